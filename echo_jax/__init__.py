@@ -1,0 +1,41 @@
+"""echo_jax: data echoing for JAX.
+
+The library is here: echo stages for any iterator, for Grain (`echo_jax.grain`) and
+for tf.data (`echo_jax.tfdata`), and the laws that every echo obeys
+(`echo_jax.testing`). The trainer, its workloads and the studies are subpackages.
+"""
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from echo_jax.echo.counts import Counts
+from echo_jax.echo.host import EchoIterator, Tags, echo
+from echo_jax.echo.keys import use_seed
+from echo_jax.echo.schedule import FactorByItem
+from echo_jax.echo.spec import EchoSpec
+
+if TYPE_CHECKING:
+    from echo_jax.echo import grain, testing, tfdata
+
+__all__ = [
+    "Counts",
+    "EchoIterator",
+    "EchoSpec",
+    "FactorByItem",
+    "Tags",
+    "echo",
+    "grain",
+    "testing",
+    "tfdata",
+    "use_seed",
+]
+
+# Loaded when first asked for: Grain brings jax with it, tf.data TensorFlow.
+_BACKENDS = ("grain", "testing", "tfdata")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _BACKENDS:
+        return importlib.import_module(f"echo_jax.echo.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,65 @@
+"""Randomness from counters: the same on every machine and backend.
+
+A value depends on a seed and on integers that say what it is for, never on a
+generator's hidden state, so that nothing has to be saved and worker count and
+timing change nothing. The mixer is the finaliser of SplitMix64 (Steele, Lea and
+Flood 2014, "Fast Splittable Pseudorandom Number Generators").
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+__all__ = ["mix", "use_seed"]
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def mix(start: int, counter: np.ndarray) -> np.ndarray:
+    """Returns well-mixed 64-bit values of a counter.
+
+    Args:
+      start: Names the sequence; any integer.
+      counter: ``uint64`` or non-negative ``int64``, any shape.
+
+    Returns:
+      ``uint64`` of the same shape.
+    """
+    z = counter.astype(np.uint64)
+    z *= np.uint64(_GOLDEN)
+    z += np.uint64((start + _GOLDEN) & _MASK)
+    z ^= z >> np.uint64(30)
+    z *= np.uint64(0xBF58476D1CE4E5B9)
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return z
+
+
+def sequence(*parts: int) -> int:
+    """Returns the ``start`` of the sequence that some integers name."""
+    start = 0
+    for part in parts:
+        start = int(mix(start, np.array([part & _MASK], np.uint64))[0])
+    return start
+
+
+def use_seed(seed: int, fresh_index: ArrayLike, repeat: ArrayLike) -> np.ndarray:
+    """Returns the random seed of a use: what augmentation must be keyed by.
+
+    Args:
+      seed: The run's seed.
+      fresh_index: Which fresh item, non-negative, any shape.
+      repeat: Which use of it, non-negative, of the same shape.
+
+    Returns:
+      ``uint64`` of that shape; different for every use of every item.
+
+    Example:
+      >>> import numpy as np
+      >>> rng = np.random.Generator(np.random.Philox(int(use_seed(0, 41, 2))))
+    """
+    index = np.asarray(fresh_index, np.uint64)
+    item = mix(sequence(seed), index.reshape(-1))
+    item += np.asarray(repeat, np.uint64).reshape(-1)
+    return mix(0, item).reshape(index.shape)

@@ -1,0 +1,219 @@
+"""Echo factors: how many times each fresh item is used, exactly.
+
+A factor is a rule from the index of a fresh item to its number of uses. All
+arithmetic is in integers, because floats miscount: ``floor(100 * 1.15)`` is 114,
+not 115.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+
+__all__ = ["Factor", "FactorByItem", "Schedule", "as_schedule", "exact_fraction"]
+
+_MAX_DENOMINATOR = 10**6
+_MAX_FACTOR = 10**6
+
+
+def exact_fraction(value: int | float | str | Fraction) -> Fraction:
+    """Returns the fraction that a factor means.
+
+    A float means the nearest fraction whose denominator is at most 10^6, so that
+    ``1.15`` is 23/20 and ``7 / 3`` is 7/3.
+
+    Args:
+      value: A number, or a string such as ``"23/20"`` or ``"1.15"``.
+
+    Returns:
+      The factor, at least 1.
+
+    Raises:
+      ValueError: If it is no finite number in [1, 10^6], or a fraction with a
+        denominator over 10^6.
+
+    Example:
+      >>> exact_fraction(1.15)
+      Fraction(23, 20)
+    """
+    advice = "give a factor of at least 1, such as 2, 2.5 or '7/3'"
+    if isinstance(value, bool) or not isinstance(
+        value, int | float | str | Fraction | np.integer | np.floating
+    ):
+        raise TypeError(f"echo factor {value!r} is not a number; {advice}")
+    if isinstance(value, np.integer | np.floating):
+        value = value.item()
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"echo factor {value!r} is not finite; {advice}")
+        fraction = Fraction(value).limit_denominator(_MAX_DENOMINATOR)
+    else:
+        try:
+            fraction = Fraction(value)
+        except (ValueError, ZeroDivisionError) as error:
+            raise ValueError(f"echo factor {value!r} is no number; {advice}") from error
+    if not 1 <= fraction <= _MAX_FACTOR:
+        raise ValueError(
+            f"echo factor {value!r} is outside [1, {_MAX_FACTOR}]; {advice}"
+        )
+    if fraction.denominator > _MAX_DENOMINATOR:
+        raise ValueError(
+            f"echo factor {value!r} has a denominator over {_MAX_DENOMINATOR}; "
+            f"give {fraction.limit_denominator(_MAX_DENOMINATOR)} instead"
+        )
+    return fraction
+
+
+@dataclass(frozen=True)
+class FactorByItem:
+    """A factor that a function of the fresh index gives.
+
+    Item k is used floor(C(k+1)) - floor(C(k)) times, where C(k) is the sum of the
+    values for the items before k, each rounded to a multiple of 10^-6.
+
+    Attributes:
+      function: From the index of a fresh item (0, 1, ...) to its factor; pure.
+      max_factor: A bound on its values. It sizes the lag of ``spread``.
+
+    Example:
+      >>> warm = FactorByItem(lambda k: min(4.0, 1 + k / 1000), max_factor=4)
+    """
+
+    function: Callable[[int], float]
+    max_factor: float
+
+
+Factor = int | float | str | Fraction | Mapping[int, int | float | str | Fraction]
+"""A constant, or a piecewise constant ``{first fresh index: factor}``."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The numbers of uses of all items, as a pure function with a carry.
+
+    With C(k) the sum of the factors of the items before k, item k is used
+    floor(C(k+1)) - floor(C(k)) times. ``carry`` is the fraction of C(k), in units
+    of 1 / ``denominator``; it is the whole state.
+
+    Attributes:
+      starts: First fresh index of each piece; ``(0,)`` for a constant.
+      factors: The factor of each piece.
+      by_item: Set instead of pieces if a function gives the factor.
+      denominator: The carry's unit is one over this.
+    """
+
+    starts: tuple[int, ...]
+    factors: tuple[Fraction, ...]
+    by_item: FactorByItem | None = None
+    denominator: int = field(init=False)
+
+    def __post_init__(self):
+        denominator = _MAX_DENOMINATOR
+        if self.by_item is None:
+            denominator = math.lcm(*(f.denominator for f in self.factors))
+            if denominator > 10**9:
+                raise ValueError(
+                    f"the factors {', '.join(map(str, self.factors))} have the common "
+                    f"denominator {denominator}, over 10^9; use rounder factors"
+                )
+        object.__setattr__(self, "denominator", denominator)
+
+    @property
+    def constant(self) -> Fraction | None:
+        """The factor, if it is the same for all items."""
+        if self.by_item is None and len(self.factors) == 1:
+            return self.factors[0]
+        return None
+
+    @property
+    def min_factor(self) -> Fraction:
+        """A lower bound on the factor."""
+        return min(self.factors) if self.by_item is None else Fraction(1)
+
+    @property
+    def max_factor(self) -> Fraction:
+        """An upper bound on the factor."""
+        return max(self.factors)
+
+    def uses(self, start: int, count: int, carry: int) -> tuple[np.ndarray, int]:
+        """Returns the numbers of uses of ``count`` items and the carry after them.
+
+        Args:
+          start: Index of the first item.
+          count: How many items.
+          carry: The carry before item ``start``; 0 before item 0.
+
+        Returns:
+          ``int64[count]``, and the carry before item ``start + count``.
+
+        Example:
+          >>> as_schedule(2.5).uses(0, 4, 0)
+          (array([2, 3, 2, 3]), 0)
+        """
+        if self.constant is not None:
+            step = self.constant.numerator
+            total = carry + step * np.arange(count + 1, dtype=np.int64)
+        else:
+            total = carry + np.concatenate(
+                ([0], np.cumsum(self._units(start, count), dtype=np.int64))
+            )
+        whole = total // self.denominator
+        after = int(total[-1] - whole[-1] * self.denominator)
+        return np.diff(whole), after
+
+    def _units(self, start: int, count: int) -> np.ndarray:
+        """The factors of ``count`` items in units of 1 / denominator."""
+        if self.by_item is not None:
+            return np.array(
+                [self._unit_of(k) for k in range(start, start + count)], np.int64
+            )
+        units = np.array([int(f * self.denominator) for f in self.factors], np.int64)
+        items = np.arange(start, start + count)
+        return units[np.searchsorted(self.starts, items, side="right") - 1]
+
+    def _unit_of(self, item: int) -> int:
+        assert self.by_item is not None
+        value = self.by_item.function(item)
+        if not 1 <= value <= self.max_factor:  # also catches NaN
+            raise ValueError(
+                f"the factor of fresh item {item} is {value!r}, outside "
+                f"[1, max_factor={self.by_item.max_factor}]; mend the function or "
+                "raise max_factor"
+            )
+        return round(value * self.denominator)
+
+
+def as_schedule(factor: "Factor | FactorByItem") -> Schedule:
+    """Returns the schedule that a factor means.
+
+    Args:
+      factor: A number, a mapping from the first fresh index of each piece to its
+        factor (which must have the key 0), or a `FactorByItem`.
+
+    Raises:
+      TypeError: If it is none of these.
+      ValueError: If a factor is below 1 or not finite, or no piece starts at 0.
+
+    Example:
+      >>> as_schedule({0: 1, 2: 3}).uses(0, 4, 0)[0]
+      array([1, 1, 3, 3])
+    """
+    if isinstance(factor, FactorByItem):
+        bound = exact_fraction(factor.max_factor)
+        return Schedule((0,), (bound,), by_item=factor)
+    if callable(factor):
+        raise TypeError(
+            "a function as echo factor needs a bound; "
+            "give FactorByItem(function, max_factor=...)"
+        )
+    if isinstance(factor, Mapping):
+        starts = sorted(factor)
+        if not starts or starts[0] != 0 or not all(type(k) is int for k in starts):
+            raise ValueError(
+                f"the pieces of an echo factor start at {starts}; give a mapping from "
+                "fresh indices to factors, with a piece that starts at 0"
+            )
+        return Schedule(tuple(starts), tuple(exact_fraction(factor[k]) for k in starts))
+    return Schedule((0,), (exact_fraction(factor),))

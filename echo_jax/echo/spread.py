@@ -1,0 +1,289 @@
+"""The order `spread`: uses of an item evenly far apart, at a constant feed.
+
+The output is cut into rounds. A round takes a cohort of fresh items and emits one
+use of every item that still has one: of its own cohort the first use, of the one
+before the second, and so on. The cohorts are merged evenly by position, so fresh
+items come at a constant rate. From round to round a cohort keeps its positions up
+to a random permutation within segments of at most half a round, whose borders
+shift, so uses lie half to one and a half rounds apart and neighbours change.
+
+Only items of the same number of uses swap places. So which positions end an
+item's life, and how many items are alive, does not depend on chance.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from echo_jax.echo.keys import mix, sequence
+from echo_jax.echo.orders import Piece, grouped_argsort, stable_argsort
+from echo_jax.echo.schedule import Schedule
+
+__all__ = ["CohortSizes", "Spread"]
+
+_INTERVALS_PER_PIECE = 8192
+_MAX_WARM_ROUNDS = 10_000
+
+
+class CohortSizes:
+    """How many fresh items each round takes: a short warm-up, then a constant.
+
+    The first round is the first batch. From then on echoes join, and rounds grow
+    until the buffer is full, so a large buffer does not delay the first echo.
+
+    Attributes:
+      warm: Sizes of the first rounds.
+      steady: Size of all later rounds.
+    """
+
+    def __init__(self, schedule: Schedule, buffer: int, batch_size: int):
+        """Finds the sizes.
+
+        Raises:
+          ValueError: If the buffer is too small to spread uses without twins.
+        """
+        self.max_uses = math.ceil(schedule.max_factor)
+        self._schedule = schedule
+        self._batch_size = batch_size
+        # Rounding of merged cohorts moves a use by at most this many places.
+        self.slack = self.max_uses + 2 if batch_size > 1 else 0
+        self._margin = self.max_uses + 1
+        self._room = buffer - self._margin
+        self.steady = self._steady(buffer)
+        self.warm = self._warm_up()
+        self._starts = [0]
+        for size in self.warm:
+            self._starts.append(self._starts[-1] + size)
+
+    def size(self, cohort: int) -> int:
+        """The number of items of a cohort."""
+        return self.warm[cohort] if cohort < len(self.warm) else self.steady
+
+    def start(self, cohort: int) -> int:
+        """The fresh index of a cohort's first item."""
+        beyond = cohort - len(self.warm)
+        if beyond < 0:
+            return self._starts[cohort]
+        return self._starts[-1] + beyond * self.steady
+
+    def cohort_from(self, index: int) -> int:
+        """The first cohort that starts at ``index`` or later."""
+        if index >= self._starts[-1]:
+            return len(self.warm) - (self._starts[-1] - index) // self.steady
+        return next(c for c, start in enumerate(self._starts) if start >= index)
+
+    def round_length(self, round_: int) -> int:
+        """A lower bound on the uses in a round."""
+        ages = range(min(self.max_uses, round_ + 1))
+        return sum(self._survivors(self.size(round_ - a), a)[0] for a in ages)
+
+    def _survivors(self, size: int, age: int) -> tuple[int, int]:
+        """Bounds on how many items of a cohort have more than ``age`` uses."""
+        low, high = self._schedule.min_factor, self._schedule.max_factor
+        least = size if low >= age + 1 else math.floor(size * max(0, low - age))
+        if self._schedule.constant is None and low < age + 1:
+            least = 0
+        if high >= age + 1:
+            return least, size
+        share = high - age if self._schedule.constant is not None else 1
+        most = min(size, math.ceil(size * share) + 1) if high > age else 0
+        return least, most
+
+    def _steady(self, buffer: int) -> int:
+        factor = self._schedule.constant
+        lived = factor - 1 if factor is not None else self.max_uses - 1
+        slowest = factor if factor is not None else self._schedule.min_factor
+        needed = math.ceil((self._batch_size + self.slack) / slowest)
+        least = max(
+            math.ceil(lived * needed) + self._margin,
+            math.ceil(needed / 2),
+            math.ceil(self._survivors(self._batch_size, 1)[1]) + self._margin,
+        )
+        if buffer < least:
+            raise ValueError(
+                f"buffer={buffer} is too small for order='spread' without twins in a "
+                f"batch of {self._batch_size} at factor "
+                f"{factor if factor is not None else f'up to {self.max_uses}'}; "
+                f"use buffer={least} or more, or a smaller batch_size"
+            )
+        # Slots that a batch frees serve only the next one, so a batch wants room
+        # for its own fresh items as well.
+        reserve = math.ceil(self._batch_size / slowest) + 1
+        roomy = int((buffer - self._margin - reserve) / lived)
+        # Beyond two buffers of items in a round a restore would re-read too much.
+        return min(max(roomy, needed), 2 * buffer)
+
+    def _warm_up(self) -> list[int]:
+        # Echoes take up to half of the places that they take later.
+        top = float(self._schedule.max_factor)
+        feed = min((top + 1) / (2 * top), 1.5 / top)
+        sizes = [min(self._batch_size, self.steady * self.max_uses)]
+        for round_ in range(1, _MAX_WARM_ROUNDS):
+            if sizes[-self.max_uses :] == [self.steady] * self.max_uses:
+                return sizes
+            past = [
+                (sizes[round_ - age], age)
+                for age in range(1, min(self.max_uses, round_ + 1))
+            ]
+            least = sum(self._survivors(size, age)[0] for size, age in past)
+            most = sum(self._survivors(size, age)[1] for size, age in past)
+            kept = sum(self._survivors(size, age + 1)[1] for size, age in past)
+            wanted = min(self.steady, math.ceil(most * feed / (1 - feed)))
+            if self._batch_size > 1:
+                wanted = max(wanted, self._batch_size + self.slack - least)
+            sizes.append(max(0, min(wanted, self._affordable(self._room - kept))))
+        raise ValueError(
+            f"no even feed was found for factor {self._schedule.max_factor} and "
+            f"batch_size={self._batch_size}; use a larger buffer"
+        )
+
+    def _affordable(self, room: int) -> int:
+        """The largest cohort of which at most ``room`` items live on."""
+        share = 1.0
+        if self._schedule.constant is not None:
+            share = float(min(1, self._schedule.constant - 1))
+        return int(max(0, room - 1) / share) if share < 1 else room
+
+
+@dataclass
+class _Cohort:
+    """Items that arrived in the same round.
+
+    Attributes:
+      number: The round in which they arrived.
+      start: Fresh index of the first.
+      carry: The schedule's carry before it.
+      uses: Number of uses of each, ``int64[n]``.
+      seats: The items in order of their positions, as offsets from ``start``.
+    """
+
+    number: int
+    start: int
+    carry: int
+    uses: np.ndarray
+    seats: np.ndarray
+
+
+class Spread:
+    """See the module; implements `echo_jax.echo.orders.OrderRounds`."""
+
+    def __init__(self, schedule: Schedule, buffer: int, batch_size: int, seed: int):
+        """Lays out the rounds.
+
+        Raises:
+          ValueError: If the buffer is too small; see `CohortSizes`.
+        """
+        self._schedule = schedule
+        self._batch_size = batch_size
+        self.sizes = CohortSizes(schedule, buffer, batch_size)
+        self._keys = [sequence(seed, 2, age) for age in range(self.sizes.max_uses)]
+        factor = schedule.constant
+        self._uniform = factor is not None and factor.denominator == 1
+        self.num_slots = buffer
+        largest = max([*self.sizes.warm, self.sizes.steady])
+        self.window = (self.sizes.max_uses + 1) * largest
+
+    def next_anchor(self, index: int) -> int:
+        """See `OrderRounds`: the first item of a cohort."""
+        return self.sizes.start(self.sizes.cohort_from(index))
+
+    def pieces(self, round_: int, anchor: int, carry: int) -> Iterator[Piece]:
+        """See `OrderRounds`."""
+        cohorts: deque[_Cohort] = deque()
+        for now in range(max(0, round_ - self.sizes.max_uses + 1), round_):
+            carry = self._advance(cohorts, now, carry)
+        while True:
+            carry = self._advance(cohorts, round_, carry)
+            yield from self._round(cohorts, round_)
+            round_ += 1
+
+    def _advance(self, cohorts: deque[_Cohort], round_: int, carry: int) -> int:
+        """Brings the cohorts into the positions of a round, and adds its own."""
+        while cohorts and round_ - cohorts[0].number >= self.sizes.max_uses:
+            cohorts.popleft()
+        for cohort in cohorts:
+            self._permute(cohort, round_)
+        size = self.sizes.size(round_)
+        uses, after = self._schedule.uses(self.sizes.start(round_), size, carry)
+        cohorts.append(
+            _Cohort(round_, self.sizes.start(round_), carry, uses, np.arange(size))
+        )
+        return after
+
+    def _permute(self, cohort: _Cohort, round_: int) -> None:
+        age = round_ - cohort.number
+        length = self._segment(cohort.seats.size, round_)
+        if length < 2:
+            return
+        position = np.arange(cohort.seats.size)
+        # Borders shift every other round, so that items can cross them.
+        segment = (position + (length // 2 if age % 2 else 0)) // length
+        key = mix(self._keys[age], cohort.seats + cohort.start)
+        if self._uniform:
+            cohort.seats = cohort.seats[grouped_argsort(segment, key)]
+            return
+        # Within a segment, only items of the same number of uses swap seats.
+        group = segment * (self.sizes.max_uses + 1) + cohort.uses[cohort.seats]
+        seats = np.empty_like(cohort.seats)
+        seats[stable_argsort(group)] = cohort.seats[grouped_argsort(group, key)]
+        cohort.seats = seats
+
+    def _segment(self, size: int, round_: int) -> int:
+        """How many neighbouring seats of a cohort swap places before a round."""
+        share = 0.5
+        if self._batch_size > 1:
+            length = min(self.sizes.round_length(r) for r in (round_ - 1, round_))
+            near = self._batch_size + self.sizes.slack
+            share = min(share, 1 - near / max(near, length))
+        return int(size * share)
+
+    def _round(self, cohorts: deque[_Cohort], round_: int) -> Iterator[Piece]:
+        """Merges the cohorts by position."""
+        sizes = {cohort.seats.size for cohort in cohorts}
+        if len(sizes) == 1:
+            size = sizes.pop()
+            for low in range(0, max(size, 1), _INTERVALS_PER_PIECE):
+                # In each interval one use of each cohort, the oldest first.
+                part = slice(low, low + _INTERVALS_PER_PIECE)
+                yield self._piece(cohorts, round_, part, None)
+        else:
+            # A seat's time is its share of the round.
+            time = [np.arange(c.seats.size) / max(1, c.seats.size) for c in cohorts]
+            order = np.argsort(np.concatenate(time), kind="stable")
+            yield self._piece(cohorts, round_, slice(None), order)
+
+    def _piece(
+        self,
+        cohorts: deque[_Cohort],
+        round_: int,
+        part: slice,
+        order: np.ndarray | None,
+    ) -> Piece:
+        """The uses in some seats of all cohorts: in an order, or seat by seat."""
+        ages = [round_ - cohort.number for cohort in cohorts]
+
+        def merge(columns: list[np.ndarray]) -> np.ndarray:
+            if order is not None:
+                return np.concatenate(columns)[order]
+            merged = np.empty((columns[0].size, len(columns)), columns[0].dtype)
+            for at, column in enumerate(columns):
+                merged[:, at] = column
+            return merged.reshape(-1)
+
+        index = merge([c.seats[part] + c.start for c in cohorts])
+        repeat = merge(
+            [
+                np.broadcast_to(np.int32(age), c.seats[part].shape)
+                for age, c in zip(ages, cohorts, strict=True)
+            ]
+        )
+        if self._uniform:
+            last = repeat == self.sizes.max_uses - 1
+        else:
+            left = merge([c.uses[c.seats[part]] for c in cohorts]) - repeat
+            alive = left > 0
+            index, repeat, last = index[alive], repeat[alive], left[alive] == 1
+        return Piece(round_, cohorts[0].start, cohorts[0].carry, index, repeat, last)
