@@ -1,0 +1,135 @@
+"""What a run ran on, and whether a run folder belongs to a config."""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from echo_jax.config import Config
+from echo_jax.training.runfiles import read_json, write_json
+
+__all__ = ["claim_workdir", "config_sha256", "describe_environment"]
+
+_PACKAGES = (
+    "echo-jax",
+    "flax",
+    "grain",
+    "jax",
+    "jaxlib",
+    "numpy",
+    "optax",
+    "orbax-checkpoint",
+)
+
+# A run may go on for longer, report more often, or to another target.
+_MAY_CHANGE = {
+    "updates",
+    "target",
+    "stop_at_target",
+    "log_every",
+    "eval_every",
+    "checkpoint_every",
+}
+
+
+def describe_environment(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Describes this process for ``environment.json``.
+
+    Args:
+      facts: The workload's own facts about its data.
+
+    Returns:
+      Plain data: Python, package versions, devices, CPU cores, the commit of the
+      code (null if it is not run from a git checkout), and the facts.
+    """
+    return {
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "backend": jax.default_backend(),
+        "devices": [device.device_kind for device in jax.devices()],
+        "cpu_count": os.cpu_count(),
+        "commit": _commit(),
+        "workload": dict(facts),
+    }
+
+
+def claim_workdir(workdir: Path, config: Config) -> None:
+    """Makes a run folder, or makes sure that an existing one is of this config.
+
+    Args:
+      workdir: The run folder.
+      config: The config; written to ``config.json``.
+
+    Raises:
+      ValueError: The folder holds a run of another config. Another number of
+        updates, target, or ``*_every`` is no other run.
+    """
+    new = json.loads(json.dumps(config.to_dict()))
+    old = read_json(workdir / "config.json")
+    if old is not None:
+        differing = _differing(old, new)
+        if differing:
+            raise ValueError(
+                f"{workdir} holds a run of another config; it differs in "
+                f"{', '.join(differing)}; resume with the old values, or use another "
+                "--workdir"
+            )
+    workdir.mkdir(parents=True, exist_ok=True)
+    write_json(workdir / "config.json", new)
+
+
+def config_sha256(config: Config) -> str:
+    """Hashes the fields that a resumed run must share with its checkpoint."""
+    fixed = {k: v for k, v in config.to_dict().items() if k not in _MAY_CHANGE}
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
+
+
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Returns ``name (old -> new)`` of every field that may not differ."""
+    before, after = _flat(old), _flat(new)
+    return [
+        f"{name} ({before.get(name)!r} -> {after.get(name)!r})"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name) and name not in _MAY_CHANGE
+    ]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Returns the commit, with ``-dirty`` if files differ from it."""
+    here = Path(__file__)
+
+    def git(*args: str) -> str:
+        command = ["git", "-C", str(here.parent), *args]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        # An installed copy inside somebody else's checkout is not that checkout.
+        git("ls-files", "--error-unmatch", here.name)
+        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,164 @@
+"""What a run counts, and the rows of ``metrics.jsonl`` made of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from echo_jax.training.state import REPEAT_BUCKETS
+from echo_jax.training.step import StepReport
+
+__all__ = ["RowMaker", "Totals", "eval_row", "first_to_meet", "repeat_name"]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Counts since the start of the run, over all sittings.
+
+    Attributes:
+      updates: Optimizer steps.
+      fresh: Examples used for the first time.
+      repeats: Examples used again.
+      held_s: Seconds that these updates take with their input held: the step time
+        measured in each sitting, summed over its updates.
+    """
+
+    updates: int = 0
+    fresh: int = 0
+    repeats: int = 0
+    held_s: float = 0.0
+
+    def after(self, repeat: np.ndarray, step_s: float) -> "Totals":
+        """Returns the totals after one more update.
+
+        Args:
+          repeat: The repeat index of every example, ``int32[B]``.
+          step_s: The step time with the input held.
+        """
+        fresh = int(np.count_nonzero(repeat == 0))
+        return replace(
+            self,
+            updates=self.updates + 1,
+            fresh=self.fresh + fresh,
+            repeats=self.repeats + len(repeat) - fresh,
+            held_s=self.held_s + step_s,
+        )
+
+    def counts(self) -> dict[str, int]:
+        """Returns ``updates``, ``fresh`` and ``repeats``."""
+        counts = asdict(self)
+        del counts["held_s"]
+        return counts
+
+
+class RowMaker:
+    """Makes the rows; remembers the last one, since which rates are counted.
+
+    Args:
+      totals: At the start of this sitting.
+      seconds: The clock's seconds then.
+      step_s: The step time with the input held, t_down.
+    """
+
+    def __init__(self, totals: Totals, seconds: Mapping[str, float], step_s: float):
+        self._totals = totals
+        self._wall_s = seconds["wall_s"]
+        self._step_s = step_s
+
+    def train_row(
+        self, totals: Totals, seconds: Mapping[str, float], report: StepReport
+    ) -> dict[str, Any]:
+        """Returns the row of an update; waits until it is computed.
+
+        Losses are means over the examples since the last logged update; rates are
+        over the time since then, or since the start of the sitting.
+
+        Args:
+          totals: After the update.
+          seconds: The clock's seconds, when the update was seen to be done.
+          report: Of the update.
+        """
+        report = jax.device_get(report)
+        loss, count = report.window.loss, report.window.count
+        by_repeat = {
+            repeat_name(i): float(loss[i] / count[i])
+            for i in range(REPEAT_BUCKETS)
+            if count[i]
+        }
+        elapsed_s = seconds["wall_s"] - self._wall_s
+        updates = totals.updates - self._totals.updates
+        fresh = totals.fresh - self._totals.fresh
+        uses = fresh + totals.repeats - self._totals.repeats
+        self._totals, self._wall_s = totals, seconds["wall_s"]
+        return {
+            "kind": "train",
+            **totals.counts(),
+            **seconds,
+            "loss": float(loss.sum() / count.sum()),
+            "learning_rate": float(report.learning_rate),
+            **by_repeat,
+            "step_s": self._step_s,
+            "idle_fraction": 1 - self._step_s * updates / elapsed_s,
+            "examples_per_s": uses / elapsed_s,
+            "fresh_per_s": fresh / elapsed_s,
+        }
+
+
+def eval_row(
+    totals: Totals, seconds: Mapping[str, float], metrics: Mapping[str, float]
+) -> dict[str, Any]:
+    """Returns the row of an evaluation.
+
+    Args:
+      totals: After the update that was evaluated.
+      seconds: The clock's seconds before the evaluation.
+      metrics: From `echo_jax.training.evaluation.evaluate`.
+    """
+    return {
+        "kind": "eval",
+        **totals.counts(),
+        **seconds,
+        **{f"eval_{name}": value for name, value in metrics.items()},
+    }
+
+
+def repeat_name(bucket: int) -> str:
+    """Returns the name of the loss of a bucket of repeats.
+
+    Example:
+      >>> repeat_name(0), repeat_name(REPEAT_BUCKETS - 1)
+      ('loss_repeat_0', 'loss_repeat_7_and_later')
+    """
+    is_last = bucket == REPEAT_BUCKETS - 1
+    return f"loss_repeat_{bucket}{'_and_later' if is_last else ''}"
+
+
+def first_to_meet(
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    metric: str,
+    mode: Literal["min", "max"],
+    target: float,
+) -> Mapping[str, Any] | None:
+    """Returns the first evaluation that meets a target.
+
+    Args:
+      rows: All rows of the run, in order.
+      metric: Its name, without ``eval_``.
+      mode: Whether smaller (``"min"``) or larger values are better.
+      target: The value to reach; 0 for none.
+
+    Returns:
+      The row, None if there is none.
+    """
+    if not target:
+        return None
+    for row in rows:
+        value = row.get(f"eval_{metric}")
+        if value is None:
+            continue
+        if value <= target if mode == "min" else value >= target:
+            return row
+    return None

@@ -1,0 +1,115 @@
+"""What a person sees of a run: a bar on a terminal, lines elsewhere."""
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich import progress
+from rich.console import Console
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """Shows a run on a console.
+
+    On a terminal: a bar with the time left and the last logged numbers. Elsewhere,
+    as in a log file: a line with the time of day for every logged row.
+
+    Args:
+      console: Where to; None for standard output.
+      total: Updates of the whole run.
+      done: Updates done before this sitting.
+    """
+
+    def __init__(self, console: Console | None, *, total: int, done: int):
+        self._console = console or Console()
+        self._total, self._first, self._done = total, done, done
+        self._started = time.perf_counter()
+        self._bar = None
+        if self._console.is_terminal:
+            self._bar = progress.Progress(
+                progress.TextColumn("update"),
+                progress.MofNCompleteColumn(),
+                progress.BarColumn(),
+                progress.TextColumn("{task.fields[numbers]}"),
+                progress.TimeElapsedColumn(),
+                progress.TextColumn("ETA"),
+                progress.TimeRemainingColumn(),
+                console=self._console,
+                # The host's cores are the trainer's.
+                refresh_per_second=2,
+            )
+            self._task = self._bar.add_task(
+                "train", total=total, completed=done, numbers=""
+            )
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def update(self, done: int) -> None:
+        """Moves the bar.
+
+        Args:
+          done: Updates of the whole run.
+        """
+        self._done = done
+        if self._bar:
+            self._bar.update(self._task, completed=done)
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Shows a row of ``metrics.jsonl``.
+
+        Args:
+          row: A row.
+        """
+        if row["kind"] == "eval":
+            metrics = "  ".join(
+                f"{name} {value:.4g}"
+                for name, value in row.items()
+                if name.startswith("eval_")
+            )
+            self.note(f"update {row['updates']}  {metrics}")
+            return
+        # A step may run faster than when it was timed; idle is not negative then.
+        numbers = (
+            f"loss {row['loss']:.4f}  {row['examples_per_s']:.0f} examples/s  "
+            f"idle {max(row['idle_fraction'], 0):.0%}"
+        )
+        if self._bar:
+            self._bar.update(self._task, numbers=numbers)
+        else:
+            self.note(
+                f"update {row['updates']}/{self._total}  {numbers}  {self._eta()}"
+            )
+
+    def note(self, text: str) -> None:
+        """Prints a line.
+
+        Args:
+          text: One line; the time of day is put before it.
+        """
+        self._console.print(
+            f"{time.strftime('%H:%M:%S')}  {text}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def _eta(self) -> str:
+        """Returns the time left at the mean speed of this sitting."""
+        speed = (self._done - self._first) / (time.perf_counter() - self._started)
+        seconds = round((self._total - self._done) / speed) if speed else 0
+        return f"ETA {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"

@@ -1,0 +1,111 @@
+"""Where arrays live: the mesh, and how state and batches are laid out on it."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+__all__ = [
+    "batch_sharding",
+    "make_mesh",
+    "param_shardings",
+    "put_batch",
+    "replicated",
+]
+
+_AXES = ("data", "fsdp")
+
+
+def make_mesh(data: int, fsdp: int, batch_size: int) -> Mesh:
+    """Lays devices out as ``(data, fsdp)``.
+
+    Both axes split the batch; ``fsdp`` also splits parameters and optimizer state.
+
+    Args:
+      data: Size of the axis; -1 takes all devices that `fsdp` leaves.
+      fsdp: Size of the axis.
+      batch_size: Examples per update over all devices.
+
+    Returns:
+      A mesh over the first ``data * fsdp`` devices.
+
+    Raises:
+      ValueError: There are too few devices, or they do not divide the batch.
+    """
+    devices = jax.devices()
+    if data == -1:
+        data = len(devices) // fsdp
+    if not 1 <= data * fsdp <= len(devices):
+        raise ValueError(
+            f"config.mesh.data={data} times config.mesh.fsdp={fsdp} does not fit "
+            f"{len(devices)} devices; set --config.mesh.data=-1 --config.mesh.fsdp=1"
+        )
+    if batch_size % (data * fsdp):
+        raise ValueError(
+            f"config.batch_size={batch_size} is not a multiple of the {data * fsdp} "
+            "devices of the mesh; change it, or use fewer devices with "
+            "--config.mesh.data=1"
+        )
+    # Explicit axes, the default, break optax's integer-label cross-entropy.
+    return jax.make_mesh(
+        (data, fsdp),
+        _AXES,
+        axis_types=(AxisType.Auto,) * len(_AXES),
+        devices=devices[: data * fsdp],
+    )
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of what every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of a batch: its leading axis over all devices."""
+    return NamedSharding(mesh, PartitionSpec(_AXES))
+
+
+def param_shardings(tree: Any, mesh: Mesh) -> Any:
+    """Returns how parameters, or an optimizer's state of their shapes, are split.
+
+    An array is split over ``fsdp`` along its largest axis that ``fsdp`` divides,
+    the first of equal ones; if there is none, every device holds it whole.
+
+    Args:
+      tree: Arrays, or anything with a shape.
+      mesh: From `make_mesh`.
+
+    Returns:
+      A tree of the same structure with a `NamedSharding` in each place.
+
+    Example:
+      With ``fsdp=4``, a ``[12, 16]`` array is split into ``[12, 4]`` per device,
+      and a ``[3]`` array is not split.
+    """
+    size = mesh.shape["fsdp"]
+
+    def sharding(x: Any) -> NamedSharding:
+        axes = [i for i, length in enumerate(x.shape) if length % size == 0]
+        if size == 1 or not axes:
+            return replicated(mesh)
+        axis = max(axes, key=lambda i: (x.shape[i], -i))
+        return NamedSharding(mesh, PartitionSpec(*[None] * axis, "fsdp"))
+
+    return jax.tree.map(sharding, tree)
+
+
+def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """Starts the transfer of a host batch to the devices.
+
+    On a CPU the result may share memory with the batch, so neither may be written
+    to afterwards: a step never donates its batch.
+
+    Args:
+      batch: Arrays with a leading axis that the devices divide.
+      mesh: From `make_mesh`.
+
+    Returns:
+      The batch, sharded over all devices.
+    """
+    return jax.device_put(batch, batch_sharding(mesh))

@@ -1,0 +1,84 @@
+"""``summary.json``: what a finished run comes to."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from echo_jax.config import Config
+from echo_jax.training.measure import Rates
+from echo_jax.training.metrics import Totals, first_to_meet
+from echo_jax.workloads.base import Workload
+
+__all__ = ["is_finished", "make_summary"]
+
+
+def make_summary(
+    config: Config,
+    workload: Workload,
+    *,
+    rows: Sequence[dict[str, Any]],
+    totals: Totals,
+    seconds: Mapping[str, float],
+    rates: Rates,
+    params_sha256: str,
+) -> dict[str, Any]:
+    """Sums up a run.
+
+    Args:
+      config: The run's config.
+      workload: What was trained.
+      rows: All rows of ``metrics.jsonl``; the last evaluation is the final one.
+      totals: Of the whole run.
+      seconds: The clock's.
+      rates: As measured in the last sitting.
+      params_sha256: Hash of the final parameters.
+
+    Returns:
+      The content of ``summary.json``; see docs/design.md, section 7.
+    """
+    met = first_to_meet(
+        rows, metric=workload.metric, mode=workload.mode, target=config.target
+    )
+    final = [row for row in rows if row["kind"] == "eval"][-1]
+    storage = config.data.storage.to_dict()
+    echo = config.echo.to_dict()
+    return {
+        "workload": workload.name,
+        "metric": workload.metric,
+        "mode": workload.mode,
+        "target": config.target or None,
+        "reached": met is not None,
+        **totals.counts(),
+        "fresh_to_target": met and met["fresh"],
+        "updates_to_target": met and met["updates"],
+        "seconds_to_target": met and met["wall_s"],
+        "final": {
+            name.removeprefix("eval_"): value
+            for name, value in final.items()
+            if name.startswith("eval_")
+        },
+        "echo": {
+            name: echo[name] for name in ("factor", "after", "order", "buffer", "seed")
+        },
+        "R": rates.ratio,
+        "t_up_s": rates.t_up_s,
+        "t_down_s": rates.t_down_s,
+        "idle_fraction": 1 - totals.held_s / seconds["wall_s"],
+        **seconds,
+        "params_sha256": params_sha256,
+        "storage": storage,
+        "simulated_storage": bool(storage["latency_s"] or storage["bytes_per_s"]),
+        "finished": True,
+    }
+
+
+def is_finished(summary: Mapping[str, Any], config: Config) -> bool:
+    """Returns whether a run already did all that a config asks for.
+
+    Args:
+      summary: The content of ``summary.json``.
+      config: Of the same run, or of its continuation.
+    """
+    if summary["target"] != (config.target or None):
+        return False
+    stopped = config.stop_at_target and summary["reached"]
+    return stopped or summary["updates"] >= config.updates

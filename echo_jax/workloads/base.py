@@ -1,0 +1,89 @@
+"""What a workload is to the trainer: a task, its data, its metric.
+
+The trainer knows no workload by name; it sees these two classes only.
+"""
+
+import abc
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import grain
+import jax
+
+from echo_jax.echo.spec import EchoSpec
+
+__all__ = ["Batch", "Task", "Variables", "Workload"]
+
+Batch = dict[str, Any]
+"""A batch: a dict of arrays with a leading batch axis of size B."""
+
+Variables = dict[str, Any]
+"""Flax variable collections: ``{"params": ..., "batch_stats": ...}``."""
+
+
+class Task(abc.ABC):
+    """A model and its loss, as pure functions of explicit arrays.
+
+    A task is a static argument of the jitted step, so a subclass is a frozen
+    dataclass of hashable fields: equal tasks share one compilation.
+    """
+
+    @abc.abstractmethod
+    def init(self, key: jax.Array) -> Variables:
+        """Returns freshly initialised variables."""
+
+    @abc.abstractmethod
+    def loss(
+        self, variables: Variables, batch: Batch, key: jax.Array
+    ) -> tuple[jax.Array, Variables]:
+        """Returns the training loss of every example and the new variables.
+
+        Args:
+          variables: All collections; gradients are taken of ``"params"`` alone.
+          batch: A training batch, without its echo tags.
+          key: Randomness of this update (dropout); derived from (seed, update).
+
+        Returns:
+          The loss of each example, ``float32[B]``, and the collections other
+          than ``"params"`` after the step (batch statistics), ``{}`` if none.
+        """
+
+    @abc.abstractmethod
+    def evaluate(
+        self, variables: Variables, batch: Batch
+    ) -> dict[str, tuple[jax.Array, jax.Array]]:
+        """Returns ``{metric: (sum, count)}`` over the examples with mask 1.
+
+        Args:
+          variables: All collections.
+          batch: An evaluation batch; ``batch["mask"]`` is ``float32[B]``, 0 for
+            padding.
+        """
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A task with its data, the metric that is judged, and what it ran on.
+
+    Attributes:
+      name: The name that configs use.
+      task: Model and loss.
+      metric: The key of `Task.evaluate` that targets refer to.
+      mode: Whether a better metric is smaller (``"min"``) or larger.
+      train_dataset: Makes the training pipeline with an echo in it. Elements
+        are batches with two extra entries, ``"fresh_index"`` (``int64[B]``) and
+        ``"repeat"`` (``int32[B]``): the echo's tags of every example.
+      eval_batches: Makes one pass over the evaluation split: batches of one
+        constant size, the last one padded, with ``"mask"``.
+      facts: What was read, for ``environment.json`` (corpus hash, sizes, and
+        whether data or storage is synthetic or simulated).
+    """
+
+    name: str
+    task: Task
+    metric: str
+    mode: Literal["min", "max"]
+    train_dataset: Callable[[EchoSpec], grain.IterDataset]
+    eval_batches: Callable[[], Iterable[Batch]]
+    facts: Mapping[str, Any] = field(default_factory=dict)

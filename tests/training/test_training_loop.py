@@ -1,0 +1,324 @@
+import dataclasses
+import io
+import itertools
+import json
+import re
+import signal
+
+import grain
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+from tiny_workload import (
+    Regression,
+    make_workload,
+    run,
+    stop_at,
+    tiny_config,
+)
+
+from echo_jax.echo.spec import EchoSpec
+from echo_jax.training import (
+    Interrupted,
+    NonFiniteLossError,
+    calibrate,
+    train,
+)
+from echo_jax.training.checkpoint import Checkpoints
+from echo_jax.training.measure import measure_rates
+from echo_jax.training.setup import make_setup
+from echo_jax.training.state import params_sha256
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+def rows_of(workdir):
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def json_of(workdir, name):
+    return json.loads((workdir / name).read_text())
+
+
+def test_a_run_leaves_what_its_readers_need(tmp_path):
+    summary = run(tmp_path, echo__factor=2.5, updates=12)
+    assert json_of(tmp_path, "summary.json") == summary
+    assert json_of(tmp_path, "config.json") == tiny_config(echo__factor=2.5).to_dict()
+
+    environment = json_of(tmp_path, "environment.json")
+    assert environment["versions"]["jax"] == jax.__version__
+    assert environment["backend"] == "cpu"
+    assert environment["devices"] == ["cpu"] * 8
+    assert environment["workload"] == {"synthetic_data": True}
+
+    rows = rows_of(tmp_path)
+    assert [(row["kind"], row["updates"]) for row in rows] == [
+        ("eval", 0),
+        ("train", 4),
+        ("eval", 6),
+        ("train", 8),
+        ("train", 12),
+        ("eval", 12),
+    ]
+    for row in rows:
+        assert row["wall_s"] == pytest.approx(row["train_s"] + row["wait_s"])
+        assert row["updates"] * 8 == row["fresh"] + row["repeats"]
+    for before, after in itertools.pairwise(rows):
+        assert before["wall_s"] <= after["wall_s"]
+        assert before["pause_s"] <= after["pause_s"]
+
+    # Fresh batch k is used 2, 3, 2, 3, 2 times.
+    uses = [2, 3, 2, 3, 2]
+    repeats = np.concatenate([np.arange(n) for n in uses])
+    for row in rows:
+        assert row["fresh"] == 8 * (repeats[: row["updates"]] == 0).sum()
+    seen = [
+        {name for name in row if name.startswith("loss_repeat")}
+        for row in rows
+        if row["kind"] == "train"
+    ]
+    assert seen == [
+        {f"loss_repeat_{i}" for i in repeats[first : first + 4]} for first in (0, 4, 8)
+    ]
+    last_train = rows[4]
+    assert last_train["idle_fraction"] == pytest.approx(
+        1 - last_train["step_s"] * 4 / (last_train["wall_s"] - rows[3]["wall_s"])
+    )
+    assert last_train["examples_per_s"] == pytest.approx(
+        32 / (last_train["wall_s"] - rows[3]["wall_s"])
+    )
+
+    assert summary["updates"] == 12
+    assert (summary["fresh"], summary["repeats"]) == (40, 56)
+    assert summary["final"] == {"loss": rows[-1]["eval_loss"]}
+    assert summary["R"] == summary["t_up_s"] / summary["t_down_s"]
+    assert summary["target"] is None
+    assert not summary["reached"]
+    assert not summary["simulated_storage"]
+    assert re.fullmatch("[0-9a-f]{64}", summary["params_sha256"])
+
+
+def test_the_logged_loss_is_the_mean_over_the_window(tmp_path):
+    run(tmp_path / "every", echo__factor=2.5, log_every=1)
+    run(tmp_path / "fourth", echo__factor=2.5, log_every=4)
+    every = [row["loss"] for row in rows_of(tmp_path / "every") if "loss" in row]
+    fourth = [row["loss"] for row in rows_of(tmp_path / "fourth") if "loss" in row]
+    np.testing.assert_allclose(
+        fourth, np.reshape(every, (3, 4)).mean(axis=1), rtol=1e-5
+    )
+
+
+def test_training_learns_and_stops_at_the_target(tmp_path):
+    options = {"updates": 400, "eval_every": 20, "log_every": 100}
+    task = Regression(dropout=0.0)
+    run(tmp_path / "all", task=task, **options)
+    evals = [row for row in rows_of(tmp_path / "all") if row["kind"] == "eval"]
+    losses = [row["eval_loss"] for row in evals]
+    assert losses[-1] < losses[0] / 4
+    target = losses[0] / 2
+    first = next(row for row in evals if row["eval_loss"] <= target)
+    assert first["updates"] < 400
+
+    summary = run(
+        tmp_path / "stop", task=task, target=target, stop_at_target=True, **options
+    )
+    assert summary["reached"]
+    assert summary["updates"] == first["updates"]
+    assert summary["updates_to_target"] == first["updates"]
+    assert summary["fresh_to_target"] == first["fresh"]
+    assert 0 < summary["seconds_to_target"] <= summary["wall_s"]
+
+    # A finished run knows its rows: another target is looked up, not trained for.
+    looked_up = run(tmp_path / "all", task=task, target=target, **options)
+    assert looked_up["updates"] == 400
+    assert looked_up["updates_to_target"] == first["updates"]
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    first = run(tmp_path, updates=6)
+    written = (tmp_path / "metrics.jsonl").stat().st_mtime_ns
+    assert run(tmp_path, updates=6) == first
+    assert (tmp_path / "metrics.jsonl").stat().st_mtime_ns == written
+    assert run(tmp_path, updates=8)["updates"] == 8
+
+
+def test_arms_with_an_equal_task_compile_once(tmp_path):
+    compiled = []
+
+    def listen(event, seconds, **kwargs):
+        if event == COMPILED:
+            compiled.append(kwargs)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        run(tmp_path / "a", task=Regression(width=24), updates=6)
+        assert len(compiled) > 0
+        compiled.clear()
+        run(
+            tmp_path / "b",
+            task=Regression(width=24),
+            updates=6,
+            seed=5,
+            echo__factor=2.5,
+            echo__order="shuffle",
+            echo__buffer=16,
+            echo__after="decode",
+            log_every=2,
+            checkpoint_every=2,
+        )
+        assert compiled == []
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("log_every", [1, 100])
+def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_of_it(
+    tmp_path, log_every
+):
+    # Batch placement, factor 2: fresh batch 3 is used by updates 7 and 8.
+    options = {
+        "echo__factor": 2.0,
+        "updates": 40,
+        "eval_every": 100,
+        "checkpoint_every": 4,
+        "log_every": log_every,
+    }
+    with pytest.raises(
+        NonFiniteLossError,
+        match=r"loss of update 7 is not finite; the "
+        r"last checkpoint, of update 4,",
+    ) as caught:
+        run(tmp_path, nan_at_fresh=3, **options)
+    assert caught.value.update == 7
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    assert checkpoints.latest() == 4
+    checkpoints.close()
+    assert all(np.isfinite(row.get("loss", 0)) for row in rows_of(tmp_path))
+    assert not (tmp_path / "summary.json").exists()
+
+
+class Overflows(Regression):
+    """Its losses are finite, and its gradient is not."""
+
+    def loss(self, variables, batch, key):
+        losses, state = super().loss(variables, batch, key)
+        bias = variables["params"]["bias"]
+        # sqrt has an infinite slope at 0, where the bias starts.
+        return losses + jax.numpy.sqrt(bias * bias).sum(), state
+
+
+def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
+    with pytest.raises(
+        NonFiniteLossError, match=r"the state after update 1 is not finite; use another"
+    ):
+        run(tmp_path, task=Overflows(), updates=1)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    assert checkpoints.latest() is None
+    checkpoints.close()
+
+
+def test_another_config_in_the_folder_is_refused_before_anything_is_written(tmp_path):
+    run(tmp_path, updates=2)
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.json*")}
+    with pytest.raises(ValueError, match=r"echo\.factor \(1\.0 -> 2\.0\)"):
+        run(tmp_path, updates=2, echo__factor=2.0)
+    after = {path.name: path.read_bytes() for path in tmp_path.glob("*.json*")}
+    assert after == before
+
+
+def test_data_that_ends_is_an_error(tmp_path):
+    config = tiny_config()
+    workload = make_workload(config)
+    endless = workload.train_dataset
+    some = grain.MapDataset.source(list(itertools.islice(endless(EchoSpec()), 40)))
+    # The training's own pipeline is made first, then the one that is measured.
+    for lengths, message in [((7, 40), "after 7 updates"), ((40, 7), "while it was")]:
+        datasets = iter([some[:length] for length in lengths])
+        ending = dataclasses.replace(
+            workload, train_dataset=lambda spec, it=datasets: next(it).to_iter_dataset()
+        )
+        with pytest.raises(ValueError, match=f"'regression' ended {message}.* repeat"):
+            train(config, ending, tmp_path)
+
+
+def test_measuring_changes_nothing_of_the_run():
+    config = tiny_config(echo__factor=2.0)
+    workload = make_workload(config)
+    setup = make_setup(config, workload)
+    state = setup.program.init(setup.init_key)
+    before = params_sha256(state.params)
+    measure_rates(setup, state, workload, config)
+    assert params_sha256(state.params) == before
+    assert int(state.update) == 0
+
+
+def test_the_loader_is_measured_without_the_echo():
+    config = tiny_config(echo__factor=3.0)
+    workload = make_workload(config)
+    repeats = []
+
+    def spied(spec):
+        dataset = workload.train_dataset(spec)
+        return dataset.map(lambda batch: (repeats.extend(batch["repeat"]), batch)[1])
+
+    rates = calibrate(config, dataclasses.replace(workload, train_dataset=spied))
+    assert repeats
+    assert not any(repeats)
+    assert rates.ratio == rates.t_up_s / rates.t_down_s
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_after_the_update_and_saves(tmp_path, signum):
+    before = signal.getsignal(signum)
+    with pytest.raises(
+        Interrupted, match=rf"{signum.name} after update 3, and saved; .* same command"
+    ) as caught:
+        run(tmp_path, echo__factor=2.0, on_batch=stop_at(3, signum))
+    assert caught.value.update == 3
+    assert caught.value.exit_code == 128 + signum
+    assert signal.getsignal(signum) is before
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    assert checkpoints.latest() == 3
+    checkpoints.close()
+
+
+def test_a_second_ctrl_c_aborts_at_once(tmp_path):
+    def twice(number):
+        if number == 3:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, echo__factor=2.0, on_batch=twice)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    assert checkpoints.latest() is None
+    checkpoints.close()
+
+
+def shown(tmp_path, **options):
+    text = io.StringIO()
+    config = tiny_config()
+    console = Console(file=text, width=200, **options)
+    train(config, make_workload(config), tmp_path, console=console)
+    return text.getvalue()
+
+
+def test_progress_is_plain_lines_in_a_file(tmp_path):
+    lines = shown(tmp_path).splitlines()
+    assert len(lines) == 6
+    assert re.fullmatch(r"\d\d:\d\d:\d\d  update 0  eval_loss \S+", lines[0])
+    assert re.fullmatch(
+        r"\d\d:\d\d:\d\d  update 8/12  loss \d+\.\d{4}  \d+ examples/s  idle \d+%  "
+        r"ETA \d+:\d\d:\d\d",
+        lines[3],
+    )
+
+
+def test_progress_is_a_bar_on_a_terminal(tmp_path):
+    text = shown(tmp_path, force_terminal=True)
+    assert "12/12" in text
+    assert "━" in text
+    assert "ETA" in text
+    assert re.search(r"update 6  eval_loss", text)

@@ -1,0 +1,140 @@
+"""A run that was stopped ends like one that was not, bit for bit."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import pytest
+from tiny_workload import run, stop_at
+
+from echo_jax.training import Interrupted
+
+ECHOES = {
+    "batch": {"echo__factor": 2.5, "echo__after": "batch"},
+    "consecutive": {"echo__factor": 2.5, "echo__after": "decode"},
+    "shuffle": {
+        "echo__factor": 4.0,
+        "echo__after": "decode",
+        "echo__order": "shuffle",
+        "echo__buffer": 20,
+    },
+    "spread": {
+        "echo__factor": 4.0,
+        "echo__after": "decode",
+        "echo__order": "spread",
+        "echo__buffer": 20,
+    },
+}
+
+
+def rows_of(workdir):
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def exact(row):
+    """A row without what depends on time."""
+    timed = ("_s", "_per_s", "idle_fraction")
+    return {name: value for name, value in row.items() if not name.endswith(timed)}
+
+
+@functools.cache
+def unbroken(echo, root):
+    workdir = root / f"unbroken_{echo}"
+    summary = run(workdir, **ECHOES[echo])
+    return summary["params_sha256"], [exact(row) for row in rows_of(workdir)]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("unbroken")
+
+
+@pytest.mark.parametrize("echo", ECHOES)
+@pytest.mark.parametrize("update", [4, 5, 6, 7, 8])
+def test_stopped_at_any_phase(tmp_path, root, echo, update):
+    options = ECHOES[echo]
+    with pytest.raises(Interrupted):
+        run(tmp_path, on_batch=stop_at(update), **options)
+    summary = run(tmp_path, **options)
+    sha256, rows = unbroken(echo, root)
+    assert summary["params_sha256"] == sha256
+    assert [exact(row) for row in rows_of(tmp_path)] == rows
+
+
+def test_stopped_again_and_again(tmp_path, root):
+    seconds = []
+    for batches in (3, 1, 4):
+        with pytest.raises(Interrupted):
+            run(tmp_path, on_batch=stop_at(batches), **ECHOES["spread"])
+        seconds.append(rows_of(tmp_path)[-1]["pause_s"])
+    summary = run(tmp_path, **ECHOES["spread"])
+    sha256, rows = unbroken("spread", root)
+    assert summary["params_sha256"] == sha256
+    assert [exact(row) for row in rows_of(tmp_path)] == rows
+    # The clock goes on from sitting to sitting.
+    assert seconds == sorted(seconds)
+    assert summary["pause_s"] > seconds[-1]
+
+
+@pytest.mark.parametrize(("fsdp", "num_devices"), [(1, 1), (4, 4)])
+def test_goes_on_with_fewer_devices(tmp_path, monkeypatch, fsdp, num_devices):
+    """The same config on another machine, where ``data=-1`` means another number."""
+    options = {**ECHOES["spread"], "mesh__data": -1, "mesh__fsdp": fsdp}
+    all_devices = jax.devices()
+    whole = run(tmp_path / "unbroken", **options)
+    with pytest.raises(Interrupted):
+        run(tmp_path / "stopped", on_batch=stop_at(5), **options)
+    monkeypatch.setattr(jax, "devices", lambda: all_devices[:num_devices])
+    resumed = run(tmp_path / "stopped", **options)
+    assert resumed["updates"] == 12
+    assert resumed["final"]["loss"] == pytest.approx(whole["final"]["loss"], rel=1e-5)
+
+
+KILLED_RUN = """
+import sys
+sys.path[:0] = {paths!r}
+import conftest
+from tiny_workload import run
+run(sys.argv[1], updates=4000, log_every=10, eval_every=50, checkpoint_every=50,
+    echo__factor=4.0, echo__after="decode", echo__order="spread", echo__buffer=20)
+"""
+
+
+def test_killed_and_resumed(tmp_path):
+    """SIGKILL, at whatever moment it comes after the second checkpoint."""
+    here = Path(__file__).parent
+    paths = [str(here), str(here.parent), str(here.parent.parent)]
+    command = [sys.executable, "-c", KILLED_RUN.format(paths=paths)]
+    workdir = tmp_path / "killed"
+    process = subprocess.Popen(
+        [*command, str(workdir)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 60
+    while not (workdir / "checkpoints" / "100").is_dir():
+        assert process.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (workdir / "summary.json").exists()
+
+    options = {
+        # Not 4000, to be quick: this may change.
+        "updates": 250,
+        "log_every": 10,
+        "eval_every": 50,
+        "checkpoint_every": 50,
+        **ECHOES["spread"],
+    }
+    summary = run(workdir, **options)
+    whole = run(tmp_path / "unbroken", **options)
+    assert summary["params_sha256"] == whole["params_sha256"]
+    rows = [exact(row) for row in rows_of(workdir)]
+    assert rows == [exact(row) for row in rows_of(tmp_path / "unbroken")]

@@ -1,0 +1,100 @@
+import json
+
+import pytest
+from tiny_workload import tiny_config
+
+from echo_jax.training.environment import claim_workdir, config_sha256
+from echo_jax.training.metrics import first_to_meet
+from echo_jax.training.runfiles import MetricsFile, read_json, write_json
+
+
+def strict(text):
+    """Parses JSON as the standard has it, without NaN and Infinity."""
+
+    def refuse(token):
+        raise AssertionError(f"{token} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_what_is_no_number_becomes_null(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"a": [1.5, float("nan")], "b": {"c": float("inf")}, "d": 2**70})
+    expected = {"a": [1.5, None], "b": {"c": None}, "d": 2**70}
+    assert strict(path.read_text()) == expected
+    assert read_json(path) == expected
+    assert read_json(tmp_path / "missing.json") is None
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"old": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"new": object()})
+    assert read_json(path) == {"old": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_rows_are_in_the_file_at_once(tmp_path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl", resumed_from=None)
+    metrics.append({"kind": "train", "updates": 1, "loss": float("nan")})
+    metrics.append({"kind": "eval", "updates": 2})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [strict(line) for line in lines] == metrics.rows
+    assert metrics.rows[0]["loss"] is None
+
+
+def test_a_resumed_file_forgets_later_rows_and_a_torn_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    metrics = MetricsFile(path, resumed_from=None)
+    for update in (2, 4, 6):
+        metrics.append({"kind": "train", "updates": update})
+    path.write_text(path.read_text() + '{"kind": "tr')
+    resumed = MetricsFile(path, resumed_from=4)
+    assert [row["updates"] for row in resumed.rows] == [2, 4]
+    resumed.append({"kind": "train", "updates": 6})
+    assert [strict(line)["updates"] for line in path.read_text().splitlines()] == [
+        2,
+        4,
+        6,
+    ]
+    assert MetricsFile(path, resumed_from=None).rows == []
+    assert path.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("mode", "target", "update"),
+    [
+        ("min", 3.0, 2),
+        ("min", 2.5, 4),
+        ("min", 1.0, None),
+        ("max", 3.5, 4),
+        ("min", 0.0, None),
+    ],
+)
+def test_first_evaluation_that_meets_a_target(mode, target, update):
+    values = [None, 3.0, None, 2.0] if mode == "min" else [None, 3.0, None, 4.0]
+    rows = [{"kind": "train", "updates": 0, "loss": 0.1}] + [
+        {"kind": "eval", "updates": i + 1, "eval_loss": value}
+        for i, value in enumerate(values)
+    ]
+    row = first_to_meet(rows, metric="loss", mode=mode, target=target)
+    assert (row and row["updates"]) == update
+
+
+def test_a_folder_belongs_to_one_config(tmp_path):
+    workdir = tmp_path / "a" / "b"
+    claim_workdir(workdir, tiny_config())
+    claim_workdir(workdir, tiny_config(updates=99, target=0.5, log_every=7))
+    assert read_json(workdir / "config.json")["updates"] == 99
+    with pytest.raises(
+        ValueError, match=r"another config; it differs in batch_size \(8 -> 16\), echo"
+    ):
+        claim_workdir(workdir, tiny_config(batch_size=16, echo__factor=2.0))
+    assert read_json(workdir / "config.json")["batch_size"] == 8
+
+
+def test_the_hash_of_a_config_ignores_what_may_change():
+    same = config_sha256(tiny_config(updates=99, target=0.5, eval_every=7))
+    assert same == config_sha256(tiny_config())
+    assert same != config_sha256(tiny_config(seed=1))

@@ -1,0 +1,162 @@
+"""A workload small enough to train in every test, with all that a real one has."""
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from echo_jax.config import default_config
+from echo_jax.echo.grain import echo
+from echo_jax.training import train
+from echo_jax.workloads.base import Task, Workload
+
+NUM_EXAMPLES = 40
+NUM_FEATURES = 4
+
+
+@dataclass(frozen=True)
+class Regression(Task):
+    """A two-layer network with dropout, and a running mean as batch statistics."""
+
+    width: int = 16
+    dropout: float = 0.1
+
+    def init(self, key):
+        first, second = jax.random.split(key)
+        params = {
+            "bias": jnp.zeros(self.width),
+            "first": 0.5 * jax.random.normal(first, (NUM_FEATURES, self.width)),
+            "second": 0.5 * jax.random.normal(second, (self.width, 1)),
+        }
+        return {"params": params, "batch_stats": {"mean": jnp.zeros(NUM_FEATURES)}}
+
+    def loss(self, variables, batch, key):
+        assert set(batch) == {"x", "y"}
+        mean = variables["batch_stats"]["mean"]
+        mean = 0.9 * mean + 0.1 * batch["x"].mean(axis=0)
+        hidden = self._hidden(variables["params"], batch["x"] - mean[None])
+        kept = jax.random.bernoulli(key, 1 - self.dropout, hidden.shape)
+        hidden = jnp.where(kept, hidden / (1 - self.dropout), 0)
+        losses = self._error(variables["params"], hidden, batch["y"])
+        return losses, {"batch_stats": {"mean": mean}}
+
+    def evaluate(self, variables, batch):
+        mean = variables["batch_stats"]["mean"]
+        hidden = self._hidden(variables["params"], batch["x"] - mean[None])
+        losses = self._error(variables["params"], hidden, batch["y"])
+        return {"loss": ((losses * batch["mask"]).sum(), batch["mask"].sum())}
+
+    def _hidden(self, params, x):
+        return jnp.tanh(x @ params["first"] + params["bias"][None])
+
+    def _error(self, params, hidden, y):
+        return ((hidden @ params["second"])[:, 0] - y) ** 2
+
+
+def example(index):
+    x = np.random.default_rng(int(index)).normal(size=NUM_FEATURES).astype(np.float32)
+    return {"x": x, "y": np.float32(x.sum() - x[0] * x[1])}
+
+
+def tiny_config(**overrides):
+    """A config for `make_workload`; overrides by dotted name, ``__`` for a dot."""
+    config = default_config()
+    with config.unlocked():
+        config.workload = "regression"
+    config.updates = 12
+    config.batch_size = 8
+    config.log_every = 4
+    config.eval_every = 6
+    config.checkpoint_every = 0
+    config.optim.lr = 0.01
+    config.mesh.data = 1
+    config.update_from_flattened_dict(
+        {name.replace("__", "."): value for name, value in overrides.items()}
+    )
+    return config
+
+
+def make_workload(
+    config,
+    *,
+    task=None,
+    nan_at_fresh: int | None = None,
+    on_batch: Callable[[int], None] | None = None,
+):
+    """Makes the workload.
+
+    Args:
+      config: From `tiny_config`.
+      task: Another task than `Regression()`.
+      nan_at_fresh: The fresh index that has a NaN for its label.
+      on_batch: Called with 1, 2, ... when a training batch has been made; not
+        while speeds are measured, which must not be mistaken for training.
+    """
+
+    def as_batch(pair):
+        batch, tags = pair
+        shape = (config.batch_size,)
+        y = np.where(tags.fresh_index == nan_at_fresh, np.float32(np.nan), batch["y"])
+        return {
+            "x": batch["x"],
+            "y": y.astype(np.float32),
+            "fresh_index": np.broadcast_to(np.int64(tags.fresh_index), shape),
+            "repeat": np.broadcast_to(np.int32(tags.repeat), shape),
+        }
+
+    def train_dataset(spec):
+        items = grain.MapDataset.range(NUM_EXAMPLES).shuffle(seed=config.seed)
+        items = items.repeat().map(example)
+        if config.echo.after == "batch":
+            items = items.batch(config.batch_size)
+        items = items.to_iter_dataset(grain.ReadOptions(0, 0))
+        stacked = config.echo.after != "batch"
+        batches = echo(items, spec, batch=stacked, tags=True).map(as_batch)
+        is_training = spec.factor == config.echo.factor != 1
+        if on_batch and is_training:
+            calls = iter(range(1, 10**9))
+            batches = batches.map(lambda batch: (on_batch(next(calls)), batch)[1])
+        return batches
+
+    def eval_batches():
+        # 10 examples in batches of 8: the second one has 6 of padding.
+        for start in (0, 8):
+            items = [example(1000 + i) for i in range(start, start + 8)]
+            yield {
+                "x": np.stack([item["x"] for item in items]),
+                "y": np.stack([item["y"] for item in items]),
+                "mask": (np.arange(start, start + 8) < 10).astype(np.float32),
+            }
+
+    return Workload(
+        name="regression",
+        task=task or Regression(),
+        metric="loss",
+        mode="min",
+        train_dataset=train_dataset,
+        eval_batches=eval_batches,
+        facts={"synthetic_data": True},
+    )
+
+
+def run(workdir, *, task=None, nan_at_fresh=None, on_batch=None, **overrides):
+    """Trains; see `tiny_config` and `make_workload`."""
+    config = tiny_config(**overrides)
+    workload = make_workload(
+        config, task=task, nan_at_fresh=nan_at_fresh, on_batch=on_batch
+    )
+    return train(config, workload, workdir)
+
+
+def stop_at(update, signum=signal.SIGTERM):
+    """An `on_batch` that sends this process a signal while it makes a batch."""
+
+    def on_batch(number):
+        if number == update:
+            signal.raise_signal(signum)
+
+    return on_batch
