@@ -6,10 +6,13 @@ timing change nothing. The mixer is the finaliser of SplitMix64 (Steele, Lea and
 Flood 2014, "Fast Splittable Pseudorandom Number Generators").
 """
 
+import functools
+from typing import overload
+
 import numpy as np
 from numpy.typing import ArrayLike
 
-__all__ = ["mix", "use_seed"]
+__all__ = ["mix", "sequence", "use_seed"]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -36,15 +39,30 @@ def mix(start: int, counter: np.ndarray) -> np.ndarray:
     return z
 
 
+def _mix_int(start: int, counter: int) -> int:
+    """`mix` of one value, ten times as fast as for an array of one."""
+    z = (counter * _GOLDEN + start + _GOLDEN) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
 def sequence(*parts: int) -> int:
     """Returns the ``start`` of the sequence that some integers name."""
-    start = 0
-    for part in parts:
-        start = int(mix(start, np.array([part & _MASK], np.uint64))[0])
-    return start
+    return functools.reduce(_mix_int, parts, 0)
 
 
-def use_seed(seed: int, fresh_index: ArrayLike, repeat: ArrayLike) -> np.ndarray:
+@overload
+def use_seed(seed: int, fresh_index: int, repeat: int) -> np.uint64: ...
+
+
+@overload
+def use_seed(seed: int, fresh_index: ArrayLike, repeat: ArrayLike) -> np.ndarray: ...
+
+
+def use_seed(
+    seed: int, fresh_index: ArrayLike, repeat: ArrayLike
+) -> np.ndarray | np.uint64:
     """Returns the random seed of a use: what augmentation must be keyed by.
 
     Args:
@@ -59,6 +77,8 @@ def use_seed(seed: int, fresh_index: ArrayLike, repeat: ArrayLike) -> np.ndarray
       >>> import numpy as np
       >>> rng = np.random.Generator(np.random.Philox(int(use_seed(0, 41, 2))))
     """
+    if isinstance(fresh_index, int) and isinstance(repeat, int):
+        return np.uint64(_mix_int(0, _mix_int(sequence(seed), fresh_index) + repeat))
     index = np.asarray(fresh_index, np.uint64)
     item = mix(sequence(seed), index.reshape(-1))
     item += np.asarray(repeat, np.uint64).reshape(-1)

@@ -1,0 +1,276 @@
+"""The command line: ``echo-jax train | study | report``.
+
+What a command needs is imported inside its branch: jax alone takes seconds to
+import, and ``--help`` and a mistyped field should answer at once.
+"""
+
+import argparse
+import contextlib
+import difflib
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+import rich
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from echo_jax.config import load_config
+from echo_jax.studies.runs import StudyError, read_runs, read_study
+
+__all__ = ["main"]
+
+_FAILED, _WRONG_USE = 1, 2
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it; SIGTERM is 143
+
+_EPILOG = """\
+examples:
+  echo-jax study --config configs/quickstart.py --workdir runs/quickstart
+  echo-jax train --config configs/lm.py:tiny --workdir runs/lm
+  echo-jax report runs/quickstart
+
+each command has a --help of its own."""
+
+_TRAIN_EPILOG = """\
+Every field of the config is a flag: --config.FIELD=VALUE.
+The same command with the same workdir resumes.
+
+example:
+  echo-jax train --config configs/lm.py:tiny --workdir runs/lm \\
+      --config.echo.factor=3.0 --config.echo.order=spread"""
+
+_STUDY_EPILOG = """\
+The arms run one after another. Fields of all arms: --config.base.FIELD=VALUE;
+of one arm, if it sets the field: --config.arms.ARM.FIELD=VALUE.
+The same command with the same workdir resumes: finished arms are kept.
+
+example:
+  echo-jax study --config configs/quickstart.py --workdir runs/quickstart"""
+
+_REPORT_EPILOG = """\
+examples:
+  echo-jax report runs/quickstart
+  echo-jax report runs/baseline runs/spread --workdir runs/compared"""
+
+
+class _Exit(Exception):
+    """The end of a command that did not succeed: the status, and what to say."""
+
+    def __init__(self, status: int, message: object):
+        super().__init__(str(message))
+        self.status = status
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(_WRONG_USE, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+      argv: The command line after the program's name; of this process if None.
+
+    Returns:
+      The exit status: 0, 1 if training failed, 2 if what was typed cannot be run,
+      130 or 143 if a signal stopped it.
+
+    Raises:
+      SystemExit: After ``--help``, and where the command itself is mistyped.
+
+    Example:
+      >>> main(["report", "runs/quickstart"])
+      0
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    args, extras = _parser().parse_known_args(argv)
+    try:
+        return _COMMANDS[args.command](args, extras)
+    except _Exit as end:
+        status, message = end.status, str(end)
+    except KeyboardInterrupt:
+        status, message = _INTERRUPTED, "interrupted; run the same command to resume"
+    print(f"echo-jax {args.command}: {message}", file=sys.stderr)
+    if status >= _INTERRUPTED:
+        print(f"  {shlex.join(['echo-jax', *argv])}", file=sys.stderr)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="echo-jax",
+        description="Train with data echoing, and compare what it is worth.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, about: str, epilog: str) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name,
+            help=about,
+            description=about[:1].upper() + about[1:] + ".",
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            # --config.seed is a field, not a shortened --config.
+            allow_abbrev=False,
+        )
+
+    train = add("train", "train one model", _TRAIN_EPILOG)
+    study = add("study", "train the arms of a study and compare them", _STUDY_EPILOG)
+    for command in (train, study):
+        command.add_argument(
+            "--config",
+            required=True,
+            metavar="FILE.py[:VARIANT]",
+            help="the config file, and which of its variants",
+        )
+        command.add_argument(
+            "--workdir",
+            required=True,
+            type=Path,
+            metavar="FOLDER",
+            help="receives the results; resumes what it already holds",
+        )
+    report = add("report", "make table, figure and report again", _REPORT_EPILOG)
+    report.add_argument(
+        "folders",
+        nargs="+",
+        type=Path,
+        metavar="FOLDER",
+        help="one study, or run folders to compare",
+    )
+    report.add_argument(
+        "--workdir",
+        type=Path,
+        metavar="FOLDER",
+        help="receives the report (default: the folder, if there is one only)",
+    )
+    return parser
+
+
+def _train(args: argparse.Namespace, extras: Sequence[str]) -> int:
+    config = _load(args.config, extras)
+    # Imported here: it imports jax.
+    from echo_jax import runs
+
+    with _exits_of(runs):
+        runs.run_train(config, args.workdir)
+    print(f"\n{args.workdir / 'summary.json'}")
+    return 0
+
+
+def _study(args: argparse.Namespace, extras: Sequence[str]) -> int:
+    config = _load(args.config, extras)
+    # Imported here: it imports jax.
+    from echo_jax import runs
+
+    with _exits_of(runs):
+        runs.run_study(config, args.workdir)
+    return _show([args.workdir], args.workdir)
+
+
+@contextlib.contextmanager
+def _exits_of(runs: ModuleType) -> Iterator[None]:
+    """Turns how `echo_jax.runs` may end into exits of the command."""
+    try:
+        yield
+    except runs.ConfigRefusedError as error:
+        raise _Exit(_WRONG_USE, error) from error
+    except runs.NonFiniteLossError as error:
+        raise _Exit(_FAILED, error) from error
+    except runs.Interrupted as error:
+        raise _Exit(error.exit_code, error) from error
+
+
+def _report(args: argparse.Namespace, extras: Sequence[str]) -> int:
+    if extras:
+        raise _Exit(_WRONG_USE, f"unknown option {extras[0]!r}; see --help")
+    if len(args.folders) > 1 and args.workdir is None:
+        raise _Exit(
+            _WRONG_USE,
+            "several run folders need a folder for the report: add --workdir FOLDER",
+        )
+    return _show(args.folders, args.workdir or args.folders[0])
+
+
+def _show(folders: Sequence[Path], workdir: Path) -> int:
+    """Prints the table of one study or of runs; writes it, figure and report."""
+    # Imported here: matplotlib takes a second, and --help does without.
+    from echo_jax.studies.report import write_report
+    from echo_jax.studies.table import terminal_table
+
+    is_study = len(folders) == 1 and (folders[0] / "study.json").exists()
+    try:
+        study = read_study(folders[0]) if is_study else read_runs(folders)
+        report = write_report(study, workdir)
+    except (OSError, StudyError) as error:
+        raise _Exit(_WRONG_USE, error) from error
+    rich.print()
+    rich.print(terminal_table(study))
+    print(f"\n{workdir / 'figure.png'}\n{report}")
+    return 0
+
+
+def _load(path: str, flags_given: Sequence[str]) -> ConfigDict:
+    """Loads a config file and applies the ``--config.FIELD=VALUE`` flags to it."""
+    try:
+        config = load_config(path)
+    except (AttributeError, OSError, ValueError) as error:
+        raise _Exit(_WRONG_USE, error) from error
+    for flag in flags_given:
+        if re.match("-+[A-Za-z]", flag):  # Not the value -1 of a flag before it.
+            _check_flag(flag, config)
+    values = flags.FlagValues()
+    command_line = ["echo-jax", *flags_given]
+    try:
+        # Defines a flag for each override, and changes the config as it parses.
+        config_flags.DEFINE_config_dict(
+            "config", config, flag_values=values, sys_argv=command_line
+        )
+        leftover = values(command_line)[1:]
+    except flags.Error as error:
+        raise _Exit(_WRONG_USE, error) from error
+    if leftover:
+        raise _Exit(_WRONG_USE, f"{leftover[0]!r} belongs to no option; remove it")
+    return config
+
+
+def _check_flag(flag: str, config: ConfigDict) -> None:
+    """Refuses an option that is no field of the config, naming what is close."""
+    name = flag.split("=", 1)[0]
+    if not name.startswith(("--config.", "--noconfig.")):
+        raise _Exit(
+            _WRONG_USE,
+            f"unknown option {name!r}{_did_you_mean(name, ['--config', '--workdir'])}",
+        )
+    node: Any = config
+    seen = "config"
+    for part in name.split(".")[1:]:
+        fields = list(node) if isinstance(node, ConfigDict) else []
+        if part not in fields:
+            raise _Exit(
+                _WRONG_USE,
+                f"{name}: {seen} has no field {part!r}{_did_you_mean(part, fields)}"
+                f"; it has {', '.join(fields) or 'no fields: it is a value'}",
+            )
+        node, seen = node[part], f"{seen}.{part}"
+    if isinstance(node, ConfigDict):
+        raise _Exit(
+            _WRONG_USE, f"{name} is a group; set one of its fields: {', '.join(node)}"
+        )
+
+
+def _did_you_mean(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+_COMMANDS = {"train": _train, "study": _study, "report": _report}

@@ -1,0 +1,1 @@
+"""Records, what they go through, and the pipeline that runs it."""

@@ -1,0 +1,113 @@
+"""The stages of a pipeline as pure functions of a record, an index and a seed."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from echo_jax.data.storage import SimulatedStorage
+from echo_jax.echo.host import Tags
+from echo_jax.echo.keys import use_seed
+
+__all__ = [
+    "AugmentFresh",
+    "BroadcastTags",
+    "FinishBatch",
+    "Item",
+    "Read",
+    "RecordSource",
+    "Stages",
+]
+
+Item = dict[str, Any]
+"""A decoded example: a dict of NumPy arrays."""
+
+
+class RecordSource(Protocol):
+    """Raw records by index; called from several threads at a time."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What a workload's records go through.
+
+    Attributes:
+      source: The training records.
+      decode: Turns a record into an item; must not write to its input.
+      augment: Returns the item at random, decided by the ``uint64`` seed alone;
+        must not write to its input. None if nothing is random.
+    """
+
+    source: RecordSource
+    decode: Callable[[bytes], Item]
+    augment: Callable[[Item, int], Item] | None = None
+
+
+@dataclass(frozen=True)
+class Read:
+    """Stage one: the record of an index, after the time that a read takes."""
+
+    source: RecordSource
+    storage: SimulatedStorage
+
+    def __call__(self, stream_index: int, record_index: int) -> bytes:
+        """Returns the record, read as number `stream_index` of the stream."""
+        record = self.source[record_index]
+        self.storage.wait(stream_index, len(record))
+        return record
+
+
+@dataclass(frozen=True)
+class AugmentFresh:
+    """Augmentation above the echo: a fresh item is its own first use."""
+
+    augment: Callable[[Item, int], Item]
+    seed: int
+
+    def __call__(self, stream_index: int, item: Item) -> Item:
+        """Returns the augmented item number `stream_index`."""
+        return self.augment(item, int(use_seed(self.seed, stream_index, 0)))
+
+
+@dataclass(frozen=True)
+class FinishBatch:
+    """The stages between the echo and the trainer, anew for every use of an item."""
+
+    decode: Callable[[bytes], Item] | None
+    augment: Callable[[Item, int], Item] | None
+    seed: int
+
+    def __call__(self, uses: Sequence[tuple[Any, Tags]]) -> Item:
+        """Returns the batch of these uses, with their tags in it."""
+        items = [item for item, _ in uses]
+        fresh_index = np.array([tags.fresh_index for _, tags in uses], np.int64)
+        repeat = np.array([tags.repeat for _, tags in uses], np.int32)
+        if self.decode is not None:
+            items = [self.decode(item) for item in items]
+        if self.augment is not None:
+            seeds = use_seed(self.seed, fresh_index, repeat).tolist()
+            items = [self.augment(*use) for use in zip(items, seeds, strict=True)]
+        batch = {key: np.stack([item[key] for item in items]) for key in items[0]}
+        return {**batch, "fresh_index": fresh_index, "repeat": repeat}
+
+
+@dataclass(frozen=True)
+class BroadcastTags:
+    """Puts the tags of a batch, one or one per example, into the batch."""
+
+    batch_size: int
+
+    def __call__(self, use: tuple[Mapping[str, Any], Tags]) -> Item:
+        """Returns the batch with its tags in it."""
+        batch, tags = use
+        shape = (self.batch_size,)
+        return {
+            **batch,
+            "fresh_index": np.full(shape, tags.fresh_index, np.int64),
+            "repeat": np.full(shape, tags.repeat, np.int32),
+        }

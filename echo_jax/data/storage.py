@@ -1,0 +1,148 @@
+"""A simulated storage: reads that take as long as reads over a network.
+
+It sleeps; it moves no data. Whatever ran on it was not measured on a real
+network, so the facts of a run call it simulated.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from echo_jax.echo.keys import use_seed
+
+__all__ = ["Distribution", "SimulatedStorage", "StorageSpec"]
+
+Distribution = Literal["constant", "exponential", "bursty"]
+
+# Nine reads in ten take 0.4 of the mean and one takes 6.4: the mean stays 1.
+_BURST_SHARE = 0.1
+_FAST_LATENCY = 0.4
+_SLOW_LATENCY = 6.4
+
+# A late wake-up is given back to the thread's next read, so that thousands of
+# short sleeps add up to the time they stand for. No more than this is given
+# back: after a suspended process the reads must not come for free.
+_MAX_OVERSLEPT_S = 0.01
+
+
+@dataclass(frozen=True)
+class StorageSpec:
+    """How long a read takes.
+
+    Attributes:
+      latency_s: Mean seconds until a read answers; reads in flight at the same
+        time wait at the same time.
+      bytes_per_s: Bandwidth of the process, shared by its reader threads; 0 is
+        unlimited.
+      distribution: Of the latency: ``"constant"``, ``"exponential"``, or
+        ``"bursty"`` (90 % of the reads take 0.4 and 10 % take 6.4 of the mean).
+
+    Raises:
+      ValueError: If a number is negative or not finite, or the distribution is
+        unknown.
+
+    Example:
+      >>> StorageSpec(latency_s=0.02, distribution="bursty").is_simulated
+      True
+    """
+
+    latency_s: float = 0.0
+    bytes_per_s: float = 0.0
+    distribution: Distribution = "constant"
+
+    def __post_init__(self):
+        for name in ("latency_s", "bytes_per_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(
+                    f"data.storage.{name} must be a finite number >= 0, got "
+                    f"{value}; 0 switches it off."
+                )
+        if self.distribution not in get_args(Distribution):
+            raise ValueError(
+                f"data.storage.distribution={self.distribution!r} is unknown; "
+                f"use one of {', '.join(get_args(Distribution))}."
+            )
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether reads are delayed at all."""
+        return self.latency_s > 0 or self.bytes_per_s > 0
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what a run says about its storage, as JSON values."""
+        return {"simulated": self.is_simulated, **asdict(self)}
+
+
+class SimulatedStorage:
+    """Delays reads as a `StorageSpec` says; safe to call from many threads.
+
+    The latency of a read is a function of the seed and the read's index, not
+    of the order in which threads happen to ask: a resumed run, or one with
+    more threads, meets the same latencies.
+
+    Example:
+      >>> storage = SimulatedStorage(StorageSpec(latency_s=0.001), seed=0)
+      >>> storage.wait(read_index=0, num_bytes=1000)  # returns 1 ms later
+    """
+
+    def __init__(
+        self,
+        spec: StorageSpec,
+        seed: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ):
+        self._spec = spec
+        self._seed = seed
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._link_free_s = -math.inf
+        self._thread = threading.local()
+
+    def __reduce__(self):
+        # Locks do not pickle: every worker process has a link of its own.
+        return SimulatedStorage, (self._spec, self._seed)
+
+    def latency_s(self, read_index: int) -> float:
+        """Returns the seconds until read number `read_index` answers."""
+        mean_s = self._spec.latency_s
+        if mean_s == 0 or self._spec.distribution == "constant":
+            return mean_s
+        # The upper 53 bits are the fraction of a double, in [0, 1).
+        uniform = (int(use_seed(self._seed, read_index, 0)) >> 11) * 2.0**-53
+        if self._spec.distribution == "exponential":
+            return -mean_s * math.log1p(-uniform)
+        return mean_s * (_SLOW_LATENCY if uniform < _BURST_SHARE else _FAST_LATENCY)
+
+    def wait(self, read_index: int, num_bytes: int) -> None:
+        """Sleeps until the read would have arrived.
+
+        Args:
+          read_index: Index of the read in the stream of fresh records.
+          num_bytes: Size of what is read.
+        """
+        if not self._spec.is_simulated:
+            return
+        start_s = self._clock() - getattr(self._thread, "overslept_s", 0.0)
+        arrival_s = start_s + self.latency_s(read_index)
+        if self._spec.bytes_per_s > 0:
+            self._sleep_until(arrival_s)
+            # Only a read that has been answered queues for the link.
+            transfer_s = num_bytes / self._spec.bytes_per_s
+            with self._lock:
+                arrival_s = max(arrival_s, self._link_free_s) + transfer_s
+                self._link_free_s = arrival_s
+        self._sleep_until(arrival_s)
+        overslept_s = max(self._clock() - arrival_s, 0.0)
+        self._thread.overslept_s = min(overslept_s, _MAX_OVERSLEPT_S)
+
+    def _sleep_until(self, deadline_s: float) -> None:
+        remaining_s = deadline_s - self._clock()
+        if remaining_s > 0:
+            self._sleep(remaining_s)

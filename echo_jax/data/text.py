@@ -1,0 +1,293 @@
+"""Byte corpora: the standard library's own sources, or files that a user names.
+
+A corpus is split by file wherever there is more than one, so that no window of
+the validation split continues a file that was trained on.
+"""
+
+import glob
+import gzip
+import hashlib
+import lzma
+import platform
+import sysconfig
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+__all__ = [
+    "MAX_TEXT_BYTES",
+    "TextCorpus",
+    "TextWindows",
+    "decode_window",
+    "load_corpus",
+]
+
+MAX_TEXT_BYTES = 2 * 1024**3
+"""Largest corpus, in bytes after decompression: it is held in memory."""
+
+# What `xz -9` needs is 65 MiB; a hostile header can ask for 4 GiB.
+_MAX_XZ_MEMORY_BYTES = 256 * 1024**2
+_CHUNK_BYTES = 1024**2
+
+# One file in twenty is held out; of a single file, its last twentieth.
+_VALIDATION_SHARE = 20
+
+# Test suites are more than half of the library's bytes and read unlike the
+# rest; the other names are not the standard library.
+_SKIPPED_FOLDERS = frozenset(
+    {"test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages"}
+)
+# Written when Python is built: it holds the builder's paths, not source code.
+_SKIPPED_PREFIX = "_sysconfigdata"
+
+
+@dataclass(frozen=True, eq=False)
+class TextCorpus:
+    """The bytes of a corpus, split.
+
+    Attributes:
+      train: ``uint8[train_bytes]``, read-only: the files one after another, in
+        the order of their names.
+      validation: ``uint8[validation_bytes]``, likewise.
+      facts: Where the text is from, its sizes and its hash, as JSON values.
+    """
+
+    train: np.ndarray
+    validation: np.ndarray
+    facts: dict[str, Any]
+
+
+class TextWindows:
+    """Records of a text: its windows of equal length, end to end.
+
+    Windows do not overlap, and what is left at the end is dropped. A window may
+    reach from one file into the next.
+
+    Args:
+      text: ``uint8[num_bytes]``.
+      window_bytes: Length of a window: a sequence and the byte after it.
+
+    Raises:
+      ValueError: If the text is shorter than one window.
+
+    Example:
+      >>> TextWindows(np.frombuffer(b"abcdefgh", np.uint8), window_bytes=3)[1]
+      b'def'
+    """
+
+    def __init__(self, text: np.ndarray, window_bytes: int):
+        if len(text) < window_bytes:
+            raise ValueError(
+                f"A split of {len(text)} bytes holds no window of {window_bytes} "
+                "bytes; name more text in data.source or lower model.seq_len."
+            )
+        self._text = text
+        self._window_bytes = window_bytes
+
+    def __len__(self) -> int:
+        return len(self._text) // self._window_bytes
+
+    def __getitem__(self, index: int) -> bytes:
+        start = index * self._window_bytes
+        return self._text[start : start + self._window_bytes].tobytes()
+
+
+def decode_window(record: bytes) -> dict[str, np.ndarray]:
+    """Returns a window as ``{"tokens": uint8[window_bytes]}``, read-only."""
+    return {"tokens": np.frombuffer(record, np.uint8)}
+
+
+def load_corpus(source: str, *, max_bytes: int = MAX_TEXT_BYTES) -> TextCorpus:
+    """Reads and splits a corpus.
+
+    Of several files, those whose name hashes to 0 modulo 20 are validation (if
+    there is none, the one with the smallest hash); of a single file, the last
+    twentieth of its bytes. A hash of names is the same on every machine, and an
+    added file moves no other. The standard library is read without its test
+    suites: they are more than half of it.
+
+    Args:
+      source: ``"stdlib"`` for the source files of the running Python's standard
+        library; else paths of ``.txt``, ``.gz`` or ``.xz`` files, separated by
+        commas, each of which may be a pattern such as ``books/*.txt.gz``.
+      max_bytes: Largest total size after decompression.
+
+    Returns:
+      The corpus.
+
+    Raises:
+      FileNotFoundError: If a path or pattern matches no file.
+      ValueError: If a file is of another type, is damaged, or decompresses to
+        more than the limit, or if there is nothing to train on.
+
+    Example:
+      >>> load_corpus("stdlib").facts["train_files"] > 500
+      True
+    """
+    if source == "stdlib":
+        files = _stdlib_files(Path(sysconfig.get_path("stdlib")))
+        about = {"source": "stdlib", "python": platform.python_version()}
+    else:
+        files = _user_files(source)
+        about = {"source": source}
+    texts = _read_files(files, max_bytes)
+    if len(texts) == 1:
+        ((name, text),) = texts.items()
+        cut = len(text) - len(text) // _VALIDATION_SHARE
+        train, validation = {name: text[:cut]}, {name: text[cut:]}
+        about["split"] = "last twentieth of the file"
+    else:
+        held_out = _held_out(texts)
+        train = {name: text for name, text in texts.items() if name not in held_out}
+        validation = {name: texts[name] for name in texts if name in held_out}
+        about["split"] = "by file"
+    corpus = TextCorpus(_joined(train), _joined(validation), about)
+    about |= {
+        "files": len(texts),
+        "train_files": len(train),
+        "validation_files": len(validation),
+        "train_bytes": len(corpus.train),
+        "validation_bytes": len(corpus.validation),
+        "sha256": _corpus_hash(texts),
+    }
+    return corpus
+
+
+def _stdlib_files(root: Path) -> dict[str, Path]:
+    """Returns the library's own modules, by path below `root`."""
+    files = {}
+    for path in root.rglob("*.py"):
+        relative = path.relative_to(root)
+        # Distributions link files of their own into the library's folder.
+        if path.is_symlink() or path.name.startswith(_SKIPPED_PREFIX):
+            continue
+        if _SKIPPED_FOLDERS.isdisjoint(relative.parts):
+            files[relative.as_posix()] = path
+    if len(files) < 2:
+        raise ValueError(
+            f"data.source='stdlib' found {len(files)} source files below {root}: "
+            "this Python comes without its sources. Name text files instead, as "
+            "in --config.data.source=mytext.txt."
+        )
+    return files
+
+
+def _user_files(source: str) -> dict[str, Path]:
+    """Returns the files that `source` names, by file name."""
+    files: dict[str, Path] = {}
+    for part in (part.strip() for part in source.split(",")):
+        pattern = str(Path(part).expanduser())
+        # A name may hold brackets of its own: what exists is meant literally.
+        paths = [pattern] if Path(pattern).is_file() else glob.glob(pattern)
+        found = [Path(path) for path in paths if Path(path).is_file()]
+        if not part or not found:
+            raise FileNotFoundError(
+                f"data.source={source!r}: {part!r} matches no file. Use 'stdlib', "
+                "or paths and patterns separated by commas."
+            )
+        for path in found:
+            if path.suffix.lower() not in _READERS:
+                raise ValueError(
+                    f"data.source names {str(path)!r}, of type {path.suffix!r}; "
+                    f"text is read from {', '.join(_READERS)} files."
+                )
+            if files.setdefault(path.name, path).resolve() != path.resolve():
+                raise ValueError(
+                    f"data.source names two files called {path.name!r}; the split "
+                    "goes by name, so rename one of them."
+                )
+    return files
+
+
+def _read_files(files: dict[str, Path], max_bytes: int) -> dict[str, bytes]:
+    """Reads every file, in the order of names, within a total size."""
+    texts, total_bytes = {}, 0
+    for name in sorted(files):
+        path = files[name]
+        chunks = []
+        try:
+            with path.open("rb") as stream:
+                # A library's folder holds `.py` only; user files were checked.
+                read = _READERS.get(path.suffix.lower(), _plain_chunks)
+                for chunk in read(stream):
+                    chunks.append(chunk)
+                    total_bytes += len(chunk)
+                    if total_bytes > max_bytes:
+                        raise ValueError(
+                            f"data.source holds more than {max_bytes} bytes of text "
+                            f"once {str(path)!r} is unpacked: the limit is "
+                            "echo_jax.data.text.MAX_TEXT_BYTES. Name fewer files."
+                        )
+        except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+            raise ValueError(
+                f"{str(path)!r} is no intact {path.suffix} file: {error}. Compress "
+                "it again, or leave it out of data.source."
+            ) from error
+        texts[name] = b"".join(chunks)
+    return texts
+
+
+def _plain_chunks(stream: BinaryIO) -> Iterator[bytes]:
+    while chunk := stream.read(_CHUNK_BYTES):
+        yield chunk
+
+
+def _gzip_chunks(stream: BinaryIO) -> Iterator[bytes]:
+    with gzip.GzipFile(fileobj=stream) as unpacked:
+        while chunk := unpacked.read(_CHUNK_BYTES):
+            yield chunk
+
+
+def _xz_chunks(stream: BinaryIO) -> Iterator[bytes]:
+    # Not `lzma.open`: it cannot bound the memory that a header asks for.
+    unused = b""
+    while packed := unused or stream.read(_CHUNK_BYTES):
+        # Streams may follow one another, with zero bytes between them.
+        packed, unused = packed.lstrip(b"\0"), b""
+        if not packed:
+            continue
+        decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_XZ_MEMORY_BYTES)
+        while not decoder.eof:
+            yield decoder.decompress(packed, max_length=_CHUNK_BYTES)
+            packed = b""
+            if decoder.needs_input and not decoder.eof:
+                packed = stream.read(_CHUNK_BYTES)
+                if not packed:
+                    raise EOFError("the file ends before its stream does")
+        unused = decoder.unused_data
+
+
+_READERS: dict[str, Callable[[BinaryIO], Iterator[bytes]]] = {
+    ".txt": _plain_chunks,
+    ".gz": _gzip_chunks,
+    ".xz": _xz_chunks,
+}
+
+
+def _held_out(names: dict[str, bytes]) -> set[str]:
+    """Returns the names of the validation files: at least one, never all."""
+    hashes = {
+        name: int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+        for name in names
+    }
+    held_out = {name for name in names if hashes[name] % _VALIDATION_SHARE == 0}
+    if not held_out or len(held_out) == len(names):
+        return {min(names, key=lambda name: hashes[name])}
+    return held_out
+
+
+def _joined(texts: dict[str, bytes]) -> np.ndarray:
+    return np.frombuffer(b"".join(texts.values()), np.uint8)
+
+
+def _corpus_hash(texts: dict[str, bytes]) -> str:
+    """Returns one hash of all names and contents, and of where files end."""
+    digest = hashlib.sha256()
+    for name, text in texts.items():
+        digest.update(f"{name}\0{len(text)}\0".encode())
+        digest.update(text)
+    return digest.hexdigest()

@@ -1,0 +1,189 @@
+"""What the commands do, for notebooks and programs: train a config, run a study."""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from echo_jax.config import check_config
+from echo_jax.training.environment import claim_workdir
+from echo_jax.training.interrupt import Interrupted
+from echo_jax.training.loop import train
+from echo_jax.training.measure import calibrate
+from echo_jax.training.runfiles import read_json, write_json
+from echo_jax.training.sitting import NonFiniteLossError
+from echo_jax.workloads import build
+
+__all__ = [
+    "ConfigRefusedError",
+    "Interrupted",
+    "NonFiniteLossError",
+    "run_study",
+    "run_train",
+]
+
+# An arm's name is the name of a folder and a heading.
+_ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class ConfigRefusedError(ValueError):
+    """A config that cannot be run as it is; the message says what to change."""
+
+
+def run_train(config: ConfigDict, workdir: Path | str) -> dict[str, Any]:
+    """Trains one config; the same call with the same folder resumes.
+
+    Args:
+      config: A training config, see `echo_jax.config.default_config`.
+      workdir: The run folder; made if it does not exist.
+
+    Returns:
+      The content of ``summary.json``.
+
+    Raises:
+      ConfigRefusedError: The config cannot be run here, or the folder holds a run
+        of another config.
+      NonFiniteLossError: Training diverged.
+      Interrupted: A signal stopped it; it is saved.
+
+    Example:
+      >>> config = load_config("configs/lm.py:tiny", {"echo.factor": 2.0})
+      >>> run_train(config, "runs/lm")["updates"]
+      60
+    """
+    workdir = Path(workdir)
+    with _errors_of_the_config():
+        if "arms" in config:
+            raise ValueError("this config is a study; run it with 'echo-jax study'")
+        check_config(config)
+        workload = build(config)
+        # Last, so that a refused config leaves no folder behind.
+        claim_workdir(workdir, config)
+    return train(config, workload, workdir)
+
+
+def run_study(config: ConfigDict, workdir: Path | str) -> None:
+    """Trains the arms of a study one after another, in this process.
+
+    The same call with the same folder resumes: a finished arm is kept, and an
+    unfinished one goes on. With a ``storage_ratio``, the step time of the base is
+    measured before the first arm, and ``data.storage.latency_s`` of all arms set
+    so that a fresh batch takes that many steps. It is kept in ``study.json``, and a
+    resumed study reads from the same storage.
+
+    Args:
+      config: A study: ``name``, ``base`` (a training config), ``arms`` (for each
+        name, what differs from the base) and ``storage_ratio`` (0 leaves the
+        storage of the base as it is).
+      workdir: The study's folder; each arm gets a run folder in it.
+
+    Raises:
+      ConfigRefusedError, NonFiniteLossError, Interrupted: As in `run_train`.
+
+    Example:
+      >>> run_study(load_config("configs/quickstart.py:tiny"), "runs/quickstart")
+    """
+    workdir = Path(workdir)
+    with _errors_of_the_config():
+        arms = _arm_configs(config)
+        calibration = _kept_calibration(config, workdir)
+    if calibration is None:
+        calibration = _calibrate(config)
+    storage = config.base.data.storage.to_dict()
+    if calibration:
+        storage["latency_s"] = calibration["latency_s"]
+        for arm in arms.values():
+            arm.data.storage.latency_s = calibration["latency_s"]
+    with _errors_of_the_config():
+        # Now, so that no arm runs for minutes before a later one is refused.
+        for name, arm in arms.items():
+            if (workdir / name / "config.json").exists():
+                claim_workdir(workdir / name, arm)
+        workdir.mkdir(parents=True, exist_ok=True)
+    facts = {
+        "name": config.name,
+        "base_config": config.base.to_dict(),
+        "arms": list(arms),
+        "storage": storage,
+        "calibration": calibration,
+    }
+    write_json(workdir / "study.json", facts)
+    for number, (name, arm) in enumerate(arms.items(), start=1):
+        print(f"\nArm {number} of {len(arms)}: {name}", flush=True)
+        run_train(arm, workdir / name)
+
+
+@contextlib.contextmanager
+def _errors_of_the_config() -> Iterator[None]:
+    """Marks what a preparation refuses as an error of the config."""
+    try:
+        yield
+    except (OSError, TypeError, ValueError) as error:
+        raise ConfigRefusedError(str(error)) from error
+
+
+def _arm_configs(config: ConfigDict) -> dict[str, ConfigDict]:
+    """Returns the training config of every arm, checked."""
+    if "arms" not in config:
+        raise ValueError("this config has no arms; run it with 'echo-jax train'")
+    if not config.storage_ratio >= 0:
+        raise ValueError(
+            f"config.storage_ratio={config.storage_ratio} must be at least 0, which "
+            "leaves the storage as it is"
+        )
+    arms = {}
+    for name, differences in config.arms.items():
+        if not _ARM_NAME.fullmatch(name):
+            raise ValueError(
+                f"arm {name!r} cannot name a folder; use letters, digits, '.', '_', '-'"
+            )
+        arm = ConfigDict(config.base.to_dict()).lock()
+        try:
+            arm.update(differences.to_dict())
+            check_config(arm)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"arm {name}: {error}") from error
+        arms[name] = arm
+    return arms
+
+
+def _kept_calibration(config: ConfigDict, workdir: Path) -> dict[str, float] | None:
+    """Returns what an earlier call measured: None before the first, {} if nothing."""
+    kept = read_json(workdir / "study.json")
+    if kept is None:
+        return None
+    calibration = kept["calibration"]
+    if calibration.get("storage_ratio", 0.0) != config.storage_ratio:
+        raise ValueError(
+            f"{workdir} holds a study of another storage_ratio; resume it with the "
+            "old one, or use another --workdir"
+        )
+    return calibration
+
+
+def _calibrate(config: ConfigDict) -> dict[str, float]:
+    """Measures the base, and chooses the latency that gives the wanted R."""
+    ratio, base = config.storage_ratio, config.base
+    if not ratio:
+        return {}
+    with _errors_of_the_config():
+        workload = build(base)
+    print(f"Measuring a training step, to simulate a storage with R = {ratio:g}")
+    rates = calibrate(base, workload)
+    # Reads that wait at the same time share the wait.
+    readers = max(base.data.threads, 1) * max(base.data.workers, 1)
+    latency_s = ratio * rates.t_down_s * readers / base.batch_size
+    print(
+        f"A step takes {rates.t_down_s * 1e3:.1f} ms: "
+        f"a read will take {latency_s * 1e3:.2f} ms",
+        flush=True,
+    )
+    return {
+        "storage_ratio": ratio,
+        "t_down_s": rates.t_down_s,
+        "t_up_without_latency_s": rates.t_up_s,
+        "latency_s": latency_s,
+    }

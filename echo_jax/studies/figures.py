@@ -1,0 +1,199 @@
+"""The figure of a study: the metric against each of the three costs."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from echo_jax.studies.runs import Run, Study
+
+__all__ = ["write_figure"]
+
+# Okabe and Ito (2008): told apart with every common colour blindness. Black is
+# the first, so that the baseline is the line in the neutral colour.
+_COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# A second sign beside the colour, for print in grey.
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """One cost axis: the field of the metrics' rows and of the summary."""
+
+    label: str
+    field: str
+    at_target: str
+
+
+_PANELS = (
+    _Panel("fresh examples read", "fresh", "fresh_to_target"),
+    _Panel("updates", "updates", "updates_to_target"),
+    _Panel("seconds of training", "wall_s", "seconds_to_target"),
+)
+
+_STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.labelsize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#777777",
+    "axes.labelcolor": "#222222",
+    "xtick.color": "#444444",
+    "ytick.color": "#444444",
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.8,
+    "axes.axisbelow": True,
+    # A dollar sign in an arm's name is no formula.
+    "text.parse_math": False,
+    # The same study gives the same bytes.
+    "svg.hashsalt": "echo_jax",
+}
+
+
+def write_figure(study: Study, stem: Path) -> tuple[Path, Path]:
+    """Draws the study and writes it as PNG and as SVG.
+
+    Three panels share the metric's axis: it is plotted against fresh examples,
+    updates and seconds of training. The target is a dashed line, and a marker
+    shows where an arm met it.
+
+    Args:
+      study: The runs to compare.
+      stem: The file name without its suffix, such as ``runs/s/figure``.
+
+    Returns:
+      The paths of the PNG and of the SVG.
+    """
+    png, svg = stem.with_suffix(".png"), stem.with_suffix(".svg")
+    with mpl.rc_context(_STYLE):
+        figure = _draw(study)
+        # Canvases of our own, not pyplot: the caller's backend and open figures
+        # stay as they are.
+        FigureCanvasAgg(figure).print_figure(png, dpi=160)
+        FigureCanvasSVG(figure).print_figure(svg, metadata={"Date": None})
+    return png, svg
+
+
+def _draw(study: Study) -> Figure:
+    figure = Figure(figsize=(11.5, 4.4), facecolor="white")
+    axes: Sequence[Axes] = figure.subplots(1, 3, sharey=True)
+    for ax, panel in zip(axes, _PANELS, strict=True):
+        for index, run in enumerate(study.runs):
+            _draw_run(ax, panel, run, index)
+        _draw_target(ax, study)
+        ax.set_xlabel(panel.label)
+        ax.set_xlim(left=0)
+        ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        if panel.field != "wall_s":
+            ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes[0].set_ylabel(f"eval {study.runs[0].metric}")
+    axes[0].set_ylim(*_limits(study))
+    _head(figure, study, axes)
+    return figure
+
+
+def _draw_run(ax: Axes, panel: _Panel, run: Run, index: int) -> None:
+    colour = _COLOURS[index % len(_COLOURS)]
+    ax.plot(
+        [row[panel.field] for row in run.evals],
+        run.values,
+        color=colour,
+        # The baseline shows behind an arm that runs along it.
+        linewidth=2.8 if index == 0 else 1.7,
+        solid_joinstyle="round",
+    )
+    if run.reached:
+        x = run.summary[panel.at_target]
+        row = next(r for r in run.evals if r[panel.field] >= x)
+        y = row[f"eval_{run.metric}"]
+        ax.plot(
+            [x],
+            [y],
+            marker=_MARKERS[index % len(_MARKERS)],
+            color=colour,
+            # Smaller and smaller: markers in one place all show.
+            markersize=max(9.5 - 1.2 * index, 5),
+            markeredgecolor="white",
+            markeredgewidth=1.0,
+            clip_on=False,
+            zorder=5 + index,
+        )
+
+
+def _draw_target(ax: Axes, study: Study) -> None:
+    target = study.runs[0].target
+    if target is not None:
+        ax.axhline(target, color="#777777", linewidth=1.1, linestyle=(0, (4, 3)))
+
+
+def _limits(study: Study) -> tuple[float, float]:
+    """Limits of the metric's axis, with room for the target's line.
+
+    The first tenth of each run's evaluations may lie outside: the fall from the
+    untrained value would leave no room for what is compared.
+    """
+    values = [study.runs[0].target] if study.runs[0].target is not None else []
+    for run in study.runs:
+        late = run.values[len(run.values) // 10 :]
+        values += [value for value in late if math.isfinite(value)]
+    if not values:
+        return 0.0, 1.0
+    low, high = min(values), max(values)
+    margin = 0.06 * (high - low or 1.0)
+    return low - margin, high + margin
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.1f}", f"{max(values):.1f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _head(figure: Figure, study: Study, axes: Sequence[Axes]) -> None:
+    """Writes title, subtitle and the one legend above the panels."""
+    first = study.runs[0]
+    figure.subplots_adjust(left=0.065, right=0.985, bottom=0.125, top=0.76, wspace=0.1)
+    figure.text(0.012, 0.945, study.name, fontsize=14, weight="bold", color="#111111")
+    words = list(study.caveats)
+    ratios = [run.summary["R"] for run in study.runs if run.summary["R"] is not None]
+    if ratios:
+        words.append(f"R = {_range(ratios)} as measured")
+    if first.target is not None:
+        words.append(f"dashed: the target, eval {first.metric} {first.target:g}")
+        words.append("marker: where an arm met it")
+    subtitle = ";  ".join(words)
+    subtitle = subtitle[:1].upper() + subtitle[1:]
+    figure.text(0.012, 0.89, subtitle, fontsize=10, color="#555555")
+    handles = [
+        Line2D(
+            [],
+            [],
+            color=_COLOURS[index % len(_COLOURS)],
+            marker=_MARKERS[index % len(_MARKERS)],
+            markersize=7,
+            markeredgecolor="white",
+            linewidth=1.8,
+        )
+        for index in range(len(study.runs))
+    ]
+    figure.legend(
+        handles,
+        [run.name for run in study.runs],
+        loc="upper left",
+        bbox_to_anchor=(0.0, 0.875),
+        ncols=min(len(handles), 6),
+        frameon=False,
+        handlelength=2.2,
+        columnspacing=1.8,
+    )

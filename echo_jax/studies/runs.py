@@ -1,0 +1,239 @@
+"""Run folders and study folders, read back from disk.
+
+A run folder is what `echo_jax.training` leaves behind; this module needs the
+files alone, so a study can be looked at on a machine without an accelerator.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Run", "Study", "StudyError", "read_run", "read_runs", "read_study"]
+
+
+class StudyError(ValueError):
+    """A folder that cannot be reported on; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+      name: The folder's name: the arm, in a study.
+      config: ``config.json``.
+      environment: ``environment.json``.
+      summary: ``summary.json``.
+      evals: The rows of ``metrics.jsonl`` that hold an evaluation, in order.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    evals: Sequence[Mapping[str, Any]]
+
+    @property
+    def metric(self) -> str:
+        """The metric that the target refers to, such as ``"loss"``."""
+        return self.summary["metric"]
+
+    @property
+    def target(self) -> float | None:
+        """The value of the metric to reach; None if the run had no target."""
+        return self.summary["target"] or None
+
+    @property
+    def reached(self) -> bool:
+        """Whether an evaluation met the target."""
+        return bool(self.target is not None and self.summary["reached"])
+
+    @property
+    def values(self) -> list[float]:
+        """The metric at every evaluation; NaN where it was not finite."""
+        values = [row[f"eval_{self.metric}"] for row in self.evals]
+        # JSON has no NaN: the files hold null.
+        return [math.nan if value is None else value for value in values]
+
+    @property
+    def best(self) -> float:
+        """The best finite value of the metric; NaN if there is none."""
+        finite = [value for value in self.values if math.isfinite(value)]
+        choose = max if self.summary["mode"] == "max" else min
+        return choose(finite, default=math.nan)
+
+    @property
+    def simulated_storage(self) -> bool:
+        """Whether reads went through a storage model instead of a real storage."""
+        return bool(self.summary["simulated_storage"])
+
+    @property
+    def synthetic_data(self) -> bool:
+        """Whether the examples were made by a program."""
+        return bool(self.environment["workload"]["data"]["synthetic"])
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs that are compared: the arms of a study, or folders that someone named.
+
+    Attributes:
+      name: The heading of the report.
+      runs: In the order of the table.
+      calibration: What was measured before the arms ran, ``{}`` if nothing.
+      storage: The storage that the arms read from, ``{}`` if not recorded.
+    """
+
+    name: str
+    runs: Sequence[Run]
+    calibration: Mapping[str, Any]
+    storage: Mapping[str, Any]
+
+    @property
+    def baseline(self) -> Run | None:
+        """The run that all others are relative to: the arm named ``baseline``."""
+        return next((run for run in self.runs if run.name == "baseline"), None)
+
+    @property
+    def caveats(self) -> list[str]:
+        """What a reader of any table or figure must know about the input."""
+        caveats = []
+        if any(run.simulated_storage for run in self.runs):
+            caveats.append("simulated storage")
+        if any(run.synthetic_data for run in self.runs):
+            caveats.append("synthetic data")
+        return caveats
+
+
+def read_run(folder: Path | str) -> Run:
+    """Reads one finished run.
+
+    Args:
+      folder: A ``--workdir`` of ``echo-jax train``, or one arm of a study.
+
+    Returns:
+      The run, named after its folder.
+
+    Raises:
+      StudyError: A file is missing or broken, or the run is not finished.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise StudyError(f"{folder} is no folder; name the --workdir of a run")
+    if not (folder / "config.json").exists():
+        raise StudyError(
+            f"{folder} holds no config.json, so it is no run folder; "
+            "name the --workdir of 'echo-jax train' or 'echo-jax study'"
+        )
+    if not (folder / "summary.json").exists():
+        raise StudyError(
+            f"{folder} holds no summary.json: the run is not finished; resume it "
+            "with the command that started it"
+        )
+    run = Run(
+        name=folder.resolve().name,
+        config=_read_json(folder / "config.json"),
+        environment=_read_json(folder / "environment.json"),
+        summary=_read_json(folder / "summary.json"),
+        evals=_read_evals(folder / "metrics.jsonl"),
+    )
+    _check_run(run, folder)
+    return run
+
+
+def read_runs(folders: Iterable[Path | str], name: str = "Runs") -> Study:
+    """Reads runs that belong to no study, to compare them.
+
+    Args:
+      folders: Run folders; their names become the names of the arms.
+      name: The heading of the report.
+
+    Returns:
+      The runs in the order given.
+
+    Raises:
+      StudyError: A folder cannot be read, or the runs cannot be compared.
+    """
+    runs = [read_run(folder) for folder in folders]
+    _check_comparable(runs)
+    return Study(name, runs, calibration={}, storage={})
+
+
+def read_study(folder: Path | str) -> Study:
+    """Reads a study: ``study.json`` and the run folder of every arm.
+
+    Args:
+      folder: A ``--workdir`` of ``echo-jax study``.
+
+    Returns:
+      The study, its arms in the order of its config.
+
+    Raises:
+      StudyError: A file is missing or broken, or an arm is not finished.
+    """
+    folder = Path(folder)
+    if not (folder / "study.json").exists():
+        raise StudyError(
+            f"{folder} holds no study.json, so it is no study; "
+            "name the --workdir of 'echo-jax study', or run folders"
+        )
+    facts = _read_json(folder / "study.json")
+    runs = [read_run(folder / arm) for arm in facts["arms"]]
+    _check_comparable(runs)
+    return Study(facts["name"], runs, facts["calibration"], facts["storage"])
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StudyError(f"{path} is missing; run the arm again") from None
+    except json.JSONDecodeError as error:
+        raise StudyError(f"{path} is not JSON: {error}; run the arm again") from None
+
+
+def _read_evals(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        raise StudyError(f"{path} is missing; run the arm again") from None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise StudyError(f"{path}, line {number}, is not JSON: {error}") from None
+    return [row for row in rows if row["kind"] == "eval"]
+
+
+def _check_run(run: Run, folder: Path) -> None:
+    if not run.evals:
+        raise StudyError(
+            f"{folder}/metrics.jsonl holds no evaluation; "
+            "set --config.eval_every below --config.updates"
+        )
+    if f"eval_{run.metric}" not in run.evals[0]:
+        names = sorted(key for key in run.evals[0] if key.startswith("eval_"))
+        raise StudyError(
+            f"{folder}/metrics.jsonl holds {names}, but not eval_{run.metric}, "
+            "the metric of its summary.json"
+        )
+
+
+def _check_comparable(runs: Sequence[Run]) -> None:
+    if not runs:
+        raise StudyError("there is no run to report; name at least one run folder")
+    names = [run.name for run in runs]
+    for name in names:
+        if names.count(name) > 1:
+            raise StudyError(
+                f"two run folders are named {name!r}; rename one, since the name "
+                "is what tells them apart in the table"
+            )
+    for field in ("workload", "metric", "target"):
+        values = {run.name: run.summary[field] for run in runs}
+        if len(set(values.values())) > 1:
+            raise StudyError(f"runs of different {field} cannot be compared: {values}")

@@ -1,0 +1,287 @@
+"""The table of a study: what each arm needed to reach the target.
+
+Three costs, never one: fresh examples, updates, and seconds of training. Echoing
+trades the second for the first, and gains the third only where the accelerator
+waited before.
+"""
+
+import html
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from echo_jax.studies.runs import Run, Study
+
+__all__ = [
+    "HEADINGS",
+    "ArmRow",
+    "arm_rows",
+    "cells",
+    "notes",
+    "terminal_table",
+    "write_markdown",
+]
+
+HEADINGS = (
+    "arm",
+    "echo",
+    "fresh examples",
+    "updates",
+    "seconds",
+    "idle",
+    "R",
+    "repeat's worth",
+)
+
+# On a machine of one's own, the same step takes the same time within a few percent.
+_EVEN_STEPS = 1.25
+
+
+@dataclass(frozen=True)
+class ArmRow:
+    """One line of the table.
+
+    Attributes:
+      name: The arm.
+      echo: Factor, placement and order in words.
+      reached: Whether the target was met. If not, the three costs are those of
+        the whole run: lower bounds.
+      fresh: Fresh examples read.
+      updates: Optimizer steps.
+      seconds: Training time in seconds, without evaluation, saving and compiling.
+      relative: The three costs, each divided by the baseline's; None where the
+        arm or the baseline did not reach the target.
+      idle_fraction: The fraction of the run that the accelerator waited; below 0
+        if the steps ran faster than the one that was timed.
+      ratio: R, measured in the run: time per fresh batch over time per step.
+      repeat_worth: Fresh examples that one repeat replaced, on average, until
+        the target: ``(baseline's fresh - fresh) / repeats``. 1 is as good as
+        fresh, 0 is worth nothing. None without repeats or without a target.
+    """
+
+    name: str
+    echo: str
+    reached: bool
+    fresh: int
+    updates: int
+    seconds: float
+    relative: tuple[float, float, float] | None
+    idle_fraction: float | None
+    ratio: float | None
+    repeat_worth: float | None
+
+
+def arm_rows(study: Study) -> list[ArmRow]:
+    """Computes the table of a study.
+
+    Args:
+      study: The runs to compare.
+
+    Returns:
+      One row for each run, in the study's order.
+    """
+    return [_arm_row(run, study.baseline) for run in study.runs]
+
+
+def cells(row: ArmRow) -> tuple[str, ...]:
+    """Formats a row as text, one cell for each of `HEADINGS`.
+
+    Args:
+      row: From `arm_rows`.
+
+    Returns:
+      The cells. A cost is followed by what it is relative to the baseline, as in
+      ``"3,355 (0.33x)"``; an arm that did not reach the target gets
+      ``"not in 9,600"``.
+    """
+    costs = (f"{row.fresh:,}", f"{row.updates:,}", f"{row.seconds:.1f}")
+    if not row.reached:
+        costs = tuple(f"not in {cost}" for cost in costs)
+    elif row.relative is not None:
+        costs = tuple(
+            f"{cost} ({ratio:.2f}x)"
+            for cost, ratio in zip(costs, row.relative, strict=True)
+        )
+    idle = None if row.idle_fraction is None else max(row.idle_fraction, 0.0)
+    return (
+        row.name,
+        row.echo,
+        *costs,
+        _optional(idle, "{:.0%}"),
+        _optional(row.ratio, "{:.2f}"),
+        _optional(row.repeat_worth, "{:.2f}"),
+    )
+
+
+def notes(study: Study) -> list[str]:
+    """Says what the table's numbers mean and what limits them.
+
+    Args:
+      study: The runs to compare.
+
+    Returns:
+      Sentences for below the table.
+    """
+    first = study.runs[0]
+    lines = []
+    if first.target is None:
+        lines.append("The runs had no target: the costs are those of the whole run.")
+    else:
+        comparison = "at least" if first.summary["mode"] == "max" else "at most"
+        every = sorted({run.config["eval_every"] for run in study.runs})
+        lines.append(
+            f"Target: eval {first.metric} {comparison} {first.target:g}, looked at "
+            f"every {' or '.join(map(str, every))} updates."
+        )
+    if study.baseline is None:
+        lines.append("No run is named 'baseline', so nothing is relative to it.")
+    else:
+        lines.append("x: relative to the baseline; below 1 is cheaper.")
+    lines += [
+        "Seconds: training and waiting for input, without evaluation, saving and "
+        "compiling. Idle: the part of it in which no step could run.",
+        "R: seconds per fresh batch over seconds per step, measured in each run.",
+        "Repeat's worth: fresh examples that one repeat replaced on average "
+        "(1: as good as fresh, 0: worth nothing).",
+    ]
+    lines += [
+        f"{run.name} did not reach the target; its best was {run.best:.4g}."
+        for run in study.runs
+        if run.target is not None and not run.reached
+    ]
+    steps = [run.summary["t_down_s"] * 1e3 for run in study.runs]
+    if max(steps) > _EVEN_STEPS * min(steps):
+        lines.append(
+            f"A step took {min(steps):.3g} to {max(steps):.3g} ms, depending on the "
+            "run: if it is the same step, something else used the machine, and the "
+            "seconds do not compare."
+        )
+    if "simulated storage" in study.caveats:
+        lines.append(f"Simulated storage: {_storage_in_words(study)}.")
+    if "synthetic data" in study.caveats:
+        lines.append("Synthetic data: the examples were made by a program.")
+    return lines
+
+
+def terminal_table(study: Study) -> Table:
+    """Makes the table for a terminal.
+
+    Args:
+      study: The runs to compare.
+
+    Returns:
+      A table for ``rich.print``, which fits into 80 columns: how each arm echoes
+      is left to the Markdown table and the report.
+    """
+    title = ", ".join([study.name, *study.caveats])
+    table = Table(
+        title=Text(f"{title}\n", style="bold"),
+        caption=Text("\n".join(["", *notes(study)])),
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
+    shown = [index for index, heading in enumerate(HEADINGS) if heading != "echo"]
+    for index in shown:
+        justify = "left" if index == 0 else "right"
+        heading = HEADINGS[index].replace("repeat's ", "repeat's\n")
+        table.add_column(Text(heading), justify=justify, overflow="fold")
+    for row in arm_rows(study):
+        row_cells = cells(row)
+        # Text, not str: a name with square brackets is no markup.
+        table.add_row(*(Text(row_cells[index]) for index in shown))
+    return table
+
+
+def write_markdown(study: Study, path: Path) -> None:
+    """Writes the table as Markdown.
+
+    Args:
+      study: The runs to compare.
+      path: The file, such as ``table.md``.
+    """
+    title = ", ".join([study.name, *study.caveats])
+    lines = [
+        f"**{_markdown(title)}**",
+        "",
+        _markdown_row(HEADINGS),
+        _markdown_row(["---", "---", *["---:"] * (len(HEADINGS) - 2)]),
+        *(_markdown_row(map(_markdown, cells(row))) for row in arm_rows(study)),
+        "",
+        *(f"- {_markdown(note)}" for note in notes(study)),
+    ]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _arm_row(run: Run, baseline: Run | None) -> ArmRow:
+    summary, costs = run.summary, _costs(run)
+    relative = repeat_worth = None
+    if run.reached and baseline is not None and baseline.reached:
+        base = _costs(baseline)
+        relative = (costs[0] / base[0], costs[1] / base[1], costs[2] / base[2])
+        repeats = _row_at_target(run)["repeats"]
+        if repeats:
+            repeat_worth = (base[0] - costs[0]) / repeats
+    return ArmRow(
+        name=run.name,
+        echo=_echo_in_words(run),
+        reached=run.reached or run.target is None,
+        fresh=costs[0],
+        updates=costs[1],
+        seconds=costs[2],
+        relative=relative,
+        idle_fraction=summary["idle_fraction"],
+        ratio=summary["R"],
+        repeat_worth=repeat_worth,
+    )
+
+
+def _costs(run: Run) -> tuple[int, int, float]:
+    """Fresh examples, updates and seconds to the target, or of the whole run."""
+    summary = run.summary
+    if run.reached:
+        names = ("fresh_to_target", "updates_to_target", "seconds_to_target")
+    else:
+        names = ("fresh", "updates", "wall_s")
+    return summary[names[0]], summary[names[1]], summary[names[2]]
+
+
+def _row_at_target(run: Run) -> Mapping[str, Any]:
+    """The evaluation that met the target: it knows the repeats used until then."""
+    updates = run.summary["updates_to_target"]
+    return next(row for row in run.evals if row["updates"] == updates)
+
+
+def _echo_in_words(run: Run) -> str:
+    echo = run.summary["echo"]
+    if echo["factor"] == 1:
+        return "none"
+    words = f"{echo['factor']:g}x after {echo['after']}, {echo['order']}"
+    return words if echo["buffer"] == 1 else f"{words}, buffer {echo['buffer']:,}"
+
+
+def _storage_in_words(study: Study) -> str:
+    storage = study.runs[0].summary["storage"]
+    words = f"{storage['latency_s'] * 1e3:.3g} ms a read ({storage['distribution']})"
+    if storage["bytes_per_s"]:
+        words += f", {storage['bytes_per_s'] / 1e6:.3g} MB/s"
+    return words
+
+
+def _optional(value: float | None, pattern: str) -> str:
+    return "—" if value is None else pattern.format(value)
+
+
+def _markdown(text: str) -> str:
+    """Escapes text for a Markdown cell: no HTML, no cell border, no line break."""
+    return " ".join(html.escape(text, quote=False).replace("|", "&#124;").split())
+
+
+def _markdown_row(row: Iterable[str]) -> str:
+    return f"| {' | '.join(row)} |"

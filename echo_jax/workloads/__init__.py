@@ -1,0 +1,48 @@
+"""What can be trained: data, model, loss, metric and target, one file each."""
+
+from typing import Any
+
+import jax
+
+from echo_jax.workloads import lm, shapes
+from echo_jax.workloads.base import Batch, Task, Variables, Workload
+
+__all__ = ["WORKLOADS", "Batch", "Task", "Variables", "Workload", "build"]
+
+WORKLOADS = {"lm": lm.build, "shapes": shapes.build}
+"""How each workload is built from a config, by name."""
+
+
+def build(config: Any) -> Workload:
+    """Builds the workload that a training config names.
+
+    Args:
+      config: A training config, as `echo_jax.config.default_config` describes.
+
+    Returns:
+      The workload, its data read or drawn.
+
+    Raises:
+      FileNotFoundError: If its data is not there.
+      ValueError: If there is no workload of that name, or its data or its model
+        cannot be as the config says.
+
+    Example:
+      >>> config = load_config("configs/lm.py:tiny")
+      >>> build(config).metric
+      'loss'
+    """
+    if config.workload not in WORKLOADS:
+        raise ValueError(
+            f"workload={config.workload!r} is unknown; use one of "
+            f"{', '.join(sorted(WORKLOADS))}."
+        )
+    for name, value in config.model.items():
+        if isinstance(value, int) and value < 1:
+            raise ValueError(
+                f"model.{name}={value} must be at least 1; set --config.model.{name}=1."
+            )
+    workload = WORKLOADS[config.workload](config)
+    # Without computing anything: a model that cannot be is refused here and now.
+    jax.eval_shape(lambda: workload.task.init(jax.random.key(0)))
+    return workload

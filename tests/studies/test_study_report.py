@@ -1,0 +1,109 @@
+import html
+import math
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from echo_jax.studies.report import write_report
+from echo_jax.studies.runs import read_runs, read_study
+
+ARMS = {
+    "baseline": {"losses": (4.0, 3.0, 2.0, 1.0)},
+    "spread": {"factor": 4.0, "losses": (4.0, 3.0, 1.0), "seconds_per_update": 0.125},
+    "batch_echo": {"factor": 4.0, "losses": (4.0, 3.5)},
+}
+# Markup, what a legend may leave out, a broken formula, and a cell's border.
+HOSTILE = ['<img src=x onerror="alert(1)">', "_hidden", "$x_$", "a&b|c"]
+
+
+def _tags(page: str) -> list[str]:
+    return re.findall(r"<\s*([a-zA-Z]+)", page)
+
+
+def _comments(svg: str) -> list[str]:
+    """The texts of a figure: matplotlib draws paths and notes what they spell."""
+    comments = re.findall(r"<!--(.*?)-->", svg, re.DOTALL)
+    return [html.unescape(comment.strip()) for comment in comments]
+
+
+def test_everything_is_written_where_it_was_asked_for(tmp_path, make_study):
+    study = read_study(make_study(tmp_path / "study", ARMS))
+    out = tmp_path / "deep" / "out"
+    assert write_report(study, out) == out / "report.html"
+    names = {path.name for path in out.iterdir()}
+    assert names == {"table.md", "figure.png", "figure.svg", "report.html"}
+
+
+def test_the_report_needs_nothing_from_elsewhere(tmp_path, make_study):
+    study = read_study(make_study(tmp_path, ARMS))
+    page = write_report(study, tmp_path).read_text()
+    assert not {"script", "link", "img", "iframe"} & set(_tags(page))
+    assert not re.search(r"""(src|href)\s*=\s*["'](?!#)""", page)
+    assert not re.search(r"url\((?!#)", page)
+    assert "<!DOCTYPE svg" not in page
+    assert page.count("<svg") == 1
+
+
+def test_the_report_shows_table_notes_and_configs(tmp_path, make_study):
+    study = read_study(make_study(tmp_path, ARMS))
+    page = write_report(study, tmp_path).read_text()
+    assert "<td>baseline</td><td>none</td><td>4,000 (1.00x)</td>" in page
+    assert "<td>not in 500</td>" in page
+    assert "<li>Simulated storage: 2.5 ms a read (constant).</li>" in page
+    assert '<p class="caveats">simulated storage</p>' in page
+    assert page.count("<details>") == 3
+    assert "Measured before the arms ran" in page
+
+
+def test_a_report_of_runs_has_no_calibration(tmp_path, make_run):
+    study = read_runs([make_run(tmp_path / "a", simulated_storage=False)])
+    page = write_report(study, tmp_path).read_text()
+    assert "Measured before the arms ran" not in page
+    assert 'class="caveats"' not in page
+
+
+def test_hostile_names_are_escaped_everywhere(tmp_path, make_run):
+    runs = [make_run(tmp_path / name) for name in HOSTILE]
+    study = read_runs(runs, name="<script>alert(2)</script>")
+    page = write_report(study, tmp_path).read_text()
+    assert not {"script", "img"} & set(_tags(page))
+    assert "<td>&lt;img src=x onerror=&quot;alert(1)&quot;&gt;</td>" in page
+    ET.fromstring((tmp_path / "figure.svg").read_text())
+
+
+def test_the_figure_names_every_arm_once_and_the_caveat(tmp_path, make_run):
+    runs = [make_run(tmp_path / name) for name in HOSTILE]
+    write_report(read_runs(runs, name="a study"), tmp_path)
+    texts = _comments((tmp_path / "figure.svg").read_text())
+    assert [text for text in texts if text in HOSTILE] == HOSTILE
+    assert any(
+        text.startswith("Simulated storage;  R = 4.0 as measured;") for text in texts
+    )
+    for label in ("fresh examples read", "updates", "seconds of training"):
+        assert texts.count(label) == 1
+    assert texts.count("eval loss") == 1
+
+
+def test_the_figure_is_the_same_every_time(tmp_path, make_study):
+    study = read_study(make_study(tmp_path, ARMS))
+    for name in ("a", "b"):
+        write_report(study, tmp_path / name)
+    for name in ("figure.svg", "figure.png", "report.html"):
+        assert (tmp_path / "a" / name).read_bytes() == (
+            tmp_path / "b" / name
+        ).read_bytes()
+
+
+@pytest.mark.parametrize("losses", [(1.0,), (2.0, 2.0), (2.0, math.nan), (math.nan,)])
+def test_a_short_flat_or_broken_run_is_drawn(tmp_path, make_run, losses):
+    folder = make_run(tmp_path / "a", losses=losses, target=0.0)
+    write_report(read_runs([folder]), tmp_path)
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_many_arms_are_drawn(tmp_path, make_run):
+    runs = [make_run(tmp_path / f"arm{number}") for number in range(9)]
+    write_report(read_runs(runs), tmp_path)
+    texts = _comments((tmp_path / "figure.svg").read_text())
+    assert [f"arm{number}" in texts for number in range(9)] == [True] * 9
