@@ -1,0 +1,309 @@
+"""The commands as they are typed."""
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from echo_jax import cli, runs
+
+ROOT = Path(__file__).parents[1]
+QUICKSTART = f"{ROOT}/configs/quickstart.py"
+LM = f"{ROOT}/configs/lm.py:tiny"
+ARMS = ["baseline", "batch_echo", "shuffle", "spread"]
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Catches what ``echo-jax train`` would train."""
+    calls = []
+    monkeypatch.setattr(runs, "run_train", lambda *args: calls.append(args))
+    return calls
+
+
+def _refused(argv: list[str], capsys) -> str:
+    """Runs a command that is refused; returns the one line that says why."""
+    try:
+        status = cli.main(argv)
+    except SystemExit as end:
+        status = end.code
+    assert status == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["study"], ["report"]])
+def test_help_shows_an_example(command, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([*command, "--help"])
+    assert f"  {' '.join(['echo-jax', *command])} " in capsys.readouterr().out
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "echo_jax", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("usage: echo-jax")
+
+
+def test_every_field_is_a_flag(trained, tmp_path):
+    argv = ["train", "--config", LM, "--workdir", f"{tmp_path}/x"]
+    argv += ["--config.echo.factor=3.0", "--config.optim.lr", "0.5"]
+    argv += ["--config.stop_at_target", "--config.mesh.data", "-1"]
+    assert cli.main(argv) == 0
+    ((config, workdir),) = trained
+    assert workdir == tmp_path / "x"
+    assert (config.echo.factor, config.optim.lr, config.mesh.data) == (3.0, 0.5, -1)
+    assert config.stop_at_target is True
+    # The variant was used, and the rest is as it says.
+    assert config.updates == 60
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        (
+            "--config.echo.facter=3",
+            "--config.echo.facter: config.echo has no field 'facter', did you mean "
+            "'factor'?; it has after, buffer, factor, order, seed",
+        ),
+        ("--config.ecko.factor=3", "config has no field 'ecko', did you mean 'echo'?"),
+        ("--config.seed.x=3", "config.seed has no field 'x'; it has no fields"),
+        ("--config.echo=3", "--config.echo is a group; set one of its fields: after"),
+        ("--config.seed=1.5", "--config.seed=1.5: invalid literal for int()"),
+        ("--config.echo.factor=many", "could not convert string to float: 'many'"),
+        ("--config.echo.factor", "Missing value for flag --config.echo.factor"),
+        ("--workdri=x", "unknown option '--workdri', did you mean '--workdir'?"),
+        ("stray", "'stray' belongs to no option; remove it"),
+        ("--config.batch_size=0", "config.batch_size=0 must be at least 1; set --con"),
+        ("--config.workload=lmm", "lmm"),
+        ("--config.data.source=none.txt", "none.txt"),
+    ],
+)
+def test_what_is_mistyped_is_named_in_one_line(flag, message, tmp_path, capsys):
+    workdir = tmp_path / "x"
+    line = _refused(["train", "--config", LM, "--workdir", str(workdir), flag], capsys)
+    assert line.startswith("echo-jax train: ")
+    assert message in line
+    # A corrected command must not find the folder taken.
+    assert not workdir.exists()
+
+
+def test_a_missing_config_is_named(tmp_path, capsys):
+    argv = ["train", "--config", "nowhere.py", "--workdir", str(tmp_path)]
+    assert "'nowhere.py' is no file" in _refused(argv, capsys)
+
+
+def test_an_unknown_variant_is_named(tmp_path, capsys):
+    argv = ["train", "--config", f"{LM}y", "--workdir", str(tmp_path)]
+    assert "variant 'tinyy' is unknown; use 'tiny'" in _refused(argv, capsys)
+
+
+def test_a_missing_option_is_named(capsys):
+    line = _refused(["train", "--config", LM], capsys)
+    assert line == (
+        "echo-jax train: the following arguments are required: --workdir; "
+        "see echo-jax train --help"
+    )
+
+
+def test_a_file_as_workdir_is_refused(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    argv = ["train", "--config", LM, "--workdir", f"{tmp_path}/file"]
+    assert str(tmp_path / "file") in _refused(argv, capsys)
+
+
+def test_a_config_of_the_other_command_is_sent_there(tmp_path, capsys):
+    argv = ["--config", f"{QUICKSTART}:tiny", "--workdir", f"{tmp_path}/x"]
+    assert "run it with 'echo-jax study'" in _refused(["train", *argv], capsys)
+    argv[1] = LM
+    assert "run it with 'echo-jax train'" in _refused(["study", *argv], capsys)
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--config.storage_ratio=-1", "config.storage_ratio=-1.0 must be at least 0"),
+        ("--config.arms.spread.echo.order=spraed", "arm spread: config.echo.order="),
+    ],
+)
+def test_a_study_is_checked_before_its_first_arm(flag, message, tmp_path, capsys):
+    argv = ["study", "--config", f"{QUICKSTART}:tiny", "--workdir", f"{tmp_path}/x"]
+    assert message in _refused([*argv, flag], capsys)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (runs.Interrupted(update=3, signum=signal.SIGINT), 130, "after update 3"),
+        (runs.Interrupted(update=3, signum=signal.SIGTERM), 143, "after update 3"),
+        (KeyboardInterrupt(), 130, "interrupted; run the same command to resume"),
+    ],
+)
+def test_an_interruption_prints_the_command_that_resumes(
+    error, status, message, monkeypatch, tmp_path, capsys
+):
+    def stop(config, workdir):
+        raise error
+
+    monkeypatch.setattr(runs, "run_train", stop)
+    argv = ["train", "--config", LM, "--workdir", f"{tmp_path}/a b"]
+    assert cli.main(argv) == status
+    first, second = capsys.readouterr().err.splitlines()
+    assert message in first
+    assert second == f"  echo-jax train --config {LM} --workdir '{tmp_path}/a b'"
+
+
+def test_a_loss_that_is_not_finite_fails_the_command(monkeypatch, tmp_path, capsys):
+    def diverge(config, workdir):
+        raise runs.NonFiniteLossError("the loss of update", 7, None)
+
+    monkeypatch.setattr(runs, "run_train", diverge)
+    assert cli.main(["train", "--config", LM, "--workdir", str(tmp_path)]) == 1
+    assert "of update 7 is not finite" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory) -> Path:
+    """The folder of a study that ran, as the README has it, but tiny."""
+    folder = tmp_path_factory.mktemp("study") / "quickstart"
+    argv = ["study", "--config", f"{QUICKSTART}:tiny", "--workdir", str(folder)]
+    assert cli.main(argv) == 0
+    return folder
+
+
+def _json(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+def test_a_study_leaves_its_arms_and_its_report(study):
+    assert {path.name for path in study.iterdir()} == {
+        *("study.json", "table.md", "figure.png", "figure.svg", "report.html"),
+        *ARMS,
+    }
+    facts = _json(study / "study.json")
+    assert facts["arms"] == ARMS
+    summaries = {arm: _json(study / arm / "summary.json") for arm in ARMS}
+    assert all(summary["reached"] for summary in summaries.values())
+    assert [s["echo"]["order"] for s in summaries.values()] == [
+        *("consecutive", "consecutive", "shuffle", "spread")
+    ]
+    assert summaries["baseline"]["repeats"] == 0
+    assert all(summaries[arm]["repeats"] > 0 for arm in ARMS[1:])
+
+
+def test_all_arms_read_from_the_storage_that_was_calibrated(study):
+    facts = _json(study / "study.json")
+    found = facts["calibration"]
+    assert found["latency_s"] == pytest.approx(4.0 * found["t_down_s"] / 32, rel=1e-12)
+    for arm in ARMS:
+        assert _json(study / arm / "config.json")["data"]["storage"] == facts["storage"]
+        assert _json(study / arm / "summary.json")["simulated_storage"]
+    assert facts["storage"]["latency_s"] == found["latency_s"]
+    assert "simulated storage" in (study / "table.md").read_text()
+
+
+def test_a_study_goes_on_where_it_stopped(study, capsys):
+    kept = ["study.json", *(f"{arm}/summary.json" for arm in ARMS[:3])]
+    before = {name: (study / name).read_bytes() for name in kept}
+    spread = _json(study / "spread" / "summary.json")
+    # As if it was killed while it wrote the last arm's summary.
+    (study / "spread" / "summary.json").unlink()
+    argv = ["study", "--config", f"{QUICKSTART}:tiny", "--workdir", str(study)]
+    assert cli.main(argv) == 0
+    assert {name: (study / name).read_bytes() for name in kept} == before
+    again = _json(study / "spread" / "summary.json")
+    for field in ("params_sha256", "updates", "fresh", "repeats"):
+        assert again[field] == spread[field]
+    out = capsys.readouterr().out
+    assert "Measuring a training step" not in out
+    assert "Arm 4 of 4: spread" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_study_that_a_signal_stops_is_resumed_by_the_command_it_prints(
+    signum, tmp_path
+):
+    argv = ["study", "--config", f"{QUICKSTART}:tiny", "--workdir", str(tmp_path / "x")]
+    # An arm that runs until it is stopped.
+    argv += ["--config.base.stop_at_target=false", "--config.base.updates=100000"]
+    command = [sys.executable, "-m", "echo_jax", *argv]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "update 40 " in line:
+                process.send_signal(signum)
+                break
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + signum
+    assert err.splitlines()[-1] == f"  {shlex.join(['echo-jax', *argv])}"
+    assert not (tmp_path / "x" / "baseline" / "summary.json").exists()
+
+    argv[-1] = "--config.base.updates=50"
+    resumed = subprocess.run(
+        [sys.executable, "-m", "echo_jax", *argv],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed after update" in resumed.stdout
+    assert "Measuring a training step" not in resumed.stdout
+    assert (tmp_path / "x" / "report.html").exists()
+
+
+def test_a_study_of_another_ratio_is_refused(study, capsys):
+    argv = ["study", "--config", f"{QUICKSTART}:tiny", "--workdir", str(study)]
+    line = _refused([*argv, "--config.storage_ratio=2.0"], capsys)
+    assert "holds a study of another storage_ratio" in line
+
+
+def test_a_study_of_another_base_names_the_field(study, capsys):
+    argv = ["study", "--config", f"{QUICKSTART}:tiny", "--workdir", str(study)]
+    before = (study / "study.json").read_bytes()
+    line = _refused([*argv, "--config.base.optim.lr=0.5"], capsys)
+    assert "optim.lr (0.003 -> 0.5)" in line
+    assert (study / "study.json").read_bytes() == before
+
+
+def test_report_makes_the_files_again(study, capsys):
+    names = ("table.md", "figure.png", "figure.svg", "report.html")
+    before = {name: (study / name).read_bytes() for name in names}
+    for name in names:
+        (study / name).unlink()
+    assert cli.main(["report", str(study)]) == 0
+    assert {name: (study / name).read_bytes() for name in names} == before
+    assert "spread" in capsys.readouterr().out
+
+
+def test_report_compares_run_folders(study, tmp_path, capsys):
+    folders = [str(study / "baseline"), str(study / "spread")]
+    assert cli.main(["report", *folders, "--workdir", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<td>spread</td>" in page
+    assert "<td>shuffle</td>" not in page
+
+
+def test_report_of_several_runs_needs_a_folder(tmp_path, capsys):
+    line = _refused(["report", f"{tmp_path}/a", f"{tmp_path}/b"], capsys)
+    assert line.endswith("add --workdir FOLDER")
+
+
+def test_report_of_nothing_is_refused(tmp_path, capsys):
+    line = _refused(["report", str(tmp_path)], capsys)
+    assert "holds no config.json, so it is no run folder" in line
+
+
+def test_report_refuses_an_unknown_option(tmp_path, capsys):
+    line = _refused(["report", str(tmp_path), "--fast"], capsys)
+    assert "unknown option '--fast'" in line

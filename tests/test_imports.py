@@ -1,0 +1,147 @@
+"""The import directions of docs/design.md, section 5, enforced.
+
+The source is parsed, so an import inside a function counts like any other: none
+can hide a cycle or a forbidden direction.
+"""
+
+import ast
+import graphlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "echo_jax"
+
+# What each package, or each module beside them, may import from the project: a
+# package's name stands for all of its modules.
+ALLOWED = {
+    "__init__": {"echo"},
+    "__main__": {"cli"},
+    "cli": {"config", "runs", "studies"},
+    "config": set(),
+    "data": {"data", "echo"},
+    "echo": {"echo"},
+    "models": {"models"},
+    "runs": {"config", "studies", "training", "workloads"},
+    "studies": {"studies"},
+    "training": {"config", "echo", "training", "workloads.base"},
+    "workloads": {"data", "echo", "models", "workloads"},
+}
+
+# What may be imported from outside, beside the standard library. Packages that
+# are not named here choose for themselves.
+ALLOWED_OUTSIDE = {
+    "__init__": set(),
+    "__main__": set(),
+    "cli": {"absl", "ml_collections", "rich"},
+    "config": {"ml_collections"},
+    "echo": {"numpy"},
+    "models": {"flax", "jax", "numpy"},
+    "studies": {"matplotlib", "numpy", "rich"},
+}
+
+# The modules of `echo` whose name begins so know one backend, and never another.
+BACKENDS = {"echo.grain": "grain", "echo.tfdata": "tensorflow", "echo.device": "jax"}
+
+
+def _modules() -> dict[str, Path]:
+    """Maps the name of every module, without ``echo_jax.``, to its file."""
+    names = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if len(parts) > 1 and parts[-1] == "__init__":
+            parts = parts[:-1]
+        names[".".join(parts)] = path
+    return names
+
+
+MODULES = _modules()
+
+
+def _imported(tree: ast.AST) -> set[str]:
+    """The full names of all modules that a syntax tree imports."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, "imports are absolute"
+            # `from package import module` imports the module.
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules = {n for n in inside if n.removeprefix("echo_jax.") in MODULES}
+            names |= modules or {node.module}
+    return names
+
+
+def _in_project(names: set[str]) -> set[str]:
+    """The names that lie in the project, without ``echo_jax.``."""
+    inside = {name for name in names if name.split(".")[0] == "echo_jax"}
+    return {name.removeprefix("echo_jax.") for name in inside}
+
+
+def _outside(names: set[str]) -> set[str]:
+    """The top packages that come neither from the project nor with Python."""
+    tops = {name.split(".")[0] for name in names}
+    return tops - sys.stdlib_module_names - {"echo_jax"}
+
+
+IMPORTS = {
+    name: _imported(ast.parse(path.read_text(encoding="utf-8")))
+    for name, path in MODULES.items()
+}
+
+
+def _is_allowed(imported: str, allowed: set[str]) -> bool:
+    return any(imported == a or imported.startswith(f"{a}.") for a in allowed)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_only_what_its_layer_may(module):
+    layer = module.split(".")[0]
+    assert layer in ALLOWED, f"{layer} is new: give it a line in ALLOWED"
+    inside = _in_project(IMPORTS[module])
+    assert not {n for n in inside if not _is_allowed(n, ALLOWED[layer])}
+    if layer in ALLOWED_OUTSIDE:
+        backend = {BACKENDS[name] for name in BACKENDS if module.startswith(name)}
+        assert not _outside(IMPORTS[module]) - ALLOWED_OUTSIDE[layer] - backend
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_backend_of_echo_knows_no_other(backend):
+    others = tuple(BACKENDS.keys() - {backend})
+    for module in (m for m in MODULES if m.startswith(backend)):
+        assert not any(n.startswith(others) for n in _in_project(IMPORTS[module]))
+
+
+def test_there_is_no_cycle():
+    graph = {name: _in_project(names) - {"echo_jax"} for name, names in IMPORTS.items()}
+    # Raises CycleError, which names the cycle.
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_training_names_no_workload():
+    names = {m.split(".")[1] for m in MODULES if m.startswith("workloads.")} - {"base"}
+    assert names, "the workloads have moved; look for them there"
+    for module in (m for m in MODULES if m.split(".")[0] == "training"):
+        tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+        strings = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)}
+        assert not strings & names, module
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import echo_jax", ("jax", "flax", "tensorflow", "grain", "matplotlib")),
+        ("import echo_jax.cli", ("jax", "flax", "tensorflow", "grain", "matplotlib")),
+        ("import echo_jax.config", ("jax", "flax", "tensorflow", "grain")),
+        ("import echo_jax.studies.report", ("jax", "flax", "tensorflow", "grain")),
+    ],
+)
+def test_an_import_stays_light(statement, absent):
+    program = f"import sys; {statement}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert not set(done.stdout.split()) & set(absent)
