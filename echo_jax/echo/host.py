@@ -297,8 +297,9 @@ def echo(
     of their own: no two uses ever share memory that can be written.
 
     Args:
-      iterable: Yields pytrees of dicts, lists and tuples with array leaves. With
-        ``get_state`` and ``set_state`` on its iterator the echo has them too.
+      iterable: Yields pytrees of dicts, lists and tuples with array leaves, and
+        does not write into an item after it has yielded it. With ``get_state`` and
+        ``set_state`` on its iterator the echo has them too.
       spec: What the echo does.
       batch: Whether to stack ``spec.batch_size`` uses into one output, leaf by
         leaf along a new first axis. Much faster than stacking them later. Items

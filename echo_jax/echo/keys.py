@@ -7,12 +7,14 @@ Flood 2014, "Fast Splittable Pseudorandom Number Generators").
 """
 
 import functools
+from collections.abc import Sequence
 from typing import overload
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 __all__ = ["mix", "sequence", "use_seed"]
+
+Indices = np.ndarray | Sequence[int]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
@@ -57,11 +59,11 @@ def use_seed(seed: int, fresh_index: int, repeat: int) -> np.uint64: ...
 
 
 @overload
-def use_seed(seed: int, fresh_index: ArrayLike, repeat: ArrayLike) -> np.ndarray: ...
+def use_seed(seed: int, fresh_index: Indices, repeat: Indices) -> np.ndarray: ...
 
 
 def use_seed(
-    seed: int, fresh_index: ArrayLike, repeat: ArrayLike
+    seed: int, fresh_index: int | Indices, repeat: int | Indices
 ) -> np.ndarray | np.uint64:
     """Returns the random seed of a use: what augmentation must be keyed by.
 

@@ -37,6 +37,7 @@ _STATE_KEYS = (
     "position",
     "repeats",
     "round",
+    "spec",
     "uses",
 )
 _RUN_AHEAD = 64
@@ -89,6 +90,7 @@ class Plan:
         Raises:
           ValueError: If the buffer is too small for ``spread`` without twins.
         """
+        self._spec = spec
         self._rounds = rounds_of(spec)
         self.num_slots = self._rounds.num_slots
         span = 1 << (self._rounds.window + self.num_slots).bit_length()
@@ -278,6 +280,7 @@ class Plan:
             "position": position,
             "repeats": self._repeats - int(repeats),
             "round": round_,
+            "spec": self._spec.fingerprint,
             "uses": self._uses - pending,
         }
 
@@ -290,7 +293,7 @@ class Plan:
           writes these items into these slots.
 
         Raises:
-          ValueError: If it is not a state of a plan.
+          ValueError: If it is not a state of a plan, or was saved with another spec.
         """
         if set(state) != set(_STATE_KEYS) or not all(
             type(value) is int for value in state.values()
@@ -298,6 +301,12 @@ class Plan:
             raise ValueError(
                 f"{dict(state)!r} is not the state of an echo plan; give what "
                 f"get_state returned: integers under {', '.join(_STATE_KEYS)}"
+            )
+        if state["spec"] != self._spec.fingerprint:
+            raise ValueError(
+                f"this state was saved with another spec than {self._spec}, or by "
+                "another version of the orders; restore it with the spec it was "
+                "saved with"
             )
         self._restart(state)
         self._piece = self._within_end(self._piece)

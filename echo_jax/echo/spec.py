@@ -1,5 +1,6 @@
 """What an echo is to do: one frozen, validated description for all backends."""
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -8,6 +9,10 @@ from echo_jax.echo.schedule import Factor, FactorByItem, Schedule, as_schedule
 __all__ = ["EchoSpec", "Order"]
 
 Order = Literal["consecutive", "shuffle", "spread"]
+
+# Goes up whenever the same spec yields another sequence than before, or a state
+# means something else: an older state is then refused.
+_SEQUENCE_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -59,3 +64,21 @@ class EchoSpec:
                 f"order={self.order!r} is unknown; use one of "
                 f"{', '.join(map(repr, get_args(Order)))}"
             )
+
+    @property
+    def fingerprint(self) -> int:
+        """An integer that another sequence of uses does not share, below 2^48.
+
+        A function as factor counts with its bound alone.
+        """
+        parts = (
+            _SEQUENCE_VERSION,
+            self.order,
+            self.buffer,
+            self.batch_size,
+            self.seed,
+            self.schedule.starts,
+            [str(factor) for factor in self.schedule.factors],
+            self.schedule.by_item is not None,
+        )
+        return int(hashlib.sha256(repr(parts).encode()).hexdigest()[:12], 16)

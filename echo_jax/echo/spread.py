@@ -11,10 +11,12 @@ Only items of the same number of uses swap places. So which positions end an
 item's life, and how many items are alive, does not depend on chance.
 """
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -25,7 +27,6 @@ from echo_jax.echo.schedule import Schedule
 __all__ = ["CohortSizes", "Spread"]
 
 _INTERVALS_PER_PIECE = 8192
-_MAX_WARM_ROUNDS = 10_000
 
 
 class CohortSizes:
@@ -51,9 +52,15 @@ class CohortSizes:
         # Rounding of merged cohorts moves a use by at most this many places.
         self.slack = self.max_uses + 2 if batch_size > 1 else 0
         self._margin = self.max_uses + 1
-        self._room = buffer - self._margin
-        self.steady = self._steady(buffer)
-        self.warm = self._warm_up()
+        candidates = itertools.count(max(buffer, self._least()))
+        workable = next(size for size in candidates if self._grow(size))
+        if workable > buffer:
+            factor = schedule.constant or f"up to {self.max_uses}"
+            raise ValueError(
+                f"buffer={buffer} is too small for order='spread' without twins in a "
+                f"batch of {batch_size} at factor {factor}; use buffer={workable} or "
+                "more, or a smaller batch_size"
+            )
         self._starts = [0]
         for size in self.warm:
             self._starts.append(self._starts[-1] + size)
@@ -92,53 +99,64 @@ class CohortSizes:
         most = min(size, math.ceil(size * share) + 1) if high > age else 0
         return least, most
 
-    def _steady(self, buffer: int) -> int:
+    @property
+    def _slowest(self) -> Fraction:
+        return self._schedule.min_factor
+
+    @property
+    def _lived(self) -> Fraction | int:
+        """How many rounds an item stays after its own, on average or at most."""
         factor = self._schedule.constant
-        lived = factor - 1 if factor is not None else self.max_uses - 1
-        slowest = factor if factor is not None else self._schedule.min_factor
-        needed = math.ceil((self._batch_size + self.slack) / slowest)
-        least = max(
-            math.ceil(lived * needed) + self._margin,
-            math.ceil(needed / 2),
-            math.ceil(self._survivors(self._batch_size, 1)[1]) + self._margin,
+        return factor - 1 if factor is not None else self.max_uses - 1
+
+    @property
+    def _needed(self) -> int:
+        """The size of cohorts whose rounds are long enough to part twins."""
+        return math.ceil((self._batch_size + self.slack) / self._slowest)
+
+    def _least(self) -> int:
+        """A lower bound on the buffer."""
+        return max(
+            math.ceil(self._lived * self._needed) + self._margin,
+            math.ceil(self._needed / 2),
+            self._survivors(self._batch_size, 1)[1] + self._margin,
         )
-        if buffer < least:
-            raise ValueError(
-                f"buffer={buffer} is too small for order='spread' without twins in a "
-                f"batch of {self._batch_size} at factor "
-                f"{factor if factor is not None else f'up to {self.max_uses}'}; "
-                f"use buffer={least} or more, or a smaller batch_size"
-            )
+
+    def _grow(self, buffer: int) -> bool:
+        """Sets the sizes for a buffer; returns whether rounds reach the steady one."""
         # Slots that a batch frees serve only the next one, so a batch wants room
         # for its own fresh items as well.
-        reserve = math.ceil(self._batch_size / slowest) + 1
-        roomy = int((buffer - self._margin - reserve) / lived)
+        reserve = math.ceil(self._batch_size / self._slowest) + 1
+        roomy = int((buffer - self._margin - reserve) / self._lived)
         # Beyond two buffers of items in a round a restore would re-read too much.
-        return min(max(roomy, needed), 2 * buffer)
+        self.steady = min(max(roomy, self._needed), 2 * buffer)
+        self.warm = [min(self._batch_size, self.steady * self.max_uses)]
+        seen = set()
+        while True:
+            latest = tuple(self.warm[-self.max_uses :])
+            if latest == (self.steady,) * self.max_uses:
+                return True
+            # The next size follows from these alone: if they recur, growth is over.
+            if latest in seen:
+                return False
+            seen.add(latest)
+            self.warm.append(self._next_size(buffer - self._margin))
 
-    def _warm_up(self) -> list[int]:
+    def _next_size(self, room: int) -> int:
         # Echoes take up to half of the places that they take later.
         top = float(self._schedule.max_factor)
         feed = min((top + 1) / (2 * top), 1.5 / top)
-        sizes = [min(self._batch_size, self.steady * self.max_uses)]
-        for round_ in range(1, _MAX_WARM_ROUNDS):
-            if sizes[-self.max_uses :] == [self.steady] * self.max_uses:
-                return sizes
-            past = [
-                (sizes[round_ - age], age)
-                for age in range(1, min(self.max_uses, round_ + 1))
-            ]
-            least = sum(self._survivors(size, age)[0] for size, age in past)
-            most = sum(self._survivors(size, age)[1] for size, age in past)
-            kept = sum(self._survivors(size, age + 1)[1] for size, age in past)
-            wanted = min(self.steady, math.ceil(most * feed / (1 - feed)))
-            if self._batch_size > 1:
-                wanted = max(wanted, self._batch_size + self.slack - least)
-            sizes.append(max(0, min(wanted, self._affordable(self._room - kept))))
-        raise ValueError(
-            f"no even feed was found for factor {self._schedule.max_factor} and "
-            f"batch_size={self._batch_size}; use a larger buffer"
-        )
+        past = [
+            (size, age)
+            for age, size in enumerate(self.warm[: -self.max_uses : -1], start=1)
+        ]
+        least = sum(self._survivors(size, age)[0] for size, age in past)
+        most = sum(self._survivors(size, age)[1] for size, age in past)
+        kept = sum(self._survivors(size, age + 1)[1] for size, age in past)
+        wanted = min(self.steady, math.ceil(most * feed / (1 - feed)))
+        if self._batch_size > 1:
+            wanted = max(wanted, self._batch_size + self.slack - least)
+        return max(0, min(wanted, self._affordable(room - kept)))
 
     def _affordable(self, room: int) -> int:
         """The largest cohort of which at most ``room`` items live on."""

@@ -1,0 +1,238 @@
+"""What `echo_jax.testing` feeds an echo with, and how it records what comes out."""
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from echo_jax.echo.plan import Plan
+from echo_jax.echo.schedule import FactorByItem
+from echo_jax.echo.spec import EchoSpec
+from echo_jax.echo.tree import flatten, tree_map
+
+__all__ = [
+    "NAMES",
+    "CountingUpstream",
+    "MakeEcho",
+    "Record",
+    "Trial",
+    "Use",
+    "bits_of",
+    "close",
+    "uses_of",
+]
+
+NAMES = {
+    1: "exactness",
+    2: "identity",
+    3: "economy",
+    4: "restore anywhere",
+    5: "no aliasing",
+    6: "bounded lag, no twins, even feed",
+    7: "agreement",
+    8: "independence",
+    9: "per-use randomness",
+}
+
+
+class CountingUpstream(Iterator[Any]):
+    """A resumable iterator that counts how many items are read from it.
+
+    A backend that brings its own reader takes ``items`` instead, and passes each
+    item that it has read through `counted`.
+
+    Attributes:
+      items: All items, in order.
+      reads: How many were read so far, items that a restore read again included.
+    """
+
+    def __init__(self, items: Sequence[Any], pause_s: float = 0.0):
+        """Starts before the first item.
+
+        Args:
+          items: What to yield.
+          pause_s: How long every fourth read takes, in seconds.
+        """
+        self.items = items
+        self.reads = 0
+        self._next_item = 0
+        self._pause_s = pause_s
+
+    def __next__(self) -> Any:
+        """Reads the next item."""
+        if self._next_item >= len(self.items):
+            raise StopIteration
+        self._next_item += 1
+        return self.counted(self.items[self._next_item - 1])
+
+    def counted(self, item: Any) -> Any:
+        """Counts the read of an item, and returns the item."""
+        if self._pause_s and self.reads % 4 == 0:
+            time.sleep(self._pause_s)
+        self.reads += 1
+        return item
+
+    def get_state(self) -> dict[str, int]:
+        """Returns the index of the next item."""
+        return {"next_item": self._next_item}
+
+    def set_state(self, state: Mapping[str, int]) -> None:
+        """Goes to a saved place."""
+        self._next_item = state["next_item"]
+
+
+MakeEcho = Callable[[CountingUpstream, EchoSpec], Iterator[Any]]
+
+
+class Use(NamedTuple):
+    """One item that came out: its tags, and all its bits."""
+
+    fresh_index: int
+    repeat: int
+    bits: Any
+
+    def __repr__(self) -> str:
+        return f"item {self.fresh_index} repeat {self.repeat}"
+
+
+@dataclass
+class Record:
+    """What one run of an echo did.
+
+    Attributes:
+      outputs: The uses of every output: one, or those of a stacked batch.
+      reads: Upstream reads before the first output and after each.
+      states: States before the first output and after each, if asked for.
+    """
+
+    outputs: list[list[Use]]
+    reads: list[int]
+    states: list[Any]
+
+    @property
+    def uses(self) -> list[Use]:
+        """All uses in order."""
+        return list(itertools.chain.from_iterable(self.outputs))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """An echo under test, and how it is fed."""
+
+    make_echo: MakeEcho
+    spec: EchoSpec
+    num_items: int
+    make_item: Callable[[int], Any]
+    others: tuple[MakeEcho, ...]
+    read_ahead: int
+    max_rereads: int | None
+    positions: tuple[int, ...] | None
+
+    def start(
+        self, *, make_echo: MakeEcho | None = None, pause_s: float = 0.0
+    ) -> tuple[Any, CountingUpstream]:
+        """Makes an echo over an upstream of its own."""
+        items = [self.make_item(index) for index in range(self.num_items)]
+        upstream = CountingUpstream(items, pause_s)
+        return (make_echo or self.make_echo)(upstream, self.spec), upstream
+
+    def record(self, *, states: bool = False) -> Record:
+        """Runs an echo from start to end."""
+        echo, upstream = self.start()
+        record = Record([], [upstream.reads], [echo.get_state()] if states else [])
+        # Asked once more after its end, it stays ended.
+        for output in itertools.chain(self.limited(echo), itertools.islice(echo, 1)):
+            record.outputs.append(uses_of(output))
+            record.reads.append(upstream.reads)
+            if states:
+                record.states.append(echo.get_state())
+        close(echo)
+        return record
+
+    def limited(self, echo: Iterator[Any]) -> Iterator[Any]:
+        """Yields the outputs, but not for ever if the echo never ends."""
+        return itertools.islice(echo, sum(self.uses_by_item()) + 2)
+
+    def uses_by_item(self) -> list[int]:
+        """The exact number of uses of each item, in fractions."""
+        total, counts = Fraction(0), []
+        for index in range(self.num_items):
+            after = total + _factor_of(self.spec.factor, index)
+            counts.append(math.floor(after) - math.floor(total))
+            total = after
+        return counts
+
+    def plan(self) -> list[tuple[int, int]]:
+        """The (fresh index, repeat) pairs of the reference plan, without a store."""
+        plan, pairs = Plan(self.spec), []
+        while True:
+            if plan.fresh + plan.fresh_wanted(1) > self.num_items:
+                plan.end_at(self.num_items)
+            step = plan.take_run()
+            if step is None:
+                return pairs
+            pairs += zip(step.index.tolist(), step.repeat.tolist(), strict=True)
+
+    def fail(self, law: int, where: str, expected: object, got: object) -> NoReturn:
+        """Reports a broken law."""
+        raise AssertionError(
+            f"law {law} ({NAMES[law]}) is broken {where}: expected {expected}, "
+            f"got {got}; {self.spec}, num_items={self.num_items}"
+        )
+
+    def compare(
+        self, law: int, what: str, expected: Sequence[Any], got: Sequence[Any]
+    ) -> None:
+        """Fails at the first position where two sequences differ."""
+        for position, (left, right) in enumerate(zip(expected, got, strict=False)):
+            if left != right:
+                same = repr(left) == repr(right)
+                found = f"other content under the tags {right}" if same else right
+                self.fail(law, f"at output {position} {what}", left, found)
+        if len(expected) != len(got):
+            where = f"at output {min(len(expected), len(got))} {what}"
+            self.fail(law, where, f"{len(expected)} outputs", f"{len(got)} outputs")
+
+
+def _factor_of(factor: Any, index: int) -> Fraction:
+    """The factor of an item, read from what the user wrote."""
+    if isinstance(factor, FactorByItem):
+        return Fraction(round(factor.function(index) * 10**6), 10**6)
+    if isinstance(factor, Mapping):
+        return _factor_of(factor[max(start for start in factor if start <= index)], 0)
+    exact = Fraction(factor)
+    return exact.limit_denominator(10**6) if isinstance(factor, float) else exact
+
+
+def uses_of(output: Any) -> list[Use]:
+    """The uses in an output, which is an item or a stacked batch, with tags."""
+    item, (index, repeat) = output
+    if np.ndim(index) == 0:
+        return [Use(int(index), int(repeat), bits_of(item))]
+    return [
+        Use(int(k), int(r), bits_of(tree_map(lambda leaf, row=row: leaf[row], item)))
+        for row, (k, r) in enumerate(zip(index, repeat, strict=True))
+    ]
+
+
+def bits_of(item: Any) -> tuple[Any, ...]:
+    """All that an item holds, as values that can be compared."""
+    bits = []
+    for path, leaf in flatten(item):
+        array = np.asarray(leaf)
+        if array.dtype == object:
+            bits.append((path, leaf))
+        else:
+            bits.append((path, array.dtype.str, array.shape, array.tobytes()))
+    return tuple(bits)
+
+
+def close(echo: Any) -> None:
+    """Ends what an iterator may run in the background, such as workers."""
+    if callable(getattr(echo, "close", None)):
+        echo.close()

@@ -1,0 +1,63 @@
+"""The specs that several tests of the echo library run through."""
+
+import grain
+from hypothesis import strategies as st
+
+import echo_jax as ej
+
+ORDERS = ("consecutive", "shuffle", "spread")
+FACTORS = {
+    "1": 1,
+    "1.15": 1.15,
+    "1.5": 1.5,
+    "2": 2,
+    "4": 4,
+    "7.3": 7.3,
+    "piecewise": {0: 1, 13: 3, 20: "5/4"},
+    "by_item": ej.FactorByItem(lambda k: 1 + (k % 5) * 0.5, max_factor=3),
+}
+# Fresh items kept, and the batch size. `spread` needs this much at factor 7.3.
+SIZES = {"consecutive": (1, 4), "shuffle": (10, 4), "spread": (24, 4)}
+
+
+def spec_of(order, factor, seed=3):
+    """One spec of an order, for a factor named in `FACTORS`."""
+    buffer, batch_size = SIZES[order]
+    return ej.EchoSpec(FACTORS[factor], buffer, order, batch_size, seed)
+
+
+def grain_source(items):
+    """A dataset that reads in this process and thread, item by item."""
+    options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    return grain.MapDataset.source(items).to_iter_dataset(options)
+
+
+def _factors():
+    fractions = st.fractions(1, 9, max_denominator=30)
+    numbers = st.one_of(st.integers(1, 9), fractions, fractions.map(float))
+    pieces = st.dictionaries(st.integers(1, 60), numbers, max_size=3)
+    piecewise = st.builds(lambda first, rest: {0: first} | rest, numbers, pieces)
+    return st.one_of(numbers, piecewise)
+
+
+def _spec(factor, buffer, order, batch_size, seed):
+    try:
+        spec = ej.EchoSpec(factor, buffer, order, batch_size, seed)
+        ej.echo([], spec)
+    except ValueError as error:
+        # Too small a buffer for `spread`: take one that is not.
+        assert "buffer" in str(error)
+        return _spec(factor, buffer * 2, order, batch_size, seed)
+    return spec
+
+
+def specs(orders=ORDERS, max_buffer=60):
+    """A Hypothesis strategy for specs that can be carried out."""
+    return st.builds(
+        _spec,
+        _factors(),
+        st.integers(1, max_buffer),
+        st.sampled_from(orders),
+        st.integers(1, 12),
+        st.integers(0, 2**40),
+    )

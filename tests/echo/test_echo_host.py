@@ -1,0 +1,395 @@
+"""`echo` on any iterator: kinds of items, counts, states, and what it refuses."""
+
+import itertools
+import json
+from collections import namedtuple
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from echo_cases import ORDERS, spec_of
+
+import echo_jax as ej
+from echo_jax.echo.testing import CountingUpstream, assert_echo_laws
+
+Pair = namedtuple("Pair", ["image", "label"])
+
+
+@dataclass
+class Boxes:
+    """A leaf that is no array and can be changed."""
+
+    corners: list
+
+
+def array(k):
+    return np.arange(6, dtype=np.int16).reshape(2, 3) + 10 * k
+
+
+ITEMS = {
+    "scalar": lambda k: k,
+    "float": lambda k: k / 3,
+    "numpy_scalar": lambda k: np.float32(k),
+    "array": array,
+    "bool": lambda k: np.array([k % 2 == 0, k % 3 == 0, k % 5 == 0, k % 7 == 0]),
+    "complex": lambda k: np.array([k + 1j]),
+    "empty_array": lambda k: {"index": np.array(k), "none": np.zeros((0, 3))},
+    "list": lambda k: [array(k), [k]],
+    "tuple": lambda k: (array(k), (k, array(-k))),
+    "namedtuple": lambda k: Pair({"pixels": array(k)}, k),
+    "none": lambda k: {"index": k, "mask": None},
+}
+UNSTACKABLE = {
+    "text": lambda k: f"item {k}",
+    "bytes": lambda k: {"jpeg": b"\xff\xd8\x00" + bytes([k]) * k, "name": "a" * k},
+    "ragged": lambda k: np.arange(k),
+    "array_of_text": lambda k: np.array(["a" * k, "b"]),
+}
+
+
+def host_echo(upstream, spec):
+    return ej.echo(upstream, spec, tags=True)
+
+
+def host_batches(upstream, spec):
+    return ej.echo(upstream, spec, batch=True, tags=True)
+
+
+class Stacked:
+    """Stacks items of a counting upstream, as a reader of batches does."""
+
+    def __init__(self, upstream, size):
+        self.upstream, self.size = upstream, size
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        items = list(itertools.islice(self.upstream, self.size))
+        if not items:
+            raise StopIteration
+        return {key: np.stack([item[key] for item in items]) for key in items[0]}
+
+    def get_state(self):
+        return self.upstream.get_state()
+
+    def set_state(self, state):
+        self.upstream.set_state(state)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", ITEMS | UNSTACKABLE)
+def test_items_of_any_kind(kind, order):
+    make_item = (ITEMS | UNSTACKABLE)[kind]
+    spec = spec_of(order, "1.5")
+    assert_echo_laws(host_echo, spec, num_items=9, make_item=make_item)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", ITEMS)
+def test_batches_of_items_of_any_kind(kind, order):
+    spec = spec_of(order, "1.5")
+    assert_echo_laws(host_batches, spec, num_items=9, make_item=ITEMS[kind])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_laws_behind_an_upstream_of_batches(order, size):
+    def make_echo(upstream, spec):
+        stacks = Stacked(upstream, size)
+        return ej.echo(stacks, spec, batch=True, unbatch=True, tags=True)
+
+    spec = spec_of(order, "2")
+    assert_echo_laws(make_echo, spec, num_items=23, read_ahead=size - 1)
+    assert_echo_laws(host_echo, spec, laws=[8], others=[make_echo])
+
+
+def test_containers_keep_their_types():
+    item = Pair({"a": [1, (2, None)]}, np.zeros(2))
+    out = next(ej.echo([item], ej.EchoSpec(2)))
+    assert type(out) is Pair
+    assert out.image == {"a": [1, (2, None)]}
+    assert type(out.image["a"][1]) is tuple
+
+
+def test_a_leaf_that_is_no_array_is_copied_for_every_use():
+    first, second = ej.echo([{"boxes": Boxes([1, 2])}], ej.EchoSpec(2))
+    assert first["boxes"] is not second["boxes"]
+    first["boxes"].corners.append(3)
+    assert second["boxes"].corners == [1, 2]
+
+
+def test_an_array_of_objects_is_copied_with_them():
+    boxes = np.empty(2, object)
+    boxes[:] = [[1, 2], [3]]
+    first, second = ej.echo([boxes], ej.EchoSpec(2))
+    first[0].append(9)
+    assert second.tolist() == [[1, 2], [3]]
+    assert boxes.tolist() == [[1, 2], [3]]
+
+
+def test_containers_are_built_anew_for_every_use():
+    first, second = ej.echo([{"a": [1, 2]}], ej.EchoSpec(2))
+    first["a"].append(3)
+    del first["a"][0]
+    assert second == {"a": [1, 2]}
+
+
+def test_an_item_cannot_be_written_into():
+    item = next(ej.echo([np.zeros(3)], ej.EchoSpec(2)))
+    with pytest.raises(ValueError, match="read-only"):
+        item[0] = 1
+    with pytest.raises(ValueError, match="cannot set WRITEABLE"):
+        item.flags.writeable = True
+
+
+def test_a_batch_belongs_to_its_receiver():
+    batches = list(
+        ej.echo(map(array, range(4)), ej.EchoSpec(2, batch_size=4), batch=True)
+    )
+    assert all(batch.flags.writeable and batch.base is None for batch in batches)
+    assert batches[0].shape == (4, 2, 3) and batches[0].dtype == np.int16
+
+
+def test_tags_of_items_are_integers_and_of_batches_arrays():
+    spec = ej.EchoSpec(2, batch_size=4)
+    _, tags = next(ej.echo(range(4), spec, tags=True))
+    assert (type(tags.fresh_index), type(tags.repeat)) == (int, int)
+    batches = ej.echo(range(4), spec, batch=True, tags=True)
+    _, tags = next(batches)
+    assert tags.fresh_index.tolist() == [0, 0, 1, 1]
+    assert tags.repeat.tolist() == [0, 1, 0, 1]
+    assert (tags.fresh_index.dtype, tags.repeat.dtype) == (np.int64, np.int32)
+    assert batches.tags is tags
+
+
+def test_the_latest_tags_are_kept():
+    echo = ej.echo("ab", ej.EchoSpec(2))
+    assert echo.tags is None
+    assert [(item, *echo.tags) for item in echo] == [
+        ("a", 0, 0),
+        ("a", 0, 1),
+        ("b", 1, 0),
+        ("b", 1, 1),
+    ]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_counts_are_exact_after_every_output_and_restore(order):
+    spec = spec_of(order, "1.5")
+    upstream = CountingUpstream(list(range(19)))
+    echo = ej.echo(upstream, spec, tags=True)
+    assert echo.counts == ej.Counts(0, 0, 0)
+    tags = []
+    for _, tag in echo:
+        tags.append(tag)
+        repeats = sum(t.repeat > 0 for t in tags)
+        assert (echo.counts.uses, echo.counts.repeats) == (len(tags), repeats)
+        newest = max(t.fresh_index for t in tags)
+        assert newest < echo.counts.fresh <= upstream.reads
+        # Items that were read to find the end are counted when they are taken.
+        assert echo.counts.fresh == upstream.reads or upstream.reads == 19
+        other = ej.echo(CountingUpstream(list(range(19))), spec)
+        other.set_state(echo.get_state())
+        assert other.counts == echo.counts
+    assert echo.counts == ej.Counts(fresh=19, uses=28, repeats=9)
+
+
+def test_a_last_short_batch_comes_unless_it_is_to_be_dropped():
+    spec = ej.EchoSpec(2, batch_size=4)
+    sizes = [len(b) for b in ej.echo(range(5), spec, batch=True)]
+    assert sizes == [4, 4, 2]
+    sizes = [len(b) for b in ej.echo(range(5), spec, batch=True, drop_remainder=True)]
+    assert sizes == [4, 4]
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_state_fits_an_echo_that_is_already_running(order, batch):
+    def make_echo():
+        upstream = CountingUpstream(list(range(23)))
+        return ej.echo(upstream, spec_of(order, "2"), batch=batch)
+
+    echo = make_echo()
+    for _ in itertools.islice(echo, 3):
+        pass
+    state = json.dumps(echo.get_state())
+    rest = [np.array(output).tolist() for output in echo]
+    for num_outputs in (0, 5, 999):
+        other = make_echo()
+        for _ in itertools.islice(other, num_outputs):
+            pass
+        other.set_state(json.loads(state))
+        assert [np.array(output).tolist() for output in other] == rest
+
+
+def test_a_state_is_not_changed_by_what_happens_after_it():
+    class Reader(CountingUpstream):
+        """Hands out the very dict in which it keeps its place."""
+
+        def __init__(self, items):
+            super().__init__(items)
+            self.place = {"next_item": 0}
+
+        def __next__(self):
+            item = super().__next__()
+            self.place["next_item"] = self._next_item
+            return item
+
+        def get_state(self):
+            return self.place
+
+    spec = spec_of("shuffle", "2")
+    echo = ej.echo(Reader(list(range(30))), spec)
+    head = [next(echo) for _ in range(7)]
+    state = echo.get_state()
+    before = json.dumps(state)
+    rest = list(echo)
+    assert json.dumps(state) == before
+    other = ej.echo(Reader(list(range(30))), spec)
+    other.set_state(state)
+    assert list(other) == rest
+    assert json.dumps(state) == before
+    assert len(head) + len(rest) == 60
+
+
+def test_the_state_of_an_echo_is_small_whatever_the_buffer():
+    def state(buffer):
+        upstream = CountingUpstream([np.zeros(1000)] * 2000)
+        echo = ej.echo(upstream, ej.EchoSpec(2, buffer, "shuffle"))
+        for _ in itertools.islice(echo, 2000):
+            pass
+        return json.dumps(echo.get_state())
+
+    assert abs(len(state(1000)) - len(state(4))) < 20
+    assert len(state(1000)) < 300
+
+
+def test_echoes_nest():
+    """An echo is an upstream: of states too."""
+
+    def make_echo(upstream, spec):
+        # Every item is read twice, as items of their own.
+        inner = ej.echo(upstream, ej.EchoSpec(2))
+        return ej.echo(inner, spec)
+
+    echo = make_echo(CountingUpstream("abcd"), ej.EchoSpec("3/2"))
+    assert "".join(echo) == "aaabbbcccddd"
+    echo = make_echo(CountingUpstream("abcd"), ej.EchoSpec("3/2"))
+    assert "".join(itertools.islice(echo, 5)) == "aaabb"
+    other = make_echo(CountingUpstream("abcd"), ej.EchoSpec("3/2"))
+    other.set_state(json.loads(json.dumps(echo.get_state())))
+    assert "".join(other) == "bcccddd"
+
+
+def test_an_upstream_without_states_echoes_but_has_none():
+    echo = ej.echo((k for k in range(3)), ej.EchoSpec(2))
+    assert list(echo) == [0, 0, 1, 1, 2, 2]
+    with pytest.raises(TypeError) as caught:
+        echo.get_state()
+    message = str(caught.value)
+    assert "a generator, has no get_state and set_state" in message
+    assert "give an iterator that has both" in message
+
+
+def test_an_upstream_that_got_shorter_is_noticed():
+    spec = ej.EchoSpec(2, 8, "shuffle")
+    echo = ej.echo(CountingUpstream(list(range(20))), spec)
+    for _ in itertools.islice(echo, 30):
+        pass
+    state = echo.get_state()
+    other = ej.echo(CountingUpstream(list(range(10))), spec)
+    with pytest.raises(ValueError) as caught:
+        other.set_state(state)
+    message, fresh = str(caught.value), state["plan"]["fresh"]
+    assert f"ended after 10 items, but the state was saved after {fresh}" in message
+    assert "restore it over the same data" in message
+
+
+def test_the_state_of_another_thing_is_refused():
+    echo = ej.echo(CountingUpstream([1]), ej.EchoSpec(2))
+    with pytest.raises(ValueError, match=r"\['next_item'\].*what get_state returned"):
+        echo.set_state({"next_item": 3})
+    state = echo.get_state()
+    with pytest.raises(ValueError, match=r"not the state of an echo plan"):
+        echo.set_state(state | {"plan": {"round": 1}})
+    echo.set_state(state)
+    assert list(echo) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("items", "parts"),
+    [
+        (
+            [{"x": np.zeros(3)}, {"x": np.zeros(4)}],
+            ["leaf item['x'] is float64[4]", "float64[3]", "pad or resize before"],
+        ),
+        (
+            [{"x": np.zeros(3)}, {"x": np.zeros(3, np.float32)}],
+            ["leaf item['x'] is float32[3]", "float64[3]", "batch=False"],
+        ),
+        ([np.zeros(3), np.zeros((3, 1))], ["float64[3, 1]", "float64[3]"]),
+        (
+            [{"x": np.zeros(3)}, {"y": np.zeros(3)}],
+            ["leaves [\"['y']\"]", "[\"['x']\"]", "items of one structure"],
+        ),
+        ([(1, 2), (1, 2, 3)], ["'[2]'", "items of one structure"]),
+        ([1, 2.5], ["float64[]", "int64[]"]),
+        (["a", "bc"], ["<U2", "<U1", "batch=False"]),
+        ([{"x": Boxes([])}] * 2, ["item['x'] is no array of numbers", "batch=False"]),
+    ],
+)
+def test_items_that_do_not_stack_are_refused(items, parts):
+    echo = ej.echo(items, ej.EchoSpec(1, batch_size=2), batch=True)
+    with pytest.raises(ValueError) as caught:
+        next(echo)
+    assert not [part for part in parts if part not in str(caught.value)]
+
+
+def test_unbatch_goes_with_batch():
+    with pytest.raises(
+        ValueError, match="unbatch=True goes with batch=True; give both"
+    ):
+        ej.echo([], ej.EchoSpec(2), unbatch=True)
+
+
+@pytest.mark.parametrize("stack", [{"x": np.zeros(2), "y": np.zeros(3)}, 3, {}])
+def test_a_batch_without_a_common_first_axis_is_refused(stack):
+    echo = ej.echo([stack], ej.EchoSpec(2), batch=True, unbatch=True)
+    with pytest.raises(ValueError, match="first axis in common"):
+        next(echo)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "parts"),
+    [
+        ({"buffer": 0}, ValueError, ["buffer=0", "at least 1"]),
+        ({"buffer": -4}, ValueError, ["buffer=-4", "at least 1"]),
+        ({"buffer": 1.5}, TypeError, ["buffer=1.5", "must be an int"]),
+        ({"buffer": True}, TypeError, ["buffer=True", "must be an int"]),
+        ({"buffer": "8"}, TypeError, ["buffer='8'", "must be an int"]),
+        ({"batch_size": 0}, ValueError, ["batch_size=0", "at least 1"]),
+        ({"batch_size": None}, TypeError, ["batch_size=None", "must be an int"]),
+        ({"seed": -1}, ValueError, ["seed=-1", "at least 0"]),
+        ({"seed": 0.0}, TypeError, ["seed=0.0", "must be an int"]),
+        (
+            {"order": "random"},
+            ValueError,
+            ["order='random'", "'consecutive', 'shuffle', 'spread'"],
+        ),
+        ({"order": None}, ValueError, ["order=None", "use one of"]),
+    ],
+)
+def test_a_bad_field_is_refused_with_its_value_and_the_cure(fields, error, parts):
+    with pytest.raises(error) as caught:
+        ej.EchoSpec(**fields)
+    assert not [part for part in parts if part not in str(caught.value)]
+
+
+def test_a_spec_is_frozen_and_compares_by_its_fields():
+    spec = ej.EchoSpec(2.5, 8, "shuffle")
+    with pytest.raises(AttributeError):
+        spec.buffer = 9
+    assert spec == ej.EchoSpec(2.5, buffer=8, order="shuffle")
+    assert spec != ej.EchoSpec(2.5, 9, "shuffle")
+    assert hash(spec) == hash(ej.EchoSpec(2.5, 8, "shuffle"))

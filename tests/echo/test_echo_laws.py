@@ -1,0 +1,116 @@
+"""Every order obeys the laws, on the host and in Grain, whatever the factor."""
+
+import json
+
+import grain
+import numpy as np
+import pytest
+from echo_cases import FACTORS, ORDERS, grain_source, spec_of
+
+import echo_jax as ej
+from echo_jax.echo.testing import CountingUpstream, assert_echo_laws
+
+
+def host_echo(upstream, spec):
+    return ej.echo(upstream, spec, tags=True)
+
+
+def host_batches(upstream, spec):
+    return ej.echo(upstream, spec, batch=True, tags=True)
+
+
+def grain_echo(num_workers=0, **options):
+    """Builds a Grain echo, behind so many worker processes."""
+
+    def make_echo(upstream, spec):
+        dataset = grain_source(upstream.items)
+        if num_workers:
+            workers = grain.MultiprocessingOptions(num_workers=num_workers)
+            dataset = dataset.mp_prefetch(workers)
+        # Counted in this process, after the workers.
+        dataset = dataset.map(upstream.counted)
+        return iter(ej.grain.echo(dataset, spec, tags=True, **options))
+
+    return make_echo
+
+
+# A restore at every output takes time of the order of the square of the length.
+LENGTHS = [0, 1, 23, pytest.param(37, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("num_items", LENGTHS)
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("make_echo", [host_echo, host_batches])
+@pytest.mark.parametrize("order", ORDERS)
+def test_laws_on_the_host(order, make_echo, factor, num_items):
+    assert_echo_laws(make_echo, spec_of(order, factor), num_items=num_items)
+
+
+@pytest.mark.parametrize("num_items", [0, 1, 15])
+@pytest.mark.parametrize("factor", ["1.15", "2"])
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("order", ORDERS)
+def test_laws_in_grain(order, batch, factor, num_items):
+    spec = spec_of(order, factor)
+    assert_echo_laws(grain_echo(batch=batch), spec, num_items=num_items)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_items", [0, 1, 37])
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("order", ORDERS)
+def test_laws_in_grain_for_all_factors(order, batch, factor, num_items):
+    spec = spec_of(order, factor)
+    assert_echo_laws(grain_echo(batch=batch), spec, num_items=num_items)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_host_and_grain_and_batches_give_one_sequence(order):
+    others = [host_batches, grain_echo(), grain_echo(batch=True)]
+    assert_echo_laws(host_echo, spec_of(order, "1.5"), laws=[8], others=others)
+
+
+def test_a_long_stream_obeys_the_laws_of_order():
+    """Far beyond the warm-up, where `spread` promises an even feed."""
+    spec = ej.EchoSpec(2.5, order="spread", buffer=200, batch_size=16)
+    laws = [1, 3, 6, 7, 9]
+    assert_echo_laws(host_batches, spec, num_items=2001, laws=laws)
+
+
+def test_worker_processes_change_nothing_not_even_after_a_restore():
+    """Workers take seconds to start, so this starts them twice only."""
+    spec = spec_of("spread", "1.5")
+    items = [{"index": np.array(k)} for k in range(37)]
+    expected = [
+        (int(item["index"]), tags) for item, tags in ej.echo(items, spec, tags=True)
+    ]
+    first = grain_echo(2)(CountingUpstream(items), spec)
+    head = [next(first) for _ in range(21)]
+    state = json.dumps(first.get_state())
+    first.close()
+    second = grain_echo(2)(CountingUpstream(items), spec)
+    second.set_state(json.loads(state))
+    got = [(int(item["index"]), tags) for item, tags in [*head, *second]]
+    second.close()
+    assert got == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_items", [0, 1, 37])
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("order", ORDERS)
+def test_laws_in_grain_behind_workers(order, num_workers, factor, num_items):
+    # The laws that one run of the echo decides, at one start of workers.
+    laws = [1, 3, 6, 7]
+    make_echo = grain_echo(num_workers)
+    assert_echo_laws(make_echo, spec_of(order, factor), num_items=num_items, laws=laws)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("order", ORDERS)
+def test_all_laws_in_grain_behind_workers(order, num_workers):
+    spec = spec_of(order, "1.5")
+    assert_echo_laws(grain_echo(num_workers), spec, positions=[17])
