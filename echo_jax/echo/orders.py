@@ -17,6 +17,7 @@ from echo_jax.echo.keys import mix, sequence
 from echo_jax.echo.schedule import Schedule
 
 __all__ = [
+    "DELAY_BITS",
     "Consecutive",
     "OrderRounds",
     "Piece",
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 _ITEMS_PER_PIECE = 1024
-_DELAY_BITS = 16
+DELAY_BITS = 16
 _MAX_DELAY = 1 << 23
 
 
@@ -111,12 +112,17 @@ class Consecutive:
 
 @dataclass
 class Shuffle:
-    """Repeats that pass through a shuffle buffer of ``window`` items.
+    """Repeats that pass through a shuffle buffer of ``delay`` items.
 
     A use of item k leaves at a random time between the arrival of item k and that
-    of item k + window: a shuffle buffer (Choi et al. 2019, section 3) in which
+    of item k + delay: a shuffle buffer (Choi et al. 2019, section 3) in which
     nothing stays longer than the buffer is large, so that a restore re-reads at
-    most two buffers. A round is the span of ``window`` arrivals.
+    most two buffers. A round is the span of ``delay`` arrivals.
+
+    Attributes:
+      delay: The longest time that a use stays, in arrivals of fresh items.
+      key: The start of the random sequence.
+      repeat_bits: How many bits a repeat takes beside its item.
     """
 
     schedule: Schedule
@@ -135,10 +141,10 @@ class Shuffle:
                 f"buffer={self.buffer} is more than a shuffle can time; use at most "
                 f"{_MAX_DELAY}, which is far beyond what longer lags gain"
             )
-        self._repeat_bits = math.ceil(self.schedule.max_factor - 1).bit_length()
+        self.repeat_bits = math.ceil(self.schedule.max_factor - 1).bit_length()
         self.num_slots = self.buffer + 1
         self.window = 2 * self.delay + 2
-        self._start = sequence(self.seed, 1)
+        self.key = sequence(self.seed, 1)
 
     def pieces(self, round_: int, anchor: int, carry: int) -> Iterator[Piece]:
         """See `OrderRounds`."""
@@ -152,8 +158,8 @@ class Shuffle:
             order = stable_argsort(np.concatenate([time, new_time[now]]) - start)
             leaving = np.concatenate([use, new_use[now]])[order]
             time, use = new_time[~now], new_use[~now]
-            item = leaving >> (self._repeat_bits + 1)
-            repeat = (leaving >> 1).astype(np.int32) & ((1 << self._repeat_bits) - 1)
+            item = leaving >> (self.repeat_bits + 1)
+            repeat = (leaving >> 1).astype(np.int32) & ((1 << self.repeat_bits) - 1)
             last = (leaving & 1).astype(bool)
             del new_time, new_use, now, order, leaving
             yield Piece(round_, anchor, carry, item, repeat, last)
@@ -164,7 +170,7 @@ class Shuffle:
         return -(-index // self.delay) * self.delay
 
     def _time(self, round_: int) -> int:
-        return (round_ * self.delay) << _DELAY_BITS
+        return (round_ * self.delay) << DELAY_BITS
 
     def _uses(
         self, start: int, count: int, carry: int
@@ -180,21 +186,21 @@ class Shuffle:
         item = np.repeat(np.arange(start, start + count), uses)
         use = np.arange(item.size)
         use -= np.repeat(ends - uses, uses)
-        use |= item << self._repeat_bits
-        delay = mix(self._start, use)
-        delay >>= np.uint64(64 - _DELAY_BITS)
+        use |= item << self.repeat_bits
+        delay = mix(self.key, use)
+        delay >>= np.uint64(64 - DELAY_BITS)
         time = delay.view(np.int64)
         time *= self.delay
         # An item's delays in ascending order: the first of its uses to leave is
         # repeat 0, whichever was drawn first. Items stay apart in the sort.
         item -= start
-        bits = _DELAY_BITS + self.delay.bit_length()
+        bits = DELAY_BITS + self.delay.bit_length()
         apart = item << bits
         time += apart
         time.sort()
         time -= apart
         item += start
-        item <<= _DELAY_BITS
+        item <<= DELAY_BITS
         time += item
         use <<= 1
         use[ends - 1] += 1

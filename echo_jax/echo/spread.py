@@ -186,7 +186,15 @@ class _Cohort:
 
 
 class Spread:
-    """See the module; implements `echo_jax.echo.orders.OrderRounds`."""
+    """See the module; implements `echo_jax.echo.orders.OrderRounds`.
+
+    Attributes:
+      schedule: How often each item is used.
+      batch_size: Uses in a batch; no item occurs twice in one.
+      sizes: How many fresh items each round takes.
+      keys: For each age of a cohort, the start of its random sequence.
+      uniform: Whether all items have the same number of uses.
+    """
 
     def __init__(self, schedule: Schedule, buffer: int, batch_size: int, seed: int):
         """Lays out the rounds.
@@ -194,12 +202,12 @@ class Spread:
         Raises:
           ValueError: If the buffer is too small; see `CohortSizes`.
         """
-        self._schedule = schedule
-        self._batch_size = batch_size
+        self.schedule = schedule
+        self.batch_size = batch_size
         self.sizes = CohortSizes(schedule, buffer, batch_size)
-        self._keys = [sequence(seed, 2, age) for age in range(self.sizes.max_uses)]
+        self.keys = [sequence(seed, 2, age) for age in range(self.sizes.max_uses)]
         factor = schedule.constant
-        self._uniform = factor is not None and factor.denominator == 1
+        self.uniform = factor is not None and factor.denominator == 1
         self.num_slots = buffer
         largest = max([*self.sizes.warm, self.sizes.steady])
         self.window = (self.sizes.max_uses + 1) * largest
@@ -225,7 +233,7 @@ class Spread:
         for cohort in cohorts:
             self._permute(cohort, round_)
         size = self.sizes.size(round_)
-        uses, after = self._schedule.uses(self.sizes.start(round_), size, carry)
+        uses, after = self.schedule.uses(self.sizes.start(round_), size, carry)
         cohorts.append(
             _Cohort(round_, self.sizes.start(round_), carry, uses, np.arange(size))
         )
@@ -233,14 +241,14 @@ class Spread:
 
     def _permute(self, cohort: _Cohort, round_: int) -> None:
         age = round_ - cohort.number
-        length = self._segment(cohort.seats.size, round_)
+        length = int(cohort.seats.size * self.swap_share(round_))
         if length < 2:
             return
         position = np.arange(cohort.seats.size)
         # Borders shift every other round, so that items can cross them.
         segment = (position + (length // 2 if age % 2 else 0)) // length
-        key = mix(self._keys[age], cohort.seats + cohort.start)
-        if self._uniform:
+        key = mix(self.keys[age], cohort.seats + cohort.start)
+        if self.uniform:
             cohort.seats = cohort.seats[grouped_argsort(segment, key)]
             return
         # Within a segment, only items of the same number of uses swap seats.
@@ -249,14 +257,13 @@ class Spread:
         seats[stable_argsort(group)] = cohort.seats[grouped_argsort(group, key)]
         cohort.seats = seats
 
-    def _segment(self, size: int, round_: int) -> int:
-        """How many neighbouring seats of a cohort swap places before a round."""
-        share = 0.5
-        if self._batch_size > 1:
-            length = min(self.sizes.round_length(r) for r in (round_ - 1, round_))
-            near = self._batch_size + self.sizes.slack
-            share = min(share, 1 - near / max(near, length))
-        return int(size * share)
+    def swap_share(self, round_: int) -> float:
+        """The part of a cohort's seats within which items swap before a round."""
+        if round_ == 0 or self.batch_size == 1:
+            return 0.5
+        length = min(self.sizes.round_length(r) for r in (round_ - 1, round_))
+        near = self.batch_size + self.sizes.slack
+        return min(0.5, 1 - near / max(near, length))
 
     def _round(self, cohorts: deque[_Cohort], round_: int) -> Iterator[Piece]:
         """Merges the cohorts by position."""
@@ -298,7 +305,7 @@ class Spread:
                 for age, c in zip(ages, cohorts, strict=True)
             ]
         )
-        if self._uniform:
+        if self.uniform:
             last = repeat == self.sizes.max_uses - 1
         else:
             left = merge([c.uses[c.seats[part]] for c in cohorts]) - repeat

@@ -1,0 +1,319 @@
+"""The echo in a tf.data graph: the laws, and the sequence of the host.
+
+One module, because importing TensorFlow takes ten seconds.
+"""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from echo_cases import FACTORS, ORDERS, spec_of
+
+import echo_jax as ej
+from echo_jax.echo.orders import Shuffle
+from echo_jax.echo.plan import rounds_of
+from echo_jax.echo.schedule import as_schedule
+from echo_jax.echo.spread import Spread
+from echo_jax.echo.testing import assert_echo_laws
+from echo_jax.echo.tfdata_orders import GraphSchedule
+
+# A graph cannot call a Python function.
+GRAPH_FACTORS = [factor for factor in FACTORS if factor != "by_item"]
+LAWS = [1, 2, 3, 5, 7]
+BUILT = {}  # graphs, with what feeds them
+
+
+class GraphEcho:
+    """Starts echoes of a spec, over one graph: building it takes half a second."""
+
+    def __init__(self, *, batch=False, payload=(3, 4)):
+        self._batch = batch
+        self._signature = {
+            "index": tf.TensorSpec([], tf.int64),
+            "payload": tf.TensorSpec(payload, tf.float32),
+        }
+
+    def __call__(self, upstream, spec):
+        key = (repr(spec), self._batch, repr(self._signature))
+        if key not in BUILT:
+            BUILT[key] = self._build(spec)
+        feed, dataset = BUILT[key]
+        feed["upstream"] = upstream
+        return dataset.as_numpy_iterator()
+
+    def _build(self, spec):
+        feed = {}
+        dataset = tf.data.Dataset.from_generator(
+            lambda: map(feed["upstream"].counted, feed["upstream"].items),
+            output_signature=self._signature,
+        )
+        dataset = dataset.apply(ej.tfdata.echo(spec, batch=self._batch, tags=True))
+        # By default tf.data may put a prefetch of its own behind any pipeline.
+        options = tf.data.Options()
+        options.experimental_optimization.inject_prefetch = False
+        return feed, dataset.with_options(options)
+
+
+def read_ahead_of(spec):
+    """How many elements may be read before the use that needs them."""
+    order = rounds_of(spec)
+    if isinstance(order, Shuffle):
+        return order.delay - 1
+    if isinstance(order, Spread):
+        return max(*order.sizes.warm, order.sizes.steady)
+    return 0
+
+
+def host_tags(spec, num_items):
+    return [tags for _, tags in ej.echo(range(num_items), spec, tags=True)]
+
+
+def graph_tags(dataset):
+    """The tags of all uses of a dataset whose elements are their own indices."""
+    tags = []
+    for element, (index, repeat) in dataset.batch(512).as_numpy_iterator():
+        np.testing.assert_array_equal(element, index)
+        tags += zip(index.tolist(), repeat.tolist(), strict=True)
+    return tags
+
+
+@pytest.mark.parametrize("num_items", [0, 1, 37])
+@pytest.mark.parametrize("factor", GRAPH_FACTORS)
+@pytest.mark.parametrize("order", ORDERS)
+def test_laws(order, factor, num_items):
+    spec = spec_of(order, factor)
+    assert_echo_laws(
+        GraphEcho(),
+        spec,
+        num_items=num_items,
+        laws=LAWS,
+        read_ahead=read_ahead_of(spec),
+    )
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_laws_of_stacked_batches(order):
+    spec = spec_of(order, "1.5")
+    # Law 2 counts reads by the item.
+    assert_echo_laws(
+        GraphEcho(batch=True),
+        spec,
+        laws=[1, 3, 5, 7],
+        read_ahead=read_ahead_of(spec),
+    )
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_laws_of_elements_of_unequal_shapes(order):
+    def make_item(index):
+        shape = (index % 3, 2) if index % 2 else (index % 5,)
+        payload = np.full(shape, index, np.float32)
+        return {"index": np.array(index), "payload": payload}
+
+    spec = spec_of(order, "1.5")
+    assert_echo_laws(
+        GraphEcho(payload=None),
+        spec,
+        laws=LAWS,
+        read_ahead=read_ahead_of(spec),
+        make_item=make_item,
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "num_items"),
+    [
+        (ej.EchoSpec("1000001/1000000", seed=1), 3000),
+        (ej.EchoSpec(2.5, 100, "shuffle", 16, seed=2), 3001),
+        (ej.EchoSpec({0: 4, 777: 1, 900: "4/3"}, 64, "shuffle", seed=2**63), 2000),
+        (ej.EchoSpec(4, 200, "spread", 16, seed=3), 2003),
+        (ej.EchoSpec("17/15", 50, "spread", 4, seed=4), 1501),
+        (ej.EchoSpec({0: 1, 300: "7/3", 700: 3}, 300, "spread", 8, seed=5), 1500),
+        # Rounds without a fresh item, while the buffer is full of the first ones.
+        (ej.EchoSpec(7.3, 64, "spread", 32, seed=6), 500),
+    ],
+    ids=str,
+)
+def test_long_streams_give_the_sequence_of_the_host(spec, num_items):
+    dataset = tf.data.Dataset.range(num_items).apply(ej.tfdata.echo(spec, tags=True))
+    expected = host_tags(spec, num_items)
+    assert graph_tags(dataset) == expected
+    # An echo without randomness in its order could not tell seeds apart.
+    other = ej.EchoSpec(
+        spec.factor, spec.buffer, spec.order, spec.batch_size, spec.seed + 1
+    )
+    assert (host_tags(other, num_items) == expected) == (spec.order == "consecutive")
+
+
+def test_there_are_rounds_without_a_fresh_item():
+    sizes = rounds_of(ej.EchoSpec(7.3, 64, "spread", 32)).sizes
+    assert 0 in sizes.warm
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_elements_of_any_structure(order):
+    def element(k):
+        row = tf.fill([tf.cast(k, tf.int32) % 4], k)
+        return {
+            "text": tf.strings.as_string(k),
+            "pair": (tf.cast(k, tf.uint8), None),
+            "row": row,
+            "ragged": tf.RaggedTensor.from_row_lengths(row, [tf.size(row)]),
+            "sparse": tf.sparse.from_dense([0, k]),
+            "no": tf.zeros([2, 0], tf.bfloat16),
+        }
+
+    spec = spec_of(order, "1.5")
+    dataset = tf.data.Dataset.range(15).map(element)
+    items = list(dataset)
+    echoed = dataset.apply(ej.tfdata.echo(spec, tags=True))
+    tag_spec = ej.Tags(tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int32))
+    assert echoed.element_spec == (dataset.element_spec, tag_spec)
+    tags = []
+    for item, tag in echoed:
+        original = items[int(tag.fresh_index)]
+        tf.nest.assert_same_structure(item, original, expand_composites=True)
+        for part, expected in zip(
+            tf.nest.flatten(item, expand_composites=True),
+            tf.nest.flatten(original, expand_composites=True),
+            strict=True,
+        ):
+            assert part is expected is None or np.array_equal(part, expected)
+        tags.append((int(tag.fresh_index), int(tag.repeat)))
+    assert tags == host_tags(spec, 15)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_tuples_without_tags_are_elements_as_they_were(order):
+    spec = spec_of(order, "2")
+    dataset = tf.data.Dataset.range(5).map(lambda k: (k, -k))
+    echoed = dataset.apply(ej.tfdata.echo(spec))
+    assert echoed.element_spec == dataset.element_spec
+    expected = [tags.fresh_index for tags in host_tags(spec, 5)]
+    assert list(echoed.as_numpy_iterator()) == [(k, -k) for k in expected]
+
+
+def test_batches_are_stacked_and_the_last_one_is_short_or_left_out():
+    spec = ej.EchoSpec(1.5, batch_size=4)
+    dataset = tf.data.Dataset.range(7).map(lambda k: {"k": k})  # 10 uses
+    batches = list(
+        dataset.apply(ej.tfdata.echo(spec, batch=True, tags=True)).as_numpy_iterator()
+    )
+    assert [batch["k"].tolist() for batch, _ in batches] == [
+        [0, 1, 1, 2],
+        [3, 3, 4, 5],
+        [5, 6],
+    ]
+    assert [tags.repeat.tolist() for _, tags in batches] == [
+        [0, 0, 1, 0],
+        [0, 1, 0, 0],
+        [1, 0],
+    ]
+    assert isinstance(batches[0][1], ej.Tags)
+    assert batches[0][1].fresh_index.dtype == np.int64
+    assert batches[0][1].repeat.dtype == np.int32
+    whole = dataset.apply(ej.tfdata.echo(spec, batch=True, drop_remainder=True))
+    assert whole.element_spec["k"].shape == [4]
+    assert len(list(whole)) == 2
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_graph_without_python_and_the_same_twice(order):
+    """Built and run within a function, behind a prefetch, over and over."""
+    spec = spec_of(order, "1.5")
+
+    @tf.function
+    def run(num_items):
+        dataset = tf.data.Dataset.range(num_items).apply(ej.tfdata.echo(spec))
+        seen = tf.zeros([0], tf.int64)
+        for batch in dataset.prefetch(3).batch(100).repeat(2):
+            tf.autograph.experimental.set_loop_options(
+                shape_invariants=[(seen, tf.TensorShape([None]))]
+            )
+            seen = tf.concat([seen, batch], 0)
+        return seen
+
+    expected = [tags.fresh_index for tags in host_tags(spec, 31)]
+    num_items = tf.constant(31, tf.int64)
+    assert run(num_items).numpy().tolist() == 2 * expected
+    graph = run.get_concrete_function(num_items).graph.as_graph_def()
+    nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+    operations = {node.op for node in nodes}
+    assert "FlatMapDataset" in operations
+    assert not [name for name in operations if "py" in name.lower().split("_")[0]]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_checkpoint_of_tensorflow_continues(order, tmp_path):
+    dataset = tf.data.Dataset.range(31).apply(
+        ej.tfdata.echo(spec_of(order, "1.5"), tags=True)
+    )
+    expected = list(dataset.as_numpy_iterator())
+    iterator = iter(dataset)
+    for _ in range(20):
+        next(iterator)
+    path = tf.train.Checkpoint(iterator).write(str(tmp_path / "iterator"))
+    restored = iter(dataset)
+    tf.train.Checkpoint(restored).read(path).assert_consumed()
+    rest = [tf.nest.map_structure(lambda t: t.numpy(), output) for output in restored]
+    assert rest == expected[20:]
+
+
+@pytest.mark.parametrize("factor", [1, 2.5, "1000000", "999999/999983", {0: 1, 9: 1.7}])
+def test_numbers_of_uses_are_exact_however_far_the_stream(factor):
+    schedule = as_schedule(factor)
+    graph = GraphSchedule(schedule)
+    for start in (0, 5, 2**50):
+        carry = start % schedule.denominator
+        uses, after = schedule.uses(start, 20, carry)
+        graph_uses, graph_after = graph.uses(start, np.int64(20), np.int64(carry))
+        assert graph_uses.numpy().tolist() == uses.tolist()
+        assert int(graph_after) == after
+        one, _ = graph.uses_of(tf.constant(start, tf.int64), np.int64(carry))
+        assert int(one) == uses[0]
+
+
+def test_a_python_function_as_factor_is_refused():
+    spec = ej.EchoSpec(FACTORS["by_item"])
+    with pytest.raises(TypeError, match=r"FactorByItem.* give a piecewise factor"):
+        ej.tfdata.echo(spec)
+
+
+@pytest.mark.parametrize("order", ["shuffle", "spread"])
+def test_elements_that_cannot_be_kept_are_refused(order):
+    windows = tf.data.Dataset.range(9).window(2)
+    with pytest.raises(TypeError, match=r"DatasetSpec.*only order='consecutive'"):
+        windows.apply(ej.tfdata.echo(spec_of(order, "2")))
+    echoed = windows.apply(ej.tfdata.echo(ej.EchoSpec(2)))
+    assert [list(w.as_numpy_iterator()) for w in echoed.take(3)] == [
+        [0, 1],
+        [0, 1],
+        [2, 3],
+    ]
+
+
+def test_a_buffer_that_is_too_small_is_refused_at_the_call():
+    with pytest.raises(ValueError, match="buffer=3 is too small for order='spread'"):
+        ej.tfdata.echo(ej.EchoSpec(4, 3, "spread", 8))
+
+
+def test_elements_of_unequal_shapes_do_not_make_a_batch():
+    dataset = tf.data.Dataset.range(4).map(tf.range)
+    echoed = dataset.apply(ej.tfdata.echo(spec_of("shuffle", "2"), batch=True))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="different shapes"):
+        list(echoed)
+
+
+def test_without_tensorflow_the_error_names_the_extra():
+    program = (
+        "import sys; sys.modules['tensorflow'] = None\n"
+        "import echo_jax\n"
+        "try:\n    echo_jax.tfdata\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "pip install 'echo-jax[tfdata]'" in done.stdout
