@@ -1,6 +1,7 @@
 """Echo on the host: for any Python iterator of pytrees."""
 
 import copy
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -10,8 +11,8 @@ import numpy as np
 from echo_jax.echo.counts import Counts
 from echo_jax.echo.plan import Plan, Step
 from echo_jax.echo.spec import EchoSpec
-from echo_jax.echo.store import ItemStore, RingStore
-from echo_jax.echo.tree import flatten, tree_concatenate, tree_rows
+from echo_jax.echo.store import ItemStore, RingStore, Stack
+from echo_jax.echo.tree import tree_concatenate, tree_rows
 
 __all__ = ["EchoIterator", "Tags", "echo"]
 
@@ -45,23 +46,28 @@ class _Upstream:
         )
         # Index of an item, and the state of the upstream before it.
         self._saved: deque[tuple[int, Any]] = deque()
-        self._unsaved = 0  # the first item whose state may be needed later
+        # The first item whose state may be needed later. Of an identity none is: it
+        # never goes back.
+        keeps = self._resumable and not plan.is_identity
+        self._unsaved: float = 0 if keeps else math.inf
         self.taken = 0
 
     def take(self, count: int) -> Iterator[Any]:
         """Yields items until ``count`` more are taken, fewer at the end.
 
-        With ``unbatch`` it yields stacked items, and may take more than asked.
+        With ``unbatch`` it yields a `Stack` of them at a time, and may take more
+        than asked.
         """
         end = self.taken + count
         while self.taken < end:
-            if self._resumable and self.taken >= self._unsaved:
+            if self.taken >= self._unsaved:
                 self._save()
             try:
                 item = next(self._iterator)
             except StopIteration:
                 return
-            self.taken += _length(item) if self._unbatch else 1
+            item = Stack(item) if self._unbatch else item
+            self.taken += item.length if self._unbatch else 1
             yield item
 
     def state_before(self, item: int) -> tuple[Any, int]:
@@ -86,7 +92,8 @@ class _Upstream:
         """Goes back to a state, the one before ``item``."""
         self._saved.clear()
         self._iterator.set_state(copy.deepcopy(state))
-        self.taken = self._unsaved = item
+        self.taken = item
+        self._unsaved = math.inf if self._plan.is_identity else item
 
     def _save(self) -> None:
         anchor = self._plan.anchor
@@ -99,21 +106,6 @@ class _Upstream:
 
     def _state(self) -> Any:
         return copy.deepcopy(self._iterator.get_state())
-
-
-def _length(stacked: Any) -> int:
-    """The number of items in a stack of them.
-
-    Raises:
-      ValueError: If the leaves disagree, or there are none.
-    """
-    lengths = {np.shape(leaf)[:1] for _, leaf in flatten(stacked)}
-    if len(lengths) != 1 or lengths == {()}:
-        raise ValueError(
-            f"unbatch=True needs batches whose leaves have one first axis in common; "
-            f"this one has first axes {sorted(lengths)}"
-        )
-    return lengths.pop()[0]
 
 
 class EchoIterator(Iterator[Any]):
@@ -142,6 +134,10 @@ class EchoIterator(Iterator[Any]):
         self._batch_size = spec.batch_size if batch else 0
         self._drop_remainder = drop_remainder
         self._with_tags = tags
+        if batch:
+            self._next = self._next_batch
+        else:
+            self._next = self._pass_on if self._plan.is_identity else self._next_use
         self._reset()
 
     def _reset(self) -> None:
@@ -164,7 +160,7 @@ class EchoIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         """Returns the next output, with its `Tags` if asked for."""
-        output, self.tags = self._next_batch() if self._batch_size else self._next_use()
+        output, self.tags = self._next()
         return (output, self.tags) if self._with_tags else output
 
     def _take(self, uses: int) -> None:
@@ -184,12 +180,20 @@ class EchoIterator(Iterator[Any]):
                 self._store.write(slot, self._taken.popleft())
             return
         while slots.size:
-            stack = self._taken.popleft()
-            fit = min(_length(stack), slots.size)
-            self._store.write_stacked(slots[:fit], tree_rows(stack, slice(fit)))
-            if fit < _length(stack):
-                self._taken.appendleft(tree_rows(stack, slice(fit, None)))
+            stack = self._taken[0]
+            fit = min(stack.length - stack.at, slots.size)
+            self._store.write_stacked(slots[:fit], stack)
             slots = slots[fit:]
+            if stack.at == stack.length:
+                self._taken.popleft()
+
+    def _pass_on(self) -> tuple[Any, Tags]:
+        """The next item of an identity, which no store needs to keep."""
+        for item in self._upstream.take(1):
+            tags = Tags(self._plan.fresh, 0)
+            self._plan.pass_on()
+            return item, tags
+        raise StopIteration
 
     def _next_use(self) -> tuple[Any, Tags]:
         if not self._pending:
@@ -266,16 +270,17 @@ class EchoIterator(Iterator[Any]):
         Returns:
           How many items it was.
         """
-        count = _length(part) if self._unbatch else 1
-        for at in range(count):
-            slot = slot_of.get(first + at)
-            if slot is not None:
-                item = tree_rows(part, at) if self._unbatch else part
-                self._store.write(slot, item)
-        beyond = first + count - self._plan.fresh
-        if beyond > 0:
-            self._taken.append(tree_rows(part, slice(count - beyond, None)))
-        return count
+        if not self._unbatch:
+            if first in slot_of:
+                self._store.write(slot_of[first], part)
+            return 1
+        for at in range(part.length):
+            if first + at in slot_of:
+                self._store.write(slot_of[first + at], tree_rows(part.tree, at))
+        part.at = max(0, self._plan.fresh - first)
+        if part.at < part.length:
+            self._taken.append(part)
+        return part.length
 
 
 def echo(

@@ -17,7 +17,7 @@ A driver runs it like this::
             output(store.read(step.read_slots), step.index, step.repeat)
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,6 +82,8 @@ class Plan:
       num_slots: How many slots a store needs.
       fresh: Fresh items taken so far; also the index of the next one.
       counts: Fresh items taken, and uses and repeats emitted.
+      is_identity: Whether every item is used once, in its order. A driver may then
+        pass items on, and say so with `pass_on`.
     """
 
     def __init__(self, spec: EchoSpec):
@@ -91,7 +93,11 @@ class Plan:
           ValueError: If the buffer is too small for ``spread`` without twins.
         """
         self._spec = spec
+        self._fingerprint = spec.fingerprint
         self._rounds = rounds_of(spec)
+        self.is_identity = (
+            isinstance(self._rounds, Consecutive) and spec.schedule.max_factor == 1
+        )
         self.num_slots = self._rounds.num_slots
         span = 1 << (self._rounds.window + self.num_slots).bit_length()
         self._slot_of = np.zeros(span, np.int32)
@@ -131,10 +137,8 @@ class Plan:
 
         Fewer are wanted once the end of the upstream is known.
         """
-        top = self.fresh - 1
-        for piece, low, high in self._runs(n):
-            top = max(top, int(piece.index[low:high].max()))
-        return top + 1 - self.fresh
+        tops = [_max(piece.index[low:high]) for piece, low, high in self._runs(n)]
+        return max([self.fresh, *(top + 1 for top in tops)]) - self.fresh
 
     def end_at(self, total: int) -> None:
         """Says that the upstream has ``total`` items in all, and no more."""
@@ -150,13 +154,18 @@ class Plan:
         itself frees, or where it crosses from one piece of the order to the next.
         """
         steps = []
-        for piece, low, high in list(self._runs(n)):
+        for piece, low, high in self._runs(n):
             while low < high:
                 step = self._step(piece, low, high)
                 steps.append(step)
                 low += step.index.size
         self._advance(sum(step.index.size for step in steps))
         return steps
+
+    def pass_on(self) -> None:
+        """Counts a fresh item that went straight through an identity."""
+        self.fresh += 1
+        self._uses += 1
 
     def take_run(self) -> Step | None:
         """Emits the next use, and those after it that need no further fresh item.
@@ -166,10 +175,10 @@ class Plan:
         Returns:
           The uses, or None at the end of the stream.
         """
-        first = next(self._runs(1), None)
-        if first is None:
+        runs = self._runs(1)
+        if not runs:
             return None
-        piece, low, _ = first
+        piece, low, _ = runs[0]
         self._advance(0)
         index = piece.index[low : low + _RUN_AHEAD]
         over = index >= max(self.fresh, int(index[0]) + 1)
@@ -177,23 +186,24 @@ class Plan:
         self._advance(step.index.size)
         return step
 
-    def _runs(self, n: int) -> Iterator[tuple[Piece, int, int]]:
+    def _runs(self, n: int) -> list[tuple[Piece, int, int]]:
         """The pieces that hold the next ``n`` uses, with the uses' places."""
-        low, ahead = self._at, 0
-        piece = self._piece
-        while n > 0:
+        runs = []
+        piece, low, ahead = self._piece, self._at, 0
+        while True:
             high = min(piece.index.size, low + n)
             if high > low:
-                yield piece, low, high
+                runs.append((piece, low, high))
                 n -= high - low
-            if n > 0:
-                if ahead == len(self._ahead):
-                    following = next(self._pieces)
-                    if 0 <= self._end <= following.anchor:
-                        return
-                    self._ahead.append(self._within_end(following))
-                piece, low = self._ahead[ahead], 0
-                ahead += 1
+            if n == 0:
+                return runs
+            if ahead == len(self._ahead):
+                following = next(self._pieces)
+                if 0 <= self._end <= following.anchor:
+                    return runs
+                self._ahead.append(self._within_end(following))
+            piece, low = self._ahead[ahead], 0
+            ahead += 1
 
     def _within_end(self, piece: Piece) -> Piece:
         if self._end < 0:
@@ -212,7 +222,7 @@ class Plan:
 
     def _step(self, piece: Piece, low: int, high: int) -> Step:
         index = piece.index[low:high]
-        taken = max(0, int(index.max()) + 1 - self.fresh)
+        taken = max(0, _max(index) + 1 - self.fresh)
         if taken > self._num_free:
             # Cut where the free slots are used up; the rest waits for slots that
             # this part frees.
@@ -221,11 +231,10 @@ class Plan:
             if high == low:
                 raise AssertionError("an echo plan ran out of slots; this is a bug")
             index = index[: high - low]
-            taken = max(0, int(index.max()) + 1 - self.fresh)
+            taken = max(0, _max(index) + 1 - self.fresh)
         self._num_free -= taken
         writes = self._free[self._num_free : self._num_free + taken].copy()
-        self._slot_of[np.arange(self.fresh, self.fresh + taken) & self._wrap] = writes
-        self.fresh += taken
+        self._assign(writes)
         reads = self._slot_of.take(index & self._wrap)
         last = piece.last[low:high]
         freed = reads[last]
@@ -235,6 +244,15 @@ class Plan:
         self._uses += index.size
         self._repeats += int(np.count_nonzero(repeat))
         return Step(writes, reads, index, repeat, last)
+
+    def _assign(self, slots: np.ndarray) -> None:
+        """Gives slots to the next fresh items."""
+        start = self.fresh & self._wrap
+        before_wrap = self._slot_of.size - start
+        self._slot_of[start : start + slots.size] = slots[:before_wrap]
+        if slots.size > before_wrap:
+            self._slot_of[: slots.size - before_wrap] = slots[before_wrap:]
+        self.fresh += slots.size
 
     def _advance(self, n: int) -> None:
         """Moves on by ``n`` uses, and to the next piece where one is done.
@@ -251,6 +269,8 @@ class Plan:
 
     def _where(self, at: int) -> tuple[int, int, int, int]:
         """Round, anchor, its carry, and uses of the round before place ``at``."""
+        if self.is_identity:
+            return self.fresh, self.fresh, 0, 0
         piece = self._piece
         if not isinstance(self._rounds, Consecutive):
             return piece.round, piece.anchor, piece.carry, self._in_round + at
@@ -280,7 +300,7 @@ class Plan:
             "position": position,
             "repeats": self._repeats - int(repeats),
             "round": round_,
-            "spec": self._spec.fingerprint,
+            "spec": self._fingerprint,
             "uses": self._uses - pending,
         }
 
@@ -302,7 +322,7 @@ class Plan:
                 f"{dict(state)!r} is not the state of an echo plan; give what "
                 f"get_state returned: integers under {', '.join(_STATE_KEYS)}"
             )
-        if state["spec"] != self._spec.fingerprint:
+        if state["spec"] != self._fingerprint:
             raise ValueError(
                 f"this state was saved with another spec than {self._spec}, or by "
                 "another version of the orders; restore it with the spec it was "
@@ -333,3 +353,8 @@ class Plan:
             skip = max(0, skip - index.size)
             used[rest[rest < self.fresh] - first] = True
         return np.flatnonzero(used) + first
+
+
+def _max(values: np.ndarray) -> int:
+    """``int(values.max())``, in half the time for the few values of a batch."""
+    return int(np.maximum.reduce(values))

@@ -6,13 +6,13 @@ Neither store ever hands out memory that it writes to later, because
 
 import copy
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from echo_jax.echo.tree import flatten, tree_map
 
-__all__ = ["ItemStore", "RingStore"]
+__all__ = ["ItemStore", "RingStore", "Stack"]
 
 _IMMUTABLE = (str, bytes, int, float, complex, bool, np.generic, type(None))
 
@@ -41,6 +41,34 @@ class ItemStore:
         self._items[slot] = None
 
 
+class Stack:
+    """Items that are stacked along the first axis of every leaf, to be used up.
+
+    Attributes:
+      tree: The stacked items.
+      leaves: Its leaves and their paths.
+      length: How many items.
+      at: The first of them that is not used up.
+    """
+
+    def __init__(self, tree: Any):
+        """Takes a stack of items.
+
+        Raises:
+          ValueError: If the leaves disagree on the number of items.
+        """
+        self.tree = tree
+        self.leaves = [(path, np.asarray(leaf)) for path, leaf in flatten(tree)]
+        lengths = {leaf.shape[:1] for _, leaf in self.leaves}
+        if len(lengths) != 1 or lengths == {()}:
+            raise ValueError(
+                "unbatch=True needs batches whose leaves have one first axis in "
+                f"common; this one has first axes {sorted(lengths)}"
+            )
+        self.length = lengths.pop()[0]
+        self.at = 0
+
+
 class RingStore:
     """Keeps items of one shape in an array per leaf, and hands out batches."""
 
@@ -49,7 +77,8 @@ class RingStore:
         self._num_slots = num_slots
         self._example: Any = None
         self._rings: dict[str, np.ndarray] = {}
-        self._flat_dict: list[tuple[Any, np.ndarray, tuple[int, ...], np.dtype]] = []
+        # If items are dicts of arrays, which they mostly are: key and ring.
+        self._flat: list[tuple[Any, np.ndarray]] = []
 
     def write(self, slot: int, item: Any) -> None:
         """Puts an item into a slot.
@@ -57,75 +86,90 @@ class RingStore:
         Raises:
           ValueError: If it has other leaves, shapes or dtypes than the first item.
         """
-        if not self._write_flat_dict(slot, item):
-            self._write_rows(slot, flatten(item))
-        if self._example is None:
-            self._example = tree_map(lambda _: 0, item)
-            if type(item) is dict and len(item) == len(self._rings):
-                self._flat_dict = [
-                    (key, ring, ring.shape[1:], ring.dtype)
-                    for key, ring in zip(item, self._rings.values(), strict=True)
-                ]
+        if not self._write_flat(slot, item):
+            self._write_leaves(slot, 0, flatten(item), item)
 
-    def write_stacked(self, slots: np.ndarray, items: Any) -> None:
-        """Puts items, stacked along their first axis, into slots.
+    def write_stacked(self, slots: np.ndarray, stack: Stack) -> None:
+        """Puts the next items of a stack into slots, as many as there are slots.
 
         Raises:
           ValueError: If they have other leaves, shapes or dtypes than the first.
         """
-        self._write_rows(slots, flatten(items))
-        if self._example is None:
-            self._example = tree_map(lambda _: 0, items)
+        rows = slice(stack.at, stack.at + slots.size)
+        leaves = [(path, leaf[rows]) for path, leaf in stack.leaves]
+        self._write_leaves(slots, 1, leaves, stack.tree)
+        stack.at += slots.size
 
     def read(self, slots: np.ndarray) -> Any:
         """Returns the items in some slots, stacked along a new first axis."""
+        if self._flat:
+            return {key: ring.take(slots, axis=0) for key, ring in self._flat}
         batch = iter([ring.take(slots, axis=0) for ring in self._rings.values()])
         return tree_map(lambda _: next(batch), self._example)
 
-    def _write_flat_dict(self, slot: int, item: Any) -> bool:
-        """The common item, a dict of arrays, at a quarter of the general time."""
-        if not self._flat_dict or type(item) is not dict:
+    def _write_flat(self, slot: int, item: Any) -> bool:
+        """The common item, at a quarter of the general time."""
+        if type(item) is not dict or len(item) != len(self._flat):
             return False
-        if len(item) != len(self._flat_dict):
-            return False
-        for key, ring, shape, dtype in self._flat_dict:
+        for key, ring in self._flat:
             leaf = item.get(key)
             if type(leaf) is not np.ndarray:
                 return False
-            if leaf.shape != shape or leaf.dtype != dtype:
+            if leaf.shape != ring.shape[1:] or leaf.dtype != ring.dtype:
                 return False
             ring[slot] = leaf
         return True
 
-    def _write_rows(self, where: Any, leaves: list[tuple[str, Any]]) -> None:
-        arrays = {path: np.asarray(leaf) for path, leaf in leaves}
-        first = 0 if isinstance(where, int) else 1
-        if not self._rings:
-            self._lay_out({path: a[0] if first else a for path, a in arrays.items()})
-        if list(arrays) != list(self._rings):
-            raise ValueError(
-                f"an item has the leaves {list(arrays)}, the first one had "
-                f"{list(self._rings)}; batch=True needs items of one structure"
-            )
-        for path, array in arrays.items():
-            ring = self._rings[path]
-            if array.shape[first:] != ring.shape[1:] or array.dtype != ring.dtype:
-                raise ValueError(
-                    f"leaf item{path} is {array.dtype}{list(array.shape[first:])}, the "
-                    f"first one was {ring.dtype}{list(ring.shape[1:])}; batch=True "
-                    "needs equal shapes: pad or resize before the echo, or use "
-                    "batch=False"
-                )
+    def _write_leaves(
+        self, where: Any, lead: int, leaves: list[tuple[str, Any]], tree: Any
+    ) -> None:
+        """Writes leaves that have ``lead`` axes before those of an item."""
+        arrays = [(path, np.asarray(leaf)) for path, leaf in leaves]
+        if self._example is None:
+            self._lay_out(lead, arrays, tree)
+        if len(arrays) != len(self._rings):
+            self._refuse(lead, arrays)
+        for (path, array), (name, ring) in zip(
+            arrays, self._rings.items(), strict=True
+        ):
+            if (
+                path != name
+                or array.shape[lead:] != ring.shape[1:]
+                or array.dtype != ring.dtype
+            ):
+                self._refuse(lead, arrays)
             ring[where] = array
 
-    def _lay_out(self, example: dict[str, np.ndarray]) -> None:
-        for path, leaf in example.items():
-            if leaf.dtype == object:
+    def _lay_out(self, lead: int, arrays: list[tuple[str, np.ndarray]], tree: Any):
+        for path, array in arrays:
+            if array.dtype == object:
                 raise ValueError(
                     f"leaf item{path} is no array of numbers, so items cannot be "
                     "stacked into batches; use batch=False"
                 )
-            self._rings[path] = np.empty((self._num_slots, *leaf.shape), leaf.dtype)
+            shape = (self._num_slots, *array.shape[lead:])
+            self._rings[path] = np.empty(shape, array.dtype)
+        self._example = tree_map(lambda _: 0, tree)
+        if type(tree) is dict and list(self._rings) == [f"[{key!r}]" for key in tree]:
+            self._flat = list(zip(tree, self._rings.values(), strict=True))
+
+    def _refuse(self, lead: int, arrays: list[tuple[str, np.ndarray]]) -> NoReturn:
+        """Names the first difference between an item and the first item."""
+        paths = [path for path, _ in arrays]
+        if paths != list(self._rings):
+            raise ValueError(
+                f"an item has the leaves {paths}, the first one had "
+                f"{list(self._rings)}; batch=True needs items of one structure"
+            )
+        for path, array in arrays:
+            shape, ring = list(array.shape[lead:]), self._rings[path]
+            if shape != list(ring.shape[1:]) or array.dtype != ring.dtype:
+                raise ValueError(
+                    f"leaf item{path} is {array.dtype}{shape}, the first one was "
+                    f"{ring.dtype}{list(ring.shape[1:])}; batch=True needs equal "
+                    "shapes: pad or resize before the echo, or use batch=False"
+                )
+        raise AssertionError("an item was refused that differs in nothing")
 
 
 def _frozen(leaf: Any) -> Any:
