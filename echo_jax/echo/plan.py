@@ -117,6 +117,8 @@ class Plan:
         self._in_round = 0  # uses of the round that stand before the piece
         self._at = 0  # uses of the piece that are emitted
         self._ahead: list[Piece] = []
+        # The last look-ahead of `fresh_wanted`, for the `take` that follows it.
+        self._looked_at: tuple[int, list[tuple[Piece, int, int]]] = 0, []
 
     @property
     def counts(self) -> Counts:
@@ -137,11 +139,14 @@ class Plan:
 
         Fewer are wanted once the end of the upstream is known.
         """
-        tops = [_max(piece.index[low:high]) for piece, low, high in self._runs(n)]
+        self._looked_at = n, self._runs(n)
+        runs = self._looked_at[1]
+        tops = [_max(piece.index[low:high]) for piece, low, high in runs]
         return max([self.fresh, *(top + 1 for top in tops)]) - self.fresh
 
     def end_at(self, total: int) -> None:
         """Says that the upstream has ``total`` items in all, and no more."""
+        self._looked_at = 0, []
         self._end = total
         self._piece = self._within_end(self._piece)
         self._ahead = [self._within_end(p) for p in self._ahead if p.anchor < total]
@@ -153,8 +158,9 @@ class Plan:
         called. Several steps come only where a batch needs a slot that the batch
         itself frees, or where it crosses from one piece of the order to the next.
         """
+        looked_at, runs = self._looked_at
         steps = []
-        for piece, low, high in self._runs(n):
+        for piece, low, high in runs if looked_at == n else self._runs(n):
             while low < high:
                 step = self._step(piece, low, high)
                 steps.append(step)
@@ -261,6 +267,7 @@ class Plan:
         can go back within it.
         """
         self._at += n
+        self._looked_at = 0, []
         while self._at >= self._piece.index.size and self._ahead:
             done, self._piece = self._piece, self._ahead.pop(0)
             self._at -= done.index.size

@@ -1,0 +1,106 @@
+"""Runs benchmarks by name and prints, saves or documents what they measured."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from benchmarks import host, trainer
+from benchmarks.harness import Result, machine, versions
+
+_BENCHMARKS: dict[str, Callable[[], Result | list[Result]]] = {
+    "P5": host.p5,
+    "P6": host.p6,
+    "P15": host.p15,
+    "P16": host.p16,
+    "P17": trainer.p17,
+    "P19": trainer.p19,
+    "P20": trainer.p20,
+    "memory": host.memory,
+    "plan": host.plan_cost,
+    "import": trainer.import_time,
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the benchmarks that the arguments name; all without names."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measures echo_jax against its peers, side by side.",
+        epilog="example: python -m benchmarks P5 P17 --json out.json",
+    )
+    parser.add_argument(
+        "names", nargs="*", help=f"which: {', '.join(_BENCHMARKS)}; all if none"
+    )
+    parser.add_argument("--json", type=Path, help="write the results as JSON")
+    parser.add_argument("--docs", type=Path, help="write the table as Markdown")
+    args = parser.parse_args(argv)
+    unknown = sorted(set(args.names) - set(_BENCHMARKS))
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; use {', '.join(_BENCHMARKS)}")
+    names = args.names or list(_BENCHMARKS)
+    results = _run(names)
+    if args.json:
+        args.json.write_text(json.dumps([r.as_json() for r in results], indent=1))
+    if args.docs:
+        command = " ".join(["python -m benchmarks", *args.names])
+        args.docs.write_text(_document(results, command))
+    return 0
+
+
+def _run(names: list[str]) -> list[Result]:
+    results: list[Result] = []
+    console = Console()
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("benchmarks", total=len(names))
+        for name in names:
+            progress.update(task, description=name)
+            found = _BENCHMARKS[name]()
+            for result in found if isinstance(found, list) else [found]:
+                results.append(result)
+                console.print(_line(result), markup=False, highlight=False)
+            progress.advance(task)
+    return results
+
+
+def _spread(result: Result) -> str:
+    return f"{min(result.repeats):.4g} to {max(result.repeats):.4g}"
+
+
+def _line(result: Result) -> str:
+    verdict = "met" if result.met else "NOT met"
+    return (
+        f"{result.id}: {result.value:.4g} {result.unit} (goal {result.goal}, "
+        f"{verdict}; {_spread(result)}, n={len(result.repeats)}): {result.title}"
+    )
+
+
+def _document(results: list[Result], command: str) -> str:
+    about = machine()
+    packages = ", ".join(f"{name} {version}" for name, version in versions().items())
+    rows = "\n".join(
+        f"| {r.id} | {r.title} | {r.peer} | **{r.value:.4g} {r.unit}** | {_spread(r)} "
+        f"| {len(r.repeats)} | {r.goal} | {'yes' if r.met else '**no**'} | {r.note} |"
+        for r in results
+    )
+    return f"""# Benchmarks
+
+Written by `{command} --docs docs/benchmarks.md`. A ratio is the median over pairs of
+runs, ours and the peer's in turn in one process; beside it stand its least and
+largest pair. Absolute times hold on the machine below alone.
+
+Machine: {about["system"]} {about["processor"]}, {about["cores"]} cores, Python
+{about["python"]}; {packages}.
+
+| id | what | peer, in the same run | value | min to max | n | goal | met | note |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
+{rows}
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""What a benchmark returns, and how two things are timed side by side."""
+
+import gc
+import importlib.metadata
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Result", "machine", "paired", "versions"]
+
+_PACKAGES = ("echo-jax", "grain", "jax", "numpy", "tensorflow-cpu")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One measured figure.
+
+    Attributes:
+      id: The benchmark's name, such as ``"P5"``.
+      title: What was measured.
+      value: The figure: the median of the repeats.
+      goal: What it should reach, as ``">= 20"`` or ``"<= 1.05"``.
+      unit: Of value and repeats; ``"x"`` for a ratio.
+      peer: What it was compared with, in the same run.
+      repeats: The single measurements.
+      note: What a reader must know beside the figure.
+    """
+
+    id: str
+    title: str
+    value: float
+    goal: str
+    unit: str
+    peer: str
+    repeats: list[float] = field(default_factory=list)
+    note: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether the goal is reached."""
+        sign, bound = self.goal.split()
+        holds = {">=": float.__ge__, "<=": float.__le__, "==": float.__eq__}[sign]
+        return holds(float(self.value), float(bound))
+
+    def as_json(self) -> dict[str, Any]:
+        """The record that ``--json`` writes."""
+        return {
+            "id": self.id,
+            "title": self.title,
+            "value": self.value,
+            "goal": self.goal,
+            "met": self.met,
+            "unit": self.unit,
+            "peer": self.peer,
+            "repeats": self.repeats,
+            "note": self.note,
+            "machine": machine(),
+            "versions": versions(),
+        }
+
+
+def paired(
+    ours: Callable[[], float], peer: Callable[[], float], repeats: int = 5
+) -> tuple[float, list[float]]:
+    """Runs two measurements in turn and compares them pair by pair.
+
+    Args:
+      ours: Returns seconds, or another cost.
+      peer: Returns the peer's cost for the same work.
+      repeats: How many pairs count; one more runs first and does not.
+
+    Returns:
+      The median of peer / ours (over 1: ours costs less), and all ratios.
+    """
+    ratios = []
+    for repeat in range(repeats + 1):
+        gc.collect()
+        if repeat % 2:
+            mine, other = ours(), peer()
+        else:
+            other, mine = peer(), ours()
+        if repeat:
+            ratios.append(other / mine)
+    return statistics.median(ratios), ratios
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Seconds that a call takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def machine() -> dict[str, Any]:
+    """The machine, without its name."""
+    return {
+        "system": platform.system(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that figures depend on."""
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,141 @@
+"""What echo_jax costs a trainer that is not starved, and what it asks of a user."""
+
+import difflib
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.harness import Result, paired
+
+__all__ = ["import_time", "p17", "p19", "p20"]
+
+_LOOPS = Path(__file__).parent / "loops"
+_UPDATES = 25
+_STRETCHES = 12
+
+
+def p17() -> Result:
+    """Steps per second with an echo of factor 1, against the plain loop."""
+    import grain
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from grain.experimental import ThreadPrefetchIterDataset
+
+    import echo_jax as ej
+
+    @jax.jit
+    def step(weights, batch):
+        for _ in range(6):
+            weights = weights + 1e-6 * jnp.tanh(weights @ (batch.T @ batch))
+        return weights
+
+    # Elements are whole batches: making one takes far less than a step, R << 1.
+    images = np.random.default_rng(0).normal(size=(64, 64, 256)).astype(np.float32)
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
+    dataset = grain.MapDataset.source(images).shuffle(0).repeat()
+    dataset = dataset.to_iter_dataset(options)
+    start = jnp.zeros((512, 256))
+
+    def batches(stage: grain.IterDataset):
+        return iter(ThreadPrefetchIterDataset(stage, prefetch_buffer_size=4))
+
+    def train(iterator) -> float:
+        weights = step(start, next(iterator))
+        weights.block_until_ready()
+        began = time.perf_counter()
+        for _ in range(_UPDATES):
+            before = weights
+            weights = step(weights, next(iterator))
+            before.block_until_ready()  # one step in flight
+        weights.block_until_ready()
+        return time.perf_counter() - began
+
+    plain = batches(dataset)
+    echoed = batches(ej.grain.echo(dataset, ej.EchoSpec(factor=1)))
+    # Short stretches in turn: the speed of a shared machine drifts.
+    pairs = [(train(plain), train(echoed)) for _ in range(1 + 5 * _STRETCHES)][1:]
+    repeats = []
+    for at in range(0, len(pairs), _STRETCHES):
+        part = pairs[at : at + _STRETCHES]
+        repeats.append(sum(p for p, _ in part) / sum(e for _, e in part))
+    return Result(
+        "P17",
+        "step rate when not starved: with an echo of factor 1 / plain",
+        statistics.median(repeats),
+        ">= 0.99",
+        "x",
+        "Grain with a prefetching thread + a jitted step",
+        repeats,
+        f"each repeat is {_STRETCHES} stretches of {_UPDATES} steps, in turn",
+    )
+
+
+def _run(script: str) -> float:
+    began = time.perf_counter()
+    subprocess.run(
+        [sys.executable, str(_LOOPS / script)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env=None,
+    )
+    return time.perf_counter() - began
+
+
+def p19() -> Result:
+    """Seconds from the start of the process to the end of its first step."""
+    ratio, repeats = paired(lambda: _run("plain.py"), lambda: _run("echoed.py"))
+    ratio, repeats = 1 / ratio, [1 / repeat for repeat in repeats]
+    return Result(
+        "P19",
+        "time from process start to first step: with echo_jax / plain",
+        ratio,
+        "<= 1.1",
+        "x",
+        "benchmarks/loops/plain.py",
+        repeats,
+    )
+
+
+def p20() -> Result:
+    """Lines that differ between the plain loop and the echoed one."""
+    plain, echoed = (
+        (_LOOPS / name).read_text().splitlines()[1:]
+        for name in ("plain.py", "echoed.py")
+    )
+    added = [
+        line
+        for line in difflib.unified_diff(plain, echoed, n=0)
+        if line.startswith("+") and not line.startswith("+++") and line.strip("+ ")
+    ]
+    return Result(
+        "P20",
+        "lines that a user adds to a plain JAX loop or changes in it",
+        len(added),
+        "<= 3",
+        "lines",
+        "benchmarks/loops/plain.py against echoed.py",
+        [len(added)],
+    )
+
+
+def import_time() -> Result:
+    """Seconds that ``import echo_jax`` takes beyond NumPy's import."""
+    script = (
+        "import time, numpy; t = time.perf_counter(); import echo_jax;"
+        "print(time.perf_counter() - t)"
+    )
+    repeats = [
+        float(subprocess.check_output([sys.executable, "-c", script])) for _ in range(6)
+    ][1:]
+    return Result(
+        "import",
+        "import echo_jax beyond NumPy's own import",
+        sorted(repeats)[len(repeats) // 2],
+        "<= 0.5",
+        "s",
+        "none: an absolute time, of this machine",
+        repeats,
+    )
