@@ -46,10 +46,10 @@ class _Upstream:
         )
         # Index of an item, and the state of the upstream before it.
         self._saved: deque[tuple[int, Any]] = deque()
-        # The first item whose state may be needed later. Of an identity none is: it
-        # never goes back.
-        keeps = self._resumable and not plan.is_identity
-        self._unsaved: float = 0 if keeps else math.inf
+        # An identity never goes back, unless into a batch that it has not used up.
+        self._keeps = self._resumable and (unbatch or not plan.is_identity)
+        # The first item whose state may be needed later.
+        self._unsaved: float = 0 if self._keeps else math.inf
         self.taken = 0
 
     def take(self, count: int) -> Iterator[Any]:
@@ -93,7 +93,7 @@ class _Upstream:
         self._saved.clear()
         self._iterator.set_state(copy.deepcopy(state))
         self.taken = item
-        self._unsaved = math.inf if self._plan.is_identity else item
+        self._unsaved = item if self._keeps else math.inf
 
     def _save(self) -> None:
         anchor = self._plan.anchor

@@ -118,7 +118,7 @@ class Plan:
         self._at = 0  # uses of the piece that are emitted
         self._ahead: list[Piece] = []
         # The last look-ahead of `fresh_wanted`, for the `take` that follows it.
-        self._looked_at: tuple[int, list[tuple[Piece, int, int]]] = 0, []
+        self._looked_at: tuple[int, list[tuple[Piece, int, int, int]]] = 0, []
 
     @property
     def counts(self) -> Counts:
@@ -139,10 +139,9 @@ class Plan:
 
         Fewer are wanted once the end of the upstream is known.
         """
-        self._looked_at = n, self._runs(n)
-        runs = self._looked_at[1]
-        tops = [_max(piece.index[low:high]) for piece, low, high in runs]
-        return max([self.fresh, *(top + 1 for top in tops)]) - self.fresh
+        runs = self._runs(n)
+        self._looked_at = n, runs
+        return max([self.fresh, *(top + 1 for *_, top in runs)]) - self.fresh
 
     def end_at(self, total: int) -> None:
         """Says that the upstream has ``total`` items in all, and no more."""
@@ -160,9 +159,9 @@ class Plan:
         """
         looked_at, runs = self._looked_at
         steps = []
-        for piece, low, high in runs if looked_at == n else self._runs(n):
+        for piece, low, high, top in runs if looked_at == n else self._runs(n):
             while low < high:
-                step = self._step(piece, low, high)
+                step = self._step(piece, low, high, top)
                 steps.append(step)
                 low += step.index.size
         self._advance(sum(step.index.size for step in steps))
@@ -184,22 +183,23 @@ class Plan:
         runs = self._runs(1)
         if not runs:
             return None
-        piece, low, _ = runs[0]
+        piece, low, *_ = runs[0]
         self._advance(0)
         index = piece.index[low : low + _RUN_AHEAD]
         over = index >= max(self.fresh, int(index[0]) + 1)
-        step = self._step(piece, low, low + (int(over.argmax()) or index.size))
+        size = int(over.argmax()) or index.size
+        step = self._step(piece, low, low + size, _max(index[:size]))
         self._advance(step.index.size)
         return step
 
-    def _runs(self, n: int) -> list[tuple[Piece, int, int]]:
-        """The pieces that hold the next ``n`` uses, with the uses' places."""
+    def _runs(self, n: int) -> list[tuple[Piece, int, int, int]]:
+        """The next ``n`` uses: their pieces, places in these, and newest items."""
         runs = []
         piece, low, ahead = self._piece, self._at, 0
         while True:
             high = min(piece.index.size, low + n)
             if high > low:
-                runs.append((piece, low, high))
+                runs.append((piece, low, high, _max(piece.index[low:high])))
                 n -= high - low
             if n == 0:
                 return runs
@@ -226,9 +226,10 @@ class Plan:
             piece.last[keep],
         )
 
-    def _step(self, piece: Piece, low: int, high: int) -> Step:
+    def _step(self, piece: Piece, low: int, high: int, top: int) -> Step:
+        """Emits the uses in some places, whose newest item is ``top``."""
         index = piece.index[low:high]
-        taken = max(0, _max(index) + 1 - self.fresh)
+        taken = max(0, top + 1 - self.fresh)
         if taken > self._num_free:
             # Cut where the free slots are used up; the rest waits for slots that
             # this part frees.
@@ -243,7 +244,7 @@ class Plan:
         self._assign(writes)
         reads = self._slot_of.take(index & self._wrap)
         last = piece.last[low:high]
-        freed = reads[last]
+        freed = reads.compress(last)
         self._free[self._num_free : self._num_free + freed.size] = freed
         self._num_free += freed.size
         repeat = piece.repeat[low:high]

@@ -67,6 +67,8 @@ class Stack:
             )
         self.length = lengths.pop()[0]
         self.at = 0
+        # The ring of each leaf, once a store has accepted the stack.
+        self.rings: list[tuple[np.ndarray, np.ndarray]] = []
 
 
 class RingStore:
@@ -87,7 +89,9 @@ class RingStore:
           ValueError: If it has other leaves, shapes or dtypes than the first item.
         """
         if not self._write_flat(slot, item):
-            self._write_leaves(slot, 0, flatten(item), item)
+            leaves = [(path, np.asarray(leaf)) for path, leaf in flatten(item)]
+            for ring, leaf in self._accept(0, leaves, item):
+                ring[slot] = leaf
 
     def write_stacked(self, slots: np.ndarray, stack: Stack) -> None:
         """Puts the next items of a stack into slots, as many as there are slots.
@@ -95,9 +99,11 @@ class RingStore:
         Raises:
           ValueError: If they have other leaves, shapes or dtypes than the first.
         """
+        if not stack.rings:
+            stack.rings = self._accept(1, stack.leaves, stack.tree)
         rows = slice(stack.at, stack.at + slots.size)
-        leaves = [(path, leaf[rows]) for path, leaf in stack.leaves]
-        self._write_leaves(slots, 1, leaves, stack.tree)
+        for ring, leaf in stack.rings:
+            ring[slots] = leaf[rows]
         stack.at += slots.size
 
     def read(self, slots: np.ndarray) -> Any:
@@ -120,25 +126,24 @@ class RingStore:
             ring[slot] = leaf
         return True
 
-    def _write_leaves(
-        self, where: Any, lead: int, leaves: list[tuple[str, Any]], tree: Any
-    ) -> None:
-        """Writes leaves that have ``lead`` axes before those of an item."""
-        arrays = [(path, np.asarray(leaf)) for path, leaf in leaves]
+    def _accept(
+        self, lead: int, leaves: list[tuple[str, np.ndarray]], tree: Any
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Pairs each leaf, which has ``lead`` axes before an item's, with its ring."""
         if self._example is None:
-            self._lay_out(lead, arrays, tree)
-        if len(arrays) != len(self._rings):
-            self._refuse(lead, arrays)
-        for (path, array), (name, ring) in zip(
-            arrays, self._rings.items(), strict=True
-        ):
+            self._lay_out(lead, leaves, tree)
+        if len(leaves) != len(self._rings):
+            self._refuse(lead, leaves)
+        pairs = []
+        for (path, leaf), (name, ring) in zip(leaves, self._rings.items(), strict=True):
             if (
                 path != name
-                or array.shape[lead:] != ring.shape[1:]
-                or array.dtype != ring.dtype
+                or leaf.shape[lead:] != ring.shape[1:]
+                or leaf.dtype != ring.dtype
             ):
-                self._refuse(lead, arrays)
-            ring[where] = array
+                self._refuse(lead, leaves)
+            pairs.append((ring, leaf))
+        return pairs
 
     def _lay_out(self, lead: int, arrays: list[tuple[str, np.ndarray]], tree: Any):
         for path, array in arrays:

@@ -93,13 +93,14 @@ def test_batches_of_items_of_any_kind(kind, order):
 
 
 @pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("factor", ["1", "2"])
 @pytest.mark.parametrize("size", [1, 3, 8])
-def test_laws_behind_an_upstream_of_batches(order, size):
+def test_laws_behind_an_upstream_of_batches(order, factor, size):
     def make_echo(upstream, spec):
         stacks = Stacked(upstream, size)
         return ej.echo(stacks, spec, batch=True, unbatch=True, tags=True)
 
-    spec = spec_of(order, "2")
+    spec = spec_of(order, factor)
     assert_echo_laws(make_echo, spec, num_items=23, read_ahead=size - 1)
     assert_echo_laws(host_echo, spec, laws=[8], others=[make_echo])
 
