@@ -17,7 +17,6 @@ from echo_jax.echo.keys import mix, sequence
 from echo_jax.echo.schedule import Schedule
 
 __all__ = [
-    "DELAY_BITS",
     "Consecutive",
     "OrderRounds",
     "Piece",
@@ -27,8 +26,8 @@ __all__ = [
 ]
 
 _ITEMS_PER_PIECE = 1024
-DELAY_BITS = 16
-_MAX_DELAY = 1 << 23
+_MAX_DELAY_BITS = 16
+_MIN_DELAY_BITS = 10
 
 
 @dataclass
@@ -119,10 +118,14 @@ class Shuffle:
     nothing stays longer than the buffer is large, so that a restore re-reads at
     most two buffers. A round is the span of ``delay`` arrivals.
 
+    A round is one sort of integers that hold a use's time above its item, its
+    repeat and whether it is the last, so that nothing has to be gathered after it.
+
     Attributes:
       delay: The longest time that a use stays, in arrivals of fresh items.
-      key: The start of the random sequence.
+      delay_bits: How finely a delay is drawn: in 2^delay_bits steps.
       repeat_bits: How many bits a repeat takes beside its item.
+      key: The start of the random sequence.
     """
 
     schedule: Schedule
@@ -136,75 +139,103 @@ class Shuffle:
         batch = self.batch_size / float(self.schedule.min_factor)
         reserve = min(self.buffer // 4, int(batch + 4 * batch**0.5) + 1)
         self.delay = self.buffer - reserve
-        if self.delay > _MAX_DELAY:
-            raise ValueError(
-                f"buffer={self.buffer} is more than a shuffle can time; use at most "
-                f"{_MAX_DELAY}, which is far beyond what longer lags gain"
-            )
         self.repeat_bits = math.ceil(self.schedule.max_factor - 1).bit_length()
+        # The items of two rounds, repeats, and the flag of the last.
+        self._use_bits = self.delay.bit_length() + self.repeat_bits + 2
+        # A use comes up to two rounds after the start of its own.
+        left = 62 - self._use_bits - self.delay.bit_length()
+        self.delay_bits = min(_MAX_DELAY_BITS, left)
+        if self.delay_bits < _MIN_DELAY_BITS:
+            fits = 60 - self.repeat_bits - _MIN_DELAY_BITS
+            raise ValueError(
+                f"buffer={self.buffer} is more than a shuffle of up to "
+                f"{math.ceil(self.schedule.max_factor)} uses an item can time; use at "
+                f"most {(1 << fits // 2) - 1}, which is far beyond what longer lags "
+                "gain"
+            )
         self.num_slots = self.buffer + 1
         self.window = 2 * self.delay + 2
         self.key = sequence(self.seed, 1)
 
     def pieces(self, round_: int, anchor: int, carry: int) -> Iterator[Piece]:
         """See `OrderRounds`."""
-        time, use, after = self._uses(anchor, round_ * self.delay - anchor, carry)
-        held = time >= self._time(round_)
-        time, use = time[held], use[held]
+        first = round_ * self.delay
+        round_end = self.delay << (self.delay_bits + self._use_bits)
+        round_on = round_end + (self.delay << (self.repeat_bits + 1))
+        uses, after = self._uses(anchor, first - anchor, first, carry)
+        waiting = uses.compress(uses >= 0)
         while True:
-            first, start = round_ * self.delay, self._time(round_)
-            new_time, new_use, next_carry = self._uses(first, self.delay, after)
-            now = new_time < self._time(round_ + 1)
-            order = stable_argsort(np.concatenate([time, new_time[now]]) - start)
-            leaving = np.concatenate([use, new_use[now]])[order]
-            time, use = new_time[~now], new_use[~now]
-            item = leaving >> (self.repeat_bits + 1)
-            repeat = (leaving >> 1).astype(np.int32) & ((1 << self.repeat_bits) - 1)
-            last = (leaving & 1).astype(bool)
-            del new_time, new_use, now, order, leaving
-            yield Piece(round_, anchor, carry, item, repeat, last)
+            uses, next_carry = self._uses(first, self.delay, first, after)
+            now = uses < round_end
+            leaving = np.concatenate([waiting, uses.compress(now)])
+            leaving.sort()
+            waiting = uses.compress(~now)
+            waiting -= round_on
+            repeat = leaving.astype(np.int32)
+            last = (repeat & 1).astype(bool)
+            repeat >>= 1
+            repeat &= (1 << self.repeat_bits) - 1
+            leaving >>= self.repeat_bits + 1
+            leaving &= (1 << (self._use_bits - self.repeat_bits - 1)) - 1
+            leaving += first - self.delay
+            del uses, now
+            yield Piece(round_, anchor, carry, leaving, repeat, last)
             round_, anchor, carry, after = round_ + 1, first, after, next_carry
+            first += self.delay
 
     def next_anchor(self, index: int) -> int:
         """See `OrderRounds`: the first item of a round."""
         return -(-index // self.delay) * self.delay
 
-    def _time(self, round_: int) -> int:
-        return (round_ * self.delay) << DELAY_BITS
-
     def _uses(
-        self, start: int, count: int, carry: int
-    ) -> tuple[np.ndarray, np.ndarray, int]:
-        """Times and uses of some items, and the carry after them.
+        self, start: int, count: int, first: int, carry: int
+    ) -> tuple[np.ndarray, int]:
+        """The uses of some items, and the carry after them.
 
-        A use is an integer: item, repeat, and whether it is the last, bit by bit.
+        A use is an integer, from its high bits to its low ones: the time that it
+        leaves after the arrival of item ``first``, its item counted from a round
+        before that, its repeat, and whether it is the last.
         """
         if count <= 0:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64), carry
-        uses, after = self.schedule.uses(start, count, carry)
-        ends = np.cumsum(uses)
-        item = np.repeat(np.arange(start, start + count), uses)
-        use = np.arange(item.size)
-        use -= np.repeat(ends - uses, uses)
-        use |= item << self.repeat_bits
-        delay = mix(self.key, use)
-        delay >>= np.uint64(64 - DELAY_BITS)
-        time = delay.view(np.int64)
-        time *= self.delay
+            return np.zeros(0, np.int64), carry
+        num_uses, after = self.schedule.uses(start, count, carry)
+        most, least = int(num_uses.max()), int(num_uses.min())
+        item = np.arange(start, start + count)
         # An item's delays in ascending order: the first of its uses to leave is
-        # repeat 0, whichever was drawn first. Items stay apart in the sort.
-        item -= start
-        bits = DELAY_BITS + self.delay.bit_length()
-        apart = item << bits
-        time += apart
-        time.sort()
-        time -= apart
-        item += start
-        item <<= DELAY_BITS
-        time += item
-        use <<= 1
-        use[ends - 1] += 1
-        return time, use, after
+        # repeat 0, whichever was drawn first. What is not there comes last.
+        delays = np.empty((most, count), np.uint16)
+        counter = item << self.repeat_bits
+        for repeat in range(most):
+            random = mix(self.key, counter + repeat)
+            random >>= np.uint64(64 - self.delay_bits)
+            delays[repeat] = random
+            if repeat >= least:
+                np.copyto(delays[repeat], 0xFFFF, where=num_uses <= repeat)
+        _sort_columns(delays)
+        base = (item - first) << (self.delay_bits + self._use_bits)
+        base |= (item - (first - self.delay)) << (self.repeat_bits + 1)
+        uses = delays.astype(np.int64)
+        uses *= self.delay << self._use_bits
+        for repeat in range(most):
+            uses[repeat] += base
+            uses[repeat] += 2 * repeat
+            uses[repeat] += num_uses == repeat + 1
+        if least == most:
+            return uses.reshape(-1), after
+        there = np.arange(most)[:, None] < num_uses
+        return uses.reshape(-1).compress(there.reshape(-1)), after
+
+
+def _sort_columns(values: np.ndarray) -> None:
+    """Sorts every column in place, columns of a few values by a sorting network."""
+    if len(values) > 8:
+        values.sort(axis=0)
+        return
+    for end in range(len(values) - 1, 0, -1):
+        for row in range(end):
+            least = np.minimum(values[row], values[row + 1])
+            np.maximum(values[row], values[row + 1], out=values[row + 1])
+            values[row] = least
 
 
 def stable_argsort(values: np.ndarray) -> np.ndarray:

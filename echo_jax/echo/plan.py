@@ -43,7 +43,7 @@ _STATE_KEYS = (
 _RUN_AHEAD = 64
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Step:
     """One write and one read of a store: first all writes, then all reads.
 
@@ -141,7 +141,10 @@ class Plan:
         """
         runs = self._runs(n)
         self._looked_at = n, runs
-        return max([self.fresh, *(top + 1 for *_, top in runs)]) - self.fresh
+        wanted = 0
+        for *_, top in runs:
+            wanted = max(wanted, top + 1 - self.fresh)
+        return wanted
 
     def end_at(self, total: int) -> None:
         """Says that the upstream has ``total`` items in all, and no more."""
@@ -158,13 +161,14 @@ class Plan:
         itself frees, or where it crosses from one piece of the order to the next.
         """
         looked_at, runs = self._looked_at
-        steps = []
+        steps, taken = [], 0
         for piece, low, high, top in runs if looked_at == n else self._runs(n):
+            taken += high - low
             while low < high:
                 step = self._step(piece, low, high, top)
                 steps.append(step)
                 low += step.index.size
-        self._advance(sum(step.index.size for step in steps))
+        self._advance(taken)
         return steps
 
     def pass_on(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from echo_jax.echo.orders import DELAY_BITS, Shuffle
+from echo_jax.echo.orders import Shuffle
 from echo_jax.echo.schedule import Schedule
 from echo_jax.echo.spread import Spread
 
@@ -217,6 +217,7 @@ class GraphShuffle:
         self.num_live = 2
         self._delay = order.delay
         self._repeat_bits = order.repeat_bits
+        self._delay_bits = order.delay_bits
         self._key = tf.constant(order.key, tf.uint64)
         self._schedule = GraphSchedule(order.schedule)
 
@@ -249,11 +250,11 @@ class GraphShuffle:
         index = start + local
         repeat = place - tf.gather(tf.cumsum(uses, exclusive=True), local)
         random = _mix(self._key, index * (1 << self._repeat_bits) + repeat)
-        delay = tf.bitwise.right_shift(random, np.uint64(64 - DELAY_BITS))
+        delay = tf.bitwise.right_shift(random, np.uint64(64 - self._delay_bits))
         # The first use to leave is repeat 0, whichever was drawn first.
-        apart = local * (1 << (DELAY_BITS + self._delay.bit_length()))
+        apart = local * (1 << (self._delay_bits + self._delay.bit_length()))
         delay = tf.sort(apart + tf.cast(delay, tf.int64) * self._delay) - apart
-        time = index * (1 << DELAY_BITS) + delay
+        time = index * (1 << self._delay_bits) + delay
         return carry, (time, index, repeat, repeat + 1 == tf.gather(uses, local))
 
 

@@ -108,9 +108,24 @@ def test_laws_in_grain_behind_workers(order, num_workers, factor, num_items):
     assert_echo_laws(make_echo, spec_of(order, factor), num_items=num_items, laws=laws)
 
 
-@pytest.mark.slow
+# Each starts workers a dozen times, which takes a minute.
+WORKER_CASES = [
+    pytest.param("1.5", 37, marks=pytest.mark.slow),
+    *(
+        pytest.param(factor, num_items, marks=pytest.mark.exhaustive)
+        for factor in FACTORS
+        for num_items in (0, 1, 15)
+    ),
+]
+
+
+@pytest.mark.parametrize(("factor", "num_items"), WORKER_CASES)
 @pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize("order", ORDERS)
-def test_all_laws_in_grain_behind_workers(order, num_workers):
-    spec = spec_of(order, "1.5")
-    assert_echo_laws(grain_echo(num_workers), spec, positions=[17])
+def test_all_laws_in_grain_behind_workers(order, num_workers, factor, num_items):
+    assert_echo_laws(
+        grain_echo(num_workers),
+        spec_of(order, factor),
+        num_items=num_items,
+        positions=[num_items // 2],
+    )

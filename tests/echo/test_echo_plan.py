@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import echo_jax as ej
-from echo_jax.echo.plan import Plan
+from echo_jax.echo.plan import Plan, rounds_of
 
 TAKES = st.lists(st.integers(1, 20), min_size=1, max_size=20)
 
@@ -248,3 +248,26 @@ def test_the_seed_names_the_order(order):
 
     assert first_items(1) == first_items(1)
     assert len({tuple(first_items(seed)) for seed in range(20)}) == 20
+
+
+def test_a_buffer_beyond_what_a_shuffle_can_time_is_refused_with_the_largest():
+    with pytest.raises(ValueError, match="at most 16777215") as caught:
+        Plan(ej.EchoSpec(2, 1 << 26, "shuffle"))
+    assert "buffer=67108864" in str(caught.value)
+    rounds_of(ej.EchoSpec(2, 16777215, "shuffle"))
+
+
+def test_the_integers_of_the_largest_shuffle_hold_all_of_a_use():
+    """Its rounds are too large for a test; the uses of its last items are not."""
+    order = rounds_of(ej.EchoSpec("3/2", 16777215, "shuffle"))
+    first = 5 * order.delay
+    start, count = first + order.delay - 10, 10
+    uses, _ = order._uses(start, count, first, 0)
+    num_uses, _ = order.schedule.uses(start, count, 0)
+    assert (uses > 0).all()
+    assert (uses & 1).sum() == count
+    repeats = (uses >> 1) & 1
+    items = (uses >> 2) % (1 << (2 * order.delay).bit_length()) + first - order.delay
+    got = sorted(zip(items.tolist(), repeats.tolist(), strict=True))
+    expected = [(start + k, r) for k in range(count) for r in range(num_uses[k])]
+    assert got == expected
