@@ -81,13 +81,19 @@ class Plan:
     Attributes:
       num_slots: How many slots a store needs.
       fresh: Fresh items taken so far; also the index of the next one.
+      written: Fresh items that have got a slot: those taken, and any after them
+        that `write_ahead` was told of.
       counts: Fresh items taken, and uses and repeats emitted.
       is_identity: Whether every item is used once, in its order. A driver may then
         pass items on, and say so with `pass_on`.
     """
 
-    def __init__(self, spec: EchoSpec):
+    def __init__(self, spec: EchoSpec, *, ahead: int = 0):
         """Starts before the first use.
+
+        Args:
+          spec: The echo.
+          ahead: How many fresh items may be written before a use needs them.
 
         Raises:
           ValueError: If the buffer is too small for ``spread`` without twins.
@@ -98,14 +104,14 @@ class Plan:
         self.is_identity = (
             isinstance(self._rounds, Consecutive) and spec.schedule.max_factor == 1
         )
-        self.num_slots = self._rounds.num_slots
+        self.num_slots = self._rounds.num_slots + ahead
         span = 1 << (self._rounds.window + self.num_slots).bit_length()
         self._slot_of = np.zeros(span, np.int32)
         self._wrap = span - 1
         self._restart(dict.fromkeys(_STATE_KEYS, 0) | {"end": -1})
 
     def _restart(self, state: Mapping[str, int]) -> None:
-        self.fresh = state["fresh"]
+        self.fresh = self.written = state["fresh"]
         self._uses, self._repeats = state["uses"], state["repeats"]
         self._end = state["end"]
         self._free = np.arange(self.num_slots, dtype=np.int32)
@@ -171,9 +177,31 @@ class Plan:
         self._advance(taken)
         return steps
 
+    def write_ahead(self, count: int) -> np.ndarray:
+        """Gives slots to fresh items before a use needs them.
+
+        For stores that are filled in chunks: `take` then has nothing to write.
+
+        Args:
+          count: How many; no more than there are free slots.
+
+        Returns:
+          Their slots, ``int32[count]``.
+        """
+        if count > self._num_free:
+            raise AssertionError(
+                f"an echo plan has {self._num_free} free slots for {count} items; "
+                "this is a bug"
+            )
+        self._num_free -= count
+        slots = self._free[self._num_free : self._num_free + count].copy()
+        self._assign(slots)
+        return slots
+
     def pass_on(self) -> None:
         """Counts a fresh item that went straight through an identity."""
         self.fresh += 1
+        self.written += 1
         self._uses += 1
 
     def take_run(self) -> Step | None:
@@ -233,19 +261,19 @@ class Plan:
     def _step(self, piece: Piece, low: int, high: int, top: int) -> Step:
         """Emits the uses in some places, whose newest item is ``top``."""
         index = piece.index[low:high]
-        taken = max(0, top + 1 - self.fresh)
+        taken = max(0, top + 1 - self.written)
         if taken > self._num_free:
             # Cut where the free slots are used up; the rest waits for slots that
             # this part frees.
-            over = index >= self.fresh + self._num_free
+            over = index >= self.written + self._num_free
             high = low + int(over.argmax())
             if high == low:
                 raise AssertionError("an echo plan ran out of slots; this is a bug")
             index = index[: high - low]
-            taken = max(0, _max(index) + 1 - self.fresh)
-        self._num_free -= taken
-        writes = self._free[self._num_free : self._num_free + taken].copy()
-        self._assign(writes)
+            top = _max(index)
+            taken = max(0, top + 1 - self.written)
+        writes = self.write_ahead(taken)
+        self.fresh = max(self.fresh, top + 1)
         reads = self._slot_of.take(index & self._wrap)
         last = piece.last[low:high]
         freed = reads.compress(last)
@@ -258,12 +286,12 @@ class Plan:
 
     def _assign(self, slots: np.ndarray) -> None:
         """Gives slots to the next fresh items."""
-        start = self.fresh & self._wrap
+        start = self.written & self._wrap
         before_wrap = self._slot_of.size - start
         self._slot_of[start : start + slots.size] = slots[:before_wrap]
         if slots.size > before_wrap:
             self._slot_of[: slots.size - before_wrap] = slots[before_wrap:]
-        self.fresh += slots.size
+        self.written += slots.size
 
     def _advance(self, n: int) -> None:
         """Moves on by ``n`` uses, and to the next piece where one is done.

@@ -11,7 +11,9 @@ PACKAGE = importlib.import_module("echo_jax.echo")
 MODULES = sorted(module.name for module in pkgutil.iter_modules(PACKAGE.__path__))
 # Modules whose public names are shown at work in another module's example.
 WITHOUT_EXAMPLE = {
+    "chunks",
     "counts",
+    "device_feed",
     "laws",
     "orders",
     "plan",

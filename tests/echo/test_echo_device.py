@@ -1,0 +1,349 @@
+"""The echo in accelerator memory: the laws, on 1 and on 8 devices, and its promises."""
+
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from echo_cases import FACTORS, ORDERS, spec_of
+from jax.sharding import AxisType
+
+import echo_jax as ej
+from echo_jax.echo import device
+from echo_jax.echo.device_buffer import EchoBuffer
+from echo_jax.echo.device_feed import DeviceFeed
+from echo_jax.echo.draws import FixedDraws, lane_spec
+from echo_jax.echo.testing import CountingUpstream, assert_echo_laws
+
+LANES = 8
+
+
+def mesh_of(num_devices):
+    return jax.make_mesh(
+        (num_devices,),
+        ("data",),
+        axis_types=(AxisType.Auto,),
+        devices=jax.devices()[:num_devices],
+    )
+
+
+class Chunks(CountingUpstream):
+    """Batches of integers that count up, with a few bytes beside each."""
+
+    def __init__(self, num_chunks, rows=16):
+        super().__init__(range(num_chunks))
+        self.rows = rows
+
+    def __next__(self):
+        first = super().__next__() * self.rows
+        index = np.arange(first, first + self.rows, dtype=np.int32)
+        pixels = np.repeat(index[:, None], 5, axis=1).astype(np.uint8)
+        return {"index": index, "pixels": pixels}
+
+
+class LaneEcho:
+    """One lane of an echo whose lanes all get the same items, seen as an echo."""
+
+    def __init__(self, upstream, spec, *, num_devices, lane, prefetch):
+        self._lane, self._lanes = lane, num_devices
+        sizes = (spec.buffer * num_devices, spec.order, spec.batch_size * num_devices)
+        self._echo = device.echo(
+            TiledUpstream(upstream, num_devices),
+            ej.EchoSpec(spec.factor, *sizes, spec.seed),
+            mesh=mesh_of(num_devices),
+            prefetch=prefetch,
+            tags=True,
+        )
+        self.get_state = self._echo.get_state
+        self.set_state = self._echo.set_state
+        self.close = self._echo.close
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        batch, tags = next(self._echo)
+        size = tags.repeat.size // self._lanes
+        rows = slice(self._lane * size, (self._lane + 1) * size)
+        own = jax.tree.map(lambda x: np.asarray(x)[rows], batch)
+        return own, ej.Tags(tags.fresh_index[rows] // self._lanes, tags.repeat[rows])
+
+
+class TiledUpstream:
+    """Chunks with one row for each lane, the same in all."""
+
+    def __init__(self, upstream, num_lanes):
+        self._upstream, self._num_lanes = upstream, num_lanes
+        self.get_state, self.set_state = upstream.get_state, upstream.set_state
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        item = next(self._upstream)
+        return jax.tree.map(lambda x: np.stack([x] * self._num_lanes), item)
+
+
+def item_of(index):
+    """An item of types that a device has."""
+    return {"index": np.int32(index), "payload": np.arange(4, dtype=np.uint8) + index}
+
+
+def assert_laws(make_echo, spec, **options):
+    assert_echo_laws(make_echo, spec, make_item=item_of, **options)
+
+
+def lane_echo(num_devices, lane=0, prefetch=0):
+    def make_echo(upstream, spec):
+        return LaneEcho(
+            upstream, spec, num_devices=num_devices, lane=lane, prefetch=prefetch
+        )
+
+    return make_echo
+
+
+@pytest.mark.parametrize("num_items", [0, 1, 15])
+@pytest.mark.parametrize("factor", ["1.15", "4"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_laws_on_one_device(order, factor, num_items):
+    positions = [0, 1, num_items // 2, num_items]
+    assert_laws(
+        lane_echo(1), spec_of(order, factor), num_items=num_items, positions=positions
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_items", [0, 1, 37])
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("order", ORDERS)
+def test_laws_on_one_device_for_all_factors(order, factor, num_items):
+    assert_laws(lane_echo(1), spec_of(order, factor), num_items=num_items)
+
+
+# Law 7 compares with the plan of the spec, but lanes have seeds of their own: there
+# tests/echo/test_echo_draws.py compares every lane with its plan.
+LANE_LAWS = [1, 2, 3, 4, 5, 6, 8, 9]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_laws_of_a_lane_on_eight_devices(order):
+    make_echo, spec = lane_echo(LANES, lane=5), spec_of(order, "1.5")
+    # Of a chunk that another lane needs this one gets its rows too.
+    ahead = 4 if order == "shuffle" else 0
+    assert_laws(
+        make_echo,
+        spec,
+        num_items=9,
+        laws=LANE_LAWS,
+        positions=[4],
+        read_ahead=ahead,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lane", [0, LANES - 1])
+@pytest.mark.parametrize("num_items", [0, 1, 37])
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("order", ORDERS)
+def test_laws_of_lanes_on_eight_devices(order, factor, num_items, lane):
+    make_echo, spec = lane_echo(LANES, lane=lane), spec_of(order, factor)
+    positions = [num_items // 2]
+    ahead = 8 if order == "shuffle" else 0
+    assert_laws(
+        make_echo,
+        spec,
+        num_items=num_items,
+        laws=LANE_LAWS,
+        positions=positions,
+        read_ahead=ahead,
+    )
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_reading_ahead_changes_nothing(order):
+    spec = spec_of(order, "2")
+    ahead = lane_echo(1, prefetch=3)
+    assert_laws(
+        ahead, spec, num_items=15, laws=[1, 3, 4, 6, 7], read_ahead=5, positions=[9]
+    )
+    assert_laws(lane_echo(1), spec, num_items=15, laws=[8], others=[ahead])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_uses_are_those_of_the_host_echo_of_every_lane(order):
+    spec = ej.EchoSpec(2.5, 256, order, 32, seed=7)
+    with_lanes = device.echo(Chunks(12), spec, mesh=mesh_of(LANES), tags=True)
+    got = [[] for _ in range(LANES)]
+    for batch, tags in with_lanes:
+        assert np.array_equal(batch["index"], tags.fresh_index)
+        assert np.array_equal(batch["pixels"][:, 3], tags.fresh_index % 256)
+        for lane, index in enumerate(tags.fresh_index.reshape(LANES, -1)):
+            got[lane] += index.tolist()
+    for lane in range(LANES):
+        items = [16 * k + 2 * lane + row for k in range(12) for row in range(2)]
+        assert got[lane] == list(ej.echo(items, lane_spec(spec, lane, LANES)))
+
+
+def test_the_same_lanes_on_fewer_devices_give_the_same_batches():
+    spec = ej.EchoSpec(1.5, 128, "shuffle", 32, seed=1)
+    runs = [
+        [
+            np.asarray(batch["pixels"])
+            for batch in device.echo(
+                Chunks(8), spec, mesh=mesh_of(num_devices), num_lanes=LANES
+            )
+        ]
+        for num_devices in (1, 2, 8)
+    ]
+    for batches in runs[1:]:
+        assert all(map(np.array_equal, runs[0], batches))
+        assert len(batches) == len(runs[0]) == 6
+
+
+def test_a_draw_communicates_nothing_between_devices():
+    spec = ej.EchoSpec(2, 64, "spread", 16)
+    draws = FixedDraws(spec, chunk_items=16, num_lanes=LANES)
+    batch = next(Chunks(1))
+    buffer = EchoBuffer.of(batch, num_slots=draws.num_slots, mesh=mesh_of(LANES))
+    feed = DeviceFeed(Chunks(4), draws, buffer, prefetch=0)
+    program = jax.jit(buffer.draw, donate_argnums=0).lower(feed.arrays, feed.next())
+    text = program.compile().as_text()
+    for name in ("all-gather", "all-reduce", "all-to-all", "collective", "permute"):
+        assert name not in text
+
+
+def test_one_program_serves_draws_with_and_without_a_fresh_chunk():
+    spec = ej.EchoSpec(4, 32, "spread", 16)
+    draws = FixedDraws(spec, chunk_items=16, num_lanes=1)
+    buffer = EchoBuffer.of(next(Chunks(1)), num_slots=draws.num_slots, mesh=mesh_of(1))
+    feed = DeviceFeed(itertools.cycle([next(Chunks(1))]), draws, buffer, prefetch=0)
+    step = jax.jit(buffer.draw, donate_argnums=0, out_shardings=buffer.sharding)
+    chunks = []
+    for _ in range(12):
+        inputs = feed.next()
+        chunks.append(feed.counts.fresh)
+        feed.arrays, _ = step(feed.arrays, inputs)
+    assert len(set(chunks)) > 2
+    assert step._cache_size() == 1
+
+
+def test_bytes_stay_bytes_and_are_stated():
+    chunk = {
+        "image": np.zeros((16, 4, 4, 3), np.uint8),
+        "label": np.zeros(16, np.int32),
+    }
+    batches = device.echo([chunk], ej.EchoSpec(2, batch_size=16), mesh=mesh_of(2))
+    buffer = batches.buffer
+    assert buffer.bytes_per_item == 4 * 4 * 3 + 4
+    assert buffer.num_bytes == buffer.capacity * 52
+    assert str(buffer).startswith(f"echo buffer: {buffer.capacity} items of 52 bytes")
+    batch = next(batches)
+    assert batch["image"].dtype == jnp.uint8
+    assert batch["image"].sharding.num_devices == 2
+
+
+@pytest.mark.parametrize("order", ["shuffle", "spread"])
+@pytest.mark.parametrize("num_bytes", [3000, 50_000])
+def test_a_buffer_sized_by_memory_fills_it_and_no_more(order, num_bytes):
+    spec = ej.EchoSpec(2, 1, order, 16)
+    echo = device.echo(Chunks(1), spec, mesh=mesh_of(1), buffer_bytes=num_bytes)
+    item = echo.buffer.bytes_per_item
+    room = 20 * item + (
+        10 * item * (num_bytes / item) ** 0.5 if order == "shuffle" else 0
+    )
+    assert num_bytes - room < echo.buffer.num_bytes <= num_bytes
+
+
+def test_a_buffer_that_does_not_fit_is_refused_with_what_would():
+    huge = {"x": np.zeros((8, 1 << 20), np.uint8)}
+    echo = device.echo([huge], ej.EchoSpec(2, 1 << 22, "shuffle", 8), mesh=mesh_of(1))
+    with pytest.raises(ValueError, match=r"4.42e\+03 GB.*does not fit.*buffer_bytes="):
+        next(echo)
+    tiny = device.echo(
+        Chunks(1), ej.EchoSpec(2, 1, "shuffle", 16), mesh=mesh_of(1), buffer_bytes=90
+    )
+    with pytest.raises(ValueError, match="use more buffer_bytes"):
+        next(tiny)
+
+
+def test_keys_follow_from_seed_index_and_repeat():
+    """Law 9 on the device: threefry keys made of `use_seed`, each its own."""
+
+    def augment(batch, keys):
+        return batch | {"draw": jax.vmap(jax.random.uniform)(keys)}
+
+    spec = ej.EchoSpec(2, 32, "shuffle", 16, seed=9)
+    draws = {}
+    for num_devices in (1, 4):
+        echo = device.echo(
+            Chunks(6),
+            spec,
+            mesh=mesh_of(num_devices),
+            num_lanes=4,
+            augment=augment,
+            tags=True,
+        )
+        found = {}
+        for batch, tags in echo:
+            uses = zip(tags.fresh_index.tolist(), tags.repeat.tolist(), strict=True)
+            found |= dict(zip(uses, batch["draw"].tolist(), strict=True))
+        draws[num_devices] = found
+    assert draws[1] == draws[4]
+    assert len(draws[1]) == len(set(draws[1].values())) == 6 * 16 * 2
+    data = np.array([ej.use_seed(9, 3, 1)]).view(np.uint32)
+    key = jax.random.wrap_key_data(data, impl="threefry2x32")
+    assert draws[1][3, 1] == float(jax.random.uniform(key))
+
+
+def test_a_batch_that_differs_from_the_first_is_refused():
+    chunks = [{"x": np.zeros((8, 3))}, {"x": np.zeros((8, 4))}]
+    echo = device.echo(chunks, ej.EchoSpec(1, batch_size=8), mesh=mesh_of(1))
+    next(echo)
+    with pytest.raises(ValueError, match="pad or crop before the echo"):
+        next(echo)
+
+
+def test_what_the_upstream_raises_is_raised_once_and_then_it_has_ended():
+    def chunks():
+        yield {"x": np.zeros(8)}
+        raise OSError("disk gone")
+
+    echo = device.echo(chunks(), ej.EchoSpec(1, batch_size=8), mesh=mesh_of(1))
+    next(echo)
+    with pytest.raises(OSError, match="disk gone"):
+        next(echo)
+
+
+def test_the_state_of_an_upstream_without_one_is_refused_when_asked_for():
+    echo = device.echo(iter([{"x": np.zeros(8)}]), ej.EchoSpec(batch_size=8))
+    with pytest.raises(TypeError, match="no get_state and set_state"):
+        echo.get_state()
+
+
+def test_a_state_of_other_data_is_refused():
+    spec = ej.EchoSpec(2, 64, "spread", 16)
+    echo = device.echo(Chunks(9), spec, mesh=mesh_of(1))
+    for _ in range(9):
+        next(echo)
+    state = json.loads(json.dumps(echo.get_state()))
+    shorter = device.echo(Chunks(2), spec, mesh=mesh_of(1))
+    with pytest.raises(ValueError, match="the upstream ended before chunk"):
+        shorter.set_state(state)
+    empty = device.echo(Chunks(0), spec, mesh=mesh_of(1))
+    with pytest.raises(ValueError, match="the upstream is empty"):
+        empty.set_state(state)
+
+
+def test_the_state_is_small_whatever_the_buffer_holds():
+    state = {}
+    for size in (32, 4096):
+        spec = ej.EchoSpec(4, size, "spread", 16)
+        echo = device.echo(Chunks(600), spec, mesh=mesh_of(1))
+        for _ in range(500):
+            next(echo)
+        state[size] = len(json.dumps(echo.get_state()))
+        echo.close()
+    assert max(state.values()) - min(state.values()) < 20
+    assert state[4096] < 300
