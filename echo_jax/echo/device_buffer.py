@@ -125,7 +125,7 @@ class EchoBuffer:
 
     @property
     def _rows(self) -> PartitionSpec:
-        names: tuple[str, ...] = self.mesh.axis_names
+        names: Any = self.mesh.axis_names
         # Not a tuple of one name: equal, but another key of jit's cache.
         return PartitionSpec(names if len(names) > 1 else names[0])
 
@@ -191,6 +191,9 @@ class EchoBuffer:
         """
 
         def lane(array: jax.Array, rows: jax.Array, slots: jax.Array) -> jax.Array:
+            # Unique as promised, those that are dropped too.
+            beyond = self.num_slots + jnp.arange(slots.size, dtype=slots.dtype)
+            slots = jnp.where(slots < self.num_slots, slots, beyond)
             return array.at[slots].set(rows, mode="drop", unique_indices=True)
 
         def local(arrays: Any, chunk: Any, slots: jax.Array) -> Any:

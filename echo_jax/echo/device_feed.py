@@ -22,7 +22,8 @@ class DeviceFeed:
     Attributes:
       buffer: The layout.
       arrays: The slots. The caller passes them to its jitted function, which may
-        take them away, and puts back what it returns.
+        take them away, and puts back what it returns. `next` may replace them too,
+        so they are read after it.
       tags: The tags of the latest draws, ``int64[K, B]`` and ``int32[K, B]``.
     """
 

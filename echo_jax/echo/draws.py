@@ -1,10 +1,7 @@
 """Draws: what the plan of an accelerator-resident echo decides for each update.
 
-Fresh data comes in chunks, host batches of U rows. The buffer is split into G lanes,
-each on one device, so that no draw communicates. Lane g takes the rows
-[g*u, (g+1)*u) of every chunk, with u = U/G, and gives the rows [g*b, (g+1)*b) of
-every training batch, with b = B/G. It is an echo of its own stream of items, with
-the schedule of all and a seed of its own.
+Fresh data comes in chunks, host batches of U rows, and the buffer is split into
+lanes, see `echo_jax.echo.lanes`.
 
 A driver runs any `DrawPlan` like this::
 
@@ -17,18 +14,17 @@ A driver runs any `DrawPlan` like this::
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from echo_jax.echo.counts import Counts
-from echo_jax.echo.keys import use_seed
+from echo_jax.echo.lanes import check_lanes, global_index, lane_spec
 from echo_jax.echo.plan import Plan
-from echo_jax.echo.schedule import FactorByItem
 from echo_jax.echo.spec import EchoSpec
 
-__all__ = ["Draw", "DrawPlan", "FixedDraws", "Need", "lane_spec"]
+__all__ = ["Draw", "DrawPlan", "FixedDraws", "Need"]
 
 
 class Need(enum.Enum):
@@ -214,7 +210,8 @@ class FixedDraws:
         reads, index, repeat = map(np.stack, zip(*drawn, strict=True))
         if not reads.size:
             return None
-        return Draw(reads, self._global_index(index), repeat)
+        index = global_index(index, self._chunk)
+        return Draw(reads, index, repeat)
 
     def end(self) -> None:
         """See `DrawPlan`."""
@@ -262,58 +259,6 @@ class FixedDraws:
             table[lane, items - first * self._chunk] = slots
         chunks = np.split(table, self._chunks - first, axis=1) if table.size else []
         return list(enumerate(chunks, start=first))
-
-    def _global_index(self, index: np.ndarray) -> np.ndarray:
-        """Fresh indices over all lanes, of those that lanes count by themselves."""
-        if len(self._lanes) == 1:
-            return index
-        chunk, row = np.divmod(index, self._chunk)
-        lane = np.arange(len(self._lanes))[:, None]
-        return (chunk * len(self._lanes) + lane) * self._chunk + row
-
-
-def check_lanes(num_lanes: int, **sizes: int) -> None:
-    """Refuses a number of lanes that does not divide some sizes.
-
-    Raises:
-      ValueError: With the size's name, its value and the fix.
-    """
-    if num_lanes < 1:
-        raise ValueError(f"num_lanes={num_lanes} must be at least 1")
-    for name, size in sizes.items():
-        if size < 1 or size % num_lanes:
-            raise ValueError(
-                f"{name}={size} is not a multiple of num_lanes={num_lanes}; "
-                f"use {math.ceil(max(size, 1) / num_lanes) * num_lanes}, or fewer lanes"
-            )
-
-
-def lane_spec(spec: EchoSpec, lane: int, num_lanes: int) -> EchoSpec:
-    """Returns the echo of one lane: its part of batch and buffer, its own seed.
-
-    Args:
-      spec: The echo over all lanes.
-      lane: Which lane, from 0.
-      num_lanes: How many there are.
-
-    Returns:
-      ``spec`` itself if there is one lane.
-    """
-    if num_lanes == 1:
-        return spec
-    factor = spec.factor
-    if isinstance(factor, FactorByItem):
-        by_item = factor.function
-        factor = replace(factor, function=lambda j: by_item(j * num_lanes))
-    elif isinstance(factor, Mapping):
-        factor = {start // num_lanes: factor[start] for start in sorted(factor)}
-    return replace(
-        spec,
-        factor=factor,
-        batch_size=spec.batch_size // num_lanes,
-        buffer=max(1, spec.buffer // num_lanes),
-        seed=int(use_seed(spec.seed, lane, 0)),
-    )
 
 
 def _room_ahead(spec: EchoSpec, chunk: int, max_draws: int) -> int:

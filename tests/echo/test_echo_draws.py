@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import echo_jax as ej
-from echo_jax.echo.draws import FixedDraws, Need, lane_spec
+from echo_jax.echo.draws import FixedDraws, Need
+from echo_jax.echo.lanes import lane_spec
 
 
 class Driver:

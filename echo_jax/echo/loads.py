@@ -1,0 +1,119 @@
+"""Load schedules: how likely a stochastic echo loads fresh data at every update."""
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+__all__ = ["LoadSchedule"]
+
+Quantity = Literal["p", "e"]
+Shape = Literal["constant", "linear", "cosine", "multistep"]
+
+
+@dataclass(frozen=True)
+class LoadSchedule:
+    """How likely a load is at every update.
+
+    Attributes:
+      of: What the numbers are: ``p``, the probability of a load, or ``e``, its
+        reciprocal, the mean number of updates for each load.
+      schedule: How the value goes from ``start`` to ``end``. ``constant``: it stays
+        at ``start``, and ``end`` must be the same. ``linear``. ``cosine``: along half
+        a cosine, slow at both ends. ``multistep``: in equal ratios at the milestones,
+        such as three halvings from 1 to 1/8.
+      start: The value at update 0.
+      end: The value from update ``updates`` on.
+      updates: Over how many updates it changes; at least 1.
+      milestones: For ``multistep``, the updates at which the value jumps, ascending
+        and at most ``updates``. None given: at half and at three quarters.
+
+    Raises:
+      TypeError, ValueError: If a field is not of its kind or out of its range.
+
+    Example:
+      >>> falling = LoadSchedule("p", "linear", start=1.0, end=0.2, updates=4)
+      >>> falling.probability(np.arange(6)).round(3).tolist()
+      [1.0, 0.8, 0.6, 0.4, 0.2, 0.2]
+      >>> LoadSchedule("e", "constant", 4.0, 4.0).probability(np.arange(2)).tolist()
+      [0.25, 0.25]
+    """
+
+    of: Quantity = "p"
+    schedule: Shape = "constant"
+    start: float = 1.0
+    end: float = 1.0
+    updates: int = 1
+    milestones: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        for name, kind in (("of", Quantity), ("schedule", Shape)):
+            value = getattr(self, name)
+            if value not in get_args(kind):
+                names = ", ".join(map(repr, get_args(kind)))
+                raise ValueError(f"{name}={value!r} is unknown; use one of {names}")
+        for name in ("start", "end"):
+            self._check_value(name)
+        if type(self.updates) is not int or self.updates < 1:
+            raise ValueError(f"updates={self.updates!r} must be an int of at least 1")
+        if self.schedule == "constant" and self.start != self.end:
+            raise ValueError(
+                f"a constant schedule has end={self.end} other than start="
+                f"{self.start}; make them equal, or choose another schedule"
+            )
+        self._check_milestones()
+
+    def _check_value(self, name: str) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{name}={value!r} must be a number")
+        if self.of == "p" and not 0 < value <= 1:
+            raise ValueError(f"{name}={value} must be a probability, in (0, 1]")
+        if self.of == "e" and not 1 <= value < math.inf:
+            raise ValueError(f"{name}={value} must be an echo factor, at least 1")
+
+    def _check_milestones(self) -> None:
+        if self.schedule != "multistep":
+            if self.milestones:
+                raise ValueError(
+                    f"milestones={self.milestones} belong to schedule='multistep', "
+                    f"not to {self.schedule!r}"
+                )
+            return
+        marks = self.milestones
+        if any(type(mark) is not int for mark in marks):
+            raise TypeError(f"milestones={marks!r} must be ints")
+        increasing = all(a < b for a, b in itertools.pairwise((0, *marks)))
+        if not increasing or (marks and marks[-1] > self.updates):
+            raise ValueError(
+                f"milestones={marks} must ascend from above 0 to at most "
+                f"updates={self.updates}"
+            )
+
+    def value(self, updates: np.ndarray) -> np.ndarray:
+        """Returns p or e at some updates, ``float64`` of the same shape."""
+        if self.schedule == "constant":
+            return np.full(updates.shape, float(self.start))
+        done = np.minimum(updates, self.updates) / self.updates
+        if self.schedule == "multistep":
+            marks = self.milestones or (
+                math.ceil(self.updates / 2),
+                math.ceil(self.updates * 3 / 4),
+            )
+            jumps = np.searchsorted(np.array(marks), updates, side="right")
+            return self.start * (self.end / self.start) ** (jumps / len(marks))
+        if self.schedule == "cosine":
+            done = (1 - np.cos(np.pi * done)) / 2
+        return self.start + (self.end - self.start) * done
+
+    def probability(self, updates: np.ndarray) -> np.ndarray:
+        """Returns the probability of a load at some updates, ``float64``.
+
+        It is a multiple of 2^-32, so that rounding in a cosine, which may differ
+        between machines, does not show.
+        """
+        value = self.value(updates)
+        p = value if self.of == "p" else 1 / value
+        return np.rint(p * 2.0**32) / 2.0**32
