@@ -11,6 +11,7 @@ from typing import Any
 import cv2
 import numpy as np
 
+from echo_jax.data.augment import Augment, Flip, PadCrop
 from echo_jax.data.images import decode_jpeg, pad_crop_flip
 from echo_jax.echo.keys import use_seed
 
@@ -20,6 +21,7 @@ __all__ = [
     "SHIFT_PIXELS",
     "ShapeRecords",
     "augment_shape",
+    "augment_shapes",
     "decode_shape",
     "draw_shape",
     "shape_cover",
@@ -199,3 +201,7 @@ def augment_shape(item: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarra
     """
     image = pad_crop_flip(item["image"], seed, padding=SHIFT_PIXELS)
     return {**item, "image": image}
+
+
+augment_shapes = Augment((PadCrop(SHIFT_PIXELS), Flip()))
+"""`augment_shape` of a batch on the device: the same shifts and flips, drawn there."""

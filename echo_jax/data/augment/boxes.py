@@ -1,0 +1,60 @@
+"""Boxes that follow their image through a crop or a flip.
+
+The convention is stated in `echo_jax.data.augment`: normalised
+``(ymin, xmin, ymax, xmax)``, and zeros in rows that the mask leaves out.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from echo_jax.data.augment.stage import Batch
+
+__all__ = ["crop_boxes", "flip_boxes"]
+
+
+def crop_boxes(batch: Batch, origin: jax.Array, size: jax.Array) -> Batch:
+    """Expresses boxes in the coordinates of a window of their image.
+
+    A box is kept if its centre lies in the window, and clipped to it, as in SSD
+    (Liu et al. 2016, section 2.2); the mask leaves out the others.
+
+    Args:
+      batch: Returned as it is if it has no ``"boxes"``.
+      origin: Top and left of the window, ``float32[B, 2]``, in units of the image's
+        height and width.
+      size: Its height and width, ``float32[B, 2]``, in the same units.
+
+    Returns:
+      A batch with new ``"boxes"`` and ``"box_mask"``, in the same rows.
+    """
+    if "boxes" not in batch:
+        return batch
+    corners = batch["boxes"].reshape(*batch["boxes"].shape[:-1], 2, 2)
+    corners = (corners - origin[:, None, None]) / size[:, None, None]
+    center = corners.mean(axis=-2)
+    is_inside = ((center >= 0) & (center < 1)).all(axis=-1)
+    boxes = jnp.clip(corners, 0, 1).reshape(batch["boxes"].shape)
+    return _masked(batch, boxes, batch["box_mask"] & is_inside)
+
+
+def flip_boxes(batch: Batch, is_flipped: jax.Array) -> Batch:
+    """Mirrors the boxes of some images left to right.
+
+    Args:
+      batch: Returned as it is if it has no ``"boxes"``.
+      is_flipped: Which images, ``bool[B]``.
+
+    Returns:
+      A batch with new ``"boxes"``, in the same rows.
+    """
+    if "boxes" not in batch:
+        return batch
+    top, left, bottom, right = jnp.moveaxis(batch["boxes"], -1, 0)
+    mirrored = jnp.stack([top, 1 - right, bottom, 1 - left], axis=-1)
+    boxes = jnp.where(is_flipped[:, None, None], mirrored, batch["boxes"])
+    return _masked(batch, boxes, batch["box_mask"])
+
+
+def _masked(batch: Batch, boxes: jax.Array, mask: jax.Array) -> Batch:
+    boxes = jnp.where(mask[..., None], boxes, 0).astype(batch["boxes"].dtype)
+    return {**batch, "boxes": boxes, "box_mask": mask}
