@@ -1,28 +1,46 @@
 """Runs benchmarks by name and prints, saves or documents what they measured."""
 
 import argparse
+import functools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks import host, trainer
+from benchmarks import adaptive, augment, device, gpu, host, saves, starved, trainer
+from benchmarks.figures import draw_free_echo
 from benchmarks.harness import Result, machine, versions
 
 _BENCHMARKS: dict[str, Callable[[], Result | list[Result]]] = {
+    "P1": starved.p1,
+    "P2": starved.p2,
+    "P3": adaptive.p3,
+    "P4": adaptive.p4,
     "P5": host.p5,
     "P6": host.p6,
+    "P7": device.p7,
+    "P8": device.p8,
+    "P10": device.p10,
+    "P11": saves.p11,
+    "P12": saves.p12,
     "P15": host.p15,
     "P16": host.p16,
     "P17": trainer.p17,
+    "P18": adaptive.p18,
     "P19": trainer.p19,
     "P20": trainer.p20,
     "memory": host.memory,
     "plan": host.plan_cost,
     "import": trainer.import_time,
+}
+# For an accelerator; not among those that run without names.
+_ON_AN_ACCELERATOR: dict[str, Callable[..., Result]] = {
+    "H1": gpu.h1,
+    "H4": augment.h4,
+    "H5": gpu.h5,
 }
 
 
@@ -34,32 +52,49 @@ def main(argv: list[str] | None = None) -> int:
         epilog="example: python -m benchmarks P5 P17 --json out.json",
     )
     parser.add_argument(
-        "names", nargs="*", help=f"which: {', '.join(_BENCHMARKS)}; all if none"
+        "names",
+        nargs="*",
+        help=f"which: {', '.join(_BENCHMARKS)}, all of them if none; and, for an "
+        f"accelerator, {', '.join(_ON_AN_ACCELERATOR)}",
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="shrink those for an accelerator: a check"
     )
     parser.add_argument("--json", type=Path, help="write the results as JSON")
     parser.add_argument("--docs", type=Path, help="write the table as Markdown")
+    parser.add_argument(
+        "--figures", type=Path, metavar="FOLDER", help="draw what people look at (P2)"
+    )
     args = parser.parse_args(argv)
-    unknown = sorted(set(args.names) - set(_BENCHMARKS))
-    if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}; use {', '.join(_BENCHMARKS)}")
-    names = args.names or list(_BENCHMARKS)
-    results = _run(names)
+    known = [*_BENCHMARKS, *_ON_AN_ACCELERATOR]
+    if unknown := sorted(set(args.names) - set(known)):
+        parser.error(f"unknown: {', '.join(unknown)}; use {', '.join(known)}")
+    small = {
+        name: functools.partial(benchmark, small=args.small)
+        for name, benchmark in _ON_AN_ACCELERATOR.items()
+    }
+    results = _run(args.names or list(_BENCHMARKS), _BENCHMARKS | small)
     if args.json:
         args.json.write_text(json.dumps([r.as_json() for r in results], indent=1))
     if args.docs:
         command = " ".join(["python -m benchmarks", *args.names])
         args.docs.write_text(_document(results, command))
+    free = [result for result in results if result.id.startswith("P2-")]
+    if args.figures and free:
+        draw_free_echo(free, args.figures / "free_echo.png")
     return 0
 
 
-def _run(names: list[str]) -> list[Result]:
+def _run(
+    names: list[str], benchmarks: Mapping[str, Callable[[], Result | list[Result]]]
+) -> list[Result]:
     results: list[Result] = []
     console = Console()
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("benchmarks", total=len(names))
         for name in names:
             progress.update(task, description=name)
-            found = _BENCHMARKS[name]()
+            found = benchmarks[name]()
             for result in found if isinstance(found, list) else [found]:
                 results.append(result)
                 console.print(_line(result), markup=False, highlight=False)

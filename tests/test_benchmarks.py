@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.figures import draw_free_echo
 from benchmarks.harness import Result
 
 
@@ -23,11 +24,39 @@ def test_named_benchmarks_are_recorded_and_documented(tmp_path, capsys):
     assert "P16b: 0 of 2500" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_what_is_for_an_accelerator_runs_small_anywhere(tmp_path):
+    record = tmp_path / "out.json"
+    assert main(["H1", "H4", "H5", "--small", "--json", str(record)]) == 0
+    results = json.loads(record.read_text())
+    assert [result["id"] for result in results] == ["H1", "H4", "H5"]
+    assert all(result["value"] > 0 for result in results)
+    assert all("cpu" in result["note"].lower() for result in results)
+
+
+def test_bytes_that_cross_to_the_device_are_counted(tmp_path):
+    record = tmp_path / "out.json"
+    assert main(["P10", "--json", str(record)]) == 0
+    (result,) = json.loads(record.read_text())
+    # A quarter of the batch of 3072 + 4 bytes a row, and for every row 4 bytes each
+    # of slots written, slots read and repeats, and a key of 8.
+    assert result["value"] == pytest.approx(1 / 4 + 20 / 3076, rel=1e-3)
+
+
+def test_the_figure_of_free_echoes_is_drawn(tmp_path):
+    results = [
+        Result(f"P2-e{e}", "", 1.01, "<= 1.02", "x", "", [1.0, 1.02])
+        for e in (2, 3, 4, 5)
+    ]
+    draw_free_echo(results, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_an_unknown_benchmark_is_named(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["P5", "P99"])
     assert caught.value.code == 2
-    assert "unknown: P99; use P5, P6" in capsys.readouterr().err
+    assert "unknown: P99; use P1, P2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

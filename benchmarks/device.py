@@ -1,0 +1,249 @@
+"""The buffer in accelerator memory: speed, memory, and bytes that cross to it."""
+
+import functools
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import echo_jax as ej
+from benchmarks.harness import Result
+from echo_jax.echo.chunks import PeekedIterator
+from echo_jax.echo.device import DeviceFeed, EchoBuffer
+from echo_jax.echo.device_buffer import jitted_write
+from echo_jax.echo.draws import FixedDraws
+
+__all__ = ["p7", "p8", "p10"]
+
+_FACTOR = 4
+_BATCH = 128
+_CAPACITY = 8192
+_STEPS = 64
+
+
+def chunks(
+    rows: int, shape: tuple[int, ...] = (32, 32, 3), count: int = 4
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yields the same few batches of random images for ever."""
+    rng = np.random.default_rng(0)
+    batches = [
+        {
+            "image": rng.integers(0, 256, (rows, *shape), np.uint8),
+            "label": rng.integers(0, 10, rows, np.int32),
+        }
+        for _ in range(count)
+    ]
+    return itertools.cycle(batches)
+
+
+def make_feed(spec: ej.EchoSpec, source: Iterator[Any], **options: Any) -> DeviceFeed:
+    """Makes a feed for some batches, on all devices."""
+    source = PeekedIterator(source)
+    first = source.peek()
+    rows = len(first["label"])
+    layout = EchoBuffer.of(first, num_slots=1)
+    draws = FixedDraws(spec, chunk_items=rows, num_lanes=layout.num_lanes)
+    buffer = replace(layout, num_slots=draws.num_slots)
+    return DeviceFeed(source, draws, buffer, **options)
+
+
+def _rounds(calls: dict[str, Callable[[], Any]], rounds: int = 7) -> dict[str, list]:
+    """Seconds of each call, in turn, so that all see the same machine."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds + 1):
+        for name, call in calls.items():
+            began = time.perf_counter()
+            jax.block_until_ready(call())
+            seconds[name].append(time.perf_counter() - began)
+    return {name: values[1:] for name, values in seconds.items()}
+
+
+def p7() -> list[Result]:
+    """Insert and draw in one step, beside flashbax and beside a raw gather."""
+    import flashbax
+
+    spec = ej.EchoSpec(_FACTOR, _CAPACITY, "shuffle", _BATCH)
+    feed = make_feed(spec, chunks(_BATCH), prefetch=0)
+    buffer = feed.buffer
+    ours = jax.jit(buffer.draw, donate_argnums=0, out_shardings=buffer.sharding)
+    while feed.counts.fresh < _CAPACITY:
+        given = feed.next()
+        feed.arrays, _ = ours(feed.arrays, given)
+    # Decided before the clock starts, as is what the peers are given.
+    inputs = [feed.next() for _ in range(_STEPS)]
+
+    def draw_all():
+        for given in inputs:
+            feed.arrays, batches = ours(feed.arrays, given)
+        return batches
+
+    gather = jax.jit(lambda rows, at: jax.tree.map(lambda x: x[at], rows))
+    rows = jax.tree.map(lambda x: jnp.copy(x.reshape(-1, *x.shape[2:])), feed.arrays)
+    picks = [np.asarray(given.read_slots[0]).reshape(-1) for given in inputs]
+
+    def gather_all():
+        for pick in picks:
+            batch = gather(rows, pick)
+        return batch
+
+    peer = flashbax.make_item_buffer(
+        max_length=_CAPACITY,
+        min_length=1,
+        sample_batch_size=_BATCH,
+        add_batches=True,
+    )
+    part = jax.tree.map(lambda x: x[: _BATCH // _FACTOR], inputs[0].chunk)
+    step = jax.jit(
+        lambda state, part, key: (
+            lambda state: (state, peer.sample(state, key).experience)
+        )(peer.add(state, part)),
+        donate_argnums=0,
+    )
+    state = peer.init(jax.tree.map(lambda x: x[0], part))
+    keys = list(jax.random.split(jax.random.key(0), _STEPS))
+    holder = [state]
+
+    def flashbax_all():
+        for key in keys:
+            holder[0], batch = step(holder[0], part, key)
+        return batch
+
+    for _ in range(_CAPACITY // _STEPS):
+        flashbax_all()
+    times = _rounds({"ours": draw_all, "raw": gather_all, "flashbax": flashbax_all}, 15)
+    title = "insert and draw of 128 of 8192 CIFAR-shaped items, e=4"
+    return [
+        _ratio("P7", title, times["flashbax"], times["ours"], ">= 1.8", "flashbax"),
+        _ratio(
+            "P7-gather",
+            f"{title}, against a gather alone",
+            times["ours"],
+            times["raw"],
+            "<= 1.15",
+            "a raw gather from a device array",
+            "ours also inserts a fresh batch at every fourth draw",
+        ),
+    ]
+
+
+def _ratio(
+    id_: str,
+    title: str,
+    above: list[float],
+    below: list[float],
+    goal: str,
+    peer: str,
+    note: str = "",
+) -> Result:
+    ratios = [a / b for a, b in zip(above, below, strict=True)]
+    value = statistics.median(ratios)
+    return Result(id_, title, value, goal, "x", peer, ratios, note)
+
+
+def p8() -> list[Result]:
+    """What an insertion costs as the buffer grows, and what memory it takes."""
+    chunk = next(chunks(_BATCH))
+    small, large = 1024, 64 * 1024
+    slots, arrays, buffers = {}, {}, {}
+    for size in (small, large):
+        buffers[size] = EchoBuffer.of(chunk, num_slots=size)
+        arrays[size] = buffers[size].init()
+        lanes = buffers[size].num_lanes
+        rng = np.random.default_rng(0)
+        slots[size] = [
+            rng.permutation(size)[:_BATCH].reshape(lanes, -1).astype(np.int32)
+            for _ in range(_STEPS)
+        ]
+    put = buffers[small].put(chunk)
+
+    def insert(size: int) -> Any:
+        write = jitted_write(buffers[size])
+        for where in slots[size]:
+            arrays[size] = write(arrays[size], put, where)
+        return arrays[size]
+
+    # Rows written all over a buffer miss the caches, however they are written: what
+    # the buffer's size itself costs shows against that.
+    times = _rounds(
+        {
+            "small": functools.partial(insert, small),
+            "large": functools.partial(insert, large),
+        },
+        15,
+    )
+    lowered = jitted_write(buffers[large]).lower(arrays[large], put, slots[large][0])
+    memory = lowered.compile().memory_analysis()
+    peak = (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes
+    )
+    kept = jax.jit(buffers[large].write).lower(arrays[large], put, slots[large][0])
+    other = kept.compile().memory_analysis()
+    not_donated = other.argument_size_in_bytes + other.output_size_in_bytes
+    return [
+        _ratio(
+            "P8",
+            "insert of 128 items into 65,536 slots / into 1,024",
+            times["large"],
+            times["small"],
+            "<= 1.2",
+            "itself at 1/64 of the capacity",
+        ),
+        Result(
+            "P8-memory",
+            "peak bytes of an insert / bytes of the buffer",
+            peak / buffers[large].num_bytes,
+            "<= 1.1",
+            "x",
+            f"not donated: {not_donated / buffers[large].num_bytes:.2f}",
+            [peak / buffers[large].num_bytes],
+            "as the compiler plans it",
+        ),
+    ]
+
+
+def p10() -> Result:
+    """Bytes that cross to the accelerator for each step, echo against no echo."""
+
+    def bytes_per_step(spec: ej.EchoSpec) -> float:
+        sent = [0]
+        source = chunks(_BATCH)
+
+        def counted() -> Iterator[Any]:
+            for batch in source:
+                sent[0] += sum(leaf.nbytes for leaf in batch.values())
+                yield batch
+
+        feed = make_feed(spec, counted(), prefetch=0)
+        step = jax.jit(feed.buffer.draw, donate_argnums=0)
+        steps = 400
+        for at in range(-steps, steps):
+            if at == 0:  # warm
+                sent[0] = 0
+            inputs = feed.next()
+            assert inputs is not None
+            sent[0] += sum(leaf.nbytes for leaf in inputs[1:])
+            feed.arrays, _ = step(feed.arrays, inputs)
+        return sent[0] / steps
+
+    echoed = bytes_per_step(ej.EchoSpec(_FACTOR, 2048, "spread", _BATCH))
+    item = sum(leaf[0].nbytes for leaf in next(chunks(_BATCH)).values())
+    value = echoed / (item * _BATCH)
+    return Result(
+        "P10",
+        "host-to-device bytes per step, e=4 / without echo",
+        value,
+        "<= 0.27",
+        "x",
+        "a batch of 128 CIFAR-shaped items per step",
+        [value],
+        "counted: chunks, slots, repeats and keys",
+    )

@@ -1,0 +1,195 @@
+"""Trainers that wait for their input: what echoing on the accelerator recovers."""
+
+import itertools
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import echo_jax as ej
+from benchmarks.device import make_feed
+from benchmarks.harness import Result
+
+__all__ = ["growth", "p1", "p2"]
+
+_BATCH = 32
+_IN_FLIGHT = 2
+
+
+def _batch() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    image = rng.normal(size=(_BATCH, 256)).astype(np.float32)
+    return {"image": image, "label": np.zeros(_BATCH, np.int32)}
+
+
+def _producer(t_up_s: float) -> Iterator[dict[str, np.ndarray]]:
+    """A storage that answers every so many seconds, simulated by sleeping."""
+    batch = _batch()
+    while True:
+        time.sleep(t_up_s)
+        yield batch
+
+
+def _update(weights: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
+    """A step of a few milliseconds: products that leave the weights finite."""
+    seen = batch["image"].mean()
+    for _ in range(6):
+        weights = jnp.tanh(weights @ weights.T) + 1e-6 * seen
+    return weights
+
+
+def _drive(step: Callable[[], Any], count: int) -> float:
+    """Seconds of some steps, of which two are in flight."""
+    flying: deque[Any] = deque()
+    began = time.perf_counter()
+    for _ in range(count):
+        flying.append(step())
+        if len(flying) > _IN_FLIGHT:
+            jax.block_until_ready(flying.popleft())
+    jax.block_until_ready(list(flying))
+    return time.perf_counter() - began
+
+
+class _Trainer:
+    """A tiny model, with one program for every echo factor."""
+
+    def __init__(self):
+        self.weights = jnp.ones((448, 448)) / 448
+        self._held = jax.device_put(_batch())
+        self._plain = jax.jit(_update)
+
+    def held_step_s(self, count: int = 40) -> float:
+        """t_down: seconds per step on one held batch."""
+
+        def step() -> jax.Array:
+            self.weights = self._plain(self.weights, self._held)
+            return self.weights
+
+        _drive(step, 5)
+        return _drive(step, count) / count
+
+    def batch_echo_s(self, source: Iterator[Any], fresh: int, factor: int) -> float:
+        """Seconds per fresh batch of the plain loop: fetch, then repeat."""
+
+        def step() -> jax.Array:
+            if next(turn) == 0:
+                self._batch = next(source)
+            self.weights = self._plain(self.weights, self._batch)
+            return self.weights
+
+        turn = itertools.cycle(range(factor))
+        return _drive(step, fresh * factor) / fresh
+
+    def echoed_s(self, source: Iterator[Any], fresh: int, factor: int) -> float:
+        """Seconds per fresh batch with the echo on the accelerator."""
+        spec = ej.EchoSpec(factor, 16 * _BATCH, "spread", _BATCH)
+        feed = make_feed(spec, source)
+        buffer = feed.buffer
+
+        def program(weights: jax.Array, arrays: Any, inputs: Any) -> tuple[Any, Any]:
+            arrays, (batch,) = buffer.draw(arrays, inputs)
+            return _update(weights, batch), arrays
+
+        jitted = jax.jit(
+            program, donate_argnums=1, out_shardings=(None, buffer.sharding)
+        )
+
+        def step() -> jax.Array:
+            inputs = feed.next()
+            self.weights, feed.arrays = jitted(self.weights, feed.arrays, inputs)
+            return self.weights
+
+        with closing(feed):
+            # Until the buffer is full, and the rate of fresh batches constant.
+            while feed.counts.fresh < 40 * _BATCH:
+                jax.block_until_ready(step())
+            return _drive(step, fresh * factor) / fresh
+
+
+def p1(fresh: int = 40, repeats: int = 5) -> list[Result]:
+    """Ideal over actual time at R = 4 and e = 4."""
+    trainer = _Trainer()
+    ours, peers = [], []
+    for _ in range(repeats + 1):
+        t_down = trainer.held_step_s()
+        source = _producer(4 * t_down)
+        t_up = min(_mean_s(source), _mean_s(source))
+        echoed = trainer.echoed_s(source, fresh, 4)
+        plain = trainer.batch_echo_s(source, fresh, 4)
+        ideal = max(t_up, 4 * (t_down + trainer.held_step_s()) / 2)
+        ours.append(ideal / echoed)
+        peers.append(ideal / plain)
+    value, peer = statistics.median(ours[1:]), statistics.median(peers[1:])
+    return [
+        Result(
+            "P1",
+            "ideal / actual time at constant R=4, e=4",
+            value,
+            ">= 0.98",
+            "x",
+            f"a Python loop that fetches, then repeats the batch: {peer:.2f}",
+            ours[1:],
+            f"simulated storage (sleeps); {fresh} fresh batches a repeat; ideal is "
+            "max(t_up, e t_down) as measured around each run",
+        )
+    ]
+
+
+def _mean_s(source: Iterator[Any], count: int = 8) -> float:
+    began = time.perf_counter()
+    for _ in range(count):
+        next(source)
+    return (time.perf_counter() - began) / count
+
+
+def growth(
+    ratio: float = 6.0,
+    factors: tuple[int, ...] = (1, 2, 3, 4, 5),
+    fresh: int = 30,
+    repeats: int = 5,
+) -> dict[int, list[float]]:
+    """Seconds per fresh batch at each factor, over that at factor 1.
+
+    Args:
+      ratio: R, by which the simulated storage is slower than a step.
+      factors: Echo factors, from 1 on.
+      fresh: Fresh batches of each measurement.
+      repeats: Interleaved rounds; one more runs first and does not count.
+
+    Returns:
+      For each factor a value per round.
+    """
+    trainer = _Trainer()
+    t_up = ratio * trainer.held_step_s()
+    rounds: dict[int, list[float]] = {factor: [] for factor in factors}
+    for _ in range(repeats + 1):
+        source = _producer(t_up)
+        seconds = {e: trainer.echoed_s(source, fresh, e) for e in factors}
+        for factor in factors:
+            rounds[factor].append(seconds[factor] / seconds[1])
+    return {factor: values[1:] for factor, values in rounds.items()}
+
+
+def p2() -> list[Result]:
+    """Growth of seconds per fresh example at R = 6: every echo should be free."""
+    paper = {2: 5.6, 3: 11.9, 4: 21.6, 5: 26.4}
+    return [
+        Result(
+            f"P2-e{factor}",
+            f"seconds per fresh example at R=6, e={factor} / at e=1",
+            statistics.median(values),
+            "<= 1.02",
+            "x",
+            f"Choi et al. 2019, section 3.2: {1 + paper[factor] / 100:.3f}",
+            values,
+            "simulated storage (sleeps)",
+        )
+        for factor, values in growth().items()
+        if factor > 1
+    ]
