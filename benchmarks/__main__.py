@@ -23,6 +23,7 @@ _BENCHMARKS: dict[str, Callable[[], Result | list[Result]]] = {
     "P6": host.p6,
     "P7": device.p7,
     "P8": device.p8,
+    "P9": trainer.p9,
     "P10": device.p10,
     "P11": saves.p11,
     "P12": saves.p12,
@@ -39,6 +40,7 @@ _BENCHMARKS: dict[str, Callable[[], Result | list[Result]]] = {
 # For an accelerator; not among those that run without names.
 _ON_AN_ACCELERATOR: dict[str, Callable[..., Result]] = {
     "H1": gpu.h1,
+    "H3": gpu.h3,
     "H4": augment.h4,
     "H5": gpu.h5,
 }

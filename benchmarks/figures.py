@@ -1,6 +1,11 @@
-"""Pictures of what the benchmarks measured."""
+"""Pictures of what the benchmarks measured, and of what the paper did.
+
+``python -m benchmarks.figures docs/which_echo.png`` draws the one of
+docs/which-echo.md.
+"""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +14,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.harness import Result
 
-__all__ = ["draw_free_echo"]
+__all__ = ["draw_free_echo", "draw_which_echo"]
 
 _PAPER = Path(__file__).parents[1] / "results" / "paper" / "choi2019_figures.json"
 
@@ -90,3 +95,63 @@ def draw_free_echo(results: Sequence[Result], path: Path) -> None:
             fontsize=9,
         )
         figure.savefig(path, dpi=150)
+
+
+def draw_which_echo(path: Path) -> None:
+    """Draws what decides about a factor and about a buffer, from the paper's figures.
+
+    Left: the speed-up to the target by factor, that is the paper's reduction of fresh
+    examples (figure 5, LM1B, batch 1024) times the time per fresh example that Eq. 1
+    gives. Right: the reduction at e = 2 by the steps between two uses of an item
+    (figure 7; the buffer over the batch).
+
+    Args:
+      path: Receives the figure, as PNG.
+    """
+    paper = json.loads(_PAPER.read_text())
+    reduction = {row["e"]: row["speedup_fresh"] for row in paper["5a"]}
+    factors = sorted(reduction)
+    lags = {
+        "batches": [
+            (int(row["variant"].split("=")[1].split()[0]), row["speedup_fresh"])
+            for row in paper["7a"]
+            if row["e"] > 1
+        ],
+        "examples": [
+            (float(row["variant"].split("=")[1]) / row["batch"], row["speedup_fresh"])
+            for row in paper["7b"]
+            if row["e"] > 1
+        ],
+    }
+    with mpl.rc_context({"font.size": 9, "axes.spines.top": False}):
+        figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        for ratio in (1, 2, 4, 8):
+            gain = [reduction[e] * ratio / max(ratio, e) for e in factors]
+            left.plot(factors, gain, "o-", label=f"R = {ratio}")
+        left.axhline(1, color="0.8", linewidth=1)
+        left.set_xscale("log", base=2)
+        left.set_xticks(factors, [str(e) for e in factors])
+        left.set_xlabel("echo factor e")
+        left.set_ylabel("speed-up to the target")
+        left.set_title("best at e = min(R, 4)", fontsize=9)
+        for what, points in lags.items():
+            right.plot(*zip(*points, strict=True), "o-", label=f"{what} are echoed")
+        right.axhline(2, color="0.8", linewidth=1)
+        right.set_xscale("log")
+        right.set_xlabel("steps between two uses of an item")
+        right.set_ylabel("fewer fresh examples, at e = 2")
+        right.set_title("2 would be a repeat as good as fresh data", fontsize=9)
+        for axes in (left, right):
+            axes.spines["right"].set_visible(False)
+            axes.legend(frameon=False, fontsize=8)
+        figure.suptitle(
+            "A Transformer on LM1B at batch 1024 (Choi et al. 2019, figures 5 and 7; "
+            "time by their Eq. 1)",
+            fontsize=9,
+        )
+        figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    draw_which_echo(Path(sys.argv[1]))

@@ -15,8 +15,9 @@ import echo_jax as ej
 from benchmarks.device import chunks, make_feed
 from benchmarks.harness import Result
 from echo_jax.models.resnet import ResNet
+from echo_jax.training.inner import fastest, several_updates
 
-__all__ = ["h1", "h5"]
+__all__ = ["h1", "h3", "h5"]
 
 _FACTOR = 4
 _IN_FLIGHT = 2
@@ -112,6 +113,53 @@ def h1(*, small: bool = False) -> Result:
         ratios[1:],
         f"ResNet-{model.depth}, width {model.width}, "
         f"{jnp.dtype(model.dtype).name} on {jax.devices()[0].device_kind}; e={_FACTOR}",
+    )
+
+
+def h3(*, small: bool = False) -> Result:
+    """CIFAR ResNet-32: steps/s with the chosen inner steps against a plain loop."""
+    size, batch, group = (32, 8, 2) if small else (32, 128, 8)
+    model = ResNet(num_classes=10, depth=8 if small else 32, width=8 if small else 16)
+    state, update = _training(model, size)
+    source = chunks(batch, (size, size, 3))
+    held = [jax.device_put(next(source)) for _ in range(group)]
+
+    def one(state: Any, given: Any) -> tuple[Any, None]:
+        return update(state, given), None
+
+    def compiled(num: int, *, scan: bool) -> Callable[[int], None]:
+        step = jax.jit(
+            lambda state, given: several_updates(one, state, given, scan=scan)[0],
+            donate_argnums=0,
+        )
+        own = [jax.tree.map(jnp.copy, state)]
+
+        def run(groups: int) -> None:
+            for _ in range(groups * group // num):
+                own[0] = step(own[0], held[:num])
+            jax.block_until_ready(own[0])
+
+        return run
+
+    timing = fastest(
+        {
+            "loop": compiled(1, scan=False),
+            "scan": compiled(group, scan=True),
+            "unroll": compiled(group, scan=False),
+        }
+    )
+    value = 1 / timing.relative[timing.name]
+    relative = ", ".join(f"{name} {x:.3f}" for name, x in timing.relative.items())
+    return Result(
+        "H3",
+        f"steps/s of ResNet-{model.depth} with the chosen inner steps / a plain loop",
+        value,
+        ">= 1.5",
+        "x",
+        "one dispatch for each update",
+        [value],
+        f"{timing.name} chosen, groups of {group}; seconds relative to the loop: "
+        f"{relative}; on {jax.devices()[0].device_kind}",
     )
 
 

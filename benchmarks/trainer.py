@@ -5,15 +5,54 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from benchmarks.harness import Result, paired
+from benchmarks.harness import Result, paired, seconds
 
-__all__ = ["import_time", "p17", "p19", "p20"]
+__all__ = ["import_time", "p9", "p17", "p19", "p20"]
 
 _LOOPS = Path(__file__).parent / "loops"
 _UPDATES = 25
 _STRETCHES = 20
+
+
+def p9() -> list[Result]:
+    """Seconds per update of the chosen inner steps, against the plain loop."""
+    from benchmarks import inner_models
+
+    goals = {"tiny": "<= 0.33", "leaves": "<= 1.0", "conv": "<= 1.0"}
+    return [
+        _inner_steps(name, inner_models.MODELS[name](), goal)
+        for name, goal in goals.items()
+    ]
+
+
+def _inner_steps(name: str, model: Any, goal: str) -> Result:
+    from echo_jax.training.inner import fastest
+
+    runs = model.runs(size=8)
+    timing = fastest(runs)
+    chosen, loop = runs[timing.name], runs["loop"]
+    # Long enough for the clock, and in turn: the speed of a shared machine drifts.
+    times = max(1, round(0.1 / seconds(lambda: loop(1))))
+    repeats = [1.0]
+    if timing.name != "loop":
+        work = [partial(seconds, partial(run, times)) for run in (loop, chosen)]
+        repeats = paired(*work, repeats=7)[1]
+    others = ", ".join(f"{n} {x:.2f}" for n, x in timing.relative.items())
+    return Result(
+        f"P9-{name}",
+        f"seconds per update, {model.about}: the chosen inner steps / plain loop",
+        statistics.median(repeats),
+        goal,
+        "x",
+        "a loop that calls a jitted update, two in flight",
+        repeats,
+        f"chosen: {timing.name}{' itself' if timing.name == 'loop' else ' of 8'}; "
+        f"when they were timed: {others}",
+    )
 
 
 def p17() -> Result:

@@ -24,18 +24,48 @@ by itself, which shows what can be attained.
 ``configs/quickstart.py:fed`` is the same with R = 0.5: the accelerator never
 waits, so echoing has nothing to give. ``configs/quickstart.py:tiny`` is a smoke
 test that ends within a minute.
+
+``configs/quickstart.py:which`` compares placements, orders, factors, buffers and
+modes, and ``configs/quickstart.py:bursty`` some of them where one read in ten takes
+16 times as long as the others. Each ends within 5 minutes; docs/which-echo.md shows
+both.
 """
 
 from ml_collections import ConfigDict
 
 from echo_jax.config import default_config
 
-_RATIOS = {"": 4.0, "fed": 0.5, "tiny": 4.0}
+_RATIOS = {"": 4.0, "fed": 0.5, "tiny": 4.0, "which": 4.0, "bursty": 4.0}
 _NAMES = {
     "": "A byte-level language model that waits for its input",
     "fed": "A byte-level language model that does not wait for its input",
     "tiny": "A smoke test of the quickstart",
+    "which": "Which echo? One small language model, R = 4",
+    "bursty": "Which echo, where storage is bursty? One small language model, R = 4",
 }
+
+_DEVICE = {"where": "device", "after": "decode", "buffer": 512}
+_ON_DEVICE = {
+    "device": {"factor": 4.0, "order": "spread", **_DEVICE},
+    "adaptive": {"mode": "adaptive", "cap": 4, **_DEVICE},
+}
+_WHICH = {
+    "baseline": {"factor": 1.0},
+    "batch_echo": {"factor": 4.0, "after": "batch"},
+    "shuffle": {"factor": 4.0, "order": "shuffle", "buffer": 512},
+    "spread_buffer_96": {"factor": 4.0, "order": "spread", "buffer": 96},
+    "spread": {"factor": 4.0, "order": "spread", "buffer": 512},
+    "spread_buffer_2048": {"factor": 4.0, "order": "spread", "buffer": 2048},
+    "spread_e2": {"factor": 2.0, "order": "spread", "buffer": 512},
+    "spread_e8": {"factor": 8.0, "order": "spread", "buffer": 512},
+    **_ON_DEVICE,
+    "stochastic": {
+        "mode": "stochastic",
+        "load": {"start": 0.25, "end": 0.25},
+        **_DEVICE,
+    },
+}
+_BURSTY = {name: _WHICH[name] for name in ("baseline", "spread", "device", "adaptive")}
 
 # Every command and every file of the study, but no result.
 _TINY = {
@@ -50,10 +80,14 @@ def get_config(variant: str = "") -> ConfigDict:
     """Returns the study.
 
     Args:
-      variant: ``""`` for R = 4, ``"fed"`` for R = 0.5, or ``"tiny"``.
+      variant: ``""`` for R = 4, ``"fed"`` for R = 0.5, ``"tiny"``, ``"which"`` or
+        ``"bursty"``.
     """
     if variant not in _NAMES:
-        raise ValueError(f"variant {variant!r} is unknown; use 'fed', 'tiny' or none.")
+        known = ", ".join(filter(None, _NAMES))
+        raise ValueError(
+            f"variant {variant!r} is unknown; use one of {known}, or none."
+        )
     study = ConfigDict()
     study.name = _NAMES[variant]
     study.storage_ratio = _RATIOS[variant]
@@ -62,6 +96,12 @@ def get_config(variant: str = "") -> ConfigDict:
     if variant == "tiny":
         study.base.update(_TINY)
         buffer = 64
+    if variant == "bursty":
+        study.base.data.storage.distribution = "bursty"
+    arms = {"which": _WHICH, "bursty": _BURSTY}.get(variant)
+    if arms:
+        study.arms = ConfigDict({name: {"echo": echo} for name, echo in arms.items()})
+        return study.lock()
     study.arms = ConfigDict(
         {
             "baseline": {"echo": {"factor": 1.0}},

@@ -1,8 +1,10 @@
 """echo_jax: data echoing for JAX.
 
-The library is here: echo stages for any iterator, for Grain (`echo_jax.grain`) and
-for tf.data (`echo_jax.tfdata`), and the laws that every echo obeys
-(`echo_jax.testing`). The trainer, its workloads and the studies are subpackages.
+The library is here: echo stages for any iterator, for Grain (`echo_jax.grain`), for
+tf.data (`echo_jax.tfdata`) and in accelerator memory (`echo_jax.device`), the laws
+that every echo obeys (`echo_jax.testing`), and the instrument that says whether
+echoing helps (`probe`, `echo_jax.rates`).
+The trainer, its workloads and the studies are subpackages.
 """
 
 import importlib
@@ -12,11 +14,12 @@ from typing import TYPE_CHECKING
 from echo_jax.echo.counts import Counts
 from echo_jax.echo.host import EchoIterator, Tags, echo
 from echo_jax.echo.keys import use_seed
+from echo_jax.echo.probe import probe
 from echo_jax.echo.schedule import FactorByItem
 from echo_jax.echo.spec import EchoSpec
 
 if TYPE_CHECKING:
-    from echo_jax.echo import grain, testing, tfdata
+    from echo_jax.echo import device, grain, rates, testing, tfdata
 
 __all__ = [
     "Counts",
@@ -24,18 +27,21 @@ __all__ = [
     "EchoSpec",
     "FactorByItem",
     "Tags",
+    "device",
     "echo",
     "grain",
+    "probe",
+    "rates",
     "testing",
     "tfdata",
     "use_seed",
 ]
 
-# Loaded when first asked for: Grain brings jax with it, tf.data TensorFlow.
-_BACKENDS = ("grain", "testing", "tfdata")
+# Loaded when first asked for: some bring jax or TensorFlow with them.
+_LAZY = ("device", "grain", "rates", "testing", "tfdata")
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name in _BACKENDS:
+    if name in _LAZY:
         return importlib.import_module(f"echo_jax.echo.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The command line: ``echo-jax train | study | report``.
+"""The command line: ``echo-jax train | study | probe | report``.
 
 What a command needs is imported inside its branch: jax alone takes seconds to
 import, and ``--help`` and a mistyped field should answer at once.
@@ -13,11 +13,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import rich
 from absl import flags
 from ml_collections import ConfigDict, config_flags
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from echo_jax.config import load_config
 from echo_jax.studies.runs import StudyError, read_runs, read_study
@@ -31,6 +39,7 @@ _EPILOG = """\
 examples:
   echo-jax study --config configs/quickstart.py --workdir runs/quickstart
   echo-jax train --config configs/lm.py:tiny --workdir runs/lm
+  echo-jax probe --config configs/quickstart.py
   echo-jax report runs/quickstart
 
 each command has a --help of its own."""
@@ -50,6 +59,15 @@ The same command with the same workdir resumes: finished arms are kept.
 
 example:
   echo-jax study --config configs/quickstart.py --workdir runs/quickstart"""
+
+_PROBE_EPILOG = """\
+It measures the loader alone, the step alone and both together, in turns, without
+the config's echo, and leaves nothing behind. Of a study it measures the base.
+Every field of the config is a flag: --config.FIELD=VALUE.
+
+examples:
+  echo-jax probe --config configs/quickstart.py
+  echo-jax probe --config configs/lm.py --seconds 60 --json probe.json"""
 
 _REPORT_EPILOG = """\
 examples:
@@ -125,13 +143,15 @@ def _parser() -> argparse.ArgumentParser:
 
     train = add("train", "train one model", _TRAIN_EPILOG)
     study = add("study", "train the arms of a study and compare them", _STUDY_EPILOG)
-    for command in (train, study):
+    probe = add("probe", "measure whether an echo would help", _PROBE_EPILOG)
+    for command in (train, study, probe):
         command.add_argument(
             "--config",
             required=True,
             metavar="FILE.py[:VARIANT]",
             help="the config file, and which of its variants",
         )
+    for command in (train, study):
         command.add_argument(
             "--workdir",
             required=True,
@@ -139,6 +159,18 @@ def _parser() -> argparse.ArgumentParser:
             metavar="FOLDER",
             help="receives the results; resumes what it already holds",
         )
+    probe.add_argument(
+        "--seconds",
+        type=float,
+        default=20.0,
+        metavar="S",
+        help="how long to measure (default: 20)",
+    )
+    probe.add_argument(
+        "--json",
+        metavar="FILE",
+        help="also write the report there as JSON; - prints nothing else",
+    )
     report = add("report", "make table, figure and report again", _REPORT_EPILOG)
     report.add_argument(
         "folders",
@@ -175,6 +207,58 @@ def _study(args: argparse.Namespace, extras: Sequence[str]) -> int:
     with _exits_of(runs):
         runs.run_study(config, args.workdir)
     return _show([args.workdir], args.workdir)
+
+
+def _probe(args: argparse.Namespace, extras: Sequence[str]) -> int:
+    config = _load(args.config, extras)
+    file = Path(args.json) if args.json not in (None, "-") else None
+    if file and not file.parent.is_dir():
+        raise _Exit(_WRONG_USE, f"--json={file}: there is no folder {file.parent}")
+    # Imported here: it imports jax.
+    from echo_jax import runs
+
+    with _exits_of(runs), _Countdown() as countdown:
+        report = runs.run_probe(
+            config, seconds=args.seconds, on_progress=countdown.show
+        )
+    print(report.to_json() if args.json == "-" else report)
+    if file:
+        file.write_text(report.to_json() + "\n", encoding="utf-8")
+        print(f"\n{file}")
+    return 0
+
+
+class _Countdown:
+    """Shows on standard error how far a command is."""
+
+    def __init__(self):
+        self._console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=self._console,
+            # The cores are for what is measured.
+            refresh_per_second=2,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=1.0)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def show(self, what: str, done: float) -> None:
+        """Shows what is done next, and the part that is done."""
+        self._bar.update(self._task, description=what, completed=done)
+        if not self._console.is_terminal:
+            print(f"{done:4.0%}  {what}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -273,4 +357,4 @@ def _did_you_mean(word: str, known: Sequence[str]) -> str:
     return f", did you mean {close[0]!r}?" if close else ""
 
 
-_COMMANDS = {"train": _train, "study": _study, "report": _report}
+_COMMANDS = {"train": _train, "study": _study, "probe": _probe, "report": _report}

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 from ml_collections import ConfigDict
 
+from echo_jax.config_factor import factor_field
+
 __all__ = ["Config", "check_config", "default_config", "load_config"]
 
 Config: TypeAlias = Any
@@ -27,9 +29,13 @@ _AT_LEAST = {
     "eval_every": 1,
     "checkpoint_every": 0,
     "keep_checkpoints": 1,
-    "echo.factor": 1.0,
     "echo.buffer": 1,
     "echo.seed": 0,
+    "echo.cap": 1,
+    "echo.buffer_bytes": 0,
+    "echo.lanes": 0,
+    "echo.load.updates": 1,
+    "inner.updates": 0,
     "optim.warmup_updates": 0,
     "optim.decay_updates": 0,
     "optim.end_fraction": 0.0,
@@ -56,6 +62,11 @@ _BELOW = {
 _CHOICES = {
     "echo.after": ("read", "decode", "augment", "batch"),
     "echo.order": ("consecutive", "shuffle", "spread"),
+    "echo.where": ("host", "device"),
+    "echo.mode": ("fixed", "adaptive", "stochastic"),
+    "echo.load.of": ("p", "e"),
+    "echo.load.schedule": ("constant", "linear", "cosine", "multistep"),
+    "inner.strategy": ("auto", "loop", "unroll", "scan"),
     "optim.name": ("adamw", "sgd"),
     "optim.schedule": ("constant", "linear", "cosine"),
     "data.storage.distribution": ("constant", "exponential", "bursty"),
@@ -84,11 +95,26 @@ def default_config() -> Config:
     config.keep_checkpoints = 2
 
     config.echo = ConfigDict()
-    config.echo.factor = 1.0
+    # A number, or "auto": R as measured at the start, at most echo.cap.
+    config.echo.factor = factor_field(1.0)
     config.echo.after = "batch"  # read | decode | augment | batch
     config.echo.order = "consecutive"  # consecutive | shuffle | spread
     config.echo.buffer = 1  # fresh items of the stage that is echoed
     config.echo.seed = 0
+    config.echo.where = "host"  # host | device: where the buffer lies
+    config.echo.mode = "fixed"  # fixed | adaptive | stochastic
+    # The uses after which a repeat is worth nothing: bounds adaptive and "auto".
+    config.echo.cap = 4
+    config.echo.replay = ""  # the tape.json of an adaptive run, to be repeated
+    config.echo.buffer_bytes = 0  # of a device buffer; 0: echo.buffer says its size
+    config.echo.lanes = 0  # parts of a device buffer; 0: one for each device
+    # Stochastic: how likely an update loads fresh data (p), or 1/p (e), over updates.
+    config.echo.load = ConfigDict()
+    config.echo.load.of = "p"  # p | e
+    config.echo.load.schedule = "constant"  # constant | linear | cosine | multistep
+    config.echo.load.start = 1.0
+    config.echo.load.end = 1.0
+    config.echo.load.updates = 1
 
     config.optim = ConfigDict()
     config.optim.name = "adamw"  # adamw | sgd
@@ -112,10 +138,15 @@ def default_config() -> Config:
     config.data.threads = 1  # concurrent reads
     config.data.prefetch = 4  # batches made ahead of the trainer
     config.data.eval_examples = 0  # 0: the whole evaluation split
+    config.data.hold_batch = False  # train on one batch only: the ceiling of speed
     config.data.storage = ConfigDict()
     config.data.storage.latency_s = 0.0  # mean time until a read answers
     config.data.storage.bytes_per_s = 0.0  # 0: unlimited
     config.data.storage.distribution = "constant"  # constant | exponential | bursty
+
+    config.inner = ConfigDict()
+    config.inner.strategy = "auto"  # auto | loop | unroll | scan
+    config.inner.updates = 0  # updates for each dispatch; 0: chosen, at most 8
 
     config.mesh = ConfigDict()
     config.mesh.data = -1  # -1: all devices that fsdp leaves
@@ -158,6 +189,11 @@ def check_config(config: Config) -> None:
         _refuse(config, "optim.lr", "must be above 0", 0.001)
     if config.optim.end_fraction > 1:
         _refuse(config, "optim.end_fraction", "must be at most 1", 0.01)
+    _check_factor(config)
+    _check_where(config)
+    _check_mode(config)
+    _check_load(config)
+    _check_inner(config)
     _check_target(config)
     _check_schedule(config)
     _check_mesh(config)
@@ -231,6 +267,79 @@ def _refuse(config: Config, field: str, rule: str, fix: Any) -> None:
     raise ValueError(
         f"config.{field}={_get(config, field)!r} {rule}; set --config.{field}={fix}"
     )
+
+
+def _check_factor(config: Config) -> None:
+    factor = config.echo.factor
+    if factor != "auto" and not (math.isfinite(factor) and factor >= 1):
+        _refuse(config, "echo.factor", "must be at least 1.0, or 'auto'", 1.0)
+
+
+def _check_where(config: Config) -> None:
+    """Refuses what belongs to the other place, which would pass unnoticed."""
+    if config.echo.where == "device":
+        if config.echo.after not in ("decode", "augment"):
+            rule = "goes with echo.where=host; a device echoes decoded examples"
+            _refuse(config, "echo.after", rule, "decode")
+        lanes = config.echo.lanes
+        if lanes and config.batch_size % lanes:
+            rule = f"must divide config.batch_size={config.batch_size}"
+            _refuse(config, "echo.lanes", rule, math.gcd(lanes, config.batch_size))
+        return
+    for field in ("echo.lanes", "echo.buffer_bytes"):
+        if _get(config, field):
+            _refuse(config, field, "needs --config.echo.where=device", 0)
+    if config.echo.mode != "fixed":
+        rule = "needs --config.echo.where=device"
+        _refuse(config, "echo.mode", rule, "fixed")
+
+
+def _check_mode(config: Config) -> None:
+    mode = config.echo.mode
+    if mode == "adaptive" and not config.data.prefetch:
+        rule = "reads when asked, so that nothing is ever ready for adaptive echo"
+        _refuse(config, "data.prefetch", rule, 4)
+    if config.echo.replay and mode != "adaptive":
+        rule = "repeats an adaptive run; it needs --config.echo.mode=adaptive"
+        _refuse(config, "echo.replay", rule, "")
+    if mode == "fixed":
+        return
+    if config.echo.factor != 1:
+        bound = "echo.cap" if mode == "adaptive" else "echo.load"
+        rule = f"belongs to mode fixed; mode {mode} goes by config.{bound}"
+        _refuse(config, "echo.factor", rule, 1.0)
+    if config.echo.order != "consecutive":
+        rule = f"belongs to mode fixed; mode {mode} has an order of its own"
+        _refuse(config, "echo.order", rule, "consecutive")
+
+
+def _check_load(config: Config) -> None:
+    load = config.echo.load
+    if config.echo.mode != "stochastic":
+        for name, default in default_config().echo.load.items():
+            if load[name] != default:
+                rule = "needs --config.echo.mode=stochastic"
+                _refuse(config, f"echo.load.{name}", rule, default)
+        return
+    for name in ("start", "end"):
+        value = load[name]
+        if load.of == "p" and not 0 < value <= 1:
+            rule = "is a probability, above 0 and at most 1"
+            _refuse(config, f"echo.load.{name}", rule, 1.0)
+        if load.of == "e" and not (math.isfinite(value) and value >= 1):
+            _refuse(config, f"echo.load.{name}", "is a factor, at least 1", 1.0)
+    if load.schedule == "constant" and load.start != load.end:
+        rule = f"must be echo.load.start={load.start} in a constant schedule"
+        _refuse(config, "echo.load.end", rule, load.start)
+
+
+def _check_inner(config: Config) -> None:
+    strategy, updates = config.inner.strategy, config.inner.updates
+    if strategy == "loop" and updates > 1:
+        _refuse(config, "inner.updates", "needs another inner.strategy than loop", 0)
+    if config.echo.mode == "adaptive" and strategy in ("unroll", "scan"):
+        rule = "would decide adaptive draws too far ahead"
+        _refuse(config, "inner.strategy", rule, "loop")
 
 
 def _check_target(config: Config) -> None:

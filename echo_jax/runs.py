@@ -1,8 +1,9 @@
-"""What the commands do, for notebooks and programs: train a config, run a study."""
+"""What the commands do, for notebooks and programs: train, run a study, probe."""
 
 import contextlib
+import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from echo_jax.config import check_config
 from echo_jax.training.environment import claim_workdir
 from echo_jax.training.interrupt import Interrupted
 from echo_jax.training.loop import train
-from echo_jax.training.measure import calibrate
+from echo_jax.training.measure import calibrate, probe_config
 from echo_jax.training.runfiles import read_json, write_json
 from echo_jax.training.sitting import NonFiniteLossError
 from echo_jax.workloads import build
@@ -21,6 +22,7 @@ __all__ = [
     "ConfigRefusedError",
     "Interrupted",
     "NonFiniteLossError",
+    "run_probe",
     "run_study",
     "run_train",
 ]
@@ -91,7 +93,7 @@ def run_study(config: ConfigDict, workdir: Path | str) -> None:
         arms = _arm_configs(config)
         calibration = _kept_calibration(config, workdir)
     if calibration is None:
-        calibration = _calibrate(config)
+        calibration = _calibrate(config, say=print)
     storage = config.base.data.storage.to_dict()
     if calibration:
         storage["latency_s"] = calibration["latency_s"]
@@ -114,6 +116,53 @@ def run_study(config: ConfigDict, workdir: Path | str) -> None:
     for number, (name, arm) in enumerate(arms.items(), start=1):
         print(f"\nArm {number} of {len(arms)}: {name}", flush=True)
         run_train(arm, workdir / name)
+
+
+def run_probe(
+    config: ConfigDict,
+    *,
+    seconds: float = 20.0,
+    on_progress: Callable[[str, float], None] = lambda what, done: None,
+) -> Any:
+    """Measures how starved a config is, and says whether an echo would help it.
+
+    The config is measured without its echo. Of a study it is the base that is
+    measured, on a storage that is simulated as `run_study` does.
+
+    Args:
+      config: A training config, or a study.
+      seconds: How long to measure, without compiling.
+      on_progress: Called with what is measured next, and the part that is done.
+
+    Returns:
+      The `echo_jax.echo.probe_report.ProbeReport`; print it.
+
+    Raises:
+      ConfigRefusedError: The config cannot be run here.
+
+    Example:
+      >>> run_probe(load_config("configs/quickstart.py")).advised_factor
+      4.0
+    """
+    with _errors_of_the_config():
+        if not seconds > 0:
+            raise ValueError(f"seconds={seconds} must be above 0; 20 is a good choice")
+        is_study = "arms" in config
+        if is_study:
+            _arm_configs(config)
+        base = copy.deepcopy(config.base if is_study else config).lock()
+        check_config(base)
+    if is_study:
+        found = _calibrate(config, say=lambda what: on_progress(what, 0.0))
+        if found:
+            base.data.storage.latency_s = found["latency_s"]
+    with _errors_of_the_config():
+        on_progress("Reading the data", 0.0)
+        workload = build(base)
+        stages = workload.stage_calls()
+    return probe_config(
+        base, workload, seconds=seconds, stages=stages, on_progress=on_progress
+    )
 
 
 @contextlib.contextmanager
@@ -140,7 +189,8 @@ def _arm_configs(config: ConfigDict) -> dict[str, ConfigDict]:
             raise ValueError(
                 f"arm {name!r} cannot name a folder; use letters, digits, '.', '_', '-'"
             )
-        arm = ConfigDict(config.base.to_dict()).lock()
+        # Not by way of a plain dict, which knows no types.
+        arm = copy.deepcopy(config.base).lock()
         try:
             arm.update(differences.to_dict())
             check_config(arm)
@@ -164,22 +214,22 @@ def _kept_calibration(config: ConfigDict, workdir: Path) -> dict[str, float] | N
     return calibration
 
 
-def _calibrate(config: ConfigDict) -> dict[str, float]:
+def _calibrate(config: ConfigDict, say: Callable[[str], Any]) -> dict[str, float]:
     """Measures the base, and chooses the latency that gives the wanted R."""
     ratio, base = config.storage_ratio, config.base
     if not ratio:
         return {}
     with _errors_of_the_config():
         workload = build(base)
-    print(f"Measuring a training step, to simulate a storage with R = {ratio:g}")
+    say(f"Measuring a training step, to simulate a storage with R = {ratio:g}")
     rates = calibrate(base, workload)
     # Reads that wait at the same time share the wait.
     readers = max(base.data.threads, 1) * max(base.data.workers, 1)
-    latency_s = ratio * rates.t_down_s * readers / base.batch_size
-    print(
+    wait_s = max(ratio * rates.t_down_s - rates.t_up_s, 0.0)
+    latency_s = wait_s * readers / base.batch_size
+    say(
         f"A step takes {rates.t_down_s * 1e3:.1f} ms: "
-        f"a read will take {latency_s * 1e3:.2f} ms",
-        flush=True,
+        f"a read will take {latency_s * 1e3:.2f} ms"
     )
     return {
         "storage_ratio": ratio,

@@ -1,4 +1,8 @@
+import copy
+
 import pytest
+from absl import flags
+from ml_collections import config_flags
 
 from echo_jax.config import check_config, default_config, load_config
 
@@ -9,6 +13,10 @@ def config_with(**fields):
         {name.replace("__", "."): value for name, value in fields.items()}
     )
     return config
+
+
+ON_DEVICE = {"echo__where": "device", "echo__after": "decode"}
+STOCHASTIC = {**ON_DEVICE, "echo__mode": "stochastic"}
 
 
 def test_defaults_are_valid_and_locked():
@@ -35,6 +43,55 @@ def test_defaults_are_valid_and_locked():
         ({"optim__end_fraction": 1.5}, r"end_fraction=1\.5 must be at most 1"),
         ({"target": float("nan")}, r"config\.target=nan must be finite"),
         ({"stop_at_target": True}, r"config\.stop_at_target=True needs a target"),
+        ({"echo__cap": 0}, r"config\.echo\.cap=0 must be at least 1"),
+        ({"echo__where": "tpu"}, r"config\.echo\.where='tpu' must be one of host, dev"),
+        (
+            {"echo__where": "device", "echo__after": "batch"},
+            r"after='batch' goes with echo\.where=host; .*\.echo\.after=decode",
+        ),
+        ({"echo__lanes": 2}, r"lanes=2 needs --config\.echo\.where=device"),
+        ({"echo__buffer_bytes": 9}, r"bytes=9 needs --config\.echo\.where=device"),
+        ({"echo__mode": "adaptive"}, r"'adaptive' needs --config\.echo\.where=device"),
+        ({"echo__replay": "x"}, r"replay='x' .* needs --config\.echo\.mode=adaptive"),
+        (
+            {**ON_DEVICE, "echo__lanes": 24},
+            r"lanes=24 must divide config\.batch_size=32; set --config\.echo\.lanes=8",
+        ),
+        (
+            {**ON_DEVICE, "echo__mode": "adaptive", "echo__factor": 2.0},
+            r"factor=2\.0 belongs to mode fixed; .* goes by config\.echo\.cap",
+        ),
+        (
+            {**ON_DEVICE, "echo__mode": "stochastic", "echo__factor": "auto"},
+            r"factor='auto' belongs to mode fixed; .* config\.echo\.load",
+        ),
+        (
+            {**ON_DEVICE, "echo__mode": "adaptive", "echo__order": "spread"},
+            r"order='spread' belongs to mode fixed",
+        ),
+        (
+            {**ON_DEVICE, "echo__mode": "adaptive", "inner__strategy": "scan"},
+            r"strategy='scan' would decide adaptive draws too far ahead",
+        ),
+        (
+            {**ON_DEVICE, "echo__mode": "adaptive", "data__prefetch": 0},
+            r"prefetch=0 reads when asked, .* set --config\.data\.prefetch=4",
+        ),
+        ({"echo__load__start": 0.5}, r"start=0\.5 needs --config\.echo\.mode=stoch"),
+        (
+            {**STOCHASTIC, "echo__load__end": 0.5},
+            r"load\.end=0\.5 must be echo\.load\.start=1\.0 in a constant schedule",
+        ),
+        ({**STOCHASTIC, "echo__load__start": 0.0}, r"start=0\.0 is a probability"),
+        (
+            {**STOCHASTIC, "echo__load__of": "e", "echo__load__start": 0.5},
+            r"start=0\.5 is a factor, at least 1",
+        ),
+        ({"inner__strategy": "scam"}, r"strategy='scam' must be one of auto, loop"),
+        (
+            {"inner__strategy": "loop", "inner__updates": 4},
+            r"updates=4 needs another inner\.strategy than loop",
+        ),
         ({"mesh__data": 0}, r"config\.mesh\.data=0 must be at least 1, or -1"),
         (
             {"optim__schedule": "cosine", "optim__warmup_updates": 1000},
@@ -93,3 +150,43 @@ def test_a_missing_file_or_function_is_named(tmp_path):
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(AttributeError, match=r"defines no get_config"):
         load_config(str(tmp_path / "empty.py"))
+
+
+@pytest.mark.parametrize(("value", "kept"), [("auto", "auto"), (3, 3.0), (2.5, 2.5)])
+def test_a_factor_is_a_number_or_auto(config_file, value, kept):
+    config = load_config(str(config_file), {"echo.factor": value})
+    check_config(config)
+    assert config.echo.factor == kept and type(config.echo.factor) is type(kept)
+    # Copies keep the type, and are set apart.
+    copied = copy.deepcopy(config)
+    copied.echo.factor = 7
+    assert (copied.echo.factor, config.echo.factor) == (7.0, kept)
+    assert config.to_dict()["echo"]["factor"] == kept
+
+
+@pytest.mark.parametrize("value", ["automatic", "2.0", True, None, [2.0]])
+def test_a_factor_is_nothing_else(config_file, value):
+    with pytest.raises(TypeError, match=r"a number, or 'auto', not .*factor=1\.0"):
+        load_config(str(config_file), {"echo.factor": value})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("auto", "auto"), ("3", 3.0), ("2.5", 2.5), ("1e1", 10.0)]
+)
+def test_a_factor_on_the_command_line(text, value):
+    config = flagged(f"--config.echo.factor={text}")
+    assert config.echo.factor == value and type(config.echo.factor) is type(value)
+
+
+def test_a_factor_on_the_command_line_that_is_none():
+    with pytest.raises(flags.IllegalFlagValueError, match="a number, or 'auto'"):
+        flagged("--config.echo.factor=many")
+
+
+def flagged(flag):
+    config, values = default_config(), flags.FlagValues()
+    config_flags.DEFINE_config_dict(
+        "config", config, flag_values=values, sys_argv=["", flag]
+    )
+    values(["", flag])
+    return config

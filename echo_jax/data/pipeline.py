@@ -40,7 +40,7 @@ from echo_jax.echo import grain as echo_grain
 from echo_jax.echo.keys import use_seed
 from echo_jax.echo.spec import EchoSpec
 
-__all__ = ["EchoAfter", "PipelineSpec", "train_dataset"]
+__all__ = ["EchoAfter", "PipelineSpec", "fresh_batches", "train_dataset"]
 
 EchoAfter = Literal["read", "decode", "augment", "batch"]
 
@@ -145,7 +145,7 @@ def train_dataset(
       ...     next(batches)["repeat"].tolist()
       [0, 1]
     """
-    fresh = _fresh(stages, pipeline)
+    fresh = _fresh(stages, pipeline, in_batches=pipeline.after == "batch")
     batch_size = pipeline.batch_size
     # With nothing random between echo and batch, the echo gathers whole batches
     # out of its buffer, which spares the handling of single items.
@@ -172,7 +172,42 @@ def train_dataset(
     return ThreadPrefetchIterDataset(batches, prefetch_buffer_size=pipeline.prefetch)
 
 
-def _fresh(stages: Stages, pipeline: PipelineSpec) -> grain.IterDataset:
+def fresh_batches(stages: Stages, pipeline: PipelineSpec) -> grain.IterDataset:
+    """Returns the endless stream of fresh batches for an echo on the devices.
+
+    Element r of batch c is fresh item ``c * batch_size + r`` of `train_dataset` with
+    the same placement, so that an echo of them repeats the same items. Nothing makes
+    batches ahead but the reader threads or workers: the device echo does.
+
+    Args:
+      stages: Records and what they go through.
+      pipeline: Sizes, parallelism, and the last stage in ``after``: ``"decode"``, or
+        ``"augment"`` for items augmented once, on the host.
+
+    Returns:
+      Batches: the item's arrays with a leading axis of ``batch_size``.
+
+    Raises:
+      ValueError: The last stage is another one.
+
+    Example:
+      >>> stages = Stages([b"ab", b"cd", b"ef"], decode=lambda r: {"x": np.array(r[0])})
+      >>> pipeline = PipelineSpec(after="decode", batch_size=2)
+      >>> with closing(iter(fresh_batches(stages, pipeline))) as batches:
+      ...     next(batches)["x"].shape
+      (2,)
+    """
+    if pipeline.after not in ("decode", "augment"):
+        raise ValueError(
+            f"echo.after={pipeline.after!r} has no echo on a device; use decode or "
+            "augment, or --config.echo.where=host."
+        )
+    return _fresh(stages, pipeline, in_batches=True)
+
+
+def _fresh(
+    stages: Stages, pipeline: PipelineSpec, *, in_batches: bool
+) -> grain.IterDataset:
     """Returns the endless stream of fresh elements: all stages above the echo.
 
     Every stage is a function of the stream index, so that any thread or worker
@@ -194,8 +229,7 @@ def _fresh(stages: Stages, pipeline: PipelineSpec) -> grain.IterDataset:
     if pipeline.after in ("augment", "batch") and stages.augment is not None:
         augment = AugmentFresh(stages.augment, _stream_seed(pipeline, _AUGMENT))
         dataset = dataset.map_with_index(augment)
-    moves_batches = pipeline.after == "batch"
-    if moves_batches:
+    if in_batches:
         dataset = dataset.batch(pipeline.batch_size)
     else:
         dataset = dataset.batch(_CHUNK_ITEMS, batch_fn=list)
@@ -213,7 +247,7 @@ def _fresh(stages: Stages, pipeline: PipelineSpec) -> grain.IterDataset:
             ),
             worker_init_fn=_leave_signals_to_the_trainer,
         )
-    return stream if moves_batches else Unchunked(stream)
+    return stream if in_batches else Unchunked(stream)
 
 
 def _stream_seed(pipeline: PipelineSpec, stream: int) -> int:

@@ -3,6 +3,7 @@
 import copy
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -138,8 +139,8 @@ class ChunkReader:
             ends by itself, or with the process.
         """
         if self._thread is not None:
-            self._stop.set()
-            self._thread.join(wait_s)
+            self._at_exit.detach()
+            _end(self._thread, self._stop, wait_s)
             self._thread = None
 
     def _start(self) -> None:
@@ -150,6 +151,9 @@ class ChunkReader:
                 target=self._run, args=(self._queue, self._stop), daemon=True
             )
             self._thread.start()
+            # A thread that sends data while the interpreter goes away would end the
+            # process with a crash.
+            self._at_exit = weakref.finalize(self, _end, self._thread, self._stop)
 
     def _run(self, chunks: queue.Queue[Any], stop: threading.Event) -> None:
         found: Any = ()
@@ -178,6 +182,13 @@ def is_resumable(iterator: Any) -> bool:
     return all(
         callable(getattr(iterator, name, None)) for name in ("get_state", "set_state")
     )
+
+
+def _end(
+    thread: threading.Thread, stop: threading.Event, wait_s: float | None = _CLOSE_S
+) -> None:
+    stop.set()
+    thread.join(wait_s)
 
 
 def _offer(chunks: queue.Queue[Any], found: Any, stop: threading.Event) -> None:

@@ -259,10 +259,18 @@ def _row_at_target(run: Run) -> Mapping[str, Any]:
 
 
 def _echo_in_words(run: Run) -> str:
-    echo = run.summary["echo"]
-    if echo["factor"] == 1:
+    # Runs that were made before there were modes say nothing of them.
+    echo = {"mode": "fixed", "where": "host", **run.summary["echo"]}
+    if echo["mode"] == "fixed" and echo["factor"] == 1:
         return "none"
-    words = f"{echo['factor']:g}x after {echo['after']}, {echo['order']}"
+    if echo["mode"] == "adaptive":
+        words = f"adaptive up to {echo['cap']}x after {echo['after']}"
+    elif echo["mode"] == "stochastic":
+        words = f"stochastic after {echo['after']}"
+    else:
+        words = f"{echo['factor']:g}x after {echo['after']}, {echo['order']}"
+    if echo["where"] == "device":
+        words += ", on the device"
     return words if echo["buffer"] == 1 else f"{words}, buffer {echo['buffer']:,}"
 
 

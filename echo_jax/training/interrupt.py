@@ -11,21 +11,26 @@ __all__ = ["Interrupted", "StopSignal"]
 class Interrupted(Exception):
     """A run was stopped by a signal and saved; the same command resumes it.
 
+    A run on one held batch is never saved; the same command starts it anew.
+
     Attributes:
-      update: Updates done and saved.
+      update: Updates done.
       signum: The signal.
       exit_code: What a command should exit with, as a shell reports it: 130 after
         Ctrl-C, 143 after SIGTERM.
     """
 
-    def __init__(self, update: int, signum: int):
+    def __init__(self, update: int, signum: int, *, saved: bool = True):
         self.update = update
         self.signum = signum
         self.exit_code = 128 + signum
-        super().__init__(
-            f"stopped by {signal.Signals(signum).name} after update {update}, and "
-            "saved; run the same command again to resume"
+        rest = (
+            "and saved; run the same command again to resume"
+            if saved
+            else "and not saved: a run with data.hold_batch=True never is"
         )
+        name = signal.Signals(signum).name
+        super().__init__(f"stopped by {name} after update {update}, {rest}")
 
 
 class StopSignal:

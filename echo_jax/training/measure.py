@@ -1,25 +1,50 @@
 """How starved a trainer is: seconds per fresh batch against seconds per step."""
 
-import itertools
 import statistics
-import time
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 from echo_jax.config import Config, check_config
-from echo_jax.training.setup import Setup, make_echo_spec, make_setup, next_batch
+from echo_jax.echo.advice import Knobs
+from echo_jax.echo.probe import probe
+from echo_jax.echo.probe_report import ProbeReport
+from echo_jax.echo.spec import EchoSpec
+from echo_jax.echo.stopwatch import MAX_IN_FLIGHT, BoundedSteps, time_calls
+from echo_jax.training.feed import Feed
+from echo_jax.training.feeds import open_feed
+from echo_jax.training.inner import LOOP, Inner
+from echo_jax.training.setup import Setup, make_setup, next_batch
 from echo_jax.training.state import TrainState
+from echo_jax.training.step import StepReport
 from echo_jax.workloads.base import Batch, Workload
 
-__all__ = ["Rates", "calibrate", "measure_rates"]
+__all__ = [
+    "Rates",
+    "calibrate",
+    "measure_loader",
+    "measure_rates",
+    "measure_step",
+    "probe_config",
+]
 
-_MAX_IN_FLIGHT = 2
+# For the loader, and for the step. A training run starts with a quick look.
 _BUDGET_S = 2.0
-_MIN_REPEATS, _MAX_REPEATS = 3, 20
+_LEAST_CALLS, _QUICK_CALLS, _MANY_CALLS = 3, 20, 1000
+
+_KNOBS = Knobs(
+    threads="--config.data.threads",
+    workers="--config.data.workers",
+    prefetch="--config.data.prefetch",
+    seconds="--seconds",
+    device="on the accelerator (--config.echo.where=device)",
+    placements=("decode", "augment", "batch"),
+    echo=(
+        "--config.echo.factor={factor} --config.echo.after={after} "
+        "--config.echo.order=spread --config.echo.buffer={buffer}"
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -28,8 +53,9 @@ class Rates:
 
     Attributes:
       t_up_s: Seconds per fresh batch of the input pipeline alone.
-      t_down_s: Seconds per training step with the batch held in host memory: the
-        transfer to the devices is part of a step, making the batch is not.
+      t_down_s: Seconds per training step with its input held. With an echo on the
+        host that is a batch in host memory: its transfer to the devices is part of a
+        step, making it is not. With one on the devices it is what they hold.
     """
 
     t_up_s: float
@@ -54,69 +80,148 @@ def calibrate(config: Config, workload: Workload) -> Rates:
     check_config(config)
     setup = make_setup(config, workload)
     state = setup.program.init(setup.init_key)
-    return measure_rates(setup, state, workload, config)
+    return measure_rates(setup, state, workload, config, most=_MANY_CALLS)
 
 
 def measure_rates(
-    setup: Setup, state: TrainState, workload: Workload, config: Config
+    setup: Setup,
+    state: TrainState,
+    workload: Workload,
+    config: Config,
+    *,
+    most: int = _QUICK_CALLS,
 ) -> Rates:
     """Measures the loader alone, then the step alone; compiles the step.
 
-    The loader is a pipeline of its own with echo factor 1, thrown away afterwards,
-    and steps run on a copy of the state: the run itself is not touched.
-
     Args:
       setup: The run's functions.
-      state: Not changed.
+      state: Not changed: steps run on a copy.
       workload: Makes the pipeline.
-      config: The run's config.
+      config: The run's config. If it leaves the echo factor open, the largest that
+        may be chosen takes its place, which only a buffer's size may depend on.
+      most: Batches, and steps, to measure at most; two seconds' worth otherwise.
 
     Returns:
-      The rates. t_up is a mean, for a bursty storage is slow in its mean; t_down is
-      a median, for a step that something else disturbed says nothing.
+      The rates.
     """
-    spec = replace(make_echo_spec(config), factor=1, order="consecutive", buffer=1)
-    iterator = iter(workload.train_dataset(spec))
+    t_up_s, sample = measure_loader(workload, config, most=most)
+    factor = config.echo.cap if config.echo.factor == "auto" else config.echo.factor
+    feed = open_feed(config, workload, setup.mesh, factor=factor, sample=sample)
+    with closing(feed):
+        t_down_s = measure_step(setup, state, feed, most=most)
+    return Rates(t_up_s=t_up_s, t_down_s=t_down_s)
+
+
+def measure_loader(
+    workload: Workload, config: Config, *, most: int = _QUICK_CALLS
+) -> tuple[float, Batch]:
+    """Measures the pipeline up to the echo alone.
+
+    It is a pipeline of its own without echoing, thrown away afterwards.
+
+    Args:
+      workload: Makes the pipeline.
+      config: The run's config.
+      most: Batches to measure at most.
+
+    Returns:
+      Seconds per fresh batch, t_up: a mean, for a bursty storage is slow in its mean.
+      And its first batch, in host memory.
+    """
+    if config.echo.where == "device":
+        dataset = workload.fresh_dataset()
+    else:
+        dataset = workload.train_dataset(_unechoed(config))
 
     def load() -> Batch:
         return next_batch(iterator, workload, "while it was measured")
 
-    try:
-        batch = load()  # Starts threads, fills caches.
-        up = _time_repeats(load)
-    finally:
-        iterator.close()
+    with closing(iter(dataset)) as iterator:
+        sample = load()  # Starts threads, fills caches.
+        up = time_calls(load, window_s=_BUDGET_S, least=_LEAST_CALLS, most=most)
+    return statistics.mean(up), sample
 
+
+def measure_step(
+    setup: Setup,
+    state: TrainState,
+    feed: Feed,
+    *,
+    inner: Inner = LOOP,
+    most: int = _QUICK_CALLS,
+) -> float:
+    """Measures a training step with its input held; compiles it.
+
+    Args:
+      setup: The run's functions.
+      state: Not changed: steps run on a copy.
+      feed: From which nothing is taken; what its arrays hold is lost.
+      inner: How updates are dispatched: a step of a group is its part of the time.
+      most: Dispatches to measure at most.
+
+    Returns:
+      Seconds per step, t_down: a median, for a step that something else disturbed
+      says nothing.
+    """
     state = setup.program.copy(state)
-    state, report = setup.step(state, batch)  # Compiles.
-    jax.block_until_ready(report)
-    in_flight = deque()
 
-    def step() -> None:
+    def step(num_updates: int) -> StepReport:
         nonlocal state
-        state, report = setup.step(state, batch)
-        in_flight.append(report)
-        if len(in_flight) > _MAX_IN_FLIGHT:
-            jax.block_until_ready(in_flight.popleft())
+        state, report = setup.update(
+            state, feed, feed.hold(num_updates), scan=inner.strategy == "scan"
+        )
+        return report
 
-    for _ in range(_MAX_IN_FLIGHT):
-        step()
-    # From here on as many steps are in flight as in training.
-    down = _time_repeats(step)
-    jax.block_until_ready(state)
-    return Rates(t_up_s=statistics.mean(up), t_down_s=statistics.median(down))
+    steps = BoundedSteps(step)
+    steps(inner.updates)  # Compiles.
+    steps.finish()
+    down = time_calls(
+        lambda: steps(inner.updates),
+        # So that as many steps are in flight as in training.
+        settle_calls=MAX_IN_FLIGHT,
+        window_s=_BUDGET_S,
+        least=_LEAST_CALLS,
+        most=most,
+    )
+    steps.finish()
+    return statistics.median(down) / inner.updates
 
 
-def _time_repeats(call: Callable[[], Any]) -> list[float]:
-    """Returns the seconds of each of some calls, within a budget of time."""
-    seconds = []
-    start = time.perf_counter()
-    for done in itertools.count(1):
-        before = time.perf_counter()
-        call()
-        now = time.perf_counter()
-        seconds.append(now - before)
-        in_budget = now - start < _BUDGET_S and done < _MAX_REPEATS
-        if done >= _MIN_REPEATS and not in_budget:
-            return seconds
-    raise AssertionError("itertools.count ended")
+def probe_config(
+    config: Config,
+    workload: Workload,
+    *,
+    seconds: float,
+    stages: Mapping[str, Callable[[], Any]],
+    on_progress: Callable[[str, float], None],
+) -> ProbeReport:
+    """Probes a trainer of this project: what its config makes, without an echo.
+
+    Args:
+      config: A training config.
+      workload: Made from this config.
+      seconds: See `echo_jax.echo.probe.probe`, here and below.
+      stages: What the pipeline does for a batch.
+      on_progress: Called with what is measured next.
+
+    Returns:
+      The report; its advice names fields of the config.
+    """
+    check_config(config)
+    setup = make_setup(config, workload)
+    return probe(
+        workload.train_dataset(_unechoed(config)),
+        setup.step,
+        state=setup.program.init(setup.init_key),
+        seconds=seconds,
+        cap=config.echo.cap,
+        stages=stages,
+        knobs=_KNOBS,
+        on_progress=on_progress,
+    )
+
+
+def _unechoed(config: Config) -> EchoSpec:
+    """Returns the echo of factor 1 in the place of the config's echo."""
+    is_of_batches = config.echo.after == "batch"
+    return EchoSpec(batch_size=1 if is_of_batches else config.batch_size)

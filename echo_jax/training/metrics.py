@@ -31,19 +31,19 @@ class Totals:
     held_s: float = 0.0
 
     def after(self, repeat: np.ndarray, step_s: float) -> "Totals":
-        """Returns the totals after one more update.
+        """Returns the totals after more updates.
 
         Args:
-          repeat: The repeat index of every example, ``int32[B]``.
+          repeat: The repeat index of every example of them, ``int32[K, B]``.
           step_s: The step time with the input held.
         """
-        fresh = int(np.count_nonzero(repeat == 0))
+        repeats = int(np.count_nonzero(repeat))
         return replace(
             self,
-            updates=self.updates + 1,
-            fresh=self.fresh + fresh,
-            repeats=self.repeats + len(repeat) - fresh,
-            held_s=self.held_s + step_s,
+            updates=self.updates + len(repeat),
+            fresh=self.fresh + repeat.size - repeats,
+            repeats=self.repeats + repeats,
+            held_s=self.held_s + len(repeat) * step_s,
         )
 
     def counts(self) -> dict[str, int]:

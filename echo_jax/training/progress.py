@@ -21,16 +21,20 @@ class Progress:
       console: Where to; None for standard output.
       total: Updates of the whole run.
       done: Updates done before this sitting.
+      mark: Put before every line, and beside the bar.
     """
 
-    def __init__(self, console: Console | None, *, total: int, done: int):
+    def __init__(
+        self, console: Console | None, *, total: int, done: int, mark: str = ""
+    ):
         self._console = console or Console()
         self._total, self._first, self._done = total, done, done
+        self._mark = f"{mark}  " if mark else ""
         self._started = time.perf_counter()
         self._bar = None
         if self._console.is_terminal:
             self._bar = progress.Progress(
-                progress.TextColumn("update"),
+                progress.TextColumn(f"{self._mark}update"),
                 progress.MofNCompleteColumn(),
                 progress.BarColumn(),
                 progress.TextColumn("{task.fields[numbers]}"),
@@ -102,7 +106,7 @@ class Progress:
           text: One line; the time of day is put before it.
         """
         self._console.print(
-            f"{time.strftime('%H:%M:%S')}  {text}",
+            f"{time.strftime('%H:%M:%S')}  {self._mark}{text}",
             markup=False,
             highlight=False,
             soft_wrap=True,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +10,14 @@ from jax.sharding import Mesh
 
 from echo_jax.config import Config
 from echo_jax.echo.spec import EchoSpec
+from echo_jax.training.feed import Draw, Feed, HostDraw, HostInput, Input
 from echo_jax.training.optim import OptimSettings
-from echo_jax.training.sharding import make_mesh, put_batch, replicated
+from echo_jax.training.sharding import make_mesh, replicated
 from echo_jax.training.state import TrainState
 from echo_jax.training.step import Program, StepReport, make_program
 from echo_jax.workloads.base import Batch, Workload
 
-__all__ = ["Setup", "make_echo_spec", "make_setup", "next_batch"]
+__all__ = ["Setup", "data_ended", "make_echo_spec", "make_setup", "next_batch"]
 
 # Independent randomness, both from the run's one seed.
 _INIT_KEY, _STEP_KEY = 0, 1
@@ -39,20 +41,44 @@ class Setup:
     step_key: jax.Array
     log_every: jax.Array
 
+    def update(
+        self, state: TrainState, feed: Feed, inputs: Input, *, scan: bool = False
+    ) -> tuple[TrainState, StepReport]:
+        """Starts updates on an input.
+
+        Args:
+          state: Donated.
+          feed: Made the input; its arrays are donated, and replaced.
+          inputs: From `Feed.take` or `Feed.hold`.
+          scan: See `Program.updates`.
+
+        Returns:
+          The new state, and what may be read of the last update: not computed yet.
+        """
+        state, feed.arrays, report = self._run(
+            feed.draw, state, feed.arrays, inputs, scan=scan
+        )
+        return state, report
+
     def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepReport]:
         """Starts an update on a host batch.
 
         Args:
           state: Donated.
-          batch: From the training iterator, with the echo's tags.
+          batch: With the echo's tags.
 
         Returns:
-          The new state and what may be read of the update, not computed yet.
+          See `update`.
         """
-        # Only the host needs to know which fresh item an example is.
-        arrays = {name: x for name, x in batch.items() if name != "fresh_index"}
-        arrays = put_batch(arrays, self.mesh)
-        return self.program.step(state, arrays, self.step_key, self.log_every)
+        inputs = HostInput.of([batch])
+        state, _, report = self._run(HostDraw(self.mesh), state, (), inputs, scan=False)
+        return state, report
+
+    def _run(
+        self, draw: Draw, state: TrainState, arrays: Any, inputs: Any, *, scan: bool
+    ) -> tuple[TrainState, Any, StepReport]:
+        run = self.program.updates(draw, scan)
+        return run(state, arrays, draw.send(inputs), self.step_key, self.log_every)
 
 
 def make_setup(config: Config, workload: Workload) -> Setup:
@@ -80,10 +106,15 @@ def make_setup(config: Config, workload: Workload) -> Setup:
     )
 
 
-def make_echo_spec(config: Config) -> EchoSpec:
-    """Returns the echo that a training config describes."""
+def make_echo_spec(config: Config, *, factor: float | None = None) -> EchoSpec:
+    """Returns the echo that a training config describes.
+
+    Args:
+      config: A checked training config.
+      factor: Takes the place of the config's, which may be ``"auto"``.
+    """
     return EchoSpec(
-        factor=config.echo.factor,
+        factor=config.echo.factor if factor is None else factor,
         order=config.echo.order,
         buffer=config.echo.buffer,
         # One use of a batch is a training batch; it takes many uses of examples.
@@ -105,8 +136,13 @@ def next_batch(iterator: Iterator[Batch], workload: Workload, when: str) -> Batc
     """
     batch = next(iterator, None)
     if batch is None:
-        raise ValueError(
-            f"the training data of workload {workload.name!r} ended {when}; "
-            "it must repeat without end"
-        )
+        raise data_ended(workload, when)
     return batch
+
+
+def data_ended(workload: Workload, when: str) -> ValueError:
+    """Returns the error of training data that ended; see `next_batch`."""
+    return ValueError(
+        f"the training data of workload {workload.name!r} ended {when}; "
+        "it must repeat without end"
+    )

@@ -8,6 +8,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 __all__ = [
     "batch_sharding",
+    "group_sharding",
     "make_mesh",
     "param_shardings",
     "put_batch",
@@ -64,6 +65,11 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Returns the sharding of a batch: its leading axis over all devices."""
     return NamedSharding(mesh, PartitionSpec(_AXES))
+
+
+def group_sharding(mesh: Mesh) -> NamedSharding:
+    """Returns the sharding of batches of several updates, stacked."""
+    return NamedSharding(mesh, PartitionSpec(None, _AXES))
 
 
 def param_shardings(tree: Any, mesh: Mesh) -> Any:

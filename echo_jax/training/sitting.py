@@ -2,29 +2,29 @@
 
 from collections import deque
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import jax
 import numpy as np
-from grain import DatasetIterator
 
 from echo_jax.config import Config
 from echo_jax.training.checkpoint import Checkpoints
 from echo_jax.training.clock import Clock
 from echo_jax.training.environment import config_sha256
 from echo_jax.training.evaluation import evaluate
+from echo_jax.training.feed import Feed, Input
+from echo_jax.training.inner import Inner
+from echo_jax.training.measure import Rates
 from echo_jax.training.metrics import RowMaker, Totals, eval_row, first_to_meet
 from echo_jax.training.progress import Progress
 from echo_jax.training.runfiles import MetricsFile
-from echo_jax.training.setup import Setup, next_batch
+from echo_jax.training.setup import Setup, data_ended
 from echo_jax.training.state import TrainState
 from echo_jax.training.step import StepReport
-from echo_jax.workloads.base import Batch, Workload
+from echo_jax.training.strategy import MAX_IN_FLIGHT, log_stops
+from echo_jax.workloads.base import Workload
 
 __all__ = ["NonFiniteLossError", "Sitting"]
-
-# Enough to hide the host's work; with more, the host would run ahead of what it
-# measures, and collectives of many queued steps can hang on few CPU cores.
-_MAX_IN_FLIGHT = 2
 
 
 class NonFiniteLossError(FloatingPointError):
@@ -51,11 +51,14 @@ class Sitting:
     Attributes:
       config: The run's config.
       workload: What is trained.
+      workdir: The run folder.
       setup: The run's functions.
       state: After all dispatched updates; perhaps not computed yet.
       totals: Of all dispatched updates.
-      iterator: The training data.
-      step_s: The step time with the input held.
+      feed: The training data.
+      inner: How updates are dispatched.
+      factor: The echo factor, which the config may leave open.
+      rates: As measured at the start of the sitting.
       clock: Where the time goes.
       checkpoints: Where the run is saved.
       metrics: Where its rows go.
@@ -65,11 +68,14 @@ class Sitting:
 
     config: Config
     workload: Workload
+    workdir: Path
     setup: Setup
     state: TrainState
     totals: Totals
-    iterator: DatasetIterator
-    step_s: float
+    feed: Feed
+    inner: Inner
+    factor: float
+    rates: Rates
     clock: Clock
     checkpoints: Checkpoints
     metrics: MetricsFile
@@ -77,32 +83,51 @@ class Sitting:
     met_target: bool = field(init=False, default=False)
 
     def __post_init__(self):
-        self._rows = RowMaker(self.totals, self.clock.seconds(), self.step_s)
+        step_s = self.rates.t_down_s
+        self._rows = RowMaker(self.totals, self.clock.seconds(), step_s)
         self._in_flight: deque[tuple[Totals, StepReport]] = deque()
         self._look_back()
 
-    def take(self) -> Batch:
-        """Returns the next training batch; the time it takes is waiting."""
-        with self.clock.phase("wait"):
-            when = f"after {self.totals.updates} updates"
-            return next_batch(self.iterator, self.workload, when)
+    @property
+    def held(self) -> bool:
+        """Whether one batch is trained on again and again."""
+        return self.config.data.hold_batch
 
-    def dispatch(self, batch: Batch) -> None:
-        """Starts an update.
+    def take(self) -> Input:
+        """Returns the input of the next updates; the time it takes is waiting.
+
+        Raises:
+          ValueError: The data ended.
+        """
+        num_updates = self.inner.group(
+            self.totals.updates,
+            total=self.config.updates,
+            stops=log_stops(self.config),
+        )
+        with self.clock.phase("wait"):
+            inputs = self.feed.take(num_updates)
+        if inputs is None:
+            raise data_ended(self.workload, f"after {self.totals.updates} updates")
+        return inputs
+
+    def dispatch(self, inputs: Input) -> None:
+        """Starts the updates of an input.
 
         Args:
-          batch: From `take`.
+          inputs: From `take`.
         """
-        self.state, report = self.setup.step(self.state, batch)
-        self.totals = self.totals.after(np.asarray(batch["repeat"]), self.step_s)
+        repeat = np.asarray(inputs.repeat)
+        scan = self.inner.strategy == "scan" and len(repeat) > 1
+        self.state, report = self.setup.update(self.state, self.feed, inputs, scan=scan)
+        self.totals = self.totals.after(repeat, self.rates.t_down_s)
         self._in_flight.append((self.totals, report))
         self.progress.update(self.totals.updates)
 
-    def read(self, *, leave: int = _MAX_IN_FLIGHT) -> None:
-        """Waits for the oldest updates in flight, and logs those that are due.
+    def read(self, *, leave: int = MAX_IN_FLIGHT) -> None:
+        """Waits for the oldest dispatches in flight, and logs those that are due.
 
         Args:
-          leave: How many of the newest updates may still be in flight.
+          leave: How many of the newest dispatches may still be in flight.
 
         Raises:
           NonFiniteLossError: A loss that was read is not finite.
@@ -135,6 +160,8 @@ class Sitting:
     def save(self) -> None:
         """Saves the run, once all updates are computed; the writing goes on behind.
 
+        A run on one held batch is not worth a checkpoint, and gets none.
+
         Raises:
           NonFiniteLossError: The state, or a loss on the way to it, is not finite.
         """
@@ -146,11 +173,17 @@ class Sitting:
                     self.totals.updates,
                     self.checkpoints.latest(),
                 )
+            if self.held:
+                return
+            if self.feed.tape is not None:
+                self.feed.tape.save(self.workdir / "tape.json")
             host = {
                 "config_sha256": config_sha256(self.config),
-                "data": self.iterator.get_state(),
+                "data": self.feed.get_state(),
                 "totals": asdict(self.totals),
                 "clock": self.clock.seconds(),
+                "inner": asdict(self.inner),
+                "factor": self.factor,
             }
             self.checkpoints.save(self.totals.updates, self.state, host)
 
@@ -175,5 +208,7 @@ class Sitting:
             )
 
     def _log(self, row: dict) -> None:
+        if self.held:
+            row = {**row, "hold_batch": True}
         self.metrics.append(row)
         self.progress.row(row)

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +11,21 @@ import optax
 from flax import struct
 from jax.sharding import Mesh
 
+from echo_jax.training.feed import Draw
+from echo_jax.training.inner import several_updates
 from echo_jax.training.optim import OptimSettings, make_optimizer, make_schedule
 from echo_jax.training.sharding import batch_sharding, param_shardings, replicated
 from echo_jax.training.state import LossWindow, TrainState
 from echo_jax.workloads.base import Batch, Task
 
-__all__ = ["Program", "StepReport", "init_state", "make_program", "train_step"]
+__all__ = [
+    "Program",
+    "StepReport",
+    "Updates",
+    "init_state",
+    "make_program",
+    "train_step",
+]
 
 
 class StepReport(struct.PyTreeNode):
@@ -111,6 +120,25 @@ def train_step(
     return new_state, StepReport(window, learning_rate, first_bad)
 
 
+class Updates(Protocol):
+    """Compiled updates; see `Program.updates`."""
+
+    def __call__(
+        self,
+        state: TrainState,
+        arrays: Any,
+        inputs: Any,
+        key: jax.Array,
+        log_every: jax.Array,
+    ) -> tuple[TrainState, Any, StepReport]:
+        """Starts them."""
+        ...
+
+    def trace(self, *args: Any) -> Any:
+        """Returns what jax makes of them before it compiles."""
+        ...
+
+
 @dataclass(frozen=True)
 class Program:
     """The compiled functions of a task on a mesh.
@@ -119,8 +147,11 @@ class Program:
       shardings: Where each array of a `TrainState` lives.
       abstract_state: Shapes, types and shardings of a `TrainState`.
       init: ``(key) -> TrainState``.
-      step: `train_step` with the task bound; donates the state, and never the
-        batch, which an echo may use again.
+      updates: ``(draw, scan=False)``; returns the compiled function
+        ``(state, arrays, inputs, key, log_every) -> (state, arrays, report)`` that
+        performs as many updates as the draw makes batches of the inputs. It donates
+        state and arrays, and never the inputs, which an echo may use again. The
+        report is the last update's.
       evaluate: ``(state, batch) -> {metric: (sum, count)}``.
       is_finite: ``(state) -> bool[]``, over all its floats.
       copy: ``(state) -> state`` in memory of its own, to be donated freely.
@@ -129,7 +160,7 @@ class Program:
     shardings: TrainState
     abstract_state: TrainState
     init: Callable[[jax.Array], TrainState]
-    step: Callable[..., tuple[TrainState, StepReport]]
+    updates: Callable[..., Updates]
     evaluate: Callable[[TrainState, Batch], dict[str, tuple[jax.Array, jax.Array]]]
     is_finite: Callable[[TrainState], jax.Array]
     copy: Callable[[TrainState], TrainState]
@@ -168,12 +199,7 @@ def make_program(task: Task, optim: OptimSettings, mesh: Mesh) -> Program:
             shardings,
         ),
         init=jax.jit(init, out_shardings=shardings),
-        step=jax.jit(
-            functools.partial(train_step, task=task, optim=optim),
-            in_shardings=(shardings, batch_sharding(mesh), whole, whole),
-            out_shardings=(shardings, whole),
-            donate_argnums=0,
-        ),
+        updates=functools.partial(_make_updates, task, optim, mesh),
         evaluate=jax.jit(
             evaluate,
             in_shardings=(shardings, batch_sharding(mesh)),
@@ -186,6 +212,34 @@ def make_program(task: Task, optim: OptimSettings, mesh: Mesh) -> Program:
             out_shardings=shardings,
         ),
     )
+
+
+@functools.lru_cache(maxsize=32)
+def _make_updates(
+    task: Task, optim: OptimSettings, mesh: Mesh, draw: Draw, scan: bool = False
+) -> Updates:
+    """See `Program.updates`."""
+
+    def updates(
+        state: TrainState, arrays: Any, inputs: Any, key: jax.Array, every: jax.Array
+    ) -> tuple[TrainState, Any, StepReport]:
+        arrays, batches = draw(arrays, inputs)
+
+        def update(state: TrainState, batch: Batch) -> tuple[TrainState, StepReport]:
+            return train_step(state, batch, key, every, task=task, optim=optim)
+
+        state, report = several_updates(update, state, batches, scan=scan)
+        return state, arrays, report
+
+    shardings = make_program(task, optim, mesh).shardings
+    arrays, whole = draw.arrays_sharding, replicated(mesh)
+    compiled = jax.jit(
+        updates,
+        in_shardings=(shardings, arrays, draw.input_sharding, whole, whole),
+        out_shardings=(shardings, arrays, whole),
+        donate_argnums=(0, 1),
+    )
+    return cast(Updates, compiled)
 
 
 def _is_finite(state: TrainState) -> jax.Array:

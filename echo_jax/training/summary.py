@@ -1,9 +1,11 @@
 """``summary.json``: what a finished run comes to."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from echo_jax.config import Config
+from echo_jax.training.inner import Inner
 from echo_jax.training.measure import Rates
 from echo_jax.training.metrics import Totals, first_to_meet
 from echo_jax.workloads.base import Workload
@@ -19,6 +21,8 @@ def make_summary(
     totals: Totals,
     seconds: Mapping[str, float],
     rates: Rates,
+    factor: float,
+    inner: Inner,
     params_sha256: str,
 ) -> dict[str, Any]:
     """Sums up a run.
@@ -30,6 +34,8 @@ def make_summary(
       totals: Of the whole run.
       seconds: The clock's.
       rates: As measured in the last sitting.
+      factor: The echo factor, which the config may leave open.
+      inner: How updates were dispatched.
       params_sha256: Hash of the final parameters.
 
     Returns:
@@ -56,9 +62,9 @@ def make_summary(
             for name, value in final.items()
             if name.startswith("eval_")
         },
-        "echo": {
-            name: echo[name] for name in ("factor", "after", "order", "buffer", "seed")
-        },
+        "echo": {**echo, "factor": factor, "factor_asked": echo["factor"]},
+        "inner": asdict(inner),
+        "hold_batch": config.data.hold_batch,
         "R": rates.ratio,
         "t_up_s": rates.t_up_s,
         "t_down_s": rates.t_down_s,

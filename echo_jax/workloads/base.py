@@ -1,25 +1,42 @@
 """What a workload is to the trainer: a task, its data, its metric.
 
-The trainer knows no workload by name; it sees these two classes only.
+The trainer knows no workload by name; it sees these classes only.
 """
 
 import abc
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import grain
 import jax
 
 from echo_jax.echo.spec import EchoSpec
 
-__all__ = ["Batch", "Task", "Variables", "Workload"]
+__all__ = ["Augment", "Batch", "Task", "Variables", "Workload"]
 
 Batch = dict[str, Any]
 """A batch: a dict of arrays with a leading batch axis of size B."""
 
 Variables = dict[str, Any]
 """Flax variable collections: ``{"params": ..., "batch_stats": ...}``."""
+
+
+class Augment(Protocol):
+    """An augmentation on the devices: a pure function of a batch and keys.
+
+    It is a static argument of the jitted step, so that one that is equal by value,
+    such as a frozen dataclass, shares a compilation.
+    """
+
+    def __call__(self, batch: Any, keys: jax.Array) -> Any:
+        """Returns the augmented batch.
+
+        Args:
+          batch: Decoded items, with a leading axis of size B.
+          keys: A random key for each of them, ``key<threefry2x32>[B]``.
+        """
+        ...
 
 
 class Task(abc.ABC):
@@ -74,8 +91,15 @@ class Workload:
       train_dataset: Makes the training pipeline with an echo in it. Elements
         are batches with two extra entries, ``"fresh_index"`` (``int64[B]``) and
         ``"repeat"`` (``int32[B]``): the echo's tags of every example.
+      fresh_dataset: Makes the pipeline of an echo on the devices: batches of fresh
+        items, up to the stage that the echo follows, without tags.
       eval_batches: Makes one pass over the evaluation split: batches of one
         constant size, the last one padded, with ``"mask"``.
+      augment_on_device: What is done on the devices to every use of a decoded item;
+        hashable. None if nothing is random.
+      stage_calls: Makes functions that do what each stage of the training pipeline
+        does for one batch, by the stage's name and in order, to be timed. None by
+        default: ``{}``.
       facts: What was read, for ``environment.json`` (corpus hash, sizes, and
         whether data or storage is synthetic or simulated).
     """
@@ -85,5 +109,8 @@ class Workload:
     metric: str
     mode: Literal["min", "max"]
     train_dataset: Callable[[EchoSpec], grain.IterDataset]
+    fresh_dataset: Callable[[], grain.IterDataset]
     eval_batches: Callable[[], Iterable[Batch]]
+    augment_on_device: Augment | None = None
+    stage_calls: Callable[[], Mapping[str, Callable[[], Any]]] = dict
     facts: Mapping[str, Any] = field(default_factory=dict)

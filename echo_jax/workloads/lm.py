@@ -10,7 +10,8 @@ import optax
 from jax.typing import ArrayLike
 
 from echo_jax.data.evaluation import eval_batches
-from echo_jax.data.pipeline import PipelineSpec, train_dataset
+from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
+from echo_jax.data.stage_calls import stage_calls
 from echo_jax.data.stages import Stages
 from echo_jax.data.text import TextWindows, decode_window, load_corpus
 from echo_jax.models.transformer import Transformer
@@ -118,14 +119,15 @@ def build(config: Any) -> Workload:
         dtype=jnp.dtype(sizes.dtype),
     )
     pipeline = PipelineSpec.from_config(config)
+    stages = Stages(train, decode_window)
     return Workload(
         name="lm",
         task=LanguageModel(model),
         metric="loss",
         mode="min",
-        train_dataset=functools.partial(
-            train_dataset, Stages(train, decode_window), pipeline
-        ),
+        train_dataset=functools.partial(train_dataset, stages, pipeline),
+        fresh_dataset=functools.partial(fresh_batches, stages, pipeline),
+        stage_calls=functools.partial(stage_calls, stages, pipeline),
         # Decoded at the first evaluation, and kept.
         eval_batches=functools.cache(
             functools.partial(

@@ -10,14 +10,16 @@ import optax
 from jax.typing import ArrayLike
 
 from echo_jax.data.evaluation import eval_batches
-from echo_jax.data.pipeline import PipelineSpec, train_dataset
+from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
 from echo_jax.data.shapes import (
     CLASS_NAMES,
     IMAGE_SIZE,
     ShapeRecords,
     augment_shape,
+    augment_shapes,
     decode_shape,
 )
+from echo_jax.data.stage_calls import stage_calls
 from echo_jax.data.stages import Stages
 from echo_jax.models.resnet import ResNet
 from echo_jax.workloads.base import Batch, Task, Variables, Workload
@@ -129,6 +131,8 @@ def build(config: Any) -> Workload:
         metric="accuracy",
         mode="max",
         train_dataset=functools.partial(train_dataset, stages, pipeline),
+        fresh_dataset=functools.partial(fresh_batches, stages, pipeline),
+        stage_calls=functools.partial(stage_calls, stages, pipeline),
         # Decoded at the first evaluation, and kept.
         eval_batches=functools.cache(
             functools.partial(
@@ -139,6 +143,7 @@ def build(config: Any) -> Workload:
                 max_examples=config.data.eval_examples,
             )
         ),
+        augment_on_device=augment_shapes,
         facts={
             "data": {
                 "source": "synthetic: shapes drawn by echo_jax.data.shapes",

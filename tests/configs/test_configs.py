@@ -19,7 +19,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 GOLDEN = Path(__file__).parent / "golden"
 VARIANTS = {
     "lm": ["", "tiny"],
-    "quickstart": ["", "fed", "tiny"],
+    "quickstart": ["", "bursty", "fed", "tiny", "which"],
     "shapes": ["", "tiny"],
 }
 NAMES = [

@@ -1,4 +1,5 @@
 import io
+import json
 
 import pytest
 from rich.console import Console
@@ -88,6 +89,28 @@ def test_cells_match_the_headings(tmp_path, make_study):
         "R": "4.00",
         "repeat's worth": "0.73",
     }
+
+
+@pytest.mark.parametrize(
+    ("echo", "words"),
+    [
+        ({"mode": "fixed", "factor": 1.0}, "none"),
+        ({"where": "device"}, "1x after decode, spread, on the device, buffer 512"),
+        (
+            {"mode": "adaptive", "where": "device", "cap": 3, "factor": 1.0},
+            "adaptive up to 3x after decode, on the device, buffer 512",
+        ),
+        ({"mode": "stochastic", "buffer": 1}, "stochastic after decode"),
+    ],
+)
+def test_modes_and_places_of_an_echo_are_named(tmp_path, make_run, echo, words):
+    folder = make_run(tmp_path / "arm")
+    summary = json.loads((folder / "summary.json").read_text())
+    factor = 1.0 if "mode" in echo else 1.5
+    summary["echo"] |= {"after": "decode", "factor": factor, **echo}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (row,) = arm_rows(read_runs([folder]))
+    assert cells(row)[1] == words.replace("1x", "1.5x")
 
 
 def test_what_was_not_measured_is_a_dash(tmp_path, make_run):

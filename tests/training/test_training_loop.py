@@ -233,8 +233,9 @@ def test_data_that_ends_is_an_error(tmp_path):
     workload = make_workload(config)
     endless = workload.train_dataset
     some = grain.MapDataset.source(list(itertools.islice(endless(EchoSpec()), 40)))
-    # The training's own pipeline is made first, then the one that is measured.
-    for lengths, message in [((7, 40), "after 7 updates"), ((40, 7), "while it was")]:
+    # One is made to see whether it can be, one to be measured, one to train.
+    cases = [((40, 40, 7), "after 7 updates"), ((40, 7, 40), "while it was")]
+    for lengths, message in cases:
         datasets = iter([some[:length] for length in lengths])
         ending = dataclasses.replace(
             workload, train_dataset=lambda spec, it=datasets: next(it).to_iter_dataset()

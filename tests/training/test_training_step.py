@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec
 from tiny_workload import Regression, example, make_workload, tiny_config
 
 from echo_jax.training.evaluation import evaluate
+from echo_jax.training.feed import HostDraw, HostInput
 from echo_jax.training.setup import make_setup
 from echo_jax.training.sharding import make_mesh, param_shardings
 from echo_jax.training.state import LossWindow, params_sha256
@@ -77,13 +78,14 @@ def test_a_state_with_one_infinite_number_is_not_finite():
 def test_donates_the_state_and_never_the_batch():
     setup = setup_of()
     state = setup.program.init(setup.init_key)
-    arrays = {k: jnp.asarray(v) for k, v in batch_of().items() if k != "fresh_index"}
-    program = setup.program
-    new_state, report = program.step(state, arrays, setup.step_key, setup.log_every)
+    draw = HostDraw(setup.mesh)
+    inputs = jax.device_put(HostInput.of([batch_of()]), draw.input_sharding)
+    step = setup.program.updates(draw)
+    new_state, _, report = step(state, (), inputs, setup.step_key, setup.log_every)
     assert all(x.is_deleted() for x in jax.tree.leaves(state))
-    assert not any(x.is_deleted() for x in jax.tree.leaves((arrays, new_state)))
+    assert not any(x.is_deleted() for x in jax.tree.leaves((inputs, new_state)))
     # The next step takes the state's memory away, not the report's.
-    program.step(new_state, arrays, setup.step_key, setup.log_every)
+    step(new_state, (), inputs, setup.step_key, setup.log_every)
     assert not any(x.is_deleted() for x in jax.tree.leaves(report))
 
 

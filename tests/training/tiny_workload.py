@@ -74,6 +74,8 @@ def tiny_config(**overrides):
     config.checkpoint_every = 0
     config.optim.lr = 0.01
     config.mesh.data = 1
+    # Not "auto": tests compare runs bit by bit, and compile as little as they can.
+    config.inner.strategy = "loop"
     config.update_from_flattened_dict(
         {name.replace("__", "."): value for name, value in overrides.items()}
     )
@@ -122,6 +124,11 @@ def make_workload(
             batches = batches.map(lambda batch: (on_batch(next(calls)), batch)[1])
         return batches
 
+    def fresh_dataset():
+        items = grain.MapDataset.range(NUM_EXAMPLES).shuffle(seed=config.seed)
+        items = items.repeat().map(example).batch(config.batch_size)
+        return items.to_iter_dataset(grain.ReadOptions(0, 0))
+
     def eval_batches():
         # 10 examples in batches of 8: the second one has 6 of padding.
         for start in (0, 8):
@@ -138,6 +145,7 @@ def make_workload(
         metric="loss",
         mode="min",
         train_dataset=train_dataset,
+        fresh_dataset=fresh_dataset,
         eval_batches=eval_batches,
         facts={"synthetic_data": True},
     )

@@ -1,0 +1,145 @@
+"""Three training steps whose inner steps P9 chooses, by plain jax."""
+
+import functools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from echo_jax.training.inner import several_updates
+
+__all__ = ["MODELS", "Model"]
+
+_IN_FLIGHT = 2
+_OPTIMIZER = optax.adam(1e-3)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model and its data.
+
+    Attributes:
+      about: What it is, in a few words.
+      params: Its parameters.
+      predict: ``(params, x) -> y``.
+      batch: ``x`` and ``y``, in host memory.
+    """
+
+    about: str
+    params: Any
+    predict: Callable[[Any, jax.Array], jax.Array]
+    batch: dict[str, np.ndarray]
+
+    def runs(self, size: int) -> dict[str, Callable[[int], None]]:
+        """Returns functions that train for so many groups, and wait, by strategy.
+
+        Args:
+          size: Updates in a group. Every one of them gets its batch from the host.
+        """
+
+        def update(state: Any, batch: Any) -> tuple[Any, jax.Array]:
+            params, moments = state
+            loss, grads = jax.value_and_grad(self._loss)(params, batch)
+            changes, moments = _OPTIMIZER.update(grads, moments, params)
+            return (optax.apply_updates(params, changes), moments), loss
+
+        def compiled(num: int, *, scan: bool) -> Callable[[Any], Any]:
+            @functools.partial(jax.jit, donate_argnums=0)
+            def step(state: Any, stacked: Any) -> Any:
+                batches = [{k: x[i] for k, x in stacked.items()} for i in range(num)]
+                return several_updates(update, state, batches, scan=scan)
+
+            return lambda state: step(
+                state, {k: np.stack([x] * num) for k, x in self.batch.items()}
+            )
+
+        def run(step: Callable[[Any], Any], dispatches: int) -> Callable[[int], None]:
+            # A copy: the step takes its state away.
+            params = jax.tree.map(jnp.copy, self.params)
+            state = (params, _OPTIMIZER.init(params))
+
+            def groups(times: int) -> None:
+                nonlocal state
+                in_flight = deque()
+                for _ in range(times * dispatches):
+                    state, loss = step(state)
+                    in_flight.append(loss)
+                    if len(in_flight) > _IN_FLIGHT:
+                        in_flight.popleft().block_until_ready()
+                jax.block_until_ready(state)
+
+            return groups
+
+        return {
+            "loop": run(compiled(1, scan=False), size),
+            "scan": run(compiled(size, scan=True), 1),
+            "unroll": run(compiled(size, scan=False), 1),
+        }
+
+    def _loss(self, params: Any, batch: Any) -> jax.Array:
+        return ((self.predict(params, batch["x"]) - batch["y"]) ** 2).mean()
+
+
+def _dense(widths: list[int], seed: int) -> list[dict[str, jax.Array]]:
+    keys = jax.random.split(jax.random.key(seed), len(widths))
+    return [
+        {"w": jax.random.normal(key, (a, b)) / a**0.5, "b": jnp.zeros((b,))}
+        for key, a, b in zip(keys, widths, widths[1:], strict=False)
+    ]
+
+
+def _dense_predict(params: Any, x: jax.Array) -> jax.Array:
+    for layer in params[:-1]:
+        x = jnp.tanh(x @ layer["w"] + layer["b"])
+    return x @ params[-1]["w"] + params[-1]["b"]
+
+
+def _conv_predict(params: Any, x: jax.Array) -> jax.Array:
+    for kernel in params["kernels"]:
+        x = jax.lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        x = jax.nn.relu(x)
+    return x.mean(axis=(1, 2)) @ params["head"]
+
+
+def _conv_params() -> dict[str, Any]:
+    shapes = [(3, 3, 3, 16), (3, 3, 16, 16), (3, 3, 16, 16)]
+    kernels = [
+        0.1 * jax.random.normal(jax.random.key(i), shape)
+        for i, shape in enumerate(shapes)
+    ]
+    return {"kernels": kernels, "head": jnp.ones((16, 1))}
+
+
+def _batch(*shape: int) -> dict[str, np.ndarray]:
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    return {"x": x, "y": np.zeros((shape[0], 1), np.float32)}
+
+
+MODELS: dict[str, Callable[[], Model]] = {
+    "tiny": lambda: Model(
+        "a dense network of 2 layers",
+        _dense([16, 32, 1], 0),
+        _dense_predict,
+        _batch(8, 16),
+    ),
+    "leaves": lambda: Model(
+        "a dense network of 160 arrays",
+        _dense([64, *[32] * 79, 1], 1),
+        _dense_predict,
+        _batch(8, 64),
+    ),
+    "conv": lambda: Model(
+        "a convolutional network of 3 layers",
+        _conv_params(),
+        _conv_predict,
+        _batch(16, 16, 16, 3),
+    ),
+}
+"""By name, functions that make them: jax starts with the first one."""

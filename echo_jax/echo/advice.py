@@ -1,0 +1,236 @@
+"""What a probe's numbers say should be done, in plain words.
+
+An echo is the last resort: a fresh example is worth more than a repeated one. So
+first comes what would make the loader itself fast enough, then the echo.
+"""
+
+import math
+from dataclasses import dataclass
+
+from echo_jax.echo.probe_report import (
+    FED_RATIO,
+    MeasuredRun,
+    ProbeReport,
+    StageTime,
+    duration,
+)
+
+__all__ = ["Knobs", "advise", "how_to_echo"]
+
+# Updates between two uses of an example from which on a repeat is worth nearly what
+# it can be (Choi et al. 2019, figure 7, drawn over the lag instead of the buffer).
+_GOOD_LAG = 100
+
+# Together, loading and training should take as long as the slower of them alone.
+# Up to this much more is what machines vary by.
+_OVERLAP = 1.15
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What the settings of a trainer are called, so that advice can name them.
+
+    Attributes:
+      threads: Sets how many reads go on at a time.
+      workers: Sets how many processes load.
+      prefetch: Sets how many batches are made ahead.
+      seconds: Sets for how long to probe.
+      device: Where a buffer on the accelerator is.
+      placements: The stages that an echo can follow; empty for all that are timed.
+      echo: Switches an echo on. ``{factor}``, ``{buffer}`` (examples),
+        ``{batch_size}`` and ``{after}`` (a stage) are filled in.
+    """
+
+    threads: str = "the loader's threads"
+    workers: str = "the loader's worker processes"
+    prefetch: str = "the loader's prefetching"
+    seconds: str = "seconds"
+    device: str = "on the accelerator"
+    placements: tuple[str, ...] = ()
+    echo: str = (
+        'ej.echo(batches, ej.EchoSpec(factor={factor}, order="spread", '
+        "buffer={buffer}, batch_size={batch_size}), batch=True, unbatch=True)"
+    )
+
+
+def advise(report: ProbeReport, knobs: Knobs, *, cores: int) -> tuple[str, ...]:
+    """Returns what to do, the most useful first.
+
+    Args:
+      report: The numbers; the advice in it is not looked at.
+      knobs: What the trainer's settings are called.
+      cores: CPU cores that the process may use.
+
+    Returns:
+      Sentences, at least one. The first begins with "Do not echo" if the trainer is
+      not starved.
+    """
+    up, down = duration(report.t_up_s), duration(report.t_down_s)
+    sentences = []
+    if not report.is_starved:
+        sentences.append(
+            f"Do not echo: a fresh batch takes {up} and a step {down}, so there is "
+            "no time to win, and a repeat is worth less than a fresh example."
+        )
+    if not report.is_certain:
+        sentences.append(
+            f"R may lie anywhere from {report.ratio_low:.2f} to "
+            f"{report.ratio_high:.2f}, on either side of 1: measure for longer with "
+            f"{knobs.seconds} before you rely on it."
+        )
+    sentences += _overlap_fix(report, knobs)
+    if report.is_starved:
+        sentences += _stage_fix(report, knobs, cores)
+        sentences += _echo(report, knobs)
+    return tuple(sentences)
+
+
+def how_to_echo(report: ProbeReport, knobs: Knobs) -> str:
+    """Returns what to write to switch the advised echo on; "" if none is advised.
+
+    Args:
+      report: The numbers.
+      knobs: What the trainer's settings are called.
+    """
+    if not (report.is_starved and report.batch_size):
+        return ""
+    return knobs.echo.format(
+        factor=report.advised_factor,
+        buffer=_GOOD_LAG * report.batch_size,
+        batch_size=report.batch_size,
+        after=_placement(report, knobs),
+    )
+
+
+def _overlap_fix(report: ProbeReport, knobs: Knobs) -> list[str]:
+    """Says whether loading and training get in each other's way."""
+
+    def excess(run: MeasuredRun) -> float:
+        return run.seconds_per_update / report.predicted(run.factor)
+
+    def could_be(run: MeasuredRun) -> bool:
+        in_turns_s = report.t_up_s / run.factor + report.t_down_s
+        return in_turns_s >= _OVERLAP * report.predicted(run.factor)
+
+    worst = max(report.runs, key=excess)
+    # Where one side is much faster, their overlap cannot be what is missing.
+    if excess(worst) < _OVERLAP or not could_be(worst):
+        return []
+    how = "Without an echo" if worst.factor == 1 else f"Echoed {worst.factor:g} times"
+    return [
+        f"{how}, an update takes {duration(worst.seconds_per_update)}, not the "
+        f"{duration(report.predicted(worst.factor))} of the slower side alone: loading "
+        "and training take turns, or want the same cores, or batches come in bursts. "
+        f"More of {knobs.prefetch}, in a thread or process of its own, is the cure."
+    ]
+
+
+def _stage_fix(report: ProbeReport, knobs: Knobs, cores: int) -> list[str]:
+    """Says whether more threads or processes would make the loader fast enough."""
+    if not report.stages:
+        return [
+            "Make the loader faster first, if you can: with more of "
+            f"{knobs.threads}, {knobs.workers} or {knobs.prefetch}. Echo what is left."
+        ]
+    slowest = max(report.stages, key=lambda stage: stage.wall_s)
+    if slowest.cpu_s < slowest.wall_s / 2:
+        return _waiting_fix(report, knobs, slowest)
+    return _computing_fix(report, knobs, slowest, cores)
+
+
+def _waiting_fix(report: ProbeReport, knobs: Knobs, slowest: StageTime) -> list[str]:
+    waits_s = sum(stage.wall_s - stage.cpu_s for stage in report.stages)
+    at_a_time = max(round(waits_s / report.t_up_s), 1)
+    needed = _enough(waits_s, report)
+    if needed <= at_a_time:
+        return []
+    return [
+        f"{slowest.name} waits {duration(slowest.wall_s - slowest.cpu_s)} per batch "
+        f"and computes {duration(slowest.cpu_s)}; now about {at_a_time} at a time. "
+        f"If the storage answers more at a time, {knobs.threads}={needed} would hide "
+        "the waiting: try that first, and echo only if it cannot."
+    ]
+
+
+def _computing_fix(
+    report: ProbeReport, knobs: Knobs, slowest: StageTime, cores: int
+) -> list[str]:
+    computes_s = sum(stage.cpu_s for stage in report.stages)
+    busy = max(round(computes_s / report.t_up_s), 1)
+    needed = _enough(computes_s, report)
+    what = (
+        f"{slowest.name} computes {duration(slowest.cpu_s)} per batch, and the "
+        f"loader keeps about {busy} of {cores} cores busy"
+    )
+    # One core is the trainer's own.
+    free = cores - 1 - busy
+    if free < 1:
+        return [f"{what}: more processes have no core to run on; echo behind it."]
+    workers = min(needed, cores - 1)
+    left = computes_s / workers / report.t_down_s
+    is_enough = workers == needed
+    then = "load as fast as it trains" if is_enough else f"bring R to about {left:.1f}"
+    return [f"{what}: {knobs.workers}={workers} would {then}; try that first."]
+
+
+def _enough(seconds: float, report: ProbeReport) -> int:
+    """Returns among how many that work is to be shared so that nobody starves."""
+    return math.ceil(seconds / (FED_RATIO * report.t_down_s))
+
+
+def _echo(report: ProbeReport, knobs: Knobs) -> list[str]:
+    """Says where, how often, and with which buffer to echo."""
+    factor = report.advised_factor
+    after = _placement(report, knobs)
+    update_s = report.predicted(factor)
+    idle = 1 - report.t_down_s / update_s
+    where = f"after {after}" if after else "as early in the pipeline as you can"
+    sentences = [
+        f"Echo every example {factor:g} times, {where}: an update would take "
+        f"{duration(update_s)} instead of {duration(report.observed_s)}, and the "
+        f"accelerator be idle {idle:.0%} of the time."
+    ]
+    if report.ratio > 1.1 * factor:
+        sentences.append(
+            f"R is above {factor:g}, but further repeats are worth little or less "
+            "than nothing."
+        )
+    if report.batch_size:
+        size = _GOOD_LAG * report.batch_bytes
+        # Whole batches are kept where they are made.
+        where = "" if after == "batch" else f", {knobs.device} if its memory allows"
+        sentences.append(
+            f"Keep {_GOOD_LAG * report.batch_size} examples ({_size(size)}){where}, so "
+            f"that uses of one lie about {_GOOD_LAG} updates apart."
+        )
+    return sentences
+
+
+def _placement(report: ProbeReport, knobs: Knobs) -> str:
+    """Returns the earliest stage behind which an echo helps; "" if none is known.
+
+    It is not before the slowest stage, and what comes after it is done anew for
+    every use, by one thread, so that must not take longer than a step.
+    """
+    stages = report.stages
+    if not stages:
+        return ""
+    slowest = max(range(len(stages)), key=lambda at: stages[at].wall_s)
+    for at in range(slowest, len(stages)):
+        is_possible = not knobs.placements or stages[at].name in knobs.placements
+        if is_possible and sum(s.wall_s for s in stages[at + 1 :]) <= report.t_down_s:
+            return stages[at].name
+    return stages[-1].name
+
+
+def _size(num_bytes: int) -> str:
+    """Returns a size in the unit that suits it.
+
+    Example:
+      >>> _size(52_400_000)
+      '52.4 MB'
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.1f} {unit}"
+    return f"{num_bytes / 1e3:.1f} kB"

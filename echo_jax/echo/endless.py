@@ -1,0 +1,57 @@
+"""An upstream without end, for what must not run out of batches."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+__all__ = ["Endless"]
+
+
+class Endless(Iterator[Any]):
+    """The items of an iterable, again and again.
+
+    Args:
+      upstream: An iterable, which is started again when it ends; or an iterator,
+        which must not end, and is not closed.
+
+    Raises:
+      ValueError: From ``next``, if the iterable is empty or the iterator ended.
+
+    Example:
+      >>> from itertools import islice
+      >>> list(islice(Endless([1, 2]), 5))
+      [1, 2, 1, 2, 1]
+    """
+
+    def __init__(self, upstream: Iterable[Any]):
+        self._upstream = upstream
+        self._iterator = iter(upstream)
+        # An iterator that was given is not ours to close, and cannot start again.
+        self._owned = self._iterator is not upstream
+        self._taken = 0
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            return self._again()
+        self._taken += 1
+        return batch
+
+    def _again(self) -> Any:
+        """Returns the first batch of another pass."""
+        if not self._owned:
+            raise ValueError(
+                f"the upstream, an iterator, ended after {self._taken} batches; give "
+                "the iterable that it is from, which can be started again"
+            )
+        self.close()
+        self._iterator = iter(self._upstream)
+        for batch in self._iterator:
+            self._taken += 1
+            return batch
+        raise ValueError("the upstream is empty; give an iterable of batches")
+
+    def close(self) -> None:
+        """Stops the threads of an iterator of our own."""
+        if self._owned and hasattr(self._iterator, "close"):
+            self._iterator.close()  # pyright: ignore[reportAttributeAccessIssue]

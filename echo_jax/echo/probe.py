@@ -1,0 +1,363 @@
+"""The instrument: how starved is a trainer, and would echoing help it?
+
+Any trainer: an iterable of batches and a step are enough. The measurement is
+differential (after DS-Analyzer, Mohan et al. 2021): the loader is timed with no
+step, the step with no loader, then both together. These take turns, so that a
+machine that becomes slower meanwhile does so for all of them.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from echo_jax.echo.advice import Knobs, advise, how_to_echo
+from echo_jax.echo.endless import Endless
+from echo_jax.echo.host import echo
+from echo_jax.echo.probe_report import (
+    MeasuredRun,
+    ProbeReport,
+    StageTime,
+    is_starved,
+)
+from echo_jax.echo.rates import advised_factor
+from echo_jax.echo.schedule import exact_fraction
+from echo_jax.echo.spec import EchoSpec
+from echo_jax.echo.stopwatch import (
+    MAX_IN_FLIGHT,
+    BoundedSteps,
+    time_calls,
+    wait_for,
+)
+from echo_jax.echo.tree import flatten
+
+__all__ = ["Knobs", "MeasuredRun", "ProbeReport", "StageTime", "probe"]
+
+Now = Callable[[], float]
+OnProgress = Callable[[str, float], None]
+
+# How the time is spent. Rates are measured in so many rounds, and after them runs
+# with and without an echo, which is not known before.
+_RATE_ROUNDS, _RUN_ROUNDS = 5, 3
+# A slow loader, whose least number of batches takes longer than the time that there
+# is, gets fewer rounds.
+_LEAST_RATE_ROUNDS = 3
+# Shares of the time, of a single phase; with their rounds they make 1.
+_STAGES_SHARE, _UP_SHARE, _DOWN_SHARE = 0.1, 0.055, 0.03
+_TOGETHER_SHARE, _RUN_SHARE, _ECHO_SHARE = 0.045, 0.035, 0.05
+
+# The part of a phase that is not counted. A loader's buffers, which filled while it
+# was not asked, run empty in it, or full again.
+_SETTLE = 0.3
+
+# 97.5 % points of Student's t, by degrees of freedom.
+_STUDENT_T = {2: 4.303, 3: 3.182, 4: 2.776}
+
+
+def probe(
+    upstream: Iterable[Any],
+    step: Callable[..., Any],
+    *,
+    state: Any = None,
+    seconds: float = 20.0,
+    cap: float = 4,
+    stages: Mapping[str, Callable[[], Any]] | None = None,
+    wait: Callable[[Any], None] | None = None,
+    knobs: Knobs | None = None,
+    on_progress: OnProgress | None = None,
+    now: Now = time.perf_counter,
+    cpu_now: Now = time.thread_time,
+) -> ProbeReport:
+    """Measures how starved a trainer is, and says what to do about it.
+
+    It trains for real while it measures: give it copies of what must not change.
+
+    Args:
+      upstream: The batches as the trainer gets them, pytrees of arrays. An iterable
+        that ends is started again; an iterator must not end.
+      step: Makes one update, ``step(batch) -> output``, or with a ``state``
+        ``step(state, batch) -> (state, output, ...)``. The output must be
+        something that the update computes, as the loss: it is waited for. A batch
+        is used several times, so it must not be donated.
+      state: The first state. It may be donated.
+      seconds: How long to measure, without compiling. A loader that takes more than
+        a hundredth of this per batch needs longer.
+      cap: The largest factor to advise.
+      stages: What the loader does for one batch, as functions without arguments by
+        name, in order: then the advice knows what to make faster. They are timed
+        one by one in this thread, on top of what the loader does.
+      wait: Waits for the output of a step; None handles dicts, lists, tuples and
+        dataclasses of arrays. ``jax.block_until_ready`` handles all pytrees.
+      knobs: What the settings of the trainer are called, for the advice.
+      on_progress: Called with what is measured next, and the part that is done.
+      now: The clock, in seconds; for tests.
+      cpu_now: The time that this thread has computed, in seconds; for tests.
+
+    Returns:
+      The report; print it.
+
+    Raises:
+      ValueError: The upstream is empty, or an iterator that ended.
+      TypeError: The output of the step cannot be waited for.
+
+    Example:
+      A plain JAX loop, whose jitted step returns the parameters and the loss, is
+      probed by ``print(ej.probe(batches, train_step, state=params))``. Any other
+      takes no more:
+
+      >>> import numpy as np
+      >>> batches = [{"x": np.ones((8, 4))}] * 10
+      >>> report = probe(batches, lambda batch: batch["x"].sum(), seconds=0.05)
+      >>> report.batch_size, report.batch_bytes, report.is_starved
+      (8, 256, False)
+    """
+    if not seconds > 0:
+        raise ValueError(f"seconds={seconds} must be above 0; 20 is a good choice")
+    started = now()
+    tell = on_progress or (lambda what, done: None)
+    stage_times = _time_stages(stages or {}, seconds, tell, now, cpu_now)
+    loader = Endless(upstream)
+    try:
+        steps = BoundedSteps(_stateless(step, state), wait or wait_for)
+        bench = _Bench(loader, steps, seconds, tell, now)
+        bench.measure_rates()
+        factor = _factor(bench.ratio, cap)
+        # If there is nothing to win, then that is what the second run shows.
+        bench.measure_runs(factor if factor > 1 else 2)
+    finally:
+        loader.close()
+    low, high = bench.ratio_interval()
+    batch_size, batch_bytes = _size(bench.batch)
+    report = ProbeReport(
+        t_up_s=bench.t_up_s,
+        t_down_s=bench.t_down_s,
+        observed_s=bench.runs[0].seconds_per_update,
+        ratio_low=low,
+        ratio_high=high,
+        rounds=len(bench.rounds),
+        batch_size=batch_size,
+        batch_bytes=batch_bytes,
+        stages=stage_times,
+        runs=bench.runs,
+        advised_factor=factor,
+        advice=(),
+        how="",
+        seconds=now() - started,
+    )
+    knobs = knobs or Knobs()
+    return replace(
+        report,
+        advice=advise(report, knobs, cores=_cores()),
+        how=how_to_echo(report, knobs),
+    )
+
+
+@dataclass(frozen=True)
+class _Round:
+    """The seconds of single calls, of the loader alone and of the step alone."""
+
+    up: list[float]
+    down: list[float]
+
+    @property
+    def ratio(self) -> float:
+        return statistics.mean(self.up) / statistics.median(self.down)
+
+
+class _Bench:
+    """A loader and a step, and what was measured of them.
+
+    Attributes:
+      batch: The batch that is held.
+      rounds: What was measured apart.
+      runs: What was measured together, once `measure_runs` is done.
+    """
+
+    def __init__(
+        self,
+        loader: Iterator[Any],
+        steps: BoundedSteps,
+        seconds: float,
+        tell: OnProgress,
+        now: Now,
+    ):
+        """Loads a first batch, and compiles the step."""
+        self._loader, self._steps, self._now = loader, steps, now
+        self._seconds, self._tell = seconds, tell
+        self._together: list[float] = []
+        self._done = _STAGES_SHARE
+        self.rounds: list[_Round] = []
+        self.runs: tuple[MeasuredRun, ...] = ()
+        tell("first step", self._done)
+        self.batch = next(loader)
+        steps(self.batch)
+        steps.finish()
+        self._started = now()
+
+    @property
+    def t_up_s(self) -> float:
+        """The mean, for a bursty storage is slow in its mean."""
+        return statistics.mean(s for measured in self.rounds for s in measured.up)
+
+    @property
+    def t_down_s(self) -> float:
+        """The median, for a step that something else disturbed says nothing."""
+        return statistics.median(s for measured in self.rounds for s in measured.down)
+
+    @property
+    def ratio(self) -> float:
+        return self.t_up_s / self.t_down_s
+
+    def ratio_interval(self) -> tuple[float, float]:
+        """Returns the interval of R: Student's, of 95 %, over the rounds."""
+        ratios = [measured.ratio for measured in self.rounds]
+        error = statistics.stdev(ratios) / len(ratios) ** 0.5
+        reach = _STUDENT_T[len(ratios) - 1] * error
+        return max(self.ratio - reach, 0.0), self.ratio + reach
+
+    def measure_rates(self) -> None:
+        """Measures the loader, both, and the step, in turns."""
+        end = self._started + self._seconds * (1 - _RUN_ROUNDS * _RUN_SHARE)
+        for done in range(_RATE_ROUNDS):
+            if done >= _LEAST_RATE_ROUNDS and self._now() > end:
+                return
+            self.rounds.append(self._measure_round(done))
+
+    def _measure_round(self, number: int) -> _Round:
+        """Measures the three once, in an order that keeps the buffers as in training.
+
+        Both together are measured behind the loader alone, which leaves buffers
+        empty, if the loader is the slower side; and behind the step alone, while
+        which they fill, if it is not.
+        """
+        seconds = {}
+
+        def up() -> None:
+            seconds["up"] = self._time("loader alone", _UP_SHARE, self._load)
+
+        def down() -> None:
+            seconds["down"] = self._time("step alone", _DOWN_SHARE, self._hold)
+
+        def together() -> None:
+            self._run_together(_TOGETHER_SHARE)
+
+        is_fed = bool(self.rounds) and self.ratio < 1
+        phases = [up, down, together] if is_fed else [up, together, down]
+        if number % 2:
+            # Loader and step change places, so that a steady drift cancels.
+            at = phases.index(down)
+            phases = phases[at:] + phases[:at]
+        for phase in phases:
+            phase()
+        return _Round(**seconds)
+
+    def measure_runs(self, factor: float) -> None:
+        """Measures short runs without an echo and with one, in turns."""
+        spec = EchoSpec(factor)
+        echoed = echo(self._loader, spec)
+        # After so many uses the echo is where it was: at a fresh batch.
+        cycle = exact_fraction(factor).numerator
+        what = f"echo factor {factor:g}"
+        seconds = []
+        for done in range(_RUN_ROUNDS):
+            if done and self._now() - self._started > self._seconds:
+                break
+            self._run_together(_RUN_SHARE)
+            seconds += self._time(
+                what, _ECHO_SHARE, lambda: self._steps(next(echoed)), cycle=cycle
+            )
+        self.runs = (
+            MeasuredRun(1.0, len(self._together), statistics.mean(self._together)),
+            MeasuredRun(float(factor), len(seconds), statistics.mean(seconds)),
+        )
+
+    def _run_together(self, share: float) -> None:
+        self._together += self._time("both together", share, self._train)
+
+    def _train(self) -> None:
+        self._steps(next(self._loader))
+
+    def _load(self) -> None:
+        next(self._loader)
+
+    def _hold(self) -> None:
+        self._steps(self.batch)
+
+    def _time(
+        self, what: str, share: float, call: Callable[[], Any], *, cycle: int = 1
+    ) -> list[float]:
+        """Times one phase, and leaves nothing of it in flight."""
+        self._tell(what, min(self._done, 1.0))
+        self._done += share
+        seconds = time_calls(
+            call,
+            settle_s=_SETTLE * share * self._seconds,
+            settle_calls=MAX_IN_FLIGHT,
+            window_s=(1 - _SETTLE) * share * self._seconds,
+            stride=cycle,
+            now=self._now,
+        )
+        self._steps.finish()
+        return seconds
+
+
+def _stateless(step: Callable[..., Any], state: Any) -> Callable[[Any], Any]:
+    """Returns the step as a function of the batch alone."""
+    if state is None:
+        return step
+
+    def advance(batch: Any) -> Any:
+        nonlocal state
+        result = step(state, batch)
+        if not (isinstance(result, tuple) and len(result) > 1):
+            raise TypeError(
+                "with a state, the step must return (state, output): the new state "
+                "may be donated to the next step, so it cannot be waited for; it "
+                f"returned a {type(result).__name__}"
+            )
+        state, *output = result
+        return output
+
+    return advance
+
+
+def _time_stages(
+    stages: Mapping[str, Callable[[], Any]],
+    seconds: float,
+    tell: OnProgress,
+    now: Now,
+    cpu_now: Now,
+) -> tuple[StageTime, ...]:
+    """Times what a loader does, one stage after the other."""
+    times = []
+    for number, (name, call) in enumerate(stages.items()):
+        tell(f"stage {name}", number / len(stages) * _STAGES_SHARE)
+        call()  # What is done once, such as opening files, is no part of it.
+        computed_s = cpu_now()
+        window_s = _STAGES_SHARE * seconds / len(stages)
+        calls = time_calls(call, window_s=window_s, now=now)
+        computed_s = (cpu_now() - computed_s) / len(calls)
+        times.append(StageTime(name, statistics.mean(calls), computed_s))
+    return tuple(times)
+
+
+def _factor(ratio: float, cap: float) -> float:
+    """Returns the factor to advise, with one digit behind the point."""
+    return round(advised_factor(ratio, cap), 1) if is_starved(ratio) else 1.0
+
+
+def _size(batch: Any) -> tuple[int, int]:
+    """Returns the examples of a batch, 0 if unknown, and its bytes."""
+    leaves = [leaf for _, leaf in flatten(batch) if hasattr(leaf, "shape")]
+    lengths = {int(leaf.shape[0]) if leaf.shape else 0 for leaf in leaves}
+    num_bytes = sum(int(getattr(leaf, "nbytes", 0)) for leaf in leaves)
+    return lengths.pop() if len(lengths) == 1 else 0, num_bytes
+
+
+def _cores() -> int:
+    """Returns how many CPU cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

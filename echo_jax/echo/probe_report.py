@@ -1,0 +1,217 @@
+"""What a probe found, for people and for machines."""
+
+import json
+import textwrap
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from echo_jax.echo.rates import seconds_per_update
+
+__all__ = [
+    "FED_RATIO",
+    "MeasuredRun",
+    "ProbeReport",
+    "StageTime",
+    "duration",
+    "is_starved",
+]
+
+_PREDICTED_FACTORS = range(1, 9)
+
+# R up to here counts as fed: a few per cent are within what machines vary by, and
+# an echo could win no more than them.
+FED_RATIO = 1.05
+
+_LINE = 80
+_UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """One stage of a loader, on its own.
+
+    Attributes:
+      name: Of the stage.
+      wall_s: Seconds per batch in a single thread.
+      cpu_s: How much of them the thread computed; the rest it waited.
+    """
+
+    name: str
+    wall_s: float
+    cpu_s: float
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A short real run.
+
+    Attributes:
+      factor: Of the echo around the upstream's batches; 1 is no echo.
+      updates: How many were timed.
+      seconds_per_update: Their mean.
+    """
+
+    factor: float
+    updates: int
+    seconds_per_update: float
+
+
+@dataclass(frozen=True)
+class ProbeReport:
+    """How starved a trainer is, and what can be done about it.
+
+    ``str()`` is a table for people, `to_json` the same for machines.
+
+    Attributes:
+      t_up_s: Mean seconds per fresh batch of the loader alone.
+      t_down_s: Median seconds per update with one batch held.
+      observed_s: Mean seconds per update of both together, without an echo.
+      ratio_low: Lower end of the interval of R.
+      ratio_high: Upper end. The interval is Student's, of 95 %, over the rounds.
+      rounds: How often each was measured, in turns.
+      batch_size: Examples in a batch; 0 if its arrays have no first axis.
+      batch_bytes: Size of a batch.
+      stages: The loader's stages, if they are known.
+      runs: Short real runs: without an echo, and with one.
+      advised_factor: The echo factor to begin with; 1 means do not echo.
+      advice: What to do, in sentences.
+      how: What to write to switch the advised echo on; "" if none is advised.
+      seconds: How long the probe took.
+    """
+
+    t_up_s: float
+    t_down_s: float
+    observed_s: float
+    ratio_low: float
+    ratio_high: float
+    rounds: int
+    batch_size: int
+    batch_bytes: int
+    stages: tuple[StageTime, ...]
+    runs: tuple[MeasuredRun, ...]
+    advised_factor: float
+    advice: tuple[str, ...]
+    how: str
+    seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """R: how many updates could be made in the time of a fresh batch."""
+        return self.t_up_s / self.t_down_s
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether the loader is slower than the step."""
+        return is_starved(self.ratio)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the whole interval of R agrees with `is_starved`."""
+        return is_starved(self.ratio_low) == is_starved(self.ratio_high)
+
+    @property
+    def idle_fraction(self) -> float:
+        """How much of the time the accelerator waits, without an echo."""
+        return 1 - self.t_down_s / self.observed_s
+
+    def predicted(self, factor: float) -> float:
+        """Returns the seconds per update that an echo would bring if it cost nothing.
+
+        Args:
+          factor: Of the echo, at least 1.
+        """
+        return seconds_per_update(self.t_up_s, self.t_down_s, factor)
+
+    def to_json(self) -> str:
+        """Returns the report as JSON, with R, the idle fraction and predictions."""
+        content: dict[str, Any] = asdict(self)
+        content["ratio"] = self.ratio
+        content["idle_fraction"] = self.idle_fraction
+        content["predicted"] = [
+            {
+                "factor": factor,
+                "seconds_per_update": self.predicted(factor),
+                "seconds_per_fresh_batch": factor * self.predicted(factor),
+            }
+            for factor in _PREDICTED_FACTORS
+        ]
+        return json.dumps(content, indent=2)
+
+    def __str__(self) -> str:
+        examples = f" of {self.batch_size} examples" if self.batch_size else ""
+        # A step may run faster than when it was held; idle is not negative then.
+        idle = max(self.idle_fraction, 0)
+        blocks = [
+            [
+                f"Loader alone  {duration(self.t_up_s):>9} per fresh batch{examples}",
+                f"Step alone    {duration(self.t_down_s):>9} per update",
+                f"Together      {duration(self.observed_s):>9} per update: the "
+                f"accelerator is idle {idle:.0%} of the time",
+                f"R             {self.ratio:9.2f} ({self.ratio_low:.2f} to "
+                f"{self.ratio_high:.2f}: 95 % interval over {self.rounds} rounds)",
+            ],
+            self._stage_lines(),
+            self._factor_lines(),
+            ["Advice", *(_item(sentence) for sentence in self.advice)],
+            [f"  {self.how}"] if self.how else [],
+        ]
+        return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+
+    def _stage_lines(self) -> list[str]:
+        lines = [
+            f"  {stage.name:<12}{duration(stage.wall_s):>9}"
+            f"   of it computing {duration(stage.cpu_s):>9}"
+            for stage in self.stages
+        ]
+        return ["Stages, per batch in one thread", *lines] if lines else []
+
+    def _factor_lines(self) -> list[str]:
+        """Returns the table of factors: all predictions, and what was measured."""
+        unit = "example" if self.batch_size else "batch"
+        lines = [
+            f"{'Echo factor':<12}{'per update':>12}{f'per fresh {unit}':>20}"
+            f"{'measured per update':>22}"
+        ]
+        measured = {run.factor: run for run in self.runs}
+        for factor in sorted({*_PREDICTED_FACTORS, *measured}):
+            update_s = self.predicted(factor)
+            fresh_s = update_s * factor / max(self.batch_size, 1)
+            run = measured.get(factor)
+            seen = duration(run.seconds_per_update) if run else ""
+            line = (
+                f"{factor:<12g}{duration(update_s):>12}{duration(fresh_s):>20}"
+                f"{seen:>22}"
+            )
+            lines.append(line.rstrip())
+        return lines
+
+
+def _item(sentence: str) -> str:
+    """Returns a sentence as an item of a list, in lines of a terminal's width."""
+    return textwrap.fill(
+        sentence,
+        width=_LINE,
+        initial_indent="- ",
+        subsequent_indent="  ",
+        break_on_hyphens=False,
+    )
+
+
+def is_starved(ratio: float) -> bool:
+    """Returns whether a trainer with this R waits for its input."""
+    return ratio > FED_RATIO
+
+
+def duration(seconds: float) -> str:
+    """Returns a time with three digits and the unit that suits it.
+
+    Example:
+      >>> duration(0.0123), duration(2.5), duration(4.2e-05)
+      ('12.3 ms', '2.50 s', '42.0 us')
+    """
+    unit, scale = next(
+        (unit, scale) for unit, scale in _UNITS if seconds >= scale or unit == "us"
+    )
+    value = seconds / scale
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{digits}f} {unit}"

@@ -1,0 +1,149 @@
+"""How long loading a batch and performing an update take, measured from outside.
+
+A loader is timed by taking batches from it, a step by waiting for what it returns.
+Both are calls to be repeated, and `time_calls` repeats them.
+"""
+
+import dataclasses
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from echo_jax.echo.tree import flatten
+
+__all__ = ["MAX_IN_FLIGHT", "BoundedSteps", "time_calls", "wait_for"]
+
+# As in training: enough to hide the host's work. With more, a host that runs ahead
+# would be mistaken for a fast device.
+MAX_IN_FLIGHT = 2
+
+# Values that are there when a step returns them.
+_COMPUTED = (np.ndarray, np.generic, bool, int, float, complex)
+
+
+def wait_for(output: Any) -> None:
+    """Waits until everything in an output of a step is computed.
+
+    Args:
+      output: A pytree of dicts, lists, tuples and dataclasses whose leaves are
+        arrays with a ``block_until_ready`` method, as jax's, or NumPy arrays and
+        Python numbers, which need no waiting.
+
+    Raises:
+      TypeError: If there is no such leaf: whatever it is may still be computed.
+
+    Example:
+      >>> wait_for({"loss": 0.5})
+      >>> wait_for(None)
+      Traceback (most recent call last):
+      TypeError: the step returned a NoneType, which says nothing about when the \
+update is done; return the loss, or another array that the update computes
+    """
+    leaves = _leaves(output)
+    arrays = [leaf for leaf in leaves if hasattr(leaf, "block_until_ready")]
+    if not arrays and not any(isinstance(leaf, _COMPUTED) for leaf in leaves):
+        raise TypeError(
+            f"the step returned a {type(output).__name__}, which says nothing about "
+            "when the update is done; return the loss, or another array that the "
+            "update computes"
+        )
+    for array in arrays:
+        array.block_until_ready()
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """Returns the leaves; dataclasses count as containers (flax makes states so)."""
+    leaves = []
+    for _, leaf in flatten(tree):
+        if hasattr(leaf, "block_until_ready") or not dataclasses.is_dataclass(leaf):
+            leaves.append(leaf)
+        else:
+            fields = dataclasses.fields(leaf)
+            leaves += _leaves([getattr(leaf, field.name) for field in fields])
+    return leaves
+
+
+class BoundedSteps:
+    """Performs updates with at most two of them in flight.
+
+    Args:
+      step: Starts an update on a batch, and returns what can be waited for.
+      wait: Waits for that.
+
+    Example:
+      >>> steps = BoundedSteps(lambda batch: 2 * batch)
+      >>> for batch in range(3):
+      ...     steps(batch)
+      >>> steps.finish()
+    """
+
+    def __init__(
+        self, step: Callable[[Any], Any], wait: Callable[[Any], None] = wait_for
+    ):
+        self._step, self._wait = step, wait
+        self._in_flight: deque[Any] = deque()
+
+    def __call__(self, batch: Any) -> None:
+        """Starts an update, and waits for the one before the last."""
+        self._in_flight.append(self._step(batch))
+        if len(self._in_flight) > MAX_IN_FLIGHT:
+            self._wait(self._in_flight.popleft())
+
+    def finish(self) -> None:
+        """Waits for all updates."""
+        while self._in_flight:
+            self._wait(self._in_flight.popleft())
+
+
+def time_calls(
+    call: Callable[[], Any],
+    *,
+    window_s: float,
+    settle_s: float = 0.0,
+    settle_calls: int = 0,
+    least: int = 2,
+    most: int = 10_000,
+    stride: int = 1,
+    now: Callable[[], float] = time.perf_counter,
+) -> list[float]:
+    """Repeats a call and returns how long each one took.
+
+    First it settles: calls are made and not counted. Then the calls in a window of
+    time are. Both end with a call, at a moment that depends on nothing later. So the
+    expected time of a window is its expected number of calls times the mean call,
+    also where calls differ widely (Wald's identity).
+
+    Args:
+      call: What is timed.
+      window_s: The window ends with the first call that ends later than this.
+      settle_s: The same for the calls before the window.
+      settle_calls: At least so many calls before the window.
+      least: At least so many calls in the window.
+      most: At most so many, and as many before it.
+      stride: The window holds a multiple of so many calls, unless that takes more
+        than twice its time: for calls that differ in a known cycle.
+      now: The clock, in seconds.
+
+    Returns:
+      The seconds of every call in the window, from the end of one to the end of
+      the next.
+    """
+    start = now()
+    settled = 0
+    while settled < settle_calls or (now() - start < settle_s and settled < most):
+        call()
+        settled += 1
+    ends = [now()]
+    while True:
+        call()
+        ends.append(now())
+        calls, elapsed_s = len(ends) - 1, ends[-1] - ends[0]
+        if calls < least:
+            continue
+        is_aligned = calls % stride == 0 or elapsed_s >= 2 * window_s
+        if calls >= most or (elapsed_s >= window_s and is_aligned):
+            return [end - before for before, end in itertools.pairwise(ends)]

@@ -1,0 +1,295 @@
+"""Feeds: what stands between the data and the jitted program.
+
+A feed hands out the *input* of the next updates, a pytree that goes to the devices.
+Its `Draw`, traced into the program, turns the input into batches. So a feed whose
+batches come from the host and one that keeps items on the devices are the same to
+the loop: what a feed keeps there are its ``arrays``, which the program takes and
+gives back, beside the train state.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from grain import IterDataset
+from jax.sharding import Mesh, NamedSharding
+
+from echo_jax.echo.tape import Tape
+from echo_jax.training.sharding import group_sharding, replicated
+from echo_jax.workloads.base import Batch
+
+__all__ = ["Draw", "Feed", "HeldFeed", "HostDraw", "HostFeed", "HostInput", "Input"]
+
+# Smaller inputs cross to the devices with the call that uses them, which spares two
+# thirds of the host's work for a small step; larger ones would be copied by it.
+_SENT_AHEAD_BYTES = 1 << 20
+
+
+class Input(Protocol):
+    """The input of some updates: a NamedTuple with at least this field.
+
+    Attributes:
+      repeat: Which use of its item every example is, ``int32[K, B]``, on the host.
+    """
+
+    @property
+    def repeat(self) -> Any:
+        """See the class."""
+        ...
+
+    def _replace(self, **fields: Any) -> Any:
+        """Returns another one with these fields."""
+        ...
+
+
+class Draw(Protocol):
+    """How a program turns arrays and an input into batches.
+
+    A static argument of the program: hashable, and equal by value, so that runs share
+    compilations.
+
+    Attributes:
+      arrays_sharding: How the feed's arrays lie on the devices: a sharding, or a tree
+        of them.
+      input_sharding: The same of inputs.
+    """
+
+    @property
+    def arrays_sharding(self) -> Any:
+        """See the class."""
+        ...
+
+    @property
+    def input_sharding(self) -> Any:
+        """See the class."""
+        ...
+
+    def __call__(self, arrays: Any, inputs: Any) -> tuple[Any, Sequence[Batch]]:
+        """Returns the arrays, and one batch with ``"repeat"`` for each update."""
+        ...
+
+    def send(self, inputs: Any) -> Any:
+        """Starts the transfer of an input to the devices; need not wait for it."""
+        ...
+
+
+class Feed(Protocol):
+    """Hands out inputs.
+
+    Attributes:
+      draw: Makes batches of them, in the program.
+      arrays: What the feed keeps on the devices. The caller passes them to the
+        program, which takes them away, and puts back what it returns.
+      tape: What an adaptive echo decided so far; None if there was nothing to decide.
+    """
+
+    arrays: Any
+
+    @property
+    def draw(self) -> Draw:
+        """See the class."""
+        ...
+
+    @property
+    def tape(self) -> Tape | None:
+        """See the class."""
+        ...
+
+    def take(self, num_updates: int) -> Input | None:
+        """Returns the input of the next updates, and waits for it.
+
+        Args:
+          num_updates: K.
+
+        Returns:
+          The input; None if the data ended.
+        """
+        ...
+
+    def hold(self, num_updates: int) -> Input:
+        """Returns an input like those of `take`, always of the same data.
+
+        It takes nothing, and may be used before the first `take` and before
+        `set_state`, or instead of them: what the arrays hold is lost.
+        """
+        ...
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns plain data, from which `set_state` goes on."""
+        ...
+
+    def set_state(self, state: Any) -> None:
+        """Continues as the feed that gave the state would have."""
+        ...
+
+    def close(self) -> None:
+        """Stops reading ahead."""
+        ...
+
+
+class HostInput(NamedTuple):
+    """Batches that the host made.
+
+    Attributes:
+      batches: The batches' arrays by name, stacked: ``[K, B, ...]``.
+      repeat: Which use of its item every example is, ``int32[K, B]``.
+    """
+
+    batches: dict[str, Any]
+    repeat: Any
+
+    @classmethod
+    def of(cls, batches: Sequence[Batch]) -> "HostInput":
+        """Returns the input made of host batches with the echo's tags."""
+        # Only the host needs to know which fresh item an example is.
+        names = batches[0].keys() - {"fresh_index"}
+        arrays = {name: _stack([b[name] for b in batches]) for name in sorted(names)}
+        return cls(repeat=arrays.pop("repeat"), batches=arrays)
+
+
+@dataclass(frozen=True)
+class HostDraw:
+    """Hands on the batches that the host made.
+
+    Attributes:
+      mesh: The devices, over which examples are split.
+    """
+
+    mesh: Mesh
+
+    @property
+    def arrays_sharding(self) -> NamedSharding:
+        """See `Draw`; of nothing."""
+        return replicated(self.mesh)
+
+    @property
+    def input_sharding(self) -> NamedSharding:
+        """See `Draw`."""
+        return group_sharding(self.mesh)
+
+    def __call__(self, arrays: Any, inputs: HostInput) -> tuple[Any, list[Batch]]:
+        """See `Draw`; there are no arrays."""
+        return arrays, [
+            {name: x[k] for name, x in inputs.batches.items()}
+            | {"repeat": inputs.repeat[k]}
+            for k in range(len(inputs.repeat))
+        ]
+
+    def send(self, inputs: HostInput) -> HostInput:
+        """See `Draw`."""
+        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(inputs))
+        if num_bytes < _SENT_AHEAD_BYTES:
+            return inputs
+        return jax.device_put(inputs, self.input_sharding)
+
+
+class HostFeed:
+    """The batches of an iterator, such as Grain's.
+
+    Attributes:
+      draw: See `Feed`.
+      arrays: None are kept: ``()``.
+      tape: None.
+    """
+
+    tape = None
+
+    def __init__(self, dataset: IterDataset, mesh: Mesh, *, sample: Batch):
+        """Reads nothing yet.
+
+        Args:
+          dataset: Of batches with the echo's tags.
+          mesh: The devices.
+          sample: A batch like those.
+        """
+        self.draw = HostDraw(mesh)
+        self.arrays = ()
+        self._iterator = iter(dataset)
+        self._sample = sample
+
+    def take(self, num_updates: int) -> HostInput | None:
+        """See `Feed`."""
+        batches = list(itertools.islice(self._iterator, num_updates))
+        return HostInput.of(batches) if len(batches) == num_updates else None
+
+    def hold(self, num_updates: int) -> HostInput:
+        """See `Feed`: the sample."""
+        return HostInput.of([self._sample] * num_updates)
+
+    def get_state(self) -> Any:
+        """See `Feed`."""
+        return self._iterator.get_state()
+
+    def set_state(self, state: Any) -> None:
+        """See `Feed`."""
+        self._iterator.set_state(state)
+
+    def close(self) -> None:
+        """See `Feed`."""
+        self._iterator.close()
+
+
+class HeldFeed:
+    """Hands out one batch of another feed, for ever: the ceiling of speed.
+
+    The batch lies on the devices, so nothing is read, made or sent but the first
+    time. The first update is the one fresh use; all others are repeats.
+
+    Attributes:
+      draw: The other feed's.
+      arrays: The other feed's.
+      tape: None.
+    """
+
+    tape = None
+
+    def __init__(self, feed: Feed):
+        """Takes over a feed."""
+        self._feed = feed
+        self.draw, self.arrays = feed.draw, feed.arrays
+        self._held: dict[int, Any] = {}
+        self._done = 0
+
+    def take(self, num_updates: int) -> Any:
+        """See `Feed`."""
+        held = self.hold(num_updates)
+        number = np.arange(self._done, self._done + num_updates, dtype=np.int32)
+        self._done += num_updates
+        return held._replace(repeat=np.repeat(number[:, None], held.repeat.shape[1], 1))
+
+    def hold(self, num_updates: int) -> Any:
+        """See `Feed`."""
+        if num_updates not in self._held:
+            inputs = self._feed.hold(num_updates)
+            sent = jax.device_put(inputs, self.draw.input_sharding)
+            # The host counts by it.
+            self._held[num_updates] = sent._replace(repeat=inputs.repeat)
+        return self._held[num_updates]
+
+    def get_state(self) -> dict[str, Any]:
+        """Refuses: a run on one batch is not worth saving.
+
+        Raises:
+          TypeError: Always.
+        """
+        raise TypeError("a feed that holds one batch has no state to save")
+
+    def set_state(self, state: Any) -> None:
+        """Refuses: there is no state.
+
+        Raises:
+          TypeError: Always.
+        """
+        raise TypeError("a feed that holds one batch has no state to restore")
+
+    def close(self) -> None:
+        """See `Feed`."""
+        self._feed.close()
+
+
+def _stack(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Stacks arrays; a single one is not copied."""
+    return np.asarray(arrays[0])[None] if len(arrays) == 1 else np.stack(arrays)

@@ -1,0 +1,183 @@
+"""What a run decides at its start, and runs on one held batch."""
+
+import io
+import json
+import signal
+
+import numpy as np
+import pytest
+from rich.console import Console
+from tiny_workload import make_workload, run, stop_at, tiny_config
+
+from echo_jax.training import Interrupted, start, train
+from echo_jax.training.checkpoint import Checkpoints
+from echo_jax.training.feed import HeldFeed, HostFeed
+from echo_jax.training.setup import make_echo_spec, make_setup
+
+DEVICE = {"echo__where": "device", "echo__after": "decode"}
+
+
+def rows_of(workdir):
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def ratio(monkeypatch):
+    """Sets what the next runs measure as R."""
+
+    def measures(value):
+        original = start.measure_loader
+        monkeypatch.setattr(
+            start, "measure_loader", lambda *args: (value, original(*args)[1])
+        )
+        monkeypatch.setattr(start, "measure_step", lambda *args, **options: 1.0)
+
+    return measures
+
+
+@pytest.mark.parametrize(
+    ("measured", "cap", "factor"), [(2.5049, 4, 2.5), (9.0, 3, 3.0), (0.4, 4, 1.0)]
+)
+def test_an_automatic_factor_is_the_ratio_up_to_the_cap(
+    tmp_path, ratio, measured, cap, factor
+):
+    ratio(measured)
+    automatic = run(tmp_path / "auto", echo__factor="auto", echo__cap=cap)
+    assert automatic["echo"]["factor"] == factor
+    assert automatic["echo"]["factor_asked"] == "auto"
+    environment = json.loads((tmp_path / "auto" / "environment.json").read_text())
+    assert environment["chosen"]["echo_factor"] == factor
+    config = json.loads((tmp_path / "auto" / "config.json").read_text())
+    assert config["echo"]["factor"] == "auto"
+    given = run(tmp_path / "given", echo__factor=factor, echo__cap=cap)
+    assert automatic["params_sha256"] == given["params_sha256"]
+    assert automatic["fresh"] == given["fresh"]
+
+
+@pytest.mark.parametrize("where", [{}, DEVICE])
+def test_an_automatic_factor_is_measured_once(tmp_path, ratio, monkeypatch, where):
+    ratio(2.5)
+    options = {"echo__factor": "auto", **where}
+    whole = run(tmp_path / "whole", **options)
+    take = start.Sitting.take
+
+    def take_until_5(sitting):
+        if sitting.totals.updates == 5:
+            signal.raise_signal(signal.SIGTERM)
+        return take(sitting)
+
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        patched.setattr(start.Sitting, "take", take_until_5)
+        run(tmp_path / "stopped", **options)
+    ratio(7.0)
+    resumed = run(tmp_path / "stopped", **options)
+    assert resumed["echo"]["factor"] == 2.5
+    assert resumed["params_sha256"] == whole["params_sha256"]
+
+
+def test_an_impossible_automatic_factor_is_refused_at_once(tmp_path):
+    with pytest.raises(ValueError, match=r"buffer=8 is too small for order='spread'"):
+        run(tmp_path / "run", echo__factor="auto", echo__after="decode",
+            echo__order="spread", echo__buffer=8)  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "where", [{}, DEVICE, {"inner__strategy": "scan", "inner__updates": 2}]
+)
+def test_a_held_batch_is_marked_everywhere_and_saved_nowhere(tmp_path, where):
+    text = io.StringIO()
+    config = tiny_config(data__hold_batch=True, checkpoint_every=4, **where)
+    summary = train(
+        config, make_workload(config), tmp_path, console=Console(file=text, width=200)
+    )
+    assert all("  [one batch held]  " in line for line in text.getvalue().splitlines())
+    assert text.getvalue().count("writes no checkpoint") == 1
+    rows = rows_of(tmp_path)
+    assert all(row["hold_batch"] is True for row in rows)
+    assert summary["hold_batch"] is True
+    assert (summary["fresh"], summary["repeats"]) == (8, 88)
+    last = [row for row in rows if row["kind"] == "train"][-1]
+    # Updates 9 to 12, which are repeats 8 to 11.
+    assert [name for name in last if name.startswith("loss_")] == [
+        "loss_repeat_7_and_later"
+    ]
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    assert checkpoints.latest() is None
+    checkpoints.close()
+
+
+def test_a_run_on_data_has_no_mark(tmp_path):
+    summary = run(tmp_path)
+    assert summary["hold_batch"] is False
+    assert not any("hold_batch" in row for row in rows_of(tmp_path))
+
+
+def test_a_stopped_run_on_a_held_batch_says_that_it_is_not_saved(tmp_path, monkeypatch):
+    take = HeldFeed.take
+
+    def stopping(feed, num_updates):
+        signal.raise_signal(signal.SIGTERM)
+        return take(feed, num_updates)
+
+    monkeypatch.setattr(HeldFeed, "take", stopping)
+    with pytest.raises(Interrupted, match="after update 1, and not saved: a run with"):
+        run(tmp_path, data__hold_batch=True)
+
+
+def test_a_held_batch_is_one_batch_and_has_no_state():
+    config = tiny_config()
+    workload = make_workload(config)
+    setup = make_setup(config, workload)
+    dataset = workload.train_dataset(make_echo_spec(config))
+    sample = next(iter(dataset))
+    feed = HeldFeed(HostFeed(dataset, setup.mesh, sample=sample))
+    for number in range(3):
+        inputs = feed.take(1)
+        np.testing.assert_array_equal(inputs.batches["x"][0], sample["x"])
+        np.testing.assert_array_equal(inputs.repeat, np.full((1, 8), number))
+    for refused in (feed.get_state, lambda: feed.set_state({})):
+        with pytest.raises(TypeError, match="holds one batch has no state"):
+            refused()
+    feed.close()
+
+
+def test_the_counts_are_those_of_the_feed(tmp_path):
+    """At factor 2.5 with groups of 3: fresh batches 0, 2, 5, 7, 10 are first uses."""
+    summary = run(
+        tmp_path,
+        echo__factor=2.5,
+        inner__strategy="scan",
+        inner__updates=3,
+        log_every=3,
+    )
+    rows = [row for row in rows_of(tmp_path) if row["kind"] == "train"]
+    assert [row["fresh"] // 8 for row in rows] == [2, 3, 4, 5]
+    assert (summary["fresh"], summary["repeats"]) == (40, 56)
+
+
+def test_a_stop_at_the_start_is_no_checkpoint_of_a_group(tmp_path):
+    with pytest.raises(Interrupted) as caught:
+        run(tmp_path, on_batch=stop_at(1), echo__factor=2.0,
+            inner__strategy="scan", inner__updates=4)  # fmt: skip
+    assert caught.value.update == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "most"),
+    [
+        ({"echo__factor": 2.5}, 2.5),
+        ({"echo__factor": "auto"}, 3.0),
+        ({"echo__factor": "auto", "echo__cap": 2}, 2.0),
+        ({"echo__mode": "adaptive", "echo__cap": 5}, 5),
+        ({"echo__mode": "stochastic", "echo__load__end": 0.25}, 4.0),
+        (
+            {"echo__mode": "stochastic", "echo__load__of": "e", "echo__load__end": 6.0},
+            6.0,
+        ),
+        ({"data__hold_batch": True}, float("inf")),
+    ],
+)
+def test_how_many_updates_a_fresh_batch_serves(overrides, most):
+    assert start._most_updates(tiny_config(**overrides), 3.0) == most
