@@ -78,10 +78,12 @@ def p7() -> list[Result]:
     # Decided before the clock starts, as is what the peers are given.
     inputs = [feed.next() for _ in range(_STEPS)]
 
+    # Every draw is waited for, as the step that needs it does: draws without an
+    # insertion would else run beside each other, on as many cores.
     def draw_all():
         for given in inputs:
             feed.arrays, batches = ours(feed.arrays, given)
-        return batches
+            jax.block_until_ready(batches)
 
     gather = jax.jit(lambda rows, at: jax.tree.map(lambda x: x[at], rows))
     rows = jax.tree.map(lambda x: jnp.copy(x.reshape(-1, *x.shape[2:])), feed.arrays)
@@ -89,8 +91,7 @@ def p7() -> list[Result]:
 
     def gather_all():
         for pick in picks:
-            batch = gather(rows, pick)
-        return batch
+            jax.block_until_ready(gather(rows, pick))
 
     peer = flashbax.make_item_buffer(
         max_length=_CAPACITY,
@@ -112,7 +113,7 @@ def p7() -> list[Result]:
     def flashbax_all():
         for key in keys:
             holder[0], batch = step(holder[0], part, key)
-        return batch
+            jax.block_until_ready(batch)
 
     for _ in range(_CAPACITY // _STEPS):
         flashbax_all()

@@ -107,7 +107,7 @@ def _tfdata_bytes(images: np.ndarray) -> int:
         return sum(path.stat().st_size for path in Path(folder).iterdir())
 
 
-def p12(pairs: int = 15) -> Result:
+def p12(pairs: int = 41) -> Result:
     """Time that a save keeps a trainer, with and without the echo's state."""
     import jax.numpy as jnp
 
