@@ -258,7 +258,7 @@ def test_a_study_that_a_signal_stops_is_resumed_by_the_command_it_prints(
         timeout=300,
     )
     assert resumed.returncode == 0, resumed.stderr
-    assert "resumed after update" in resumed.stdout
+    assert "resumes after update" in resumed.stdout
     assert "Measuring a training step" not in resumed.stdout
     assert (tmp_path / "x" / "report.html").exists()
 
