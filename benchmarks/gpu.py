@@ -1,8 +1,6 @@
 """Figures for an accelerator; with ``--small`` they run anywhere, as a check."""
 
 import statistics
-import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -13,14 +11,13 @@ import optax
 
 import echo_jax as ej
 from benchmarks.device import chunks, make_feed
-from benchmarks.harness import Result
+from benchmarks.harness import Result, drive
 from echo_jax.models.resnet import ResNet
 from echo_jax.training.inner import fastest, several_updates
 
 __all__ = ["h1", "h3", "h5"]
 
 _FACTOR = 4
-_IN_FLIGHT = 2
 
 
 def _training(model: ResNet, size: int) -> tuple[Any, Callable[..., Any]]:
@@ -53,17 +50,6 @@ def _training(model: ResNet, size: int) -> tuple[Any, Callable[..., Any]]:
         return {"params": params, **updated}, momentum
 
     return state, update
-
-
-def _per_step_s(step: Callable[[], Any], count: int) -> float:
-    flying: deque[Any] = deque()
-    began = time.perf_counter()
-    for _ in range(count):
-        flying.append(step())
-        if len(flying) > _IN_FLIGHT:
-            jax.block_until_ready(flying.popleft())
-    jax.block_until_ready(list(flying))
-    return (time.perf_counter() - began) / count
 
 
 def h1(*, small: bool = False) -> Result:
@@ -101,7 +87,7 @@ def h1(*, small: bool = False) -> Result:
     ratios = []
     with closing(feed):
         for _ in range(3 if small else 8):
-            both = [_per_step_s(call, steps) for call in (from_one_batch, from_buffer)]
+            both = [drive(call, steps) for call in (from_one_batch, from_buffer)]
             ratios.append(both[0] / both[1])
     return Result(
         "H1",
@@ -199,7 +185,7 @@ def h5(*, small: bool = False) -> Result:
 
     ratios = []
     for _ in range(6):
-        both = [_per_step_s(call, 8 if small else 30) for call in (train, exchange)]
+        both = [drive(call, 8 if small else 30) for call in (train, exchange)]
         ratios.append(both[1] / both[0])
     return Result(
         "H5",

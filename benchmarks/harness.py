@@ -10,7 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Result", "machine", "paired", "versions"]
+import jax
+
+from echo_jax.echo.stopwatch import BoundedSteps
+
+__all__ = ["Result", "drive", "machine", "paired", "seconds", "versions"]
 
 _PACKAGES = ("echo-jax", "grain", "jax", "numpy", "tensorflow-cpu")
 
@@ -93,6 +97,18 @@ def seconds(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+def drive(step: Callable[[], Any], count: int) -> float:
+    """Seconds that each of some steps takes, of which two are in flight."""
+    steps = BoundedSteps(lambda _: step(), jax.block_until_ready)
+
+    def run() -> None:
+        for number in range(count):
+            steps(number)
+        steps.finish()
+
+    return seconds(run) / count
 
 
 def machine() -> dict[str, Any]:

@@ -3,8 +3,7 @@
 import itertools
 import statistics
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -14,12 +13,11 @@ import numpy as np
 
 import echo_jax as ej
 from benchmarks.device import make_feed
-from benchmarks.harness import Result
+from benchmarks.harness import Result, drive
 
 __all__ = ["growth", "p1", "p2"]
 
 _BATCH = 32
-_IN_FLIGHT = 2
 
 
 def _batch() -> dict[str, np.ndarray]:
@@ -44,18 +42,6 @@ def _update(weights: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
     return weights
 
 
-def _drive(step: Callable[[], Any], count: int) -> float:
-    """Seconds of some steps, of which two are in flight."""
-    flying: deque[Any] = deque()
-    began = time.perf_counter()
-    for _ in range(count):
-        flying.append(step())
-        if len(flying) > _IN_FLIGHT:
-            jax.block_until_ready(flying.popleft())
-    jax.block_until_ready(list(flying))
-    return time.perf_counter() - began
-
-
 class _Trainer:
     """A tiny model, with one program for every echo factor."""
 
@@ -71,8 +57,8 @@ class _Trainer:
             self.weights = self._plain(self.weights, self._held)
             return self.weights
 
-        _drive(step, 5)
-        return _drive(step, count) / count
+        drive(step, 5)
+        return drive(step, count)
 
     def batch_echo_s(self, source: Iterator[Any], fresh: int, factor: int) -> float:
         """Seconds per fresh batch of the plain loop: fetch, then repeat."""
@@ -84,7 +70,7 @@ class _Trainer:
             return self.weights
 
         turn = itertools.cycle(range(factor))
-        return _drive(step, fresh * factor) / fresh
+        return factor * drive(step, fresh * factor)
 
     def echoed_s(self, source: Iterator[Any], fresh: int, factor: int) -> float:
         """Seconds per fresh batch with the echo on the accelerator."""
@@ -109,7 +95,7 @@ class _Trainer:
             # Until the buffer is full, and the rate of fresh batches constant.
             while feed.counts.fresh < 40 * _BATCH:
                 jax.block_until_ready(step())
-            return _drive(step, fresh * factor) / fresh
+            return factor * drive(step, fresh * factor)
 
 
 def p1(fresh: int = 40, repeats: int = 5) -> list[Result]:

@@ -9,7 +9,6 @@ number of uses a repeat is worth less than nothing (Choi et al. 2019, section 3.
 between 4 and 8 for a Transformer on LM1B at batch 1024).
 """
 
-import hashlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -18,10 +17,10 @@ import numpy as np
 
 from echo_jax.echo.counts import Counts
 from echo_jax.echo.draws import Draw, Need
-from echo_jax.echo.keys import sequence
+from echo_jax.echo.keys import fingerprint, sequence
 from echo_jax.echo.lanes import check_lanes, global_index
 from echo_jax.echo.levels import UseLevels
-from echo_jax.echo.ring import Ring
+from echo_jax.echo.ring import Ring, check_draws
 from echo_jax.echo.tape import Tape
 
 __all__ = ["AdaptiveDraws"]
@@ -121,9 +120,8 @@ class AdaptiveDraws:
         self._seed = seed
         self._max_draws = max_draws
         self._replay = Tape() if replay is None else replay
-        self._fingerprint = _fingerprint(
-            buffer, batch_size, chunk_items, num_lanes, cap, seed
-        )
+        sizes = (buffer, batch_size, chunk_items, num_lanes)
+        self._fingerprint = fingerprint(_SEQUENCE_VERSION, *sizes, cap, seed)
         self._restart()
 
     def _restart(self) -> None:
@@ -162,11 +160,7 @@ class AdaptiveDraws:
           ValueError: If ``draws`` is more than ``max_draws``, or a tape that is
             replayed does not fit.
         """
-        if not 1 <= draws <= self._max_draws:
-            raise ValueError(
-                f"need({draws}) is out of range; draws were announced as at most "
-                f"max_draws={self._max_draws}"
-            )
+        check_draws(draws, self._max_draws)
         if self._ended:
             return Need.NO
         must = not self._can_draw(draws)
@@ -313,9 +307,3 @@ class AdaptiveDraws:
                 "it without a replay, or with the one it was saved with"
             )
         return tape
-
-
-def _fingerprint(*parts: int) -> int:
-    """An integer that other arguments do not share, below 2^48."""
-    text = repr((_SEQUENCE_VERSION, *parts))
-    return int(hashlib.sha256(text.encode()).hexdigest()[:12], 16)

@@ -7,12 +7,13 @@ Flood 2014, "Fast Splittable Pseudorandom Number Generators").
 """
 
 import functools
+import hashlib
 from collections.abc import Sequence
 from typing import overload
 
 import numpy as np
 
-__all__ = ["mix", "sequence", "use_seed"]
+__all__ = ["fingerprint", "mix", "sequence", "use_seed"]
 
 Indices = np.ndarray | Sequence[int]
 
@@ -85,3 +86,14 @@ def use_seed(
     item = mix(sequence(seed), index.reshape(-1))
     item += np.asarray(repeat, np.uint64).reshape(-1)
     return mix(0, item).reshape(index.shape)
+
+
+def fingerprint(*parts: object) -> int:
+    """Returns an integer below 2^48 that other parts do not share.
+
+    A state carries that of what it was saved with, to be refused elsewhere.
+
+    Args:
+      parts: Whatever has a ``repr`` that says all of it.
+    """
+    return int(hashlib.sha256(repr(parts).encode()).hexdigest()[:12], 16)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Ring"]
+__all__ = ["Ring", "check_draws"]
 
 
 @dataclass(frozen=True)
@@ -78,3 +78,16 @@ class Ring:
         first = self.first_held(num_chunks)
         chunks = range(self.first_chunk(num_chunks), num_chunks)
         return [(chunk, self.chunk_slots(chunk, first)) for chunk in chunks]
+
+
+def check_draws(draws: int, max_draws: int) -> None:
+    """Refuses a number of draws that a plan was not made for.
+
+    Raises:
+      ValueError: If it is not from 1 to ``max_draws``.
+    """
+    if not 1 <= draws <= max_draws:
+        raise ValueError(
+            f"need({draws}) is out of range; draws were announced as at most "
+            f"max_draws={max_draws}"
+        )

@@ -1,9 +1,9 @@
 """What an echo is to do: one frozen, validated description for all backends."""
 
-import hashlib
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from echo_jax.echo.keys import fingerprint
 from echo_jax.echo.schedule import Factor, FactorByItem, Schedule, as_schedule
 
 __all__ = ["EchoSpec", "Order"]
@@ -71,7 +71,7 @@ class EchoSpec:
 
         A function as factor counts with its bound alone.
         """
-        parts = (
+        return fingerprint(
             _SEQUENCE_VERSION,
             self.order,
             self.buffer,
@@ -81,4 +81,3 @@ class EchoSpec:
             [str(factor) for factor in self.schedule.factors],
             self.schedule.by_item is not None,
         )
-        return int(hashlib.sha256(repr(parts).encode()).hexdigest()[:12], 16)

@@ -11,7 +11,6 @@ more than a third of the items (1/e) are used once alone, others many times. The
 other plans use items as equally often as they can.
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import astuple
 from typing import Any
@@ -20,10 +19,10 @@ import numpy as np
 
 from echo_jax.echo.counts import Counts
 from echo_jax.echo.draws import Draw, Need
-from echo_jax.echo.keys import mix, sequence
+from echo_jax.echo.keys import fingerprint, mix, sequence
 from echo_jax.echo.lanes import check_lanes, global_index
 from echo_jax.echo.loads import LoadSchedule
-from echo_jax.echo.ring import Ring
+from echo_jax.echo.ring import Ring, check_draws
 
 __all__ = ["LoadSchedule", "StochasticDraws"]
 
@@ -107,10 +106,8 @@ class StochasticDraws:
         self.num_slots = self._memory + (max_draws - 1) * self._batch
         self._ring = Ring(num_lanes, self.num_slots, self._batch)
         self._lane_seeds = [sequence(seed, _REUSE, lane) for lane in range(num_lanes)]
-        parts = (_SEQUENCE_VERSION, astuple(load), buffer, batch_size, num_lanes, seed)
-        self._fingerprint = int(
-            hashlib.sha256(repr(parts).encode()).hexdigest()[:12], 16
-        )
+        sizes = (buffer, batch_size, num_lanes)
+        self._fingerprint = fingerprint(_SEQUENCE_VERSION, astuple(load), *sizes, seed)
         self._draws = self._chunks = self._loaded = self._repeats = 0
         self._ended = False
         self._uses = np.zeros((num_lanes, self.num_slots), np.int32)
@@ -138,11 +135,7 @@ class StochasticDraws:
         Raises:
           ValueError: If ``draws`` is more than ``max_draws``.
         """
-        if not 1 <= draws <= self._max_draws:
-            raise ValueError(
-                f"need({draws}) is out of range; draws were announced as at most "
-                f"max_draws={self._max_draws}"
-            )
+        check_draws(draws, self._max_draws)
         if self._ended:
             return Need.NO
         loads = int(np.count_nonzero(self._loads_ahead(draws)))

@@ -17,9 +17,11 @@ from echo_jax.echo.tree import flatten
 
 __all__ = ["MAX_IN_FLIGHT", "BoundedSteps", "time_calls", "wait_for"]
 
-# As in training: enough to hide the host's work. With more, a host that runs ahead
-# would be mistaken for a fast device.
 MAX_IN_FLIGHT = 2
+"""Dispatches that may be under way whenever a loop waits, in training as here.
+
+Enough to hide the host's work. With more, a host that runs ahead would be mistaken
+for a fast device, and collectives of many queued steps can hang on few CPU cores."""
 
 # Values that are there when a step returns them.
 _COMPUTED = (np.ndarray, np.generic, bool, int, float, complex)

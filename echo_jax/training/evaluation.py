@@ -6,14 +6,13 @@ from collections.abc import Iterable
 
 import jax
 
+from echo_jax.echo.stopwatch import MAX_IN_FLIGHT
 from echo_jax.training.setup import Setup
 from echo_jax.training.sharding import put_batch
 from echo_jax.training.state import TrainState
 from echo_jax.workloads.base import Batch
 
 __all__ = ["evaluate"]
-
-_MAX_IN_FLIGHT = 2
 
 
 def evaluate(
@@ -46,7 +45,7 @@ def evaluate(
             )
         parts.append(setup.program.evaluate(state, put_batch(batch, setup.mesh)))
         in_flight.append(parts[-1])
-        if len(in_flight) > _MAX_IN_FLIGHT:
+        if len(in_flight) > MAX_IN_FLIGHT:
             jax.block_until_ready(in_flight.popleft())
 
     sums: dict[str, list[float]] = defaultdict(list)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from echo_jax.config import Config
+from echo_jax.echo.stopwatch import MAX_IN_FLIGHT
 from echo_jax.training.checkpoint import Checkpoints
 from echo_jax.training.clock import Clock
 from echo_jax.training.environment import config_sha256
@@ -21,7 +22,7 @@ from echo_jax.training.runfiles import MetricsFile
 from echo_jax.training.setup import Setup, data_ended
 from echo_jax.training.state import TrainState
 from echo_jax.training.step import StepReport
-from echo_jax.training.strategy import MAX_IN_FLIGHT, log_stops
+from echo_jax.training.strategy import log_stops
 from echo_jax.workloads.base import Workload
 
 __all__ = ["NonFiniteLossError", "Sitting"]

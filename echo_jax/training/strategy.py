@@ -1,6 +1,5 @@
 """Which inner-step strategy a run uses: as configured, or by a short timing."""
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +7,7 @@ import jax
 from jax.extend.core import jaxprs_in_params
 
 from echo_jax.config import Config
+from echo_jax.echo.stopwatch import BoundedSteps
 from echo_jax.training.feed import Feed
 from echo_jax.training.inner import (
     LOOP,
@@ -18,19 +18,13 @@ from echo_jax.training.inner import (
 )
 from echo_jax.training.setup import Setup
 from echo_jax.training.state import TrainState
+from echo_jax.training.step import StepReport
 
 __all__ = [
-    "MAX_IN_FLIGHT",
     "choose_inner",
     "group_size",
     "log_stops",
 ]
-
-MAX_IN_FLIGHT = 2
-"""Dispatches that may be under way whenever the loop waits for data.
-
-Enough to hide the host's work; with more, the host would run ahead of what it
-measures, and collectives of many queued steps can hang on few CPU cores."""
 
 _CLEARLY_SHORTER = 0.97
 # Beside a longer step, the time of a dispatch does not show.
@@ -147,15 +141,15 @@ class _Runs:
         self._run(groups, self._size, scan=True)
 
     def _run(self, times: int, num_updates: int, *, scan: bool) -> None:
-        in_flight = deque()
-        for _ in range(times):
-            inputs = self._feed.hold(num_updates)
+        def start(inputs: Any) -> StepReport:
             self._state, report = self._setup.update(
                 self._state, self._feed, inputs, scan=scan
             )
-            in_flight.append(report)
-            if len(in_flight) > MAX_IN_FLIGHT:
-                jax.block_until_ready(in_flight.popleft())
+            return report
+
+        steps = BoundedSteps(start, jax.block_until_ready)
+        for _ in range(times):
+            steps(self._feed.hold(num_updates))
         jax.block_until_ready(self._state)
 
     def count_operations(self) -> int:
