@@ -8,6 +8,7 @@ import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,8 @@ _FACTOR = 4
 _BATCH = 128
 _BUFFER = 10_000  # what tf.data's shuffle holds: uses
 _RECORDS = 20_000
+_POSITIONS = 11  # the first does not count
+_APART = _BUFFER // _BATCH // (_POSITIONS - 1)  # batches
 
 
 def p11() -> list[Result]:
@@ -46,24 +49,19 @@ def p11() -> list[Result]:
     spec = ej.EchoSpec(_FACTOR, _BUFFER // _FACTOR, "shuffle", _BATCH)
     ours = ej.grain.echo(dataset, spec, batch=True)
     restores: dict[str, list[float]] = {"ours": [], "peer": []}
-    states = {}
-    for name, stage in (("ours", ours), ("peer", peer)):
-        iterator = iter(stage)
-        for _ in range(3 * _BUFFER // _BATCH + 7):
-            next(iterator)
-        states[name] = iterator.get_state()
-    for _ in range(6):
-        for name, stage in (("ours", ours), ("peer", peer)):
+    stages = {"ours": ours, "peer": peer}
+    saved = {name: _states(stage) for name, stage in stages.items()}
+    for position in range(_POSITIONS):
+        for name, stage in stages.items():
             iterator = iter(stage)
             gc.collect()
             began = time.perf_counter()
-            iterator.set_state(states[name])
+            iterator.set_state(saved[name][position])
             next(iterator)
             restores[name].append(time.perf_counter() - began)
-    ratios = [a / b for a, b in zip(restores["ours"], restores["peer"], strict=True)][
-        1:
-    ]
-    own_bytes = len(json.dumps(states["ours"]))
+    pairs = list(zip(restores["ours"], restores["peer"], strict=True))
+    ratios = [ours / peer for ours, peer in pairs[1:]]
+    own_bytes = len(json.dumps(saved["ours"][-1]))
     tf_bytes = _tfdata_bytes(images)
     return [
         Result(
@@ -84,9 +82,23 @@ def p11() -> list[Result]:
             "x",
             f"Grain flat-map echo + window shuffle of {_BUFFER} uses",
             ratios,
-            "both over the same Grain source; ours reads up to two buffers again",
+            "both over the same Grain source; ours reads one to two buffers again, by "
+            "where in a round it was saved: a repeat for each of ten places, evenly "
+            "far apart",
         ),
     ]
+
+
+def _states(stage: Any) -> list[Any]:
+    """States saved at places evenly far apart over a round of ours."""
+    iterator = iter(stage)
+    states = []
+    for number in range(3 * _BUFFER // _BATCH):
+        next(iterator)
+        left = 3 * _BUFFER // _BATCH - 1 - number
+        if left % _APART == 0 and left < _POSITIONS * _APART:
+            states.append(iterator.get_state())
+    return states
 
 
 def _tfdata_bytes(images: np.ndarray) -> int:

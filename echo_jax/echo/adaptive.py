@@ -1,12 +1,16 @@
 """Adaptive echo: train on what is ready, fresh if possible, and never past a cap.
 
-The rule of every draw: take a fresh chunk if one is ready; use the least-used items
-below the cap; wait only if they are too few for a batch. It needs no knowledge of
-the rates. While data comes in time nothing is echoed; when it comes late, all items
-get their second use before any gets its third; when storage stalls, training goes on
-until every item has been used ``cap`` times. The cap is not optional: past some
-number of uses a repeat is worth less than nothing (Choi et al. 2019, section 3.3:
-between 4 and 8 for a Transformer on LM1B at batch 1024).
+The rule of every draw: take a fresh chunk if one is ready; use the items below the
+cap that were not used for longest; wait only if they are too few for a batch. It needs
+no knowledge of the rates. While data comes in time nothing is echoed; when it comes
+late, what is repeated is what has waited longest, since the value of a repeat follows
+its lag (Choi et al. 2019, figure 7); when storage stalls, items take turns until every
+one has been used ``cap`` times. The cap is not optional: past some number of uses a
+repeat is worth less than nothing (section 3.3: between 4 and 8 for a Transformer on
+LM1B at batch 1024).
+
+Least used first, the other natural choice, was measured beside this one: it repeats
+what has just come, and runs dry earlier in a stall (docs/design.md).
 """
 
 import math
@@ -16,17 +20,17 @@ from typing import Any
 import numpy as np
 
 from echo_jax.echo.counts import Counts
-from echo_jax.echo.draws import Draw, Need
+from echo_jax.echo.draws import Draw, Need, stacked
 from echo_jax.echo.keys import fingerprint, sequence
 from echo_jax.echo.lanes import check_lanes, global_index
-from echo_jax.echo.levels import UseLevels
+from echo_jax.echo.lru import LeastRecentlyUsed
 from echo_jax.echo.ring import Ring, check_draws
 from echo_jax.echo.tape import Tape
 
 __all__ = ["AdaptiveDraws"]
 
 # Goes up whenever the same arguments and tape yield another sequence than before.
-_SEQUENCE_VERSION = 1
+_SEQUENCE_VERSION = 2
 _STATE_KEYS = {"chunks", "ended", "plan", "tape"}
 
 
@@ -35,14 +39,14 @@ class AdaptiveDraws:
 
     The buffer is a ring for each lane that always holds its last items. Fresh items
     are used first, and in their order; a chunk is wanted only if fewer of them than
-    the next draws use are waiting, so none is lost unused. Among items used equally
-    often the choice is random within those that have waited longest.
+    the next draw uses are waiting, so none is lost unused. The choice of repeats is
+    random within those that have waited longest.
 
     Whether a chunk was taken before a draw is written on a tape, one bit for each
     draw. The sequence of draws is a function of the arguments, the tape, and where
     the upstream ends. With ``replay`` the decisions of a tape are repeated, and
-    recorded again; after its end decisions are made from what is ready. A replay
-    asks for as many draws at a time as the recording did, or for one.
+    recorded again; after its end decisions are made from what is ready. Draws are
+    decided one at a time: what is ready says nothing about later ones.
 
     After the end of the upstream, draws go on until fewer items than a batch are
     below the cap.
@@ -75,7 +79,6 @@ class AdaptiveDraws:
         num_lanes: int = 1,
         cap: int = 4,
         seed: int = 0,
-        max_draws: int = 1,
         replay: Tape | None = None,
     ):
         """Starts before the first draw.
@@ -87,28 +90,23 @@ class AdaptiveDraws:
           num_lanes: Lanes; must divide the rows and the batch.
           cap: Uses after which an item is not drawn any more.
           seed: Names the random choices.
-          max_draws: The most draws that `need` will be asked for at once. At most
-            one chunk is taken before them, so it should be large enough for all.
           replay: A tape whose decisions are repeated.
 
         Raises:
-          ValueError: If a number is out of its range, a chunk is too small for the
-            draws that it has to serve, or the buffer so small that items would be
-            lost unused.
+          ValueError: If a number is out of its range, a chunk is smaller than a batch,
+            or the buffer so small that items would be lost unused.
         """
         check_lanes(num_lanes, chunk_items=chunk_items, batch_size=batch_size)
-        for name, value in (("cap", cap), ("max_draws", max_draws)):
-            if value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
+        if cap < 1:
+            raise ValueError(f"cap={cap} must be at least 1")
+        if chunk_items < batch_size:
+            raise ValueError(
+                f"chunk_items={chunk_items} is too small: a chunk has to serve a draw; "
+                f"use at least {batch_size}"
+            )
         self._batch = batch_size // num_lanes
         chunk = chunk_items // num_lanes
-        least = math.ceil(self._batch * max_draws / min(cap, max_draws))
-        if chunk < least:
-            raise ValueError(
-                f"chunk_items={chunk_items} is too small: one chunk has to last for "
-                f"{max_draws} draws of {batch_size}; use at least {least * num_lanes}"
-            )
-        waiting = self._batch * max_draws - math.gcd(self._batch, chunk)
+        waiting = self._batch - math.gcd(self._batch, chunk)
         if buffer // num_lanes < waiting + chunk:
             raise ValueError(
                 f"buffer={buffer} is too small to use every fresh item before it "
@@ -118,7 +116,6 @@ class AdaptiveDraws:
         self._ring = Ring(num_lanes, self.num_slots, chunk)
         self._cap = cap
         self._seed = seed
-        self._max_draws = max_draws
         self._replay = Tape() if replay is None else replay
         sizes = (buffer, batch_size, chunk_items, num_lanes)
         self._fingerprint = fingerprint(_SEQUENCE_VERSION, *sizes, cap, seed)
@@ -127,7 +124,7 @@ class AdaptiveDraws:
     def _restart(self) -> None:
         lanes = range(self._ring.num_lanes)
         self._lanes = [
-            UseLevels(self.num_slots, self._cap, sequence(self._seed, lane))
+            LeastRecentlyUsed(self.num_slots, self._cap, sequence(self._seed, lane))
             for lane in lanes
         ]
         self.tape = Tape()
@@ -157,37 +154,30 @@ class AdaptiveDraws:
         """See `DrawPlan`; `Need.MAY` at most once before a draw.
 
         Raises:
-          ValueError: If ``draws`` is more than ``max_draws``, or a tape that is
-            replayed does not fit.
+          ValueError: If ``draws`` is not 1, or a tape that is replayed does not fit.
         """
-        check_draws(draws, self._max_draws)
+        check_draws(draws, 1)
         if self._ended:
             return Need.NO
-        must = not self._can_draw(draws)
+        must = not self._can_draw()
         position = len(self.tape)
         if position < len(self._replay):
-            return self._replayed_need(position, draws, must)
+            return self._replayed_need(position, must)
         if must:
             return Need.MUST
         # Items are taken and used alike in all lanes as long as they are fresh.
-        few = self._lanes[0].num_unused < draws * self._batch
+        few = self._lanes[0].num_unused < self._batch
         return Need.MAY if few and not self._taken else Need.NO
 
-    def _can_draw(self, draws: int) -> bool:
-        uses = draws * self._batch
-        return all(lane.uses_left(draws) >= uses for lane in self._lanes)
+    def _can_draw(self) -> bool:
+        return all(lane.num_drawable >= self._batch for lane in self._lanes)
 
-    def _replayed_need(self, position: int, draws: int, must: bool) -> Need:
+    def _replayed_need(self, position: int, must: bool) -> Need:
         take = self._replay[position]
         if must and not take:
             raise ValueError(
                 f"the tape takes no chunk before draw {position}, which cannot be made "
                 "without one; it was recorded with another echo"
-            )
-        if any(self._replay[position + 1 : position + draws]):
-            raise ValueError(
-                f"the tape takes a chunk within the {draws} draws from draw {position} "
-                "on; replay it with one draw at a time, or as it was recorded"
             )
         return Need.MUST if take and not self._taken else Need.NO
 
@@ -226,7 +216,7 @@ class AdaptiveDraws:
                     "the upstream has ended; replay it with the same data"
                 )
             raise RuntimeError("the tape takes a chunk here; ask need() before draw()")
-        if not self._can_draw(1):
+        if not self._can_draw():
             if self._ended:
                 return None
             raise RuntimeError("the draw needs a chunk; ask need() before draw()")
@@ -238,8 +228,7 @@ class AdaptiveDraws:
         """Slots and repeats of the next draw, ``int32[G, b]``; records it."""
         number = len(self.tape)
         drawn = [lane.draw(self._batch, number) for lane in self._lanes]
-        slots = np.stack([slots for slots, _ in drawn])
-        repeat = np.stack([repeat for _, repeat in drawn])
+        slots, repeat = map(stacked, zip(*drawn, strict=True))
         self._repeats += int(np.count_nonzero(repeat))
         self.tape.append(self._taken)
         self._taken = False
@@ -273,7 +262,7 @@ class AdaptiveDraws:
         for taken in tape:
             if taken:
                 self._take()
-            if not self._can_draw(1):
+            if not self._can_draw():
                 raise ValueError("the tape of this state takes too few chunks")
             self._draw_lanes()
         if state["chunks"] == self._chunks + 1:

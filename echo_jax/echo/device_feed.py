@@ -1,5 +1,6 @@
 """The host side of a device echo: reads, sends ahead, and decides."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from echo_jax.echo.chunks import ChunkReader
 from echo_jax.echo.counts import Counts
 from echo_jax.echo.device_buffer import DrawInput, EchoBuffer, jitted_write
-from echo_jax.echo.draws import Draw, DrawPlan, Need
+from echo_jax.echo.draws import Draw, DrawPlan, Need, stacked
 from echo_jax.echo.host import Tags
 from echo_jax.echo.keys import use_seed
 
@@ -82,7 +83,7 @@ class DeviceFeed:
         if any(draw is None for draw in draws):
             return None
         if write_slots is None:
-            write_slots = self._nowhere()
+            write_slots = self._nowhere
         return self._input(write_slots, [draw for draw in draws if draw is not None])
 
     def _take(self, num_draws: int) -> np.ndarray | None:
@@ -105,14 +106,16 @@ class DeviceFeed:
             self._reader.forget(self._draws.first_chunk)
         return slots
 
+    @functools.cached_property
     def _nowhere(self) -> np.ndarray:
+        """Slots that are out of range, for a chunk that is not written again."""
         rows = len(jax.tree.leaves(self._chunk)[0])
         shape = (self.buffer.num_lanes, rows // self.buffer.num_lanes)
         return np.full(shape, self.buffer.num_slots, np.int32)
 
     def _input(self, write_slots: np.ndarray, draws: list[Draw]) -> DrawInput:
         index, repeat, reads = (
-            np.stack([getattr(draw, name) for draw in draws])
+            stacked([getattr(draw, name) for draw in draws])
             for name in ("fresh_index", "repeat", "read_slots")
         )
         rows = (len(draws), -1)

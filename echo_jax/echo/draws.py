@@ -13,7 +13,7 @@ A driver runs any `DrawPlan` like this::
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from echo_jax.echo.lanes import check_lanes, global_index, lane_spec
 from echo_jax.echo.plan import Plan
 from echo_jax.echo.spec import EchoSpec
 
-__all__ = ["Draw", "DrawPlan", "FixedDraws", "Need"]
+__all__ = ["Draw", "DrawPlan", "FixedDraws", "Need", "stacked"]
 
 
 class Need(enum.Enum):
@@ -180,8 +180,7 @@ class FixedDraws:
     @property
     def first_chunk(self) -> int:
         """See `DrawPlan`."""
-        anchor = min(plan.anchor for plan in self._lanes)
-        return min(anchor // self._chunk, self._chunks)
+        return min(plan.anchor for plan in self._lanes) // self._chunk
 
     @property
     def counts(self) -> Counts:
@@ -207,7 +206,7 @@ class FixedDraws:
     def draw(self) -> Draw | None:
         """See `DrawPlan`."""
         drawn = [_take(plan, self._batch) for plan in self._lanes]
-        reads, index, repeat = map(np.stack, zip(*drawn, strict=True))
+        reads, index, repeat = map(stacked, zip(*drawn, strict=True))
         if not reads.size:
             return None
         index = global_index(index, self._chunk)
@@ -259,6 +258,11 @@ class FixedDraws:
             table[lane, items - first * self._chunk] = slots
         chunks = np.split(table, self._chunks - first, axis=1) if table.size else []
         return list(enumerate(chunks, start=first))
+
+
+def stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """``np.stack``, in a tenth of the time for one array: there is often one lane."""
+    return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
 
 
 def _room_ahead(spec: EchoSpec, chunk: int, max_draws: int) -> int:

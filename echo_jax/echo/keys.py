@@ -18,7 +18,10 @@ __all__ = ["fingerprint", "mix", "sequence", "use_seed"]
 Indices = np.ndarray | Sequence[int]
 
 _GOLDEN = 0x9E3779B97F4A7C15
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
+# Made once: for a batch of a few items making them took as long as the arithmetic.
+_SCALARS = {n: np.uint64(n) for n in (_GOLDEN, _FIRST, _SECOND, 27, 30, 31)}
 
 
 def mix(start: int, counter: np.ndarray) -> np.ndarray:
@@ -32,21 +35,21 @@ def mix(start: int, counter: np.ndarray) -> np.ndarray:
       ``uint64`` of the same shape.
     """
     z = counter.astype(np.uint64)
-    z *= np.uint64(_GOLDEN)
+    z *= _SCALARS[_GOLDEN]
     z += np.uint64((start + _GOLDEN) & _MASK)
-    z ^= z >> np.uint64(30)
-    z *= np.uint64(0xBF58476D1CE4E5B9)
-    z ^= z >> np.uint64(27)
-    z *= np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
+    z ^= z >> _SCALARS[30]
+    z *= _SCALARS[_FIRST]
+    z ^= z >> _SCALARS[27]
+    z *= _SCALARS[_SECOND]
+    z ^= z >> _SCALARS[31]
     return z
 
 
 def _mix_int(start: int, counter: int) -> int:
     """`mix` of one value, ten times as fast as for an array of one."""
     z = (counter * _GOLDEN + start + _GOLDEN) & _MASK
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    z = ((z ^ (z >> 30)) * _FIRST) & _MASK
+    z = ((z ^ (z >> 27)) * _SECOND) & _MASK
     return z ^ (z >> 31)
 
 
@@ -82,10 +85,9 @@ def use_seed(
     """
     if isinstance(fresh_index, int) and isinstance(repeat, int):
         return np.uint64(_mix_int(0, _mix_int(sequence(seed), fresh_index) + repeat))
-    index = np.asarray(fresh_index, np.uint64)
-    item = mix(sequence(seed), index.reshape(-1))
-    item += np.asarray(repeat, np.uint64).reshape(-1)
-    return mix(0, item).reshape(index.shape)
+    item = mix(sequence(seed), np.atleast_1d(fresh_index))
+    item += np.asarray(repeat, np.uint64)
+    return mix(0, item).reshape(np.shape(fresh_index))
 
 
 def fingerprint(*parts: object) -> int:

@@ -180,7 +180,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Adaptive:
-    """Fresh if ready, else the least-used of the last chunks below the cap, else wait.
+    """Fresh if ready, else the longest unused below the cap, else wait.
 
     Attributes:
       cap: Uses of a chunk at most.
@@ -251,7 +251,7 @@ def simulate(
     if prefetch < 1:
         raise ValueError(f"prefetch={prefetch} must be at least 1")
     chunks = _Chunks(service_s, prefetch)
-    source = _FixedUses(policy) if isinstance(policy, Fixed) else _LeastUsed(policy)
+    source = _FixedUses(policy) if isinstance(policy, Fixed) else _LongestUnused(policy)
     horizon = float(np.sum(service_s))
     now = 0.0
     repeats: list[int] = []
@@ -340,43 +340,38 @@ class _FixedUses:
         return self._repeat - 1
 
 
-class _LeastUsed:
-    """The last chunks, each used at most ``cap`` times, the least used first."""
+class _LongestUnused:
+    """The last chunks, each used at most ``cap`` times, the longest unused first."""
 
     def __init__(self, policy: Adaptive):
         self._cap, self._buffer = policy.cap, policy.buffer
         self._chunks = 0
-        # Chunks by number of uses, the longest unused first; those that have left
-        # the buffer are skipped when they come up.
-        self._levels: list[deque[int]] = [deque() for _ in range(policy.cap)]
-
-    def _lowest(self) -> int:
-        """The fewest uses of a chunk below the cap, or the cap."""
-        gone = self._chunks - self._buffer
-        for uses, waiting in enumerate(self._levels):
-            while waiting and waiting[0] < gone:
-                waiting.popleft()
-            if waiting:
-                return uses
-        return self._cap
+        self._is_fresh = False  # the newest chunk was not used yet
+        # Chunks below the cap and their uses; those that have left the buffer are
+        # skipped when they come up.
+        self._waiting: deque[tuple[int, int]] = deque()
 
     @property
     def must_take(self) -> bool:
-        return self._lowest() == self._cap
+        gone = self._chunks - self._buffer
+        while self._waiting and self._waiting[0][0] < gone:
+            self._waiting.popleft()
+        return not self._is_fresh and not self._waiting
 
     @property
     def may_take(self) -> bool:
-        return not self._levels[0]
+        return not self._is_fresh
 
     def take(self) -> None:
-        self._levels[0].append(self._chunks)
         self._chunks += 1
+        self._is_fresh = True
 
     def use(self) -> int:
-        repeat = self._lowest()
-        chunk = self._levels[repeat].popleft()
+        newest = (self._chunks - 1, 0)
+        chunk, repeat = newest if self._is_fresh else self._waiting.popleft()
+        self._is_fresh = False
         if repeat + 1 < self._cap:
-            self._levels[repeat + 1].append(chunk)
+            self._waiting.append((chunk, repeat + 1))
         return repeat
 
 

@@ -45,10 +45,9 @@ def make_draws(
     sizes: dict[str, Any] = {
         "chunk_items": config.batch_size,
         "num_lanes": _num_lanes(config, mesh),
-        "max_draws": max_draws,
     }
     if config.echo.mode == "fixed":
-        return FixedDraws(spec, **sizes)
+        return FixedDraws(spec, max_draws=max_draws, **sizes)
     sizes |= {
         "buffer": spec.buffer,
         "batch_size": spec.batch_size,
@@ -56,7 +55,8 @@ def make_draws(
     }
     if config.echo.mode == "adaptive":
         return AdaptiveDraws(cap=config.echo.cap, replay=_replay(config), **sizes)
-    return StochasticDraws(load=LoadSchedule(**config.echo.load.to_dict()), **sizes)
+    load = LoadSchedule(**config.echo.load.to_dict())
+    return StochasticDraws(load=load, max_draws=max_draws, **sizes)
 
 
 def _num_lanes(config: Config, mesh: Mesh) -> int:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -347,6 +348,31 @@ def test_a_state_of_other_data_is_refused():
     empty = device.echo(Chunks(0), spec, mesh=mesh_of(1))
     with pytest.raises(ValueError, match="the upstream is empty"):
         empty.set_state(state)
+
+
+def test_states_of_chunks_that_no_restore_needs_are_not_kept():
+    """A long run would else hold a state for every chunk that it ever read."""
+
+    class State(dict):
+        __hash__ = object.__hash__
+
+        def __deepcopy__(self, memo):
+            alive.add(copy := State(self))
+            return copy
+
+    class Tracked(Chunks):
+        def get_state(self):
+            return State(super().get_state())
+
+    alive = weakref.WeakSet()
+    spec = ej.EchoSpec(2, 64, "spread", 16)
+    echo = device.echo(Tracked(200), spec, mesh=mesh_of(1), prefetch=0)
+    kept = []
+    for _ in range(300):
+        next(echo)
+        kept.append(len(alive))
+    # As many as the buffer's chunks and those read ahead of their use, a few times.
+    assert max(kept[200:]) <= max(kept[:100]) < 20
 
 
 def test_the_state_is_small_whatever_the_buffer_holds():

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from echo_cases import FACTORS, ORDERS
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import echo_jax as ej
@@ -130,6 +130,17 @@ def test_every_lane_is_the_host_echo_of_its_items(total, num_draws, **sizes):
 
 @settings(max_examples=100, deadline=None)
 @given(at=st.integers(0, 30), **CASES)
+@example(  # lanes that have drifted apart, so that their oldest chunks differ
+    at=16,
+    order="shuffle",
+    factor="2",
+    num_lanes=3,
+    lane_batch=4,
+    lane_chunk=7,
+    buffer=4,
+    total=9,
+    num_draws=1,
+)
 def test_draws_continue_from_every_state(at, total, num_draws, **sizes):
     _, make = _case(max_draws=num_draws, **sizes)
     lanes, chunk_items = sizes["num_lanes"], sizes["lane_chunk"] * sizes["num_lanes"]

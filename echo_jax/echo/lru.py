@@ -1,0 +1,155 @@
+"""The items that a lane holds, by when they were last used.
+
+Items that may be used again wait in a queue, the longest unused in front. Never-used
+ones need no queue: they are the newest items. Taking n items out, wherever they stand,
+and putting n in costs O(n), whatever the lane holds.
+"""
+
+import numpy as np
+
+from echo_jax.echo.keys import mix, sequence
+
+__all__ = ["LeastRecentlyUsed"]
+
+
+class LeastRecentlyUsed:
+    """The items of one lane, in a ring of slots, the least recently used first.
+
+    Attributes:
+      items: Items that came in so far.
+      unused: The oldest item that was never used; `items` if all were.
+
+    Example:
+      >>> lane = LeastRecentlyUsed(num_slots=4, cap=2, seed=0)
+      >>> lane.write(3)
+      >>> for number in range(3):
+      ...     slots, repeat = lane.draw(2, number)
+      ...     print(slots.tolist(), repeat.tolist())
+      [0, 1] [0, 0]
+      [2, 0] [0, 1]
+      [1, 2] [1, 1]
+      >>> lane.num_drawable
+      0
+    """
+
+    def __init__(self, num_slots: int, cap: int, seed: int):
+        """Starts empty.
+
+        Args:
+          num_slots: Slots of the ring.
+          cap: Uses after which an item is not drawn any more.
+          seed: Names the random choices.
+        """
+        self._num_slots = num_slots
+        self._cap = cap
+        self._seed = seed
+        self.items = 0
+        self.unused = 0
+        span = 1 << (num_slots - 1).bit_length()
+        self._wrap = span - 1
+        # The queue holds slots, at the places [head, tail) modulo the span. Places
+        # grow for ever, so that those of a slot tell where it stands.
+        self._queue = np.zeros(span, np.int32)
+        self._head = self._tail = 0
+        self._uses = np.zeros(num_slots, np.int32)
+        self._place = np.zeros(num_slots, np.int64)
+
+    @property
+    def num_unused(self) -> int:
+        """How many items were never used."""
+        return self.items - self.unused
+
+    @property
+    def num_drawable(self) -> int:
+        """How many items are below the cap."""
+        return self.num_unused + self._tail - self._head
+
+    def write(self, n: int) -> None:
+        """Takes in ``n`` items; the oldest, all used before, give way to them."""
+        first = max(0, self.items - self._num_slots)
+        self.items += n
+        gone = np.arange(first, max(first, self.items - self._num_slots))
+        if gone.size:
+            gone %= self._num_slots
+            self._evict(gone[self._uses[gone] < self._cap])
+
+    def draw(self, n: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Uses ``n`` items once: those never used, then the longest unused.
+
+        Never-used items go in their order. Of the others, the front quarter of the
+        queue is cut into equal parts, and one item of each part is chosen at random, so
+        that items that came together part.
+
+        Args:
+          n: How many; at most `num_drawable`.
+          number: The number of the draw, which names the random choices.
+
+        Returns:
+          Their slots, ``int32[n]``, and how often each was used before, ``int32[n]``.
+        """
+        fresh = min(n, self.num_unused)
+        slots = np.arange(self.unused, self.unused + fresh) % self._num_slots
+        slots = slots.astype(np.int32)
+        self._uses[slots] = 0
+        self.unused += fresh
+        if fresh < n:
+            slots = np.concatenate([slots, self._choose(n - fresh, number)])
+        repeat = self._uses[slots]
+        self._uses[slots] += 1
+        self._enter(slots[repeat + 1 < self._cap])
+        return slots, repeat
+
+    def _choose(self, n: int, number: int) -> np.ndarray:
+        """Takes ``n`` items out of the front quarter, or of what it takes."""
+        front = max(n, (self._tail - self._head + 3) // 4)
+        counter = np.arange(n + 1)
+        edges = counter * front // n
+        random = mix(sequence(self._seed, number), counter[:n]) >> np.uint64(32)
+        # The product stays below 2^63: a queue has fewer than 2^31 places.
+        width = (edges[1:] - edges[:-1]).astype(np.uint64)
+        places = edges[:n] + (random * width >> np.uint64(32)).astype(np.int64)
+        slots = self._queue[(self._head + places) & self._wrap]
+        self._close_front(places)
+        return slots
+
+    def _enter(self, slots: np.ndarray) -> None:
+        """Puts items at the end of the queue."""
+        places = np.arange(self._tail, self._tail + slots.size)
+        self._queue[places & self._wrap] = slots
+        self._place[slots] = places
+        self._tail += slots.size
+
+    def _evict(self, slots: np.ndarray) -> None:
+        """Takes items out of the queue, wherever they stand.
+
+        Those that fill the gaps stay in their half: an item that was used just now
+        can get to the middle, and one that was due back to it, but no further.
+        """
+        places = self._place[slots] - self._head
+        older = places < (self._tail - self._head + 1) // 2
+        # The younger half first: it counts from the head that the other one moves.
+        self._close_back(places[~older])
+        self._close_front(places[older])
+
+    def _close_front(self, places: np.ndarray) -> None:
+        """Fills gaps with the items in front."""
+        head, gaps = self._head, places.size
+        self._head += gaps
+        moving = np.ones(gaps, bool)
+        moving[places[places < gaps]] = False
+        self._move(head + np.flatnonzero(moving), head + places[places >= gaps])
+
+    def _close_back(self, places: np.ndarray) -> None:
+        """Fills gaps with the items at the end."""
+        tail, gaps = self._tail, places.size
+        self._tail -= gaps
+        behind = tail - self._head - 1 - places
+        moving = np.ones(gaps, bool)
+        moving[behind[behind < gaps]] = False
+        ends, gap = tail - 1 - np.flatnonzero(moving), tail - 1 - behind
+        self._move(ends, gap[behind >= gaps])
+
+    def _move(self, origin: np.ndarray, target: np.ndarray) -> None:
+        slots = self._queue[origin & self._wrap]
+        self._queue[target & self._wrap] = slots
+        self._place[slots] = target
