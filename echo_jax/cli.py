@@ -1,4 +1,4 @@
-"""The command line: ``echo-jax train | study | probe | report``.
+"""The command line: ``echo-jax train | study | probe | report | prepare``.
 
 What a command needs is imported inside its branch: jax alone takes seconds to
 import, and ``--help`` and a mistyped field should answer at once.
@@ -7,32 +7,28 @@ import, and ``--help`` and a mistyped field should answer at once.
 import argparse
 import contextlib
 import difflib
+import functools
 import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 import rich
 from absl import flags
 from ml_collections import ConfigDict, config_flags
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
+from echo_jax import prepare_command
 from echo_jax.config import load_config
+from echo_jax.countdown import Countdown
 from echo_jax.studies.runs import StudyError, read_runs, read_study
 
 __all__ = ["main"]
 
 _FAILED, _WRONG_USE = 1, 2
+_LINE_EVERY_S = 10.0
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it; SIGTERM is 143
 
 _EPILOG = """\
@@ -41,6 +37,7 @@ examples:
   echo-jax train --config configs/lm.py:tiny --workdir runs/lm
   echo-jax probe --config configs/quickstart.py
   echo-jax report runs/quickstart
+  echo-jax prepare images photos/ --holdout 0.05 --out data/photos
 
 each command has a --help of its own."""
 
@@ -67,12 +64,24 @@ Every field of the config is a flag: --config.FIELD=VALUE.
 
 examples:
   echo-jax probe --config configs/quickstart.py
-  echo-jax probe --config configs/lm.py --seconds 60 --json probe.json"""
+  echo-jax probe --config configs/lm.py:bytes --seconds 60 --json probe.json"""
 
 _REPORT_EPILOG = """\
 examples:
   echo-jax report runs/quickstart
   echo-jax report runs/baseline runs/spread --workdir runs/compared"""
+
+_PREPARE_EPILOG = """\
+What is prepared is shards of records and a dataset.json, which is written last.
+The same command goes on where it was stopped. Train on it with
+--config.data.source=FOLDER.
+
+examples:
+  echo-jax prepare images train=train.tar.gz validation=test.tar.gz --out data/cifar10
+  echo-jax prepare coco train=instances.json.gz:train.tar --out data/coco
+  echo-jax prepare text train=train.txt.xz validation=valid.txt.xz --out data/wikitext2
+
+each kind has a --help of its own."""
 
 
 class _Exit(Exception):
@@ -130,8 +139,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, about: str, epilog: str) -> argparse.ArgumentParser:
-        return commands.add_parser(
+    def add(
+        name: str, about: str, epilog: str, to: Any = commands
+    ) -> argparse.ArgumentParser:
+        return to.add_parser(
             name,
             help=about,
             description=about[:1].upper() + about[1:] + ".",
@@ -185,6 +196,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="receives the report (default: the folder, if there is one only)",
     )
+    prepare = add("prepare", "make data to train on of your files", _PREPARE_EPILOG)
+    kinds = prepare.add_subparsers(dest="kind", required=True, metavar="KIND")
+    prepare_command.add_kinds(functools.partial(add, to=kinds))
     return parser
 
 
@@ -217,7 +231,7 @@ def _probe(args: argparse.Namespace, extras: Sequence[str]) -> int:
     # Imported here: it imports jax.
     from echo_jax import runs
 
-    with _exits_of(runs), _Countdown() as countdown:
+    with _exits_of(runs), Countdown() as countdown:
         report = runs.run_probe(
             config, seconds=args.seconds, on_progress=countdown.show
         )
@@ -226,39 +240,6 @@ def _probe(args: argparse.Namespace, extras: Sequence[str]) -> int:
         file.write_text(report.to_json() + "\n", encoding="utf-8")
         print(f"\n{file}")
     return 0
-
-
-class _Countdown:
-    """Shows on standard error how far a command is."""
-
-    def __init__(self):
-        self._console = Console(stderr=True)
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
-            console=self._console,
-            # The cores are for what is measured.
-            refresh_per_second=2,
-            transient=True,
-            disable=not self._console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=1.0)
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
-
-    def show(self, what: str, done: float) -> None:
-        """Shows what is done next, and the part that is done."""
-        self._bar.update(self._task, description=what, completed=done)
-        if not self._console.is_terminal:
-            print(f"{done:4.0%}  {what}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -283,6 +264,18 @@ def _report(args: argparse.Namespace, extras: Sequence[str]) -> int:
             "several run folders need a folder for the report: add --workdir FOLDER",
         )
     return _show(args.folders, args.workdir or args.folders[0])
+
+
+def _prepare(args: argparse.Namespace, extras: Sequence[str]) -> int:
+    if extras:
+        raise _Exit(_WRONG_USE, f"unknown option {extras[0]!r}; see --help")
+    try:
+        with Countdown(line_every_s=_LINE_EVERY_S) as countdown:
+            said = prepare_command.run(args, countdown.show)
+    except (OSError, ValueError) as error:
+        raise _Exit(_WRONG_USE, error) from error
+    print(said)
+    return 0
 
 
 def _show(folders: Sequence[Path], workdir: Path) -> int:
@@ -357,4 +350,10 @@ def _did_you_mean(word: str, known: Sequence[str]) -> str:
     return f", did you mean {close[0]!r}?" if close else ""
 
 
-_COMMANDS = {"train": _train, "study": _study, "probe": _probe, "report": _report}
+_COMMANDS = {
+    "train": _train,
+    "study": _study,
+    "probe": _probe,
+    "report": _report,
+    "prepare": _prepare,
+}

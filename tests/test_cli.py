@@ -103,7 +103,7 @@ def test_a_missing_config_is_named(tmp_path, capsys):
 
 def test_an_unknown_variant_is_named(tmp_path, capsys):
     argv = ["train", "--config", f"{LM}y", "--workdir", str(tmp_path)]
-    assert "variant 'tinyy' is unknown; use 'tiny'" in _refused(argv, capsys)
+    assert "variant 'tinyy' is unknown; use " in _refused(argv, capsys)
 
 
 def test_a_missing_option_is_named(capsys):
@@ -184,6 +184,7 @@ def _json(path: Path) -> dict:
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_a_study_leaves_its_arms_and_its_report(study):
     assert {path.name for path in study.iterdir()} == {
         *("study.json", "table.md", "figure.png", "figure.svg", "report.html"),
@@ -200,6 +201,7 @@ def test_a_study_leaves_its_arms_and_its_report(study):
     assert all(summaries[arm]["repeats"] > 0 for arm in ARMS[1:])
 
 
+@pytest.mark.slow
 def test_all_arms_read_from_the_storage_that_was_calibrated(study):
     facts = _json(study / "study.json")
     found = facts["calibration"]
@@ -212,6 +214,7 @@ def test_all_arms_read_from_the_storage_that_was_calibrated(study):
     assert "simulated storage" in (study / "table.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_where_it_stopped(study, capsys):
     kept = ["study.json", *(f"{arm}/summary.json" for arm in ARMS[:3])]
     before = {name: (study / name).read_bytes() for name in kept}

@@ -19,15 +19,18 @@ ROOT = Path(__file__).parents[1] / "echo_jax"
 ALLOWED = {
     "__init__": {"echo"},
     "__main__": {"cli"},
-    "cli": {"config", "runs", "studies"},
+    "cli": {"config", "countdown", "prepare_command", "runs", "studies"},
     "config": {"config_factor"},
+    "config_check": {"config"},
     "config_factor": set(),
+    "countdown": set(),
     "data": {"data", "echo"},
     "echo": {"echo"},
     "models": {"models"},
-    "runs": {"config", "studies", "training", "workloads"},
+    "prepare_command": {"data.prepare", "data.prepared"},
+    "runs": {"config", "config_check", "studies", "training", "workloads"},
     "studies": {"studies"},
-    "training": {"config", "echo", "training", "workloads.base"},
+    "training": {"config", "config_check", "echo", "training", "workloads.base"},
     "workloads": {"data", "echo", "models", "workloads"},
 }
 
@@ -39,8 +42,10 @@ ALLOWED_OUTSIDE = {
     "cli": {"absl", "ml_collections", "rich"},
     "config": {"ml_collections"},
     "config_factor": {"absl", "ml_collections"},
+    "countdown": {"rich"},
     "echo": {"numpy"},
     "models": {"flax", "jax", "numpy"},
+    "prepare_command": set(),
     "studies": {"matplotlib", "numpy", "rich"},
 }
 

@@ -5,18 +5,16 @@ the validation split continues a file that was trained on.
 """
 
 import glob
-import gzip
 import hashlib
-import lzma
 import platform
 import sysconfig
-import zlib
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
+
+from echo_jax.data.compressed import DAMAGED, PACKED_SUFFIXES, unpacked_chunks
 
 __all__ = [
     "MAX_TEXT_BYTES",
@@ -29,9 +27,7 @@ __all__ = [
 MAX_TEXT_BYTES = 2 * 1024**3
 """Largest corpus, in bytes after decompression: it is held in memory."""
 
-# What `xz -9` needs is 65 MiB; a hostile header can ask for 4 GiB.
-_MAX_XZ_MEMORY_BYTES = 256 * 1024**2
-_CHUNK_BYTES = 1024**2
+_SUFFIXES = (".txt", *PACKED_SUFFIXES)
 
 # One file in twenty is held out; of a single file, its last twentieth.
 _VALIDATION_SHARE = 20
@@ -112,8 +108,8 @@ def load_corpus(source: str, *, max_bytes: int = MAX_TEXT_BYTES) -> TextCorpus:
 
     Args:
       source: ``"stdlib"`` for the source files of the running Python's standard
-        library; else paths of ``.txt``, ``.gz`` or ``.xz`` files, separated by
-        commas, each of which may be a pattern such as ``books/*.txt.gz``.
+        library; else paths of ``.txt``, ``.gz``, ``.bz2`` or ``.xz`` files,
+        separated by commas, each of which may be a pattern such as ``books/*.txt.gz``.
       max_bytes: Largest total size after decompression.
 
     Returns:
@@ -190,10 +186,10 @@ def _user_files(source: str) -> dict[str, Path]:
                 "or paths and patterns separated by commas."
             )
         for path in found:
-            if path.suffix.lower() not in _READERS:
+            if path.suffix.lower() not in _SUFFIXES:
                 raise ValueError(
                     f"data.source names {str(path)!r}, of type {path.suffix!r}; "
-                    f"text is read from {', '.join(_READERS)} files."
+                    f"text is read from {', '.join(_SUFFIXES)} files."
                 )
             if files.setdefault(path.name, path).resolve() != path.resolve():
                 raise ValueError(
@@ -210,62 +206,22 @@ def _read_files(files: dict[str, Path], max_bytes: int) -> dict[str, bytes]:
         path = files[name]
         chunks = []
         try:
-            with path.open("rb") as stream:
-                # A library's folder holds `.py` only; user files were checked.
-                read = _READERS.get(path.suffix.lower(), _plain_chunks)
-                for chunk in read(stream):
-                    chunks.append(chunk)
-                    total_bytes += len(chunk)
-                    if total_bytes > max_bytes:
-                        raise ValueError(
-                            f"data.source holds more than {max_bytes} bytes of text "
-                            f"once {str(path)!r} is unpacked: the limit is "
-                            "echo_jax.data.text.MAX_TEXT_BYTES. Name fewer files."
-                        )
-        except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+            for chunk in unpacked_chunks(path):
+                chunks.append(chunk)
+                total_bytes += len(chunk)
+                if total_bytes > max_bytes:
+                    raise ValueError(
+                        f"data.source holds more than {max_bytes} bytes of text "
+                        f"once {str(path)!r} is unpacked: the limit is "
+                        "echo_jax.data.text.MAX_TEXT_BYTES. Name fewer files."
+                    )
+        except DAMAGED as error:
             raise ValueError(
                 f"{str(path)!r} is no intact {path.suffix} file: {error}. Compress "
                 "it again, or leave it out of data.source."
             ) from error
         texts[name] = b"".join(chunks)
     return texts
-
-
-def _plain_chunks(stream: BinaryIO) -> Iterator[bytes]:
-    while chunk := stream.read(_CHUNK_BYTES):
-        yield chunk
-
-
-def _gzip_chunks(stream: BinaryIO) -> Iterator[bytes]:
-    with gzip.GzipFile(fileobj=stream) as unpacked:
-        while chunk := unpacked.read(_CHUNK_BYTES):
-            yield chunk
-
-
-def _xz_chunks(stream: BinaryIO) -> Iterator[bytes]:
-    # Not `lzma.open`: it cannot bound the memory that a header asks for.
-    unused = b""
-    while packed := unused or stream.read(_CHUNK_BYTES):
-        # Streams may follow one another, with zero bytes between them.
-        packed, unused = packed.lstrip(b"\0"), b""
-        if not packed:
-            continue
-        decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MAX_XZ_MEMORY_BYTES)
-        while not decoder.eof:
-            yield decoder.decompress(packed, max_length=_CHUNK_BYTES)
-            packed = b""
-            if decoder.needs_input and not decoder.eof:
-                packed = stream.read(_CHUNK_BYTES)
-                if not packed:
-                    raise EOFError("the file ends before its stream does")
-        unused = decoder.unused_data
-
-
-_READERS: dict[str, Callable[[BinaryIO], Iterator[bytes]]] = {
-    ".txt": _plain_chunks,
-    ".gz": _gzip_chunks,
-    ".xz": _xz_chunks,
-}
 
 
 def _held_out(names: dict[str, bytes]) -> set[str]:

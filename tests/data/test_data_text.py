@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echo_jax.data import text
+from echo_jax.data import compressed
 from echo_jax.data.text import TextWindows, decode_window, load_corpus
 
 
@@ -139,7 +139,7 @@ def test_limit_holds_for_all_files_together(tmp_path):
 def test_xz_may_not_ask_for_much_memory(tmp_path, monkeypatch):
     path = tmp_path / "greedy.xz"
     path.write_bytes(lzma.compress(b"text" * 100, preset=6))
-    monkeypatch.setattr(text, "_MAX_XZ_MEMORY_BYTES", 1024**2)
+    monkeypatch.setattr(compressed, "_MAX_XZ_MEMORY_BYTES", 1024**2)
     with pytest.raises(ValueError, match=r"greedy\.xz.*no intact"):
         load_corpus(str(path))
 

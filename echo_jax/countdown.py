@@ -1,0 +1,82 @@
+"""How far a command is, on standard error: a bar on a terminal, lines elsewhere."""
+
+import sys
+import time
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+__all__ = ["Countdown"]
+
+
+class Countdown:
+    """Shows what is done, how much of it, and the time that is left.
+
+    Args:
+      line_every_s: Where there is no terminal: a line for everything new that is
+        done, and for how far it is no more often than this.
+
+    Example:
+      >>> with Countdown(line_every_s=10) as countdown:
+      ...     countdown.show("reading", 0.5)
+    """
+
+    def __init__(self, *, line_every_s: float = 0.0):
+        self._console = Console(stderr=True)
+        self._line_every_s = line_every_s
+        self._what, self._done = "", 0.0
+        self._began_s, self._began_at, self._next_line_s = 0.0, 0.0, 0.0
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            console=self._console,
+            # The cores are for what is shown.
+            refresh_per_second=2,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=1.0)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def show(self, what: str, done: float) -> None:
+        """Shows what is done next, and the part that is done.
+
+        Args:
+          what: A few words.
+          done: From 0 to 1; less than before if it is another thing's part.
+        """
+        now = time.monotonic()
+        if done < self._done:
+            self._bar.reset(self._task)
+        if what != self._what:
+            self._what, self._next_line_s = what, now
+            self._began_s, self._began_at = now, done
+        self._done = done
+        self._bar.update(self._task, description=what, completed=done)
+        if not self._console.is_terminal and now >= self._next_line_s:
+            self._next_line_s = now + self._line_every_s
+            print(f"{done:4.0%}  {what}{self._eta(now)}", file=sys.stderr, flush=True)
+
+    def _eta(self, now: float) -> str:
+        """Returns the time left at the mean speed since this was begun."""
+        gained = self._done - self._began_at
+        if gained <= 0:
+            return ""
+        seconds = round((now - self._began_s) * (1 - self._done) / gained)
+        return f"  ETA {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"

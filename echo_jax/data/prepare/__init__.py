@@ -1,0 +1,16 @@
+"""Files that people have become a prepared folder: ``echo-jax prepare``."""
+
+from echo_jax.data.prepare.coco import prepare_coco
+from echo_jax.data.prepare.errors import PrepareError
+from echo_jax.data.prepare.images import prepare_images
+from echo_jax.data.prepare.job import Settings
+from echo_jax.data.prepare.text import TextSettings, prepare_text
+
+__all__ = [
+    "PrepareError",
+    "Settings",
+    "TextSettings",
+    "prepare_coco",
+    "prepare_images",
+    "prepare_text",
+]

@@ -1,0 +1,222 @@
+"""COCO detection: annotations and images become shards, and the ground truth a file."""
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from echo_jax.data.prepare.coco_json import Image, check_box, read_annotations
+from echo_jax.data.prepare.errors import Bad, PrepareError, Skipped, allowed
+from echo_jax.data.prepare.examples import Example, hold_out, is_image, write_splits
+from echo_jax.data.prepare.files import file_facts, open_files
+from echo_jax.data.prepare.job import Settings, parse_sources
+from echo_jax.data.prepare.workspace import Workspace
+
+__all__ = ["prepare_coco"]
+
+_FEATURES = {
+    "image": "bytes of a JPEG or PNG file, as found",
+    "image_id": "int, COCO's",
+    "height": "int, pixels as stored: a rotation that the file asks for is not applied",
+    "width": "int, pixels as stored",
+    "boxes": "float32[n, 4]: ymin, xmin, ymax, xmax in pixels, within the image",
+    "labels": "int32[n], the index in categories",
+    "crowd": "uint8[n], 1 if the box surrounds a crowd",
+    "area": "float32[n], of the object in square pixels",
+}
+
+
+def prepare_coco(arguments: Sequence[str], settings: Settings) -> dict[str, Any]:
+    """Makes a prepared folder of images with boxes.
+
+    Images without boxes are kept. Boxes that reach out of their image are clipped;
+    those without a part inside, without an area, or of an unknown category are
+    skipped and counted. The ground truth that an evaluator reads, a file for each
+    split, has the images that were written, and the annotations of their boxes as
+    found, without outlines.
+
+    Args:
+      arguments: ``SPLIT=ANNOTATIONS:IMAGES`` or ``ANNOTATIONS:IMAGES``: a JSON file,
+        plain or packed, and a folder or tar archive. One for each split.
+      settings: The rest of the command.
+
+    Returns:
+      The content of ``dataset.json``.
+
+    Raises:
+      PrepareError: If a source is not what it should be, if too much of it is bad,
+        or if the folder holds anything else.
+
+    Example:
+      >>> prepare_coco(
+      ...     ["train=instances_train2017.json:train2017"],
+      ...     Settings(out=Path("data/coco")),
+      ... )
+    """
+    sources = parse_sources(arguments, settings.holdout)
+    options = settings.options(sources, kind="coco")
+    with Workspace(settings.out, options) as work:
+        opened = {
+            split: _Source(split, paths, settings) for split, paths in sources.items()
+        }
+        facts = {split: source.facts for split, source in opened.items()}
+        if (info := work.begin(facts)) is not None:
+            return info
+        categories = _categories(opened)
+        total = sum(source.annotations.total for source in opened.values())
+        skipped = Skipped(allowed(settings.max_bad, total), total)
+        splits = {
+            split: source.examples(categories, skipped)
+            for split, source in opened.items()
+        }
+        skipped.check()
+        splits = hold_out(splits, settings.holdout)
+        unusable = write_splits(work, splits, settings, skipped)
+        truths = {id(source.files): source.truth for source in opened.values()}
+        about = {}
+        for split, examples in splits.items():
+            good = [e for e in examples if (split, e.name) not in unusable]
+            truth = _ground_truth(categories, good, truths)
+            name = f"{split}-annotations.json.gz"
+            # Without a time, so that equal annotations are equal files.
+            packed = gzip.compress(json.dumps(truth).encode(), mtime=0)
+            work.write_file(name, packed)
+            about[split] = {"annotations": name, "boxes": len(truth["annotations"])}
+        return work.publish(
+            about,
+            files=[facts["annotations"] for facts in about.values()],
+            info={
+                "kind": "coco",
+                "features": _FEATURES,
+                "classes": [category["name"] for category in categories],
+                "categories": categories,
+                "clipped_boxes": sum(source.clipped for source in opened.values()),
+                "skipped": skipped.facts(),
+            },
+        )
+
+
+class _Source:
+    """Annotations with their images.
+
+    Attributes:
+      facts: Where they are from.
+      annotations: What the JSON file says.
+      files: The images.
+      truth: By image id, once `examples` was called: the image and the annotations
+        that are kept, as found.
+      clipped: How many boxes reached out of their image.
+    """
+
+    def __init__(self, split: str, paths: Sequence[str], settings: Settings):
+        self._split = split
+        annotations, _, images = paths[0].rpartition(":")
+        if len(paths) > 1 or not annotations or not images:
+            raise PrepareError(
+                f"split {split!r} is {', '.join(paths)}; give one ANNOTATIONS:IMAGES, "
+                f"as in {split}=instances.json.gz:images.tar"
+            )
+        self.files = open_files(Path(images), settings.on_progress)
+        try:
+            self.facts = [file_facts(Path(annotations)), self.files.facts]
+        except OSError as error:
+            raise PrepareError(f"{annotations!r} cannot be read: {error}") from error
+        settings.on_progress(f"reading {Path(annotations).name}", 0.0)
+        self.annotations = read_annotations(Path(annotations))
+        self.truth: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
+        self.clipped = 0
+
+    def examples(
+        self, categories: Sequence[Mapping[str, Any]], skipped: Skipped
+    ) -> list[Example]:
+        """Returns the images in the order of their files, with their boxes."""
+        labels = {c["id"]: label for label, c in enumerate(categories)}
+        missing = dict(self.annotations.images)
+        examples, ids = [], set()
+        for found in self.annotations.orphans:
+            skipped.add(Bad(self._split, _box_name(found), "box of no image"))
+        for index, entry in enumerate(self.files.entries):
+            image = self._image_of(entry.name) if is_image(entry.name) else None
+            if image is None:
+                continue
+            if missing.pop(image.name, None) is None:
+                skipped.add(Bad(self._split, entry.name, "twice in the source"))
+                continue
+            entries = self._entries(image, labels, ids, skipped)
+            size = image.height, image.width
+            examples.append(Example(self.files, index, entries, size))
+        for name in missing:
+            skipped.add(Bad(self._split, name, "missing image file"))
+        return examples
+
+    def _image_of(self, name: str) -> Image | None:
+        """Returns the image of a file: by its name, whatever folders it lies in."""
+        images = self.annotations.images
+        while name not in images and "/" in name:
+            name = name.partition("/")[2]
+        return images.get(name)
+
+    def _entries(
+        self, image: Image, labels: Mapping[int, int], ids: set[int], skipped: Skipped
+    ) -> dict[str, Any]:
+        """Returns a record without its image."""
+        boxes, kept = [], []
+        for found in self.annotations.boxes[image.image_id]:
+            box = check_box(found, image, labels, ids)
+            if isinstance(box, str):
+                skipped.add(Bad(self._split, _box_name(found), box))
+                continue
+            ids.add(box.box_id)
+            boxes.append(box)
+            # An evaluator reads these two, and not every file has them.
+            kept.append({**found, "area": box.area, "iscrowd": int(box.crowd)})
+        self.clipped += sum(box.clipped for box in boxes)
+        self.truth[image.image_id] = (image.found, kept)
+        return {
+            "image_id": image.image_id,
+            "height": image.height,
+            "width": image.width,
+            "boxes": np.array([box.corners for box in boxes], "<f4").tobytes(),
+            "labels": np.array([labels[b.category_id] for b in boxes], "<i4").tobytes(),
+            "crowd": np.array([box.crowd for box in boxes], "u1").tobytes(),
+            "area": np.array([box.area for box in boxes], "<f4").tobytes(),
+        }
+
+
+def _box_name(found: Mapping[str, Any]) -> str:
+    """Returns what to call an annotation; its fields may hold anything."""
+    return f"annotation {found.get('id')!r:.40} of image {found.get('image_id')!r:.40}"
+
+
+def _categories(opened: Mapping[str, _Source]) -> list[dict[str, Any]]:
+    """Returns the categories of the train split, or of the first if there is none."""
+    first = "train" if "train" in opened else next(iter(opened))
+    categories = opened[first].annotations.categories
+    names = {category["id"]: category["name"] for category in categories}
+    for split, source in opened.items():
+        for category in source.annotations.categories:
+            known = names.get(category["id"], category["name"])
+            if known != category["name"]:
+                raise PrepareError(
+                    f"category {category['id']} is {known!r} in split {first!r} and "
+                    f"{category['name']!r} in split {split!r}; they must be the same"
+                )
+    return categories
+
+
+def _ground_truth(
+    categories: Sequence[Mapping[str, Any]],
+    examples: Sequence[Example],
+    truths: Mapping[int, Mapping[int, tuple[dict[str, Any], list[dict[str, Any]]]]],
+) -> dict[str, Any]:
+    """Returns the annotations of these images as a COCO file."""
+    found = [truths[id(e.files)][e.entries["image_id"]] for e in examples]
+    return {
+        "info": {"description": "boxes as found, of the images that were prepared"},
+        "images": [image for image, _ in found],
+        "annotations": [box for _, boxes in found for box in boxes],
+        "categories": categories,
+    }

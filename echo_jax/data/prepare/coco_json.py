@@ -1,0 +1,226 @@
+"""COCO annotations: read from a file that may hold anything, and checked."""
+
+import json
+import math
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from echo_jax.data.compressed import DAMAGED, unpacked_chunks
+from echo_jax.data.prepare.errors import PrepareError
+
+__all__ = ["Annotations", "Box", "Image", "check_box", "read_annotations"]
+
+_MAX_JSON_BYTES = 4 * 1024**3
+_MAX_NAME_CHARS = 1024
+_MAX_CATEGORIES = 2**16
+_MAX_SIDE = 2**16
+_MAX_ID = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image that the annotations name.
+
+    Attributes:
+      image_id: COCO's id of it.
+      name: Its file name.
+      height: In pixels.
+      width: In pixels.
+      found: Its entry in the file.
+    """
+
+    image_id: int
+    name: str
+    height: int
+    width: int
+    found: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A box that can be trained on.
+
+    Attributes:
+      box_id: COCO's id of it.
+      corners: ymin, xmin, ymax, xmax in pixels, within the image.
+      category_id: COCO's id of its category.
+      crowd: Whether it surrounds a crowd rather than one object.
+      area: Of the object, in square pixels.
+      clipped: Whether a part of it, outside of the image, was cut off.
+    """
+
+    box_id: int
+    corners: tuple[float, float, float, float]
+    category_id: int
+    crowd: bool
+    area: float
+    clipped: bool
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """What a COCO file says.
+
+    Attributes:
+      categories: ``{"id", "name"}``, in the order of ids.
+      images: By file name.
+      boxes: The annotations by image id, each as found, without its outline.
+      orphans: The annotations of images that the file does not name.
+    """
+
+    categories: list[dict[str, Any]]
+    images: dict[str, Image]
+    boxes: dict[int, list[dict[str, Any]]]
+    orphans: list[dict[str, Any]]
+
+    @property
+    def total(self) -> int:
+        """How many images and annotations the file names."""
+        boxes = sum(len(of_image) for of_image in self.boxes.values())
+        return len(self.images) + boxes + len(self.orphans)
+
+
+def read_annotations(path: Path) -> Annotations:
+    """Reads an ``instances_*.json``, plain or packed.
+
+    Args:
+      path: The file.
+
+    Raises:
+      PrepareError: If it is damaged, or not of COCO's format.
+    """
+    try:
+        content = json.loads(_read(path), parse_constant=_no_constant)
+        categories = _categories(_list(content, "categories"))
+        images = [_image(found) for found in _list(content, "images")]
+        boxes: dict[int, list[dict[str, Any]]] = {
+            image.image_id: [] for image in images
+        }
+        if len(boxes) != len(images):
+            raise ValueError("two images have one id")
+        by_name = {image.name: image for image in images}
+        if len(by_name) != len(images):
+            raise ValueError("two images have one file_name")
+        orphans = []
+        for found in _list(content, "annotations"):
+            # Outlines are most of the file, and no detector of boxes reads them.
+            found.pop("segmentation", None)
+            of_image = boxes.get(_whole(found, "image_id"))
+            (orphans if of_image is None else of_image).append(found)
+    except (*DAMAGED, ValueError, TypeError, RecursionError) as error:
+        raise PrepareError(f"{str(path)!r} is no COCO file: {error}") from error
+    return Annotations(categories, by_name, boxes, orphans)
+
+
+def check_box(
+    found: Mapping[str, Any],
+    image: Image,
+    known: Container[int],
+    used: Container[int],
+) -> Box | str:
+    """Returns the box of an annotation, or why it cannot be used.
+
+    Of a box that is partly outside of the image, the part inside is kept.
+
+    Args:
+      found: An annotation: ``bbox`` is x, y, width, height in pixels.
+      image: Its image.
+      known: The ids of the categories.
+      used: The ids of the annotations before it.
+    """
+    bbox, category_id = found.get("bbox"), found.get("category_id")
+    if type(found.get("id")) is not int or found["id"] in used:
+        return "box without an id of its own"
+    if type(category_id) is not int or category_id not in known:
+        return "box of unknown category"
+    if not isinstance(bbox, list) or len(bbox) != 4 or not all(map(_is_number, bbox)):
+        return "box that is not four finite numbers"
+    x, y, width, height = map(float, bbox)
+    if width <= 0 or height <= 0:
+        return "box without an area"
+    # In float32, as it is stored: a sliver may be gone there.
+    limits = np.array([image.height, image.width] * 2, np.float32)
+    full = np.array([y, x, y + height, x + width], np.float32)
+    corners = np.clip(full, 0, limits)
+    if corners[0] >= corners[2] or corners[1] >= corners[3]:
+        return "box outside of the image"
+    area, crowd = found.get("area", width * height), found.get("iscrowd", 0)
+    if not _is_number(area) or area < 0 or crowd not in (0, 1):
+        return "box whose area or iscrowd is no such number"
+    ymin, xmin, ymax, xmax = corners.tolist()
+    return Box(
+        found["id"],
+        (ymin, xmin, ymax, xmax),
+        category_id,
+        bool(crowd),
+        float(area),
+        bool((corners != full).any()),
+    )
+
+
+def _read(path: Path) -> bytes:
+    content = bytearray()
+    for chunk in unpacked_chunks(path):
+        content += chunk
+        if len(content) > _MAX_JSON_BYTES:
+            raise ValueError(f"it is larger than {_MAX_JSON_BYTES} bytes")
+    return bytes(content)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"it holds {name}, which JSON does not have")
+
+
+def _list(content: Any, name: str) -> list[dict[str, Any]]:
+    found = content.get(name) if isinstance(content, dict) else None
+    if not isinstance(found, list) or not all(isinstance(e, dict) for e in found):
+        raise ValueError(f"it has no list of {name}")
+    return found
+
+
+def _whole(found: Mapping[str, Any], name: str, limit: int = _MAX_ID) -> int:
+    value = found.get(name)
+    if type(value) is not int or not 0 <= value < limit:
+        raise ValueError(f"{name} is {_shown(value)}, not a number below {limit}")
+    return value
+
+
+def _text(found: Mapping[str, Any], name: str) -> str:
+    value = found.get(name)
+    if not isinstance(value, str) or not 0 < len(value) <= _MAX_NAME_CHARS:
+        raise ValueError(f"{name} is {_shown(value)}, not a name")
+    if not value.isprintable():
+        raise ValueError(f"{name} is {_shown(value)}, which is not printable")
+    return value
+
+
+def _image(found: dict[str, Any]) -> Image:
+    name = _text(found, "file_name")
+    if name.startswith("/") or ".." in name.split("/"):
+        raise ValueError(f"file_name {_shown(name)} leads out of the folder")
+    height, width = (_whole(found, side, _MAX_SIDE) for side in ("height", "width"))
+    return Image(_whole(found, "id"), name, height, width, found)
+
+
+def _categories(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    categories = [{"id": _whole(c, "id"), "name": _text(c, "name")} for c in found]
+    categories.sort(key=lambda category: category["id"])
+    if not 0 < len({category["id"] for category in categories}) == len(categories):
+        raise ValueError("it has no categories, or two with one id")
+    if len(categories) > _MAX_CATEGORIES:
+        raise ValueError(f"it has more than {_MAX_CATEGORIES} categories")
+    return categories
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 2**31 and math.isfinite(value)
+
+
+def _shown(value: Any) -> str:
+    """Returns a value for an error message, of a bounded length."""
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:80]}..."

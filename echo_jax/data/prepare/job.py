@@ -1,0 +1,150 @@
+"""What every kind of prepare command is told, and how it says how far it is."""
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from echo_jax.data.prepare.errors import PrepareError
+
+__all__ = [
+    "HELD_OUT",
+    "OnProgress",
+    "Progress",
+    "Settings",
+    "is_held_out",
+    "parse_sources",
+]
+
+OnProgress = Callable[[str, float], None]
+"""Told what is done, and the part of it that is done, from 0 to 1."""
+
+HELD_OUT = "validation"
+"""The split that is made of what is held out of the train split."""
+
+_SPLIT = re.compile(r"([A-Za-z0-9_]+)=(.*)", re.DOTALL)
+_PROGRESS_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What every kind of prepare command is told.
+
+    Attributes:
+      out: The folder to make.
+      holdout: Share of the train split that becomes the validation split.
+      max_bad: How much of the source may be skipped: a number, or a share such as
+        ``"0.1%"``. It decides whether there is a result, and never which.
+      workers: Threads; 0 for one per core. It does not change the result.
+      shard_mb: About the size of a shard, in MiB.
+      on_progress: Told how far it is.
+
+    Raises:
+      PrepareError: If a value makes no sense.
+    """
+
+    out: Path
+    holdout: float = 0.0
+    max_bad: str = "0.1%"
+    workers: int = 0
+    shard_mb: float = 256.0
+    on_progress: OnProgress = lambda what, part: None
+
+    def __post_init__(self):
+        if not 0 <= self.holdout < 1:
+            raise PrepareError(
+                f"--holdout={self.holdout} is no share of at least 0 and below 1"
+            )
+        if self.workers < 0:
+            raise PrepareError(f"--workers={self.workers} must be at least 1")
+        if not self.shard_bytes >= 1:
+            raise PrepareError(f"--shard-mb={self.shard_mb} must be above 0")
+
+    @property
+    def num_threads(self) -> int:
+        """Threads to work with."""
+        return self.workers or os.cpu_count() or 1
+
+    @property
+    def shard_bytes(self) -> float:
+        """About the size of a shard."""
+        return self.shard_mb * 1024**2
+
+    def options(self, sources: dict[str, list[str]], **more: Any) -> dict[str, Any]:
+        """Returns what decides the content, for ``dataset.json``."""
+        return {
+            "source": sources,
+            "holdout": self.holdout,
+            "shard_mb": self.shard_mb,
+            **more,
+        }
+
+
+def parse_sources(arguments: Sequence[str], holdout: float) -> dict[str, list[str]]:
+    """Returns the sources of each split.
+
+    Args:
+      arguments: ``SPLIT=SOURCE`` or ``SOURCE``, which is the train split's.
+      holdout: The share of the train split that becomes the validation split.
+
+    Raises:
+      PrepareError: If a validation split is given and held out as well, or if
+        something is to be held out and there is no train split.
+
+    Example:
+      >>> parse_sources(["a.txt", "train=b.txt", "test=c.txt"], holdout=0.0)
+      {'train': ['a.txt', 'b.txt'], 'test': ['c.txt']}
+    """
+    sources: dict[str, list[str]] = {}
+    for argument in arguments:
+        match = _SPLIT.fullmatch(argument)
+        split, source = match.groups() if match else ("train", argument)
+        if not source:
+            raise PrepareError(f"{argument!r} names no source after the =")
+        sources.setdefault(split, []).append(source)
+    if holdout and HELD_OUT in sources:
+        raise PrepareError(
+            f"--holdout={holdout} makes a validation split, and one is given; "
+            "leave one of them out"
+        )
+    if holdout and "train" not in sources:
+        raise PrepareError(f"--holdout={holdout} needs a train split")
+    return sources
+
+
+def is_held_out(name: str, holdout: float) -> bool:
+    """Tells whether a name belongs to the validation split, by its hash.
+
+    So the same name always does, whatever else there is.
+    """
+    digest = hashlib.sha256(name.encode()).digest()
+    return int.from_bytes(digest[:8]) < holdout * 2**64
+
+
+class Progress:
+    """Says how far a phase of a command is, not too often.
+
+    Args:
+      on_progress: Told about it.
+      what: The phase.
+      total: Bytes of the whole phase.
+    """
+
+    def __init__(self, on_progress: OnProgress, what: str, total: int):
+        self._on_progress, self._what, self._total = on_progress, what, max(1, total)
+        self._done, self._next = 0, 0.0
+
+    def advance(self, num_bytes: int) -> None:
+        """Counts bytes that are done."""
+        self.reach(self._done + num_bytes)
+
+    def reach(self, done: int) -> None:
+        """Sets the bytes that are done."""
+        self._done = done
+        if (now := time.monotonic()) >= self._next or done >= self._total:
+            self._next = now + _PROGRESS_EVERY_S
+            self._on_progress(self._what, min(1.0, done / self._total))

@@ -1,0 +1,334 @@
+"""Text files become blocks of token ids."""
+
+import codecs
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from echo_jax.data.compressed import DAMAGED, UnpackError, unpacked_chunks
+from echo_jax.data.prepare.blocks import BlockStream, token_dtype
+from echo_jax.data.prepare.documents import DOCUMENTS, Piece, pieces
+from echo_jax.data.prepare.errors import (
+    Bad,
+    BadExampleError,
+    PrepareError,
+    Skipped,
+    allowed,
+)
+from echo_jax.data.prepare.files import file_facts, open_files
+from echo_jax.data.prepare.job import (
+    HELD_OUT,
+    Progress,
+    Settings,
+    is_held_out,
+    parse_sources,
+)
+from echo_jax.data.prepare.parallel import ordered_map
+from echo_jax.data.prepare.tokenizer import (
+    ByteTokenizer,
+    SubwordTokenizer,
+    Tokenizer,
+    sample,
+    train_subwords,
+)
+from echo_jax.data.prepare.workspace import Workspace
+
+__all__ = ["TextSettings", "prepare_text"]
+
+_MODEL_FILE = "tokenizer.model"
+_TOKENIZERS = ("sentencepiece", "bytes")
+_OTHER_PACKED = (".zst", ".zip", ".7z", ".tgz", ".tar", ".parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSettings:
+    """How text becomes tokens.
+
+    Attributes:
+      tokenizer: ``"sentencepiece"`` for subwords that are learnt from the train
+        split, or ``"bytes"``.
+      vocab: Number of subwords.
+      tokenizer_model: A sentencepiece model to use instead of learning one.
+      document: What a document is: ``"file"``, ``"line"`` or ``"blank"``.
+      block: Tokens of a record that are predicted: the sequence length of a model.
+
+    Raises:
+      PrepareError: If a value makes no sense.
+    """
+
+    tokenizer: str = "sentencepiece"
+    vocab: int = 8192
+    tokenizer_model: Path | None = None
+    document: str = "file"
+    block: int = 256
+
+    def __post_init__(self):
+        for name, known in (("tokenizer", _TOKENIZERS), ("document", (*DOCUMENTS,))):
+            if (value := getattr(self, name)) not in known:
+                raise PrepareError(f"--{name}={value} is none of {', '.join(known)}")
+        if self.block < 1:
+            raise PrepareError(f"--block={self.block} must be at least 1")
+        if self.tokenizer_model and self.tokenizer != "sentencepiece":
+            raise PrepareError("--tokenizer-model needs --tokenizer=sentencepiece")
+
+    def options(self) -> dict[str, Any]:
+        """Returns what decides the content, for ``dataset.json``."""
+        options = {
+            "tokenizer": self.tokenizer,
+            "document": self.document,
+            "block": self.block,
+        }
+        if self.tokenizer == "sentencepiece" and not self.tokenizer_model:
+            options["vocab"] = self.vocab
+        if self.tokenizer_model:
+            options["tokenizer_model"] = str(self.tokenizer_model)
+        return options
+
+
+@dataclass(frozen=True)
+class _TextFile:
+    """A text file, its name in its source, and its size unpacked."""
+
+    path: Path
+    name: str
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class _Split:
+    """The documents of a split: those of some files, or a share of them."""
+
+    files: Sequence[_TextFile]
+    document: str
+    holdout: float = 0.0
+    takes_held_out: bool = False
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yields the documents in pieces."""
+        for file in self.files:
+            for piece in pieces(file.path, self.document):
+                name = f"{file.name}:{piece.document}"
+                if is_held_out(name, self.holdout) == self.takes_held_out:
+                    yield piece
+
+
+def prepare_text(
+    arguments: Sequence[str], settings: Settings, text: TextSettings
+) -> dict[str, Any]:
+    """Makes a prepared folder of token blocks.
+
+    The documents of a split, each with an end-of-document id after it, are one
+    stream, which is cut into blocks; the last token of a block is the first of the
+    next, so that every token but the first is predicted once. What is left at the
+    end, less than a block, is left out, and counted. Subwords are learnt from the
+    train split, and all splits are encoded with them.
+
+    Args:
+      arguments: ``SPLIT=SOURCE`` or ``SOURCE``: text files, plain or packed, or
+        folders of them.
+      settings: The rest of the command.
+      text: How text becomes tokens.
+
+    Returns:
+      The content of ``dataset.json``.
+
+    Raises:
+      PrepareError: If a source is not what it should be, if too much of it is bad,
+        or if the folder holds anything else.
+
+    Example:
+      >>> prepare_text(
+      ...     ["train=train.txt.xz", "validation=valid.txt.xz"],
+      ...     Settings(out=Path("data/wikitext2")),
+      ...     TextSettings(document="line"),
+      ... )
+    """
+    sources = parse_sources(arguments, settings.holdout)
+    options = settings.options(sources, kind="text", **text.options())
+    with Workspace(settings.out, options) as work:
+        files = {split: _text_files(paths) for split, paths in sources.items()}
+        facts, files, bad = _scan(files, settings)
+        if text.tokenizer_model:
+            facts["tokenizer.model"] = [file_facts(text.tokenizer_model)]
+        if (info := work.begin(facts)) is not None:
+            return info
+        total = len(bad) + sum(map(len, files.values()))
+        skipped = Skipped(allowed(settings.max_bad, total), total)
+        for one in bad:
+            skipped.add(one)
+        skipped.check()
+        splits = {split: _Split(of, text.document) for split, of in files.items()}
+        if settings.holdout:
+            for split, is_other in (("train", False), (HELD_OUT, True)):
+                splits[split] = _Split(
+                    files["train"], text.document, settings.holdout, is_other
+                )
+        tokenizer = _tokenizer(work, splits, settings, text)
+        dtype = token_dtype(tokenizer.vocab_size)
+        return work.publish(
+            _write(work, splits, tokenizer, settings, text.block),
+            files=[_MODEL_FILE] if text.tokenizer == "sentencepiece" else [],
+            info={
+                "kind": "text",
+                "features": {"tokens": f"{dtype}[block + 1], little-endian"},
+                "tokenizer": text.tokenizer,
+                "block": text.block,
+                "vocab_size": tokenizer.vocab_size,
+                "eod": tokenizer.eod,
+                "skipped": skipped.facts(),
+            },
+        )
+
+
+def _text_files(paths: Sequence[str]) -> list[_TextFile]:
+    """Returns the files of a split; those of a folder in the order of their names."""
+    files = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            listed = open_files(path, lambda what, part: None).entries
+            files += [_TextFile(path / entry.name, entry.name) for entry in listed]
+        elif path.is_file():
+            files.append(_TextFile(path, path.name))
+        else:
+            raise PrepareError(f"{str(path)!r}: there is no such file or folder")
+    for file in files:
+        if file.path.suffix.lower() in _OTHER_PACKED:
+            raise PrepareError(f"{str(file.path)!r} is no text; unpack it first")
+    if not files:
+        raise PrepareError(f"there is no file in {', '.join(paths)}")
+    return files
+
+
+def _scan(
+    files: dict[str, list[_TextFile]], settings: Settings
+) -> tuple[dict[str, Any], dict[str, list[_TextFile]], list[Bad]]:
+    """Reads all files once: their facts, those that are good, and what is bad."""
+    jobs = [(split, file) for split, of in files.items() for file in of]
+    sizes = [file.path.stat().st_size for _, file in jobs]
+    progress = Progress(settings.on_progress, "reading text", sum(sizes))
+    facts = {split: [] for split in files}
+    good = {split: [] for split in files}
+    bad = []
+    scanned = ordered_map(
+        lambda job: _scan_file(job[1]),
+        jobs,
+        num_bytes=lambda job: job[1].path.stat().st_size,
+        workers=settings.num_threads,
+    )
+    with contextlib.closing(scanned):
+        for (split, file), size, (about, found) in zip(
+            jobs, sizes, scanned, strict=True
+        ):
+            progress.advance(size)
+            facts[split].append(about)
+            if isinstance(found, int):
+                good[split].append(_TextFile(file.path, file.name, found))
+            else:
+                bad.append(Bad(split, file.name, str(found)))
+    return facts, good, bad
+
+
+def _scan_file(file: _TextFile) -> tuple[dict[str, Any], int | BadExampleError]:
+    """Returns a file's facts, and its size unpacked or what is wrong with it."""
+    facts = file_facts(file.path)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    size = 0
+    try:
+        for chunk in unpacked_chunks(file.path):
+            decoder.decode(chunk)
+            size += len(chunk)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return facts, BadExampleError("not UTF-8")
+    except DAMAGED:
+        return facts, BadExampleError("damaged or truncated")
+    except UnpackError:
+        return facts, BadExampleError("unpacks to far more than its size")
+    return facts, size or BadExampleError("empty file")
+
+
+def _tokenizer(
+    work: Workspace,
+    splits: dict[str, _Split],
+    settings: Settings,
+    text: TextSettings,
+) -> Tokenizer:
+    """Returns the tokenizer; a learnt or given model is put beside the shards."""
+    if text.tokenizer == "bytes":
+        return ByteTokenizer()
+    path = work.file(_MODEL_FILE)
+    if text.tokenizer_model:
+        model = text.tokenizer_model.read_bytes()
+    elif path.exists():
+        model = path.read_bytes()
+    elif "train" not in splits:
+        raise PrepareError(
+            "subwords are learnt from the train split, and there is none; name one, "
+            "or a --tokenizer-model, or set --tokenizer=bytes"
+        )
+    else:
+        settings.on_progress(f"learning {text.vocab} subwords", 0.0)
+        lines = (
+            line
+            for piece in splits["train"].pieces()
+            for line in piece.text.split("\n")
+        )
+        model = train_subwords(sample(lines), text.vocab)
+    try:
+        tokenizer = SubwordTokenizer(model)
+    except PrepareError as error:
+        raise PrepareError(
+            f"--tokenizer-model={text.tokenizer_model}: {error}"
+        ) from error
+    work.write_file(_MODEL_FILE, model)
+    return tokenizer
+
+
+def _write(
+    work: Workspace,
+    splits: dict[str, _Split],
+    tokenizer: Tokenizer,
+    settings: Settings,
+    block: int,
+) -> dict[str, dict[str, Any]]:
+    """Writes what is not written yet; returns what to say about each split."""
+    files = {file for split in splits.values() for file in split.files}
+    total = sum(file.bytes for file in files)
+    progress = Progress(settings.on_progress, "writing tokens", total)
+    record_bytes = (block + 1) * token_dtype(tokenizer.vocab_size).itemsize
+    per_shard = max(1, int(settings.shard_bytes / record_bytes))
+    about: dict[str, dict[str, Any]] = {}
+    for name, split in splits.items():
+        number, note = 0, None
+        while (finished := work.note(name, number)) is not None:
+            number, note = number + 1, finished
+        before = sum(facts["bytes"] for facts in about.values())
+        stream = BlockStream(
+            split.pieces(), tokenizer, block, settings.num_threads, note
+        )
+        with contextlib.closing(stream):
+            while not stream.is_done:
+                rest: dict[str, Any] = {}
+
+                def records(rest=rest, stream=stream, before=before) -> Iterator[bytes]:
+                    for record in stream.blocks(per_shard):
+                        yield record
+                        progress.reach(before + stream.bytes)
+                    rest.update(stream.note())
+
+                work.write_shard(name, number, records(), rest)
+                number += 1
+        if not number:
+            raise PrepareError(
+                f"split {name!r} has {stream.tokens} tokens, and a block takes "
+                f"{block + 1}; name more text, or lower --block"
+            )
+        about[name] = {
+            "documents": stream.documents,
+            "tokens": stream.tokens,
+            "tokens_left_out": (stream.tokens - 1) % block,
+            "bytes": stream.bytes,
+        }
+    return about

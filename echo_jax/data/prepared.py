@@ -1,0 +1,273 @@
+"""Prepared folders: what ``echo-jax prepare`` has written, by index.
+
+A folder holds ``dataset.json``, which is written last, and shards of records. So a
+folder without it was never finished, and nothing of it is read.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, SupportsIndex, cast
+
+import msgpack
+from array_record.python.array_record_data_source import ArrayRecordDataSource
+
+__all__ = [
+    "DATASET_FILE",
+    "FORMAT",
+    "Prepared",
+    "PreparedError",
+    "Value",
+    "open_prepared",
+    "pack",
+    "read_info",
+    "unpack",
+    "verify",
+]
+
+DATASET_FILE = "dataset.json"
+FORMAT = 1
+
+Value = int | float | str | bytes
+"""What an entry of a record may be."""
+
+_KINDS = ("images", "coco", "text")
+# A shard's name is joined to the folder's: it must not lead out of it.
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_MAX_ENTRIES = 64
+
+
+class PreparedError(ValueError):
+    """A folder is not what ``echo-jax prepare`` leaves when it has finished."""
+
+
+def open_prepared(folder: str | Path, split: str) -> "Prepared":
+    """Opens one split of a prepared folder.
+
+    Args:
+      folder: The ``--out`` of ``echo-jax prepare``.
+      split: One of the folder's splits, by its own name.
+
+    Returns:
+      The records of the split.
+
+    Raises:
+      PreparedError: If the folder is not finished or of another format, if a shard
+        is missing or of another size, or if there is no such split.
+
+    Example:
+      >>> records = open_prepared("data/cifar10", "train")
+      >>> len(records), unpack(records[0])["label"]
+      (50000, 3)
+    """
+    folder = Path(folder)
+    info = read_info(folder)
+    if split not in info["splits"]:
+        raise PreparedError(
+            f"{str(folder)!r} has no split {split!r}; it has "
+            f"{', '.join(info['splits'])}."
+        )
+    return Prepared(folder, split, info)
+
+
+def read_info(folder: str | Path) -> dict[str, Any]:
+    """Reads a folder's ``dataset.json``, and checks that its shards are there.
+
+    Args:
+      folder: The ``--out`` of ``echo-jax prepare``.
+
+    Returns:
+      ``dataset.json`` as plain data.
+
+    Raises:
+      PreparedError: If the folder is not finished, is of another format, or lacks a
+        file, or if a file has another size than when it was written.
+    """
+    path = Path(folder) / DATASET_FILE
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise PreparedError(
+            f"{str(folder)!r} is no prepared folder: it has no {DATASET_FILE}, which "
+            "is written last. Run `echo-jax prepare` to make it, or to finish it."
+        ) from error
+    except ValueError as error:
+        raise PreparedError(f"{str(path)!r} is damaged: {error}. {_AGAIN}") from error
+    if not isinstance(info, dict) or info.get("format") != FORMAT:
+        found = info.get("format") if isinstance(info, dict) else type(info).__name__
+        raise PreparedError(
+            f"{str(path)!r} has format {found!r}; this version reads {FORMAT}. {_AGAIN}"
+        )
+    try:
+        if info["kind"] not in _KINDS:
+            raise ValueError(f"kind {info['kind']!r} is none of {', '.join(_KINDS)}")
+        for file in _files(info):
+            _check_file(Path(folder), file)
+        for split in info["splits"].values():
+            counted = sum(shard["examples"] for shard in split["shards"])
+            if counted != split["examples"] or not counted:
+                raise ValueError(f"shards hold {counted} of {split['examples']}")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, PreparedError):
+            raise
+        raise PreparedError(f"{str(path)!r} is damaged: {error!r}. {_AGAIN}") from error
+    return info
+
+
+class Prepared:
+    """The records of one split, by index; read by any number of threads at a time.
+
+    It pickles as the folder and the split, and a worker process opens it anew.
+
+    Attributes:
+      folder: The prepared folder.
+      split: The split's name.
+      info: ``dataset.json`` as plain data.
+    """
+
+    def __init__(self, folder: Path, split: str, info: dict[str, Any]):
+        self.folder, self.split, self.info = folder, split, info
+        shards = info["splits"][split]["shards"]
+        self._length = sum(shard["examples"] for shard in shards)
+        self._records = ArrayRecordDataSource(
+            [
+                _WholeShard(str(folder / shard["file"]), 0, count, count)
+                for shard in shards
+                if (count := shard["examples"])
+            ]
+        )
+
+    def __reduce__(self) -> tuple[Callable[..., "Prepared"], tuple[Path, str]]:
+        return open_prepared, (self.folder, self.split)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: SupportsIndex) -> bytes:
+        position = index.__index__()
+        if not 0 <= position < self._length:
+            raise IndexError(
+                f"record {position} of {self._length} in split {self.split!r} of "
+                f"{str(self.folder)!r}"
+            )
+        return self._records[position]
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what was read, as JSON values: the sizes, and a hash of it all."""
+        digest = hashlib.sha256()
+        split = self.info["splits"][self.split]
+        for shard in split["shards"]:
+            digest.update(shard["sha256"].encode())
+        return {
+            "source": str(self.folder),
+            "kind": self.info["kind"],
+            "split": self.split,
+            "examples": self._length,
+            "sha256": digest.hexdigest(),
+        }
+
+
+def verify(folder: str | Path) -> int:
+    """Compares the hash of every file of a prepared folder.
+
+    Args:
+      folder: The ``--out`` of ``echo-jax prepare``.
+
+    Returns:
+      How many files were compared.
+
+    Raises:
+      PreparedError: If a file is not what was written.
+    """
+    files = _files(read_info(folder))
+    for file in files:
+        with (Path(folder) / file["file"]).open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        if found != file["sha256"]:
+            raise PreparedError(
+                f"{str(Path(folder) / file['file'])!r} has the hash {found}, and was "
+                f"written with {file['sha256']}: it was changed since. {_AGAIN}"
+            )
+    return len(files)
+
+
+def pack(entries: Mapping[str, Value]) -> bytes:
+    """Returns the record of these entries, which `unpack` turns back."""
+    return cast(bytes, msgpack.packb(dict(entries)))
+
+
+def unpack(record: bytes) -> dict[str, Value]:
+    """Returns the entries of a record of a prepared folder.
+
+    Args:
+      record: A record.
+
+    Returns:
+      Entries by name; arrays are the bytes of their elements, little-endian.
+
+    Raises:
+      ValueError: If the bytes are no such record.
+
+    Example:
+      >>> unpack(pack({"image": b"...", "label": 3, "name": "cat/1.jpg"}))
+      {'image': b'...', 'label': 3, 'name': 'cat/1.jpg'}
+    """
+    try:
+        entries = msgpack.unpackb(
+            record,
+            strict_map_key=True,
+            max_map_len=_MAX_ENTRIES,
+            max_array_len=0,
+            max_ext_len=0,
+        )
+    except (ValueError, RecursionError, msgpack.UnpackException) as error:
+        raise ValueError(
+            f"A record of {len(record)} bytes, beginning with {record[:8]!r}, is none "
+            f"of a prepared folder: {error}. {_AGAIN}"
+        ) from error
+    if not isinstance(entries, dict):
+        raise ValueError(f"A record holds {type(entries).__name__}, not entries.")
+    for name, value in entries.items():
+        if type(name) is not str or type(value) not in (int, float, str, bytes):
+            raise ValueError(
+                f"Entry {name!r} of a record is a {type(value).__name__}; entries "
+                "are numbers, text or bytes."
+            )
+    return entries
+
+
+_AGAIN = "Prepare it again, with `echo-jax prepare`, into another folder."
+
+
+@dataclass
+class _WholeShard:
+    """A file of known length, so that it need not be opened to be counted."""
+
+    filename: str
+    skip: int
+    take: int
+    examples_in_shard: int
+
+
+def _files(info: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns all files of a folder, each with its name, size and hash."""
+    files = list(info.get("files", []))
+    for split in info["splits"].values():
+        files += split["shards"]
+    return files
+
+
+def _check_file(folder: Path, file: dict[str, Any]) -> None:
+    name = file["file"]
+    if not _FILE_NAME.fullmatch(name):
+        raise ValueError(f"file {name!r} lies outside of the folder")
+    path = folder / name
+    size = path.stat().st_size if path.is_file() else None
+    if size != file["bytes"]:
+        raise PreparedError(
+            f"{str(path)!r} is {'missing' if size is None else f'{size} bytes long'}; "
+            f"it was written with {file['bytes']} bytes. {_AGAIN}"
+        )

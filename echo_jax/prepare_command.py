@@ -1,0 +1,212 @@
+"""``echo-jax prepare``: its options, and what it says."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["add_kinds", "run"]
+
+_IMAGES_EPILOG = """\
+A SOURCE is a folder or a .tar, .tar.gz, .tar.xz or .tar.bz2 file, in which every
+image lies in a folder with the name of its class. SPLIT=SOURCE says which split
+it is; without SPLIT= it is train. Images keep their bytes and their order.
+
+examples:
+  echo-jax prepare images train=train.tar.gz validation=test.tar.gz --out data/cifar10
+  echo-jax prepare images photos/ --holdout 0.05 --out data/photos"""
+
+_COCO_EPILOG = """\
+A SOURCE is ANNOTATIONS:IMAGES: an instances_*.json, plain or .gz, .xz, .bz2, and a
+folder or tar archive of images. SPLIT=SOURCE says which split it is.
+
+example:
+  echo-jax prepare coco train=instances_train2017.json:train2017/ \\
+      validation=instances_val2017.json:val2017/ --out data/coco"""
+
+_TEXT_EPILOG = """\
+A SOURCE is a text file in UTF-8, plain or .gz, .xz, .bz2, or a folder of such files.
+SPLIT=SOURCE says which split it is; without SPLIT= it is train. A split may have
+several.
+
+examples:
+  echo-jax prepare text train=train.txt.xz validation=valid.txt.xz --out data/wikitext2
+  echo-jax prepare text books/ --holdout 0.05 --tokenizer bytes --out data/books"""
+
+_VERIFY_EPILOG = """\
+example:
+  echo-jax prepare verify data/cifar10"""
+
+_MAX_SHOWN = 10
+_EVALUATED = ("validation", "valid", "val", "test")
+
+
+def add_kinds(
+    add: Callable[[str, str, str], argparse.ArgumentParser],
+) -> None:
+    """Adds a command for each kind of data.
+
+    Args:
+      add: Makes a parser of a name, what it is about, and what is said at its end.
+    """
+    images = add("images", "class folders of images", _IMAGES_EPILOG)
+    coco = add("coco", "images with boxes in COCO's format", _COCO_EPILOG)
+    text = add("text", "text, as blocks of tokens", _TEXT_EPILOG)
+    for kind in (images, coco, text):
+        _add_common(kind)
+    text.add_argument(
+        "--tokenizer",
+        choices=("sentencepiece", "bytes"),
+        default="sentencepiece",
+        help="subwords, learnt from the train split, or bytes (default: %(default)s)",
+    )
+    text.add_argument(
+        "--vocab",
+        type=int,
+        default=8192,
+        metavar="N",
+        help="number of subwords (default: %(default)s)",
+    )
+    text.add_argument(
+        "--tokenizer-model",
+        type=Path,
+        metavar="FILE",
+        help="a sentencepiece model to use instead of learning one",
+    )
+    text.add_argument(
+        "--document",
+        choices=("file", "line", "blank"),
+        default="file",
+        help="what ends with an end-of-document token: a file, a line, or what blank "
+        "lines stand between (default: %(default)s)",
+    )
+    text.add_argument(
+        "--block",
+        type=int,
+        default=256,
+        metavar="T",
+        help="tokens of a record: the model's sequence length (default: %(default)s)",
+    )
+    verify = add("verify", "compare all files with their hashes", _VERIFY_EPILOG)
+    verify.add_argument("folder", type=Path, metavar="FOLDER", help="a prepared folder")
+
+
+def _add_common(kind: argparse.ArgumentParser) -> None:
+    kind.add_argument("sources", nargs="+", metavar="SOURCE", help="see below")
+    kind.add_argument(
+        "--out",
+        required=True,
+        type=Path,
+        metavar="FOLDER",
+        help="receives the data; the same command goes on where it was stopped",
+    )
+    kind.add_argument(
+        "--holdout",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="make a validation split of this share of train, chosen by a hash of "
+        "names (default: none)",
+    )
+    kind.add_argument(
+        "--max-bad",
+        default="0.1%",
+        metavar="N",
+        help="skip and count what cannot be used, up to this number, or share as in "
+        "1%% (default: 0.1%%, rounded down)",
+    )
+    kind.add_argument(
+        "--workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="threads; changes nothing in the result (default: one per core)",
+    )
+    kind.add_argument(
+        "--shard-mb",
+        type=float,
+        default=256.0,
+        metavar="MB",
+        help="about the size of a shard; a stopped command goes on with the shard "
+        "that it was at (default: %(default)g)",
+    )
+
+
+def run(args: argparse.Namespace, on_progress: Callable[[str, float], None]) -> str:
+    """Runs the command.
+
+    Args:
+      args: What `add_kinds` has parsed, with the kind in ``args.kind``.
+      on_progress: Told what is done, and the part of it that is done.
+
+    Returns:
+      What to print at the end.
+
+    Raises:
+      PrepareError, PreparedError, OSError: If it cannot be carried out.
+    """
+    # Imported here: `--help` does without.
+    from echo_jax.data import prepare
+    from echo_jax.data.prepared import verify
+
+    if args.kind == "verify":
+        return f"{args.folder}: all {verify(args.folder)} files are as written"
+    settings = prepare.Settings(
+        out=args.out,
+        holdout=args.holdout,
+        max_bad=args.max_bad,
+        workers=args.workers,
+        shard_mb=args.shard_mb,
+        on_progress=on_progress,
+    )
+    if args.kind == "images":
+        info = prepare.prepare_images(args.sources, settings)
+    elif args.kind == "coco":
+        info = prepare.prepare_coco(args.sources, settings)
+    else:
+        text = prepare.TextSettings(
+            tokenizer=args.tokenizer,
+            vocab=args.vocab,
+            tokenizer_model=args.tokenizer_model,
+            document=args.document,
+            block=args.block,
+        )
+        info = prepare.prepare_text(args.sources, settings, text)
+    return "\n".join([*_summary(info), "", str(args.out / "dataset.json")])
+
+
+def _summary(info: Mapping[str, Any]) -> list[str]:
+    """Returns what was made, and what was not, in lines."""
+    lines = []
+    for split, facts in info["splits"].items():
+        size = sum(shard["bytes"] for shard in facts["shards"]) / 1e6
+        shards = len(facts["shards"])
+        more = "".join(
+            f", {facts[name]} {name}"
+            for name in ("boxes", "documents", "tokens")
+            if name in facts
+        )
+        lines.append(
+            f"{split}: {facts['examples']} examples{more}, {size:.1f} MB in {shards} "
+            f"shard{'s' if shards > 1 else ''}"
+        )
+    if clipped := info.get("clipped_boxes"):
+        lines.append(f"boxes clipped to their image: {clipped}")
+    skipped = info["skipped"]
+    if skipped["count"]:
+        reasons = (
+            f"{number} {reason}" for reason, number in skipped["reasons"].items()
+        )
+        lines.append(f"skipped: {', '.join(reasons)}")
+        lines += [
+            f"  {bad['split']}: {bad['name']} ({bad['reason']})"
+            for bad in skipped["first"][:_MAX_SHOWN]
+        ]
+        if skipped["count"] > _MAX_SHOWN:
+            lines.append("  and more: see skipped in dataset.json")
+    if not any(split in _EVALUATED for split in info["splits"]):
+        lines.append(
+            "no validation split, which training evaluates on: add validation=SOURCE "
+            "or --holdout 0.05, with another --out"
+        )
+    return lines

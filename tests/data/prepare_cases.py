@@ -1,0 +1,74 @@
+"""Small sources for the prepare tests, and what to compare."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from echo_jax.data.prepared import open_prepared, unpack
+
+
+def make_image(seed, suffix=".jpg", size=(12, 10)):
+    """The bytes of an image that differs from seed to seed; size: height, width."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)
+    return cv2.imencode(suffix, pixels)[1].tobytes()
+
+
+def class_folders(num_images=12, classes=("cat", "ant")):
+    """Names and contents of images in class folders."""
+    return {
+        f"{classes[i % len(classes)]}/{i:03}.jpg": make_image(i)
+        for i in range(num_images)
+    }
+
+
+def write_folder(folder, files):
+    for name, content in files.items():
+        path = Path(folder) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return str(folder)
+
+
+def write_tar(path, files, mode="w"):
+    """Writes a tar; a value that is a TarInfo is a member without content."""
+    with tarfile.open(path, mode) as archive:
+        for name, content in files.items():
+            if isinstance(content, tarfile.TarInfo):
+                archive.addfile(content)
+                continue
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return str(path)
+
+
+def coco_json(images, annotations, categories=((7, "cat"), (3, "ant"))):
+    """A COCO file; images: id to (name, height, width); annotations as dicts."""
+    return json.dumps(
+        {
+            "images": [
+                {"id": key, "file_name": name, "height": height, "width": width}
+                for key, (name, height, width) in images.items()
+            ],
+            "annotations": annotations,
+            "categories": [{"id": key, "name": name} for key, name in categories],
+        }
+    ).encode()
+
+
+def records(folder, split):
+    prepared = open_prepared(folder, split)
+    return [unpack(prepared[index]) for index in range(len(prepared))]
+
+
+def contents(folder):
+    """All files of a folder and their bytes."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }

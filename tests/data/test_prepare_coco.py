@@ -1,0 +1,360 @@
+"""COCO annotations become records: hand-computed boxes, and everything bad by name."""
+
+import gzip
+import json
+import lzma
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prepare_cases import (
+    coco_json,
+    contents,
+    make_image,
+    records,
+    write_folder,
+    write_tar,
+)
+from pycocotools.coco import COCO
+
+from echo_jax.data.prepare import PrepareError, Settings, prepare_coco
+from echo_jax.data.prepare import coco_json as parser
+from echo_jax.data.prepare.coco_json import Image, check_box
+from echo_jax.data.prepared import PreparedError, read_info, verify
+
+IMAGES = {11: ("a.jpg", 20, 30), 5: ("b.jpg", 10, 10), 8: ("c.png", 16, 12)}
+FILES = {name: make_image(i, name[-4:], size) for i, (name, *size) in IMAGES.items()}
+BOXES = [
+    {"id": 1, "image_id": 11, "category_id": 7, "bbox": [1, 2, 10, 5.5], "area": 44},
+    {"id": 2, "image_id": 11, "category_id": 3, "bbox": [-4, 15, 10, 9], "iscrowd": 1},
+    {"id": 3, "image_id": 8, "category_id": 3, "bbox": [0, 0, 12, 16], "area": 9.5},
+]
+
+
+def prepare(tmp_path, annotations=None, files=FILES, name="a.json", **settings):
+    """Prepares one split, and returns what is in it by image id."""
+    if annotations is None:
+        annotations = coco_json(IMAGES, BOXES)
+    (tmp_path / name).write_bytes(annotations)
+    write_folder(tmp_path / "images", files)
+    out = tmp_path / "out"
+    source = f"train={tmp_path}/{name}:{tmp_path}/images"
+    info = prepare_coco([source], Settings(out=out, **settings))
+    return info, {record["image_id"]: record for record in records(out, "train")}
+
+
+def refusal(tmp_path, *args, **kwargs):
+    with pytest.raises(PrepareError) as caught:
+        prepare(tmp_path, *args, **kwargs)
+    with pytest.raises(PreparedError):
+        read_info(tmp_path / "out")
+    return str(caught.value)
+
+
+def boxes_of(record):
+    return np.frombuffer(record["boxes"], "<f4").reshape(-1, 4).tolist()
+
+
+def test_boxes_labels_and_areas_are_those_of_the_annotations(tmp_path):
+    info, found = prepare(tmp_path)
+    assert info["categories"] == [{"id": 3, "name": "ant"}, {"id": 7, "name": "cat"}]
+    assert info["classes"] == ["ant", "cat"]
+    # x, y, width, height become ymin, xmin, ymax, xmax; what reaches out is cut.
+    assert boxes_of(found[11]) == [[2, 1, 7.5, 11], [15, 0, 20, 6]]
+    assert np.frombuffer(found[11]["labels"], "<i4").tolist() == [1, 0]
+    assert np.frombuffer(found[11]["crowd"], "u1").tolist() == [0, 1]
+    # A file without an area means the box's, as it was before it was cut.
+    assert np.frombuffer(found[11]["area"], "<f4").tolist() == [44, 90]
+    assert boxes_of(found[8]) == [[0, 0, 16, 12]]
+    assert boxes_of(found[5]) == [] and found[5]["labels"] == b""
+    assert info["clipped_boxes"] == 1 and info["skipped"]["count"] == 0
+
+
+def test_records_have_the_images_as_found(tmp_path):
+    _, found = prepare(tmp_path)
+    assert [*found] == [11, 5, 8]
+    for key, (name, height, width) in IMAGES.items():
+        assert found[key]["image"] == FILES[name]
+        assert (found[key]["height"], found[key]["width"]) == (height, width)
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".gz", gzip.compress)])
+def test_packed_and_archived_it_is_the_same(tmp_path, suffix, pack):
+    _, expected = prepare(tmp_path)
+    name = f"b.json{suffix}"
+    (tmp_path / name).write_bytes(pack(coco_json(IMAGES, BOXES)))
+    tar = write_tar(
+        tmp_path / "x.tar.gz", {f"val2017/{k}": v for k, v in FILES.items()}, "w:gz"
+    )
+    prepare_coco([f"{tmp_path}/{name}:{tar}"], Settings(out=tmp_path / "other"))
+    assert records(tmp_path / "other", "train") == [*expected.values()]
+
+
+def test_the_ground_truth_is_what_an_evaluator_reads(tmp_path, capsys):
+    outlined = [{**box, "segmentation": [[1, 2, 3, 4, 5, 6]]} for box in BOXES]
+    bad = {"id": 4, "image_id": 5, "category_id": 9, "bbox": [0, 0, 1, 1]}
+    annotations = coco_json(IMAGES, [*outlined, bad])
+    files = {**FILES, "c.png": b""}
+    info, _ = prepare(tmp_path, annotations, files, max_bad="2")
+    facts = info["splits"]["train"]
+    assert facts["annotations"] == "train-annotations.json.gz" and facts["boxes"] == 2
+    # Those of the images that were written, with boxes as they were found.
+    path = tmp_path / "truth.json"
+    path.write_bytes(gzip.decompress(contents(tmp_path / "out")[facts["annotations"]]))
+    truth = COCO(str(path))
+    assert sorted(truth.getImgIds()) == [5, 11]
+    assert [truth.loadAnns(i)[0]["bbox"] for i in truth.getAnnIds()] == [
+        [1, 2, 10, 5.5],
+        [-4, 15, 10, 9],
+    ]
+    assert truth.getAnnIds(iscrowd=True) == [2]
+    assert truth.loadCats([3, 7]) == info["categories"]
+    assert "segmentation" not in truth.anns[1]
+    # It is one of the files that are checked.
+    assert verify(tmp_path / "out") == 2
+    capsys.readouterr()
+
+
+def test_what_is_bad_is_skipped_counted_and_named(tmp_path):
+    boxes = [
+        *BOXES,
+        {"id": 1, "image_id": 5, "category_id": 7, "bbox": [0, 0, 1, 1]},
+        {"image_id": 5, "category_id": 7, "bbox": [0, 0, 1, 1]},
+        {"id": 21, "image_id": 5, "category_id": 8, "bbox": [0, 0, 1, 1]},
+        {"id": 22, "image_id": 5, "category_id": [], "bbox": [0, 0, 1, 1]},
+        {"id": 23, "image_id": 5, "category_id": 7, "bbox": [0, 0, 0, 1]},
+        {"id": 24, "image_id": 5, "category_id": 7, "bbox": [0, 0, 1, -1]},
+        {"id": 25, "image_id": 5, "category_id": 7, "bbox": [10, 0, 5, 5]},
+        {"id": 26, "image_id": 5, "category_id": 7, "bbox": [0, -6, 5, 5]},
+        {"id": 27, "image_id": 5, "category_id": 7, "bbox": [0, 0, 1]},
+        {"id": 28, "image_id": 5, "category_id": 7, "bbox": [0, 0, 1, "1"]},
+        {"id": 29, "image_id": 5, "category_id": 7, "bbox": [0, 0, 1, 1e300]},
+        {"id": 30, "image_id": 5, "category_id": 7, "bbox": None},
+        {"id": 31, "image_id": 5, "category_id": 7, "bbox": [0] * 4, "area": "x"},
+        {"id": 32, "image_id": 5, "category_id": 7, "bbox": [0, 0, 1, 1], "area": -1},
+        {"id": 33, "image_id": 5, "category_id": 7, "bbox": [0, 0, 1, 1], "iscrowd": 2},
+        {"id": 34, "image_id": 99, "category_id": 7, "bbox": [0, 0, 1, 1]},
+    ]
+    images = {**IMAGES, 12: ("lost.jpg", 5, 5), 13: ("small.jpg", 20, 30)}
+    files = {
+        **FILES,
+        "again/a.jpg": FILES["a.jpg"],
+        "small.jpg": make_image(0),
+        "other.jpg": b"not in the annotations",
+    }
+    # 16 boxes, and an image that is lost, one of another size, and one twice.
+    assert "more than 18 of 24" in refusal(
+        tmp_path, coco_json(images, boxes), files, max_bad="18"
+    )
+    info, found = prepare(tmp_path, coco_json(images, boxes), files, max_bad="19")
+    assert sorted(found) == [5, 8, 11] and boxes_of(found[5]) == []
+    assert info["skipped"]["reasons"] == {
+        "box of no image": 1,
+        "box of unknown category": 2,
+        "box outside of the image": 2,
+        "box that is not four finite numbers": 4,
+        "box whose area or iscrowd is no such number": 2,
+        "box without an area": 3,
+        "box without an id of its own": 2,
+        "image of another size than its annotations say": 1,
+        "missing image file": 1,
+        "twice in the source": 1,
+    }
+    names = {bad["name"]: bad["reason"] for bad in info["skipped"]["first"]}
+    assert names["annotation 25 of image 5"] == "box outside of the image"
+    assert names["annotation 34 of image 99"] == "box of no image"
+    assert names["lost.jpg"] == "missing image file"
+    assert names["small.jpg"].startswith("image of another size")
+    assert names["again/a.jpg"] == "twice in the source"
+
+
+@pytest.mark.parametrize(
+    ("bbox", "expected", "clipped"),
+    [
+        ([0, 0, 10, 20], (0, 0, 20, 10), False),
+        ([9.5, 19.5, 0.5, 0.5], (19.5, 9.5, 20, 10), False),
+        ([-1, -1, 12, 22], (0, 0, 20, 10), True),
+        ([9, 19, 2, 0.5], (19, 9, 19.5, 10), True),
+        # The border in float32: 9.9 + 0.1 is 10.000001 in no one's eyes.
+        ([9.9, 0, 0.1, 1], (0, np.float32(9.9), 1, 10), False),
+    ],
+)
+def test_a_box_is_clipped_to_its_image(bbox, expected, clipped):
+    image = Image(1, "x.jpg", 20, 10, {})
+    box = check_box({"id": 1, "category_id": 3, "bbox": bbox}, image, {3}, set())
+    assert box.corners == expected and box.clipped is clipped
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is no COCO file"),
+        (b"{", "is no COCO file"),
+        (b"[]", "it has no list of categories"),
+        (b'{"categories": {}}', "it has no list of categories"),
+        (b'{"categories": [1]}', "it has no list of categories"),
+        (coco_json(IMAGES, [], []), "no categories"),
+        (coco_json(IMAGES, [], [(1, "a"), (1, "b")]), "two with one id"),
+        (coco_json(IMAGES, [], [(1, "a" * 1025)]), "name is 'aaaa"),
+        (coco_json(IMAGES, [], [("1", "a")]), "id is '1', not a number below"),
+        (coco_json(IMAGES, [], [(1, 5)]), "name is 5, not a name"),
+        (coco_json({1: ("a", 2, 2), 2: ("a", 2, 2)}, []), "one file_name"),
+        (coco_json({1: ("../../a", 2, 2)}, []), "file_name '../../a' leads out"),
+        (coco_json({1: ("/a", 2, 2)}, []), "file_name '/a' leads out"),
+        (coco_json({1: ("a\n", 2, 2)}, []), "not printable"),
+        (coco_json({1: ("a", 65536, 2)}, []), "height is 65536, not a number below"),
+        (coco_json({1: ("a", 2, 2.5)}, []), "width is 2.5, not a number"),
+        (coco_json({2**63: ("a", 2, 2)}, []), "id is 9223372036854775808"),
+        (coco_json({-1: ("a", 2, 2)}, []), "id is -1"),
+        (coco_json(IMAGES, [{"image_id": None}]), "image_id is None"),
+        (coco_json(IMAGES, [{"id": 1, "x": float("nan")}]), "it holds NaN"),
+        (b'{"categories": ' + b"[" * 100_000, "is no COCO file"),
+        (b'{"categories": ' + b"9" * 10_000 + b"}", "is no COCO file"),
+        (b"\xff\xfe\xfd", "is no COCO file"),
+    ],
+)
+def test_what_is_no_coco_file_is_refused_in_one_line(tmp_path, content, message):
+    said = refusal(tmp_path, content)
+    assert message in said and "a.json" in said
+    assert len(said) < 500 + len(str(tmp_path))
+
+
+def test_a_file_with_one_image_id_twice_is_refused(tmp_path):
+    content = json.loads(coco_json(IMAGES, []))
+    content["images"][0]["id"] = content["images"][1]["id"]
+    assert "two images have one id" in refusal(tmp_path, json.dumps(content).encode())
+
+
+def test_a_huge_file_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(parser, "_MAX_JSON_BYTES", 100)
+    packed = lzma.compress(coco_json(IMAGES, BOXES))
+    assert "larger than 100 bytes" in refusal(tmp_path, packed, name="a.json.xz")
+
+
+def test_too_many_categories_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(parser, "_MAX_CATEGORIES", 1)
+    assert "more than 1 categories" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("train=a.json", "give one ANNOTATIONS:IMAGES"),
+        ("train=:images", "give one ANNOTATIONS:IMAGES"),
+        ("train={0}/no.json:{0}/images", "no.json' cannot be read"),
+        ("train={0}/a.json:{0}/nowhere", "no such file or folder"),
+    ],
+)
+def test_a_source_that_is_incomplete_is_refused(tmp_path, source, message):
+    prepare(tmp_path)
+    with pytest.raises(PrepareError, match=message):
+        prepare_coco([source.format(tmp_path)], Settings(out=tmp_path / "new"))
+
+
+def test_the_categories_of_other_splits_are_those_of_train(tmp_path):
+    prepare(tmp_path)
+    few = [{"id": 1, "image_id": 11, "category_id": 7, "bbox": [0, 0, 1, 1]}]
+    (tmp_path / "few.json").write_bytes(coco_json(IMAGES, few, [(7, "cat")]))
+    (tmp_path / "other.json").write_bytes(coco_json(IMAGES, few, [(7, "dog")]))
+    train = f"{tmp_path}/a.json:{tmp_path}/images"
+
+    def with_validation(name):
+        validation = f"validation={tmp_path}/{name}:{tmp_path}/images"
+        return prepare_coco([train, validation], Settings(out=tmp_path / "new"))
+
+    with pytest.raises(PrepareError, match="category 7 is 'cat' in split 'train' and"):
+        with_validation("other.json")
+    info = with_validation("few.json")
+    first = records(tmp_path / "new", "validation")[0]
+    assert np.frombuffer(first["labels"], "<i4").tolist() == [1]
+    assert info["splits"]["validation"]["boxes"] == 1
+
+
+def test_held_out_images_take_their_boxes_along(tmp_path):
+    images = {i: (f"{i}.jpg", 12, 10) for i in range(20)}
+    boxes = [
+        {"id": i, "image_id": i, "category_id": 3, "bbox": [0, 0, i / 4 + 1, 1]}
+        for i in range(20)
+    ]
+    files = {f"{i}.jpg": make_image(i) for i in range(20)}
+    info, train = prepare(tmp_path, coco_json(images, boxes), files, holdout=0.3)
+    validation = {r["image_id"]: r for r in records(tmp_path / "out", "validation")}
+    assert sorted([*train, *validation]) == [*range(20)] and train and validation
+    for split, found in (("train", train), ("validation", validation)):
+        name = info["splits"][split]["annotations"]
+        truth = json.loads(gzip.decompress(contents(tmp_path / "out")[name]))
+        assert {image["id"] for image in truth["images"]} == found.keys()
+        assert {box["image_id"] for box in truth["annotations"]} == found.keys()
+        for key, record in found.items():
+            assert boxes_of(record) == [[0, 0, 1, key / 4 + 1]]
+
+
+def test_stopped_while_files_are_put_in_place_it_goes_on(tmp_path, monkeypatch):
+    prepare(tmp_path, shard_mb=0.0008)
+    whole = contents(tmp_path / "out")
+    assert len(whole) >= 4
+    replace = Path.replace
+    moves, stops_at = [], [0]
+
+    def move(path, target):
+        # Into the folder itself: no file that is still worked on.
+        if Path(target).parent == tmp_path / "out":
+            moves.append(target)
+            if len(moves) == stops_at[0]:
+                raise KeyboardInterrupt
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", move)
+    for stop in range(1, len(whole) + 1):
+        shutil.rmtree(tmp_path / "out")
+        moves.clear()
+        stops_at[0] = stop
+        with pytest.raises(KeyboardInterrupt):
+            prepare(tmp_path, shard_mb=0.0008)
+        stops_at[0] = 0
+        assert not (tmp_path / "out" / "dataset.json").exists()
+        prepare(tmp_path, shard_mb=0.0008)
+        assert contents(tmp_path / "out") == whole
+
+
+def test_nothing_depends_on_workers_or_the_day(tmp_path, monkeypatch):
+    made = []
+    for workers in (1, 3):
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        # The same words as a source, whatever the folder.
+        monkeypatch.chdir(folder)
+        prepare(Path(), workers=workers, shard_mb=0.0008)
+        made.append(contents("out"))
+        monkeypatch.setattr("time.time", lambda: 0.0)
+    assert made[0] == made[1] and len(made[0]) >= 4
+
+
+@pytest.mark.skipif(
+    "ECHO_JAX_DATA" not in os.environ,
+    reason="ECHO_JAX_DATA names no folder with the real data",
+)
+def test_the_real_annotations_are_kept_whole(tmp_path):
+    folder = Path(os.environ["ECHO_JAX_DATA"]) / "coco_mini"
+    source = f"validation={folder}/instances_val.json.gz:{folder}/val.tar"
+    out = tmp_path / "out"
+    info = prepare_coco([source], Settings(out=out, max_bad="0"))
+    found = json.loads(gzip.decompress((folder / "instances_val.json.gz").read_bytes()))
+    by_image = {image["id"]: [] for image in found["images"]}
+    for box in found["annotations"]:
+        by_image[box["image_id"]].append(box)
+    assert info["splits"]["validation"]["boxes"] == 361
+    made = records(out, "validation")
+    assert len(made) == 40 and len(info["categories"]) == 80
+    for record in made:
+        boxes = by_image[record["image_id"]]
+        labels = np.frombuffer(record["labels"], "<i4")
+        ids = [info["categories"][label]["id"] for label in labels]
+        assert ids == [box["category_id"] for box in boxes]
+        x, y, width, height = np.array([box["bbox"] for box in boxes]).reshape(-1, 4).T
+        corners = np.stack([y, x, y + height, x + width], axis=1)
+        np.testing.assert_allclose(
+            np.frombuffer(record["boxes"], "<f4").reshape(-1, 4), corners, rtol=1e-6
+        )

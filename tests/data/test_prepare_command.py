@@ -1,0 +1,222 @@
+"""``echo-jax prepare`` as it is typed."""
+
+import gzip
+import lzma
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from prepare_cases import (
+    class_folders,
+    coco_json,
+    contents,
+    make_image,
+    write_folder,
+    write_tar,
+)
+
+from echo_jax import cli, countdown
+from echo_jax.countdown import Countdown
+from echo_jax.data.prepare import text, workspace
+from echo_jax.data.prepare.tokenizer import train_subwords
+from echo_jax.data.prepared import read_info
+
+KINDS = ("images", "coco", "text", "verify")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with all files that the examples in the help name."""
+    monkeypatch.chdir(tmp_path)
+    write_tar("train.tar.gz", class_folders(8), "w:gz")
+    write_tar("test.tar.gz", class_folders(4), "w:gz")
+    write_folder("photos", class_folders(80))
+    box = {"id": 1, "image_id": 1, "category_id": 7, "bbox": [0, 0, 5, 5]}
+    instances = coco_json({1: ("a.jpg", 12, 10)}, [box])
+    images = {"a.jpg": make_image(1)}
+    for name in ("instances", "instances_train2017", "instances_val2017"):
+        Path(f"{name}.json").write_bytes(instances)
+    Path("instances.json.gz").write_bytes(gzip.compress(instances))
+    for name in ("train2017", "val2017"):
+        write_folder(name, images)
+    write_tar("train.tar", images)
+    book = b"It was a dark and stormy night. " * 50
+    write_folder("books", {f"{number}.txt": book for number in range(100)})
+    Path("train.txt.xz").write_bytes(lzma.compress(book * 9))
+    Path("valid.txt.xz").write_bytes(lzma.compress(book))
+    return tmp_path
+
+
+def run(command, capsys):
+    """Runs a line as a shell would; returns the status and what was printed."""
+    status = cli.main(shlex.split(command)[1:])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def help_of(words, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([*words, "--help"])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_every_example_in_the_help_is_true(folder, capsys, monkeypatch, kind):
+    # There is too little text for as many subwords as the default.
+    monkeypatch.setattr(
+        text, "train_subwords", lambda lines, vocab: train_subwords(lines, 290)
+    )
+    words = ["prepare", kind] if kind else ["prepare"]
+    said = help_of(words, capsys).replace("\\\n", "")
+    examples = re.findall(r"^  (echo-jax prepare .*)$", said, re.MULTILINE)
+    assert examples
+    if kind == "verify":
+        run("echo-jax prepare images photos --out data/cifar10", capsys)
+    for example in examples:
+        status, out, _ = run(example, capsys)
+        assert status == 0 and out
+        if kind != "verify":
+            read_info(shlex.split(example)[-1])
+
+
+def test_it_says_what_was_made_and_what_was_not(folder, capsys):
+    write_folder("photos", {"cat/cut.jpg": make_image(0)[:-2], "cat/empty.jpg": b""})
+    command = "echo-jax prepare images photos --out out"
+    status, out, err = run(command, capsys)
+    assert (status, out) == (2, "")
+    assert err.splitlines()[-1] == (
+        "echo-jax prepare: more than 0 of 82 are bad: train: 'cat/cut.jpg' (truncated)"
+        ", train: 'cat/empty.jpg' (empty file). Look at them, or allow more with "
+        "--max-bad=2 or, say, --max-bad=1%"
+    )
+    status, out, _ = run(f"{command} --max-bad 3%", capsys)
+    lines = out.splitlines()
+    size = read_info("out")["splits"]["train"]["shards"][0]["bytes"] / 1e6
+    assert status == 0 and lines == [
+        f"train: 80 examples, {size:.1f} MB in 1 shard",
+        "skipped: 1 empty file, 1 truncated",
+        "  train: cat/cut.jpg (truncated)",
+        "  train: cat/empty.jpg (empty file)",
+        "no validation split, which training evaluates on: add validation=SOURCE or "
+        "--holdout 0.05, with another --out",
+        "",
+        "out/dataset.json",
+    ]
+
+
+def test_every_option_arrives(folder, capsys):
+    status, _, _ = run(
+        "echo-jax prepare text books --out out --tokenizer bytes --document line "
+        "--block 7 --holdout 0.25 --shard-mb 0.1 --workers 1 --max-bad 1",
+        capsys,
+    )
+    info = read_info("out")
+    assert status == 0 and info["options"] == {
+        "source": {"train": ["books"]},
+        "holdout": 0.25,
+        "shard_mb": 0.1,
+        "kind": "text",
+        "tokenizer": "bytes",
+        "document": "line",
+        "block": 7,
+    }
+    assert len(info["splits"]["train"]["shards"]) > 1
+
+
+def test_a_tokenizer_is_used_again(folder, capsys):
+    first = "echo-jax prepare text train.txt.xz --vocab 290 --out a"
+    assert run(first, capsys)[0] == 0
+    again = "echo-jax prepare text valid.txt.xz --out b --tokenizer-model "
+    assert run(again + "a/tokenizer.model", capsys)[0] == 0
+    assert contents("a")["tokenizer.model"] == contents("b")["tokenizer.model"]
+    assert read_info("b")["vocab_size"] == 290
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("images photos", "the following arguments are required: --out"),
+        ("images --out x", "the following arguments are required: SOURCE"),
+        ("films photos --out x", "invalid choice: 'films'"),
+        ("images photos --out x --colour red", "unknown option '--colour'"),
+        ("images photos --out x --block 5", "unknown option '--block'"),
+        ("images photos --out x --workers two", "invalid int value: 'two'"),
+        ("images photos --out x --max-bad some", "--max-bad=some is neither a number"),
+        ("images photos --out books", "--out=books holds '0.txt' and is no prepared"),
+        ("images nothing --out x", "'nothing': there is no such file or folder"),
+        ("text books --out x --document page", "invalid choice: 'page'"),
+        ("coco instances.json --out x", "give one ANNOTATIONS:IMAGES"),
+        ("verify photos", "'photos' is no prepared folder"),
+        ("verify nothing", "'nothing' is no prepared folder"),
+    ],
+)
+def test_what_is_mistyped_is_named_in_one_line(folder, command, message, capsys):
+    try:
+        status = cli.main(["prepare", *shlex.split(command)])
+    except SystemExit as end:
+        status = end.code
+    assert status == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("echo-jax prepare") and message in line
+    # A corrected command must not find the folder taken.
+    assert not Path("x").exists()
+
+
+def test_a_stopped_command_says_how_to_go_on(folder, capsys, monkeypatch):
+    command = "echo-jax prepare images photos --shard-mb 0.005 --out 'my data'"
+    write = workspace.Workspace.write_shard
+
+    def stop(self, split, number, records, rest):
+        if number == 1:
+            raise KeyboardInterrupt
+        return write(self, split, number, records, rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workspace.Workspace, "write_shard", stop)
+        status, out, err = run(command, capsys)
+    assert (status, out) == (130, "")
+    assert err.splitlines()[-2:] == [
+        "echo-jax prepare: interrupted; run the same command to resume",
+        f"  {command}",
+    ]
+    assert run(command, capsys)[0] == 0
+    assert run(command.replace("my data", "at once"), capsys)[0] == 0
+    assert contents("my data") == contents("at once")
+
+
+def test_verify_finds_what_was_changed(folder, capsys):
+    run("echo-jax prepare images photos --out out", capsys)
+    status, out, _ = run("echo-jax prepare verify out", capsys)
+    assert (status, out) == (0, "out: all 1 files are as written\n")
+    (shard,) = Path("out").glob("*.arrayrecord")
+    content = bytearray(shard.read_bytes())
+    content[1000] ^= 1
+    shard.write_bytes(content)
+    status, _, err = run("echo-jax prepare verify out", capsys)
+    assert status == 2 and "it was changed since" in err
+
+
+def test_progress_is_lines_with_the_time_left(capsys, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(countdown.time, "monotonic", lambda: now[0])
+    with Countdown(line_every_s=10) as shown:
+        for seconds, what, done in [
+            (0, "reading", 0.1),
+            (9, "reading", 0.2),
+            (1, "reading", 0.3),
+            (1, "writing", 0.5),
+            (3, "writing", 0.6),
+            (3601, "writing", 0.7),
+            (9, "writing", 1.0),
+        ]:
+            now[0] += seconds
+            shown.show(what, done)
+    assert capsys.readouterr().err.splitlines() == [
+        " 10%  reading",
+        # 20 % in 10 s.
+        " 30%  reading  ETA 0:00:35",
+        " 50%  writing",
+        # 20 % in 3604 s.
+        " 70%  writing  ETA 1:30:06",
+    ]

@@ -1,0 +1,209 @@
+"""Folders and archives are listed and read; hostile ones are refused by name."""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+from prepare_cases import write_folder, write_tar
+
+from echo_jax.data import compressed
+from echo_jax.data.compressed import ForwardReader, UnpackError, unpacked_chunks
+from echo_jax.data.prepare import PrepareError
+from echo_jax.data.prepare.files import open_files
+
+FILES = {"b/x.bin": b"1" * 700, "a/y.bin": b"", "a/z.bin": b"2" * 512, "c": b"345"}
+MODES = {".tar": "w", ".tar.gz": "w:gz", ".tar.xz": "w:xz", ".tar.bz2": "w:bz2"}
+
+
+def listed(path, max_bytes=10_000):
+    files = open_files(Path(path), lambda what, part: None)
+    read = files.contents(range(len(files.entries)), max_bytes)
+    return {e.name: get() for e, get in zip(files.entries, read, strict=True)}
+
+
+def refusal(path):
+    with pytest.raises(PrepareError) as caught:
+        open_files(Path(path), lambda what, part: None)
+    assert Path(path).name in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", MODES)
+def test_an_archive_is_read_in_its_order(tmp_path, suffix):
+    path = write_tar(tmp_path / f"x{suffix}", FILES, MODES[suffix])
+    assert [*listed(path).items()] == [*FILES.items()]
+
+
+@pytest.mark.parametrize("suffix", MODES)
+@pytest.mark.parametrize("wanted", [[], [0], [3], [1, 2], [0, 3]])
+def test_any_part_of_an_archive_is_read(tmp_path, suffix, wanted):
+    path = write_tar(tmp_path / f"x{suffix}", FILES, MODES[suffix])
+    files = open_files(Path(path), lambda what, part: None)
+    read = [get() for get in files.contents(wanted, 600)]
+    assert read == [[*FILES.values()][index][:601] for index in wanted]
+
+
+def test_a_folder_is_read_in_the_order_of_names(tmp_path):
+    folder = write_folder(tmp_path / "x", FILES)
+    assert [*listed(folder).items()] == sorted(FILES.items())
+
+
+def test_hidden_files_are_left_out(tmp_path):
+    hidden = {".git/a": b"1", "a/._x.jpg": b"2", ".DS_Store": b"3"}
+    assert listed(write_folder(tmp_path / "x", {**FILES, **hidden})).keys() == {*FILES}
+    assert listed(write_tar(tmp_path / "x.tar", {**FILES, **hidden})) == FILES
+
+
+def test_leading_dots_and_long_names_are_normal(tmp_path):
+    long = "/".join(["deep" * 20] * 5)
+    files = {f"./{long}/x": b"1", "./y": b"2"}
+    path = write_tar(tmp_path / "x.tar", files)
+    assert listed(path) == {f"{long}/x": b"1", "y": b"2"}
+
+
+def test_links_in_a_folder_are_followed_but_not_in_circles(tmp_path):
+    write_folder(tmp_path / "elsewhere", {"cat/1": b"one"})
+    folder = tmp_path / "x"
+    folder.mkdir()
+    (folder / "cat").symlink_to(tmp_path / "elsewhere" / "cat")
+    (folder / "again").symlink_to(folder)
+    assert listed(folder) == {"cat/1": b"one"}
+
+
+def test_what_is_no_file_in_a_folder_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert "pipe' is neither a file nor a folder" in refusal(tmp_path)
+    (tmp_path / "pipe").unlink()
+    (tmp_path / "broken").symlink_to("nowhere")
+    assert "broken' leads nowhere" in refusal(tmp_path)
+    (tmp_path / "broken").unlink()
+    (tmp_path / "two\nlines").touch()
+    assert "name that is not printable UTF-8" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x.zip", "x.tgz", "x.gz", "x", "x.tar.zst"])
+def test_another_kind_of_file_is_refused(tmp_path, name):
+    (tmp_path / name).write_bytes(b"")
+    assert "neither a folder nor a file named .tar, .tar.gz" in refusal(tmp_path / name)
+
+
+def test_a_missing_source_is_refused(tmp_path):
+    assert "no such file or folder" in refusal(tmp_path / "nothing.tar")
+
+
+def member(name, kind=tarfile.REGTYPE, size=0, **fields):
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, size
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info
+
+
+@pytest.mark.parametrize(
+    ("info", "message"),
+    [
+        (member("../up"), "member '../up' leads out"),
+        (member("a/../../up"), "member 'a/../../up' leads out"),
+        (member("/etc/passwd"), "member '/etc/passwd' leads out"),
+        (member("../folder", tarfile.DIRTYPE), "leads out"),
+        (member("x", tarfile.SYMTYPE, linkname="/etc/passwd"), "'x' is a link"),
+        (member("x", tarfile.LNKTYPE, linkname="b/x.bin"), "'x' is a link"),
+        (member("x", tarfile.CHRTYPE), "'x' is a link, a device"),
+        (member("x", tarfile.BLKTYPE), "'x' is a link, a device"),
+        (member("x", tarfile.FIFOTYPE), "'x' is a link, a device"),
+        (member("a\nb"), "not printable"),
+        (member("n" * 1025), "more than 1024 characters"),
+        (member("x", pax_headers={"comment": "y" * 2**21}), "asks for"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
+def test_a_hostile_member_is_refused_by_name(tmp_path, suffix, info, message):
+    files = {**FILES, "hostile": info, "after": b""}
+    path = write_tar(tmp_path / f"x{suffix}", files, MODES[suffix])
+    assert message in refusal(path)
+    assert not (tmp_path.parent / "up").exists()
+
+
+def test_a_member_that_claims_to_be_huge_is_refused(tmp_path):
+    path = tmp_path / "x.tar"
+    write_tar(path, FILES)
+    content = bytearray(path.read_bytes())
+    huge = member("b/x.bin", size=2**40).tobuf(tarfile.GNU_FORMAT)
+    content[:512] = huge[:512]
+    path.write_bytes(content)
+    assert "x.tar" in refusal(path)
+
+
+def test_a_sparse_member_is_refused(tmp_path):
+    path = tmp_path / "x.tar"
+    headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+    headers |= {"GNU.sparse.name": "big", "GNU.sparse.realsize": str(2**40)}
+    info = member("big", size=512, pax_headers=headers)
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(info, io.BytesIO(b"1\n0\n512\n".ljust(512, b"\0")))
+    assert "sparse" in refusal(path)
+
+
+@pytest.mark.parametrize("suffix", MODES)
+def test_a_cut_archive_is_refused_wherever_it_is_cut(tmp_path, suffix):
+    path = Path(write_tar(tmp_path / f"x{suffix}", FILES, MODES[suffix]))
+    whole = path.read_bytes()
+    # Headers and contents are 8 blocks; one of zeros ends a tar, the rest is padding.
+    end = 9 * 512 if suffix == ".tar" else len(whole)
+    for length in {*range(0, end, end // 60), *range(end - 12, end)}:
+        path.write_bytes(whole[:length])
+        assert "cut off" in refusal(path)
+    path.write_bytes(whole[:end])
+    assert listed(path) == FILES
+
+
+def test_damage_is_refused(tmp_path):
+    path = Path(write_tar(tmp_path / "x.tar.gz", FILES, "w:gz"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    assert "damaged" in refusal(path)
+
+
+PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+@pytest.mark.parametrize("suffix", PACK)
+def test_a_bomb_is_refused(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(compressed, "_ANY_RATIO_BYTES", 2**20)
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(PACK[suffix](bytes(2**23)))
+    seen = 0
+    with pytest.raises(UnpackError, match="unpacks to more than 250 times its size"):
+        for chunk in unpacked_chunks(path):
+            seen += len(chunk)
+    # No more was unpacked than had to be.
+    assert seen <= max(2**20, 250 * path.stat().st_size) + 2**20
+
+
+@pytest.mark.parametrize("suffix", [*PACK, ".txt"])
+def test_what_shrinks_well_is_read(tmp_path, suffix):
+    path = tmp_path / f"x{suffix}"
+    content = b"some text " * 100_000
+    path.write_bytes(PACK.get(suffix, bytes)(content) * 2)
+    positions = []
+    assert b"".join(unpacked_chunks(path, positions.append)) == content * 2
+    assert positions[-1] == path.stat().st_size
+
+
+def test_a_forward_reader_reads_and_skips():
+    reader = ForwardReader(iter([b"0123", b"45", b"6789"]), max_read_bytes=5)
+    assert reader.read(5) == b"01234" and reader.tell() == 5
+    assert reader.seek(8) == 8 and reader.read(5) == b"89" == reader.last
+    assert reader.read(1) == b"" and reader.tell() == 10
+    with pytest.raises(OSError, match="6 bytes at once"):
+        reader.read(6)
+    with pytest.raises(OSError, match="backwards"):
+        reader.seek(9)
+    with pytest.raises(OSError, match="bytes at once"):
+        reader.read(-1)

@@ -1,0 +1,165 @@
+"""Whole images pass; cut, damaged, foreign and huge ones are told apart."""
+
+import os
+import struct
+import tarfile
+import zlib
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prepare_cases import make_image
+
+from echo_jax.data.prepare import image_check
+from echo_jax.data.prepare.errors import BadExampleError
+from echo_jax.data.prepare.image_check import check_image
+
+JPEG, PNG = make_image(0, ".jpg", (30, 20)), make_image(0, ".png", (30, 20))
+
+
+def reason(data):
+    with pytest.raises(BadExampleError) as caught:
+        check_image(data)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        [],
+        [cv2.IMWRITE_JPEG_PROGRESSIVE, 1],
+        [cv2.IMWRITE_JPEG_RST_INTERVAL, 2],
+        [cv2.IMWRITE_JPEG_QUALITY, 5],
+    ],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_whole_jpeg_passes(parameters, channels):
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 20, channels), np.uint8)
+    data = cv2.imencode(".jpg", pixels, parameters)[1].tobytes()
+    assert check_image(data) == (30, 20)
+    # Cameras and editors write after the end, and decoders do not mind.
+    assert check_image(data + b"more") == (30, 20)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_a_whole_png_passes(channels, dtype):
+    data = cv2.imencode(".png", np.ones((30, 20, channels), dtype))[1].tobytes()
+    assert check_image(data) == (30, 20)
+
+
+def test_the_size_is_before_rotation():
+    # An EXIF segment that says: rotated by 90 degrees.
+    exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
+    segment = b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif
+    rotated = JPEG[:2] + segment + JPEG[2:]
+    # The reader that does rotate sees it.
+    assert cv2.imdecode(np.frombuffer(rotated, np.uint8), 1).shape == (20, 30, 3)
+    assert check_image(rotated) == (30, 20)
+
+
+@given(st.integers(0, len(JPEG) - 1))
+@settings(max_examples=200, deadline=None)
+def test_no_cut_jpeg_passes(length):
+    known = {"empty file", "neither JPEG nor PNG", "truncated"}
+    assert reason(JPEG[:length]) in known
+    assert length < 3 or reason(JPEG[:length]) == "truncated"
+
+
+@given(st.integers(0, len(PNG) - 1))
+@settings(max_examples=100, deadline=None)
+def test_no_cut_png_passes(length):
+    # The last 12 bytes are an end mark, without which all pixels are there.
+    if length < len(PNG) - 12:
+        reason(PNG[:length])
+
+
+def test_a_thumbnail_within_hides_no_cut():
+    inner = make_image(1, ".jpg", (8, 8))
+    segment = b"\xff\xe1" + struct.pack(">H", len(inner) + 2) + inner
+    data = JPEG[:2] + segment + JPEG[2:]
+    assert check_image(data) == (30, 20)
+    assert reason(data[:-2]) == "truncated"
+
+
+def test_zeros_in_place_of_the_rest_do_not_pass():
+    half = len(JPEG) // 2
+    assert reason(JPEG[:half] + bytes(len(JPEG) - half)) in ("truncated", "corrupt")
+
+
+def test_damage_is_found():
+    assert reason(PNG[:60] + b"\0\0\0\0" + PNG[64:]) in ("corrupt", "truncated")
+    assert reason(JPEG[:2] + b"\0" + JPEG[3:]) == "neither JPEG nor PNG"
+    assert reason(JPEG[:20] + b"\0" * 4 + JPEG[24:]) == "corrupt"
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", "empty file"),
+        (b"GIF89a" + bytes(100), "neither JPEG nor PNG"),
+        (b"<html>not found</html>", "neither JPEG nor PNG"),
+        (b"\xff\xd8\xff", "truncated"),
+        (b"\xff\xd8\xff\xff" * 100, "truncated"),
+        (b"\x89PNG\r\n\x1a\n", "truncated"),
+    ],
+)
+def test_what_is_no_image_is_named(data, expected):
+    assert reason(data) == expected
+
+
+def huge_png(width, height):
+    """A small file that claims, truly, to be a huge black image."""
+
+    def chunk(kind, content):
+        check = struct.pack(">I", zlib.crc32(kind + content))
+        return struct.pack(">I", len(content)) + kind + content + check
+
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    rows = zlib.compress(bytes((1 + (width + 7) // 8) * min(height, 20_000)), 9)
+    return PNG[:8] + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def test_a_huge_image_is_not_decoded(monkeypatch):
+    bomb = huge_png(20_000, 20_000)
+    assert len(bomb) < 60_000
+    monkeypatch.setattr(image_check.Image, "open", None)
+    assert reason(bomb) == "not between 1 and 67108864 pixels"
+    frame = JPEG.index(b"\xff\xc0")
+    jpeg = JPEG[: frame + 5] + b"\xff\xff\xff\xff" + JPEG[frame + 9 :]
+    assert reason(jpeg) == "not between 1 and 67108864 pixels"
+    assert reason(huge_png(0, 5)) == "not between 1 and 67108864 pixels"
+
+
+def test_the_largest_image_passes(monkeypatch):
+    monkeypatch.setattr(image_check, "_MAX_PIXELS", 600)
+    assert check_image(JPEG) == (30, 20)
+    monkeypatch.setattr(image_check, "_MAX_PIXELS", 599)
+    assert "pixels" in reason(JPEG)
+
+
+def test_a_large_file_is_refused(monkeypatch):
+    monkeypatch.setattr(image_check, "MAX_IMAGE_BYTES", len(JPEG))
+    assert check_image(JPEG) == (30, 20)
+    monkeypatch.setattr(image_check, "MAX_IMAGE_BYTES", len(JPEG) - 1)
+    assert reason(JPEG) == f"file of more than {len(JPEG) - 1} bytes"
+
+
+@pytest.mark.skipif(
+    "ECHO_JAX_DATA" not in os.environ,
+    reason="ECHO_JAX_DATA names no folder with the real data",
+)
+def test_real_images_pass_whole_and_never_cut():
+    rng = np.random.default_rng(0)
+    folder = Path(os.environ["ECHO_JAX_DATA"])
+    with tarfile.open(folder / "imagenet_sample" / "images.tar") as archive:
+        members = [member for member in archive if member.isreg()][::10]
+        images = [archive.extractfile(member).read() for member in members]
+    assert len(images) == 50
+    for image in images:
+        check_image(image)
+        assert reason(image[:-1]) == "truncated"
+        assert reason(image[: rng.integers(3, len(image))]) == "truncated"
