@@ -10,7 +10,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from benchmarks import adaptive, augment, device, gpu, host, saves, starved, trainer
+from benchmarks import (
+    adaptive,
+    augment,
+    decode,
+    device,
+    gpu,
+    host,
+    saves,
+    starved,
+    trainer,
+)
 from benchmarks.figures import draw_free_echo
 from benchmarks.harness import Result, machine, versions
 
@@ -37,7 +47,8 @@ _BENCHMARKS: dict[str, Callable[[], Result | list[Result]]] = {
     "plan": host.plan_cost,
     "import": trainer.import_time,
 }
-# For an accelerator; not among those that run without names.
+# For real data, or an accelerator; not among those that run without names.
+_ON_REAL_DATA: dict[str, Callable[..., list[Result]]] = {"P21": decode.p21}
 _ON_AN_ACCELERATOR: dict[str, Callable[..., Result]] = {
     "H1": gpu.h1,
     "H3": gpu.h3,
@@ -56,11 +67,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "names",
         nargs="*",
-        help=f"which: {', '.join(_BENCHMARKS)}, all of them if none; and, for an "
-        f"accelerator, {', '.join(_ON_AN_ACCELERATOR)}",
+        help=f"which: {', '.join(_BENCHMARKS)}, all of them if none; for real "
+        f"data, {', '.join(_ON_REAL_DATA)}; and, for an accelerator, "
+        f"{', '.join(_ON_AN_ACCELERATOR)}",
     )
     parser.add_argument(
-        "--small", action="store_true", help="shrink those for an accelerator: a check"
+        "--small",
+        action="store_true",
+        help="shrink those for real data or an accelerator: a check",
     )
     parser.add_argument("--json", type=Path, help="write the results as JSON")
     parser.add_argument("--docs", type=Path, help="write the table as Markdown")
@@ -68,12 +82,12 @@ def main(argv: list[str] | None = None) -> int:
         "--figures", type=Path, metavar="FOLDER", help="draw what people look at (P2)"
     )
     args = parser.parse_args(argv)
-    known = [*_BENCHMARKS, *_ON_AN_ACCELERATOR]
+    known = [*_BENCHMARKS, *_ON_REAL_DATA, *_ON_AN_ACCELERATOR]
     if unknown := sorted(set(args.names) - set(known)):
         parser.error(f"unknown: {', '.join(unknown)}; use {', '.join(known)}")
     small = {
         name: functools.partial(benchmark, small=args.small)
-        for name, benchmark in _ON_AN_ACCELERATOR.items()
+        for name, benchmark in (_ON_REAL_DATA | _ON_AN_ACCELERATOR).items()
     }
     results = _run(args.names or list(_BENCHMARKS), _BENCHMARKS | small)
     if args.json:

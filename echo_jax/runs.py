@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from echo_jax.config import check_config
+from echo_jax.config_check import check_config
 from echo_jax.training.environment import claim_workdir
 from echo_jax.training.interrupt import Interrupted
 from echo_jax.training.loop import train

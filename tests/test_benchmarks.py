@@ -1,6 +1,7 @@
 """The benchmark command: its record, its table, its refusals; never a time."""
 
 import json
+import os
 
 import pytest
 
@@ -33,6 +34,16 @@ def test_what_is_for_an_accelerator_runs_small_anywhere(tmp_path):
     assert [result["id"] for result in results] == names
     assert all(result["value"] > 0 for result in results)
     assert all("cpu" in result["note"].lower() for result in results)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("ECHO_JAX_DATA" not in os.environ, reason="ECHO_JAX_DATA is unset")
+def test_real_photographs_are_decoded_small(tmp_path):
+    record = tmp_path / "out.json"
+    assert main(["P21", "--small", "--json", str(record)]) == 0
+    results = json.loads(record.read_text())
+    assert [result["id"] for result in results] == ["P21a", "P21b"]
+    assert all(result["value"] > 0 for result in results)
 
 
 def test_bytes_that_cross_to_the_device_are_counted(tmp_path):

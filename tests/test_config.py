@@ -1,10 +1,12 @@
 import copy
+import sys
 
 import pytest
 from absl import flags
 from ml_collections import config_flags
 
-from echo_jax.config import check_config, default_config, load_config
+from echo_jax.config import default_config, load_config
+from echo_jax.config_check import check_config
 
 
 def config_with(**fields):
@@ -39,6 +41,26 @@ def test_defaults_are_valid_and_locked():
         ({"echo__order": "random"}, r"config\.echo\.order='random' must be one of con"),
         ({"echo__after": "crop"}, r"config\.echo\.after='crop' must be one of read, "),
         ({"optim__lr": 0.0}, r"config\.optim\.lr=0\.0 must be above 0"),
+        (
+            {"optim__schedule": "piecewise"},
+            r"boundaries=\(\) must be rising numbers of updates above the 0 of the wa",
+        ),
+        (
+            {"optim__schedule": "piecewise", "optim__boundaries": (5, 5)},
+            r"boundaries=\(5, 5\) must be rising",
+        ),
+        (
+            {
+                "optim__schedule": "piecewise",
+                "optim__boundaries": (5, 9),
+                "optim__warmup_updates": 5,
+            },
+            r"boundaries=\(5, 9\) must be rising numbers of updates above the 5 of",
+        ),
+        (
+            {"optim__boundaries": (5,)},
+            r"boundaries=\(5,\) needs --config\.optim\.schedule=piecewise",
+        ),
         ({"optim__momentum": 1.0}, r"config\.optim\.momentum=1\.0 must be below 1"),
         ({"optim__end_fraction": 1.5}, r"end_fraction=1\.5 must be at most 1"),
         ({"target": float("nan")}, r"config\.target=nan must be finite"),
@@ -76,6 +98,11 @@ def test_defaults_are_valid_and_locked():
         (
             {**ON_DEVICE, "echo__mode": "adaptive", "data__prefetch": 0},
             r"prefetch=0 reads when asked, .* set --config\.data\.prefetch=4",
+        ),
+        ({"data__pipeline": "torch"}, r"pipeline='torch' must be one of grain, tfdata"),
+        (
+            {"data__pipeline": "tfdata", "data__workers": 2},
+            r"data\.workers=2 needs --config\.data\.pipeline=grain; .* set --config",
         ),
         ({"echo__load__start": 0.5}, r"start=0\.5 needs --config\.echo\.mode=stoch"),
         (
@@ -150,6 +177,24 @@ def test_a_missing_file_or_function_is_named(tmp_path):
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(AttributeError, match=r"defines no get_config"):
         load_config(str(tmp_path / "empty.py"))
+
+
+def test_a_config_may_import_what_lies_beside_it(tmp_path):
+    (tmp_path / "beside_the_config.py").write_text("UPDATES = 7\n")
+    (tmp_path / "one.py").write_text(
+        "from beside_the_config import UPDATES\n"
+        "from echo_jax.config import default_config\n"
+        "def get_config():\n"
+        "    config = default_config()\n"
+        "    config.updates = UPDATES\n"
+        "    return config\n"
+    )
+    before = list(sys.path)
+    assert load_config(str(tmp_path / "one.py")).updates == 7
+    (tmp_path / "two.py").write_text("import no_such_module\n")
+    with pytest.raises(ModuleNotFoundError):
+        load_config(str(tmp_path / "two.py"))
+    assert sys.path == before
 
 
 @pytest.mark.parametrize(("value", "kept"), [("auto", "auto"), (3, 3.0), (2.5, 2.5)])

@@ -11,7 +11,7 @@ import pytest
 
 import echo_jax as ej
 from echo_jax import cli, runs
-from echo_jax.config import check_config
+from echo_jax.config_check import check_config
 from echo_jax.data.pipeline import PipelineSpec
 from echo_jax.data.stage_calls import stage_calls
 from echo_jax.data.stages import Stages
@@ -33,6 +33,7 @@ def probed(tmp_path_factory) -> tuple[dict, str]:
     return json.loads(file.read_text()), printed.getvalue()
 
 
+@pytest.mark.slow
 def test_a_probe_of_a_study_measures_its_base(probed):
     found, _ = probed
     assert found["batch_size"] == 32
@@ -43,12 +44,14 @@ def test_a_probe_of_a_study_measures_its_base(probed):
     assert found["runs"][0]["seconds_per_update"] == found["observed_s"]
 
 
+@pytest.mark.slow
 def test_the_storage_is_simulated_as_the_study_does(probed):
     read = probed[0]["stages"][0]
     # A read sleeps; R is 4, so a batch waits for longer than it takes to handle.
     assert read["wall_s"] > 2 * read["cpu_s"]
 
 
+@pytest.mark.slow
 def test_advice_names_fields_of_the_config(probed):
     found, printed = probed
     assert found["advised_factor"] > 1
@@ -61,6 +64,7 @@ def test_advice_names_fields_of_the_config(probed):
     assert "95 % interval" in printed
 
 
+@pytest.mark.slow
 def test_what_a_probe_advises_can_be_run(probed):
     how = probed[0]["how"]
     flags = [flag.replace("--config.", "--config.base.") for flag in how.split()]

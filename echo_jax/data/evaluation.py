@@ -1,16 +1,18 @@
-"""Batches of an evaluation split: all of one size, decoded once."""
+"""Batches of an evaluation split: all of one size, kept or made anew."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
 from echo_jax.data.stages import Item, RecordSource
 from echo_jax.echo.keys import use_seed
 
-__all__ = ["eval_batches", "sample_indices"]
+__all__ = ["eval_batches", "sample_indices", "stream_eval_batches"]
 
 # Every run, whatever its own seed, is judged on the same examples.
 _SAMPLE_SEED = 0
+_THREADS = 4
 
 
 def eval_batches(
@@ -19,39 +21,80 @@ def eval_batches(
     *,
     batch_size: int,
     max_examples: int = 0,
+    threads: int = _THREADS,
 ) -> list[Item]:
     """Decodes a split, or a sample of it, into batches of one size.
 
-    Evaluation is not what is studied: no storage delays it, and nothing is
-    random.
+    For splits that fit into memory, where a second pass then costs nothing;
+    `stream_eval_batches` is for others.
 
     Args:
       source: The split's records.
-      decode: Turns a record into an item.
+      decode: Turns a record into an item; called from several threads.
       batch_size: Examples in a batch, B.
       max_examples: How many examples to take, always the same ones; 0
         takes all.
+      threads: That read and decode.
 
     Returns:
       Batches: the item's arrays with a leading axis of size B, and ``"mask"``
-      (``float32[B]``): 1, or 0 where the last batch was filled up with zeros.
+      (``float32[B]``): 1, or 0 where the last batch was filled up. It is filled with
+      its own first example, because a model may be undefined on zeros, and 0 times
+      NaN would count.
 
     Example:
       >>> batches = eval_batches([b"ab", b"cd", b"ef"], decode_window, batch_size=2)
       >>> [batch["mask"].tolist() for batch in batches]
       [[1.0, 1.0], [1.0, 0.0]]
     """
-    items = [
-        decode(source[index]) for index in sample_indices(len(source), max_examples)
-    ]
-    batches = []
-    for start in range(0, len(items), batch_size):
-        part = items[start : start + batch_size]
-        mask = np.zeros(batch_size, np.float32)
-        mask[: len(part)] = 1
-        batches.append({key: _padded(part, key, batch_size) for key in part[0]})
-        batches[-1]["mask"] = mask
-    return batches
+    return list(
+        stream_eval_batches(
+            source,
+            decode,
+            batch_size=batch_size,
+            max_examples=max_examples,
+            threads=threads,
+        )
+    )
+
+
+def stream_eval_batches(
+    source: RecordSource,
+    decode: Callable[[bytes], Item],
+    *,
+    batch_size: int,
+    max_examples: int = 0,
+    threads: int = _THREADS,
+) -> Iterator[Item]:
+    """Yields the batches of `eval_batches`, of which two are in memory at a time.
+
+    Evaluation is not what is studied: no storage delays it, and nothing is random.
+
+    Args:
+      source: See `eval_batches`, here and below.
+      decode: Turns a record into an item.
+      batch_size: Examples in a batch, B.
+      max_examples: How many examples to take.
+      threads: That read and decode; the next batch is made while one is used.
+
+    Yields:
+      Batches.
+    """
+    indices = sample_indices(len(source), max_examples)
+    pool = ThreadPoolExecutor(threads)
+
+    def start(first: int) -> list[Future[Item]]:
+        part = indices[first : first + batch_size]
+        return [pool.submit(lambda i=index: decode(source[i])) for index in part]
+
+    try:
+        coming = start(0)
+        for first in range(0, len(indices), batch_size):
+            items = [future.result() for future in coming]
+            coming = start(first + batch_size)
+            yield _padded(items, batch_size)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def sample_indices(num_records: int, max_records: int) -> list[int]:
@@ -70,8 +113,8 @@ def sample_indices(num_records: int, max_records: int) -> list[int]:
     return np.sort(np.argsort(ranks)[:max_records]).tolist()
 
 
-def _padded(items: list[Item], key: str, size: int) -> np.ndarray:
-    rows = np.stack([item[key] for item in items])
-    padded = np.zeros((size, *rows.shape[1:]), rows.dtype)
-    padded[: len(rows)] = rows
-    return padded
+def _padded(items: Sequence[Item], size: int) -> Item:
+    """Stacks items to a batch of some size, filled up with the first of them."""
+    rows = [*items, *[items[0]] * (size - len(items))]
+    batch = {key: np.stack([item[key] for item in rows]) for key in items[0]}
+    return {**batch, "mask": (np.arange(size) < len(items)).astype(np.float32)}

@@ -84,16 +84,24 @@ class FinishBatch:
 
     def __call__(self, uses: Sequence[tuple[Any, Tags]]) -> Item:
         """Returns the batch of these uses, with their tags in it."""
-        items = [item for item, _ in uses]
         fresh_index = np.array([tags.fresh_index for _, tags in uses], np.int64)
         repeat = np.array([tags.repeat for _, tags in uses], np.int32)
-        if self.decode is not None:
-            items = [self.decode(item) for item in items]
-        if self.augment is not None:
-            seeds = use_seed(self.seed, fresh_index, repeat).tolist()
-            items = [self.augment(*use) for use in zip(items, seeds, strict=True)]
+        seeds = use_seed(self.seed, fresh_index, repeat).tolist()
+        items = [
+            self._finished(item, seed)
+            for (item, _), seed in zip(uses, seeds, strict=True)
+        ]
         batch = {key: np.stack([item[key] for item in items]) for key in items[0]}
         return {**batch, "fresh_index": fresh_index, "repeat": repeat}
+
+    def finish(self, item: Any, tags: Tags) -> Item:
+        """Returns one example of the batch that holds this use."""
+        seed = use_seed(self.seed, int(tags.fresh_index), int(tags.repeat))
+        return self._finished(item, int(seed))
+
+    def _finished(self, item: Any, seed: int) -> Item:
+        decoded = item if self.decode is None else self.decode(item)
+        return decoded if self.augment is None else self.augment(decoded, seed)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ of the host, round by round; here is the store, which keeps the items of a round
 TensorFlow is an extra: ``pip install 'echo-jax[tfdata]'``.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 try:
@@ -20,7 +21,7 @@ except ImportError as error:
 
 from echo_jax.echo.host import Tags
 from echo_jax.echo.orders import Consecutive, Shuffle
-from echo_jax.echo.plan import rounds_of
+from echo_jax.echo.plan import Plan, rounds_of
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.echo.spread import Spread
 from echo_jax.echo.tfdata_orders import (
@@ -41,11 +42,13 @@ def echo(
     batch: bool = False,
     drop_remainder: bool = False,
     tags: bool = False,
+    state: Mapping[str, int] | None = None,
 ) -> Callable[[tf.data.Dataset], tf.data.Dataset]:
     """Repeats the elements of a `tf.data.Dataset` as a spec says.
 
     The sequence of uses is the one of the host, for every order, and the same in
-    every iteration.
+    every iteration. So it may also begin where a `Plan` of the same spec stands: the
+    items in use are then read again, as many as an echo on the host would read.
 
     ``consecutive`` reads nothing before it is needed. The other orders work in
     rounds, and read the fresh elements of a round when it begins: up to ``buffer``
@@ -64,6 +67,8 @@ def echo(
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether elements are pairs of element and `echo_jax.Tags`: ``int64``
         and ``int32``, of shape [], or [B] in a batch.
+      state: Of a `echo_jax.echo.plan.Plan` of this spec, from its ``get_state``: the
+        uses after it. The dataset then begins with item ``state["anchor"]``.
 
     Returns:
       A function for `tf.data.Dataset.apply`. Elements may have any structure;
@@ -86,16 +91,19 @@ def echo(
             "on the host with echo_jax.echo"
         )
     order = rounds_of(spec)
+    start = _Start.of(spec, state) if state else _Start(0, 0, 0)
 
     @tf.autograph.experimental.do_not_convert
     def apply(dataset: tf.data.Dataset) -> tf.data.Dataset:
         if isinstance(order, Consecutive):
-            uses = _back_to_back(dataset, GraphSchedule(spec.schedule), tags)
+            uses = _back_to_back(dataset, GraphSchedule(spec.schedule), start, tags)
         elif isinstance(order, Shuffle):
-            uses = _in_rounds(dataset, GraphShuffle(order), tags)
+            uses = _in_rounds(dataset, GraphShuffle(order), start, tags)
         else:
             assert isinstance(order, Spread)
-            uses = _in_rounds(dataset, GraphSpread(order), tags)
+            uses = _in_rounds(dataset, GraphSpread(order), start, tags)
+        if start.skip:
+            uses = uses.skip(start.skip)
         if batch:
             uses = uses.batch(spec.batch_size, drop_remainder=drop_remainder)
         return uses
@@ -103,8 +111,37 @@ def echo(
     return apply
 
 
+class _Start(NamedTuple):
+    """Where the graph begins: with all uses of an item and of those after it.
+
+    Attributes:
+      item: The item.
+      carry: The schedule's carry before it.
+      skip: How many of these uses came before the first that is wanted.
+    """
+
+    item: int
+    carry: int
+    skip: int
+
+    @classmethod
+    def of(cls, spec: EchoSpec, state: Mapping[str, int]) -> "_Start":
+        """Returns where to begin for the uses after a plan's state."""
+        Plan(spec).set_state(state)  # Refuses a state of another spec.
+        item, schedule = state["anchor"], spec.schedule
+        # All uses of the items before the anchor are over.
+        ends = [*schedule.starts[1:], item]
+        before = sum(
+            factor * max(0, min(end, item) - start)
+            for factor, start, end in zip(
+                schedule.factors, schedule.starts, ends, strict=True
+            )
+        )
+        return cls(item, state["carry"], state["uses"] - math.floor(before))
+
+
 def _back_to_back(
-    dataset: tf.data.Dataset, schedule: GraphSchedule, tags: bool
+    dataset: tf.data.Dataset, schedule: GraphSchedule, start: _Start, tags: bool
 ) -> tf.data.Dataset:
     """All uses of an item before the next one is read."""
 
@@ -121,8 +158,8 @@ def _back_to_back(
         repeats = tf.data.Dataset.range(uses, output_type=tf.int32)
         return tf.data.Dataset.zip((items, Tags(indices, repeats)))
 
-    start = (tf.constant(0, tf.int64), tf.constant(0, tf.int64))
-    counted: Any = dataset.scan(start, count)
+    first = (tf.constant(start.item, tf.int64), tf.constant(start.carry, tf.int64))
+    counted: Any = dataset.scan(first, count)
     return counted.flat_map(repeat)
 
 
@@ -189,7 +226,10 @@ class _State(NamedTuple):
 
 
 def _in_rounds(
-    dataset: tf.data.Dataset, order: GraphSpread | GraphShuffle, tags: bool
+    dataset: tf.data.Dataset,
+    order: GraphSpread | GraphShuffle,
+    start: _Start,
+    tags: bool,
 ) -> tf.data.Dataset:
     """The uses of a round when the fresh items of its window are there."""
     packing = _Packing(dataset.element_spec)
@@ -207,7 +247,8 @@ def _in_rounds(
         filled = numbered.batch(order.windows.size(number))
         return filled.concatenate(no_window.repeat(order.windows.gap(number)))
 
-    numbered: Any = dataset.enumerate()
+    numbered: Any = dataset.enumerate(start.item)
+    order_state = order.initial_state(start.item, start.carry)
     return (
         numbered.group_by_window(
             lambda index, _: order.windows.number_of(index),
@@ -217,7 +258,7 @@ def _in_rounds(
         # Rounds without fresh items, for what is left at the end.
         .concatenate(no_window.repeat(order.num_live - 1))
         .scan(
-            _State(order.initial_state(), no_index, no_items, no_index),
+            _State(order_state, no_index, no_items, no_index),
             lambda state, fresh: _advance(order, state, fresh),
         )
         .flat_map(lambda items, uses: _emit(items, uses, packing, tags))

@@ -138,10 +138,11 @@ class GraphSpread:
         last = self.windows.num_warm + sizes.max_uses
         self._shares = np.array([order.swap_share(r) for r in range(last + 1)])
 
-    def initial_state(self) -> _SpreadState:
-        """The state before round 0."""
-        zero, none = np.int64(0), np.zeros(0, np.int64)
-        return _SpreadState(zero, zero, none, none, none, none)
+    def initial_state(self, item: int, carry: int) -> _SpreadState:
+        """The state before the round of an item that begins one, without others."""
+        now = self.windows.number_of(tf.constant(item, tf.int64))
+        none = np.zeros(0, np.int64)
+        return _SpreadState(now, np.int64(carry), none, none, none, none)
 
     def advance(self, state: _SpreadState) -> tuple[_SpreadState, RoundUses]:
         """Makes the uses of the round that the state names."""
@@ -221,10 +222,10 @@ class GraphShuffle:
         self._key = tf.constant(order.key, tf.uint64)
         self._schedule = GraphSchedule(order.schedule)
 
-    def initial_state(self) -> _ShuffleState:
-        """The state before round 0."""
-        carry, columns = self._timed(np.int64(0), np.int64(0))
-        return _ShuffleState(np.int64(self._delay), carry, *columns)
+    def initial_state(self, item: int, carry: int) -> _ShuffleState:
+        """The state before the round of an item that begins one, without others."""
+        after, columns = self._timed(np.int64(item), np.int64(carry))
+        return _ShuffleState(np.int64(item + self._delay), after, *columns)
 
     def advance(self, state: _ShuffleState) -> tuple[_ShuffleState, RoundUses]:
         """Makes the uses of the next round."""

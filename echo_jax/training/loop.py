@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from echo_jax.config import Config, check_config
+from echo_jax.config import Config
+from echo_jax.config_check import check_config
 from echo_jax.training.clock import Clock
 from echo_jax.training.environment import claim_workdir, describe_environment
 from echo_jax.training.feeds import check_echo
@@ -124,6 +125,7 @@ def train(
             rates=sitting.rates,
             factor=sitting.factor,
             inner=sitting.inner,
+            flops=sitting.flops,
             params_sha256=params_sha256(sitting.state.params),
         )
     # After the last checkpoint is whole: a finished run can always be extended.

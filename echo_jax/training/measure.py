@@ -6,7 +6,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from echo_jax.config import Config, check_config
+from echo_jax.config import Config
+from echo_jax.config_check import check_config
 from echo_jax.echo.advice import Knobs
 from echo_jax.echo.probe import probe
 from echo_jax.echo.probe_report import ProbeReport

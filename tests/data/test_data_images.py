@@ -1,8 +1,23 @@
+import io
+import os
+import struct
+import tarfile
+from pathlib import Path
+
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
-from echo_jax.data.images import decode_jpeg, pad_crop_flip
+from echo_jax.data import images
+from echo_jax.data.images import (
+    decode_image,
+    decode_jpeg,
+    jpeg_size,
+    pad_crop_flip,
+    random_resized_crop,
+    resize_center_crop,
+)
 
 
 def test_decodes_jpeg_to_red_green_blue():
@@ -50,3 +65,200 @@ def test_large_seeds_are_taken_whole():
     image = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
     same = pad_crop_flip(image, 2**64 - 1, padding=3)
     assert (same == pad_crop_flip(image, np.uint64(2**64 - 1), padding=3)).all()
+
+
+def smooth(height, width):
+    """An image without fine detail, so that how it was shrunk hardly shows."""
+    y, x = np.mgrid[:height, :width]
+    parts = [
+        127 + 100 * np.sin(x / 60 + y / 90),
+        127 + 100 * np.cos(y / 70),
+        255 * x / width,
+    ]
+    return np.stack(parts, -1).astype(np.uint8)
+
+
+def jpeg(image, **options):
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "JPEG", quality=95, **options)
+    return file.getvalue()
+
+
+def difference(one, other):
+    return np.abs(one.astype(int) - other).mean()
+
+
+def test_grey_cmyk_and_turned_images_become_red_green_blue():
+    image = smooth(40, 60)
+    grey = decode_jpeg(jpeg(image[..., 0]))
+    assert grey.shape == (40, 60, 3) and difference(grey, image[..., :1]) < 2
+    file = io.BytesIO()
+    Image.fromarray(image).convert("CMYK").save(file, "JPEG", quality=95)
+    assert difference(decode_jpeg(file.getvalue()), image) < 4
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    turned = jpeg(image, exif=exif)
+    assert decode_jpeg(turned).shape == image.shape
+    assert jpeg_size(turned) == (40, 60)
+
+
+def test_arrays_are_images_already():
+    image = smooth(4, 6)
+    assert decode_image(image) is image
+    assert (decode_image(image[..., :1]) == image[..., :1]).all()
+    assert decode_image(image[..., :1]).shape == (4, 6, 3)
+    for wrong in (image[..., 0], image.astype(np.float32)):
+        with pytest.raises(ValueError, match="is no image; give uint8"):
+            decode_image(wrong)
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"exif": b"Exif" * 99}])
+def test_the_size_of_a_jpeg_is_in_its_header(options):
+    data = jpeg(smooth(123, 45), **options)
+    assert jpeg_size(data) == (123, 45)
+    # Fill bytes may stand before any marker.
+    assert jpeg_size(data[:2] + b"\xff\xff" + data[2:]) == (123, 45)
+    for end in range(0, 200):
+        assert jpeg_size(data[:end]) in (None, (123, 45))
+
+
+def test_what_is_no_jpeg_has_no_size_in_a_header():
+    assert jpeg_size(b"") is jpeg_size(b"\x89PNG") is None
+    empty = b"\xff\xd8\xff\xc0" + struct.pack(">HBHHB", 11, 8, 0, 5, 1) + b"\0" * 9
+    assert jpeg_size(empty) is None
+
+
+@pytest.mark.parametrize(("height", "width"), [(900, 1200), (300, 260), (40, 60)])
+def test_a_crop_of_a_scaled_decode_shows_the_same_part(height, width):
+    image = smooth(height, width)
+    data = jpeg(image)
+    for seed in range(20):
+        scaled = random_resized_crop(data, seed, 32)
+        whole = random_resized_crop(image, seed, 32)
+        assert scaled.shape == (32, 32, 3) and scaled.dtype == np.uint8
+        # The part begins at a whole pixel of the scaled image.
+        assert difference(scaled, whole) < 5
+        middle = resize_center_crop(data, 28, resize=32)
+        assert difference(middle, resize_center_crop(image, 28, resize=32)) < 5
+
+
+def test_no_part_is_decoded_below_the_size_that_is_asked_for(monkeypatch):
+    """And none could have been decoded smaller: each scale halves the sides."""
+    parts = []
+    resize = cv2.resize
+    monkeypatch.setattr(
+        images.cv2,
+        "resize",
+        lambda part, *a, **k: (parts.append(part.shape), resize(part, *a, **k))[1],
+    )
+    data = jpeg(smooth(701, 1003))
+    for size in (16, 50, 100, 224):
+        for seed in range(40):
+            random_resized_crop(data, seed, size)
+            least = min(parts[-1][:2])
+            box = images._random_box(701, 1003, seed, (0.08, 1), (3 / 4, 4 / 3))
+            full = min(box.height, box.width)
+            assert least >= min(size, full)
+            assert least < 2 * size + 1 or full / least > 7.5
+
+
+def test_crops_have_the_area_and_the_shape_that_are_asked_for():
+    area, ratio = (0.2, 0.5), (0.5, 2.0)
+    boxes = [images._random_box(250, 250, s, area, ratio) for s in range(400)]
+    shares = np.array([b.height * b.width / 62500 for b in boxes])
+    shapes = np.log([b.width / b.height for b in boxes])
+    assert 0.19 < shares.min() < 0.23 and 0.47 < shares.max() < 0.51
+    assert -0.72 < shapes.min() < -0.6 and 0.6 < shapes.max() < 0.72
+    assert abs(shapes.mean()) < 0.07
+    for box in boxes:
+        assert 0 <= box.top <= 250 - box.height and 0 <= box.left <= 250 - box.width
+    tops = {box.top for box in boxes}
+    assert 0 in tops and len(tops) > 80
+
+
+def test_where_no_crop_fits_the_middle_is_taken():
+    # A line of pixels has no part of an allowed shape and a half of the area.
+    box = images._random_box(4, 100, 0, (0.5, 1.0), (3 / 4, 4 / 3))
+    assert box == (0, (100 - 5) / 2, 4, 5)
+    box = images._random_box(100, 4, 0, (0.5, 1.0), (3 / 4, 4 / 3))
+    assert box == ((100 - 5) / 2, 0, 5, 4)
+    for shape in ((1, 1), (1, 9), (9, 1)):
+        assert random_resized_crop(smooth(*shape), 0, 8).shape == (8, 8, 3)
+
+
+def test_the_middle_is_where_a_resize_and_a_crop_would_find_it():
+    image = np.zeros((64, 128, 3), np.uint8)
+    image[16:48, 48:80] = 200  # half of the shorter side
+    crop = resize_center_crop(image, 16, resize=32)
+    assert (crop == 200).all()
+    crop = resize_center_crop(image, 32, resize=32)
+    assert (crop[8:24, 8:24] == 200).all() and crop[:7].max() == 0
+    with pytest.raises(ValueError, match=r"size=40 must be .* at most resize=32"):
+        resize_center_crop(image, 40, resize=32)
+
+
+def test_inputs_stay_and_outputs_are_of_their_own():
+    image = smooth(32, 32)
+    image.flags.writeable = False
+    for out in (
+        random_resized_crop(image, 5, 32),
+        resize_center_crop(image, 32, resize=32),
+    ):
+        out[...] = 0
+    assert (image == smooth(32, 32)).all()
+
+
+def test_a_damaged_image_cannot_be_cropped():
+    data = jpeg(smooth(64, 64))
+    for broken in (b"", data[:100], b"GIF89a, but not really"):
+        with pytest.raises(ValueError, match="no readable image"):
+            random_resized_crop(broken, 0, 8)
+        with pytest.raises(ValueError, match="no readable image"):
+            resize_center_crop(broken, 8, resize=8)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"subsampling": 0},
+        {"subsampling": 1},
+        {"subsampling": 2},
+        {"subsampling": 2, "restart_marker_rows": 1},
+        {"progressive": True},
+    ],
+    ids=str,
+)
+def test_rows_that_are_not_decoded_change_no_bit(options, monkeypatch):
+    rng = np.random.default_rng(0)
+    noise = rng.integers(0, 256, (311, 203, 3), np.uint8)
+    data = jpeg(noise, **options)
+    decoded = []
+    decode = images._decode
+    monkeypatch.setattr(
+        images, "_decode", lambda d, f: (decoded.append(decode(d, f)), decoded[-1])[1]
+    )
+    cut = [random_resized_crop(data, seed, s) for s in (8, 60) for seed in range(30)]
+    rows = [len(image) for image in decoded]
+    monkeypatch.setattr(images, "_without_rows_below", lambda data, bottom: data)
+    decoded.clear()
+    whole = [random_resized_crop(data, seed, s) for s in (8, 60) for seed in range(30)]
+    for ours, other in zip(cut, whole, strict=True):
+        np.testing.assert_array_equal(ours, other)
+    saved = sum(r < len(d) for r, d in zip(rows, decoded, strict=True))
+    assert saved == 0 if "progressive" in options else saved > 20
+
+
+@pytest.mark.skipif("ECHO_JAX_DATA" not in os.environ, reason="ECHO_JAX_DATA is unset")
+def test_real_photographs_are_decoded_as_by_pillow():
+    path = Path(os.environ["ECHO_JAX_DATA"]) / "imagenet_sample" / "images.tar"
+    with tarfile.open(path) as tar:
+        members = [member for member in tar if member.isfile()][:500:10]
+        photographs = [tar.extractfile(member).read() for member in members]
+    for data in photographs:
+        image = decode_jpeg(data)
+        assert jpeg_size(data) == image.shape[:2]
+        with Image.open(io.BytesIO(data)) as other:
+            assert difference(image, np.asarray(other.convert("RGB"))) < 3
+        # Fine detail is where a scaled decode and an interpolation differ.
+        crops = [random_resized_crop(x, 7, 96) for x in (data, image)]
+        assert difference(*crops) < 12

@@ -13,7 +13,7 @@ from echo_cases import FACTORS, ORDERS, spec_of
 
 import echo_jax as ej
 from echo_jax.echo.orders import Shuffle
-from echo_jax.echo.plan import rounds_of
+from echo_jax.echo.plan import Plan, rounds_of
 from echo_jax.echo.schedule import as_schedule
 from echo_jax.echo.spread import Spread
 from echo_jax.echo.testing import assert_echo_laws
@@ -259,6 +259,38 @@ def test_a_checkpoint_of_tensorflow_continues(order, tmp_path):
     tf.train.Checkpoint(restored).read(path).assert_consumed()
     rest = [tf.nest.map_structure(lambda t: t.numpy(), output) for output in restored]
     assert rest == expected[20:]
+
+
+def assert_goes_on_after(spec, uses, num_items):
+    plan = Plan(spec)
+    plan.take(uses)
+    state = plan.get_state()
+    first = state["anchor"]
+    rest = tf.data.Dataset.range(first, num_items)
+    resumed = rest.apply(ej.tfdata.echo(spec, tags=True, state=state))
+    assert graph_tags(resumed) == host_tags(spec, num_items)[uses:]
+    # What is read again is what the host's echo reads again.
+    assert plan.fresh - first <= 4 * spec.buffer
+
+
+@pytest.mark.parametrize(("factor", "uses"), [("2", 1), ("piecewise", 58), ("7.3", 61)])
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_graph_begins_where_a_plan_stands(order, factor, uses):
+    assert_goes_on_after(spec_of(order, factor), uses, 70)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("factor", ["1.15", "4", "piecewise"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_graph_begins_after_any_use(order, factor):
+    for uses in range(0, 90, 7):
+        assert_goes_on_after(spec_of(order, factor), uses, 90)
+
+
+def test_a_graph_does_not_begin_at_a_plan_of_another_spec():
+    state = Plan(ej.EchoSpec(2)).get_state()
+    with pytest.raises(ValueError, match="saved with another spec"):
+        ej.tfdata.echo(ej.EchoSpec(3), state=state)
 
 
 @pytest.mark.parametrize("factor", [1, 2.5, "1000000", "999999/999983", {0: 1, 9: 1.7}])

@@ -1,0 +1,243 @@
+"""What a training config may say: the range of every shared field, and what fits.
+
+It looks at the shared fields alone, and at no device: what depends on the machine is
+checked when the mesh is made, and ``model`` by its workload.
+"""
+
+import itertools
+import math
+from typing import Any
+
+from echo_jax.config import Config, default_config
+
+__all__ = ["check_config"]
+
+_AT_LEAST = {
+    "seed": 0,
+    "updates": 1,
+    "batch_size": 1,
+    "log_every": 1,
+    "eval_every": 1,
+    "checkpoint_every": 0,
+    "keep_checkpoints": 1,
+    "echo.buffer": 1,
+    "echo.seed": 0,
+    "echo.cap": 1,
+    "echo.buffer_bytes": 0,
+    "echo.lanes": 0,
+    "echo.load.updates": 1,
+    "inner.updates": 0,
+    "optim.warmup_updates": 0,
+    "optim.decay_updates": 0,
+    "optim.end_fraction": 0.0,
+    "optim.boundary_scale": 0.0,
+    "optim.momentum": 0.0,
+    "optim.b1": 0.0,
+    "optim.b2": 0.0,
+    "optim.weight_decay": 0.0,
+    "optim.clip_norm": 0.0,
+    "data.workers": 0,
+    "data.threads": 0,
+    "data.prefetch": 0,
+    "data.eval_examples": 0,
+    "data.storage.latency_s": 0.0,
+    "data.storage.bytes_per_s": 0.0,
+    "mesh.fsdp": 1,
+}
+_BELOW = {
+    # The seed of a JAX key is 32 bits wide.
+    "seed": 2**32,
+    "optim.momentum": 1.0,
+    "optim.b1": 1.0,
+    "optim.b2": 1.0,
+}
+_CHOICES = {
+    "echo.after": ("read", "decode", "augment", "batch"),
+    "echo.order": ("consecutive", "shuffle", "spread"),
+    "echo.where": ("host", "device"),
+    "echo.mode": ("fixed", "adaptive", "stochastic"),
+    "echo.load.of": ("p", "e"),
+    "echo.load.schedule": ("constant", "linear", "cosine", "multistep"),
+    "inner.strategy": ("auto", "loop", "unroll", "scan"),
+    "optim.name": ("adamw", "sgd"),
+    "optim.schedule": ("constant", "linear", "cosine", "piecewise"),
+    "data.pipeline": ("grain", "tfdata"),
+    "data.storage.distribution": ("constant", "exponential", "bursty"),
+}
+
+
+def check_config(config: Config) -> None:
+    """Refuses values that no run can mean.
+
+    It looks at the shared fields alone, and at no device: what depends on the
+    machine is checked when the mesh is made, and ``model`` by its workload.
+
+    Args:
+      config: The config of a training run.
+
+    Raises:
+      ValueError: A field is out of its range; the message names the field, its
+        value and the fix.
+
+    Example:
+      >>> config = default_config()
+      >>> config.batch_size = 0
+      >>> check_config(config)
+      Traceback (most recent call last):
+      ValueError: config.batch_size=0 must be at least 1; set --config.batch_size=1
+    """
+    for field, least in _AT_LEAST.items():
+        value = _get(config, field)
+        if not (math.isfinite(value) and value >= least):
+            _refuse(config, field, f"must be at least {least}", least)
+    for field, bound in _BELOW.items():
+        if _get(config, field) >= bound:
+            _refuse(config, field, f"must be below {bound}", _AT_LEAST[field])
+    for field, choices in _CHOICES.items():
+        if _get(config, field) not in choices:
+            known = ", ".join(choices)
+            _refuse(config, field, f"must be one of {known}", choices[0])
+    if not (math.isfinite(config.optim.lr) and config.optim.lr > 0):
+        _refuse(config, "optim.lr", "must be above 0", 0.001)
+    if config.optim.end_fraction > 1:
+        _refuse(config, "optim.end_fraction", "must be at most 1", 0.01)
+    _check_factor(config)
+    _check_where(config)
+    _check_mode(config)
+    _check_load(config)
+    _check_inner(config)
+    _check_pipeline(config)
+    _check_target(config)
+    _check_schedule(config)
+    _check_mesh(config)
+
+
+def _get(config: Config, field: str) -> Any:
+    for name in field.split("."):
+        config = config[name]
+    return config
+
+
+def _refuse(config: Config, field: str, rule: str, fix: Any) -> None:
+    raise ValueError(
+        f"config.{field}={_get(config, field)!r} {rule}; set --config.{field}={fix}"
+    )
+
+
+def _check_factor(config: Config) -> None:
+    factor = config.echo.factor
+    if factor != "auto" and not (math.isfinite(factor) and factor >= 1):
+        _refuse(config, "echo.factor", "must be at least 1.0, or 'auto'", 1.0)
+
+
+def _check_where(config: Config) -> None:
+    """Refuses what belongs to the other place, which would pass unnoticed."""
+    if config.echo.where == "device":
+        if config.echo.after not in ("decode", "augment"):
+            rule = "goes with echo.where=host; a device echoes decoded examples"
+            _refuse(config, "echo.after", rule, "decode")
+        lanes = config.echo.lanes
+        if lanes and config.batch_size % lanes:
+            rule = f"must divide config.batch_size={config.batch_size}"
+            _refuse(config, "echo.lanes", rule, math.gcd(lanes, config.batch_size))
+        return
+    for field in ("echo.lanes", "echo.buffer_bytes"):
+        if _get(config, field):
+            _refuse(config, field, "needs --config.echo.where=device", 0)
+    if config.echo.mode != "fixed":
+        rule = "needs --config.echo.where=device"
+        _refuse(config, "echo.mode", rule, "fixed")
+
+
+def _check_mode(config: Config) -> None:
+    mode = config.echo.mode
+    if mode == "adaptive" and not config.data.prefetch:
+        rule = "reads when asked, so that nothing is ever ready for adaptive echo"
+        _refuse(config, "data.prefetch", rule, 4)
+    if config.echo.replay and mode != "adaptive":
+        rule = "repeats an adaptive run; it needs --config.echo.mode=adaptive"
+        _refuse(config, "echo.replay", rule, "")
+    if mode == "fixed":
+        return
+    if config.echo.factor != 1:
+        bound = "echo.cap" if mode == "adaptive" else "echo.load"
+        rule = f"belongs to mode fixed; mode {mode} goes by config.{bound}"
+        _refuse(config, "echo.factor", rule, 1.0)
+    if config.echo.order != "consecutive":
+        rule = f"belongs to mode fixed; mode {mode} has an order of its own"
+        _refuse(config, "echo.order", rule, "consecutive")
+
+
+def _check_load(config: Config) -> None:
+    load = config.echo.load
+    if config.echo.mode != "stochastic":
+        for name, default in default_config().echo.load.items():
+            if load[name] != default:
+                rule = "needs --config.echo.mode=stochastic"
+                _refuse(config, f"echo.load.{name}", rule, default)
+        return
+    for name in ("start", "end"):
+        value = load[name]
+        if load.of == "p" and not 0 < value <= 1:
+            rule = "is a probability, above 0 and at most 1"
+            _refuse(config, f"echo.load.{name}", rule, 1.0)
+        if load.of == "e" and not (math.isfinite(value) and value >= 1):
+            _refuse(config, f"echo.load.{name}", "is a factor, at least 1", 1.0)
+    if load.schedule == "constant" and load.start != load.end:
+        rule = f"must be echo.load.start={load.start} in a constant schedule"
+        _refuse(config, "echo.load.end", rule, load.start)
+
+
+def _check_inner(config: Config) -> None:
+    strategy, updates = config.inner.strategy, config.inner.updates
+    if strategy == "loop" and updates > 1:
+        _refuse(config, "inner.updates", "needs another inner.strategy than loop", 0)
+    if config.echo.mode == "adaptive" and strategy in ("unroll", "scan"):
+        rule = "would decide adaptive draws too far ahead"
+        _refuse(config, "inner.strategy", rule, "loop")
+
+
+def _check_pipeline(config: Config) -> None:
+    if config.data.pipeline == "tfdata" and config.data.workers:
+        rule = "needs --config.data.pipeline=grain; tf.data runs the stages in threads"
+        _refuse(config, "data.workers", rule, 0)
+
+
+def _check_target(config: Config) -> None:
+    if not math.isfinite(config.target):
+        _refuse(config, "target", "must be finite; 0 means no target", 0.0)
+    if config.stop_at_target and not config.target:
+        _refuse(config, "stop_at_target", "needs a target", False)
+
+
+def _check_schedule(config: Config) -> None:
+    schedule, boundaries = config.optim.schedule, tuple(config.optim.boundaries)
+    if schedule == "piecewise":
+        starts = (config.optim.warmup_updates, *boundaries)
+        is_rising = all(a < b for a, b in itertools.pairwise(starts))
+        if not boundaries or not is_rising:
+            first = config.optim.warmup_updates
+            rule = f"must be rising numbers of updates above the {first} of the warm-up"
+            fix = f"({first + config.updates // 2},)"
+            _refuse(config, "optim.boundaries", rule, fix)
+        return
+    if boundaries:
+        rule = "needs --config.optim.schedule=piecewise"
+        _refuse(config, "optim.boundaries", rule, ())
+    if schedule == "constant":
+        return
+    total = config.optim.decay_updates or config.updates
+    if config.optim.warmup_updates >= total:
+        rule = f"must be below the {total} updates after which the schedule ends"
+        _refuse(config, "optim.warmup_updates", rule, 0)
+
+
+def _check_mesh(config: Config) -> None:
+    mesh = config.mesh
+    if mesh.data != -1 and mesh.data < 1:
+        _refuse(config, "mesh.data", "must be at least 1, or -1 for all devices", -1)
+    ways = mesh.fsdp * max(mesh.data, 1)
+    if config.batch_size % ways:
+        multiple = math.ceil(config.batch_size / ways) * ways
+        rule = f"must be a multiple of the {ways} devices of config.mesh"
+        _refuse(config, "batch_size", rule, multiple)

@@ -1,0 +1,56 @@
+"""What is above the echo: fresh items, by their index in the endless stream.
+
+Every stage is a function of the stream index, so that any thread or worker, of any
+engine, may compute any item.
+"""
+
+from typing import Any
+
+import grain
+
+from echo_jax.data.pipeline_spec import AUGMENT, SHUFFLE, STORAGE, PipelineSpec
+from echo_jax.data.stages import AugmentFresh, FinishBatch, Read, Stages
+from echo_jax.data.storage import SimulatedStorage
+
+__all__ = ["below_echo", "fresh_items"]
+
+
+def fresh_items(stages: Stages, pipeline: PipelineSpec) -> grain.MapDataset[Any]:
+    """Returns the stages above the echo, as the items that they make.
+
+    Args:
+      stages: Records and what they go through.
+      pipeline: Says behind which stage the echo stands.
+
+    Returns:
+      Item i is the i-th fresh one of the endless stream; of batches, their examples.
+    """
+    storage = SimulatedStorage(pipeline.storage, pipeline.stream_seed(STORAGE))
+    dataset: grain.MapDataset[Any] = (
+        grain.MapDataset.range(len(stages.source))
+        # Grain adds the epoch to the seed, and takes 32 bits of it.
+        .shuffle(seed=pipeline.stream_seed(SHUFFLE) % 2**32)
+        .repeat()
+        .map_with_index(Read(stages.source, storage))
+    )
+    if pipeline.after != "read":
+        dataset = dataset.map(stages.decode)
+    if pipeline.after in ("augment", "batch") and stages.augment is not None:
+        augment = AugmentFresh(stages.augment, pipeline.stream_seed(AUGMENT))
+        dataset = dataset.map_with_index(augment)
+    return dataset
+
+
+def below_echo(stages: Stages, pipeline: PipelineSpec) -> FinishBatch | None:
+    """Returns what is left to do for every use of an item.
+
+    Returns:
+      The stages; None if there are none but batching, so that the echo may gather
+      whole batches out of its buffer, which spares the handling of single items.
+    """
+    if pipeline.after in ("augment", "batch"):
+        return None
+    decode = stages.decode if pipeline.after == "read" else None
+    if decode is None and stages.augment is None:
+        return None
+    return FinishBatch(decode, stages.augment, pipeline.stream_seed(AUGMENT))

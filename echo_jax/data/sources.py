@@ -1,0 +1,101 @@
+"""Where records come from: a prepared folder, or tensorflow-datasets.
+
+A workload asks for a split by its own word and for a kind of data; what it gets back
+is the same dict for every example, wherever the records lie:
+
+    kind      entries
+    images    image: encoded bytes; label: int; name: str
+    coco      image: encoded bytes, or uint8[H, W, 3]; image_id, height, width: int;
+              boxes: float32 bytes [n, 4] (ymin, xmin, ymax, xmax in pixels);
+              labels: int32 bytes [n]; crowd: uint8 bytes [n]; area: float32 bytes [n]
+    text      tokens: bytes, from a prepared folder; text: bytes, from elsewhere
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, Protocol
+
+from echo_jax.data.prepared import open_prepared, read_info, unpack
+from echo_jax.data.stages import RecordSource
+
+__all__ = ["DescribedSource", "Kind", "open_source"]
+
+Kind = Literal["images", "coco", "text"]
+
+_TFDS = "tfds:"
+# What others call the split that a workload asks for, the best name first.
+_ALSO_CALLED = {"validation": ("validation", "valid", "val", "test")}
+
+
+class DescribedSource(RecordSource, Protocol):
+    """Records that say what they are.
+
+    Attributes:
+      info: Plain data: ``kind``, ``splits``, and ``classes`` (names in the order of
+        labels) or ``categories`` (``{"id", "name"}`` in the order of labels) where
+        there are any; of a prepared folder, all of its ``dataset.json``.
+    """
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """See the class."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what was read, for ``environment.json``."""
+        ...
+
+
+def open_source(
+    source: str, split: str, kind: Kind
+) -> tuple[DescribedSource, Callable[[bytes], dict[str, Any]]]:
+    """Opens a split of the data that ``data.source`` names.
+
+    Args:
+      source: A prepared folder, or ``"tfds:NAME"`` or ``"tfds:NAME/CONFIG"`` for a
+        dataset that tensorflow-datasets has prepared as ``array_record``.
+      split: The workload's word: ``"train"`` or ``"validation"``. Where there is no
+        split of the name ``validation``, it is ``valid``, ``val`` or ``test``.
+      kind: What the records must be.
+
+    Returns:
+      The records, and what turns one into the dict of its kind, see the module. Both
+      pickle, and may be called from several threads.
+
+    Raises:
+      ValueError: If there is no such data, no such split, or it is of another kind.
+
+    Example:
+      >>> records, decode_record = open_source("data/cifar10", "train", "images")
+      >>> decode_record(records[0])["label"]
+      3
+    """
+    if source.startswith(_TFDS):
+        # Imported here: it takes 0.7 s, which a prepared folder does not need.
+        from echo_jax.data.tfds_source import TfdsData
+
+        data = TfdsData(source.removeprefix(_TFDS), kind)
+        return data.open(_split_of(source, split, data.splits))
+    if not source:
+        raise ValueError(
+            "data.source is empty; name a folder that `echo-jax prepare` has written, "
+            "as in --config.data.source=data/cifar10, or tfds:NAME."
+        )
+    info = read_info(source)
+    if info["kind"] != kind:
+        raise ValueError(
+            f"data.source={source!r} holds {info['kind']}, and this workload reads "
+            f"{kind}; prepare such data with `echo-jax prepare {kind}`."
+        )
+    return open_prepared(source, _split_of(source, split, info["splits"])), unpack
+
+
+def _split_of(source: str, wanted: str, splits: Iterable[str]) -> str:
+    """Returns the name that a split has there."""
+    splits = list(splits)
+    for name in _ALSO_CALLED.get(wanted, (wanted,)):
+        if name in splits:
+            return name
+    raise ValueError(
+        f"data.source={source!r} has no split {wanted!r}; it has {', '.join(splits)}. "
+        f"Prepare it with a split named {wanted}."
+    )

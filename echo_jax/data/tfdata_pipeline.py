@@ -1,0 +1,265 @@
+"""The pipeline as tf.data runs it, with the echo as operations of its graph.
+
+The stages are the functions that Grain runs, called from the graph: TensorFlow's own
+image operations would give other pixels. So they hold the interpreter lock where they
+do under Grain, and wait, decompress and resize beside each other in threads.
+
+A checkpoint of tf.data holds the elements in use. An iterator's state here is that of
+the echo's plan instead, a few integers: to go on from it, a new graph is built, which
+takes about half a second, and begins with the oldest item in use. It reads again what
+an echo on the host would read again.
+"""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import grain
+import numpy as np
+import tensorflow as tf
+
+from echo_jax.data.fresh import below_echo, fresh_items
+from echo_jax.data.pipeline_spec import PipelineSpec
+from echo_jax.data.stages import BroadcastTags, Item, Stages
+from echo_jax.echo import tfdata
+from echo_jax.echo.host import Tags
+from echo_jax.echo.plan import Plan
+from echo_jax.echo.spec import EchoSpec
+
+__all__ = ["TfdataBatches", "tfdata_batches", "tfdata_fresh_batches"]
+
+_ENDLESS = np.iinfo(np.int64).max
+
+
+def tfdata_batches(
+    stages: Stages, pipeline: PipelineSpec, spec: EchoSpec
+) -> "TfdataBatches":
+    """See `echo_jax.data.pipeline.train_dataset`.
+
+    The first record is read and decoded once more, here: a graph has to know shapes.
+    """
+    size = 1 if pipeline.after == "batch" else pipeline.batch_size
+    return TfdataBatches(stages, pipeline, replace(spec, batch_size=size))
+
+
+def tfdata_fresh_batches(stages: Stages, pipeline: PipelineSpec) -> "TfdataBatches":
+    """See `echo_jax.data.pipeline.fresh_batches`."""
+    return TfdataBatches(stages, pipeline, None)
+
+
+class TfdataBatches(grain.IterDataset):
+    """Batches out of a tf.data graph, with the face of a dataset of Grain.
+
+    So the trainer reads it as it reads Grain's; nothing of Grain runs but its shuffle.
+    """
+
+    def __init__(self, stages: Stages, pipeline: PipelineSpec, spec: EchoSpec | None):
+        """Looks at one record.
+
+        Args:
+          stages: Records and what they go through.
+          pipeline: Its engine need not be tf.data.
+          spec: The echo; None for batches of fresh items, without tags.
+        """
+        super().__init__()
+        _leave_accelerators_to_jax()
+        self._pipeline = pipeline
+        # Without an echo, batches pass through one that uses each of them once.
+        self.spec = EchoSpec() if spec is None else spec
+        self._is_tagged = spec is not None
+        self._of_batches = spec is None or pipeline.after == "batch"
+        if self.spec.schedule.by_item is None:
+            tfdata.echo(self.spec)  # Refuses what cannot be, here and now.
+        sample = _sample(stages, pipeline)
+        items = fresh_items(stages, pipeline)
+        self._above = _Stage(lambda index: items[int(index)], sample)
+        self._below = None
+        below = None if self._of_batches else below_echo(stages, pipeline)
+        if below is not None:
+            sample = below.finish(sample, Tags(0, 0))
+            self._below = _Stage(
+                lambda item, index, repeat: below.finish(item, Tags(index, repeat)),
+                sample,
+            )
+
+    def __iter__(self) -> "_TfdataIterator":
+        return _TfdataIterator(self)
+
+    def graph(self, state: dict[str, int]) -> tf.data.Dataset:
+        """Returns the graph that goes on from a state of the echo's plan."""
+        pipeline, anchor = self._pipeline, state["anchor"]
+        first = anchor * pipeline.batch_size if self._of_batches else anchor
+        indices = tf.data.Dataset.range(first, _ENDLESS)
+        dataset = self._map(indices, self._above)
+        if self._of_batches:
+            dataset = dataset.batch(pipeline.batch_size)
+        is_gathered = not self._of_batches and self._below is None
+        dataset = dataset.apply(
+            tfdata.echo(self.spec, batch=is_gathered, tags=True, state=state)
+        )
+        if self._below is not None:
+            below = self._below
+            dataset = self._map(dataset, lambda item, tags: (below(item, *tags), tags))
+            dataset = dataset.batch(pipeline.batch_size)
+        dataset = dataset.prefetch(pipeline.prefetch) if pipeline.prefetch else dataset
+        return dataset.with_options(_options(pipeline.threads))
+
+    def finished(self, batch: Item, tags: Tags) -> Item:
+        """Returns a batch of the graph as the trainer expects it."""
+        if not self._is_tagged:
+            return batch
+        return BroadcastTags(self._pipeline.batch_size)((batch, tags))
+
+    def take_failure(self) -> BaseException | None:
+        """Returns what a stage raised, which the graph only quotes, and forgets it."""
+        for stage in (self._above, self._below):
+            if stage is not None and stage.failure is not None:
+                failure, stage.failure = stage.failure, None
+                return failure
+        return None
+
+    def _map(
+        self, dataset: tf.data.Dataset, function: Callable[..., Any]
+    ) -> tf.data.Dataset:
+        threads = self._pipeline.threads or None
+        return dataset.map(
+            function,
+            num_parallel_calls=threads,
+            deterministic=True if threads else None,
+        )
+
+
+class _TfdataIterator(grain.DatasetIterator):
+    """Runs the graph, and beside it the echo's plan, for the state."""
+
+    def __init__(self, dataset: TfdataBatches):
+        super().__init__()
+        self._dataset = dataset
+        self._plan = Plan(dataset.spec)
+        # The running graph, if there is one. It ends before the interpreter does: its
+        # threads, which call Python, could not end after that.
+        self._running: list[Any] = []
+        weakref.finalize(self, self._running.clear)
+
+    def __next__(self) -> Item:
+        self._assert_not_closed()
+        if not self._running:
+            graph = self._dataset.graph(self._plan.get_state())
+            self._running.append(graph.as_numpy_iterator())
+        batch, tags, failure = {}, Tags(0, 0), None
+        try:
+            batch, tags = next(self._running[0])
+        except tf.errors.OpError as error:
+            # Its traceback would keep the graph running.
+            failure = self._dataset.take_failure() or error.with_traceback(None)
+        if failure is not None:
+            self._running.clear()
+            raise failure
+        self._plan.take(self._dataset.spec.batch_size)
+        return self._dataset.finished(batch, Tags(*tags))
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the plan's integers."""
+        return {"plan": self._plan.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on from a state; the graph is built when the next batch is asked for.
+
+        Raises:
+          ValueError: If it is no state of this engine, or of another echo.
+        """
+        if set(state) != {"plan"}:
+            raise ValueError(
+                f"a state with the keys {sorted(state)} is none of data.pipeline="
+                "tfdata; go on with the data.pipeline that it was saved with"
+            )
+        self._plan.set_state(state["plan"])
+        self._running.clear()
+
+    def close(self) -> None:
+        """Lets the graph stop reading ahead."""
+        super().close()
+        self._running.clear()
+
+
+class _Stage:
+    """A Python function as an operation of a graph.
+
+    Attributes:
+      failure: What the function raised last; None if nothing.
+    """
+
+    def __init__(self, function: Callable[..., Any], sample: Any):
+        """Wraps a function.
+
+        Args:
+          function: Of items, records or numbers.
+          sample: Something of the kind that it returns: a record, or an item.
+        """
+        self._function = function
+        self._spec = tf.nest.map_structure(_tensor_spec, sample)
+        self.failure: BaseException | None = None
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Calls it from a graph."""
+        flat, specs = tf.nest.flatten(inputs), tf.nest.flatten(self._spec)
+
+        @tf.autograph.experimental.do_not_convert
+        def run(*values: Any) -> list[Any]:
+            try:
+                result = self._function(*tf.nest.pack_sequence_as(inputs, values))
+                tf.nest.assert_same_structure(result, self._spec)
+            except BaseException as error:
+                self.failure = error
+                raise
+            return tf.nest.flatten(result)
+
+        dtypes = [spec.dtype for spec in specs]
+        outputs = tf.numpy_function(run, flat, dtypes, stateful=False)
+        shaped = [
+            tf.ensure_shape(output, spec.shape)
+            for output, spec in zip(outputs, specs, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(self._spec, shaped)
+
+
+def _sample(stages: Stages, pipeline: PipelineSpec) -> Any:
+    """Returns something of the kind that is echoed, from the first record.
+
+    It does not pass through the storage: it is no read of the stream.
+    """
+    record = stages.source[0]
+    if pipeline.after == "read":
+        if not isinstance(record, bytes):
+            raise TypeError(
+                f"echo.after=read with data.pipeline=tfdata needs records of bytes, "
+                f"not {type(record).__name__}; use --config.echo.after=decode"
+            )
+        return record
+    item = stages.decode(record)
+    if pipeline.after in ("augment", "batch") and stages.augment is not None:
+        return stages.augment(item, 0)
+    return item
+
+
+def _tensor_spec(leaf: Any) -> tf.TensorSpec:
+    if isinstance(leaf, bytes):
+        return tf.TensorSpec([], tf.string)
+    array = np.asarray(leaf)
+    return tf.TensorSpec(array.shape, array.dtype)
+
+
+def _options(threads: int) -> tf.data.Options:
+    options = tf.data.Options()
+    # A prefetch that nobody asked for would read although data.prefetch is 0.
+    options.experimental_optimization.inject_prefetch = False
+    # A read that waits holds its thread: above and below the echo, and for the rest.
+    options.threading.private_threadpool_size = 2 * threads + 2
+    return options
+
+
+def _leave_accelerators_to_jax() -> None:
+    """Keeps TensorFlow from taking the memory of an accelerator for itself."""
+    if tf.config.list_physical_devices("GPU"):
+        tf.config.set_visible_devices([], "GPU")

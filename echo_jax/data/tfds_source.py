@@ -1,0 +1,209 @@
+"""Datasets that tensorflow-datasets has prepared, read by index.
+
+They are read from their files alone: neither TensorFlow nor the code that made them
+is needed, and every record is bytes until it is decoded. The files have to be in a
+format with random access, which is not the default of tensorflow-datasets: without
+it no index could be shuffled, and no position resumed.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core.read_only_builder import builder_from_files
+
+from echo_jax.data.images import decode_image
+
+__all__ = ["TfdsData", "TfdsRecords"]
+
+# The features that a kind of data has.
+_FEATURES = {
+    "images": ("image", "label"),
+    "coco": ("image", "image/id", "objects"),
+    "text": ("text",),
+}
+# Where datasets keep the name of an image.
+_NAMES = ("file_name", "id")
+
+
+class TfdsData:
+    """A dataset as prepared in ``TFDS_DATA_DIR``, or in ``~/tensorflow_datasets``.
+
+    Attributes:
+      splits: The names of its splits.
+    """
+
+    def __init__(self, name: str, kind: str):
+        """Finds it.
+
+        Args:
+          name: As tensorflow-datasets knows it: ``NAME`` or ``NAME/CONFIG``, and a
+            version if not the newest, as in ``"cifar10:3.0.2"``.
+          kind: What its records must be.
+
+        Raises:
+          ValueError: If it is not prepared, or its records are not of that kind.
+        """
+        self._name, self._kind = name, kind
+        self._builder = _builder(name)
+        self.splits = list(self._builder.info.splits)
+        missing = [
+            feature
+            for feature in _FEATURES[kind]
+            if feature not in self._builder.info.features
+        ]
+        if missing:
+            raise ValueError(
+                f"data.source='tfds:{name}' has no feature {missing[0]!r}, so it is no "
+                f"data of kind {kind}; it has {', '.join(self._builder.info.features)}."
+            )
+
+    def open(
+        self, split: str
+    ) -> tuple["TfdsRecords", Callable[[bytes], dict[str, Any]]]:
+        """Returns the records of a split, and what decodes one.
+
+        Args:
+          split: One of ``splits``.
+
+        Raises:
+          ValueError: If its files cannot be read by index.
+        """
+        try:
+            source = self._builder.as_data_source(
+                split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
+            )
+        except NotImplementedError as error:
+            raise ValueError(
+                f"data.source='tfds:{self._name}' is prepared in a format that cannot "
+                f"be read by index. Remove {self._builder.data_dir}, and prepare it "
+                f"again:\n{_command(self._name)}"
+            ) from error
+        info, features = self._builder.info, self._builder.info.features
+        about: dict[str, Any] = {
+            "kind": self._kind,
+            "splits": {
+                s: {"examples": info.splits[s].num_examples} for s in info.splits
+            },
+        }
+        if self._kind == "images":
+            about["classes"] = features["label"].names
+        elif self._kind == "coco":
+            names = features["objects"]["label"].names
+            about["categories"] = [{"id": i, "name": n} for i, n in enumerate(names)]
+        facts = {
+            "source": f"tfds:{self._name}",
+            "kind": self._kind,
+            "version": str(info.version),
+            "split": split,
+            "examples": info.splits[split].num_examples,
+            "bytes": info.splits[split].num_bytes,
+        }
+        decode = {"images": _Image, "coco": _Scene, "text": _Text}[self._kind]
+        return TfdsRecords(source, about, facts), decode(features)
+
+
+@dataclass(frozen=True)
+class TfdsRecords:
+    """The records of a split, as serialised bytes.
+
+    Attributes:
+      source: What reads them.
+      info: See `echo_jax.data.sources.DescribedSource`. The ids of categories are
+        those of the dataset's labels; it does not keep others.
+    """
+
+    source: Any
+    info: dict[str, Any]
+    _facts: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> bytes:
+        return self.source[index]
+
+    def facts(self) -> dict[str, Any]:
+        """Returns name, version, split and sizes."""
+        return dict(self._facts)
+
+
+@dataclass(frozen=True)
+class _Image:
+    """Makes the dict of kind images; the image stays encoded."""
+
+    features: Any
+
+    def __call__(self, record: bytes) -> dict[str, Any]:
+        example = _parsed(self.features, record)
+        name = next((example[key] for key in _NAMES if key in example), b"")
+        return {
+            "image": example["image"],
+            "label": int(example["label"]),
+            "name": name.decode(errors="replace"),
+        }
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """Makes the dict of kind coco; the image is decoded, for its size is not kept."""
+
+    features: Any
+
+    def __call__(self, record: bytes) -> dict[str, Any]:
+        example = _parsed(self.features, record)
+        image, objects = decode_image(example["image"]), example["objects"]
+        height, width = image.shape[:2]
+        boxes = np.array(objects["bbox"], np.float32).reshape(-1, 4)
+        scale = np.array([height, width, height, width], np.float32)
+        return {
+            "image": image,
+            "image_id": int(example["image/id"]),
+            "height": height,
+            "width": width,
+            "boxes": (boxes * scale).tobytes(),
+            "labels": np.array(objects["label"], np.int32).tobytes(),
+            "crowd": np.array(objects["is_crowd"], np.uint8).tobytes(),
+            "area": np.array(objects["area"], np.float32).tobytes(),
+        }
+
+
+@dataclass(frozen=True)
+class _Text:
+    """Makes the dict of kind text: a document, as UTF-8."""
+
+    features: Any
+
+    def __call__(self, record: bytes) -> dict[str, Any]:
+        return {"text": _parsed(self.features, record)["text"]}
+
+
+def _parsed(features: Any, record: bytes) -> dict[str, Any]:
+    """Returns the entries of a record; an image stays as it was encoded."""
+    skip = {"image": tfds.decode.SkipDecoding()} if "image" in features else None
+    return features.deserialize_example_np(record, decoders=skip)
+
+
+def _builder(name: str) -> Any:
+    """Returns what reads a prepared dataset from its files."""
+    data_dir = os.environ.get("TFDS_DATA_DIR")
+    try:
+        return builder_from_files(name, data_dir=data_dir)
+    except tfds.core.DatasetNotFoundError as error:
+        where = data_dir or "~/tensorflow_datasets (TFDS_DATA_DIR names another folder)"
+        raise ValueError(
+            f"data.source='tfds:{name}' is not prepared in {where}. This downloads and "
+            f"prepares it:\n{_command(name)}\n"
+            "Some datasets, such as c4 and coco, need TensorFlow for that, but not to "
+            "be read: pip install 'echo-jax[tfdata]'."
+        ) from error
+
+
+def _command(name: str) -> str:
+    return (
+        'python -c "import tensorflow_datasets as tfds; '
+        f"tfds.builder('{name}', file_format='array_record').download_and_prepare()\""
+    )
