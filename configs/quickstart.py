@@ -48,6 +48,7 @@ _DEVICE = {"where": "device", "after": "decode", "buffer": 512}
 _ON_DEVICE = {
     "device": {"factor": 4.0, "order": "spread", **_DEVICE},
     "adaptive": {"mode": "adaptive", "cap": 4, **_DEVICE},
+    "adaptive_cap_6": {"mode": "adaptive", "cap": 6, **_DEVICE},
 }
 _WHICH = {
     "baseline": {"factor": 1.0},
@@ -65,7 +66,7 @@ _WHICH = {
         **_DEVICE,
     },
 }
-_BURSTY = {name: _WHICH[name] for name in ("baseline", "spread", "device", "adaptive")}
+_BURSTY = {name: _WHICH[name] for name in ("baseline", "spread", *_ON_DEVICE)}
 
 # Every command and every file of the study, but no result.
 _TINY = {

@@ -1,6 +1,9 @@
 """Flax Linen modules. They know neither data nor training."""
 
+from echo_jax.models.batch_norm import GhostBatchNorm
+from echo_jax.models.imagenet_resnet import ImageNetResNet
 from echo_jax.models.resnet import ResNet
+from echo_jax.models.ssd import SSD
 from echo_jax.models.transformer import Transformer
 
-__all__ = ["ResNet", "Transformer"]
+__all__ = ["SSD", "GhostBatchNorm", "ImageNetResNet", "ResNet", "Transformer"]

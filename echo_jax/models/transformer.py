@@ -1,20 +1,25 @@
 """A decoder-only Transformer language model (Vaswani et al. 2017), pre-norm."""
 
+from collections.abc import Callable
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 __all__ = ["Transformer"]
 
+_POSITIONS = ("learned", "sinusoidal")
+_ACTIVATIONS = {"gelu": nn.gelu, "relu": nn.relu}
+
 
 class Transformer(nn.Module):
     """Maps tokens to the logits of the next token.
 
     Layer norms come before each sub-layer, so that training needs no delicate
-    warm-up (Xiong et al. 2020). Positions are learned: one addition, the cheapest
-    choice on a CPU, and `max_len` is short here. Head and embedding are not tied:
-    a vocabulary of bytes costs little, and the two want different scales. The head
-    starts at zero, so an untrained model gives every token the same probability.
+    warm-up (Xiong et al. 2020). With the defaults, which suit a small model of bytes,
+    positions are learned, and head and embedding are not tied: such a vocabulary
+    costs little, and the two want different scales. That head starts at zero, so an
+    untrained model gives every token the same probability.
 
     Attributes:
       vocab: Number of tokens.
@@ -25,7 +30,12 @@ class Transformer(nn.Module):
       max_len: Longest sequence, in tokens.
       dropout: Probability of dropping an activation of the embedding and of each
         sub-layer's output.
-      dtype: Of the computation; parameters and logits are float32.
+      dtype: Of the computation; parameters, softmax and logits are float32.
+      positions: ``"learned"``, or ``"sinusoidal"`` (Vaswani et al. 2017, section 3.5),
+        which embeddings are scaled up for by the root of the width, as there.
+      activation: ``"gelu"`` (its tanh form, as in GPT-2) or ``"relu"``.
+      bias: Whether the dense layers of the blocks have biases.
+      tied: Whether the head is the embedding, transposed (Press and Wolf 2017).
 
     Example:
       >>> model = Transformer(
@@ -45,24 +55,63 @@ class Transformer(nn.Module):
     max_len: int
     dropout: float = 0.0
     dtype: jnp.dtype = jnp.float32
+    positions: str = "learned"
+    activation: str = "gelu"
+    bias: bool = False
+    tied: bool = False
 
     @nn.compact
-    def __call__(self, tokens: jax.Array, *, train: bool) -> jax.Array:
+    def __call__(
+        self, tokens: jax.Array, *, train: bool, segments: jax.Array | None = None
+    ) -> jax.Array:
         """Predicts every next token from the tokens up to it.
 
         Args:
           tokens: ``int32[B, T]`` with T at most `max_len`.
           train: Whether to drop activations; needs the ``"dropout"`` rng then,
             unless `dropout` is 0.
+          segments: Which document every token is of, ``int32[B, T]``, if a sequence
+            holds several one after another: tokens see their own document alone, and
+            its positions start at 0. None: a sequence is one document.
 
         Returns:
           Logits, ``float32[B, T, vocab]``; entry t is about token t + 1.
 
         Raises:
-          ValueError: If the sequence is too long, or the heads do not divide the
-            width.
+          ValueError: If the sequence is too long, the heads do not divide the width,
+            or a choice is unknown.
         """
-        length = tokens.shape[-1]
+        self._check(tokens.shape[-1])
+        embed = nn.Embed(self.vocab, self.d_model, dtype=self.dtype, name="embed")
+        x = self._add_positions(embed(tokens), segments)
+        x = nn.Dropout(self.dropout, deterministic=not train)(x)
+        for i in range(self.num_layers):
+            x = _Block(
+                num_heads=self.num_heads,
+                d_ff=self.d_ff,
+                num_layers=self.num_layers,
+                dropout=self.dropout,
+                dtype=self.dtype,
+                activation=_ACTIVATIONS[self.activation],
+                bias=self.bias,
+                name=f"block_{i}",
+            )(x, train=train, segments=segments)
+        x = nn.LayerNorm(dtype=self.dtype, name="norm")(x)
+        # The loss is a difference of large numbers: bfloat16 logits would round it.
+        if self.tied:
+            table = embed.embedding.astype(self.dtype)
+            return jnp.einsum(
+                "btd,vd->btv", x, table, preferred_element_type=jnp.float32
+            )
+        return nn.Dense(
+            self.vocab,
+            use_bias=False,
+            dtype=jnp.float32,
+            kernel_init=nn.initializers.zeros,
+            name="head",
+        )(x)
+
+    def _check(self, length: int) -> None:
         if length > self.max_len:
             raise ValueError(
                 f"a sequence of {length} tokens is longer than max_len={self.max_len}; "
@@ -73,33 +122,47 @@ class Transformer(nn.Module):
                 f"d_model={self.d_model} is not a multiple of "
                 f"num_heads={self.num_heads}; change one of them"
             )
-        x = nn.Embed(self.vocab, self.d_model, dtype=self.dtype, name="embed")(tokens)
-        positions = self.param(
-            "positions",
-            nn.initializers.normal(stddev=self.d_model**-0.5),
-            (self.max_len, self.d_model),
-        )
-        # (1, T, D), not (T, D): ranks are promoted nowhere in this project.
-        x = x + positions[None, :length].astype(self.dtype)
-        x = nn.Dropout(self.dropout, deterministic=not train)(x)
-        for i in range(self.num_layers):
-            x = _Block(
-                num_heads=self.num_heads,
-                d_ff=self.d_ff,
-                num_layers=self.num_layers,
-                dropout=self.dropout,
-                dtype=self.dtype,
-                name=f"block_{i}",
-            )(x, train=train)
-        x = nn.LayerNorm(dtype=self.dtype, name="norm")(x)
-        # The loss is a difference of large numbers: bfloat16 logits would round it.
-        return nn.Dense(
-            self.vocab,
-            use_bias=False,
-            dtype=jnp.float32,
-            kernel_init=nn.initializers.zeros,
-            name="head",
-        )(x)
+        for name, known in (("positions", _POSITIONS), ("activation", _ACTIVATIONS)):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is unknown; use one of "
+                    f"{', '.join(known)}"
+                )
+
+    def _add_positions(self, x: jax.Array, segments: jax.Array | None) -> jax.Array:
+        """Adds to the embeddings where each token stands."""
+        if self.positions == "learned":
+            table = self.param(
+                "positions",
+                nn.initializers.normal(stddev=self.d_model**-0.5),
+                (self.max_len, self.d_model),
+            )
+        else:
+            table = _sinusoids(self.max_len, self.d_model)
+            x = x * jnp.asarray(self.d_model**0.5, x.dtype)
+        if segments is None:
+            # (1, T, D), not (T, D): ranks are promoted nowhere in this project.
+            return x + table[None, : x.shape[1]].astype(self.dtype)
+        return x + table[_positions_in(segments)].astype(self.dtype)
+
+
+def _positions_in(segments: jax.Array) -> jax.Array:
+    """Returns where each token stands in its segment, ``int32[B, T]``."""
+    index = jnp.broadcast_to(jnp.arange(segments.shape[1])[None], segments.shape)
+    is_first = segments[:, 1:] != segments[:, :-1]
+    starts = jnp.where(jnp.pad(is_first, ((0, 0), (1, 0))), index, 0)
+    return index - jax.lax.cummax(starts, axis=1)
+
+
+def _sinusoids(length: int, width: int) -> jax.Array:
+    """Returns sines in the first half of the columns and cosines in the second.
+
+    The paper has them in turn, which is the same up to the order of columns.
+    """
+    rates = 10_000 ** (-jnp.arange(0, width, 2) / width)
+    angles = jnp.arange(length)[:, None] * rates[None]
+    table = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
+    return table[:, :width]
 
 
 class _Block(nn.Module):
@@ -110,15 +173,19 @@ class _Block(nn.Module):
     num_layers: int
     dropout: float
     dtype: jnp.dtype
+    activation: Callable[[jax.Array], jax.Array]
+    bias: bool
 
     @nn.compact
-    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, *, train: bool, segments: jax.Array | None
+    ) -> jax.Array:
         batch, length, width = x.shape
 
         def dense(features: int, name: str, scale: float = 1.0) -> nn.Dense:
             return nn.Dense(
                 features,
-                use_bias=False,
+                use_bias=self.bias,
                 dtype=self.dtype,
                 kernel_init=nn.initializers.variance_scaling(
                     scale, "fan_in", "truncated_normal"
@@ -136,12 +203,15 @@ class _Block(nn.Module):
         y = nn.LayerNorm(dtype=self.dtype, name="attention_norm")(x)
         qkv = dense(3 * width, "qkv")(y)
         qkv = qkv.reshape(batch, length, 3, self.num_heads, width // self.num_heads)
+        mask = None
+        if segments is not None:
+            mask = (segments[:, :, None] == segments[:, None, :])[:, None]
         y = jax.nn.dot_product_attention(
-            qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], is_causal=True
+            qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2], mask=mask, is_causal=True
         )
         y = dense(width, "attention_out", branch_scale)(y.reshape(x.shape))
         x = x + drop(y)
 
         y = nn.LayerNorm(dtype=self.dtype, name="ff_norm")(x)
-        y = nn.gelu(dense(self.d_ff, "ff_in")(y))
+        y = self.activation(dense(self.d_ff, "ff_in")(y))
         return x + drop(dense(width, "ff_out", branch_scale)(y))

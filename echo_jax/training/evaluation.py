@@ -1,8 +1,9 @@
-"""Evaluation over a split: sums and counts, merged exactly."""
+"""Evaluation over a split: sums and counts, merged exactly, and what else judges it."""
 
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 
@@ -10,15 +11,19 @@ from echo_jax.echo.stopwatch import MAX_IN_FLIGHT
 from echo_jax.training.setup import Setup
 from echo_jax.training.sharding import put_batch
 from echo_jax.training.state import TrainState
-from echo_jax.workloads.base import Batch
+from echo_jax.workloads.base import Batch, Evaluator
 
 __all__ = ["evaluate"]
 
 
 def evaluate(
-    setup: Setup, state: TrainState, batches: Iterable[Batch]
+    setup: Setup,
+    state: TrainState,
+    batches: Iterable[Batch],
+    *,
+    evaluator: Evaluator | None = None,
 ) -> dict[str, float]:
-    """Returns every metric of the task over a split.
+    """Returns every metric of the task over a split, and those of an evaluator.
 
     A mean of the batches' means would weigh the examples of a part-filled last
     batch more than others; sums and counts do not.
@@ -27,26 +32,37 @@ def evaluate(
       setup: The run's functions.
       state: The state to evaluate; not changed.
       batches: One pass over the split, each with ``"mask"``.
+      evaluator: A new one; it is given every batch with what the task predicts.
 
     Returns:
-      ``{metric: sum over the split / count over the split}``.
+      ``{metric: sum over the split / count over the split}``, and the evaluator's
+      result.
 
     Raises:
       ValueError: There is no example, or a batch does not divide over the devices.
     """
     num_devices = setup.mesh.size
     parts = []
-    in_flight = deque()
+    in_flight: deque[tuple[Batch, Any]] = deque()
+
+    def finish(*, leave: int) -> None:
+        while len(in_flight) > leave:
+            batch, outputs = in_flight.popleft()
+            jax.block_until_ready(outputs)
+            if evaluator is not None:
+                evaluator.add(batch, jax.device_get(outputs[1]))
+
     for batch in batches:
         if len(batch["mask"]) % num_devices:
             raise ValueError(
                 f"an evaluation batch of {len(batch['mask'])} does not divide over "
                 f"the {num_devices} devices of the mesh; pad it with mask 0"
             )
-        parts.append(setup.program.evaluate(state, put_batch(batch, setup.mesh)))
-        in_flight.append(parts[-1])
-        if len(in_flight) > MAX_IN_FLIGHT:
-            jax.block_until_ready(in_flight.popleft())
+        outputs = setup.program.evaluate(state, put_batch(batch, setup.mesh))
+        parts.append(outputs[0])
+        in_flight.append((batch, outputs))
+        finish(leave=MAX_IN_FLIGHT)
+    finish(leave=0)
 
     sums: dict[str, list[float]] = defaultdict(list)
     counts: dict[str, list[float]] = defaultdict(list)
@@ -56,4 +72,5 @@ def evaluate(
             counts[name].append(float(count))
     if not any(map(any, counts.values())):
         raise ValueError("the evaluation split has no example; give one at least")
-    return {name: math.fsum(sums[name]) / math.fsum(counts[name]) for name in sums}
+    metrics = {name: math.fsum(sums[name]) / math.fsum(counts[name]) for name in sums}
+    return metrics if evaluator is None else {**metrics, **evaluator.result()}

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from echo_jax.training.flops import UpdateFlops
 from echo_jax.training.state import REPEAT_BUCKETS
 from echo_jax.training.step import StepReport
 
@@ -60,12 +61,20 @@ class RowMaker:
       totals: At the start of this sitting.
       seconds: The clock's seconds then.
       step_s: The step time with the input held, t_down.
+      flops: Of an update.
     """
 
-    def __init__(self, totals: Totals, seconds: Mapping[str, float], step_s: float):
+    def __init__(
+        self,
+        totals: Totals,
+        seconds: Mapping[str, float],
+        step_s: float,
+        flops: UpdateFlops,
+    ):
         self._totals = totals
         self._wall_s = seconds["wall_s"]
         self._step_s = step_s
+        self._flops = flops
 
     def train_row(
         self, totals: Totals, seconds: Mapping[str, float], report: StepReport
@@ -103,6 +112,7 @@ class RowMaker:
             "idle_fraction": 1 - self._step_s * updates / elapsed_s,
             "examples_per_s": uses / elapsed_s,
             "fresh_per_s": fresh / elapsed_s,
+            **self._flops.rates(updates=updates, seconds=elapsed_s),
         }
 
 

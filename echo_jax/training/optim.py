@@ -19,18 +19,22 @@ class OptimSettings:
     Attributes:
       name: ``"adamw"`` or ``"sgd"``.
       lr: The peak learning rate.
-      schedule: ``"constant"``, ``"linear"`` or ``"cosine"``.
+      schedule: ``"constant"``, ``"linear"``, ``"cosine"`` or ``"piecewise"``.
       warmup_updates: Updates in which the learning rate rises linearly; the last
         of them is the first at the peak.
       decay_updates: The update that trains with ``end_fraction`` of the peak, and
-        so do all after it; 0 for a constant schedule.
+        so do all after it; 0 for a schedule without such an end.
       end_fraction: See `decay_updates`.
+      boundaries: Of a piecewise schedule: after so many updates the learning rate
+        is multiplied by `boundary_scale`; ``()`` for the other schedules.
+      boundary_scale: See `boundaries`.
       momentum: Of SGD.
       nesterov: Of SGD.
       b1: Of AdamW.
       b2: Of AdamW.
-      weight_decay: Of matrices only: biases, scales and other vectors have none.
-        AdamW decays the parameters, SGD adds it to the gradient (L2).
+      weight_decay: AdamW decays the parameters, SGD adds it to the gradient (L2).
+      decay_vectors: Whether biases, scales of norms and other vectors are decayed
+        too, and not matrices and convolutions alone.
       clip_norm: Largest global norm of the gradient; 0 does not clip.
     """
 
@@ -40,11 +44,14 @@ class OptimSettings:
     warmup_updates: int
     decay_updates: int
     end_fraction: float
+    boundaries: tuple[int, ...]
+    boundary_scale: float
     momentum: float
     nesterov: bool
     b1: float
     b2: float
     weight_decay: float
+    decay_vectors: bool
     clip_norm: float
 
     @classmethod
@@ -53,7 +60,7 @@ class OptimSettings:
         settings = {field.name: config.optim[field.name] for field in fields(cls)}
         # A constant schedule does not depend on the length of the run, so runs of
         # any length share a compilation.
-        decays = config.optim.schedule != "constant"
+        decays = config.optim.schedule in ("linear", "cosine")
         decay_updates = config.optim.decay_updates or config.updates
         settings["decay_updates"] = decay_updates if decays else 0
         return cls(**settings)
@@ -84,9 +91,14 @@ def make_schedule(settings: OptimSettings) -> optax.Schedule:
             after = optax.linear_schedule(lr, end, decay)
         case "cosine":
             after = optax.cosine_decay_schedule(lr, decay, settings.end_fraction)
+        case "piecewise":
+            # Joined to the warm-up, a schedule counts from the warm-up's end on.
+            scales = {b - warm: settings.boundary_scale for b in settings.boundaries}
+            after = optax.piecewise_constant_schedule(lr, scales)
         case unknown:
             raise ValueError(
-                f"schedule={unknown!r} is unknown; use constant, linear or cosine"
+                f"schedule={unknown!r} is unknown; use constant, linear, cosine or "
+                "piecewise"
             )
     if not warm:
         return after
@@ -107,6 +119,7 @@ def make_optimizer(settings: OptimSettings) -> optax.GradientTransformation:
       ValueError: The optimizer or the schedule is unknown.
     """
     schedule = make_schedule(settings)
+    decayed = None if settings.decay_vectors else _matrices
     parts = []
     if settings.clip_norm:
         parts.append(optax.clip_by_global_norm(settings.clip_norm))
@@ -118,14 +131,12 @@ def make_optimizer(settings: OptimSettings) -> optax.GradientTransformation:
                     b1=settings.b1,
                     b2=settings.b2,
                     weight_decay=settings.weight_decay,
-                    mask=_matrices,
+                    mask=decayed,
                 )
             )
         case "sgd":
             if settings.weight_decay:
-                parts.append(
-                    optax.add_decayed_weights(settings.weight_decay, _matrices)
-                )
+                parts.append(optax.add_decayed_weights(settings.weight_decay, decayed))
             # A momentum of 0 would keep a second copy of the parameters for nothing.
             momentum = settings.momentum or None
             parts.append(optax.sgd(schedule, momentum, nesterov=settings.nesterov))
@@ -135,5 +146,5 @@ def make_optimizer(settings: OptimSettings) -> optax.GradientTransformation:
 
 
 def _matrices(params: optax.Params) -> optax.Params:
-    """Returns which parameters have weight decay."""
+    """Returns which parameters have weight decay, if vectors have none."""
     return jax.tree.map(lambda x: x.ndim >= 2, params)

@@ -92,6 +92,8 @@ class Progress:
             f"loss {row['loss']:.4f}  {row['examples_per_s']:.0f} examples/s  "
             f"idle {max(row['idle_fraction'], 0):.0%}"
         )
+        if "mfu" in row:
+            numbers += f"  MFU {row['mfu']:.0%}"
         if self._bar:
             self._bar.update(self._task, numbers=numbers)
         else:

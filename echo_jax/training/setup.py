@@ -74,6 +74,17 @@ class Setup:
         state, _, report = self._run(HostDraw(self.mesh), state, (), inputs, scan=False)
         return state, report
 
+    def trace(self, state: TrainState, feed: Feed) -> Any:
+        """Returns what jax makes of one update before it compiles it.
+
+        Args:
+          state: Not changed.
+          feed: From which nothing is taken; what its arrays hold is lost.
+        """
+        return self.program.updates(feed.draw).trace(
+            state, feed.arrays, feed.hold(1), self.step_key, self.log_every
+        )
+
     def _run(
         self, draw: Draw, state: TrainState, arrays: Any, inputs: Any, *, scan: bool
     ) -> tuple[TrainState, Any, StepReport]:

@@ -14,6 +14,7 @@ from echo_jax.training.clock import Clock
 from echo_jax.training.environment import config_sha256
 from echo_jax.training.evaluation import evaluate
 from echo_jax.training.feed import Feed, Input
+from echo_jax.training.flops import UpdateFlops, count_flops
 from echo_jax.training.inner import Inner
 from echo_jax.training.measure import Rates
 from echo_jax.training.metrics import RowMaker, Totals, eval_row, first_to_meet
@@ -65,6 +66,7 @@ class Sitting:
       metrics: Where its rows go.
       progress: What is shown of it.
       met_target: Whether an evaluation met the target.
+      flops: Of an update.
     """
 
     config: Config
@@ -82,10 +84,13 @@ class Sitting:
     metrics: MetricsFile
     progress: Progress
     met_target: bool = field(init=False, default=False)
+    flops: UpdateFlops = field(init=False)
 
     def __post_init__(self):
-        step_s = self.rates.t_down_s
-        self._rows = RowMaker(self.totals, self.clock.seconds(), step_s)
+        self.flops = count_flops(self.setup, self.state, self.feed)
+        self._rows = RowMaker(
+            self.totals, self.clock.seconds(), self.rates.t_down_s, self.flops
+        )
         self._in_flight: deque[tuple[Totals, StepReport]] = deque()
         self._look_back()
 
@@ -153,8 +158,14 @@ class Sitting:
         self.read(leave=0)
         seconds = self.clock.seconds()
         with self.clock.phase("pause"):
-            batches = self.workload.eval_batches()
-            metrics = evaluate(self.setup, self.state, batches)
+            make_evaluator = self.workload.evaluator
+            metrics = evaluate(
+                self.setup,
+                self.state,
+                self.workload.eval_batches(),
+                evaluator=make_evaluator() if make_evaluator else None,
+            )
+            metrics |= self.workload.task.derive(metrics)
             self._log(eval_row(self.totals, seconds, metrics))
             self._look_back()
 

@@ -28,6 +28,10 @@ __all__ = [
 ]
 
 
+Sums = dict[str, tuple[jax.Array, jax.Array]]
+"""The sum and the count of each metric, ``float32[]``."""
+
+
 class StepReport(struct.PyTreeNode):
     """What the host may read of an update; it outlives the donated state.
 
@@ -152,7 +156,8 @@ class Program:
         performs as many updates as the draw makes batches of the inputs. It donates
         state and arrays, and never the inputs, which an echo may use again. The
         report is the last update's.
-      evaluate: ``(state, batch) -> {metric: (sum, count)}``.
+      evaluate: ``(state, batch) -> ({metric: (sum, count)}, outputs)``: what
+        `Task.evaluate` and `Task.predict` return, on every device.
       is_finite: ``(state) -> bool[]``, over all its floats.
       copy: ``(state) -> state`` in memory of its own, to be donated freely.
     """
@@ -161,7 +166,7 @@ class Program:
     abstract_state: TrainState
     init: Callable[[jax.Array], TrainState]
     updates: Callable[..., Updates]
-    evaluate: Callable[[TrainState, Batch], dict[str, tuple[jax.Array, jax.Array]]]
+    evaluate: Callable[[TrainState, Batch], tuple[Sums, dict[str, jax.Array]]]
     is_finite: Callable[[TrainState], jax.Array]
     copy: Callable[[TrainState], TrainState]
 
@@ -189,7 +194,8 @@ def make_program(task: Task, optim: OptimSettings, mesh: Mesh) -> Program:
     )
 
     def evaluate(state: TrainState, batch: Batch):
-        return task.evaluate({"params": state.params, **state.model_state}, batch)
+        variables = {"params": state.params, **state.model_state}
+        return task.evaluate(variables, batch), task.predict(variables, batch)
 
     return Program(
         shardings=shardings,

@@ -105,7 +105,7 @@ def _timed_choice(
         why = f"a step takes {step_s * 1e3:.0f} ms, dispatching it next to nothing"
         return LOOP, f"inner steps: loop; {why}"
     runs = _Runs(setup, setup.program.copy(state), feed, size)
-    num_operations = runs.count_operations()
+    num_operations = _num_operations(setup.trace(state, feed).jaxpr.jaxpr)
     tried: dict[Strategy, Callable[[int], None]] = {"loop": runs.loop}
     if num_operations <= _MOST_OPERATIONS:
         tried["scan"] = runs.scan
@@ -151,14 +151,6 @@ class _Runs:
         for _ in range(times):
             steps(self._feed.hold(num_updates))
         jax.block_until_ready(self._state)
-
-    def count_operations(self) -> int:
-        """Returns how many operations an update is traced to."""
-        setup, feed = self._setup, self._feed
-        traced = setup.program.updates(feed.draw).trace(
-            self._state, feed.arrays, feed.hold(1), setup.step_key, setup.log_every
-        )
-        return _num_operations(traced.jaxpr.jaxpr)
 
 
 def _num_operations(jaxpr: Any) -> int:

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from echo_jax.config import Config
+from echo_jax.training.flops import UpdateFlops
 from echo_jax.training.inner import Inner
 from echo_jax.training.measure import Rates
 from echo_jax.training.metrics import Totals, first_to_meet
@@ -23,6 +24,7 @@ def make_summary(
     rates: Rates,
     factor: float,
     inner: Inner,
+    flops: UpdateFlops,
     params_sha256: str,
 ) -> dict[str, Any]:
     """Sums up a run.
@@ -36,6 +38,7 @@ def make_summary(
       rates: As measured in the last sitting.
       factor: The echo factor, which the config may leave open.
       inner: How updates were dispatched.
+      flops: Of an update.
       params_sha256: Hash of the final parameters.
 
     Returns:
@@ -70,6 +73,7 @@ def make_summary(
         "t_down_s": rates.t_down_s,
         "idle_fraction": 1 - totals.held_s / seconds["wall_s"],
         **seconds,
+        **flops.rates(updates=totals.updates, seconds=seconds["wall_s"]),
         "params_sha256": params_sha256,
         "storage": storage,
         "simulated_storage": bool(storage["latency_s"] or storage["bytes_per_s"]),

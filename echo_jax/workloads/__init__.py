@@ -4,12 +4,18 @@ from typing import Any
 
 import jax
 
-from echo_jax.workloads import lm, shapes
+from echo_jax.workloads import cifar, coco, imagenet, lm, shapes
 from echo_jax.workloads.base import Batch, Task, Variables, Workload
 
 __all__ = ["WORKLOADS", "Batch", "Task", "Variables", "Workload", "build"]
 
-WORKLOADS = {"lm": lm.build, "shapes": shapes.build}
+WORKLOADS = {
+    "cifar": cifar.build,
+    "coco": coco.build,
+    "imagenet": imagenet.build,
+    "lm": lm.build,
+    "shapes": shapes.build,
+}
 """How each workload is built from a config, by name."""
 
 
@@ -38,7 +44,7 @@ def build(config: Any) -> Workload:
             f"{', '.join(sorted(WORKLOADS))}."
         )
     for name, value in config.model.items():
-        if isinstance(value, int) and value < 1:
+        if type(value) is int and value < 1:
             raise ValueError(
                 f"model.{name}={value} must be at least 1; set --config.model.{name}=1."
             )

@@ -13,7 +13,7 @@ import jax
 
 from echo_jax.echo.spec import EchoSpec
 
-__all__ = ["Augment", "Batch", "Task", "Variables", "Workload"]
+__all__ = ["Augment", "Batch", "Evaluator", "Task", "Variables", "Workload"]
 
 Batch = dict[str, Any]
 """A batch: a dict of arrays with a leading batch axis of size B."""
@@ -36,6 +36,23 @@ class Augment(Protocol):
           batch: Decoded items, with a leading axis of size B.
           keys: A random key for each of them, ``key<threefry2x32>[B]``.
         """
+        ...
+
+
+class Evaluator(Protocol):
+    """Judges a split by more than sums over its examples, on the host."""
+
+    def add(self, batch: Batch, outputs: Any) -> None:
+        """Takes a batch and what the task predicts of it.
+
+        Args:
+          batch: The host's batch, with ``"mask"``: 0 for padding, which must not count.
+          outputs: From `Task.predict`, as NumPy arrays.
+        """
+        ...
+
+    def result(self) -> dict[str, float]:
+        """Returns the metrics of all that was added."""
         ...
 
 
@@ -78,6 +95,33 @@ class Task(abc.ABC):
             padding.
         """
 
+    def derive(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Returns metrics that follow from the means over the whole split.
+
+        Such as a perplexity, which is no mean of perplexities.
+
+        Args:
+          means: Of every metric of `evaluate`: its sum divided by its count.
+
+        Returns:
+          By name, what is reported beside them; nothing by default.
+        """
+        del means
+        return {}
+
+    def predict(self, variables: Variables, batch: Batch) -> dict[str, jax.Array]:
+        """Returns what an evaluator needs of every example, ``[B, ...]``.
+
+        It is compiled together with `evaluate`, so that what both compute is computed
+        once. By default there is nothing.
+
+        Args:
+          variables: All collections.
+          batch: An evaluation batch.
+        """
+        del variables, batch
+        return {}
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -86,7 +130,7 @@ class Workload:
     Attributes:
       name: The name that configs use.
       task: Model and loss.
-      metric: The key of `Task.evaluate` that targets refer to.
+      metric: The metric that targets refer to: of `Task.evaluate` or the evaluator.
       mode: Whether a better metric is smaller (``"min"``) or larger.
       train_dataset: Makes the training pipeline with an echo in it. Elements
         are batches with two extra entries, ``"fresh_index"`` (``int64[B]``) and
@@ -95,6 +139,8 @@ class Workload:
         items, up to the stage that the echo follows, without tags.
       eval_batches: Makes one pass over the evaluation split: batches of one
         constant size, the last one padded, with ``"mask"``.
+      evaluator: Makes what judges one pass over the evaluation split, in addition to
+        `Task.evaluate`; None if that is all.
       augment_on_device: What is done on the devices to every use of a decoded item;
         hashable. None if nothing is random.
       stage_calls: Makes functions that do what each stage of the training pipeline
@@ -111,6 +157,7 @@ class Workload:
     train_dataset: Callable[[EchoSpec], grain.IterDataset]
     fresh_dataset: Callable[[], grain.IterDataset]
     eval_batches: Callable[[], Iterable[Batch]]
+    evaluator: Callable[[], Evaluator] | None = None
     augment_on_device: Augment | None = None
     stage_calls: Callable[[], Mapping[str, Callable[[], Any]]] = dict
     facts: Mapping[str, Any] = field(default_factory=dict)

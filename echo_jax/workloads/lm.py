@@ -1,6 +1,8 @@
-"""Language modelling on bytes: a decoder Transformer on source code or text."""
+"""Language modelling: a decoder Transformer on bytes, subwords or documents."""
 
 import functools
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,26 +13,40 @@ from jax.typing import ArrayLike
 
 from echo_jax.data.evaluation import eval_batches
 from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
+from echo_jax.data.sequences import open_sequences
 from echo_jax.data.stage_calls import stage_calls
 from echo_jax.data.stages import Stages
-from echo_jax.data.text import TextWindows, decode_window, load_corpus
 from echo_jax.models.transformer import Transformer
 from echo_jax.workloads.base import Batch, Task, Variables, Workload
 
 __all__ = ["LanguageModel", "build"]
 
-_NUM_BYTES = 256
+_SIZES = ("seq_len", "d_model", "num_layers", "num_heads", "d_ff", "dropout", "dtype")
+# What a config need not say; so the small model of bytes is as it always was.
+_CHOICES = {
+    "positions": "learned",
+    "activation": "gelu",
+    "bias": False,
+    "tied": False,
+    "vocab": 0,
+    "segments": False,
+}
 
 
 @dataclass(frozen=True)
 class LanguageModel(Task):
-    """Predicts every byte of a window from the bytes before it.
+    """Predicts every token of a window from the tokens before it.
 
-    A batch holds ``"tokens"``, ``uint8[B, T + 1]``: bytes 0 to T - 1 are read,
-    bytes 1 to T are predicted. Losses are in nats per byte.
+    A batch holds ``"tokens"``, ``uint8`` to ``uint32[B, T + 1]``: tokens 0 to T - 1 are
+    read, tokens 1 to T are predicted. ``"length"``, ``int32[B]``, says how many of them
+    are no filling; without it all are. Losses are in nats per token.
 
     Attributes:
       model: The network; its ``max_len`` is T.
+      eod: The token that ends a document and begins the next, if documents in one
+        window must not see each other; None: a window is read as one.
+      bytes_per_token: Of the validation text, so that tokenizers compare; None if it
+        is not known.
 
     Example:
       >>> model = Transformer(
@@ -45,6 +61,8 @@ class LanguageModel(Task):
     """
 
     model: Transformer
+    eod: int | None = None
+    bytes_per_token: float | None = None
 
     def init(self, key: jax.Array) -> Variables:
         """Returns freshly initialised variables."""
@@ -54,29 +72,49 @@ class LanguageModel(Task):
     def loss(
         self, variables: Variables, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, Variables]:
-        """Returns the mean loss of every window, ``float32[B]``, and ``{}``."""
+        """Returns the mean loss of every window, ``float32[B]``, and ``{}``.
+
+        Where windows hold filling, each is weighted by its tokens: the mean over the
+        batch is then the mean over its tokens.
+        """
         losses = self._token_losses(variables, batch["tokens"], key)
-        return losses.mean(axis=-1), {}
+        if "length" not in batch:
+            return losses.mean(axis=-1), {}
+        real = _is_real(batch, losses)
+        return (losses * real).sum(axis=-1) * (len(losses) / real.sum()), {}
 
     def evaluate(
         self, variables: Variables, batch: Batch
     ) -> dict[str, tuple[jax.Array, jax.Array]]:
-        """Returns the loss as (sum over the bytes of windows with mask 1, bytes)."""
+        """Returns the loss as (sum over the tokens of windows with mask 1, tokens)."""
         losses = self._token_losses(variables, batch["tokens"], None)
-        mask = batch["mask"]
-        total = (losses.sum(axis=-1) * mask).sum()
-        return {"loss": (total, mask.sum() * losses.shape[-1])}
+        real, mask = _is_real(batch, losses), batch["mask"]
+        total = ((losses * real).sum(axis=-1) * mask).sum()
+        return {"loss": (total, (real.sum(axis=-1) * mask).sum())}
+
+    def derive(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Returns ``"perplexity"``, per token, and ``"bits_per_byte"`` if known."""
+        loss = means["loss"]
+        # A model that has diverged may be worse than a float can say.
+        derived = {"perplexity": math.exp(loss) if loss < 700 else math.inf}
+        if self.bytes_per_token:
+            derived["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
+        return derived
 
     def _token_losses(
         self, variables: Variables, tokens: ArrayLike, dropout_key: jax.Array | None
     ) -> jax.Array:
-        """Returns the loss of every predicted byte, ``float32[B, T]``."""
+        """Returns the loss of every predicted token, ``float32[B, T]``."""
         tokens = jnp.asarray(tokens, jnp.int32)
+        segments = None
+        if self.eod is not None:
+            segments = (tokens[:, :-1] == self.eod).cumsum(axis=1)
         is_training = dropout_key is not None
         logits = self.model.apply(
             variables,
             tokens[:, :-1],
             train=is_training,
+            segments=segments,
             rngs={"dropout": dropout_key} if is_training else None,
         )
         return optax.softmax_cross_entropy_with_integer_labels(
@@ -84,45 +122,61 @@ class LanguageModel(Task):
         )
 
 
+def _is_real(batch: Batch, losses: jax.Array) -> jax.Array:
+    """Returns 1 for every loss of a token that is no filling, ``float32[B, T]``."""
+    if "length" not in batch:
+        return jnp.ones_like(losses)
+    # The first token of a window is not predicted.
+    predicted = jnp.asarray(batch["length"])[:, None] - 1
+    return (jnp.arange(losses.shape[1])[None] < predicted).astype(losses.dtype)
+
+
 def build(config: Any) -> Workload:
     """Builds the workload.
 
     Args:
-      config: The shared fields, ``data.source`` as `load_corpus` takes it, and
-        ``model.{seq_len, d_model, num_layers, num_heads, d_ff, dropout, dtype}``.
+      config: The shared fields, ``data.source`` (and ``data.tokenizer``, if there is
+        such a field) as `open_sequences` takes them, and ``model.{seq_len, d_model,
+        num_layers, num_heads, d_ff, dropout, dtype}``. There may be
+        ``model.{positions, activation, bias, tied}``, see `Transformer`;
+        ``model.vocab``, the number of tokens if more than the text has; and
+        ``model.segments``: whether documents in one window are kept apart.
 
     Returns:
-      The workload; its metric is ``"loss"``, in nats per byte.
+      The workload; its metric is ``"loss"``, in nats per token.
 
     Raises:
-      FileNotFoundError, ValueError: If the text cannot be read, or a split holds
-        no window.
+      FileNotFoundError, ValueError: If the text cannot be read, a split holds no
+        window, or a field does not fit.
     """
-    sizes = config.model
-    if not 0 <= sizes.dropout < 1:
+    sizes = {**_CHOICES, **config.model}
+    _check(sizes)
+    text = open_sequences(
+        config.data.source, sizes["seq_len"], config.data.get("tokenizer", "")
+    )
+    if sizes["segments"] and text.eod is None:
         raise ValueError(
-            f"model.dropout={sizes.dropout} must be at least 0 and below 1; set "
-            "--config.model.dropout=0.0."
+            f"model.segments=True needs documents, and data.source="
+            f"{config.data.source!r} has no token between them; use "
+            "--config.model.segments=False."
         )
-    corpus = load_corpus(config.data.source)
-    window_bytes = sizes.seq_len + 1
-    train = TextWindows(corpus.train, window_bytes)
-    validation = TextWindows(corpus.validation, window_bytes)
-    model = Transformer(
-        vocab=_NUM_BYTES,
-        d_model=sizes.d_model,
-        num_layers=sizes.num_layers,
-        num_heads=sizes.num_heads,
-        d_ff=sizes.d_ff,
-        max_len=sizes.seq_len,
-        dropout=sizes.dropout,
-        dtype=jnp.dtype(sizes.dtype),
+    vocab = sizes["vocab"] or text.vocab
+    if vocab < text.vocab:
+        raise ValueError(
+            f"model.vocab={vocab} is less than the {text.vocab} tokens of "
+            f"data.source={config.data.source!r}; use --config.model.vocab="
+            f"{text.vocab}."
+        )
+    task = LanguageModel(
+        _make_model(sizes, vocab),
+        eod=text.eod if sizes["segments"] else None,
+        bytes_per_token=text.bytes_per_token,
     )
     pipeline = PipelineSpec.from_config(config)
-    stages = Stages(train, decode_window)
+    stages = Stages(text.train, text.decode)
     return Workload(
         name="lm",
-        task=LanguageModel(model),
+        task=task,
         metric="loss",
         mode="min",
         train_dataset=functools.partial(train_dataset, stages, pipeline),
@@ -132,20 +186,36 @@ def build(config: Any) -> Workload:
         eval_batches=functools.cache(
             functools.partial(
                 eval_batches,
-                validation,
-                decode_window,
+                text.validation,
+                text.decode,
                 batch_size=config.batch_size,
                 max_examples=config.data.eval_examples,
             )
         ),
-        facts={
-            "data": {
-                **corpus.facts,
-                "synthetic": False,
-                "window_bytes": window_bytes,
-                "train_examples": len(train),
-                "validation_examples": len(validation),
-            },
-            "storage": pipeline.storage.facts(),
-        },
+        facts={"data": text.facts, "storage": pipeline.storage.facts()},
+    )
+
+
+def _check(sizes: Mapping[str, Any]) -> None:
+    unknown = sizes.keys() - _SIZES - _CHOICES.keys()
+    if unknown:
+        raise ValueError(
+            f"model.{min(unknown)} is no field of workload 'lm'; it has "
+            f"{', '.join([*_SIZES, *_CHOICES])}."
+        )
+    if not 0 <= sizes["dropout"] < 1:
+        raise ValueError(
+            f"model.dropout={sizes['dropout']} must be at least 0 and below 1; set "
+            "--config.model.dropout=0.0."
+        )
+
+
+def _make_model(sizes: Mapping[str, Any], vocab: int) -> Transformer:
+    names = ("d_model", "num_layers", "num_heads", "d_ff", "dropout")
+    names += ("positions", "activation", "bias", "tied")
+    return Transformer(
+        **{name: sizes[name] for name in names},
+        vocab=vocab,
+        max_len=sizes["seq_len"],
+        dtype=jnp.dtype(sizes["dtype"]),
     )

@@ -1,4 +1,4 @@
-"""The examples in docstrings of the data code and the workloads are run."""
+"""The examples in docstrings of data code, models and workloads are run."""
 
 import doctest
 import os
@@ -9,21 +9,50 @@ import jax
 import numpy as np
 import pytest
 
-from echo_jax import workloads
+from echo_jax import countdown, workloads
 from echo_jax.config import load_config
-from echo_jax.data import evaluation, images, pipeline, shapes, storage, text
-from echo_jax.workloads import lm
-from echo_jax.workloads import shapes as shapes_workload
-
-MODULES = [
+from echo_jax.data import (
+    classification,
     evaluation,
+    host_colour,
     images,
-    lm,
     pipeline,
+    pipeline_spec,
     shapes,
-    shapes_workload,
     storage,
     text,
+)
+from echo_jax.data.detection import anchors, boxes
+from echo_jax.data.prepare import blocks, documents, errors, job, parallel, tokenizer
+from echo_jax.models import batch_norm, imagenet_resnet, resnet, ssd, transformer
+from echo_jax.workloads import coco, lm
+
+MODULES = [
+    anchors,
+    batch_norm,
+    blocks,
+    boxes,
+    classification,
+    coco,
+    countdown,
+    documents,
+    errors,
+    evaluation,
+    host_colour,
+    imagenet_resnet,
+    images,
+    job,
+    lm,
+    parallel,
+    pipeline,
+    pipeline_spec,
+    resnet,
+    shapes,
+    ssd,
+    storage,
+    text,
+    tokenizer,
+    transformer,
     workloads,
 ]
 # What a reader of an example is expected to have imported.
@@ -37,7 +66,18 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+# Whole networks, run one operation at a time.
+SLOW = {imagenet_resnet, resnet, ssd, transformer}
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        pytest.param(module, marks=[pytest.mark.slow] if module in SLOW else [])
+        for module in MODULES
+    ],
+    ids=lambda module: module.__name__,
+)
 def test_examples_are_true(module, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])
     finder = doctest.DocTestFinder(exclude_empty=True)

@@ -4,15 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conv_reference import conv, normalise, randomised, relu
 
 from echo_jax.models import ResNet
+from echo_jax.models.resnet import _Block
 
 IMAGES = np.random.default_rng(0).normal(size=(4, 8, 8, 3)).astype(np.float32)
 
 
 @functools.cache
 def init(model):
-    return model.init(jax.random.key(0), IMAGES, train=False)
+    return jax.jit(lambda: model.init(jax.random.key(0), IMAGES, train=False))()
 
 
 def shapes(model):
@@ -88,6 +90,7 @@ def test_batch_norm_updates_its_running_statistics_in_training():
     assert jax.tree.all(moved)
 
 
+@pytest.mark.slow
 def test_group_norm_has_no_state_and_does_not_mix_examples():
     model = ResNet(num_classes=5, depth=8, width=8, norm="group")
     assert set(shapes(model)) == {"params"}
@@ -121,3 +124,24 @@ def test_computes_in_bfloat16_with_float32_parameters_and_logits():
 def test_refuses_what_it_cannot_build(fields, message):
     with pytest.raises(ValueError, match=message):
         init(ResNet(**{"num_classes": 5, "depth": 8, **fields}))
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_residual_block_by_hand(stride):
+    c_in, channels = (4, 4) if stride == 1 else (2, 5)
+    module = _Block(channels=channels, stride=stride, norm="batch", dtype=jnp.float32)
+    # An odd size, at which padding leaves no choice of where the windows lie.
+    x = np.random.default_rng(1).normal(size=(2, 7, 7, c_in)).astype(np.float32)
+    made = jax.eval_shape(lambda: module.init(jax.random.key(0), x, train=False))
+    variables = randomised(made)
+    params, stats = variables["params"], variables["batch_stats"]
+    y = conv(x, params["conv_0"]["kernel"], stride)
+    y = relu(normalise(y, params["norm_0"], stats["norm_0"]))
+    y = conv(y, params["conv_1"]["kernel"])
+    y = normalise(y, params["norm_1"], stats["norm_1"])
+    # Option A: every second pixel, and zeros around the channels.
+    shortcut = np.zeros_like(y)
+    first = (channels - c_in) // 2
+    shortcut[..., first : first + c_in] = x[:, ::stride, ::stride]
+    ours = module.apply(variables, x, train=False)
+    np.testing.assert_allclose(ours, relu(y + shortcut), rtol=1e-4, atol=1e-4)

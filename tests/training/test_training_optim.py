@@ -40,6 +40,19 @@ def rates(**fields):
             [0.5, 1, 0.8828427, 0.6, 0.3171573, 0.2, 0.2, 0.2],
         ),
         ({"schedule": "linear", "decay_updates": 3}, [1, 0.6, 0.2, 0.2] + [0.2] * 4),
+        (
+            {"schedule": "piecewise", "boundaries": (3, 5)},
+            [1, 1, 1, 0.1, 0.1, 0.01, 0.01, 0.01],
+        ),
+        (
+            {
+                "schedule": "piecewise",
+                "warmup_updates": 2,
+                "boundaries": (3, 6),
+                "boundary_scale": 0.5,
+            },
+            [0.5, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25],
+        ),
     ],
 )
 def test_schedules_by_hand(fields, expected):
@@ -52,6 +65,7 @@ def test_schedules_by_hand(fields, expected):
         ({"optim__schedule": "linear"}, 6),
         ({"optim__schedule": "cosine", "optim__decay_updates": 4}, 4),
         ({"optim__schedule": "constant", "optim__decay_updates": 4}, 0),
+        ({"optim__schedule": "piecewise", "optim__boundaries": (3,)}, 0),
     ],
 )
 def test_decay_ends_with_the_run_unless_told_otherwise(fields, decay_updates):
@@ -86,8 +100,9 @@ def test_sgd_with_nesterov_momentum_by_hand():
     np.testing.assert_allclose(plain, -0.5, rtol=1e-6)
 
 
+@pytest.mark.parametrize("vectors", [False, True])
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_weight_decay_is_for_matrices_only(name):
+def test_weight_decay_is_for_matrices_unless_vectors_are_asked_for(name, vectors):
     params = {"bias": jnp.ones(2), "matrix": jnp.ones((2, 2))}
     new = updated(
         params,
@@ -95,10 +110,12 @@ def test_weight_decay_is_for_matrices_only(name):
         1,
         name=name,
         weight_decay=0.1,
+        decay_vectors=vectors,
         lr=0.5,
         momentum=0.0,
     )
-    np.testing.assert_array_equal(new["bias"], params["bias"])
+    kept = 0.95 if vectors else 1.0
+    np.testing.assert_allclose(new["bias"], kept * params["bias"], rtol=1e-6)
     np.testing.assert_allclose(new["matrix"], 0.95 * params["matrix"], rtol=1e-6)
 
 

@@ -107,6 +107,7 @@ run(sys.argv[1], updates=4000, log_every=10, eval_every=50, checkpoint_every=50,
 """
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(tmp_path):
     """SIGKILL, at whatever moment it comes after the second checkpoint."""
     here = Path(__file__).parent

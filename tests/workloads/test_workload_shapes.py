@@ -7,11 +7,12 @@ from echo_jax.config import default_config
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.models.resnet import ResNet
 from echo_jax.workloads import build
-from echo_jax.workloads.shapes import ImageClassifier
+from echo_jax.workloads.classification import ImageClassifier
 
 
 def make_task(norm: str = "batch") -> ImageClassifier:
-    return ImageClassifier(ResNet(num_classes=8, depth=8, width=8, norm=norm), 32)
+    model = ResNet(num_classes=8, depth=8, width=8, norm=norm)
+    return ImageClassifier(model, 32, (127.5,) * 3, (73.6,) * 3)
 
 
 # Compiled once for each task: tasks are equal by value. Eager models take seconds.
@@ -69,6 +70,7 @@ def test_loss_moves_the_statistics_and_evaluation_does_not(task, variables, batc
     assert first == evaluate(task, variables, batch)
 
 
+@pytest.mark.slow
 def test_a_model_without_statistics_returns_none(batch):
     task = make_task("group")
     variables = init(task, jax.random.key(0))
@@ -164,5 +166,7 @@ def test_other_sources_are_refused(config):
 def test_unknown_workload_is_refused(config):
     other = config.copy_and_resolve_references()
     other.workload = "chess"
-    with pytest.raises(ValueError, match=r"'chess' is unknown; use one of lm, shapes"):
+    with pytest.raises(
+        ValueError, match=r"'chess' is unknown; use one of cifar, .*shapes"
+    ):
         build(other)

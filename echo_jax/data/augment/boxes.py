@@ -1,18 +1,18 @@
 """Boxes that follow their image through a crop or a flip.
 
 The convention is stated in `echo_jax.data.augment`: normalised
-``(ymin, xmin, ymax, xmax)``, and zeros in rows that the mask leaves out.
+``(ymin, xmin, ymax, xmax)``, and zeros in rows that the mask leaves out. The functions
+take NumPy or jax arrays alike, so that a crop on the host is the same.
 """
 
-import jax
-import jax.numpy as jnp
+from typing import Any
 
 from echo_jax.data.augment.stage import Batch
 
 __all__ = ["crop_boxes", "flip_boxes"]
 
 
-def crop_boxes(batch: Batch, origin: jax.Array, size: jax.Array) -> Batch:
+def crop_boxes(batch: Batch, origin: Any, size: Any) -> Batch:
     """Expresses boxes in the coordinates of a window of their image.
 
     A box is kept if its centre lies in the window, and clipped to it, as in SSD
@@ -29,15 +29,16 @@ def crop_boxes(batch: Batch, origin: jax.Array, size: jax.Array) -> Batch:
     """
     if "boxes" not in batch:
         return batch
+    xp = batch["boxes"].__array_namespace__()
     corners = batch["boxes"].reshape(*batch["boxes"].shape[:-1], 2, 2)
     corners = (corners - origin[:, None, None]) / size[:, None, None]
     center = corners.mean(axis=-2)
     is_inside = ((center >= 0) & (center < 1)).all(axis=-1)
-    boxes = jnp.clip(corners, 0, 1).reshape(batch["boxes"].shape)
+    boxes = xp.clip(corners, 0, 1).reshape(batch["boxes"].shape)
     return _masked(batch, boxes, batch["box_mask"] & is_inside)
 
 
-def flip_boxes(batch: Batch, is_flipped: jax.Array) -> Batch:
+def flip_boxes(batch: Batch, is_flipped: Any) -> Batch:
     """Mirrors the boxes of some images left to right.
 
     Args:
@@ -49,12 +50,14 @@ def flip_boxes(batch: Batch, is_flipped: jax.Array) -> Batch:
     """
     if "boxes" not in batch:
         return batch
-    top, left, bottom, right = jnp.moveaxis(batch["boxes"], -1, 0)
-    mirrored = jnp.stack([top, 1 - right, bottom, 1 - left], axis=-1)
-    boxes = jnp.where(is_flipped[:, None, None], mirrored, batch["boxes"])
+    xp = batch["boxes"].__array_namespace__()
+    top, left, bottom, right = xp.moveaxis(batch["boxes"], -1, 0)
+    mirrored = xp.stack([top, 1 - right, bottom, 1 - left], axis=-1)
+    boxes = xp.where(is_flipped[:, None, None], mirrored, batch["boxes"])
     return _masked(batch, boxes, batch["box_mask"])
 
 
-def _masked(batch: Batch, boxes: jax.Array, mask: jax.Array) -> Batch:
-    boxes = jnp.where(mask[..., None], boxes, 0).astype(batch["boxes"].dtype)
+def _masked(batch: Batch, boxes: Any, mask: Any) -> Batch:
+    xp = boxes.__array_namespace__()
+    boxes = xp.where(mask[..., None], boxes, 0).astype(batch["boxes"].dtype)
     return {**batch, "boxes": boxes, "box_mask": mask}

@@ -13,7 +13,7 @@ from jax import lax
 from echo_jax.data.augment.boxes import crop_boxes, flip_boxes
 from echo_jax.data.augment.stage import Batch, cast_pixels, uniforms
 
-__all__ = ["Flip", "PadCrop", "RandomResizedCrop"]
+__all__ = ["Flip", "PadCrop", "RandomResizedCrop", "resize_windows"]
 
 _ATTEMPTS = 10
 
@@ -156,14 +156,30 @@ class RandomResizedCrop:
         image = batch["image"]
         height, width = image.shape[1:3]
         windows = self.windows(keys, height, width)
-        resized = image
-        # Columns first: on the CPU in two thirds of the time.
-        for axis in (2, 1):
-            start, length = windows[:, axis - 1], windows[:, axis + 1]
-            resized = _interpolate(resized, start, length, self.size, axis)
-        image = cast_pixels(resized, image.dtype)
+        image = resize_windows(image, windows, (self.size, self.size))
         window = windows / jnp.array([[height, width] * 2], jnp.float32)
         return crop_boxes({**batch, "image": image}, window[:, :2], window[:, 2:])
+
+
+def resize_windows(
+    images: jax.Array, windows: jax.Array, size: tuple[int, int]
+) -> jax.Array:
+    """Cuts a window out of each image and resizes it, as `RandomResizedCrop` says.
+
+    Args:
+      images: ``[B, H, W, C]``.
+      windows: Top, left, height and width in pixels, ``int32[B, 4]``, in the images.
+      size: Height and width of the output, in pixels.
+
+    Returns:
+      ``[B, *size, C]``, of the same type.
+    """
+    resized = images
+    # Columns first: on the CPU in two thirds of the time.
+    for axis in (2, 1):
+        start, length = windows[:, axis - 1], windows[:, axis + 1]
+        resized = _interpolate(resized, start, length, size[axis - 1], axis)
+    return cast_pixels(resized, images.dtype)
 
 
 def _interpolate(

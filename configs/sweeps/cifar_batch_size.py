@@ -1,0 +1,62 @@
+r"""What a batch size makes of echoing, on CIFAR-10; figure 6 of the paper has others.
+
+    for size in 32 128 512 2048; do
+      echo-jax study --config configs/sweeps/cifar_batch_size.py:$size \
+        --workdir runs/cifar_batch_$size
+    done
+
+A study for each batch size, for an echo is compared with no echo at the same size: an
+echo factor of 2 after each stage, until the accuracy is 91 %. All sizes see as many
+images (Choi et al. 2019 do this on LM1B and ImageNet). ``:tiny`` is the small network
+of ``configs/cifar.py:tiny``, to 45 %.
+
+    echo-jax study --config configs/sweeps/cifar_batch_size.py --workdir runs/batch
+
+is the study of size 128.
+"""
+
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from echo_jax.config import load_config
+
+_CIFAR = Path(__file__).parents[1] / "cifar.py"
+# As many images as 250 thousand updates of 128, which the paper gives echoed batches.
+_UPDATES = {"32": 1_000_000, "128": 250_000, "512": 62_500, "2048": 15_625}
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    """Returns the study.
+
+    Args:
+      variant: A batch size: ``"32"``, ``"128"`` (also ``""``), ``"512"`` or
+        ``"2048"``; or ``"tiny"``.
+    """
+    size = variant or "128"
+    is_tiny = size == "tiny"
+    if not is_tiny and size not in _UPDATES:
+        raise ValueError(
+            f"variant {variant!r} is unknown; use {', '.join(_UPDATES)}, tiny, or none."
+        )
+    study = ConfigDict()
+    study.storage_ratio = 0.0
+    study.base = load_config(f"{_CIFAR}:tiny" if is_tiny else str(_CIFAR))
+    study.base.stop_at_target = True
+    if not is_tiny:
+        # In proportion, after a warm-up of five epochs (Goyal et al. 2017).
+        study.base.optim.lr *= int(size) / study.base.batch_size
+        study.base.batch_size = int(size)
+        study.base.updates = _UPDATES[size]
+        study.base.optim.warmup_updates = 5 * 50_000 // int(size)
+        study.base.optim.decay_updates = 64_000 * 128 // int(size)
+    study.name = f"ResNet-32 on CIFAR-10, in batches of {study.base.batch_size}"
+    study.arms = ConfigDict(
+        {
+            "baseline": {"echo": {"factor": 1.0}},
+            "batch": {"echo": {"factor": 2.0, "after": "batch", "buffer": 1}},
+            "after": {"echo": {"factor": 2.0, "after": "augment", "order": "shuffle"}},
+            "before": {"echo": {"factor": 2.0, "order": "shuffle"}},
+        }
+    )
+    return study.lock()

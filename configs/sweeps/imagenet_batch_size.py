@@ -1,0 +1,64 @@
+r"""What a batch size makes of echoing: Choi et al. 2019, figure 6, on ImageNet.
+
+    for size in 256 1024 4096 16384; do
+      echo-jax study --config configs/sweeps/imagenet_batch_size.py:$size \
+        --workdir runs/imagenet_batch_$size
+    done
+
+A study for each batch size, for an echo is compared with no echo at the same size: an
+echo factor of 2 after each stage, until the accuracy is 75 %.
+
+The paper, which tuned every arm, needed fewer fresh examples than the baseline by a
+factor of 0.95, 0.95, 1.04 and 1.18 with echoed batches, of 1.17, 1.21, 1.20 and 1.29
+with augmented images, and of 1.83, 1.94, 1.88 and 1.59 with decoded ones. ``:tiny`` is
+the small network of ``configs/imagenet.py:tiny``.
+
+    echo-jax study --config configs/sweeps/imagenet_batch_size.py --workdir runs/batch
+
+is the study of size 1024.
+"""
+
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from echo_jax.config import load_config
+
+_IMAGENET = Path(__file__).parents[1] / "imagenet.py"
+# As many images as 192.5 thousand updates of 1024, the paper's for echoed batches.
+_UPDATES = {"256": 770_000, "1024": 192_500, "4096": 48_125, "16384": 12_032}
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    """Returns the study.
+
+    Args:
+      variant: A batch size: ``"256"``, ``"1024"`` (also ``""``), ``"4096"`` or
+        ``"16384"``; or ``"tiny"``.
+    """
+    size = variant or "1024"
+    is_tiny = size == "tiny"
+    if not is_tiny and size not in _UPDATES:
+        raise ValueError(
+            f"variant {variant!r} is unknown; use {', '.join(_UPDATES)}, tiny, or none."
+        )
+    study = ConfigDict()
+    study.storage_ratio = 0.0
+    study.base = load_config(f"{_IMAGENET}:tiny" if is_tiny else str(_IMAGENET))
+    study.base.stop_at_target = True
+    if not is_tiny:
+        # In proportion, after a warm-up of five epochs (Goyal et al. 2017).
+        study.base.optim.lr *= int(size) / study.base.batch_size
+        study.base.batch_size = int(size)
+        study.base.optim.warmup_updates = 5 * 1_281_167 // int(size)
+        study.base.updates = _UPDATES[size]
+    study.name = f"ResNet-50 on ImageNet, in batches of {study.base.batch_size}"
+    study.arms = ConfigDict(
+        {
+            "baseline": {"echo": {"factor": 1.0}},
+            "batch": {"echo": {"factor": 2.0, "after": "batch", "buffer": 1}},
+            "after": {"echo": {"factor": 2.0, "after": "augment", "order": "shuffle"}},
+            "before": {"echo": {"factor": 2.0, "order": "shuffle"}},
+        }
+    )
+    return study.lock()

@@ -1,0 +1,84 @@
+"""The default boxes of SSD (Liu et al. 2016, sections 2.2 and 3.4)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+__all__ = ["boxes_per_cell", "default_boxes"]
+
+# As fractions of the image's side. The paper's scales for COCO: 0.07 on the finest
+# map, then from 0.15 in equal steps. The last but one value, 0.87, is that of the
+# authors' code, which rounds the step of 0.1875 that leads to the paper's 0.9.
+_FINEST, _SECOND, _LAST = 0.07, 0.15, 0.87
+
+_FEW, _MANY = (2.0,), (2.0, 3.0)
+
+
+def default_boxes(map_sizes: Sequence[int]) -> np.ndarray:
+    """Returns the boxes that detections are expressed in.
+
+    Around the centre of every cell of every map lie a square of the map's scale s, a
+    larger one of sqrt(s s'), where s' is the scale of the next map, and boxes of the
+    area of the first with aspect ratios 2 and 1/2, and on the middle maps also 3
+    and 1/3. Boxes may reach out of the image.
+
+    Args:
+      map_sizes: Height and width of each map in cells, from fine to coarse; at least
+        three maps.
+
+    Returns:
+      ``float32[A, 4]``: map by map, row by row, cell by cell.
+
+    Example:
+      >>> default_boxes([38, 19, 10, 5, 3, 1]).shape
+      (8732, 4)
+    """
+    all_ratios = _ratios(map_sizes)
+    scales = _scales(len(map_sizes))
+    boxes = []
+    for number, (size, ratios) in enumerate(zip(map_sizes, all_ratios, strict=True)):
+        shapes = _shapes(scales[number], scales[number + 1], ratios)
+        middle = (np.arange(size) + 0.5) / size
+        y, x = np.meshgrid(middle, middle, indexing="ij")
+        center = np.stack([y, x], axis=-1).reshape(-1, 1, 2)
+        corners = np.concatenate([center - shapes / 2, center + shapes / 2], axis=-1)
+        boxes.append(corners.reshape(-1, 4))
+    return np.concatenate(boxes).astype(np.float32)
+
+
+def boxes_per_cell(map_sizes: Sequence[int]) -> tuple[int, ...]:
+    """Returns how many default boxes a cell of each map has.
+
+    Args:
+      map_sizes: As for `default_boxes`.
+
+    Example:
+      >>> boxes_per_cell([38, 19, 10, 5, 3, 1])
+      (4, 6, 6, 6, 4, 4)
+    """
+    return tuple(2 + 2 * len(ratios) for ratios in _ratios(map_sizes))
+
+
+def _ratios(map_sizes: Sequence[int]) -> list[tuple[float, ...]]:
+    """The aspect ratios of each map, but for 1 and the inverse ones."""
+    if len(map_sizes) < 3:
+        raise ValueError(
+            f"default boxes need three maps or more, and there are {len(map_sizes)}; "
+            "use larger images."
+        )
+    return [_FEW, *[_MANY] * (len(map_sizes) - 3), _FEW, _FEW]
+
+
+def _scales(num_maps: int) -> np.ndarray:
+    """The scale of each map, and one more for the last map's larger square."""
+    step = (_LAST - _SECOND) / (num_maps - 2)
+    return np.array([_FINEST, *(_SECOND + step * np.arange(num_maps))])
+
+
+def _shapes(scale: float, next_scale: float, ratios: Sequence[float]) -> np.ndarray:
+    """Height and width of the boxes of a cell, ``float64[K, 2]``."""
+    shapes = [[scale, scale], [np.sqrt(scale * next_scale)] * 2]
+    for ratio in ratios:
+        wide = [scale / np.sqrt(ratio), scale * np.sqrt(ratio)]
+        shapes += [wide, wide[::-1]]
+    return np.array(shapes)

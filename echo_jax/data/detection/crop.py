@@ -1,0 +1,134 @@
+"""The random crop of SSD, on the devices and on the host."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from echo_jax.data.augment.boxes import crop_boxes
+from echo_jax.data.augment.geometry import resize_windows
+from echo_jax.data.augment.stage import Batch, uniforms
+from echo_jax.data.detection.boxes import box_area, intersection
+
+__all__ = ["SsdCrop", "choose_windows"]
+
+# What a crop must overlap some object by (IoU); None is the whole image, and 0 a crop
+# without conditions. All are equally likely.
+_LEAST_OVERLAPS = (None, 0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
+_TRIES = 50
+_SMALLEST_SIDE = 0.3
+_RATIOS = (0.5, 2.0)
+
+
+@dataclass(frozen=True)
+class SsdCrop:
+    """Cuts out a window that overlaps an object by as much as is drawn, and resizes it.
+
+    Liu et al. 2016, section 2.2: the whole image, or a window that overlaps some
+    object by at least 0.1, 0.3, 0.5, 0.7 or 0.9, or any window, all equally likely. Of
+    50 windows that are drawn the first that fits is taken; if none does, the whole
+    image is. Sides are drawn as in the authors' code, where the paper's "[0.1, 1] of
+    the original image size" is an area: 0.3 to 1 of the image's side, at an aspect
+    ratio between 1/2 and 2. A window shows the centre of an object, so that none is
+    empty. Boxes whose centre is cut off are masked out, the others are clipped. It
+    does *not* zoom out, as the paper does in a schedule of twice the length.
+
+    An image keeps its size, for which it is resized like by `RandomResizedCrop`.
+    """
+
+    def windows(self, batch: Mapping[str, Any], keys: jax.Array) -> jax.Array:
+        """Returns top, left, height and width of the windows, ``int32[B, 4]``."""
+        height, width = batch["image"].shape[1:3]
+        draws = uniforms(keys, NUM_DRAWS)
+        return choose_windows(
+            draws, batch["boxes"], batch["box_mask"], height=height, width=width
+        )
+
+    def __call__(self, batch: Mapping[str, Any], keys: jax.Array) -> Batch:
+        """Returns the batch with cropped images, of the same shape and type."""
+        image = batch["image"]
+        windows = self.windows(batch, keys)
+        cropped = resize_windows(image, windows, image.shape[1:3])
+        return crop_windows({**batch, "image": cropped}, windows, image.shape[1:3])
+
+
+NUM_DRAWS = 1 + 4 * _TRIES
+"""Random numbers that a window is chosen by."""
+
+
+def choose_windows(
+    draws: Any, boxes: Any, mask: Any, *, height: int, width: int
+) -> Any:
+    """Returns the windows of crops, of NumPy or of jax arrays alike.
+
+    Args:
+      draws: ``float32[B, NUM_DRAWS]``, uniform in [0, 1).
+      boxes: ``float32[B, N, 4]``.
+      mask: Which rows are boxes, ``bool[B, N]``.
+      height: Of the images, in pixels.
+      width: Of the images, in pixels.
+
+    Returns:
+      Top, left, height and width in pixels, ``int32[B, 4]``.
+    """
+    xp = draws.__array_namespace__()
+    scale, ratio, y, x = (draws[:, 1 + k :: 4] for k in range(4))
+    side = _SMALLEST_SIDE + (1 - _SMALLEST_SIDE) * scale
+    # Only ratios with which both sides fit into the image.
+    least = xp.maximum(side**2, xp.full_like(side, _RATIOS[0]))
+    most = xp.minimum(side**-2, xp.full_like(side, _RATIOS[1]))
+    root = xp.sqrt(least + (most - least) * ratio)
+    extent = xp.stack(
+        [
+            xp.clip(xp.round(height * side / root), 1, height),
+            xp.clip(xp.round(width * side * root), 1, width),
+        ],
+        axis=-1,
+    )
+    whole = xp.asarray([[[height, width]]], dtype=extent.dtype)
+    place = xp.stack([y, x], axis=-1)
+    # A draw just below 1 may be rounded up to 1 by the product.
+    origin = xp.minimum(xp.floor(place * (whole - extent + 1)), whole - extent)
+    # The last candidate, which always fits, is the whole image.
+    origin = xp.concatenate([origin, xp.zeros_like(origin[:, :1])], axis=1)
+    extent = xp.concatenate([extent, whole + xp.zeros_like(extent[:, :1])], axis=1)
+    fits = _fits(draws[:, :1], origin / whole, extent / whole, boxes, mask)
+    index = xp.argmax(fits.astype(xp.int32), axis=1)[:, None, None]
+    windows = xp.concatenate([origin, extent], axis=-1)
+    chosen = xp.take_along_axis(windows, index, axis=1)[:, 0]
+    return chosen.astype(xp.int32)
+
+
+def crop_windows(batch: Batch, windows: Any, size: tuple[int, int]) -> Batch:
+    """Expresses boxes in the coordinates of windows in pixels; see `crop_boxes`.
+
+    Args:
+      batch: With the boxes of the whole images.
+      windows: From `choose_windows`.
+      size: Height and width of the images, in pixels.
+    """
+    xp = windows.__array_namespace__()
+    whole = xp.asarray([[*size, *size]], dtype=xp.float32)
+    parts = windows / whole
+    return crop_boxes(batch, parts[:, :2], parts[:, 2:])
+
+
+def _fits(draw: Any, origin: Any, extent: Any, boxes: Any, mask: Any) -> Any:
+    """Returns which candidates may be taken, ``bool[B, T]``; the last one always."""
+    xp = draw.__array_namespace__()
+    candidates = xp.concatenate([origin, origin + extent], axis=-1)
+    both = intersection(candidates, boxes)
+    either = box_area(candidates)[:, :, None] + box_area(boxes)[:, None, :] - both
+    middle = ((boxes[..., :2] + boxes[..., 2:]) / 2)[:, None]
+    is_inside = (middle >= candidates[:, :, None, :2]) & (
+        middle < candidates[:, :, None, 2:]
+    )
+    shows = xp.all(is_inside, axis=-1) & mask[:, None]
+    # None is more than any window can have.
+    least = xp.asarray([2.0 if x is None else x for x in _LEAST_OVERLAPS])
+    number = xp.floor(draw * len(_LEAST_OVERLAPS)).astype(xp.int32)
+    wanted = least[xp.minimum(number, len(_LEAST_OVERLAPS) - 1)]
+    overlaps = (both >= wanted[:, :, None] * either) & mask[:, None]
+    fits = xp.any(overlaps, axis=-1) & xp.any(shows, axis=-1)
+    return xp.concatenate([fits[:, :-1], xp.ones_like(fits[:, -1:])], axis=1)

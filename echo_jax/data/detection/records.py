@@ -1,0 +1,111 @@
+"""Images with boxes: from a record to an item of fixed shapes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import cv2
+import numpy as np
+
+from echo_jax.data.images import decode_image
+from echo_jax.data.stages import Item
+
+__all__ = ["DecodeBoxes", "DecodeForEvaluation"]
+
+
+@dataclass(frozen=True)
+class DecodeBoxes:
+    """Turns a record into an image of fixed size and its objects.
+
+    The image is resized as a whole, so that its aspect ratio becomes 1 (Liu et al.
+    2016). An item holds ``"image"``, ``uint8[size, size, 3]``, and of the objects
+    ``"boxes"``, ``float32[max_boxes, 4]`` as fractions of the image, ``"box_mask"``,
+    ``bool[max_boxes]``, and ``"box_labels"``, ``int32[max_boxes]``: what
+    `echo_jax.data.augment` takes. Crowds are no objects: COCO's evaluation ignores
+    them, and nothing is learned from them. Neither are boxes without area.
+
+    Attributes:
+      decode_record: Makes the dict of kind coco; see `echo_jax.data.sources`.
+      size: Height and width of the image, in pixels.
+      max_boxes: Objects that are kept: those of the largest area.
+
+    Example:
+      >>> decode = DecodeBoxes(unpack, size=300, max_boxes=100)
+      >>> sorted(decode(record))
+      ['box_labels', 'box_mask', 'boxes', 'image']
+    """
+
+    decode_record: Callable[[Any], dict[str, Any]]
+    size: int
+    max_boxes: int
+
+    def __call__(self, record: Any) -> Item:
+        """Decodes a record.
+
+        Raises:
+          ValueError: If its image cannot be decoded, or is of another size than the
+            record says; the message names it.
+        """
+        return self.item(self.decode_record(record))
+
+    def item(self, entries: dict[str, Any]) -> Item:
+        """Returns the item of a dict of kind coco; see `__call__`."""
+        boxes, labels = _objects(entries, self.max_boxes)
+        empty = self.max_boxes - len(boxes)
+        return {
+            "image": self._image(entries),
+            "boxes": np.pad(boxes, ((0, empty), (0, 0))),
+            "box_mask": np.arange(self.max_boxes) < len(boxes),
+            "box_labels": np.pad(labels, (0, empty)),
+        }
+
+    def _image(self, entries: dict[str, Any]) -> np.ndarray:
+        try:
+            image = decode_image(entries["image"])
+        except ValueError as error:
+            raise ValueError(f"image {entries['image_id']}: {error}") from error
+        size = (entries["height"], entries["width"])
+        if image.shape[:2] != size:
+            raise ValueError(
+                f"image {entries['image_id']} has {image.shape[:2]} rows and columns, "
+                f"and its record says {size}: its boxes would be wrong. Prepare it "
+                "again, with the annotations of these images."
+            )
+        # Averages where it reduces, which keeps small objects; else bilinear.
+        is_larger = min(size) > self.size
+        how = cv2.INTER_AREA if is_larger else cv2.INTER_LINEAR
+        return cv2.resize(image, (self.size, self.size), interpolation=how)
+
+
+@dataclass(frozen=True)
+class DecodeForEvaluation:
+    """The same, and what maps detections back: id and size of the image.
+
+    Attributes:
+      decode: What training uses.
+    """
+
+    decode: DecodeBoxes
+
+    def __call__(self, record: Any) -> Item:
+        """Returns the item with ``"image_id"``, ``"height"`` and ``"width"``."""
+        entries = self.decode.decode_record(record)
+        about = ("image_id", "height", "width")
+        return {
+            **self.decode.item(entries),
+            **{name: np.asarray(entries[name], np.int64) for name in about},
+        }
+
+
+def _objects(entries: dict[str, Any], most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the boxes as fractions of the image, and their labels."""
+    height, width = entries["height"], entries["width"]
+    whole = np.array([height, width, height, width], np.float32)
+    boxes = np.frombuffer(entries["boxes"], "<f4").reshape(-1, 4) / whole
+    labels = np.frombuffer(entries["labels"], "<i4")
+    area = np.prod(np.maximum(boxes[:, 2:] - boxes[:, :2], 0), axis=1)
+    is_object = (np.frombuffer(entries["crowd"], np.uint8) == 0) & (area > 0)
+    # The largest ones, in the order of the record.
+    order = np.argsort(np.where(is_object, -area, np.inf), kind="stable")
+    kept = np.sort(order[: min(most, is_object.sum())])
+    return boxes[kept].astype(np.float32), labels[kept].astype(np.int32)

@@ -1,0 +1,210 @@
+"""What a language model reads: windows of bytes, of prepared tokens, or packed."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from echo_jax.data.evaluation import sample_indices
+from echo_jax.data.packing import (
+    GroupedRecords,
+    PackDocuments,
+    choose_group,
+    sample_documents,
+)
+from echo_jax.data.prepare.errors import PrepareError
+from echo_jax.data.prepare.tokenizer import ByteTokenizer, SubwordTokenizer, Tokenizer
+from echo_jax.data.prepared import Prepared
+from echo_jax.data.sources import open_source
+from echo_jax.data.stages import Item, RecordSource
+from echo_jax.data.text import TextWindows, decode_window, load_corpus
+from echo_jax.data.tokens import DecodeTokens, TokenWindows, unigram_nats
+
+__all__ = ["Sequences", "open_sequences"]
+
+_NUM_BYTES = 256
+# For the loss of counting: enough for three digits, in a second or two.
+_MOST_COUNTED = 1 << 22
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Training and validation windows, and what their tokens are.
+
+    Attributes:
+      train: Records.
+      validation: Records.
+      decode: Makes ``{"tokens": [T + 1]}`` of one, and ``"length"`` where windows may
+        hold filling.
+      vocab: Number of tokens.
+      eod: The token between documents; None if there is none.
+      bytes_per_token: Of the validation text, on average, if tokens that end documents
+        count and are no bytes.
+      facts: What was read, as JSON values.
+    """
+
+    train: RecordSource
+    validation: RecordSource
+    decode: Callable[[bytes], Item]
+    vocab: int
+    eod: int | None
+    bytes_per_token: float
+    facts: dict[str, Any]
+
+
+def open_sequences(source: str, seq_len: int, tokenizer: str = "") -> Sequences:
+    """Opens the text that ``data.source`` names.
+
+    Args:
+      source: ``"stdlib"`` or files of text, whose bytes are the tokens, see
+        `load_corpus`; a folder that ``echo-jax prepare text`` has written; or
+        ``"tfds:NAME"``, documents that are tokenised when they are read.
+      seq_len: Tokens in a sequence, T.
+      tokenizer: For documents: the file of a SentencePiece model, or ``"bytes"``.
+
+    Returns:
+      The windows. Their facts hold ``unigram_nats``, the loss of counting tokens.
+
+    Raises:
+      FileNotFoundError, ValueError: If the text cannot be read, a split holds no
+        window, or there is a tokenizer where there should be none, or none where one
+        is needed.
+
+    Example:
+      >>> open_sequences("stdlib", seq_len=64).vocab
+      256
+    """
+    if source.startswith("tfds:"):
+        return _packed(source, seq_len, tokenizer)
+    if tokenizer:
+        raise ValueError(
+            f"data.tokenizer={tokenizer!r} goes with documents of tfds:NAME; "
+            f"data.source={source!r} is read as it is. Use --config.data.tokenizer=''."
+        )
+    if not source or Path(source).expanduser().is_dir():
+        return _prepared(str(Path(source).expanduser()) if source else "", seq_len)
+    return _bytes(source, seq_len)
+
+
+def _bytes(source: str, seq_len: int) -> Sequences:
+    corpus = load_corpus(source)
+    train = TextWindows(corpus.train, seq_len + 1)
+    validation = TextWindows(corpus.validation, seq_len + 1)
+    return Sequences(
+        train=train,
+        validation=validation,
+        decode=decode_window,
+        vocab=_NUM_BYTES,
+        eod=None,
+        bytes_per_token=1.0,
+        facts={
+            **corpus.facts,
+            "synthetic": False,
+            "window_bytes": seq_len + 1,
+            "train_examples": len(train),
+            "validation_examples": len(validation),
+            "unigram_nats": unigram_nats(
+                [corpus.train], [corpus.validation], _NUM_BYTES
+            ),
+        },
+    )
+
+
+def _prepared(folder: str, seq_len: int) -> Sequences:
+    blocks, windows = {}, {}
+    for split in ("train", "validation"):
+        blocks[split], _ = open_source(folder, split, "text")
+        windows[split] = TokenWindows(blocks[split], seq_len)
+    info = blocks["validation"].info
+    vocab = info["vocab_size"]
+    judged = info["splits"][blocks["validation"].split]
+    facts = blocks["train"].facts()
+    return Sequences(
+        **windows,
+        decode=DecodeTokens(vocab),
+        vocab=vocab,
+        eod=info["eod"],
+        bytes_per_token=judged["bytes"] / judged["tokens"],
+        facts={
+            "source": folder,
+            "synthetic": False,
+            "tokenizer": info["tokenizer"],
+            "vocab": vocab,
+            "sha256": facts["sha256"],
+            "window_tokens": seq_len + 1,
+            "train_examples": len(windows["train"]),
+            "validation_examples": len(windows["validation"]),
+            "unigram_nats": unigram_nats(
+                _block_tokens(blocks["train"]),
+                _block_tokens(blocks["validation"]),
+                vocab,
+            ),
+        },
+    )
+
+
+def _block_tokens(blocks: Prepared) -> Iterator[np.ndarray]:
+    """Yields the tokens of a split, or of a sample of a large one."""
+    block, decode = blocks.info["block"], DecodeTokens(blocks.info["vocab_size"])
+    whole = TokenWindows(blocks, block)
+    for index in sample_indices(len(blocks), _MOST_COUNTED // block):
+        # The first token of a block is the last of the one before it.
+        yield decode(whole[index])["tokens"][1:]
+
+
+def _packed(source: str, seq_len: int, name: str) -> Sequences:
+    tokenizer = _load_tokenizer(name)
+    sampled: dict[str, list[np.ndarray]] = {}
+    opened, num_bytes = {}, 0
+    for split in ("train", "validation"):
+        records, decode_record = open_source(source, split, "text")
+        documents = sample_documents(records, decode_record)
+        sampled[split] = [
+            np.append(tokenizer.encode(text.decode(errors="replace")), tokenizer.eod)
+            for text in documents
+        ]
+        num_bytes = sum(map(len, documents))
+        opened[split] = records
+    fit = choose_group([len(tokens) for tokens in sampled["train"]], seq_len)
+    windows = {
+        split: GroupedRecords(records, fit.records) for split, records in opened.items()
+    }
+    num_tokens = sum(map(len, sampled["validation"]))
+    return Sequences(
+        **windows,
+        decode=PackDocuments(decode_record, tokenizer, seq_len),
+        vocab=tokenizer.vocab_size,
+        eod=tokenizer.eod,
+        bytes_per_token=num_bytes / num_tokens,
+        facts={
+            **opened["train"].facts(),
+            "synthetic": False,
+            "tokenizer": name,
+            "vocab": tokenizer.vocab_size,
+            "window_tokens": seq_len + 1,
+            "documents_in_a_window": fit.records,
+            "tokens_cut_off": fit.cut,
+            "window_filled": fit.filled,
+            "documents_sampled": fit.sampled,
+            "train_examples": len(windows["train"]),
+            "validation_examples": len(windows["validation"]),
+            "unigram_nats": unigram_nats(
+                sampled["train"], sampled["validation"], tokenizer.vocab_size
+            ),
+        },
+    )
+
+
+def _load_tokenizer(name: str) -> Tokenizer:
+    if name == "bytes":
+        return ByteTokenizer()
+    try:
+        return SubwordTokenizer(Path(name).expanduser().read_bytes())
+    except (OSError, PrepareError) as error:
+        raise ValueError(
+            f"data.tokenizer={name!r} cannot be used: {error}. Name a tokenizer.model "
+            "of `echo-jax prepare text`, as in "
+            "--config.data.tokenizer=data/text/tokenizer.model, or 'bytes'."
+        ) from error

@@ -1,0 +1,108 @@
+"""Batch normalisation over virtual batches (Hoffer et al. 2017, section 4)."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+__all__ = ["GhostBatchNorm"]
+
+
+class GhostBatchNorm(nn.Module):
+    """Normalises every virtual batch by its own mean and variance.
+
+    A large batch is cut into virtual batches of consecutive examples, so that its
+    statistics are as noisy as those of a small one. Where the devices' share of a
+    batch is a multiple of `virtual_batch`, each lies on one device, and no statistics
+    cross between them. The running statistics follow the mean over the virtual
+    batches, of their means and of their variances. It is *not* synchronised batch
+    norm unless `virtual_batch` is None.
+
+    Statistics, scale and bias are float32, whatever the type of the computation.
+
+    Attributes:
+      virtual_batch: Examples normalised together; None for the whole batch, on all
+        devices.
+      momentum: What the running statistics keep at each update.
+      epsilon: Added to the variance.
+      scale_init: Of the scale; zeros silence a residual branch at the start.
+      dtype: Of the output.
+
+    Example:
+      >>> norm = GhostBatchNorm(virtual_batch=32)
+      >>> x = jnp.zeros((64, 8, 8, 16))
+      >>> variables = norm.init(jax.random.key(0), x, train=False)
+      >>> y, updated = norm.apply(variables, x, train=True, mutable=["batch_stats"])
+      >>> y.shape, sorted(updated["batch_stats"])
+      ((64, 8, 8, 16), ['mean', 'var'])
+    """
+
+    virtual_batch: int | None = None
+    momentum: float = 0.9
+    epsilon: float = 1e-5
+    scale_init: nn.initializers.Initializer = nn.initializers.ones
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
+        """Normalises, and updates the running statistics in training.
+
+        Args:
+          x: ``[B, ..., C]``; in training B is a multiple of `virtual_batch`.
+          train: Whether to use the statistics of `x` (pass
+            ``mutable=["batch_stats"]``), or the running ones.
+
+        Returns:
+          An array of the same shape, of type `dtype`.
+
+        Raises:
+          ValueError: If B is no multiple of `virtual_batch`.
+        """
+        channels = x.shape[-1]
+        zeros, ones = nn.initializers.zeros, nn.initializers.ones
+        running_mean = self.variable(
+            "batch_stats", "mean", zeros, None, (channels,), jnp.float32
+        )
+        running_var = self.variable(
+            "batch_stats", "var", ones, None, (channels,), jnp.float32
+        )
+        scale = self.param("scale", self.scale_init, (channels,), jnp.float32)
+        bias = self.param("bias", zeros, (channels,), jnp.float32)
+        groups = _grouped(x, self.virtual_batch if train else None)
+        if train:
+            mean, var = _moments(groups)
+            if not self.is_initializing():
+                kept = self.momentum
+                for running, new in ((running_mean, mean), (running_var, var)):
+                    average = new.reshape(-1, channels).mean(axis=0)
+                    running.value = kept * running.value + (1 - kept) * average
+        else:
+            shape = (1,) * (groups.ndim - 1) + (channels,)
+            mean = running_mean.value.reshape(shape)
+            var = running_var.value.reshape(shape)
+        each = (1,) * (groups.ndim - 1) + (channels,)
+        factor = lax.rsqrt(var + self.epsilon) * scale.reshape(each)
+        y = (groups.astype(jnp.float32) - mean) * factor + bias.reshape(each)
+        return y.astype(self.dtype).reshape(x.shape)
+
+
+def _grouped(x: jax.Array, virtual_batch: int | None) -> jax.Array:
+    """Returns ``[G, B / G, ..., C]``: one group, or one for each virtual batch."""
+    size = virtual_batch or len(x)
+    if len(x) % size:
+        raise ValueError(
+            f"a batch of {len(x)} is no multiple of virtual_batch={size}; change one "
+            "of them, or use virtual_batch=None"
+        )
+    return x.reshape(len(x) // size, size, *x.shape[1:])
+
+
+def _moments(groups: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns mean and variance of every group and channel, ``float32[G, 1.., C]``."""
+    groups = groups.astype(jnp.float32)
+    axes = tuple(range(1, groups.ndim - 1))
+    mean = groups.mean(axis=axes, keepdims=True)
+    # One pass over the activations instead of two; float32 has digits to spare for
+    # them, and rounding must not make a variance negative.
+    square = lax.square(groups).mean(axis=axes, keepdims=True)
+    return mean, jnp.maximum(square - lax.square(mean), 0)

@@ -1,0 +1,155 @@
+"""Single-shot detection on a residual trunk (Liu et al. 2016; He et al. 2016)."""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from echo_jax.models.batch_norm import GhostBatchNorm
+from echo_jax.models.imagenet_resnet import ResNetStages
+
+__all__ = ["SSD", "map_sizes"]
+
+# Channels of the maps behind the trunk, in units of its width; SSD300 has 512, 512,
+# and from the third on 256 at the usual width of 64.
+_FIRST_EXTRAS, _OTHER_EXTRAS = 8, 4
+
+# Wider maps are halved; smaller ones lose a border of one cell.
+_SMALL = 5
+
+
+class SSD(nn.Module):
+    """Predicts, for every default box, where its object is and what it is.
+
+    The trunk is a ResNet of basic blocks up to its third stage, whose stride is left
+    out, so that the finest map has an eighth of the resolution; coarser maps follow by
+    pairs of a 1x1 and a 3x3 convolution. Every map has a 3x3 convolution of its own
+    that predicts. With 300 pixels and three stages of 3, 4 and 6 blocks (ResNet-34)
+    the maps are those of SSD300: 38, 19, 10, 5, 3 and 1 cells wide. The data echoing
+    paper does not name its backbone; this one is also the choice of MLPerf's SSD, but
+    the maps behind the trunk are normalised too.
+
+    Attributes:
+      num_outputs: Scores of every default box.
+      boxes_per_cell: Default boxes around each cell, map by map.
+      stage_sizes: Blocks in the trunk's three stages.
+      width: Channels of the trunk's first stage.
+      score_bias: Of the scores at the start: how sure the model is that a box shows
+        something. Far below 0, so that background does not drown the first updates of
+        a focal loss (Lin et al. 2017, section 4.1).
+      virtual_batch: See `GhostBatchNorm`.
+      dtype: Of the computation; parameters, statistics and predictions are float32.
+
+    Example:
+      >>> model = SSD(num_outputs=81, boxes_per_cell=(4, 6, 6, 6, 4, 4))
+      >>> images = jnp.zeros((1, 300, 300, 3))
+      >>> variables = model.init(jax.random.key(0), images, train=False)
+      >>> [x.shape for x in model.apply(variables, images, train=False)]
+      [(1, 8732, 4), (1, 8732, 81)]
+    """
+
+    num_outputs: int
+    boxes_per_cell: tuple[int, ...]
+    stage_sizes: tuple[int, int, int] = (3, 4, 6)
+    width: int = 64
+    score_bias: float = 0.0
+    virtual_batch: int | None = None
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(
+        self, images: jax.Array, *, train: bool
+    ) -> tuple[jax.Array, jax.Array]:
+        """Predicts.
+
+        Args:
+          images: ``float32[B, S, S, C]``, normalised.
+          train: Whether to use the batch's own statistics, and to update the running
+            ones (pass ``mutable=["batch_stats"]``).
+
+        Returns:
+          The offset of every default box, ``float32[B, A, 4]``, and its scores,
+          ``float32[B, A, num_outputs]``: map by map, row by row, cell by cell.
+
+        Raises:
+          ValueError: If images of this size have another number of maps.
+        """
+        sizes = map_sizes(images.shape[1])
+        if len(sizes) != len(self.boxes_per_cell):
+            raise ValueError(
+                f"images of {images.shape[1]} pixels have maps of {sizes} cells; "
+                f"boxes_per_cell={self.boxes_per_cell} must name one number for each"
+            )
+        x = ResNetStages(
+            stage_sizes=self.stage_sizes,
+            block="basic",
+            width=self.width,
+            last_stride=1,
+            virtual_batch=self.virtual_batch,
+            dtype=self.dtype,
+            name="trunk",
+        )(images, train=train)[-1]
+        offsets, scores = [], []
+        for number, boxes in enumerate(self.boxes_per_cell):
+            if number:
+                x = self._next_map(x, number, train=train)
+            offsets.append(self._head(x, boxes, 4, 0.0, f"offsets_{number}"))
+            bias, name = self.score_bias, f"scores_{number}"
+            scores.append(self._head(x, boxes, self.num_outputs, bias, name))
+        return jnp.concatenate(offsets, axis=1), jnp.concatenate(scores, axis=1)
+
+    def _next_map(self, x: jax.Array, number: int, *, train: bool) -> jax.Array:
+        """Returns the map after `x`; see `map_sizes`."""
+        channels = self.width * (_FIRST_EXTRAS if number < 3 else _OTHER_EXTRAS)
+        stride, padding = (2, 1) if x.shape[1] > _SMALL else (1, 0)
+        plan = [(channels // 2, 1, 1, 0), (channels, 3, stride, padding)]
+        for part, (features, kernel, stride, padding) in enumerate(plan):
+            x = nn.Conv(
+                features,
+                (kernel, kernel),
+                (stride, stride),
+                padding=padding,
+                use_bias=False,
+                dtype=self.dtype,
+                kernel_init=nn.initializers.he_normal(),
+                name=f"map_{number}_conv_{part}",
+            )(x)
+            x = GhostBatchNorm(
+                virtual_batch=self.virtual_batch,
+                dtype=self.dtype,
+                name=f"map_{number}_norm_{part}",
+            )(x, train=train)
+            x = nn.relu(x)
+        return x
+
+    def _head(
+        self, x: jax.Array, boxes: int, outputs: int, bias: float, name: str
+    ) -> jax.Array:
+        y = nn.Conv(
+            boxes * outputs,
+            (3, 3),
+            padding=1,
+            dtype=self.dtype,
+            kernel_init=nn.initializers.normal(stddev=0.01),
+            bias_init=nn.initializers.constant(bias),
+            name=name,
+        )(x)
+        # Losses are differences of large numbers: bfloat16 would round them.
+        return y.astype(jnp.float32).reshape(len(x), -1, outputs)
+
+
+def map_sizes(image_size: int) -> tuple[int, ...]:
+    """Returns how many cells wide the maps are, from fine to coarse.
+
+    Args:
+      image_size: Height and width of the images, in pixels.
+
+    Example:
+      >>> map_sizes(300), map_sizes(160)
+      ((38, 19, 10, 5, 3, 1), (20, 10, 5, 3, 1))
+    """
+    sizes = [math.ceil(image_size / 8)]
+    while (last := sizes[-1]) >= 3:
+        sizes.append(math.ceil(last / 2) if last > _SMALL else last - 2)
+    return tuple(sizes)

@@ -1,0 +1,115 @@
+"""CIFAR-10 and CIFAR-100: a ResNet of He et al. on images of 32x32 pixels."""
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from echo_jax.data.augment import Augment, ColourDistortion, Flip, PadCrop
+from echo_jax.data.classification import DecodeLabelled, Encoded, check_stages
+from echo_jax.data.evaluation import eval_batches
+from echo_jax.data.host_colour import distort_colours
+from echo_jax.data.images import decode_image, pad_crop_flip
+from echo_jax.data.stages import Stages
+from echo_jax.models.resnet import ResNet
+from echo_jax.workloads.base import Workload
+from echo_jax.workloads.classification import (
+    ImageClassifier,
+    check_smoothing,
+    host_augment,
+    make_workload,
+)
+from echo_jax.workloads.splits import open_splits
+
+__all__ = ["build"]
+
+_IMAGE_SIZE = 32
+_PADDING = 4
+
+# Mean and standard deviation of CIFAR-10's training pixels. Those of CIFAR-100 lie
+# within 4 of them, which a network does not notice.
+_PIXEL_MEAN = (125.3, 123.0, 113.9)
+_PIXEL_SCALE = (63.0, 62.1, 66.7)
+
+# What `data.augment` may name: on the host, and on the devices.
+_ON_HOST = {
+    "pad_crop_flip": functools.partial(pad_crop_flip, padding=_PADDING),
+    "colour": distort_colours,
+}
+_ON_DEVICE = {
+    "pad_crop_flip": Augment((PadCrop(_PADDING), Flip())),
+    "colour": ColourDistortion(),
+}
+
+
+def build(config: Any) -> Workload:
+    """Builds the workload.
+
+    Args:
+      config: The shared fields; ``data.source`` as `open_source` takes it, with images
+        of 32x32; ``data.{augment, train_split, eval_split, train_examples}`` as
+        `open_splits` describes; and ``model.{depth, width, norm, dtype,
+        label_smoothing}``.
+
+    Returns:
+      The workload; its metric is ``"accuracy"``, a fraction.
+
+    Raises:
+      ValueError: If the data is not there, or is other data, or a field does not fit.
+    """
+    sizes = config.model
+    check_stages(config.data.augment, _ON_HOST)
+    check_smoothing(sizes.label_smoothing)
+    splits = open_splits(config, "images")
+    decode = DecodeLabelled(splits.decode_record, _decode_small)
+    names = config.data.augment
+    model = ResNet(
+        num_classes=len(splits.info["classes"]),
+        depth=sizes.depth,
+        width=sizes.width,
+        norm=sizes.norm,
+        dtype=jnp.dtype(sizes.dtype),
+    )
+    return make_workload(
+        config,
+        task=ImageClassifier(
+            model,
+            _IMAGE_SIZE,
+            _PIXEL_MEAN,
+            _PIXEL_SCALE,
+            label_smoothing=sizes.label_smoothing,
+        ),
+        stages=Stages(
+            splits.train,
+            decode,
+            host_augment([_ON_HOST[name] for name in names]),
+        ),
+        # Decoded at the first evaluation, and kept: 31 MB for 10,000 images.
+        eval_batches=functools.cache(
+            functools.partial(
+                eval_batches,
+                splits.evaluation,
+                decode,
+                batch_size=config.batch_size,
+                max_examples=config.data.eval_examples,
+            )
+        ),
+        augment_on_device=(
+            Augment(tuple(_ON_DEVICE[name] for name in names)) if names else None
+        ),
+        data_facts=splits.facts,
+    )
+
+
+def _decode_small(encoded: Encoded) -> np.ndarray:
+    """Returns ``uint8[32, 32, 3]``, and refuses other sizes."""
+    image = decode_image(encoded)
+    if image.shape != (_IMAGE_SIZE, _IMAGE_SIZE, 3):
+        height, width = image.shape[:2]
+        raise ValueError(
+            f"it has {width}x{height} pixels, and workload 'cifar' takes "
+            f"{_IMAGE_SIZE}x{_IMAGE_SIZE}; use --config configs/imagenet.py for other "
+            "sizes."
+        )
+    return image

@@ -1,0 +1,170 @@
+"""What the image classification workloads share: the task, and its assembly."""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from echo_jax.data.classification import AugmentImage
+from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
+from echo_jax.data.stage_calls import stage_calls
+from echo_jax.data.stages import Stages
+from echo_jax.workloads.base import Augment, Batch, Task, Variables, Workload
+
+__all__ = [
+    "ImageClassifier",
+    "check_smoothing",
+    "host_augment",
+    "make_workload",
+]
+
+_TOP = 5
+
+
+@dataclass(frozen=True)
+class ImageClassifier(Task):
+    """Predicts the class of an image.
+
+    A batch holds ``"image"``, ``uint8[B, H, W, 3]``, and ``"label"``, ``int32[B]``.
+    Pixels travel as bytes and become floats where the model runs.
+
+    Attributes:
+      model: The network: called with ``float32[B, H, W, 3]`` and ``train``, it returns
+        logits.
+      image_size: H and W, in pixels.
+      pixel_mean: Subtracted from each channel, of 0 to 255.
+      pixel_scale: What each channel is divided by then.
+      label_smoothing: How much of the target is spread evenly over all classes, in
+        training (Szegedy et al. 2016, section 7).
+      has_top_5: Whether "top_5" is evaluated: how often the class is among the five
+        of the largest logits.
+
+    Example:
+      >>> model = ResNet(num_classes=8, depth=8, width=8)
+      >>> task = ImageClassifier(model, 32, (127.5,) * 3, (73.6,) * 3)
+      >>> sorted(jax.eval_shape(task.init, jax.random.key(0)))
+      ['batch_stats', 'params']
+    """
+
+    model: nn.Module
+    image_size: int
+    pixel_mean: tuple[float, float, float]
+    pixel_scale: tuple[float, float, float]
+    label_smoothing: float = 0.0
+    has_top_5: bool = False
+
+    def init(self, key: jax.Array) -> Variables:
+        """Returns freshly initialised variables."""
+        images = jnp.zeros((1, self.image_size, self.image_size, 3), jnp.float32)
+        return dict(self.model.init(key, images, train=False))
+
+    def loss(
+        self, variables: Variables, batch: Batch, key: jax.Array
+    ) -> tuple[jax.Array, Variables]:
+        """Returns the cross-entropy of every image and the new batch statistics."""
+        del key  # Nothing in the model is random.
+        # Not all of `variables`: a model without statistics has no such entry.
+        collections = [name for name in variables if name != "params"]
+        logits, updated = self.model.apply(
+            variables, self._normalised(batch["image"]), train=True, mutable=collections
+        )
+        losses = _cross_entropy(logits, batch["label"])
+        if self.label_smoothing:
+            # The cross-entropy with all classes, evenly.
+            even = -jax.nn.log_softmax(logits).mean(axis=-1)
+            losses += self.label_smoothing * (even - losses)
+        return losses, dict(updated)
+
+    def evaluate(
+        self, variables: Variables, batch: Batch
+    ) -> dict[str, tuple[jax.Array, jax.Array]]:
+        """Returns every metric as (sum over the images with mask 1, images).
+
+        They are ``"accuracy"``, ``"loss"``, which is not smoothed, and ``"top_5"``.
+        """
+        images = self._normalised(batch["image"])
+        logits = cast(jax.Array, self.model.apply(variables, images, train=False))
+        labels, mask = jnp.asarray(batch["label"]), batch["mask"]
+        values = {
+            "accuracy": (logits.argmax(axis=-1) == labels).astype(jnp.float32),
+            "loss": _cross_entropy(logits, labels),
+        }
+        if self.has_top_5:
+            _, best = jax.lax.top_k(logits, min(_TOP, logits.shape[-1]))
+            is_among = (best == labels[:, None]).any(axis=-1)
+            values["top_5"] = is_among.astype(jnp.float32)
+        count = mask.sum()
+        return {name: ((value * mask).sum(), count) for name, value in values.items()}
+
+    def _normalised(self, images: ArrayLike) -> jax.Array:
+        mean = jnp.array(self.pixel_mean, jnp.float32).reshape(1, 1, 1, 3)
+        scale = jnp.array(self.pixel_scale, jnp.float32).reshape(1, 1, 1, 3)
+        return (jnp.asarray(images).astype(jnp.float32) - mean) / scale
+
+
+def _cross_entropy(logits: jax.Array, labels: ArrayLike) -> jax.Array:
+    return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(labels))
+
+
+def make_workload(
+    config: Any,
+    *,
+    task: ImageClassifier,
+    stages: Stages,
+    eval_batches: Callable[[], Iterable[Batch]],
+    augment_on_device: Augment | None,
+    data_facts: Mapping[str, Any],
+) -> Workload:
+    """Puts a classification workload together.
+
+    Args:
+      config: The shared fields.
+      task: The model.
+      stages: The training records, and what they go through on the host.
+      eval_batches: Makes one pass over the evaluation split.
+      augment_on_device: What is done on the devices to every use of a decoded item.
+      data_facts: What was read.
+
+    Returns:
+      The workload, called ``config.workload``; its metric is ``"accuracy"``, a
+      fraction.
+    """
+    pipeline = PipelineSpec.from_config(config)
+    return Workload(
+        name=config.workload,
+        task=task,
+        metric="accuracy",
+        mode="max",
+        train_dataset=functools.partial(train_dataset, stages, pipeline),
+        fresh_dataset=functools.partial(fresh_batches, stages, pipeline),
+        stage_calls=functools.partial(stage_calls, stages, pipeline),
+        eval_batches=eval_batches,
+        augment_on_device=augment_on_device,
+        facts={"data": dict(data_facts), "storage": pipeline.storage.facts()},
+    )
+
+
+def host_augment(
+    stages: Sequence[Callable[[Any, int], Any]],
+) -> AugmentImage | None:
+    """Returns the augmentation of `Stages`, which is None if nothing is random."""
+    return AugmentImage(tuple(stages)) if stages else None
+
+
+def check_smoothing(label_smoothing: float) -> None:
+    """Refuses a ``model.label_smoothing`` that leaves nothing of the label.
+
+    Raises:
+      ValueError: It is below 0, or not below 1.
+    """
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(
+            f"model.label_smoothing={label_smoothing} must be at least 0 and below 1; "
+            "set --config.model.label_smoothing=0.0."
+        )

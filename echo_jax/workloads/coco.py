@@ -1,0 +1,288 @@
+"""Detection on COCO: SSD, from records to COCO's mean average precision."""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import jax
+import jax.numpy as jnp
+from faster_coco_eval import COCO
+from jax.typing import ArrayLike
+
+from echo_jax.data.augment import Augment, ColourDistortion, Flip
+from echo_jax.data.classification import Picked, check_stages
+from echo_jax.data.detection import host_augment
+from echo_jax.data.detection.anchors import boxes_per_cell, default_boxes
+from echo_jax.data.detection.boxes import decode_boxes
+from echo_jax.data.detection.coco_eval import (
+    CocoEvaluator,
+    ground_truth_of,
+    read_ground_truth,
+)
+from echo_jax.data.detection.crop import SsdCrop
+from echo_jax.data.detection.nms import NmsSettings, detect
+from echo_jax.data.detection.records import DecodeBoxes, DecodeForEvaluation
+from echo_jax.data.evaluation import sample_indices, stream_eval_batches
+from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
+from echo_jax.data.prepared import Prepared
+from echo_jax.data.stage_calls import stage_calls
+from echo_jax.data.stages import RecordSource, Stages
+from echo_jax.models.ssd import SSD, map_sizes
+from echo_jax.workloads.base import Batch, Task, Variables, Workload
+from echo_jax.workloads.detection_loss import Loss, detection_loss, make_targets
+from echo_jax.workloads.splits import Splits, open_splits
+
+__all__ = ["Detector", "build"]
+
+# More would make the finest map coarser than its default boxes are meant for.
+_NUM_STAGES = 3
+
+# Of ImageNet's pixels, channel by channel; COCO's differ by a few grey levels.
+_PIXEL_MEAN = (123.7, 116.3, 103.5)
+_PIXEL_SCALE = (58.4, 57.1, 57.4)
+
+# How likely a default box shows a class at the start of a focal loss.
+_FOCAL_PRIOR_LOGIT = -4.6
+
+# What `data.augment` may name: on the host, and on the devices.
+_ON_HOST = {
+    "ssd_crop": host_augment.ssd_crop,
+    "flip": host_augment.flip,
+    "colour": host_augment.colour,
+}
+_ON_DEVICE = {
+    "ssd_crop": SsdCrop(),
+    "flip": Flip(),
+    "colour": ColourDistortion(),
+}
+
+
+@dataclass(frozen=True)
+class Detector(Task):
+    """Finds the objects in an image.
+
+    A batch holds ``"image"``, ``uint8[B, S, S, 3]``, and the objects as
+    `echo_jax.data.augment` describes them: ``"boxes"``, ``"box_mask"`` and
+    ``"box_labels"``. Pixels travel as bytes and become floats where the model runs;
+    objects are matched with default boxes there too, after augmentation.
+
+    Attributes:
+      model: The network.
+      image_size: S, in pixels.
+      loss_kind: See `detection_loss`.
+      nms: What is kept as a detection.
+
+    Example:
+      >>> model = SSD(num_outputs=4, boxes_per_cell=(4, 4, 4), width=8)
+      >>> task = Detector(model, image_size=64)
+      >>> sorted(jax.eval_shape(task.init, jax.random.key(0)))
+      ['batch_stats', 'params']
+    """
+
+    model: SSD
+    image_size: int
+    loss_kind: Loss = "multibox"
+    nms: NmsSettings = field(default_factory=NmsSettings)
+
+    def init(self, key: jax.Array) -> Variables:
+        """Returns freshly initialised variables."""
+        images = jnp.zeros((1, self.image_size, self.image_size, 3), jnp.float32)
+        return dict(self.model.init(key, images, train=False))
+
+    def loss(
+        self, variables: Variables, batch: Batch, key: jax.Array
+    ) -> tuple[jax.Array, Variables]:
+        """Returns the loss of every image and the new batch statistics."""
+        del key  # Nothing in the model is random.
+        predicted, updated = self.model.apply(
+            variables,
+            _normalised(batch["image"]),
+            train=True,
+            mutable=["batch_stats"],
+        )
+        return self._losses(predicted, batch), dict(updated)
+
+    def evaluate(
+        self, variables: Variables, batch: Batch
+    ) -> dict[str, tuple[jax.Array, jax.Array]]:
+        """Returns the loss as (sum over the images with mask 1, images)."""
+        losses = self._losses(self._predicted(variables, batch), batch)
+        mask = batch["mask"]
+        return {"loss": ((losses * mask).sum(), mask.sum())}
+
+    def predict(self, variables: Variables, batch: Batch) -> dict[str, jax.Array]:
+        """Returns the detections of every image; see `Detections` for the entries."""
+        offsets, scores = self._predicted(variables, batch)
+        if self.loss_kind == "multibox":
+            scores = jax.nn.softmax(scores)[..., 1:]
+        else:
+            scores = jax.nn.sigmoid(scores)
+        boxes = decode_boxes(offsets, self._anchors()[None])
+        detections = jax.vmap(functools.partial(detect, settings=self.nms))
+        return detections(boxes, scores)._asdict()
+
+    def _predicted(
+        self, variables: Variables, batch: Batch
+    ) -> tuple[jax.Array, jax.Array]:
+        images = _normalised(batch["image"])
+        predicted = self.model.apply(variables, images, train=False)
+        return cast(tuple[jax.Array, jax.Array], predicted)
+
+    def _losses(
+        self, predicted: tuple[jax.Array, jax.Array], batch: Batch
+    ) -> jax.Array:
+        anchors = self._anchors()
+
+        def of_image(
+            offsets: jax.Array,
+            scores: jax.Array,
+            boxes: jax.Array,
+            labels: jax.Array,
+            mask: jax.Array,
+        ) -> jax.Array:
+            targets = make_targets(boxes, labels, mask, anchors)
+            return detection_loss(offsets, scores, targets, kind=self.loss_kind)
+
+        names = ("boxes", "box_labels", "box_mask")
+        objects = [jnp.asarray(batch[name]) for name in names]
+        return jax.vmap(of_image)(*predicted, *objects)
+
+    def _anchors(self) -> jax.Array:
+        return jnp.asarray(default_boxes(map_sizes(self.image_size)))
+
+
+def _normalised(images: ArrayLike) -> jax.Array:
+    mean = jnp.array(_PIXEL_MEAN, jnp.float32).reshape(1, 1, 1, 3)
+    scale = jnp.array(_PIXEL_SCALE, jnp.float32).reshape(1, 1, 1, 3)
+    return (jnp.asarray(images).astype(jnp.float32) - mean) / scale
+
+
+def build(config: Any) -> Workload:
+    """Builds the workload.
+
+    Args:
+      config: The shared fields; ``data.source`` as `open_source` takes it, with data
+        of kind coco; ``data.{train_split, eval_split, train_examples}`` as
+        `open_splits` describes; ``data.augment``, names of ``ssd_crop``, ``flip`` and
+        ``colour``; ``data.image_size`` and ``data.max_boxes``, see `DecodeBoxes`; and
+        ``model.{stage_sizes, width, loss, virtual_batch, dtype}``.
+
+    Returns:
+      The workload; its metric is ``"mAP"``, a fraction.
+
+    Raises:
+      ValueError: If the data is not there, or is other data, or a field does not fit.
+    """
+    data = config.data
+    check_stages(data.augment, _ON_HOST)
+    if data.max_boxes < 1:
+        raise ValueError(
+            f"data.max_boxes={data.max_boxes} must be at least 1; set "
+            "--config.data.max_boxes=100."
+        )
+    splits = open_splits(config, "coco")
+    categories = splits.info["categories"]
+    task = _make_task(config, len(categories))
+    decode = DecodeBoxes(
+        splits.decode_record, size=config.data.image_size, max_boxes=data.max_boxes
+    )
+    on_host = tuple(_ON_HOST[name] for name in data.augment)
+    on_device = tuple(_ON_DEVICE[name] for name in data.augment)
+    pipeline = PipelineSpec.from_config(config)
+    stages = Stages(
+        splits.train,
+        decode,
+        host_augment.AugmentItem(on_host) if on_host else None,
+    )
+    chosen = sample_indices(len(splits.evaluation), data.eval_examples)
+    judged = _Judged(splits, Picked(splits.evaluation, chosen))
+    return Workload(
+        name="coco",
+        task=task,
+        metric="mAP",
+        mode="max",
+        train_dataset=functools.partial(train_dataset, stages, pipeline),
+        fresh_dataset=functools.partial(fresh_batches, stages, pipeline),
+        stage_calls=functools.partial(stage_calls, stages, pipeline),
+        eval_batches=functools.partial(
+            stream_eval_batches,
+            judged.records,
+            DecodeForEvaluation(decode),
+            batch_size=config.batch_size,
+            threads=max(data.threads, 1),
+        ),
+        evaluator=judged.evaluator,
+        augment_on_device=Augment(on_device) if on_device else None,
+        facts={
+            "data": {**splits.facts, "categories": len(categories)},
+            "storage": pipeline.storage.facts(),
+        },
+    )
+
+
+class _Judged:
+    """The images of an evaluation, and the evaluators of their detections.
+
+    Attributes:
+      records: The images.
+    """
+
+    def __init__(self, splits: Splits, records: RecordSource) -> None:
+        self.records = records
+        self._splits = splits
+
+    def evaluator(self) -> CocoEvaluator:
+        """Returns a new evaluator.
+
+        Raises:
+          ValueError: If the split's annotations cannot be read, or lack an image.
+        """
+        return CocoEvaluator(self._truth, self._image_ids)
+
+    @functools.cached_property
+    def _truth(self) -> COCO:
+        source = self._splits.evaluation_source
+        categories = source.info["categories"]
+        if isinstance(source, Prepared):
+            name = source.info["splits"][source.split]["annotations"]
+            # A file beside the shards, whatever the name says.
+            return read_ground_truth(source.folder / Path(name).name, categories)
+        return ground_truth_of(self._entries(), categories)
+
+    @functools.cached_property
+    def _image_ids(self) -> list[int] | None:
+        """The images that are judged; None for all of the ground truth."""
+        if len(self.records) == len(self._splits.evaluation_source):
+            return None
+        return [int(entries["image_id"]) for entries in self._entries()]
+
+    def _entries(self) -> Iterator[dict[str, Any]]:
+        for index in range(len(self.records)):
+            yield self._splits.decode_record(self.records[index])
+
+
+def _make_task(config: Any, num_classes: int) -> Detector:
+    sizes, image_size = config.model, config.data.image_size
+    if len(sizes.stage_sizes) != _NUM_STAGES:
+        raise ValueError(
+            f"model.stage_sizes={sizes.stage_sizes} must be blocks of {_NUM_STAGES} "
+            'stages; set --config.model.stage_sizes="(3, 4, 6)".'
+        )
+    if sizes.loss not in get_args(Loss):
+        raise ValueError(
+            f"model.loss={sizes.loss!r} is unknown; use one of "
+            f"{', '.join(get_args(Loss))}."
+        )
+    is_focal = sizes.loss == "focal"
+    model = SSD(
+        num_outputs=num_classes + (not is_focal),
+        boxes_per_cell=boxes_per_cell(map_sizes(image_size)),
+        stage_sizes=sizes.stage_sizes,
+        width=sizes.width,
+        score_bias=_FOCAL_PRIOR_LOGIT if is_focal else 0.0,
+        virtual_batch=sizes.virtual_batch,
+        dtype=jnp.dtype(sizes.dtype),
+    )
+    return Detector(model, image_size, sizes.loss)

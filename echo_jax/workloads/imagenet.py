@@ -1,0 +1,172 @@
+"""ImageNet, or other photographs in classes: ResNet-50 v1.5 and its relatives."""
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from echo_jax.data.augment import (
+    Augment,
+    ColourDistortion,
+    Flip,
+    RandomResizedCrop,
+    Stage,
+)
+from echo_jax.data.classification import (
+    DecodeLabelled,
+    Encoded,
+    check_stages,
+    flip,
+)
+from echo_jax.data.evaluation import stream_eval_batches
+from echo_jax.data.host_colour import distort_colours
+from echo_jax.data.images import random_resized_crop, resize_center_crop
+from echo_jax.data.stages import Stages
+from echo_jax.models.imagenet_resnet import ImageNetResNet
+from echo_jax.workloads.base import Workload
+from echo_jax.workloads.classification import (
+    ImageClassifier,
+    check_smoothing,
+    host_augment,
+    make_workload,
+)
+from echo_jax.workloads.splits import Splits, open_splits
+
+__all__ = ["build"]
+
+# Mean and standard deviation of ImageNet's pixels, as everybody uses them: 0.485,
+# 0.456, 0.406 and 0.229, 0.224, 0.225 of white.
+_PIXEL_MEAN = (123.675, 116.28, 103.53)
+_PIXEL_SCALE = (58.395, 57.12, 57.375)
+
+# What `data.augment` may name, in the order in which it works.
+_STAGES = ("crop", "flip", "colour")
+
+_MOST_EVAL_THREADS = 16
+
+
+def build(config: Any) -> Workload:
+    """Builds the workload.
+
+    Behind an echo of decoded images the items are squares of ``data.resize`` pixels, so
+    that they can be stacked and kept on a device; crops are cut out of those. In every
+    other placement a crop is cut out of the whole photograph, and no more of it is
+    decoded than the crop needs.
+
+    Args:
+      config: The shared fields; ``data.source`` as `open_source` takes it;
+        ``data.{train_split, eval_split, train_examples}`` as `open_splits` describes;
+        ``data.augment``, of "crop", "flip" and "colour"; ``data.image_size``, and
+        ``data.resize``, the shorter side of which it is the middle in evaluation; and
+        ``model.{stage_sizes, block, width, norm, virtual_batch, dtype,
+        label_smoothing}``.
+
+    Returns:
+      The workload; its metric is ``"accuracy"``, a fraction, and it evaluates
+      ``"top_5"`` beside it.
+
+    Raises:
+      ValueError: If the data is not there, or is other data, or a field does not fit.
+    """
+    data = config.data
+    check_stages(data.augment, _STAGES)
+    check_smoothing(config.model.label_smoothing)
+    if not 0 < data.image_size <= data.resize:
+        raise ValueError(
+            f"data.image_size={data.image_size} must be at least 1 and at most "
+            f"data.resize={data.resize}; set --config.data.resize={data.image_size}."
+        )
+    splits = open_splits(config, "images")
+    return make_workload(
+        config,
+        task=ImageClassifier(
+            _model(config, len(splits.info["classes"])),
+            data.image_size,
+            _PIXEL_MEAN,
+            _PIXEL_SCALE,
+            label_smoothing=config.model.label_smoothing,
+            has_top_5=True,
+        ),
+        stages=_stages(config, splits),
+        # Decoded anew at every evaluation: 50,000 images of 224 pixels are 7.5 GB.
+        eval_batches=functools.partial(
+            stream_eval_batches,
+            splits.evaluation,
+            DecodeLabelled(splits.decode_record, _middle(config)),
+            batch_size=config.batch_size,
+            max_examples=data.eval_examples,
+            threads=min(os.cpu_count() or 1, _MOST_EVAL_THREADS),
+        ),
+        augment_on_device=_augment_on_device(config),
+        data_facts=splits.facts,
+    )
+
+
+def _model(config: Any, num_classes: int) -> ImageNetResNet:
+    sizes = config.model
+    if sizes.norm not in ("batch", "ghost"):
+        raise ValueError(
+            f"model.norm={sizes.norm!r} is unknown; set --config.model.norm=ghost, or "
+            "batch."
+        )
+    is_ghost = sizes.norm == "ghost"
+    if is_ghost and config.batch_size % sizes.virtual_batch:
+        raise ValueError(
+            f"batch_size={config.batch_size} is no multiple of "
+            f"model.virtual_batch={sizes.virtual_batch}; change one of them, or set "
+            "--config.model.norm=batch."
+        )
+    return ImageNetResNet(
+        num_classes=num_classes,
+        stage_sizes=tuple(sizes.stage_sizes),
+        block=sizes.block,
+        width=sizes.width,
+        virtual_batch=sizes.virtual_batch if is_ghost else None,
+        dtype=jnp.dtype(sizes.dtype),
+    )
+
+
+def _stages(config: Any, splits: Splits) -> Stages:
+    """Returns what the training records go through on the host."""
+    data = config.data
+    on_host: dict[str, Callable[[Any, int], Any]] = {
+        "crop": functools.partial(random_resized_crop, size=data.image_size),
+        "flip": flip,
+        "colour": distort_colours,
+    }
+    decode: Callable[[Encoded], Any] = _middle(config)
+    if "crop" in data.augment:
+        decode = _keep_encoded
+        if config.echo.after == "decode":
+            decode = functools.partial(
+                resize_center_crop, size=data.resize, resize=data.resize
+            )
+    return Stages(
+        splits.train,
+        DecodeLabelled(splits.decode_record, decode),
+        host_augment([on_host[name] for name in data.augment]),
+    )
+
+
+def _augment_on_device(config: Any) -> Augment | None:
+    stages: dict[str, Stage] = {
+        "crop": RandomResizedCrop(config.data.image_size),
+        "flip": Flip(),
+        "colour": ColourDistortion(),
+    }
+    chosen = tuple(stages[name] for name in config.data.augment)
+    return Augment(chosen) if chosen else None
+
+
+def _middle(config: Any) -> functools.partial:
+    """Returns what makes an image that nothing random is done to."""
+    return functools.partial(
+        resize_center_crop, size=config.data.image_size, resize=config.data.resize
+    )
+
+
+def _keep_encoded(encoded: Encoded) -> Encoded:
+    """Leaves the decoding to the crop, which decodes what it needs."""
+    return encoded

@@ -1,0 +1,79 @@
+"""Nothing is compiled once training is under way: a recompilation costs minutes."""
+
+from pathlib import Path
+
+import jax
+import pytest
+
+from echo_jax.config import load_config
+from echo_jax.runs import run_train
+from echo_jax.training.sitting import Sitting
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+LM = {
+    "data.eval_examples": 10,
+    "model.seq_len": 8,
+    "model.d_model": 8,
+    "model.num_layers": 1,
+    "model.d_ff": 8,
+}
+SHAPES = {"data.train_examples": 64, "data.eval_examples": 10, "model.width": 4}
+ON_HOST = {"echo.factor": 2.5, "echo.order": "spread", "echo.buffer": 32}
+# Two updates in a dispatch, and one where the host wants to see the state.
+ON_DEVICE = {
+    **ON_HOST,
+    "echo.where": "device",
+    "inner.strategy": "scan",
+    "inner.updates": 2,
+}
+RUN = {
+    "updates": 12,
+    "batch_size": 8,
+    "log_every": 3,
+    "eval_every": 2,
+    "checkpoint_every": 2,
+    "optim.warmup_updates": 2,
+    "inner.strategy": "loop",
+    "mesh.data": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "overrides"),
+    [
+        ("lm", LM | ON_HOST),
+        pytest.param("lm", LM | ON_DEVICE, marks=pytest.mark.slow),
+        pytest.param("shapes", SHAPES | ON_HOST, marks=pytest.mark.slow),
+        pytest.param("shapes", SHAPES | ON_DEVICE, marks=pytest.mark.slow),
+    ],
+    ids=["lm-host", "lm-device", "shapes-host", "shapes-device"],
+)
+def test_nothing_is_compiled_after_the_second_step(
+    tmp_path, monkeypatch, file, overrides
+):
+    """Nor by the evaluations and the checkpoints after the first."""
+    compiled, at_step = [], []
+    dispatch = Sitting.dispatch
+
+    def counting(self, inputs):
+        at_step.append((self.totals.updates, len(compiled)))
+        dispatch(self, inputs)
+
+    monkeypatch.setattr(Sitting, "dispatch", counting)
+
+    def listen(event, seconds, **kwargs):
+        if event == COMPILED:
+            compiled.append(kwargs)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        config = load_config(f"{CONFIGS / file}.py:tiny", {**RUN, **overrides})
+        assert run_train(config, tmp_path)["updates"] == 12
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    after_two = [count for updates, count in at_step if updates >= 2]
+    assert len(after_two) >= 5
+    assert after_two[0] > 0
+    assert {*after_two, len(compiled)} == {after_two[0]}
