@@ -70,8 +70,7 @@ def _page(study: Study, svg: str) -> str:
         "<h2>What it ran on</h2>",
         _json(study.runs[0].environment),
         *_before_the_arms(study),
-        "<h2>Configs</h2>",
-        *(_config(run.name, run.config) for run in study.runs),
+        *_configs(study),
         "</body></html>",
     ]
     return "\n".join(filter(None, parts)) + "\n"
@@ -96,9 +95,14 @@ def _before_the_arms(study: Study) -> list[str]:
     return ["<h2>Measured before the arms ran</h2>", _json(study.calibration)]
 
 
-def _config(name: str, config: Mapping[str, Any]) -> str:
-    summary = f"<summary>{html.escape(name)}</summary>"
-    return f"<details>{summary}{_json(config)}</details>"
+def _configs(study: Study) -> list[str]:
+    details = [
+        f"<details><summary>{html.escape(run.name)}</summary>{_json(run.config)}"
+        "</details>"
+        for run in study.runs
+        if run.config
+    ]
+    return ["<h2>Configs</h2>", *details] if details else []
 
 
 def _json(value: Mapping[str, Any]) -> str:

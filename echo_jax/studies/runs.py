@@ -24,7 +24,8 @@ class Run:
 
     Attributes:
       name: The folder's name: the arm, in a study.
-      config: ``config.json``.
+      config: ``config.json``; ``{}`` if it was left out, as of the runs that this
+        project publishes.
       environment: ``environment.json``.
       summary: ``summary.json``.
       evals: The rows of ``metrics.jsonl`` that hold an evaluation, in order.
@@ -123,19 +124,20 @@ def read_run(folder: Path | str) -> Run:
     folder = Path(folder)
     if not folder.is_dir():
         raise StudyError(f"{folder} is no folder; name the --workdir of a run")
-    if not (folder / "config.json").exists():
-        raise StudyError(
-            f"{folder} holds no config.json, so it is no run folder; "
-            "name the --workdir of 'echo-jax train' or 'echo-jax study'"
-        )
+    has_config = (folder / "config.json").exists()
     if not (folder / "summary.json").exists():
+        if not has_config:
+            raise StudyError(
+                f"{folder} holds no config.json, so it is no run folder; "
+                "name the --workdir of 'echo-jax train' or 'echo-jax study'"
+            )
         raise StudyError(
             f"{folder} holds no summary.json: the run is not finished; resume it "
             "with the command that started it"
         )
     run = Run(
         name=folder.resolve().name,
-        config=_read_json(folder / "config.json"),
+        config=_read_json(folder / "config.json") if has_config else {},
         environment=_read_json(folder / "environment.json"),
         summary=_read_json(folder / "summary.json"),
         evals=_read_evals(folder / "metrics.jsonl"),

@@ -133,10 +133,11 @@ def notes(study: Study) -> list[str]:
         lines.append("The runs had no target: the costs are those of the whole run.")
     else:
         comparison = "at least" if first.summary["mode"] == "max" else "at most"
-        every = sorted({run.config["eval_every"] for run in study.runs})
+        every = sorted({run.config["eval_every"] for run in study.runs if run.config})
+        looked = f", looked at every {' or '.join(map(str, every))} updates"
         lines.append(
-            f"Target: eval {first.metric} {comparison} {first.target:g}, looked at "
-            f"every {' or '.join(map(str, every))} updates."
+            f"Target: eval {first.metric} {comparison} {first.target:g}"
+            f"{looked if every else ''}."
         )
     if study.baseline is None:
         lines.append("No run is named 'baseline', so nothing is relative to it.")

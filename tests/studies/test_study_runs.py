@@ -1,9 +1,13 @@
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from echo_jax.studies.runs import StudyError, read_run, read_runs, read_study
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def test_a_run_is_read_with_its_evaluations_only(tmp_path, make_run):
@@ -53,7 +57,6 @@ def test_caveats_name_what_is_not_real(tmp_path, make_study):
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ("config.json", r"arm holds no config\.json, so it is no run folder"),
         ("environment.json", r"environment\.json is missing; run the arm again"),
         ("metrics.jsonl", r"metrics\.jsonl is missing; run the arm again"),
         ("summary.json", r"no summary\.json: the run is not finished; resume it"),
@@ -64,6 +67,23 @@ def test_a_missing_file_is_named_with_the_fix(tmp_path, make_run, missing, messa
     (folder / missing).unlink()
     with pytest.raises(StudyError, match=message):
         read_run(folder)
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path):
+    with pytest.raises(StudyError, match=r"config\.json, so it is no run folder"):
+        read_run(tmp_path)
+
+
+def test_a_finished_run_is_read_without_its_config(tmp_path, make_run):
+    folder = make_run(tmp_path / "arm", losses=(3.0, 1.5, 1.75), target=1.5)
+    whole = read_run(folder)
+    (folder / "config.json").unlink()
+    assert read_run(folder) == replace(whole, config={})
+
+
+def test_the_published_studies_can_be_read():
+    for folder in ("bursty", "fed", "quickstart", "which"):
+        assert read_study(RESULTS / folder).baseline is not None
 
 
 def test_a_missing_folder_is_named(tmp_path):

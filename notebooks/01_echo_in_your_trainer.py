@@ -1,0 +1,322 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Echo in a trainer of your own
+#
+# [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/REPO/blob/main/notebooks/01_echo_in_your_trainer.ipynb)
+#
+# You have a training loop in plain JAX and a Python iterator that feeds it, and the
+# iterator is slow. This notebook measures how slow (`ej.probe`), then repeats what the
+# iterator has produced instead of waiting for it: three lines on the host (`ej.echo`),
+# and again on the accelerator, with every repeat augmented anew (`ej.device.echo`). It
+# ends with what that was worth, in seconds and in loss.
+#
+# It takes about a minute and a half on two CPU cores. The slow storage is simulated: it
+# sleeps. The images are synthetic, so that nothing has to be downloaded. The rest is
+# real.
+#
+# **In Colab**: replace `OWNER/REPO` in the badge's address and in the next cell by the
+# place where your copy of the repository lies. Elsewhere, install it in a checkout
+# first, by `pip install -e '.[notebooks]'`; the next cell then does nothing.
+
+# %%
+import importlib.util
+import os
+import subprocess
+import sys
+
+REPOSITORY = "https://github.com/OWNER/REPO"  # needed if echo_jax is not installed
+
+# ECHO_JAX_TINY=1 in the environment makes everything small: a smoke test for CI, which
+# shows that the cells work, and nothing about echoing.
+TINY = os.environ.get("ECHO_JAX_TINY") == "1"
+
+if importlib.util.find_spec("echo_jax") is None:
+    if "OWNER/REPO" in REPOSITORY:
+        raise SystemExit(
+            "Set REPOSITORY in this cell to the address, and run it again."
+        )
+    subprocess.run(
+        ["git", "clone", "--depth=1", REPOSITORY, "echo_jax_checkout"], check=True
+    )
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "./echo_jax_checkout"]
+    subprocess.run(install, check=True)
+    importlib.invalidate_caches()
+
+# %% [markdown]
+# ## A loop that waits
+#
+# A small convolutional network learns to tell eight shapes apart. Nothing in the next
+# two cells knows of echo_jax, but for the images themselves, which it draws.
+#
+# The loader reads one record after the other. Each read takes a millisecond, as over a
+# network, and then the record is a JPEG to be decoded.
+
+# %%
+import itertools
+import time
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+
+from echo_jax.data.images import pad_crop_flip
+from echo_jax.data.shapes import CLASS_NAMES, ShapeRecords, decode_shape
+
+BATCH = 16 if TINY else 64
+READ_S = 1e-3  # what a read takes, in seconds: simulated
+FRESH_BATCHES = 10 if TINY else 200  # the reading that every arm may do
+
+train_records = ShapeRecords(256 if TINY else 8192, seed=0)
+test_records = ShapeRecords(64 if TINY else 1024, seed=1)
+
+
+def read_items():
+    """Yields decoded training images, over and over, each epoch in a new order."""
+    for epoch in itertools.count():
+        order = np.random.default_rng(epoch).permutation(len(train_records))
+        for index in order:
+            time.sleep(READ_S)  # the simulated storage
+            yield decode_shape(train_records[index])
+
+
+def augment_on_host(item, rng):
+    """Shifts an image by up to 4 pixels and mirrors it half the time."""
+    seed = int(rng.integers(2**63))
+    return {**item, "image": pad_crop_flip(item["image"], seed, padding=4)}
+
+
+def stack(items):
+    return {name: np.stack([item[name] for item in items]) for name in items[0]}
+
+
+def loader(augmented=True):
+    """Yields training batches without end: this is the slow iterator."""
+    items, rng = read_items(), np.random.default_rng(0)
+    while True:
+        batch = list(itertools.islice(items, BATCH))
+        if augmented:
+            batch = [augment_on_host(item, rng) for item in batch]
+        yield stack(batch)
+
+
+# %% [markdown]
+# The model and its update, in plain JAX with optax:
+
+# %%
+CHANNELS = (3, 24, 48, 96)
+
+
+def init_params(seed=0):
+    keys = jax.random.split(jax.random.key(seed), len(CHANNELS))
+    pairs = itertools.pairwise(CHANNELS)
+    kernels = [
+        jax.random.normal(key, (3, 3, a, b)) * (2 / (9 * a)) ** 0.5
+        for key, (a, b) in zip(keys, pairs, strict=False)
+    ]
+    head = jax.random.normal(keys[-1], (CHANNELS[-1], len(CLASS_NAMES))) * 0.1
+    return {"kernels": kernels, "head": head}
+
+
+def logits_of(params, images):
+    x = images.astype(jnp.float32) / 128 - 1
+    for kernel in params["kernels"]:
+        x = jax.lax.conv_general_dilated(
+            x, kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        x = jax.nn.relu(x)
+    return x.max(axis=(1, 2)) @ params["head"]
+
+
+def loss_of(params, batch):
+    logits = logits_of(params, batch["image"])
+    labels = batch["label"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+optimizer = optax.adam(2e-3)
+
+
+@jax.jit
+def train_step(state, batch):
+    params, moments = state
+    loss, gradient = jax.value_and_grad(loss_of)(params, batch)
+    updates, moments = optimizer.update(gradient, moments)
+    return (optax.apply_updates(params, updates), moments), loss
+
+
+test_batch = stack([decode_shape(record) for record in test_records])
+test_loss = jax.jit(loss_of)
+
+
+def new_state():
+    params = init_params()
+    return params, optimizer.init(params)
+
+
+# %% [markdown]
+# ## Is it starved?
+#
+# `ej.probe` needs the iterator and the step, nothing else. It times the loader alone,
+# the step alone, and both together, and runs a short echo, too. **R** is the time of a
+# fresh batch over the time of a step: with R = 4 the accelerator could make four
+# updates while it waits for one batch. On an accelerator faster than this CPU, R is
+# larger.
+
+# %%
+import echo_jax as ej
+
+report = ej.probe(loader(), train_step, state=new_state(), seconds=2 if TINY else 10)
+print(report)
+
+# %% [markdown]
+# Read the advice first: it says to read with more threads or processes, if you can.
+# Here the loop is left as it is, as if the storage gave no more. The advice then is a
+# factor: min(R, 4), since repeats beyond the fourth are worth little.
+#
+# (The echo that the probe timed repeats whole batches: that shows what the time is, not
+# what the repeats are worth.)
+
+# %%
+factor = report.advised_factor
+if factor == 1:
+    print("On this machine the loader is not the slower side: do not echo here.")
+else:
+    print(f"The echo factor for this machine: {factor:g}")
+
+# %% [markdown]
+# ## Before
+#
+# The loop: batches in, updates out. Every so often it stops its clock and looks at the
+# loss of images that it is not trained on. The clock starts after three updates, so
+# that compiling is not counted.
+
+
+# %%
+def train(batches, eval_every):
+    """Trains on all batches; returns rows of (updates, seconds, held-out loss)."""
+    state, rows, seconds = new_state(), [], 0.0
+    started = time.perf_counter()
+    for update, batch in enumerate(batches, start=1):
+        state, _ = train_step(state, batch)
+        if update == 3:
+            jax.block_until_ready(state)
+            started = time.perf_counter()
+        elif update % eval_every == 0:
+            jax.block_until_ready(state)
+            seconds += time.perf_counter() - started
+            rows.append((update, seconds, float(test_loss(state[0], test_batch))))
+            started = time.perf_counter()
+    return rows
+
+
+NUM_EVALS = 2 if TINY else 20
+
+
+def eval_every(factor):
+    """So many updates between two looks that all arms are looked at equally often."""
+    return int(FRESH_BATCHES * factor) // NUM_EVALS
+
+
+fresh = itertools.islice(loader(), FRESH_BATCHES)
+curves = {"no echo": train(fresh, eval_every(1))}
+
+# %% [markdown]
+# ## Three lines
+#
+# The loader yields batches; the echo takes them apart (`unbatch=True`), keeps 2,048
+# images, and puts new batches together (`batch=True`), in which every image is used
+# `factor` times (2.5 means 2 and 3 in turn), as far apart as the buffer allows
+# (`order="spread"`). The reading stays the same: `FRESH_BATCHES` batches, then the
+# loader ends, and the echo ends after it, when every image has had all of its uses.
+
+# %%
+spec = ej.EchoSpec(
+    factor=factor, order="spread", buffer=64 if TINY else 2048, batch_size=BATCH
+)
+fresh = itertools.islice(loader(), FRESH_BATCHES)
+batches = ej.echo(fresh, spec, batch=True, unbatch=True, drop_remainder=True)
+
+curves["ej.echo"] = train(batches, eval_every(factor))
+print(batches.counts)
+
+# %% [markdown]
+# A repeat here is the same picture again, down to the pixel: the augmentation came
+# before the echo.
+#
+# ## On the accelerator, with every repeat augmented anew
+#
+# `ej.device.echo` keeps the images in the accelerator's memory, as bytes. A fresh batch
+# is sent there once; a repeat costs no decoding and no transfer. The same shifts and
+# flips move behind the echo, into the program that draws the batch, with a random key
+# for every use. It also reads ahead in a thread of its own.
+
+# %%
+from echo_jax.data.augment import Augment, Flip, PadCrop
+
+fresh = itertools.islice(loader(augmented=False), FRESH_BATCHES)
+augment = Augment((PadCrop(4), Flip()))
+batches = ej.device.echo(fresh, spec, augment=augment, drop_remainder=True)
+
+curves["ej.device.echo"] = train(batches, eval_every(factor))
+print(batches.counts)
+
+# %% [markdown]
+# ## What it was worth
+#
+# All three read equally much. Left: seconds of training, the axis that you pay for.
+# Right: the same runs against updates, where an echo has nothing to gain: a repeat is
+# at best as good as a fresh image.
+
+# %%
+COLOURS = {"no echo": "black", "ej.echo": "#D55E00", "ej.device.echo": "#0072B2"}
+
+figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True)
+end_loss = curves["no echo"][-1][2]
+for panel, column, label in zip(panels, (1, 0), ("seconds", "updates"), strict=True):
+    for name, rows in curves.items():
+        values = np.array(rows)
+        panel.plot(values[:, column], values[:, 2], color=COLOURS[name], label=name)
+    panel.axhline(end_loss, color="grey", linewidth=1, linestyle=":")
+    panel.set_xlabel(f"{label} of training" if label == "seconds" else label)
+    panel.set_xlim(left=0)
+    panel.spines[["top", "right"]].set_visible(False)
+panels[0].set_ylabel("loss on held-out images")
+panels[0].legend(frameon=False)
+figure.suptitle(
+    f"{FRESH_BATCHES} fresh batches, R = {report.ratio:.1f}, e = {factor:g} "
+    "(simulated storage, synthetic images)"
+)
+figure.tight_layout()
+plt.show()
+
+# %%
+print(f"{'':16}{'updates':>9}{'seconds':>9}{'lowest loss':>13}   to {end_loss:.2f}")
+for name, rows in curves.items():
+    updates, seconds, _ = rows[-1]
+    lowest = min(loss for *_, loss in rows)
+    reached = [at for _, at, loss in rows if loss <= end_loss]
+    when = f"{reached[0]:.1f} s" if reached else "not reached"
+    print(f"{name:16}{updates:9}{seconds:9.1f}{lowest:13.3f}   {when}")
+
+# %% [markdown]
+# The last column is the time at which an arm first had the loss with which the loop
+# without an echo ended. In one run on two CPU cores, which had other work as well (R =
+# 4.4, e = 4), it was 15.2 s, 7.2 s with `ej.echo` and 7.5 s with `ej.device.echo`. The
+# seconds are of that machine, but the losses follow from the factor and the seeds: at e
+# = 4, with three initial networks, the held-out loss ended at 1.65 to 1.81 without an
+# echo, at 1.18 to 1.26 with `ej.echo`, and at 0.92 to 0.98 with `ej.device.echo`.
+# Repeats that are augmented anew stay useful for longer.
+#
+# Mind what this is not: one seed, one learning rate for all, a small network, and a
+# storage that sleeps. It shows what happens when echoing is switched on in a loop that
+# waits. What it is worth to yours, a run of yours shows; `02_where_to_echo` shows what
+# there is to choose, and `docs/which-echo.md` how to choose.

@@ -1,0 +1,132 @@
+"""The notebooks: pairs of files in step, without outputs, ready for Colab, working."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+SYNC = "run `jupytext --sync notebooks/*.py`"
+
+# Where the project lies, as a GitHub "owner/name". The project names no address yet:
+# once it does, in [project.urls], badges and install cells have to name it as well.
+URLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {})
+SLUG = URLS.get("Repository", "https://github.com/OWNER/REPO").split("github.com/")[1]
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path, as_version=4)
+
+
+def cells(notebook: nbformat.NotebookNode) -> list[tuple[str, str]]:
+    return [(cell.cell_type, cell.source) for cell in notebook.cells]
+
+
+def install_cell(path: Path) -> str:
+    cell = read(path).cells[1]
+    assert cell.cell_type == "code"
+    return cell.source
+
+
+def test_every_notebook_is_a_pair():
+    assert len(NOTEBOOKS) == 3
+    scripts = {path.stem for path in FOLDER.glob("*.py")}
+    assert {path.stem for path in NOTEBOOKS} == scripts
+
+
+@each_notebook
+def test_the_two_files_say_the_same(path):
+    notebook = read(path)
+    script = jupytext.read(path.with_suffix(".py"))
+    assert cells(notebook) == cells(script), SYNC
+    again = jupytext.reads(jupytext.writes(notebook, "py:percent"), "py:percent")
+    assert cells(again) == cells(script), SYNC
+    assert notebook.metadata.kernelspec == script.metadata.kernelspec, SYNC
+
+
+@each_notebook
+def test_a_notebook_is_valid_and_holds_no_output(path):
+    notebook = read(path)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    for cell in notebook.cells:
+        assert cell.metadata.keys() <= {"lines_to_next_cell"}
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
+
+
+@each_notebook
+def test_a_notebook_opens_in_colab(path):
+    badge = read(path).cells[0].source
+    address = "https://colab.research.google.com/github/"
+    assert re.findall(rf"\]\(({address}[^)]*)\)", badge) == [
+        f"{address}{SLUG}/blob/main/notebooks/{path.name}"
+    ]
+    # Whoever opens it has to be told what a placeholder is.
+    assert SLUG != "OWNER/REPO" or "replace `OWNER/REPO`" in badge
+    assert f'REPOSITORY = "https://github.com/{SLUG}"' in install_cell(path)
+
+
+def test_all_notebooks_begin_with_the_same_install_cell():
+    assert len({install_cell(path) for path in NOTEBOOKS}) == 1
+    assert 'TINY = os.environ.get("ECHO_JAX_TINY") == "1"' in install_cell(NOTEBOOKS[0])
+
+
+def test_where_echo_jax_is_installed_the_install_cell_does_nothing(monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: pytest.fail())
+    exec(install_cell(NOTEBOOKS[0]), {})
+
+
+def test_elsewhere_the_install_cell_installs_a_clone(monkeypatch):
+    commands = []
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, check: commands.append(command)
+    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    source = install_cell(NOTEBOOKS[0])
+    address = "https://github.com/someone/echo"
+    exec(source.replace(f"https://github.com/{SLUG}", address), {})
+    clone, install = commands
+    assert clone == ["git", "clone", "--depth=1", address, "echo_jax_checkout"]
+    assert install[:4] == [sys.executable, "-m", "pip", "install"]
+    assert install[-1] == "./echo_jax_checkout"
+
+
+def test_a_placeholder_is_never_cloned(monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: pytest.fail())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    source = install_cell(NOTEBOOKS[0]).replace(SLUG, "OWNER/REPO")
+    with pytest.raises(SystemExit, match="Set REPOSITORY"):
+        exec(source, {})
+
+
+@pytest.mark.slow
+@each_notebook
+def test_a_notebook_runs_in_tiny_mode(path, monkeypatch):
+    monkeypatch.setenv("ECHO_JAX_TINY", "1")
+    notebook = read(path)
+    # Raises CellExecutionError, which shows the cell and the traceback.
+    NotebookClient(
+        notebook, timeout=300, resources={"metadata": {"path": str(FOLDER)}}
+    ).execute()
+    outputs = [o for cell in notebook.cells for o in cell.get("outputs", ())]
+    assert [o.text for o in outputs if o.get("name") == "stderr"] == []
+    figures = [o for o in outputs if "image/png" in o.get("data", {})]
+    shows = sum(
+        len(re.findall(r"plt\.show\(\)|display\(Image", cell.source))
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    )
+    assert len(figures) == shows > 0
