@@ -78,6 +78,7 @@ def test_a_long_stream_obeys_the_laws_of_order():
     assert_echo_laws(host_batches, spec, num_items=2001, laws=laws)
 
 
+@pytest.mark.slow
 def test_worker_processes_change_nothing_not_even_after_a_restore():
     """Workers take seconds to start, so this starts them twice only."""
     spec = spec_of("spread", "1.5")
