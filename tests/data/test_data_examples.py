@@ -78,8 +78,9 @@ SLOW = {imagenet_resnet, resnet, ssd, transformer}
     ],
     ids=lambda module: module.__name__,
 )
-def test_examples_are_true(module, monkeypatch):
-    monkeypatch.chdir(Path(__file__).parents[2])
+def test_examples_are_true(module, monkeypatch, tmp_path):
+    (tmp_path / "configs").symlink_to(Path(__file__).parents[2] / "configs")
+    monkeypatch.chdir(tmp_path)
     finder = doctest.DocTestFinder(exclude_empty=True)
     tests = finder.find(module, extraglobs=NAMES)
     runner = doctest.DocTestRunner()
