@@ -49,11 +49,13 @@ _BENCHMARKS: dict[str, Callable[[], Result | list[Result]]] = {
 }
 # For real data, or an accelerator; not among those that run without names.
 _ON_REAL_DATA: dict[str, Callable[..., list[Result]]] = {"P21": decode.p21}
-_ON_AN_ACCELERATOR: dict[str, Callable[..., Result]] = {
+_ON_AN_ACCELERATOR: dict[str, Callable[..., Result | list[Result]]] = {
     "H1": gpu.h1,
     "H3": gpu.h3,
     "H4": augment.h4,
     "H5": gpu.h5,
+    "H6": gpu.h6,
+    "H7": gpu.h7,
 }
 
 

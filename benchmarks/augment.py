@@ -1,18 +1,16 @@
 """Augmentation on the device: its share of a training step, and each operation."""
 
-import dataclasses
 import functools
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
+from benchmarks import tasks
 from benchmarks.harness import Result
 from echo_jax.data.augment import (
     Augment,
@@ -24,42 +22,10 @@ from echo_jax.data.augment import (
     RandomResizedCrop,
     Stage,
 )
-from echo_jax.models.resnet import ResNet
 
-__all__ = ["Setting", "h4", "operations"]
+__all__ = ["h4", "operations"]
 
 _CLASSES = 1000
-_PATCH = 4
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The training step that augmentation is compared with.
-
-    The network is the project's ResNet behind a stem of 4x4 patches: with depth 38 and
-    width 64 it has 4.2 G multiply-adds for an image of 224 pixels, a ResNet-50 4.1 G.
-
-    Attributes:
-      batch_size: Images of a step.
-      stored: Height and width of the images in the buffer, in pixels.
-      size: Height and width of what the network sees; a multiple of 16.
-      depth: Weighted layers of the network.
-      width: Channels of its first stage.
-      dtype: Of the computation.
-      calls: How many steps one timing spans.
-    """
-
-    batch_size: int = 256
-    stored: int = 256
-    size: int = 224
-    depth: int = 38
-    width: int = 64
-    dtype: str = "bfloat16"
-    calls: int = 20
-
-
-SMOKE = Setting(16, stored=72, size=64, depth=8, width=16, dtype="float32", calls=2)
-"""What a CPU does in seconds; it shows that H4 runs, not what it will find."""
 
 
 def h4(*, small: bool = False, repeats: int = 5) -> Result:
@@ -70,27 +36,30 @@ def h4(*, small: bool = False, repeats: int = 5) -> Result:
       repeats: How many measurements, after one that does not count.
     """
     device = jax.devices()[0]
-    setting = SMOKE if small else Setting()
+    task = tasks.resnet_50(small=small)
+    batch, calls = (16, 2) if small else (256, 20)
     augment = Augment(
-        (RandomResizedCrop(setting.size), Flip(), ColourDistortion()),
+        (RandomResizedCrop(task.image_size), Flip(), ColourDistortion()),
     )
-    stored, keys = _batch(setting.batch_size, setting.stored)
+    # What a buffer holds is an eighth larger than what is cut out of it.
+    stored, keys = _batch(batch, task.image_size * 8 // 7, task.model.num_classes)
     images = jax.jit(augment)(stored, keys)
-    model = ResNet(
-        _CLASSES, setting.depth, setting.width, "batch", jnp.dtype(setting.dtype)
-    )
-    state = _start(model, images)
-    plain = functools.partial(_train_step, model=model, augment=None)
-    fused = functools.partial(_train_step, model=model, augment=augment)
+    state, update = tasks.training(task)
+
+    def plain(state: Any, batch: Any, keys: jax.Array) -> Any:
+        del keys
+        return update(state, batch)
+
+    def fused(state: Any, batch: Any, keys: jax.Array) -> Any:
+        return update(state, augment(batch, keys))
+
     steps = {"plain": (jax.jit(plain), images), "fused": (jax.jit(fused), stored)}
     only = jax.jit(augment)
     shares, extras = [], []
     for _ in range(repeats + 1):
-        alone = _seconds(lambda: only(stored, keys), setting.calls)
+        alone = _seconds(lambda: only(stored, keys), calls)
         took = {
-            name: _seconds(
-                lambda step=step, at=at: step(state, at, keys), setting.calls
-            )
+            name: _seconds(lambda step=step, at=at: step(state, at, keys), calls)
             for name, (step, at) in steps.items()
         }
         shares.append(alone / took["plain"])
@@ -104,60 +73,21 @@ def h4(*, small: bool = False, repeats: int = 5) -> Result:
         "%",
         "the step without augmentation, in turns",
         [100 * share for share in shares],
-        f"{device.device_kind}; {dataclasses.asdict(setting)}; a program of its own; "
+        f"{device.device_kind}; batch {batch} at {task.image_size} px"
+        f"{', a network shrunk to a check' if small else ''}; a program of its own; "
         f"within the step it adds {100 * statistics.median(extras):.1f} %",
     )
 
 
-def _batch(size: int, pixels: int) -> tuple[dict[str, jax.Array], jax.Array]:
+def _batch(
+    size: int, pixels: int, classes: int = _CLASSES
+) -> tuple[dict[str, jax.Array], jax.Array]:
     rng = np.random.default_rng(0)
     batch = {
         "image": rng.integers(0, 256, (size, pixels, pixels, 3), np.uint8),
-        "label": rng.integers(0, _CLASSES, size, np.int32),
+        "label": rng.integers(0, classes, size, np.int32),
     }
     return jax.device_put(batch), jax.random.split(jax.random.key(0), size)
-
-
-def _start(model: ResNet, batch: dict[str, jax.Array]) -> Any:
-    init = functools.partial(model.init, train=False)
-    variables = jax.jit(init)(jax.random.key(0), _patches(batch["image"][:1]))
-    return variables, optax.sgd(0.1, momentum=0.9).init(variables["params"])
-
-
-def _patches(images: jax.Array) -> jax.Array:
-    count, height, width, channels = images.shape
-    scaled = images.astype(jnp.float32) / 128 - 1
-    grid = (height // _PATCH, _PATCH, width // _PATCH, _PATCH)
-    patches = scaled.reshape(count, *grid, channels).swapaxes(2, 3)
-    return patches.reshape(count, grid[0], grid[2], _PATCH * _PATCH * channels)
-
-
-def _train_step(
-    state: Any,
-    batch: dict[str, jax.Array],
-    keys: jax.Array,
-    *,
-    model: ResNet,
-    augment: Augment | None,
-) -> Any:
-    variables, momentum = state
-    if augment is not None:
-        batch = augment(batch, keys)
-
-    def mean_loss(params: Any) -> tuple[jax.Array, Any]:
-        logits, updated = model.apply(
-            {**variables, "params": params},
-            _patches(batch["image"]),
-            train=True,
-            mutable=["batch_stats"],
-        )
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
-        return losses.mean(), updated
-
-    grads, updated = jax.grad(mean_loss, has_aux=True)(variables["params"])
-    changes, momentum = optax.sgd(0.1, momentum=0.9).update(grads, momentum)
-    params = optax.apply_updates(variables["params"], changes)
-    return {"params": params, **updated}, momentum
 
 
 def _seconds(work: Callable[[], Any], calls: int) -> float:

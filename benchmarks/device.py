@@ -45,7 +45,7 @@ def make_feed(spec: ej.EchoSpec, source: Iterator[Any], **options: Any) -> Devic
     """Makes a feed for some batches, on all devices."""
     source = PeekedIterator(source)
     first = source.peek()
-    rows = len(first["label"])
+    rows = len(jax.tree.leaves(first)[0])
     layout = EchoBuffer.of(first, num_slots=1)
     draws = FixedDraws(spec, chunk_items=rows, num_lanes=layout.num_lanes)
     buffer = replace(layout, num_slots=draws.num_slots)

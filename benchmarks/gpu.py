@@ -1,69 +1,50 @@
 """Figures for an accelerator; with ``--small`` they run anywhere, as a check."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import echo_jax as ej
-from benchmarks.device import chunks, make_feed
+from benchmarks import tasks
+from benchmarks.device import make_feed
 from benchmarks.harness import Result, drive
-from echo_jax.models.resnet import ResNet
+from echo_jax.echo.device_buffer import default_mesh
+from echo_jax.training.flops import peak_flops_per_s
 from echo_jax.training.inner import fastest, several_updates
 
-__all__ = ["h1", "h3", "h5"]
+__all__ = ["h1", "h3", "h5", "h6", "h7"]
 
 _FACTOR = 4
-
-
-def _training(model: ResNet, size: int) -> tuple[Any, Callable[..., Any]]:
-    """A state, and an update of it on a uint8 batch."""
-    variables = dict(
-        model.init(jax.random.key(0), jnp.zeros((1, size, size, 3)), train=False)
-    )
-    optimizer = optax.sgd(0.1, momentum=0.9)
-    state = variables, optimizer.init(variables["params"])
-
-    def update(state: Any, batch: dict[str, jax.Array]) -> Any:
-        variables, momentum = state
-        images = batch["image"].astype(jnp.float32) / 127.5 - 1
-
-        def loss(params: Any) -> tuple[jax.Array, Any]:
-            logits, updated = model.apply(
-                {**variables, "params": params},
-                images,
-                train=True,
-                mutable=["batch_stats"],
-            )
-            losses = optax.softmax_cross_entropy_with_integer_labels(
-                logits, batch["label"]
-            )
-            return losses.mean(), updated
-
-        grads, updated = jax.grad(loss, has_aux=True)(variables["params"])
-        changes, momentum = optimizer.update(grads, momentum)
-        params = optax.apply_updates(variables["params"], changes)
-        return {"params": params, **updated}, momentum
-
-    return state, update
+_SHRUNK = "; a network shrunk to a check"
 
 
 def h1(*, small: bool = False) -> Result:
-    """Training from the accelerator's buffer against training on one batch."""
-    size, batch, steps = (32, 8, 4) if small else (224, 256, 40)
-    model = ResNet(
-        num_classes=10 if small else 1000,
-        depth=8 if small else 56,
-        width=8 if small else 64,
-        dtype=jnp.float32 if small else jnp.bfloat16,
-    )
-    state, update = _training(model, size)
+    """ResNet-50 fed from the accelerator's buffer against one constant batch."""
+    task, batch = tasks.resnet_50(small=small), 8 if small else 256
+    title = f"steps/s of ResNet-50 fed from the buffer / on one held batch of {batch}"
+    return _fed("H1", title, task, tasks.images(task, batch), ">= 0.99", small=small)
+
+
+def h6(*, small: bool = False) -> Result:
+    """GPT-2 small fed from the accelerator's buffer against one constant batch."""
+    task, batch = tasks.gpt2(small=small), 8 if small else 32
+    title = f"tokens/s of GPT-2 small fed from the buffer / on one batch of {batch}"
+    return _fed("H6", title, task, tasks.tokens(task, batch), ">= 0.995", small=small)
+
+
+def _fed(
+    id_: str, title: str, task: Any, source: Iterator[Any], goal: str, *, small: bool
+) -> Result:
+    steps = 4 if small else 40
+    state, update = tasks.training(task)
+    constant = next(source)
+    batch = len(jax.tree.leaves(constant)[0])
     spec = ej.EchoSpec(_FACTOR, 8 * batch, "spread", batch)
-    feed = make_feed(spec, chunks(batch, (size, size, 3)), prefetch=2)
+    feed = make_feed(spec, source, prefetch=2)
     buffer = feed.buffer
 
     def echoed(state: Any, arrays: Any, inputs: Any) -> tuple[Any, Any]:
@@ -72,17 +53,17 @@ def h1(*, small: bool = False) -> Result:
 
     fed = jax.jit(echoed, donate_argnums=(0, 1), out_shardings=(None, buffer.sharding))
     held = jax.jit(update, donate_argnums=0)
-    constant = buffer.put(next(chunks(batch, (size, size, 3))))
+    constant = buffer.put(constant)
     states = {"fed": state, "held": jax.tree.map(jnp.copy, state)}
 
     def from_buffer() -> Any:
         inputs = feed.next()
         states["fed"], feed.arrays = fed(states["fed"], feed.arrays, inputs)
-        return jax.tree.leaves(states["fed"])[0].ravel()[:1]
+        return _some_of(states["fed"])
 
     def from_one_batch() -> Any:
         states["held"] = held(states["held"], constant)
-        return jax.tree.leaves(states["held"])[0].ravel()[:1]
+        return _some_of(states["held"])
 
     ratios = []
     with closing(feed):
@@ -90,24 +71,68 @@ def h1(*, small: bool = False) -> Result:
             both = [drive(call, steps) for call in (from_one_batch, from_buffer)]
             ratios.append(both[0] / both[1])
     return Result(
-        "H1",
-        f"steps/s fed from the buffer / on one held batch, batch {batch}, {size} px",
+        id_,
+        title,
         statistics.median(ratios[1:]),
-        ">= 0.99",
+        goal,
         "x",
         "one constant batch in accelerator memory",
         ratios[1:],
-        f"ResNet-{model.depth}, width {model.width}, "
-        f"{jnp.dtype(model.dtype).name} on {jax.devices()[0].device_kind}; e={_FACTOR}",
+        f"{jnp.dtype(task.model.dtype).name} on {jax.devices()[0].device_kind}; "
+        f"e={_FACTOR}{_SHRUNK if small else ''}",
     )
+
+
+def _some_of(state: Any) -> jax.Array:
+    """A little of a state, to wait for."""
+    return jax.tree.leaves(state)[0].ravel()[:1]
+
+
+def h7(*, small: bool = False) -> list[Result]:
+    """Model FLOP utilisation of a step on one held batch."""
+    peak = peak_flops_per_s(default_mesh())
+    results = []
+    for name, task, make, batch in (
+        ("ResNet-50, 224 px", tasks.resnet_50(small=small), tasks.images, 256),
+        ("ResNet-32, CIFAR-10", tasks.cifar(small=small), tasks.images, 128),
+        ("GPT-2 small", tasks.gpt2(small=small), tasks.tokens, 32),
+    ):
+        state, update = tasks.training(task)
+        rows = 8 if small else batch
+        given = jax.device_put(next(make(task, rows)))
+        step = jax.jit(update, donate_argnums=0)
+        flops = step.lower(state, given).cost_analysis()["flops"]
+        own = [state]
+
+        def train(own: list[Any] = own, step: Any = step, given: Any = given) -> Any:
+            own[0] = step(own[0], given)
+            return _some_of(own[0])
+
+        rates = [
+            flops / drive(train, 4 if small else 40) for _ in range(3 if small else 8)
+        ][1:]
+        unit, scale = ("of the peak", peak) if peak else ("TFLOP/s", 1e12)
+        results.append(
+            Result(
+                f"H7-{name.split(',')[0]}",
+                f"model FLOP utilisation of {name}, batch {rows}",
+                statistics.median(rates) / scale,
+                ">= 0",
+                unit,
+                "the maker's peak in bfloat16" if peak else "none: an unknown device",
+                [rate / scale for rate in rates],
+                f"on {jax.devices()[0].device_kind}{_SHRUNK if small else ''}",
+            )
+        )
+    return results
 
 
 def h3(*, small: bool = False) -> Result:
     """CIFAR ResNet-32: steps/s with the chosen inner steps against a plain loop."""
-    size, batch, group = (32, 8, 2) if small else (32, 128, 8)
-    model = ResNet(num_classes=10, depth=8 if small else 32, width=8 if small else 16)
-    state, update = _training(model, size)
-    source = chunks(batch, (size, size, 3))
+    batch, group = (8, 2) if small else (128, 8)
+    task = tasks.cifar(small=small)
+    state, update = tasks.training(task)
+    source = tasks.images(task, batch)
     held = [jax.device_put(next(source)) for _ in range(group)]
 
     def one(state: Any, given: Any) -> tuple[Any, None]:
@@ -138,7 +163,7 @@ def h3(*, small: bool = False) -> Result:
     relative = ", ".join(f"{name} {x:.3f}" for name, x in timing.relative.items())
     return Result(
         "H3",
-        f"steps/s of ResNet-{model.depth} with the chosen inner steps / a plain loop",
+        f"steps/s of ResNet-{task.model.depth}, chosen inner steps / a plain loop",
         value,
         ">= 1.5",
         "x",
@@ -152,27 +177,21 @@ def h3(*, small: bool = False) -> Result:
 def h5(*, small: bool = False) -> Result:
     """Insert and draw in a buffer that fills most of the accelerator's memory."""
     num_bytes, batch = (10_000_000, 8) if small else (100_000_000_000, 256)
-    size = 32 if small else 224
-    source = chunks(batch, (size, size, 3))
-    item = size * size * 3 + 4
+    task = tasks.resnet_50(small=small)
+    source = tasks.images(task, batch)
+    item = task.image_size**2 * 3 + 4
     spec = ej.EchoSpec(_FACTOR, num_bytes // item, "spread", batch)
     feed = make_feed(spec, source, prefetch=0)
     buffer = feed.buffer
     step = jax.jit(buffer.draw, donate_argnums=0, out_shardings=buffer.sharding)
-    model = ResNet(
-        num_classes=10,
-        depth=8 if small else 56,
-        width=8 if small else 64,
-        dtype=jnp.bfloat16,
-    )
-    state, update = _training(model, size)
+    state, update = tasks.training(task)
     held = jax.jit(update, donate_argnums=0)
     constant = buffer.put(next(source))
     states = [state]
 
     def train() -> Any:
         states[0] = held(states[0], constant)
-        return jax.tree.leaves(states[0])[0].ravel()[:1]
+        return _some_of(states[0])
 
     inputs = [feed.next() for _ in range(16)]
     at = [0]
@@ -193,7 +212,7 @@ def h5(*, small: bool = False) -> Result:
         statistics.median(ratios[1:]),
         "<= 0.01",
         "x",
-        f"a training step of ResNet-{model.depth} at {size} px, batch {batch}",
+        f"a training step of ResNet-50, batch {batch}",
         ratios[1:],
-        f"on {jax.devices()[0].device_kind}",
+        f"on {jax.devices()[0].device_kind}{_SHRUNK if small else ''}",
     )
