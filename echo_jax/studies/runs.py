@@ -171,7 +171,7 @@ def read_study(folder: Path | str) -> Study:
       folder: A ``--workdir`` of ``echo-jax study``.
 
     Returns:
-      The study, its arms in the order of its config.
+      The study: its baseline first, then the other arms in the order of its config.
 
     Raises:
       StudyError: A file is missing or broken, or an arm is not finished.
@@ -183,7 +183,9 @@ def read_study(folder: Path | str) -> Study:
             "name the --workdir of 'echo-jax study', or run folders"
         )
     facts = _read_json(folder / "study.json")
-    runs = [read_run(folder / arm) for arm in facts["arms"]]
+    # A config sorts its arms by name, so that any may stand before the baseline.
+    arms = sorted(facts["arms"], key=lambda arm: arm != "baseline")
+    runs = [read_run(folder / arm) for arm in arms]
     _check_comparable(runs)
     return Study(facts["name"], runs, facts["calibration"], facts["storage"])
 

@@ -37,10 +37,10 @@ def test_no_target_is_not_reached(tmp_path, make_run):
     assert not run.reached
 
 
-def test_a_study_has_its_arms_in_the_order_of_its_config(tmp_path, make_study):
+def test_a_study_has_its_baseline_first_and_then_its_order(tmp_path, make_study):
     study = read_study(make_study(tmp_path, {"z": {}, "baseline": {}, "a": {}}))
-    assert [run.name for run in study.runs] == ["z", "baseline", "a"]
-    assert study.baseline is study.runs[1]
+    assert [run.name for run in study.runs] == ["baseline", "z", "a"]
+    assert study.baseline is study.runs[0]
     assert study.calibration == {"t_down_s": 0.02}
 
 
