@@ -13,6 +13,8 @@ _MAX_PIXELS = 64 * 1024**2
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _END_OF_IMAGE = b"\xff\xd9"
+# The last chunk of a PNG is always the same: no data, its name, its checksum.
+_END_OF_PNG = b"\0\0\0\0IEND\xaeB`\x82"
 _START_OF_SCAN = 0xDA
 # Start of frame: 0xC0 to 0xCF, but for three markers of tables.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -48,6 +50,8 @@ def check_image(data: bytes) -> tuple[int, int]:
             raise BadExampleError("truncated")
         width, height = (int.from_bytes(data[i : i + 4]) for i in (16, 20))
         scan = None
+        if _END_OF_PNG not in data:
+            raise BadExampleError("truncated")
     else:
         raise BadExampleError("neither JPEG nor PNG")
     if not 0 < height * width <= _MAX_PIXELS:
