@@ -15,13 +15,9 @@ of ``configs/cifar.py:tiny``, to 45 %.
 is the study of size 128.
 """
 
-from pathlib import Path
-
 from ml_collections import ConfigDict
+from sweep_parts import check_variant, placement_arms, start_study
 
-from echo_jax.config import load_config
-
-_CIFAR = Path(__file__).parents[1] / "cifar.py"
 # As many images as 250 thousand updates of 128, which the paper gives echoed batches.
 _UPDATES = {"32": 1_000_000, "128": 250_000, "512": 62_500, "2048": 15_625}
 
@@ -35,13 +31,8 @@ def get_config(variant: str = "") -> ConfigDict:
     """
     size = variant or "128"
     is_tiny = size == "tiny"
-    if not is_tiny and size not in _UPDATES:
-        raise ValueError(
-            f"variant {variant!r} is unknown; use {', '.join(_UPDATES)}, tiny, or none."
-        )
-    study = ConfigDict()
-    study.storage_ratio = 0.0
-    study.base = load_config(f"{_CIFAR}:tiny" if is_tiny else str(_CIFAR))
+    check_variant(variant, (*_UPDATES, "tiny"))
+    study = start_study("", "cifar.py:tiny" if is_tiny else "cifar.py")
     study.base.stop_at_target = True
     if not is_tiny:
         # In proportion, after a warm-up of five epochs (Goyal et al. 2017).
@@ -51,12 +42,5 @@ def get_config(variant: str = "") -> ConfigDict:
         study.base.optim.warmup_updates = 5 * 50_000 // int(size)
         study.base.optim.decay_updates = 64_000 * 128 // int(size)
     study.name = f"ResNet-32 on CIFAR-10, in batches of {study.base.batch_size}"
-    study.arms = ConfigDict(
-        {
-            "baseline": {"echo": {"factor": 1.0}},
-            "batch": {"echo": {"factor": 2.0, "after": "batch", "buffer": 1}},
-            "after": {"echo": {"factor": 2.0, "after": "augment", "order": "shuffle"}},
-            "before": {"echo": {"factor": 2.0, "order": "shuffle"}},
-        }
-    )
+    study.arms = placement_arms("batch", "after", "before")
     return study.lock()

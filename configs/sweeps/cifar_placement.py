@@ -11,13 +11,9 @@ and 9.4, 7.3 and 6.4 million with echoed batches, augmented and decoded images.
 ``:tiny`` is the small network of ``configs/cifar.py:tiny``, to 45 %.
 """
 
-from pathlib import Path
-
 from ml_collections import ConfigDict
+from sweep_parts import check_variant, placement_arms, start_study
 
-from echo_jax.config import load_config
-
-_CIFAR = Path(__file__).parents[1] / "cifar.py"
 _UPDATES = {"batch": 250_000}
 
 
@@ -27,24 +23,14 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""`` or ``"tiny"``.
     """
-    if variant not in ("", "tiny"):
-        raise ValueError(f"variant {variant!r} is unknown; use tiny or none.")
-    is_tiny = variant == "tiny"
-    study = ConfigDict()
-    study.name = "Where to echo: ResNet-32 on CIFAR-10, factor 2"
-    study.storage_ratio = 0.0
-    study.base = load_config(f"{_CIFAR}:tiny" if is_tiny else str(_CIFAR))
-    study.base.stop_at_target = True
-    study.arms = ConfigDict(
-        {
-            "baseline": {"echo": {"factor": 1.0}},
-            "batch": {"echo": {"factor": 2.0, "after": "batch", "buffer": 1}},
-            "after": {"echo": {"factor": 2.0, "after": "augment", "order": "shuffle"}},
-            "before": {"echo": {"factor": 2.0, "order": "shuffle"}},
-            "spread": {"echo": {"factor": 2.0, "order": "spread"}},
-        }
+    check_variant(variant, ("tiny",))
+    study = start_study(
+        "Where to echo: ResNet-32 on CIFAR-10, factor 2",
+        "cifar.py:tiny" if variant else "cifar.py",
     )
-    if not is_tiny:
+    study.base.stop_at_target = True
+    study.arms = placement_arms("batch", "after", "before", "spread")
+    if not variant:
         for name, updates in _UPDATES.items():
             study.arms[name].updates = updates
     return study.lock()

@@ -11,13 +11,9 @@ and 5.79, 4.40 and 3.56 million with echoed batches, augmented and decoded image
 ``:tiny`` is the small network of ``configs/coco.py:tiny``, on 8 images.
 """
 
-from pathlib import Path
-
 from ml_collections import ConfigDict
+from sweep_parts import check_variant, placement_arms, start_study
 
-from echo_jax.config import load_config
-
-_COCO = Path(__file__).parents[1] / "coco.py"
 _UPDATES = {"batch": 50_000, "after": 37_500}
 
 
@@ -27,24 +23,13 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""`` or ``"tiny"``.
     """
-    if variant not in ("", "tiny"):
-        raise ValueError(f"variant {variant!r} is unknown; use tiny or none.")
-    is_tiny = variant == "tiny"
-    study = ConfigDict()
-    study.name = "Where to echo: SSD on COCO, factor 2"
-    study.storage_ratio = 0.0
-    study.base = load_config(f"{_COCO}:tiny" if is_tiny else str(_COCO))
-    study.base.stop_at_target = True
-    study.arms = ConfigDict(
-        {
-            "baseline": {"echo": {"factor": 1.0}},
-            "batch": {"echo": {"factor": 2.0, "after": "batch", "buffer": 1}},
-            "after": {"echo": {"factor": 2.0, "after": "augment", "order": "shuffle"}},
-            "before": {"echo": {"factor": 2.0, "order": "shuffle"}},
-            "spread": {"echo": {"factor": 2.0, "order": "spread"}},
-        }
+    check_variant(variant, ("tiny",))
+    study = start_study(
+        "Where to echo: SSD on COCO, factor 2", "coco.py:tiny" if variant else "coco.py"
     )
-    if not is_tiny:
+    study.base.stop_at_target = True
+    study.arms = placement_arms("batch", "after", "before", "spread")
+    if not variant:
         for name, updates in _UPDATES.items():
             study.arms[name].updates = updates
     return study.lock()

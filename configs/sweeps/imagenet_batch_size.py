@@ -18,13 +18,9 @@ the small network of ``configs/imagenet.py:tiny``.
 is the study of size 1024.
 """
 
-from pathlib import Path
-
 from ml_collections import ConfigDict
+from sweep_parts import check_variant, placement_arms, start_study
 
-from echo_jax.config import load_config
-
-_IMAGENET = Path(__file__).parents[1] / "imagenet.py"
 # As many images as 192.5 thousand updates of 1024, the paper's for echoed batches.
 _UPDATES = {"256": 770_000, "1024": 192_500, "4096": 48_125, "16384": 12_032}
 
@@ -38,13 +34,8 @@ def get_config(variant: str = "") -> ConfigDict:
     """
     size = variant or "1024"
     is_tiny = size == "tiny"
-    if not is_tiny and size not in _UPDATES:
-        raise ValueError(
-            f"variant {variant!r} is unknown; use {', '.join(_UPDATES)}, tiny, or none."
-        )
-    study = ConfigDict()
-    study.storage_ratio = 0.0
-    study.base = load_config(f"{_IMAGENET}:tiny" if is_tiny else str(_IMAGENET))
+    check_variant(variant, (*_UPDATES, "tiny"))
+    study = start_study("", "imagenet.py:tiny" if is_tiny else "imagenet.py")
     study.base.stop_at_target = True
     if not is_tiny:
         # In proportion, after a warm-up of five epochs (Goyal et al. 2017).
@@ -53,12 +44,5 @@ def get_config(variant: str = "") -> ConfigDict:
         study.base.optim.warmup_updates = 5 * 1_281_167 // int(size)
         study.base.updates = _UPDATES[size]
     study.name = f"ResNet-50 on ImageNet, in batches of {study.base.batch_size}"
-    study.arms = ConfigDict(
-        {
-            "baseline": {"echo": {"factor": 1.0}},
-            "batch": {"echo": {"factor": 2.0, "after": "batch", "buffer": 1}},
-            "after": {"echo": {"factor": 2.0, "after": "augment", "order": "shuffle"}},
-            "before": {"echo": {"factor": 2.0, "order": "shuffle"}},
-        }
-    )
+    study.arms = placement_arms("batch", "after", "before")
     return study.lock()

@@ -11,13 +11,9 @@ examples, and 45.1, 25.0, 18.5, 14.7 and 13.8 hours. ``:tiny`` is the small netw
 ``configs/imagenet.py:tiny``.
 """
 
-from pathlib import Path
-
 from ml_collections import ConfigDict
+from sweep_parts import check_variant, factor_arms, start_study
 
-from echo_jax.config import load_config
-
-_IMAGENET = Path(__file__).parents[1] / "imagenet.py"
 _FACTORS = (1, 2, 3, 4, 5)
 
 
@@ -27,18 +23,12 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""`` or ``"tiny"``.
     """
-    if variant not in ("", "tiny"):
-        raise ValueError(f"variant {variant!r} is unknown; use tiny or none.")
-    is_tiny = variant == "tiny"
-    study = ConfigDict()
-    study.name = "What echoing saves: ResNet-50 on ImageNet, R = 6"
-    study.storage_ratio = 6.0
-    study.base = load_config(f"{_IMAGENET}:tiny" if is_tiny else str(_IMAGENET))
+    check_variant(variant, ("tiny",))
+    study = start_study(
+        "What echoing saves: ResNet-50 on ImageNet, R = 6",
+        "imagenet.py:tiny" if variant else "imagenet.py",
+        ratio=6.0,
+    )
     study.base.stop_at_target = True
-    study.arms = ConfigDict()
-    for factor in _FACTORS:
-        name = "baseline" if factor == 1 else f"e{factor:02}"
-        # Without an echo the order is that of the records, which are shuffled already.
-        order = "consecutive" if factor == 1 else "shuffle"
-        study.arms[name] = {"echo": {"factor": float(factor), "order": order}}
+    study.arms = factor_arms(dict.fromkeys(_FACTORS, 0))
     return study.lock()

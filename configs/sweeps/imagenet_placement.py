@@ -11,13 +11,9 @@ and 86.6, 68.0 and 42.5 million with echoed batches, augmented and decoded image
 ``:tiny`` is the small network of ``configs/imagenet.py:tiny``.
 """
 
-from pathlib import Path
-
 from ml_collections import ConfigDict
+from sweep_parts import check_variant, placement_arms, start_study
 
-from echo_jax.config import load_config
-
-_IMAGENET = Path(__file__).parents[1] / "imagenet.py"
 _UPDATES = {"batch": 192_500, "after": 165_000}
 
 
@@ -27,24 +23,14 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""`` or ``"tiny"``.
     """
-    if variant not in ("", "tiny"):
-        raise ValueError(f"variant {variant!r} is unknown; use tiny or none.")
-    is_tiny = variant == "tiny"
-    study = ConfigDict()
-    study.name = "Where to echo: ResNet-50 on ImageNet, factor 2"
-    study.storage_ratio = 0.0
-    study.base = load_config(f"{_IMAGENET}:tiny" if is_tiny else str(_IMAGENET))
-    study.base.stop_at_target = True
-    study.arms = ConfigDict(
-        {
-            "baseline": {"echo": {"factor": 1.0}},
-            "batch": {"echo": {"factor": 2.0, "after": "batch", "buffer": 1}},
-            "after": {"echo": {"factor": 2.0, "after": "augment", "order": "shuffle"}},
-            "before": {"echo": {"factor": 2.0, "order": "shuffle"}},
-            "spread": {"echo": {"factor": 2.0, "order": "spread"}},
-        }
+    check_variant(variant, ("tiny",))
+    study = start_study(
+        "Where to echo: ResNet-50 on ImageNet, factor 2",
+        "imagenet.py:tiny" if variant else "imagenet.py",
     )
-    if not is_tiny:
+    study.base.stop_at_target = True
+    study.arms = placement_arms("batch", "after", "before", "spread")
+    if not variant:
         for name, updates in _UPDATES.items():
             study.arms[name].updates = updates
     return study.lock()

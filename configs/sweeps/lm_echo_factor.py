@@ -12,13 +12,9 @@ batches of 4096, where it needed 38.1, 21.5, 11.1, 7.3 and 6.7 million. ``:tiny`
 smoke test on bytes.
 """
 
-from pathlib import Path
-
 from ml_collections import ConfigDict
+from sweep_parts import check_variant, factor_arms, start_study
 
-from echo_jax.config import load_config
-
-_LM = Path(__file__).parents[1] / "lm.py"
 _UPDATES = {1: 20_000, 2: 20_000, 4: 30_000, 8: 80_000, 16: 160_000}
 
 
@@ -28,23 +24,15 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""``, ``"4096"`` or ``"tiny"``.
     """
-    if variant not in ("", "4096", "tiny"):
-        raise ValueError(f"variant {variant!r} is unknown; use 4096, tiny, or none.")
+    check_variant(variant, ("4096", "tiny"))
     is_tiny = variant == "tiny"
-    study = ConfigDict()
-    study.name = "How large an echo factor may be: a Transformer on LM1B"
-    study.storage_ratio = 0.0
-    study.base = load_config(f"{_LM}:tiny,example" if is_tiny else f"{_LM}:example")
+    study = start_study(
+        "How large an echo factor may be: a Transformer on LM1B",
+        "lm.py:tiny,example" if is_tiny else "lm.py:example",
+    )
     if variant == "4096":
         study.base.batch_size = 4096
     if is_tiny:
         study.base.echo.buffer = 128
-    study.arms = ConfigDict()
-    for factor, updates in _UPDATES.items():
-        name = "baseline" if factor == 1 else f"e{factor:02}"
-        # Without an echo the order is that of the records, which are shuffled already.
-        order = "consecutive" if factor == 1 else "shuffle"
-        study.arms[name] = {"echo": {"factor": float(factor), "order": order}}
-        if not is_tiny:
-            study.arms[name].updates = updates
+    study.arms = factor_arms(dict.fromkeys(_UPDATES, 0) if is_tiny else _UPDATES)
     return study.lock()

@@ -49,7 +49,7 @@ VARIANTS = {
     "sweeps/lm_echo_factor": ["", "4096", "tiny"],
 }
 # What the configs import.
-NO_CONFIGS = {"echo_variants"}
+NO_CONFIGS = {"echo_variants", "sweeps/sweep_parts"}
 NAMES = [
     f"{file}:{variant}" if variant else file
     for file, variants in VARIANTS.items()

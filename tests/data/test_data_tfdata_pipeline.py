@@ -208,7 +208,11 @@ def test_reads_wait_beside_each_other():
             return super().__getitem__(index)
 
     stages = Stages(Waiting(), lambda record: {"x": np.array(record[0])})
-    take(dataset("tfdata", ORDERS["identity"], "decode", stages, threads=3), 3)
+    batches = take(
+        dataset("tfdata", ORDERS["identity"], "decode", stages, threads=3), 3
+    )
+    assert len(batches) == 3
+    assert next(waiting, None) is None, "fewer than three reads waited"
 
 
 @pytest.mark.parametrize("after", ["read", "batch"])

@@ -1,0 +1,71 @@
+"""What the sweeps have in common: how a study starts, and the arms of the figures."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from echo_jax.config import load_config
+
+__all__ = ["check_variant", "factor_arms", "placement_arms", "start_study"]
+
+_CONFIGS = Path(__file__).parents[1]
+
+_BASELINE = {"echo": {"factor": 1.0}}
+_PLACEMENTS = {
+    "batch": {"echo": {"factor": 2.0, "after": "batch", "buffer": 1}},
+    "after": {"echo": {"factor": 2.0, "after": "augment", "order": "shuffle"}},
+    "before": {"echo": {"factor": 2.0, "order": "shuffle"}},
+    "spread": {"echo": {"factor": 2.0, "order": "spread"}},
+}
+
+
+def check_variant(variant: str, known: tuple[str, ...]) -> None:
+    """Refuses a variant that a sweep does not have; ``""`` is always one.
+
+    Raises:
+      ValueError: With those that there are.
+    """
+    if variant and variant not in known:
+        names = ", ".join(known)
+        raise ValueError(f"variant {variant!r} is unknown; use {names}, or none.")
+
+
+def start_study(name: str, config: str, *, ratio: float = 0.0) -> ConfigDict:
+    """Returns a study without arms.
+
+    Args:
+      name: Its title.
+      config: The config of its runs, such as ``"cifar.py:tiny"``.
+      ratio: R, to which reading is slowed down; 0 leaves it as it is.
+    """
+    study = ConfigDict()
+    study.name = name
+    study.storage_ratio = ratio
+    study.base = load_config(str(_CONFIGS / config))
+    study.arms = ConfigDict()
+    return study
+
+
+def placement_arms(*names: str) -> ConfigDict:
+    """Returns a baseline, and an echo of factor 2 at each of some places."""
+    return ConfigDict(
+        {"baseline": _BASELINE, **{name: _PLACEMENTS[name] for name in names}}
+    )
+
+
+def factor_arms(updates: Mapping[int, int]) -> ConfigDict:
+    """Returns an arm for each echo factor, with the updates that it may take.
+
+    Args:
+      updates: By factor; 0 for as many as the base has.
+    """
+    arms = ConfigDict()
+    for factor, most in updates.items():
+        name = "baseline" if factor == 1 else f"e{factor:02}"
+        # Without an echo the order is that of the records, which are shuffled already.
+        order = "consecutive" if factor == 1 else "shuffle"
+        arms[name] = {"echo": {"factor": float(factor), "order": order}}
+        if most:
+            arms[name].updates = most
+    return arms
