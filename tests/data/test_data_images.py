@@ -228,7 +228,7 @@ def test_a_damaged_image_cannot_be_cropped():
     ],
     ids=str,
 )
-def test_rows_that_are_not_decoded_change_no_bit(options, monkeypatch):
+def test_rows_that_are_not_decoded_change_no_bit(options, monkeypatch, capfd):
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, (311, 203, 3), np.uint8)
     data = jpeg(noise, **options)
@@ -245,7 +245,35 @@ def test_rows_that_are_not_decoded_change_no_bit(options, monkeypatch):
     for ours, other in zip(cut, whole, strict=True):
         np.testing.assert_array_equal(ours, other)
     saved = sum(r < len(d) for r, d in zip(rows, decoded, strict=True))
-    assert saved == 0 if "progressive" in options else saved > 20
+    has_marks = "progressive" in options or "restart_marker_rows" in options
+    assert saved == 0 if has_marks else saved > 20
+    assert capfd.readouterr().err == ""  # The decoder warns of data it cannot place.
+
+
+@pytest.mark.parametrize("behind", ["text", "picture"])
+def test_what_stands_behind_an_image_is_no_part_of_it(behind, capfd):
+    data = jpeg(smooth(400, 40))
+    file = data + b"more"
+    if behind == "picture":
+        # As phones write it: a block of the header says so.
+        block = b"\xff\xe2\x00\x06MPF\0"
+        file = data[:2] + block + data[2:] + data
+    for seed in range(30):
+        crop = random_resized_crop(file, seed, 16)
+        np.testing.assert_array_equal(crop, random_resized_crop(data, seed, 16))
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("width", [1, 8, 17])
+def test_the_last_rows_of_a_narrow_image_are_decoded(width, capfd):
+    data = jpeg(np.full((200, width, 3), 90, np.uint8))
+    for size in range(150, 200):
+        middle = resize_center_crop(data, 1, resize=200 - size + 1)
+        assert abs(middle.astype(int) - 90).max() < 3
+    for seed in range(50):
+        crop = random_resized_crop(data, seed, 4)
+        assert abs(crop.astype(int) - 90).max() < 3
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.skipif("ECHO_JAX_DATA" not in os.environ, reason="ECHO_JAX_DATA is unset")
