@@ -8,13 +8,8 @@ baseline's records are shuffled as a whole, which no buffer would improve on. ``
 is the small network of ``configs/cifar.py:tiny``, to 45 %, with smaller buffers.
 """
 
-from pathlib import Path
-
 from ml_collections import ConfigDict
-
-from echo_jax.config import load_config
-
-_CIFAR = Path(__file__).parents[1] / "cifar.py"
+from sweep_parts import buffer_arms, check_variant, start_study
 
 
 def get_config(variant: str = "") -> ConfigDict:
@@ -23,22 +18,15 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""`` or ``"tiny"``.
     """
-    if variant not in ("", "tiny"):
-        raise ValueError(f"variant {variant!r} is unknown; use tiny or none.")
-    is_tiny = variant == "tiny"
-    study = ConfigDict()
-    study.name = "What a larger buffer is worth: ResNet-32 on CIFAR-10"
-    study.storage_ratio = 0.0
-    study.base = load_config(f"{_CIFAR}:tiny" if is_tiny else str(_CIFAR))
+    check_variant(variant, ("tiny",))
+    study = start_study(
+        "What a larger buffer is worth: ResNet-32 on CIFAR-10",
+        "cifar.py:tiny" if variant else "cifar.py",
+    )
     study.base.stop_at_target = True
-    if not is_tiny:
+    if variant:
+        study.arms = buffer_arms("before", (1, 10), (128, 1024))
+    else:
         study.base.updates = 250_000  # Enough for echoed batches in figure 3.
-    study.arms = ConfigDict({"baseline": {"echo": {"factor": 1.0}}})
-    for batches in (1, 10) if is_tiny else (1, 10, 100):
-        order = "consecutive" if batches == 1 else "shuffle"
-        echo = {"factor": 2.0, "after": "batch", "order": order, "buffer": batches}
-        study.arms[f"batch_{batches:03}"] = {"echo": echo}
-    for images in (128, 1024) if is_tiny else (1000, 10_000, 50_000):
-        echo = {"factor": 2.0, "order": "shuffle", "buffer": images}
-        study.arms[f"before_{images:05}"] = {"echo": echo}
+        study.arms = buffer_arms("before", (1, 10, 100), (1000, 10_000, 50_000))
     return study.lock()

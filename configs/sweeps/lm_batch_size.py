@@ -17,13 +17,9 @@ factor of 1.02, 1.16, 1.46 and 1.65 with echoed batches, and of 1.77, 1.84, 1.94
 is the study of size 1024.
 """
 
-from pathlib import Path
-
 from ml_collections import ConfigDict
+from sweep_parts import check_variant, placement_arms, start_study
 
-from echo_jax.config import load_config
-
-_LM = Path(__file__).parents[1] / "lm.py"
 # With room above what the slowest of the paper's arms took: echoed batches.
 _UPDATES = {"64": 250_000, "256": 80_000, "1024": 40_000, "4096": 20_000}
 
@@ -37,24 +33,13 @@ def get_config(variant: str = "") -> ConfigDict:
     """
     size = variant or "1024"
     is_tiny = size == "tiny"
-    if not is_tiny and size not in _UPDATES:
-        raise ValueError(
-            f"variant {variant!r} is unknown; use {', '.join(_UPDATES)}, tiny, or none."
-        )
-    study = ConfigDict()
-    study.storage_ratio = 0.0
-    study.base = load_config(f"{_LM}:tiny" if is_tiny else str(_LM))
+    check_variant(variant, (*_UPDATES, "tiny"))
+    study = start_study("", "lm.py:tiny" if is_tiny else "lm.py")
     if is_tiny:
         study.base.echo.buffer = 128
     else:
         study.base.batch_size = int(size)
         study.base.updates = _UPDATES[size]
     study.name = f"A Transformer on LM1B, in batches of {study.base.batch_size}"
-    study.arms = ConfigDict(
-        {
-            "baseline": {"echo": {"factor": 1.0}},
-            "batch": {"echo": {"factor": 2.0, "after": "batch", "buffer": 1}},
-            "example": {"echo": {"factor": 2.0, "order": "shuffle"}},
-        }
-    )
+    study.arms = placement_arms("batch", "example")
     return study.lock()

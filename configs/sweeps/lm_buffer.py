@@ -11,13 +11,10 @@ echoed batches, and 9.1, 8.0 and 7.6 million with echoed examples; 15.6 without 
 ``:tiny`` is a smoke test on bytes.
 """
 
-from pathlib import Path
-
 from ml_collections import ConfigDict
+from sweep_parts import buffer_arms, check_variant, start_study
 
-from echo_jax.config import load_config
-
-_LM = Path(__file__).parents[1] / "lm.py"
+_BATCHES = (1, 10, 100)
 
 
 def get_config(variant: str = "") -> ConfigDict:
@@ -26,22 +23,15 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""`` or ``"tiny"``.
     """
-    if variant not in ("", "tiny"):
-        raise ValueError(f"variant {variant!r} is unknown; use tiny or none.")
-    is_tiny = variant == "tiny"
-    study = ConfigDict()
-    study.name = "What a larger buffer is worth: a Transformer on LM1B"
-    study.storage_ratio = 0.0
-    study.base = load_config(f"{_LM}:tiny" if is_tiny else str(_LM))
-    if not is_tiny:
+    check_variant(variant, ("tiny",))
+    study = start_study(
+        "What a larger buffer is worth: a Transformer on LM1B",
+        "lm.py:tiny" if variant else "lm.py",
+    )
+    if variant:
+        study.arms = buffer_arms("example", _BATCHES, (128, 512, 2048))
+    else:
         # With room above what the slowest of the paper's arms took: echoed batches.
         study.base.updates = 40_000
-    study.arms = ConfigDict({"baseline": {"echo": {"factor": 1.0}}})
-    for batches in (1, 10, 100):
-        order = "consecutive" if batches == 1 else "shuffle"
-        echo = {"factor": 2.0, "after": "batch", "order": order, "buffer": batches}
-        study.arms[f"batch_{batches}"] = {"echo": echo}
-    for examples in (128, 512, 2048) if is_tiny else (10**5, 10**6, 10**7):
-        echo = {"factor": 2.0, "order": "shuffle", "buffer": examples}
-        study.arms[f"example_{examples}"] = {"echo": echo}
+        study.arms = buffer_arms("example", _BATCHES, (10**5, 10**6, 10**7))
     return study.lock()

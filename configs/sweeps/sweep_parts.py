@@ -1,21 +1,29 @@
 """What the sweeps have in common: how a study starts, and the arms of the figures."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from echo_jax.config import load_config
 
-__all__ = ["check_variant", "factor_arms", "placement_arms", "start_study"]
+__all__ = [
+    "buffer_arms",
+    "check_variant",
+    "factor_arms",
+    "placement_arms",
+    "start_study",
+]
 
 _CONFIGS = Path(__file__).parents[1]
 
 _BASELINE = {"echo": {"factor": 1.0}}
+_SHUFFLED = {"echo": {"factor": 2.0, "order": "shuffle"}}
 _PLACEMENTS = {
     "batch": {"echo": {"factor": 2.0, "after": "batch", "buffer": 1}},
     "after": {"echo": {"factor": 2.0, "after": "augment", "order": "shuffle"}},
-    "before": {"echo": {"factor": 2.0, "order": "shuffle"}},
+    "before": _SHUFFLED,
+    "example": _SHUFFLED,  # of text, which has no augmentation to be before
     "spread": {"echo": {"factor": 2.0, "order": "spread"}},
 }
 
@@ -52,6 +60,25 @@ def placement_arms(*names: str) -> ConfigDict:
     return ConfigDict(
         {"baseline": _BASELINE, **{name: _PLACEMENTS[name] for name in names}}
     )
+
+
+def buffer_arms(name: str, batches: Sequence[int], items: Sequence[int]) -> ConfigDict:
+    """Returns a baseline, and an echo of factor 2 in buffers of several sizes.
+
+    Args:
+      name: What the echo of items is called: one of `placement_arms`.
+      batches: Buffers of batches, counted in batches; 1 is batches back to back.
+      items: Buffers of items.
+    """
+    arms = placement_arms()
+    for size in batches:
+        arm = arms[f"batch_{size}"] = ConfigDict(_PLACEMENTS["batch"])
+        arm.echo.order = "consecutive" if size == 1 else "shuffle"
+        arm.echo.buffer = size
+    for size in items:
+        arm = arms[f"{name}_{size}"] = ConfigDict(_PLACEMENTS[name])
+        arm.echo.buffer = size
+    return arms
 
 
 def factor_arms(updates: Mapping[int, int]) -> ConfigDict:
