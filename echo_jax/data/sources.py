@@ -11,13 +11,14 @@ is the same dict for every example, wherever the records lie:
     text      tokens: bytes, from a prepared folder; text: bytes, from elsewhere
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from echo_jax.data.prepared import open_prepared, read_info, unpack
 from echo_jax.data.stages import RecordSource
 
-__all__ = ["DescribedSource", "Kind", "open_source"]
+__all__ = ["DescribedSource", "Kind", "Picked", "open_source"]
 
 Kind = Literal["images", "coco", "text"]
 
@@ -43,6 +44,29 @@ class DescribedSource(RecordSource, Protocol):
     def facts(self) -> dict[str, Any]:
         """Returns what was read, for ``environment.json``."""
         ...
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Some of the records of a source.
+
+    Attributes:
+      source: All records.
+      indices: Which of them, in this order.
+
+    Example:
+      >>> Picked([b"ab", b"cd", b"ef"], (2, 0))[0]
+      b'ef'
+    """
+
+    source: RecordSource
+    indices: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> bytes:
+        return self.source[self.indices[index]]
 
 
 def open_source(

@@ -7,19 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from echo_jax.data.augment import Augment, ColourDistortion, Flip, PadCrop
-from echo_jax.data.classification import DecodeLabelled, Encoded, check_stages
+from echo_jax.data.classification import DecodeLabelled, Encoded
 from echo_jax.data.evaluation import eval_batches
+from echo_jax.data.host_augment import HostAugment, OnImage, choose_stages
 from echo_jax.data.host_colour import distort_colours
 from echo_jax.data.images import decode_image, pad_crop_flip
 from echo_jax.data.stages import Stages
 from echo_jax.models.resnet import ResNet
+from echo_jax.workloads.assembly import make_workload
 from echo_jax.workloads.base import Workload
-from echo_jax.workloads.classification import (
-    ImageClassifier,
-    check_smoothing,
-    host_augment,
-    make_workload,
-)
+from echo_jax.workloads.classification import ImageClassifier, check_smoothing
 from echo_jax.workloads.splits import open_splits
 
 __all__ = ["build"]
@@ -34,8 +31,8 @@ _PIXEL_SCALE = (63.0, 62.1, 66.7)
 
 # What `data.augment` may name: on the host, and on the devices.
 _ON_HOST = {
-    "pad_crop_flip": functools.partial(pad_crop_flip, padding=_PADDING),
-    "colour": distort_colours,
+    "pad_crop_flip": OnImage(functools.partial(pad_crop_flip, padding=_PADDING)),
+    "colour": OnImage(distort_colours),
 }
 _ON_DEVICE = {
     "pad_crop_flip": Augment((PadCrop(_PADDING), Flip())),
@@ -59,11 +56,11 @@ def build(config: Any) -> Workload:
       ValueError: If the data is not there, or is other data, or a field does not fit.
     """
     sizes = config.model
-    check_stages(config.data.augment, _ON_HOST)
+    on_host = choose_stages(config.data.augment, _ON_HOST)
+    on_device = choose_stages(config.data.augment, _ON_DEVICE)
     check_smoothing(sizes.label_smoothing)
     splits = open_splits(config, "images")
     decode = DecodeLabelled(splits.decode_record, _decode_small)
-    names = config.data.augment
     model = ResNet(
         num_classes=len(splits.info["classes"]),
         depth=sizes.depth,
@@ -80,11 +77,9 @@ def build(config: Any) -> Workload:
             _PIXEL_SCALE,
             label_smoothing=sizes.label_smoothing,
         ),
-        stages=Stages(
-            splits.train,
-            decode,
-            host_augment([_ON_HOST[name] for name in names]),
-        ),
+        metric="accuracy",
+        mode="max",
+        stages=Stages(splits.train, decode, HostAugment(on_host) if on_host else None),
         # Decoded at the first evaluation, and kept: 31 MB for 10,000 images.
         eval_batches=functools.cache(
             functools.partial(
@@ -95,9 +90,7 @@ def build(config: Any) -> Workload:
                 max_examples=config.data.eval_examples,
             )
         ),
-        augment_on_device=(
-            Augment(tuple(_ON_DEVICE[name] for name in names)) if names else None
-        ),
+        augment_on_device=Augment(on_device) if on_device else None,
         data_facts=splits.facts,
     )
 

@@ -1,9 +1,7 @@
-"""What the image classification workloads share: the task, and its assembly."""
+"""What the image classification workloads share: the task."""
 
-import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import flax.linen as nn
 import jax
@@ -11,18 +9,10 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from echo_jax.data.classification import AugmentImage
-from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
-from echo_jax.data.stage_calls import stage_calls
-from echo_jax.data.stages import Stages
-from echo_jax.workloads.base import Augment, Batch, Task, Variables, Workload
+from echo_jax.workloads.base import Batch, Task, Variables
+from echo_jax.workloads.pixels import Channels, normalised
 
-__all__ = [
-    "ImageClassifier",
-    "check_smoothing",
-    "host_augment",
-    "make_workload",
-]
+__all__ = ["ImageClassifier", "check_smoothing"]
 
 _TOP = 5
 
@@ -54,8 +44,8 @@ class ImageClassifier(Task):
 
     model: nn.Module
     image_size: int
-    pixel_mean: tuple[float, float, float]
-    pixel_scale: tuple[float, float, float]
+    pixel_mean: Channels
+    pixel_scale: Channels
     label_smoothing: float = 0.0
     has_top_5: bool = False
 
@@ -72,7 +62,7 @@ class ImageClassifier(Task):
         # Not all of `variables`: a model without statistics has no such entry.
         collections = [name for name in variables if name != "params"]
         logits, updated = self.model.apply(
-            variables, self._normalised(batch["image"]), train=True, mutable=collections
+            variables, self._pixels(batch), train=True, mutable=collections
         )
         losses = _cross_entropy(logits, batch["label"])
         if self.label_smoothing:
@@ -88,7 +78,7 @@ class ImageClassifier(Task):
 
         They are ``"accuracy"``, ``"loss"``, which is not smoothed, and ``"top_5"``.
         """
-        images = self._normalised(batch["image"])
+        images = self._pixels(batch)
         logits = cast(jax.Array, self.model.apply(variables, images, train=False))
         labels, mask = jnp.asarray(batch["label"]), batch["mask"]
         values = {
@@ -102,59 +92,12 @@ class ImageClassifier(Task):
         count = mask.sum()
         return {name: ((value * mask).sum(), count) for name, value in values.items()}
 
-    def _normalised(self, images: ArrayLike) -> jax.Array:
-        mean = jnp.array(self.pixel_mean, jnp.float32).reshape(1, 1, 1, 3)
-        scale = jnp.array(self.pixel_scale, jnp.float32).reshape(1, 1, 1, 3)
-        return (jnp.asarray(images).astype(jnp.float32) - mean) / scale
+    def _pixels(self, batch: Batch) -> jax.Array:
+        return normalised(batch["image"], self.pixel_mean, self.pixel_scale)
 
 
 def _cross_entropy(logits: jax.Array, labels: ArrayLike) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(labels))
-
-
-def make_workload(
-    config: Any,
-    *,
-    task: ImageClassifier,
-    stages: Stages,
-    eval_batches: Callable[[], Iterable[Batch]],
-    augment_on_device: Augment | None,
-    data_facts: Mapping[str, Any],
-) -> Workload:
-    """Puts a classification workload together.
-
-    Args:
-      config: The shared fields.
-      task: The model.
-      stages: The training records, and what they go through on the host.
-      eval_batches: Makes one pass over the evaluation split.
-      augment_on_device: What is done on the devices to every use of a decoded item.
-      data_facts: What was read.
-
-    Returns:
-      The workload, called ``config.workload``; its metric is ``"accuracy"``, a
-      fraction.
-    """
-    pipeline = PipelineSpec.from_config(config)
-    return Workload(
-        name=config.workload,
-        task=task,
-        metric="accuracy",
-        mode="max",
-        train_dataset=functools.partial(train_dataset, stages, pipeline),
-        fresh_dataset=functools.partial(fresh_batches, stages, pipeline),
-        stage_calls=functools.partial(stage_calls, stages, pipeline),
-        eval_batches=eval_batches,
-        augment_on_device=augment_on_device,
-        facts={"data": dict(data_facts), "storage": pipeline.storage.facts()},
-    )
-
-
-def host_augment(
-    stages: Sequence[Callable[[Any, int], Any]],
-) -> AugmentImage | None:
-    """Returns the augmentation of `Stages`, which is None if nothing is random."""
-    return AugmentImage(tuple(stages)) if stages else None
 
 
 def check_smoothing(label_smoothing: float) -> None:

@@ -9,11 +9,8 @@ from typing import Any, cast, get_args
 import jax
 import jax.numpy as jnp
 from faster_coco_eval import COCO
-from jax.typing import ArrayLike
 
 from echo_jax.data.augment import Augment, ColourDistortion, Flip
-from echo_jax.data.classification import Picked, check_stages
-from echo_jax.data.detection import host_augment
 from echo_jax.data.detection.anchors import boxes_per_cell, default_boxes
 from echo_jax.data.detection.boxes import decode_boxes
 from echo_jax.data.detection.coco_eval import (
@@ -22,16 +19,20 @@ from echo_jax.data.detection.coco_eval import (
     read_ground_truth,
 )
 from echo_jax.data.detection.crop import SsdCrop
+from echo_jax.data.detection.host_augment import flip, ssd_crop
 from echo_jax.data.detection.nms import NmsSettings, detect
 from echo_jax.data.detection.records import DecodeBoxes, DecodeForEvaluation
 from echo_jax.data.evaluation import sample_indices, stream_eval_batches
-from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
+from echo_jax.data.host_augment import HostAugment, OnImage, choose_stages
+from echo_jax.data.host_colour import distort_colours
 from echo_jax.data.prepared import Prepared
-from echo_jax.data.stage_calls import stage_calls
+from echo_jax.data.sources import Picked
 from echo_jax.data.stages import RecordSource, Stages
 from echo_jax.models.ssd import SSD, map_sizes
+from echo_jax.workloads.assembly import make_workload
 from echo_jax.workloads.base import Batch, Task, Variables, Workload
 from echo_jax.workloads.detection_loss import Loss, detection_loss, make_targets
+from echo_jax.workloads.pixels import normalised
 from echo_jax.workloads.splits import Splits, open_splits
 
 __all__ = ["Detector", "build"]
@@ -48,9 +49,9 @@ _FOCAL_PRIOR_LOGIT = -4.6
 
 # What `data.augment` may name: on the host, and on the devices.
 _ON_HOST = {
-    "ssd_crop": host_augment.ssd_crop,
-    "flip": host_augment.flip,
-    "colour": host_augment.colour,
+    "ssd_crop": ssd_crop,
+    "flip": flip,
+    "colour": OnImage(distort_colours),
 }
 _ON_DEVICE = {
     "ssd_crop": SsdCrop(),
@@ -98,7 +99,7 @@ class Detector(Task):
         del key  # Nothing in the model is random.
         predicted, updated = self.model.apply(
             variables,
-            _normalised(batch["image"]),
+            normalised(batch["image"], _PIXEL_MEAN, _PIXEL_SCALE),
             train=True,
             mutable=["batch_stats"],
         )
@@ -126,7 +127,7 @@ class Detector(Task):
     def _predicted(
         self, variables: Variables, batch: Batch
     ) -> tuple[jax.Array, jax.Array]:
-        images = _normalised(batch["image"])
+        images = normalised(batch["image"], _PIXEL_MEAN, _PIXEL_SCALE)
         predicted = self.model.apply(variables, images, train=False)
         return cast(tuple[jax.Array, jax.Array], predicted)
 
@@ -153,12 +154,6 @@ class Detector(Task):
         return jnp.asarray(default_boxes(map_sizes(self.image_size)))
 
 
-def _normalised(images: ArrayLike) -> jax.Array:
-    mean = jnp.array(_PIXEL_MEAN, jnp.float32).reshape(1, 1, 1, 3)
-    scale = jnp.array(_PIXEL_SCALE, jnp.float32).reshape(1, 1, 1, 3)
-    return (jnp.asarray(images).astype(jnp.float32) - mean) / scale
-
-
 def build(config: Any) -> Workload:
     """Builds the workload.
 
@@ -176,7 +171,8 @@ def build(config: Any) -> Workload:
       ValueError: If the data is not there, or is other data, or a field does not fit.
     """
     data = config.data
-    check_stages(data.augment, _ON_HOST)
+    on_host = choose_stages(data.augment, _ON_HOST)
+    on_device = choose_stages(data.augment, _ON_DEVICE)
     if data.max_boxes < 1:
         raise ValueError(
             f"data.max_boxes={data.max_boxes} must be at least 1; set "
@@ -188,24 +184,14 @@ def build(config: Any) -> Workload:
     decode = DecodeBoxes(
         splits.decode_record, size=config.data.image_size, max_boxes=data.max_boxes
     )
-    on_host = tuple(_ON_HOST[name] for name in data.augment)
-    on_device = tuple(_ON_DEVICE[name] for name in data.augment)
-    pipeline = PipelineSpec.from_config(config)
-    stages = Stages(
-        splits.train,
-        decode,
-        host_augment.AugmentItem(on_host) if on_host else None,
-    )
     chosen = sample_indices(len(splits.evaluation), data.eval_examples)
     judged = _Judged(splits, Picked(splits.evaluation, chosen))
-    return Workload(
-        name="coco",
+    return make_workload(
+        config,
         task=task,
         metric="mAP",
         mode="max",
-        train_dataset=functools.partial(train_dataset, stages, pipeline),
-        fresh_dataset=functools.partial(fresh_batches, stages, pipeline),
-        stage_calls=functools.partial(stage_calls, stages, pipeline),
+        stages=Stages(splits.train, decode, HostAugment(on_host) if on_host else None),
         eval_batches=functools.partial(
             stream_eval_batches,
             judged.records,
@@ -213,12 +199,9 @@ def build(config: Any) -> Workload:
             batch_size=config.batch_size,
             threads=max(data.threads, 1),
         ),
+        data_facts={**splits.facts, "categories": len(categories)},
         evaluator=judged.evaluator,
         augment_on_device=Augment(on_device) if on_device else None,
-        facts={
-            "data": {**splits.facts, "categories": len(categories)},
-            "storage": pipeline.storage.facts(),
-        },
     )
 
 

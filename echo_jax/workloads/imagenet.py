@@ -14,25 +14,17 @@ from echo_jax.data.augment import (
     RandomResizedCrop,
     Stage,
 )
-from echo_jax.data.classification import (
-    DecodeLabelled,
-    Encoded,
-    check_stages,
-    flip,
-)
+from echo_jax.data.classification import DecodeLabelled, Encoded
 from echo_jax.data.evaluation import stream_eval_batches
+from echo_jax.data.host_augment import HostAugment, OnImage, choose_stages, flip
 from echo_jax.data.host_colour import distort_colours
 from echo_jax.data.images import random_resized_crop, resize_center_crop
 from echo_jax.data.stages import Stages
 from echo_jax.models.imagenet_resnet import ImageNetResNet
+from echo_jax.workloads.assembly import make_workload
 from echo_jax.workloads.base import Workload
-from echo_jax.workloads.classification import (
-    ImageClassifier,
-    check_smoothing,
-    host_augment,
-    make_workload,
-)
-from echo_jax.workloads.splits import Splits, open_splits
+from echo_jax.workloads.classification import ImageClassifier, check_smoothing
+from echo_jax.workloads.splits import open_splits
 
 __all__ = ["build"]
 
@@ -40,9 +32,6 @@ __all__ = ["build"]
 # 0.456, 0.406 and 0.229, 0.224, 0.225 of white.
 _PIXEL_MEAN = (123.675, 116.28, 103.53)
 _PIXEL_SCALE = (58.395, 57.12, 57.375)
-
-# What `data.augment` may name, in the order in which it works.
-_STAGES = ("crop", "flip", "colour")
 
 _MOST_EVAL_THREADS = 16
 
@@ -71,7 +60,7 @@ def build(config: Any) -> Workload:
       ValueError: If the data is not there, or is other data, or a field does not fit.
     """
     data = config.data
-    check_stages(data.augment, _STAGES)
+    on_host, on_device = _augmentations(config)
     check_smoothing(config.model.label_smoothing)
     if not 0 < data.image_size <= data.resize:
         raise ValueError(
@@ -89,7 +78,13 @@ def build(config: Any) -> Workload:
             label_smoothing=config.model.label_smoothing,
             has_top_5=True,
         ),
-        stages=_stages(config, splits),
+        metric="accuracy",
+        mode="max",
+        stages=Stages(
+            splits.train,
+            DecodeLabelled(splits.decode_record, _decode(config)),
+            on_host,
+        ),
         # Decoded anew at every evaluation: 50,000 images of 224 pixels are 7.5 GB.
         eval_batches=functools.partial(
             stream_eval_batches,
@@ -99,7 +94,7 @@ def build(config: Any) -> Workload:
             max_examples=data.eval_examples,
             threads=min(os.cpu_count() or 1, _MOST_EVAL_THREADS),
         ),
-        augment_on_device=_augment_on_device(config),
+        augment_on_device=on_device,
         data_facts=splits.facts,
     )
 
@@ -128,36 +123,35 @@ def _model(config: Any, num_classes: int) -> ImageNetResNet:
     )
 
 
-def _stages(config: Any, splits: Splits) -> Stages:
-    """Returns what the training records go through on the host."""
-    data = config.data
-    on_host: dict[str, Callable[[Any, int], Any]] = {
-        "crop": functools.partial(random_resized_crop, size=data.image_size),
-        "flip": flip,
-        "colour": distort_colours,
+def _augmentations(config: Any) -> tuple[HostAugment | None, Augment | None]:
+    """Returns what `data.augment` names, for the host and for the devices."""
+    names, size = config.data.augment, config.data.image_size
+    on_host = {
+        "crop": OnImage(functools.partial(random_resized_crop, size=size)),
+        "flip": OnImage(flip),
+        "colour": OnImage(distort_colours),
     }
-    decode: Callable[[Encoded], Any] = _middle(config)
-    if "crop" in data.augment:
-        decode = _keep_encoded
-        if config.echo.after == "decode":
-            decode = functools.partial(
-                resize_center_crop, size=data.resize, resize=data.resize
-            )
-    return Stages(
-        splits.train,
-        DecodeLabelled(splits.decode_record, decode),
-        host_augment([on_host[name] for name in data.augment]),
-    )
-
-
-def _augment_on_device(config: Any) -> Augment | None:
-    stages: dict[str, Stage] = {
-        "crop": RandomResizedCrop(config.data.image_size),
+    on_device: dict[str, Stage] = {
+        "crop": RandomResizedCrop(size),
         "flip": Flip(),
         "colour": ColourDistortion(),
     }
-    chosen = tuple(stages[name] for name in config.data.augment)
-    return Augment(chosen) if chosen else None
+    if not names:
+        return None, None
+    return (
+        HostAugment(choose_stages(names, on_host)),
+        Augment(choose_stages(names, on_device)),
+    )
+
+
+def _decode(config: Any) -> Callable[[Encoded], Any]:
+    """Returns what makes the image of an item, before anything random is done to it."""
+    if "crop" not in config.data.augment:
+        return _middle(config)
+    if config.echo.after != "decode":
+        return _keep_encoded
+    size = config.data.resize
+    return functools.partial(resize_center_crop, size=size, resize=size)
 
 
 def _middle(config: Any) -> functools.partial:

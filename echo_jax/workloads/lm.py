@@ -12,11 +12,10 @@ import optax
 from jax.typing import ArrayLike
 
 from echo_jax.data.evaluation import eval_batches
-from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
 from echo_jax.data.sequences import open_sequences
-from echo_jax.data.stage_calls import stage_calls
 from echo_jax.data.stages import Stages
 from echo_jax.models.transformer import Transformer
+from echo_jax.workloads.assembly import make_workload
 from echo_jax.workloads.base import Batch, Task, Variables, Workload
 
 __all__ = ["LanguageModel", "build"]
@@ -172,16 +171,12 @@ def build(config: Any) -> Workload:
         eod=text.eod if sizes["segments"] else None,
         bytes_per_token=text.bytes_per_token,
     )
-    pipeline = PipelineSpec.from_config(config)
-    stages = Stages(text.train, text.decode)
-    return Workload(
-        name="lm",
+    return make_workload(
+        config,
         task=task,
         metric="loss",
         mode="min",
-        train_dataset=functools.partial(train_dataset, stages, pipeline),
-        fresh_dataset=functools.partial(fresh_batches, stages, pipeline),
-        stage_calls=functools.partial(stage_calls, stages, pipeline),
+        stages=Stages(text.train, text.decode),
         # Decoded at the first evaluation, and kept.
         eval_batches=functools.cache(
             functools.partial(
@@ -192,7 +187,7 @@ def build(config: Any) -> Workload:
                 max_examples=config.data.eval_examples,
             )
         ),
-        facts={"data": text.facts, "storage": pipeline.storage.facts()},
+        data_facts=text.facts,
     )
 
 

@@ -16,8 +16,9 @@ from echo_jax.data.shapes import (
 )
 from echo_jax.data.stages import Stages
 from echo_jax.models.resnet import ResNet
+from echo_jax.workloads.assembly import make_workload
 from echo_jax.workloads.base import Workload
-from echo_jax.workloads.classification import ImageClassifier, make_workload
+from echo_jax.workloads.classification import ImageClassifier
 
 __all__ = ["build"]
 
@@ -60,6 +61,8 @@ def build(config: Any) -> Workload:
     return make_workload(
         config,
         task=ImageClassifier(model, IMAGE_SIZE, _PIXEL_MEAN, _PIXEL_SCALE),
+        metric="accuracy",
+        mode="max",
         stages=Stages(train, decode_shape, augment_shape),
         # Decoded at the first evaluation, and kept.
         eval_batches=functools.cache(

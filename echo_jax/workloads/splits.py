@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from echo_jax.data.classification import Picked
 from echo_jax.data.evaluation import sample_indices
-from echo_jax.data.sources import DescribedSource, Kind, open_source
+from echo_jax.data.sources import DescribedSource, Kind, Picked, open_source
 from echo_jax.data.stages import RecordSource
 
 __all__ = ["Splits", "open_splits"]

@@ -12,8 +12,8 @@ import pytest
 from echo_jax import countdown, workloads
 from echo_jax.config import load_config
 from echo_jax.data import (
-    classification,
     evaluation,
+    host_augment,
     host_colour,
     images,
     pipeline,
@@ -25,19 +25,19 @@ from echo_jax.data import (
 from echo_jax.data.detection import anchors, boxes
 from echo_jax.data.prepare import blocks, documents, errors, job, parallel, tokenizer
 from echo_jax.models import batch_norm, imagenet_resnet, resnet, ssd, transformer
-from echo_jax.workloads import coco, lm
+from echo_jax.workloads import coco, lm, pixels
 
 MODULES = [
     anchors,
     batch_norm,
     blocks,
     boxes,
-    classification,
     coco,
     countdown,
     documents,
     errors,
     evaluation,
+    host_augment,
     host_colour,
     imagenet_resnet,
     images,
@@ -46,6 +46,7 @@ MODULES = [
     parallel,
     pipeline,
     pipeline_spec,
+    pixels,
     resnet,
     shapes,
     ssd,

@@ -12,7 +12,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from echo_jax.data.images import decode_image
-from echo_jax.data.sources import open_source
+from echo_jax.data.sources import Picked, open_source
 
 
 def image(number, height=40, width=50):
@@ -203,3 +203,8 @@ def test_scenes_of_tensorflow_datasets(tmp_path, monkeypatch):
         assert np.frombuffer(example["labels"], np.int32).tolist() == [3] * i
         assert np.frombuffer(example["crowd"], np.uint8).tolist() == [i > 1] * i
         assert np.frombuffer(example["area"], np.float32).tolist() == [300 + i] * i
+
+
+def test_picked_records_are_those():
+    picked = Picked([b"a", b"b", b"c"], (2, 0))
+    assert len(picked) == 2 and [picked[0], picked[1]] == [b"c", b"a"]

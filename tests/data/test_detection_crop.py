@@ -179,24 +179,6 @@ def test_the_host_flips_half_of_the_items(batch):
     assert item["box_mask"].any()
 
 
-def test_stages_have_randomness_of_their_own(batch):
-    item = item_of(batch, 2)
-    seeds = []
-
-    def stage(item, seed):
-        seeds.append(seed)
-        return item
-
-    augment = host_augment.AugmentItem((stage, stage))
-    augment(item, 5)
-    augment(item, 5)
-    augment(item, 6)
-    assert seeds[:2] == seeds[2:4] and len(set(seeds)) == 4
-    coloured = host_augment.colour(item, 5)
-    assert not np.array_equal(coloured["image"], item["image"])
-    np.testing.assert_array_equal(coloured["boxes"], item["boxes"])
-
-
 def record(boxes, *, crowd=None, labels=None, size=(40, 80)):
     pixels = np.full((*size, 3), 90, np.uint8)
     pixels[: size[0] // 2] = 200

@@ -99,7 +99,8 @@ def test_host_and_devices_shift_and_flip_alike():
     rows, columns = np.mgrid[:32, :32].astype(np.uint8)
     image = np.stack([rows, columns, np.zeros_like(rows)], axis=-1)
     seeds = np.random.default_rng(0).integers(0, 2**63, 3000)
-    on_host = [_ON_HOST["pad_crop_flip"](image, int(seed)) for seed in seeds]
+    shift = _ON_HOST["pad_crop_flip"]
+    on_host = [shift({"image": image}, int(seed))["image"] for seed in seeds]
     keys = jax.random.split(jax.random.key(0), 3000)
     batch = {"image": jnp.broadcast_to(image, (3000, 32, 32, 3))}
     on_device = np.asarray(jax.jit(_ON_DEVICE["pad_crop_flip"])(batch, keys)["image"])

@@ -6,8 +6,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from echo_jax.data.classification import AugmentImage, Picked, check_stages, flip
-from echo_jax.echo.keys import use_seed
 from echo_jax.training.sharding import make_mesh, put_batch
 from echo_jax.workloads.classification import ImageClassifier, check_smoothing
 
@@ -92,42 +90,6 @@ def test_one_and_eight_devices_count_the_same():
     for name in ("accuracy", "top_5"):
         assert sums[0][name] == sums[1][name]
     np.testing.assert_allclose(sums[0]["loss"], sums[1]["loss"], rtol=1e-6)
-
-
-def test_stages_have_randomness_of_their_own():
-    seen = []
-    stages = (lambda image, seed: seen.append(seed) or image,) * 2
-    item = {"image": np.zeros((2, 2, 3), np.uint8), "label": np.int32(1)}
-    assert AugmentImage(stages)(item, 7) == item
-    assert seen == [int(use_seed(7, 0, 0)), int(use_seed(7, 1, 0))]
-    assert seen[0] != seen[1]
-
-
-def test_a_flip_mirrors_half_of_the_images():
-    image = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
-    seeds = use_seed(0, np.arange(1000), np.zeros(1000)).tolist()
-    flipped = [flip(image, seed) is not image for seed in seeds]
-    np.testing.assert_array_equal(flip(image, 1), image[:, ::-1])
-    assert abs(np.mean(flipped) - 0.5) < 0.05
-
-
-def test_picked_records_are_those():
-    picked = Picked([b"a", b"b", b"c"], (2, 0))
-    assert len(picked) == 2 and [picked[0], picked[1]] == [b"c", b"a"]
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (("crop", "box_crop"), r"config\.data\.augment: 'box_crop' is unknown here"),
-        (("flip", "crop"), r"\('flip', 'crop'\) is out of order; set --config"),
-        (("flip", "flip"), r"\('flip', 'flip'\) is out of order; set --config"),
-    ],
-)
-def test_augmentations_that_do_not_fit_are_refused(names, message):
-    check_stages(("crop", "flip"), ("crop", "flip", "colour"))
-    with pytest.raises(ValueError, match=message):
-        check_stages(names, ("crop", "flip", "colour"))
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.0, float("nan")])

@@ -1,38 +1,17 @@
 """Augmentation of images with boxes on the host, as pure functions of (item, seed).
 
-They are the stages of `echo_jax.data.augment` and `SsdCrop`, one item at a time.
+They do what `SsdCrop` and `echo_jax.data.augment.Flip` do, one item at a time.
 """
-
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import cv2
 import numpy as np
 
 from echo_jax.data.augment.boxes import flip_boxes
 from echo_jax.data.detection.crop import NUM_DRAWS, choose_windows, crop_windows
-from echo_jax.data.host_colour import distort_colours
 from echo_jax.data.stages import Item
-from echo_jax.echo.keys import mix, use_seed
+from echo_jax.echo.keys import mix
 
-__all__ = ["AugmentItem", "colour", "flip", "ssd_crop"]
-
-
-@dataclass(frozen=True)
-class AugmentItem:
-    """Stages one after the other, each with randomness of its own.
-
-    Attributes:
-      stages: Functions of an item and a ``uint64`` seed, that write to neither.
-    """
-
-    stages: tuple[Callable[[Item, int], Item], ...]
-
-    def __call__(self, item: Item, seed: int) -> Item:
-        """Returns the augmented item; see `Stages`."""
-        for number, stage in enumerate(self.stages):
-            item = stage(item, int(use_seed(seed, number, 0)))
-        return item
+__all__ = ["flip", "ssd_crop"]
 
 
 def ssd_crop(item: Item, seed: int) -> Item:
@@ -73,11 +52,6 @@ def flip(item: Item, seed: int) -> Item:
     mirrored = np.ascontiguousarray(item["image"][:, ::-1])
     flipped = flip_boxes(_as_batch(item), np.array([True]))
     return _with_boxes({**item, "image": mirrored}, flipped)
-
-
-def colour(item: Item, seed: int) -> Item:
-    """Returns the item with other colours; see `distort_colours`."""
-    return {**item, "image": distort_colours(item["image"], seed)}
 
 
 def _as_batch(item: Item) -> Item:

@@ -1,0 +1,56 @@
+"""How a workload is put together from a task and the stages of its data."""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
+from echo_jax.data.stage_calls import stage_calls
+from echo_jax.data.stages import Stages
+from echo_jax.workloads.base import Augment, Batch, Evaluator, Task, Workload
+
+__all__ = ["make_workload"]
+
+
+def make_workload(
+    config: Any,
+    *,
+    task: Task,
+    metric: str,
+    mode: Literal["min", "max"],
+    stages: Stages,
+    eval_batches: Callable[[], Iterable[Batch]],
+    data_facts: Mapping[str, Any],
+    evaluator: Callable[[], Evaluator] | None = None,
+    augment_on_device: Augment | None = None,
+) -> Workload:
+    """Puts a workload together.
+
+    Args:
+      config: The shared fields; they say how the pipeline is run.
+      task: Model and loss.
+      metric: See `Workload`, here and below.
+      mode: Whether a better metric is smaller or larger.
+      stages: The training records, and what they go through on the host.
+      eval_batches: Makes one pass over the evaluation split.
+      data_facts: What was read.
+      evaluator: Makes what judges one pass, beside the task.
+      augment_on_device: What is done on the devices to every use of a decoded item.
+
+    Returns:
+      The workload, called ``config.workload``.
+    """
+    pipeline = PipelineSpec.from_config(config)
+    return Workload(
+        name=config.workload,
+        task=task,
+        metric=metric,
+        mode=mode,
+        train_dataset=functools.partial(train_dataset, stages, pipeline),
+        fresh_dataset=functools.partial(fresh_batches, stages, pipeline),
+        stage_calls=functools.partial(stage_calls, stages, pipeline),
+        eval_batches=eval_batches,
+        evaluator=evaluator,
+        augment_on_device=augment_on_device,
+        facts={"data": dict(data_facts), "storage": pipeline.storage.facts()},
+    )
