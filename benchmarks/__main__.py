@@ -17,6 +17,7 @@ from benchmarks import (
     device,
     gpu,
     host,
+    photographs,
     saves,
     starved,
     trainer,
@@ -51,6 +52,7 @@ _BENCHMARKS: dict[str, Callable[[], Result | list[Result]]] = {
 _ON_REAL_DATA: dict[str, Callable[..., list[Result]]] = {"P21": decode.p21}
 _ON_AN_ACCELERATOR: dict[str, Callable[..., Result | list[Result]]] = {
     "H1": gpu.h1,
+    "H2": photographs.h2,
     "H3": gpu.h3,
     "H4": augment.h4,
     "H5": gpu.h5,

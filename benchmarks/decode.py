@@ -10,6 +10,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -181,5 +182,4 @@ def _tfdata(files: list[bytes], seeds: list[int]) -> Callable[[], object]:
 
 if __name__ == "__main__":
     for result in _measure("--small" in sys.argv[1:]):
-        fields = {k: getattr(result, k) for k in Result.__dataclass_fields__}
-        print(json.dumps(fields))
+        print(json.dumps(asdict(result)))

@@ -47,6 +47,17 @@ def test_real_photographs_are_decoded_small(tmp_path):
     assert all(result["value"] > 0 for result in results)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif("ECHO_JAX_DATA" not in os.environ, reason="ECHO_JAX_DATA is unset")
+def test_a_trainer_is_fed_real_photographs_small(tmp_path):
+    record = tmp_path / "out.json"
+    assert main(["H2", "--small", "--json", str(record)]) == 0
+    results = json.loads(record.read_text())
+    assert [result["id"] for result in results] == ["H2-16", "H2-2"]
+    assert all(value > 0 for result in results for value in result["repeats"])
+    assert all("500 images again and again" in result["note"] for result in results)
+
+
 def test_bytes_that_cross_to_the_device_are_counted(tmp_path):
     record = tmp_path / "out.json"
     assert main(["P10", "--json", str(record)]) == 0

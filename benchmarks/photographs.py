@@ -1,0 +1,122 @@
+"""The trainer fed by real photographs, decoded on many cores and on few."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.harness import Result, drive
+from echo_jax.config import Config, load_config
+from echo_jax.config_check import check_config
+from echo_jax.data.prepare import Settings, prepare_images
+from echo_jax.training.feed import Feed
+from echo_jax.training.feeds import open_feed
+from echo_jax.training.measure import measure_loader, measure_rates
+from echo_jax.training.setup import make_setup
+from echo_jax.workloads import build
+
+__all__ = ["h2"]
+
+_CORES = (16, 2)
+_CAP = 4
+
+
+def h2(*, small: bool = False) -> list[Result]:
+    """ResNet-50 on the ImageNet sample: how busy the accelerator is kept.
+
+    A process of its own measures each number of cores: it binds itself to them before
+    any library has started a thread.
+    """
+    if "ECHO_JAX_DATA" not in os.environ:
+        raise SystemExit(
+            "H2 decodes real photographs: set ECHO_JAX_DATA to a folder with "
+            "imagenet_sample/images.tar"
+        )
+    archive = Path(os.environ["ECHO_JAX_DATA"]) / "imagenet_sample" / "images.tar"
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "photographs"
+        prepare_images([f"train={archive}"], Settings(out=source))
+        for cores in _CORES:
+            command = [sys.executable, "-m", "benchmarks.photographs", str(source)]
+            command += [str(cores), *(["--small"] * small)]
+            done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+            results.append(Result(**json.loads(done.stdout.splitlines()[-1])))
+    return results
+
+
+def _measure(source: str, asked: int, small: bool) -> Result:
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_setaffinity"):
+        allowed = sorted(os.sched_getaffinity(0))[:asked]
+        os.sched_setaffinity(0, allowed)
+        cores = len(allowed)
+    config = _config(source, cores, small)
+    check_config(config)
+    workload = build(config)
+    setup = make_setup(config, workload)
+    state = setup.program.init(setup.init_key)
+    rates = measure_rates(setup, state, workload, config)
+    _, sample = measure_loader(workload, config, most=1)
+    config.data.hold_batch = True
+    held = open_feed(config, workload, setup.mesh, factor=1.0, sample=sample)
+    config.data.hold_batch = False
+    fed = open_feed(config, workload, setup.mesh, factor=1.0, sample=sample)
+    states = {"held": state, "fed": setup.program.copy(state)}
+
+    def update(name: str, feed: Feed) -> Any:
+        inputs = feed.take(1)
+        states[name], report = setup.update(states[name], feed, inputs, scan=False)
+        return report
+
+    steps, rounds = (4, 2) if small else (150, 6)
+    busy = []
+    with closing(held), closing(fed):
+        for _ in range(rounds):
+            alone = drive(lambda: update("held", held), steps)
+            busy.append(alone / drive(lambda: update("fed", fed), steps))
+    busy = busy[1:]
+    network = "a small network" if small else "ResNet-50, 224 px"
+    return Result(
+        f"H2-{asked}",
+        f"device-busy: {network}, of photographs decoded on {cores} cores",
+        statistics.median(busy),
+        ">= 0.97",
+        "of the time",
+        "one held batch in the same trainer",
+        busy,
+        f"R={rates.ratio:.2f}; adaptive, cap {_CAP}; batch {config.batch_size}; 500 "
+        f"images again and again; on {jax.devices()[0].device_kind}",
+    )
+
+
+def _config(source: str, cores: int, small: bool) -> Config:
+    """Returns the config of ImageNet, echoed on the devices as batches come."""
+    config = load_config(
+        "configs/imagenet.py:" + ("tiny,device" if small else "device")
+    )
+    batch = config.batch_size = 32 if small else 256
+    config.data.source = source
+    config.data.eval_split = "train"
+    config.data.augment = ("crop", "flip", "colour")
+    config.data.workers = 0 if small else cores
+    config.echo.mode = "adaptive"
+    config.echo.cap = _CAP
+    config.echo.factor = 1.0
+    config.echo.order = "consecutive"
+    config.echo.buffer = 16 * batch
+    return config
+
+
+if __name__ == "__main__":
+    folder, number = sys.argv[1:3]
+    result = _measure(folder, int(number), "--small" in sys.argv[3:])
+    print(json.dumps(asdict(result)))
