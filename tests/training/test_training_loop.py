@@ -9,6 +9,7 @@ import grain
 import jax
 import numpy as np
 import pytest
+from compilations import counted_compilations
 from rich.console import Console
 from tiny_workload import (
     Regression,
@@ -29,8 +30,6 @@ from echo_jax.training.checkpoint import Checkpoints
 from echo_jax.training.measure import measure_rates
 from echo_jax.training.setup import make_setup
 from echo_jax.training.state import params_sha256
-
-COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 def rows_of(workdir):
@@ -146,14 +145,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
 
 
 def test_arms_with_an_equal_task_compile_once(tmp_path):
-    compiled = []
-
-    def listen(event, seconds, **kwargs):
-        if event == COMPILED:
-            compiled.append(kwargs)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
+    with counted_compilations() as compiled:
         run(tmp_path / "a", task=Regression(width=24), updates=6)
         assert len(compiled) > 0
         compiled.clear()
@@ -170,8 +162,6 @@ def test_arms_with_an_equal_task_compile_once(tmp_path):
             checkpoint_every=2,
         )
         assert compiled == []
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
 
 
 @pytest.mark.parametrize("log_every", [1, 100])

@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-import jax
 import pytest
+from compilations import counted_compilations
 
 from echo_jax.config import load_config
 from echo_jax.runs import run_train
 from echo_jax.training.sitting import Sitting
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-COMPILED = "/jax/core/compile/backend_compile_duration"
 
 LM = {
     "data.eval_examples": 10,
@@ -54,25 +53,17 @@ def test_nothing_is_compiled_after_the_second_step(
     tmp_path, monkeypatch, file, overrides
 ):
     """Nor by the evaluations and the checkpoints after the first."""
-    compiled, at_step = [], []
+    at_step = []
     dispatch = Sitting.dispatch
+    config = load_config(f"{CONFIGS / file}.py:tiny", {**RUN, **overrides})
+    with counted_compilations() as compiled:
 
-    def counting(self, inputs):
-        at_step.append((self.totals.updates, len(compiled)))
-        dispatch(self, inputs)
+        def counting(self, inputs):
+            at_step.append((self.totals.updates, len(compiled)))
+            dispatch(self, inputs)
 
-    monkeypatch.setattr(Sitting, "dispatch", counting)
-
-    def listen(event, seconds, **kwargs):
-        if event == COMPILED:
-            compiled.append(kwargs)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        config = load_config(f"{CONFIGS / file}.py:tiny", {**RUN, **overrides})
+        monkeypatch.setattr(Sitting, "dispatch", counting)
         assert run_train(config, tmp_path)["updates"] == 12
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
     after_two = [count for updates, count in at_step if updates >= 2]
     assert len(after_two) >= 5
     assert after_two[0] > 0

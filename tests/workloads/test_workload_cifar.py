@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compilations import compilations_by_update
 from image_folders import prepare
 
 from echo_jax.config import load_config
@@ -172,3 +173,9 @@ def test_images_of_another_size_are_refused_by_name(tmp_path):
 def test_what_does_not_fit_is_refused(folder, overrides, message):
     with pytest.raises(ValueError, match=message):
         build(config_of(folder, **overrides))
+
+
+@pytest.mark.slow
+def test_nothing_is_compiled_after_the_second_update(folder):
+    counts = compilations_by_update(config_of(folder, mesh__data=1))
+    assert 0 < counts[0] <= counts[1] == counts[2] == counts[3] == counts[4]

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compilations import compilations_by_update
 
 from echo_jax.config import load_config
 from echo_jax.data.detection.anchors import boxes_per_cell, default_boxes
@@ -341,3 +342,9 @@ def test_eight_photographs_are_learned_by_heart(tmp_path):
     )
     summary = train(config, build(config), tmp_path / "run")
     assert summary["final"]["mAP"] >= 0.5
+
+
+@pytest.mark.slow
+def test_nothing_is_compiled_after_the_second_update(folder):
+    counts = compilations_by_update(config_of(folder, model__dtype="bfloat16"))
+    assert 0 < counts[0] <= counts[1] == counts[2] == counts[3] == counts[4]

@@ -3,6 +3,7 @@ from contextlib import closing
 import jax
 import numpy as np
 import pytest
+from compilations import compilations_by_update
 from image_folders import prepare
 
 from echo_jax.config import load_config
@@ -11,10 +12,8 @@ from echo_jax.data.images import resize_center_crop
 from echo_jax.data.prepared import open_prepared, unpack
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.models import ImageNetResNet
-from echo_jax.training.setup import make_setup
 from echo_jax.workloads import build
 
-COMPILED = "/jax/core/compile/backend_compile_duration"
 SIZES = [(60, 80), (90, 50), (64, 64), (40, 120), (33, 33)] * 4
 EVERYTHING = ("crop", "flip", "colour")
 
@@ -126,26 +125,7 @@ def test_evaluation_sees_the_middle_of_every_image_of_its_split(folder, split):
 @pytest.mark.slow
 def test_nothing_is_compiled_after_the_second_update(folder):
     sizes = {"model__stage_sizes": (1,), "model__dtype": "bfloat16"}
-    config = config_of(folder, mesh__data=1, **sizes)
-    workload = build(config)
-    setup = make_setup(config, workload)
-    compiled = []
-
-    def listen(event, seconds, **kwargs):
-        if event == COMPILED:
-            compiled.append(event)
-
-    batches = take(workload.train_dataset(EchoSpec(1, batch_size=4)), 5)
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        state = setup.program.init(setup.init_key)
-        counts = []
-        for batch in batches:
-            state, report = setup.step(state, batch)
-            jax.block_until_ready(report)
-            counts.append(len(compiled))
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+    counts = compilations_by_update(config_of(folder, mesh__data=1, **sizes))
     assert 0 < counts[0] <= counts[1] == counts[2] == counts[3] == counts[4]
 
 

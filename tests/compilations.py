@@ -1,0 +1,46 @@
+"""How many programs are compiled, as jax itself counts them."""
+
+import contextlib
+import itertools
+
+import jax
+
+from echo_jax.echo.spec import EchoSpec
+from echo_jax.training.setup import make_setup
+from echo_jax.workloads import build
+
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+@contextlib.contextmanager
+def counted_compilations():
+    """Gives a list that grows by an entry for every compilation."""
+    compiled = []
+
+    def listen(event, seconds, **kwargs):
+        if event == _COMPILED:
+            compiled.append(kwargs)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield compiled
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def compilations_by_update(config, num_updates=5):
+    """Returns how many programs were compiled up to the end of each update."""
+    workload = build(config)
+    setup = make_setup(config, workload)
+    state = setup.program.init(setup.init_key)
+    spec = EchoSpec(batch_size=config.batch_size)
+    counts = []
+    with (
+        contextlib.closing(iter(workload.train_dataset(spec))) as batches,
+        counted_compilations() as compiled,
+    ):
+        for batch in itertools.islice(batches, num_updates):
+            state, report = setup.step(state, batch)
+            jax.block_until_ready(report)
+            counts.append(len(compiled))
+    return counts
