@@ -69,7 +69,7 @@ OUT = Path(tempfile.mkdtemp())  # receives what this notebook writes
 # %% [markdown]
 # ## A run is a folder
 #
-# `results/which` holds eleven runs of one small byte-level language model. The storage
+# `results/which` holds twelve runs of one small byte-level language model. The storage
 # was simulated: it slept, so that a fresh batch took about four times as long as a
 # training step (R = 4). All arms have one seed and one learning rate, and stop at the
 # same loss.
@@ -135,7 +135,7 @@ display(Markdown((OUT / "table.md").read_text()))
 # ## Many arms
 #
 # The rows of the table are data, too, for figures of your own. Here: what each of the
-# eleven arms took, relative to the baseline. To the left of the line is cheaper.
+# twelve arms took, relative to the baseline. To the left of the line is cheaper.
 
 # %%
 which = read_study(ROOT / "results/which")
@@ -171,10 +171,10 @@ plt.show()
 
 # %% [markdown]
 # Fresh examples and updates are exact, to the ten updates between two evaluations.
-# Seconds are good to a tenth or two: by the summaries (`t_down_s`), the same step took
-# 10.9 to 14.8 ms, depending on the run. So the arms from 0.29 to 0.34 cannot be told
-# apart by seconds. `batch_echo` can: its repeats are worth little. And so can
-# `spread_e2`, which at R = 4 leaves the accelerator waiting.
+# Seconds are not: by the summaries (`t_down_s`), the same step took 19 ms in most runs
+# and 30 ms in some, because the machine changed its speed. So the arms from 0.27 to
+# 0.34 cannot be told apart by seconds. `batch_echo` can: its repeats are worth little.
+# And so can `spread_e2`, which at R = 4 leaves the accelerator waiting.
 #
 # To compare a few arms as curves, take them out of the study. The first is drawn in
 # black:
