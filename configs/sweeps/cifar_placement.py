@@ -12,7 +12,7 @@ and 9.4, 7.3 and 6.4 million with echoed batches, augmented and decoded images.
 """
 
 from ml_collections import ConfigDict
-from sweep_parts import check_variant, placement_arms, start_study
+from sweep_parts import placement_study
 
 _UPDATES = {"batch": 250_000}
 
@@ -23,14 +23,5 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""`` or ``"tiny"``.
     """
-    check_variant(variant, ("tiny",))
-    study = start_study(
-        "Where to echo: ResNet-32 on CIFAR-10, factor 2",
-        "cifar.py:tiny" if variant else "cifar.py",
-    )
-    study.base.stop_at_target = True
-    study.arms = placement_arms("batch", "after", "before", "spread")
-    if not variant:
-        for name, updates in _UPDATES.items():
-            study.arms[name].updates = updates
-    return study.lock()
+    name = "Where to echo: ResNet-32 on CIFAR-10, factor 2"
+    return placement_study(name, "cifar.py", variant, _UPDATES)

@@ -12,7 +12,7 @@ and 5.79, 4.40 and 3.56 million with echoed batches, augmented and decoded image
 """
 
 from ml_collections import ConfigDict
-from sweep_parts import check_variant, placement_arms, start_study
+from sweep_parts import placement_study
 
 _UPDATES = {"batch": 50_000, "after": 37_500}
 
@@ -23,13 +23,5 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""`` or ``"tiny"``.
     """
-    check_variant(variant, ("tiny",))
-    study = start_study(
-        "Where to echo: SSD on COCO, factor 2", "coco.py:tiny" if variant else "coco.py"
-    )
-    study.base.stop_at_target = True
-    study.arms = placement_arms("batch", "after", "before", "spread")
-    if not variant:
-        for name, updates in _UPDATES.items():
-            study.arms[name].updates = updates
-    return study.lock()
+    name = "Where to echo: SSD on COCO, factor 2"
+    return placement_study(name, "coco.py", variant, _UPDATES)

@@ -12,7 +12,7 @@ and 86.6, 68.0 and 42.5 million with echoed batches, augmented and decoded image
 """
 
 from ml_collections import ConfigDict
-from sweep_parts import check_variant, placement_arms, start_study
+from sweep_parts import placement_study
 
 _UPDATES = {"batch": 192_500, "after": 165_000}
 
@@ -23,14 +23,5 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""`` or ``"tiny"``.
     """
-    check_variant(variant, ("tiny",))
-    study = start_study(
-        "Where to echo: ResNet-50 on ImageNet, factor 2",
-        "imagenet.py:tiny" if variant else "imagenet.py",
-    )
-    study.base.stop_at_target = True
-    study.arms = placement_arms("batch", "after", "before", "spread")
-    if not variant:
-        for name, updates in _UPDATES.items():
-            study.arms[name].updates = updates
-    return study.lock()
+    name = "Where to echo: ResNet-50 on ImageNet, factor 2"
+    return placement_study(name, "imagenet.py", variant, _UPDATES)

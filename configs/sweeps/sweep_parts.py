@@ -12,6 +12,7 @@ __all__ = [
     "check_variant",
     "factor_arms",
     "placement_arms",
+    "placement_study",
     "start_study",
 ]
 
@@ -60,6 +61,26 @@ def placement_arms(*names: str) -> ConfigDict:
     return ConfigDict(
         {"baseline": _BASELINE, **{name: _PLACEMENTS[name] for name in names}}
     )
+
+
+def placement_study(
+    name: str, config: str, variant: str, updates: Mapping[str, int]
+) -> ConfigDict:
+    """Returns a study of every placement: Choi et al. 2019, figure 3, and `spread`.
+
+    Args:
+      name: Its title.
+      config: The file of the config of its runs, such as ``"cifar.py"``.
+      variant: ``""`` or ``"tiny"``.
+      updates: Those that an arm may take, where it needs more than the base has.
+    """
+    check_variant(variant, ("tiny",))
+    study = start_study(name, f"{config}:tiny" if variant else config)
+    study.base.stop_at_target = True
+    study.arms = placement_arms("batch", "after", "before", "spread")
+    for arm, most in () if variant else updates.items():
+        study.arms[arm].updates = most
+    return study.lock()
 
 
 def buffer_arms(name: str, batches: Sequence[int], items: Sequence[int]) -> ConfigDict:
