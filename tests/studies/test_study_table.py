@@ -1,5 +1,6 @@
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -89,6 +90,25 @@ def test_cells_match_the_headings(tmp_path, make_study):
         "R": "4.00",
         "repeat's worth": "0.73",
     }
+
+
+def test_steps_faster_than_the_timed_one_are_no_negative_idle(tmp_path, make_run):
+    (row,) = arm_rows(read_runs([make_run(tmp_path / "arm", idle_fraction=-0.04)]))
+    assert row.idle_fraction == -0.04
+    assert cells(row)[HEADINGS.index("idle")] == "0%"
+
+
+def test_a_note_in_markdown_is_text_whatever_it_names(tmp_path, make_run):
+    run = read_run(make_run(tmp_path / "arm", target=0.5))
+    study = read_runs([make_run(tmp_path / "arm2")])
+    study = replace(study, runs=[replace(run, name="<b>|x")])
+    write_markdown(study, tmp_path / "table.md")
+    (line,) = [
+        line
+        for line in (tmp_path / "table.md").read_text().splitlines()
+        if "did not reach" in line
+    ]
+    assert line.startswith("- &lt;b&gt;&#124;x did not reach the target")
 
 
 @pytest.mark.parametrize(
