@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import numpy as np
@@ -34,7 +34,13 @@ from echo_jax.echo.rates import (
 __all__ = ["p3", "p4", "p18"]
 
 _CAP = 4
-_PRODUCERS = get_args(Producer)
+_PRODUCERS: tuple[Producer, ...] = (
+    "constant",
+    "exponential",
+    "bursty",
+    "switching",
+    "stalling",
+)
 _FACTORS = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 16)
 # Figure, batch size and variant in results/paper/choi2019_figures.json.
 _CURVES = {

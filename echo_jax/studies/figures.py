@@ -16,13 +16,13 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from echo_jax.studies.runs import Run, Study
 
-__all__ = ["write_figure"]
+__all__ = ["COLOURS", "MARKERS", "STYLE", "write_figure"]
 
 # Okabe and Ito (2008): told apart with every common colour blindness. Black is
 # the first, so that the baseline is the line in the neutral colour.
-_COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 # A second sign beside the colour, for print in grey.
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ _PANELS = (
     _Panel("seconds of training", "wall_s", "seconds_to_target"),
 )
 
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.labelsize": 10,
@@ -77,7 +77,7 @@ def write_figure(study: Study, stem: Path) -> tuple[Path, Path]:
       The paths of the PNG and of the SVG.
     """
     png, svg = stem.with_suffix(".png"), stem.with_suffix(".svg")
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = _draw(study)
         # Canvases of our own, not pyplot: the caller's backend and open figures
         # stay as they are.
@@ -105,7 +105,7 @@ def _draw(study: Study) -> Figure:
 
 
 def _draw_run(ax: Axes, panel: _Panel, run: Run, index: int) -> None:
-    colour = _COLOURS[index % len(_COLOURS)]
+    colour = COLOURS[index % len(COLOURS)]
     ax.plot(
         [row[panel.field] for row in run.evals],
         run.values,
@@ -121,7 +121,7 @@ def _draw_run(ax: Axes, panel: _Panel, run: Run, index: int) -> None:
         ax.plot(
             [x],
             [y],
-            marker=_MARKERS[index % len(_MARKERS)],
+            marker=MARKERS[index % len(MARKERS)],
             color=colour,
             # Smaller and smaller: markers in one place all show.
             markersize=max(9.5 - 1.2 * index, 5),
@@ -179,8 +179,8 @@ def _head(figure: Figure, study: Study, axes: Sequence[Axes]) -> None:
         Line2D(
             [],
             [],
-            color=_COLOURS[index % len(_COLOURS)],
-            marker=_MARKERS[index % len(_MARKERS)],
+            color=COLOURS[index % len(COLOURS)],
+            marker=MARKERS[index % len(MARKERS)],
             markersize=7,
             markeredgecolor="white",
             linewidth=1.8,
