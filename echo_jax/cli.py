@@ -67,9 +67,14 @@ examples:
   echo-jax probe --config configs/lm.py:bytes --seconds 60 --json probe.json"""
 
 _REPORT_EPILOG = """\
+With the word scaling before the folders, runs of one training on different numbers
+of devices are compared: throughput and efficiency. (A folder of that name is
+./scaling.)
+
 examples:
   echo-jax report runs/quickstart
-  echo-jax report runs/baseline runs/spread --workdir runs/compared"""
+  echo-jax report runs/baseline runs/spread --workdir runs/compared
+  echo-jax report scaling runs/on_1 runs/on_4 runs/on_16 --workdir runs/scaling"""
 
 _PREPARE_EPILOG = """\
 What is prepared is shards of records and a dataset.json, which is written last.
@@ -186,9 +191,8 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "folders",
         nargs="+",
-        type=Path,
         metavar="FOLDER",
-        help="one study, or run folders to compare",
+        help="one study, or run folders to compare; or scaling and run folders",
     )
     report.add_argument(
         "--workdir",
@@ -258,12 +262,21 @@ def _exits_of(runs: ModuleType) -> Iterator[None]:
 def _report(args: argparse.Namespace, extras: Sequence[str]) -> int:
     if extras:
         raise _Exit(_WRONG_USE, f"unknown option {extras[0]!r}; see --help")
-    if len(args.folders) > 1 and args.workdir is None:
+    # The word, not a path: ./scaling is a folder.
+    is_scaling = args.folders[0] == "scaling"
+    folders = [Path(folder) for folder in args.folders[is_scaling:]]
+    if not folders:
+        raise _Exit(
+            _WRONG_USE,
+            "scaling needs run folders after it; a folder of that name is ./scaling",
+        )
+    if len(folders) > 1 and args.workdir is None:
         raise _Exit(
             _WRONG_USE,
             "several run folders need a folder for the report: add --workdir FOLDER",
         )
-    return _show(args.folders, args.workdir or args.folders[0])
+    show = _show_scaling if is_scaling else _show
+    return show(folders, args.workdir or folders[0])
 
 
 def _prepare(args: argparse.Namespace, extras: Sequence[str]) -> int:
@@ -293,6 +306,23 @@ def _show(folders: Sequence[Path], workdir: Path) -> int:
     rich.print()
     rich.print(terminal_table(study))
     print(f"\n{workdir / 'figure.png'}\n{report}")
+    return 0
+
+
+def _show_scaling(folders: Sequence[Path], workdir: Path) -> int:
+    """Prints throughput by devices; writes it and its figure."""
+    # Imported here: matplotlib takes a second, and --help does without.
+    from echo_jax.studies.scaling import read_scaling, terminal_tables
+    from echo_jax.studies.scaling_figure import write_scaling
+
+    try:
+        groups = read_scaling(folders)
+        page, png = write_scaling(groups, workdir)
+    except (OSError, StudyError) as error:
+        raise _Exit(_WRONG_USE, error) from error
+    rich.print()
+    rich.print(terminal_tables(groups))
+    print(f"\n{page}\n{png}")
     return 0
 
 

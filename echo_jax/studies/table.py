@@ -22,6 +22,8 @@ __all__ = [
     "ArmRow",
     "arm_rows",
     "cells",
+    "markdown_row",
+    "markdown_text",
     "notes",
     "terminal_table",
     "write_markdown",
@@ -209,13 +211,13 @@ def write_markdown(study: Study, path: Path) -> None:
     """
     title = ", ".join([study.name, *study.caveats])
     lines = [
-        f"**{_markdown(title)}**",
+        f"**{markdown_text(title)}**",
         "",
-        _markdown_row(HEADINGS),
-        _markdown_row(["---", "---", *["---:"] * (len(HEADINGS) - 2)]),
-        *(_markdown_row(map(_markdown, cells(row))) for row in arm_rows(study)),
+        markdown_row(HEADINGS),
+        markdown_row(["---", "---", *["---:"] * (len(HEADINGS) - 2)]),
+        *(markdown_row(map(markdown_text, cells(row))) for row in arm_rows(study)),
         "",
-        *(f"- {_markdown(note)}" for note in notes(study)),
+        *(f"- {markdown_text(note)}" for note in notes(study)),
     ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -287,10 +289,11 @@ def _optional(value: float | None, pattern: str) -> str:
     return "—" if value is None else pattern.format(value)
 
 
-def _markdown(text: str) -> str:
+def markdown_text(text: str) -> str:
     """Escapes text for a Markdown cell: no HTML, no cell border, no line break."""
     return " ".join(html.escape(text, quote=False).replace("|", "&#124;").split())
 
 
-def _markdown_row(row: Iterable[str]) -> str:
+def markdown_row(row: Iterable[str]) -> str:
+    """Makes a line of a Markdown table of its cells, which are Markdown."""
     return f"| {' | '.join(row)} |"

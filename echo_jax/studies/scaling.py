@@ -1,0 +1,320 @@
+"""How throughput grows with the devices: T = S N efficiency, over finished runs.
+
+T is the throughput of a run in examples per second, N how many devices it had, and S
+what one device does where there are fewest. So the efficiency is what is left of a
+device's throughput once it works with others. Runs that train the same thing make a
+group; nothing is compared between groups.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from echo_jax.studies.runs import Run, Study, StudyError, read_run
+from echo_jax.studies.table import arm_rows, markdown_row, markdown_text
+
+__all__ = [
+    "HEADINGS",
+    "Point",
+    "Scaling",
+    "cells",
+    "notes",
+    "read_scaling",
+    "terminal_tables",
+    "write_markdown",
+]
+
+HEADINGS = (
+    "run",
+    "processes",
+    "devices",
+    "batch per device",
+    "steps/s",
+    "examples/s",
+    "efficiency",
+    "idle",
+    "collectives",
+)
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a run did on its devices.
+
+    Attributes:
+      name: The run's.
+      processes: How many ran the program.
+      devices: N, how many trained.
+      batch: Examples per update, over all devices.
+      steps_per_s: Updates per second of training, waiting for input included.
+      idle_fraction: The part of that time in which no step could run.
+      collective_fraction: The part of it that a profile found in collectives; None
+        if none was made.
+    """
+
+    name: str
+    processes: int
+    devices: int
+    batch: float
+    steps_per_s: float
+    idle_fraction: float | None
+    collective_fraction: float | None
+
+    @property
+    def examples_per_s(self) -> float:
+        """T, the throughput."""
+        return self.steps_per_s * self.batch
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Runs that train the same thing on more and more devices.
+
+    Attributes:
+      name: What is trained, how it echoes, on which kind of device, and what a reader
+        must know about its input.
+      points: In the order of their devices.
+      on_cpu: Whether the devices are parts of a CPU.
+    """
+
+    name: str
+    points: Sequence[Point]
+    on_cpu: bool = False
+
+    @property
+    def base(self) -> Sequence[Point]:
+        """The runs with the fewest devices."""
+        fewest = self.points[0].devices
+        return [point for point in self.points if point.devices == fewest]
+
+    @property
+    def examples_per_s_of_one(self) -> float:
+        """S, examples per second of one device of the base; the mean of its runs."""
+        each = [point.examples_per_s / point.devices for point in self.base]
+        return sum(each) / len(each)
+
+    @property
+    def kind(self) -> str:
+        """Whether the work of a device, or that of all, is the same in every run."""
+        per_device = {point.batch / point.devices for point in self.points}
+        if len({point.devices for point in self.points}) == 1:
+            return "one number of devices"
+        if len(per_device) == 1:
+            return "weak scaling"
+        if len({point.batch for point in self.points}) == 1:
+            return "strong scaling"
+        return "neither weak nor strong scaling: the batch varies with and without N"
+
+    @property
+    def heading(self) -> str:
+        """What is trained, how the batch grows, and S."""
+        fewest = self.points[0].devices
+        devices = "1 device" if fewest == 1 else f"{fewest} devices"
+        one = _rate(self.examples_per_s_of_one)
+        return f"{self.name}: {self.kind}, S = {one} examples/s on {devices}"
+
+    def efficiency(self, point: Point) -> float:
+        """T / (S N)."""
+        return point.examples_per_s / (self.examples_per_s_of_one * point.devices)
+
+
+def read_scaling(folders: Iterable[Path | str]) -> list[Scaling]:
+    """Reads finished runs and groups them by what they train.
+
+    Args:
+      folders: Run folders.
+
+    Returns:
+      The groups, in the order in which their first runs were named.
+
+    Raises:
+      StudyError: A folder cannot be read, or no two runs train the same thing on
+        different numbers of devices.
+    """
+    runs = [read_run(folder) for folder in folders]
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_what_is_trained(run), []).append(run)
+    found = [_scaling(group) for group in groups.values()]
+    if all(len({p.devices for p in group.points}) == 1 for group in found):
+        devices = ", ".join(f"{run.name}: {_num_devices(run)}" for run in runs)
+        raise StudyError(
+            "no two of the runs train the same thing on different numbers of devices "
+            f"({devices}); name runs of one config that differ in --config.mesh.data"
+        )
+    names = [group.name for group in found]
+    return [
+        Scaling(f"{group.name} ({index})", group.points, group.on_cpu)
+        if names.count(group.name) > 1
+        else group
+        for index, group in enumerate(found, start=1)
+    ]
+
+
+def cells(scaling: Scaling, point: Point) -> tuple[str, ...]:
+    """Formats a run as text, one cell for each of `HEADINGS`."""
+    return (
+        point.name,
+        f"{point.processes}",
+        f"{point.devices}",
+        f"{point.batch / point.devices:g}",
+        _rate(point.steps_per_s),
+        _rate(point.examples_per_s),
+        f"{scaling.efficiency(point):.2f}",
+        _percent(point.idle_fraction),
+        _percent(point.collective_fraction),
+    )
+
+
+def notes(groups: Sequence[Scaling]) -> list[str]:
+    """Says what the numbers mean and what limits them.
+
+    Args:
+      groups: From `read_scaling`.
+
+    Returns:
+      Sentences for below the tables.
+    """
+    points = [point for group in groups for point in group.points]
+    lines = [
+        "T = S N efficiency: T is examples/s, S that of one device of the run with the "
+        "fewest devices, N the number of devices.",
+        "Seconds: training and waiting for input, without evaluation, saving and "
+        "compiling. Idle: the part of it in which no step could run.",
+    ]
+    if any(point.collective_fraction is None for point in points):
+        lines.append(
+            "Collectives: the part of the time that a profile found in them; —: not "
+            "measured, so that they are a part of the steps."
+        )
+    if any(group.on_cpu for group in groups):
+        lines.append(
+            "CPU devices are parts of one machine's cores: their efficiency says "
+            "whether a program scales, and nothing of accelerators."
+        )
+    return lines
+
+
+def terminal_tables(groups: Sequence[Scaling]) -> Group:
+    """Makes the tables for a terminal.
+
+    They fit into 80 columns: steps per second are left to the Markdown table.
+
+    Args:
+      groups: From `read_scaling`.
+    """
+    parts: list[Table | Text] = []
+    for group in groups:
+        table = Table(
+            title=Text(f"{group.heading}\n", style="bold"),
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            padding=0,
+            show_edge=False,
+        )
+        shown = [
+            index for index, heading in enumerate(HEADINGS) if heading != "steps/s"
+        ]
+        for index in shown:
+            heading = HEADINGS[index].replace("batch per ", "batch per\n")
+            justify = "left" if index == 0 else "right"
+            table.add_column(Text(heading), justify=justify, overflow="fold")
+        for point in group.points:
+            row = cells(group, point)
+            # Text, not str: a name with square brackets is no markup.
+            table.add_row(*(Text(row[index]) for index in shown))
+        parts += [table, Text("")]
+    return Group(*parts, Text("\n".join(notes(groups))))
+
+
+def write_markdown(groups: Sequence[Scaling], path: Path) -> None:
+    """Writes the tables as Markdown.
+
+    Args:
+      groups: From `read_scaling`.
+      path: The file, such as ``scaling.md``.
+    """
+    lines = []
+    for group in groups:
+        rows = [map(markdown_text, cells(group, point)) for point in group.points]
+        lines += [
+            f"**{markdown_text(group.heading)}**",
+            "",
+            markdown_row(HEADINGS),
+            markdown_row(["---", *["---:"] * (len(HEADINGS) - 1)]),
+            *map(markdown_row, rows),
+            "",
+        ]
+    lines += [f"- {markdown_text(note)}" for note in notes(groups)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _scaling(runs: Sequence[Run]) -> Scaling:
+    """Makes a group of runs that train the same thing."""
+    points = sorted(
+        map(_point, runs), key=lambda point: (point.devices, point.processes)
+    )
+    study = Study("", runs, {}, {})
+    # How a run echoes is put into words by the table of a study.
+    echo = arm_rows(study)[0].echo
+    environment = runs[0].environment
+    kinds = ", ".join(sorted(set(environment["devices"])))
+    words = [runs[0].summary["workload"], f"echo: {echo}", f"on {kinds}"]
+    return Scaling(
+        name=", ".join([*words, *study.caveats]),
+        points=points,
+        on_cpu=environment["backend"] == "cpu",
+    )
+
+
+def _point(run: Run) -> Point:
+    summary = run.summary
+    return Point(
+        name=run.name,
+        # Runs that were made before there could be several do not say it.
+        processes=run.environment.get("processes", 1),
+        devices=_num_devices(run),
+        batch=(summary["fresh"] + summary["repeats"]) / summary["updates"],
+        steps_per_s=summary["updates"] / summary["wall_s"],
+        idle_fraction=summary["idle_fraction"],
+        collective_fraction=summary.get("collective_fraction"),
+    )
+
+
+def _num_devices(run: Run) -> int:
+    """The devices that trained: those of the mesh, which may leave some out."""
+    visible = len(run.environment["devices"])
+    mesh = run.config.get("mesh", {"data": -1, "fsdp": 1})
+    data = mesh["data"] if mesh["data"] != -1 else visible // mesh["fsdp"]
+    return data * mesh["fsdp"]
+
+
+def _what_is_trained(run: Run) -> str:
+    """What runs of a group share; batch and mesh are what may differ."""
+    echo = run.summary["echo"]
+    # A factor of "auto" follows from what each run measures.
+    factor = echo.get("factor_asked", echo["factor"])
+    shared = {
+        "workload": run.summary["workload"],
+        "model": run.config.get("model"),
+        "source": run.config.get("data", {}).get("source"),
+        "echo": [factor, *(echo.get(k) for k in ("mode", "where", "after", "cap"))],
+        "hold_batch": run.summary.get("hold_batch"),
+        "storage": run.summary["storage"],
+        "devices": sorted(set(run.environment["devices"])),
+    }
+    return json.dumps(shared, sort_keys=True)
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 1000 else f"{per_s:.3g}"
+
+
+def _percent(fraction: float | None) -> str:
+    return "—" if fraction is None else f"{max(fraction, 0.0):.0%}"
