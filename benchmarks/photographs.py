@@ -93,8 +93,9 @@ def _measure(source: str, asked: int, small: bool) -> Result:
         "of the time",
         "one held batch in the same trainer",
         busy,
-        f"R={rates.ratio:.2f}; adaptive, cap {_CAP}; batch {config.batch_size}; 500 "
-        f"images again and again; on {jax.devices()[0].device_kind}",
+        f"R={rates.ratio:.2f}; adaptive, cap {_CAP}; batch {config.batch_size}; "
+        f"{workload.facts['data']['train_examples']} images again and again; on "
+        f"{jax.devices()[0].device_kind}",
     )
 
 

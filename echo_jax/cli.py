@@ -298,15 +298,10 @@ def _show(folders: Sequence[Path], workdir: Path) -> int:
     from echo_jax.studies.table import terminal_table
 
     is_study = len(folders) == 1 and (folders[0] / "study.json").exists()
-    try:
+    with _refused_studies():
         study = read_study(folders[0]) if is_study else read_runs(folders)
         report = write_report(study, workdir)
-    except (OSError, StudyError) as error:
-        raise _Exit(_WRONG_USE, error) from error
-    rich.print()
-    rich.print(terminal_table(study))
-    print(f"\n{workdir / 'figure.png'}\n{report}")
-    return 0
+    return _shown(terminal_table(study), workdir / "figure.png", report)
 
 
 def _show_scaling(folders: Sequence[Path], workdir: Path) -> int:
@@ -315,14 +310,26 @@ def _show_scaling(folders: Sequence[Path], workdir: Path) -> int:
     from echo_jax.studies.scaling import read_scaling, terminal_tables
     from echo_jax.studies.scaling_figure import write_scaling
 
-    try:
+    with _refused_studies():
         groups = read_scaling(folders)
-        page, png = write_scaling(groups, workdir)
+        files = write_scaling(groups, workdir)
+    return _shown(terminal_tables(groups), *files)
+
+
+@contextlib.contextmanager
+def _refused_studies() -> Iterator[None]:
+    """Turns run folders that cannot be compared into an exit."""
+    try:
+        yield
     except (OSError, StudyError) as error:
         raise _Exit(_WRONG_USE, error) from error
+
+
+def _shown(table: Any, *files: Path) -> int:
+    """Prints a table and the files that hold it."""
     rich.print()
-    rich.print(terminal_tables(groups))
-    print(f"\n{page}\n{png}")
+    rich.print(table)
+    print("", *files, sep="\n")
     return 0
 
 
