@@ -211,9 +211,10 @@ def _train(args: argparse.Namespace, extras: Sequence[str]) -> int:
     # Imported here: it imports jax.
     from echo_jax import runs
 
-    with _exits_of(runs):
+    with _exits_of(runs), runs.connected(config):
         runs.run_train(config, args.workdir)
-    print(f"\n{args.workdir / 'summary.json'}")
+    if runs.speaks():
+        print(f"\n{args.workdir / 'summary.json'}")
     return 0
 
 

@@ -102,6 +102,15 @@ def default_config() -> Config:
     config.inner.strategy = "auto"  # auto | loop | unroll | scan
     config.inner.updates = 0  # updates for each dispatch; 0: chosen, at most 8
 
+    # 0: one for each process. A run resumes in as many processes as divide them.
+    config.data.parts = 0
+
+    config.distributed = ConfigDict()
+    config.distributed.detect = True  # find other processes as jax does
+    config.distributed.coordinator = ""  # HOST:PORT of the first process
+    config.distributed.num_processes = 1
+    config.distributed.process_id = 0
+
     config.mesh = ConfigDict()
     config.mesh.data = -1  # -1: all devices that fsdp leaves
     config.mesh.fsdp = 1

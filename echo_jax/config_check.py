@@ -40,6 +40,9 @@ _AT_LEAST = {
     "data.threads": 0,
     "data.prefetch": 0,
     "data.eval_examples": 0,
+    "data.parts": 0,
+    "distributed.num_processes": 1,
+    "distributed.process_id": 0,
     "data.storage.latency_s": 0.0,
     "data.storage.bytes_per_s": 0.0,
     "mesh.fsdp": 1,
@@ -110,6 +113,7 @@ def check_config(config: Config) -> None:
     _check_target(config)
     _check_schedule(config)
     _check_mesh(config)
+    _check_distributed(config)
 
 
 def _get(config: Config, field: str) -> Any:
@@ -241,3 +245,16 @@ def _check_mesh(config: Config) -> None:
         multiple = math.ceil(config.batch_size / ways) * ways
         rule = f"must be a multiple of the {ways} devices of config.mesh"
         _refuse(config, "batch_size", rule, multiple)
+
+
+def _check_distributed(config: Config) -> None:
+    wanted, parts = config.distributed, config.data.parts
+    if wanted.process_id >= wanted.num_processes:
+        rule = f"must be below config.distributed.num_processes={wanted.num_processes}"
+        _refuse(config, "distributed.process_id", rule, 0)
+    if not wanted.coordinator and wanted.num_processes > 1:
+        rule = "needs --config.distributed.coordinator=HOST:PORT"
+        _refuse(config, "distributed.num_processes", rule, 1)
+    if parts and config.batch_size % parts:
+        rule = f"must divide config.batch_size={config.batch_size}"
+        _refuse(config, "data.parts", rule, math.gcd(parts, config.batch_size))

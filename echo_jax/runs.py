@@ -10,6 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from echo_jax.config_check import check_config
+from echo_jax.training import processes
 from echo_jax.training.environment import claim_workdir
 from echo_jax.training.interrupt import Interrupted
 from echo_jax.training.loop import train
@@ -22,9 +23,11 @@ __all__ = [
     "ConfigRefusedError",
     "Interrupted",
     "NonFiniteLossError",
+    "connected",
     "run_probe",
     "run_study",
     "run_train",
+    "speaks",
 ]
 
 # An arm's name is the name of a folder and a heading.
@@ -33,6 +36,29 @@ _ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 class ConfigRefusedError(ValueError):
     """A config that cannot be run as it is; the message says what to change."""
+
+
+@contextlib.contextmanager
+def connected(config: ConfigDict) -> Iterator[None]:
+    """Connects the processes of a run, before anything asks for a device.
+
+    Args:
+      config: A training config; ``distributed`` says which processes there are.
+
+    Raises:
+      ConfigRefusedError: They cannot be connected.
+    """
+    with contextlib.ExitStack() as stack:
+        with _errors_of_the_config():
+            if "arms" not in config:
+                check_config(config)
+                stack.enter_context(processes.connected(config))
+        yield
+
+
+def speaks() -> bool:
+    """Whether this process is the one that reports what all of them did."""
+    return processes.is_first()
 
 
 def run_train(config: ConfigDict, workdir: Path | str) -> dict[str, Any]:
@@ -63,7 +89,8 @@ def run_train(config: ConfigDict, workdir: Path | str) -> dict[str, Any]:
         check_config(config)
         workload = build(config)
         # Last, so that a refused config leaves no folder behind.
-        claim_workdir(workdir, config)
+        if processes.is_first():
+            claim_workdir(workdir, config)
     return train(config, workload, workdir)
 
 
@@ -152,6 +179,7 @@ def run_probe(
             _arm_configs(config)
         base = copy.deepcopy(config.base if is_study else config).lock()
         check_config(base)
+        _refuse_processes(base)
     if is_study:
         found = _calibrate(config, say=lambda what: on_progress(what, 0.0))
         if found:
@@ -174,6 +202,16 @@ def _errors_of_the_config() -> Iterator[None]:
         raise ConfigRefusedError(str(error)) from error
 
 
+def _refuse_processes(config: ConfigDict) -> None:
+    """Refuses a config of several processes."""
+    wanted = config.distributed.num_processes
+    if wanted > 1:
+        raise ValueError(
+            f"config.distributed.num_processes={wanted}: a study and a probe run in "
+            "one process; train in several with 'echo-jax train'"
+        )
+
+
 def _arm_configs(config: ConfigDict) -> dict[str, ConfigDict]:
     """Returns the training config of every arm, checked."""
     if "arms" not in config:
@@ -194,6 +232,7 @@ def _arm_configs(config: ConfigDict) -> dict[str, ConfigDict]:
         try:
             arm.update(differences.to_dict())
             check_config(arm)
+            _refuse_processes(arm)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"arm {name}: {error}") from error
         arms[name] = arm

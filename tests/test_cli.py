@@ -56,7 +56,7 @@ def test_the_module_is_the_command():
 def test_every_field_is_a_flag(trained, tmp_path):
     argv = ["train", "--config", LM, "--workdir", f"{tmp_path}/x"]
     argv += ["--config.echo.factor=3.0", "--config.optim.lr", "0.5"]
-    argv += ["--config.stop_at_target", "--config.mesh.data", "-1"]
+    argv += ["--config.stop_at_target", "--config.target=1", "--config.mesh.data", "-1"]
     assert cli.main(argv) == 0
     ((config, workdir),) = trained
     assert workdir == tmp_path / "x"

@@ -125,6 +125,13 @@ def test_help_shows_an_example(capsys):
         (["--seconds=0"], "seconds=0.0 must be above 0; 20 is a good choice"),
         (["--config.base.batch_size=0"], "batch_size=0 must be at least 1"),
         (["--config.storage_ratio=-1"], "storage_ratio=-1.0 must be at least 0"),
+        (
+            [
+                "--config.base.distributed.num_processes=2",
+                "--config.base.distributed.coordinator=localhost:1",
+            ],
+            "num_processes=2: a study and a probe run in one process",
+        ),
         (["--workdir=x"], "unknown option '--workdir'"),
         (["--json=nowhere/x.json"], "--json=nowhere/x.json: there is no folder"),
     ],

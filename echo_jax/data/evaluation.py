@@ -7,6 +7,7 @@ import numpy as np
 
 from echo_jax.data.stages import Item, RecordSource
 from echo_jax.echo.keys import use_seed
+from echo_jax.echo.part import WHOLE, Part
 
 __all__ = ["eval_batches", "sample_indices", "stream_eval_batches"]
 
@@ -22,6 +23,7 @@ def eval_batches(
     batch_size: int,
     max_examples: int = 0,
     threads: int = _THREADS,
+    part: Part = WHOLE,
 ) -> list[Item]:
     """Decodes a split, or a sample of it, into batches of one size.
 
@@ -35,6 +37,7 @@ def eval_batches(
       max_examples: How many examples to take, always the same ones; 0
         takes all.
       threads: That read and decode.
+      part: Which rows of every batch are made, where several processes share them.
 
     Returns:
       Batches: the item's arrays with a leading axis of size B, and ``"mask"``
@@ -54,6 +57,7 @@ def eval_batches(
             batch_size=batch_size,
             max_examples=max_examples,
             threads=threads,
+            part=part,
         )
     )
 
@@ -65,6 +69,7 @@ def stream_eval_batches(
     batch_size: int,
     max_examples: int = 0,
     threads: int = _THREADS,
+    part: Part = WHOLE,
 ) -> Iterator[Item]:
     """Yields the batches of `eval_batches`, of which two are in memory at a time.
 
@@ -76,23 +81,30 @@ def stream_eval_batches(
       batch_size: Examples in a batch, B.
       max_examples: How many examples to take.
       threads: That read and decode; the next batch is made while one is used.
+      part: Which rows of every batch are made; all parts have as many batches.
 
     Yields:
       Batches.
     """
     indices = sample_indices(len(source), max_examples)
+    rows = part.rows(batch_size)
     pool = ThreadPoolExecutor(threads)
 
-    def start(first: int) -> list[Future[Item]]:
-        part = indices[first : first + batch_size]
-        return [pool.submit(lambda i=index: decode(source[i])) for index in part]
+    def start(first: int) -> tuple[int, list[Future[Item]]]:
+        batch = indices[first : first + batch_size]
+        mine = batch[part.number * rows : (part.number + 1) * rows]
+        # A part of nothing but padding has the shapes of an example all the same.
+        wanted = mine or batch[:1]
+        decoded = [pool.submit(lambda i=index: decode(source[i])) for index in wanted]
+        return len(mine), decoded
 
     try:
         coming = start(0)
         for first in range(0, len(indices), batch_size):
-            items = [future.result() for future in coming]
+            real, decoded = coming
+            items = [future.result() for future in decoded]
             coming = start(first + batch_size)
-            yield _padded(items, batch_size)
+            yield _padded(items, rows, real)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -113,8 +125,8 @@ def sample_indices(num_records: int, max_records: int) -> list[int]:
     return np.sort(np.argsort(ranks)[:max_records]).tolist()
 
 
-def _padded(items: Sequence[Item], size: int) -> Item:
+def _padded(items: Sequence[Item], size: int, real: int) -> Item:
     """Stacks items to a batch of some size, filled up with the first of them."""
     rows = [*items, *[items[0]] * (size - len(items))]
     batch = {key: np.stack([item[key] for item in rows]) for key in items[0]}
-    return {**batch, "mask": (np.arange(size) < len(items)).astype(np.float32)}
+    return {**batch, "mask": (np.arange(size) < real).astype(np.float32)}

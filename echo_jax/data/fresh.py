@@ -4,6 +4,8 @@ Every stage is a function of the stream index, so that any thread or worker, of 
 engine, may compute any item.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import grain
@@ -11,19 +13,24 @@ import grain
 from echo_jax.data.pipeline_spec import AUGMENT, SHUFFLE, STORAGE, PipelineSpec
 from echo_jax.data.stages import AugmentFresh, FinishBatch, Read, Stages
 from echo_jax.data.storage import SimulatedStorage
+from echo_jax.echo.part import WHOLE, Part
 
 __all__ = ["below_echo", "fresh_items"]
 
 
-def fresh_items(stages: Stages, pipeline: PipelineSpec) -> grain.MapDataset[Any]:
+def fresh_items(
+    stages: Stages, pipeline: PipelineSpec, part: Part = WHOLE
+) -> grain.MapDataset[Any]:
     """Returns the stages above the echo, as the items that they make.
 
     Args:
       stages: Records and what they go through.
       pipeline: Says behind which stage the echo stands.
+      part: Of every batch.
 
     Returns:
-      Item i is the i-th fresh one of the endless stream; of batches, their examples.
+      Item i is the i-th fresh one of the part's endless stream; of batches, their
+      examples.
     """
     storage = SimulatedStorage(pipeline.storage, pipeline.stream_seed(STORAGE))
     dataset: grain.MapDataset[Any] = (
@@ -38,11 +45,21 @@ def fresh_items(stages: Stages, pipeline: PipelineSpec) -> grain.MapDataset[Any]
     if pipeline.after in ("augment", "batch") and stages.augment is not None:
         augment = AugmentFresh(stages.augment, pipeline.stream_seed(AUGMENT))
         dataset = dataset.map_with_index(augment)
-    return dataset
+    if part.of == 1:
+        return dataset
+    rows = part.rows(pipeline.batch_size)
+    return _PartOfItems(dataset, functools.partial(part.whole_index, rows=rows))
 
 
-def below_echo(stages: Stages, pipeline: PipelineSpec) -> FinishBatch | None:
+def below_echo(
+    stages: Stages, pipeline: PipelineSpec, part: Part = WHOLE
+) -> FinishBatch | None:
     """Returns what is left to do for every use of an item.
+
+    Args:
+      stages: Records and what they go through.
+      pipeline: Says behind which stage the echo stands.
+      part: Of every batch.
 
     Returns:
       The stages; None if there are none but batching, so that the echo may gather
@@ -53,4 +70,29 @@ def below_echo(stages: Stages, pipeline: PipelineSpec) -> FinishBatch | None:
     decode = stages.decode if pipeline.after == "read" else None
     if decode is None and stages.augment is None:
         return None
-    return FinishBatch(decode, stages.augment, pipeline.stream_seed(AUGMENT))
+    seed, rows = pipeline.stream_seed(AUGMENT), part.rows(pipeline.batch_size)
+    return FinishBatch(
+        decode, stages.augment, seed, functools.partial(part.whole_index, rows=rows)
+    )
+
+
+class _PartOfItems(grain.MapDataset):
+    """The items of a part, by their number in it."""
+
+    def __init__(self, items: grain.MapDataset, index: Callable[[int], int]):
+        """Takes items of all parts.
+
+        Args:
+          items: An endless dataset.
+          index: Of an item of the part, in there.
+        """
+        super().__init__(items)
+        self._index = index
+
+    def __len__(self) -> int:
+        return len(self._parent)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        return self._parent[int(self._index(index))]

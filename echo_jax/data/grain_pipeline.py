@@ -5,6 +5,7 @@ one background thread. The echo is never inside a worker: there, repeats would c
 the process boundary, which costs more than making them (measured: docs/design.md).
 """
 
+import functools
 import signal
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from echo_jax.data.fresh import below_echo, fresh_items
 from echo_jax.data.pipeline_spec import PipelineSpec
 from echo_jax.data.stages import BroadcastTags, Stages
 from echo_jax.echo import grain as echo_grain
+from echo_jax.echo.part import Part
 from echo_jax.echo.spec import EchoSpec
 
 __all__ = ["grain_batches", "grain_fresh_batches"]
@@ -27,38 +29,42 @@ _CHUNK_ITEMS = 16
 
 
 def grain_batches(
-    stages: Stages, pipeline: PipelineSpec, spec: EchoSpec
+    stages: Stages, pipeline: PipelineSpec, spec: EchoSpec, part: Part
 ) -> grain.IterDataset:
     """See `echo_jax.data.pipeline.train_dataset`."""
-    batch_size, below = pipeline.batch_size, below_echo(stages, pipeline)
+    batch_size = part.rows(pipeline.batch_size)
+    below = below_echo(stages, pipeline, part)
     if pipeline.after == "batch":
-        fresh = grain_fresh_batches(stages, pipeline)
+        fresh = grain_fresh_batches(stages, pipeline, part)
         batches = echo_grain.echo(fresh, replace(spec, batch_size=1), tags=True)
         batches = batches.map(BroadcastTags(batch_size))
     else:
-        fresh = Unchunked(_read(stages, pipeline, in_batches=False))
-        spec = replace(spec, batch_size=batch_size)
+        fresh = Unchunked(_read(stages, pipeline, part, in_batches=False))
+        spec = part.echo(replace(spec, batch_size=pipeline.batch_size))
         if below is None:
             batches = echo_grain.echo(fresh, spec, batch=True, tags=True)
-            batches = batches.map(BroadcastTags(batch_size))
+            whole_index = functools.partial(part.whole_index, rows=batch_size)
+            batches = batches.map(BroadcastTags(batch_size, whole_index))
         else:
             uses = echo_grain.echo(fresh, spec, tags=True)
             batches = uses.batch(batch_size, drop_remainder=True, batch_fn=below)
     return ThreadPrefetchIterDataset(batches, prefetch_buffer_size=pipeline.prefetch)
 
 
-def grain_fresh_batches(stages: Stages, pipeline: PipelineSpec) -> grain.IterDataset:
+def grain_fresh_batches(
+    stages: Stages, pipeline: PipelineSpec, part: Part
+) -> grain.IterDataset:
     """See `echo_jax.data.pipeline.fresh_batches`."""
-    return _read(stages, pipeline, in_batches=True)
+    return _read(stages, pipeline, part, in_batches=True)
 
 
 def _read(
-    stages: Stages, pipeline: PipelineSpec, *, in_batches: bool
+    stages: Stages, pipeline: PipelineSpec, part: Part, *, in_batches: bool
 ) -> grain.IterDataset:
     """Returns the endless stream of fresh elements, in batches or in chunks."""
-    items = fresh_items(stages, pipeline)
+    items = fresh_items(stages, pipeline, part)
     if in_batches:
-        dataset = items.batch(pipeline.batch_size)
+        dataset = items.batch(part.rows(pipeline.batch_size))
     else:
         dataset = items.batch(_CHUNK_ITEMS, batch_fn=list)
     # Two elements for each thread: one in the making, one ready.

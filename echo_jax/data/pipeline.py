@@ -25,13 +25,14 @@ import grain
 from echo_jax.data.grain_pipeline import grain_batches, grain_fresh_batches
 from echo_jax.data.pipeline_spec import EchoAfter, PipelineSpec
 from echo_jax.data.stages import Stages
+from echo_jax.echo.part import WHOLE, Part
 from echo_jax.echo.spec import EchoSpec
 
 __all__ = ["EchoAfter", "PipelineSpec", "fresh_batches", "train_dataset"]
 
 
 def train_dataset(
-    stages: Stages, pipeline: PipelineSpec, spec: EchoSpec
+    stages: Stages, pipeline: PipelineSpec, spec: EchoSpec, part: Part = WHOLE
 ) -> grain.IterDataset:
     """Returns the endless stream of training batches, with an echo in it.
 
@@ -46,6 +47,8 @@ def train_dataset(
       pipeline: Placement of the echo, sizes, and parallelism.
       spec: The echo. Its ``batch_size`` is set here: one batch behind "batch",
         else the examples of a batch.
+      part: Of every batch, where several processes share a run: it is echoed for
+        itself. Sizes in `pipeline` and `spec` are those over all parts.
 
     Returns:
       Batches: the item's arrays with a leading axis of ``batch_size``, and
@@ -66,11 +69,13 @@ def train_dataset(
         # Imported here: TensorFlow is an extra, and takes ten seconds.
         from echo_jax.data.tfdata_pipeline import tfdata_batches
 
-        return tfdata_batches(stages, pipeline, spec)
-    return grain_batches(stages, pipeline, spec)
+        return tfdata_batches(stages, pipeline, spec, part)
+    return grain_batches(stages, pipeline, spec, part)
 
 
-def fresh_batches(stages: Stages, pipeline: PipelineSpec) -> grain.IterDataset:
+def fresh_batches(
+    stages: Stages, pipeline: PipelineSpec, part: Part = WHOLE
+) -> grain.IterDataset:
     """Returns the endless stream of fresh batches for an echo on the devices.
 
     Element r of batch c is fresh item ``c * batch_size + r`` of `train_dataset` with
@@ -81,6 +86,7 @@ def fresh_batches(stages: Stages, pipeline: PipelineSpec) -> grain.IterDataset:
       stages: Records and what they go through.
       pipeline: Sizes, parallelism, and the last stage in ``after``: ``"decode"``, or
         ``"augment"`` for items augmented once, on the host.
+      part: Of every batch.
 
     Returns:
       Batches: the item's arrays with a leading axis of ``batch_size``.
@@ -105,5 +111,5 @@ def fresh_batches(stages: Stages, pipeline: PipelineSpec) -> grain.IterDataset:
         # Imported here, as above.
         from echo_jax.data.tfdata_pipeline import tfdata_fresh_batches
 
-        return tfdata_fresh_batches(stages, pipeline)
-    return grain_fresh_batches(stages, pipeline)
+        return tfdata_fresh_batches(stages, pipeline, part)
+    return grain_fresh_batches(stages, pipeline, part)

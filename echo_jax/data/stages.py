@@ -76,15 +76,24 @@ class AugmentFresh:
 
 @dataclass(frozen=True)
 class FinishBatch:
-    """The stages between the echo and the trainer, anew for every use of an item."""
+    """The stages between the echo and the trainer, anew for every use of an item.
+
+    Attributes:
+      decode: If it is below the echo.
+      augment: If it is below the echo.
+      seed: Of the augmentation.
+      whole_index: Turns the echo's fresh indices into those over all processes.
+    """
 
     decode: Callable[[bytes], Item] | None
     augment: Callable[[Item, int], Item] | None
     seed: int
+    whole_index: Callable[[Any], Any] = lambda index: index
 
     def __call__(self, uses: Sequence[tuple[Any, Tags]]) -> Item:
         """Returns the batch of these uses, with their tags in it."""
-        fresh_index = np.array([tags.fresh_index for _, tags in uses], np.int64)
+        index = np.array([tags.fresh_index for _, tags in uses], np.int64)
+        fresh_index = self.whole_index(index)
         repeat = np.array([tags.repeat for _, tags in uses], np.int32)
         seeds = use_seed(self.seed, fresh_index, repeat).tolist()
         items = [
@@ -96,7 +105,8 @@ class FinishBatch:
 
     def finish(self, item: Any, tags: Tags) -> Item:
         """Returns one example of the batch that holds this use."""
-        seed = use_seed(self.seed, int(tags.fresh_index), int(tags.repeat))
+        index = int(self.whole_index(int(tags.fresh_index)))
+        seed = use_seed(self.seed, index, int(tags.repeat))
         return self._finished(item, int(seed))
 
     def _finished(self, item: Any, seed: int) -> Item:
@@ -106,16 +116,23 @@ class FinishBatch:
 
 @dataclass(frozen=True)
 class BroadcastTags:
-    """Puts the tags of a batch, one or one per example, into the batch."""
+    """Puts the tags of a batch, one or one per example, into the batch.
+
+    Attributes:
+      batch_size: Examples.
+      whole_index: See `FinishBatch`; the index of a batch is that of all its parts.
+    """
 
     batch_size: int
+    whole_index: Callable[[Any], Any] = lambda index: index
 
     def __call__(self, use: tuple[Mapping[str, Any], Tags]) -> Item:
         """Returns the batch with its tags in it."""
         batch, tags = use
         shape = (self.batch_size,)
+        index = self.whole_index(np.asarray(tags.fresh_index))
         return {
             **batch,
-            "fresh_index": np.full(shape, tags.fresh_index, np.int64),
+            "fresh_index": np.full(shape, index, np.int64),
             "repeat": np.full(shape, tags.repeat, np.int32),
         }

@@ -13,6 +13,7 @@ an echo on the host would read again.
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grain
@@ -24,6 +25,7 @@ from echo_jax.data.pipeline_spec import PipelineSpec
 from echo_jax.data.stages import BroadcastTags, Item, Stages
 from echo_jax.echo import tfdata
 from echo_jax.echo.host import Tags
+from echo_jax.echo.part import Part
 from echo_jax.echo.plan import Plan
 from echo_jax.echo.spec import EchoSpec
 
@@ -33,19 +35,24 @@ _ENDLESS = np.iinfo(np.int64).max
 
 
 def tfdata_batches(
-    stages: Stages, pipeline: PipelineSpec, spec: EchoSpec
+    stages: Stages, pipeline: PipelineSpec, spec: EchoSpec, part: Part
 ) -> "TfdataBatches":
     """See `echo_jax.data.pipeline.train_dataset`.
 
     The first record is read and decoded once more, here: a graph has to know shapes.
     """
-    size = 1 if pipeline.after == "batch" else pipeline.batch_size
-    return TfdataBatches(stages, pipeline, replace(spec, batch_size=size))
+    if pipeline.after == "batch":
+        spec = replace(spec, batch_size=1)
+    else:
+        spec = part.echo(replace(spec, batch_size=pipeline.batch_size))
+    return TfdataBatches(stages, pipeline, spec, part)
 
 
-def tfdata_fresh_batches(stages: Stages, pipeline: PipelineSpec) -> "TfdataBatches":
+def tfdata_fresh_batches(
+    stages: Stages, pipeline: PipelineSpec, part: Part
+) -> "TfdataBatches":
     """See `echo_jax.data.pipeline.fresh_batches`."""
-    return TfdataBatches(stages, pipeline, None)
+    return TfdataBatches(stages, pipeline, None, part)
 
 
 class TfdataBatches(grain.IterDataset):
@@ -54,17 +61,20 @@ class TfdataBatches(grain.IterDataset):
     So the trainer reads it as it reads Grain's; nothing of Grain runs but its shuffle.
     """
 
-    def __init__(self, stages: Stages, pipeline: PipelineSpec, spec: EchoSpec | None):
+    def __init__(
+        self, stages: Stages, pipeline: PipelineSpec, spec: EchoSpec | None, part: Part
+    ):
         """Looks at one record.
 
         Args:
           stages: Records and what they go through.
           pipeline: Its engine need not be tf.data.
           spec: The echo; None for batches of fresh items, without tags.
+          part: Of every batch.
         """
         super().__init__()
         _leave_accelerators_to_jax()
-        self._pipeline = pipeline
+        self._pipeline, self._rows = pipeline, part.rows(pipeline.batch_size)
         # Without an echo, batches pass through one that uses each of them once.
         self.spec = EchoSpec() if spec is None else spec
         self._is_tagged = spec is not None
@@ -72,10 +82,13 @@ class TfdataBatches(grain.IterDataset):
         if self.spec.schedule.by_item is None:
             tfdata.echo(self.spec)  # Refuses what cannot be, here and now.
         sample = _sample(stages, pipeline)
-        items = fresh_items(stages, pipeline)
+        items = fresh_items(stages, pipeline, part)
         self._above = _Stage(lambda index: items[int(index)], sample)
+        self._whole_index: Callable[[Any], Any] = lambda index: index
+        if not self._of_batches:
+            self._whole_index = partial(part.whole_index, rows=self._rows)
         self._below = None
-        below = None if self._of_batches else below_echo(stages, pipeline)
+        below = None if self._of_batches else below_echo(stages, pipeline, part)
         if below is not None:
             sample = below.finish(sample, Tags(0, 0))
             self._below = _Stage(
@@ -89,11 +102,11 @@ class TfdataBatches(grain.IterDataset):
     def graph(self, state: dict[str, int]) -> tf.data.Dataset:
         """Returns the graph that goes on from a state of the echo's plan."""
         pipeline, anchor = self._pipeline, state["anchor"]
-        first = anchor * pipeline.batch_size if self._of_batches else anchor
+        first = anchor * self._rows if self._of_batches else anchor
         indices = tf.data.Dataset.range(first, _ENDLESS)
         dataset = self._map(indices, self._above)
         if self._of_batches:
-            dataset = dataset.batch(pipeline.batch_size)
+            dataset = dataset.batch(self._rows)
         is_gathered = not self._of_batches and self._below is None
         dataset = dataset.apply(
             tfdata.echo(self.spec, batch=is_gathered, tags=True, state=state)
@@ -101,7 +114,7 @@ class TfdataBatches(grain.IterDataset):
         if self._below is not None:
             below = self._below
             dataset = self._map(dataset, lambda item, tags: (below(item, *tags), tags))
-            dataset = dataset.batch(pipeline.batch_size)
+            dataset = dataset.batch(self._rows)
         dataset = dataset.prefetch(pipeline.prefetch) if pipeline.prefetch else dataset
         return dataset.with_options(_options(pipeline.threads))
 
@@ -109,7 +122,7 @@ class TfdataBatches(grain.IterDataset):
         """Returns a batch of the graph as the trainer expects it."""
         if not self._is_tagged:
             return batch
-        return BroadcastTags(self._pipeline.batch_size)((batch, tags))
+        return BroadcastTags(self._rows, self._whole_index)((batch, tags))
 
     def take_failure(self) -> BaseException | None:
         """Returns what a stage raised, which the graph only quotes, and forgets it."""

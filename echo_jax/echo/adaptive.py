@@ -77,6 +77,7 @@ class AdaptiveDraws:
         batch_size: int,
         chunk_items: int,
         num_lanes: int = 1,
+        lanes: range | None = None,
         cap: int = 4,
         seed: int = 0,
         replay: Tape | None = None,
@@ -88,6 +89,8 @@ class AdaptiveDraws:
           batch_size: Items of a draw, over all lanes.
           chunk_items: Rows of a chunk; at least a batch.
           num_lanes: Lanes; must divide the rows and the batch.
+          lanes: Those that are decided here, where others are somewhere else; all by
+            default.
           cap: Uses after which an item is not drawn any more.
           seed: Names the random choices.
           replay: A tape whose decisions are repeated.
@@ -113,7 +116,8 @@ class AdaptiveDraws:
                 f"gives way; use at least {(waiting + chunk) * num_lanes}"
             )
         self.num_slots = buffer // num_lanes
-        self._ring = Ring(num_lanes, self.num_slots, chunk)
+        self._own, self._num_lanes = lanes or range(num_lanes), num_lanes
+        self._ring = Ring(len(self._own), self.num_slots, chunk)
         self._cap = cap
         self._seed = seed
         self._replay = Tape() if replay is None else replay
@@ -122,10 +126,9 @@ class AdaptiveDraws:
         self._restart()
 
     def _restart(self) -> None:
-        lanes = range(self._ring.num_lanes)
         self._lanes = [
             LeastRecentlyUsed(self.num_slots, self._cap, sequence(self._seed, lane))
-            for lane in lanes
+            for lane in self._own
         ]
         self.tape = Tape()
         self._chunks = 0
@@ -222,7 +225,9 @@ class AdaptiveDraws:
             raise RuntimeError("the draw needs a chunk; ask need() before draw()")
         slots, repeat = self._draw_lanes()
         items = self._ring.items(slots, self._lanes[0].items)
-        return Draw(slots, global_index(items, self._ring.lane_chunk), repeat)
+        chunk = self._ring.lane_chunk
+        index = global_index(items, chunk, self._own, self._num_lanes)
+        return Draw(slots, index, repeat)
 
     def _draw_lanes(self) -> tuple[np.ndarray, np.ndarray]:
         """Slots and repeats of the next draw, ``int32[G, b]``; records it."""

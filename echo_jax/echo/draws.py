@@ -145,13 +145,16 @@ class FixedDraws:
         chunk_items: int,
         num_lanes: int = 1,
         max_draws: int = 1,
+        lanes: range | None = None,
     ):
         """Starts before the first draw.
 
         Args:
           spec: The echo, over all lanes.
-          chunk_items: Rows of a chunk, U.
+          chunk_items: Rows of a chunk, U, over all lanes.
           num_lanes: Lanes, G; must divide the rows and the batch.
+          lanes: Those that are decided here, where others are somewhere else; all by
+            default.
           max_draws: The most draws that `need` will be asked for at once.
 
         Raises:
@@ -161,7 +164,8 @@ class FixedDraws:
         check_lanes(num_lanes, chunk_items=chunk_items, batch_size=spec.batch_size)
         self._chunk = chunk_items // num_lanes
         self._batch = spec.batch_size // num_lanes
-        specs = [lane_spec(spec, lane, num_lanes) for lane in range(num_lanes)]
+        self._own, self._num_lanes = lanes or range(num_lanes), num_lanes
+        specs = [lane_spec(spec, lane, num_lanes) for lane in self._own]
         ahead = _room_ahead(specs[0], self._chunk, max_draws)
         try:
             self._lanes = [Plan(lane, ahead=ahead) for lane in specs]
@@ -209,7 +213,7 @@ class FixedDraws:
         reads, index, repeat = map(stacked, zip(*drawn, strict=True))
         if not reads.size:
             return None
-        index = global_index(index, self._chunk)
+        index = global_index(index, self._chunk, self._own, self._num_lanes)
         return Draw(reads, index, repeat)
 
     def end(self) -> None:

@@ -69,6 +69,7 @@ class StochasticDraws:
         batch_size: int,
         chunk_items: int,
         num_lanes: int = 1,
+        lanes: range | None = None,
         seed: int = 0,
         max_draws: int = 1,
     ):
@@ -80,6 +81,8 @@ class StochasticDraws:
           batch_size: Items of a draw, over all lanes.
           chunk_items: Rows of a chunk; must be the batch.
           num_lanes: Lanes; must divide the batch.
+          lanes: Those that are decided here, where others are somewhere else; all by
+            default.
           seed: Names the random choices.
           max_draws: The most draws that `need` will be asked for at once.
 
@@ -104,13 +107,14 @@ class StochasticDraws:
         self._memory = buffer // num_lanes
         self._max_draws = max_draws
         self.num_slots = self._memory + (max_draws - 1) * self._batch
-        self._ring = Ring(num_lanes, self.num_slots, self._batch)
-        self._lane_seeds = [sequence(seed, _REUSE, lane) for lane in range(num_lanes)]
+        self._own, self._num_lanes = lanes or range(num_lanes), num_lanes
+        self._ring = Ring(len(self._own), self.num_slots, self._batch)
+        self._lane_seeds = [sequence(seed, _REUSE, lane) for lane in self._own]
         sizes = (buffer, batch_size, num_lanes)
         self._fingerprint = fingerprint(_SEQUENCE_VERSION, astuple(load), *sizes, seed)
         self._draws = self._chunks = self._loaded = self._repeats = 0
         self._ended = False
-        self._uses = np.zeros((num_lanes, self.num_slots), np.int32)
+        self._uses = np.zeros((len(self._own), self.num_slots), np.int32)
         self._decided_from, self._decided = 0, np.zeros(0, bool)
 
     @property
@@ -163,9 +167,9 @@ class StochasticDraws:
                 return None
             raise RuntimeError("the draw needs a chunk; ask need() before draw()")
         items, repeat = self._advance()
-        return Draw(
-            self._ring.slots(items), global_index(items, self._ring.lane_chunk), repeat
-        )
+        chunk = self._ring.lane_chunk
+        index = global_index(items, chunk, self._own, self._num_lanes)
+        return Draw(self._ring.slots(items), index, repeat)
 
     def end(self) -> None:
         """See `DrawPlan`."""

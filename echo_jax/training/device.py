@@ -1,6 +1,7 @@
 """The feed of an echo on the devices: what a config makes of `echo_jax.echo.device`."""
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,37 +15,62 @@ from echo_jax.echo.adaptive import AdaptiveDraws
 from echo_jax.echo.device import DeviceFeed, DrawInput, EchoBuffer, largest_buffer
 from echo_jax.echo.draws import DrawPlan, FixedDraws
 from echo_jax.echo.keys import use_seed
+from echo_jax.echo.lanes import joined_state, split_state
+from echo_jax.echo.part import WHOLE, Part
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.echo.stochastic import LoadSchedule, StochasticDraws
 from echo_jax.echo.tape import Tape
-from echo_jax.training.sharding import replicated
+from echo_jax.training.parts import JoinedBatches
+from echo_jax.training.processes import local_mesh, put, rewrapped
+from echo_jax.training.sharding import group_sharding
 from echo_jax.workloads.base import Augment, Batch
 
-__all__ = ["DeviceDraw", "DeviceEchoFeed", "make_draws"]
+__all__ = [
+    "DeviceDraw",
+    "DeviceEchoFeed",
+    "check_lanes_fit",
+    "count_lanes",
+    "make_draws",
+]
 
 # Apart from the seeds that the host's pipeline derives from the same seed.
 _AUGMENT_STREAM = 1 << 20
 
 
 def make_draws(
-    config: Config, spec: EchoSpec, *, mesh: Mesh, max_draws: int = 1
+    config: Config,
+    spec: EchoSpec,
+    *,
+    num_lanes: int,
+    parts: Sequence[Part] = (WHOLE,),
+    max_draws: int = 1,
 ) -> DrawPlan:
-    """Returns the plan of an echo on the devices.
+    """Returns the plan of an echo on the devices, for the lanes of this process.
 
     Args:
       config: A checked training config with ``echo.where="device"``.
       spec: The echo over all devices; modes other than ``fixed`` take its buffer, its
         batch and its seed.
-      mesh: The devices.
+      num_lanes: From `count_lanes`.
+      parts: Of the data, that this process makes.
       max_draws: Updates in a dispatch at most.
 
     Raises:
       OSError: The tape to be replayed cannot be read.
       ValueError: The echo is impossible.
     """
+    if len(parts) > 1 and _takes_apart(config):
+        raise ValueError(
+            "on the devices, echo.mode=adaptive and echo.order=shuffle need a process "
+            f"for each of the {parts[0].of} parts of the data, for every part takes "
+            f"chunks at updates of its own, and this process would have {len(parts)}; "
+            "use as many processes as the run was begun with"
+        )
+    each = num_lanes // parts[0].of
     sizes: dict[str, Any] = {
         "chunk_items": config.batch_size,
-        "num_lanes": _num_lanes(config, mesh),
+        "num_lanes": num_lanes,
+        "lanes": range(parts[0].number * each, (parts[-1].number + 1) * each),
     }
     if config.echo.mode == "fixed":
         return FixedDraws(spec, max_draws=max_draws, **sizes)
@@ -59,12 +85,40 @@ def make_draws(
     return StochasticDraws(load=load, max_draws=max_draws, **sizes)
 
 
-def _num_lanes(config: Config, mesh: Mesh) -> int:
-    lanes = config.echo.lanes or mesh.size
-    if lanes % mesh.size:
+def _takes_apart(config: Config) -> bool:
+    """Whether parts of the data may stand at different chunks after an update."""
+    mode, order = config.echo.mode, config.echo.order
+    return mode == "adaptive" or (mode == "fixed" and order == "shuffle")
+
+
+def count_lanes(config: Config, mesh: Mesh, *, num_parts: int = 1) -> int:
+    """Returns how many lanes the buffer of a new run has.
+
+    Args:
+      config: A checked training config.
+      mesh: The devices.
+      num_parts: Into how many the data is cut.
+
+    Raises:
+      ValueError: The config's number of lanes is not possible.
+    """
+    return check_lanes_fit(
+        config.echo.lanes or math.lcm(mesh.size, num_parts), mesh, num_parts
+    )
+
+
+def check_lanes_fit(lanes: int, mesh: Mesh, num_parts: int) -> int:
+    """Returns the number of lanes, if devices and parts of the data divide it.
+
+    Raises:
+      ValueError: They do not.
+    """
+    whole = math.lcm(mesh.size, num_parts)
+    if lanes % whole:
         raise ValueError(
-            f"config.echo.lanes={lanes} is not a multiple of the {mesh.size} devices "
-            "of the mesh; set --config.echo.lanes=0 for one on each"
+            f"echo.lanes={lanes} is not a multiple of {whole}, for {mesh.size} devices "
+            f"and {num_parts} parts of the data; use fewer of them, or start another "
+            "run with --config.echo.lanes=0"
         )
     return lanes
 
@@ -102,9 +156,9 @@ class DeviceDraw:
 
     @property
     def input_sharding(self) -> DrawInput:
-        """See `feed.Draw`; indices are small, and every device has all of them."""
-        whole = replicated(self.buffer.mesh)
-        return DrawInput(self.buffer.sharding, whole, whole, whole, whole)
+        """See `feed.Draw`; every device gets the indices of its own lanes."""
+        rows, of_draws = self.buffer.sharding, group_sharding(self.buffer.mesh)
+        return DrawInput(rows, rows, of_draws, of_draws, of_draws)
 
     def __call__(self, arrays: Any, inputs: DrawInput) -> tuple[Any, list[Batch]]:
         """See `feed.Draw`."""
@@ -119,7 +173,11 @@ class DeviceDraw:
 
     def send(self, inputs: DrawInput) -> DrawInput:
         """See `feed.Draw`: the chunk is on its way already."""
-        return inputs
+        processes = jax.process_count()
+        if processes == 1:
+            return inputs
+        chunk = rewrapped(inputs.chunk, self.buffer.sharding, times=processes)
+        return put(inputs._replace(chunk=chunk), self.input_sharding)
 
 
 class DeviceEchoFeed:
@@ -127,16 +185,19 @@ class DeviceEchoFeed:
 
     Attributes:
       draw: See `feed.Feed`.
+      num_lanes: See `feed.Feed`.
       tape: The decisions so far of an adaptive echo; None in other modes.
     """
 
     def __init__(
         self,
-        batches: Iterable[Batch],
+        batches: JoinedBatches,
         config: Config,
         spec: EchoSpec,
         *,
         mesh: Mesh,
+        num_lanes: int,
+        parts: Sequence[Part] = (WHOLE,),
         sample: Batch,
         augment: Augment | None = None,
         max_draws: int = 1,
@@ -145,11 +206,12 @@ class DeviceEchoFeed:
         """Lays out the buffer and allocates it; reads nothing yet.
 
         Args:
-          batches: Fresh host batches. Their iterator must have ``get_state`` and
-            ``set_state`` if those of the feed are used.
+          batches: Fresh host batches.
           config: A checked training config with ``echo.where="device"``.
           spec: See `make_draws`.
           mesh: The devices.
+          num_lanes: See `make_draws`.
+          parts: Of every batch, that these are.
           sample: A batch like those; its examples decide the layout.
           augment: What is done to every use; None for nothing.
           max_draws: The most updates that `take` is asked for.
@@ -158,27 +220,33 @@ class DeviceEchoFeed:
         Raises:
           ValueError: The echo is impossible, or the buffer does not fit.
         """
-        make = partial(make_draws, config, mesh=mesh, max_draws=max_draws)
-        lanes = _num_lanes(config, mesh)
-        layout = EchoBuffer.of(sample, num_slots=1, num_lanes=lanes, mesh=mesh)
+        make = partial(
+            make_draws, config, num_lanes=num_lanes, parts=parts, max_draws=max_draws
+        )
+        layout = EchoBuffer.of(sample, num_slots=1, num_lanes=num_lanes, mesh=mesh)
         if config.echo.buffer_bytes:
             fits = config.echo.buffer_bytes // layout.bytes_per_item
             spec = replace(
                 spec,
                 buffer=largest_buffer(
-                    lambda items: make(replace(spec, buffer=items)), fits, lanes
+                    lambda items: make(replace(spec, buffer=items)), fits, num_lanes
                 ),
             )
         draws = make(spec)
         buffer = replace(layout, num_slots=draws.num_slots)
         note(str(buffer))
+        # What this process reads and writes by itself is a buffer of its own devices.
+        own_lanes = num_lanes // parts[0].of * len(parts)
+        own = replace(buffer, num_lanes=own_lanes, mesh=local_mesh(mesh))
+        self.num_lanes = num_lanes
         self._seed = int(use_seed(config.seed, _AUGMENT_STREAM, 0))
         self._sample = sample
-        self._iterator = iter(batches)
+        self._batches = batches
+        self._num_parts = len(parts)
         self._feed = DeviceFeed(
-            self._iterator,
+            batches,
             draws,
-            buffer,
+            own,
             seed=self._seed,
             prefetch=config.data.prefetch,
         )
@@ -188,12 +256,18 @@ class DeviceEchoFeed:
 
     @property
     def arrays(self) -> Any:
-        """See `feed.Feed`: the slots."""
-        return self._feed.arrays
+        """See `feed.Feed`: the slots, those of all processes."""
+        return self._over_processes(jax.process_count(), self.draw.buffer.sharding)
 
     @arrays.setter
     def arrays(self, arrays: Any) -> None:
         self._feed.arrays = arrays
+        self._feed.arrays = self._over_processes(1, self._feed.buffer.sharding)
+
+    def _over_processes(self, times: int, sharding: NamedSharding) -> Any:
+        if jax.process_count() == 1:
+            return self._feed.arrays
+        return rewrapped(self._feed.arrays, sharding, times=times)
 
     @property
     def tape(self) -> Tape | None:
@@ -212,7 +286,7 @@ class DeviceEchoFeed:
         return self._held[num_updates]
 
     def _sample_input(self, num_updates: int) -> DrawInput:
-        buffer = self.draw.buffer
+        buffer = self._feed.buffer
         rows = len(jax.tree.leaves(self._sample)[0])
         shape = (buffer.num_lanes, rows // buffer.num_lanes)
         slots = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
@@ -222,17 +296,26 @@ class DeviceEchoFeed:
         reads, repeat, keys = (np.stack([x] * num_updates) for x in each)
         return DrawInput(buffer.put(self._sample), slots, reads, repeat, keys)
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> list[Any]:
         """See `feed.Feed`."""
-        return self._feed.get_state()
+        own = self._feed.get_state()
+        draws = split_state(own["draws"], self._num_parts)
+        return [
+            {"draws": each, "upstream": upstream}
+            for each, upstream in zip(draws, own["upstream"], strict=True)
+        ]
 
-    def set_state(self, state: Any) -> None:
-        """See `feed.Feed`."""
-        self._feed.set_state(state)
+    def set_state(self, state: list[Any]) -> None:
+        """See `feed.Feed`.
+
+        Raises:
+          ValueError: See `echo_jax.echo.lanes.joined_state`.
+        """
+        draws = joined_state([each["draws"] for each in state])
+        upstream = [each["upstream"] for each in state]
+        self._feed.set_state({"draws": draws, "upstream": upstream})
 
     def close(self) -> None:
         """See `feed.Feed`."""
         self._feed.close()
-        close = getattr(self._iterator, "close", None)
-        if close is not None:
-            close()
+        self._batches.close()

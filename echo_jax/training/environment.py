@@ -38,6 +38,9 @@ _MAY_CHANGE = {
     "checkpoint_every",
 }
 
+# Where a run is carried out is no part of what it is.
+_NO_PART = {"distributed"}
+
 
 def describe_environment(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Describes this process for ``environment.json``.
@@ -54,6 +57,7 @@ def describe_environment(facts: Mapping[str, Any]) -> dict[str, Any]:
         "versions": {name: _version(name) for name in _PACKAGES},
         "backend": jax.default_backend(),
         "devices": [device.device_kind for device in jax.devices()],
+        "processes": jax.process_count(),
         "cpu_count": os.cpu_count(),
         "commit": _commit(),
         "workload": dict(facts),
@@ -71,7 +75,7 @@ def claim_workdir(workdir: Path, config: Config) -> None:
       ValueError: The folder holds a run of another config. Another number of
         updates, target, or ``*_every`` is no other run.
     """
-    new = json.loads(json.dumps(config.to_dict()))
+    new = json.loads(json.dumps(_own_fields(config)))
     old = read_json(workdir / "config.json")
     if old is not None:
         differing = _differing(old, new)
@@ -87,8 +91,13 @@ def claim_workdir(workdir: Path, config: Config) -> None:
 
 def config_sha256(config: Config) -> str:
     """Hashes the fields that a resumed run must share with its checkpoint."""
-    fixed = {k: v for k, v in config.to_dict().items() if k not in _MAY_CHANGE}
+    fixed = {k: v for k, v in _own_fields(config).items() if k not in _MAY_CHANGE}
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
+
+
+def _own_fields(config: Config) -> dict[str, Any]:
+    """Returns the fields of a run, whoever carries it out."""
+    return {k: v for k, v in config.to_dict().items() if k not in _NO_PART}
 
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

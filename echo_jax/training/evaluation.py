@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import numpy as np
 
 from echo_jax.echo.stopwatch import MAX_IN_FLIGHT
+from echo_jax.training.processes import gathered
 from echo_jax.training.setup import Setup
 from echo_jax.training.sharding import put_batch
 from echo_jax.training.state import TrainState
@@ -31,7 +33,8 @@ def evaluate(
     Args:
       setup: The run's functions.
       state: The state to evaluate; not changed.
-      batches: One pass over the split, each with ``"mask"``.
+      batches: One pass over the split, each with ``"mask"``; of several processes,
+        this one's rows.
       evaluator: A new one; it is given every batch with what the task predicts.
 
     Returns:
@@ -41,7 +44,7 @@ def evaluate(
     Raises:
       ValueError: There is no example, or a batch does not divide over the devices.
     """
-    num_devices = setup.mesh.size
+    num_devices = setup.mesh.size // jax.process_count()
     parts = []
     in_flight: deque[tuple[Batch, Any]] = deque()
 
@@ -50,13 +53,13 @@ def evaluate(
             batch, outputs = in_flight.popleft()
             jax.block_until_ready(outputs)
             if evaluator is not None:
-                evaluator.add(batch, jax.device_get(outputs[1]))
+                evaluator.add(_facts_of_all(batch), jax.device_get(outputs[1]))
 
     for batch in batches:
         if len(batch["mask"]) % num_devices:
             raise ValueError(
                 f"an evaluation batch of {len(batch['mask'])} does not divide over "
-                f"the {num_devices} devices of the mesh; pad it with mask 0"
+                f"the {num_devices} devices of this process; pad it with mask 0"
             )
         outputs = setup.program.evaluate(state, put_batch(batch, setup.mesh))
         parts.append(outputs[0])
@@ -74,3 +77,18 @@ def evaluate(
         raise ValueError("the evaluation split has no example; give one at least")
     metrics = {name: math.fsum(sums[name]) / math.fsum(counts[name]) for name in sums}
     return metrics if evaluator is None else {**metrics, **evaluator.result()}
+
+
+def _facts_of_all(batch: Batch) -> Batch:
+    """Returns what is known of each example of a batch, of all processes.
+
+    That is its arrays of one axis; images stay where they are.
+    """
+    if jax.process_count() == 1:
+        return batch
+    facts = {name: x.tolist() for name, x in batch.items() if np.ndim(x) == 1}
+    rows = gathered(facts)
+    return {
+        name: np.concatenate([np.asarray(row[name], batch[name].dtype) for row in rows])
+        for name in facts
+    }

@@ -14,14 +14,23 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from grain import IterDataset
 from jax.sharding import Mesh, NamedSharding
 
 from echo_jax.echo.tape import Tape
+from echo_jax.training.parts import JoinedBatches
+from echo_jax.training.processes import put
 from echo_jax.training.sharding import group_sharding, replicated
 from echo_jax.workloads.base import Batch
 
-__all__ = ["Draw", "Feed", "HeldFeed", "HostDraw", "HostFeed", "HostInput", "Input"]
+__all__ = [
+    "Draw",
+    "Feed",
+    "HeldFeed",
+    "HostDraw",
+    "HostFeed",
+    "HostInput",
+    "Input",
+]
 
 # Smaller inputs cross to the devices with the call that uses them, which spares two
 # thirds of the host's work for a small step; larger ones would be copied by it.
@@ -32,7 +41,8 @@ class Input(Protocol):
     """The input of some updates: a NamedTuple with at least this field.
 
     Attributes:
-      repeat: Which use of its item every example is, ``int32[K, B]``, on the host.
+      repeat: Which use of its item every example is, ``int32[K, B]``, on the host;
+        of several processes, that of this one's rows.
     """
 
     @property
@@ -83,10 +93,12 @@ class Feed(Protocol):
       draw: Makes batches of them, in the program.
       arrays: What the feed keeps on the devices. The caller passes them to the
         program, which takes them away, and puts back what it returns.
+      num_lanes: Of an echo on the devices; 0 without one.
       tape: What an adaptive echo decided so far; None if there was nothing to decide.
     """
 
     arrays: Any
+    num_lanes: int
 
     @property
     def draw(self) -> Draw:
@@ -117,11 +129,11 @@ class Feed(Protocol):
         """
         ...
 
-    def get_state(self) -> dict[str, Any]:
-        """Returns plain data, from which `set_state` goes on."""
+    def get_state(self) -> list[Any]:
+        """Returns plain data, from which `set_state` goes on: for each part."""
         ...
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: list[Any]) -> None:
         """Continues as the feed that gave the state would have."""
         ...
 
@@ -181,55 +193,57 @@ class HostDraw:
     def send(self, inputs: HostInput) -> HostInput:
         """See `Draw`."""
         num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(inputs))
-        if num_bytes < _SENT_AHEAD_BYTES:
+        if num_bytes < _SENT_AHEAD_BYTES and jax.process_count() == 1:
             return inputs
-        return jax.device_put(inputs, self.input_sharding)
+        return put(inputs, self.input_sharding)
 
 
 class HostFeed:
-    """The batches of an iterator, such as Grain's.
+    """The batches that the host's pipeline made.
 
     Attributes:
       draw: See `Feed`.
       arrays: None are kept: ``()``.
+      num_lanes: 0.
       tape: None.
     """
 
+    num_lanes = 0
     tape = None
 
-    def __init__(self, dataset: IterDataset, mesh: Mesh, *, sample: Batch):
+    def __init__(self, batches: JoinedBatches, mesh: Mesh, *, sample: Batch):
         """Reads nothing yet.
 
         Args:
-          dataset: Of batches with the echo's tags.
+          batches: With the echo's tags.
           mesh: The devices.
           sample: A batch like those.
         """
         self.draw = HostDraw(mesh)
         self.arrays = ()
-        self._iterator = iter(dataset)
+        self._batches = batches
         self._sample = sample
 
     def take(self, num_updates: int) -> HostInput | None:
         """See `Feed`."""
-        batches = list(itertools.islice(self._iterator, num_updates))
+        batches = list(itertools.islice(self._batches, num_updates))
         return HostInput.of(batches) if len(batches) == num_updates else None
 
     def hold(self, num_updates: int) -> HostInput:
         """See `Feed`: the sample."""
         return HostInput.of([self._sample] * num_updates)
 
-    def get_state(self) -> Any:
+    def get_state(self) -> list[Any]:
         """See `Feed`."""
-        return self._iterator.get_state()
+        return self._batches.get_state()
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: list[Any]) -> None:
         """See `Feed`."""
-        self._iterator.set_state(state)
+        self._batches.set_state(state)
 
     def close(self) -> None:
         """See `Feed`."""
-        self._iterator.close()
+        self._batches.close()
 
 
 class HeldFeed:
@@ -241,6 +255,7 @@ class HeldFeed:
     Attributes:
       draw: The other feed's.
       arrays: The other feed's.
+      num_lanes: The other feed's.
       tape: None.
     """
 
@@ -250,6 +265,7 @@ class HeldFeed:
         """Takes over a feed."""
         self._feed = feed
         self.draw, self.arrays = feed.draw, feed.arrays
+        self.num_lanes = feed.num_lanes
         self._held: dict[int, Any] = {}
         self._done = 0
 
@@ -264,12 +280,12 @@ class HeldFeed:
         """See `Feed`."""
         if num_updates not in self._held:
             inputs = self._feed.hold(num_updates)
-            sent = jax.device_put(inputs, self.draw.input_sharding)
+            sent = put(self.draw.send(inputs), self.draw.input_sharding)
             # The host counts by it.
             self._held[num_updates] = sent._replace(repeat=inputs.repeat)
         return self._held[num_updates]
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> list[Any]:
         """Refuses: a run on one batch is not worth saving.
 
         Raises:
@@ -277,7 +293,7 @@ class HeldFeed:
         """
         raise TypeError("a feed that holds one batch has no state to save")
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: list[Any]) -> None:
         """Refuses: there is no state.
 
         Raises:

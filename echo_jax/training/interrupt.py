@@ -1,9 +1,13 @@
 """Stopping a run by Ctrl-C or SIGTERM, without losing it."""
 
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
 from typing import Self
+
+import jax
+from jax.experimental import multihost_utils
 
 __all__ = ["Interrupted", "StopSignal"]
 
@@ -52,10 +56,12 @@ class StopSignal:
     def __init__(self):
         self.received: int | None = None
         self._before = {}
+        self._is_shared = jax.process_count() > 1
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for signum in self._SIGNALS:
+            # SIGTERM belongs to jax's runtime where it connects several processes.
+            for signum in self._SIGNALS[: 1 if self._is_shared else None]:
                 self._before[signum] = signal.signal(signum, self._handle)
         return self
 
@@ -68,7 +74,24 @@ class StopSignal:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
 
+    def asked(self, update: int) -> int | None:
+        """Returns the signal that asked for a stop here; None to go on.
+
+        Several processes stop at the same update, whichever of them has got the
+        signal: jax's runtime finds one that all of them have still before them.
+
+        Args:
+          update: Updates done; more at every call.
+        """
+        if not self._is_shared:
+            return self.received
+        reached = multihost_utils.reached_preemption_sync_point(update)
+        return signal.SIGTERM if reached else None
+
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.received and signum == signal.SIGINT:
             raise KeyboardInterrupt
         self.received = signum
+        if self._is_shared:
+            # The runtime listens to this one.
+            os.kill(os.getpid(), signal.SIGTERM)

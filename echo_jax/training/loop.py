@@ -13,6 +13,7 @@ from echo_jax.training.clock import Clock
 from echo_jax.training.environment import claim_workdir, describe_environment
 from echo_jax.training.feeds import check_echo
 from echo_jax.training.interrupt import Interrupted, StopSignal
+from echo_jax.training.processes import agreed, gathered, is_first
 from echo_jax.training.runfiles import read_json, write_json
 from echo_jax.training.setup import make_setup
 from echo_jax.training.start import start_sitting
@@ -82,12 +83,14 @@ def train(
     # Here, so that an impossible echo is refused before anything is written.
     check_echo(config, workload, setup.mesh)
     workdir = Path(workdir)
-    claim_workdir(workdir, config)
-    summary = read_json(workdir / "summary.json")
+    if is_first():
+        claim_workdir(workdir, config)
+    summary = agreed(read_json(workdir / "summary.json"))
+    _check_shared(workdir)
     if summary is not None and is_finished(summary, config):
         return summary
     environment = describe_environment(workload.facts)
-    write_json(workdir / "environment.json", environment)
+    _write_json(workdir / "environment.json", environment)
 
     clock = Clock()
     with ExitStack() as stack:
@@ -95,16 +98,16 @@ def train(
             config, workload, workdir, setup, clock=clock, console=console, stack=stack
         )
         measured = {"echo_factor": sitting.factor, "inner": asdict(sitting.inner)}
-        write_json(workdir / "environment.json", {**environment, "chosen": measured})
+        _write_json(workdir / "environment.json", {**environment, "chosen": measured})
         stack.enter_context(sitting.progress)
         stop = stack.enter_context(StopSignal())
         stack.enter_context(clock.phase("train"))
 
         while True:
             updates = sitting.totals.updates
-            if stop.received:
+            if signum := stop.asked(updates):
                 sitting.save()
-                raise Interrupted(updates, stop.received, saved=not sitting.held)
+                raise Interrupted(updates, signum, saved=not sitting.held)
             is_last = updates >= config.updates
             if is_last or updates % config.eval_every == 0:
                 sitting.evaluate()
@@ -120,17 +123,52 @@ def train(
             config,
             workload,
             rows=sitting.metrics.rows,
-            totals=sitting.totals,
+            totals=sitting.totals_of_all(),
             seconds=clock.seconds(),
             rates=sitting.rates,
             factor=sitting.factor,
             inner=sitting.inner,
             flops=sitting.flops,
-            params_sha256=params_sha256(sitting.state.params),
+            params_sha256=_equal_everywhere(params_sha256(sitting.state.params)),
         )
     # After the last checkpoint is whole: a finished run can always be extended.
-    write_json(workdir / "summary.json", summary)
+    _write_json(workdir / "summary.json", summary)
     return summary
+
+
+def _check_shared(workdir: Path) -> None:
+    """Makes sure that all processes see the folder that the first one has made.
+
+    Raises:
+      ValueError: One does not.
+    """
+    seen = gathered((workdir / "config.json").exists())
+    if not all(seen):
+        raise ValueError(
+            f"process {seen.index(False)} of {len(seen)} does not see {workdir}; give "
+            "all of them one --workdir, on a disk that they share"
+        )
+
+
+def _write_json(path: Path, content: Any) -> None:
+    """Writes a file of the run folder, which one process does for all."""
+    if is_first():
+        write_json(path, content)
+
+
+def _equal_everywhere(sha256: str) -> str:
+    """Returns the hash of the parameters, which all processes must have found.
+
+    Raises:
+      RuntimeError: They have not: they did not train the same model.
+    """
+    found = gathered(sha256)
+    if len({*found}) > 1:
+        raise RuntimeError(
+            f"the processes ended with different parameters: {', '.join(found)}; "
+            "nothing of this run is to be trusted"
+        )
+    return sha256
 
 
 def _is_due(updates: int, every: int) -> bool:

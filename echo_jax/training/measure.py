@@ -1,14 +1,17 @@
 """How starved a trainer is: seconds per fresh batch against seconds per step."""
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 from echo_jax.config import Config
 from echo_jax.config_check import check_config
 from echo_jax.echo.advice import Knobs
+from echo_jax.echo.part import WHOLE, Part
 from echo_jax.echo.probe import probe
 from echo_jax.echo.probe_report import ProbeReport
 from echo_jax.echo.spec import EchoSpec
@@ -16,6 +19,8 @@ from echo_jax.echo.stopwatch import MAX_IN_FLIGHT, BoundedSteps, time_calls
 from echo_jax.training.feed import Feed
 from echo_jax.training.feeds import open_feed
 from echo_jax.training.inner import LOOP, Inner
+from echo_jax.training.parts import JoinedBatches
+from echo_jax.training.processes import agreed, gathered
 from echo_jax.training.setup import Setup, make_setup, next_batch
 from echo_jax.training.state import TrainState
 from echo_jax.training.step import StepReport
@@ -33,6 +38,7 @@ __all__ = [
 # For the loader, and for the step. A training run starts with a quick look.
 _BUDGET_S = 2.0
 _LEAST_CALLS, _QUICK_CALLS, _MANY_CALLS = 3, 20, 1000
+_TOGETHER_CALLS = 8
 
 _KNOBS = Knobs(
     threads="--config.data.threads",
@@ -114,7 +120,11 @@ def measure_rates(
 
 
 def measure_loader(
-    workload: Workload, config: Config, *, most: int = _QUICK_CALLS
+    workload: Workload,
+    config: Config,
+    *,
+    parts: Sequence[Part] = (WHOLE,),
+    most: int = _QUICK_CALLS,
 ) -> tuple[float, Batch]:
     """Measures the pipeline up to the echo alone.
 
@@ -123,24 +133,28 @@ def measure_loader(
     Args:
       workload: Makes the pipeline.
       config: The run's config.
+      parts: Of the data, that this process makes.
       most: Batches to measure at most.
 
     Returns:
-      Seconds per fresh batch, t_up: a mean, for a bursty storage is slow in its mean.
-      And its first batch, in host memory.
+      Seconds per fresh batch, t_up: a mean, for a bursty storage is slow in its mean;
+      of several processes, that of the slowest, for which all others wait. And its
+      first batch, in host memory.
     """
     if config.echo.where == "device":
-        dataset = workload.fresh_dataset()
+        datasets = [workload.fresh_dataset(part) for part in parts]
     else:
-        dataset = workload.train_dataset(_unechoed(config))
+        spec = _unechoed(config)
+        datasets = [workload.train_dataset(spec, part) for part in parts]
 
     def load() -> Batch:
-        return next_batch(iterator, workload, "while it was measured")
+        when = "while it was measured"
+        return next_batch(batches, workload, when)
 
-    with closing(iter(dataset)) as iterator:
+    with closing(JoinedBatches(datasets)) as batches:
         sample = load()  # Starts threads, fills caches.
         up = time_calls(load, window_s=_BUDGET_S, least=_LEAST_CALLS, most=most)
-    return statistics.mean(up), sample
+    return max(gathered(statistics.mean(up))), sample
 
 
 def measure_step(
@@ -176,16 +190,18 @@ def measure_step(
     steps = BoundedSteps(step)
     steps(inner.updates)  # Compiles.
     steps.finish()
+    # Processes that made different numbers of steps would wait for each other.
+    alone = jax.process_count() == 1
     down = time_calls(
         lambda: steps(inner.updates),
         # So that as many steps are in flight as in training.
         settle_calls=MAX_IN_FLIGHT,
         window_s=_BUDGET_S,
-        least=_LEAST_CALLS,
-        most=most,
+        least=_LEAST_CALLS if alone else _TOGETHER_CALLS,
+        most=most if alone else _TOGETHER_CALLS,
     )
     steps.finish()
-    return statistics.median(down) / inner.updates
+    return agreed(statistics.median(down) / inner.updates)
 
 
 def probe_config(

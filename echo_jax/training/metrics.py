@@ -47,11 +47,29 @@ class Totals:
             held_s=self.held_s + len(repeat) * step_s,
         )
 
+    @classmethod
+    def of_all(cls, totals: Sequence["Totals"]) -> "Totals":
+        """Returns the totals over all processes.
+
+        Every process has done all updates, on examples of its own.
+
+        Args:
+          totals: Of each process; none at the start of a run.
+        """
+        if not totals:
+            return cls()
+        counts = {name: sum(getattr(t, name) for t in totals) for name in _COUNTED}
+        return replace(totals[0], **counts)
+
     def counts(self) -> dict[str, int]:
         """Returns ``updates``, ``fresh`` and ``repeats``."""
         counts = asdict(self)
         del counts["held_s"]
         return counts
+
+
+# What a process counts of its own rows.
+_COUNTED = ("fresh", "repeats")
 
 
 class RowMaker:

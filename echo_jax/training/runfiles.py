@@ -45,12 +45,14 @@ class MetricsFile:
       path: The file; made if there is none.
       resumed_from: The update of the checkpoint that the run resumes from; None
         for a run from the start, which drops all rows.
+      writes: Whether this process keeps the file, or another one does.
     """
 
-    def __init__(self, path: Path, *, resumed_from: int | None):
-        self._path = path
+    def __init__(self, path: Path, *, resumed_from: int | None, writes: bool = True):
+        self._path, self._writes = path, writes
         self.rows = [] if resumed_from is None else _rows_until(path, resumed_from)
-        _replace(path, "".join(_line(row) for row in self.rows))
+        if writes:
+            _replace(path, "".join(_line(row) for row in self.rows))
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Adds a row; it is in the file when the call returns.
@@ -59,6 +61,8 @@ class MetricsFile:
           row: Plain data. NaN and infinities become null.
         """
         self.rows.append(_plain(row))
+        if not self._writes:
+            return
         with self._path.open("a", encoding="utf-8") as file:
             file.write(_line(self.rows[-1]))
 

@@ -12,6 +12,7 @@ from echo_jax.config import Config
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.training.feed import Draw, Feed, HostDraw, HostInput, Input
 from echo_jax.training.optim import OptimSettings
+from echo_jax.training.processes import everywhere
 from echo_jax.training.sharding import make_mesh, replicated
 from echo_jax.training.state import TrainState
 from echo_jax.training.step import Program, StepReport, make_program
@@ -81,8 +82,9 @@ class Setup:
           state: Not changed.
           feed: From which nothing is taken; what its arrays hold is lost.
         """
+        inputs = feed.draw.send(feed.hold(1))
         return self.program.updates(feed.draw).trace(
-            state, feed.arrays, feed.hold(1), self.step_key, self.log_every
+            state, feed.arrays, inputs, self.step_key, self.log_every
         )
 
     def _run(
@@ -106,14 +108,17 @@ def make_setup(config: Config, workload: Workload) -> Setup:
       ValueError: The mesh does not fit the devices or the batch.
     """
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.batch_size)
-    key = jax.random.key(config.seed)
     whole = replicated(mesh)
+
+    def key_of(stream: int) -> jax.Array:
+        return jax.random.fold_in(jax.random.key(config.seed), stream)
+
     return Setup(
         program=make_program(workload.task, OptimSettings.from_config(config), mesh),
         mesh=mesh,
-        init_key=jax.random.fold_in(key, _INIT_KEY),
-        step_key=jax.device_put(jax.random.fold_in(key, _STEP_KEY), whole),
-        log_every=jax.device_put(jnp.int32(config.log_every), whole),
+        init_key=everywhere(lambda: key_of(_INIT_KEY), whole),
+        step_key=everywhere(lambda: key_of(_STEP_KEY), whole),
+        log_every=everywhere(lambda: jnp.int32(config.log_every), whole),
     )
 
 

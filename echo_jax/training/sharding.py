@@ -6,6 +6,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from echo_jax.training.processes import put
+
 __all__ = [
     "batch_sharding",
     "group_sharding",
@@ -42,6 +44,12 @@ def make_mesh(data: int, fsdp: int, batch_size: int) -> Mesh:
             f"config.mesh.data={data} times config.mesh.fsdp={fsdp} does not fit "
             f"{len(devices)} devices; set --config.mesh.data=-1 --config.mesh.fsdp=1"
         )
+    if jax.process_count() > 1 and data * fsdp != len(devices):
+        raise ValueError(
+            f"config.mesh.data={data} times config.mesh.fsdp={fsdp} must be the "
+            f"{len(devices)} devices of all {jax.process_count()} processes; set "
+            "--config.mesh.data=-1"
+        )
     if batch_size % (data * fsdp):
         raise ValueError(
             f"config.batch_size={batch_size} is not a multiple of the {data * fsdp} "
@@ -49,11 +57,13 @@ def make_mesh(data: int, fsdp: int, batch_size: int) -> Mesh:
             "--config.mesh.data=1"
         )
     # Explicit axes, the default, break optax's integer-label cross-entropy.
+    axis_types = (AxisType.Auto,) * len(_AXES)
+    if jax.process_count() > 1:
+        # The rows of a batch that a process makes lie one after another.
+        by_process = sorted(devices, key=lambda d: (d.process_index, d.id))
+        return Mesh(np.array(by_process).reshape(data, fsdp), _AXES, axis_types)
     return jax.make_mesh(
-        (data, fsdp),
-        _AXES,
-        axis_types=(AxisType.Auto,) * len(_AXES),
-        devices=devices[: data * fsdp],
+        (data, fsdp), _AXES, axis_types=axis_types, devices=devices[: data * fsdp]
     )
 
 
@@ -108,10 +118,11 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     to afterwards: a step never donates its batch.
 
     Args:
-      batch: Arrays with a leading axis that the devices divide.
+      batch: Arrays with a leading axis that the devices divide; of several
+        processes, this one's rows.
       mesh: From `make_mesh`.
 
     Returns:
       The batch, sharded over all devices.
     """
-    return jax.device_put(batch, batch_sharding(mesh))
+    return put(batch, batch_sharding(mesh))

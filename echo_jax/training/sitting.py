@@ -1,5 +1,6 @@
 """One sitting of a run: what it holds, and what it does between updates."""
 
+import itertools
 from collections import deque
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from echo_jax.training.flops import UpdateFlops, count_flops
 from echo_jax.training.inner import Inner
 from echo_jax.training.measure import Rates
 from echo_jax.training.metrics import RowMaker, Totals, eval_row, first_to_meet
+from echo_jax.training.processes import gathered, tape_file, this_part
 from echo_jax.training.progress import Progress
 from echo_jax.training.runfiles import MetricsFile
 from echo_jax.training.setup import Setup, data_ended
@@ -85,6 +87,7 @@ class Sitting:
     progress: Progress
     met_target: bool = field(init=False, default=False)
     flops: UpdateFlops = field(init=False)
+    _ended_after: int | None = field(init=False, default=None)
 
     def __post_init__(self):
         self.flops = count_flops(self.setup, self.state, self.feed)
@@ -102,6 +105,10 @@ class Sitting:
     def take(self) -> Input:
         """Returns the input of the next updates; the time it takes is waiting.
 
+        Where the data of one of several processes ended, it goes on with a held batch,
+        for the others wait for its share of every update, until all of them hear of
+        it: where totals are gathered, before anything is logged or saved.
+
         Raises:
           ValueError: The data ended.
         """
@@ -110,11 +117,15 @@ class Sitting:
             total=self.config.updates,
             stops=log_stops(self.config),
         )
-        with self.clock.phase("wait"):
-            inputs = self.feed.take(num_updates)
-        if inputs is None:
-            raise data_ended(self.workload, f"after {self.totals.updates} updates")
-        return inputs
+        if self._ended_after is None:
+            with self.clock.phase("wait"):
+                inputs = self.feed.take(num_updates)
+            if inputs is not None:
+                return inputs
+            self._ended_after = self.totals.updates
+        if jax.process_count() == 1:
+            self._totals_of_each()  # Raises: there is nobody to wait for.
+        return self.feed.hold(num_updates)
 
     def dispatch(self, inputs: Input) -> None:
         """Starts the updates of an input.
@@ -146,6 +157,7 @@ class Sitting:
             if totals.updates % self.config.log_every == 0 or not leave:
                 self._check_loss(report)
             if totals.updates % self.config.log_every == 0:
+                totals = Totals.of_all(self._totals_of_each(totals))
                 self._log(self._rows.train_row(totals, self.clock.seconds(), report))
 
     def evaluate(self) -> None:
@@ -156,17 +168,17 @@ class Sitting:
         if self._evaluated == self.totals.updates:
             return
         self.read(leave=0)
-        seconds = self.clock.seconds()
+        seconds, totals = self.clock.seconds(), self.totals_of_all()
         with self.clock.phase("pause"):
             make_evaluator = self.workload.evaluator
             metrics = evaluate(
                 self.setup,
                 self.state,
-                self.workload.eval_batches(),
+                self.workload.eval_batches(part=this_part()),
                 evaluator=make_evaluator() if make_evaluator else None,
             )
             metrics |= self.workload.task.derive(metrics)
-            self._log(eval_row(self.totals, seconds, metrics))
+            self._log(eval_row(totals, seconds, metrics))
             self._look_back()
 
     def save(self) -> None:
@@ -187,15 +199,17 @@ class Sitting:
                 )
             if self.held:
                 return
+            totals = self._totals_of_each()
             if self.feed.tape is not None:
-                self.feed.tape.save(self.workdir / "tape.json")
+                self.feed.tape.save(self.workdir / tape_file())
             host = {
                 "config_sha256": config_sha256(self.config),
-                "data": self.feed.get_state(),
-                "totals": asdict(self.totals),
+                "data": [*itertools.chain(*gathered(self.feed.get_state()))],
+                "totals": [asdict(each) for each in totals],
                 "clock": self.clock.seconds(),
                 "inner": asdict(self.inner),
                 "factor": self.factor,
+                "num_lanes": self.feed.num_lanes,
             }
             self.checkpoints.save(self.totals.updates, self.state, host)
 
@@ -218,6 +232,22 @@ class Sitting:
             raise NonFiniteLossError(
                 "the loss of update", first_bad, self.checkpoints.latest()
             )
+
+    def totals_of_all(self) -> Totals:
+        """Returns the totals over all processes, which all have to ask for."""
+        return Totals.of_all(self._totals_of_each())
+
+    def _totals_of_each(self, totals: Totals | None = None) -> list[Totals]:
+        """Returns the totals of every process, as they are now or as given.
+
+        Raises:
+          ValueError: The data of one of them ended.
+        """
+        facts = gathered([asdict(totals or self.totals), self._ended_after])
+        ends = [after for _, after in facts if after is not None]
+        if ends:
+            raise data_ended(self.workload, f"after {min(ends)} updates")
+        return [Totals(**each) for each, _ in facts]
 
     def _log(self, row: dict) -> None:
         if self.held:

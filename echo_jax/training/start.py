@@ -1,15 +1,18 @@
 """How a sitting starts: from nothing, or from a checkpoint."""
 
 import math
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import jax
 from rich.console import Console
 
 from echo_jax.config import Config
+from echo_jax.echo.part import Part
 from echo_jax.echo.rates import advised_factor
 from echo_jax.training.checkpoint import Checkpoints
 from echo_jax.training.clock import Clock
@@ -19,6 +22,7 @@ from echo_jax.training.feeds import open_feed
 from echo_jax.training.inner import LOOP, Inner
 from echo_jax.training.measure import Rates, measure_loader, measure_step
 from echo_jax.training.metrics import Totals
+from echo_jax.training.processes import is_first, own_parts
 from echo_jax.training.progress import Progress
 from echo_jax.training.runfiles import MetricsFile
 from echo_jax.training.setup import Setup
@@ -64,17 +68,24 @@ def start_sitting(
     stack.enter_context(closing(checkpoints))
     start = checkpoints.latest()
     state, host = _state(setup, checkpoints, config)
-    totals = Totals(**host["totals"]) if host else Totals()
+    totals = Totals.of_all([Totals(**each) for each in host["totals"]] if host else [])
+    if not is_first():
+        # What was counted before counts once: for the process that speaks for all.
+        totals = replace(totals, fresh=0, repeats=0)
     mark = "[one batch held]" if config.data.hold_batch else ""
+    # One process speaks for all.
+    console = console if is_first() else Console(quiet=True)
     progress = Progress(console, total=config.updates, done=totals.updates, mark=mark)
     if config.data.hold_batch:
         progress.note("shows the ceiling of speed, and writes no checkpoint")
     if start is not None:
         progress.note(f"resumes after update {start}")
-    decided = _decide(config, workload, setup, state, host, progress)
+    num_parts = len(host["data"]) if host else config.data.parts or jax.process_count()
+    parts = own_parts(num_parts)
+    decided = _decide(config, workload, setup, state, host, parts, progress)
     stack.enter_context(closing(decided.feed))
     if host:
-        decided.feed.set_state(host["data"])
+        decided.feed.set_state([host["data"][part.number] for part in parts])
         clock.add(host["clock"])
     return Sitting(
         config=config,
@@ -89,7 +100,9 @@ def start_sitting(
         rates=decided.rates,
         clock=clock,
         checkpoints=checkpoints,
-        metrics=MetricsFile(workdir / "metrics.jsonl", resumed_from=start),
+        metrics=MetricsFile(
+            workdir / "metrics.jsonl", resumed_from=start, writes=is_first()
+        ),
         progress=progress,
     )
 
@@ -126,15 +139,23 @@ def _decide(
     setup: Setup,
     state: TrainState,
     host: dict[str, Any] | None,
+    parts: Sequence[Part],
     progress: Progress,
 ) -> _Decided:
     """Measures, decides what was not decided before, and compiles what is used.
 
     The feed is not started yet: its threads would disturb what is measured.
     """
-    t_up_s, sample = measure_loader(workload, config)
+    t_up_s, sample = measure_loader(workload, config, parts=parts)
     opened = partial(
-        open_feed, config, workload, setup.mesh, sample=sample, note=progress.note
+        open_feed,
+        config,
+        workload,
+        setup.mesh,
+        sample=sample,
+        parts=parts,
+        num_lanes=host["num_lanes"] if host else 0,
+        note=progress.note,
     )
     is_open = config.echo.factor == "auto" and not host
     factor = host["factor"] if host else cast(float, config.echo.factor)

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from echo_jax.training.processes import whole
+
 __all__ = ["REPEAT_BUCKETS", "LossWindow", "TrainState", "params_sha256"]
 
 REPEAT_BUCKETS = 8
@@ -82,7 +84,7 @@ def params_sha256(params: Any) -> str:
     """
     digest = hashlib.sha256()
     for path, leaf in jax.tree.leaves_with_path(params):
-        value = np.ascontiguousarray(jax.device_get(leaf))
+        value = np.ascontiguousarray(whole(leaf))
         digest.update(f"{jax.tree_util.keystr(path)} {value.dtype} ".encode())
         digest.update(f"{value.shape}\n".encode())
         digest.update(value.tobytes())

@@ -90,6 +90,8 @@ def choose_inner(
         return LOOP, ""
     if config.inner.strategy != "auto":
         return Inner(config.inner.strategy, size), ""
+    if jax.process_count() > 1:
+        return LOOP, "inner steps: loop; several processes would time them apart"
     if data_s > _CLEARLY_SHORTER * step_s:
         return LOOP, "inner steps: loop; updates wait for data, or nearly"
     key = (setup.program.updates(feed.draw), config.batch_size, size)

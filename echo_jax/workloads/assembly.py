@@ -1,13 +1,13 @@
 """How a workload is put together from a task and the stages of its data."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
 from echo_jax.data.stage_calls import stage_calls
 from echo_jax.data.stages import Stages
-from echo_jax.workloads.base import Augment, Batch, Evaluator, Task, Workload
+from echo_jax.workloads.base import Augment, Evaluator, MakesEvaluation, Task, Workload
 
 __all__ = ["make_workload"]
 
@@ -19,7 +19,7 @@ def make_workload(
     metric: str,
     mode: Literal["min", "max"],
     stages: Stages,
-    eval_batches: Callable[[], Iterable[Batch]],
+    eval_batches: MakesEvaluation,
     data_facts: Mapping[str, Any],
     evaluator: Callable[[], Evaluator] | None = None,
     augment_on_device: Augment | None = None,

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 import grain
 import jax
 
+from echo_jax.echo.part import WHOLE, Part
 from echo_jax.echo.spec import EchoSpec
 
 __all__ = ["Augment", "Batch", "Evaluator", "Task", "Variables", "Workload"]
@@ -36,6 +37,30 @@ class Augment(Protocol):
           batch: Decoded items, with a leading axis of size B.
           keys: A random key for each of them, ``key<threefry2x32>[B]``.
         """
+        ...
+
+
+class MakesTraining(Protocol):
+    """Makes the training pipeline; see `Workload`."""
+
+    def __call__(self, spec: EchoSpec, part: Part = WHOLE) -> grain.IterDataset:
+        """Makes the part of it that a process trains on."""
+        ...
+
+
+class MakesFresh(Protocol):
+    """Makes the pipeline of fresh batches; see `Workload`."""
+
+    def __call__(self, part: Part = WHOLE) -> grain.IterDataset:
+        """Makes the part of it that a process echoes."""
+        ...
+
+
+class MakesEvaluation(Protocol):
+    """Makes a pass over the evaluation split; see `Workload`."""
+
+    def __call__(self, *, part: Part = WHOLE) -> Iterable[Batch]:
+        """Makes the rows of every batch that a process evaluates."""
         ...
 
 
@@ -154,9 +179,9 @@ class Workload:
     task: Task
     metric: str
     mode: Literal["min", "max"]
-    train_dataset: Callable[[EchoSpec], grain.IterDataset]
-    fresh_dataset: Callable[[], grain.IterDataset]
-    eval_batches: Callable[[], Iterable[Batch]]
+    train_dataset: MakesTraining
+    fresh_dataset: MakesFresh
+    eval_batches: MakesEvaluation
     evaluator: Callable[[], Evaluator] | None = None
     augment_on_device: Augment | None = None
     stage_calls: Callable[[], Mapping[str, Callable[[], Any]]] = dict

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import echo_jax as ej
+from echo_jax.echo.adaptive import AdaptiveDraws
 from echo_jax.echo.draws import FixedDraws, Need
-from echo_jax.echo.lanes import lane_spec
+from echo_jax.echo.lanes import joined_state, lane_spec, split_state
+from echo_jax.echo.stochastic import LoadSchedule, StochasticDraws
 
 
 class Driver:
@@ -223,3 +226,89 @@ def test_a_buffer_too_small_for_a_lane_is_refused_as_the_lanes():
 def test_what_is_no_state_of_draws_is_refused(state, message):
     with pytest.raises(ValueError, match=message):
         FixedDraws(ej.EchoSpec(2, batch_size=4), chunk_items=4).set_state(state)
+
+
+def _uses(draws, count):
+    """Fresh index and repeat of every use of the next draws, lane after lane."""
+    drawn = []
+    for _ in range(count):
+        while draws.need() is not Need.NO:
+            draws.write()
+        draw = draws.draw()
+        drawn.append(np.stack([draw.fresh_index, draw.repeat], axis=-1))
+    return np.stack(drawn) if drawn else None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(
+            partial(FixedDraws, ej.EchoSpec(2.5, 64, order, 16, 3), chunk_items=16)
+            for order in ORDERS
+        ),
+        partial(
+            StochasticDraws,
+            load=LoadSchedule(start=0.4, end=0.4),
+            buffer=64,
+            batch_size=16,
+            chunk_items=16,
+            seed=3,
+        ),
+        partial(AdaptiveDraws, buffer=64, batch_size=16, chunk_items=16, seed=3),
+    ],
+    ids=[*ORDERS, "stochastic", "adaptive"],
+)
+def test_lanes_draw_alike_wherever_the_others_are(make):
+    whole = _uses(make(num_lanes=4), 30)
+    parts = [
+        _uses(make(num_lanes=4, lanes=range(first, first + 2)), 30) for first in (0, 2)
+    ]
+    np.testing.assert_array_equal(np.concatenate(parts, axis=1), whole)
+
+
+@pytest.mark.parametrize("is_stochastic", [False, True])
+@given(
+    factor=st.sampled_from([*FACTORS.values()]),
+    order=st.sampled_from(["consecutive", "spread"]),
+    buffer=st.sampled_from([96, 104, 160]),
+    done=st.integers(0, 40),
+    max_draws=st.sampled_from([1, 3]),
+)
+@settings(deadline=None, max_examples=40)
+def test_parts_go_on_as_a_whole_and_a_whole_as_its_parts(
+    is_stochastic, factor, order, buffer, done, max_draws
+):
+    """Of orders in which all lanes stand at the same chunk; see also `_takes_apart`."""
+
+    def make(lanes=range(4)):
+        sizes = {"chunk_items": 8, "num_lanes": 4, "max_draws": max_draws}
+        if is_stochastic:
+            load = LoadSchedule(start=0.6, end=0.6)
+            return StochasticDraws(
+                load=load, buffer=buffer, batch_size=8, lanes=lanes, seed=3, **sizes
+            )
+        spec = ej.EchoSpec(factor, buffer, order, 8, 3)
+        return FixedDraws(spec, lanes=lanes, **sizes)
+
+    whole, parts = make(), [make(range(2)), make(range(2, 4))]
+    for draws in (whole, *parts):
+        _uses(draws, done)
+    state = whole.get_state()
+    assert [part.get_state() for part in parts] == split_state(state, 2)
+    assert joined_state(split_state(state, 2)) == state
+    # So the upstream, which is read from there, is at one place for all of them.
+    assert {part.first_chunk for part in parts} == {whole.first_chunk}
+    rest = _uses(whole, 20)
+    for part, own in zip(parts, split_state(state, 2), strict=True):
+        part.set_state(own)
+    again = np.concatenate([_uses(part, 20) for part in parts], axis=1)
+    np.testing.assert_array_equal(again, rest)
+    merged = make()
+    merged.set_state(joined_state(split_state(state, 2)))
+    np.testing.assert_array_equal(_uses(merged, 20), rest)
+
+
+def test_states_of_different_draws_are_not_joined():
+    state = {"chunks": 3, "end": -1, "lanes": ["a"]}
+    with pytest.raises(ValueError, match="not of the same draws"):
+        joined_state([state, {**state, "chunks": 4}])

@@ -195,7 +195,8 @@ def test_a_producer_that_stops_leaves_the_run_training_until_the_cap(tmp_path, o
             assert goes_on.wait(60), "the trainer waited for the producer"
         return batch
 
-    def fresh_dataset():
+    def fresh_dataset(part=None):
+        del part
         items = grain.MapDataset.source(_some_batches(workload, 40))
         return items.map_with_index(stall).to_iter_dataset(grain.ReadOptions(0, 0))
 

@@ -13,6 +13,7 @@ from tiny_workload import make_workload, run, tiny_config
 from echo_jax.training import flops
 from echo_jax.training.feed import HostFeed
 from echo_jax.training.flops import UpdateFlops, count_flops, peak_flops_per_s
+from echo_jax.training.parts import JoinedBatches
 from echo_jax.training.setup import make_echo_spec, make_setup
 from echo_jax.workloads.base import Task
 
@@ -48,7 +49,7 @@ def counted(**overrides):
     setup = make_setup(config, workload)
     dataset = workload.train_dataset(make_echo_spec(config))
     iterator = iter(dataset)
-    feed = HostFeed(dataset, setup.mesh, sample=next(iterator))
+    feed = HostFeed(JoinedBatches([dataset]), setup.mesh, sample=next(iterator))
     iterator.close()
     # Shapes are enough: nothing is computed.
     found = count_flops(setup, setup.program.abstract_state, feed)

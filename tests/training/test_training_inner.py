@@ -26,6 +26,7 @@ from echo_jax.training.inner import (
     fastest,
     several_updates,
 )
+from echo_jax.training.parts import JoinedBatches
 from echo_jax.training.setup import make_echo_spec, make_setup
 from echo_jax.training.state import params_sha256
 
@@ -221,7 +222,7 @@ def choose(monkeypatch, *, step_s=1e-4, data_s=0.0, **overrides):
     state = setup.program.init(setup.init_key)
     before = params_sha256(state.params)
     dataset = workload.train_dataset(make_echo_spec(config))
-    feed = HostFeed(dataset, setup.mesh, sample=next(iter(dataset)))
+    feed = HostFeed(JoinedBatches([dataset]), setup.mesh, sample=next(iter(dataset)))
     chosen, why = strategy.choose_inner(
         config, setup, state, feed, step_s=step_s, data_s=data_s
     )
@@ -253,7 +254,9 @@ def test_the_arms_of_a_study_are_dispatched_alike(tmp_path, monkeypatch):
     monkeypatch.setattr(strategy, "fastest", lambda runs: next(answers))
     # The tiny pipeline is slow beside the tiny step.
     original = start.measure_loader
-    monkeypatch.setattr(start, "measure_loader", lambda *a: (1e-9, original(*a)[1]))
+    monkeypatch.setattr(
+        start, "measure_loader", lambda *a, **kw: (1e-9, original(*a, **kw)[1])
+    )
     for arm, factor in (("a", 1.0), ("b", 2.5)):
         summary = run(tmp_path / arm, echo__factor=factor, inner__strategy="auto")
         assert summary["inner"] == {"strategy": "scan", "updates": 2}

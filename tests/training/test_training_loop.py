@@ -45,6 +45,8 @@ def test_a_run_leaves_what_its_readers_need(tmp_path):
     summary = run(tmp_path, echo__factor=2.5, updates=12)
     assert json_of(tmp_path, "summary.json") == summary
     config = tiny_config(echo__factor=2.5).to_dict()
+    # How it is carried out is no part of a run.
+    del config["distributed"]
     assert json_of(tmp_path, "config.json") == json.loads(json.dumps(config))
 
     environment = json_of(tmp_path, "environment.json")
@@ -227,9 +229,9 @@ def test_data_that_ends_is_an_error(tmp_path):
     # One is made to see whether it can be, one to be measured, one to train.
     cases = [((40, 40, 7), "after 7 updates"), ((40, 7, 40), "while it was")]
     for lengths, message in cases:
-        datasets = iter([some[:length] for length in lengths])
+        datasets = iter([some[:length].to_iter_dataset() for length in lengths])
         ending = dataclasses.replace(
-            workload, train_dataset=lambda spec, it=datasets: next(it).to_iter_dataset()
+            workload, train_dataset=lambda *_, made=datasets: next(made)
         )
         with pytest.raises(ValueError, match=f"'regression' ended {message}.* repeat"):
             train(config, ending, tmp_path)
@@ -251,8 +253,8 @@ def test_the_loader_is_measured_without_the_echo():
     workload = make_workload(config)
     repeats = []
 
-    def spied(spec):
-        dataset = workload.train_dataset(spec)
+    def spied(spec, part):
+        dataset = workload.train_dataset(spec, part)
         return dataset.map(lambda batch: (repeats.extend(batch["repeat"]), batch)[1])
 
     rates = calibrate(config, dataclasses.replace(workload, train_dataset=spied))

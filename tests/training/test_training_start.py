@@ -12,6 +12,7 @@ from tiny_workload import make_workload, run, stop_at, tiny_config
 from echo_jax.training import Interrupted, start, train
 from echo_jax.training.checkpoint import Checkpoints
 from echo_jax.training.feed import HeldFeed, HostFeed
+from echo_jax.training.parts import JoinedBatches
 from echo_jax.training.setup import make_echo_spec, make_setup
 
 DEVICE = {"echo__where": "device", "echo__after": "decode"}
@@ -29,7 +30,7 @@ def ratio(monkeypatch):
     def measures(value):
         original = start.measure_loader
         monkeypatch.setattr(
-            start, "measure_loader", lambda *args: (value, original(*args)[1])
+            start, "measure_loader", lambda *a, **kw: (value, original(*a, **kw)[1])
         )
         monkeypatch.setattr(start, "measure_step", lambda *args, **options: 1.0)
 
@@ -132,7 +133,7 @@ def test_a_held_batch_is_one_batch_and_has_no_state():
     setup = make_setup(config, workload)
     dataset = workload.train_dataset(make_echo_spec(config))
     sample = next(iter(dataset))
-    feed = HeldFeed(HostFeed(dataset, setup.mesh, sample=sample))
+    feed = HeldFeed(HostFeed(JoinedBatches([dataset]), setup.mesh, sample=sample))
     for number in range(3):
         inputs = feed.take(1)
         np.testing.assert_array_equal(inputs.batches["x"][0], sample["x"])

@@ -1,5 +1,6 @@
 """A workload small enough to train in every test, with all that a real one has."""
 
+import functools
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 
 from echo_jax.config import default_config
 from echo_jax.echo.grain import echo
+from echo_jax.echo.part import WHOLE
 from echo_jax.training import train
 from echo_jax.workloads.base import Task, Workload
 
@@ -110,7 +112,11 @@ def make_workload(
             "repeat": np.broadcast_to(np.int32(tags.repeat), shape),
         }
 
-    def train_dataset(spec):
+    def rows_of(part, batch):
+        size = part.rows(config.batch_size)
+        return {k: x[part.number * size :][:size] for k, x in batch.items()}
+
+    def train_dataset(spec, part=WHOLE):
         items = grain.MapDataset.range(NUM_EXAMPLES).shuffle(seed=config.seed)
         items = items.repeat().map(example)
         if config.echo.after == "batch":
@@ -122,22 +128,24 @@ def make_workload(
         if on_batch and is_training:
             calls = iter(range(1, 10**9))
             batches = batches.map(lambda batch: (on_batch(next(calls)), batch)[1])
-        return batches
+        return batches.map(functools.partial(rows_of, part))
 
-    def fresh_dataset():
+    def fresh_dataset(part=WHOLE):
         items = grain.MapDataset.range(NUM_EXAMPLES).shuffle(seed=config.seed)
         items = items.repeat().map(example).batch(config.batch_size)
+        items = items.map(functools.partial(rows_of, part))
         return items.to_iter_dataset(grain.ReadOptions(0, 0))
 
-    def eval_batches():
+    def eval_batches(part=WHOLE):
         # 10 examples in batches of 8: the second one has 6 of padding.
         for start in (0, 8):
             items = [example(1000 + i) for i in range(start, start + 8)]
-            yield {
+            batch = {
                 "x": np.stack([item["x"] for item in items]),
                 "y": np.stack([item["y"] for item in items]),
                 "mask": (np.arange(start, start + 8) < 10).astype(np.float32),
             }
+            yield {k: x[part.number :: part.of] for k, x in batch.items()}
 
     return Workload(
         name="regression",

@@ -1,0 +1,232 @@
+"""Several processes in one run: who is who, and what all of them agree on.
+
+Every process runs the same program on the devices of all, and makes its parts of
+every batch. What the host decides must be decided alike everywhere, or the processes
+wait for each other for ever: measured times, the update at which a run stops, what is
+logged. So decisions are gathered, or taken by the first process for all.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, Sharding
+
+from echo_jax.config import Config
+from echo_jax.echo.part import Part
+from echo_jax.training.interrupt import Interrupted
+
+__all__ = [
+    "agreed",
+    "connected",
+    "everywhere",
+    "gathered",
+    "is_first",
+    "local_mesh",
+    "own_parts",
+    "put",
+    "rewrapped",
+    "tape_file",
+    "this_part",
+    "whole",
+]
+
+
+@contextlib.contextmanager
+def connected(config: Config) -> Iterator[None]:
+    """Connects the processes of a run; to be entered before any device is asked for.
+
+    If it is left by an error, this process ends without waiting for the others, which
+    jax would do for ever, as they wait for it: that it is gone ends them, too.
+
+    Args:
+      config: A training config.
+
+    Raises:
+      RuntimeError: The processes do not find each other.
+    """
+    _initialize(config)
+    try:
+        yield
+    except Interrupted:
+        raise  # All of them stop.
+    except BaseException:
+        if jax.distributed.is_initialized():
+            # Once the error is told, and before what jax does at the end.
+            atexit.register(_leave)
+        raise
+
+
+def _leave() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _initialize(config: Config) -> None:
+    """Connects the processes.
+
+    With an address in ``config.distributed.coordinator`` it is that of the first
+    process. Without one, jax looks for a cluster that it knows in the environment
+    (Cloud TPU, SLURM, Open MPI, Kubernetes); where there is none, this process is
+    alone.
+    """
+    wanted = config.distributed
+    if wanted.coordinator:
+        jax.distributed.initialize(
+            coordinator_address=wanted.coordinator,
+            num_processes=wanted.num_processes,
+            process_id=wanted.process_id,
+        )
+    elif wanted.detect:
+        try:
+            jax.distributed.initialize()
+        except (ValueError, RuntimeError) as error:
+            # That no cluster was found is said by what is missing. And a program that
+            # has used jax already, such as a test of a command, is alone.
+            alone = ("coordinator_address", "must be called before any JAX calls")
+            if not any(words in str(error) for words in alone):
+                raise
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes and shows what all of them do."""
+    return jax.process_index() == 0
+
+
+def this_part() -> Part:
+    """Returns the part that is due to this process where all share evenly."""
+    return Part(jax.process_index(), jax.process_count())
+
+
+def tape_file() -> str:
+    """Returns the name of the file of this process' adaptive decisions."""
+    return "tape.json" if is_first() else f"tape-{jax.process_index()}.json"
+
+
+def own_parts(num_parts: int) -> tuple[Part, ...]:
+    """Returns the parts of the data that this process makes.
+
+    Args:
+      num_parts: Into how many the data of the run is cut.
+
+    Raises:
+      ValueError: The processes do not divide the parts.
+    """
+    processes = jax.process_count()
+    if num_parts % processes:
+        raise ValueError(
+            f"the run's data is cut into {num_parts} parts, which {processes} "
+            "processes cannot share evenly; use a number of processes that divides "
+            f"{num_parts}, or start another run with --config.data.parts={processes}"
+        )
+    each = num_parts // processes
+    first = jax.process_index() * each
+    return tuple(Part(number, num_parts) for number in range(first, first + each))
+
+
+def gathered(value: Any) -> list[Any]:
+    """Returns what every process gives, in the order of processes.
+
+    All processes have to call it. It waits for all updates that were dispatched.
+
+    Args:
+      value: Plain data, as JSON holds it.
+    """
+    if jax.process_count() == 1:
+        return [value]
+    data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.array([data.size], np.int32)).ravel()
+    padded = np.zeros(sizes.max(), np.uint8)
+    padded[: data.size] = data
+    rows = multihost_utils.process_allgather(padded).reshape(len(sizes), -1)
+    return [
+        json.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)
+    ]
+
+
+def agreed(value: Any) -> Any:
+    """Returns what the first process gives; see `gathered`."""
+    return gathered(value)[0]
+
+
+def put(tree: Any, sharding: Any) -> Any:
+    """Starts the transfer of host arrays to the devices.
+
+    Args:
+      tree: Arrays; of what is split over processes, this process' part.
+      sharding: How they lie on the devices of all: a sharding, or a tree of them.
+
+    Returns:
+      Arrays over the devices of all processes.
+    """
+    if jax.process_count() == 1:
+        return jax.device_put(tree, sharding)
+
+    def send(x: Any, sharding: Sharding) -> jax.Array:
+        if isinstance(x, jax.Array):  # There already.
+            return x
+        return jax.make_array_from_process_local_data(sharding, np.asarray(x))
+
+    # A sharding may stand for a tree.
+    shardings = jax.tree.map(lambda s, t: jax.tree.map(lambda _: s, t), sharding, tree)
+    return jax.tree.map(send, tree, shardings)
+
+
+def everywhere(make: Callable[[], jax.Array], sharding: Sharding) -> jax.Array:
+    """Returns what every process computes alike, on all devices.
+
+    Args:
+      make: Computes it; pure.
+      sharding: Replicated over the devices of all.
+    """
+    if jax.process_count() == 1:
+        return jax.device_put(make(), sharding)
+    return jax.jit(make, out_shardings=sharding)()
+
+
+def whole(array: jax.Array) -> np.ndarray:
+    """Returns an array on the host, wherever its parts lie.
+
+    All processes have to call it.
+    """
+    if jax.process_count() == 1 or array.is_fully_replicated:
+        return np.asarray(jax.device_get(array))
+    return multihost_utils.process_allgather(array, tiled=True)
+
+
+def local_mesh(mesh: Mesh) -> Mesh:
+    """Returns the devices of this process, along one axis."""
+    if jax.process_count() == 1:
+        return mesh
+    own = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
+    return Mesh(np.array(own), ("data",))
+
+
+def rewrapped(tree: Any, sharding: Any, *, times: int) -> Any:
+    """Returns arrays of the same memory under another sharding.
+
+    Between the arrays of a process alone and those of all: the rows on each device
+    stay there, and only the number of rows that are spoken of changes.
+
+    Args:
+      tree: Arrays whose leading axis is split over devices.
+      sharding: The other one, of the same devices or more or fewer processes.
+      times: Processes over which the rows are spoken of; 1 for this one alone.
+    """
+
+    def wrap(x: jax.Array) -> jax.Array:
+        shards = [shard.data for shard in x.addressable_shards]
+        rows = sum(len(shard) for shard in shards)
+        return jax.make_array_from_single_device_arrays(
+            (rows * times, *x.shape[1:]), sharding, shards
+        )
+
+    return jax.tree.map(wrap, tree)

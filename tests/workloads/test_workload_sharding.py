@@ -1,0 +1,82 @@
+"""Every workload trains alike on any mesh, its parameters split or not."""
+
+import itertools
+from contextlib import closing
+
+import jax
+import numpy as np
+import pytest
+from image_folders import prepare
+from test_workload_cifar import SMALL
+from test_workload_cifar import config_of as cifar_config
+from test_workload_coco import config_of as coco_config
+from test_workload_coco import folder as coco_folder  # noqa: F401
+from test_workload_imagenet import SIZES
+from test_workload_imagenet import config_of as imagenet_config
+
+from echo_jax.config import load_config
+from echo_jax.echo.spec import EchoSpec
+from echo_jax.training.setup import make_setup
+from echo_jax.workloads import build
+
+BATCH = 16
+
+
+@pytest.fixture
+def config_of(request, tmp_path):
+    """Makes the config of a workload, on a little data."""
+
+    def make(name, **fields):
+        fields = {"batch_size": BATCH, **fields}
+        if name == "cifar":
+            return cifar_config(prepare(tmp_path, SMALL, SMALL[:8]), **fields)
+        if name == "imagenet":
+            return imagenet_config(prepare(tmp_path, SIZES, SIZES[:8]), **fields)
+        if name == "coco":
+            return coco_config(request.getfixturevalue("coco_folder"), **fields)
+        return load_config(f"configs/{name}.py:tiny", fields)
+
+    return make
+
+
+def trained(config, batches, data, fsdp):
+    """The losses of some updates, and how many devices split each parameter."""
+    with config.unlocked():
+        config.mesh.data, config.mesh.fsdp = data, fsdp
+    setup = make_setup(config, build(config))
+    state = setup.program.init(setup.init_key)
+    losses = []
+    for batch in batches:
+        state, report = setup.step(state, batch)
+        losses.append(float(jax.block_until_ready(report).window.loss.sum()))
+    sizes = [
+        x.size / x.addressable_shards[0].data.size
+        for x in jax.tree.leaves(state.params)
+    ]
+    return losses, sizes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("lm", {}),
+        # Its rate is high enough to make rounding grow tenfold in four updates.
+        ("shapes", {"optim.lr": 1e-3}),
+        ("cifar", {}),
+        ("imagenet", {"model__norm": "batch"}),
+        ("imagenet", {"model__norm": "ghost"}),
+        ("coco", {}),
+    ],
+    ids=["lm", "shapes", "cifar", "imagenet-batch", "imagenet-ghost", "coco"],
+)
+def test_any_mesh_trains_alike(config_of, name, fields):
+    config = config_of(name, **fields)
+    spec = EchoSpec(batch_size=BATCH)
+    with closing(iter(build(config).train_dataset(spec))) as stream:
+        batches = [*itertools.islice(stream, 4)]
+    alone, _ = trained(config, batches, 1, 1)
+    for data, fsdp in ((8, 1), (2, 4)):
+        losses, sizes = trained(config, batches, data, fsdp)
+        np.testing.assert_allclose(losses, alone, rtol=1e-5)
+        assert max(sizes) == fsdp
