@@ -1,0 +1,200 @@
+#!/usr/bin/env bash
+# Starts, watches and stops `echo-jax train`: on a worker of a VM, where
+# launch_tpu.sh calls it over ssh, and on this machine for `launch_tpu.sh local`.
+#
+# On a worker everything is in the folder that this file is in:
+#   installed            hash of what setup brought; written last
+#   configs/  venv/      what training needs
+#   run/train.log        what it prints
+#   run/pid              of the process that watches it; SIGTERM there stops it
+#   run/exit_code        how it ended; missing while it runs
+set -euo pipefail
+
+say() { printf '%s: %s\n' "${0##*/}" "$*" >&2; }
+
+die() { # what is wrong, and the fix
+  say "$1"
+  exit 2
+}
+
+((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) ||
+  die "bash $BASH_VERSION is too old: install bash 4.4 or newer"
+
+quoted() { # words; prints them as a line that bash reads as these words
+  local word line=
+  for word; do
+    [[ $word =~ ^[A-Za-z0-9_./:=@%+,-]+$ ]] || word=${word@Q}
+    line+="${line:+ }$word"
+  done
+  printf '%s\n' "$line"
+}
+
+content_hash() { # folder; prints a hash of the names and contents of its files
+  (cd "$1" && find . -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum) |
+    sha256sum | cut -d ' ' -f 1
+}
+
+# -- Processes --------------------------------------------------------------------
+
+grace=60 # Seconds from the first signal until what still lives is killed.
+declare -A pids=() # Number of a process that lives -> its id, also its group's.
+deadline=
+status=0 # The first exit code that is not 0, and whose it is.
+first_failed=
+
+start_process() { # number, log file, command
+  local number=$1 log=$2
+  # A signal may come before all are started.
+  [[ -z $deadline ]] || return 0
+  # Job control gives it a group of its own, and Ctrl-C its usual meaning.
+  set -m
+  "${@:3}" >>"$log" 2>&1 </dev/null &
+  set +m
+  pids[$number]=$!
+}
+
+forward() { # signal
+  local pid
+  [[ -n $deadline ]] || deadline=$((SECONDS + grace))
+  for pid in "${pids[@]}"; do
+    kill "-$1" "$pid" 2>/dev/null || true
+  done
+}
+
+forward_signals() {
+  trap 'forward TERM' TERM HUP
+  trap 'forward INT' INT
+}
+
+kill_group() { kill -KILL -- "-$1" 2>/dev/null || true; } # process group
+
+wait_for_all() { # sets status and first_failed; stops the others when one fails
+  local number
+  while ((${#pids[@]})); do
+    # wait -n would miss a process that ends just before it.
+    sleep 0.2
+    for number in $(printf '%s\n' "${!pids[@]}" | sort -n); do
+      kill -0 "${pids[$number]}" 2>/dev/null || ended "$number"
+    done
+    if [[ -n $deadline ]] && ((SECONDS > deadline)); then
+      for number in "${!pids[@]}"; do
+        say "process $number has not ended within $grace s: killed"
+        kill_group "${pids[$number]}"
+      done
+    fi
+  done
+}
+
+ended() { # number of a process
+  local code=0
+  wait "${pids[$1]}" || code=$?
+  # Processes of its own, if it left any.
+  kill_group "${pids[$1]}"
+  unset "pids[$1]"
+  say "process $1 ended with exit code $code"
+  if ((code && !status)); then
+    status=$code
+    # shellcheck disable=SC2034 # launch_tpu.sh reads it.
+    first_failed=$1
+    [[ -n $deadline ]] || forward TERM
+  fi
+}
+
+# -- On a worker ------------------------------------------------------------------
+
+locked() { [[ -e run/lock ]] && ! flock -n run/lock true; }
+
+worker_state() { # prints: worker HOST STATE …
+  local state=idle
+  if [[ ! -e installed ]]; then
+    state=new
+  elif [[ -e run/exit_code && -e run/stopped ]]; then
+    state="stopped $(<run/exit_code)"
+  elif [[ -e run/exit_code ]]; then
+    state="ended $(<run/exit_code)"
+  elif locked; then
+    state="running $(<run/pid) $(<run/command)"
+  elif [[ -e run/pid ]]; then
+    state=lost
+  fi
+  printf 'worker %s %s\n' "$(hostname)" "$state"
+}
+
+refuse_running() { ! locked || die "$(worker_state): stop it first"; }
+
+worker_install() { # extra; called in the folder new, for the one above
+  local hash wheel
+  hash=$(content_hash .)
+  cd ..
+  refuse_running
+  rm -f installed
+  # The Python of the images is too old; uv brings one.
+  [[ -x bin/uv ]] || curl -LsSf https://astral.sh/uv/install.sh |
+    env UV_UNMANAGED_INSTALL="$PWD/bin" sh
+  [[ -x venv/bin/python ]] || bin/uv venv --python 3.12 venv
+  wheel=$(echo "$PWD"/new/echo_jax-*.whl)
+  bin/uv pip install --python venv/bin/python --reinstall-package echo-jax \
+    "echo-jax[$1] @ file://$wheel"
+  rm -rf configs
+  mv new/configs new/launch_worker.sh .
+  echo "$hash" >installed.part
+  mv installed.part installed
+}
+
+worker_start() { # grace, seconds between copies, a bucket's folder or '', arguments
+  [[ -e installed ]] || die "$(hostname) is not set up: ./launch_tpu.sh setup"
+  mkdir -p run
+  # Whoever holds the lock runs. What it starts holds it, too; a restart frees it.
+  exec 9>>run/lock
+  flock -n 9 || die "$(worker_state): stop it first"
+  rm -f run/exit_code run/stopped
+  quoted echo-jax train "${@:4}" >run/command
+  printf '== %s %s\n' "$(date -Is)" "$(<run/command)" >>run/train.log
+  set -m
+  nohup bash launch_worker.sh supervise "$@" >>run/train.log 2>&1 </dev/null &
+  set +m
+  echo $! >run/pid
+}
+
+worker_supervise() { # as worker_start
+  local to=${3:+$3/$(hostname)} copier
+  grace=$1
+  export PATH=$PWD/venv/bin:$PATH
+  forward_signals
+  start_process 0 run/train.log echo-jax train "${@:4}"
+  if [[ -n $to ]]; then
+    set -m
+    while sleep "$2"; do copy_logs "$to"; done 9>&- &
+    set +m
+    copier=$!
+  fi
+  wait_for_all
+  echo "$status" >run/exit_code.part
+  mv run/exit_code.part run/exit_code
+  if [[ -n $to ]]; then
+    kill_group "$copier"
+    copy_logs "$to"
+  fi
+}
+
+copy_logs() { # folder in a bucket; training goes on if it fails
+  gcloud storage rsync --recursive run "$1" >>run/copies.log 2>&1 </dev/null || true
+}
+
+worker_stop() { # mark or '': whether --watch should see that the user wished it
+  if [[ ! -e run/exit_code ]] && locked; then
+    [[ -z $1 ]] || touch run/stopped
+    kill -TERM "$(<run/pid)"
+    while [[ ! -e run/exit_code ]] && locked; do sleep 0.2; done
+  fi
+  worker_state
+}
+
+worker_logs() { # follow or ''
+  exec tail -n 100 ${1:+-F} run/train.log
+}
+
+if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
+  cd "$(dirname "$0")"
+  "worker_$1" "${@:2}"
+fi

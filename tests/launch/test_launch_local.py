@@ -1,0 +1,104 @@
+"""launch_tpu.sh local: real processes, a stand-in for echo-jax."""
+
+import re
+import signal
+
+import pytest
+from launch_cloud import NASTY, TRAIN, Cloud, lives, started, until
+
+FAKE_DEVICES = "--xla_force_host_platform_device_count"
+LOCAL = ["local", "--processes", "3", "--log-dir", "the logs"]
+
+
+def _log(cloud: Cloud, number: int) -> str:
+    return (cloud.home / f"the logs/process-{number}.log").read_text()
+
+
+def _of_processes(cloud: Cloud, number: int) -> list:
+    """What the processes were given, by their number, once all have started."""
+    return sorted(started(cloud, number), key=lambda row: row["argv"][-1])
+
+
+def test_local_starts_processes_that_know_each_other(cloud):
+    done = cloud.launch(*LOCAL, "--", *NASTY, JAX_PLATFORMS="cpu")
+    assert done.returncode == 0, done.stderr
+    # The first one's log, as it grows.
+    assert done.stdout == "training\n"
+    rows = _of_processes(cloud, 3)
+    coordinator = rows[0]["argv"][-3]
+    port = coordinator.removeprefix("--config.distributed.coordinator=127.0.0.1:")
+    assert 1024 <= int(port) < 65536
+    for number, row in enumerate(rows):
+        assert row["argv"] == [
+            *["train", *NASTY, coordinator],
+            "--config.distributed.num_processes=3",
+            f"--config.distributed.process_id={number}",
+        ]
+        assert row["cwd"] == str(cloud.home)
+        assert row["env"]["JAX_PLATFORMS"] == "cpu"
+        assert not row["ignores_ctrl_c"]
+        assert _log(cloud, number) == "training\n"
+
+
+@pytest.mark.parametrize(
+    ("environment", "threads"),
+    [
+        ({"NPROC": "1"}, "2"),
+        ({"NPROC": "9", "JAX_NUM_CPU_DEVICES": "4"}, "9"),
+        ({"NPROC": "7", "JAX_NUM_CPU_DEVICES": "4"}, "8"),
+        ({"NPROC": "1", "XLA_FLAGS": f"{FAKE_DEVICES}=64"}, "128"),
+    ],
+)
+def test_local_gives_every_device_two_threads(cloud, environment, threads):
+    done = cloud.launch("local", "--processes=1", "--", "--x", **environment)
+    assert done.returncode == 0, done.stderr
+    (row,) = cloud.rows("train")
+    assert row["env"] == {"NPROC": threads, "JAX_PLATFORMS": None}
+
+
+def test_local_takes_another_command(cloud):
+    cloud.write("other", "#!/bin/sh\necho other $1 >&2; exit 5\n")
+    done = cloud.launch(*LOCAL, "--", "x", ECHO_JAX_COMMAND=f"{cloud.world}/other")
+    assert done.returncode == 5
+    assert "other train\n" in _log(cloud, 0)
+
+
+def test_local_stops_the_others_when_one_fails(cloud):
+    cloud.plan(train=["saves", "saves", "7 after 3"])
+    done = cloud.launch(*LOCAL, "--", *TRAIN)
+    assert done.returncode == 7
+    logs = sorted(_log(cloud, number) for number in range(3))
+    assert logs == ["training\n", "training\nsaved\n", "training\nsaved\n"]
+    assert done.stderr.count("ended with exit code 143") == 2
+    # The end of the log of the one that failed.
+    assert done.stderr.endswith("training\n")
+
+
+@pytest.mark.parametrize(("signum", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_local_forwards_a_signal_to_all(cloud, signum, code):
+    cloud.plan(train=["saves"] * 3)
+    with cloud.launched(*LOCAL, "--", *TRAIN) as running:
+        rows = started(cloud, 3)
+        running.send_signal(getattr(signal, signum))
+        assert running.wait(timeout=60) == code
+        assert running.stderr.read().count(f"ended with exit code {code}") == 3
+    assert not any(lives(row["pid"]) for row in rows)
+    assert [_log(cloud, number) for number in range(3)] == ["training\nsaved\n"] * 3
+
+
+def test_local_kills_what_does_not_end(cloud):
+    cloud.plan(train=["deaf", "1 after 3", "saves"])
+    done = cloud.launch(*LOCAL, "--grace=1", "--", *TRAIN)
+    assert done.returncode == 1
+    assert "has not ended within 1 s: killed" in done.stderr
+    codes = re.findall(r"ended with exit code (\d+)", done.stderr)
+    assert codes == ["1", "143", "137"]
+    assert not any(lives(row["pid"]) for row in cloud.rows("train"))
+
+
+def test_nothing_outlives_its_process(cloud):
+    cloud.plan(train=["leaves"] * 3)
+    assert cloud.launch(*LOCAL, "--", *TRAIN).returncode == 0
+    left = [row["left"] for row in cloud.rows("train")]
+    assert len(left) == 3
+    until(lambda: not any(map(lives, left)))

@@ -1,0 +1,169 @@
+"""launch_tpu.sh run, logs, status and stop, on workers that really run bash."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from launch_cloud import ALL, NASTY, STATE, TPU, TRAIN, lives, started, until
+
+
+def test_run_goes_on_in_the_background(ready):
+    ready.plan(train=["saves", "saves"])
+    assert ready.launch("run", "--bucket=gs://b/logs/", "--", *TRAIN).returncode == 0
+    ssh = [*TPU, "ssh", "echo-jax", *ALL]
+    start = f"start 60 60 gs://b/logs/echo-jax {' '.join(TRAIN)}"
+    assert ready.calls() == [
+        [*ssh, STATE],
+        [*ssh, f"--command=bash echo-jax/launch_worker.sh {start}"],
+    ]
+    for row in started(ready, 2):
+        assert row["argv"] == ["train", *TRAIN]
+        assert Path(row["cwd"], "configs/lm.py").exists()
+        assert not row["ignores_ctrl_c"]
+    pids = [ready.there(i, "run/pid").read_text().strip() for i in (0, 1)]
+    command = f"echo-jax train {' '.join(TRAIN)}"
+    running = [f"{i} running {pid} {command}" for i, pid in enumerate(pids)]
+    assert ready.states() == running
+
+    # One at a time: the second is refused by name, whatever it is.
+    done = ready.launch("run", "--", "--config", "other.py")
+    assert done.returncode == 2
+    assert f"worker w-0 running {pids[0]} {command}" in done.stderr
+    assert "or ./launch_tpu.sh stop --name=echo-jax" in done.stderr
+    assert ready.verbs() == ["state"]
+    with open(ready.checkout / "configs/lm.py", "a") as file:
+        file.write("# changed\n")
+    done = ready.launch("setup")
+    assert done.returncode == 2
+    assert "stop it first" in done.stderr
+    assert ready.states() == running
+
+    ready.calls()
+    assert ready.launch("stop").returncode == 0
+    stop = [*ssh, "--command=bash echo-jax/launch_worker.sh stop mark"]
+    assert ready.calls() == [stop]
+    assert ready.states() == ["0 stopped 143", "1 stopped 143"]
+    assert len(ready.rows("train")) == 2
+    # The last copy of the log holds the end.
+    for worker in ("w-0", "w-1"):
+        log = ready.world / "bucket/b/logs/echo-jax" / worker / "train.log"
+        until(lambda log=log: log.exists() and "exit code 143" in log.read_text())
+        assert "training\nsaved\n" in log.read_text()
+
+
+def test_a_worker_refuses_to_start_twice(ready):
+    ready.plan(train=["saves"])
+    argv = ["bash", "echo-jax/launch_worker.sh", "start", "60", "60", "", "--x"]
+    options = {
+        "cwd": ready.world / "vm/0",
+        "env": ready.environment(
+            PATH=f"{ready.world}/worker_bin:/usr/bin:/bin", WORKER="0"
+        ),
+        "capture_output": True,
+        "text": True,
+    }
+    both = [subprocess.run(argv, **options) for _ in range(2)]
+    assert [done.returncode for done in both] == [0, 2]
+    assert "w-0 running" in both[1].stderr and "stop it first" in both[1].stderr
+    assert len(started(ready, 1)) == 1
+
+
+def test_run_that_ends_leaves_its_exit_code(ready):
+    ready.plan(train=["0", "3"])
+    ready.launch("run", "--", "--x")
+    assert sorted(state[2:] for state in ready.ended()) == ["ended 0", "ended 3"]
+    # Then it can be run again; the log goes on.
+    ready.plan(train=["saves", "saves"])
+    ready.launch("run", "--", "--y")
+    started(ready, 4)
+    assert [state.split()[1] for state in ready.states()] == ["running", "running"]
+    log = ready.there(0, "run/train.log").read_text()
+    assert log.index("echo-jax train --x") < log.index("echo-jax train --y")
+
+
+def test_run_on_a_vm_that_is_not_set_up(cloud):
+    cloud.launch("create", "--type=v4-8")
+    assert cloud.states() == ["0 new", "1 new"]
+    assert cloud.launch("run", "--", "--x").returncode != 0
+    assert cloud.rows("train") == []
+
+
+@pytest.mark.slow
+def test_a_worker_that_restarted_is_seen(ready):
+    ready.plan(train=["saves", "0"])
+    ready.launch("run", "--", "--x")
+    started(ready, 2)
+    ready.ended(1)
+    (pid,) = (
+        ready.there(i, "run/pid")
+        for i in (0, 1)
+        if not ready.there(i, "run/exit_code").exists()
+    )
+    trainer = next(row["pid"] for row in ready.rows("train") if lives(row["pid"]))
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+    # What it started still holds the lock.
+    assert sum("running" in state for state in ready.states()) == 1
+    os.kill(trainer, signal.SIGKILL)
+    until(lambda: not lives(trainer))
+    assert sorted(state[2:] for state in ready.states()) == ["ended 0", "lost"]
+
+
+def test_what_does_not_save_in_time_is_killed(ready):
+    ready.plan(train=["deaf", "saves"])
+    ready.launch("run", "--grace=1", "--", "--x")
+    pids = [row["pid"] for row in started(ready, 2)]
+    assert ready.launch("stop").returncode == 0
+    states = sorted(state[2:] for state in ready.states())
+    assert states == ["stopped 137", "stopped 143"]
+    assert not any(map(lives, pids))
+
+
+def test_stop_where_nothing_runs_changes_nothing(ready):
+    ready.launch("run", "--", "--x")
+    ready.ended()
+    assert ready.launch("stop").returncode == 0
+    assert ready.states() == ["0 ended 0", "1 ended 0"]
+
+
+def test_logs(ready):
+    ready.launch("run", "--", "--x")
+    assert ready.ended() == ["0 ended 0", "1 ended 0"]
+    done = ready.launch("logs")
+    assert "== " in done.stdout and "echo-jax train --x\ntraining\n" in done.stdout
+    assert ready.launch("logs", "--worker=all").stdout.count("training\n") == 2
+    logs = "--command=bash echo-jax/launch_worker.sh logs ''"
+    ssh = [*TPU, "ssh", "echo-jax"]
+    assert ready.calls() == [
+        [*ssh, "--worker=0", "--quiet", logs],
+        [*ssh, "--worker=all", "--quiet", logs],
+    ]
+    with ready.launched("logs", "--follow") as following:
+        until(lambda: "training" in following.stdout.readline())
+        with open(ready.there(0, "run/train.log"), "a") as log:
+            log.write("later\n")
+        assert "exit code 0" in following.stdout.readline()
+        assert following.stdout.readline() == "later\n"
+        ready.end_all()
+    ready.plan(ssh=["the VM cannot be reached"])
+    done = ready.launch("logs", "--bucket=gs://b/logs")
+    assert done.returncode == 1
+    assert "copies are in gs://b/logs/echo-jax/" in done.stderr
+
+
+def test_status_says_when_there_is_no_vm(cloud):
+    done = cloud.launch("status", "--queued", "--zone=z")
+    assert (done.returncode, done.stdout) == (0, "echo-jax MISSING\n")
+    describe = ["compute", "tpus", "queued-resources", "describe", "echo-jax"]
+    assert cloud.calls() == [[*describe, "--zone=z", "--format=value(state.state)"]]
+    cloud.plan(describe=["no such project"])
+    done = cloud.launch("status", "--gpu")
+    assert done.returncode == 1 and "no such project" in done.stderr
+    describe = ["compute", "instances", "describe", "echo-jax"]
+    assert cloud.calls() == [[*describe, "--format=value(status)"]]
+
+
+def test_arguments_reach_the_training_as_they_are(ready):
+    assert ready.launch("run", "--", *NASTY).returncode == 0
+    assert [row["argv"] for row in started(ready, 2)] == [["train", *NASTY]] * 2

@@ -1,0 +1,265 @@
+"""Several real processes train one run: `launch_tpu.sh local`, on CPU collectives."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+SPREAD = {"echo.factor": 2.5, "echo.order": "spread", "echo.buffer": 64}
+ON_HOST = {**SPREAD, "echo.after": "decode"}
+ONE_DEVICE = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
+ON_DEVICE = {**SPREAD, "echo.after": "decode", "echo.where": "device"}
+
+
+@pytest.fixture
+def command(tmp_path):
+    """An `echo-jax` of this checkout, which starts by its module."""
+    path = tmp_path / "echo-jax"
+    path.write_text(
+        f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m echo_jax "$@"\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def free_port():
+    with socket.create_server(("localhost", 0)) as server:
+        return server.getsockname()[1]
+
+
+def start(command, workdir, processes=2, **overrides):
+    fields = {"updates": 60, "data.eval_examples": 16, **overrides}
+    flags = [f"--config.{name}={value}" for name, value in fields.items()]
+    return subprocess.Popen(
+        [
+            str(ROOT / "launch_tpu.sh"),
+            "local",
+            f"--processes={processes}",
+            f"--log-dir={workdir}_logs",
+            "--",
+            "--config=configs/lm.py:tiny",
+            f"--workdir={workdir}",
+            *flags,
+        ],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "ECHO_JAX_COMMAND": str(command),
+            **ONE_DEVICE,
+        },
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(launched, *, code=0):
+    _, errors = launched.communicate(timeout=280)
+    assert launched.returncode == code, errors
+
+
+def alone(command, workdir, **overrides):
+    """Trains in one process, without the launcher."""
+    fields = {"updates": 60, "data.eval_examples": 16, **overrides}
+    flags = [f"--config.{name}={value}" for name, value in fields.items()]
+    config = ["--config", "configs/lm.py:tiny", "--workdir", str(workdir)]
+    subprocess.run(
+        [str(command), "train", *config, *flags],
+        cwd=ROOT,
+        env={**os.environ, **ONE_DEVICE},
+        check=True,
+        capture_output=True,
+        timeout=280,
+    )
+
+
+def summary(workdir):
+    return json.loads((workdir / "summary.json").read_text())
+
+
+def counts(workdir):
+    found = summary(workdir)
+    return [found[name] for name in ("updates", "fresh", "repeats")]
+
+
+def assert_same_run(workdir, other):
+    """The same items, used as often; sums over other devices round differently."""
+    assert counts(workdir) == counts(other)
+    losses = [summary(each)["final"]["loss"] for each in (workdir, other)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def stop_after(update, launched, workdir):
+    """Stops a run as a pre-emption does, once it has logged an update."""
+    wait_for_update(workdir, update)
+    launched.send_signal(signal.SIGTERM)
+    finish(launched, code=143)
+
+
+def wait_for_update(workdir, update):
+    """Waits until a run has logged an update."""
+    file = workdir / "metrics.jsonl"
+    for _ in range(2400):
+        if file.exists() and f'"updates": {update},' in file.read_text():
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"{file} never came to update {update}")
+
+
+@pytest.mark.parametrize("echo", [ON_HOST, ON_DEVICE], ids=["host", "device"])
+def test_a_stopped_run_goes_on_to_the_same_parameters(tmp_path, command, echo):
+    finish(start(command, tmp_path / "whole", **echo))
+    stop_after(20, start(command, tmp_path / "broken", **echo), tmp_path / "broken")
+    saved = tmp_path / "saved"
+    shutil.copytree(tmp_path / "broken", saved)
+    finish(start(command, tmp_path / "broken", **echo))
+    whole, broken = summary(tmp_path / "whole"), summary(tmp_path / "broken")
+    assert whole["params_sha256"] == broken["params_sha256"]
+    assert counts(tmp_path / "whole") == counts(tmp_path / "broken")
+    assert whole["fresh"] + whole["repeats"] == 60 * 32
+    # Two processes become one, which makes the parts of both.
+    alone(command, saved, **echo)
+    assert_same_run(saved, tmp_path / "whole")
+
+
+@pytest.mark.parametrize("echo", [ON_HOST, ON_DEVICE], ids=["host", "device"])
+def test_four_processes_become_two(tmp_path, command, echo):
+    echo = {**echo, "updates": 32, "log_every": 4}
+    finish(start(command, tmp_path / "four", processes=4, **echo))
+    launched = start(command, tmp_path / "fewer", processes=4, **echo)
+    stop_after(8, launched, tmp_path / "fewer")
+    finish(start(command, tmp_path / "fewer", **echo))
+    assert_same_run(tmp_path / "fewer", tmp_path / "four")
+
+
+def test_processes_train_as_one_would_with_as_many_parts(tmp_path, command):
+    echo = {**ON_HOST, "updates": 30}
+    finish(start(command, tmp_path / "two", **echo, **{"mesh.fsdp": 2}))
+    alone(command, tmp_path / "one", **echo, **{"data.parts": 2})
+    assert_same_run(tmp_path / "two", tmp_path / "one")
+    environment = json.loads((tmp_path / "two" / "environment.json").read_text())
+    assert environment["processes"] == 2 and len(environment["devices"]) == 2
+
+
+def test_a_process_with_slow_storage_echoes_while_the_other_reads(tmp_path, command):
+    """Adaptive: each decides for its lanes, and all end with equal parameters."""
+    slow = tmp_path / "slow"
+    # The second process alone reads slowly.
+    slow.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *process_id=1*) more=--config.data.storage.latency_s=0.02\n'
+        f'esac\nexec {command} "$@" $more\n'
+    )
+    slow.chmod(0o755)
+    echo = {
+        "echo.where": "device",
+        "echo.after": "decode",
+        "echo.mode": "adaptive",
+        "echo.buffer": 256,
+    }
+    # The processes compare the hashes of their parameters before they end.
+    finish(start(slow, tmp_path / "run", **echo))
+    found = summary(tmp_path / "run")
+    # The first one hardly repeats; the second, with one chunk in some updates, must.
+    assert found["updates"] == 60
+    assert found["fresh"] + found["repeats"] == 60 * 32
+    tapes = [
+        json.loads((tmp_path / "run" / name).read_text())
+        for name in ("tape.json", "tape-1.json")
+    ]
+    assert tapes[0] != tapes[1] and found["repeats"] > 60
+
+
+ENDING = """
+import dataclasses, itertools, sys
+import grain
+from tiny_workload import make_workload, tiny_config
+from echo_jax.echo.part import WHOLE
+from echo_jax.echo.spec import EchoSpec
+from echo_jax.training import train
+from echo_jax.training.processes import connected
+
+process, workdir, port = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+config = tiny_config(
+    updates=40,
+    mesh__data=2,
+    distributed__coordinator=f"localhost:{port}",
+    distributed__num_processes=2,
+    distributed__process_id=process,
+)
+workload = make_workload(config)
+batches = list(itertools.islice(workload.train_dataset(EchoSpec()), 60))
+datasets = iter([batches, batches, batches[: 9 if process else 14]])
+
+
+def train_dataset(spec, part=WHOLE):
+    dataset = grain.MapDataset.source(next(datasets)).to_iter_dataset()
+    half = slice(4 * part.number, 4 * part.number + 4)
+    return dataset.map(lambda batch: {k: x[half] for k, x in batch.items()})
+
+
+ending = dataclasses.replace(workload, train_dataset=train_dataset)
+with connected(config):
+    train(config, ending, workdir)
+"""
+
+
+def test_streams_that_end_at_different_places_end_together(tmp_path, free_port):
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "training")])
+    command = [sys.executable, "-c", ENDING]
+    processes = [
+        subprocess.Popen(
+            [*command, str(number), str(tmp_path / "run"), str(free_port)],
+            env={**os.environ, "PYTHONPATH": paths, "NPROC": "4", **ONE_DEVICE},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert "ended after 9 updates; it must repeat without end" in errors
+        assert process.returncode == 1
+    # What was trained past the end is logged and saved nowhere.
+    rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert max(json.loads(row)["updates"] for row in rows) <= 8
+
+
+def test_a_process_that_fails_ends_the_others(tmp_path, command):
+    """A real one that starts with what cannot be: the other must not wait for it."""
+    failing = tmp_path / "failing"
+    failing.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *process_id=1*) more=--config.data.source=/nowhere\n'
+        f'esac\nexec {command} "$@" $more\n'
+    )
+    failing.chmod(0o755)
+    launched = start(failing, tmp_path / "run")
+    finish(launched, code=1)
+    assert "/nowhere" in (tmp_path / "run_logs" / "process-1.log").read_text()
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_folder_that_is_not_shared_is_refused(tmp_path, command):
+    apart = tmp_path / "apart"
+    # A machine of its own has a disk of its own.
+    apart.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *process_id=1*) more=--workdir={tmp_path}/other\n'
+        f'esac\nexec {command} "$@" $more\n'
+    )
+    apart.chmod(0o755)
+    finish(start(apart, tmp_path / "run"), code=1)
+    log = (tmp_path / "run_logs" / "process-1.log").read_text()
+    assert f"process 1 of 2 does not see {tmp_path}/other" in log
