@@ -44,10 +44,10 @@ variable: --zone is ECHO_JAX_ZONE.
 example:
   export ECHO_JAX_ZONE=us-west4-a ECHO_JAX_TYPE=v5litepod-16
   ./launch_tpu.sh create --spot && ./launch_tpu.sh setup
-  ./launch_tpu.sh run -- --config configs/lm.py --workdir /mnt/shared/lm
+  ./launch_tpu.sh run -- --config configs/lm.py --workdir gs://B/runs/lm
 
-All workers write one --workdir: for several, or to outlive a pre-emption of a TPU
-VM, it has to be on a disk that is mounted on each, such as a bucket by gcsfuse.
+All workers share one --workdir: for several, or to outlive a pre-emption of a TPU
+VM, it has to be in a bucket, gs://B/P, or on a disk that is mounted on each.
 END
 }
 
@@ -59,18 +59,18 @@ usage_of() { # verb
       example="create --type v5litepod-16 --zone us-west4-a --spot" ;;
     setup)
       about="Builds a wheel of this checkout and installs it on every worker, with configs/,
-in a virtual environment with the extra tpu or cuda. Workers that have just
+in a virtual environment with the extras gcs and tpu or cuda. Workers that have just
 this already are left alone. Needs python3 with pip here." ;;
     run)
       about="Starts echo-jax train on every worker, in the background, in a folder with
-configs/. All workers write one --workdir, which has to be on a disk mounted on
-each; and a pre-empted TPU VM loses the disk of its own.
+configs/. All workers share one --workdir, in a bucket, gs://B/P, or on a disk
+mounted on each; and a pre-empted TPU VM loses the disk of its own.
 
   --watch   stay; make a missing or pre-empted VM, set it up, and run the same
             command until it ends. Leave it with Ctrl-C, and come back to it with
             the same command. Exit code: 0 if training finished, 143 if it was
             stopped by stop, else the exit code it failed with."
-      example="run --watch -- --config configs/lm.py --workdir /mnt/shared/lm" ;;
+      example="run --watch -- --config configs/lm.py --workdir gs://B/runs/lm" ;;
     logs)
       about="Shows the end of a worker's log.
 
@@ -420,7 +420,7 @@ watch_workers() { # one look at a VM that is there; sets result when it is the l
 watch() {
   local vm started='' suspect='' replacing='' failures=0 result=''
   [[ -n ${opt[gpu]} ]] ||
-    say "a pre-empted TPU VM loses its disk: training goes on if --workdir is on another one"
+    say "a pre-empted TPU VM loses its disk: training goes on if --workdir is in a bucket, or on another one"
   build_bundle
   while [[ -z $result ]] && ((failures < MAX_FAILURES)); do
     vm=$(state_of_vm) || vm=UNKNOWN

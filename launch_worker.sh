@@ -134,7 +134,7 @@ worker_install() { # extra; called in the folder new, for the one above
   [[ -x venv/bin/python ]] || bin/uv venv --python 3.12 venv
   wheel=$(echo "$PWD"/new/echo_jax-*.whl)
   bin/uv pip install --python venv/bin/python --reinstall-package echo-jax \
-    "echo-jax[$1] @ file://$wheel"
+    "echo-jax[$1,gcs] @ file://$wheel"
   rm -rf configs
   mv new/configs new/launch_worker.sh .
   echo "$hash" >installed.part

@@ -23,6 +23,7 @@ from ml_collections import ConfigDict, config_flags
 from echo_jax import prepare_command
 from echo_jax.config import load_config
 from echo_jax.countdown import Countdown
+from echo_jax.folders import FolderError, RunPath, run_folder
 from echo_jax.studies.runs import StudyError, read_runs, read_study
 
 __all__ = ["main"]
@@ -171,9 +172,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--workdir",
             required=True,
-            type=Path,
             metavar="FOLDER",
-            help="receives the results; resumes what it already holds",
+            help="receives the results, here or in gs://BUCKET/FOLDER; resumes what "
+            "it already holds",
         )
     probe.add_argument(
         "--seconds",
@@ -192,11 +193,11 @@ def _parser() -> argparse.ArgumentParser:
         "folders",
         nargs="+",
         metavar="FOLDER",
-        help="one study, or run folders to compare; or scaling and run folders",
+        help="one study, or run folders to compare; or scaling and run folders; "
+        "each may be gs://BUCKET/FOLDER",
     )
     report.add_argument(
         "--workdir",
-        type=Path,
         metavar="FOLDER",
         help="receives the report (default: the folder, if there is one only)",
     )
@@ -208,24 +209,26 @@ def _parser() -> argparse.ArgumentParser:
 
 def _train(args: argparse.Namespace, extras: Sequence[str]) -> int:
     config = _load(args.config, extras)
+    workdir = _folder(args.workdir)
     # Imported here: it imports jax.
     from echo_jax import runs
 
     with _exits_of(runs), runs.connected(config):
-        runs.run_train(config, args.workdir)
+        runs.run_train(config, workdir)
     if runs.speaks():
-        print(f"\n{args.workdir / 'summary.json'}")
+        print(f"\n{workdir / 'summary.json'}")
     return 0
 
 
 def _study(args: argparse.Namespace, extras: Sequence[str]) -> int:
     config = _load(args.config, extras)
+    workdir = _folder(args.workdir)
     # Imported here: it imports jax.
     from echo_jax import runs
 
     with _exits_of(runs):
-        runs.run_study(config, args.workdir)
-    return _show([args.workdir], args.workdir)
+        runs.run_study(config, workdir)
+    return _show([workdir], workdir)
 
 
 def _probe(args: argparse.Namespace, extras: Sequence[str]) -> int:
@@ -265,7 +268,7 @@ def _report(args: argparse.Namespace, extras: Sequence[str]) -> int:
         raise _Exit(_WRONG_USE, f"unknown option {extras[0]!r}; see --help")
     # The word, not a path: ./scaling is a folder.
     is_scaling = args.folders[0] == "scaling"
-    folders = [Path(folder) for folder in args.folders[is_scaling:]]
+    folders = [_folder(folder) for folder in args.folders[is_scaling:]]
     if not folders:
         raise _Exit(
             _WRONG_USE,
@@ -277,7 +280,15 @@ def _report(args: argparse.Namespace, extras: Sequence[str]) -> int:
             "several run folders need a folder for the report: add --workdir FOLDER",
         )
     show = _show_scaling if is_scaling else _show
-    return show(folders, args.workdir or folders[0])
+    return show(folders, _folder(args.workdir) if args.workdir else folders[0])
+
+
+def _folder(path: str) -> RunPath:
+    """Opens a run folder, or ends the command."""
+    try:
+        return run_folder(path)
+    except FolderError as error:
+        raise _Exit(_WRONG_USE, error) from error
 
 
 def _prepare(args: argparse.Namespace, extras: Sequence[str]) -> int:
@@ -292,7 +303,7 @@ def _prepare(args: argparse.Namespace, extras: Sequence[str]) -> int:
     return 0
 
 
-def _show(folders: Sequence[Path], workdir: Path) -> int:
+def _show(folders: Sequence[RunPath], workdir: RunPath) -> int:
     """Prints the table of one study or of runs; writes it, figure and report."""
     # Imported here: matplotlib takes a second, and --help does without.
     from echo_jax.studies.report import write_report
@@ -305,7 +316,7 @@ def _show(folders: Sequence[Path], workdir: Path) -> int:
     return _shown(terminal_table(study), workdir / "figure.png", report)
 
 
-def _show_scaling(folders: Sequence[Path], workdir: Path) -> int:
+def _show_scaling(folders: Sequence[RunPath], workdir: RunPath) -> int:
     """Prints throughput by devices; writes it and its figure."""
     # Imported here: matplotlib takes a second, and --help does without.
     from echo_jax.studies.scaling import read_scaling, terminal_tables
@@ -326,7 +337,7 @@ def _refused_studies() -> Iterator[None]:
         raise _Exit(_WRONG_USE, error) from error
 
 
-def _shown(table: Any, *files: Path) -> int:
+def _shown(table: Any, *files: RunPath) -> int:
     """Prints a table and the files that hold it."""
     rich.print()
     rich.print(table)

@@ -4,12 +4,12 @@ import contextlib
 import copy
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from echo_jax.config_check import check_config
+from echo_jax.folders import RunPath, run_folder
 from echo_jax.training import processes
 from echo_jax.training.environment import claim_workdir
 from echo_jax.training.interrupt import Interrupted
@@ -61,12 +61,13 @@ def speaks() -> bool:
     return processes.is_first()
 
 
-def run_train(config: ConfigDict, workdir: Path | str) -> dict[str, Any]:
+def run_train(config: ConfigDict, workdir: RunPath | str) -> dict[str, Any]:
     """Trains one config; the same call with the same folder resumes.
 
     Args:
       config: A training config, see `echo_jax.config.default_config`.
-      workdir: The run folder; made if it does not exist.
+      workdir: The run folder, a path or ``gs://BUCKET/FOLDER``; made if it does
+        not exist.
 
     Returns:
       The content of ``summary.json``.
@@ -82,8 +83,8 @@ def run_train(config: ConfigDict, workdir: Path | str) -> dict[str, Any]:
       >>> run_train(config, "runs/lm")["updates"]
       60
     """
-    workdir = Path(workdir)
     with _errors_of_the_config():
+        workdir = run_folder(workdir)
         if "arms" in config:
             raise ValueError("this config is a study; run it with 'echo-jax study'")
         check_config(config)
@@ -94,7 +95,7 @@ def run_train(config: ConfigDict, workdir: Path | str) -> dict[str, Any]:
     return train(config, workload, workdir)
 
 
-def run_study(config: ConfigDict, workdir: Path | str) -> None:
+def run_study(config: ConfigDict, workdir: RunPath | str) -> None:
     """Trains the arms of a study one after another, in this process.
 
     The same call with the same folder resumes: a finished arm is kept, and an
@@ -115,8 +116,8 @@ def run_study(config: ConfigDict, workdir: Path | str) -> None:
     Example:
       >>> run_study(load_config("configs/quickstart.py:tiny"), "runs/quickstart")
     """
-    workdir = Path(workdir)
     with _errors_of_the_config():
+        workdir = run_folder(workdir)
         arms = _arm_configs(config)
         calibration = _kept_calibration(config, workdir)
     if calibration is None:
@@ -239,7 +240,7 @@ def _arm_configs(config: ConfigDict) -> dict[str, ConfigDict]:
     return arms
 
 
-def _kept_calibration(config: ConfigDict, workdir: Path) -> dict[str, float] | None:
+def _kept_calibration(config: ConfigDict, workdir: RunPath) -> dict[str, float] | None:
     """Returns what an earlier call measured: None before the first, {} if nothing."""
     kept = read_json(workdir / "study.json")
     if kept is None:

@@ -19,18 +19,33 @@ ROOT = Path(__file__).parents[1] / "echo_jax"
 ALLOWED = {
     "__init__": {"echo"},
     "__main__": {"cli"},
-    "cli": {"config", "countdown", "prepare_command", "runs", "studies"},
+    "cli": {"config", "countdown", "folders", "prepare_command", "runs", "studies"},
     "config": {"config_factor"},
     "config_check": {"config"},
     "config_factor": set(),
     "countdown": set(),
     "data": {"data", "echo"},
     "echo": {"echo"},
+    "folders": set(),
     "models": {"models"},
     "prepare_command": {"data.prepare", "data.prepared"},
-    "runs": {"config", "config_check", "studies", "training", "workloads"},
-    "studies": {"studies"},
-    "training": {"config", "config_check", "echo", "training", "workloads.base"},
+    "runs": {
+        "config",
+        "config_check",
+        "folders",
+        "studies",
+        "training",
+        "workloads",
+    },
+    "studies": {"folders", "studies"},
+    "training": {
+        "config",
+        "config_check",
+        "echo",
+        "folders",
+        "training",
+        "workloads.base",
+    },
     "workloads": {"data", "echo", "models", "workloads"},
 }
 
@@ -44,6 +59,7 @@ ALLOWED_OUTSIDE = {
     "config_factor": {"absl", "ml_collections"},
     "countdown": {"rich"},
     "echo": {"numpy"},
+    "folders": {"etils", "fsspec", "gcsfs", "google"},
     "models": {"flax", "jax", "numpy"},
     "prepare_command": set(),
     "studies": {"matplotlib", "numpy", "rich"},
@@ -145,6 +161,7 @@ def test_training_names_no_workload():
         ("import echo_jax.cli", ("jax", "flax", "tensorflow", "grain", "matplotlib")),
         ("import echo_jax.config", ("jax", "flax", "tensorflow", "grain")),
         ("import echo_jax.studies.report", ("jax", "flax", "tensorflow", "grain")),
+        ("import echo_jax.folders", ("etils", "fsspec", "gcsfs", "google", "jax")),
     ],
 )
 def test_an_import_stays_light(statement, absent):

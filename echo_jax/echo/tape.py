@@ -12,7 +12,7 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import IO, Any, overload
 
 import numpy as np
 
@@ -165,15 +165,28 @@ class Tape(Sequence[bool]):
           OSError: If there is no such file.
           ValueError: If it is not a tape.
         """
-        limit = _max_text(_MAX_DECISIONS // 8) + 1000
         with open(path, "rb") as file:
-            content = file.read(limit + 1)
+            return cls.read(file, name=os.fspath(path))
+
+    @classmethod
+    def read(cls, file: IO[bytes], *, name: str) -> "Tape":
+        """Reads a tape from an open file, wherever that lies.
+
+        Args:
+          file: Positioned at its start.
+          name: What it is called in an error.
+
+        Raises:
+          ValueError: If it is not a tape.
+        """
+        limit = _max_text(_MAX_DECISIONS // 8) + 1000
+        content = file.read(limit + 1)
         if len(content) > limit:
-            raise ValueError(f"{path} is larger than any tape, {limit} bytes")
+            raise ValueError(f"{name} is larger than any tape, {limit} bytes")
         try:
             record = json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is not a tape: it is not JSON") from error
+            raise ValueError(f"{name} is not a tape: it is not JSON") from error
         return cls.from_json(record)
 
 

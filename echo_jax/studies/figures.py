@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from io import BytesIO
 from typing import Any
 
 import matplotlib as mpl
@@ -14,9 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from echo_jax.folders import RunPath, write_whole
 from echo_jax.studies.runs import Run, Study
 
-__all__ = ["COLOURS", "MARKERS", "STYLE", "write_figure"]
+__all__ = ["COLOURS", "MARKERS", "STYLE", "write_figure", "write_png"]
 
 # Okabe and Ito (2008): told apart with every common colour blindness. Black is
 # the first, so that the baseline is the line in the neutral colour.
@@ -62,7 +63,7 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def write_figure(study: Study, stem: Path) -> tuple[Path, Path]:
+def write_figure(study: Study, stem: RunPath) -> tuple[RunPath, RunPath]:
     """Draws the study and writes it as PNG and as SVG.
 
     Three panels share the metric's axis: it is plotted against fresh examples,
@@ -79,11 +80,25 @@ def write_figure(study: Study, stem: Path) -> tuple[Path, Path]:
     png, svg = stem.with_suffix(".png"), stem.with_suffix(".svg")
     with mpl.rc_context(STYLE):
         figure = _draw(study)
-        # Canvases of our own, not pyplot: the caller's backend and open figures
-        # stay as they are.
-        FigureCanvasAgg(figure).print_figure(png, dpi=160)
-        FigureCanvasSVG(figure).print_figure(svg, metadata={"Date": None})
+        write_png(figure, png)
+        drawn = BytesIO()
+        FigureCanvasSVG(figure).print_figure(
+            drawn, format="svg", metadata={"Date": None}
+        )
+        write_whole(svg, drawn.getvalue())
     return png, svg
+
+
+def write_png(figure: Figure, path: RunPath) -> None:
+    """Writes a figure as PNG; the caller's backend and open figures stay as they are.
+
+    Args:
+      figure: Drawn without pyplot.
+      path: The file.
+    """
+    drawn = BytesIO()
+    FigureCanvasAgg(figure).print_figure(drawn, format="png", dpi=160)
+    write_whole(path, drawn.getvalue())
 
 
 def _draw(study: Study) -> Figure:

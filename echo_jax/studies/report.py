@@ -3,9 +3,9 @@
 import html
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
+from echo_jax.folders import RunPath, write_whole
 from echo_jax.studies.figures import write_figure
 from echo_jax.studies.runs import Study
 from echo_jax.studies.table import HEADINGS, arm_rows, cells, notes, write_markdown
@@ -30,7 +30,7 @@ pre { background: #f6f6f6; padding: 0.8rem; overflow-x: auto; font-size: 0.85rem
 """
 
 
-def write_report(study: Study, folder: Path) -> Path:
+def write_report(study: Study, folder: RunPath) -> RunPath:
     """Writes everything that shows a study: table, figure and report.
 
     Args:
@@ -43,13 +43,13 @@ def write_report(study: Study, folder: Path) -> Path:
       without a network.
 
     Example:
-      >>> write_report(read_study("runs/quickstart"), Path("runs/quickstart"))
+      >>> write_report(read_study("runs/quickstart"), run_folder("runs/quickstart"))
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_markdown(study, folder / "table.md")
     _, svg = write_figure(study, folder / "figure")
     report = folder / "report.html"
-    report.write_text(_page(study, svg.read_text(encoding="utf-8")), encoding="utf-8")
+    write_whole(report, _page(study, svg.read_bytes().decode()))
     return report
 
 

@@ -1,4 +1,4 @@
-"""Run folders and study folders, read back from disk.
+"""Run folders and study folders, read back.
 
 A run folder is what `echo_jax.training` leaves behind; this module needs the
 files alone, so a study can be looked at on a machine without an accelerator.
@@ -8,8 +8,9 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from echo_jax.folders import RunPath, run_folder
 
 __all__ = ["Run", "Study", "StudyError", "read_run", "read_runs", "read_study"]
 
@@ -109,7 +110,7 @@ class Study:
         return caveats
 
 
-def read_run(folder: Path | str) -> Run:
+def read_run(folder: RunPath | str) -> Run:
     """Reads one finished run.
 
     Args:
@@ -120,8 +121,9 @@ def read_run(folder: Path | str) -> Run:
 
     Raises:
       StudyError: A file is missing or broken, or the run is not finished.
+      FolderError: The folder is in a bucket that cannot be used.
     """
-    folder = Path(folder)
+    folder = run_folder(folder)
     if not folder.is_dir():
         raise StudyError(f"{folder} is no folder; name the --workdir of a run")
     has_config = (folder / "config.json").exists()
@@ -146,7 +148,7 @@ def read_run(folder: Path | str) -> Run:
     return run
 
 
-def read_runs(folders: Iterable[Path | str], name: str = "Runs") -> Study:
+def read_runs(folders: Iterable[RunPath | str], name: str = "Runs") -> Study:
     """Reads runs that belong to no study, to compare them.
 
     Args:
@@ -164,7 +166,7 @@ def read_runs(folders: Iterable[Path | str], name: str = "Runs") -> Study:
     return Study(name, runs, calibration={}, storage={})
 
 
-def read_study(folder: Path | str) -> Study:
+def read_study(folder: RunPath | str) -> Study:
     """Reads a study: ``study.json`` and the run folder of every arm.
 
     Args:
@@ -176,7 +178,7 @@ def read_study(folder: Path | str) -> Study:
     Raises:
       StudyError: A file is missing or broken, or an arm is not finished.
     """
-    folder = Path(folder)
+    folder = run_folder(folder)
     if not (folder / "study.json").exists():
         raise StudyError(
             f"{folder} holds no study.json, so it is no study; "
@@ -190,7 +192,7 @@ def read_study(folder: Path | str) -> Study:
     return Study(facts["name"], runs, facts["calibration"], facts["storage"])
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: RunPath) -> dict[str, Any]:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -199,7 +201,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise StudyError(f"{path} is not JSON: {error}; run the arm again") from None
 
 
-def _read_evals(path: Path) -> list[dict[str, Any]]:
+def _read_evals(path: RunPath) -> list[dict[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -213,7 +215,7 @@ def _read_evals(path: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row["kind"] == "eval"]
 
 
-def _check_run(run: Run, folder: Path) -> None:
+def _check_run(run: Run, folder: RunPath) -> None:
     if not run.evals:
         raise StudyError(
             f"{folder}/metrics.jsonl holds no evaluation; "

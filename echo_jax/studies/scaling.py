@@ -9,13 +9,13 @@ group; nothing is compared between groups.
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from echo_jax.folders import RunPath, write_whole
 from echo_jax.studies.runs import Run, Study, StudyError, read_run
 from echo_jax.studies.table import arm_rows, markdown_row, markdown_text
 
@@ -124,7 +124,7 @@ class Scaling:
         return point.examples_per_s / (self.examples_per_s_of_one * point.devices)
 
 
-def read_scaling(folders: Iterable[Path | str]) -> list[Scaling]:
+def read_scaling(folders: Iterable[RunPath | str]) -> list[Scaling]:
     """Reads finished runs and groups them by what they train.
 
     Args:
@@ -233,7 +233,7 @@ def terminal_tables(groups: Sequence[Scaling]) -> Group:
     return Group(*parts, Text("\n".join(notes(groups))))
 
 
-def write_markdown(groups: Sequence[Scaling], path: Path) -> None:
+def write_markdown(groups: Sequence[Scaling], path: RunPath) -> None:
     """Writes the tables as Markdown.
 
     Args:
@@ -252,7 +252,7 @@ def write_markdown(groups: Sequence[Scaling], path: Path) -> None:
             "",
         ]
     lines += [f"- {markdown_text(note)}" for note in notes(groups)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_whole(path, "\n".join(lines) + "\n")
 
 
 def _scaling(runs: Sequence[Run]) -> Scaling:

@@ -2,21 +2,22 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, StrMethodFormatter
 
-from echo_jax.studies.figures import COLOURS, MARKERS, STYLE
+from echo_jax.folders import RunPath
+from echo_jax.studies.figures import COLOURS, MARKERS, STYLE, write_png
 from echo_jax.studies.scaling import Scaling, write_markdown
 
 __all__ = ["write_scaling"]
 
 
-def write_scaling(groups: Sequence[Scaling], folder: Path) -> tuple[Path, Path]:
+def write_scaling(
+    groups: Sequence[Scaling], folder: RunPath
+) -> tuple[RunPath, RunPath]:
     """Writes the tables and the figure of a scaling report.
 
     Args:
@@ -27,14 +28,13 @@ def write_scaling(groups: Sequence[Scaling], folder: Path) -> tuple[Path, Path]:
       The paths of the two.
 
     Example:
-      >>> write_scaling(read_scaling(["runs/one", "runs/eight"]), Path("runs/scaling"))
+      >>> write_scaling(read_scaling(["runs/1", "runs/8"]), run_folder("runs/both"))
     """
     folder.mkdir(parents=True, exist_ok=True)
     page, png = folder / "scaling.md", folder / "scaling.png"
     write_markdown(groups, page)
     with mpl.rc_context(STYLE):
-        # A canvas of our own, not pyplot: the caller's backend stays as it is.
-        FigureCanvasAgg(_draw(groups)).print_figure(png, dpi=160)
+        write_png(_draw(groups), png)
     return page, png
 
 

@@ -8,13 +8,13 @@ waited before.
 import html
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from echo_jax.folders import RunPath, write_whole
 from echo_jax.studies.runs import Run, Study
 
 __all__ = [
@@ -202,7 +202,7 @@ def terminal_table(study: Study) -> Table:
     return table
 
 
-def write_markdown(study: Study, path: Path) -> None:
+def write_markdown(study: Study, path: RunPath) -> None:
     """Writes the table as Markdown.
 
     Args:
@@ -219,7 +219,7 @@ def write_markdown(study: Study, path: Path) -> None:
         "",
         *(f"- {markdown_text(note)}" for note in notes(study)),
     ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_whole(path, "\n".join(lines) + "\n")
 
 
 def _arm_row(run: Run, baseline: Run | None) -> ArmRow:

@@ -1,11 +1,11 @@
 """Checkpoints: everything a run needs to go on as if it had never stopped."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import orbax.checkpoint as ocp
 
+from echo_jax.folders import RunPath, in_bucket
 from echo_jax.training.state import TrainState
 
 __all__ = ["Checkpoints"]
@@ -23,11 +23,11 @@ class Checkpoints:
       keep: How many of the newest are kept.
     """
 
-    def __init__(self, directory: Path, *, keep: int):
+    def __init__(self, directory: RunPath, *, keep: int):
         # create=True makes missing parents too; a stale, half-written save of an
         # earlier sitting is removed, so that its update can be saved again.
         self._manager = ocp.CheckpointManager(
-            directory.absolute(),
+            directory if in_bucket(directory) else directory.absolute(),
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=keep, create=True, cleanup_tmp_directories=True
             ),

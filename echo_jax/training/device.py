@@ -20,6 +20,7 @@ from echo_jax.echo.part import WHOLE, Part
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.echo.stochastic import LoadSchedule, StochasticDraws
 from echo_jax.echo.tape import Tape
+from echo_jax.folders import run_folder
 from echo_jax.training.parts import JoinedBatches
 from echo_jax.training.processes import local_mesh, put, rewrapped
 from echo_jax.training.sharding import group_sharding
@@ -129,7 +130,8 @@ def _replay(config: Config) -> Tape | None:
     if not path:
         return None
     try:
-        return Tape.load(path)
+        with run_folder(path).open("rb") as file:
+            return Tape.read(file, name=path)
     except FileNotFoundError:
         raise ValueError(
             f"there is no tape {path!r}; give the tape.json of an adaptive run to "

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from echo_jax.config import Config
+from echo_jax.folders import RunPath
 from echo_jax.training.runfiles import read_json, write_json
 
 __all__ = ["claim_workdir", "config_sha256", "describe_environment"]
@@ -64,7 +65,7 @@ def describe_environment(facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def claim_workdir(workdir: Path, config: Config) -> None:
+def claim_workdir(workdir: RunPath, config: Config) -> None:
     """Makes a run folder, or makes sure that an existing one is of this config.
 
     Args:
@@ -85,8 +86,9 @@ def claim_workdir(workdir: Path, config: Config) -> None:
                 f"{', '.join(differing)}; resume with the old values, or use another "
                 "--workdir"
             )
-    workdir.mkdir(parents=True, exist_ok=True)
-    write_json(workdir / "config.json", new)
+    if new != old:
+        workdir.mkdir(parents=True, exist_ok=True)
+        write_json(workdir / "config.json", new)
 
 
 def config_sha256(config: Config) -> str:

@@ -2,13 +2,13 @@
 
 from contextlib import ExitStack
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from echo_jax.config import Config
 from echo_jax.config_check import check_config
+from echo_jax.folders import RunPath, run_folder
 from echo_jax.training.clock import Clock
 from echo_jax.training.environment import claim_workdir, describe_environment
 from echo_jax.training.feeds import check_echo
@@ -27,7 +27,7 @@ __all__ = ["train"]
 def train(
     config: Config,
     workload: Workload,
-    workdir: str | Path,
+    workdir: str | RunPath,
     *,
     console: Console | None = None,
 ) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def train(
       config: The shared fields of `echo_jax.config.default_config`, and the
         workload's.
       workload: Made from this config.
-      workdir: The run folder; made if there is none.
+      workdir: The run folder, see `echo_jax.folders`; made if there is none.
       console: Where progress is shown; None for standard output.
 
     Returns:
@@ -68,6 +68,7 @@ def train(
     Raises:
       ValueError: The config has an impossible value, or the folder holds a run of
         another config.
+      FolderError: The folder cannot be opened.
       NonFiniteLossError: The loss became NaN or infinite.
       Interrupted: Ctrl-C or SIGTERM; the run is saved. A second Ctrl-C raises
         KeyboardInterrupt without saving.
@@ -82,7 +83,7 @@ def train(
     setup = make_setup(config, workload)
     # Here, so that an impossible echo is refused before anything is written.
     check_echo(config, workload, setup.mesh)
-    workdir = Path(workdir)
+    workdir = run_folder(workdir)
     if is_first():
         claim_workdir(workdir, config)
     summary = agreed(read_json(workdir / "summary.json"))
@@ -136,7 +137,7 @@ def train(
     return summary
 
 
-def _check_shared(workdir: Path) -> None:
+def _check_shared(workdir: RunPath) -> None:
     """Makes sure that all processes see the folder that the first one has made.
 
     Raises:
@@ -146,11 +147,11 @@ def _check_shared(workdir: Path) -> None:
     if not all(seen):
         raise ValueError(
             f"process {seen.index(False)} of {len(seen)} does not see {workdir}; give "
-            "all of them one --workdir, on a disk that they share"
+            "all of them one --workdir, on a disk that they share or gs://BUCKET/FOLDER"
         )
 
 
-def _write_json(path: Path, content: Any) -> None:
+def _write_json(path: RunPath, content: Any) -> None:
     """Writes a file of the run folder, which one process does for all."""
     if is_first():
         write_json(path, content)

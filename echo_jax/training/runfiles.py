@@ -2,15 +2,19 @@
 
 import json
 import math
-import os
+import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
+
+from echo_jax.folders import RunPath, in_bucket, write_whole
 
 __all__ = ["MetricsFile", "read_json", "write_json"]
 
+# How old the file in a bucket, which is written as a whole, may become.
+_WRITE_EVERY_S = 30.0
 
-def read_json(path: Path) -> Any | None:
+
+def read_json(path: RunPath) -> Any | None:
     """Reads a JSON file.
 
     Args:
@@ -25,14 +29,14 @@ def read_json(path: Path) -> Any | None:
         return None
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: RunPath, content: Any) -> None:
     """Writes a JSON file so that a reader sees the old file or the new one.
 
     Args:
       path: The file; replaced if it exists.
       content: Plain data. NaN and infinities become null, which JSON has.
     """
-    _replace(path, json.dumps(_plain(content), indent=2, allow_nan=False) + "\n")
+    write_whole(path, json.dumps(_plain(content), indent=2, allow_nan=False) + "\n")
 
 
 class MetricsFile:
@@ -41,6 +45,10 @@ class MetricsFile:
     Opening it forgets what a resumed run will do again: rows after the update
     that it resumes from, and a line that a kill left half written.
 
+    A row is in the file at once. In a bucket, which cannot append, it is there
+    after `flush`, and with the first row that comes half a minute after the last
+    write: the file is written as a whole each time.
+
     Args:
       path: The file; made if there is none.
       resumed_from: The update of the checkpoint that the run resumes from; None
@@ -48,14 +56,15 @@ class MetricsFile:
       writes: Whether this process keeps the file, or another one does.
     """
 
-    def __init__(self, path: Path, *, resumed_from: int | None, writes: bool = True):
+    def __init__(self, path: RunPath, *, resumed_from: int | None, writes: bool = True):
         self._path, self._writes = path, writes
+        self._is_behind = False
         self.rows = [] if resumed_from is None else _rows_until(path, resumed_from)
         if writes:
-            _replace(path, "".join(_line(row) for row in self.rows))
+            self._write()
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Adds a row; it is in the file when the call returns.
+        """Adds a row.
 
         Args:
           row: Plain data. NaN and infinities become null.
@@ -63,11 +72,29 @@ class MetricsFile:
         self.rows.append(_plain(row))
         if not self._writes:
             return
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(_line(self.rows[-1]))
+        if not in_bucket(self._path):
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(_line(self.rows[-1]))
+            return
+        self._is_behind = True
+        if time.monotonic() >= self._written_s + _WRITE_EVERY_S:
+            self._write()
+
+    def flush(self) -> None:
+        """Makes sure that all rows are in the file.
+
+        To be called before a checkpoint is saved: a run that resumes from it then
+        finds every row up to it.
+        """
+        if self._is_behind:
+            self._write()
+
+    def _write(self) -> None:
+        write_whole(self._path, "".join(map(_line, self.rows)))
+        self._is_behind, self._written_s = False, time.monotonic()
 
 
-def _rows_until(path: Path, update: int) -> list[dict[str, Any]]:
+def _rows_until(path: RunPath, update: int) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows = []
@@ -95,13 +122,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def _replace(path: Path, text: str) -> None:
-    # Beside the file, because a rename is atomic within one file system only.
-    new = path.with_name(f".{path.name}.new")
-    with new.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)

@@ -3,13 +3,13 @@
 import itertools
 from collections import deque
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 import jax
 import numpy as np
 
 from echo_jax.config import Config
 from echo_jax.echo.stopwatch import MAX_IN_FLIGHT
+from echo_jax.folders import RunPath
 from echo_jax.training.checkpoint import Checkpoints
 from echo_jax.training.clock import Clock
 from echo_jax.training.environment import config_sha256
@@ -21,7 +21,7 @@ from echo_jax.training.measure import Rates
 from echo_jax.training.metrics import RowMaker, Totals, eval_row, first_to_meet
 from echo_jax.training.processes import gathered, tape_file, this_part
 from echo_jax.training.progress import Progress
-from echo_jax.training.runfiles import MetricsFile
+from echo_jax.training.runfiles import MetricsFile, write_json
 from echo_jax.training.setup import Setup, data_ended
 from echo_jax.training.state import TrainState
 from echo_jax.training.step import StepReport
@@ -73,7 +73,7 @@ class Sitting:
 
     config: Config
     workload: Workload
-    workdir: Path
+    workdir: RunPath
     setup: Setup
     state: TrainState
     totals: Totals
@@ -201,7 +201,7 @@ class Sitting:
                 return
             totals = self._totals_of_each()
             if self.feed.tape is not None:
-                self.feed.tape.save(self.workdir / tape_file())
+                write_json(self.workdir / tape_file(), self.feed.tape.to_json())
             host = {
                 "config_sha256": config_sha256(self.config),
                 "data": [*itertools.chain(*gathered(self.feed.get_state()))],
@@ -211,6 +211,7 @@ class Sitting:
                 "factor": self.factor,
                 "num_lanes": self.feed.num_lanes,
             }
+            self.metrics.flush()
             self.checkpoints.save(self.totals.updates, self.state, host)
 
     def _look_back(self) -> None:

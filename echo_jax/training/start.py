@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import jax
@@ -14,6 +13,7 @@ from rich.console import Console
 from echo_jax.config import Config
 from echo_jax.echo.part import Part
 from echo_jax.echo.rates import advised_factor
+from echo_jax.folders import RunPath
 from echo_jax.training.checkpoint import Checkpoints
 from echo_jax.training.clock import Clock
 from echo_jax.training.environment import config_sha256
@@ -37,7 +37,7 @@ __all__ = ["start_sitting"]
 def start_sitting(
     config: Config,
     workload: Workload,
-    workdir: Path,
+    workdir: RunPath,
     setup: Setup,
     *,
     clock: Clock,
@@ -87,6 +87,10 @@ def start_sitting(
     if host:
         decided.feed.set_state([host["data"][part.number] for part in parts])
         clock.add(host["clock"])
+    metrics = MetricsFile(
+        workdir / "metrics.jsonl", resumed_from=start, writes=is_first()
+    )
+    stack.callback(metrics.flush)
     return Sitting(
         config=config,
         workload=workload,
@@ -100,9 +104,7 @@ def start_sitting(
         rates=decided.rates,
         clock=clock,
         checkpoints=checkpoints,
-        metrics=MetricsFile(
-            workdir / "metrics.jsonl", resumed_from=start, writes=is_first()
-        ),
+        metrics=metrics,
         progress=progress,
     )
 

@@ -166,7 +166,7 @@ def test_setup_brings_wheel_and_configs_to_every_worker(cloud):
         assert cloud.there(worker, "venv/bin/echo-jax").exists()
         assert not list(cloud.there(worker).rglob("__pycache__"))
     wheels = [row[-1].split(" @ ") for row in cloud.rows("uv") if row[0] == "pip"]
-    assert [name for name, _ in wheels] == ["echo-jax[tpu]"] * 2
+    assert [name for name, _ in wheels] == ["echo-jax[tpu,gcs]"] * 2
     assert all(url.endswith("/echo-jax/new/" + WHEEL) for _, url in wheels)
 
 

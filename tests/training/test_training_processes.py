@@ -7,10 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from fake_gcs import Bucket, serve
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +40,7 @@ def free_port():
         return server.getsockname()[1]
 
 
-def start(command, workdir, processes=2, **overrides):
+def start(command, workdir, processes=2, log_dir=None, **overrides):
     fields = {"updates": 60, "data.eval_examples": 16, **overrides}
     flags = [f"--config.{name}={value}" for name, value in fields.items()]
     return subprocess.Popen(
@@ -46,7 +48,7 @@ def start(command, workdir, processes=2, **overrides):
             str(ROOT / "launch_tpu.sh"),
             "local",
             f"--processes={processes}",
-            f"--log-dir={workdir}_logs",
+            f"--log-dir={log_dir or f'{workdir}_logs'}",
             "--",
             "--config=configs/lm.py:tiny",
             f"--workdir={workdir}",
@@ -263,3 +265,29 @@ def test_a_folder_that_is_not_shared_is_refused(tmp_path, command):
     finish(start(apart, tmp_path / "run"), code=1)
     log = (tmp_path / "run_logs" / "process-1.log").read_text()
     assert f"process 1 of 2 does not see {tmp_path}/other" in log
+
+
+def test_processes_share_a_bucket(tmp_path, command, monkeypatch):
+    echo = {**ON_HOST, "updates": 24, "checkpoint_every": 8}
+    finish(start(command, tmp_path / "whole", **echo))
+    bucket, committed = Bucket("bucket"), threading.Event()
+
+    def look(name):
+        if name == "runs/two/checkpoints/8/commit_success.txt":
+            committed.set()
+
+    bucket.on_put = look
+    with serve(bucket) as address:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+        shared = "gs://bucket/runs/two"
+        launched = start(command, shared, **echo, log_dir=tmp_path / "logs")
+        assert committed.wait(timeout=240)
+        launched.send_signal(signal.SIGTERM)
+        finish(launched, code=143)
+        assert "summary.json" not in bucket.files("runs/two")
+        finish(start(command, shared, **echo, log_dir=tmp_path / "logs"))
+    resumed = json.loads(bucket.files("runs/two")["summary.json"])
+    whole = summary(tmp_path / "whole")
+    assert resumed["params_sha256"] == whole["params_sha256"]
+    # One process wrote it.
+    assert bucket.writes["runs/two/summary.json"] == 1

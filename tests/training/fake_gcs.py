@@ -1,0 +1,274 @@
+"""Google Cloud Storage in this process: the part of its JSON API that clients use.
+
+What the real one promises and a folder does not is kept: an object is there when all
+of it is, a write can depend on the generation that it replaces, a list comes in
+pages, and no client may ask for what is not here. There are no credentials.
+"""
+
+import json
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+PAGE = 3  # Objects in a page of a list; the real one gives 1,000.
+
+
+@dataclass
+class Bucket:
+    """Objects by name.
+
+    Attributes:
+      name: Of the bucket.
+      objects: The content and the generation of each.
+      writes: How often each was written.
+      is_closed: Whether the account may do nothing here.
+      on_put: Called with the name of an object that is about to be there.
+    """
+
+    name: str
+    is_closed: bool = False
+    objects: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    writes: Counter[str] = field(default_factory=Counter)
+    on_put: Callable[[str], object] = field(default=lambda name: None)
+    _generation: int = 0
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def empty(self):
+        self.objects.clear()
+        self.writes.clear()
+        self.on_put = lambda name: None
+
+    def files(self, folder):
+        """The content of the files that lie right in a folder, by name."""
+        heads = ((name.rpartition("/"), name) for name in [*self.objects])
+        return {
+            last: self.objects[name][0]
+            for (head, _, last), name in heads
+            if head == folder
+        }
+
+    def folders(self, folder):
+        """The names of the folders in a folder."""
+        inside = [name for name in [*self.objects] if name.startswith(f"{folder}/")]
+        tails = [name.removeprefix(f"{folder}/").split("/") for name in inside]
+        return {tail[0] for tail in tails if len(tail) > 1}
+
+    def put(self, name, content, match=None):
+        with self._lock:
+            if match is not None and self.generation(name) != int(match):
+                return None
+            self.on_put(name)
+            self._generation += 1
+            self.objects[name] = content, self._generation
+            self.writes[name] += 1
+            return self.resource(name)
+
+    def generation(self, name):
+        return self.objects[name][1] if name in self.objects else 0
+
+    def resource(self, name):
+        content, generation = self.objects[name]
+        return {
+            "kind": "storage#object",
+            "bucket": self.name,
+            "name": name,
+            "size": str(len(content)),
+            "generation": str(generation),
+            "metageneration": "1",
+            "timeCreated": "2026-01-01T00:00:00.000Z",
+            "updated": "2026-01-01T00:00:00.000Z",
+        }
+
+    def page(self, *, prefix="", delimiter="", after="", start="", end="", limit=PAGE):
+        """A page of names, those behind a delimiter folded into prefixes."""
+        items, prefixes, last = [], [], ""
+        with self._lock:
+            for name in sorted(self.objects):
+                folded = _fold(name, prefix, delimiter)
+                inside = name.startswith(prefix) and name >= start
+                if not inside or (end and name >= end) or folded <= after:
+                    continue
+                if folded in prefixes:
+                    continue
+                if len(items) + len(prefixes) == limit:
+                    return items, prefixes, last
+                if folded == name:
+                    items.append(self.resource(name))
+                else:
+                    prefixes.append(folded)
+                last = folded
+        return items, prefixes, None
+
+
+def _fold(name, prefix, delimiter):
+    head, found, _ = name[len(prefix) :].partition(delimiter or "\0")
+    return prefix + head + found
+
+
+@contextmanager
+def serve(bucket):
+    """Serves a bucket; gives the address."""
+    handler = type("Handler", (_Handler,), {"bucket": bucket, "uploads": {}})
+    server = _Server(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        # Clients drop connections; anything else is a defect of this file.
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    bucket: Bucket
+    uploads: dict[str, tuple[str, str | None, bytearray]]
+    protocol_version = "HTTP/1.1"
+    # Head and body in one packet; in two, each answer waits for an acknowledgement.
+    wbufsize = -1
+
+    def log_message(self, format, *args):
+        pass
+
+    def handle_any(self):
+        url = urlsplit(self.path)
+        self.query = {k: v[0] for k, v in parse_qs(url.query).items()}
+        self.body = self._body()
+        if self.bucket.is_closed:
+            return self._error(403, "the account may not")
+        at = re.escape(self.bucket.name)
+        for pattern, method in (
+            (f"/storage/v1/b/{at}", "bucket"),
+            (f"/storage/v1/b/{at}/o", "list"),
+            (f"/upload/storage/v1/b/{at}/o", "upload"),
+            (f"/storage/v1/b/{at}/o/([^/]+)/rewriteTo/b/{at}/o/([^/]+)", "rewrite"),
+            (f"/(?:download/)?storage/v1/b/{at}/o/([^/]+)", "object"),
+        ):
+            match = re.fullmatch(pattern, url.path)
+            answer = match and getattr(self, f"{self.command}_{method}", None)
+            if answer:
+                return answer(*map(unquote, match.groups()))
+        return self._error(404, f"{self.command} {self.path} is not here")
+
+    do_GET = do_POST = do_PUT = do_DELETE = handle_any
+
+    def GET_bucket(self):
+        self._json({"kind": "storage#bucket", "name": self.bucket.name})
+
+    def GET_list(self):
+        items, prefixes, last = self.bucket.page(
+            prefix=self.query.get("prefix", ""),
+            delimiter=self.query.get("delimiter", ""),
+            after=self.query.get("pageToken", ""),
+            start=self.query.get("startOffset", ""),
+            end=self.query.get("endOffset", ""),
+            limit=min(PAGE, int(self.query.get("maxResults", PAGE))),
+        )
+        page = {"kind": "storage#objects", "items": items, "prefixes": prefixes}
+        self._json(page | ({"nextPageToken": last} if last else {}))
+
+    def GET_object(self, name):
+        content, generation = self.bucket.objects.get(name, (None, 0))
+        if content is None:
+            return self._error(404, f"no object {name}")
+        if self.query.get("alt") != "media":
+            return self._json(self.bucket.resource(name))
+        status, headers = 200, {"x-goog-generation": str(generation)}
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if asked:
+            first, total = int(asked[1]), len(content)
+            content = content[first : int(asked[2]) + 1 if asked[2] else None]
+            last = first + len(content) - 1
+            status, headers["Content-Range"] = 206, f"bytes {first}-{last}/{total}"
+        return self._answer(status, content, headers)
+
+    def DELETE_object(self, name):
+        with self.bucket._lock:
+            match = self.query.get("ifGenerationMatch")
+            if name not in self.bucket.objects:
+                return self._error(404, f"no object {name}")
+            if match is not None and self.bucket.generation(name) != int(match):
+                return self._error(412, "another generation")
+            del self.bucket.objects[name]
+        return self._answer(204, b"")
+
+    def POST_rewrite(self, source, target):
+        resource = self.bucket.put(target, self.bucket.objects[source][0])
+        self._json({"done": True, "resource": resource})
+
+    def POST_upload(self):
+        match = self.query.get("ifGenerationMatch")
+        kind = self.query["uploadType"]
+        if kind == "media":
+            return self._put(self.query["name"], self.body, match)
+        if kind == "multipart":
+            meta, content = self._parts()
+            return self._put(json.loads(meta)["name"], content, match)
+        if "upload_id" in self.query:
+            return self.PUT_upload()
+        name = self.query.get("name") or json.loads(self.body)["name"]
+        number = str(len(self.uploads))
+        self.uploads[number] = name, match, bytearray()
+        host = self.headers["Host"]
+        where = f"http://{host}{self.path}&upload_id={number}"
+        return self._answer(200, b"", {"Location": where})
+
+    def PUT_upload(self):
+        name, match, content = self.uploads[self.query["upload_id"]]
+        content += self.body
+        if self.headers["Content-Range"].endswith("/*"):
+            return self._answer(308, b"", {"Range": f"bytes=0-{len(content) - 1}"})
+        return self._put(name, bytes(content), match)
+
+    def _put(self, name, content, match):
+        resource = self.bucket.put(name, content, match)
+        if resource is None:
+            return self._error(412, "another generation")
+        return self._json(resource)
+
+    def _body(self):
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return body
+
+    def _parts(self):
+        boundary = re.search(r'boundary="?([^";]+)', self.headers["Content-Type"])[1]
+        # Lines end as the client likes.
+        line = b"\r\n" if b"\r\n--" in self.body else b"\n"
+        parts = self.body.split(b"--" + boundary.encode())[1:-1]
+        return [part.split(line * 2, 1)[1].removesuffix(line) for part in parts]
+
+    def _json(self, content):
+        self._answer(200, json.dumps(content).encode())
+
+    def _error(self, status, message):
+        body = json.dumps({"error": {"code": status, "message": message}})
+        self._answer(status, body.encode())
+
+    def _answer(self, status, content, headers=()):
+        self.send_response(status)
+        for name, value in dict(headers).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
