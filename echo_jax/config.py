@@ -111,6 +111,11 @@ def default_config() -> Config:
     config.distributed.num_processes = 1
     config.distributed.process_id = 0
 
+    config.profile = ConfigDict()
+    # Traced with jax's profiler, into WORKDIR/profile; 0: none.
+    config.profile.updates = 0
+    config.profile.start = 20  # updates before them, which warm up
+
     config.mesh = ConfigDict()
     config.mesh.data = -1  # -1: all devices that fsdp leaves
     config.mesh.fsdp = 1

@@ -45,6 +45,8 @@ _AT_LEAST = {
     "distributed.process_id": 0,
     "data.storage.latency_s": 0.0,
     "data.storage.bytes_per_s": 0.0,
+    "profile.updates": 0,
+    "profile.start": 0,
     "mesh.fsdp": 1,
 }
 _BELOW = {
@@ -114,6 +116,7 @@ def check_config(config: Config) -> None:
     _check_schedule(config)
     _check_mesh(config)
     _check_distributed(config)
+    _check_profile(config)
 
 
 def _get(config: Config, field: str) -> Any:
@@ -258,3 +261,11 @@ def _check_distributed(config: Config) -> None:
     if parts and config.batch_size % parts:
         rule = f"must divide config.batch_size={config.batch_size}"
         _refuse(config, "data.parts", rule, math.gcd(parts, config.batch_size))
+
+
+def _check_profile(config: Config) -> None:
+    last = config.profile.start + config.profile.updates
+    if config.profile.updates and last > config.updates:
+        rule = f"ends after the {config.updates} updates of the run"
+        fix = max(config.updates - config.profile.updates, 0)
+        _refuse(config, "profile.start", rule, fix)

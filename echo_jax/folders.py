@@ -8,6 +8,7 @@ the extra ``gcs``, and takes seconds.
 import functools
 import os
 import re
+import shutil
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 __all__ = [
     "FolderError",
     "RunPath",
+    "copy_folder",
     "in_bucket",
+    "remove_folder",
     "run_folder",
     "write_whole",
 ]
@@ -112,6 +115,32 @@ def write_whole(path: RunPath, content: str | bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
+
+
+def copy_folder(source: Path, target: RunPath) -> None:
+    """Copies the files of a local folder, each as a whole.
+
+    Args:
+      source: Which one.
+      target: Receives its files; made if there is none.
+
+    Raises:
+      OSError: A file cannot be written.
+    """
+    for file in sorted(source.rglob("*")):
+        if file.is_file():
+            copy = target / file.relative_to(source).as_posix()
+            if not in_bucket(target):
+                copy.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(copy, file.read_bytes())
+
+
+def remove_folder(path: RunPath) -> None:
+    """Removes a folder and all that is in it, if it is there."""
+    if isinstance(path, Path):
+        shutil.rmtree(path, ignore_errors=True)
+    elif path.exists():
+        path.rmtree()
 
 
 @functools.cache

@@ -124,6 +124,11 @@ def test_defaults_are_valid_and_locked():
             {"optim__schedule": "cosine", "optim__warmup_updates": 1000},
             r"warmup_updates=1000 must be below the 1000 updates",
         ),
+        ({"profile__updates": -1}, r"config\.profile\.updates=-1 must be at least 0"),
+        (
+            {"updates": 30, "profile__updates": 5, "profile__start": 26},
+            r"start=26 ends after the 30 updates of the run; .*profile\.start=25",
+        ),
         (
             {"batch_size": 10, "mesh__data": 2, "mesh__fsdp": 2},
             r"batch_size=10 must be a multiple of the 4 .* --config\.batch_size=12",

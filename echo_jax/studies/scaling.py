@@ -40,7 +40,10 @@ HEADINGS = (
     "efficiency",
     "idle",
     "collectives",
+    "exposed",
 )
+# Too wide for a terminal.
+_ON_PAGE_ONLY = {"steps/s", "exposed"}
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,9 @@ class Point:
       batch: Examples per update, over all devices.
       steps_per_s: Updates per second of training, waiting for input included.
       idle_fraction: The part of that time in which no step could run.
-      collective_fraction: The part of it that a profile found in collectives; None
-        if none was made.
+      collective_fraction: The part of the profiled updates in which a device was in
+        a collective, the mean over devices; None if no profile tells.
+      exposed_fraction: The part in which it did nothing else.
     """
 
     name: str
@@ -65,6 +69,7 @@ class Point:
     steps_per_s: float
     idle_fraction: float | None
     collective_fraction: float | None
+    exposed_fraction: float | None
 
     @property
     def examples_per_s(self) -> float:
@@ -169,6 +174,7 @@ def cells(scaling: Scaling, point: Point) -> tuple[str, ...]:
         f"{scaling.efficiency(point):.2f}",
         _percent(point.idle_fraction),
         _percent(point.collective_fraction),
+        _percent(point.exposed_fraction),
     )
 
 
@@ -188,10 +194,16 @@ def notes(groups: Sequence[Scaling]) -> list[str]:
         "Seconds: training and waiting for input, without evaluation, saving and "
         "compiling. Idle: the part of it in which no step could run.",
     ]
+    if any(point.collective_fraction is not None for point in points):
+        lines.append(
+            "Collectives: the part of a few profiled updates in which a device was in "
+            "one, waiting for other devices included; the mean over devices. Exposed: "
+            "the part in which it did nothing else."
+        )
     if any(point.collective_fraction is None for point in points):
         lines.append(
-            "Collectives: the part of the time that a profile found in them; —: not "
-            "measured, so that they are a part of the steps."
+            "Collectives —: no profile tells, so that they are a part of the steps. "
+            "--config.profile.updates=5 makes one in the next run."
         )
     if any(group.on_cpu for group in groups):
         lines.append(
@@ -204,7 +216,7 @@ def notes(groups: Sequence[Scaling]) -> list[str]:
 def terminal_tables(groups: Sequence[Scaling]) -> Group:
     """Makes the tables for a terminal.
 
-    They fit into 80 columns: steps per second are left to the Markdown table.
+    They fit into 80 columns: some columns are left to the Markdown table.
 
     Args:
       groups: From `read_scaling`.
@@ -219,7 +231,9 @@ def terminal_tables(groups: Sequence[Scaling]) -> Group:
             show_edge=False,
         )
         shown = [
-            index for index, heading in enumerate(HEADINGS) if heading != "steps/s"
+            index
+            for index, heading in enumerate(HEADINGS)
+            if heading not in _ON_PAGE_ONLY
         ]
         for index in shown:
             heading = HEADINGS[index].replace("batch per ", "batch per\n")
@@ -275,6 +289,8 @@ def _scaling(runs: Sequence[Run]) -> Scaling:
 
 def _point(run: Run) -> Point:
     summary = run.summary
+    # Runs that were made before there were profiles do not say that they have none.
+    profile = summary.get("profile") or {}
     return Point(
         name=run.name,
         # Runs that were made before there could be several do not say it.
@@ -283,7 +299,8 @@ def _point(run: Run) -> Point:
         batch=(summary["fresh"] + summary["repeats"]) / summary["updates"],
         steps_per_s=summary["updates"] / summary["wall_s"],
         idle_fraction=summary["idle_fraction"],
-        collective_fraction=summary.get("collective_fraction"),
+        collective_fraction=profile.get("collective_fraction"),
+        exposed_fraction=profile.get("exposed_fraction"),
     )
 
 

@@ -39,8 +39,8 @@ _MAY_CHANGE = {
     "checkpoint_every",
 }
 
-# Where a run is carried out is no part of what it is.
-_NO_PART = {"distributed"}
+# Where a run is carried out, and who looks at it, is no part of what it is.
+_NO_PART = {"distributed", "profile"}
 
 
 def describe_environment(facts: Mapping[str, Any]) -> dict[str, Any]:

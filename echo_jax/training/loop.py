@@ -1,6 +1,6 @@
 """The training loop."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +14,7 @@ from echo_jax.training.environment import claim_workdir, describe_environment
 from echo_jax.training.feeds import check_echo
 from echo_jax.training.interrupt import Interrupted, StopSignal
 from echo_jax.training.processes import agreed, gathered, is_first
+from echo_jax.training.profile import Profile
 from echo_jax.training.runfiles import read_json, write_json
 from echo_jax.training.setup import make_setup
 from echo_jax.training.start import start_sitting
@@ -43,6 +44,9 @@ def train(
     5. dispatches them;
     6. reads the numbers of the dispatch before the last one. So at most two of them
        are in flight whenever the loop waits for data, and what it measures is true.
+
+    The last three of them are traced where ``config.profile`` asks for it: see
+    `training.profile`.
 
     A run that is stopped at any point and started again with the same arguments
     ends, on the same devices, with the same parameters bit for bit; what was
@@ -102,6 +106,7 @@ def train(
         _write_json(workdir / "environment.json", {**environment, "chosen": measured})
         stack.enter_context(sitting.progress)
         stop = stack.enter_context(StopSignal())
+        profile = stack.enter_context(closing(Profile(sitting)))
         stack.enter_context(clock.phase("train"))
 
         while True:
@@ -117,8 +122,9 @@ def train(
                 sitting.save()
             if is_last:
                 break
-            sitting.dispatch(sitting.take())
-            sitting.read()
+            with profile.around():
+                sitting.dispatch(sitting.take())
+                sitting.read()
 
         summary = make_summary(
             config,
@@ -130,6 +136,7 @@ def train(
             factor=sitting.factor,
             inner=sitting.inner,
             flops=sitting.flops,
+            profile=profile.result(),
             params_sha256=_equal_everywhere(params_sha256(sitting.state.params)),
         )
     # After the last checkpoint is whole: a finished run can always be extended.

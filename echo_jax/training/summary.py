@@ -25,6 +25,7 @@ def make_summary(
     factor: float,
     inner: Inner,
     flops: UpdateFlops,
+    profile: Mapping[str, Any] | None,
     params_sha256: str,
 ) -> dict[str, Any]:
     """Sums up a run.
@@ -39,6 +40,7 @@ def make_summary(
       factor: The echo factor, which the config may leave open.
       inner: How updates were dispatched.
       flops: Of an update.
+      profile: What a few updates spent in collectives; None if none were profiled.
       params_sha256: Hash of the final parameters.
 
     Returns:
@@ -74,6 +76,7 @@ def make_summary(
         "idle_fraction": 1 - totals.held_s / seconds["wall_s"],
         **seconds,
         **flops.rates(updates=totals.updates, seconds=seconds["wall_s"]),
+        "profile": profile,
         "params_sha256": params_sha256,
         "storage": storage,
         "simulated_storage": bool(storage["latency_s"] or storage["bytes_per_s"]),

@@ -62,7 +62,8 @@ def rows(scaling: Scaling) -> list[dict[str, str]]:
 
 def test_weak_scaling_by_hand(make):
     """10 examples a device: 2, 1.8 and 1.5 steps a second on 1, 2 and 4 devices."""
-    four = make("four", 4, batch=40, steps_per_s=1.5, collective_fraction=0.125)
+    profile = {"collective_fraction": 0.125, "exposed_fraction": 0.051}
+    four = make("four", 4, batch=40, steps_per_s=1.5, profile=profile)
     change(four / "environment.json", processes=2)
     runs = [four, make("one", 1), make("two", 2, batch=20, steps_per_s=1.8)]
     (scaling,) = read_scaling(runs)
@@ -81,9 +82,10 @@ def test_weak_scaling_by_hand(make):
         "efficiency": "0.75",
         "idle": "75%",
         "collectives": "12%",
+        "exposed": "5%",
     }
     assert [row["processes"] for row in rows(scaling)] == ["1", "1", "2"]
-    assert rows(scaling)[0]["collectives"] == "—"
+    assert rows(scaling)[0]["collectives"] == rows(scaling)[0]["exposed"] == "—"
     assert scaling.heading == (
         "lm, echo: none, on TPU v5e, simulated storage: weak scaling, "
         "S = 20 examples/s on 1 device"
@@ -194,11 +196,20 @@ def test_notes_say_what_cpu_devices_are(make):
     assert any("CPU devices" in note for note in notes(read_scaling(runs)))
 
 
-def test_notes_on_collectives_only_where_they_were_not_measured(make):
-    runs = [make(f"on_{n}", n, collective_fraction=0.1) for n in (1, 2)]
-    assert not any("Collectives" in note for note in notes(read_scaling(runs)))
-    runs.append(make("on_4", 4))
-    assert any("Collectives" in note for note in notes(read_scaling(runs)))
+def test_notes_on_collectives_say_what_was_measured_and_what_was_not(make):
+    def noted(runs):
+        found = [note for note in notes(read_scaling(runs)) if "Collectives" in note]
+        return [note.split()[1] for note in found]
+
+    profile = {"collective_fraction": 0.1, "exposed_fraction": 0.0}
+    runs = [make(f"on_{n}", n, profile=profile) for n in (1, 2)]
+    assert noted(runs) == ["the"]
+    # Its trace told nothing.
+    unknown = {"collective_fraction": None, "exposed_fraction": None}
+    runs.append(make("on_4", 4, profile=unknown))
+    assert noted(runs) == ["the", "—:"]
+    runs = [make("one", 1, profile=None), make("two", 2)]
+    assert noted(runs) == ["—:"]
 
 
 def test_the_terminal_tables_fit_into_80_columns(make):

@@ -160,6 +160,27 @@ def test_an_adaptive_run_leaves_a_tape_that_repeats_it(bucket, tmp_path):
     assert replayed["params_sha256"] == first["params_sha256"]
 
 
+def test_a_profile_is_there_too(bucket):
+    def traces():
+        mine = "runs/a/profile/process-0/"
+        names = [name for name in bucket.objects if name.startswith(mine)]
+        return [name for name in names if name.endswith(".xplane.pb")]
+
+    fields = {**RUN, "profile__updates": 2, "profile__start": 5}
+    with pytest.raises(Interrupted) as stopped:
+        run(WORKDIR, on_batch=stop_at(10), **fields)
+    (first,) = traces()
+    # Done again, from a checkpoint before them, the updates are traced again.
+    for update in {"8", str(stopped.value.update)}:
+        del bucket.objects[f"runs/a/checkpoints/{update}/commit_success.txt"]
+    content = bucket.objects[first]
+    summary = run(WORKDIR, **fields)
+    (again,) = traces()
+    assert bucket.objects[again] != content
+    told = json.loads(bucket.files("runs/a/profile")["collectives.json"])
+    assert summary["profile"] == told
+
+
 def test_a_large_file_is_written_in_silence(bucket):
     content = bytes(range(256)) * 2**14
     write_whole(run_folder("gs://bucket/runs/a") / "large", content)

@@ -146,12 +146,19 @@ def test_four_processes_become_two(tmp_path, command, echo):
 
 
 def test_processes_train_as_one_would_with_as_many_parts(tmp_path, command):
-    echo = {**ON_HOST, "updates": 30}
+    echo = {**ON_HOST, "updates": 30, "profile.updates": 3}
     finish(start(command, tmp_path / "two", **echo, **{"mesh.fsdp": 2}))
     alone(command, tmp_path / "one", **echo, **{"data.parts": 2})
     assert_same_run(tmp_path / "two", tmp_path / "one")
     environment = json.loads((tmp_path / "two" / "environment.json").read_text())
     assert environment["processes"] == 2 and len(environment["devices"]) == 2
+    # Each traced its own device.
+    profile = summary(tmp_path / "two")["profile"]
+    shares = profile["collective_fraction_by_device"]
+    assert (profile["devices"], len(shares)) == (2, 2)
+    assert all(0 < share < 1 for share in shares)
+    traced = sorted(path.name for path in (tmp_path / "two" / "profile").iterdir())
+    assert traced == ["collectives.json", "process-0", "process-1"]
 
 
 def test_a_process_with_slow_storage_echoes_while_the_other_reads(tmp_path, command):
