@@ -6,7 +6,6 @@ docs/scaling.md, between its marks. It takes some minutes.
 
 import argparse
 import itertools
-import re
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +17,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, PercentFormatter, StrMethodFormatter
-from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
+from benchmarks.pages import Place, progress_bar
 from echo_jax.echo.rates import (
     Adaptive,
     Fixed,
@@ -49,9 +48,6 @@ _PREFETCHES = (2, 128)
 # How many hosts, and how many programs of so many are simulated.
 _REPEATS = {1: 12, 8: 8, 64: 4, 1024: 3}
 _CHUNKS, _FEW_CHUNKS = 5000, 200
-_PLACE = re.compile(
-    r"(?<=<!-- simulated: begin -->\n).*(?=<!-- simulated: end -->)", re.S
-)
 
 
 @dataclass(frozen=True)
@@ -100,14 +96,12 @@ def main(argv: list[str] | None = None) -> int:
         "--small", action="store_true", help=f"{_FEW_CHUNKS} batches a host: a check"
     )
     args = parser.parse_args(argv)
-    page = args.folder / "scaling.md"
-    if not _PLACE.search(page.read_text(encoding="utf-8")):
-        parser.error(f"{page} has no marks <!-- simulated: begin --> and end")
+    try:
+        place = Place(args.folder / "scaling.md", "simulated")
+    except ValueError as error:
+        parser.error(str(error))
     seen = _simulate(_FEW_CHUNKS if args.small else _CHUNKS)
-    tables = "\n".join(_table(seen, ratio) for ratio in _RATIOS)
-    # Read again: somebody may have written at the page in these minutes.
-    text = _PLACE.sub(lambda _: f"\n{tables}\n", page.read_text(encoding="utf-8"))
-    page.write_text(text, encoding="utf-8")
+    place.write("\n".join(_table(seen, ratio) for ratio in _RATIOS))
     _draw(seen, _RATIOS[0], args.folder / "scaling.png")
     return 0
 
@@ -117,8 +111,7 @@ def _simulate(chunks: int) -> dict[_Case, _Seen]:
     seen = {}
     num_cases = len(_RATIOS) * len(_PRODUCERS) * len(_REPEATS)
     num_cases *= len(_PREFETCHES) * len(_POLICIES)
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
-    with Progress(*columns, TimeRemainingColumn(), transient=True) as progress:
+    with progress_bar() as progress:
         task = progress.add_task("simulating", total=num_cases)
         for ratio, producer, hosts in itertools.product(_RATIOS, _PRODUCERS, _REPEATS):
             programs = list(_programs(producer, ratio, hosts, chunks))

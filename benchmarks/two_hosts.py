@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import platform
-import re
 import socket
 import statistics
 import subprocess
@@ -27,8 +26,8 @@ from typing import Any
 import grain
 import numpy as np
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
+from benchmarks.pages import Place, progress_bar
 from echo_jax.config import Config, load_config
 from echo_jax.echo.part import WHOLE, Part
 from echo_jax.echo.rates import (
@@ -56,7 +55,6 @@ _POLICIES: Mapping[str, tuple[Fixed | Adaptive, Mapping[str, Any]]] = {
 }
 _PRODUCERS: tuple[Producer, ...] = ("constant", "exponential", "pareto")
 _CHUNKS, _FEW_CHUNKS = 150, 20
-_PLACE = re.compile(r"(?<=<!-- real: begin -->\n).*(?=<!-- real: end -->)", re.S)
 
 
 @dataclass(frozen=True)
@@ -99,13 +97,12 @@ def main(argv: list[str] | None = None) -> int:
         "--small", action="store_true", help=f"{_FEW_CHUNKS} batches a host: a check"
     )
     args = parser.parse_args(argv)
-    page = args.folder / "scaling.md"
-    if not _PLACE.search(page.read_text(encoding="utf-8")):
-        parser.error(f"{page} has no marks <!-- real: begin --> and end")
+    try:
+        place = Place(args.folder / "scaling.md", "real")
+    except ValueError as error:
+        parser.error(str(error))
     rows = _measure(_FEW_CHUNKS if args.small else _CHUNKS, args.repeats)
-    # Read again: somebody may have written at the page in these minutes.
-    text = page.read_text(encoding="utf-8")
-    page.write_text(_PLACE.sub(lambda _: f"\n{_table(rows)}\n", text), encoding="utf-8")
+    place.write(_table(rows))
     if args.json:
         content = {
             "what": "two real processes; what a batch takes to be made is simulated",
@@ -151,9 +148,8 @@ def _process(folder: Path, chunks: int, repeats: int, port: int, number: int) ->
     }
     cases = list(itertools.product(range(repeats), _PRODUCERS, _POLICIES))
     rows = []
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn())
-    progress = Progress(*columns, TimeRemainingColumn(), disable=number > 0)
-    with connected(_config(distributed)), progress:
+    bar = progress_bar(disable=number > 0)
+    with connected(_config(distributed)), bar as progress:
         task = progress.add_task("training", total=len(cases))
         for at, (repeat, producer, policy) in enumerate(cases):
             rule, overrides = _POLICIES[policy]

@@ -6,9 +6,7 @@ import, and ``--help`` and a mistyped field should answer at once.
 
 import argparse
 import contextlib
-import difflib
 import functools
-import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,11 +15,10 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 import rich
-from absl import flags
-from ml_collections import ConfigDict, config_flags
 
 from echo_jax import prepare_command
-from echo_jax.config import load_config
+from echo_jax.config import Config
+from echo_jax.config_flags import load_with_flags
 from echo_jax.countdown import Countdown
 from echo_jax.folders import FolderError, RunPath, run_folder
 from echo_jax.studies.runs import StudyError, read_runs, read_study
@@ -345,58 +342,12 @@ def _shown(table: Any, *files: RunPath) -> int:
     return 0
 
 
-def _load(path: str, flags_given: Sequence[str]) -> ConfigDict:
-    """Loads a config file and applies the ``--config.FIELD=VALUE`` flags to it."""
+def _load(path: str, flags_given: Sequence[str]) -> Config:
+    """Loads a config file with its flags, or ends the command."""
     try:
-        config = load_config(path)
+        return load_with_flags(path, flags_given)
     except (AttributeError, OSError, ValueError) as error:
         raise _Exit(_WRONG_USE, error) from error
-    for flag in flags_given:
-        if re.match("-+[A-Za-z]", flag):  # Not the value -1 of a flag before it.
-            _check_flag(flag, config)
-    values = flags.FlagValues()
-    command_line = ["echo-jax", *flags_given]
-    try:
-        # Defines a flag for each override, and changes the config as it parses.
-        config_flags.DEFINE_config_dict(
-            "config", config, flag_values=values, sys_argv=command_line
-        )
-        leftover = values(command_line)[1:]
-    except flags.Error as error:
-        raise _Exit(_WRONG_USE, error) from error
-    if leftover:
-        raise _Exit(_WRONG_USE, f"{leftover[0]!r} belongs to no option; remove it")
-    return config
-
-
-def _check_flag(flag: str, config: ConfigDict) -> None:
-    """Refuses an option that is no field of the config, naming what is close."""
-    name = flag.split("=", 1)[0]
-    if not name.startswith(("--config.", "--noconfig.")):
-        raise _Exit(
-            _WRONG_USE,
-            f"unknown option {name!r}{_did_you_mean(name, ['--config', '--workdir'])}",
-        )
-    node: Any = config
-    seen = "config"
-    for part in name.split(".")[1:]:
-        fields = list(node) if isinstance(node, ConfigDict) else []
-        if part not in fields:
-            raise _Exit(
-                _WRONG_USE,
-                f"{name}: {seen} has no field {part!r}{_did_you_mean(part, fields)}"
-                f"; it has {', '.join(fields) or 'no fields: it is a value'}",
-            )
-        node, seen = node[part], f"{seen}.{part}"
-    if isinstance(node, ConfigDict):
-        raise _Exit(
-            _WRONG_USE, f"{name} is a group; set one of its fields: {', '.join(node)}"
-        )
-
-
-def _did_you_mean(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
 
 
 _COMMANDS = {

@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ml_collections import ConfigDict
-
+from echo_jax.config import Config
 from echo_jax.config_check import check_config
 from echo_jax.folders import RunPath, run_folder
 from echo_jax.training import processes
@@ -39,7 +38,7 @@ class ConfigRefusedError(ValueError):
 
 
 @contextlib.contextmanager
-def connected(config: ConfigDict) -> Iterator[None]:
+def connected(config: Config) -> Iterator[None]:
     """Connects the processes of a run, before anything asks for a device.
 
     Args:
@@ -61,7 +60,7 @@ def speaks() -> bool:
     return processes.is_first()
 
 
-def run_train(config: ConfigDict, workdir: RunPath | str) -> dict[str, Any]:
+def run_train(config: Config, workdir: RunPath | str) -> dict[str, Any]:
     """Trains one config; the same call with the same folder resumes.
 
     Args:
@@ -95,7 +94,7 @@ def run_train(config: ConfigDict, workdir: RunPath | str) -> dict[str, Any]:
     return train(config, workload, workdir)
 
 
-def run_study(config: ConfigDict, workdir: RunPath | str) -> None:
+def run_study(config: Config, workdir: RunPath | str) -> None:
     """Trains the arms of a study one after another, in this process.
 
     The same call with the same folder resumes: a finished arm is kept, and an
@@ -147,7 +146,7 @@ def run_study(config: ConfigDict, workdir: RunPath | str) -> None:
 
 
 def run_probe(
-    config: ConfigDict,
+    config: Config,
     *,
     seconds: float = 20.0,
     on_progress: Callable[[str, float], None] = lambda what, done: None,
@@ -203,7 +202,7 @@ def _errors_of_the_config() -> Iterator[None]:
         raise ConfigRefusedError(str(error)) from error
 
 
-def _refuse_processes(config: ConfigDict) -> None:
+def _refuse_processes(config: Config) -> None:
     """Refuses a config of several processes."""
     wanted = config.distributed.num_processes
     if wanted > 1:
@@ -213,7 +212,7 @@ def _refuse_processes(config: ConfigDict) -> None:
         )
 
 
-def _arm_configs(config: ConfigDict) -> dict[str, ConfigDict]:
+def _arm_configs(config: Config) -> dict[str, Config]:
     """Returns the training config of every arm, checked."""
     if "arms" not in config:
         raise ValueError("this config has no arms; run it with 'echo-jax train'")
@@ -240,7 +239,7 @@ def _arm_configs(config: ConfigDict) -> dict[str, ConfigDict]:
     return arms
 
 
-def _kept_calibration(config: ConfigDict, workdir: RunPath) -> dict[str, float] | None:
+def _kept_calibration(config: Config, workdir: RunPath) -> dict[str, float] | None:
     """Returns what an earlier call measured: None before the first, {} if nothing."""
     kept = read_json(workdir / "study.json")
     if kept is None:
@@ -254,7 +253,7 @@ def _kept_calibration(config: ConfigDict, workdir: RunPath) -> dict[str, float] 
     return calibration
 
 
-def _calibrate(config: ConfigDict, say: Callable[[str], Any]) -> dict[str, float]:
+def _calibrate(config: Config, say: Callable[[str], Any]) -> dict[str, float]:
     """Measures the base, and chooses the latency that gives the wanted R."""
     ratio, base = config.storage_ratio, config.base
     if not ratio:

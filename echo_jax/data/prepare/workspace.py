@@ -18,6 +18,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 from echo_jax.data.prepare.errors import PrepareError, difference
 from echo_jax.data.prepared import DATASET_FILE, FORMAT, read_info
+from echo_jax.folders import write_whole
 
 __all__ = ["Workspace"]
 
@@ -110,7 +111,7 @@ class Workspace:
             if self._has_shards():
                 raise self._changed()
             self._forget()
-            _write_whole(self._work / _PLAN_FILE, _json_bytes(plan))
+            write_whole(self._work / _PLAN_FILE, _json_bytes(plan))
         return None
 
     def note(self, split: str, number: int) -> dict[str, Any] | None:
@@ -143,7 +144,7 @@ class Workspace:
             writer.close()
         note = {"shard": {"examples": examples, **_size_and_hash(path)}, **rest}
         note_path = self._work / f"{split}-{number:05}.json"
-        _write_whole(note_path, _json_bytes(note))
+        write_whole(note_path, _json_bytes(note))
         return note
 
     def file(self, name: str) -> Path:
@@ -152,7 +153,7 @@ class Workspace:
 
     def write_file(self, name: str, content: bytes) -> None:
         """Writes a file that lies beside the shards."""
-        _write_whole(self._work / name, content)
+        write_whole(self._work / name, content)
 
     def publish(
         self,
@@ -193,7 +194,7 @@ class Workspace:
                 path.replace(self._out / name)
         plan = _read_json(self._work / _PLAN_FILE) or {}
         whole = {"format": FORMAT, **info, "splits": about, "files": beside, **plan}
-        _write_whole(self._out / DATASET_FILE, _json_bytes(whole))
+        write_whole(self._out / DATASET_FILE, _json_bytes(whole))
         shutil.rmtree(self._work)
         return read_info(self._out)
 
@@ -262,13 +263,3 @@ def _read_json(path: Path) -> Any | None:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Writes a file so that a reader sees nothing or all of it."""
-    new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    new.replace(path)
