@@ -18,11 +18,8 @@ import numpy as np
 
 import echo_jax as ej
 from benchmarks.harness import Result
-from echo_jax.echo.adaptive import AdaptiveDraws
-from echo_jax.echo.device_buffer import EchoBuffer
 from echo_jax.echo.device_feed import DeviceFeed
-from echo_jax.echo.draws import DrawPlan, FixedDraws
-from echo_jax.echo.rates import (
+from echo_jax.echo.instrument.rates import (
     Adaptive,
     Fixed,
     Outcome,
@@ -30,6 +27,9 @@ from echo_jax.echo.rates import (
     service_times,
     simulate,
 )
+from echo_jax.echo.plans.adaptive import AdaptiveDraws
+from echo_jax.echo.plans.draws import DrawPlan, FixedDraws
+from echo_jax.echo.stores.device import EchoBuffer
 
 __all__ = ["p3", "p4", "p18"]
 

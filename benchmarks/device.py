@@ -13,10 +13,10 @@ import numpy as np
 
 import echo_jax as ej
 from benchmarks.harness import Result
-from echo_jax.echo.chunks import PeekedIterator
 from echo_jax.echo.device import DeviceFeed, EchoBuffer
-from echo_jax.echo.device_buffer import jitted_write
-from echo_jax.echo.draws import FixedDraws
+from echo_jax.echo.plans.draws import FixedDraws
+from echo_jax.echo.reader import PeekedIterator
+from echo_jax.echo.stores.device import jitted_write
 
 __all__ = ["p7", "p8", "p10"]
 

@@ -12,7 +12,7 @@ import echo_jax as ej
 from benchmarks import tasks
 from benchmarks.device import make_feed
 from benchmarks.harness import Result, drive
-from echo_jax.echo.device_buffer import default_mesh
+from echo_jax.echo.stores.device import default_mesh
 from echo_jax.training.flops import peak_flops_per_s
 from echo_jax.training.inner import fastest, several_updates
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from echo_jax.echo.stopwatch import BoundedSteps
+from echo_jax.echo.instrument.stopwatch import BoundedSteps
 
 __all__ = ["Result", "drive", "machine", "paired", "seconds", "versions"]
 

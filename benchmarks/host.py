@@ -13,7 +13,7 @@ import numpy as np
 
 import echo_jax as ej
 from benchmarks.harness import Result, paired, seconds
-from echo_jax.echo.plan import Plan
+from echo_jax.echo.plans.fixed import Plan
 
 __all__ = ["memory", "p5", "p6", "p15", "p16", "plan_cost"]
 

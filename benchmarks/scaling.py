@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, PercentFormatter, StrMethodFormatter
 
 from benchmarks.pages import Place, progress_bar
-from echo_jax.echo.rates import (
+from echo_jax.echo.instrument.rates import (
     Adaptive,
     Fixed,
     Outcome,

@@ -29,8 +29,7 @@ from rich.console import Console
 
 from benchmarks.pages import Place, progress_bar
 from echo_jax.config import Config, load_config
-from echo_jax.echo.part import WHOLE, Part
-from echo_jax.echo.rates import (
+from echo_jax.echo.instrument.rates import (
     Adaptive,
     Fixed,
     Outcome,
@@ -38,6 +37,7 @@ from echo_jax.echo.rates import (
     service_times,
     simulate_hosts,
 )
+from echo_jax.echo.shard import WHOLE, Part
 from echo_jax.training.loop import train
 from echo_jax.training.processes import agreed, connected
 from echo_jax.workloads import Workload, build

@@ -12,14 +12,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from echo_jax.echo.counts import Counts
-from echo_jax.echo.host import EchoIterator, Tags, echo
+from echo_jax.echo.echo import EchoIterator, Tags, echo
+from echo_jax.echo.instrument.probe import probe
 from echo_jax.echo.keys import use_seed
-from echo_jax.echo.probe import probe
 from echo_jax.echo.schedule import FactorByItem
 from echo_jax.echo.spec import EchoSpec
 
 if TYPE_CHECKING:
-    from echo_jax.echo import device, grain, rates, testing, tfdata
+    from echo_jax.echo import device
+    from echo_jax.echo import laws as testing
+    from echo_jax.echo.adapters import grain, tfdata
+    from echo_jax.echo.instrument import rates
 
 __all__ = [
     "Counts",
@@ -38,10 +41,16 @@ __all__ = [
 ]
 
 # Loaded when first asked for: some bring jax or TensorFlow with them.
-_LAZY = ("device", "grain", "rates", "testing", "tfdata")
+_LAZY = {
+    "device": "device",
+    "grain": "adapters.grain",
+    "rates": "instrument.rates",
+    "testing": "laws",
+    "tfdata": "adapters.tfdata",
+}
 
 
 def __getattr__(name: str) -> ModuleType:
     if name in _LAZY:
-        return importlib.import_module(f"echo_jax.echo.{name}")
+        return importlib.import_module(f"echo_jax.echo.{_LAZY[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -162,7 +162,7 @@ def run_probe(
       on_progress: Called with what is measured next, and the part that is done.
 
     Returns:
-      The `echo_jax.echo.probe_report.ProbeReport`; print it.
+      The `echo_jax.echo.instrument.probe_report.ProbeReport`; print it.
 
     Raises:
       ConfigRefusedError: The config cannot be run here.

@@ -7,7 +7,7 @@ import numpy as np
 
 from echo_jax.data.stages import Item, RecordSource
 from echo_jax.echo.keys import use_seed
-from echo_jax.echo.part import WHOLE, Part
+from echo_jax.echo.shard import WHOLE, Part
 
 __all__ = ["eval_batches", "sample_indices", "stream_eval_batches"]
 

@@ -13,7 +13,7 @@ import grain
 from echo_jax.data.pipeline_spec import AUGMENT, SHUFFLE, STORAGE, PipelineSpec
 from echo_jax.data.stages import AugmentFresh, FinishBatch, Read, Stages
 from echo_jax.data.storage import SimulatedStorage
-from echo_jax.echo.part import WHOLE, Part
+from echo_jax.echo.shard import WHOLE, Part
 
 __all__ = ["below_echo", "fresh_items"]
 

@@ -17,8 +17,8 @@ from echo_jax.data.chunks import Unchunked
 from echo_jax.data.fresh import below_echo, fresh_items
 from echo_jax.data.pipeline_spec import PipelineSpec
 from echo_jax.data.stages import BroadcastTags, Stages
-from echo_jax.echo import grain as echo_grain
-from echo_jax.echo.part import Part
+from echo_jax.echo.adapters import grain as echo_grain
+from echo_jax.echo.shard import Part
 from echo_jax.echo.spec import EchoSpec
 
 __all__ = ["grain_batches", "grain_fresh_batches"]

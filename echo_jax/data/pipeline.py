@@ -25,7 +25,7 @@ import grain
 from echo_jax.data.grain_pipeline import grain_batches, grain_fresh_batches
 from echo_jax.data.pipeline_spec import EchoAfter, PipelineSpec
 from echo_jax.data.stages import Stages
-from echo_jax.echo.part import WHOLE, Part
+from echo_jax.echo.shard import WHOLE, Part
 from echo_jax.echo.spec import EchoSpec
 
 __all__ = ["EchoAfter", "PipelineSpec", "fresh_batches", "train_dataset"]

@@ -23,10 +23,10 @@ import tensorflow as tf
 from echo_jax.data.fresh import below_echo, fresh_items
 from echo_jax.data.pipeline_spec import PipelineSpec
 from echo_jax.data.stages import BroadcastTags, Item, Stages
-from echo_jax.echo import tfdata
-from echo_jax.echo.host import Tags
-from echo_jax.echo.part import Part
-from echo_jax.echo.plan import Plan
+from echo_jax.echo.adapters import tfdata
+from echo_jax.echo.echo import Tags
+from echo_jax.echo.plans.fixed import Plan
+from echo_jax.echo.shard import Part
 from echo_jax.echo.spec import EchoSpec
 
 __all__ = ["TfdataBatches", "tfdata_batches", "tfdata_fresh_batches"]

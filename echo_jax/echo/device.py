@@ -2,7 +2,7 @@
 
 A buffer of slots lies in accelerator memory, split into lanes over the devices of a
 mesh. For every update the host decides which slots are written and read, see
-`echo_jax.echo.draws`; one jitted, donated function scatters the fresh chunk and
+`echo_jax.echo.plans.draws`; one jitted, donated function scatters the fresh chunk and
 gathers the batch, with a random key for every use. Whatever is uint8 stays uint8
 until the step casts it.
 
@@ -24,13 +24,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from echo_jax.echo.chunks import PeekedIterator
 from echo_jax.echo.counts import Counts
-from echo_jax.echo.device_buffer import DrawInput, EchoBuffer
 from echo_jax.echo.device_feed import DeviceFeed, largest_buffer
-from echo_jax.echo.draws import FixedDraws
-from echo_jax.echo.host import Tags
+from echo_jax.echo.echo import Tags
+from echo_jax.echo.plans.draws import FixedDraws
+from echo_jax.echo.reader import PeekedIterator
 from echo_jax.echo.spec import EchoSpec
+from echo_jax.echo.stores.device import DrawInput, EchoBuffer
 
 __all__ = [
     "DeviceEchoIterator",

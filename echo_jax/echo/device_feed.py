@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from echo_jax.echo.chunks import ChunkReader
 from echo_jax.echo.counts import Counts
-from echo_jax.echo.device_buffer import DrawInput, EchoBuffer, jitted_write
-from echo_jax.echo.draws import Draw, DrawPlan, Need, stacked
-from echo_jax.echo.host import Tags
+from echo_jax.echo.echo import Tags
 from echo_jax.echo.keys import use_seed
+from echo_jax.echo.plans.draws import Draw, DrawPlan, Need, stacked
+from echo_jax.echo.reader import ChunkReader
+from echo_jax.echo.stores.device import DrawInput, EchoBuffer, jitted_write
 
 __all__ = ["DeviceFeed", "largest_buffer"]
 

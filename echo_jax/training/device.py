@@ -11,15 +11,15 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from echo_jax.config import Config
-from echo_jax.echo.adaptive import AdaptiveDraws
 from echo_jax.echo.device import DeviceFeed, DrawInput, EchoBuffer, largest_buffer
-from echo_jax.echo.draws import DrawPlan, FixedDraws
 from echo_jax.echo.keys import use_seed
-from echo_jax.echo.lanes import joined_state, split_state
-from echo_jax.echo.part import WHOLE, Part
+from echo_jax.echo.plans.adaptive import AdaptiveDraws
+from echo_jax.echo.plans.decision_log import Tape
+from echo_jax.echo.plans.draws import DrawPlan, FixedDraws
+from echo_jax.echo.plans.lanes import joined_state, split_state
+from echo_jax.echo.plans.stochastic import LoadSchedule, StochasticDraws
+from echo_jax.echo.shard import WHOLE, Part
 from echo_jax.echo.spec import EchoSpec
-from echo_jax.echo.stochastic import LoadSchedule, StochasticDraws
-from echo_jax.echo.tape import Tape
 from echo_jax.folders import run_folder
 from echo_jax.training.parts import JoinedBatches
 from echo_jax.training.processes import local_mesh, put, rewrapped
@@ -311,7 +311,7 @@ class DeviceEchoFeed:
         """See `feed.Feed`.
 
         Raises:
-          ValueError: See `echo_jax.echo.lanes.joined_state`.
+          ValueError: See `echo_jax.echo.plans.lanes.joined_state`.
         """
         draws = joined_state([each["draws"] for each in state])
         upstream = [each["upstream"] for each in state]

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from echo_jax.echo.stopwatch import MAX_IN_FLIGHT
+from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT
 from echo_jax.training.processes import gathered
 from echo_jax.training.setup import Setup
 from echo_jax.training.sharding import put_batch

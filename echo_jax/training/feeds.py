@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from jax.sharding import Mesh
 
 from echo_jax.config import Config
-from echo_jax.echo.part import WHOLE, Part
+from echo_jax.echo.shard import WHOLE, Part
 from echo_jax.training.device import (
     DeviceEchoFeed,
     check_lanes_fit,

@@ -10,12 +10,12 @@ import jax
 
 from echo_jax.config import Config
 from echo_jax.config_check import check_config
-from echo_jax.echo.advice import Knobs
-from echo_jax.echo.part import WHOLE, Part
-from echo_jax.echo.probe import probe
-from echo_jax.echo.probe_report import ProbeReport
+from echo_jax.echo.instrument.advice import Knobs
+from echo_jax.echo.instrument.probe import probe
+from echo_jax.echo.instrument.probe_report import ProbeReport
+from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT, BoundedSteps, time_calls
+from echo_jax.echo.shard import WHOLE, Part
 from echo_jax.echo.spec import EchoSpec
-from echo_jax.echo.stopwatch import MAX_IN_FLIGHT, BoundedSteps, time_calls
 from echo_jax.training.feed import Feed
 from echo_jax.training.feeds import open_feed
 from echo_jax.training.inner import LOOP, Inner
@@ -217,7 +217,7 @@ def probe_config(
     Args:
       config: A training config.
       workload: Made from this config.
-      seconds: See `echo_jax.echo.probe.probe`, here and below.
+      seconds: See `echo_jax.echo.instrument.probe.probe`, here and below.
       stages: What the pipeline does for a batch.
       on_progress: Called with what is measured next.
 

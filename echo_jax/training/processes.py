@@ -20,7 +20,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, Sharding
 
 from echo_jax.config import Config
-from echo_jax.echo.part import Part
+from echo_jax.echo.shard import Part
 from echo_jax.training.interrupt import Interrupted
 
 __all__ = [

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from echo_jax.config import Config
-from echo_jax.echo.stopwatch import MAX_IN_FLIGHT
+from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT
 from echo_jax.folders import RunPath
 from echo_jax.training.checkpoint import Checkpoints
 from echo_jax.training.clock import Clock

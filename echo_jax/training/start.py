@@ -11,8 +11,8 @@ import jax
 from rich.console import Console
 
 from echo_jax.config import Config
-from echo_jax.echo.part import Part
-from echo_jax.echo.rates import advised_factor
+from echo_jax.echo.instrument.rates import advised_factor
+from echo_jax.echo.shard import Part
 from echo_jax.folders import RunPath
 from echo_jax.training.checkpoint import Checkpoints
 from echo_jax.training.clock import Clock

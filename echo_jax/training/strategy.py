@@ -7,7 +7,7 @@ import jax
 from jax.extend.core import jaxprs_in_params
 
 from echo_jax.config import Config
-from echo_jax.echo.stopwatch import BoundedSteps
+from echo_jax.echo.instrument.stopwatch import BoundedSteps
 from echo_jax.training.feed import Feed
 from echo_jax.training.inner import (
     LOOP,

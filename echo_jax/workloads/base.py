@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import grain
 import jax
 
-from echo_jax.echo.part import WHOLE, Part
+from echo_jax.echo.shard import WHOLE, Part
 from echo_jax.echo.spec import EchoSpec
 
 __all__ = ["Augment", "Batch", "Evaluator", "Task", "Variables", "Workload"]

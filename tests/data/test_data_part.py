@@ -9,7 +9,7 @@ import pytest
 from echo_jax.data.evaluation import eval_batches
 from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
 from echo_jax.data.stages import Stages
-from echo_jax.echo.part import WHOLE, Part
+from echo_jax.echo.shard import WHOLE, Part
 from echo_jax.echo.spec import EchoSpec
 
 NUM_RECORDS, BATCH = 52, 8

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_jax.echo.adaptive import AdaptiveDraws
-from echo_jax.echo.draws import Need
-from echo_jax.echo.tape import Tape
+from echo_jax.echo.plans.adaptive import AdaptiveDraws
+from echo_jax.echo.plans.decision_log import Tape
+from echo_jax.echo.plans.draws import Need
 
 
 class Driver:

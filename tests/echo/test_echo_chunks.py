@@ -2,7 +2,7 @@
 
 import pytest
 
-from echo_jax.echo.chunks import ChunkReader
+from echo_jax.echo.reader import ChunkReader
 
 
 class Counting:

@@ -13,11 +13,11 @@ from jax.sharding import AxisType
 
 import echo_jax as ej
 from echo_jax.echo import device
-from echo_jax.echo.device_buffer import EchoBuffer
 from echo_jax.echo.device_feed import DeviceFeed
-from echo_jax.echo.draws import FixedDraws
-from echo_jax.echo.lanes import lane_spec
-from echo_jax.echo.testing import CountingUpstream, assert_echo_laws
+from echo_jax.echo.laws import CountingUpstream, assert_echo_laws
+from echo_jax.echo.plans.draws import FixedDraws
+from echo_jax.echo.plans.lanes import lane_spec
+from echo_jax.echo.stores.device import EchoBuffer
 
 LANES = 8
 

@@ -8,25 +8,37 @@ import pytest
 
 # `echo_jax.echo`, as an attribute, is the function.
 PACKAGE = importlib.import_module("echo_jax.echo")
-MODULES = sorted(module.name for module in pkgutil.iter_modules(PACKAGE.__path__))
+PREFIX = "echo_jax.echo."
+MODULES = sorted(
+    module.name.removeprefix(PREFIX)
+    for module in pkgutil.walk_packages(PACKAGE.__path__, PREFIX)
+)
 # Modules whose public names are shown at work in another module's example.
 WITHOUT_EXAMPLE = {
-    "chunks",
+    "adapters",
+    "adapters.tfdata_orders",
     "counts",
     "device_feed",
-    "laws",
+    "instrument",
+    "laws.checks",
+    "laws.harness",
     "orders",
-    "plan",
-    "spread",
-    "store",
-    "tfdata_orders",
-    "trial",
+    "orders.base",
+    "orders.consecutive",
+    "orders.shuffle",
+    "orders.sorting",
+    "orders.spread",
+    "plans",
+    "plans.fixed",
+    "reader",
+    "stores",
+    "stores.host",
 }
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
-    module = importlib.import_module(f"echo_jax.echo.{name}")
+    module = importlib.import_module(PREFIX + name)
     failed, attempted = doctest.testmod(module, raise_on_error=False)
     assert failed == 0
     assert attempted > 0 or name in WITHOUT_EXAMPLE

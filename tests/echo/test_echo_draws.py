@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import echo_jax as ej
-from echo_jax.echo.adaptive import AdaptiveDraws
-from echo_jax.echo.draws import FixedDraws, Need
-from echo_jax.echo.lanes import joined_state, lane_spec, split_state
-from echo_jax.echo.stochastic import LoadSchedule, StochasticDraws
+from echo_jax.echo.plans.adaptive import AdaptiveDraws
+from echo_jax.echo.plans.draws import FixedDraws, Need
+from echo_jax.echo.plans.lanes import joined_state, lane_spec, split_state
+from echo_jax.echo.plans.stochastic import LoadSchedule, StochasticDraws
 
 
 class Driver:

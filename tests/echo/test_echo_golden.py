@@ -16,7 +16,7 @@ import itertools
 import pytest
 
 import echo_jax as ej
-from echo_jax.echo.testing import CountingUpstream
+from echo_jax.echo.laws import CountingUpstream
 
 # Item.repeat of the first 32 uses; then of the uses 400 to 407, long after the
 # warm-up.

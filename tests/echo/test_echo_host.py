@@ -10,7 +10,7 @@ import pytest
 from echo_cases import ORDERS, spec_of
 
 import echo_jax as ej
-from echo_jax.echo.testing import CountingUpstream, assert_echo_laws
+from echo_jax.echo.laws import CountingUpstream, assert_echo_laws
 
 Pair = namedtuple("Pair", ["image", "label"])
 

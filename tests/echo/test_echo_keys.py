@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import echo_jax as ej
 from echo_jax.echo.keys import mix, sequence
-from echo_jax.echo.orders import grouped_argsort
+from echo_jax.echo.orders.sorting import grouped_argsort
 
 MASK = 2**64 - 1
 

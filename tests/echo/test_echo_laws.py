@@ -8,7 +8,7 @@ import pytest
 from echo_cases import FACTORS, ORDERS, grain_source, spec_of
 
 import echo_jax as ej
-from echo_jax.echo.testing import CountingUpstream, assert_echo_laws
+from echo_jax.echo.laws import CountingUpstream, assert_echo_laws
 
 
 def host_echo(upstream, spec):

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import echo_jax as ej
-from echo_jax.echo.plan import Plan, rounds_of
+from echo_jax.echo.orders import rounds_of
+from echo_jax.echo.plans.fixed import Plan
 
 TAKES = st.lists(st.integers(1, 20), min_size=1, max_size=20)
 

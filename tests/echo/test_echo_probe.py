@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from echo_jax.echo.advice import Knobs
-from echo_jax.echo.probe import probe
-from echo_jax.echo.rates import service_times
-from echo_jax.echo.stopwatch import BoundedSteps, time_calls, wait_for
+from echo_jax.echo.instrument.advice import Knobs
+from echo_jax.echo.instrument.probe import probe
+from echo_jax.echo.instrument.rates import service_times
+from echo_jax.echo.instrument.stopwatch import BoundedSteps, time_calls, wait_for
 
 BATCH = {"x": np.zeros((32, 10), np.uint8), "y": np.zeros(32, np.int32)}
 
@@ -375,7 +375,7 @@ def test_reads_that_wait_together_already_are_left_alone():
 )
 def test_computing_is_sent_to_free_cores_first(cores, words, monkeypatch):
     # `echo_jax.echo`, as an attribute, is the function.
-    module = importlib.import_module("echo_jax.echo.probe")
+    module = importlib.import_module("echo_jax.echo.instrument.probe")
     monkeypatch.setattr(module, "_cores", lambda: cores)
     report = with_stages(Machine(), 4.0, read=(0.0, 0.1), decode=(0.0, 3.9))
     assert words in report.advice[0]

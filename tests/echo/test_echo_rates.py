@@ -2,7 +2,7 @@
 
 import pytest
 
-from echo_jax.echo import rates
+from echo_jax.echo.instrument import rates
 
 
 def test_the_model_by_hand():

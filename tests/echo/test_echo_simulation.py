@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_jax.echo import rates, simulation
-from echo_jax.echo.adaptive import AdaptiveDraws
-from echo_jax.echo.draws import Need
-from echo_jax.echo.rates import (
+from echo_jax.echo.instrument import rates, simulation
+from echo_jax.echo.instrument.rates import (
     Adaptive,
     Fixed,
     Outcome,
@@ -16,6 +14,8 @@ from echo_jax.echo.rates import (
     simulate,
     simulate_hosts,
 )
+from echo_jax.echo.plans.adaptive import AdaptiveDraws
+from echo_jax.echo.plans.draws import Need
 
 KINDS = ("constant", "exponential", "bursty", "switching", "stalling", "pareto")
 POLICIES = st.one_of(

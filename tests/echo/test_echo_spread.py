@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import echo_jax as ej
-from echo_jax.echo.plan import Plan
-from echo_jax.echo.spread import CohortSizes
-from echo_jax.echo.testing import assert_echo_laws
+from echo_jax.echo.laws import assert_echo_laws
+from echo_jax.echo.orders.spread import CohortSizes
+from echo_jax.echo.plans.fixed import Plan
 
 
 def host_echo(upstream, spec):

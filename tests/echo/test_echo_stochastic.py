@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_jax.echo.draws import Need
-from echo_jax.echo.stochastic import LoadSchedule, StochasticDraws
+from echo_jax.echo.plans.draws import Need
+from echo_jax.echo.plans.stochastic import LoadSchedule, StochasticDraws
 
 HALF = LoadSchedule("p", "constant", 0.5, 0.5)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_jax.echo import tape as tape_module
-from echo_jax.echo.tape import Tape
+from echo_jax.echo.plans import decision_log as tape_module
+from echo_jax.echo.plans.decision_log import Tape
 
 
 def record(packed, count, **changes):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import echo_jax as ej
-from echo_jax.echo.testing import CountingUpstream, assert_echo_laws
+from echo_jax.echo.laws import CountingUpstream, assert_echo_laws
 
 
 def host_echo(upstream, spec):

@@ -12,12 +12,13 @@ import tensorflow as tf
 from echo_cases import FACTORS, ORDERS, spec_of
 
 import echo_jax as ej
-from echo_jax.echo.orders import Shuffle
-from echo_jax.echo.plan import Plan, rounds_of
+from echo_jax.echo.adapters.tfdata_orders import GraphSchedule
+from echo_jax.echo.laws import assert_echo_laws
+from echo_jax.echo.orders import rounds_of
+from echo_jax.echo.orders.shuffle import Shuffle
+from echo_jax.echo.orders.spread import Spread
+from echo_jax.echo.plans.fixed import Plan
 from echo_jax.echo.schedule import as_schedule
-from echo_jax.echo.spread import Spread
-from echo_jax.echo.testing import assert_echo_laws
-from echo_jax.echo.tfdata_orders import GraphSchedule
 
 # A graph cannot call a Python function.
 GRAPH_FACTORS = [factor for factor in FACTORS if factor != "by_item"]

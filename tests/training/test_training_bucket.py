@@ -11,7 +11,7 @@ from test_training_resume import ECHOES, exact
 from tiny_workload import run, stop_at
 
 from echo_jax import cli
-from echo_jax.echo.tape import Tape
+from echo_jax.echo.plans.decision_log import Tape
 from echo_jax.folders import FolderError, run_folder, write_whole
 from echo_jax.training import Interrupted, runfiles
 from echo_jax.training.runfiles import MetricsFile

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from tiny_workload import make_workload, run, tiny_config
 
-from echo_jax.echo.tape import Tape
+from echo_jax.echo.plans.decision_log import Tape
 from echo_jax.training import Interrupted, train
 from echo_jax.training.device import DeviceEchoFeed
 from echo_jax.training.feeds import open_feed

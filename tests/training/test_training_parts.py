@@ -7,7 +7,7 @@ import grain
 import numpy as np
 from tiny_workload import make_workload, tiny_config
 
-from echo_jax.echo.part import WHOLE, Part
+from echo_jax.echo.shard import WHOLE, Part
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.training.parts import JoinedBatches
 

@@ -194,7 +194,7 @@ ENDING = """
 import dataclasses, itertools, sys
 import grain
 from tiny_workload import make_workload, tiny_config
-from echo_jax.echo.part import WHOLE
+from echo_jax.echo.shard import WHOLE
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.training import train
 from echo_jax.training.processes import connected

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from echo_jax.config import default_config
-from echo_jax.echo.grain import echo
-from echo_jax.echo.part import WHOLE
+from echo_jax.echo.adapters.grain import echo
+from echo_jax.echo.shard import WHOLE
 from echo_jax.training import train
 from echo_jax.workloads.base import Task, Workload
 

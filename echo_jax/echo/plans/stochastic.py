@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from echo_jax.echo.counts import Counts
-from echo_jax.echo.draws import Draw, Need
 from echo_jax.echo.keys import fingerprint, mix, sequence
-from echo_jax.echo.lanes import check_lanes, global_index
-from echo_jax.echo.loads import LoadSchedule
-from echo_jax.echo.ring import Ring, check_draws
+from echo_jax.echo.plans.draws import Draw, Need
+from echo_jax.echo.plans.lanes import check_lanes, global_index
+from echo_jax.echo.plans.load_schedule import LoadSchedule
+from echo_jax.echo.plans.ring import Ring, check_draws
 
 __all__ = ["LoadSchedule", "StochasticDraws"]
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from echo_jax.echo.keys import use_seed
+from echo_jax.echo.laws.harness import Record, Trial, Use, bits_of, close, uses_of
+from echo_jax.echo.orders.spread import CohortSizes
 from echo_jax.echo.spec import EchoSpec
-from echo_jax.echo.spread import CohortSizes
 from echo_jax.echo.tree import flatten
-from echo_jax.echo.trial import Record, Trial, Use, bits_of, close, uses_of
 
 __all__ = ["CHECKS"]
 

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from echo_jax.echo.counts import Counts
-from echo_jax.echo.draws import Draw, Need, stacked
 from echo_jax.echo.keys import fingerprint, sequence
-from echo_jax.echo.lanes import check_lanes, global_index
-from echo_jax.echo.lru import LeastRecentlyUsed
-from echo_jax.echo.ring import Ring, check_draws
-from echo_jax.echo.tape import Tape
+from echo_jax.echo.plans.decision_log import Tape
+from echo_jax.echo.plans.draws import Draw, Need, stacked
+from echo_jax.echo.plans.lanes import check_lanes, global_index
+from echo_jax.echo.plans.lru import LeastRecentlyUsed
+from echo_jax.echo.plans.ring import Ring, check_draws
 
 __all__ = ["AdaptiveDraws"]
 

@@ -23,11 +23,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from echo_jax.echo.counts import Counts
-from echo_jax.echo.orders import Consecutive, OrderRounds, Piece, Shuffle
+from echo_jax.echo.orders import rounds_of
+from echo_jax.echo.orders.base import Piece
+from echo_jax.echo.orders.consecutive import Consecutive
 from echo_jax.echo.spec import EchoSpec
-from echo_jax.echo.spread import Spread
 
-__all__ = ["Plan", "Step", "rounds_of"]
+__all__ = ["Plan", "Step"]
 
 _STATE_KEYS = (
     "anchor",
@@ -60,19 +61,6 @@ class Step:
     index: np.ndarray
     repeat: np.ndarray
     last: np.ndarray
-
-
-def rounds_of(spec: EchoSpec) -> OrderRounds:
-    """Returns the order that a spec names.
-
-    Raises:
-      ValueError: If the buffer is too small for ``spread`` without twins.
-    """
-    if spec.order == "shuffle":
-        return Shuffle(spec.schedule, spec.buffer, spec.batch_size, spec.seed)
-    if spec.order == "spread" and spec.schedule.max_factor > 1:
-        return Spread(spec.schedule, spec.buffer, spec.batch_size, spec.seed)
-    return Consecutive(spec.schedule, spec.batch_size)
 
 
 class Plan:

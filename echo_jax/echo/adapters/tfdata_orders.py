@@ -1,6 +1,6 @@
 """The orders `spread` and `shuffle` as TensorFlow graph operations.
 
-They make the same uses, round by round, as `echo_jax.echo.spread` and
+They make the same uses, round by round, as `echo_jax.echo.orders.spread` and
 `echo_jax.echo.orders` do with NumPy, in the same integer arithmetic. Why the
 orders are as they are is said there; here is only what a graph needs: a state of
 tensors, and all cohorts side by side in one table instead of one object each.
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from echo_jax.echo.orders import Shuffle
+from echo_jax.echo.orders.shuffle import Shuffle
+from echo_jax.echo.orders.spread import Spread
 from echo_jax.echo.schedule import Schedule
-from echo_jax.echo.spread import Spread
 
 __all__ = ["GraphSchedule", "GraphShuffle", "GraphSpread", "RoundUses", "Windows"]
 

@@ -1,112 +1,19 @@
-"""The orders of an echo: pure sequences of (fresh index, repeat).
-
-An order is cut into rounds, and everything in a round follows from the seed, the
-round's number and the numbers of uses of the items in it. So a round can be made
-anew at any time from a few integers. `consecutive` and `shuffle` are here;
-`spread` has its own module.
-"""
+"""The order `shuffle`: uses leave at random times, within a bounded delay."""
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from echo_jax.echo.keys import mix, sequence
+from echo_jax.echo.orders.base import Piece
 from echo_jax.echo.schedule import Schedule
 
-__all__ = [
-    "Consecutive",
-    "OrderRounds",
-    "Piece",
-    "Shuffle",
-    "grouped_argsort",
-    "stable_argsort",
-]
+__all__ = ["Shuffle"]
 
-_ITEMS_PER_PIECE = 1024
 _MAX_DELAY_BITS = 16
 _MIN_DELAY_BITS = 10
-
-
-@dataclass
-class Piece:
-    """A run of uses of one round, in output order.
-
-    Attributes:
-      round: The round it belongs to.
-      anchor: The oldest item that the round may use.
-      carry: The schedule's carry before the anchor.
-      index: Fresh index of every use, ``int64[n]``.
-      repeat: Which use of the item it is, ``int32[n]``.
-      last: Whether it is the item's last use, ``bool[n]``.
-    """
-
-    round: int
-    anchor: int
-    carry: int
-    index: np.ndarray
-    repeat: np.ndarray
-    last: np.ndarray
-
-
-class OrderRounds(Protocol):
-    """What a plan needs of an order.
-
-    Attributes:
-      num_slots: Slots that hold all items in use between two batches, and the
-        fresh items of the batch.
-      window: The indices of two items in use differ by less than this.
-    """
-
-    num_slots: int
-    window: int
-
-    def pieces(self, round_: int, anchor: int, carry: int) -> Iterator[Piece]:
-        """Makes all uses from the start of a round on, without end.
-
-        Args:
-          round_: The round to start with.
-          anchor: Its anchor.
-          carry: The schedule's carry before the anchor.
-        """
-        ...
-
-    def next_anchor(self, index: int) -> int:
-        """Returns the first item from ``index`` on that can become an anchor."""
-        ...
-
-
-@dataclass
-class Consecutive:
-    """All uses of an item back to back; a round is an item."""
-
-    schedule: Schedule
-    batch_size: int
-
-    def __post_init__(self):
-        # All items that a batch touches: each takes a slot until the batch ends.
-        self.num_slots = self.batch_size // int(self.schedule.min_factor) + 2
-        self.window = self.num_slots + 1
-
-    def pieces(self, round_: int, anchor: int, carry: int) -> Iterator[Piece]:
-        """See `OrderRounds`."""
-        while True:
-            uses, after = self.schedule.uses(anchor, _ITEMS_PER_PIECE, carry)
-            ends = np.cumsum(uses)
-            index = np.repeat(np.arange(anchor, anchor + uses.size), uses)
-            repeat = (np.arange(ends[-1]) - np.repeat(ends - uses, uses)).astype(
-                np.int32
-            )
-            last = np.zeros(ends[-1], bool)
-            last[ends - 1] = True
-            yield Piece(anchor, anchor, carry, index, repeat, last)
-            anchor, carry = anchor + uses.size, after
-
-    def next_anchor(self, index: int) -> int:
-        """See `OrderRounds`: every item."""
-        return index
 
 
 @dataclass
@@ -236,47 +143,3 @@ def _sort_columns(values: np.ndarray) -> None:
             least = np.minimum(values[row], values[row + 1])
             np.maximum(values[row], values[row + 1], out=values[row + 1])
             values[row] = least
-
-
-def stable_argsort(values: np.ndarray) -> np.ndarray:
-    """Returns ``np.argsort(values, kind="stable")``, several times faster.
-
-    Value and place are sorted as one integer where both fit into 63 bits.
-
-    Args:
-      values: Non-negative ``int64[n]``.
-
-    Returns:
-      ``int64[n]``.
-    """
-    if values.size == 0:
-        return np.zeros(0, np.int64)
-    bits = int(values.size - 1).bit_length()
-    if int(values.max()).bit_length() + bits > 63:
-        return np.argsort(values, kind="stable")
-    packed = (values << bits) | np.arange(values.size)
-    packed.sort()
-    return packed & ((1 << bits) - 1)
-
-
-def grouped_argsort(group: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Returns an order by group, and at random within a group.
-
-    Args:
-      group: Non-negative ``int64[n]``.
-      key: Random ``uint64[n]``; as many of its high bits count as fit beside group
-        and place in 64 bits.
-
-    Returns:
-      ``int64[n]``.
-    """
-    if group.size == 0:
-        return np.zeros(0, np.int64)
-    bits = int(key.size - 1).bit_length()
-    group_bits = int(group.max()).bit_length()
-    packed = (key >> np.uint64(group_bits + bits)) << np.uint64(bits)
-    packed |= np.arange(key.size, dtype=np.uint64)
-    if group_bits:
-        packed |= group.astype(np.uint64) << np.uint64(64 - group_bits)
-    packed.sort()
-    return (packed & np.uint64((1 << bits) - 1)).view(np.int64)

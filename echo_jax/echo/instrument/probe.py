@@ -13,24 +13,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from echo_jax.echo.advice import Knobs, advise, how_to_echo
-from echo_jax.echo.endless import Endless
-from echo_jax.echo.host import echo
-from echo_jax.echo.probe_report import (
+from echo_jax.echo.echo import echo
+from echo_jax.echo.instrument.advice import Knobs, advise, how_to_echo
+from echo_jax.echo.instrument.endless import Endless
+from echo_jax.echo.instrument.probe_report import (
     MeasuredRun,
     ProbeReport,
     StageTime,
     is_starved,
 )
-from echo_jax.echo.rates import advised_factor
-from echo_jax.echo.schedule import exact_fraction
-from echo_jax.echo.spec import EchoSpec
-from echo_jax.echo.stopwatch import (
+from echo_jax.echo.instrument.rates import advised_factor
+from echo_jax.echo.instrument.stopwatch import (
     MAX_IN_FLIGHT,
     BoundedSteps,
     time_calls,
     wait_for,
 )
+from echo_jax.echo.schedule import exact_fraction
+from echo_jax.echo.spec import EchoSpec
 from echo_jax.echo.tree import flatten
 
 __all__ = ["Knobs", "MeasuredRun", "ProbeReport", "StageTime", "probe"]

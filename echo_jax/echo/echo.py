@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from echo_jax.echo.counts import Counts
-from echo_jax.echo.plan import Plan, Step
+from echo_jax.echo.plans.fixed import Plan, Step
 from echo_jax.echo.spec import EchoSpec
-from echo_jax.echo.store import ItemStore, RingStore, Stack
+from echo_jax.echo.stores.host import ItemStore, RingStore, Stack
 from echo_jax.echo.tree import tree_concatenate, tree_rows
 
 __all__ = ["EchoIterator", "Tags", "echo"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.echo.lanes import lane_spec
+from echo_jax.echo.plans.lanes import lane_spec
 from echo_jax.echo.spec import EchoSpec
 
 __all__ = ["WHOLE", "Part"]
@@ -63,7 +63,7 @@ class Part:
         return (batch * self.of + self.number) * rows + row
 
     def echo(self, spec: EchoSpec) -> EchoSpec:
-        """Returns the echo of this part's examples: see `echo_jax.echo.lanes`."""
+        """Returns the echo of this part's examples: see `echo_jax.echo.plans.lanes`."""
         return lane_spec(spec, self.number, self.of)
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from echo_jax.echo.simulation import (
+from echo_jax.echo.instrument.simulation import (
     Adaptive,
     Fixed,
     FixedUses,

@@ -9,7 +9,7 @@ follows many that train together.
 
 import math
 
-from echo_jax.echo.simulation import (
+from echo_jax.echo.instrument.simulation import (
     Adaptive,
     Fixed,
     Outcome,
@@ -18,7 +18,7 @@ from echo_jax.echo.simulation import (
     service_times,
     simulate,
 )
-from echo_jax.echo.simulation_hosts import simulate_hosts
+from echo_jax.echo.instrument.simulation_hosts import simulate_hosts
 
 __all__ = [
     "Adaptive",

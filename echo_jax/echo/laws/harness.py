@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from echo_jax.echo.plan import Plan
+from echo_jax.echo.plans.fixed import Plan
 from echo_jax.echo.schedule import FactorByItem
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.echo.tree import flatten, tree_map

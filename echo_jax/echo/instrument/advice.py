@@ -7,7 +7,7 @@ first comes what would make the loader itself fast enough, then the echo.
 import math
 from dataclasses import dataclass
 
-from echo_jax.echo.probe_report import (
+from echo_jax.echo.instrument.probe_report import (
     FED_RATIO,
     MeasuredRun,
     ProbeReport,

@@ -21,7 +21,8 @@ from fractions import Fraction
 import numpy as np
 
 from echo_jax.echo.keys import mix, sequence
-from echo_jax.echo.orders import Piece, grouped_argsort, stable_argsort
+from echo_jax.echo.orders.base import Piece
+from echo_jax.echo.orders.sorting import grouped_argsort, stable_argsort
 from echo_jax.echo.schedule import Schedule
 
 __all__ = ["CohortSizes", "Spread"]

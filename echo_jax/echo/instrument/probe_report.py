@@ -5,7 +5,7 @@ import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from echo_jax.echo.rates import seconds_per_update
+from echo_jax.echo.instrument.rates import seconds_per_update
 
 __all__ = [
     "FED_RATIO",

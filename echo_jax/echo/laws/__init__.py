@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.echo.laws import CHECKS
+from echo_jax.echo.laws.checks import CHECKS
+from echo_jax.echo.laws.harness import CountingUpstream, MakeEcho, Trial
 from echo_jax.echo.spec import EchoSpec
-from echo_jax.echo.trial import CountingUpstream, MakeEcho, Trial
 
 __all__ = ["CountingUpstream", "assert_echo_laws"]
 
@@ -50,7 +50,7 @@ def assert_echo_laws(
        factor every batch holds floor(B/e) or ceil(B/e) fresh items, and lags lie
        between half a round and one and a half, give or take the ceil(e) + 2
        places by which merging the cohorts moves a use.
-    7. Agreement: the sequence of tags is that of `echo_jax.echo.plan.Plan`.
+    7. Agreement: the sequence of tags is that of `echo_jax.echo.plans.fixed.Plan`.
     8. Independence: instances that run in turns, over upstreams of another speed,
        yield one sequence; so do ``others``.
     9. Per-use randomness: `use_seed` differs between all uses, repeats count from

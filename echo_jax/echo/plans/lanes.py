@@ -95,7 +95,7 @@ def split_state(state: Mapping[str, Any], num_parts: int) -> list[dict[str, Any]
     """Returns the states of draws over some of the lanes, of those over all of them.
 
     Args:
-      state: From ``get_state`` of draws; see `echo_jax.echo.draws.DrawPlan`.
+      state: From ``get_state`` of draws; see `echo_jax.echo.plans.draws.DrawPlan`.
       num_parts: Into how many parts of as many lanes.
     """
     parts = [dict(state) for _ in range(num_parts)]

@@ -8,8 +8,8 @@ from typing import Any
 
 import grain
 
-from echo_jax.echo.host import EchoIterator
-from echo_jax.echo.plan import rounds_of
+from echo_jax.echo.echo import EchoIterator
+from echo_jax.echo.orders import rounds_of
 from echo_jax.echo.spec import EchoSpec
 
 __all__ = ["EchoDataset", "echo"]

@@ -1,8 +1,9 @@
 """Echo for `tf.data`: made of native graph operations only.
 
 Nothing of it runs in Python once the dataset is built, so no interpreter lock
-holds it up. `echo_jax.echo.tfdata_orders` makes the order of the uses, which is that
-of the host, round by round; here is the store, which keeps the items of a round.
+holds it up. `echo_jax.echo.adapters.tfdata_orders` makes the order of the uses,
+which is that of the host, round by round; here is the store, which keeps the items of
+a round.
 
 TensorFlow is an extra: ``pip install 'echo-jax[tfdata]'``.
 """
@@ -19,17 +20,19 @@ except ImportError as error:
         "pip install 'echo-jax[tfdata]'"
     ) from error
 
-from echo_jax.echo.host import Tags
-from echo_jax.echo.orders import Consecutive, Shuffle
-from echo_jax.echo.plan import Plan, rounds_of
-from echo_jax.echo.spec import EchoSpec
-from echo_jax.echo.spread import Spread
-from echo_jax.echo.tfdata_orders import (
+from echo_jax.echo.adapters.tfdata_orders import (
     GraphSchedule,
     GraphShuffle,
     GraphSpread,
     RoundUses,
 )
+from echo_jax.echo.echo import Tags
+from echo_jax.echo.orders import rounds_of
+from echo_jax.echo.orders.consecutive import Consecutive
+from echo_jax.echo.orders.shuffle import Shuffle
+from echo_jax.echo.orders.spread import Spread
+from echo_jax.echo.plans.fixed import Plan
+from echo_jax.echo.spec import EchoSpec
 
 __all__ = ["echo"]
 
@@ -67,8 +70,8 @@ def echo(
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether elements are pairs of element and `echo_jax.Tags`: ``int64``
         and ``int32``, of shape [], or [B] in a batch.
-      state: Of a `echo_jax.echo.plan.Plan` of this spec, from its ``get_state``: the
-        uses after it. The dataset then begins with item ``state["anchor"]``.
+      state: Of a `echo_jax.echo.plans.fixed.Plan` of this spec, from its
+        ``get_state``: the uses after it. The dataset then begins with item ``state["anchor"]``.
 
     Returns:
       A function for `tf.data.Dataset.apply`. Elements may have any structure;

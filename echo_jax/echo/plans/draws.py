@@ -1,7 +1,7 @@
 """Draws: what the plan of an accelerator-resident echo decides for each update.
 
 Fresh data comes in chunks, host batches of U rows, and the buffer is split into
-lanes, see `echo_jax.echo.lanes`.
+lanes, see `echo_jax.echo.plans.lanes`.
 
 A driver runs any `DrawPlan` like this::
 
@@ -20,8 +20,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from echo_jax.echo.counts import Counts
-from echo_jax.echo.lanes import check_lanes, global_index, lane_spec
-from echo_jax.echo.plan import Plan
+from echo_jax.echo.plans.fixed import Plan
+from echo_jax.echo.plans.lanes import check_lanes, global_index, lane_spec
 from echo_jax.echo.spec import EchoSpec
 
 __all__ = ["Draw", "DrawPlan", "FixedDraws", "Need", "stacked"]

@@ -1,0 +1,1 @@
+"""Echo inside of other pipelines: Grain and tf.data."""

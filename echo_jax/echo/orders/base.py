@@ -1,0 +1,57 @@
+"""What an order is: rounds of uses that follow from a few integers."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+__all__ = ["OrderRounds", "Piece"]
+
+
+@dataclass
+class Piece:
+    """A run of uses of one round, in output order.
+
+    Attributes:
+      round: The round it belongs to.
+      anchor: The oldest item that the round may use.
+      carry: The schedule's carry before the anchor.
+      index: Fresh index of every use, ``int64[n]``.
+      repeat: Which use of the item it is, ``int32[n]``.
+      last: Whether it is the item's last use, ``bool[n]``.
+    """
+
+    round: int
+    anchor: int
+    carry: int
+    index: np.ndarray
+    repeat: np.ndarray
+    last: np.ndarray
+
+
+class OrderRounds(Protocol):
+    """What a plan needs of an order.
+
+    Attributes:
+      num_slots: Slots that hold all items in use between two batches, and the
+        fresh items of the batch.
+      window: The indices of two items in use differ by less than this.
+    """
+
+    num_slots: int
+    window: int
+
+    def pieces(self, round_: int, anchor: int, carry: int) -> Iterator[Piece]:
+        """Makes all uses from the start of a round on, without end.
+
+        Args:
+          round_: The round to start with.
+          anchor: Its anchor.
+          carry: The schedule's carry before the anchor.
+        """
+        ...
+
+    def next_anchor(self, index: int) -> int:
+        """Returns the first item from ``index`` on that can become an anchor."""
+        ...

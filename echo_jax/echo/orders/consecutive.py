@@ -1,0 +1,44 @@
+"""The order `consecutive`: all uses of an item back to back."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from echo_jax.echo.orders.base import Piece
+from echo_jax.echo.schedule import Schedule
+
+__all__ = ["Consecutive"]
+
+_ITEMS_PER_PIECE = 1024
+
+
+@dataclass
+class Consecutive:
+    """All uses of an item back to back; a round is an item."""
+
+    schedule: Schedule
+    batch_size: int
+
+    def __post_init__(self):
+        # All items that a batch touches: each takes a slot until the batch ends.
+        self.num_slots = self.batch_size // int(self.schedule.min_factor) + 2
+        self.window = self.num_slots + 1
+
+    def pieces(self, round_: int, anchor: int, carry: int) -> Iterator[Piece]:
+        """See `OrderRounds`."""
+        while True:
+            uses, after = self.schedule.uses(anchor, _ITEMS_PER_PIECE, carry)
+            ends = np.cumsum(uses)
+            index = np.repeat(np.arange(anchor, anchor + uses.size), uses)
+            repeat = (np.arange(ends[-1]) - np.repeat(ends - uses, uses)).astype(
+                np.int32
+            )
+            last = np.zeros(ends[-1], bool)
+            last[ends - 1] = True
+            yield Piece(anchor, anchor, carry, index, repeat, last)
+            anchor, carry = anchor + uses.size, after
+
+    def next_anchor(self, index: int) -> int:
+        """See `OrderRounds`: every item."""
+        return index

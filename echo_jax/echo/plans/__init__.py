@@ -1,0 +1,1 @@
+"""The plans of an echo: which fresh items are taken, and who is used when."""
