@@ -162,10 +162,21 @@ def test_a_bursty_loader_is_measured_in_its_mean():
     assert np.mean(ratios) == pytest.approx(4.0, rel=0.03)
 
 
-def test_steps_that_something_disturbs_do_not_count():
-    steps = itertools.cycle([1.0] * 9 + [30.0])
-    machine = Machine(step_s=lambda: next(steps))
-    assert run(machine, SleepingLoader(machine, 4.0)).t_down_s == exactly(1.0)
+def test_a_step_that_something_disturbs_does_not_count():
+    phases, alone = [], itertools.count()
+
+    def step_s():
+        is_disturbed = phases[-1] == "step alone" and next(alone) == 20
+        return 30.0 if is_disturbed else 1.0
+
+    machine = Machine(step_s=step_s)
+    report = run(
+        machine,
+        SleepingLoader(machine, 4.0),
+        on_progress=lambda what, done: phases.append(what),
+    )
+    assert report.slow_steps.count == 1
+    assert report.t_down_s == exactly(1.0)
 
 
 def test_a_machine_that_slows_down_keeps_its_ratio():

@@ -25,6 +25,9 @@ _GOOD_LAG = 100
 # Up to this much more is what machines vary by.
 _OVERLAP = 1.15
 
+# Slow steps that make the mean longer than this, if they count, are worth a word.
+_MATTERS = 1.05
+
 
 @dataclass(frozen=True)
 class Knobs:
@@ -78,6 +81,7 @@ def advise(report: ProbeReport, knobs: Knobs, *, cores: int) -> tuple[str, ...]:
             f"{report.ratio_high:.2f}, on either side of 1: measure for longer with "
             f"{knobs.seconds} before you rely on it."
         )
+    sentences += _slow_step_doubt(report, knobs)
     sentences += _overlap_fix(report, knobs)
     if report.is_starved:
         sentences += _stage_fix(report, knobs, cores)
@@ -102,6 +106,28 @@ def how_to_echo(report: ProbeReport, knobs: Knobs) -> str:
     )
 
 
+def _slow_step_doubt(report: ProbeReport, knobs: Knobs) -> list[str]:
+    """Says so if too few slow steps were seen to know what they do to R."""
+    slow = report.slow_steps
+    if slow is None or (slow.recur and not slow.are_few):
+        return []
+    share = slow.count / report.steps_timed
+    counted_s = slow.others_s + share * (slow.mean_s - slow.others_s)
+    if counted_s < _MATTERS * slow.others_s:
+        return []
+    seen = f"({slow.count} of {report.steps_timed}, {duration(slow.mean_s)} each)"
+    if slow.recur:
+        return [
+            f"Slow steps {seen} were too few to know how often they come, and R with "
+            f"it: measure for longer with {knobs.seconds}, over several periods."
+        ]
+    return [
+        f"Slow steps {seen} did not recur, so R leaves them out. If the step itself "
+        f"causes them, R is {report.t_up_s / counted_s:.2f}: measure for longer with "
+        f"{knobs.seconds} to know."
+    ]
+
+
 def _overlap_fix(report: ProbeReport, knobs: Knobs) -> list[str]:
     """Says whether loading and training get in each other's way."""
 
@@ -120,8 +146,9 @@ def _overlap_fix(report: ProbeReport, knobs: Knobs) -> list[str]:
     return [
         f"{how}, an update takes {duration(worst.seconds_per_update)}, not the "
         f"{duration(report.predicted(worst.factor))} of the slower side alone: loading "
-        "and training take turns, or want the same cores, or batches come in bursts. "
-        f"More of {knobs.prefetch}, in a thread or process of its own, is the cure."
+        "and training take turns, or want the same cores, or batches or slow steps "
+        f"come in bursts. More of {knobs.prefetch}, in a thread or process of its own, "
+        "is the cure."
     ]
 
 

@@ -3,7 +3,9 @@
 Any trainer: an iterable of batches and a step are enough. The measurement is
 differential (after DS-Analyzer, Mohan et al. 2021): the loader is timed with no
 step, the step with no loader, then both together. These take turns, so that a
-machine that becomes slower meanwhile does so for all of them.
+machine that becomes slower meanwhile does so for all of them. Both times are means,
+for throughput follows from means: of the loader over all batches, of the step with
+its periodic slow steps and without what disturbed it once (`step_times`).
 """
 
 import os
@@ -23,6 +25,8 @@ from echo_jax.echo.instrument.probe_report import (
     is_starved,
 )
 from echo_jax.echo.instrument.rates import advised_factor
+from echo_jax.echo.instrument.ratio_interval import ratio_interval
+from echo_jax.echo.instrument.step_times import StepTimes, step_times
 from echo_jax.echo.instrument.stopwatch import (
     MAX_IN_FLIGHT,
     BoundedSteps,
@@ -47,13 +51,12 @@ _LEAST_RATE_ROUNDS = 3
 # Shares of the time, of a single phase; with their rounds they make 1.
 _STAGES_SHARE, _UP_SHARE, _DOWN_SHARE = 0.1, 0.055, 0.03
 _TOGETHER_SHARE, _RUN_SHARE, _ECHO_SHARE = 0.045, 0.035, 0.05
+# The step's, in addition, once slow steps were seen whose period is not known yet.
+_LONG_DOWN_SHARE = 3 * _DOWN_SHARE
 
 # The part of a phase that is not counted. A loader's buffers, which filled while it
 # was not asked, run empty in it, or full again.
 _SETTLE = 0.3
-
-# 97.5 % points of Student's t, by degrees of freedom.
-_STUDENT_T = {2: 4.303, 3: 3.182, 4: 2.776}
 
 
 def probe(
@@ -83,7 +86,8 @@ def probe(
         is used several times, so it must not be donated.
       state: The first state. It may be donated.
       seconds: How long to measure, without compiling. A loader that takes more than
-        a hundredth of this per batch needs longer.
+        a hundredth of this per batch needs longer, and so do slow steps that come
+        less often than once in a fifteenth of it: they may not be seen.
       cap: The largest factor to advise.
       stages: What the loader does for one batch, as functions without arguments by
         name, in order: then the advice knows what to make faster. They are timed
@@ -128,7 +132,11 @@ def probe(
         bench.measure_runs(factor if factor > 1 else 2)
     finally:
         loader.close()
-    low, high = bench.ratio_interval()
+    steps_alone = bench.step_times
+    low, high = ratio_interval(
+        [measured.up for measured in bench.rounds],
+        [measured.down for measured in bench.rounds],
+    )
     batch_size, batch_bytes = _size(bench.batch)
     report = ProbeReport(
         t_up_s=bench.t_up_s,
@@ -137,6 +145,8 @@ def probe(
         ratio_low=low,
         ratio_high=high,
         rounds=len(bench.rounds),
+        steps_timed=steps_alone.timed,
+        slow_steps=steps_alone.slow,
         batch_size=batch_size,
         batch_bytes=batch_bytes,
         stages=stage_times,
@@ -160,10 +170,6 @@ class _Round:
 
     up: list[float]
     down: list[float]
-
-    @property
-    def ratio(self) -> float:
-        return statistics.mean(self.up) / statistics.median(self.down)
 
 
 class _Bench:
@@ -202,20 +208,17 @@ class _Bench:
         return statistics.mean(s for measured in self.rounds for s in measured.up)
 
     @property
+    def step_times(self) -> StepTimes:
+        return step_times([measured.down for measured in self.rounds])
+
+    @property
     def t_down_s(self) -> float:
-        """The median, for a step that something else disturbed says nothing."""
-        return statistics.median(s for measured in self.rounds for s in measured.down)
+        """The mean, without what something else disturbed."""
+        return self.step_times.mean_s
 
     @property
     def ratio(self) -> float:
         return self.t_up_s / self.t_down_s
-
-    def ratio_interval(self) -> tuple[float, float]:
-        """Returns the interval of R: Student's, of 95 %, over the rounds."""
-        ratios = [measured.ratio for measured in self.rounds]
-        error = statistics.stdev(ratios) / len(ratios) ** 0.5
-        reach = _STUDENT_T[len(ratios) - 1] * error
-        return max(self.ratio - reach, 0.0), self.ratio + reach
 
     def measure_rates(self) -> None:
         """Measures the loader, both, and the step, in turns."""
@@ -238,7 +241,7 @@ class _Bench:
             seconds["up"] = self._time("loader alone", _UP_SHARE, self._load)
 
         def down() -> None:
-            seconds["down"] = self._time("step alone", _DOWN_SHARE, self._hold)
+            seconds["down"] = self._time("step alone", self._down_share(), self._hold)
 
         def together() -> None:
             self._run_together(_TOGETHER_SHARE)
@@ -252,6 +255,11 @@ class _Bench:
         for phase in phases:
             phase()
         return _Round(**seconds)
+
+    def _down_share(self) -> float:
+        """Returns the share of the step alone, which is larger for several periods."""
+        slow = self.step_times.slow if self.rounds else None
+        return _DOWN_SHARE if slow is None or slow.period else _LONG_DOWN_SHARE
 
     def measure_runs(self, factor: float) -> None:
         """Measures short runs without an echo and with one, in turns."""

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from echo_jax.echo.instrument.rates import seconds_per_update
+from echo_jax.echo.instrument.step_times import SlowSteps
 
 __all__ = [
     "FED_RATIO",
@@ -64,11 +65,15 @@ class ProbeReport:
 
     Attributes:
       t_up_s: Mean seconds per fresh batch of the loader alone.
-      t_down_s: Median seconds per update with one batch held.
+      t_down_s: Mean seconds per update with one batch held, without slow steps that
+        do not recur.
       observed_s: Mean seconds per update of both together, without an echo.
       ratio_low: Lower end of the interval of R.
-      ratio_high: Upper end. The interval is Student's, of 95 %, over the rounds.
+      ratio_high: Upper end. The interval is Student's, of 95 %, over the rounds, and
+        spans R with and without slow steps that do not recur.
       rounds: How often each was measured, in turns.
+      steps_timed: Updates with one batch held.
+      slow_steps: Those of them that took more than twice the median, if any did.
       batch_size: Examples in a batch; 0 if its arrays have no first axis.
       batch_bytes: Size of a batch.
       stages: The loader's stages, if they are known.
@@ -85,6 +90,8 @@ class ProbeReport:
     ratio_low: float
     ratio_high: float
     rounds: int
+    steps_timed: int
+    slow_steps: SlowSteps | None
     batch_size: int
     batch_bytes: int
     stages: tuple[StageTime, ...]
@@ -144,7 +151,9 @@ class ProbeReport:
         blocks = [
             [
                 f"Loader alone  {duration(self.t_up_s):>9} per fresh batch{examples}",
-                f"Step alone    {duration(self.t_down_s):>9} per update",
+                f"Step alone    {duration(self.t_down_s):>9} per update: "
+                f"{self._step_words()}",
+                *self._slow_step_lines(),
                 f"Together      {duration(self.observed_s):>9} per update: the "
                 f"accelerator is idle {idle:.0%} of the time",
                 f"R             {self.ratio:9.2f} ({self.ratio_low:.2f} to "
@@ -156,6 +165,27 @@ class ProbeReport:
             [f"  {self.how}"] if self.how else [],
         ]
         return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+
+    def _step_words(self) -> str:
+        slow, timed = self.slow_steps, f"{self.steps_timed} updates"
+        if slow is None:
+            return f"mean of {timed}"
+        if slow.period:
+            return f"means, with periodic slow steps; {timed}"
+        how = "with" if slow.recur else "without"
+        return f"mean of {timed}, {how} slow steps"
+
+    def _slow_step_lines(self) -> list[str]:
+        slow = self.slow_steps
+        if slow is None:
+            return []
+        share = f"{slow.count} of {self.steps_timed}"
+        if slow.period:
+            share = f"1 step in every {slow.period}"
+        return [
+            f"{'':14}{share} took {duration(slow.mean_s)}, the others "
+            f"{duration(slow.others_s)}"
+        ]
 
     def _stage_lines(self) -> list[str]:
         lines = [
