@@ -13,12 +13,13 @@ leave its buffer as the config has it:
     after        augmented examples are reused
     batch        whole batches are reused, back to back
     consecutive  uses of an example back to back
-    shuffle      repeated, then through a shuffle buffer, as in the paper
+    shuffle      repeated, and shuffled within a delay that the buffer bounds
+    shuffle_buffer  repeated, then through the paper's own shuffle buffer, of uses
     spread       uses of an example evenly far apart
     device       decoded examples are reused in accelerator memory, spread
 
-A placement of examples brings the paper's shuffle buffer along; an order that is named
-after it takes its place, and keeps the placement: ``after,spread``.
+A placement of examples brings ``shuffle`` along; an order that is named after it
+takes its place, and keeps the placement: ``after,spread``.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,6 +45,7 @@ ECHO_VARIANTS: dict[str, dict[str, Any]] = {
     },
     "consecutive": {"factor": _FACTOR, "order": "consecutive"},
     "shuffle": {"factor": _FACTOR, "order": "shuffle"},
+    "shuffle_buffer": {"factor": _FACTOR, "order": "shuffle_buffer"},
     "spread": {"factor": _FACTOR, "order": "spread"},
     "device": {
         "factor": _FACTOR,

@@ -10,7 +10,7 @@ sequential, as over one connection. Every arm trains to one target loss:
 
     baseline     every example once, with prefetching
     batch_echo   every batch 4 times in a row
-    shuffle      every example 4 times, through a shuffle buffer (Choi et al. 2019)
+    shuffle      every example 4 times, shuffled within the delay of a buffer
     spread       every example 4 times, its uses evenly far apart
 
 It ends within 4 minutes on two CPU cores. With the library of Python 3.11 the

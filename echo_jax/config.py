@@ -48,8 +48,10 @@ def default_config() -> Config:
     # A number, or "auto": R as measured at the start, at most echo.cap.
     config.echo.factor = factor_field(1.0)
     config.echo.after = "batch"  # read | decode | augment | batch
-    config.echo.order = "consecutive"  # consecutive | shuffle | spread
-    config.echo.buffer = 1  # fresh items of the stage that is echoed
+    # consecutive | shuffle (bounded delay) | shuffle_buffer (the paper's) | spread
+    config.echo.order = "consecutive"
+    # Fresh items of the stage that is echoed; their uses for order shuffle_buffer.
+    config.echo.buffer = 1
     config.echo.seed = 0
     config.echo.where = "host"  # host | device: where the buffer lies
     config.echo.mode = "fixed"  # fixed | adaptive | stochastic

@@ -6,9 +6,10 @@ checked when the mesh is made, and ``model`` by its workload.
 
 import itertools
 import math
-from typing import Any
+from typing import Any, get_args
 
 from echo_jax.config import Config, default_config
+from echo_jax.echo.spec import Order
 
 __all__ = ["check_config"]
 
@@ -58,7 +59,7 @@ _BELOW = {
 }
 _CHOICES = {
     "echo.after": ("read", "decode", "augment", "batch"),
-    "echo.order": ("consecutive", "shuffle", "spread"),
+    "echo.order": get_args(Order),
     "echo.where": ("host", "device"),
     "echo.mode": ("fixed", "adaptive", "stochastic"),
     "echo.load.of": ("p", "e"),

@@ -293,7 +293,7 @@ print(
 # ## When is an item used?
 #
 # The **order** lays the uses of an item out in time. Behind each other (`consecutive`),
-# at random within a buffer (`shuffle`, as in the paper), or evenly far apart
+# at random within a buffer (`shuffle`, nearly as in the paper), or evenly far apart
 # (`spread`). The items may be anything: here they are just numbers. Each dot is one
 # use; the colour is the use's number.
 

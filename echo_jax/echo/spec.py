@@ -8,7 +8,7 @@ from echo_jax.echo.schedule import Factor, FactorByItem, Schedule, as_schedule
 
 __all__ = ["EchoSpec", "Order"]
 
-Order = Literal["consecutive", "shuffle", "spread"]
+Order = Literal["consecutive", "shuffle", "shuffle_buffer", "spread"]
 
 # Goes up whenever the same spec yields another sequence than before, or a state
 # means something else: an older state is then refused.
@@ -27,11 +27,16 @@ class EchoSpec:
       buffer: Fresh items kept, in items (never bytes, never repeats). More of it
         means a longer lag between the uses of an item, which makes repeats worth
         more (Choi et al. 2019, section 3.5). ``consecutive`` keeps one item and
-        leaves this at 1.
+        leaves this at 1. ``shuffle_buffer`` counts uses, as the paper's does: they
+        belong to so many items at most, and to fewer at a factor above 1.
       order: How uses are laid out in time. ``consecutive``: back to back.
-        ``shuffle``: repeated, then through a shuffle buffer, as in the paper.
-        ``spread``: uses of an item evenly far apart, none twice in a batch, and
-        the upstream asked at a constant rate.
+        ``shuffle``: at random within a bounded delay: a use of item k comes after
+        item k and before item k + buffer, so that a restore re-reads two buffers at
+        most. ``shuffle_buffer``: the algorithm of Choi et al. and of tf.data:
+        repeated, then through a buffer of ``buffer`` uses of which a random one
+        leaves. Nothing bounds how long a use stays, so a restore re-reads about
+        buffer * (ln buffer + 2) / factor items. ``spread``: uses of an item evenly
+        far apart, none twice in a batch, and the upstream asked at a constant rate.
       batch_size: How many consecutive uses make one training batch. It is the
         unit of what ``spread`` promises, whether or not the echo stacks them.
       seed: Names the random order. Hosts with the same seed agree.

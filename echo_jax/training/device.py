@@ -36,6 +36,8 @@ __all__ = [
 
 # Apart from the seeds that the host's pipeline derives from the same seed.
 _AUGMENT_STREAM = 1 << 20
+# Orders that take fresh items at times that chance decides.
+_DRIFTING = ("shuffle", "shuffle_buffer")
 
 
 def make_draws(
@@ -62,10 +64,11 @@ def make_draws(
     """
     if len(parts) > 1 and _takes_apart(config):
         raise ValueError(
-            "on the devices, echo.mode=adaptive and echo.order=shuffle need a process "
-            f"for each of the {parts[0].of} parts of the data, for every part takes "
-            f"chunks at updates of its own, and this process would have {len(parts)}; "
-            "use as many processes as the run was begun with"
+            "on the devices, echo.mode=adaptive and the orders "
+            f"{' and '.join(_DRIFTING)} need a process for each of the {parts[0].of} "
+            "parts of the data, for every part takes chunks at updates of its own, and "
+            f"this process would have {len(parts)}; use as many processes as the run "
+            "was begun with"
         )
     each = num_lanes // parts[0].of
     sizes: dict[str, Any] = {
@@ -89,7 +92,7 @@ def make_draws(
 def _takes_apart(config: Config) -> bool:
     """Whether parts of the data may stand at different chunks after an update."""
     mode, order = config.echo.mode, config.echo.order
-    return mode == "adaptive" or (mode == "fixed" and order == "shuffle")
+    return mode == "adaptive" or (mode == "fixed" and order in _DRIFTING)
 
 
 def count_lanes(config: Config, mesh: Mesh, *, num_parts: int = 1) -> int:

@@ -21,6 +21,7 @@ ECHOES = {
     "identity": IDENTITY,
     "consecutive": EchoSpec(factor=2.5),
     "shuffle": EchoSpec(factor=2.5, order="shuffle", buffer=12),
+    "shuffle_buffer": EchoSpec(factor=2.5, order="shuffle_buffer", buffer=12),
     "spread": EchoSpec(factor=2.5, order="spread", buffer=12),
 }
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 import echo_jax as ej
 
-ORDERS = ("consecutive", "shuffle", "spread")
+ORDERS = ("consecutive", "shuffle", "shuffle_buffer", "spread")
 FACTORS = {
     "1": 1,
     "1.15": 1.15,
@@ -17,7 +17,12 @@ FACTORS = {
     "by_item": ej.FactorByItem(lambda k: 1 + (k % 5) * 0.5, max_factor=3),
 }
 # Fresh items kept, and the batch size. `spread` needs this much at factor 7.3.
-SIZES = {"consecutive": (1, 4), "shuffle": (10, 4), "spread": (24, 4)}
+SIZES = {
+    "consecutive": (1, 4),
+    "shuffle": (10, 4),
+    "shuffle_buffer": (10, 4),
+    "spread": (24, 4),
+}
 
 
 def spec_of(order, factor, seed=3):

@@ -6,8 +6,10 @@ resumed in another one: a state is a place in a sequence that nobody stores.
 
 Checked by hand when they were written: every item comes 2, 3, 2, 3, ... times and
 its repeats count from 0; `consecutive` is back to back; in `shuffle` no use comes
-after one of an item that is six or more younger; in `spread` the first batch is
-fresh, the second repeats, and no batch (a line) has an item twice.
+after one of an item that is six or more younger; in `shuffle_buffer` the first draws
+take the slots 7, 4, 2, 7, 7 of eight, which hold the uses 7, 4, 2, 8 (put in by the
+first draw) and 11 (by the fourth), of the items 3, 1, 1, 3 and 4; in `spread` the
+first batch is fresh, the second repeats, and no batch (a line) has an item twice.
 """
 
 import dataclasses
@@ -44,6 +46,18 @@ SEQUENCES = {
         11.1 12.0 13.0 13.1
         161.1 160.1 158.1 159.1
         159.2 163.0 163.1 162.1
+    """,
+    "shuffle_buffer": """
+        3.0 1.0 1.1 3.1
+        4.0 0.0 5.0 5.1
+        6.0 2.0 3.2 7.0
+        5.2 7.1 8.0 7.2
+        4.1 9.0 9.1 6.1
+        2.1 8.1 0.1 9.2
+        12.0 10.0 11.0 13.0
+        10.1 11.1 11.2 15.0
+        157.2 163.0 163.1 161.0
+        164.0 162.0 146.1 163.2
     """,
     "spread": """
         0.0 1.0 2.0 3.0
@@ -90,6 +104,21 @@ STATES = {
         "skip": 0,
         "upstream": {"next_item": 0},
     },
+    "shuffle_buffer": {
+        "plan": {
+            "anchor": 0,
+            "carry": 0,
+            "end": -1,
+            "fresh": 7,
+            "position": 10,
+            "repeats": 3,
+            "round": 0,
+            "spec": 67389630582245,
+            "uses": 10,
+        },
+        "skip": 0,
+        "upstream": {"next_item": 0},
+    },
     "spread": {
         "plan": {
             "anchor": 0,
@@ -106,7 +135,7 @@ STATES = {
         "upstream": {"next_item": 0},
     },
 }
-BUFFERS = {"consecutive": 1, "shuffle": 6, "spread": 24}
+BUFFERS = {"consecutive": 1, "shuffle": 6, "shuffle_buffer": 8, "spread": 24}
 
 
 def spec_of(order):

@@ -161,7 +161,12 @@ def test_a_run_takes_no_item_before_its_use(spec, total, data):
 def test_a_long_plan_needs_no_more_slots_than_stated(order, factor):
     spec = spec_of(order, factor)
     plan = Plan(spec)
-    extra = {"consecutive": spec.batch_size + 1, "shuffle": 1, "spread": 0}[order]
+    extra = {
+        "consecutive": spec.batch_size + 1,
+        "shuffle": 1,
+        "shuffle_buffer": spec.batch_size + 1,
+        "spread": 0,
+    }[order]
     assert plan.num_slots <= spec.buffer + extra or factor == "1"
     for _ in range(500):
         plan.fresh_wanted(spec.batch_size)
@@ -240,7 +245,7 @@ def test_what_is_no_state_of_a_plan_is_refused(state):
     assert "give what get_state returned" in str(caught.value)
 
 
-@pytest.mark.parametrize("order", ["shuffle", "spread"])
+@pytest.mark.parametrize("order", ["shuffle", "shuffle_buffer", "spread"])
 def test_the_seed_names_the_order(order):
     def first_items(seed):
         plan = Plan(spec_of(order, "2", seed))

@@ -425,6 +425,15 @@ def late_start(upstream, spec):
     )
 
 
+# At factor 5 the uses of item 2 are number 10 to 14; before output 2 there are ten.
+PAPER = ej.EchoSpec(5, order="shuffle_buffer", buffer=8)
+
+
+def as_larger_buffer(upstream, spec):
+    """Lets one use more into its buffer than it is to hold."""
+    return host_echo(upstream, replace(spec, buffer=spec.buffer + 1))
+
+
 def short_lag(upstream, spec):
     """Never a twin in a batch, but lags of little more than a batch."""
     return host_echo(upstream, replace(spec, buffer=50))
@@ -439,6 +448,8 @@ def short_lag(upstream, spec):
         (short_lag, replace(SPREAD, buffer=256), "half to one and a half rounds"),
         (as_cycles(4), ej.EchoSpec(4), "a lag of 1"),
         (as_cycles(400), ej.EchoSpec(4, order="shuffle", buffer=8), "items 392 to 399"),
+        (as_cycles(3), PAPER, "one of the first 10 uses, got use 10, item 2 repeat 0"),
+        (as_larger_buffer, PAPER, "one of the first"),
     ],
 )
 def test_an_order_that_breaks_its_promise_is_caught(make_echo, spec, complaint):

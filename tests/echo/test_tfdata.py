@@ -6,10 +6,11 @@ One module, because importing TensorFlow takes ten seconds.
 import subprocess
 import sys
 
+import echo_cases
 import numpy as np
 import pytest
 import tensorflow as tf
-from echo_cases import FACTORS, ORDERS, spec_of
+from echo_cases import FACTORS, spec_of
 
 import echo_jax as ej
 from echo_jax.echo.adapters.tfdata_orders import GraphSchedule
@@ -20,6 +21,7 @@ from echo_jax.echo.orders.spread import Spread
 from echo_jax.echo.plans.fixed import Plan
 from echo_jax.echo.schedule import as_schedule
 
+ORDERS = [order for order in echo_cases.ORDERS if order != "shuffle_buffer"]
 # A graph cannot call a Python function.
 GRAPH_FACTORS = [factor for factor in FACTORS if factor != "by_item"]
 LAWS = [1, 2, 3, 5, 7]
@@ -306,6 +308,16 @@ def test_numbers_of_uses_are_exact_however_far_the_stream(factor):
         assert int(graph_after) == after
         one, _ = graph.uses_of(tf.constant(start, tf.int64), np.int64(carry))
         assert int(one) == uses[0]
+
+
+def test_the_papers_buffer_is_refused_with_a_way_out_that_works():
+    spec = ej.EchoSpec(2, 8, "shuffle_buffer", seed=1)
+    with pytest.raises(ValueError, match=r"as_numpy_iterator\(\), spec\)"):
+        ej.tfdata.echo(spec)
+    dataset = tf.data.Dataset.range(20)
+    uses = list(ej.echo(dataset.as_numpy_iterator(), spec))
+    assert sorted(uses) == sorted([*range(20)] * 2)
+    assert uses == list(ej.echo(range(20), spec))
 
 
 def test_a_python_function_as_factor_is_refused():

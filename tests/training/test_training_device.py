@@ -49,6 +49,7 @@ STOCHASTIC = {
 MODES = {
     "fixed": DEVICE,
     "shuffle": {**DEVICE, "echo__order": "shuffle"},
+    "shuffle_buffer": {**DEVICE, "echo__order": "shuffle_buffer"},
     "groups": {**DEVICE, "inner__strategy": "scan", "inner__updates": 2},
     "stochastic": STOCHASTIC,
     "random groups": {**STOCHASTIC, "inner__strategy": "scan", "inner__updates": 2},
@@ -96,7 +97,9 @@ def stop():
     signal.raise_signal(signal.SIGTERM)
 
 
-@pytest.mark.parametrize("order", ["consecutive", "shuffle", "spread"])
+@pytest.mark.parametrize(
+    "order", ["consecutive", "shuffle", "shuffle_buffer", "spread"]
+)
 def test_the_devices_train_on_the_hosts_batches(tmp_path, order):
     options = {**FIXED, "echo__order": order, "log_every": 1}
     host = run(tmp_path / "host", **options)

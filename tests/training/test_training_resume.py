@@ -24,6 +24,12 @@ ECHOES = {
         "echo__order": "shuffle",
         "echo__buffer": 20,
     },
+    "shuffle_buffer": {
+        "echo__factor": 4.0,
+        "echo__after": "decode",
+        "echo__order": "shuffle_buffer",
+        "echo__buffer": 20,
+    },
     "spread": {
         "echo__factor": 4.0,
         "echo__after": "decode",

@@ -49,9 +49,10 @@ def echo(
 ) -> Callable[[tf.data.Dataset], tf.data.Dataset]:
     """Repeats the elements of a `tf.data.Dataset` as a spec says.
 
-    The sequence of uses is the one of the host, for every order, and the same in
-    every iteration. So it may also begin where a `Plan` of the same spec stands: the
-    items in use are then read again, as many as an echo on the host would read.
+    The sequence of uses is the one of the host, for every order but
+    ``shuffle_buffer``, which is refused, and the same in every iteration. So it may
+    also begin where a `Plan` of the same spec stands: the items in use are then read
+    again, as many as an echo on the host would read.
 
     ``consecutive`` reads nothing before it is needed. The other orders work in
     rounds, and read the fresh elements of a round when it begins: up to ``buffer``
@@ -71,7 +72,8 @@ def echo(
       tags: Whether elements are pairs of element and `echo_jax.Tags`: ``int64``
         and ``int32``, of shape [], or [B] in a batch.
       state: Of a `echo_jax.echo.plans.fixed.Plan` of this spec, from its
-        ``get_state``: the uses after it. The dataset then begins with item ``state["anchor"]``.
+        ``get_state``: the uses after it. The dataset then begins with item
+        ``state["anchor"]``.
 
     Returns:
       A function for `tf.data.Dataset.apply`. Elements may have any structure;
@@ -80,7 +82,8 @@ def echo(
 
     Raises:
       TypeError: If the factor is a Python function.
-      ValueError: If the buffer is too small for ``spread`` without twins.
+      ValueError: If the order is ``shuffle_buffer``, or the buffer is too small for
+        ``spread`` without twins.
 
     Example:
       >>> dataset = tf.data.Dataset.range(3).apply(echo(EchoSpec(factor=1.5)))
@@ -92,6 +95,13 @@ def echo(
             f"factor={spec.factor!r} is a Python function, which a tf.data graph "
             "cannot call; give a piecewise factor such as {0: 1, 10_000: 4}, or echo "
             "on the host with echo_jax.echo"
+        )
+    if spec.order == "shuffle_buffer":
+        raise ValueError(
+            "order='shuffle_buffer' has no form in a tf.data graph, which works in "
+            "rounds of fixed items, because how old an item gets in that buffer is not "
+            "bounded; use order='shuffle', or echo the dataset's NumPy iterator: "
+            "echo_jax.echo(dataset.as_numpy_iterator(), spec)"
         )
     order = rounds_of(spec)
     start = _Start.of(spec, state) if state else _Start(0, 0, 0)

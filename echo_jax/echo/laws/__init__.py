@@ -41,10 +41,14 @@ def assert_echo_laws(
        of items again: 1 for ``consecutive``, two buffers for ``shuffle``; for
        ``spread`` at a constant factor e, ceil(e) min(1 / (e - 1), 2) buffers (2
        at e = 2, below 3 above it, at most 4 below it), else two. The shorter
-       rounds of a warm-up stay below that.
+       rounds of a warm-up stay below that. For ``shuffle_buffer`` of M uses it is
+       (M (ln M + 40) + max(M, 8 batches)) / e + M/8 + 2, which a run of 10^9 uses
+       exceeds with a probability below 10^-8 / M.
     5. No aliasing: writing into an output raises, or changes nothing else.
     6. Bounded lag: ``consecutive`` repeats at once; with ``shuffle`` no use comes
-       after one of an item ``buffer`` or more younger; with ``spread`` no batch
+       after one of an item ``buffer`` or more younger; with ``shuffle_buffer`` use n
+       (from 0, those of an item back to back) is not among the first n - buffer + 1,
+       and how late it comes is left to chance; with ``spread`` no batch
        holds an item twice until the upstream ends, repeats start with the second
        batch where all items of the first have some, and once warm at a constant
        factor every batch holds floor(B/e) or ceil(B/e) fresh items, and lags lie

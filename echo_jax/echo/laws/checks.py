@@ -6,19 +6,16 @@ mistake in `echo_jax.echo.schedule` does not vouch for itself.
 
 import itertools
 import json
-import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from echo_jax.echo.keys import use_seed
 from echo_jax.echo.laws.harness import Record, Trial, Use, bits_of, close, uses_of
-from echo_jax.echo.orders.spread import CohortSizes
-from echo_jax.echo.spec import EchoSpec
+from echo_jax.echo.laws.orders import ORDER_LAWS
 from echo_jax.echo.tree import flatten
 
 __all__ = ["CHECKS"]
@@ -118,7 +115,7 @@ def _check_resumed(trial: Trial, saved: Record, position: int) -> None:
     rereads = upstream.reads - (saved.reads[-1] - saved.reads[position])
     most = trial.max_rereads
     if most is None:
-        most = _most_rereads(trial.spec)
+        most = ORDER_LAWS[trial.spec.order].most_rereads(trial.spec)
     if rereads > most + trial.read_ahead:
         trial.fail(4, what, f"at most {most} items read again", rereads)
 
@@ -140,23 +137,6 @@ def _check_states(trial: Trial, states: list[Any]) -> None:
         room = room or num_bytes + _BYTES_PER_INTEGER * len(first)
         if num_bytes > room:
             trial.fail(4, where, f"at most {room} bytes", num_bytes)
-
-
-def _most_rereads(spec: EchoSpec) -> int:
-    """The items that a restore may read again: those of the rounds still in use.
-
-    A round of ``spread`` takes at most buffer / (e - 1) items, and at most two
-    buffers, and its items live for ceil(e) rounds. Of a varying factor only the
-    bound m is known, so its rounds take buffer / (ceil(m) - 1) items.
-    """
-    if spec.order == "shuffle":
-        return 2 * spec.buffer
-    if spec.order == "consecutive" or spec.schedule.max_factor == 1:
-        return 1
-    rounds = math.ceil(spec.schedule.max_factor)
-    constant = spec.schedule.constant
-    lived = rounds - 1 if constant is None else constant - 1
-    return math.ceil(rounds * min(Fraction(1) / lived, 2) * spec.buffer)
 
 
 def _no_aliasing(trial: Trial, record: Record) -> None:
@@ -194,55 +174,7 @@ def _overwrite(array: np.ndarray) -> None:
 
 def _order_bounds(trial: Trial, record: Record) -> None:
     """Law 6: what each order promises about lags."""
-    spec, newest, latest = trial.spec, -1, {}
-    for position, use in enumerate(record.uses):
-        where, newest = f"at use {position}", max(newest, use.fresh_index)
-        lag = position - latest.get(use.fresh_index, position - 1)
-        if spec.order == "consecutive" and lag > 1:
-            trial.fail(6, where, f"a lag of 1 for item {use.fresh_index}", lag)
-        if spec.order == "shuffle" and newest - use.fresh_index >= spec.buffer:
-            expected = f"items {newest - spec.buffer + 1} to {newest}"
-            trial.fail(6, where, expected, f"item {use.fresh_index}")
-        latest[use.fresh_index] = position
-    if spec.order == "spread" and spec.schedule.max_factor > 1:
-        _spread_bounds(trial, record.uses)
-
-
-def _spread_bounds(trial: Trial, uses: list[Use]) -> None:
-    """The part of law 6 that only ``spread`` promises."""
-    spec, size = trial.spec, trial.spec.batch_size
-    sizes = CohortSizes(spec.schedule, spec.buffer, size)
-    first_uses = [p for p, use in enumerate(uses) if use.repeat == 0]
-    # After the last fresh item the missing ones leave gaps.
-    end = first_uses[-1] + 1 if first_uses else 0
-    num_warm_items = sum(sizes.warm)
-    warm = first_uses[num_warm_items] if num_warm_items < len(first_uses) else end
-    factor = spec.schedule.constant
-    for start in range(0, end - size + 1, size):
-        where = f"in the batch of uses {start} to {start + size - 1}"
-        batch = uses[start : start + size]
-        index, count = Counter(use.fresh_index for use in batch).most_common(1)[0]
-        if count > 1:
-            trial.fail(6, where, f"item {index} once", f"{count} times")
-        fresh = sum(use.repeat == 0 for use in batch)
-        if factor is not None and start >= warm:
-            least, most = math.floor(size / factor), math.ceil(size / factor)
-            if not least <= fresh <= most:
-                trial.fail(6, where, f"{least} to {most} fresh items", fresh)
-        if start == size > 1 and min(trial.uses_by_item()[:size]) > 1 and fresh == size:
-            trial.fail(6, where, "the first repeats", "only fresh items")
-    if factor is None:
-        return
-    # Merging the cohorts moves a use by at most this many places.
-    slack, length = sizes.max_uses + 2, sizes.steady * factor
-    latest: dict[int, int] = {}
-    for position, use in enumerate(uses[:end]):
-        before = latest.get(use.fresh_index, -1)
-        lag = position - before
-        if before >= warm and not length / 2 - slack <= lag <= length * 3 / 2 + slack:
-            expected = f"half to one and a half rounds of {float(length):.4g} uses"
-            trial.fail(6, f"at use {position}", expected, f"a lag of {lag}")
-        latest[use.fresh_index] = position
+    ORDER_LAWS[trial.spec.order].check_bounds(trial, record.uses)
 
 
 def _agreement(trial: Trial, record: Record) -> None:

@@ -3,25 +3,55 @@
 An order is cut into rounds, and everything in a round follows from the seed, the
 round's number and the numbers of uses of the items in it. So a round can be made
 anew at any time from a few integers.
+
+A new order is a file here, a line in `ORDERS`, its name in `echo_jax.echo.spec.Order`
+and its bounds in `echo_jax.echo.laws.orders`.
 """
+
+from collections.abc import Callable
 
 from echo_jax.echo.orders.base import OrderRounds
 from echo_jax.echo.orders.consecutive import Consecutive
 from echo_jax.echo.orders.shuffle import Shuffle
+from echo_jax.echo.orders.shuffle_buffer import ShuffleBuffer
 from echo_jax.echo.orders.spread import Spread
 from echo_jax.echo.spec import EchoSpec
 
-__all__ = ["rounds_of"]
+__all__ = ["ORDERS", "rounds_of"]
+
+
+def _consecutive(spec: EchoSpec) -> OrderRounds:
+    return Consecutive(spec.schedule, spec.batch_size)
+
+
+def _spread(spec: EchoSpec) -> OrderRounds:
+    if spec.schedule.max_factor == 1:
+        return _consecutive(spec)  # there is nothing to spread
+    return Spread(spec.schedule, spec.buffer, spec.batch_size, spec.seed)
+
+
+def _shuffle(spec: EchoSpec) -> OrderRounds:
+    return Shuffle(spec.schedule, spec.buffer, spec.batch_size, spec.seed)
+
+
+def _shuffle_buffer(spec: EchoSpec) -> OrderRounds:
+    return ShuffleBuffer(spec.schedule, spec.buffer, spec.batch_size, spec.seed)
+
+
+ORDERS: dict[str, Callable[[EchoSpec], OrderRounds]] = {
+    "consecutive": _consecutive,
+    "shuffle": _shuffle,
+    "shuffle_buffer": _shuffle_buffer,
+    "spread": _spread,
+}
+"""How the rounds of each order are made, by its name."""
 
 
 def rounds_of(spec: EchoSpec) -> OrderRounds:
     """Returns the order that a spec names.
 
     Raises:
-      ValueError: If the buffer is too small for ``spread`` without twins.
+      ValueError: If the buffer is too small for ``spread`` without twins, or too
+        large for the order.
     """
-    if spec.order == "shuffle":
-        return Shuffle(spec.schedule, spec.buffer, spec.batch_size, spec.seed)
-    if spec.order == "spread" and spec.schedule.max_factor > 1:
-        return Spread(spec.schedule, spec.buffer, spec.batch_size, spec.seed)
-    return Consecutive(spec.schedule, spec.batch_size)
+    return ORDERS[spec.order](spec)

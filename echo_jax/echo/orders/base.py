@@ -16,7 +16,8 @@ class Piece:
     Attributes:
       round: The round it belongs to.
       anchor: The oldest item that the round may use.
-      carry: The schedule's carry before the anchor.
+      carry: The schedule's carry before the anchor, and what else the order needs
+        to make the round again, in one integer.
       index: Fresh index of every use, ``int64[n]``.
       repeat: Which use of the item it is, ``int32[n]``.
       last: Whether it is the item's last use, ``bool[n]``.
@@ -48,7 +49,7 @@ class OrderRounds(Protocol):
         Args:
           round_: The round to start with.
           anchor: Its anchor.
-          carry: The schedule's carry before the anchor.
+          carry: Its carry.
         """
         ...
 

@@ -276,7 +276,8 @@ def _room_ahead(spec: EchoSpec, chunk: int, max_draws: int) -> int:
     slots would cut a batch where it needs those that it frees itself. In order
     ``shuffle`` the fresh items of a batch vary, and lanes drift apart. Both by at
     most the delay, and by about the root of the buffer; ten times that is more than
-    ten standard deviations.
+    ten standard deviations. A ``shuffle_buffer`` needs none of that: beside the uses
+    in its buffer, which have slots, no lane needs more than the items that enter it.
     """
     room = chunk + math.ceil(max_draws * spec.batch_size / spec.schedule.min_factor) + 1
     if spec.order == "shuffle":
