@@ -6,10 +6,9 @@ checked when the mesh is made, and ``model`` by its workload.
 
 import itertools
 import math
-from typing import Any, get_args
+from typing import Any
 
 from echo_jax.config import Config, default_config
-from echo_jax.echo.spec import Order
 
 __all__ = ["check_config"]
 
@@ -59,7 +58,7 @@ _BELOW = {
 }
 _CHOICES = {
     "echo.after": ("read", "decode", "augment", "batch"),
-    "echo.order": get_args(Order),
+    "echo.order": ("consecutive", "shuffle", "shuffle_buffer", "spread"),
     "echo.where": ("host", "device"),
     "echo.mode": ("fixed", "adaptive", "stochastic"),
     "echo.load.of": ("p", "e"),

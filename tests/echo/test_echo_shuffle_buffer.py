@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import echo_jax as ej
+from echo_jax.config import default_config
+from echo_jax.config_check import check_config
 from echo_jax.echo.keys import mix, sequence
 from echo_jax.echo.laws import CountingUpstream
 from echo_jax.echo.laws.orders import ORDER_LAWS
@@ -197,5 +199,9 @@ def test_a_buffer_beyond_what_can_be_drawn_is_refused():
     rounds_of(ej.EchoSpec(2, 2**31, "shuffle_buffer"))
 
 
-def test_every_order_has_a_name_rounds_and_laws():
+def test_every_order_has_a_name_rounds_and_laws_and_can_be_configured():
     assert list(ORDERS) == list(ORDER_LAWS) == list(get_args(Order))
+    config = default_config()
+    config.workload = "lm"
+    for config.echo.order in ORDERS:
+        check_config(config)
