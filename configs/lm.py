@@ -23,7 +23,8 @@ Variants, joined by commas:
     bytes        0.47 million parameters on the bytes of Python's own sources
     tiny         a minute of that; with wikitext2, minutes on two CPU cores
     example      echoed before batching; text has nothing to augment
-    baseline, read, batch, consecutive, shuffle, spread, device: see echo_variants.py
+    baseline, read, batch, consecutive, shuffle, shuffle_buffer, spread, device: see
+                 echo_variants.py
 
 ``bytes`` needs no download, and reads any ``.txt``, ``.gz`` or ``.xz`` files:
 

@@ -122,7 +122,7 @@ def test_anchors_are_where_states_of_the_upstream_are_kept():
 
 
 def test_a_restore_reads_what_the_docs_say():
-    """About M (ln M + 2) / e items: 1582 / 2 for M = 192; by the law at most 4652."""
+    """About M (ln M + 2) / e items: 697 for M = 192, e = 2; by the law 4467 at most."""
     spec = ej.EchoSpec(2, 192, "shuffle_buffer", batch_size=16)
     rereads = []
     for at in range(4000, 8000, 500):
