@@ -185,7 +185,7 @@ act() { # a command
 remark() { printf '# %s\n' "$*"; }
 
 verb_local() {
-  local number port log command devices threads shown=''
+  local number port log command devices threads
   # Virtual CPU devices that wait for each other need two threads each.
   devices=${JAX_NUM_CPU_DEVICES:-1}
   [[ ! ${XLA_FLAGS:-} =~ host_platform_device_count=([0-9]+) ]] || devices=${BASH_REMATCH[1]}
@@ -196,14 +196,11 @@ verb_local() {
   act mkdir -p "${opt[log_dir]}"
   forward_signals
   if [[ -z ${opt[dry_run]} ]]; then
-    # From here on, for a resumed run appends; and in a group of its own, for Ctrl-C
-    # is not meant for it.
+    # A resumed run appends to it: what is there already is not shown.
     log=${opt[log_dir]}/process-0.log
     touch "$log"
-    set -m
-    tail -n 0 -f "$log" </dev/null &
-    set +m
-    shown=$!
+    exec 4<"$log"
+    cat <&4 >/dev/null
   fi
   for ((number = 0; number < opt[processes]; number++)); do
     log=${opt[log_dir]}/process-$number.log
@@ -219,13 +216,13 @@ verb_local() {
   done
   [[ -z ${opt[dry_run]} ]] || return 0
   say "${opt[processes]} processes; their logs are ${opt[log_dir]}/process-*.log; this is the first:"
-  wait_for_all
-  # What was printed last is shown, too.
-  sleep 0.2
-  kill_group "$shown"
+  wait_for_all show_new
   [[ -z $first_failed ]] || tail -n 20 "${opt[log_dir]}/process-$first_failed.log" >&2
   return "$status"
 }
+
+# From where it was read to; Ctrl-C, not meant for it, may end it early.
+show_new() { cat <&4 || true; }
 
 # -- The VM -----------------------------------------------------------------------
 

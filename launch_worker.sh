@@ -37,8 +37,9 @@ content_hash() { # folder; prints a hash of the names and contents of its files
 # -- Processes --------------------------------------------------------------------
 
 grace=60 # Seconds from the first signal until what still lives is killed.
-declare -A pids=() # Number of a process that lives -> its id, also its group's.
+declare -a pids=() # Number of a process that lives -> its id, also its group's.
 deadline=
+starting='' pending='' # Whether a process is being started; a signal that came meanwhile.
 status=0 # The first exit code that is not 0, and whose it is.
 first_failed=
 
@@ -46,15 +47,23 @@ start_process() { # number, log file, command
   local number=$1 log=$2
   # A signal may come before all are started.
   [[ -z $deadline ]] || return 0
+  starting=1
   # Job control gives it a group of its own, and Ctrl-C its usual meaning.
   set -m
   "${@:3}" >>"$log" 2>&1 </dev/null &
   set +m
-  pids[$number]=$!
+  pids[number]=$!
+  starting=''
+  [[ -z $pending ]] || forward "$pending"
 }
 
 forward() { # signal
   local pid
+  # It would not reach the process that has just been started.
+  if [[ -n $starting ]]; then
+    pending=$1
+    return
+  fi
   [[ -n $deadline ]] || deadline=$((SECONDS + grace))
   for pid in "${pids[@]}"; do
     kill "-$1" "$pid" 2>/dev/null || true
@@ -68,14 +77,25 @@ forward_signals() {
 
 kill_group() { kill -KILL -- "-$1" 2>/dev/null || true; } # process group
 
-wait_for_all() { # sets status and first_failed; stops the others when one fails
+end_job() { # id of a process, also its group's; ends it without a word of bash's own
+  {
+    kill_group "$1"
+    wait "$1"
+  } 2>/dev/null || true
+}
+
+wait_for_all() { # what to do at every look; sets status and first_failed
+  # Stops the others when one fails.
   local number
   while ((${#pids[@]})); do
-    # wait -n would miss a process that ends just before it.
-    sleep 0.2
-    for number in $(printf '%s\n' "${!pids[@]}" | sort -n); do
+    # wait -n would miss a process that ends just before it. Ctrl-C ends the sleep, too,
+    # and is no failure of it.
+    sleep 0.2 || true
+    for number in "${!pids[@]}"; do
       kill -0 "${pids[$number]}" 2>/dev/null || ended "$number"
     done
+    # Last, so that it sees what they printed before they ended.
+    "$@"
     if [[ -n $deadline ]] && ((SECONDS > deadline)); then
       for number in "${!pids[@]}"; do
         say "process $number has not ended within $grace s: killed"
@@ -102,17 +122,20 @@ ended() { # number of a process
 
 # -- On a worker ------------------------------------------------------------------
 
-locked() { [[ -e run/lock ]] && ! flock -n run/lock true; }
+# Shared, for several may look at once.
+locked() { [[ -e run/lock ]] && ! flock -s -n run/lock true; }
 
 worker_state() { # prints: worker HOST STATE …
-  local state=idle
+  # Training may end meanwhile. So what changes last is looked at first: its end is
+  # run/stopped if that was asked for, then run/exit_code, then a free lock.
+  local state=idle code held=''
+  ! locked || held=1
   if [[ ! -e installed ]]; then
     state=new
-  elif [[ -e run/exit_code && -e run/stopped ]]; then
-    state="stopped $(<run/exit_code)"
-  elif [[ -e run/exit_code ]]; then
-    state="ended $(<run/exit_code)"
-  elif locked; then
+  elif code=$(cat run/exit_code 2>/dev/null); then
+    state="ended $code"
+    [[ ! -e run/stopped ]] || state="stopped $code"
+  elif [[ -n $held ]] && has_pid; then
     state="running $(<run/pid) $(<run/command)"
   elif [[ -e run/pid ]]; then
     state=lost
@@ -120,7 +143,21 @@ worker_state() { # prints: worker HOST STATE …
   printf 'worker %s %s\n' "$(hostname)" "$state"
 }
 
-refuse_running() { ! locked || die "$(worker_state): stop it first"; }
+has_pid() { # waits for it, where training is just being started
+  until [[ -e run/pid ]]; do
+    locked || return
+    sleep 0.2
+  done
+}
+
+refuse_running() { # and wait until what has ended is gone
+  local state
+  while locked; do
+    state=$(worker_state)
+    [[ $state != *" running "* ]] || die "$state: stop it first"
+    sleep 0.2
+  done
+}
 
 worker_install() { # extra; called in the folder new, for the one above
   local hash wheel
@@ -146,14 +183,17 @@ worker_start() { # grace, seconds between copies, a bucket's folder or '', argum
   mkdir -p run
   # Whoever holds the lock runs. What it starts holds it, too; a restart frees it.
   exec 9>>run/lock
-  flock -n 9 || die "$(worker_state): stop it first"
-  rm -f run/exit_code run/stopped
+  until flock -n 9; do refuse_running; done
+  # The exit code last: without it, what is there is of this run.
+  rm -f run/stopped run/pid run/exit_code
   quoted echo-jax train "${@:4}" >run/command
   printf '== %s %s\n' "$(date -Is)" "$(<run/command)" >>run/train.log
   set -m
   nohup bash launch_worker.sh supervise "$@" >>run/train.log 2>&1 </dev/null &
   set +m
-  echo $! >run/pid
+  # From then on it can be stopped.
+  while [[ ! -e run/pid ]] && kill -0 $! 2>/dev/null; do sleep 0.2; done
+  [[ -e run/pid ]] || die "$(hostname) did not start it: see run/train.log"
 }
 
 worker_supervise() { # as worker_start
@@ -161,6 +201,8 @@ worker_supervise() { # as worker_start
   grace=$1
   export PATH=$PWD/venv/bin:$PATH
   forward_signals
+  echo $$ >run/pid.part
+  mv run/pid.part run/pid
   start_process 0 run/train.log echo-jax train "${@:4}"
   if [[ -n $to ]]; then
     set -m
@@ -168,11 +210,11 @@ worker_supervise() { # as worker_start
     set +m
     copier=$!
   fi
-  wait_for_all
+  wait_for_all :
   echo "$status" >run/exit_code.part
   mv run/exit_code.part run/exit_code
   if [[ -n $to ]]; then
-    kill_group "$copier"
+    end_job "$copier"
     copy_logs "$to"
   fi
 }
@@ -184,7 +226,8 @@ copy_logs() { # folder in a bucket; training goes on if it fails
 worker_stop() { # mark or '': whether --watch should see that the user wished it
   if [[ ! -e run/exit_code ]] && locked; then
     [[ -z $1 ]] || touch run/stopped
-    kill -TERM "$(<run/pid)"
+    # It may end by itself just now.
+    ! has_pid || kill -TERM "$(<run/pid)" 2>/dev/null || true
     while [[ ! -e run/exit_code ]] && locked; do sleep 0.2; done
   fi
   worker_state

@@ -19,6 +19,7 @@ COPY = ["scp", "dist/launch/echo-jax.tgz", "echo-jax:echo-jax.tgz"]
 ALL = ["--worker=all", "--quiet"]
 TRAIN = ["--config", "configs/lm.py:tiny", "--workdir", "/mnt/shared/lm"]
 STATE = "--command=bash echo-jax/launch_worker.sh state || echo worker $(hostname) new"
+LONG_S = 300  # What takes longer hangs, however busy the machine is.
 WHEEL = "echo_jax-0.1.0-py3-none-any.whl"
 NASTY = [
     "two  words ",
@@ -97,7 +98,7 @@ class Cloud:
 
     def launch(self, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
         with self.launched(*argv, **variables) as process:
-            output, errors = process.communicate(timeout=60)
+            output, errors = process.communicate(timeout=LONG_S)
         return subprocess.CompletedProcess(argv, process.returncode, output, errors)
 
     @contextlib.contextmanager
@@ -110,6 +111,8 @@ class Cloud:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # As a terminal does: Ctrl-C goes to all in it.
+            process_group=0,
         ) as process:
             try:
                 yield process
@@ -173,11 +176,10 @@ SHORT = {"create", "delete", "start", "describe", "ssh", "scp"}
 
 
 def until(true: Callable[[], object]) -> None:
-    for _ in range(1500):
-        if true():
-            return
+    end = time.monotonic() + LONG_S
+    while not true():
+        assert time.monotonic() < end, "it never came"
         time.sleep(0.02)
-    raise AssertionError("it never came")
 
 
 def started(cloud: Cloud, number: int) -> list:

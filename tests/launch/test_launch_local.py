@@ -1,10 +1,12 @@
 """launch_tpu.sh local: real processes, a stand-in for echo-jax."""
 
+import os
 import re
 import signal
+import subprocess
 
 import pytest
-from launch_cloud import NASTY, TRAIN, Cloud, lives, started, until
+from launch_cloud import LONG_S, NASTY, ROOT, TRAIN, Cloud, lives, started, until
 
 FAKE_DEVICES = "--xla_force_host_platform_device_count"
 LOCAL = ["local", "--processes", "3", "--log-dir", "the logs"]
@@ -74,25 +76,59 @@ def test_local_stops_the_others_when_one_fails(cloud):
     assert done.stderr.endswith("training\n")
 
 
-@pytest.mark.parametrize(("signum", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
-def test_local_forwards_a_signal_to_all(cloud, signum, code):
+def test_local_shows_what_is_new_in_a_log(cloud):
+    (cloud.home / "the logs").mkdir()
+    (cloud.home / "the logs/process-0.log").write_text("of the last run\n")
+    done = cloud.launch(*LOCAL, "--", *TRAIN)
+    assert done.stdout == "training\n"
+    assert _log(cloud, 0) == "of the last run\ntraining\n"
+
+
+@pytest.mark.parametrize(
+    ("send", "signum", "code"),
+    # Ctrl-C reaches whatever the script has just called, too.
+    [(os.kill, signal.SIGTERM, 143), (os.killpg, signal.SIGINT, 130)],
+)
+def test_local_forwards_a_signal_to_all(cloud, send, signum, code):
     cloud.plan(train=["saves"] * 3)
     with cloud.launched(*LOCAL, "--", *TRAIN) as running:
         rows = started(cloud, 3)
-        running.send_signal(getattr(signal, signum))
-        assert running.wait(timeout=60) == code
+        send(running.pid, signum)
+        assert running.wait(timeout=LONG_S) == code
         assert running.stderr.read().count(f"ended with exit code {code}") == 3
     assert not any(lives(row["pid"]) for row in rows)
     assert [_log(cloud, number) for number in range(3)] == ["training\nsaved\n"] * 3
 
 
+def test_a_signal_reaches_a_process_that_is_just_being_started(tmp_path):
+    script = f"""
+        source ./launch_worker.sh
+        forward_signals
+        set -T
+        trap '[[ $BASH_COMMAND != "pids["* ]] || kill -TERM $$' DEBUG
+        start_process 0 '{tmp_path}/log' sleep {LONG_S}
+        trap - DEBUG
+        wait_for_all :
+        exit $status"""
+    done = subprocess.run(
+        ["bash", "-c", script, "sourced"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+    )
+    assert done.returncode == 143, done.stderr
+    # Not by the end of the grace.
+    assert "killed" not in done.stderr
+
+
 def test_local_kills_what_does_not_end(cloud):
-    cloud.plan(train=["deaf", "1 after 3", "saves"])
+    cloud.plan(train=["deaf", "1 after 3", "deaf"])
     done = cloud.launch(*LOCAL, "--grace=1", "--", *TRAIN)
     assert done.returncode == 1
     assert "has not ended within 1 s: killed" in done.stderr
     codes = re.findall(r"ended with exit code (\d+)", done.stderr)
-    assert codes == ["1", "143", "137"]
+    assert codes == ["1", "137", "137"]
     assert not any(lives(row["pid"]) for row in cloud.rows("train"))
 
 

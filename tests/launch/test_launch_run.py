@@ -6,7 +6,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launch_cloud import ALL, NASTY, STATE, TPU, TRAIN, lives, started, until
+from launch_cloud import (
+    ALL,
+    LONG_S,
+    NASTY,
+    STATE,
+    TPU,
+    TRAIN,
+    in_short,
+    lives,
+    started,
+    until,
+)
 
 
 def test_run_goes_on_in_the_background(ready):
@@ -110,13 +121,46 @@ def test_a_worker_that_restarted_is_seen(ready):
     assert sorted(state[2:] for state in ready.states()) == ["ended 0", "lost"]
 
 
+def test_what_ends_during_a_look_has_ended(ready):
+    """A stop, seen between the first thing that a look reads and the last."""
+    run = ready.there(0, "run")
+    run.mkdir()
+    for name in ("lock", "pid", "command"):
+        (run / name).touch()
+    ready.write(
+        "worker_bin/flock",
+        "#!/bin/sh\ntouch run/stopped\necho 143 >run/exit_code\n"
+        'exec /usr/bin/flock "$@"\n',
+    )
+    assert ready.states() == ["0 stopped 143", "1 idle"]
+
+
+def test_a_start_waits_until_what_has_ended_is_gone(ready):
+    """The lock is freed after the exit code is written, and a look holds it, too."""
+    folder = ready.there(0, "run")
+    folder.mkdir()
+    (folder / "exit_code").write_text("0\n")
+    holder = ["flock", str(folder / "lock"), "sh", "-c", "echo held; read line"]
+    with subprocess.Popen(
+        holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as held:
+        assert held.stdout.readline() == "held\n"
+        with ready.launched("run", "--", "--x") as starting:
+            # The other worker is started after it.
+            until(lambda: "start" in [in_short(call) for call in ready.rows("gcloud")])
+            assert ready.rows("train") == []
+            held.communicate("\n")
+            assert starting.wait(timeout=LONG_S) == 0
+    assert len(started(ready, 2)) == 2
+
+
 def test_what_does_not_save_in_time_is_killed(ready):
-    ready.plan(train=["deaf", "saves"])
+    ready.plan(train=["deaf", "deaf"])
     ready.launch("run", "--grace=1", "--", "--x")
     pids = [row["pid"] for row in started(ready, 2)]
     assert ready.launch("stop").returncode == 0
     states = sorted(state[2:] for state in ready.states())
-    assert states == ["stopped 137", "stopped 143"]
+    assert states == ["stopped 137", "stopped 137"]
     assert not any(map(lives, pids))
 
 

@@ -1,7 +1,7 @@
 """launch_tpu.sh run --watch, over pre-emptions and failures."""
 
 import pytest
-from launch_cloud import NASTY, TRAIN, in_short, started
+from launch_cloud import LONG_S, NASTY, TRAIN, in_short, started
 
 SLOW = pytest.mark.slow
 WATCH = ["run", "--watch", "--type=v5litepod-16", "--spot"]
@@ -79,7 +79,7 @@ def test_watch_runs_again_what_was_saved(ready, code):
         # The other one is stopped first: it waits for a peer that has ended.
         rows = started(ready, 4)
         assert [row["argv"] for row in rows] == [["train", *TRAIN]] * 4
-        assert watching.wait(timeout=60) == 0
+        assert watching.wait(timeout=LONG_S) == 0
     verbs = ready.verbs()
     assert [verb for verb in verbs if verb in ("start", "stop", "install")] == [
         *["start", "stop", "start"]
@@ -117,7 +117,7 @@ def test_watch_ends_when_the_user_stops_it(ready):
         with ready.launched(*WATCH, "--", *TRAIN) as second:
             assert any("runs this already" in line for line in second.stderr)
             assert ready.launch("stop").returncode == 0
-            assert second.wait(timeout=60) == watching.wait(timeout=60) == 143
+            assert second.wait(timeout=LONG_S) == watching.wait(timeout=LONG_S) == 143
     assert len(ready.rows("train")) == 2
 
 
@@ -126,7 +126,7 @@ def test_watch_ends_when_the_vm_is_deleted(ready):
     with ready.launched(*WATCH, "--", *TRAIN) as watching:
         started(ready, 2)
         ready.launch("delete", "--yes")
-        assert watching.wait(timeout=60) == 2
+        assert watching.wait(timeout=LONG_S) == 2
         assert "echo-jax was deleted, not pre-empted" in watching.stderr.read()
     assert "create" not in ready.verbs()
 
