@@ -191,7 +191,7 @@ verb_local() {
   [[ ! ${XLA_FLAGS:-} =~ host_platform_device_count=([0-9]+) ]] || devices=${BASH_REMATCH[1]}
   threads=${NPROC:-$(getconf _NPROCESSORS_ONLN)}
   ((threads >= 2 * devices)) || threads=$((2 * devices))
-  port=$(python3 -c 'import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])')
+  port=$(free_port)
   grace=${opt[grace]}
   act mkdir -p "${opt[log_dir]}"
   forward_signals
@@ -219,6 +219,22 @@ verb_local() {
   wait_for_all show_new
   [[ -z $first_failed ]] || tail -n 20 "${opt[log_dir]}/process-$first_failed.log" >&2
   return "$status"
+}
+
+# Free until the first process binds it, seconds later: Linux gives connections higher
+# ones.
+free_port() {
+  python3 - <<'END'
+import random, socket
+while True:
+    port = random.randrange(20000, 32768)
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+        break
+    except OSError:
+        pass
+print(port)
+END
 }
 
 # From where it was read to; Ctrl-C, not meant for it, may end it early.

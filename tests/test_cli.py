@@ -1,6 +1,7 @@
 """The commands as they are typed."""
 
 import json
+import re
 import shlex
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from echo_jax import cli, runs
 
+LONG_S = 600  # What takes longer hangs, however busy the machine is.
 ROOT = Path(__file__).parents[1]
 QUICKSTART = f"{ROOT}/configs/quickstart.py"
 LM = f"{ROOT}/configs/lm.py:tiny"
@@ -248,17 +250,19 @@ def test_a_study_that_a_signal_stops_is_resumed_by_the_command_it_prints(
             if "update 40 " in line:
                 process.send_signal(signum)
                 break
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=LONG_S)
     assert process.returncode == 128 + signum
     assert err.splitlines()[-1] == f"  {shlex.join(['echo-jax', *argv])}"
     assert not (tmp_path / "x" / "baseline" / "summary.json").exists()
 
-    argv[-1] = "--config.base.updates=50"
+    stopped = re.search(r"stopped by \w+ after update (\d+)", err)
+    assert stopped is not None
+    argv[-1] = f"--config.base.updates={int(stopped[1]) + 10}"
     resumed = subprocess.run(
         [sys.executable, "-m", "echo_jax", *argv],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=LONG_S,
     )
     assert resumed.returncode == 0, resumed.stderr
     assert "resumes after update" in resumed.stdout

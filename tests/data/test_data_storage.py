@@ -91,7 +91,7 @@ def test_latencies_of_concurrent_reads_overlap():
     storage = SimulatedStorage(
         StorageSpec(latency_s=1.0, bytes_per_s=1.0),
         seed=0,
-        sleep=lambda _: everybody_sleeps.wait(timeout=20),
+        sleep=lambda _: everybody_sleeps.wait(timeout=120),
     )
     errors = []
 

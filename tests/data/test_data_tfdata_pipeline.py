@@ -204,7 +204,7 @@ def test_reads_wait_beside_each_other():
             is_sample = threading.current_thread() is threading.main_thread()
             if not is_sample and next(waiting, None) is not None:
                 # With fewer threads than asked for, this would time out and raise.
-                everybody_reads.wait(timeout=20)
+                everybody_reads.wait(timeout=120)
             return super().__getitem__(index)
 
     stages = Stages(Waiting(), lambda record: {"x": np.array(record[0])})
@@ -241,7 +241,7 @@ print(next(running)["repeat"].tolist())
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
-        capture_output=True, text=True, check=True, timeout=120,
+        capture_output=True, text=True, check=True, timeout=600,
     )  # fmt: skip
     assert done.stdout == "[0, 1]\n"
 

@@ -195,7 +195,7 @@ def test_a_producer_that_stops_leaves_the_run_training_until_the_cap(tmp_path, o
 
     def stall(index, batch):
         if is_training.is_set() and index >= 5:
-            assert goes_on.wait(60), "the trainer waited for the producer"
+            assert goes_on.wait(300), "the trainer waited for the producer"
         return batch
 
     def fresh_dataset(part=None):

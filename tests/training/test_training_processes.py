@@ -1,7 +1,9 @@
 """Several real processes train one run: `launch_tpu.sh local`, on CPU collectives."""
 
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -21,6 +23,9 @@ SPREAD = {"echo.factor": 2.5, "echo.order": "spread", "echo.buffer": 64}
 ON_HOST = {**SPREAD, "echo.after": "decode"}
 ONE_DEVICE = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
 ON_DEVICE = {**SPREAD, "echo.after": "decode", "echo.where": "device"}
+# Updates of a run that is to be stopped: it must not end before the signal comes.
+ENDLESS = 1_000_000
+LONG_S = 600  # What takes longer hangs, however busy the machine is.
 
 
 @pytest.fixture
@@ -36,13 +41,23 @@ def command(tmp_path):
 
 @pytest.fixture
 def free_port():
-    with socket.create_server(("localhost", 0)) as server:
-        return server.getsockname()[1]
+    """Free until it is bound, seconds later: connections are given higher ones."""
+    while True:
+        port = random.randrange(20_000, 32_768)
+        with contextlib.suppress(OSError), socket.create_server(("localhost", port)):
+            return port
+
+
+def flags_of(overrides):
+    # The learning rate is the same wherever a run ends.
+    fields = {"updates": 60, "optim.decay_updates": 60, "data.eval_examples": 16}
+    return [
+        f"--config.{name}={value}" for name, value in {**fields, **overrides}.items()
+    ]
 
 
 def start(command, workdir, processes=2, log_dir=None, **overrides):
-    fields = {"updates": 60, "data.eval_examples": 16, **overrides}
-    flags = [f"--config.{name}={value}" for name, value in fields.items()]
+    flags = flags_of(overrides)
     return subprocess.Popen(
         [
             str(ROOT / "launch_tpu.sh"),
@@ -67,14 +82,13 @@ def start(command, workdir, processes=2, log_dir=None, **overrides):
 
 
 def finish(launched, *, code=0):
-    _, errors = launched.communicate(timeout=280)
+    _, errors = launched.communicate(timeout=LONG_S)
     assert launched.returncode == code, errors
 
 
 def alone(command, workdir, **overrides):
     """Trains in one process, without the launcher."""
-    fields = {"updates": 60, "data.eval_examples": 16, **overrides}
-    flags = [f"--config.{name}={value}" for name, value in fields.items()]
+    flags = flags_of(overrides)
     config = ["--config", "configs/lm.py:tiny", "--workdir", str(workdir)]
     subprocess.run(
         [str(command), "train", *config, *flags],
@@ -82,7 +96,7 @@ def alone(command, workdir, **overrides):
         env={**os.environ, **ONE_DEVICE},
         check=True,
         capture_output=True,
-        timeout=280,
+        timeout=LONG_S,
     )
 
 
@@ -102,34 +116,39 @@ def assert_same_run(workdir, other):
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
-def stop_after(update, launched, workdir):
-    """Stops a run as a pre-emption does, once it has logged an update."""
+def stopped_after(update, command, workdir, **options):
+    """Stops a run as a pre-emption does, past an update; returns where it ended."""
+    launched = start(command, workdir, **{**options, "updates": ENDLESS})
     wait_for_update(workdir, update)
     launched.send_signal(signal.SIGTERM)
     finish(launched, code=143)
+    return last_saved(path.name for path in (workdir / "checkpoints").iterdir())
+
+
+def last_saved(names):
+    return max(int(name) for name in names if name.isdigit())
 
 
 def wait_for_update(workdir, update):
     """Waits until a run has logged an update."""
-    file = workdir / "metrics.jsonl"
-    for _ in range(2400):
-        if file.exists() and f'"updates": {update},' in file.read_text():
-            return
+    file, end = workdir / "metrics.jsonl", time.monotonic() + LONG_S
+    while not file.exists() or f'"updates": {update},' not in file.read_text():
+        assert time.monotonic() < end, f"{file} never came to update {update}"
         time.sleep(0.1)
-    raise TimeoutError(f"{file} never came to update {update}")
 
 
 @pytest.mark.parametrize("echo", [ON_HOST, ON_DEVICE], ids=["host", "device"])
 def test_a_stopped_run_goes_on_to_the_same_parameters(tmp_path, command, echo):
+    ended = stopped_after(20, command, tmp_path / "broken", **echo)
+    echo = {**echo, "updates": ended + 20}
     finish(start(command, tmp_path / "whole", **echo))
-    stop_after(20, start(command, tmp_path / "broken", **echo), tmp_path / "broken")
     saved = tmp_path / "saved"
     shutil.copytree(tmp_path / "broken", saved)
     finish(start(command, tmp_path / "broken", **echo))
     whole, broken = summary(tmp_path / "whole"), summary(tmp_path / "broken")
     assert whole["params_sha256"] == broken["params_sha256"]
     assert counts(tmp_path / "whole") == counts(tmp_path / "broken")
-    assert whole["fresh"] + whole["repeats"] == 60 * 32
+    assert whole["fresh"] + whole["repeats"] == echo["updates"] * 32
     # Two processes become one, which makes the parts of both.
     alone(command, saved, **echo)
     assert_same_run(saved, tmp_path / "whole")
@@ -137,10 +156,10 @@ def test_a_stopped_run_goes_on_to_the_same_parameters(tmp_path, command, echo):
 
 @pytest.mark.parametrize("echo", [ON_HOST, ON_DEVICE], ids=["host", "device"])
 def test_four_processes_become_two(tmp_path, command, echo):
-    echo = {**echo, "updates": 32, "log_every": 4}
+    echo = {**echo, "log_every": 4}
+    ended = stopped_after(8, command, tmp_path / "fewer", processes=4, **echo)
+    echo["updates"] = ended + 20
     finish(start(command, tmp_path / "four", processes=4, **echo))
-    launched = start(command, tmp_path / "fewer", processes=4, **echo)
-    stop_after(8, launched, tmp_path / "fewer")
     finish(start(command, tmp_path / "fewer", **echo))
     assert_same_run(tmp_path / "fewer", tmp_path / "four")
 
@@ -237,7 +256,7 @@ def test_streams_that_end_at_different_places_end_together(tmp_path, free_port):
         for number in range(2)
     ]
     for process in processes:
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=LONG_S)
         assert "ended after 9 updates; it must repeat without end" in errors
         assert process.returncode == 1
     # What was trained past the end is logged and saved nowhere.
@@ -275,8 +294,7 @@ def test_a_folder_that_is_not_shared_is_refused(tmp_path, command):
 
 
 def test_processes_share_a_bucket(tmp_path, command, monkeypatch):
-    echo = {**ON_HOST, "updates": 24, "checkpoint_every": 8}
-    finish(start(command, tmp_path / "whole", **echo))
+    echo = {**ON_HOST, "checkpoint_every": 8}
     bucket, committed = Bucket("bucket"), threading.Event()
 
     def look(name):
@@ -287,13 +305,17 @@ def test_processes_share_a_bucket(tmp_path, command, monkeypatch):
     with serve(bucket) as address:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
         shared = "gs://bucket/runs/two"
-        launched = start(command, shared, **echo, log_dir=tmp_path / "logs")
-        assert committed.wait(timeout=240)
+        options = {"log_dir": tmp_path / "logs", **echo}
+        launched = start(command, shared, **{**options, "updates": ENDLESS})
+        assert committed.wait(timeout=LONG_S)
         launched.send_signal(signal.SIGTERM)
         finish(launched, code=143)
         assert "summary.json" not in bucket.files("runs/two")
-        finish(start(command, shared, **echo, log_dir=tmp_path / "logs"))
+        options["updates"] = last_saved(bucket.folders("runs/two/checkpoints")) + 8
+        finish(start(command, shared, **options))
     resumed = json.loads(bucket.files("runs/two")["summary.json"])
+    options["log_dir"] = tmp_path / "logs_of_whole"
+    finish(start(command, tmp_path / "whole", **options))
     whole = summary(tmp_path / "whole")
     assert resumed["params_sha256"] == whole["params_sha256"]
     # One process wrote it.
