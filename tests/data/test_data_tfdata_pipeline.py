@@ -149,9 +149,9 @@ def test_resumes_in_the_middle(after, order):
 @pytest.mark.slow
 @pytest.mark.parametrize("after", PLACEMENTS)
 @pytest.mark.parametrize("order", ORDERS)
-def test_resumes_at_any_position(after, order):
+def test_every_order_resumes_in_every_placement(after, order):
     batches = dataset("tfdata", ORDERS[order], after)
-    assert_resumes(batches, take(batches, 20), range(0, 18, 4))
+    assert_resumes(batches, take(batches, 20), [0, 6, 13])
 
 
 def test_an_iterator_can_go_back():

@@ -1,5 +1,6 @@
 """Every order obeys the laws, on the host and in Grain, whatever the factor."""
 
+import itertools
 import json
 
 import grain
@@ -97,10 +98,26 @@ def test_worker_processes_change_nothing_not_even_after_a_restore():
     assert got == expected
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_items", [0, 1, 37])
-@pytest.mark.parametrize("factor", FACTORS)
-@pytest.mark.parametrize("num_workers", [1, 2])
+def _by_hand_but(kept, *lists):
+    """All combinations: a few are slow tests, the others a campaign by hand."""
+    return [
+        pytest.param(
+            *case, marks=pytest.mark.slow if case in kept else pytest.mark.exhaustive
+        )
+        for case in itertools.product(*lists)
+    ]
+
+
+# Workers know nothing of the factor, and take seconds to start.
+WORKER_CASES = _by_hand_but(
+    {(2, "1.15", 37), (2, "by_item", 37), (2, "1.5", 0), (2, "1.5", 1)},
+    [1, 2],
+    FACTORS,
+    [0, 1, 37],
+)
+
+
+@pytest.mark.parametrize(("num_workers", "factor", "num_items"), WORKER_CASES)
 @pytest.mark.parametrize("order", ORDERS)
 def test_laws_in_grain_behind_workers(order, num_workers, factor, num_items):
     # The laws that one run of the echo decides, at one start of workers.
@@ -110,18 +127,10 @@ def test_laws_in_grain_behind_workers(order, num_workers, factor, num_items):
 
 
 # Each starts workers a dozen times, which takes a minute.
-WORKER_CASES = [
-    pytest.param("1.5", 37, marks=pytest.mark.slow),
-    *(
-        pytest.param(factor, num_items, marks=pytest.mark.exhaustive)
-        for factor in FACTORS
-        for num_items in (0, 1, 15)
-    ),
-]
+ALL_LAWS_CASES = _by_hand_but({(2, "1.5", 37)}, [1, 2], FACTORS, [0, 1, 37])
 
 
-@pytest.mark.parametrize(("factor", "num_items"), WORKER_CASES)
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize(("num_workers", "factor", "num_items"), ALL_LAWS_CASES)
 @pytest.mark.parametrize("order", ORDERS)
 def test_all_laws_in_grain_behind_workers(order, num_workers, factor, num_items):
     assert_echo_laws(

@@ -137,10 +137,10 @@ def wait_for_update(workdir, update):
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("echo", [ON_HOST, ON_DEVICE], ids=["host", "device"])
-def test_a_stopped_run_goes_on_to_the_same_parameters(tmp_path, command, echo):
-    ended = stopped_after(20, command, tmp_path / "broken", **echo)
-    echo = {**echo, "updates": ended + 20}
+def test_a_stopped_run_goes_on_to_the_same_parameters(tmp_path, command):
+    """An echo on the devices; one on the host does in a bucket, below."""
+    ended = stopped_after(20, command, tmp_path / "broken", **ON_DEVICE)
+    echo = {**ON_DEVICE, "updates": ended + 20}
     finish(start(command, tmp_path / "whole", **echo))
     saved = tmp_path / "saved"
     shutil.copytree(tmp_path / "broken", saved)
@@ -154,7 +154,12 @@ def test_a_stopped_run_goes_on_to_the_same_parameters(tmp_path, command, echo):
     assert_same_run(saved, tmp_path / "whole")
 
 
-@pytest.mark.parametrize("echo", [ON_HOST, ON_DEVICE], ids=["host", "device"])
+@pytest.mark.parametrize(
+    "echo",
+    # That an echo on the devices goes on with fewer processes was just seen of two.
+    [ON_HOST, pytest.param(ON_DEVICE, marks=pytest.mark.exhaustive)],
+    ids=["host", "device"],
+)
 def test_four_processes_become_two(tmp_path, command, echo):
     echo = {**echo, "log_every": 4}
     ended = stopped_after(8, command, tmp_path / "fewer", processes=4, **echo)
@@ -293,7 +298,9 @@ def test_a_folder_that_is_not_shared_is_refused(tmp_path, command):
     assert f"process 1 of 2 does not see {tmp_path}/other" in log
 
 
-def test_processes_share_a_bucket(tmp_path, command, monkeypatch):
+def test_a_run_stopped_in_a_bucket_goes_on_as_in_a_folder(
+    tmp_path, command, monkeypatch
+):
     echo = {**ON_HOST, "checkpoint_every": 8}
     bucket, committed = Bucket("bucket"), threading.Event()
 
@@ -317,6 +324,7 @@ def test_processes_share_a_bucket(tmp_path, command, monkeypatch):
     options["log_dir"] = tmp_path / "logs_of_whole"
     finish(start(command, tmp_path / "whole", **options))
     whole = summary(tmp_path / "whole")
-    assert resumed["params_sha256"] == whole["params_sha256"]
+    for name in ("params_sha256", "updates", "fresh", "repeats"):
+        assert resumed[name] == whole[name]
     # One process wrote it.
     assert bucket.writes["runs/two/summary.json"] == 1
