@@ -28,12 +28,19 @@ ENDLESS = 1_000_000
 LONG_S = 600  # What takes longer hangs, however busy the machine is.
 
 
-@pytest.fixture
-def command(tmp_path):
-    """An `echo-jax` of this checkout, which starts by its module."""
-    path = tmp_path / "echo-jax"
+@pytest.fixture(scope="module")
+def command(tmp_path_factory):
+    """An `echo-jax` of this checkout, which starts by its module.
+
+    Dozens of processes compile the same few programs: that is half of their time.
+    """
+    folder = tmp_path_factory.mktemp("command")
+    path = folder / "echo-jax"
     path.write_text(
-        f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m echo_jax "$@"\n'
+        f"#!/bin/sh\nexport PYTHONPATH={ROOT}\n"
+        f"export JAX_COMPILATION_CACHE_DIR={folder}/compiled\n"
+        "export JAX_PERSISTENT_COMPILATION_CACHE_MIN_COMPILE_TIME_SECS=0\n"
+        f'exec {sys.executable} -m echo_jax "$@"\n'
     )
     path.chmod(0o755)
     return path
