@@ -17,10 +17,10 @@ from benchmarks.harness import Result, drive
 from echo_jax.config import Config, load_config
 from echo_jax.config_check import check_config
 from echo_jax.data.prepare import Settings, prepare_images
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feed import Feed
 from echo_jax.training.feeds import open_feed
 from echo_jax.training.measure import measure_loader, measure_rates
-from echo_jax.training.setup import make_setup
 from echo_jax.workloads import build
 
 __all__ = ["h2"]
@@ -62,19 +62,19 @@ def _measure(source: str, asked: int, small: bool) -> Result:
     config = _config(source, cores, small)
     check_config(config)
     workload = build(config)
-    setup = make_setup(config, workload)
-    state = setup.program.init(setup.init_key)
-    rates = measure_rates(setup, state, workload, config)
+    compiled = CompiledFunctions(config, workload)
+    state = compiled.init(compiled.init_key)
+    rates = measure_rates(compiled, state, workload, config)
     _, sample = measure_loader(workload, config, most=1)
     config.data.hold_batch = True
-    held = open_feed(config, workload, setup.mesh, factor=1.0, sample=sample)
+    held = open_feed(config, workload, compiled.mesh, factor=1.0, sample=sample)
     config.data.hold_batch = False
-    fed = open_feed(config, workload, setup.mesh, factor=1.0, sample=sample)
-    states = {"held": state, "fed": setup.program.copy(state)}
+    fed = open_feed(config, workload, compiled.mesh, factor=1.0, sample=sample)
+    states = {"held": state, "fed": compiled.copy(state)}
 
     def update(name: str, feed: Feed) -> Any:
         inputs = feed.take(1)
-        states[name], report = setup.update(states[name], feed, inputs, scan=False)
+        states[name], report = compiled.step(states[name], feed, inputs, scan=False)
         return report
 
     steps, rounds = (4, 2) if small else (150, 6)
@@ -94,7 +94,7 @@ def _measure(source: str, asked: int, small: bool) -> Result:
         "one held batch in the same trainer",
         busy,
         f"R={rates.ratio:.2f}; adaptive, cap {_CAP}; batch {config.batch_size}; "
-        f"{workload.facts['data']['train_examples']} images again and again; on "
+        f"{workload.metadata['data']['train_examples']} images again and again; on "
         f"{jax.devices()[0].device_kind}",
     )
 

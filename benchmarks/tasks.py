@@ -92,7 +92,7 @@ def training(task: Task) -> tuple[Any, Update]:
 
         def mean_loss(params: Any) -> tuple[jax.Array, Any]:
             given = {**variables, "params": params}
-            losses, others = task.loss(given, batch, jax.random.key(1))
+            losses, others, _ = task.loss(given, batch, jax.random.key(1))
             return losses.mean(), others
 
         grads, others = jax.grad(mean_loss, has_aux=True)(variables["params"])

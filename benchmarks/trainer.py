@@ -30,7 +30,7 @@ def p9() -> list[Result]:
 
 
 def _inner_steps(name: str, model: Any, goal: str) -> Result:
-    from echo_jax.training.inner import fastest
+    from echo_jax.training.dispatch import fastest
 
     runs = model.runs(size=8)
     timing = fastest(runs)

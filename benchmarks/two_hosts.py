@@ -38,8 +38,8 @@ from echo_jax.echo.instrument.rates import (
     simulate_hosts,
 )
 from echo_jax.echo.shard import WHOLE, Part
+from echo_jax.training.distributed import broadcast_from_first, connected
 from echo_jax.training.loop import train
-from echo_jax.training.processes import agreed, connected
 from echo_jax.workloads import Workload, build
 
 __all__ = ["main"]
@@ -159,7 +159,7 @@ def _process(folder: Path, chunks: int, repeats: int, port: int, number: int) ->
                 {**overrides, "data.hold_batch": True, "updates": 2 * chunks},
                 folder / f"held{at}",
             )
-            t_down_s = agreed(held["wall_s"] / held["updates"])
+            t_down_s = broadcast_from_first(held["wall_s"] / held["updates"])
             seeds = range(_HOSTS * repeat, _HOSTS * (repeat + 1))
             service_s = np.stack(
                 [service_times(producer, _RATIO * t_down_s, chunks, s) for s in seeds]
@@ -246,7 +246,7 @@ def _config(overrides: Mapping[str, Any]) -> Config:
         "checkpoint_every": 0,
         "data.eval_examples": 16,
         "data.prefetch": _PREFETCH,
-        "inner.strategy": "loop",
+        "dispatch.mode": "loop",
         "echo.order": "consecutive",
         "echo.buffer": _BUFFER * batch,
     }

@@ -212,7 +212,7 @@ def _train(args: argparse.Namespace, extras: Sequence[str]) -> int:
 
     with _exits_of(runs), runs.connected(config):
         runs.run_train(config, workdir)
-    if runs.speaks():
+    if runs.is_main_process():
         print(f"\n{workdir / 'summary.json'}")
     return 0
 

@@ -69,7 +69,10 @@ def default_config() -> Config:
     config.echo.load.updates = 1
 
     config.optim = ConfigDict()
-    config.optim.name = "adamw"  # adamw | sgd
+    # adamw, sgd, or any of optax, such as optax.lion or optax.contrib.muon. Of one of
+    # optax, only args, the learning rate with its schedule, and clip_norm count.
+    config.optim.name = "adamw"
+    config.optim.args = "{}"  # what else an optimizer of optax takes, as JSON
     config.optim.lr = 1e-3
     config.optim.schedule = "constant"  # constant | linear | cosine | piecewise
     config.optim.warmup_updates = 0
@@ -100,9 +103,9 @@ def default_config() -> Config:
     config.data.storage.bytes_per_s = 0.0  # 0: unlimited
     config.data.storage.distribution = "constant"  # constant | exponential | bursty
 
-    config.inner = ConfigDict()
-    config.inner.strategy = "auto"  # auto | loop | unroll | scan
-    config.inner.updates = 0  # updates for each dispatch; 0: chosen, at most 8
+    config.dispatch = ConfigDict()
+    config.dispatch.mode = "auto"  # auto | loop | unroll | scan
+    config.dispatch.steps = 0  # updates for each dispatch; 0: chosen, at most 8
 
     # 0: one for each process. A run resumes in as many processes as divide them.
     config.data.parts = 0

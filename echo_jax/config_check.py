@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from echo_jax.config import Config, default_config
+from echo_jax.config_optimizer import OWN_OPTIMIZERS, optax_factory, parse_args
 
 __all__ = ["check_config"]
 
@@ -26,7 +27,7 @@ _AT_LEAST = {
     "echo.buffer_bytes": 0,
     "echo.lanes": 0,
     "echo.load.updates": 1,
-    "inner.updates": 0,
+    "dispatch.steps": 0,
     "optim.warmup_updates": 0,
     "optim.decay_updates": 0,
     "optim.end_fraction": 0.0,
@@ -63,8 +64,7 @@ _CHOICES = {
     "echo.mode": ("fixed", "adaptive", "stochastic"),
     "echo.load.of": ("p", "e"),
     "echo.load.schedule": ("constant", "linear", "cosine", "multistep"),
-    "inner.strategy": ("auto", "loop", "unroll", "scan"),
-    "optim.name": ("adamw", "sgd"),
+    "dispatch.mode": ("auto", "loop", "unroll", "scan"),
     "optim.schedule": ("constant", "linear", "cosine", "piecewise"),
     "data.pipeline": ("grain", "tfdata"),
     "data.storage.distribution": ("constant", "exponential", "bursty"),
@@ -110,9 +110,10 @@ def check_config(config: Config) -> None:
     _check_where(config)
     _check_mode(config)
     _check_load(config)
-    _check_inner(config)
+    _check_dispatch(config)
     _check_pipeline(config)
     _check_target(config)
+    _check_optimizer(config)
     _check_schedule(config)
     _check_mesh(config)
     _check_distributed(config)
@@ -195,13 +196,13 @@ def _check_load(config: Config) -> None:
         _refuse(config, "echo.load.end", rule, load.start)
 
 
-def _check_inner(config: Config) -> None:
-    strategy, updates = config.inner.strategy, config.inner.updates
-    if strategy == "loop" and updates > 1:
-        _refuse(config, "inner.updates", "needs another inner.strategy than loop", 0)
-    if config.echo.mode == "adaptive" and strategy in ("unroll", "scan"):
+def _check_dispatch(config: Config) -> None:
+    mode, steps = config.dispatch.mode, config.dispatch.steps
+    if mode == "loop" and steps > 1:
+        _refuse(config, "dispatch.steps", "needs another dispatch.mode than loop", 0)
+    if config.echo.mode == "adaptive" and mode in ("unroll", "scan"):
         rule = "would decide adaptive draws too far ahead"
-        _refuse(config, "inner.strategy", rule, "loop")
+        _refuse(config, "dispatch.mode", rule, "loop")
 
 
 def _check_pipeline(config: Config) -> None:
@@ -215,6 +216,18 @@ def _check_target(config: Config) -> None:
         _refuse(config, "target", "must be finite; 0 means no target", 0.0)
     if config.stop_at_target and not config.target:
         _refuse(config, "stop_at_target", "needs a target", False)
+
+
+def _check_optimizer(config: Config) -> None:
+    name, args = config.optim.name, config.optim.args
+    if name not in OWN_OPTIMIZERS:
+        optax_factory(name, args)
+        if config.optim.weight_decay:
+            rule = f"belongs to adamw and sgd; {name} has it in config.optim.args"
+            _refuse(config, "optim.weight_decay", rule, 0.0)
+    elif parse_args(args):
+        rule = f"belongs to optimizers of optax; {name} has fields of its own"
+        _refuse(config, "optim.args", rule, "{}")
 
 
 def _check_schedule(config: Config) -> None:

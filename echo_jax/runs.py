@@ -9,13 +9,13 @@ from typing import Any
 from echo_jax.config import Config
 from echo_jax.config_check import check_config
 from echo_jax.folders import RunPath, run_folder
-from echo_jax.training import processes
+from echo_jax.training import distributed
 from echo_jax.training.environment import claim_workdir
 from echo_jax.training.interrupt import Interrupted
-from echo_jax.training.loop import train
+from echo_jax.training.loop import train_checked
 from echo_jax.training.measure import calibrate, probe_config
 from echo_jax.training.runfiles import read_json, write_json
-from echo_jax.training.sitting import NonFiniteLossError
+from echo_jax.training.trainer import NonFiniteLossError
 from echo_jax.workloads import build
 
 __all__ = [
@@ -23,10 +23,10 @@ __all__ = [
     "Interrupted",
     "NonFiniteLossError",
     "connected",
+    "is_main_process",
     "run_probe",
     "run_study",
     "run_train",
-    "speaks",
 ]
 
 # An arm's name is the name of a folder and a heading.
@@ -51,13 +51,13 @@ def connected(config: Config) -> Iterator[None]:
         with _errors_of_the_config():
             if "arms" not in config:
                 check_config(config)
-                stack.enter_context(processes.connected(config))
+                stack.enter_context(distributed.connected(config))
         yield
 
 
-def speaks() -> bool:
+def is_main_process() -> bool:
     """Whether this process is the one that reports what all of them did."""
-    return processes.is_first()
+    return distributed.is_main_process()
 
 
 def run_train(config: Config, workdir: RunPath | str) -> dict[str, Any]:
@@ -89,9 +89,9 @@ def run_train(config: Config, workdir: RunPath | str) -> dict[str, Any]:
         check_config(config)
         workload = build(config)
         # Last, so that a refused config leaves no folder behind.
-        if processes.is_first():
+        if distributed.is_main_process():
             claim_workdir(workdir, config)
-    return train(config, workload, workdir)
+    return train_checked(config, workload, workdir)
 
 
 def run_study(config: Config, workdir: RunPath | str) -> None:

@@ -6,7 +6,7 @@ import itertools
 import jax
 
 from echo_jax.echo.spec import EchoSpec
-from echo_jax.training.setup import make_setup
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.workloads import build
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -31,8 +31,8 @@ def counted_compilations():
 def compilations_by_update(config, num_updates=5):
     """Returns how many programs were compiled up to the end of each update."""
     workload = build(config)
-    setup = make_setup(config, workload)
-    state = setup.program.init(setup.init_key)
+    compiled = CompiledFunctions(config, workload)
+    state = compiled.init(compiled.init_key)
     spec = EchoSpec(batch_size=config.batch_size)
     counts = []
     with (
@@ -40,7 +40,7 @@ def compilations_by_update(config, num_updates=5):
         counted_compilations() as compiled,
     ):
         for batch in itertools.islice(batches, num_updates):
-            state, report = setup.step(state, batch)
+            state, report = compiled.step_on_batch(state, batch)
             jax.block_until_ready(report)
             counts.append(len(compiled))
     return counts

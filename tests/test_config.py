@@ -92,8 +92,8 @@ def test_defaults_are_valid_and_locked():
             r"order='spread' belongs to mode fixed",
         ),
         (
-            {**ON_DEVICE, "echo__mode": "adaptive", "inner__strategy": "scan"},
-            r"strategy='scan' would decide adaptive draws too far ahead",
+            {**ON_DEVICE, "echo__mode": "adaptive", "dispatch__mode": "scan"},
+            r"mode='scan' would decide adaptive draws too far ahead",
         ),
         (
             {**ON_DEVICE, "echo__mode": "adaptive", "data__prefetch": 0},
@@ -114,10 +114,10 @@ def test_defaults_are_valid_and_locked():
             {**STOCHASTIC, "echo__load__of": "e", "echo__load__start": 0.5},
             r"start=0\.5 is a factor, at least 1",
         ),
-        ({"inner__strategy": "scam"}, r"strategy='scam' must be one of auto, loop"),
+        ({"dispatch__mode": "scam"}, r"mode='scam' must be one of auto, loop"),
         (
-            {"inner__strategy": "loop", "inner__updates": 4},
-            r"updates=4 needs another inner\.strategy than loop",
+            {"dispatch__mode": "loop", "dispatch__steps": 4},
+            r"steps=4 needs another dispatch\.mode than loop",
         ),
         ({"mesh__data": 0}, r"config\.mesh\.data=0 must be at least 1, or -1"),
         (

@@ -3,6 +3,6 @@
 from echo_jax.training.interrupt import Interrupted
 from echo_jax.training.loop import train
 from echo_jax.training.measure import Rates, calibrate
-from echo_jax.training.sitting import NonFiniteLossError
+from echo_jax.training.trainer import NonFiniteLossError
 
 __all__ = ["Interrupted", "NonFiniteLossError", "Rates", "calibrate", "train"]

@@ -1,14 +1,18 @@
 """Checkpoints: everything a run needs to go on as if it had never stopped."""
 
+import hashlib
 import json
 from typing import Any
 
+import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from echo_jax.folders import RunPath, in_bucket
-from echo_jax.training.state import TrainState
+from echo_jax.training.distributed import fetch_global
+from echo_jax.training.step import TrainState
 
-__all__ = ["Checkpoints"]
+__all__ = ["Checkpoints", "params_sha256"]
 
 
 class Checkpoints:
@@ -25,7 +29,7 @@ class Checkpoints:
 
     def __init__(self, directory: RunPath, *, keep: int):
         # create=True makes missing parents too; a stale, half-written save of an
-        # earlier sitting is removed, so that its update can be saved again.
+        # killed process is removed, so that its update can be saved again.
         self._manager = ocp.CheckpointManager(
             directory if in_bucket(directory) else directory.absolute(),
             options=ocp.CheckpointManagerOptions(
@@ -87,3 +91,21 @@ class Checkpoints:
         """Waits until all saves are whole."""
         self._manager.wait_until_finished()
         self._manager.close()
+
+
+def params_sha256(params: Any) -> str:
+    """Hashes parameters: names, types, shapes and every bit.
+
+    Args:
+      params: A pytree of arrays, sharded in any way.
+
+    Returns:
+      64 hexadecimal digits; equal for equal parameters on any mesh.
+    """
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree.leaves_with_path(params):
+        value = np.ascontiguousarray(fetch_global(leaf))
+        digest.update(f"{jax.tree_util.keystr(path)} {value.dtype} ".encode())
+        digest.update(f"{value.shape}\n".encode())
+        digest.update(value.tobytes())
+    return digest.hexdigest()

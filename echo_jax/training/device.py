@@ -21,8 +21,8 @@ from echo_jax.echo.plans.stochastic import LoadSchedule, StochasticDraws
 from echo_jax.echo.shard import WHOLE, Part
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.folders import run_folder
+from echo_jax.training.distributed import local_mesh, put, view_with_sharding
 from echo_jax.training.parts import JoinedBatches
-from echo_jax.training.processes import local_mesh, put, rewrapped
 from echo_jax.training.sharding import group_sharding
 from echo_jax.workloads.base import Augment, Batch
 
@@ -181,7 +181,7 @@ class DeviceDraw:
         processes = jax.process_count()
         if processes == 1:
             return inputs
-        chunk = rewrapped(inputs.chunk, self.buffer.sharding, times=processes)
+        chunk = view_with_sharding(inputs.chunk, self.buffer.sharding, times=processes)
         return put(inputs._replace(chunk=chunk), self.input_sharding)
 
 
@@ -272,7 +272,7 @@ class DeviceEchoFeed:
     def _over_processes(self, times: int, sharding: NamedSharding) -> Any:
         if jax.process_count() == 1:
             return self._feed.arrays
-        return rewrapped(self._feed.arrays, sharding, times=times)
+        return view_with_sharding(self._feed.arrays, sharding, times=times)
 
     @property
     def tape(self) -> Tape | None:

@@ -43,15 +43,15 @@ _MAY_CHANGE = {
 _NO_PART = {"distributed", "profile"}
 
 
-def describe_environment(facts: Mapping[str, Any]) -> dict[str, Any]:
+def describe_environment(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Describes this process for ``environment.json``.
 
     Args:
-      facts: The workload's own facts about its data.
+      metadata: Of the workload: what it reads.
 
     Returns:
       Plain data: Python, package versions, devices, CPU cores, the commit of the
-      code (null if it is not run from a git checkout), and the facts.
+      code (null if it is not run from a git checkout), and the metadata.
     """
     return {
         "python": platform.python_version(),
@@ -61,7 +61,7 @@ def describe_environment(facts: Mapping[str, Any]) -> dict[str, Any]:
         "processes": jax.process_count(),
         "cpu_count": os.cpu_count(),
         "commit": _commit(),
-        "workload": dict(facts),
+        "workload": dict(metadata),
     }
 
 
@@ -79,6 +79,11 @@ def claim_workdir(workdir: RunPath, config: Config) -> None:
     new = json.loads(json.dumps(_own_fields(config)))
     old = read_json(workdir / "config.json")
     if old is not None:
+        if "inner" in old:
+            raise ValueError(
+                f"{workdir} holds a run of an earlier echo_jax, whose config.inner is "
+                "config.dispatch now; go on with that version, or use another --workdir"
+            )
         differing = _differing(old, new)
         if differing:
             raise ValueError(

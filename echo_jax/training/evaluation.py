@@ -9,17 +9,17 @@ import jax
 import numpy as np
 
 from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT
-from echo_jax.training.processes import gathered
-from echo_jax.training.setup import Setup
+from echo_jax.training.compiled import CompiledFunctions
+from echo_jax.training.distributed import all_gather
 from echo_jax.training.sharding import put_batch
-from echo_jax.training.state import TrainState
+from echo_jax.training.step import TrainState
 from echo_jax.workloads.base import Batch, Evaluator
 
 __all__ = ["evaluate"]
 
 
 def evaluate(
-    setup: Setup,
+    compiled: CompiledFunctions,
     state: TrainState,
     batches: Iterable[Batch],
     *,
@@ -31,7 +31,7 @@ def evaluate(
     batch more than others; sums and counts do not.
 
     Args:
-      setup: The run's functions.
+      compiled: The run's functions.
       state: The state to evaluate; not changed.
       batches: One pass over the split, each with ``"mask"``; of several processes,
         this one's rows.
@@ -44,7 +44,7 @@ def evaluate(
     Raises:
       ValueError: There is no example, or a batch does not divide over the devices.
     """
-    num_devices = setup.mesh.size // jax.process_count()
+    num_devices = compiled.mesh.size // jax.process_count()
     parts = []
     in_flight: deque[tuple[Batch, Any]] = deque()
 
@@ -53,7 +53,7 @@ def evaluate(
             batch, outputs = in_flight.popleft()
             jax.block_until_ready(outputs)
             if evaluator is not None:
-                evaluator.add(_facts_of_all(batch), jax.device_get(outputs[1]))
+                evaluator.add(_rows_of_all(batch), jax.device_get(outputs[1]))
 
     for batch in batches:
         if len(batch["mask"]) % num_devices:
@@ -61,7 +61,7 @@ def evaluate(
                 f"an evaluation batch of {len(batch['mask'])} does not divide over "
                 f"the {num_devices} devices of this process; pad it with mask 0"
             )
-        outputs = setup.program.evaluate(state, put_batch(batch, setup.mesh))
+        outputs = compiled.evaluate(state, put_batch(batch, compiled.mesh))
         parts.append(outputs[0])
         in_flight.append((batch, outputs))
         finish(leave=MAX_IN_FLIGHT)
@@ -79,16 +79,16 @@ def evaluate(
     return metrics if evaluator is None else {**metrics, **evaluator.result()}
 
 
-def _facts_of_all(batch: Batch) -> Batch:
+def _rows_of_all(batch: Batch) -> Batch:
     """Returns what is known of each example of a batch, of all processes.
 
     That is its arrays of one axis; images stay where they are.
     """
     if jax.process_count() == 1:
         return batch
-    facts = {name: x.tolist() for name, x in batch.items() if np.ndim(x) == 1}
-    rows = gathered(facts)
+    own = {name: x.tolist() for name, x in batch.items() if np.ndim(x) == 1}
+    rows = all_gather(own)
     return {
         name: np.concatenate([np.asarray(row[name], batch[name].dtype) for row in rows])
-        for name in facts
+        for name in own
     }

@@ -17,8 +17,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from echo_jax.echo.plans.decision_log import Tape
+from echo_jax.training.distributed import put
 from echo_jax.training.parts import JoinedBatches
-from echo_jax.training.processes import put
 from echo_jax.training.sharding import group_sharding, replicated
 from echo_jax.workloads.base import Batch
 

@@ -12,10 +12,10 @@ from echo_jax.training.device import (
     count_lanes,
     make_draws,
 )
+from echo_jax.training.dispatch import group_size
+from echo_jax.training.echo_spec import make_echo_spec
 from echo_jax.training.feed import Feed, HeldFeed, HostFeed
 from echo_jax.training.parts import JoinedBatches
-from echo_jax.training.setup import make_echo_spec
-from echo_jax.training.strategy import group_size
 from echo_jax.workloads.base import Batch, Workload
 
 __all__ = ["check_echo", "open_feed"]

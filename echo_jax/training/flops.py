@@ -6,7 +6,7 @@ most: on a GPU, matrix products become calls of a library, which XLA counts as n
 (github.com/jax-ml/jax/issues/22249), and with several devices it is of one of them.
 A group of updates has no program of its own here: the body of a scan is counted once,
 however often it runs, so the program of a single update is what is counted, whatever
-the inner steps are.
+a dispatch holds.
 """
 
 import re
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from jax.sharding import Mesh
 
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feed import Feed
-from echo_jax.training.setup import Setup
-from echo_jax.training.state import TrainState
+from echo_jax.training.step import TrainState
 
 __all__ = ["UpdateFlops", "count_flops", "peak_flops_per_s"]
 
@@ -77,17 +77,19 @@ class UpdateFlops:
         return found | ({"mfu": per_s / self.peak_per_s} if self.peak_per_s else {})
 
 
-def count_flops(setup: Setup, state: TrainState, feed: Feed) -> UpdateFlops:
+def count_flops(
+    compiled: CompiledFunctions, state: TrainState, feed: Feed
+) -> UpdateFlops:
     """Counts the floating-point operations of one update; compiles nothing.
 
     Args:
-      setup: The run's functions.
+      compiled: The run's functions.
       state: Not changed; only its shapes count.
       feed: From which nothing is taken.
     """
-    cost = setup.trace(state, feed).lower().cost_analysis()
+    cost = compiled.trace(state, feed).lower().cost_analysis()
     per_update = (cost or {}).get("flops")
-    return UpdateFlops(per_update or None, peak_flops_per_s(setup.mesh))
+    return UpdateFlops(per_update or None, peak_flops_per_s(compiled.mesh))
 
 
 def peak_flops_per_s(mesh: Mesh) -> float | None:

@@ -1,7 +1,6 @@
-"""The training loop."""
+"""The training loop: read this first, then `training.trainer` and `training.step`."""
 
 from contextlib import ExitStack, closing
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -9,20 +8,22 @@ from rich.console import Console
 from echo_jax.config import Config
 from echo_jax.config_check import check_config
 from echo_jax.folders import RunPath, run_folder
-from echo_jax.training.clock import Clock
+from echo_jax.training.compiled import CompiledFunctions
+from echo_jax.training.distributed import (
+    all_gather,
+    broadcast_from_first,
+    is_main_process,
+)
 from echo_jax.training.environment import claim_workdir, describe_environment
 from echo_jax.training.feeds import check_echo
 from echo_jax.training.interrupt import Interrupted, StopSignal
-from echo_jax.training.processes import agreed, gathered, is_first
 from echo_jax.training.profile import Profile
 from echo_jax.training.runfiles import read_json, write_json
-from echo_jax.training.setup import make_setup
-from echo_jax.training.start import start_sitting
-from echo_jax.training.state import params_sha256
-from echo_jax.training.summary import is_finished, make_summary
+from echo_jax.training.summary import is_finished
+from echo_jax.training.trainer import Trainer
 from echo_jax.workloads.base import Workload
 
-__all__ = ["train"]
+__all__ = ["train", "train_checked"]
 
 
 def train(
@@ -40,10 +41,11 @@ def train(
     2. evaluates the state as it is, if due;
     3. saves it, if due: after the evaluation, so that a resumed run need not do it
        again;
-    4. takes the input of the next update, or group of them: see `training.inner`;
+    4. takes the input of the next update, or group of them: see `training.dispatch`;
     5. dispatches them;
     6. reads the numbers of the dispatch before the last one. So at most two of them
-       are in flight whenever the loop waits for data, and what it measures is true.
+       are in flight whenever the loop waits for data, and what it measures is true:
+       see `training.clock.DeviceTime`.
 
     The last three of them are traced where ``config.profile`` asks for it: see
     `training.profile`.
@@ -57,7 +59,7 @@ def train(
 
     Two runs from the start end alike in the same way, if nothing is left to be
     measured: neither ``echo.factor="auto"`` nor, where the last bits matter,
-    ``inner.strategy="auto"``. An adaptive run is repeated with its tape.
+    ``dispatch.mode="auto"``. An adaptive run is repeated with its tape.
 
     Args:
       config: The shared fields of `echo_jax.config.default_config`, and the
@@ -84,61 +86,58 @@ def train(
       60
     """
     check_config(config)
-    setup = make_setup(config, workload)
+    return train_checked(config, workload, workdir, console=console)
+
+
+def train_checked(
+    config: Config,
+    workload: Workload,
+    workdir: str | RunPath,
+    *,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Trains as `train` does, by a config that `check_config` has let pass."""
+    compiled = CompiledFunctions(config, workload)
     # Here, so that an impossible echo is refused before anything is written.
-    check_echo(config, workload, setup.mesh)
+    check_echo(config, workload, compiled.mesh)
     workdir = run_folder(workdir)
-    if is_first():
+    if is_main_process():
         claim_workdir(workdir, config)
-    summary = agreed(read_json(workdir / "summary.json"))
+    summary = broadcast_from_first(read_json(workdir / "summary.json"))
     _check_shared(workdir)
     if summary is not None and is_finished(summary, config):
         return summary
-    environment = describe_environment(workload.facts)
+    environment = describe_environment(workload.metadata)
     _write_json(workdir / "environment.json", environment)
 
-    clock = Clock()
     with ExitStack() as stack:
-        sitting = start_sitting(
-            config, workload, workdir, setup, clock=clock, console=console, stack=stack
+        trainer = Trainer(config, workload, workdir, compiled, console, stack)
+        _write_json(
+            workdir / "environment.json", {**environment, "chosen": trainer.chosen}
         )
-        measured = {"echo_factor": sitting.factor, "inner": asdict(sitting.inner)}
-        _write_json(workdir / "environment.json", {**environment, "chosen": measured})
-        stack.enter_context(sitting.progress)
+        stack.enter_context(trainer.progress)
         stop = stack.enter_context(StopSignal())
-        profile = stack.enter_context(closing(Profile(sitting)))
-        stack.enter_context(clock.phase("train"))
+        profile = stack.enter_context(closing(Profile(trainer)))
+        stack.enter_context(trainer.clock.phase("train"))
 
         while True:
-            updates = sitting.totals.updates
+            updates = trainer.totals.updates
             if signum := stop.asked(updates):
-                sitting.save()
-                raise Interrupted(updates, signum, saved=not sitting.held)
+                trainer.save()
+                raise Interrupted(updates, signum, saved=not config.data.hold_batch)
             is_last = updates >= config.updates
             if is_last or updates % config.eval_every == 0:
-                sitting.evaluate()
-            is_last = is_last or (config.stop_at_target and sitting.met_target)
+                trainer.evaluate()
+            is_last = is_last or (config.stop_at_target and trainer.met_target)
             if is_last or _is_due(updates, config.checkpoint_every):
-                sitting.save()
+                trainer.save()
             if is_last:
                 break
             with profile.around():
-                sitting.dispatch(sitting.take())
-                sitting.read()
+                trainer.dispatch(trainer.take())
+                trainer.read()
 
-        summary = make_summary(
-            config,
-            workload,
-            rows=sitting.metrics.rows,
-            totals=sitting.totals_of_all(),
-            seconds=clock.seconds(),
-            rates=sitting.rates,
-            factor=sitting.factor,
-            inner=sitting.inner,
-            flops=sitting.flops,
-            profile=profile.result(),
-            params_sha256=_equal_everywhere(params_sha256(sitting.state.params)),
-        )
+        summary = trainer.summary(profile.result())
     # After the last checkpoint is whole: a finished run can always be extended.
     _write_json(workdir / "summary.json", summary)
     return summary
@@ -150,7 +149,7 @@ def _check_shared(workdir: RunPath) -> None:
     Raises:
       ValueError: One does not.
     """
-    seen = gathered((workdir / "config.json").exists())
+    seen = all_gather((workdir / "config.json").exists())
     if not all(seen):
         raise ValueError(
             f"process {seen.index(False)} of {len(seen)} does not see {workdir}; give "
@@ -160,23 +159,8 @@ def _check_shared(workdir: RunPath) -> None:
 
 def _write_json(path: RunPath, content: Any) -> None:
     """Writes a file of the run folder, which one process does for all."""
-    if is_first():
+    if is_main_process():
         write_json(path, content)
-
-
-def _equal_everywhere(sha256: str) -> str:
-    """Returns the hash of the parameters, which all processes must have found.
-
-    Raises:
-      RuntimeError: They have not: they did not train the same model.
-    """
-    found = gathered(sha256)
-    if len({*found}) > 1:
-        raise RuntimeError(
-            f"the processes ended with different parameters: {', '.join(found)}; "
-            "nothing of this run is to be trusted"
-        )
-    return sha256
 
 
 def _is_due(updates: int, every: int) -> bool:

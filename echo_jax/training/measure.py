@@ -1,7 +1,7 @@
 """How starved a trainer is: seconds per fresh batch against seconds per step."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -9,29 +9,30 @@ from typing import Any
 import jax
 
 from echo_jax.config import Config
-from echo_jax.config_check import check_config
 from echo_jax.echo.instrument.advice import Knobs
 from echo_jax.echo.instrument.probe import probe
 from echo_jax.echo.instrument.probe_report import ProbeReport
 from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT, BoundedSteps, time_calls
 from echo_jax.echo.shard import WHOLE, Part
 from echo_jax.echo.spec import EchoSpec
+from echo_jax.training.compiled import CompiledFunctions
+from echo_jax.training.dispatch import LOOP, Dispatch
+from echo_jax.training.distributed import all_gather, broadcast_from_first
+from echo_jax.training.echo_spec import largest_factor
 from echo_jax.training.feed import Feed
 from echo_jax.training.feeds import open_feed
-from echo_jax.training.inner import LOOP, Inner
 from echo_jax.training.parts import JoinedBatches
-from echo_jax.training.processes import agreed, gathered
-from echo_jax.training.setup import Setup, make_setup, next_batch
-from echo_jax.training.state import TrainState
-from echo_jax.training.step import StepReport
+from echo_jax.training.step import StepReport, TrainState
 from echo_jax.workloads.base import Batch, Workload
 
 __all__ = [
     "Rates",
     "calibrate",
+    "data_ended",
     "measure_loader",
     "measure_rates",
     "measure_step",
+    "next_batch",
     "probe_config",
 ]
 
@@ -78,20 +79,19 @@ def calibrate(config: Config, workload: Workload) -> Rates:
     """Measures the rates of a config without training it.
 
     Args:
-      config: A training config.
+      config: A checked training config.
       workload: Made from this config.
 
     Returns:
       The rates on this machine, now.
     """
-    check_config(config)
-    setup = make_setup(config, workload)
-    state = setup.program.init(setup.init_key)
-    return measure_rates(setup, state, workload, config, most=_MANY_CALLS)
+    compiled = CompiledFunctions(config, workload)
+    state = compiled.init(compiled.init_key)
+    return measure_rates(compiled, state, workload, config, most=_MANY_CALLS)
 
 
 def measure_rates(
-    setup: Setup,
+    compiled: CompiledFunctions,
     state: TrainState,
     workload: Workload,
     config: Config,
@@ -101,7 +101,7 @@ def measure_rates(
     """Measures the loader alone, then the step alone; compiles the step.
 
     Args:
-      setup: The run's functions.
+      compiled: The run's functions.
       state: Not changed: steps run on a copy.
       workload: Makes the pipeline.
       config: The run's config. If it leaves the echo factor open, the largest that
@@ -112,10 +112,10 @@ def measure_rates(
       The rates.
     """
     t_up_s, sample = measure_loader(workload, config, most=most)
-    factor = config.echo.cap if config.echo.factor == "auto" else config.echo.factor
-    feed = open_feed(config, workload, setup.mesh, factor=factor, sample=sample)
+    factor = largest_factor(config)
+    feed = open_feed(config, workload, compiled.mesh, factor=factor, sample=sample)
     with closing(feed):
-        t_down_s = measure_step(setup, state, feed, most=most)
+        t_down_s = measure_step(compiled, state, feed, most=most)
     return Rates(t_up_s=t_up_s, t_down_s=t_down_s)
 
 
@@ -154,46 +154,46 @@ def measure_loader(
     with closing(JoinedBatches(datasets)) as batches:
         sample = load()  # Starts threads, fills caches.
         up = time_calls(load, window_s=_BUDGET_S, least=_LEAST_CALLS, most=most)
-    return max(gathered(statistics.mean(up))), sample
+    return max(all_gather(statistics.mean(up))), sample
 
 
 def measure_step(
-    setup: Setup,
+    compiled: CompiledFunctions,
     state: TrainState,
     feed: Feed,
     *,
-    inner: Inner = LOOP,
+    dispatch: Dispatch = LOOP,
     most: int = _QUICK_CALLS,
 ) -> float:
     """Measures a training step with its input held; compiles it.
 
     Args:
-      setup: The run's functions.
+      compiled: The run's functions.
       state: Not changed: steps run on a copy.
       feed: From which nothing is taken; what its arrays hold is lost.
-      inner: How updates are dispatched: a step of a group is its part of the time.
+      dispatch: How updates are dispatched: a step of a group is its part of the time.
       most: Dispatches to measure at most.
 
     Returns:
       Seconds per step, t_down: a median, for a step that something else disturbed
       says nothing.
     """
-    state = setup.program.copy(state)
+    state = compiled.copy(state)
 
     def step(num_updates: int) -> StepReport:
         nonlocal state
-        state, report = setup.update(
-            state, feed, feed.hold(num_updates), scan=inner.strategy == "scan"
+        state, report = compiled.step(
+            state, feed, feed.hold(num_updates), scan=dispatch.mode == "scan"
         )
         return report
 
     steps = BoundedSteps(step)
-    steps(inner.updates)  # Compiles.
+    steps(dispatch.steps)  # Compiles.
     steps.finish()
     # Processes that made different numbers of steps would wait for each other.
     alone = jax.process_count() == 1
     down = time_calls(
-        lambda: steps(inner.updates),
+        lambda: steps(dispatch.steps),
         # So that as many steps are in flight as in training.
         settle_calls=MAX_IN_FLIGHT,
         window_s=_BUDGET_S,
@@ -201,7 +201,7 @@ def measure_step(
         most=most if alone else _TOGETHER_CALLS,
     )
     steps.finish()
-    return agreed(statistics.median(down) / inner.updates)
+    return broadcast_from_first(statistics.median(down) / dispatch.steps)
 
 
 def probe_config(
@@ -215,7 +215,7 @@ def probe_config(
     """Probes a trainer of this project: what its config makes, without an echo.
 
     Args:
-      config: A training config.
+      config: A checked training config.
       workload: Made from this config.
       seconds: See `echo_jax.echo.instrument.probe.probe`, here and below.
       stages: What the pipeline does for a batch.
@@ -224,17 +224,41 @@ def probe_config(
     Returns:
       The report; its advice names fields of the config.
     """
-    check_config(config)
-    setup = make_setup(config, workload)
+    compiled = CompiledFunctions(config, workload)
     return probe(
         workload.train_dataset(_unechoed(config)),
-        setup.step,
-        state=setup.program.init(setup.init_key),
+        compiled.step_on_batch,
+        state=compiled.init(compiled.init_key),
         seconds=seconds,
         cap=config.echo.cap,
         stages=stages,
         knobs=_KNOBS,
         on_progress=on_progress,
+    )
+
+
+def next_batch(iterator: Iterator[Batch], workload: Workload, when: str) -> Batch:
+    """Returns the next training batch.
+
+    Args:
+      iterator: Over the training data.
+      workload: Whose data it is.
+      when: Ends the sentence "the data ended ..." of the error.
+
+    Raises:
+      ValueError: There is none.
+    """
+    batch = next(iterator, None)
+    if batch is None:
+        raise data_ended(workload, when)
+    return batch
+
+
+def data_ended(workload: Workload, when: str) -> ValueError:
+    """Returns the error of training data that ended; see `next_batch`."""
+    return ValueError(
+        f"the training data of workload {workload.name!r} ended {when}; "
+        "it must repeat without end"
     )
 
 

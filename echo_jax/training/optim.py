@@ -1,148 +1,201 @@
-"""Optimizers and learning-rate schedules, from hashable settings to optax."""
+"""Optimizers and learning rates: what is compiled, and the numbers that are not.
 
-from dataclasses import dataclass, fields
+A study tries a thousand learning rates, and compiling takes minutes. So what decides
+the structure of the program is an `Optimizer`, hashable and compiled in, and the
+numbers (the learning rate and its schedule, momentum or b1 and b2, weight decay, the
+norm to clip at) are arrays that the compiled step takes as inputs. Runs that differ in
+these numbers alone share one compilation. Zero may be structure: without momentum
+there is no buffer for it.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from echo_jax.config import Config
+from echo_jax.config_optimizer import OWN_OPTIMIZERS, optax_factory
 
-__all__ = ["OptimSettings", "make_optimizer", "make_schedule"]
+__all__ = ["Hyperparams", "Optimizer", "hyperparams", "learning_rate"]
 
+Hyperparams = dict[str, jax.Array]
+"""The numbers of an optimizer by name, ``float32[]`` or ``int32[]``; ``boundaries`` is
+``int32[N]``."""
 
-@dataclass(frozen=True)
-class OptimSettings:
-    """What determines an optimizer; ``config.optim``, with no default left open.
-
-    Hashable, so that runs with equal settings share one compiled step.
-
-    Attributes:
-      name: ``"adamw"`` or ``"sgd"``.
-      lr: The peak learning rate.
-      schedule: ``"constant"``, ``"linear"``, ``"cosine"`` or ``"piecewise"``.
-      warmup_updates: Updates in which the learning rate rises linearly; the last
-        of them is the first at the peak.
-      decay_updates: The update that trains with ``end_fraction`` of the peak, and
-        so do all after it; 0 for a schedule without such an end.
-      end_fraction: See `decay_updates`.
-      boundaries: Of a piecewise schedule: after so many updates the learning rate
-        is multiplied by `boundary_scale`; ``()`` for the other schedules.
-      boundary_scale: See `boundaries`.
-      momentum: Of SGD.
-      nesterov: Of SGD.
-      b1: Of AdamW.
-      b2: Of AdamW.
-      weight_decay: AdamW decays the parameters, SGD adds it to the gradient (L2).
-      decay_vectors: Whether biases, scales of norms and other vectors are decayed
-        too, and not matrices and convolutions alone.
-      clip_norm: Largest global norm of the gradient; 0 does not clip.
-    """
-
-    name: str
-    lr: float
-    schedule: str
-    warmup_updates: int
-    decay_updates: int
-    end_fraction: float
-    boundaries: tuple[int, ...]
-    boundary_scale: float
-    momentum: float
-    nesterov: bool
-    b1: float
-    b2: float
-    weight_decay: float
-    decay_vectors: bool
-    clip_norm: float
-
-    @classmethod
-    def from_config(cls, config: Config) -> "OptimSettings":
-        """Returns the settings of a checked training config."""
-        settings = {field.name: config.optim[field.name] for field in fields(cls)}
-        # A constant schedule does not depend on the length of the run, so runs of
-        # any length share a compilation.
-        decays = config.optim.schedule in ("linear", "cosine")
-        decay_updates = config.optim.decay_updates or config.updates
-        settings["decay_updates"] = decay_updates if decays else 0
-        return cls(**settings)
+_FLOATS = (
+    "lr",
+    "end_fraction",
+    "boundary_scale",
+    "momentum",
+    "b1",
+    "b2",
+    "weight_decay",
+    "clip_norm",
+)
 
 
-def make_schedule(settings: OptimSettings) -> optax.Schedule:
-    """Returns the learning rate as a function of the updates done before.
+def hyperparams(config: Config) -> Hyperparams:
+    """Returns the numbers of a config that are inputs of the compiled step.
 
     Args:
-      settings: The settings.
+      config: A checked training config.
+    """
+    optim = config.optim
+    # Weakly typed, as Python's numbers are: they leave the type of what they meet.
+    numbers = {name: jnp.asarray(float(optim[name])) for name in _FLOATS}
+    return {
+        **numbers,
+        "warmup_updates": jnp.asarray(optim.warmup_updates),
+        "decay_updates": jnp.asarray(optim.decay_updates or config.updates),
+        "boundaries": jnp.asarray(tuple(optim.boundaries), jnp.int32),
+    }
 
-    Returns:
-      A function of ``int32[]``, 0 for the first update.
+
+def learning_rate(
+    schedule: str, numbers: Hyperparams, update: jax.Array | int
+) -> jax.Array:
+    """Returns the learning rate of an update, ``float32[]``.
+
+    No update trains with a rate of 0, and the peak and the end are each met by an
+    update: the warm-up's last update is the first at the peak.
+
+    Args:
+      schedule: ``"constant"``, ``"linear"``, ``"cosine"`` or ``"piecewise"``.
+      numbers: From `hyperparams`.
+      update: Updates done before, ``int32[]``: 0 for the first.
 
     Example:
       A linear schedule with lr 1, 2 warm-up updates of 6, and end fraction 0.2
       trains its updates with 0.5, 1, 0.8, 0.6, 0.4, 0.2, 0.2, ...
     """
-    # Counted so that neither end is lost: no update trains with a rate of 0, and
-    # the peak and the end are each met by an update.
-    warm = max(settings.warmup_updates - 1, 0)
-    decay = max(settings.decay_updates - 1 - warm, 1)
-    lr, end = settings.lr, settings.lr * settings.end_fraction
-    match settings.schedule:
+    warmup, end = numbers["warmup_updates"], numbers["end_fraction"]
+    last_warm = jnp.maximum(warmup - 1, 0)
+    length = jnp.maximum(numbers["decay_updates"] - 1 - last_warm, 1)
+    done = jnp.clip((update - last_warm) / length, 0.0, 1.0)
+    match schedule:
         case "constant":
-            after = optax.constant_schedule(lr)
+            scale = jnp.ones(())
         case "linear":
-            after = optax.linear_schedule(lr, end, decay)
+            scale = (1 - end) * (1 - done) + end
         case "cosine":
-            after = optax.cosine_decay_schedule(lr, decay, settings.end_fraction)
+            scale = (1 - end) * 0.5 * (1 + jnp.cos(jnp.pi * done)) + end
         case "piecewise":
-            # Joined to the warm-up, a schedule counts from the warm-up's end on.
-            scales = {b - warm: settings.boundary_scale for b in settings.boundaries}
-            after = optax.piecewise_constant_schedule(lr, scales)
+            passed = (update >= numbers["boundaries"]).sum()
+            scale = numbers["boundary_scale"] ** passed
         case unknown:
             raise ValueError(
                 f"schedule={unknown!r} is unknown; use constant, linear, cosine or "
                 "piecewise"
             )
-    if not warm:
-        return after
-    before = optax.linear_schedule(lr / settings.warmup_updates, lr, warm)
-    return optax.join_schedules([before, after], [warm])
+    rising = (update + 1) / jnp.maximum(warmup, 1)
+    scale = jnp.where(update < last_warm, rising, scale)
+    return (numbers["lr"] * scale).astype(jnp.float32)
 
 
-def make_optimizer(settings: OptimSettings) -> optax.GradientTransformation:
-    """Returns the optimizer: clip, then decay and step.
+@dataclass(frozen=True)
+class Optimizer:
+    """What of an optimizer is compiled: all but its numbers.
 
-    Args:
-      settings: The settings.
+    Hashable, so that runs with equal ones share one compiled step.
 
-    Returns:
-      An optax transformation whose state is a pytree of arrays.
-
-    Raises:
-      ValueError: The optimizer or the schedule is unknown.
+    Attributes:
+      name: ``"adamw"``, ``"sgd"``, or an optimizer of optax, such as
+        ``"optax.contrib.muon"``.
+      args: The further arguments of an optimizer of optax, as JSON. They are compiled
+        in, since they may change the structure.
+      schedule: See `learning_rate`.
+      nesterov: Of SGD.
+      decay_vectors: Whether biases, scales of norms and other vectors are decayed
+        too, and not matrices and convolutions alone.
+      has_momentum: Whether SGD keeps a buffer of gradients.
+      has_decay: Whether SGD adds decayed parameters to the gradient (L2).
+      clips: Whether gradients are clipped by their global norm.
     """
-    schedule = make_schedule(settings)
-    decayed = None if settings.decay_vectors else _matrices
-    parts = []
-    if settings.clip_norm:
-        parts.append(optax.clip_by_global_norm(settings.clip_norm))
-    match settings.name:
-        case "adamw":
-            parts.append(
-                optax.adamw(
-                    schedule,
-                    b1=settings.b1,
-                    b2=settings.b2,
-                    weight_decay=settings.weight_decay,
-                    mask=decayed,
+
+    name: str
+    args: str
+    schedule: str
+    nesterov: bool
+    decay_vectors: bool
+    has_momentum: bool
+    has_decay: bool
+    clips: bool
+
+    @classmethod
+    def from_config(cls, config: Config) -> "Optimizer":
+        """Returns the optimizer of a checked training config.
+
+        Fields that it does not use are left at one value, so that they cost no
+        compilation.
+        """
+        optim = config.optim
+        is_sgd, is_own = optim.name == "sgd", optim.name in OWN_OPTIMIZERS
+        return cls(
+            name=optim.name,
+            args="{}" if is_own else optim.args,
+            schedule=optim.schedule,
+            nesterov=is_sgd and optim.momentum > 0 and optim.nesterov,
+            decay_vectors=is_own and optim.decay_vectors,
+            has_momentum=is_sgd and optim.momentum > 0,
+            has_decay=is_sgd and optim.weight_decay > 0,
+            clips=optim.clip_norm > 0,
+        )
+
+    def init(self, params: Any) -> Any:
+        """Returns the state before the first update: a pytree of arrays."""
+        # No state begins with a number of these, so that any will do.
+        numbers = dict.fromkeys(_FLOATS, 0.5)
+        return self._transformation(numbers, 0.5).init(params)
+
+    def update(
+        self, grads: Any, state: Any, params: Any, numbers: Hyperparams, rate: Any
+    ) -> tuple[Any, Any]:
+        """Clips, decays and steps.
+
+        Args:
+          grads: The gradient, a tree like the parameters.
+          state: Of the optimizer.
+          params: The parameters.
+          numbers: From `hyperparams`.
+          rate: From `learning_rate`.
+
+        Returns:
+          What is to be added to the parameters, and the new state.
+        """
+        return self._transformation(numbers, rate).update(grads, state, params)
+
+    def _transformation(self, numbers: Any, rate: Any) -> optax.GradientTransformation:
+        decayed = None if self.decay_vectors else _matrices
+        parts = []
+        if self.clips:
+            parts.append(optax.clip_by_global_norm(numbers["clip_norm"]))
+        match self.name:
+            case "adamw":
+                parts.append(
+                    optax.adamw(
+                        rate,
+                        b1=numbers["b1"],
+                        b2=numbers["b2"],
+                        weight_decay=numbers["weight_decay"],
+                        mask=decayed,
+                    )
                 )
-            )
-        case "sgd":
-            if settings.weight_decay:
-                parts.append(optax.add_decayed_weights(settings.weight_decay, decayed))
-            # A momentum of 0 would keep a second copy of the parameters for nothing.
-            momentum = settings.momentum or None
-            parts.append(optax.sgd(schedule, momentum, nesterov=settings.nesterov))
-        case unknown:
-            raise ValueError(f"optimizer {unknown!r} is unknown; use adamw or sgd")
-    return optax.chain(*parts)
+            case "sgd":
+                if self.has_decay:
+                    decay = numbers["weight_decay"]
+                    parts.append(optax.add_decayed_weights(decay, decayed))
+                momentum = numbers["momentum"] if self.has_momentum else None
+                parts.append(optax.sgd(rate, momentum, nesterov=self.nesterov))
+            case name:
+                parts.append(_found(name, self.args)(rate))
+        return optax.chain(*parts)
+
+
+# Trying an optimizer takes longer than finding it.
+_found = functools.lru_cache(maxsize=32)(optax_factory)
 
 
 def _matrices(params: optax.Params) -> optax.Params:

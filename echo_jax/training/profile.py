@@ -18,9 +18,13 @@ import jax
 
 from echo_jax.folders import RunPath, copy_folder, remove_folder
 from echo_jax.training.collectives import Share, Trace, read_trace
-from echo_jax.training.processes import agreed, gathered, is_first
+from echo_jax.training.distributed import (
+    all_gather,
+    broadcast_from_first,
+    is_main_process,
+)
 from echo_jax.training.runfiles import read_json, write_json
-from echo_jax.training.sitting import Sitting
+from echo_jax.training.trainer import Trainer
 
 __all__ = ["Profile"]
 
@@ -29,46 +33,46 @@ _STEP = "training update"
 
 
 class Profile:
-    """Traces the updates of a sitting that ``config.profile`` asks for.
+    """Traces the updates of a run that ``config.profile`` asks for.
 
     What was measured stands in ``WORKDIR/profile/collectives.json``. A run that
     resumes behind it keeps that; one that does its updates again, also traces again.
 
     Args:
-      sitting: Not begun yet.
+      run: Not begun yet.
 
     Example:
-      >>> with contextlib.closing(Profile(sitting)) as profile:
-      ...     while sitting.totals.updates < 60:
+      >>> with contextlib.closing(Profile(run)) as profile:
+      ...     while run.totals.updates < 60:
       ...         with profile.around():
-      ...             sitting.dispatch(sitting.take())
-      ...             sitting.read()
+      ...             run.dispatch(run.take())
+      ...             run.read()
       >>> profile.result()["collective_fraction"]
       0.41
     """
 
-    def __init__(self, sitting: Sitting):
-        self._sitting = sitting
-        self._folder = sitting.workdir / "profile"
+    def __init__(self, run: Trainer):
+        self._run = run
+        self._folder = run.workdir / "profile"
         self._file = self._folder / "collectives.json"
         self._own = self._folder / f"process-{jax.process_index()}"
         self._begun: int | None = None
-        done = sitting.totals.updates
-        wanted = sitting.config.profile
+        done = run.totals.updates
+        wanted = run.config.profile
         self._is_due = wanted.updates > 0 and done <= wanted.start
-        kept = agreed(read_json(self._file))
-        if kept and done < kept["first_update"] and is_first():
+        kept = broadcast_from_first(read_json(self._file))
+        if kept and done < kept["first_update"] and is_main_process():
             remove_folder(self._folder)
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
         """Surrounds the next updates, and traces them if they are due."""
-        if self._is_due and self._sitting.totals.updates >= self._wanted.start:
+        if self._is_due and self._run.totals.updates >= self._wanted.start:
             self._begin()
         if self._begun is None:
             yield
             return
-        first = self._sitting.totals.updates
+        first = self._run.totals.updates
         with jax.profiler.StepTraceAnnotation(_STEP, step_num=first):
             yield
             is_last = self._is_last(self._begun)
@@ -85,33 +89,33 @@ class Profile:
             self._written.cleanup()
 
     def result(self) -> dict[str, Any] | None:
-        """Returns what was measured, also in an earlier sitting; None if nothing."""
+        """Returns what was measured, also before a resumption; None if nothing."""
         if self._is_due:
-            self._sitting.progress.note(
+            self._run.progress.note(
                 f"nothing was profiled: after update {self._wanted.start} of "
                 "--config.profile.start no update began"
             )
-        return agreed(read_json(self._file))
+        return broadcast_from_first(read_json(self._file))
 
     @property
     def _wanted(self) -> Any:
-        return self._sitting.config.profile
+        return self._run.config.profile
 
     def _is_last(self, begun: int) -> bool:
-        config, done = self._sitting.config, self._sitting.totals.updates
+        config, done = self._run.config, self._run.totals.updates
         stops = (config.updates, config.eval_every, config.checkpoint_every)
         return done >= begun + self._wanted.updates or any(
             stop > 0 and done % stop == 0 for stop in stops
         )
 
     def _finish_updates(self) -> None:
-        self._sitting.read(leave=0)
-        jax.block_until_ready(self._sitting.state)
+        self._run.read(leave=0)
+        jax.block_until_ready(self._run.state)
 
     def _begin(self) -> None:
         self._is_due = False
         self._finish_updates()
-        with self._sitting.clock.phase("pause"):
+        with self._run.clock.phase("pause"):
             remove_folder(self._own)
             # The profiler writes to local disks alone.
             self._written = tempfile.TemporaryDirectory()
@@ -119,12 +123,12 @@ class Profile:
             # The calls of Python would be most of the trace, and slow the host down.
             options.python_tracer_level = 0
             jax.profiler.start_trace(self._written.name, profiler_options=options)
-            self._begun = self._sitting.totals.updates
+            self._begun = self._run.totals.updates
             # Together: who starts first would wait in the first collective.
-            gathered(None)
+            all_gather(None)
 
     def _end(self, begun: int) -> None:
-        with self._sitting.clock.phase("pause"):
+        with self._run.clock.phase("pause"):
             self._begun = None
             jax.profiler.stop_trace()
             with self._written as folder:
@@ -134,17 +138,17 @@ class Profile:
                 trace = read_trace(file, _STEP) if file else None
             result = {
                 "first_update": begun + 1,
-                "updates": self._sitting.totals.updates - begun,
+                "updates": self._run.totals.updates - begun,
                 **self._of_all(trace),
             }
-            if is_first():
+            if is_main_process():
                 write_json(self._file, result)
-        self._sitting.progress.note(_in_words(result, self._folder))
+        self._run.progress.note(_in_words(result, self._folder))
 
     def _of_all(self, trace: Trace | None) -> dict[str, Any]:
         """Returns what the traces of all processes say together."""
         shares = [*trace.shares().values()] if trace else []
-        mesh = self._sitting.setup.mesh
+        mesh = self._run.compiled.mesh
         num_own = sum(
             device.process_index == jax.process_index() for device in mesh.devices.flat
         )
@@ -155,7 +159,7 @@ class Profile:
             if len(shares) >= num_own
             else None,
         }
-        everybody = gathered(own)
+        everybody = all_gather(own)
         result = {
             "seconds": everybody[0]["seconds"],
             "devices": mesh.devices.size,

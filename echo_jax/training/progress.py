@@ -8,6 +8,8 @@ from typing import Any, Self
 from rich import progress
 from rich.console import Console
 
+from echo_jax.training.metrics import train_metrics
+
 __all__ = ["Progress"]
 
 
@@ -20,7 +22,7 @@ class Progress:
     Args:
       console: Where to; None for standard output.
       total: Updates of the whole run.
-      done: Updates done before this sitting.
+      done: Updates done when it is resumed.
       mark: Put before every line, and beside the bar.
     """
 
@@ -87,11 +89,12 @@ class Progress:
             )
             self.note(f"update {row['updates']}  {metrics}")
             return
-        # A step may run faster than when it was timed; idle is not negative then.
         numbers = (
             f"loss {row['loss']:.4f}  {row['examples_per_s']:.0f} examples/s  "
-            f"idle {max(row['idle_fraction'], 0):.0%}"
+            f"idle {row['idle_fraction']:.0%}"
         )
+        for name, value in train_metrics(row).items():
+            numbers += f"  {name} {value:.4g}"
         if "mfu" in row:
             numbers += f"  MFU {row['mfu']:.0%}"
         if self._bar:
@@ -115,7 +118,7 @@ class Progress:
         )
 
     def _eta(self) -> str:
-        """Returns the time left at the mean speed of this sitting."""
+        """Returns the time left at the mean speed since the start or the resumption."""
         speed = (self._done - self._first) / (time.perf_counter() - self._started)
         seconds = round((self._total - self._done) / speed) if speed else 0
         return f"ETA {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"

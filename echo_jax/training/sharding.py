@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from echo_jax.training.processes import put
+from echo_jax.training.distributed import put
 
 __all__ = [
     "batch_sharding",
@@ -68,7 +68,7 @@ def make_mesh(data: int, fsdp: int, batch_size: int) -> Mesh:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of what every device holds whole."""
+    """Returns the sharding of what is replicated: every device holds all of it."""
     return NamedSharding(mesh, PartitionSpec())
 
 

@@ -1,35 +1,96 @@
-"""One update and one evaluation batch, as pure functions, and their compilation."""
+"""The train state and the step: what one update computes, as pure functions."""
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from jax.sharding import Mesh
 
-from echo_jax.training.feed import Draw
-from echo_jax.training.inner import several_updates
-from echo_jax.training.optim import OptimSettings, make_optimizer, make_schedule
-from echo_jax.training.sharding import batch_sharding, param_shardings, replicated
-from echo_jax.training.state import LossWindow, TrainState
-from echo_jax.workloads.base import Batch, Task
+from echo_jax.training.optim import Hyperparams, Optimizer, learning_rate
+from echo_jax.workloads.base import Batch, Sums, Task
 
 __all__ = [
-    "Program",
+    "MAX_METRICS",
+    "REPEAT_BUCKETS",
+    "LossWindow",
+    "RunInputs",
     "StepReport",
-    "Updates",
+    "TrainState",
     "init_state",
-    "make_program",
+    "several_updates",
     "train_step",
 ]
 
+State = TypeVar("State")
 
-Sums = dict[str, tuple[jax.Array, jax.Array]]
-"""The sum and the count of each metric, ``float32[]``."""
+REPEAT_BUCKETS = 8
+"""Losses are kept apart for repeats 0 to 6; bucket 7 is repeat 7 and all later."""
+
+MAX_METRICS = 16
+"""Metrics that a task may return beside its losses. The state has room for so many, so
+that its structure, and with it a checkpoint's, depends on no task."""
+
+
+class LossWindow(struct.PyTreeNode):
+    """Losses since the last logged update, by repeat index.
+
+    Attributes:
+      loss: Summed losses of the examples per bucket, ``float32[REPEAT_BUCKETS]``.
+      count: Examples per bucket, ``int32[REPEAT_BUCKETS]``.
+    """
+
+    loss: jax.Array
+    count: jax.Array
+
+    @classmethod
+    def empty(cls) -> "LossWindow":
+        """Returns a window with nothing in it."""
+        return cls(
+            loss=jnp.zeros(REPEAT_BUCKETS, jnp.float32),
+            count=jnp.zeros(REPEAT_BUCKETS, jnp.int32),
+        )
+
+    def add(self, losses: jax.Array, repeat: jax.Array) -> "LossWindow":
+        """Returns the window with a batch added.
+
+        Args:
+          losses: The loss of every example, ``float32[B]``.
+          repeat: The repeat index of every example, ``int32[B]``.
+        """
+        bucket = jnp.minimum(repeat, REPEAT_BUCKETS - 1)
+        # A comparison and a sum, not a scatter: its order is the same on every
+        # backend and in every run.
+        mine = bucket[:, None] == jnp.arange(REPEAT_BUCKETS)[None, :]
+        return LossWindow(
+            loss=self.loss + jnp.where(mine, losses[:, None], 0.0).sum(axis=0),
+            count=self.count + mine.sum(axis=0, dtype=jnp.int32),
+        )
+
+
+class TrainState(struct.PyTreeNode):
+    """Everything that an update changes.
+
+    Attributes:
+      update: Updates done, ``int32[]``.
+      params: The parameters.
+      model_state: Flax collections other than the parameters (batch statistics).
+      opt_state: The optimizer's state.
+      window: Losses since the last logged update.
+      metrics: Sum and count of each of the task's metrics since then, in the order of
+        their names, ``float32[MAX_METRICS, 2]``.
+      first_bad_update: The first update whose loss was not finite, ``int32[]``,
+        counted from 1; 0 while there is none.
+    """
+
+    update: jax.Array
+    params: Any
+    model_state: Any
+    opt_state: Any
+    window: LossWindow
+    metrics: jax.Array
+    first_bad_update: jax.Array
 
 
 class StepReport(struct.PyTreeNode):
@@ -37,22 +98,38 @@ class StepReport(struct.PyTreeNode):
 
     Attributes:
       window: Losses since the last logged update, this one included.
+      metrics: By name, sum and count of the task's metrics since then, ``float32[]``.
       learning_rate: Of this update, ``float32[]``.
       first_bad_update: See `TrainState`.
     """
 
     window: LossWindow
+    metrics: Sums
     learning_rate: jax.Array
     first_bad_update: jax.Array
 
 
-def init_state(key: jax.Array, *, task: Task, optim: OptimSettings) -> TrainState:
+class RunInputs(NamedTuple):
+    """What is the same at every update of a run, and compiled into none.
+
+    Attributes:
+      key: Randomness of all updates; each folds in its own number.
+      log_every: The windows start anew after every so many updates, ``int32[]``.
+      hyperparams: The optimizer's numbers.
+    """
+
+    key: jax.Array
+    log_every: jax.Array
+    hyperparams: Hyperparams
+
+
+def init_state(key: jax.Array, *, task: Task, optimizer: Optimizer) -> TrainState:
     """Returns the state before the first update.
 
     Args:
       key: Randomness of the parameters.
       task: The model.
-      optim: The optimizer's settings.
+      optimizer: The optimizer.
     """
     variables = dict(task.init(key))
     params = variables.pop("params")
@@ -60,8 +137,9 @@ def init_state(key: jax.Array, *, task: Task, optim: OptimSettings) -> TrainStat
         update=jnp.zeros((), jnp.int32),
         params=params,
         model_state=variables,
-        opt_state=make_optimizer(optim).init(params),
+        opt_state=optimizer.init(params),
         window=LossWindow.empty(),
+        metrics=jnp.zeros((MAX_METRICS, 2), jnp.float32),
         first_bad_update=jnp.zeros((), jnp.int32),
     )
 
@@ -69,187 +147,106 @@ def init_state(key: jax.Array, *, task: Task, optim: OptimSettings) -> TrainStat
 def train_step(
     state: TrainState,
     batch: Batch,
-    key: jax.Array,
-    log_every: jax.Array,
+    run: RunInputs,
     *,
     task: Task,
-    optim: OptimSettings,
+    optimizer: Optimizer,
 ) -> tuple[TrainState, StepReport]:
     """Performs one update.
 
     Pure: everything it depends on is an argument, and its randomness is
-    ``fold_in(key, state.update)``.
+    ``fold_in(run.key, state.update)``.
 
     Args:
       state: The state after ``state.update`` updates.
       batch: A training batch with ``"repeat"``, ``int32[B]``.
-      key: The run's key; the same at every update.
-      log_every: ``int32[]``; the loss window starts anew after every so many
-        updates.
+      run: The same at every update.
       task: Model and loss.
-      optim: The optimizer's settings.
+      optimizer: The optimizer, without its numbers.
 
     Returns:
       The new state, and what the host may want to read.
+
+    Raises:
+      ValueError: The task returns metrics that cannot be logged.
     """
     batch = dict(batch)
     repeat = batch.pop("repeat")
-    key = jax.random.fold_in(key, state.update)
+    key = jax.random.fold_in(run.key, state.update)
 
-    def mean_loss(params: Any) -> tuple[jax.Array, tuple[jax.Array, Any]]:
+    def mean_loss(params: Any) -> tuple[jax.Array, tuple[jax.Array, Any, Sums]]:
         variables = {"params": params, **state.model_state}
-        losses, model_state = task.loss(variables, batch, key)
-        return losses.mean(), (losses, model_state)
+        losses, model_state, metrics = task.loss(variables, batch, key)
+        return losses.mean(), (losses, model_state, metrics)
 
     gradient = jax.value_and_grad(mean_loss, has_aux=True)
-    (loss, (losses, model_state)), grads = gradient(state.params)
-    changes, opt_state = make_optimizer(optim).update(
-        grads, state.opt_state, state.params
+    (loss, (losses, model_state, metrics)), grads = gradient(state.params)
+
+    rate = learning_rate(optimizer.schedule, run.hyperparams, state.update)
+    changes, opt_state = optimizer.update(
+        grads, state.opt_state, state.params, run.hyperparams, rate
     )
-    window = jax.tree.map(
-        lambda kept: jnp.where(state.update % log_every == 0, 0, kept), state.window
+
+    is_new_window = state.update % run.log_every == 0
+    window, sums = jax.tree.map(
+        lambda kept: jnp.where(is_new_window, 0, kept), (state.window, state.metrics)
     )
-    window = window.add(losses, repeat)
+    window, sums = window.add(losses, repeat), sums + _stacked(metrics)
     is_first_bad = (state.first_bad_update == 0) & ~jnp.isfinite(loss)
     first_bad = jnp.where(is_first_bad, state.update + 1, state.first_bad_update)
-    learning_rate = jnp.asarray(make_schedule(optim)(state.update), jnp.float32)
     new_state = TrainState(
         update=state.update + 1,
         params=optax.apply_updates(state.params, changes),
         model_state=model_state,
         opt_state=opt_state,
         window=window,
+        metrics=sums,
         first_bad_update=first_bad,
     )
-    return new_state, StepReport(window, learning_rate, first_bad)
+    named = {name: (sums[i, 0], sums[i, 1]) for i, name in enumerate(sorted(metrics))}
+    return new_state, StepReport(window, named, rate, first_bad)
 
 
-class Updates(Protocol):
-    """Compiled updates; see `Program.updates`."""
-
-    def __call__(
-        self,
-        state: TrainState,
-        arrays: Any,
-        inputs: Any,
-        key: jax.Array,
-        log_every: jax.Array,
-    ) -> tuple[TrainState, Any, StepReport]:
-        """Starts them."""
-        ...
-
-    def trace(self, *args: Any) -> Any:
-        """Returns what jax makes of them before it compiles."""
-        ...
+def _stacked(metrics: Sums) -> jax.Array:
+    """Returns sums and counts in the order of their names; see `TrainState`."""
+    if len(metrics) > MAX_METRICS:
+        raise ValueError(
+            f"Task.loss returned {len(metrics)} metrics, and there is room for "
+            f"{MAX_METRICS}; return fewer"
+        )
+    if "s" in metrics:
+        raise ValueError(
+            "Task.loss returned a metric named 's', but train_s are the seconds of "
+            "training in a row; give it another name"
+        )
+    rows = [jnp.stack([*map(jnp.float32, metrics[name])]) for name in sorted(metrics)]
+    rows += [jnp.zeros(2)] * (MAX_METRICS - len(rows))
+    return jax.lax.stop_gradient(jnp.stack(rows))
 
 
-@dataclass(frozen=True)
-class Program:
-    """The compiled functions of a task on a mesh.
-
-    Attributes:
-      shardings: Where each array of a `TrainState` lives.
-      abstract_state: Shapes, types and shardings of a `TrainState`.
-      init: ``(key) -> TrainState``.
-      updates: ``(draw, scan=False)``; returns the compiled function
-        ``(state, arrays, inputs, key, log_every) -> (state, arrays, report)`` that
-        performs as many updates as the draw makes batches of the inputs. It donates
-        state and arrays, and never the inputs, which an echo may use again. The
-        report is the last update's.
-      evaluate: ``(state, batch) -> ({metric: (sum, count)}, outputs)``: what
-        `Task.evaluate` and `Task.predict` return, on every device.
-      is_finite: ``(state) -> bool[]``, over all its floats.
-      copy: ``(state) -> state`` in memory of its own, to be donated freely.
-    """
-
-    shardings: TrainState
-    abstract_state: TrainState
-    init: Callable[[jax.Array], TrainState]
-    updates: Callable[..., Updates]
-    evaluate: Callable[[TrainState, Batch], tuple[Sums, dict[str, jax.Array]]]
-    is_finite: Callable[[TrainState], jax.Array]
-    copy: Callable[[TrainState], TrainState]
-
-
-# A cache by value, because jit's own is by the identity of a function: the arms of
-# a study have equal tasks, settings and mesh, and so compile once.
-@functools.lru_cache(maxsize=8)
-def make_program(task: Task, optim: OptimSettings, mesh: Mesh) -> Program:
-    """Returns the functions of a task, to be compiled at their first call.
+def several_updates(
+    update: Callable[[State, Any], tuple[State, Any]],
+    state: State,
+    batches: Sequence[Any],
+    *,
+    scan: bool,
+) -> tuple[State, Any]:
+    """Performs updates one after the other; to be traced.
 
     Args:
-      task: Model and loss, hashable.
-      optim: The optimizer's settings.
-      mesh: From `make_mesh`.
+      update: ``(state, batch) -> (state, report)``, a pure function.
+      state: Before the first of them.
+      batches: One for each, with the same shapes.
+      scan: Whether to loop over one copy of `update`, instead of writing it so often.
 
     Returns:
-      The same object for equal arguments.
+      The last state, and the report of the last update.
     """
-    init = functools.partial(init_state, task=task, optim=optim)
-    shapes = jax.eval_shape(init, jax.random.key(0))
-    whole = replicated(mesh)
-    shardings = jax.tree.map(lambda _: whole, shapes).replace(
-        params=param_shardings(shapes.params, mesh),
-        opt_state=param_shardings(shapes.opt_state, mesh),
-    )
-
-    def evaluate(state: TrainState, batch: Batch):
-        variables = {"params": state.params, **state.model_state}
-        return task.evaluate(variables, batch), task.predict(variables, batch)
-
-    return Program(
-        shardings=shardings,
-        abstract_state=jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-            shapes,
-            shardings,
-        ),
-        init=jax.jit(init, out_shardings=shardings),
-        updates=functools.partial(_make_updates, task, optim, mesh),
-        evaluate=jax.jit(
-            evaluate,
-            in_shardings=(shardings, batch_sharding(mesh)),
-            out_shardings=whole,
-        ),
-        is_finite=jax.jit(_is_finite, in_shardings=(shardings,), out_shardings=whole),
-        copy=jax.jit(
-            lambda state: jax.tree.map(jnp.copy, state),
-            in_shardings=(shardings,),
-            out_shardings=shardings,
-        ),
-    )
-
-
-@functools.lru_cache(maxsize=32)
-def _make_updates(
-    task: Task, optim: OptimSettings, mesh: Mesh, draw: Draw, scan: bool = False
-) -> Updates:
-    """See `Program.updates`."""
-
-    def updates(
-        state: TrainState, arrays: Any, inputs: Any, key: jax.Array, every: jax.Array
-    ) -> tuple[TrainState, Any, StepReport]:
-        arrays, batches = draw(arrays, inputs)
-
-        def update(state: TrainState, batch: Batch) -> tuple[TrainState, StepReport]:
-            return train_step(state, batch, key, every, task=task, optim=optim)
-
-        state, report = several_updates(update, state, batches, scan=scan)
-        return state, arrays, report
-
-    shardings = make_program(task, optim, mesh).shardings
-    arrays, whole = draw.arrays_sharding, replicated(mesh)
-    compiled = jax.jit(
-        updates,
-        in_shardings=(shardings, arrays, draw.input_sharding, whole, whole),
-        out_shardings=(shardings, arrays, whole),
-        donate_argnums=(0, 1),
-    )
-    return cast(Updates, compiled)
-
-
-def _is_finite(state: TrainState) -> jax.Array:
-    floats = [
-        x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)
-    ]
-    return jnp.all(jnp.array([jnp.isfinite(x).all() for x in floats]))
+    if scan and len(batches) > 1:
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
+        state, reports = jax.lax.scan(update, state, stacked)
+        return state, jax.tree.map(lambda x: x[-1], reports)
+    report = None
+    for batch in batches:
+        state, report = update(state, batch)
+    return state, report

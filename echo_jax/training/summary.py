@@ -5,10 +5,15 @@ from dataclasses import asdict
 from typing import Any
 
 from echo_jax.config import Config
+from echo_jax.training.dispatch import Dispatch
 from echo_jax.training.flops import UpdateFlops
-from echo_jax.training.inner import Inner
 from echo_jax.training.measure import Rates
-from echo_jax.training.metrics import Totals, first_to_meet
+from echo_jax.training.metrics import (
+    Totals,
+    first_to_meet,
+    idle_fraction,
+    train_metrics,
+)
 from echo_jax.workloads.base import Workload
 
 __all__ = ["is_finished", "make_summary"]
@@ -22,8 +27,9 @@ def make_summary(
     totals: Totals,
     seconds: Mapping[str, float],
     rates: Rates,
+    step_s: float,
     factor: float,
-    inner: Inner,
+    dispatch: Dispatch,
     flops: UpdateFlops,
     profile: Mapping[str, Any] | None,
     params_sha256: str,
@@ -36,9 +42,10 @@ def make_summary(
       rows: All rows of ``metrics.jsonl``; the last evaluation is the final one.
       totals: Of the whole run.
       seconds: The clock's.
-      rates: As measured in the last sitting.
+      rates: As measured before the first update, or the first that was resumed.
+      step_s: Seconds of an update at work, as measured since then.
       factor: The echo factor, which the config may leave open.
-      inner: How updates were dispatched.
+      dispatch: How updates were dispatched.
       flops: Of an update.
       profile: What a few updates spent in collectives; None if none were profiled.
       params_sha256: Hash of the final parameters.
@@ -50,6 +57,7 @@ def make_summary(
         rows, metric=workload.metric, mode=workload.mode, target=config.target
     )
     final = [row for row in rows if row["kind"] == "eval"][-1]
+    last = next((row for row in reversed(rows) if row["kind"] == "train"), None)
     storage = config.data.storage.to_dict()
     echo = config.echo.to_dict()
     return {
@@ -67,13 +75,21 @@ def make_summary(
             for name, value in final.items()
             if name.startswith("eval_")
         },
+        "train_final": {
+            "loss": last["loss"],
+            **train_metrics(last),
+        }
+        if last
+        else {},
         "echo": {**echo, "factor": factor, "factor_asked": echo["factor"]},
-        "inner": asdict(inner),
+        "dispatch": asdict(dispatch),
         "hold_batch": config.data.hold_batch,
-        "R": rates.ratio,
+        "R": rates.t_up_s / step_s,
         "t_up_s": rates.t_up_s,
-        "t_down_s": rates.t_down_s,
-        "idle_fraction": 1 - totals.held_s / seconds["wall_s"],
+        "t_down_s": step_s,
+        "t_down_start_s": rates.t_down_s,
+        "busy_s": totals.busy_s,
+        "idle_fraction": idle_fraction(totals.busy_s, seconds["wall_s"]),
         **seconds,
         **flops.rates(updates=totals.updates, seconds=seconds["wall_s"]),
         "profile": profile,

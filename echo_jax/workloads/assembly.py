@@ -20,7 +20,7 @@ def make_workload(
     mode: Literal["min", "max"],
     stages: Stages,
     eval_batches: MakesEvaluation,
-    data_facts: Mapping[str, Any],
+    data_metadata: Mapping[str, Any],
     evaluator: Callable[[], Evaluator] | None = None,
     augment_on_device: Augment | None = None,
 ) -> Workload:
@@ -33,7 +33,7 @@ def make_workload(
       mode: Whether a better metric is smaller or larger.
       stages: The training records, and what they go through on the host.
       eval_batches: Makes one pass over the evaluation split.
-      data_facts: What was read.
+      data_metadata: What was read.
       evaluator: Makes what judges one pass, beside the task.
       augment_on_device: What is done on the devices to every use of a decoded item.
 
@@ -52,5 +52,5 @@ def make_workload(
         eval_batches=eval_batches,
         evaluator=evaluator,
         augment_on_device=augment_on_device,
-        facts={"data": dict(data_facts), "storage": pipeline.storage.facts()},
+        metadata={"data": dict(data_metadata), "storage": pipeline.storage.facts()},
     )

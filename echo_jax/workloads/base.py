@@ -10,14 +10,19 @@ from typing import Any, Literal, Protocol
 
 import grain
 import jax
+from jax.typing import ArrayLike
 
 from echo_jax.echo.shard import WHOLE, Part
 from echo_jax.echo.spec import EchoSpec
 
-__all__ = ["Augment", "Batch", "Evaluator", "Task", "Variables", "Workload"]
+__all__ = ["Augment", "Batch", "Evaluator", "Sums", "Task", "Variables", "Workload"]
 
 Batch = dict[str, Any]
 """A batch: a dict of arrays with a leading batch axis of size B."""
+
+Sums = dict[str, tuple[ArrayLike, ArrayLike]]
+"""The sum and the count of each metric, scalars: means of them are merged
+exactly, over batches, devices and processes."""
 
 Variables = dict[str, Any]
 """Flax variable collections: ``{"params": ..., "batch_stats": ...}``."""
@@ -95,8 +100,8 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def loss(
         self, variables: Variables, batch: Batch, key: jax.Array
-    ) -> tuple[jax.Array, Variables]:
-        """Returns the training loss of every example and the new variables.
+    ) -> tuple[jax.Array, Variables, Sums]:
+        """Returns the training loss of every example, new variables, and metrics.
 
         Args:
           variables: All collections; gradients are taken of ``"params"`` alone.
@@ -104,14 +109,15 @@ class Task(abc.ABC):
           key: Randomness of this update (dropout); derived from (seed, update).
 
         Returns:
-          The loss of each example, ``float32[B]``, and the collections other
-          than ``"params"`` after the step (batch statistics), ``{}`` if none.
+          The loss of each example, ``float32[B]``; the collections other than
+          ``"params"`` after the step (batch statistics), ``{}`` if none; and
+          ``{metric: (sum, count)}`` over the batch, ``{}`` if none. Metrics are
+          gathered on the devices, and every logged row has a mean of each, over the
+          updates since the last one, as ``train_METRIC``.
         """
 
     @abc.abstractmethod
-    def evaluate(
-        self, variables: Variables, batch: Batch
-    ) -> dict[str, tuple[jax.Array, jax.Array]]:
+    def evaluate(self, variables: Variables, batch: Batch) -> Sums:
         """Returns ``{metric: (sum, count)}`` over the examples with mask 1.
 
         Args:
@@ -171,7 +177,7 @@ class Workload:
       stage_calls: Makes functions that do what each stage of the training pipeline
         does for one batch, by the stage's name and in order, to be timed. None by
         default: ``{}``.
-      facts: What was read, for ``environment.json`` (corpus hash, sizes, and
+      metadata: What was read, for ``environment.json`` (corpus hash, sizes, and
         whether data or storage is synthetic or simulated).
     """
 
@@ -185,4 +191,4 @@ class Workload:
     evaluator: Callable[[], Evaluator] | None = None
     augment_on_device: Augment | None = None
     stage_calls: Callable[[], Mapping[str, Callable[[], Any]]] = dict
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from echo_jax.workloads.base import Batch, Task, Variables
+from echo_jax.workloads.base import Batch, Sums, Task, Variables
 from echo_jax.workloads.pixels import Channels, normalised
 
 __all__ = ["ImageClassifier", "check_smoothing"]
@@ -56,8 +56,11 @@ class ImageClassifier(Task):
 
     def loss(
         self, variables: Variables, batch: Batch, key: jax.Array
-    ) -> tuple[jax.Array, Variables]:
-        """Returns the cross-entropy of every image and the new batch statistics."""
+    ) -> tuple[jax.Array, Variables, Sums]:
+        """Returns the cross-entropy of every image, and the new batch statistics.
+
+        The metric is ``"accuracy"``, of the images as they were augmented.
+        """
         del key  # Nothing in the model is random.
         # Not all of `variables`: a model without statistics has no such entry.
         collections = [name for name in variables if name != "params"]
@@ -65,15 +68,14 @@ class ImageClassifier(Task):
             variables, self._pixels(batch), train=True, mutable=collections
         )
         losses = _cross_entropy(logits, batch["label"])
+        right = (logits.argmax(axis=-1) == batch["label"]).astype(jnp.float32)
         if self.label_smoothing:
             # The cross-entropy with all classes, evenly.
             even = -jax.nn.log_softmax(logits).mean(axis=-1)
             losses += self.label_smoothing * (even - losses)
-        return losses, dict(updated)
+        return losses, dict(updated), {"accuracy": (right.sum(), right.size)}
 
-    def evaluate(
-        self, variables: Variables, batch: Batch
-    ) -> dict[str, tuple[jax.Array, jax.Array]]:
+    def evaluate(self, variables: Variables, batch: Batch) -> Sums:
         """Returns every metric as (sum over the images with mask 1, images).
 
         They are ``"accuracy"``, ``"loss"``, which is not smoothed, and ``"top_5"``.

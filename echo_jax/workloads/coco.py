@@ -30,7 +30,7 @@ from echo_jax.data.sources import Picked
 from echo_jax.data.stages import RecordSource, Stages
 from echo_jax.models.ssd import SSD, map_sizes
 from echo_jax.workloads.assembly import make_workload
-from echo_jax.workloads.base import Batch, Task, Variables, Workload
+from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 from echo_jax.workloads.detection_loss import Loss, detection_loss, make_targets
 from echo_jax.workloads.pixels import normalised
 from echo_jax.workloads.splits import Splits, open_splits
@@ -94,7 +94,7 @@ class Detector(Task):
 
     def loss(
         self, variables: Variables, batch: Batch, key: jax.Array
-    ) -> tuple[jax.Array, Variables]:
+    ) -> tuple[jax.Array, Variables, Sums]:
         """Returns the loss of every image and the new batch statistics."""
         del key  # Nothing in the model is random.
         predicted, updated = self.model.apply(
@@ -103,11 +103,9 @@ class Detector(Task):
             train=True,
             mutable=["batch_stats"],
         )
-        return self._losses(predicted, batch), dict(updated)
+        return self._losses(predicted, batch), dict(updated), {}
 
-    def evaluate(
-        self, variables: Variables, batch: Batch
-    ) -> dict[str, tuple[jax.Array, jax.Array]]:
+    def evaluate(self, variables: Variables, batch: Batch) -> Sums:
         """Returns the loss as (sum over the images with mask 1, images)."""
         losses = self._losses(self._predicted(variables, batch), batch)
         mask = batch["mask"]
@@ -199,7 +197,7 @@ def build(config: Any) -> Workload:
             batch_size=config.batch_size,
             threads=max(data.threads, 1),
         ),
-        data_facts={**splits.facts, "categories": len(categories)},
+        data_metadata={**splits.facts, "categories": len(categories)},
         evaluator=judged.evaluator,
         augment_on_device=Augment(on_device) if on_device else None,
     )

@@ -16,7 +16,7 @@ from echo_jax.data.sequences import open_sequences
 from echo_jax.data.stages import Stages
 from echo_jax.models.transformer import Transformer
 from echo_jax.workloads.assembly import make_workload
-from echo_jax.workloads.base import Batch, Task, Variables, Workload
+from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 
 __all__ = ["LanguageModel", "build"]
 
@@ -54,7 +54,7 @@ class LanguageModel(Task):
       >>> task = LanguageModel(model)
       >>> variables = jax.jit(task.init)(jax.random.key(0))
       >>> batch = {"tokens": jnp.zeros((2, 5), jnp.uint8)}
-      >>> losses, _ = jax.jit(task.loss)(variables, batch, jax.random.key(1))
+      >>> losses, _, _ = jax.jit(task.loss)(variables, batch, jax.random.key(1))
       >>> [round(float(x), 3) for x in losses]  # log(256): nothing is known yet
       [5.545, 5.545]
     """
@@ -70,21 +70,22 @@ class LanguageModel(Task):
 
     def loss(
         self, variables: Variables, batch: Batch, key: jax.Array
-    ) -> tuple[jax.Array, Variables]:
+    ) -> tuple[jax.Array, Variables, Sums]:
         """Returns the mean loss of every window, ``float32[B]``, and ``{}``.
 
         Where windows hold filling, each is weighted by its tokens: the mean over the
-        batch is then the mean over its tokens.
+        batch is then the mean over its tokens. The metric is ``"tokens_per_update"``:
+        how many tokens were predicted, without filling.
         """
         losses = self._token_losses(variables, batch["tokens"], key)
         if "length" not in batch:
-            return losses.mean(axis=-1), {}
+            return losses.mean(axis=-1), {}, {"tokens_per_update": (losses.size, 1)}
         real = _is_real(batch, losses)
-        return (losses * real).sum(axis=-1) * (len(losses) / real.sum()), {}
+        tokens = real.sum()
+        losses = (losses * real).sum(axis=-1) * (len(losses) / tokens)
+        return losses, {}, {"tokens_per_update": (tokens, 1)}
 
-    def evaluate(
-        self, variables: Variables, batch: Batch
-    ) -> dict[str, tuple[jax.Array, jax.Array]]:
+    def evaluate(self, variables: Variables, batch: Batch) -> Sums:
         """Returns the loss as (sum over the tokens of windows with mask 1, tokens)."""
         losses = self._token_losses(variables, batch["tokens"], None)
         real, mask = _is_real(batch, losses), batch["mask"]
@@ -187,7 +188,7 @@ def build(config: Any) -> Workload:
                 max_examples=config.data.eval_examples,
             )
         ),
-        data_facts=text.facts,
+        data_metadata=text.facts,
     )
 
 

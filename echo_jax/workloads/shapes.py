@@ -75,7 +75,7 @@ def build(config: Any) -> Workload:
             )
         ),
         augment_on_device=augment_shapes,
-        data_facts={
+        data_metadata={
             "source": "synthetic: shapes drawn by echo_jax.data.shapes",
             "synthetic": True,
             "classes": list(CLASS_NAMES),

@@ -26,7 +26,7 @@ from echo_jax.data.stages import Stages
 from echo_jax.data.storage import SimulatedStorage
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.runs import Interrupted, run_train
-from echo_jax.training.sitting import Sitting
+from echo_jax.training.trainer import Trainer
 
 BATCH_SIZE = 4
 ENGINES = ("grain", "tfdata")
@@ -294,7 +294,7 @@ def tiny(**overrides):
             "echo.order": "spread",
             "echo.after": "decode",
             "echo.buffer": 32,
-            "inner.strategy": "loop",
+            "dispatch.mode": "loop",
             "mesh.data": 1,
             "optim.warmup_updates": 0,
             **overrides,
@@ -328,7 +328,7 @@ def test_training_on_either_engine_and_resumed_is_the_same_to_the_bit(where, tmp
 
 def stop_after(updates, config, workdir):
     """Trains until a signal comes while the update is logged."""
-    log = Sitting._log
+    log = Trainer._log
 
     def stop(self, row):
         log(self, row)
@@ -336,7 +336,7 @@ def stop_after(updates, config, workdir):
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(Sitting, "_log", stop)
+        patch.setattr(Trainer, "_log", stop)
         run_train(config, workdir)
 
 

@@ -15,7 +15,7 @@ from echo_jax.echo.plans.decision_log import Tape
 from echo_jax.folders import FolderError, run_folder, write_whole
 from echo_jax.training import Interrupted, runfiles
 from echo_jax.training.runfiles import MetricsFile
-from echo_jax.training.sitting import NonFiniteLossError
+from echo_jax.training.trainer import NonFiniteLossError
 
 ROOT = Path(__file__).parents[2]
 WORKDIR = "gs://bucket/runs/a"

@@ -18,9 +18,9 @@ from tiny_workload import make_workload, run, tiny_config
 
 from echo_jax.echo.plans.decision_log import Tape
 from echo_jax.training import Interrupted, train
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.device import DeviceEchoFeed
 from echo_jax.training.feeds import open_feed
-from echo_jax.training.setup import make_setup
 
 FIXED = {
     "echo__after": "decode",
@@ -49,10 +49,9 @@ STOCHASTIC = {
 MODES = {
     "fixed": DEVICE,
     "shuffle": {**DEVICE, "echo__order": "shuffle"},
-    "shuffle_buffer": {**DEVICE, "echo__order": "shuffle_buffer"},
-    "groups": {**DEVICE, "inner__strategy": "scan", "inner__updates": 2},
+    "groups": {**DEVICE, "dispatch__mode": "scan", "dispatch__steps": 2},
     "stochastic": STOCHASTIC,
-    "random groups": {**STOCHASTIC, "inner__strategy": "scan", "inner__updates": 2},
+    "random groups": {**STOCHASTIC, "dispatch__mode": "scan", "dispatch__steps": 2},
 }
 
 
@@ -283,11 +282,11 @@ class Shifted:
 
 def test_a_key_belongs_to_a_use_and_not_to_a_place():
     options = {"echo__factor": 2.0, "echo__order": "consecutive", "seed": 3}
-    config = tiny_config(**{**DEVICE, **options, "inner__strategy": "scan"})
+    config = tiny_config(**{**DEVICE, **options, "dispatch__mode": "scan"})
     workload = dataclasses.replace(
         make_workload(config), augment_on_device=Shifted(0.5)
     )
-    mesh = make_setup(config, workload).mesh
+    mesh = CompiledFunctions(config, workload).mesh
     batches = _some_batches(workload, 1)
 
     def drawn(*takes):
@@ -321,7 +320,7 @@ def test_every_use_is_augmented_anew_if_the_echo_follows_decoding(tmp_path):
     assert shifted != plain
     assert train_with(0.5, "again") == shifted
     assert train_with(0.5, "other", seed=1) != shifted
-    groups = train_with(0.5, "groups", inner__strategy="scan", inner__updates=1)
+    groups = train_with(0.5, "groups", dispatch__mode="scan", dispatch__steps=1)
     np.testing.assert_allclose(groups, shifted, rtol=1e-5)
     # Augmented before the echo, they are not augmented again.
     assert train_with(0.5, "before", echo__after="augment") == plain

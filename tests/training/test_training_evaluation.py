@@ -8,8 +8,8 @@ import pytest
 from tiny_workload import make_workload, tiny_config
 
 from echo_jax.data.evaluation import eval_batches
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.evaluation import evaluate
-from echo_jax.training.setup import make_setup
 from echo_jax.workloads.base import Task
 
 WEIGHT = 3.0
@@ -40,22 +40,22 @@ def decode(record):
 
 
 @pytest.fixture(scope="module", params=[1, 8], ids="{} devices".format)
-def setup(request):
+def functions(request):
     config = tiny_config(mesh__data=request.param)
-    setup = make_setup(config, make_workload(config, task=Logarithms()))
-    return setup, setup.program.init(setup.init_key)
+    compiled = CompiledFunctions(config, make_workload(config, task=Logarithms()))
+    return compiled, compiled.init(compiled.init_key)
 
 
 @pytest.mark.parametrize("batch_size", [8, 16])
-def test_every_example_counts_once_and_padding_never(setup, batch_size):
-    setup, state = setup
+def test_every_example_counts_once_and_padding_never(functions, batch_size):
+    compiled, state = functions
     rng = np.random.default_rng(0)
     for size in range(1, 18):
         numbers = rng.integers(1, 100, size)
         source = [bytes([number]) for number in numbers]
         batches = eval_batches(source, decode, batch_size=batch_size)
         assert {len(batch["x"]) for batch in batches} == {batch_size}
-        found = evaluate(setup, state, batches)
+        found = evaluate(compiled, state, batches)
         # Sums of small whole numbers are exact in any order.
         assert found["sum"] == (numbers * WEIGHT).sum() / size
         np.testing.assert_allclose(found["log"], np.log(numbers).mean(), rtol=1e-6)
@@ -63,15 +63,15 @@ def test_every_example_counts_once_and_padding_never(setup, batch_size):
         np.testing.assert_allclose(found["root"], expected, rtol=1e-6)
 
 
-def test_a_batch_that_does_not_divide_over_the_devices_is_refused(setup):
-    setup, state = setup
-    if setup.mesh.size == 1:
+def test_a_batch_that_does_not_divide_over_the_devices_is_refused(functions):
+    compiled, state = functions
+    if compiled.mesh.size == 1:
         return
     with pytest.raises(ValueError, match="batch of 3 does not divide"):
-        evaluate(setup, state, eval_batches([b"1"], decode, batch_size=3))
+        evaluate(compiled, state, eval_batches([b"1"], decode, batch_size=3))
 
 
-def test_a_split_without_examples_is_refused(setup):
-    setup, state = setup
+def test_a_split_without_examples_is_refused(functions):
+    compiled, state = functions
     with pytest.raises(ValueError, match="has no example"):
-        evaluate(setup, state, eval_batches([], decode, batch_size=8))
+        evaluate(compiled, state, eval_batches([], decode, batch_size=8))

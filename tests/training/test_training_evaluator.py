@@ -7,8 +7,8 @@ import pytest
 from tiny_workload import Regression, make_workload, tiny_config
 
 from echo_jax.training import train
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.evaluation import evaluate
-from echo_jax.training.setup import make_setup
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Median:
 def judged(devices):
     config = tiny_config(mesh__data=devices)
     workload = make_workload(config, task=Predicting())
-    setup = make_setup(config, workload)
-    state = setup.program.init(setup.init_key)
+    compiled = CompiledFunctions(config, workload)
+    state = compiled.init(compiled.init_key)
     evaluator = Median()
-    metrics = evaluate(setup, state, workload.eval_batches(), evaluator=evaluator)
-    return metrics, evaluator, evaluate(setup, state, workload.eval_batches())
+    metrics = evaluate(compiled, state, workload.eval_batches(), evaluator=evaluator)
+    return metrics, evaluator, evaluate(compiled, state, workload.eval_batches())
 
 
 def test_an_evaluator_is_given_every_batch_in_order_once():

@@ -11,10 +11,11 @@ import pytest
 from tiny_workload import make_workload, run, tiny_config
 
 from echo_jax.training import flops
+from echo_jax.training.compiled import CompiledFunctions
+from echo_jax.training.echo_spec import make_echo_spec
 from echo_jax.training.feed import HostFeed
 from echo_jax.training.flops import UpdateFlops, count_flops, peak_flops_per_s
 from echo_jax.training.parts import JoinedBatches
-from echo_jax.training.setup import make_echo_spec, make_setup
 from echo_jax.workloads.base import Task
 
 DEPTH, WIDTH = 3, 128
@@ -34,10 +35,10 @@ class Matrices(Task):
         x = jnp.tile(batch["x"], (1, WIDTH // batch["x"].shape[1]))
         for i in range(DEPTH):
             x = x @ variables["params"][str(i)]
-        return x[:, 0], {}
+        return x[:, 0], {}, {}
 
     def evaluate(self, variables, batch):
-        losses, _ = self.loss(variables, batch, None)
+        losses, _, _ = self.loss(variables, batch, None)
         return {"loss": ((losses * batch["mask"]).sum(), batch["mask"].sum())}
 
 
@@ -46,13 +47,13 @@ def counted(**overrides):
     overrides = {"batch_size": 1024, "optim__name": "sgd", **overrides}
     config = tiny_config(optim__momentum=0.0, **overrides)
     workload = make_workload(config, task=Matrices())
-    setup = make_setup(config, workload)
+    compiled = CompiledFunctions(config, workload)
     dataset = workload.train_dataset(make_echo_spec(config))
     iterator = iter(dataset)
-    feed = HostFeed(JoinedBatches([dataset]), setup.mesh, sample=next(iterator))
+    feed = HostFeed(JoinedBatches([dataset]), compiled.mesh, sample=next(iterator))
     iterator.close()
     # Shapes are enough: nothing is computed.
-    found = count_flops(setup, setup.program.abstract_state, feed)
+    found = count_flops(compiled, compiled.abstract_state, feed)
     feed.close()
     return found.per_update
 
@@ -83,9 +84,9 @@ def test_a_group_of_updates_counts_as_its_updates(tmp_path):
     """The trap: XLA counts the body of a scan once, however often it runs."""
     found = {}
     for strategy, size in (("loop", 0), ("unroll", 4), ("scan", 4)):
-        how = {"inner__strategy": strategy, "inner__updates": size}
+        how = {"dispatch__mode": strategy, "dispatch__steps": size}
         summary, rows = logged(tmp_path / strategy, **how)
-        assert summary["inner"]["strategy"] == strategy
+        assert summary["dispatch"]["mode"] == strategy
         found[strategy] = {row["flops_per_update"] for row in rows}
         assert found[strategy] == {summary["flops_per_update"]}
     assert found["loop"] == found["unroll"] == found["scan"]

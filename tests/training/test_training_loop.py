@@ -26,10 +26,9 @@ from echo_jax.training import (
     calibrate,
     train,
 )
-from echo_jax.training.checkpoint import Checkpoints
+from echo_jax.training.checkpoint import Checkpoints, params_sha256
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.measure import measure_rates
-from echo_jax.training.setup import make_setup
-from echo_jax.training.state import params_sha256
 
 
 def rows_of(workdir):
@@ -85,9 +84,14 @@ def test_a_run_leaves_what_its_readers_need(tmp_path):
         {f"loss_repeat_{i}" for i in repeats[first : first + 4]} for first in (0, 4, 8)
     ]
     last_train = rows[4]
-    assert last_train["idle_fraction"] == pytest.approx(
-        1 - last_train["step_s"] * 4 / (last_train["wall_s"] - rows[3]["wall_s"])
-    )
+    for before, after in itertools.pairwise([rows[1], rows[3], rows[4]]):
+        busy_s = after["busy_s"] - before["busy_s"]
+        assert 0 < busy_s <= after["wall_s"] - before["wall_s"] + 1e-6
+        assert after["idle_fraction"] == pytest.approx(
+            1 - busy_s / (after["wall_s"] - before["wall_s"]), abs=1e-6
+        )
+    # Of hidden units that dropout may drop.
+    assert 0 < last_train["train_kept"] < 1
     assert last_train["examples_per_s"] == pytest.approx(
         32 / (last_train["wall_s"] - rows[3]["wall_s"])
     )
@@ -96,6 +100,13 @@ def test_a_run_leaves_what_its_readers_need(tmp_path):
     assert (summary["fresh"], summary["repeats"]) == (40, 56)
     assert summary["final"] == {"loss": rows[-1]["eval_loss"]}
     assert summary["R"] == summary["t_up_s"] / summary["t_down_s"]
+    assert summary["t_down_start_s"] > 0
+    assert summary["idle_fraction"] == pytest.approx(
+        1 - summary["busy_s"] / summary["wall_s"]
+    )
+    assert summary["train_final"] == {
+        name.removeprefix("train_"): last_train[name] for name in ("loss", "train_kept")
+    }
     assert summary["target"] is None
     assert not summary["reached"]
     assert not summary["simulated_storage"]
@@ -196,10 +207,10 @@ class Overflows(Regression):
     """Its losses are finite, and its gradient is not."""
 
     def loss(self, variables, batch, key):
-        losses, state = super().loss(variables, batch, key)
+        losses, state, metrics = super().loss(variables, batch, key)
         bias = variables["params"]["bias"]
         # sqrt has an infinite slope at 0, where the bias starts.
-        return losses + jax.numpy.sqrt(bias * bias).sum(), state
+        return losses + jax.numpy.sqrt(bias * bias).sum(), state, metrics
 
 
 def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
@@ -210,6 +221,16 @@ def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
     assert checkpoints.latest() is None
     checkpoints.close()
+
+
+def test_a_run_of_an_earlier_version_is_refused_in_a_sentence(tmp_path):
+    old = tiny_config().to_dict()
+    old["inner"] = {"strategy": "loop", "updates": 0}
+    del old["dispatch"]
+    (tmp_path / "config.json").write_text(json.dumps(old))
+    with pytest.raises(ValueError, match=r"earlier echo_jax.* use another --workdir"):
+        run(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_another_config_in_the_folder_is_refused_before_anything_is_written(tmp_path):
@@ -240,10 +261,10 @@ def test_data_that_ends_is_an_error(tmp_path):
 def test_measuring_changes_nothing_of_the_run():
     config = tiny_config(echo__factor=2.0)
     workload = make_workload(config)
-    setup = make_setup(config, workload)
-    state = setup.program.init(setup.init_key)
+    compiled = CompiledFunctions(config, workload)
+    state = compiled.init(compiled.init_key)
     before = params_sha256(state.params)
-    measure_rates(setup, state, workload, config)
+    measure_rates(compiled, state, workload, config)
     assert params_sha256(state.params) == before
     assert int(state.update) == 0
 
@@ -305,7 +326,7 @@ def test_progress_is_plain_lines_in_a_file(tmp_path):
     assert re.fullmatch(r"\d\d:\d\d:\d\d  update 0  eval_loss \S+", lines[0])
     assert re.fullmatch(
         r"\d\d:\d\d:\d\d  update 8/12  loss \d+\.\d{4}  \d+ examples/s  idle \d+%  "
-        r"ETA \d+:\d\d:\d\d",
+        r"kept 0\.\d+  ETA \d+:\d\d:\d\d",
         lines[3],
     )
 

@@ -1,4 +1,4 @@
-import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -7,18 +7,21 @@ import optax
 import pytest
 from tiny_workload import tiny_config
 
-from echo_jax.training.optim import OptimSettings, make_optimizer, make_schedule
+from echo_jax.config_check import check_config
+from echo_jax.training.optim import Optimizer, hyperparams, learning_rate
 
 
-def settings(**fields):
-    config = tiny_config(optim__lr=1.0, optim__end_fraction=0.2)
-    settings = OptimSettings.from_config(config)
-    return dataclasses.replace(settings, **{"decay_updates": 6, **fields})
+def config_of(**fields):
+    config = tiny_config(optim__lr=1.0, optim__end_fraction=0.2, optim__decay_updates=6)
+    config.optim.update(fields)
+    return config
 
 
 def rates(**fields):
-    schedule = make_schedule(settings(**fields))
-    return [float(schedule(jnp.int32(i))) for i in range(8)]
+    config = config_of(**fields)
+    numbers = hyperparams(config)
+    rate = jax.jit(lambda update: learning_rate(config.optim.schedule, numbers, update))
+    return [float(rate(jnp.int32(i))) for i in range(8)]
 
 
 @pytest.mark.parametrize(
@@ -59,25 +62,20 @@ def test_schedules_by_hand(fields, expected):
     np.testing.assert_allclose(rates(**fields), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("fields", "decay_updates"),
-    [
-        ({"optim__schedule": "linear"}, 6),
-        ({"optim__schedule": "cosine", "optim__decay_updates": 4}, 4),
-        ({"optim__schedule": "constant", "optim__decay_updates": 4}, 0),
-        ({"optim__schedule": "piecewise", "optim__boundaries": (3,)}, 0),
-    ],
-)
-def test_decay_ends_with_the_run_unless_told_otherwise(fields, decay_updates):
-    settings = OptimSettings.from_config(tiny_config(updates=6, **fields))
-    assert settings.decay_updates == decay_updates
+def test_decay_ends_with_the_run_unless_told_otherwise():
+    assert hyperparams(tiny_config(updates=6))["decay_updates"] == 6
+    config = tiny_config(updates=6, optim__decay_updates=4)
+    assert hyperparams(config)["decay_updates"] == 4
 
 
 def updated(params, grads_of, steps, **fields):
-    optimizer = make_optimizer(settings(**fields))
+    config = config_of(**fields)
+    optimizer, numbers = Optimizer.from_config(config), hyperparams(config)
     state = optimizer.init(params)
-    for _ in range(steps):
-        changes, state = optimizer.update(grads_of(params), state, params)
+    for done in range(steps):
+        rate = learning_rate(optimizer.schedule, numbers, done)
+        grads = grads_of(params)
+        changes, state = optimizer.update(grads, state, params, numbers, rate)
         params = optax.apply_updates(params, changes)
     return params
 
@@ -128,8 +126,65 @@ def test_clips_by_the_global_norm():
     np.testing.assert_allclose([new["a"], new["b"]], [-0.6, -0.8], rtol=1e-6)
 
 
-def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match=r"'adam' is unknown; use adamw or sgd"):
-        make_optimizer(settings(name="adam"))
+@pytest.mark.parametrize(("b1", "expected"), [(0.9, -1.0), (0.1, 0.0)])
+def test_an_optimizer_of_optax_is_found_by_name(b1, expected):
+    """Lion by hand: it steps by the sign of an average, m = 0.01 after the first."""
+    grads = iter([1.0, -0.005])
+    new = updated(
+        jnp.zeros(()), lambda _: jnp.float32(next(grads)), 2, name="optax.lion",
+        args=json.dumps({"b1": b1, "weight_decay": 0.0}), lr=0.5,
+    )  # fmt: skip
+    # 0.9 * 0.01 - 0.1 * 0.005 is above zero, 0.1 * 0.01 - 0.9 * 0.005 below.
+    np.testing.assert_allclose(new, expected, atol=1e-6)
+
+
+def test_the_arguments_of_an_optimizer_of_optax_count():
+    def after(args):
+        new = updated(
+            {"matrix": jnp.ones((2, 2))}, lambda p: jax.tree.map(jnp.zeros_like, p), 1,
+            name="optax.contrib.muon", args=args, lr=0.5,
+        )  # fmt: skip
+        return float(new["matrix"][0, 0])
+
+    assert after("{}") == pytest.approx(1.0)
+    # Decoupled: 1 - 0.5 * 0.1.
+    assert after('{"weight_decay": 0.1}') == pytest.approx(0.95)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": "adam"}, "name='adam' is no public optimizer of optax; use adamw"),
+        ({"name": "optax._src"}, "name='optax._src' is no public optimizer"),
+        ({"name": "optax.contrib"}, "name='optax.contrib' is no public optimizer"),
+        ({"name": "os.system"}, "name='os.system' is no public optimizer"),
+        ({"name": "optax.chain"}, "name='optax.chain' is no public optimizer"),
+        ({"name": "optax.cosine_decay_schedule"}, "is no public optimizer"),
+        # It searches along a line, and asks for the loss as a function.
+        ({"name": "optax.lbfgs"}, "'optax.lbfgs' cannot train with config.optim.args"),
+        ({"name": "optax.lion", "args": '{"b3": 1}'}, "cannot train with .*b3"),
+        ({"name": "optax.lion", "args": "b1=1"}, "is no JSON object of numbers"),
+        ({"name": "optax.lion", "args": '{"mask": {}}'}, "is no JSON object"),
+        ({"name": "optax.lion", "args": '{"learning_rate": 1}'}, "use config.optim.lr"),
+        ({"name": "optax.lion", "weight_decay": 0.1}, "has it in config.optim.args"),
+        ({"name": "sgd", "args": '{"b1": 0.5}'}, "belongs to optimizers of optax"),
+    ],
+)
+def test_what_is_no_optimizer_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        check_config(config_of(**fields))
+
+
+def test_numbers_are_no_part_of_what_is_compiled():
+    def compiled(**fields):
+        return Optimizer.from_config(config_of(**fields))
+
+    numbers = {"lr": 0.1, "b1": 0.8, "b2": 0.9, "end_fraction": 0.5, "momentum": 0.5}
+    assert compiled(**numbers) == compiled(warmup_updates=3, weight_decay=0.1)
+    assert compiled(name="sgd", momentum=0.1) == compiled(name="sgd", momentum=0.2)
+    assert compiled(clip_norm=1.0) == compiled(clip_norm=2.0)
+    # What there is a buffer or an operation for is.
+    assert compiled(name="sgd", momentum=0.0) != compiled(name="sgd", momentum=0.2)
+    assert compiled(clip_norm=0.0) != compiled(clip_norm=2.0)
     with pytest.raises(ValueError, match=r"schedule='step' is unknown"):
-        make_schedule(settings(schedule="step"))
+        rates(schedule="step")

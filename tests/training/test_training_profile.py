@@ -74,8 +74,8 @@ def test_it_holds_whole_groups_of_updates(tmp_path, capsys, start, updates, wind
     """Groups of 4 are the first and the last; between them it is one by one."""
     found = run(
         tmp_path,
-        inner__strategy="unroll",
-        inner__updates=4,
+        dispatch__mode="unroll",
+        dispatch__steps=4,
         profile__start=start,
         profile__updates=updates,
     )["profile"]

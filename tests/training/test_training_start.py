@@ -9,11 +9,13 @@ import pytest
 from rich.console import Console
 from tiny_workload import make_workload, run, stop_at, tiny_config
 
-from echo_jax.training import Interrupted, start, train
+from echo_jax.training import Interrupted, decide, train
 from echo_jax.training.checkpoint import Checkpoints
+from echo_jax.training.compiled import CompiledFunctions
+from echo_jax.training.echo_spec import make_echo_spec
 from echo_jax.training.feed import HeldFeed, HostFeed
 from echo_jax.training.parts import JoinedBatches
-from echo_jax.training.setup import make_echo_spec, make_setup
+from echo_jax.training.trainer import Trainer
 
 DEVICE = {"echo__where": "device", "echo__after": "decode"}
 
@@ -28,11 +30,11 @@ def ratio(monkeypatch):
     """Sets what the next runs measure as R."""
 
     def measures(value):
-        original = start.measure_loader
+        original = decide.measure_loader
         monkeypatch.setattr(
-            start, "measure_loader", lambda *a, **kw: (value, original(*a, **kw)[1])
+            decide, "measure_loader", lambda *a, **kw: (value, original(*a, **kw)[1])
         )
-        monkeypatch.setattr(start, "measure_step", lambda *args, **options: 1.0)
+        monkeypatch.setattr(decide, "measure_step", lambda *args, **options: 1.0)
 
     return measures
 
@@ -61,15 +63,15 @@ def test_an_automatic_factor_is_measured_once(tmp_path, ratio, monkeypatch, wher
     ratio(2.5)
     options = {"echo__factor": "auto", **where}
     whole = run(tmp_path / "whole", **options)
-    take = start.Sitting.take
+    take = Trainer.take
 
-    def take_until_5(sitting):
-        if sitting.totals.updates == 5:
+    def take_until_5(trainer):
+        if trainer.totals.updates == 5:
             signal.raise_signal(signal.SIGTERM)
-        return take(sitting)
+        return take(trainer)
 
     with monkeypatch.context() as patched, pytest.raises(Interrupted):
-        patched.setattr(start.Sitting, "take", take_until_5)
+        patched.setattr(Trainer, "take", take_until_5)
         run(tmp_path / "stopped", **options)
     ratio(7.0)
     resumed = run(tmp_path / "stopped", **options)
@@ -85,7 +87,7 @@ def test_an_impossible_automatic_factor_is_refused_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "where", [{}, DEVICE, {"inner__strategy": "scan", "inner__updates": 2}]
+    "where", [{}, DEVICE, {"dispatch__mode": "scan", "dispatch__steps": 2}]
 )
 def test_a_held_batch_is_marked_everywhere_and_saved_nowhere(tmp_path, where):
     text = io.StringIO()
@@ -130,10 +132,10 @@ def test_a_stopped_run_on_a_held_batch_says_that_it_is_not_saved(tmp_path, monke
 def test_a_held_batch_is_one_batch_and_has_no_state():
     config = tiny_config()
     workload = make_workload(config)
-    setup = make_setup(config, workload)
+    compiled = CompiledFunctions(config, workload)
     dataset = workload.train_dataset(make_echo_spec(config))
     sample = next(iter(dataset))
-    feed = HeldFeed(HostFeed(JoinedBatches([dataset]), setup.mesh, sample=sample))
+    feed = HeldFeed(HostFeed(JoinedBatches([dataset]), compiled.mesh, sample=sample))
     for number in range(3):
         inputs = feed.take(1)
         np.testing.assert_array_equal(inputs.batches["x"][0], sample["x"])
@@ -149,8 +151,8 @@ def test_the_counts_are_those_of_the_feed(tmp_path):
     summary = run(
         tmp_path,
         echo__factor=2.5,
-        inner__strategy="scan",
-        inner__updates=3,
+        dispatch__mode="scan",
+        dispatch__steps=3,
         log_every=3,
     )
     rows = [row for row in rows_of(tmp_path) if row["kind"] == "train"]
@@ -161,7 +163,7 @@ def test_the_counts_are_those_of_the_feed(tmp_path):
 def test_a_stop_at_the_start_is_no_checkpoint_of_a_group(tmp_path):
     with pytest.raises(Interrupted) as caught:
         run(tmp_path, on_batch=stop_at(1), echo__factor=2.0,
-            inner__strategy="scan", inner__updates=4)  # fmt: skip
+            dispatch__mode="scan", dispatch__steps=4)  # fmt: skip
     assert caught.value.update == 4
 
 
@@ -181,4 +183,4 @@ def test_a_stop_at_the_start_is_no_checkpoint_of_a_group(tmp_path):
     ],
 )
 def test_how_many_updates_a_fresh_batch_serves(overrides, most):
-    assert start._most_updates(tiny_config(**overrides), 3.0) == most
+    assert decide._most_updates(tiny_config(**overrides), 3.0) == most

@@ -7,16 +7,17 @@ import pytest
 from jax.sharding import PartitionSpec
 from tiny_workload import Regression, example, make_workload, tiny_config
 
+from echo_jax.training.checkpoint import params_sha256
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.evaluation import evaluate
 from echo_jax.training.feed import HostDraw, HostInput
-from echo_jax.training.setup import make_setup
 from echo_jax.training.sharding import make_mesh, param_shardings
-from echo_jax.training.state import LossWindow, params_sha256
+from echo_jax.training.step import LossWindow
 
 
-def setup_of(**overrides):
+def functions_of(**overrides):
     config = tiny_config(**overrides)
-    return make_setup(config, make_workload(config))
+    return CompiledFunctions(config, make_workload(config))
 
 
 def batch_of(first=0, *, repeat=0, size=8):
@@ -44,57 +45,57 @@ def test_a_loss_that_is_not_finite_stays_in_its_bucket():
 
 
 def test_the_window_starts_anew_after_every_log():
-    setup = setup_of(log_every=3)
-    state = setup.program.init(setup.init_key)
+    compiled = functions_of(log_every=3)
+    state = compiled.init(compiled.init_key)
     counts = []
     for i in range(7):
-        state, report = setup.step(state, batch_of(8 * i, repeat=i % 2))
+        state, report = compiled.step_on_batch(state, batch_of(8 * i, repeat=i % 2))
         counts.append(np.asarray(report.window.count)[:2].tolist())
     assert counts == [[8, 0], [8, 8], [16, 8], [0, 8], [8, 8], [8, 16], [8, 0]]
 
 
 def test_the_first_bad_update_is_remembered():
-    setup = setup_of()
-    state = setup.program.init(setup.init_key)
+    compiled = functions_of()
+    state = compiled.init(compiled.init_key)
     seen = []
     for i in range(4):
         batch = batch_of(8 * i)
         if i == 1:
             batch["y"][3] = np.nan
-        state, report = setup.step(state, batch)
+        state, report = compiled.step_on_batch(state, batch)
         seen.append(int(report.first_bad_update))
     assert seen == [0, 2, 2, 2]
-    assert not setup.program.is_finite(state)
+    assert not compiled.is_finite(state)
 
 
 def test_a_state_with_one_infinite_number_is_not_finite():
-    setup = setup_of()
-    state = setup.program.init(setup.init_key)
-    assert setup.program.is_finite(state)
+    compiled = functions_of()
+    state = compiled.init(compiled.init_key)
+    assert compiled.is_finite(state)
     bad = {**state.params, "bias": state.params["bias"].at[3].set(jnp.inf)}
-    assert not setup.program.is_finite(state.replace(params=bad))
+    assert not compiled.is_finite(state.replace(params=bad))
 
 
 def test_donates_the_state_and_never_the_batch():
-    setup = setup_of()
-    state = setup.program.init(setup.init_key)
-    draw = HostDraw(setup.mesh)
+    compiled = functions_of()
+    state = compiled.init(compiled.init_key)
+    draw = HostDraw(compiled.mesh)
     inputs = jax.device_put(HostInput.of([batch_of()]), draw.input_sharding)
-    step = setup.program.updates(draw)
-    new_state, _, report = step(state, (), inputs, setup.step_key, setup.log_every)
+    step = compiled.program(draw)
+    new_state, _, report = step(state, (), inputs, compiled.run)
     assert all(x.is_deleted() for x in jax.tree.leaves(state))
     assert not any(x.is_deleted() for x in jax.tree.leaves((inputs, new_state)))
     # The next step takes the state's memory away, not the report's.
-    step(new_state, (), inputs, setup.step_key, setup.log_every)
+    step(new_state, (), inputs, compiled.run)
     assert not any(x.is_deleted() for x in jax.tree.leaves(report))
 
 
 def test_randomness_is_a_function_of_seed_and_update():
     def after_two(seed, start):
-        setup = setup_of(seed=seed, optim__lr=0.1)
-        state = setup.program.init(jax.random.key(0))
+        compiled = functions_of(seed=seed, optim__lr=0.1)
+        state = compiled.init(jax.random.key(0))
         state = state.replace(update=state.update + start)
-        state, _ = setup.step(state, batch_of())
+        state, _ = compiled.step_on_batch(state, batch_of())
         return params_sha256(state.params)
 
     assert after_two(0, 0) == after_two(0, 0)
@@ -103,11 +104,11 @@ def test_randomness_is_a_function_of_seed_and_update():
 
 @functools.cache
 def losses(data, fsdp):
-    setup = setup_of(mesh__data=data, mesh__fsdp=fsdp)
-    state = setup.program.init(setup.init_key)
+    compiled = functions_of(mesh__data=data, mesh__fsdp=fsdp)
+    state = compiled.init(compiled.init_key)
     seen = []
     for i in range(8):
-        state, report = setup.step(state, batch_of(8 * i))
+        state, report = compiled.step_on_batch(state, batch_of(8 * i))
         jax.block_until_ready(report)
         seen.append(float(report.window.loss.sum()))
     return seen, state
@@ -170,9 +171,9 @@ def eval_split(config):
 @pytest.mark.parametrize("data", [1, 8])
 def test_evaluation_is_the_mean_over_the_examples_not_over_the_batches(data):
     config = tiny_config(mesh__data=data)
-    setup = make_setup(config, make_workload(config))
-    state = setup.program.init(setup.init_key)
-    metrics = evaluate(setup, state, eval_split(config))
+    compiled = CompiledFunctions(config, make_workload(config))
+    state = compiled.init(compiled.init_key)
+    metrics = evaluate(compiled, state, eval_split(config))
     items = [example(1000 + i) for i in range(10)]
     everything = {
         "x": np.stack([item["x"] for item in items]),
@@ -187,13 +188,13 @@ def test_evaluation_is_the_mean_over_the_examples_not_over_the_batches(data):
 
 
 def test_evaluation_refuses_what_it_cannot_merge():
-    setup = setup_of(mesh__data=8)
-    state = setup.program.init(setup.init_key)
+    compiled = functions_of(mesh__data=8)
+    state = compiled.init(compiled.init_key)
     with pytest.raises(ValueError, match=r"split has no example"):
-        evaluate(setup, state, [])
+        evaluate(compiled, state, [])
     empty = {**eval_split(tiny_config())[0], "mask": np.zeros(8, np.float32)}
     with pytest.raises(ValueError, match=r"split has no example"):
-        evaluate(setup, state, [empty])
+        evaluate(compiled, state, [empty])
     short = {name: x[:6] for name, x in empty.items()}
     with pytest.raises(ValueError, match=r"batch of 6 does not divide over the 8 dev"):
-        evaluate(setup, state, [short])
+        evaluate(compiled, state, [short])

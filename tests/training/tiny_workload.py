@@ -22,7 +22,10 @@ NUM_FEATURES = 4
 
 @dataclass(frozen=True)
 class Regression(Task):
-    """A two-layer network with dropout, and a running mean as batch statistics."""
+    """A two-layer network with dropout, and a running mean as batch statistics.
+
+    Its training metric is how many hidden units dropout has kept.
+    """
 
     width: int = 16
     dropout: float = 0.1
@@ -44,7 +47,8 @@ class Regression(Task):
         kept = jax.random.bernoulli(key, 1 - self.dropout, hidden.shape)
         hidden = jnp.where(kept, hidden / (1 - self.dropout), 0)
         losses = self._error(variables["params"], hidden, batch["y"])
-        return losses, {"batch_stats": {"mean": mean}}
+        metrics = {"kept": (kept.sum(), kept.size)}
+        return losses, {"batch_stats": {"mean": mean}}, metrics
 
     def evaluate(self, variables, batch):
         mean = variables["batch_stats"]["mean"]
@@ -77,7 +81,7 @@ def tiny_config(**overrides):
     config.optim.lr = 0.01
     config.mesh.data = 1
     # Not "auto": tests compare runs bit by bit, and compile as little as they can.
-    config.inner.strategy = "loop"
+    config.dispatch.mode = "loop"
     config.update_from_flattened_dict(
         {name.replace("__", "."): value for name, value in overrides.items()}
     )
@@ -155,7 +159,7 @@ def make_workload(
         train_dataset=train_dataset,
         fresh_dataset=fresh_dataset,
         eval_batches=eval_batches,
-        facts={"synthetic_data": True},
+        metadata={"synthetic_data": True},
     )
 
 

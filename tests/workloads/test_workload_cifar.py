@@ -65,7 +65,7 @@ def test_trains_on_one_split_and_evaluates_all_of_the_other(folder):
     evaluated = workload.eval_batches()
     assert sum(b["mask"].sum() for b in evaluated) == 21
     assert evaluated is workload.eval_batches()
-    data = workload.facts["data"]
+    data = workload.metadata["data"]
     assert data["train_examples"] == 30 and data["synthetic"] is False
     assert len(data["train"]["sha256"]) == len(data["evaluation"]["sha256"]) == 64
     assert data["train"]["sha256"] != data["evaluation"]["sha256"]

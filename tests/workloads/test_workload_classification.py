@@ -36,9 +36,11 @@ LOG_P = LOGITS - np.log(np.exp(LOGITS).sum(axis=1, keepdims=True))
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_loss_by_hand(smoothing):
     task = dataclasses.replace(TASK, label_smoothing=smoothing)
-    losses, others = task.loss(VARIABLES, BATCH, jax.random.key(0))
+    losses, others, metrics = task.loss(VARIABLES, BATCH, jax.random.key(0))
     target = (1 - smoothing) * np.eye(6)[BATCH["label"]] + smoothing / 6
     np.testing.assert_allclose(losses, -(target * LOG_P).sum(axis=1), rtol=1e-5)
+    right = LOGITS.argmax(axis=1) == BATCH["label"]
+    assert metrics["accuracy"] == (right.sum(), 5)
     assert others == {} and losses.dtype == jnp.float32
 
 

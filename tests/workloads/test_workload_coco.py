@@ -21,8 +21,8 @@ from echo_jax.data.sources import open_source
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.models.ssd import SSD, map_sizes
 from echo_jax.training import train
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.evaluation import evaluate
-from echo_jax.training.setup import make_setup
 from echo_jax.workloads import build, splits
 from echo_jax.workloads.base import Task
 from echo_jax.workloads.coco import Detector
@@ -84,7 +84,7 @@ def config_of(folder, **overrides):
             "data.eval_split": "validation",
             "data.image_size": SIZE,
             "model.width": 8,
-            "inner.strategy": "loop",
+            "dispatch.mode": "loop",
             "mesh.data": 1,
             **{name.replace("__", "."): value for name, value in overrides.items()},
         },
@@ -122,10 +122,10 @@ def metrics_of(folder, *, devices, batch_size, **overrides):
     config = config_of(folder, batch_size=batch_size, mesh__data=devices, **overrides)
     workload = build(config)
     workload = type(workload)(**{**vars(workload), "task": Cheater()})
-    setup = make_setup(config, workload)
+    compiled = CompiledFunctions(config, workload)
     return evaluate(
-        setup,
-        setup.program.init(jax.random.key(0)),
+        compiled,
+        compiled.init(jax.random.key(0)),
         workload.eval_batches(),
         evaluator=workload.evaluator(),
     )
@@ -279,7 +279,7 @@ def test_devices_augment_like_the_host(folder):
 
 
 def test_facts_say_what_was_read(folder):
-    facts = build(config_of(folder)).facts["data"]
+    facts = build(config_of(folder)).metadata["data"]
     assert facts["categories"] == NUM_CLASSES and not facts["synthetic"]
     assert facts["train"]["examples"] == facts["evaluation"]["examples"] == NUM_IMAGES
 

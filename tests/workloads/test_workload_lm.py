@@ -80,7 +80,9 @@ def test_equal_tasks_are_one_static_argument():
 
 
 def test_untrained_loss_is_that_of_a_uniform_guess(task, batch):
-    losses, others = loss(task, init(task, jax.random.key(0)), batch, jax.random.key(1))
+    variables = init(task, jax.random.key(0))
+    losses, others, metrics = loss(task, variables, batch, jax.random.key(1))
+    assert metrics == {"tokens_per_update": (batch["tokens"][:, 1:].size, 1)}
     assert losses.shape == (4,) and losses.dtype == jnp.float32 and others == {}
     np.testing.assert_allclose(losses, np.log(256), rtol=1e-6)
 
@@ -94,12 +96,12 @@ def test_loss_is_about_the_next_byte(task, variables, batch):
     chances = np.exp(np.asarray(logits, np.float64))
     chances /= chances.sum(axis=-1, keepdims=True)
     expected = -np.log(np.take_along_axis(chances, tokens[:, 1:, None], axis=-1))
-    losses, _ = loss(task, variables, batch, jax.random.key(1))
+    losses, *_ = loss(task, variables, batch, jax.random.key(1))
     np.testing.assert_allclose(losses, expected[..., 0].mean(axis=1), rtol=1e-5)
 
 
 def test_evaluation_sums_what_training_averages(task, variables, batch):
-    losses, _ = loss(task, variables, batch, jax.random.key(1))
+    losses, *_ = loss(task, variables, batch, jax.random.key(1))
     total, count = evaluate(task, variables, {**batch, "mask": np.ones(4, np.float32)})[
         "loss"
     ]
@@ -174,14 +176,14 @@ def test_validation_is_decoded_once_and_is_the_same_for_all_seeds(text_file):
 
 
 def test_facts_say_what_was_read_and_what_is_simulated(text_file):
-    facts = build(config_of(text_file)).facts
+    facts = build(config_of(text_file)).metadata
     assert facts["data"]["synthetic"] is False
     assert facts["data"]["train_bytes"] == 3800
     assert facts["data"]["train_examples"] == 3800 // 9
     assert len(facts["data"]["sha256"]) == 64
     assert facts["storage"]["simulated"] is False
     slow = config_of(text_file, storage={"latency_s": 0.01})
-    assert build(slow).facts["storage"] == {
+    assert build(slow).metadata["storage"] == {
         "simulated": True,
         "latency_s": 0.01,
         "bytes_per_s": 0.0,

@@ -20,8 +20,8 @@ from echo_jax.data.prepare.text import TextSettings, prepare_text
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.models.transformer import Transformer
 from echo_jax.runs import run_study, run_train
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.evaluation import evaluate
-from echo_jax.training.setup import make_setup
 from echo_jax.workloads import build
 from echo_jax.workloads.lm import LanguageModel
 
@@ -47,7 +47,7 @@ RUN = {
     "data.workers": 0,
     "echo.buffer": 32,
     "optim.warmup_updates": 1,
-    "inner.strategy": "loop",
+    "dispatch.mode": "loop",
     "mesh.data": 1,
 }
 
@@ -136,7 +136,8 @@ def test_the_mean_of_a_batch_is_the_mean_over_its_tokens(variables):
     each = np.asarray(token_losses(task, variables, batch["tokens"]), np.float64)
     real = [each[i, : n - 1] for i, n in enumerate(batch["length"])]
     assert sum(map(len, real)) == (4 + 5) + 3 + 5
-    losses, others = loss(task, variables, batch, jax.random.key(0))
+    losses, others, metrics = loss(task, variables, batch, jax.random.key(0))
+    assert metrics == {"tokens_per_update": ((4 + 5) + 3 + 5, 1)}
     assert losses.shape == (3,) and others == {}
     assert losses.mean() == pytest.approx(np.concatenate(real).mean(), rel=1e-5)
 
@@ -174,18 +175,17 @@ def test_evaluation_is_exact_for_all_sizes_and_devices(config_of, variant):
     for batch_size, devices in ((8, 8), (24, 1)):
         config = config_of(variant, batch_size=batch_size, mesh__data=devices)
         workload = build(config)
-        setup = make_setup(config, workload)
-        state = setup.program.init(setup.init_key)
+        compiled = CompiledFunctions(config, workload)
+        state = compiled.init(compiled.init_key)
         batches = list(workload.eval_batches())
         assert 0 in batches[-1]["mask"]
-        found.add(round(evaluate(setup, state, batches)["loss"], 4))
+        found.add(round(evaluate(compiled, state, batches)["loss"], 4))
         tokens = sum(
             (batch.get("length", np.full(batch_size, 9)) - 1)[batch["mask"] > 0].sum()
             for batch in batches
         )
         counted = sum(
-            float(setup.program.evaluate(state, batch)[0]["loss"][1])
-            for batch in batches
+            float(compiled.evaluate(state, batch)[0]["loss"][1]) for batch in batches
         )
         assert counted == tokens
     assert len(found) == 1
@@ -225,7 +225,7 @@ def test_every_variant_trains_and_counts(config_of, tmp_path, variant):
     assert final["perplexity"] == pytest.approx(math.exp(final["loss"]))
     per_byte = final["loss"] / math.log(2) / workload.task.bytes_per_token
     assert final["bits_per_byte"] == pytest.approx(per_byte)
-    assert 2 < workload.facts["data"]["unigram_nats"] < math.log(257)
+    assert 2 < workload.metadata["data"]["unigram_nats"] < math.log(257)
 
 
 @pytest.mark.slow
@@ -237,7 +237,7 @@ def test_every_sweep_trains(tmp_path, sweep):
         study.base.update_from_flattened_dict({**small, "updates": 6, "eval_every": 6})
         study.base.update_from_flattened_dict({"mesh.data": 1, "checkpoint_every": 0})
         study.base.update_from_flattened_dict({"optim.warmup_updates": 1})
-        study.base.inner.strategy = "loop"
+        study.base.dispatch.mode = "loop"
     run_study(study, tmp_path)
     for arm in study.arms:
         assert (tmp_path / arm / "summary.json").exists()
@@ -319,7 +319,7 @@ def test_learns_more_of_wikitext_2_than_to_count(tmp_path):
             "mesh.data": 1,
         },
     )
-    facts = build(config).facts["data"]
+    facts = build(config).metadata["data"]
     summary = run_train(config, tmp_path / "run")
     assert 5 < facts["unigram_nats"] < math.log(2048)
     assert summary["final"]["loss"] < facts["unigram_nats"] - 0.2

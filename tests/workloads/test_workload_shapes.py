@@ -60,7 +60,7 @@ def test_equal_tasks_are_one_static_argument():
 
 
 def test_loss_moves_the_statistics_and_evaluation_does_not(task, variables, batch):
-    losses, others = loss(task, variables, batch, jax.random.key(0))
+    losses, others, _ = loss(task, variables, batch, jax.random.key(0))
     assert losses.shape == (8,) and losses.dtype == jnp.float32
     assert others.keys() == {"batch_stats"}
     before = {"batch_stats": variables["batch_stats"]}
@@ -74,7 +74,7 @@ def test_loss_moves_the_statistics_and_evaluation_does_not(task, variables, batc
 def test_a_model_without_statistics_returns_none(batch):
     task = make_task("group")
     variables = init(task, jax.random.key(0))
-    losses, others = loss(task, variables, batch, jax.random.key(0))
+    losses, others, _ = loss(task, variables, batch, jax.random.key(0))
     assert variables.keys() == {"params"} and others == {}
     # Without statistics, training and evaluation compute the same loss.
     total, count = evaluate(task, variables, batch)["loss"]
@@ -107,7 +107,9 @@ def test_accuracy_counts_right_answers(task, variables, batch):
 
 def test_gradients_lower_the_loss(task, variables, batch):
     def mean_loss(params):
-        losses, _ = task.loss({**variables, "params": params}, batch, jax.random.key(0))
+        losses, *_ = task.loss(
+            {**variables, "params": params}, batch, jax.random.key(0)
+        )
         return losses.mean()
 
     descend = jax.jit(jax.value_and_grad(mean_loss))
@@ -142,7 +144,7 @@ def test_validation_is_decoded_once_and_is_the_same_for_all_seeds(workload, conf
 
 
 def test_facts_call_it_synthetic(workload):
-    data = workload.facts["data"]
+    data = workload.metadata["data"]
     assert data["synthetic"] is True and data["source"].startswith("synthetic")
     assert data["train"]["images"] == 64
     assert len(data["train"]["sha256"]) == 64
@@ -151,7 +153,7 @@ def test_facts_call_it_synthetic(workload):
 def test_validation_images_are_no_training_images(config):
     same_size = config.copy_and_resolve_references()
     same_size.data.train_examples = 2048
-    data = build(same_size).facts["data"]
+    data = build(same_size).metadata["data"]
     assert data["train"]["images"] == data["validation"]["images"]
     assert data["train"]["sha256"] != data["validation"]["sha256"]
 

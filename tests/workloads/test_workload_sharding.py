@@ -16,7 +16,7 @@ from test_workload_imagenet import config_of as imagenet_config
 
 from echo_jax.config import load_config
 from echo_jax.echo.spec import EchoSpec
-from echo_jax.training.setup import make_setup
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.workloads import build
 
 BATCH = 16
@@ -43,11 +43,11 @@ def trained(config, batches, data, fsdp):
     """The losses of some updates, and how many devices split each parameter."""
     with config.unlocked():
         config.mesh.data, config.mesh.fsdp = data, fsdp
-    setup = make_setup(config, build(config))
-    state = setup.program.init(setup.init_key)
+    compiled = CompiledFunctions(config, build(config))
+    state = compiled.init(compiled.init_key)
     losses = []
     for batch in batches:
-        state, report = setup.step(state, batch)
+        state, report = compiled.step_on_batch(state, batch)
         losses.append(float(jax.block_until_ready(report).window.loss.sum()))
     sizes = [
         x.size / x.addressable_shards[0].data.size

@@ -37,7 +37,7 @@ RUN = {
     "data.eval_examples": 8,
     "echo.buffer": 32,
     "optim.warmup_updates": 2,
-    "inner.strategy": "loop",
+    "dispatch.mode": "loop",
     "mesh.data": 1,
 }
 

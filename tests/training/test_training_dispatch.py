@@ -14,24 +14,24 @@ from tiny_workload import Regression, make_workload, run, stop_at, tiny_config
 from echo_jax.training import (
     Interrupted,
     NonFiniteLossError,
-    inner,
-    start,
-    strategy,
+    decide,
+    dispatch,
 )
-from echo_jax.training.feed import HostFeed
-from echo_jax.training.inner import (
+from echo_jax.training.checkpoint import params_sha256
+from echo_jax.training.compiled import CompiledFunctions
+from echo_jax.training.dispatch import (
     LOOP,
-    Inner,
+    Dispatch,
     best_group_size,
     fastest,
-    several_updates,
 )
+from echo_jax.training.echo_spec import make_echo_spec
+from echo_jax.training.feed import HostFeed
 from echo_jax.training.parts import JoinedBatches
-from echo_jax.training.setup import make_echo_spec, make_setup
-from echo_jax.training.state import params_sha256
+from echo_jax.training.step import several_updates
 
-SCAN = {"inner__strategy": "scan", "inner__updates": 2}
-UNROLL = {"inner__strategy": "unroll", "inner__updates": 2}
+SCAN = {"dispatch__mode": "scan", "dispatch__steps": 2}
+UNROLL = {"dispatch__mode": "unroll", "dispatch__steps": 2}
 ECHO = {"echo__factor": 2.5, "echo__after": "batch"}
 
 
@@ -58,7 +58,7 @@ def measured(row):
     stops=st.lists(st.integers(0, 20), max_size=3),
 )
 def test_no_stop_lies_inside_a_group(size, total, stops):
-    groups = Inner("scan", size)
+    groups = Dispatch("scan", size)
     done = 0
     while done < total:
         n = groups.group(done, total=total, stops=stops)
@@ -103,7 +103,7 @@ class FakeTime:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        monkeypatch.setattr(inner.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(dispatch.time, "perf_counter", lambda: self.now)
 
     def work(self, *seconds):
         """A function that takes so long at its calls in turn."""
@@ -162,7 +162,7 @@ def looped(tmp_path_factory):
 @pytest.mark.parametrize("how", [SCAN, UNROLL])
 def test_groups_train_and_log_as_the_loop_does(tmp_path, looped, how):
     summary = run(tmp_path, **ECHO, **how)
-    assert summary["inner"] == {"strategy": how["inner__strategy"], "updates": 2}
+    assert summary["dispatch"] == {"mode": how["dispatch__mode"], "steps": 2}
     rows = rows_of(tmp_path)
     assert list(map(counted, rows)) == list(map(counted, looped[1]))
     for row, other in zip(rows, looped[1], strict=True):
@@ -173,7 +173,7 @@ def test_groups_train_and_log_as_the_loop_does(tmp_path, looped, how):
 @pytest.mark.parametrize("stopped_at", [3, 4, 7])
 def test_groups_resume_bit_by_bit(tmp_path, stopped_at):
     # With 3 updates in a group, and a stop after every 4, most run one by one.
-    how = {"inner__strategy": "scan", "inner__updates": 3, **ECHO}
+    how = {"dispatch__mode": "scan", "dispatch__steps": 3, **ECHO}
     whole = run(tmp_path / "whole", **how)
     with pytest.raises(Interrupted):
         run(tmp_path / "stopped", on_batch=stop_at(stopped_at), **how)
@@ -185,46 +185,47 @@ def test_the_first_bad_update_is_found_inside_a_group(tmp_path):
     # Batch placement, factor 2: fresh batch 3 is used by updates 7 and 8.
     with pytest.raises(NonFiniteLossError) as caught:
         run(tmp_path, nan_at_fresh=3, echo__factor=2.0, updates=40, log_every=8,
-            eval_every=40, inner__strategy="scan", inner__updates=4)  # fmt: skip
+            eval_every=40, dispatch__mode="scan", dispatch__steps=4)  # fmt: skip
     assert caught.value.update == 7
 
 
 def test_what_was_chosen_is_chosen_again(tmp_path, monkeypatch):
     """A resumed run times nothing: its numbers would depend on the moment."""
-    chosen = iter([Inner("scan", 2)])
+    chosen = iter([Dispatch("scan", 2)])
     monkeypatch.setattr(
-        "echo_jax.training.start.choose_inner", lambda *args, **kw: (next(chosen), "")
+        "echo_jax.training.decide.choose_dispatch",
+        lambda *args, **kw: (next(chosen), ""),
     )
-    options = {**ECHO, "inner__strategy": "auto"}
+    options = {**ECHO, "dispatch__mode": "auto"}
     with pytest.raises(Interrupted):
         run(tmp_path, on_batch=stop_at(4), **options)
     summary = run(tmp_path, **options)
-    assert summary["inner"] == {"strategy": "scan", "updates": 2}
+    assert summary["dispatch"] == {"mode": "scan", "steps": 2}
     environment = json.loads((tmp_path / "environment.json").read_text())
-    assert environment["chosen"]["inner"] == summary["inner"]
+    assert environment["chosen"]["dispatch"] == summary["dispatch"]
 
 
 def choose(monkeypatch, *, step_s=1e-4, data_s=0.0, **overrides):
     """Returns the choice, what was timed, and the line that says why."""
     timed = []
-    monkeypatch.setattr(strategy, "_CHOSEN", {})
+    monkeypatch.setattr(dispatch, "_CHOSEN", {})
 
     def fake_fastest(runs):
         timed.extend(runs)
         for run_groups in runs.values():
             run_groups(1)
-        return inner.Timing("scan", dict.fromkeys(runs, 0.5))
+        return dispatch.Timing("scan", dict.fromkeys(runs, 0.5))
 
-    monkeypatch.setattr(strategy, "fastest", fake_fastest)
-    config = tiny_config(**{"inner__strategy": "auto", **overrides})
+    monkeypatch.setattr(dispatch, "fastest", fake_fastest)
+    config = tiny_config(**{"dispatch__mode": "auto", **overrides})
     workload = make_workload(config, task=Regression(width=20))
-    setup = make_setup(config, workload)
-    state = setup.program.init(setup.init_key)
+    compiled = CompiledFunctions(config, workload)
+    state = compiled.init(compiled.init_key)
     before = params_sha256(state.params)
     dataset = workload.train_dataset(make_echo_spec(config))
-    feed = HostFeed(JoinedBatches([dataset]), setup.mesh, sample=next(iter(dataset)))
-    chosen, why = strategy.choose_inner(
-        config, setup, state, feed, step_s=step_s, data_s=data_s
+    feed = HostFeed(JoinedBatches([dataset]), compiled.mesh, sample=next(iter(dataset)))
+    chosen, why = dispatch.choose_dispatch(
+        config, compiled, state, feed, step_s=step_s, data_s=data_s
     )
     assert params_sha256(state.params) == before
     return chosen, timed, why
@@ -232,42 +233,42 @@ def choose(monkeypatch, *, step_s=1e-4, data_s=0.0, **overrides):
 
 def test_auto_times_what_may_be_worth_it(monkeypatch):
     chosen, timed, why = choose(monkeypatch)
-    assert chosen == Inner("scan", 2)
+    assert chosen == Dispatch("scan", 2)
     assert timed == ["loop", "scan", "unroll"]
-    assert why.startswith("inner steps: scan; updates in groups of 2, ")
+    assert why.startswith("dispatch: scan; updates in groups of 2, ")
     chosen, timed, why = choose(monkeypatch, step_s=0.03)
     assert (chosen, timed) == (LOOP, [])
     assert "a step takes 30 ms" in why
     chosen, timed, why = choose(monkeypatch, data_s=0.98e-4)
     assert (chosen, timed) == (LOOP, [])
     assert "updates wait for data" in why
-    assert choose(monkeypatch, data_s=0.9e-4)[0] == Inner("scan", 2)
-    for fixed in ({"inner__strategy": "loop"}, {"log_every": 1}):
+    assert choose(monkeypatch, data_s=0.9e-4)[0] == Dispatch("scan", 2)
+    for fixed in ({"dispatch__mode": "loop"}, {"log_every": 1}):
         assert choose(monkeypatch, **fixed) == (LOOP, [], "")
-    fixed = {"inner__strategy": "unroll", "inner__updates": 6}
-    assert choose(monkeypatch, **fixed) == (Inner("unroll", 6), [], "")
+    fixed = {"dispatch__mode": "unroll", "dispatch__steps": 6}
+    assert choose(monkeypatch, **fixed) == (Dispatch("unroll", 6), [], "")
 
 
 def test_the_arms_of_a_study_are_dispatched_alike(tmp_path, monkeypatch):
-    answers = iter([inner.Timing("scan", {"loop": 1.0}), None])
-    monkeypatch.setattr(strategy, "_CHOSEN", {})
-    monkeypatch.setattr(strategy, "fastest", lambda runs: next(answers))
+    answers = iter([dispatch.Timing("scan", {"loop": 1.0}), None])
+    monkeypatch.setattr(dispatch, "_CHOSEN", {})
+    monkeypatch.setattr(dispatch, "fastest", lambda runs: next(answers))
     # The tiny pipeline is slow beside the tiny step.
-    original = start.measure_loader
+    original = decide.measure_loader
     monkeypatch.setattr(
-        start, "measure_loader", lambda *a, **kw: (1e-9, original(*a, **kw)[1])
+        decide, "measure_loader", lambda *a, **kw: (1e-9, original(*a, **kw)[1])
     )
     for arm, factor in (("a", 1.0), ("b", 2.5)):
-        summary = run(tmp_path / arm, echo__factor=factor, inner__strategy="auto")
-        assert summary["inner"] == {"strategy": "scan", "updates": 2}
+        summary = run(tmp_path / arm, echo__factor=factor, dispatch__mode="auto")
+        assert summary["dispatch"] == {"mode": "scan", "steps": 2}
 
 
 def test_what_takes_long_to_compile_is_not_tried(monkeypatch):
-    monkeypatch.setattr(strategy, "_num_operations", lambda jaxpr: 100)
+    monkeypatch.setattr(dispatch, "_num_operations", lambda jaxpr: 100)
     for most, names in [(200, ["loop", "scan", "unroll"]), (199, ["loop", "scan"])]:
-        monkeypatch.setattr(strategy, "_MOST_OPERATIONS", most)
+        monkeypatch.setattr(dispatch, "_MOST_OPERATIONS", most)
         assert choose(monkeypatch)[1] == names
-    monkeypatch.setattr(strategy, "_MOST_OPERATIONS", 10)
+    monkeypatch.setattr(dispatch, "_MOST_OPERATIONS", 10)
     chosen, timed, why = choose(monkeypatch)
     assert (chosen, timed) == (LOOP, [])
     assert "operations takes too long to compile" in why
@@ -275,4 +276,4 @@ def test_what_takes_long_to_compile_is_not_tried(monkeypatch):
 
 def test_counts_the_operations_inside_of_functions():
     traced = jax.jit(lambda x: jax.jit(lambda y: jnp.sin(y) + 1)(x) * 2).trace(1.0)
-    assert strategy._num_operations(traced.jaxpr.jaxpr) == 3
+    assert dispatch._num_operations(traced.jaxpr.jaxpr) == 3

@@ -228,7 +228,7 @@ from tiny_workload import make_workload, tiny_config
 from echo_jax.echo.shard import WHOLE
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.training import train
-from echo_jax.training.processes import connected
+from echo_jax.training.distributed import connected
 
 process, workdir, port = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 config = tiny_config(

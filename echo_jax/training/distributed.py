@@ -3,7 +3,7 @@
 Every process runs the same program on the devices of all, and makes its parts of
 every batch. What the host decides must be decided alike everywhere, or the processes
 wait for each other for ever: measured times, the update at which a run stops, what is
-logged. So decisions are gathered, or taken by the first process for all.
+logged. So facts are gathered from all, or taken from the first process for all.
 """
 
 import atexit
@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -24,19 +24,22 @@ from echo_jax.echo.shard import Part
 from echo_jax.training.interrupt import Interrupted
 
 __all__ = [
-    "agreed",
+    "all_gather",
+    "broadcast_from_first",
     "connected",
-    "everywhere",
-    "gathered",
-    "is_first",
+    "fetch_global",
+    "is_main_process",
     "local_mesh",
     "own_parts",
     "put",
-    "rewrapped",
+    "replicate",
     "tape_file",
     "this_part",
-    "whole",
+    "view_with_sharding",
 ]
+
+
+_Arrays = TypeVar("_Arrays")
 
 
 @contextlib.contextmanager
@@ -96,7 +99,7 @@ def _initialize(config: Config) -> None:
                 raise
 
 
-def is_first() -> bool:
+def is_main_process() -> bool:
     """Whether this process is the one that writes and shows what all of them do."""
     return jax.process_index() == 0
 
@@ -108,7 +111,7 @@ def this_part() -> Part:
 
 def tape_file() -> str:
     """Returns the name of the file of this process' adaptive decisions."""
-    return "tape.json" if is_first() else f"tape-{jax.process_index()}.json"
+    return "tape.json" if is_main_process() else f"tape-{jax.process_index()}.json"
 
 
 def own_parts(num_parts: int) -> tuple[Part, ...]:
@@ -132,7 +135,7 @@ def own_parts(num_parts: int) -> tuple[Part, ...]:
     return tuple(Part(number, num_parts) for number in range(first, first + each))
 
 
-def gathered(value: Any) -> list[Any]:
+def all_gather(value: Any) -> list[Any]:
     """Returns what every process gives, in the order of processes.
 
     All processes have to call it. It waits for all updates that were dispatched.
@@ -152,9 +155,9 @@ def gathered(value: Any) -> list[Any]:
     ]
 
 
-def agreed(value: Any) -> Any:
-    """Returns what the first process gives; see `gathered`."""
-    return gathered(value)[0]
+def broadcast_from_first(value: Any) -> Any:
+    """Returns what the first process gives; see `all_gather`."""
+    return all_gather(value)[0]
 
 
 def put(tree: Any, sharding: Any) -> Any:
@@ -180,11 +183,11 @@ def put(tree: Any, sharding: Any) -> Any:
     return jax.tree.map(send, tree, shardings)
 
 
-def everywhere(make: Callable[[], jax.Array], sharding: Sharding) -> jax.Array:
+def replicate(make: Callable[[], _Arrays], sharding: Sharding) -> _Arrays:
     """Returns what every process computes alike, on all devices.
 
     Args:
-      make: Computes it; pure.
+      make: Computes it, a pytree; pure.
       sharding: Replicated over the devices of all.
     """
     if jax.process_count() == 1:
@@ -192,7 +195,7 @@ def everywhere(make: Callable[[], jax.Array], sharding: Sharding) -> jax.Array:
     return jax.jit(make, out_shardings=sharding)()
 
 
-def whole(array: jax.Array) -> np.ndarray:
+def fetch_global(array: jax.Array) -> np.ndarray:
     """Returns an array on the host, wherever its parts lie.
 
     All processes have to call it.
@@ -210,7 +213,7 @@ def local_mesh(mesh: Mesh) -> Mesh:
     return Mesh(np.array(own), ("data",))
 
 
-def rewrapped(tree: Any, sharding: Any, *, times: int) -> Any:
+def view_with_sharding(tree: Any, sharding: Any, *, times: int) -> Any:
     """Returns arrays of the same memory under another sharding.
 
     Between the arrays of a process alone and those of all: the rows on each device

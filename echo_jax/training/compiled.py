@@ -1,0 +1,226 @@
+"""The compiled functions of a run, shared by runs that compute alike."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from echo_jax.config import Config
+from echo_jax.training.distributed import replicate
+from echo_jax.training.feed import Draw, Feed, HostDraw, HostInput, Input
+from echo_jax.training.optim import Optimizer, hyperparams
+from echo_jax.training.sharding import (
+    batch_sharding,
+    make_mesh,
+    param_shardings,
+    replicated,
+)
+from echo_jax.training.step import (
+    RunInputs,
+    StepReport,
+    TrainState,
+    init_state,
+    several_updates,
+    train_step,
+)
+from echo_jax.workloads.base import Batch, Sums, Task, Workload
+
+__all__ = ["CompiledFunctions", "CompiledStep"]
+
+# Independent randomness, both from the run's one seed.
+_INIT_KEY, _STEP_KEY = 0, 1
+
+
+class CompiledStep(Protocol):
+    """A program of one step, or of several; see `CompiledFunctions.program`."""
+
+    def __call__(
+        self, state: TrainState, arrays: Any, inputs: Any, run: RunInputs
+    ) -> tuple[TrainState, Any, StepReport]:
+        """Starts it."""
+        ...
+
+    def trace(self, *args: Any) -> Any:
+        """Returns what jax makes of it before it compiles."""
+        ...
+
+
+class CompiledFunctions:
+    """The functions of a run, with the arguments that never change.
+
+    They are compiled at their first call. Runs of equal tasks, optimizers and meshes
+    in one process share compilations, whatever the numbers of their optimizers.
+
+    Attributes:
+      mesh: The devices.
+      init_key: Randomness of the parameters.
+      run: What is the same at every update.
+      abstract_state: Shapes, types and shardings of a `TrainState`.
+      init: ``(key) -> TrainState``.
+      evaluate: ``(state, batch) -> ({metric: (sum, count)}, outputs)``: what
+        `Task.evaluate` and `Task.predict` return, on every device.
+      is_finite: ``(state) -> bool[]``, over all its floats.
+      copy: ``(state) -> state`` in memory of its own, to be donated freely.
+    """
+
+    def __init__(self, config: Config, workload: Workload):
+        """Lays out the devices.
+
+        Args:
+          config: A checked training config.
+          workload: Made from this config.
+
+        Raises:
+          ValueError: The mesh does not fit the devices or the batch.
+        """
+        self.mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.batch_size)
+        self._shared = _share(workload.task, Optimizer.from_config(config), self.mesh)
+        self.abstract_state = self._shared.abstract_state
+        self.init = self._shared.init
+        self.evaluate = self._shared.evaluate
+        self.is_finite = self._shared.is_finite
+        self.copy = self._shared.copy
+
+        def key_of(stream: int) -> jax.Array:
+            return jax.random.fold_in(jax.random.key(config.seed), stream)
+
+        everywhere = replicated(self.mesh)
+        self.init_key = replicate(lambda: key_of(_INIT_KEY), everywhere)
+        self.run = RunInputs(
+            key=replicate(lambda: key_of(_STEP_KEY), everywhere),
+            log_every=replicate(lambda: jnp.int32(config.log_every), everywhere),
+            hyperparams=replicate(lambda: hyperparams(config), everywhere),
+        )
+
+    def program(self, draw: Draw, *, scan: bool = False) -> CompiledStep:
+        """Returns the program that performs as many updates as an input is for.
+
+        It donates state and arrays, and never the inputs, which an echo may use again.
+        Its report is the last update's.
+
+        Args:
+          draw: Makes the batches of the input.
+          scan: Whether several updates are a loop on the device; see
+            `several_updates`.
+        """
+        return self._shared.program(draw, scan)
+
+    def step(
+        self, state: TrainState, feed: Feed, inputs: Input, *, scan: bool = False
+    ) -> tuple[TrainState, StepReport]:
+        """Starts the updates of an input.
+
+        Args:
+          state: Donated.
+          feed: Made the input; its arrays are donated, and replaced.
+          inputs: From `Feed.take` or `Feed.hold`.
+          scan: See `program`.
+
+        Returns:
+          The new state, and what may be read of the last update: not computed yet.
+        """
+        run = self.program(feed.draw, scan=scan)
+        sent = feed.draw.send(inputs)
+        state, feed.arrays, report = run(state, feed.arrays, sent, self.run)
+        return state, report
+
+    def step_on_batch(
+        self, state: TrainState, batch: Batch
+    ) -> tuple[TrainState, StepReport]:
+        """Starts an update on a host batch; see `step`.
+
+        Args:
+          state: Donated.
+          batch: With the echo's tags.
+        """
+        draw = HostDraw(self.mesh)
+        sent = draw.send(HostInput.of([batch]))
+        state, _, report = self.program(draw)(state, (), sent, self.run)
+        return state, report
+
+    def trace(self, state: TrainState, feed: Feed) -> Any:
+        """Returns what jax makes of one update before it compiles it.
+
+        Args:
+          state: Not changed.
+          feed: From which nothing is taken; what its arrays hold is lost.
+        """
+        inputs = feed.draw.send(feed.hold(1))
+        return self.program(feed.draw).trace(state, feed.arrays, inputs, self.run)
+
+
+class _Shared:
+    """The functions of a task on a mesh; see `CompiledFunctions`."""
+
+    def __init__(self, task: Task, optimizer: Optimizer, mesh: Mesh):
+        self._task, self._optimizer, self._mesh = task, optimizer, mesh
+        init = functools.partial(init_state, task=task, optimizer=optimizer)
+        shapes = jax.eval_shape(init, jax.random.key(0))
+        everywhere = replicated(mesh)
+        self._state = jax.tree.map(lambda _: everywhere, shapes).replace(
+            params=param_shardings(shapes.params, mesh),
+            opt_state=param_shardings(shapes.opt_state, mesh),
+        )
+        self.abstract_state: TrainState = jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+            shapes,
+            self._state,
+        )
+        self.init: Callable[[jax.Array], TrainState] = jax.jit(
+            init, out_shardings=self._state
+        )
+        self.evaluate: Callable[[TrainState, Batch], tuple[Sums, Any]] = jax.jit(
+            self._evaluate,
+            in_shardings=(self._state, batch_sharding(mesh)),
+            out_shardings=everywhere,
+        )
+        self.is_finite: Callable[[TrainState], jax.Array] = jax.jit(
+            _is_finite, in_shardings=(self._state,), out_shardings=everywhere
+        )
+        self.copy: Callable[[TrainState], TrainState] = jax.jit(
+            lambda state: jax.tree.map(jnp.copy, state),
+            in_shardings=(self._state,),
+            out_shardings=self._state,
+        )
+        self.program = functools.lru_cache(maxsize=32)(self._program)
+
+    def _evaluate(self, state: TrainState, batch: Batch) -> tuple[Sums, Any]:
+        variables = {"params": state.params, **state.model_state}
+        task = self._task
+        return task.evaluate(variables, batch), task.predict(variables, batch)
+
+    def _program(self, draw: Draw, scan: bool) -> CompiledStep:
+        step = functools.partial(train_step, task=self._task, optimizer=self._optimizer)
+
+        def program(
+            state: TrainState, arrays: Any, inputs: Any, run: RunInputs
+        ) -> tuple[TrainState, Any, StepReport]:
+            arrays, batches = draw(arrays, inputs)
+            state, report = several_updates(
+                lambda state, batch: step(state, batch, run), state, batches, scan=scan
+            )
+            return state, arrays, report
+
+        arrays, everywhere = draw.arrays_sharding, replicated(self._mesh)
+        compiled = jax.jit(
+            program,
+            in_shardings=(self._state, arrays, draw.input_sharding, everywhere),
+            out_shardings=(self._state, arrays, everywhere),
+            donate_argnums=(0, 1),
+        )
+        return cast(CompiledStep, compiled)
+
+
+# A cache by value, because jit's own is by the identity of a function: the arms of
+# a study have equal tasks, optimizers and mesh, and so compile once.
+_share = functools.lru_cache(maxsize=8)(_Shared)
+
+
+def _is_finite(state: TrainState) -> jax.Array:
+    floats = [
+        x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)
+    ]
+    return jnp.all(jnp.array([jnp.isfinite(x).all() for x in floats]))

@@ -1,0 +1,129 @@
+"""What a run decides by measuring: the echo factor, and how it dispatches."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from echo_jax.config import Config
+from echo_jax.echo.instrument.rates import advised_factor
+from echo_jax.echo.shard import Part
+from echo_jax.training.compiled import CompiledFunctions
+from echo_jax.training.dispatch import LOOP, Dispatch, choose_dispatch
+from echo_jax.training.echo_spec import largest_factor
+from echo_jax.training.feed import Feed
+from echo_jax.training.feeds import open_feed
+from echo_jax.training.measure import Rates, measure_loader, measure_step
+from echo_jax.training.step import TrainState
+from echo_jax.workloads.base import Workload
+
+__all__ = ["Decided", "decide"]
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What was decided, and the feed that was made for it.
+
+    Attributes:
+      feed: Not started yet.
+      dispatch: How updates are dispatched.
+      factor: The echo factor, which the config may leave open.
+      rates: What it was decided by.
+    """
+
+    feed: Feed
+    dispatch: Dispatch
+    factor: float
+    rates: Rates
+
+
+def decide(
+    config: Config,
+    workload: Workload,
+    compiled: CompiledFunctions,
+    state: TrainState,
+    *,
+    before: Mapping[str, Any] | None,
+    parts: Sequence[Part],
+    note: Callable[[str], None],
+) -> Decided:
+    """Measures, decides what was not decided before, and compiles what is used.
+
+    The feed is not started: its threads would disturb what is measured.
+
+    Args:
+      config: A checked training config.
+      workload: Made from this config.
+      compiled: The run's functions.
+      state: Not changed.
+      before: The host's part of the checkpoint that the run resumes from, whose
+        decisions stand; None at the start.
+      parts: Of the data, that this process makes.
+      note: Is told what was decided and why.
+    """
+    t_up_s, sample = measure_loader(workload, config, parts=parts)
+    opened = partial(
+        open_feed,
+        config,
+        workload,
+        compiled.mesh,
+        sample=sample,
+        parts=parts,
+        num_lanes=before["num_lanes"] if before else 0,
+        note=note,
+    )
+    is_open = config.echo.factor == "auto" and not before
+    factor = before["factor"] if before else cast(float, largest_factor(config))
+    feed = opened(factor=factor)
+    t_down_s = measure_step(compiled, state, feed)
+    if before:
+        dispatch, why = Dispatch(**before["dispatch"]), ""
+    else:
+        dispatch, why = choose_dispatch(
+            config,
+            compiled,
+            state,
+            feed,
+            step_s=t_down_s,
+            data_s=t_up_s / _most_updates(config, t_up_s / t_down_s),
+        )
+    if why:
+        note(why)
+    if dispatch != LOOP:
+        t_down_s = measure_step(compiled, state, feed, dispatch=dispatch)
+    rates = Rates(t_up_s=t_up_s, t_down_s=t_down_s)
+    if is_open:
+        # The old feed first gives its buffer back.
+        feed.close()
+        del feed
+        factor = _advised(config, rates, note)
+        feed = opened(factor=factor)
+        for each in {LOOP, dispatch}:
+            measure_step(compiled, state, feed, dispatch=each)  # Compiles.
+    return Decided(feed, dispatch, factor, rates)
+
+
+def _most_updates(config: Config, ratio: float) -> float:
+    """Returns how many updates a fresh batch serves at most."""
+    if config.data.hold_batch:
+        return math.inf
+    load = config.echo.load
+    if config.echo.mode == "stochastic":
+        return max(v if load.of == "e" else 1 / v for v in (load.start, load.end))
+    if config.echo.mode == "adaptive":
+        return config.echo.cap
+    if config.echo.factor == "auto":
+        return advised_factor(ratio, config.echo.cap)
+    return config.echo.factor
+
+
+def _advised(config: Config, rates: Rates, note: Callable[[str], None]) -> float:
+    """Returns the echo factor that the rates advise."""
+    # More digits than were measured would only be hard to read.
+    factor = round(advised_factor(rates.ratio, config.echo.cap), 2)
+    note(
+        f"echo factor {factor:g}: a fresh batch takes {rates.ratio:.2f} times as long "
+        f"as a step, and the cap is {config.echo.cap}"
+    )
+    return factor

@@ -1,0 +1,315 @@
+"""Dispatch: several updates for each program, where that is faster.
+
+Starting a program costs tens of microseconds, or more with many arrays. A small
+model computes its update in less, so that the device waits for the host. Several
+updates in one program share the cost: `unroll` writes them one after the other,
+`scan` loops over one copy on the device. Which is fastest depends on model and
+backend, and belief is no guide: on a CPU a convolution inside of a scan ran 19
+times slower than outside, and a small dense network 4 times faster. So it is timed.
+
+A group of updates is one update to the host, which can neither evaluate, nor save,
+nor log inside of it. Groups start at multiples of their size, and updates that no
+whole group fits around are dispatched one by one, so that the groups of a run do not
+depend on where it was stopped.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+import jax
+from jax.extend.core import jaxprs_in_params
+
+from echo_jax.config import Config
+from echo_jax.echo.instrument.stopwatch import BoundedSteps
+from echo_jax.training.compiled import CompiledFunctions
+from echo_jax.training.feed import Feed
+from echo_jax.training.step import StepReport, TrainState
+
+__all__ = [
+    "LOOP",
+    "Dispatch",
+    "Mode",
+    "Timing",
+    "best_group_size",
+    "choose_dispatch",
+    "fastest",
+    "group_size",
+    "log_stops",
+]
+
+Mode = Literal["loop", "unroll", "scan"]
+Name = TypeVar("Name", bound=str)
+
+# Larger groups gain little more, and are late to react to a signal.
+_MOST_UPDATES = 8
+_HORIZON = 1000
+# What is timed must be long beside the clock and the scheduler, in seconds.
+_LEAST_S = 0.01
+_ROUNDS = 7
+_CLEARLY_FASTER, _HOPELESS = 0.97, 2.0
+_CLEARLY_SHORTER = 0.97
+# Beside a longer step, the time of a dispatch does not show.
+_LONG_STEP_S = 0.02
+# Compiling takes about 1 ms for each operation, on a CPU core: a bound of seconds.
+_MOST_OPERATIONS = 5000
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """How the updates of a run are dispatched.
+
+    Attributes:
+      mode: What a group of updates is compiled to.
+      steps: Updates in a group; 1 in a loop.
+    """
+
+    mode: Mode
+    steps: int
+
+    def group(self, done: int, *, total: int, stops: Sequence[int]) -> int:
+        """Returns how many updates to dispatch next: a whole group, or 1.
+
+        Args:
+          done: Updates done.
+          total: Updates of the run.
+          stops: The host wants the state after every so many updates; 0 never.
+
+        Example:
+          >>> groups = Dispatch("scan", 4)
+          >>> [groups.group(done, total=100, stops=[10]) for done in (4, 8, 9, 12)]
+          [4, 1, 1, 4]
+        """
+        end = done + self.steps
+        if done % self.steps or end > total:
+            return 1
+        inside = any(every and (end - 1) // every > done // every for every in stops)
+        return 1 if inside else self.steps
+
+
+LOOP = Dispatch("loop", 1)
+"""One dispatch for each update."""
+
+
+def best_group_size(total: int, stops: Sequence[int]) -> int:
+    """Returns the group size, at most 8, with which a run has the fewest dispatches.
+
+    Args:
+      total: Updates of the run.
+      stops: See `Dispatch.group`.
+
+    Example:
+      >>> best_group_size(1000, [50, 100]), best_group_size(1000, [1])
+      (5, 1)
+    """
+    horizon = min(total, _HORIZON)
+
+    def dispatches(size: int) -> int:
+        return sum(1 for _ in _groups(Dispatch("scan", size), horizon, total, stops))
+
+    return min(range(1, min(total, _MOST_UPDATES) + 1), key=dispatches)
+
+
+def _groups(
+    dispatch: Dispatch, horizon: int, total: int, stops: Sequence[int]
+) -> Iterator[int]:
+    done = 0
+    while done < horizon:
+        yield (size := dispatch.group(done, total=total, stops=stops))
+        done += size
+
+
+@dataclass(frozen=True)
+class Timing(Generic[Name]):
+    """What `fastest` found.
+
+    Attributes:
+      name: Which one is to be used.
+      relative: Seconds of every one, relative to the first: the median of all rounds.
+    """
+
+    name: Name
+    relative: Mapping[Name, float]
+
+
+def fastest(runs: Mapping[Name, Callable[[int], object]]) -> Timing[Name]:
+    """Times functions that do the same work in turn; the first is the one to beat.
+
+    Another one is taken only if it is clearly faster: by more than 3 %, and faster in
+    all rounds but one. So a choice never costs anything but its own time: the
+    compilations, and about 0.1 s for each function, or seven calls where one takes
+    longer than 10 ms.
+
+    Args:
+      runs: By name, functions that do the work so many times, and wait for it.
+
+    Example:
+      >>> fastest({"slow": lambda n: time.sleep(n / 50), "fast": lambda n: None}).name
+      'fast'
+    """
+    names = list(runs)
+    for run in runs.values():
+        run(1)  # Compiles.
+    baseline = runs[names[0]]
+    times = 1
+    while (once := _seconds(baseline, times)) < _LEAST_S:
+        times *= 2 if once <= 0 else max(2, min(1000, round(_LEAST_S / once)))
+    ratios: dict[Name, list[float]] = {name: [] for name in names}
+    for turn in range(_ROUNDS):
+        # A convolution in a scan may take 19 times as long: once is enough to know.
+        alive = [name for name in names if max(ratios[name], default=1) < _HOPELESS]
+        seconds = {
+            name: _seconds(runs[name], times)
+            for name in (alive if turn % 2 else reversed(alive))
+        }
+        for name in alive:
+            ratios[name].append(seconds[name] / seconds[names[0]])
+    relative = {name: statistics.median(ratios[name]) for name in names}
+    best = names[0]
+    for name in names[1:]:
+        rarely_slower = sorted(ratios[name])[-2:][0] < 1
+        if relative[name] < _CLEARLY_FASTER * relative[best] and rarely_slower:
+            best = name
+    return Timing(best, relative)
+
+
+def _seconds(run: Callable[[int], object], times: int) -> float:
+    start = time.perf_counter()
+    run(times)
+    return time.perf_counter() - start
+
+
+def log_stops(config: Config) -> tuple[int, ...]:
+    """Returns after how many updates the host wants to see the state."""
+    return config.log_every, config.eval_every, config.checkpoint_every
+
+
+def group_size(config: Config) -> int:
+    """Returns how many updates a dispatch of a run has at most.
+
+    Args:
+      config: A checked training config.
+
+    Returns:
+      1 where nothing but a loop may be used: a config of mode ``loop``, or an
+      adaptive echo, whose draws must not be decided ahead of time.
+    """
+    if config.dispatch.mode == "loop" or config.echo.mode == "adaptive":
+        return 1
+    return config.dispatch.steps or best_group_size(config.updates, log_stops(config))
+
+
+# By the program, the batch and the size of a group.
+_CHOSEN: dict[tuple[Any, int, int], tuple[Dispatch, str]] = {}
+
+
+def choose_dispatch(
+    config: Config,
+    compiled: CompiledFunctions,
+    state: TrainState,
+    feed: Feed,
+    *,
+    step_s: float,
+    data_s: float,
+) -> tuple[Dispatch, str]:
+    """Chooses how the updates of a run are dispatched.
+
+    With ``dispatch.mode="auto"`` the modes are timed in turn on a copy of the
+    state, see `fastest`. A step above 20 ms is not worth it, and what would take long
+    to compile is not tried: ``scan`` holds one copy of the update, ``unroll`` one for
+    each update of a group. Where updates wait for data, a faster step has nothing to
+    give, and groups would make the demand for data uneven. Runs of one program in one
+    process, such as the arms of a study, are timed once.
+
+    Args:
+      config: A checked training config.
+      compiled: The run's functions.
+      state: Not changed.
+      feed: From which nothing is taken; what its arrays hold is lost.
+      step_s: Seconds of a step in a loop.
+      data_s: Seconds until the upstream has made the data of another update.
+
+    Returns:
+      The choice, and a line that says why; none if there was nothing to choose.
+    """
+    size = group_size(config)
+    if size == 1:
+        return LOOP, ""
+    if config.dispatch.mode != "auto":
+        return Dispatch(config.dispatch.mode, size), ""
+    if jax.process_count() > 1:
+        return LOOP, "dispatch: loop; several processes would time them apart"
+    if data_s > _CLEARLY_SHORTER * step_s:
+        return LOOP, "dispatch: loop; updates wait for data, or nearly"
+    key = (compiled.program(feed.draw), config.batch_size, size)
+    if key not in _CHOSEN:
+        _CHOSEN[key] = _timed_choice(compiled, state, feed, size, step_s)
+    return _CHOSEN[key]
+
+
+def _timed_choice(
+    compiled: CompiledFunctions, state: TrainState, feed: Feed, size: int, step_s: float
+) -> tuple[Dispatch, str]:
+    if step_s > _LONG_STEP_S:
+        why = f"a step takes {step_s * 1e3:.0f} ms, dispatching it next to nothing"
+        return LOOP, f"dispatch: loop; {why}"
+    runs = _Runs(compiled, compiled.copy(state), feed, size)
+    num_operations = _num_operations(compiled.trace(state, feed).jaxpr.jaxpr)
+    tried: dict[Mode, Callable[[int], None]] = {"loop": runs.loop}
+    if num_operations <= _MOST_OPERATIONS:
+        tried["scan"] = runs.scan
+    if num_operations * size <= _MOST_OPERATIONS:
+        tried["unroll"] = runs.unroll
+    if len(tried) == 1:
+        why = f"an update of {num_operations} operations takes too long to compile"
+        return LOOP, f"dispatch: loop; {why}"
+    timing = fastest(tried)
+    rest = ", ".join(f"{x:.2f} {name}" for name, x in timing.relative.items())
+    of = f"updates in groups of {size}, relative seconds: {rest}"
+    chosen = LOOP if timing.name == "loop" else Dispatch(timing.name, size)
+    return chosen, f"dispatch: {chosen.mode}; {of}"
+
+
+class _Runs:
+    """Groups of updates on a copy of the state, by every mode."""
+
+    def __init__(
+        self, compiled: CompiledFunctions, state: TrainState, feed: Feed, size: int
+    ):
+        self._compiled, self._state = compiled, state
+        self._feed, self._size = feed, size
+
+    def loop(self, groups: int) -> None:
+        """Performs so many groups, an update at a time, and waits for them."""
+        self._run(groups * self._size, 1, scan=False)
+
+    def unroll(self, groups: int) -> None:
+        """Performs so many groups, a group at a time, and waits for them."""
+        self._run(groups, self._size, scan=False)
+
+    def scan(self, groups: int) -> None:
+        """As `unroll`, but each group is a loop on the device."""
+        self._run(groups, self._size, scan=True)
+
+    def _run(self, times: int, num_updates: int, *, scan: bool) -> None:
+        def start(inputs: Any) -> StepReport:
+            self._state, report = self._compiled.step(
+                self._state, self._feed, inputs, scan=scan
+            )
+            return report
+
+        steps = BoundedSteps(start, jax.block_until_ready)
+        for _ in range(times):
+            steps(self._feed.hold(num_updates))
+        jax.block_until_ready(self._state)
+
+
+def _num_operations(jaxpr: Any) -> int:
+    """Counts equations; of those that hold others, the inner ones."""
+    total = 0
+    for equation in jaxpr.eqns:
+        inner = list(jaxprs_in_params(equation.params))
+        total += sum(map(_num_operations, inner)) if inner else 1
+    return total
