@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 
-import echo_jax as ej
 from benchmarks.harness import Result
 from echo_jax.echo.device_feed import DeviceFeed
 from echo_jax.echo.instrument.rates import (
@@ -27,8 +26,10 @@ from echo_jax.echo.instrument.rates import (
     service_times,
     simulate,
 )
-from echo_jax.echo.plans.adaptive import AdaptiveDraws
-from echo_jax.echo.plans.draws import DrawPlan, FixedDraws
+from echo_jax.echo.plans import make_plan
+from echo_jax.echo.plans.base import Plan
+from echo_jax.echo.plans.lanes import Lanes
+from echo_jax.echo.spec import AdaptiveSpec, EchoSpec
 from echo_jax.echo.stores.device import EchoBuffer
 
 __all__ = ["p3", "p4", "p18"]
@@ -204,18 +205,18 @@ def _exchange(buffer: EchoBuffer) -> Callable[..., Any]:
     return jax.jit(buffer.draw, donate_argnums=0, out_shardings=(buffer.sharding, None))
 
 
-def _measure(draws: DrawPlan, service_s: np.ndarray, prefetch: int) -> _Run:
+def _measure(plan: Plan, service_s: np.ndarray, prefetch: int) -> _Run:
     """Trains for as long as the producer alone takes for all chunks."""
-    buffer = EchoBuffer.of(_CHUNK, num_slots=draws.num_slots, num_lanes=1)
+    buffer = EchoBuffer.of(_CHUNK, num_slots=plan.num_slots, num_lanes=1)
     exchange = _exchange(buffer)
     horizon = float(service_s.sum())
     most = 0
-    feed = DeviceFeed(_producer(service_s), draws, buffer, prefetch=prefetch)
+    feed = DeviceFeed(_producer(service_s), plan, buffer, prefetch=prefetch)
     with closing(feed):
         feed.arrays, batch = exchange(feed.arrays, feed.next())  # compiles
         jax.block_until_ready(batch)
         accelerator = _Accelerator()
-        start, fresh = time.perf_counter(), draws.counts.fresh
+        start, fresh = time.perf_counter(), plan.counts.fresh
         while time.perf_counter() - start < horizon:
             inputs = feed.next()
             assert inputs is not None, "the producer never ends"
@@ -224,7 +225,7 @@ def _measure(draws: DrawPlan, service_s: np.ndarray, prefetch: int) -> _Run:
             accelerator.train(batch)
         accelerator.stop()
         elapsed = time.perf_counter() - start
-    used = (draws.counts.fresh - fresh) / _ROWS
+    used = (plan.counts.fresh - fresh) / _ROWS
     rounds = elapsed // horizon
     made = np.searchsorted(np.cumsum(service_s), elapsed - rounds * horizon)
     return _Run(
@@ -234,17 +235,16 @@ def _measure(draws: DrawPlan, service_s: np.ndarray, prefetch: int) -> _Run:
     )
 
 
-def _adaptive() -> DrawPlan:
-    return AdaptiveDraws(
-        buffer=256 * _ROWS, batch_size=_ROWS, chunk_items=_ROWS, cap=_CAP
-    )
+def _adaptive() -> Plan:
+    spec = AdaptiveSpec(cap=_CAP, buffer=256 * _ROWS, batch_size=_ROWS)
+    return make_plan(spec, lanes=Lanes(_ROWS))
 
 
-def _fixed(factor: float) -> DrawPlan:
+def _fixed(factor: float) -> Plan:
     # A large buffer, which changes nothing else here, would take a while to fill, and
     # more fresh data in that time.
-    spec = ej.EchoSpec(factor, 8 * _ROWS, "spread", _ROWS)
-    return FixedDraws(spec, chunk_items=_ROWS)
+    spec = EchoSpec(factor, 8 * _ROWS, "spread", _ROWS)
+    return make_plan(spec, lanes=Lanes(_ROWS))
 
 
 def _pairs(kind: Producer, ratio: float, chunks: int, prefetch: int) -> list[_Pair]:

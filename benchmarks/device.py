@@ -13,9 +13,9 @@ import numpy as np
 
 import echo_jax as ej
 from benchmarks.harness import Result
-from echo_jax.echo.device import DeviceFeed, EchoBuffer
-from echo_jax.echo.plans.draws import FixedDraws
-from echo_jax.echo.reader import PeekedIterator
+from echo_jax.echo.device import DeviceFeed, EchoBuffer, PeekedIterator
+from echo_jax.echo.plans import make_plan
+from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.stores.device import jitted_write
 
 __all__ = ["p7", "p8", "p10"]
@@ -47,9 +47,9 @@ def make_feed(spec: ej.EchoSpec, source: Iterator[Any], **options: Any) -> Devic
     first = source.peek()
     rows = len(jax.tree.leaves(first)[0])
     layout = EchoBuffer.of(first, num_slots=1)
-    draws = FixedDraws(spec, chunk_items=rows, num_lanes=layout.num_lanes)
-    buffer = replace(layout, num_slots=draws.num_slots)
-    return DeviceFeed(source, draws, buffer, **options)
+    plan = make_plan(spec, lanes=Lanes(rows, layout.num_lanes))
+    buffer = replace(layout, num_slots=plan.num_slots)
+    return DeviceFeed(source, plan, buffer, **options)
 
 
 def _rounds(calls: dict[str, Callable[[], Any]], rounds: int = 7) -> dict[str, list]:

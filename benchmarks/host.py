@@ -13,7 +13,9 @@ import numpy as np
 
 import echo_jax as ej
 from benchmarks.harness import Result, paired, seconds
-from echo_jax.echo.plans.fixed import Plan
+from echo_jax.echo.plans.base import BatchIndices
+from echo_jax.echo.plans.fixed import FixedPlan
+from echo_jax.echo.plans.lanes import Lanes
 
 __all__ = ["memory", "p5", "p6", "p15", "p16", "plan_cost"]
 
@@ -130,15 +132,24 @@ def _compared(id_: str, name: str, peer: Callable[[], float]) -> list[Result]:
     return results
 
 
-def _uses(spec: ej.EchoSpec, batches: int) -> tuple[np.ndarray, np.ndarray, Plan]:
+def _uses(spec: ej.EchoSpec, batches: int) -> tuple[np.ndarray, np.ndarray, FixedPlan]:
     """Indices and repeats of some batches, one row each."""
-    plan = Plan(spec)
+    # With room for a whole batch, so that none comes in parts.
+    plan = FixedPlan(spec, lanes=Lanes(spec.batch_size))
     index, repeat = [], []
     for _ in range(batches):
-        steps = plan.take(spec.batch_size)
-        index.append(np.concatenate([step.index for step in steps]))
-        repeat.append(np.concatenate([step.repeat for step in steps]))
+        uses = _decided(plan, spec.batch_size)
+        index.append(uses.fresh_index[0])
+        repeat.append(uses.repeat[0])
     return np.array(index), np.array(repeat), plan
+
+
+def _decided(plan: FixedPlan, uses: int) -> BatchIndices:
+    """What a plan decides next, over an endless upstream."""
+    plan.write(plan.need(uses).must)
+    batch = plan.next(uses)
+    assert batch is not None, "the stream never ends"
+    return batch
 
 
 def p15() -> Result:
@@ -267,13 +278,13 @@ def plan_cost() -> list[Result]:
     for order in ("consecutive", "shuffle", "spread"):
         repeats = []
         for _ in range(5):
-            plan = Plan(ej.EchoSpec(_FACTOR, 32_768, order, 1024))
+            spec = ej.EchoSpec(_FACTOR, 32_768, order, 1024)
+            plan = FixedPlan(spec, lanes=Lanes(1024))
             for _ in range(8 * 32_768 * _FACTOR // 1024):
-                plan.take(1024)
+                _decided(plan, 1024)
             start = time.perf_counter()
             for _ in range(1000):
-                plan.fresh_wanted(1024)
-                plan.take(1024)
+                _decided(plan, 1024)
             repeats.append((time.perf_counter() - start) * 1e3)
         results.append(
             Result(

@@ -11,12 +11,14 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from echo_jax.echo.counts import Counts
-from echo_jax.echo.echo import EchoIterator, Tags, echo
+from echo_jax.echo.counts import Counts, Tags
+from echo_jax.echo.decision_log import DecisionLog
+from echo_jax.echo.echo import EchoIterator, echo
 from echo_jax.echo.instrument.probe import probe
 from echo_jax.echo.keys import use_seed
+from echo_jax.echo.load_schedule import LoadSchedule
 from echo_jax.echo.schedule import FactorByItem
-from echo_jax.echo.spec import EchoSpec
+from echo_jax.echo.spec import AdaptiveSpec, EchoSpec, StochasticSpec
 
 if TYPE_CHECKING:
     from echo_jax.echo import device
@@ -25,10 +27,14 @@ if TYPE_CHECKING:
     from echo_jax.echo.instrument import rates
 
 __all__ = [
+    "AdaptiveSpec",
     "Counts",
+    "DecisionLog",
     "EchoIterator",
     "EchoSpec",
     "FactorByItem",
+    "LoadSchedule",
+    "StochasticSpec",
     "Tags",
     "device",
     "echo",

@@ -62,7 +62,7 @@ def default_config() -> Config:
     config.echo.lanes = 0  # parts of a device buffer; 0: one for each device
     # Stochastic: how likely an update loads fresh data (p), or 1/p (e), over updates.
     config.echo.load = ConfigDict()
-    config.echo.load.of = "p"  # p | e
+    config.echo.load.quantity = "p"  # p | e
     config.echo.load.schedule = "constant"  # constant | linear | cosine | multistep
     config.echo.load.start = 1.0
     config.echo.load.end = 1.0

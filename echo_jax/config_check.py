@@ -62,7 +62,7 @@ _CHOICES = {
     "echo.order": ("consecutive", "shuffle", "shuffle_buffer", "spread"),
     "echo.where": ("host", "device"),
     "echo.mode": ("fixed", "adaptive", "stochastic"),
-    "echo.load.of": ("p", "e"),
+    "echo.load.quantity": ("p", "e"),
     "echo.load.schedule": ("constant", "linear", "cosine", "multistep"),
     "dispatch.mode": ("auto", "loop", "unroll", "scan"),
     "optim.schedule": ("constant", "linear", "cosine", "piecewise"),
@@ -152,9 +152,6 @@ def _check_where(config: Config) -> None:
     for field in ("echo.lanes", "echo.buffer_bytes"):
         if _get(config, field):
             _refuse(config, field, "needs --config.echo.where=device", 0)
-    if config.echo.mode != "fixed":
-        rule = "needs --config.echo.where=device"
-        _refuse(config, "echo.mode", rule, "fixed")
 
 
 def _check_mode(config: Config) -> None:
@@ -186,10 +183,10 @@ def _check_load(config: Config) -> None:
         return
     for name in ("start", "end"):
         value = load[name]
-        if load.of == "p" and not 0 < value <= 1:
+        if load.quantity == "p" and not 0 < value <= 1:
             rule = "is a probability, above 0 and at most 1"
             _refuse(config, f"echo.load.{name}", rule, 1.0)
-        if load.of == "e" and not (math.isfinite(value) and value >= 1):
+        if load.quantity == "e" and not (math.isfinite(value) and value >= 1):
             _refuse(config, f"echo.load.{name}", "is a factor, at least 1", 1.0)
     if load.schedule == "constant" and load.start != load.end:
         rule = f"must be echo.load.start={load.start} in a constant schedule"

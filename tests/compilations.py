@@ -31,8 +31,8 @@ def counted_compilations():
 def compilations_by_update(config, num_updates=5):
     """Returns how many programs were compiled up to the end of each update."""
     workload = build(config)
-    compiled = CompiledFunctions(config, workload)
-    state = compiled.init(compiled.init_key)
+    functions = CompiledFunctions(config, workload)
+    state = functions.init(functions.init_key)
     spec = EchoSpec(batch_size=config.batch_size)
     counts = []
     with (
@@ -40,7 +40,7 @@ def compilations_by_update(config, num_updates=5):
         counted_compilations() as compiled,
     ):
         for batch in itertools.islice(batches, num_updates):
-            state, report = compiled.step_on_batch(state, batch)
+            state, report = functions.step_on_batch(state, batch)
             jax.block_until_ready(report)
             counts.append(len(compiled))
     return counts

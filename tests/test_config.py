@@ -73,7 +73,6 @@ def test_defaults_are_valid_and_locked():
         ),
         ({"echo__lanes": 2}, r"lanes=2 needs --config\.echo\.where=device"),
         ({"echo__buffer_bytes": 9}, r"bytes=9 needs --config\.echo\.where=device"),
-        ({"echo__mode": "adaptive"}, r"'adaptive' needs --config\.echo\.where=device"),
         ({"echo__replay": "x"}, r"replay='x' .* needs --config\.echo\.mode=adaptive"),
         (
             {**ON_DEVICE, "echo__lanes": 24},
@@ -111,7 +110,7 @@ def test_defaults_are_valid_and_locked():
         ),
         ({**STOCHASTIC, "echo__load__start": 0.0}, r"start=0\.0 is a probability"),
         (
-            {**STOCHASTIC, "echo__load__of": "e", "echo__load__start": 0.5},
+            {**STOCHASTIC, "echo__load__quantity": "e", "echo__load__start": 0.5},
             r"start=0\.5 is a factor, at least 1",
         ),
         ({"dispatch__mode": "scam"}, r"mode='scam' must be one of auto, loop"),

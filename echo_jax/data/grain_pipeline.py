@@ -19,9 +19,9 @@ from echo_jax.data.pipeline_spec import PipelineSpec
 from echo_jax.data.stages import BroadcastTags, Stages
 from echo_jax.echo.adapters import grain as echo_grain
 from echo_jax.echo.shard import Part
-from echo_jax.echo.spec import EchoSpec
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec
 
-__all__ = ["grain_batches", "grain_fresh_batches"]
+__all__ = ["echoed_batches", "grain_batches", "grain_fresh_batches"]
 
 # Handing an element from one thread to another costs about 50 us, and 300 us from
 # process to process; a list of items is one element.
@@ -29,26 +29,54 @@ _CHUNK_ITEMS = 16
 
 
 def grain_batches(
-    stages: Stages, pipeline: PipelineSpec, spec: EchoSpec, part: Part
+    stages: Stages, pipeline: PipelineSpec, spec: AnySpec, part: Part
 ) -> grain.IterDataset:
     """See `echo_jax.data.pipeline.train_dataset`."""
-    batch_size = part.rows(pipeline.batch_size)
-    below = below_echo(stages, pipeline, part)
     if pipeline.after == "batch":
         fresh = grain_fresh_batches(stages, pipeline, part)
-        batches = echo_grain.echo(fresh, replace(spec, batch_size=1), tags=True)
-        batches = batches.map(BroadcastTags(batch_size))
     else:
         fresh = Unchunked(_read(stages, pipeline, part, in_batches=False))
+    return echoed_batches(fresh, stages, pipeline, spec, part)
+
+
+def echoed_batches(
+    fresh: grain.IterDataset,
+    stages: Stages,
+    pipeline: PipelineSpec,
+    spec: AnySpec,
+    part: Part,
+) -> grain.IterDataset:
+    """Returns training batches of fresh elements: the echo, and what is below it.
+
+    Args:
+      fresh: Elements of the stage that the echo follows.
+      stages: What their examples go through.
+      pipeline: Where the echo stands, and how much is made ahead.
+      spec: The echo.
+      part: Of every batch.
+    """
+    rows, ahead = part.rows(pipeline.batch_size), None
+    prefetch = pipeline.prefetch
+    if isinstance(spec, AdaptiveSpec):
+        # What waits for the trainer is fresh data, not repeats decided too early.
+        ahead, prefetch = max(1, prefetch), min(1, prefetch)
+    if pipeline.after == "batch":
+        spec = replace(spec, batch_size=1)
+        batches = echo_grain.echo(fresh, spec, tags=True, prefetch=ahead)
+        batches = batches.map(BroadcastTags(rows))
+    else:
         spec = part.echo(replace(spec, batch_size=pipeline.batch_size))
+        below = below_echo(stages, pipeline, part)
         if below is None:
-            batches = echo_grain.echo(fresh, spec, batch=True, tags=True)
-            whole_index = functools.partial(part.whole_index, rows=batch_size)
-            batches = batches.map(BroadcastTags(batch_size, whole_index))
+            batches = echo_grain.echo(
+                fresh, spec, batch=True, tags=True, prefetch=ahead
+            )
+            whole_index = functools.partial(part.whole_index, rows=rows)
+            batches = batches.map(BroadcastTags(rows, whole_index))
         else:
-            uses = echo_grain.echo(fresh, spec, tags=True)
-            batches = uses.batch(batch_size, drop_remainder=True, batch_fn=below)
-    return ThreadPrefetchIterDataset(batches, prefetch_buffer_size=pipeline.prefetch)
+            uses = echo_grain.echo(fresh, spec, tags=True, prefetch=ahead)
+            batches = uses.batch(rows, drop_remainder=True, batch_fn=below)
+    return ThreadPrefetchIterDataset(batches, prefetch_buffer_size=prefetch)
 
 
 def grain_fresh_batches(

@@ -26,27 +26,28 @@ from echo_jax.data.grain_pipeline import grain_batches, grain_fresh_batches
 from echo_jax.data.pipeline_spec import EchoAfter, PipelineSpec
 from echo_jax.data.stages import Stages
 from echo_jax.echo.shard import WHOLE, Part
-from echo_jax.echo.spec import EchoSpec
+from echo_jax.echo.spec import AnySpec
 
 __all__ = ["EchoAfter", "PipelineSpec", "fresh_batches", "train_dataset"]
 
 
 def train_dataset(
-    stages: Stages, pipeline: PipelineSpec, spec: EchoSpec, part: Part = WHOLE
+    stages: Stages, pipeline: PipelineSpec, spec: AnySpec, part: Part = WHOLE
 ) -> grain.IterDataset:
     """Returns the endless stream of training batches, with an echo in it.
 
     The sequence is a function of the records, of `pipeline`'s ``after``,
     ``batch_size`` and ``seed``, and of `spec`. The engine, threads, workers and
-    prefetching change when a batch is ready, never what is in it. An iterator's state
-    is JSON, and exact at every batch; it can be restored with other threads or
-    another prefetch, but not with another engine or number of workers.
+    prefetching change when a batch is ready, never what is in it; but an adaptive echo
+    repeats what it has while fresh items are not ready, and its log says when it did.
+    An iterator's state is JSON, and exact at every batch; it can be restored with other
+    threads or another prefetch, but not with another engine or number of workers.
 
     Args:
       stages: Records and what they go through.
       pipeline: Placement of the echo, sizes, and parallelism.
-      spec: The echo. Its ``batch_size`` is set here: one batch behind "batch",
-        else the examples of a batch.
+      spec: The echo, of any mode. Its ``batch_size`` is set here: one batch behind
+        "batch", else the examples of a batch.
       part: Of every batch, where several processes share a run: it is echoed for
         itself. Sizes in `pipeline` and `spec` are those over all parts.
 
@@ -59,6 +60,7 @@ def train_dataset(
       ImportError: The engine is tf.data, and TensorFlow is not installed.
 
     Example:
+      >>> from echo_jax import EchoSpec
       >>> stages = Stages([b"ab", b"cd", b"ef"], decode=lambda r: {"x": np.array(r[0])})
       >>> pipeline = PipelineSpec(after="decode", batch_size=2)
       >>> with closing(iter(train_dataset(stages, pipeline, EchoSpec(2)))) as batches:

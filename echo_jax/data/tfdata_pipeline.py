@@ -21,13 +21,14 @@ import numpy as np
 import tensorflow as tf
 
 from echo_jax.data.fresh import below_echo, fresh_items
+from echo_jax.data.grain_pipeline import echoed_batches
 from echo_jax.data.pipeline_spec import PipelineSpec
 from echo_jax.data.stages import BroadcastTags, Item, Stages
 from echo_jax.echo.adapters import tfdata
-from echo_jax.echo.echo import Tags
-from echo_jax.echo.plans.fixed import Plan
+from echo_jax.echo.counts import Tags
+from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.shard import Part
-from echo_jax.echo.spec import EchoSpec
+from echo_jax.echo.spec import AnySpec, EchoSpec
 
 __all__ = ["TfdataBatches", "tfdata_batches", "tfdata_fresh_batches"]
 
@@ -35,17 +36,24 @@ _ENDLESS = np.iinfo(np.int64).max
 
 
 def tfdata_batches(
-    stages: Stages, pipeline: PipelineSpec, spec: EchoSpec, part: Part
-) -> "TfdataBatches":
+    stages: Stages, pipeline: PipelineSpec, spec: AnySpec, part: Part
+) -> grain.IterDataset:
     """See `echo_jax.data.pipeline.train_dataset`.
 
     The first record is read and decoded once more, here: a graph has to know shapes.
+    A graph decides nothing while it runs, so only a fixed echo is part of it, in the
+    orders that TensorFlow can make; others stand on the host, and so does what is
+    below them.
     """
+    if not isinstance(spec, EchoSpec) or spec.order == "shuffle_buffer":
+        in_batches = pipeline.after == "batch"
+        fresh = TfdataBatches(stages, pipeline, None, part, in_batches=in_batches)
+        return echoed_batches(fresh, stages, pipeline, spec, part)
     if pipeline.after == "batch":
-        spec = replace(spec, batch_size=1)
+        in_graph = replace(spec, batch_size=1)
     else:
-        spec = part.echo(replace(spec, batch_size=pipeline.batch_size))
-    return TfdataBatches(stages, pipeline, spec, part)
+        in_graph = part.echo(replace(spec, batch_size=pipeline.batch_size))
+    return TfdataBatches(stages, pipeline, in_graph, part)
 
 
 def tfdata_fresh_batches(
@@ -62,15 +70,22 @@ class TfdataBatches(grain.IterDataset):
     """
 
     def __init__(
-        self, stages: Stages, pipeline: PipelineSpec, spec: EchoSpec | None, part: Part
+        self,
+        stages: Stages,
+        pipeline: PipelineSpec,
+        spec: EchoSpec | None,
+        part: Part,
+        *,
+        in_batches: bool = True,
     ):
         """Looks at one record.
 
         Args:
           stages: Records and what they go through.
           pipeline: Its engine need not be tf.data.
-          spec: The echo; None for batches of fresh items, without tags.
+          spec: The echo; None for what is fresh, without tags.
           part: Of every batch.
+          in_batches: Whether what is fresh comes in batches, or item by item.
         """
         super().__init__()
         _leave_accelerators_to_jax()
@@ -78,7 +93,7 @@ class TfdataBatches(grain.IterDataset):
         # Without an echo, batches pass through one that uses each of them once.
         self.spec = EchoSpec() if spec is None else spec
         self._is_tagged = spec is not None
-        self._of_batches = spec is None or pipeline.after == "batch"
+        self._of_batches = pipeline.after == "batch" or (spec is None and in_batches)
         if self.spec.schedule.by_item is None:
             tfdata.echo(self.spec)  # Refuses what cannot be, here and now.
         sample = _sample(stages, pipeline)
@@ -88,7 +103,9 @@ class TfdataBatches(grain.IterDataset):
         if not self._of_batches:
             self._whole_index = partial(part.whole_index, rows=self._rows)
         self._below = None
-        below = None if self._of_batches else below_echo(stages, pipeline, part)
+        below = None
+        if self._is_tagged and not self._of_batches:
+            below = below_echo(stages, pipeline, part)
         if below is not None:
             sample = below.finish(sample, Tags(0, 0))
             self._below = _Stage(
@@ -107,7 +124,8 @@ class TfdataBatches(grain.IterDataset):
         dataset = self._map(indices, self._above)
         if self._of_batches:
             dataset = dataset.batch(self._rows)
-        is_gathered = not self._of_batches and self._below is None
+        is_item = self._of_batches or not self._is_tagged
+        is_gathered = not is_item and self._below is None
         dataset = dataset.apply(
             tfdata.echo(self.spec, batch=is_gathered, tags=True, state=state)
         )
@@ -149,7 +167,7 @@ class _TfdataIterator(grain.DatasetIterator):
     def __init__(self, dataset: TfdataBatches):
         super().__init__()
         self._dataset = dataset
-        self._plan = Plan(dataset.spec)
+        self._plan = FixedPlan(dataset.spec)
         # The running graph, if there is one. It ends before the interpreter does: its
         # threads, which call Python, could not end after that.
         self._running: list[Any] = []
@@ -169,7 +187,9 @@ class _TfdataIterator(grain.DatasetIterator):
         if failure is not None:
             self._running.clear()
             raise failure
-        self._plan.take(self._dataset.spec.batch_size)
+        size = self._dataset.spec.batch_size
+        self._plan.write(self._plan.need(size).must)
+        self._plan.next(size)
         return self._dataset.finished(batch, Tags(*tags))
 
     def get_state(self) -> dict[str, Any]:
@@ -187,6 +207,7 @@ class _TfdataIterator(grain.DatasetIterator):
                 f"a state with the keys {sorted(state)} is none of data.pipeline="
                 "tfdata; go on with the data.pipeline that it was saved with"
             )
+        self._plan.check_state(state["plan"])
         self._plan.set_state(state["plan"])
         self._running.clear()
 

@@ -1,8 +1,9 @@
-"""How many fresh items and uses there were: counted, never computed."""
+"""What is known of uses: how many there were, and which they are."""
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-__all__ = ["Counts"]
+__all__ = ["Counts", "Tags"]
 
 
 @dataclass(frozen=True)
@@ -18,3 +19,15 @@ class Counts:
     fresh: int = 0
     uses: int = 0
     repeats: int = 0
+
+
+class Tags(NamedTuple):
+    """Says which use of which item an output is.
+
+    Attributes:
+      fresh_index: Index of the item in the upstream: an int, or ``int64[B]``.
+      repeat: 0 for its first use, then 1, 2, ...: an int, or ``int32[B]``.
+    """
+
+    fresh_index: Any
+    repeat: Any

@@ -2,41 +2,48 @@
 
 A buffer of slots lies in accelerator memory, split into lanes over the devices of a
 mesh. For every update the host decides which slots are written and read, see
-`echo_jax.echo.plans.draws`; one jitted, donated function scatters the fresh chunk and
-gathers the batch, with a random key for every use. Whatever is uint8 stays uint8
-until the step casts it.
+`echo_jax.echo.plans`; one jitted, donated function scatters the fresh host batch and
+gathers the training batch, with a random key for every use. Whatever is uint8 stays
+uint8 until the step casts it.
 
 `echo` makes an iterator of device batches of it, for any trainer. A trainer that
 fuses the exchange with its update uses `DeviceFeed` and `EchoBuffer` themselves::
 
-    buffer = EchoBuffer.of(host_batch, num_slots=draws.num_slots, ...)
-    with closing(DeviceFeed(host_batches, draws, buffer)) as feed:
+    buffer = EchoBuffer.of(host_batch, num_slots=plan.num_slots, ...)
+    with closing(DeviceFeed(host_batches, plan, buffer)) as feed:
         while (inputs := feed.next()) is not None:
             state, feed.arrays = step(state, feed.arrays, inputs)  # uses buffer.draw
 """
 
+import copy
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from types import TracebackType
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from echo_jax.echo.counts import Counts
+from echo_jax.echo.counts import Counts, Tags
+from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.device_feed import DeviceFeed, largest_buffer
-from echo_jax.echo.echo import Tags
-from echo_jax.echo.plans.draws import FixedDraws
-from echo_jax.echo.reader import PeekedIterator
-from echo_jax.echo.spec import EchoSpec
-from echo_jax.echo.stores.device import DrawInput, EchoBuffer
+from echo_jax.echo.driver import Turn, prefetched
+from echo_jax.echo.plans import make_plan
+from echo_jax.echo.plans.base import Plan
+from echo_jax.echo.plans.lanes import Lanes
+from echo_jax.echo.reader import is_resumable
+from echo_jax.echo.spec import AnySpec
+from echo_jax.echo.stores.device import EchoBuffer, StepInput
 
 __all__ = [
     "DeviceEchoIterator",
     "DeviceFeed",
-    "DrawInput",
     "EchoBuffer",
+    "PeekedIterator",
+    "StepInput",
     "echo",
     "largest_buffer",
 ]
@@ -44,24 +51,95 @@ __all__ = [
 Augment = Callable[[Any, jax.Array], Any]
 
 
+class PeekedIterator(Iterator[Any]):
+    """An iterator whose next element can be looked at before it is taken."""
+
+    def __init__(self, iterator: Iterator[Any]):
+        """Takes over an iterator, with its state if it has one."""
+        self._iterator: Any = iterator
+        self._peeked: list[Any] = []
+        self._failed: Exception | None = None
+        self._interrupted = False
+        if is_resumable(iterator):
+            self.get_state = self._get_state
+            self.set_state = self._set_state
+
+    def peek(self) -> Any:
+        """Returns the next element, which stays the next one.
+
+        Raises:
+          StopIteration: There is none.
+          RuntimeError: The upstream failed, and then ended; or a look was interrupted,
+            and it has no state to go back to.
+        """
+        if not self._peeked:
+            self._look()
+        if not self._peeked:
+            if self._failed is not None:
+                raise RuntimeError(
+                    "the upstream of this echo failed, and then ended: it does not go "
+                    "on after an error; start anew"
+                ) from self._failed
+            raise StopIteration
+        return self._peeked[0]
+
+    def _look(self) -> None:
+        resumable = is_resumable(self._iterator)
+        if self._interrupted and not resumable:
+            raise RuntimeError(
+                "the first read of the upstream was interrupted, so it is not known "
+                "which item comes next; start anew"
+            )
+        if self._interrupted:
+            self._iterator.set_state(copy.deepcopy(self._state))
+        elif resumable:
+            self._state = copy.deepcopy(self._iterator.get_state())
+        self._interrupted = True
+        try:
+            # Takes it and keeps it, with no place for a signal in between.
+            self._peeked.extend(itertools.islice(self._iterator, 1))
+        except Exception as error:
+            self._failed, self._interrupted = error, False
+            raise
+        self._interrupted = False
+
+    def __next__(self) -> Any:
+        """Returns the next element."""
+        return self._peeked.pop() if self._peeked else next(self._iterator)
+
+    def _get_state(self) -> Any:
+        return self._state if self._peeked else self._iterator.get_state()
+
+    def _set_state(self, state: Any) -> None:
+        self._peeked.clear()
+        self._failed = None
+        self._iterator.set_state(state)
+
+
 class DeviceEchoIterator(Iterator[Any]):
-    """The iterator that `echo` returns.
+    """The iterator that `echo` returns; a context manager, which closes it.
 
     Attributes:
       tags: The tags of the latest batch, None before the first.
     """
 
-    def __init__(self, iterator: Iterator[Any], spec: EchoSpec, options: "_Options"):
+    def __init__(self, iterator: Iterator[Any], spec: AnySpec, options: "_Options"):
         """See `echo`."""
         self._iterator = PeekedIterator(iterator)
         self._spec, self._options = spec, options
         self._feed: DeviceFeed | None = None
+        self._turn = Turn()
         self.tags: Tags | None = None
 
     @property
     def counts(self) -> Counts:
-        """Fresh items taken, uses and repeats drawn."""
+        """Fresh items taken, uses and repeats made."""
         return Counts() if self._feed is None else self._feed.counts
+
+    @property
+    def log(self) -> DecisionLog | None:
+        """What an adaptive echo decided so far; None in other modes."""
+        return None if self._feed is None else self._feed.log
 
     @property
     def buffer(self) -> EchoBuffer:
@@ -70,28 +148,56 @@ class DeviceEchoIterator(Iterator[Any]):
         Raises:
           StopIteration: The upstream is empty.
         """
-        return self._started().buffer
+        return self._open().buffer
 
     def __next__(self) -> Any:
-        """Returns the next batch, on the devices, with its `Tags` if asked for."""
-        feed = self._started()
-        inputs = feed.next()
+        """Returns the next batch, on the devices, with its `Tags` if asked for.
+
+        Raises:
+          Exception: What the upstream raised. Nothing is lost by it: the next call
+            asks the upstream again.
+          RuntimeError: An earlier call was interrupted at a place that cannot be gone
+            on from.
+          ValueError: The echo is closed, or another thread is using it.
+        """
+        with self._turn:
+            found = self._next(self._started())
+            if found is None:
+                self._turn.whole = True
+                raise StopIteration
+            self.tags = found[1]
+            return found if self._options.tags else found[0]
+
+    def _next(self, feed: DeviceFeed) -> tuple[Any, Tags] | None:
+        inputs = feed.decide(1)
         if inputs is None:
-            raise StopIteration
+            return None
         size, lanes = self._spec.batch_size, feed.buffer.num_lanes
         assert feed.tags is not None
         tags = Tags(feed.tags.fresh_index[0], feed.tags.repeat[0])
         missing = (size - tags.repeat.size) // lanes
         if missing and self._options.drop_remainder:
-            raise StopIteration
+            # Whole ones may follow: a stochastic echo goes on after its last load.
+            self._turn.whole = True
+            return self._next(feed)
         if missing:
             inputs = _filled_up(inputs, missing, lanes)
         feed.arrays, batch = self._draw(feed.arrays, inputs)
         if missing:
             keep = np.arange(size).reshape(lanes, -1)[:, :-missing].reshape(-1)
             batch = jax.tree.map(lambda x: x[keep], batch)
-        self.tags = tags
-        return (batch, tags) if self._options.tags else batch
+        return batch, tags
+
+    def _open(self) -> DeviceFeed:
+        """The feed, which is made in a turn of its own if there is none."""
+        if self._feed is not None:
+            return self._feed
+        self._turn.enter()
+        try:
+            return self._started()
+        finally:
+            # Whatever failed, no more than a look at the upstream was taken.
+            self._turn.leave()
 
     def _started(self) -> DeviceFeed:
         """The feed, which is made by the first batch."""
@@ -100,34 +206,39 @@ class DeviceEchoIterator(Iterator[Any]):
             layout = EchoBuffer.of(
                 batch, num_slots=1, num_lanes=options.num_lanes, mesh=options.mesh
             )
-            rows = len(jax.tree.leaves(batch)[0])
-            make = partial(_fixed_draws, self._spec, rows, layout.num_lanes)
+            lanes = Lanes(len(jax.tree.leaves(batch)[0]), layout.num_lanes)
+            make = partial(_plan_of, self._spec, lanes)
             size = self._spec.buffer
             if options.buffer_bytes:
                 fits = options.buffer_bytes // layout.bytes_per_item
                 size = largest_buffer(make, fits, layout.num_lanes)
-            draws = make(size)
-            buffer = replace(layout, num_slots=draws.num_slots)
-            self._feed = DeviceFeed(
+            plan = make(size)
+            buffer = replace(layout, num_slots=plan.num_slots)
+            feed = DeviceFeed(
                 self._iterator,
-                draws,
+                plan,
                 buffer,
                 seed=self._spec.seed,
                 prefetch=options.prefetch,
+                turn=self._turn,
             )
             self._draw = _jitted_draw(buffer, options.augment)
+            self._feed = feed
         return self._feed
 
     def get_state(self) -> dict[str, Any]:
-        """Returns integers, and the upstream's state at the oldest chunk in use.
+        """Returns plain data: the plan's integers, and the upstream's own state.
+
+        The upstream's is that at the oldest host batch in use. An adaptive echo's has
+        its log, too.
 
         Raises:
           TypeError: If the upstream has no get_state and set_state.
         """
         try:
-            return self._started().get_state()
+            return self._open().get_state()
         except StopIteration:  # an empty upstream has the state of its end alone
-            return {"draws": {}, "upstream": self._iterator.get_state()}
+            return {"plan": {}, "skip": 0, "upstream": self._iterator.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues as the iterator that gave the state would have.
@@ -136,18 +247,31 @@ class DeviceEchoIterator(Iterator[Any]):
           ValueError: The state is not one of a device echo over this upstream.
         """
         try:
-            self._started().set_state(state)
+            self._open().set_state(state)
         except StopIteration as error:
-            if state["draws"]:
+            if state["plan"]:
                 raise ValueError(
                     "the upstream is empty, but the state is not one of an empty "
                     "stream; restore it over the same data"
                 ) from error
+        self.tags = None
 
     def close(self) -> None:
-        """Stops reading ahead."""
+        """Stops reading ahead, and refuses all further use; the upstream stays open."""
+        self._turn.close()
         if self._feed is not None:
             self._feed.close()
+
+    def __enter__(self) -> "DeviceEchoIterator":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 @dataclass(frozen=True)
@@ -165,13 +289,13 @@ class _Options:
 
 def echo(
     batches: Iterable[Any],
-    spec: EchoSpec,
+    spec: AnySpec,
     *,
     mesh: Mesh | None = None,
     num_lanes: int = 0,
     augment: Augment | None = None,
     buffer_bytes: int = 0,
-    prefetch: int = 2,
+    prefetch: int | None = None,
     drop_remainder: bool = False,
     tags: bool = False,
 ) -> DeviceEchoIterator:
@@ -184,7 +308,8 @@ def echo(
     Args:
       batches: Host batches: pytrees of arrays with a leading axis, all of one size,
         which need not be that of the training batches.
-      spec: What the echo does. ``batch_size`` is that of the training batches,
+      spec: What the echo does: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
+        ``batch_size`` is that of the training batches,
         ``buffer`` counts examples over all devices.
       mesh: The devices; all of this process by default.
       num_lanes: Independent parts of the buffer; 0 for one per device. With the same
@@ -194,36 +319,41 @@ def echo(
         fresh index, repeat).
       buffer_bytes: Sizes the buffer by memory over all devices instead of by
         ``spec.buffer``; 0 for the latter.
-      prefetch: Fresh batches that are read and sent ahead; 0 for none.
+      prefetch: Host batches that are read and sent ahead by a thread; 0 for none. None
+        is 2.
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether to yield pairs of batch and `Tags`.
 
     Returns:
       The iterator of batches, sharded over the devices, with ``counts``, ``tags``,
-      ``buffer``, ``get_state``, ``set_state`` and ``close``.
+      ``log``, ``buffer``, ``get_state``, ``set_state`` and ``close``; a context
+      manager.
 
     Raises:
       ValueError: With the first batch, if the buffer does not fit, or is too small
         for ``spread`` without twins.
 
     Example:
+      >>> from echo_jax import EchoSpec
       >>> fresh = iter([{"x": np.arange(8)}, {"x": np.arange(8, 16)}])
       >>> batches = echo(fresh, EchoSpec(2, batch_size=8), num_lanes=8)
       >>> [int(batch["x"].sum()) for batch in batches]
       [28, 28, 92, 92]
     """
     options = _Options(
-        mesh, num_lanes, augment, buffer_bytes, prefetch, drop_remainder, tags
+        mesh,
+        num_lanes,
+        augment,
+        buffer_bytes,
+        prefetched(spec, prefetch, default=2),
+        drop_remainder,
+        tags,
     )
     return DeviceEchoIterator(iter(batches), spec, options)
 
 
-def _fixed_draws(
-    spec: EchoSpec, chunk_items: int, num_lanes: int, buffer: int
-) -> FixedDraws:
-    return FixedDraws(
-        replace(spec, buffer=buffer), chunk_items=chunk_items, num_lanes=num_lanes
-    )
+def _plan_of(spec: AnySpec, lanes: Lanes, buffer: int) -> Plan:
+    return make_plan(replace(spec, buffer=buffer), lanes=lanes)
 
 
 @lru_cache(maxsize=8)
@@ -233,17 +363,18 @@ def _jitted_draw(buffer: EchoBuffer, augment: Augment | None) -> Callable[..., A
 
 
 def _draw_one(
-    arrays: Any, inputs: DrawInput, *, buffer: EchoBuffer, augment: Augment | None
+    arrays: Any, inputs: StepInput, *, buffer: EchoBuffer, augment: Augment | None
 ) -> tuple[Any, Any]:
     """Makes one batch, and augments it."""
     arrays, (batch,) = buffer.draw(arrays, inputs)
     if augment is not None:
-        keys = jax.random.wrap_key_data(inputs.key_data[0], impl="threefry2x32")
+        data = buffer.split_rows(inputs.key_data[0])
+        keys = jax.random.wrap_key_data(data, impl="threefry2x32")
         batch = augment(batch, keys)
     return arrays, batch
 
 
-def _filled_up(inputs: DrawInput, missing: int, num_lanes: int) -> DrawInput:
+def _filled_up(inputs: StepInput, missing: int, num_lanes: int) -> StepInput:
     """Inputs of a full batch from those of a last, smaller one."""
     pad = ((0, 0), (0, 0), (0, missing))
     lanes = (1, num_lanes, -1)

@@ -7,14 +7,90 @@ from typing import Any
 import jax
 import numpy as np
 
-from echo_jax.echo.counts import Counts
-from echo_jax.echo.echo import Tags
+from echo_jax.echo.counts import Counts, Tags
+from echo_jax.echo.decision_log import DecisionLog
+from echo_jax.echo.driver import Driver, Turn
 from echo_jax.echo.keys import use_seed
-from echo_jax.echo.plans.draws import Draw, DrawPlan, Need, stacked
-from echo_jax.echo.reader import ChunkReader
-from echo_jax.echo.stores.device import DrawInput, EchoBuffer, jitted_write
+from echo_jax.echo.plans.base import BatchIndices, Plan
+from echo_jax.echo.reader import Element, Reader
+from echo_jax.echo.stores.device import EchoBuffer, StepInput, jitted_write
+from echo_jax.echo.stores.leaves import ReuseGuard, Watched
 
 __all__ = ["DeviceFeed", "largest_buffer"]
+
+
+class _Slots:
+    """The slots of a buffer on the devices, as a store.
+
+    The last host batch that was written waits here: the program that reads writes it
+    first. It stays, as what is written nowhere where nothing fresh is taken, so that
+    one program does for both.
+
+    Attributes:
+      buffer: Their layout.
+      arrays: The slots.
+      guard: Looks at the first host batches.
+    """
+
+    def __init__(self, buffer: EchoBuffer):
+        self.buffer = buffer
+        self.guard = ReuseGuard()
+        self.arrays = buffer.init()
+        self._scatter = jitted_write(buffer)
+        self._chunk: Any = None
+        self._waiting: np.ndarray | None = None  # the slots of its rows
+
+    def write(self, slots: np.ndarray, taken: list[Element]) -> None:
+        """See `echo_jax.echo.driver.Store`: whole host batches."""
+        at = 0
+        for (chunk, leaves), first, end, *_ in taken:
+            self.guard.check(leaves)
+            self._flush()
+            self._chunk, self._waiting = chunk, slots[:, at : at + end - first]
+            at += end - first
+
+    def rewrite(self, slots: np.ndarray, taken: list[Element]) -> None:
+        """See `echo_jax.echo.driver.Store`."""
+        self.write(slots, taken)
+        self._flush()
+
+    def clear(self) -> None:
+        """See `echo_jax.echo.driver.Store`."""
+        self._waiting = None
+        if any(array.is_deleted() for array in jax.tree.leaves(self.arrays)):
+            self.arrays = self.buffer.init()  # A program that failed took them away.
+
+    def take_waiting(self) -> tuple[Any, np.ndarray]:
+        """Returns the last host batch, and where its rows are to be written."""
+        slots, self._waiting = self._waiting, None
+        return self._chunk, self._nowhere if slots is None else slots
+
+    def _flush(self) -> None:
+        if self._waiting is not None:
+            self.arrays = self._scatter(self.arrays, self._chunk, self._waiting)
+            self._waiting = None
+
+    @functools.cached_property
+    def _nowhere(self) -> np.ndarray:
+        """Slots that are out of range, for what is not written again."""
+        rows = len(jax.tree.leaves(self._chunk)[0])
+        shape = (self.buffer.num_lanes, rows // self.buffer.num_lanes)
+        return np.full(shape, self.buffer.num_slots, np.int32)
+
+
+class _Sender:
+    """Sends host batches on their way."""
+
+    def __init__(self, buffer: EchoBuffer, guard: ReuseGuard):
+        self._buffer, self._guard = buffer, guard
+
+    def send(self, batch: Any) -> tuple[Any, int]:
+        """Returns the batch on the devices, and its rows in each lane."""
+        watched = self._guard.watch(jax.tree.leaves(batch))
+        # The host's arrays are kept only as long as they are looked at.
+        kept = watched if type(watched) is Watched else []
+        rows = self._buffer.rows // self._buffer.num_lanes
+        return (self._buffer.put(batch), kept), rows
 
 
 class DeviceFeed:
@@ -22,20 +98,18 @@ class DeviceFeed:
 
     Attributes:
       buffer: The layout.
-      arrays: The slots. The caller passes them to its jitted function, which may
-        take them away, and puts back what it returns. `next` may replace them too,
-        so they are read after it.
-      tags: The tags of the latest draws, ``int64[K, B]`` and ``int32[K, B]``.
+      tags: The tags of the latest batches, ``int64[K, B]`` and ``int32[K, B]``.
     """
 
     def __init__(
         self,
         iterable: Iterable[Any],
-        draws: DrawPlan,
+        plan: Plan,
         buffer: EchoBuffer,
         *,
         seed: int = 0,
         prefetch: int = 2,
+        turn: Turn | None = None,
     ):
         """Allocates the buffer; reads nothing yet.
 
@@ -43,86 +117,101 @@ class DeviceFeed:
           iterable: Host batches of one size, with a leading axis. What it has
             yielded it must not write to again. With ``get_state`` and ``set_state``
             on its iterator the feed has them too.
-          draws: Decides.
-          buffer: Laid out for these batches and draws.
+          plan: Decides.
+          buffer: Laid out for these batches and this plan.
           seed: Of the keys of uses.
-          prefetch: Chunks that are read and sent ahead by a thread; 0 reads when a
-            draw needs it.
+          prefetch: Host batches that are read and sent ahead by a thread; 0 reads
+            when they are needed.
+          turn: Of whoever makes the feed a part of itself; its own by default.
 
         Raises:
           ValueError: The buffer does not fit.
         """
         self.buffer = buffer
-        self.arrays = buffer.init()
         self.tags: Tags | None = None
-        self._draws = draws
-        self._seed = seed
-        self._reader = ChunkReader(iter(iterable), buffer.put, depth=prefetch)
-        self._write = jitted_write(buffer)
-        # The latest chunk, which stands in where nothing fresh is taken.
-        self._chunk: Any = None
+        self._plan, self._seed = plan, seed
+        self._slots = _Slots(buffer)
+        # Any host batch may be the oldest with an item in use.
+        reader = Reader(
+            iter(iterable),
+            anchor=plan.anchor,
+            next_anchor=lambda row: row,
+            # The thread holds it, so it must not hold the feed.
+            prepare=_Sender(buffer, self._slots.guard).send,
+            depth=prefetch * buffer.rows // buffer.num_lanes,
+        )
+        self._driver = Driver(reader, plan, self._slots, turn)
+
+    @property
+    def arrays(self) -> Any:
+        """The slots.
+
+        The caller passes them to its jitted function, which may take them away, and
+        puts back what it returns. `next` may replace them too, so they are read after
+        it.
+        """
+        return self._slots.arrays
+
+    @arrays.setter
+    def arrays(self, arrays: Any) -> None:
+        self._slots.arrays = arrays
 
     @property
     def counts(self) -> Counts:
-        """Fresh items taken, uses and repeats drawn."""
-        return self._draws.counts
+        """Fresh items taken, uses and repeats decided."""
+        return self._plan.counts
 
-    def next(self, num_draws: int = 1) -> DrawInput | None:
-        """Decides the next draws, and waits for what they need.
+    @property
+    def log(self) -> DecisionLog | None:
+        """What an adaptive echo decided so far; None in other modes."""
+        return getattr(self._plan, "log", None)
+
+    @property
+    def turn(self) -> Turn:
+        """See `echo_jax.echo.driver.Driver`."""
+        return self._driver.turn
+
+    def next(self, num_batches: int = 1) -> StepInput | None:
+        """Decides the next batches, and waits for what they need.
 
         Args:
-          num_draws: K. A stream that ends within K > 1 draws drops their rest.
+          num_batches: K. A stream that ends within K > 1 batches drops their rest.
 
         Returns:
-          The input of the jitted function, None at the end of the stream. At the end
-          of a stream a draw may be shorter than a batch, as its `tags` are; its
-          ``read_slots`` are then filled up with slot 0.
+          The input of the jitted function, None at the end of the stream. The last
+          batch of a stream may be smaller.
         """
-        write_slots = self._take(num_draws)
-        draws = [self._draws.draw() for _ in range(num_draws)]
-        if any(draw is None for draw in draws):
+        with self.turn:
+            return self.decide(num_batches)
+
+    def decide(self, num_batches: int) -> StepInput | None:
+        """Does what `next` does, within a turn that the caller holds and ends."""
+        uses = num_batches * self._plan.batch
+        wanted = self._driver.wait(uses)
+        self.turn.whole = False
+        self._driver.fill(uses, wanted)
+        batches = [self._plan.next(self._plan.batch) for _ in range(num_batches)]
+        found = [batch for batch in batches if batch is not None]
+        sizes = {batch.repeat.size for batch in found}
+        if len(found) < num_batches or len(sizes) > 1:
             return None
-        if write_slots is None:
-            write_slots = self._nowhere
-        return self._input(write_slots, [draw for draw in draws if draw is not None])
+        return self._input(found)
 
-    def _take(self, num_draws: int) -> np.ndarray | None:
-        """Takes the chunks that draws need.
-
-        Returns:
-          The slots of the last one, which is not written yet; None without any.
-        """
-        slots = None
-        while (need := self._draws.need(num_draws)) is not Need.NO:
-            if need is Need.MAY and (slots is not None or not self._reader.is_ready()):
-                break
-            chunk = self._reader.take()
-            if chunk is None:
-                self._draws.end()
-                continue
-            if slots is not None:
-                self.arrays = self._write(self.arrays, self._chunk, slots)
-            self._chunk, slots = chunk, self._draws.write()
-            self._reader.forget(self._draws.first_chunk)
-        return slots
-
-    @functools.cached_property
-    def _nowhere(self) -> np.ndarray:
-        """Slots that are out of range, for a chunk that is not written again."""
-        rows = len(jax.tree.leaves(self._chunk)[0])
-        shape = (self.buffer.num_lanes, rows // self.buffer.num_lanes)
-        return np.full(shape, self.buffer.num_slots, np.int32)
-
-    def _input(self, write_slots: np.ndarray, draws: list[Draw]) -> DrawInput:
+    def _input(self, batches: list[BatchIndices]) -> StepInput:
         index, repeat, reads = (
-            stacked([getattr(draw, name) for draw in draws])
-            for name in ("fresh_index", "repeat", "read_slots")
+            arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
+            for arrays in (
+                [batch.fresh_index for batch in batches],
+                [batch.repeat for batch in batches],
+                [batch.slots for batch in batches],
+            )
         )
-        rows = (len(draws), -1)
+        rows = (len(batches), -1)
         self.tags = Tags(index.reshape(rows), repeat.reshape(rows))
         seeds = use_seed(self._seed, *self.tags)
-        return DrawInput(
-            self._chunk,
+        chunk, write_slots = self._slots.take_waiting()
+        return StepInput(
+            chunk,
             write_slots,
             reads.astype(np.int32, copy=False),
             self.tags.repeat,
@@ -130,66 +219,49 @@ class DeviceFeed:
         )
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the state before the next draw.
+        """Returns the state before the next batch.
 
         Raises:
           TypeError: If the upstream has no get_state and set_state.
         """
-        first = self._draws.first_chunk
-        return {
-            "draws": self._draws.get_state(),
-            "upstream": self._reader.state_before(first),
-        }
+        return self._driver.get_state()
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues as the feed that gave the state would have.
 
-        What the buffer held is read from the upstream again.
+        What the buffer held is read from the upstream again. A state that is refused
+        changes nothing.
 
         Raises:
           ValueError: If the state is not one of a feed, or if the upstream no longer
             has the items that it had.
         """
-        if set(state) != {"draws", "upstream"}:
-            raise ValueError(
-                f"a state with the keys {sorted(state)} is not one of a device feed; "
-                "give what get_state returned"
-            )
-        held = self._draws.set_state(state["draws"])
-        self._reader.restore(state["upstream"], self._draws.first_chunk)
-        for number, slots in held:
-            chunk = self._reader.take()
-            if chunk is None:
-                raise ValueError(
-                    f"the upstream ended before chunk {number}, which the state needs; "
-                    "restore it over the same data"
-                )
-            self._chunk = chunk
-            self.arrays = self._write(self.arrays, chunk, slots)
+        self._driver.set_state(state)
+        self.tags = None
 
     def close(self) -> None:
-        """Stops reading ahead."""
-        self._reader.close()
+        """Stops reading ahead, and refuses all further use."""
+        self._driver.close()
 
 
 def largest_buffer(
-    make_draws: Callable[[int], DrawPlan], num_items: int, num_lanes: int
+    make_plan: Callable[[int], Plan], num_items: int, num_lanes: int
 ) -> int:
     """Returns the largest buffer that some memory holds.
 
     Args:
-      make_draws: Makes the draws of a buffer of so many items.
+      make_plan: Makes the plan of a buffer of so many items.
       num_items: Items that fit into the memory, over all lanes.
       num_lanes: Lanes.
 
     Returns:
-      A buffer in items; with it the draws need at most ``num_items`` slots.
+      A buffer in items; with it the plan needs at most ``num_items`` slots.
 
     Raises:
       ValueError: The memory is too small for any.
     """
-    # What draws need beyond their buffer grows with it.
-    needed = make_draws(max(num_items, num_lanes)).num_slots * num_lanes
+    # What a plan needs beyond its buffer grows with it.
+    needed = make_plan(max(num_items, num_lanes)).num_slots * num_lanes
     buffer = (2 * num_items - needed) // num_lanes * num_lanes
     if buffer < num_lanes:
         raise ValueError(

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.echo.plans.lanes import lane_spec
-from echo_jax.echo.spec import EchoSpec
+from echo_jax.echo.plans.lanes import Spec, lane_spec
 
 __all__ = ["WHOLE", "Part"]
 
@@ -62,7 +61,7 @@ class Part:
         batch, row = np.divmod(index, rows)
         return (batch * self.of + self.number) * rows + row
 
-    def echo(self, spec: EchoSpec) -> EchoSpec:
+    def echo(self, spec: Spec) -> Spec:
         """Returns the echo of this part's examples: see `echo_jax.echo.plans.lanes`."""
         return lane_spec(spec, self.number, self.of)
 

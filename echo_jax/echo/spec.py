@@ -1,12 +1,19 @@
-"""What an echo is to do: one frozen, validated description for all backends."""
+"""What an echo is to do: one frozen, validated description for all stores.
 
+There are three, by who decides when an item is used again: `EchoSpec` by the item's
+number, `AdaptiveSpec` by what is ready, `StochasticSpec` by a coin.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.keys import fingerprint
+from echo_jax.echo.load_schedule import LoadSchedule
 from echo_jax.echo.schedule import Factor, FactorByItem, Schedule, as_schedule
 
-__all__ = ["EchoSpec", "Order"]
+__all__ = ["AdaptiveSpec", "AnySpec", "EchoSpec", "Order", "StochasticSpec"]
 
 Order = Literal["consecutive", "shuffle", "shuffle_buffer", "spread"]
 
@@ -17,7 +24,10 @@ _SEQUENCE_VERSION = 1
 
 @dataclass(frozen=True)
 class EchoSpec:
-    """Describes an echo; the same description works on every backend.
+    """Describes a fixed echo: item k is used as often as its number says.
+
+    For a producer of a steady rate: exact, the same in every run, and its repeats lie
+    as far apart as the buffer allows.
 
     Attributes:
       factor: Uses per fresh item, at least 1: a constant (``2``, ``2.5``,
@@ -49,7 +59,8 @@ class EchoSpec:
       Schedule(starts=(0,), factors=(Fraction(5, 2),), by_item=None, denominator=2)
     """
 
-    factor: Factor | FactorByItem = 1
+    # A piecewise factor is a mapping, which has no hash.
+    factor: Factor | FactorByItem = field(default=1, hash=False)
     buffer: int = 1
     order: Order = "consecutive"
     batch_size: int = 1
@@ -58,12 +69,7 @@ class EchoSpec:
 
     def __post_init__(self):
         object.__setattr__(self, "schedule", as_schedule(self.factor))
-        for name, least in (("buffer", 1), ("batch_size", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name}={value!r} must be an int; give {name}={least}")
-            if value < least:
-                raise ValueError(f"{name}={value} must be at least {least}")
+        _check_integers(self, buffer=1, batch_size=1, seed=0)
         if self.order not in get_args(Order):
             raise ValueError(
                 f"order={self.order!r} is unknown; use one of "
@@ -86,3 +92,93 @@ class EchoSpec:
             [str(factor) for factor in self.schedule.factors],
             self.schedule.by_item is not None,
         )
+
+
+@dataclass(frozen=True)
+class AdaptiveSpec:
+    """Describes an adaptive echo: fresh if ready, else the longest unused, else wait.
+
+    For a producer that stalls or drifts, or whose rate nobody knows: while data comes
+    in time nothing is repeated. What it decided is kept in a `DecisionLog`.
+
+    Attributes:
+      cap: Uses after which an item is not used any more, at least 1. Past some number
+        of uses a repeat is worth less than nothing (Choi et al. 2019, section 3.3).
+      buffer: Fresh items kept, in items: the last so many.
+      batch_size: How many uses make one training batch, which is decided at once.
+      seed: Names the random choice among the longest unused.
+      replay: Decisions that are repeated, such as the ``log`` of an earlier echo;
+        after their end decisions are made from what is ready.
+
+    Raises:
+      TypeError, ValueError: If a field is not of its kind or out of its range.
+
+    Example:
+      >>> AdaptiveSpec(cap=2, buffer=8, batch_size=4, replay=[True, False]).replay
+      <DecisionLog of 2 decisions, 1 of them yes>
+    """
+
+    cap: int = 4
+    buffer: int = 1
+    batch_size: int = 1
+    seed: int = 0
+    replay: DecisionLog | None = None
+
+    def __post_init__(self):
+        _check_integers(self, cap=1, buffer=1, batch_size=1, seed=0)
+        if self.replay is None or isinstance(self.replay, DecisionLog):
+            return
+        if not isinstance(self.replay, Sequence):
+            raise TypeError(
+                f"replay={self.replay!r} must be a DecisionLog, such as the log of an "
+                "earlier echo, or a list of decisions"
+            )
+        object.__setattr__(self, "replay", DecisionLog(self.replay))
+
+
+@dataclass(frozen=True)
+class StochasticSpec:
+    """Describes a stochastic echo: load a fresh batch with some probability.
+
+    For studies of schedules: the echo that theory speaks of, where some items are
+    never repeated and others often.
+
+    Attributes:
+      load: How likely every batch is a fresh one. The first always is.
+      buffer: Items that repeats are drawn from: the last so many.
+      batch_size: Items of a batch.
+      seed: Names the random choices.
+
+    Raises:
+      TypeError, ValueError: If a field is not of its kind or out of its range.
+
+    Example:
+      >>> StochasticSpec(LoadSchedule(start=0.5, end=0.5), buffer=64, batch_size=8).seed
+      0
+    """
+
+    load: LoadSchedule = field(default_factory=LoadSchedule)
+    buffer: int = 1
+    batch_size: int = 1
+    seed: int = 0
+
+    def __post_init__(self):
+        if not isinstance(self.load, LoadSchedule):
+            raise TypeError(
+                f"load={self.load!r} must be a LoadSchedule, such as "
+                "LoadSchedule(start=0.5, end=0.5)"
+            )
+        _check_integers(self, buffer=1, batch_size=1, seed=0)
+
+
+AnySpec = EchoSpec | AdaptiveSpec | StochasticSpec
+"""The description of an echo of any mode."""
+
+
+def _check_integers(spec: AnySpec, **least: int) -> None:
+    for name, bound in least.items():
+        value = getattr(spec, name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name}={value!r} must be an int; give {name}={bound}")
+        if value < bound:
+            raise ValueError(f"{name}={value} must be at least {bound}")

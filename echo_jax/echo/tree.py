@@ -1,15 +1,47 @@
-"""Pytrees of dicts, lists and tuples, without jax.
+"""Pytrees as jax knows them, without importing jax.
 
-The library on the host handles items of any Python iterator, and must not load
-jax for it. Leaves are whatever is no dict, list, tuple or None.
+The library on the host handles items of any Python iterator, and must not load jax
+for it. Dicts, lists, tuples, NamedTuples, None and every other `Mapping` are opened
+here. Where the program has loaded jax, so is whatever it registers as a pytree, one
+level at a time by ``jax.tree_util``: flax structs and FrozenDicts, dataclasses,
+classes of one's own. Anything else is a leaf.
+
+Unlike ``jax.tree`` this keeps the keys of every dict in their own order.
 """
 
-from collections.abc import Callable
-from typing import Any
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["flatten", "tree_concatenate", "tree_map", "tree_rows"]
+__all__ = [
+    "Structure",
+    "flatten",
+    "tree_concatenate",
+    "tree_map",
+    "tree_rows",
+]
+
+# Types that are leaves for certain, so nobody is asked about them.
+_LEAVES = frozenset((np.ndarray, int, float, bool, complex, str, bytes))
+
+
+class _Container(NamedTuple):
+    """One container, opened one level.
+
+    Attributes:
+      static: What two containers have in common that differ in their children alone.
+      children: What it holds.
+      build: Makes such a container of other children.
+      names: Makes what the children are called in a path.
+    """
+
+    static: Any
+    children: list[Any]
+    build: Callable[[list[Any]], Any]
+    names: Callable[[], list[str]]
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -19,14 +51,20 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
       >>> tree_map(abs, {"a": -1, "b": (2, -3)})
       {'a': 1, 'b': (2, 3)}
     """
-    if isinstance(tree, dict):
-        return {key: tree_map(function, tree[key]) for key in tree}
-    if isinstance(tree, tuple):
-        parts = [tree_map(function, part) for part in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
-    if isinstance(tree, list):
+    # The common kinds first: an item is mapped at every use.
+    kind = type(tree)
+    if kind in _LEAVES:
+        return function(tree)
+    if kind is dict:
+        return {key: tree_map(function, part) for key, part in tree.items()}
+    if kind is list:
         return [tree_map(function, part) for part in tree]
-    return None if tree is None else function(tree)
+    if kind is tuple:
+        return tuple([tree_map(function, part) for part in tree])
+    container = _opened(tree)
+    if container is None:
+        return function(tree)
+    return container.build([tree_map(function, part) for part in container.children])
 
 
 def flatten(tree: Any, path: str = "") -> list[tuple[str, Any]]:
@@ -36,13 +74,82 @@ def flatten(tree: Any, path: str = "") -> list[tuple[str, Any]]:
       >>> flatten({"a": 1, "b": (2, 3)})
       [("['a']", 1), ("['b'][0]", 2), ("['b'][1]", 3)]
     """
-    if isinstance(tree, dict):
-        parts = [(f"{path}[{key!r}]", tree[key]) for key in tree]
-    elif isinstance(tree, list | tuple):
-        parts = [(f"{path}[{i}]", part) for i, part in enumerate(tree)]
-    else:
-        return [] if tree is None else [(path, tree)]
-    return [leaf for name, part in parts for leaf in flatten(part, name)]
+    container = _opened(tree)
+    if container is None:
+        return [(path, tree)]
+    parts = zip(container.names(), container.children, strict=True)
+    return [leaf for name, part in parts for leaf in flatten(part, path + name)]
+
+
+class Structure:
+    """How a tree is built, without its leaves, as jax's ``PyTreeDef`` says it.
+
+    Two dicts with equal keys have one structure, whatever the order of their keys;
+    trees that are built are ordered as the first one was.
+
+    Example:
+      >>> structure = Structure({"a": 1, "b": [2, None]})
+      >>> structure.leaves({"b": [5, None], "a": 4})
+      [4, 5]
+      >>> structure.build([6, 7])
+      {'a': 6, 'b': [7, None]}
+    """
+
+    def __init__(self, tree: Any):
+        """Remembers the containers of a tree."""
+        container = _opened(tree)
+        self._keys = list(tree) if type(tree) is dict else None
+        self._parts: list[Structure] = []
+        self._static: Any = None
+        self._build: Callable[[list[Any]], Any] | None = None
+        if container is not None:
+            self._static, self._build = container.static, container.build
+            self._parts = [Structure(child) for child in container.children]
+
+    def leaves(self, tree: Any) -> list[Any] | None:
+        """Returns the leaves of a tree in this structure's order.
+
+        Args:
+          tree: Any.
+
+        Returns:
+          None where the tree is built in another way.
+        """
+        leaves: list[Any] = []
+        return leaves if self._collect(tree, leaves) else None
+
+    def _collect(self, tree: Any, leaves: list[Any]) -> bool:
+        if self._build is None:
+            leaves.append(tree)
+            return _opened(tree) is None
+        if self._keys is not None:
+            if type(tree) is not dict or len(tree) != len(self._keys):
+                return False
+            try:
+                children = [tree[key] for key in self._keys]
+            except KeyError:
+                return False
+        else:
+            container = _opened(tree)
+            if container is None or container.static != self._static:
+                return False
+            children = container.children
+        for part, child in zip(self._parts, children, strict=True):
+            if not part._collect(child, leaves):
+                return False
+        return True
+
+    def build(self, leaves: Iterable[Any]) -> Any:
+        """Builds a tree of leaves in this structure's order."""
+        return self._built(iter(leaves))
+
+    def _built(self, leaves: Iterator[Any]) -> Any:
+        if self._build is None:
+            return next(leaves)
+        parts = [part._built(leaves) for part in self._parts]
+        if self._keys is not None:
+            return dict(zip(self._keys, parts, strict=True))
+        return self._build(parts)
 
 
 def tree_concatenate(trees: list[Any]) -> Any:
@@ -53,5 +160,96 @@ def tree_concatenate(trees: list[Any]) -> Any:
 
 
 def tree_rows(tree: Any, where: int | slice) -> Any:
-    """Returns some rows of every array of a tree."""
-    return tree_map(lambda leaf: leaf[where], tree)
+    """Returns some rows of every array of a tree, as arrays of the same dtype."""
+    # With the ellipsis one row of a vector is an array, not a scalar: a scalar of
+    # text would forget the width of its dtype.
+    return tree_map(lambda leaf: leaf[where, ...], tree)
+
+
+def _opened(tree: Any) -> _Container | None:
+    """Opens a container; a leaf gives None."""
+    kind: Any = type(tree)
+    if kind in _LEAVES or isinstance(tree, np.generic):
+        return None
+    if kind is dict:
+        return _mapping(tree, lambda pairs: dict(pairs))
+    if kind is list or kind is tuple:
+        return _Container((kind, len(tree)), list(tree), kind, lambda: _at(tree))
+    if tree is None:
+        return _Container(None, [], lambda _: None, list)
+    if kind is OrderedDict:
+        return _mapping(tree, OrderedDict)
+    if kind is defaultdict:
+        factory = tree.default_factory
+        return _mapping(tree, lambda pairs: defaultdict(factory, pairs), factory)
+    if isinstance(tree, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make"):
+        # Not by its constructor, which may have a mind of its own.
+        names = [f".{name}" for name in kind._fields]
+        return _Container(kind, list(tree), kind._make, lambda: names)
+    container = _opened_by_jax(tree)
+    if isinstance(tree, Mapping) and not (container and _keeps_order(tree, container)):
+        # A Mapping that jax knows may come back from it with its keys sorted.
+        container = _opened_mapping(tree)
+    return container
+
+
+def _at(tree: Any) -> list[str]:
+    return [f"[{i}]" for i in range(len(tree))]
+
+
+def _mapping(
+    tree: Mapping[Any, Any],
+    make: Callable[[Iterable[tuple[Any, Any]]], Any],
+    *static: Any,
+) -> _Container:
+    keys = list(tree)
+    return _Container(
+        (type(tree), keys, *static),
+        [tree[key] for key in keys],
+        lambda parts: make(zip(keys, parts, strict=True)),
+        lambda: [f"[{key!r}]" for key in keys],
+    )
+
+
+def _opened_mapping(tree: Mapping[Any, Any]) -> _Container | None:
+    """Opens a Mapping that its class makes again of a dict; else it is a leaf."""
+    kind: Any = type(tree)
+    container = _mapping(tree, lambda pairs: kind(dict(pairs)))
+    try:
+        if not _keeps_order(tree, container):
+            return None
+    except Exception:  # Whatever a constructor of somebody else's makes of a dict.
+        return None
+    return container
+
+
+def _keeps_order(tree: Mapping[Any, Any], container: _Container) -> bool:
+    """Whether a Mapping comes out of its own children as it was."""
+    again = container.build(container.children)
+    return (
+        type(again) is type(tree)
+        and list(again) == list(tree)
+        and all(type(again[key]) is type(tree[key]) for key in tree)
+        and getattr(again, "__dict__", {}).keys()
+        == getattr(tree, "__dict__", {}).keys()
+    )
+
+
+def _opened_by_jax(tree: Any) -> _Container | None:
+    """Opens what jax knows as a container, if the program has loaded jax."""
+    util = getattr(sys.modules.get("jax"), "tree_util", None)
+    if util is None:
+        return None
+
+    def below(node: Any) -> bool:
+        return node is not tree
+
+    children, structure = util.tree_flatten(tree, is_leaf=below)
+    if len(children) == 1 and children[0] is tree:
+        return None
+
+    def names() -> list[str]:
+        pairs, _ = util.tree_flatten_with_path(tree, is_leaf=below)
+        return [util.keystr(path) for path, _ in pairs]
+
+    return _Container(structure, children, structure.unflatten, names)

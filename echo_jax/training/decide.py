@@ -110,7 +110,7 @@ def _most_updates(config: Config, ratio: float) -> float:
         return math.inf
     load = config.echo.load
     if config.echo.mode == "stochastic":
-        return max(v if load.of == "e" else 1 / v for v in (load.start, load.end))
+        return max(v if load.quantity == "e" else 1 / v for v in (load.start, load.end))
     if config.echo.mode == "adaptive":
         return config.echo.cap
     if config.echo.factor == "auto":

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -11,16 +10,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from echo_jax.config import Config
-from echo_jax.echo.device import DeviceFeed, DrawInput, EchoBuffer, largest_buffer
+from echo_jax.echo.decision_log import DecisionLog
+from echo_jax.echo.device import DeviceFeed, EchoBuffer, StepInput, largest_buffer
 from echo_jax.echo.keys import use_seed
-from echo_jax.echo.plans.adaptive import AdaptiveDraws
-from echo_jax.echo.plans.decision_log import Tape
-from echo_jax.echo.plans.draws import DrawPlan, FixedDraws
-from echo_jax.echo.plans.lanes import joined_state, split_state
-from echo_jax.echo.plans.stochastic import LoadSchedule, StochasticDraws
+from echo_jax.echo.plans import make_plan
+from echo_jax.echo.plans.base import Plan
+from echo_jax.echo.plans.lanes import Lanes, joined_state, split_state
 from echo_jax.echo.shard import WHOLE, Part
-from echo_jax.echo.spec import EchoSpec
-from echo_jax.folders import run_folder
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec
 from echo_jax.training.distributed import local_mesh, put, view_with_sharding
 from echo_jax.training.parts import JoinedBatches
 from echo_jax.training.sharding import group_sharding
@@ -31,7 +28,7 @@ __all__ = [
     "DeviceEchoFeed",
     "check_lanes_fit",
     "count_lanes",
-    "make_draws",
+    "make_device_plan",
 ]
 
 # Apart from the seeds that the host's pipeline derives from the same seed.
@@ -40,59 +37,45 @@ _AUGMENT_STREAM = 1 << 20
 _DRIFTING = ("shuffle", "shuffle_buffer")
 
 
-def make_draws(
-    config: Config,
-    spec: EchoSpec,
+def make_device_plan(
+    spec: AnySpec,
     *,
+    chunk_items: int,
     num_lanes: int,
     parts: Sequence[Part] = (WHOLE,),
-    max_draws: int = 1,
-) -> DrawPlan:
+    max_batches: int = 1,
+) -> Plan:
     """Returns the plan of an echo on the devices, for the lanes of this process.
 
     Args:
-      config: A checked training config with ``echo.where="device"``.
-      spec: The echo over all devices; modes other than ``fixed`` take its buffer, its
-        batch and its seed.
+      spec: The echo over all devices.
+      chunk_items: Examples of a host batch, over all processes.
       num_lanes: From `count_lanes`.
       parts: Of the data, that this process makes.
-      max_draws: Updates in a dispatch at most.
+      max_batches: Updates in a dispatch at most.
 
     Raises:
-      OSError: The tape to be replayed cannot be read.
       ValueError: The echo is impossible.
     """
-    if len(parts) > 1 and _takes_apart(config):
+    if len(parts) > 1 and _takes_apart(spec):
         raise ValueError(
             "on the devices, echo.mode=adaptive and the orders "
             f"{' and '.join(_DRIFTING)} need a process for each of the {parts[0].of} "
-            "parts of the data, for every part takes chunks at updates of its own, and "
-            f"this process would have {len(parts)}; use as many processes as the run "
-            "was begun with"
+            "parts of the data, for every part takes fresh batches at updates of its "
+            f"own, and this process would have {len(parts)}; use as many processes as "
+            "the run was begun with"
         )
     each = num_lanes // parts[0].of
-    sizes: dict[str, Any] = {
-        "chunk_items": config.batch_size,
-        "num_lanes": num_lanes,
-        "lanes": range(parts[0].number * each, (parts[-1].number + 1) * each),
-    }
-    if config.echo.mode == "fixed":
-        return FixedDraws(spec, max_draws=max_draws, **sizes)
-    sizes |= {
-        "buffer": spec.buffer,
-        "batch_size": spec.batch_size,
-        "seed": spec.seed,
-    }
-    if config.echo.mode == "adaptive":
-        return AdaptiveDraws(cap=config.echo.cap, replay=_replay(config), **sizes)
-    load = LoadSchedule(**config.echo.load.to_dict())
-    return StochasticDraws(load=load, max_draws=max_draws, **sizes)
+    own = range(parts[0].number * each, (parts[-1].number + 1) * each)
+    lanes = Lanes(chunk_items, num_lanes, own)
+    return make_plan(spec, lanes=lanes, max_batches=max_batches)
 
 
-def _takes_apart(config: Config) -> bool:
-    """Whether parts of the data may stand at different chunks after an update."""
-    mode, order = config.echo.mode, config.echo.order
-    return mode == "adaptive" or (mode == "fixed" and order in _DRIFTING)
+def _takes_apart(spec: AnySpec) -> bool:
+    """Whether parts of the data may stand at different items after an update."""
+    if isinstance(spec, EchoSpec):
+        return spec.order in _DRIFTING
+    return isinstance(spec, AdaptiveSpec)
 
 
 def count_lanes(config: Config, mesh: Mesh, *, num_parts: int = 1) -> int:
@@ -127,21 +110,6 @@ def check_lanes_fit(lanes: int, mesh: Mesh, num_parts: int) -> int:
     return lanes
 
 
-def _replay(config: Config) -> Tape | None:
-    """Returns the tape that the config asks to be repeated."""
-    path = config.echo.replay
-    if not path:
-        return None
-    try:
-        with run_folder(path).open("rb") as file:
-            return Tape.read(file, name=path)
-    except FileNotFoundError:
-        raise ValueError(
-            f"there is no tape {path!r}; give the tape.json of an adaptive run to "
-            "--config.echo.replay"
-        ) from None
-
-
 @dataclass(frozen=True)
 class DeviceDraw:
     """Draws batches from the buffer, and augments them; see `feed.Draw`.
@@ -160,23 +128,24 @@ class DeviceDraw:
         return self.buffer.sharding
 
     @property
-    def input_sharding(self) -> DrawInput:
+    def input_sharding(self) -> StepInput:
         """See `feed.Draw`; every device gets the indices of its own lanes."""
         rows, of_draws = self.buffer.sharding, group_sharding(self.buffer.mesh)
-        return DrawInput(rows, rows, of_draws, of_draws, of_draws)
+        return StepInput(rows, rows, of_draws, of_draws, of_draws)
 
-    def __call__(self, arrays: Any, inputs: DrawInput) -> tuple[Any, list[Batch]]:
+    def __call__(self, arrays: Any, inputs: StepInput) -> tuple[Any, list[Batch]]:
         """See `feed.Draw`."""
         arrays, batches = self.buffer.draw(arrays, inputs)
         if self.augment is not None:
             for k, batch in enumerate(batches):
-                keys = jax.random.wrap_key_data(inputs.key_data[k], impl="threefry2x32")
+                data = self.buffer.split_rows(inputs.key_data[k])
+                keys = jax.random.wrap_key_data(data, impl="threefry2x32")
                 batches[k] = self.augment(batch, keys)
         return arrays, [
             {**batch, "repeat": inputs.repeat[k]} for k, batch in enumerate(batches)
         ]
 
-    def send(self, inputs: DrawInput) -> DrawInput:
+    def send(self, inputs: StepInput) -> StepInput:
         """See `feed.Draw`: the chunk is on its way already."""
         processes = jax.process_count()
         if processes == 1:
@@ -191,21 +160,20 @@ class DeviceEchoFeed:
     Attributes:
       draw: See `feed.Feed`.
       num_lanes: See `feed.Feed`.
-      tape: The decisions so far of an adaptive echo; None in other modes.
     """
 
     def __init__(
         self,
         batches: JoinedBatches,
         config: Config,
-        spec: EchoSpec,
+        spec: AnySpec,
         *,
         mesh: Mesh,
         num_lanes: int,
         parts: Sequence[Part] = (WHOLE,),
         sample: Batch,
         augment: Augment | None = None,
-        max_draws: int = 1,
+        max_batches: int = 1,
         note: Callable[[str], None] = lambda line: None,
     ):
         """Lays out the buffer and allocates it; reads nothing yet.
@@ -213,32 +181,35 @@ class DeviceEchoFeed:
         Args:
           batches: Fresh host batches.
           config: A checked training config with ``echo.where="device"``.
-          spec: See `make_draws`.
+          spec: The echo over all devices.
           mesh: The devices.
-          num_lanes: See `make_draws`.
+          num_lanes: From `count_lanes`.
           parts: Of every batch, that these are.
           sample: A batch like those; its examples decide the layout.
           augment: What is done to every use; None for nothing.
-          max_draws: The most updates that `take` is asked for.
+          max_batches: The most updates that `take` is asked for.
           note: Is told the size of the buffer before it is allocated.
 
         Raises:
           ValueError: The echo is impossible, or the buffer does not fit.
         """
-        make = partial(
-            make_draws, config, num_lanes=num_lanes, parts=parts, max_draws=max_draws
-        )
+
+        def make(items: int) -> Plan:
+            return make_device_plan(
+                replace(spec, buffer=items),
+                chunk_items=config.batch_size,
+                num_lanes=num_lanes,
+                parts=parts,
+                max_batches=max_batches,
+            )
+
         layout = EchoBuffer.of(sample, num_slots=1, num_lanes=num_lanes, mesh=mesh)
+        items = spec.buffer
         if config.echo.buffer_bytes:
             fits = config.echo.buffer_bytes // layout.bytes_per_item
-            spec = replace(
-                spec,
-                buffer=largest_buffer(
-                    lambda items: make(replace(spec, buffer=items)), fits, num_lanes
-                ),
-            )
-        draws = make(spec)
-        buffer = replace(layout, num_slots=draws.num_slots)
+            items = largest_buffer(make, fits, num_lanes)
+        plan = make(items)
+        buffer = replace(layout, num_slots=plan.num_slots)
         note(str(buffer))
         # What this process reads and writes by itself is a buffer of its own devices.
         own_lanes = num_lanes // parts[0].of * len(parts)
@@ -247,17 +218,13 @@ class DeviceEchoFeed:
         self._seed = int(use_seed(config.seed, _AUGMENT_STREAM, 0))
         self._sample = sample
         self._batches = batches
-        self._num_parts = len(parts)
+        self._first_part, self._num_parts = parts[0].number, len(parts)
+        self._batch_rows = config.batch_size // parts[0].of * len(parts)
         self._feed = DeviceFeed(
-            batches,
-            draws,
-            own,
-            seed=self._seed,
-            prefetch=config.data.prefetch,
+            batches, plan, own, seed=self._seed, prefetch=config.data.prefetch
         )
         self.draw = DeviceDraw(buffer, augment)
-        self._draws = draws
-        self._held: dict[int, DrawInput] = {}
+        self._held: dict[int, StepInput] = {}
 
     @property
     def arrays(self) -> Any:
@@ -275,22 +242,26 @@ class DeviceEchoFeed:
         return view_with_sharding(self._feed.arrays, sharding, times=times)
 
     @property
-    def tape(self) -> Tape | None:
-        """See the class."""
-        return self._draws.tape if isinstance(self._draws, AdaptiveDraws) else None
+    def logs(self) -> dict[int, DecisionLog]:
+        """See `feed.Feed`."""
+        log = self._feed.log
+        return {} if log is None else {self._first_part: log}
 
-    def take(self, num_updates: int) -> DrawInput | None:
+    def take(self, num_updates: int) -> StepInput | None:
         """See `feed.Feed`."""
         self._held.clear()  # Gives the sample's memory back.
-        return self._feed.next(num_updates)
+        inputs = self._feed.next(num_updates)
+        if inputs is None or inputs.repeat.shape[1] < self._batch_rows:
+            return None
+        return inputs
 
-    def hold(self, num_updates: int) -> DrawInput:
+    def hold(self, num_updates: int) -> StepInput:
         """See `feed.Feed`: the sample, written and read at every update."""
         if num_updates not in self._held:
             self._held[num_updates] = self._sample_input(num_updates)
         return self._held[num_updates]
 
-    def _sample_input(self, num_updates: int) -> DrawInput:
+    def _sample_input(self, num_updates: int) -> StepInput:
         buffer = self._feed.buffer
         rows = len(jax.tree.leaves(self._sample)[0])
         shape = (buffer.num_lanes, rows // buffer.num_lanes)
@@ -299,15 +270,15 @@ class DeviceEchoFeed:
         seeds = use_seed(self._seed, np.arange(rows), repeat)
         each = (slots, repeat, seeds.view(np.uint32).reshape(rows, 2))
         reads, repeat, keys = (np.stack([x] * num_updates) for x in each)
-        return DrawInput(buffer.put(self._sample), slots, reads, repeat, keys)
+        return StepInput(buffer.put(self._sample), slots, reads, repeat, keys)
 
     def get_state(self) -> list[Any]:
         """See `feed.Feed`."""
         own = self._feed.get_state()
-        draws = split_state(own["draws"], self._num_parts)
+        plans = split_state(own["plan"], self._num_parts)
         return [
-            {"draws": each, "upstream": upstream}
-            for each, upstream in zip(draws, own["upstream"], strict=True)
+            {"plan": plan, "skip": own["skip"], "upstream": upstream}
+            for plan, upstream in zip(plans, own["upstream"], strict=True)
         ]
 
     def set_state(self, state: list[Any]) -> None:
@@ -316,9 +287,13 @@ class DeviceEchoFeed:
         Raises:
           ValueError: See `echo_jax.echo.plans.lanes.joined_state`.
         """
-        draws = joined_state([each["draws"] for each in state])
-        upstream = [each["upstream"] for each in state]
-        self._feed.set_state({"draws": draws, "upstream": upstream})
+        self._feed.set_state(
+            {
+                "plan": joined_state([each["plan"] for each in state]),
+                "skip": state[0]["skip"],
+                "upstream": [each["upstream"] for each in state],
+            }
+        )
 
     def close(self) -> None:
         """See `feed.Feed`."""

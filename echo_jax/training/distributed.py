@@ -33,7 +33,6 @@ __all__ = [
     "own_parts",
     "put",
     "replicate",
-    "tape_file",
     "this_part",
     "view_with_sharding",
 ]
@@ -107,11 +106,6 @@ def is_main_process() -> bool:
 def this_part() -> Part:
     """Returns the part that is due to this process where all share evenly."""
     return Part(jax.process_index(), jax.process_count())
-
-
-def tape_file() -> str:
-    """Returns the name of the file of this process' adaptive decisions."""
-    return "tape.json" if is_main_process() else f"tape-{jax.process_index()}.json"
 
 
 def own_parts(num_parts: int) -> tuple[Part, ...]:

@@ -8,15 +8,17 @@ gives back, beside the train state.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from echo_jax.echo.plans.decision_log import Tape
+from echo_jax.echo.decision_log import DecisionLog, log_of
+from echo_jax.echo.shard import WHOLE, Part
 from echo_jax.training.distributed import put
 from echo_jax.training.parts import JoinedBatches
 from echo_jax.training.sharding import group_sharding, replicated
@@ -94,7 +96,8 @@ class Feed(Protocol):
       arrays: What the feed keeps on the devices. The caller passes them to the
         program, which takes them away, and puts back what it returns.
       num_lanes: Of an echo on the devices; 0 without one.
-      tape: What an adaptive echo decided so far; None if there was nothing to decide.
+      logs: What an adaptive echo decided so far, by the number of the part of the data;
+        of those that this process makes. Empty if there was nothing to decide.
     """
 
     arrays: Any
@@ -106,7 +109,7 @@ class Feed(Protocol):
         ...
 
     @property
-    def tape(self) -> Tape | None:
+    def logs(self) -> Mapping[int, DecisionLog]:
         """See the class."""
         ...
 
@@ -205,20 +208,27 @@ class HostFeed:
       draw: See `Feed`.
       arrays: None are kept: ``()``.
       num_lanes: 0.
-      tape: None.
     """
 
     num_lanes = 0
-    tape = None
 
-    def __init__(self, batches: JoinedBatches, mesh: Mesh, *, sample: Batch):
+    def __init__(
+        self,
+        batches: JoinedBatches,
+        mesh: Mesh,
+        *,
+        sample: Batch,
+        parts: Sequence[Part] = (WHOLE,),
+    ):
         """Reads nothing yet.
 
         Args:
           batches: With the echo's tags.
           mesh: The devices.
           sample: A batch like those.
+          parts: Of the data, that the batches are joined from.
         """
+        self._parts = parts
         self.draw = HostDraw(mesh)
         self.arrays = ()
         self._batches = batches
@@ -228,6 +238,13 @@ class HostFeed:
         """See `Feed`."""
         batches = list(itertools.islice(self._batches, num_updates))
         return HostInput.of(batches) if len(batches) == num_updates else None
+
+    @property
+    def logs(self) -> dict[int, DecisionLog]:
+        """See `Feed`."""
+        states = zip(self._parts, self._batches.get_state(), strict=True)
+        logs = {part.number: log_of(state) for part, state in states if "plan" in state}
+        return {number: log for number, log in logs.items() if log is not None}
 
     def hold(self, num_updates: int) -> HostInput:
         """See `Feed`: the sample."""
@@ -256,10 +273,10 @@ class HeldFeed:
       draw: The other feed's.
       arrays: The other feed's.
       num_lanes: The other feed's.
-      tape: None.
+      logs: Empty: nothing is decided.
     """
 
-    tape = None
+    logs: Mapping[int, DecisionLog] = MappingProxyType({})
 
     def __init__(self, feed: Feed):
         """Takes over a feed."""

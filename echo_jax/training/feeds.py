@@ -1,4 +1,4 @@
-"""Which feed a config asks for."""
+"""Which echo and which feed a config asks for."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,7 @@ from echo_jax.training.device import (
     DeviceEchoFeed,
     check_lanes_fit,
     count_lanes,
-    make_draws,
+    make_device_plan,
 )
 from echo_jax.training.dispatch import group_size
 from echo_jax.training.echo_spec import make_echo_spec
@@ -30,16 +30,19 @@ def check_echo(config: Config, workload: Workload, mesh: Mesh) -> None:
       mesh: The devices.
 
     Raises:
-      OSError: A tape cannot be read.
+      OSError: A log of decisions cannot be read.
       ValueError: The echo is impossible.
     """
-    is_auto = config.echo.factor == "auto"
-    spec = make_echo_spec(config, factor=config.echo.cap if is_auto else None)
+    spec = make_echo_spec(config)
     if config.echo.where == "host":
         workload.train_dataset(spec)
     elif not config.echo.buffer_bytes:
-        lanes = count_lanes(config, mesh)
-        make_draws(config, spec, num_lanes=lanes, max_draws=group_size(config))
+        make_device_plan(
+            spec,
+            chunk_items=config.batch_size,
+            num_lanes=count_lanes(config, mesh),
+            max_batches=group_size(config),
+        )
 
 
 def open_feed(
@@ -69,7 +72,7 @@ def open_feed(
     Raises:
       ValueError: A buffer does not fit, or the echo is impossible.
     """
-    spec = make_echo_spec(config, factor=factor)
+    specs = [make_echo_spec(config, factor=factor, part=part) for part in parts]
     if config.echo.where == "device":
         # Items that were augmented before the echo are not augmented again after it.
         is_decoded = config.echo.after == "decode"
@@ -79,16 +82,21 @@ def open_feed(
         feed = DeviceEchoFeed(
             JoinedBatches([workload.fresh_dataset(part) for part in parts]),
             config,
-            spec,
+            specs[0],
             mesh=mesh,
             num_lanes=num_lanes or count_lanes(config, mesh, num_parts=num_parts),
             parts=parts,
             sample=sample,
             augment=workload.augment_on_device if is_decoded else None,
-            max_draws=group_size(config),
+            max_batches=group_size(config),
             note=note,
         )
     else:
-        batches = JoinedBatches([workload.train_dataset(spec, part) for part in parts])
-        feed = HostFeed(batches, mesh, sample=sample)
+        batches = JoinedBatches(
+            [
+                workload.train_dataset(spec, part)
+                for spec, part in zip(specs, parts, strict=True)
+            ]
+        )
+        feed = HostFeed(batches, mesh, sample=sample, parts=parts)
     return HeldFeed(feed) if config.data.hold_batch else feed

@@ -26,9 +26,9 @@ from echo_jax.training.distributed import (
     all_gather,
     is_main_process,
     own_parts,
-    tape_file,
     this_part,
 )
+from echo_jax.training.echo_spec import log_name
 from echo_jax.training.environment import config_sha256
 from echo_jax.training.evaluation import evaluate
 from echo_jax.training.feed import Input
@@ -269,8 +269,8 @@ class Trainer:
             if self.config.data.hold_batch:
                 return
             totals = self._totals_of_each()
-            if self.feed.tape is not None:
-                write_json(self.workdir / tape_file(), self.feed.tape.to_json())
+            for part, log in self.feed.logs.items():
+                write_json(self.workdir / log_name(part), log.to_json())
             host = {
                 "config_sha256": config_sha256(self.config),
                 "data": [*itertools.chain(*all_gather(self.feed.get_state()))],

@@ -13,7 +13,7 @@ import jax
 from jax.typing import ArrayLike
 
 from echo_jax.echo.shard import WHOLE, Part
-from echo_jax.echo.spec import EchoSpec
+from echo_jax.echo.spec import AnySpec
 
 __all__ = ["Augment", "Batch", "Evaluator", "Sums", "Task", "Variables", "Workload"]
 
@@ -48,7 +48,7 @@ class Augment(Protocol):
 class MakesTraining(Protocol):
     """Makes the training pipeline; see `Workload`."""
 
-    def __call__(self, spec: EchoSpec, part: Part = WHOLE) -> grain.IterDataset:
+    def __call__(self, spec: AnySpec, part: Part = WHOLE) -> grain.IterDataset:
         """Makes the part of it that a process trains on."""
         ...
 

@@ -11,7 +11,8 @@ from echo_jax.data.pipeline import PipelineSpec, train_dataset
 from echo_jax.data.stages import Stages
 from echo_jax.data.storage import SimulatedStorage, StorageSpec
 from echo_jax.echo.keys import use_seed
-from echo_jax.echo.spec import EchoSpec
+from echo_jax.echo.load_schedule import LoadSchedule
+from echo_jax.echo.spec import AdaptiveSpec, EchoSpec, StochasticSpec
 
 NUM_RECORDS = 50
 BATCH_SIZE = 4
@@ -23,6 +24,9 @@ ECHOES = {
     "shuffle": EchoSpec(factor=2.5, order="shuffle", buffer=12),
     "shuffle_buffer": EchoSpec(factor=2.5, order="shuffle_buffer", buffer=12),
     "spread": EchoSpec(factor=2.5, order="spread", buffer=12),
+    # Decisions are repeated, so that timing does not show.
+    "adaptive": AdaptiveSpec(cap=3, buffer=12, replay=[True, False, False, True] * 40),
+    "stochastic": StochasticSpec(LoadSchedule(start=0.5, end=0.5), buffer=12),
 }
 
 

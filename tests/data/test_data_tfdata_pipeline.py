@@ -24,7 +24,8 @@ from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
 from echo_jax.data.shapes import ShapeRecords, augment_shape, decode_shape
 from echo_jax.data.stages import Stages
 from echo_jax.data.storage import SimulatedStorage
-from echo_jax.echo.spec import EchoSpec
+from echo_jax.echo.load_schedule import LoadSchedule
+from echo_jax.echo.spec import AdaptiveSpec, EchoSpec, StochasticSpec
 from echo_jax.runs import Interrupted, run_train
 from echo_jax.training.trainer import Trainer
 
@@ -36,6 +37,10 @@ ORDERS = {
     "consecutive": EchoSpec(factor=2.5),
     "shuffle": EchoSpec(factor=2.5, order="shuffle", buffer=12),
     "spread": EchoSpec(factor=2.5, order="spread", buffer=12),
+    "shuffle_buffer": EchoSpec(factor=2.5, order="shuffle_buffer", buffer=12),
+    # Decisions are repeated, so that timing does not show.
+    "adaptive": AdaptiveSpec(cap=3, buffer=12, replay=[True, False, False, True] * 40),
+    "stochastic": StochasticSpec(LoadSchedule(start=0.5, end=0.5), buffer=12),
 }
 RECORDS = ShapeRecords(30, seed=0)
 STAGES = Stages(RECORDS, decode_shape, augment_shape)

@@ -1,6 +1,9 @@
 """The specs that several tests of the echo library run through."""
 
+import itertools
+
 import grain
+import numpy as np
 from hypothesis import strategies as st
 
 import echo_jax as ej
@@ -31,10 +34,71 @@ def spec_of(order, factor, seed=3):
     return ej.EchoSpec(FACTORS[factor], buffer, order, batch_size, seed)
 
 
+def take(plan, uses):
+    """The parts of the next uses of a plan whose upstream has whatever it needs."""
+    parts = []
+    while uses:
+        wanted = plan.need(uses).must
+        while wanted and (count := plan.write(wanted).shape[1]):
+            wanted -= count
+        part = plan.next(uses)
+        if part is None:
+            break
+        parts.append(part)
+        uses -= part.repeat.shape[1]
+    return parts
+
+
 def grain_source(items):
     """A dataset that reads in this process and thread, item by item."""
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     return grain.MapDataset.source(items).to_iter_dataset(options)
+
+
+class Stacked:
+    """Stacks items of a counting upstream, as a reader of batches does."""
+
+    def __init__(self, upstream, size):
+        self.upstream, self.size = upstream, size
+        self.get_state, self.set_state = upstream.get_state, upstream.set_state
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        before = self.get_state()
+        try:
+            items = list(itertools.islice(self.upstream, self.size))
+            if not items:
+                raise StopIteration
+            return {key: np.stack([item[key] for item in items]) for key in items[0]}
+        except Exception:
+            self.set_state(before)  # What came before the failure is read again.
+            raise
+
+
+# Other modes than the fixed one; their seeds show every kind of batch in few items.
+LOAD = ej.LoadSchedule(start=0.4, end=0.4)
+MODES = {
+    "adaptive": ej.AdaptiveSpec(cap=3, buffer=12, batch_size=4, seed=1),
+    "stochastic": ej.StochasticSpec(LOAD, buffer=10, batch_size=4, seed=2),
+}
+MANY_MODES = MODES | {
+    "adaptive-once": ej.AdaptiveSpec(cap=1, buffer=8, batch_size=4),
+    "adaptive-small": ej.AdaptiveSpec(cap=4, buffer=4, batch_size=4),
+    "adaptive-single": ej.AdaptiveSpec(cap=2, buffer=3, batch_size=1),
+    "adaptive-large": ej.AdaptiveSpec(cap=5, buffer=30, batch_size=3),
+    "stochastic-always": ej.StochasticSpec(buffer=4, batch_size=4),
+    "stochastic-rarely": ej.StochasticSpec(
+        ej.LoadSchedule("e", "linear", 2.0, 6.0, updates=9), buffer=30, batch_size=3
+    ),
+    "stochastic-single": ej.StochasticSpec(LOAD, buffer=5, batch_size=1),
+}
+
+
+def ahead_of(spec):
+    """How many items an echo of a spec reads ahead unless it is told otherwise."""
+    return 2 * spec.batch_size if isinstance(spec, ej.AdaptiveSpec) else 0
 
 
 def _factors():

@@ -1,4 +1,4 @@
-"""Adaptive draws: the rule holds exactly, is recorded, replayed and restored."""
+"""Adaptive plans: the rule holds exactly, is recorded, replayed and restored."""
 
 import copy
 import json
@@ -9,61 +9,88 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_jax.echo.plans.adaptive import AdaptiveDraws
-from echo_jax.echo.plans.decision_log import Tape
-from echo_jax.echo.plans.draws import Need
+from echo_jax.echo.counts import Counts
+from echo_jax.echo.decision_log import DecisionLog
+from echo_jax.echo.plans.adaptive import AdaptivePlan
+from echo_jax.echo.plans.base import Need
+from echo_jax.echo.plans.lanes import Lanes
+from echo_jax.echo.spec import AdaptiveSpec
+
+
+def make(args, replay=None, **options):
+    """A plan of arguments as `arguments` draws them."""
+    args = dict(args)
+    lanes = Lanes(args.pop("chunk_items"), args.pop("num_lanes", 1))
+    return AdaptivePlan(AdaptiveSpec(**args, replay=replay), lanes=lanes, **options)
 
 
 class Driver:
-    """Drives draws as a feed does, keeps the store, and checks every law."""
+    """Drives a plan as a feed does, keeps the store, and checks every law."""
 
-    def __init__(self, draws, arguments):
-        self.draws = draws
+    def __init__(self, plan, arguments):
+        self.plan = plan
         self.lanes = arguments.get("num_lanes", 1)
-        self.rows = arguments["chunk_items"] // self.lanes
+        self.lane_rows = arguments["chunk_items"] // self.lanes
         self.batch = arguments["batch_size"] // self.lanes
+        assert plan.batch == plan.unit == self.batch
         self.cap = arguments.get("cap", 4)
         self.store = [{} for _ in range(self.lanes)]  # slot -> fresh index
         self.uses = {}
-        self.chunks = 0
+        self.rows = 0
+        self.ended = False
+        self.size = self.batch  # of the latest batch
 
-    def put(self, chunk, slots):
+    @property
+    def chunks(self):
+        return self.rows // self.lane_rows
+
+    def put(self, first, slots):
         for lane in range(self.lanes):
-            for row, slot in enumerate(slots[lane].tolist()):
-                index = (chunk * self.lanes + lane) * self.rows + row
-                if slot < self.draws.num_slots:
+            for row, slot in enumerate(slots[lane].tolist(), first):
+                chunk, place = divmod(row, self.lane_rows)
+                index = (chunk * self.lanes + lane) * self.lane_rows + place
+                if slot < self.plan.num_slots:
                     self.store[lane][slot] = index
 
-    def write(self):
+    def write(self, rows):
         before = [dict(slots) for slots in self.store]
-        slots = self.draws.write()
-        assert slots.dtype == np.int32 and slots.shape == (self.lanes, self.rows)
-        self.put(self.chunks, slots)
-        self.chunks += 1
+        slots = self.plan.write(rows)
+        assert slots.dtype == np.int32 and slots.shape == (self.lanes, rows)
+        assert rows == self.lane_rows or self.ended
+        self.put(self.rows, slots)
+        self.rows += rows
         for lane in range(self.lanes):
             gone = set(before[lane].values()) - set(self.store[lane].values())
             assert all(self.uses[index] >= 1 for index in gone), "lost unused"
             self.uses |= {i: self.uses.get(i, 0) for i in self.store[lane].values()}
 
     def draw(self):
-        draw = self.draws.draw()
-        if draw is None:
+        batch = self.plan.next(self.batch)
+        if batch is None:
             return None
-        assert draw.read_slots.dtype == draw.repeat.dtype == np.int32
-        assert draw.fresh_index.dtype == np.int64
+        assert batch.slots.dtype == batch.repeat.dtype == np.int32
+        assert batch.fresh_index.dtype == np.int64
+        assert batch.last is None
+        size = batch.repeat.shape[1]
+        drawable = [
+            sum(self.uses[i] < self.cap for i in slots.values()) for slots in self.store
+        ]
+        assert size == min(self.batch, *drawable) <= self.size
+        assert size == self.batch or self.ended
+        self.size = size
         for lane in range(self.lanes):
             slots, index, repeat = (
                 part[lane].tolist()
-                for part in (draw.read_slots, draw.fresh_index, draw.repeat)
+                for part in (batch.slots, batch.fresh_index, batch.repeat)
             )
-            assert len(set(index)) == self.batch, "an item twice in a batch"
+            assert len(set(index)) == size, "an item twice in a batch"
             assert [self.store[lane][slot] for slot in slots] == index
             assert [self.uses[i] for i in index] == repeat
             self.check_choice(lane, index)
             assert max(repeat) < self.cap, "used beyond the cap"
             for i in index:
                 self.uses[i] += 1
-        return [part.tolist() for part in (draw.fresh_index, draw.repeat)]
+        return [part.tolist() for part in (batch.fresh_index, batch.repeat)]
 
     def check_choice(self, lane, index):
         """Fresh items go first and in their order; nothing else is drawn unused."""
@@ -72,11 +99,32 @@ class Driver:
 
     def step(self, ready):
         """Draws as a feed does."""
-        need = self.draws.need()
-        if need is Need.MUST or (need is Need.MAY and ready):
-            self.write()
-            assert self.draws.need() is Need.NO
+        need = self.plan.need(self.batch)
+        assert not (need.must and need.may)
+        rows = need.must or (need.may if ready else 0)
+        if rows:
+            self.write(rows)
+            assert self.plan.need(self.batch) == Need()
         return self.draw()
+
+    def end(self, rows=0):
+        self.plan.end(rows)
+        self.ended = True
+
+    def restored(self, state, replay, arguments):
+        """A driver of a new plan that goes on from a state; and what is pending."""
+        other = Driver(make(arguments, replay), arguments)
+        other.plan.check_state(state)
+        assert other.plan.counts == Counts(), "check_state has changed something"
+        restored = other.plan.set_state(state)
+        assert restored.first == other.plan.anchor()
+        assert restored.first % self.lane_rows == 0
+        assert restored.slots.dtype == np.int32
+        other.rows = restored.first + restored.slots.shape[1]
+        other.put(restored.first, restored.slots)
+        stored = {i for slots in other.store for i in slots.values()}
+        other.uses = dict.fromkeys(stored, 0)
+        return other, restored.pending
 
 
 @st.composite
@@ -102,107 +150,112 @@ READINESS = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(arguments(), READINESS)
-def test_the_rule_holds_at_every_draw(args, readiness):
+@given(arguments(), READINESS, st.integers(0, 12), st.booleans())
+def test_the_rule_holds_at_every_draw(args, readiness, left, ready_to_the_end):
     """`Driver` checks cap, twins, least use, tags, and that none is lost unused."""
-    driver = Driver(AdaptiveDraws(**args), args)
+    driver = Driver(make(args), args)
     for ready in readiness:
         driver.step(ready)
-    driver.draws.end()
-    while driver.draw():
-        assert driver.draws.need() is Need.NO
-    left = [
+    left %= driver.lane_rows
+    expected_rows = driver.rows + left
+    driver.end(left)
+    while driver.step(ready_to_the_end):
+        if driver.rows == expected_rows:
+            assert driver.plan.need(driver.batch) == Need()
+    # All that came was taken, and in some lane every item is at the cap.
+    assert driver.rows == expected_rows
+    assert 0 in [
         sum(driver.uses[i] < driver.cap for i in slots.values())
         for slots in driver.store
     ]
-    assert min(left) < driver.batch
-    assert driver.draws.draw() is None
-    counts = driver.draws.counts
-    assert counts.fresh == len(driver.uses) == driver.chunks * args["chunk_items"]
+    assert driver.plan.next(driver.batch) is None
+    counts = driver.plan.counts
+    assert counts.fresh == len(driver.uses) == driver.rows * driver.lanes
     assert counts.uses == sum(driver.uses.values())
     assert counts.repeats == sum(max(0, n - 1) for n in driver.uses.values())
 
 
 @settings(max_examples=60, deadline=None)
 @given(arguments(), READINESS, st.randoms(use_true_random=False))
-def test_a_tape_repeats_the_run_whatever_is_ready(args, readiness, random):
-    first = Driver(AdaptiveDraws(**args), args)
+def test_a_log_repeats_the_run_whatever_is_ready(args, readiness, random):
+    first = Driver(make(args), args)
     sequence = [first.step(ready) for ready in readiness]
-    tape = Tape.from_json(json.loads(json.dumps(first.draws.tape.to_json())))
-    again = Driver(AdaptiveDraws(**args, replay=tape), args)
+    log = DecisionLog.from_json(json.loads(json.dumps(first.plan.log.to_json())))
+    again = Driver(make(args, log), args)
     assert [again.step(random.random() < 0.5) for _ in readiness] == sequence
-    assert again.draws.tape == first.draws.tape
+    assert again.plan.log == first.plan.log
     # After its end both go on alike from what is ready.
     for _ in range(20):
         ready = random.random() < 0.5
         assert first.step(ready) == again.step(ready)
 
 
-def saved(driver):
-    state = json.dumps(driver.draws.get_state())
-    return state, driver.draws.counts, copy.deepcopy(driver.store)
-
-
 @settings(max_examples=25, deadline=None)
-@given(arguments(), READINESS, st.booleans())
-def test_a_restore_at_every_draw_goes_on_the_same(args, readiness, between):
-    """The state is taken before the write of a draw, or between write and draw."""
+@given(arguments(), READINESS, st.integers(0, 12), st.integers(0, 5))
+def test_a_restore_at_every_draw_goes_on_the_same(args, readiness, left, pending):
+    """Also with uses of the latest batch that were not handed out, and at the end."""
     readiness = readiness[:40]
-    driver = Driver(AdaptiveDraws(**args), args)
+    driver = Driver(make(args), args)
     states, drawn = [], []
-    for ready in readiness:
-        if not between:
-            states.append(saved(driver))
-        need = driver.draws.need()
-        if need is Need.MUST or (need is Need.MAY and ready):
-            driver.write()
-        if between:
-            states.append(saved(driver))
-        drawn.append(driver.draw())
-    for at, (state, counts, store) in enumerate(states):
-        restored = Driver(AdaptiveDraws(**args, replay=driver.draws.tape), args)
-        held = restored.draws.set_state(json.loads(state))
-        chunks = [chunk for chunk, _ in held]
-        first, last = restored.draws.first_chunk, restored.draws.num_chunks
-        assert chunks == list(range(first, last))
-        for chunk, slots in held:
-            restored.put(chunk, slots)
-        restored.chunks = last
+    for number, ready in enumerate([*readiness, *[True] * 8]):
+        held = min(pending, len(drawn[-1][0][0]) - 1) if drawn else 0
+        state = json.dumps(driver.plan.get_state(held))
+        states.append((state, driver.plan.counts, copy.deepcopy(driver.store), held))
+        if number == len(readiness):
+            driver.end(left % driver.lane_rows)
+        batch = driver.step(ready)
+        if batch is None:
+            break
+        drawn.append(batch)
+    total = driver.rows
+    for at, (state, counts, store, held) in enumerate(states):
+        replay = driver.plan.log
+        restored, rest = driver.restored(json.loads(state), replay, args)
         assert restored.store == store
-        assert restored.draws.counts == counts
-        stored = {i for slots in restored.store for i in slots.values()}
-        restored.uses = dict.fromkeys(stored, 0)
+        assert restored.plan.counts == counts
+        if held:
+            found = [rest.fresh_index.tolist(), rest.repeat.tolist()]
+            latest = drawn[at - 1]
+            assert found == [[lane[-held:] for lane in part] for part in latest]
+            for lane, slots in enumerate(rest.slots.tolist()):
+                items = [restored.store[lane][slot] for slot in slots]
+                assert items == rest.fresh_index[lane].tolist()
+        else:
+            assert rest is None
         for index, _ in drawn[:at]:
             for i in np.ravel(index).tolist():
-                if i in stored:
+                if i in restored.uses:
                     restored.uses[i] += 1
-        for expected in drawn[at : at + 12]:
+        for number, expected in enumerate(drawn[at : at + 12], at):
+            # The end is told again, by the upstream that is read again.
+            if number >= len(readiness) and not restored.ended:
+                restored.end(total - restored.rows)
             assert restored.step(ready=False) == expected
 
 
 def test_a_small_case_by_hand():
     """Two lanes of one item: fresh, echo of the older, wait at the cap."""
     args = {"buffer": 4, "batch_size": 2, "chunk_items": 2, "num_lanes": 2, "cap": 2}
-    driver = Driver(AdaptiveDraws(**args), args)
-    assert driver.draws.need() is Need.MUST
+    driver = Driver(make(args), args)
+    assert driver.plan.need(1) == Need(must=1)
     assert driver.step(True) == [[[0], [1]], [[0], [0]]]
-    assert driver.draws.need() is Need.MAY
+    assert driver.plan.need(1) == Need(may=1)
     assert driver.step(True) == [[[2], [3]], [[0], [0]]]
     assert driver.step(False) == [[[0], [1]], [[1], [1]]]
     assert driver.step(False) == [[[2], [3]], [[1], [1]]]
-    assert driver.draws.need() is Need.MUST
-    assert driver.draws.write().tolist() == [[0], [0]]
-    assert list(driver.draws.tape) == [True, True, False, False]
+    assert driver.plan.need(1) == Need(must=1)
+    assert driver.plan.write(1).tolist() == [[0], [0]]
+    assert list(driver.plan.log) == [True, True, False, False]
 
 
 def test_a_stall_uses_all_items_up_to_the_cap_and_far_apart():
     """64 items in 16 batches, then no more data until every item is at the cap."""
     args = {"buffer": 64, "batch_size": 4, "chunk_items": 4, "cap": 4}
-    driver = Driver(AdaptiveDraws(**args), args)
+    driver = Driver(make(args), args)
     drawn = [driver.step(True) for _ in range(16)]
-    while driver.draws.need() is Need.MAY:
+    while driver.plan.need(4).may:
         drawn.append(driver.step(False))
-    assert driver.draws.need() is Need.MUST
+    assert driver.plan.need(4) == Need(must=4)
     # What is left at the end is too few for a batch.
     below = [item for item, uses in driver.uses.items() if uses < 4]
     assert len(below) < 4
@@ -222,7 +275,7 @@ def test_repeats_of_a_slow_constant_stream_lie_far_apart(ratio):
     """At R below the cap: the whole buffer takes turns, not what has just come."""
     batch, chunks = 8, 64
     args = {"buffer": chunks * batch, "batch_size": batch, "chunk_items": batch}
-    driver = Driver(AdaptiveDraws(**args), args)
+    driver = Driver(make(args), args)
     last, lags = {}, []
     arrived, taken = 0.0, 0
     for number in range(int(12 * chunks * ratio)):
@@ -242,19 +295,55 @@ def test_repeats_of_a_slow_constant_stream_lie_far_apart(ratio):
 
 def test_lanes_choose_for_themselves():
     args = {"buffer": 128, "batch_size": 8, "chunk_items": 8, "num_lanes": 2}
-    driver = Driver(AdaptiveDraws(**args), args)
+    driver = Driver(make(args), args)
     drawn = [driver.step(i < 16) for i in range(32)]
     lanes = np.array([index for index, _ in drawn])[16:]
     assert not np.array_equal(lanes[:, 0] % 4, lanes[:, 1] % 4)
-    other = Driver(AdaptiveDraws(**args, seed=1), args)
+    other = Driver(make(args | {"seed": 1}), args)
     assert drawn[16:] != [other.step(i < 16) for i in range(32)][16:]
 
 
 def test_nothing_is_echoed_while_data_comes_in_time():
     args = {"buffer": 40, "batch_size": 4, "chunk_items": 6}
-    driver = Driver(AdaptiveDraws(**args), args)
+    driver = Driver(make(args), args)
     drawn = [driver.step(True)[0][0] for _ in range(30)]
     assert np.ravel(drawn).tolist() == list(range(120))
+
+
+def test_all_items_are_used_up_at_the_end_and_the_last_batch_may_be_smaller():
+    """Cap 2: 4 and 3 items are 14 uses, of which the last 2 are half a batch."""
+    args = {"buffer": 8, "batch_size": 4, "chunk_items": 4, "cap": 2}
+    driver = Driver(make(args), args)
+    assert driver.step(True) == [[[0, 1, 2, 3]], [[0, 0, 0, 0]]]
+    driver.end(3)
+    assert driver.plan.need(4) == Need(may=3)
+    assert driver.plan.write(3).tolist() == [[4, 5, 6]]
+    driver.rows += 3
+    driver.store[0] |= {4: 4, 5: 5, 6: 6}
+    driver.uses |= {4: 0, 5: 0, 6: 0}
+    index, repeat = driver.draw()
+    assert (index[0][:3], repeat) == ([4, 5, 6], [[0, 0, 0, 1]])
+    sizes = [len(driver.draw()[0][0]) for _ in range(2)]
+    assert sizes == [4, 2]
+    assert set(driver.uses.values()) == {2}
+    assert driver.plan.next(4) is None
+    assert driver.plan.counts == Counts(fresh=7, uses=14, repeats=7)
+    assert list(driver.plan.log) == [True, True, False, False]
+
+
+def test_a_first_host_batch_may_be_smaller_if_it_is_the_last():
+    args = {"buffer": 8, "batch_size": 4, "chunk_items": 4, "cap": 2}
+    driver = Driver(make(args), args)
+    assert driver.plan.need(4) == Need(must=4)
+    driver.end(3)
+    assert driver.step(True) == [[[0, 1, 2]], [[0, 0, 0]]]
+    restored, _ = driver.restored(driver.plan.get_state(), None, args)
+    assert restored.plan.counts == Counts(fresh=3, uses=3, repeats=0)
+    assert restored.store == [{0: 0, 1: 1, 2: 2}]
+    for plan in (driver.plan, restored.plan):
+        plan.end(0)
+        assert sorted(plan.next(4).fresh_index[0].tolist()) == [0, 1, 2]
+        assert plan.next(4) is None
 
 
 @pytest.mark.parametrize(
@@ -262,7 +351,7 @@ def test_nothing_is_echoed_while_data_comes_in_time():
     [
         ({"num_lanes": 3}, "not a multiple of num_lanes=3"),
         ({"cap": 0}, "cap=0 must be at least 1"),
-        ({"chunk_items": 6}, "chunk_items=6 is too small: .* use at least 8"),
+        ({"chunk_items": 6}, "batch_size=8 needs .* these have 6 .* use larger ones"),
         ({"buffer": 7}, "buffer=7 is too small .* use at least 8"),
         ({"buffer": 16, "chunk_items": 12}, "use at least 16"),
     ],
@@ -270,66 +359,154 @@ def test_nothing_is_echoed_while_data_comes_in_time():
 def test_what_cannot_work_is_refused(changes, message):
     args = {"buffer": 64, "batch_size": 8, "chunk_items": 8, "num_lanes": 2}
     if message == "use at least 16":
-        AdaptiveDraws(**args | changes)
+        make(args | changes)
         changes = changes | {"buffer": 15}
     with pytest.raises(ValueError, match=message):
-        AdaptiveDraws(**args | changes)
+        make(args | changes)
+
+
+SMALL = {"buffer": 8, "batch_size": 2, "chunk_items": 2, "cap": 2}
 
 
 def test_a_driver_that_does_not_ask_is_told():
-    draws = AdaptiveDraws(buffer=8, batch_size=2, chunk_items=2)
-    with pytest.raises(RuntimeError, match=re.escape("ask need() before draw()")):
-        draws.draw()
-    draws.write()
+    plan = make(SMALL)
+    with pytest.raises(RuntimeError, match=re.escape("ask need() before next()")):
+        plan.next(2)
+    plan.write(2)
     with pytest.raises(RuntimeError, match=re.escape("ask need() before write()")):
-        draws.write()
-    with pytest.raises(ValueError, match="at most max_draws=1"):
-        draws.need(2)
+        plan.write(2)
+    with pytest.raises(ValueError, match="one batch at a time, not 4 uses ahead"):
+        plan.need(4)
 
 
-def test_a_tape_of_another_run_is_refused():
-    args = {"buffer": 8, "batch_size": 2, "chunk_items": 2, "cap": 2}
-    with pytest.raises(ValueError, match="takes no chunk before draw 0"):
-        AdaptiveDraws(**args, replay=Tape([False])).need()
-    short = AdaptiveDraws(**args, replay=Tape([True, True]))
-    short.write()
-    short.draw()
-    with pytest.raises(RuntimeError, match="the tape takes a chunk here"):
-        short.draw()
-    short.end()
-    with pytest.raises(ValueError, match="takes chunk 1 before draw 1"):
-        short.draw()
+def test_a_log_of_another_run_is_refused():
+    plan = make(SMALL, DecisionLog([False]))
+    assert plan.need(2).must == 2  # An upstream that had ended would give nothing.
+    with pytest.raises(ValueError, match="takes nothing before batch 0"):
+        plan.write(2)
+    short = make(SMALL, DecisionLog([True, True]))
+    short.write(2)
+    short.next(2)
+    with pytest.raises(RuntimeError, match="the log takes items here"):
+        short.next(2)
+    short.end(0)
+    with pytest.raises(ValueError, match="takes fresh items before batch 1"):
+        short.next(2)
 
 
-def test_a_state_of_another_echo_is_refused():
-    args = {"buffer": 8, "batch_size": 2, "chunk_items": 2}
-    draws = AdaptiveDraws(**args)
-    draws.write()
-    draws.draw()
-    state = draws.get_state()
+def drawn_once():
+    """A plan after its first batch."""
+    plan = make(SMALL)
+    plan.write(2)
+    plan.next(2)
+    return plan
+
+
+def test_a_state_is_json_of_an_output_alone():
+    plan = drawn_once()
+    state = plan.get_state()
     assert json.loads(json.dumps(state)) == state
-    with pytest.raises(ValueError, match="give what get_state returned"):
-        AdaptiveDraws(**args).set_state(state | {"more": 0})
-    with pytest.raises(ValueError, match="give what get_state returned"):
-        AdaptiveDraws(**args).set_state(state | {"chunks": 1.0})
-    with pytest.raises(ValueError, match="another buffer"):
-        AdaptiveDraws(**args, seed=1).set_state(state)
-    with pytest.raises(ValueError, match="says 3 chunks"):
-        AdaptiveDraws(**args).set_state(state | {"chunks": 3})
-    with pytest.raises(ValueError, match="takes too few chunks"):
-        AdaptiveDraws(**args).set_state(state | {"tape": Tape([False]).to_json()})
-    with pytest.raises(ValueError, match="not on the way of the tape"):
-        AdaptiveDraws(**args, replay=Tape([False])).set_state(state)
+    assert set(state) == {"fresh", "log", "pending", "plan"}
+    make(SMALL).check_state(plan.get_state(pending=1))
+    plan.write(2)
+    with pytest.raises(ValueError, match="log takes 2 items; it is damaged"):
+        plan.check_state(plan.get_state())
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ({"more": 0}, "give what get_state returned"),
+        ({"fresh": 2.0}, "fresh=2.0, which must be an integer"),
+        ({"fresh": True}, "fresh=True, which must be an integer"),
+        ({"fresh": 3}, "fresh=3 and pending=0, but its log takes 2 items"),
+        ({"fresh": 0}, "fresh=0 and pending=0, but its log takes 2 items"),
+        ({"fresh": 1 << 60}, "it is damaged"),
+        ({"pending": 2}, "pending=2"),
+        ({"pending": -1}, "pending=-1"),
+        ({"pending": None}, "pending=None, which must be an integer"),
+        ({"plan": 0}, "saved with another spec"),
+        ({"plan": "0"}, "plan='0', which must be an integer"),
+        ({"log": None}, "not the record of a decision log"),
+        ({"log": DecisionLog([True, False]).to_json() | {"bits": "?"}}, "decoded"),
+        ({"log": DecisionLog([False]).to_json(), "fresh": 0}, "takes too few items"),
+        ({"log": DecisionLog([]).to_json(), "fresh": 0, "pending": 1}, "pending=1"),
+    ],
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(damage, message):
+    plan = drawn_once()
+    state = plan.get_state()
+    plan.check_state(state)
+    with pytest.raises(ValueError, match=message):
+        plan.check_state(state | damage)
+    assert plan.get_state() == state
+    assert plan.next(2).repeat.tolist() == [[1, 1]]
+
+
+def test_a_state_without_one_of_its_keys_is_refused():
+    plan = drawn_once()
+    state = plan.get_state()
+    for key in state:
+        with pytest.raises(ValueError, match="give what get_state returned"):
+            plan.check_state({k: v for k, v in state.items() if k != key})
+    with pytest.raises(ValueError, match="None is not the state of an adaptive echo"):
+        plan.check_state(None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "damage", "message"),
+    [
+        (1, {"pending": 1}, "pending=1, but its last batch has 1 uses"),
+        (2, {"log": DecisionLog([True, False, False]).to_json()}, "takes too few"),
+    ],
+)
+def test_a_state_that_only_its_batches_show_as_damaged_changes_nothing(
+    rows, damage, message
+):
+    plan = make(SMALL)
+    plan.end(rows)
+    plan.write(rows)
+    plan.next(2)
+    damaged = plan.get_state() | damage
+    other = drawn_once()
+    state = other.get_state()
+    with pytest.raises(ValueError, match=message):
+        other.set_state(damaged)
+    assert other.get_state() == state
+    assert other.next(2).repeat.tolist() == [[1, 1]]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        make(SMALL | {"buffer": 9}),
+        make(SMALL | {"batch_size": 1}),
+        make(SMALL | {"chunk_items": 3}),
+        make(SMALL | {"num_lanes": 2}),
+        make(SMALL | {"cap": 3}),
+        make(SMALL | {"seed": 1}),
+        make(SMALL, options=("batch",)),
+    ],
+)
+def test_a_state_of_another_echo_is_refused(other):
+    with pytest.raises(ValueError, match="restore it with what it was saved with"):
+        other.check_state(drawn_once().get_state())
+
+
+def test_a_state_beside_the_log_that_is_replayed_is_refused():
+    plan = make(SMALL, DecisionLog([True, False, True]))
+    with pytest.raises(ValueError, match="not on the way of the log"):
+        make(SMALL, DecisionLog([False])).check_state(drawn_once().get_state())
+    plan.check_state(drawn_once().get_state())
 
 
 def test_an_ended_stream_is_restored_as_ended():
-    args = {"buffer": 8, "batch_size": 2, "chunk_items": 2, "cap": 2}
-    draws = AdaptiveDraws(**args)
-    draws.write()
-    draws.draw()
-    draws.end()
-    restored = AdaptiveDraws(**args)
-    restored.set_state(draws.get_state())
-    assert restored.need() is Need.NO
-    assert restored.draw().repeat.tolist() == [[1, 1]]
-    assert restored.draw() is None
+    """The upstream, which is read again, says again that it has ended."""
+    plan = drawn_once()
+    plan.end(0)
+    restored = make(SMALL)
+    restored.set_state(plan.get_state())
+    restored.end(0)
+    assert restored.need(2) == Need()
+    assert restored.next(2).repeat.tolist() == [[1, 1]]
+    assert restored.next(2) is None

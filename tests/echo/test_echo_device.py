@@ -3,20 +3,21 @@
 import itertools
 import json
 import weakref
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from echo_cases import FACTORS, ORDERS, spec_of
+from echo_cases import FACTORS, MANY_MODES, MODES, ORDERS, Stacked, spec_of
 from jax.sharding import AxisType
 
 import echo_jax as ej
 from echo_jax.echo import device
 from echo_jax.echo.device_feed import DeviceFeed
 from echo_jax.echo.laws import CountingUpstream, assert_echo_laws
-from echo_jax.echo.plans.draws import FixedDraws
-from echo_jax.echo.plans.lanes import lane_spec
+from echo_jax.echo.plans.fixed import FixedPlan
+from echo_jax.echo.plans.lanes import Lanes, lane_spec
 from echo_jax.echo.stores.device import EchoBuffer
 
 LANES = 8
@@ -59,11 +60,18 @@ class LaneEcho:
     """One lane of an echo whose lanes all get the same items, seen as an echo."""
 
     def __init__(self, upstream, spec, *, num_devices, lane, prefetch):
-        self._lane, self._lanes = lane, num_devices
-        sizes = (spec.buffer * num_devices, spec.order, spec.batch_size * num_devices)
+        self._lane, self._lanes, self._rows = lane, num_devices, 1
+        sizes = {
+            "buffer": spec.buffer * num_devices,
+            "batch_size": spec.batch_size * num_devices,
+        }
+        if isinstance(spec, ej.EchoSpec):
+            sizes["factor"] = over_lanes(spec.factor, num_devices)
+        else:
+            self._rows = spec.batch_size  # which come together
         self._echo = device.echo(
-            TiledUpstream(upstream, num_devices),
-            ej.EchoSpec(over_lanes(spec.factor, num_devices), *sizes, spec.seed),
+            TiledUpstream(Stacked(upstream, self._rows), num_devices),
+            replace(spec, **sizes),
             mesh=mesh_of(num_devices),
             prefetch=prefetch,
             tags=True,
@@ -71,6 +79,16 @@ class LaneEcho:
         self.get_state = self._echo.get_state
         self.set_state = self._echo.set_state
         self.close = self._echo.close
+
+    @property
+    def log(self):
+        return self._echo.log
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
 
     def __iter__(self):
         return self
@@ -80,11 +98,13 @@ class LaneEcho:
         size = tags.repeat.size // self._lanes
         rows = slice(self._lane * size, (self._lane + 1) * size)
         own = jax.tree.map(lambda x: np.asarray(x)[rows], batch)
-        return own, ej.Tags(tags.fresh_index[rows] // self._lanes, tags.repeat[rows])
+        batch, row = np.divmod(tags.fresh_index[rows], self._rows * self._lanes)
+        index = batch * self._rows + row % self._rows
+        return own, ej.Tags(index, tags.repeat[rows])
 
 
 class TiledUpstream:
-    """Chunks with one row for each lane, the same in all."""
+    """Host batches with the same rows for each lane."""
 
     def __init__(self, upstream, num_lanes):
         self._upstream, self._num_lanes = upstream, num_lanes
@@ -94,8 +114,8 @@ class TiledUpstream:
         return self
 
     def __next__(self):
-        item = next(self._upstream)
-        return jax.tree.map(lambda x: np.stack([x] * self._num_lanes), item)
+        rows = next(self._upstream)
+        return jax.tree.map(lambda x: np.concatenate([x] * self._num_lanes), rows)
 
 
 def item_of(index):
@@ -105,7 +125,8 @@ def item_of(index):
 
 def assert_laws(make_echo, spec, **options):
     # A fresh echo reads the first chunk to lay its buffer out, before a restore.
-    rereads = {"max_rereads": 2} if spec.order == "consecutive" else {}
+    is_short = isinstance(spec, ej.EchoSpec) and spec.order == "consecutive"
+    rereads = {"max_rereads": 2} if is_short else {}
     assert_echo_laws(make_echo, spec, make_item=item_of, **rereads, **options)
 
 
@@ -178,6 +199,33 @@ def test_laws_of_lanes_on_eight_devices(order, factor, num_items, lane):
     )
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_devices", [1, LANES])
+def test_laws_of_the_other_modes(num_devices, mode):
+    assert_laws(
+        lane_echo(num_devices, lane=num_devices - 1, prefetch=2),
+        MODES[mode],
+        num_items=16,
+        laws=range(1, 12) if num_devices == 1 else [1, 2, 4, 6, 11],
+        positions=[0, 3],
+        read_ahead=12,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MANY_MODES)
+@pytest.mark.parametrize("num_devices", [1, 2, LANES])
+def test_laws_of_the_other_modes_for_many_specs(num_devices, mode):
+    assert_laws(
+        lane_echo(num_devices, lane=num_devices - 1, prefetch=2),
+        MANY_MODES[mode],
+        num_items=24,
+        laws=range(1, 12) if num_devices == 1 else [*LANE_LAWS, 10, 11],
+        positions=[0, 3],
+        read_ahead=12,
+    )
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_reading_ahead_changes_nothing(order):
     spec = spec_of(order, "2")
@@ -221,10 +269,10 @@ def test_the_same_lanes_on_fewer_devices_give_the_same_batches():
 
 def test_a_draw_communicates_nothing_between_devices():
     spec = ej.EchoSpec(2, 64, "spread", 16)
-    draws = FixedDraws(spec, chunk_items=16, num_lanes=LANES)
+    plan = FixedPlan(spec, lanes=Lanes(16, LANES))
     batch = next(Chunks(1))
-    buffer = EchoBuffer.of(batch, num_slots=draws.num_slots, mesh=mesh_of(LANES))
-    feed = DeviceFeed(Chunks(4), draws, buffer, prefetch=0)
+    buffer = EchoBuffer.of(batch, num_slots=plan.num_slots, mesh=mesh_of(LANES))
+    feed = DeviceFeed(Chunks(4), plan, buffer, prefetch=0)
     program = jax.jit(buffer.draw, donate_argnums=0).lower(feed.arrays, feed.next())
     text = program.compile().as_text()
     for name in ("all-gather", "all-reduce", "all-to-all", "collective", "permute"):
@@ -233,9 +281,9 @@ def test_a_draw_communicates_nothing_between_devices():
 
 def test_one_program_serves_draws_with_and_without_a_fresh_chunk():
     spec = ej.EchoSpec(4, 32, "spread", 16)
-    draws = FixedDraws(spec, chunk_items=16, num_lanes=1)
-    buffer = EchoBuffer.of(next(Chunks(1)), num_slots=draws.num_slots, mesh=mesh_of(1))
-    feed = DeviceFeed(itertools.cycle([next(Chunks(1))]), draws, buffer, prefetch=0)
+    plan = FixedPlan(spec, lanes=Lanes(16))
+    buffer = EchoBuffer.of(next(Chunks(1)), num_slots=plan.num_slots, mesh=mesh_of(1))
+    feed = DeviceFeed(itertools.cycle([next(Chunks(1))]), plan, buffer, prefetch=0)
     step = jax.jit(buffer.draw, donate_argnums=0, out_shardings=buffer.sharding)
     chunks = []
     for _ in range(12):
@@ -346,7 +394,7 @@ def test_a_state_of_other_data_is_refused():
         next(echo)
     state = json.loads(json.dumps(echo.get_state()))
     shorter = device.echo(Chunks(2), spec, mesh=mesh_of(1))
-    with pytest.raises(ValueError, match="the upstream ended before chunk"):
+    with pytest.raises(ValueError, match="the upstream ended after"):
         shorter.set_state(state)
     empty = device.echo(Chunks(0), spec, mesh=mesh_of(1))
     with pytest.raises(ValueError, match="the upstream is empty"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from echo_cases import ORDERS, spec_of
+from echo_cases import ORDERS, Stacked, spec_of
 
 import echo_jax as ej
 from echo_jax.echo.laws import CountingUpstream, assert_echo_laws
@@ -53,28 +53,6 @@ def host_echo(upstream, spec):
 
 def host_batches(upstream, spec):
     return ej.echo(upstream, spec, batch=True, tags=True)
-
-
-class Stacked:
-    """Stacks items of a counting upstream, as a reader of batches does."""
-
-    def __init__(self, upstream, size):
-        self.upstream, self.size = upstream, size
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        items = list(itertools.islice(self.upstream, self.size))
-        if not items:
-            raise StopIteration
-        return {key: np.stack([item[key] for item in items]) for key in items[0]}
-
-    def get_state(self):
-        return self.upstream.get_state()
-
-    def set_state(self, state):
-        self.upstream.set_state(state)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -376,7 +354,7 @@ def test_a_batch_without_a_common_first_axis_is_refused(stack):
         (
             {"order": "random"},
             ValueError,
-            ["order='random'", "'consecutive', 'shuffle', 'spread'"],
+            ["order='random'", "'consecutive', 'shuffle', 'shuffle_buffer', 'spread'"],
         ),
         ({"order": None}, ValueError, ["order=None", "use one of"]),
     ],

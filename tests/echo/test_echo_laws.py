@@ -2,11 +2,21 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import grain
 import numpy as np
 import pytest
-from echo_cases import FACTORS, ORDERS, grain_source, spec_of
+from echo_cases import (
+    FACTORS,
+    MANY_MODES,
+    MODES,
+    ORDERS,
+    Stacked,
+    ahead_of,
+    grain_source,
+    spec_of,
+)
 
 import echo_jax as ej
 from echo_jax.echo.laws import CountingUpstream, assert_echo_laws
@@ -34,6 +44,21 @@ def grain_echo(num_workers=0, **options):
 
     return make_echo
 
+
+STACKED = 5
+
+
+def stacked_echo(upstream, spec):
+    stacks = Stacked(upstream, STACKED)
+    return ej.echo(stacks, spec, batch=True, unbatch=True, tags=True)
+
+
+MODE_ECHOES = {
+    "items": host_echo,
+    "batches": host_batches,
+    "grain-items": grain_echo(),
+    "grain-batches": grain_echo(batch=True),
+}
 
 # A restore at every output takes time of the order of the square of the length.
 LENGTHS = [0, 1, 23, pytest.param(37, marks=pytest.mark.slow)]
@@ -64,6 +89,43 @@ def test_laws_in_grain(order, batch, factor, num_items):
 def test_laws_in_grain_for_all_factors(order, batch, factor, num_items):
     spec = spec_of(order, factor)
     assert_echo_laws(grain_echo(batch=batch), spec, num_items=num_items)
+
+
+@pytest.mark.parametrize("num_items", [0, 1, 23])
+@pytest.mark.parametrize("make_echo", MODE_ECHOES.values(), ids=MODE_ECHOES)
+@pytest.mark.parametrize("mode", MODES)
+def test_laws_of_the_other_modes(mode, make_echo, num_items):
+    spec = MODES[mode]
+    assert_echo_laws(make_echo, spec, num_items=num_items, read_ahead=ahead_of(spec))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_items", [4, 37])
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("make_echo", MODE_ECHOES.values(), ids=MODE_ECHOES)
+@pytest.mark.parametrize("mode", MANY_MODES)
+def test_laws_of_the_other_modes_for_many_specs(mode, make_echo, seed, num_items):
+    spec = replace(MANY_MODES[mode], seed=seed)
+    assert_echo_laws(make_echo, spec, num_items=num_items, read_ahead=ahead_of(spec))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_laws_of_the_other_modes_behind_a_stage_that_stacks(mode):
+    spec = MODES[mode]
+    assert_echo_laws(
+        stacked_echo,
+        spec,
+        num_items=23,
+        read_ahead=ahead_of(spec) + STACKED - 1,
+        # Whole stacks: those of the oldest item in use, and of the newest.
+        max_rereads=spec.buffer + spec.batch_size + STACKED,
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_all_modes_give_one_sequence_everywhere(mode):
+    others = [host_batches, stacked_echo, grain_echo(), grain_echo(batch=True)]
+    assert_echo_laws(host_echo, MODES[mode], laws=[8], others=others)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -138,4 +200,6 @@ def test_all_laws_in_grain_behind_workers(order, num_workers, factor, num_items)
         spec_of(order, factor),
         num_items=num_items,
         positions=[num_items // 2],
+        # What fails or waits would do so in the worker processes.
+        laws=range(1, 10),
     )

@@ -1,27 +1,35 @@
 """The plan, run without a store: who lies in which slot, and for how long."""
 
-import itertools
 import json
+import re
 from collections import Counter
 
 import numpy as np
 import pytest
-from echo_cases import FACTORS, ORDERS, spec_of, specs
+from echo_cases import FACTORS, ORDERS, spec_of, specs, take
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import echo_jax as ej
 from echo_jax.echo.orders import rounds_of
-from echo_jax.echo.plans.fixed import Plan
+from echo_jax.echo.plans.base import Need
+from echo_jax.echo.plans.fixed import FixedPlan
 
+STATE = FixedPlan(ej.EchoSpec()).get_state()
 TAKES = st.lists(st.integers(1, 20), min_size=1, max_size=20)
+
+
+def tags_of(batch):
+    """Pairs of fresh index and repeat."""
+    pairs = zip(batch.fresh_index[0], batch.repeat[0], strict=True)
+    return [(int(index), int(repeat)) for index, repeat in pairs]
 
 
 class Driver:
     """Runs a plan over ``total`` items, and checks every step of it."""
 
     def __init__(self, spec, total):
-        self.plan = Plan(spec)
+        self.plan = FixedPlan(spec)
         self.spec, self.total = spec, total
         self.uses = spec.schedule.uses(0, total, 0)[0].tolist()
         self.used = Counter()
@@ -31,14 +39,17 @@ class Driver:
 
     def take(self, n):
         """Takes ``n`` uses, or what there is; returns how many it was."""
-        wanted = self.plan.fresh_wanted(n)
-        if self.plan.fresh + wanted > self.total:
-            self.plan.end_at(self.total)
         before = len(self.emitted)
-        for step in self.plan.take(n):
-            self.follow(step)
+        left = n
+        while left:
+            self.fill(left)
+            batch = self.plan.next(left)
+            if batch is None:
+                break
+            self.follow(batch)
+            left -= batch.repeat.shape[1]
         # What was wanted is what was written, at most to the end.
-        assert self.written == self.plan.fresh <= self.total
+        assert self.written == self.plan.counts.fresh <= self.total
         assert len(self.emitted) - before <= n
         assert len(self.slots) <= self.spec.buffer
         assert self.plan.counts == ej.Counts(
@@ -50,31 +61,59 @@ class Driver:
         while self.take(n):
             pass
 
-    def follow(self, step):
-        for slot in step.write_slots.tolist():
-            assert 0 <= slot < self.plan.num_slots
-            assert slot not in self.slots, "the item in it has uses left"
-            self.slots[slot] = self.written
-            self.written += 1
-        columns = (step.read_slots, step.index, step.repeat, step.last)
-        uses = zip(*(column.tolist() for column in columns), strict=True)
-        for slot, index, repeat, last in uses:
+    def fill(self, n):
+        """Writes what the next uses need, as far as there are free slots."""
+        need = self.plan.need(n)
+        if self.written + need.must > self.total:
+            self.plan.end(self.total - self.written)
+            need = self.plan.need(n)
+        assert need.may == 0
+        wanted = need.must
+        while wanted:
+            slots = self.plan.write(wanted)
+            assert slots.dtype == np.int32 and slots.shape[0] == 1
+            if not slots.size:
+                break
+            wanted -= slots.size
+            for slot in slots[0].tolist():
+                assert 0 <= slot < self.plan.num_slots
+                assert slot not in self.slots, "the item in it has uses left"
+                self.slots[slot] = self.written
+                self.written += 1
+
+    def follow(self, batch):
+        columns = (batch.slots, batch.fresh_index, batch.repeat, batch.last)
+        assert [column.dtype for column in columns] == [
+            np.int32,
+            np.int64,
+            np.int32,
+            bool,
+        ]
+        for slot, index, repeat, last in zip(
+            *(column[0].tolist() for column in columns), strict=True
+        ):
             assert self.slots[slot] == index
             assert repeat == self.used[index]
             self.used[index] += 1
             assert last == (self.used[index] == self.uses[index])
             self.emitted.append((index, repeat))
-        for slot in step.read_slots[step.last].tolist():
+        for slot in batch.slots[batch.last].tolist():
             del self.slots[slot]
 
-    def restored(self, pending=0):
+    def restored(self):
         """A driver of a new plan that continues from this one's state."""
-        state = json.loads(json.dumps(self.plan.get_state(pending)))
+        state = json.loads(json.dumps(self.plan.get_state()))
         other = Driver(self.spec, self.total)
-        items, slots = other.plan.set_state(state)
+        other.plan.check_state(state)
+        restored = other.plan.set_state(state)
+        assert restored.first == other.plan.anchor() == self.plan.anchor()
+        assert restored.first + restored.slots.shape[1] == self.written
+        assert restored.pending is None
+        kept = restored.slots[0] < other.plan.num_slots
+        items = restored.first + np.flatnonzero(kept)
+        slots = restored.slots[0, kept]
         assert sorted(set(slots.tolist())) == list(range(items.size))
         assert items.tolist() == sorted(self.slots.values())
-        assert other.plan.anchor <= min(items.tolist(), default=self.written)
         other.slots = dict(zip(slots.tolist(), items.tolist(), strict=True))
         other.used, other.written = Counter(self.used), self.written
         other.emitted = list(self.emitted)
@@ -124,33 +163,35 @@ def test_a_plan_restored_anywhere_goes_on_alike(spec, total, takes):
 @settings(max_examples=50, deadline=None)
 @given(specs(), st.integers(1, 60), st.data())
 def test_a_run_takes_no_item_before_its_use(spec, total, data):
-    """`take_run`, and the state between the uses of a run."""
-    plan, emitted = Plan(spec), []
+    """`run`, and the state between the uses of a run."""
+    plan, emitted, written = FixedPlan(spec), [], 0
+    assert plan.unit == 1
     while True:
-        if plan.fresh + plan.fresh_wanted(1) > total:
-            plan.end_at(total)
-        before = plan.fresh
-        run = plan.take_run()
+        if written + plan.need(1).must > total:
+            plan.end(total - written)
+        before = plan.counts.fresh
+        written += plan.write(plan.need(1).must).size
+        run = plan.run()
         if run is None:
             break
+        index, repeat = run.fresh_index[0], run.repeat[0]
+        fresh = plan.counts.fresh
         # The first use of the run wants what is read; no other wants more.
-        if before < total and run.index[0] >= before:
-            assert plan.fresh == run.index[0] + 1
-        assert run.index.max() < plan.fresh
-        emitted += zip(run.index.tolist(), run.repeat.tolist(), strict=True)
-        if run.index.size > 1 and data.draw(st.booleans()):
-            pending = data.draw(st.integers(1, run.index.size - 1))
-            other = Plan(spec)
+        if before < total and index[0] >= before:
+            assert fresh == index[0] + 1
+        assert index.max() < fresh == written
+        emitted += zip(index.tolist(), repeat.tolist(), strict=True)
+        if index.size > 1 and data.draw(st.booleans()):
+            pending = data.draw(st.integers(1, index.size - 1))
+            other = FixedPlan(spec)
             state = plan.get_state(pending)
-            other.set_state(state)
+            other.check_state(state)
+            assert other.set_state(state).first == plan.anchor(pending)
             assert state["uses"] == len(emitted) - pending
             assert state["repeats"] == sum(r > 0 for _, r in emitted[:-pending])
-            rest = [
-                (int(k), int(r))
-                for step in other.take(pending)
-                for k, r in zip(step.index, step.repeat, strict=True)
-            ]
-            assert rest == emitted[-pending:]
+            assert other.need(pending).must == 0
+            rest = other.next(pending)
+            assert tags_of(rest) == emitted[-pending:]
     driver = Driver(spec, total)
     driver.take_all(5)
     assert emitted == driver.emitted
@@ -160,7 +201,7 @@ def test_a_run_takes_no_item_before_its_use(spec, total, data):
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_long_plan_needs_no_more_slots_than_stated(order, factor):
     spec = spec_of(order, factor)
-    plan = Plan(spec)
+    plan = FixedPlan(spec)
     extra = {
         "consecutive": spec.batch_size + 1,
         "shuffle": 1,
@@ -169,88 +210,145 @@ def test_a_long_plan_needs_no_more_slots_than_stated(order, factor):
     }[order]
     assert plan.num_slots <= spec.buffer + extra or factor == "1"
     for _ in range(500):
-        plan.fresh_wanted(spec.batch_size)
-        steps = plan.take(spec.batch_size)
-        assert sum(step.index.size for step in steps) == spec.batch_size
-        assert max(step.read_slots.max() for step in steps) < plan.num_slots
+        parts = take(plan, spec.batch_size)
+        assert sum(part.repeat.size for part in parts) == spec.batch_size
+        assert max(part.slots.max() for part in parts) < plan.num_slots
 
 
 @pytest.mark.parametrize("factor", [2, 2.5, 4])
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_batch_is_nearly_always_one_step(order, factor):
-    """More steps mean copies of parts of a batch, which are joined afterwards."""
+def test_a_batch_is_nearly_always_one_part(order, factor):
+    """More parts mean copies of parts of a batch, which are joined afterwards."""
     spec = ej.EchoSpec(factor, 1024, order, batch_size=64)
-    plan = Plan(spec)
+    plan = FixedPlan(spec)
     for _ in range(500):
-        plan.take(64)
-    num_steps = sum(len(plan.take(64)) for _ in range(500))
-    assert num_steps <= 1.05 * 500
+        take(plan, 64)
+    num_parts = sum(len(take(plan, 64)) for _ in range(500))
+    assert num_parts <= 1.05 * 500
 
 
 def test_a_plan_by_hand():
-    plan = Plan(ej.EchoSpec("3/2", batch_size=4))
-    assert plan.fresh_wanted(1) == 1
-    assert plan.fresh_wanted(4) == 3
-    (step,) = plan.take(4)
-    assert step.index.tolist() == [0, 1, 1, 2]
-    assert step.repeat.tolist() == [0, 0, 1, 0]
-    assert step.last.tolist() == [True, False, True, True]
-    assert step.read_slots.tolist() == step.write_slots[[0, 1, 1, 2]].tolist()
+    plan = FixedPlan(ej.EchoSpec("3/2", batch_size=4))
+    assert plan.need(1) == Need(must=1)
+    assert plan.need(4) == Need(must=3)
+    written = plan.write(3)
+    assert plan.need(4) == Need()
+    batch = plan.next(4)
+    assert batch.fresh_index.tolist() == [[0, 1, 1, 2]]
+    assert batch.repeat.tolist() == [[0, 0, 1, 0]]
+    assert batch.last.tolist() == [[True, False, True, True]]
+    assert batch.slots.tolist() == written[:, [0, 1, 1, 2]].tolist()
     assert plan.counts == ej.Counts(fresh=3, uses=4, repeats=1)
     # Item 3 has two uses, and there is no item 4.
-    assert plan.fresh_wanted(4) == 3
-    plan.end_at(4)
-    assert plan.fresh_wanted(4) == 1
-    (step,) = plan.take(4)
-    assert step.index.tolist() == [3, 3]
-    assert plan.take(4) == []
-    assert plan.take_run() is None
+    assert plan.need(4) == Need(must=3)
+    plan.end(1)
+    assert plan.need(4) == Need(must=1)
+    plan.write(1)
+    assert plan.next(4).fresh_index.tolist() == [[3, 3]]
+    assert plan.next(4) is None
+    assert plan.run() is None
 
 
 def test_an_empty_stream_has_no_uses():
     for order in ORDERS:
-        plan = Plan(spec_of(order, "2"))
-        assert plan.fresh_wanted(4) > 0
-        plan.end_at(0)
-        assert plan.fresh_wanted(4) == 0
-        assert plan.take(4) == []
+        plan = FixedPlan(spec_of(order, "2"))
+        assert plan.need(4).must > 0
+        plan.end(0)
+        assert plan.need(4) == Need()
+        assert plan.next(4) is None
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_state_is_integers_under_the_same_keys(order):
-    plan = Plan(spec_of(order, "1.5"))
+    plan = FixedPlan(spec_of(order, "1.5"))
     keys = set(plan.get_state())
-    for _ in itertools.repeat(None, 60):
-        plan.fresh_wanted(3)
-        plan.take(3)
+    for _ in range(60):
+        take(plan, 3)
         state = plan.get_state()
         assert set(state) == keys
         assert {type(value) for value in state.values()} == {int}
+        assert json.loads(json.dumps(state)) == state
 
 
 @pytest.mark.parametrize(
-    "state",
+    ("state", "named"),
     [
-        {},
-        {"next_item": 3},
-        dict.fromkeys(Plan(ej.EchoSpec()).get_state(), 1.0),
-        dict.fromkeys(Plan(ej.EchoSpec()).get_state(), np.int64(0)),
-        Plan(ej.EchoSpec()).get_state() | {"more": 1},
+        (None, "None is not the state of an echo plan"),
+        ([3], "[3] is not the state of an echo plan"),
+        ({}, "[] is not the state of an echo plan"),
+        ({"next_item": 3}, "['next_item'] is not the state of an echo plan"),
+        (dict.fromkeys(STATE, 1.0), "anchor=1.0, which must be an integer"),
+        (dict.fromkeys(STATE, True), "anchor=True, which must be an integer"),
+        (dict.fromkeys(STATE, np.int64(0)), "anchor=np.int64(0), which must be an"),
+        (dict.fromkeys(STATE, -2), "anchor=-2, which must be an integer of at least"),
+        (STATE | {"more": 1}, "'more'"),
     ],
 )
-def test_what_is_no_state_of_a_plan_is_refused(state):
-    with pytest.raises(ValueError) as caught:
-        Plan(ej.EchoSpec()).set_state(state)
-    assert repr(state) in str(caught.value)
-    assert "give what get_state returned" in str(caught.value)
+def test_what_is_no_state_of_a_plan_is_refused(state, named):
+    with pytest.raises(ValueError, match=re.escape(named)) as caught:
+        FixedPlan(ej.EchoSpec()).check_state(state)
+    fixes = ("give what get_state returned", "it is damaged")
+    assert any(fix in str(caught.value) for fix in fixes)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_damaged_state_is_refused_and_changes_nothing(order):
+    spec = spec_of(order, "7.3")
+    plan, untouched = FixedPlan(spec), FixedPlan(spec)
+    take(plan, 30)
+    take(untouched, 30)
+    state = plan.get_state()
+    plan.check_state(state)
+    damages = [{key: value} for key in state for value in (-2, 1 << 60, "1", None)]
+    damages += [
+        {"anchor": state["fresh"] + 1},
+        {"anchor": state["anchor"] + 1},
+        {"fresh": state["anchor"] - 1},
+        {"carry": spec.schedule.denominator * (rounds_of(spec).max_departed + 1)},
+        {"end": state["fresh"] - 1},
+        {"position": state["uses"] + 1},
+        {"repeats": state["uses"] + 1},
+        {"round": -1},
+        {"spec": state["spec"] + 1},
+        {"uses": state["repeats"] - 1},
+    ]
+    harmless = [{"end": 1 << 60}, {"uses": 1 << 60}]  # An upstream may be as long.
+    for damage in damages:
+        if damage in harmless:
+            continue
+        with pytest.raises(ValueError, match=r"damaged|another spec"):
+            plan.check_state(state | damage)
+        assert plan.get_state() == state
+    missing = [{k: v for k, v in state.items() if k != key} for key in state]
+    for damaged in missing:
+        with pytest.raises(ValueError, match="give what get_state returned"):
+            plan.check_state(damaged)
+    [expected], [found] = take(untouched, 4), take(plan, 4)
+    assert tags_of(found) == tags_of(expected)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        FixedPlan(ej.EchoSpec(3, 8, "shuffle", 2)),
+        FixedPlan(ej.EchoSpec(2, 9, "shuffle", 2)),
+        FixedPlan(ej.EchoSpec(2, 8, "spread", 2)),
+        FixedPlan(ej.EchoSpec(2, 8, "shuffle", 4)),
+        FixedPlan(ej.EchoSpec(2, 8, "shuffle", 2, seed=1)),
+        FixedPlan(ej.EchoSpec(2, 8, "shuffle", 2), options=("batch",)),
+    ],
+)
+def test_a_state_of_another_spec_or_of_other_options_is_refused(other):
+    plan = FixedPlan(ej.EchoSpec(2, 8, "shuffle", 2))
+    with pytest.raises(ValueError, match="restore it with what it was saved with"):
+        plan.check_state(other.get_state())
 
 
 @pytest.mark.parametrize("order", ["shuffle", "shuffle_buffer", "spread"])
 def test_the_seed_names_the_order(order):
     def first_items(seed):
-        plan = Plan(spec_of(order, "2", seed))
-        plan.fresh_wanted(200)
-        return [k for step in plan.take(200) for k in step.index.tolist()]
+        parts = take(FixedPlan(spec_of(order, "2", seed)), 200)
+        return [k for part in parts for k in part.fresh_index[0].tolist()]
 
     assert first_items(1) == first_items(1)
     assert len({tuple(first_items(seed)) for seed in range(20)}) == 20
@@ -258,7 +356,7 @@ def test_the_seed_names_the_order(order):
 
 def test_a_buffer_beyond_what_a_shuffle_can_time_is_refused_with_the_largest():
     with pytest.raises(ValueError, match="at most 16777215") as caught:
-        Plan(ej.EchoSpec(2, 1 << 26, "shuffle"))
+        FixedPlan(ej.EchoSpec(2, 1 << 26, "shuffle"))
     assert "buffer=67108864" in str(caught.value)
     rounds_of(ej.EchoSpec(2, 16777215, "shuffle"))
 

@@ -14,8 +14,9 @@ from echo_jax.echo.instrument.rates import (
     simulate,
     simulate_hosts,
 )
-from echo_jax.echo.plans.adaptive import AdaptiveDraws
-from echo_jax.echo.plans.draws import Need
+from echo_jax.echo.plans.adaptive import AdaptivePlan
+from echo_jax.echo.plans.base import Need
+from echo_jax.echo.spec import AdaptiveSpec
 
 KINDS = ("constant", "exponential", "bursty", "switching", "stalling", "pareto")
 POLICIES = st.one_of(
@@ -155,23 +156,23 @@ def test_what_every_outcome_obeys(kind, r, cap, buffer, prefetch):
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.booleans(), max_size=120), st.integers(1, 4), st.integers(1, 4))
-def test_the_simulated_rule_is_that_of_the_draws(readiness, cap, buffer):
+def test_the_simulated_rule_is_that_of_the_plan(readiness, cap, buffer):
     """The same decisions give the same repeats, with a chunk that is a batch."""
-    draws = AdaptiveDraws(buffer=buffer, batch_size=1, chunk_items=1, cap=cap)
+    plan = AdaptivePlan(AdaptiveSpec(cap, buffer, batch_size=1))
     rule = simulation._LongestUnused(Adaptive(cap, buffer))
     for ready in readiness:
-        need = draws.need()
-        assert (need is Need.MUST) == rule.must_take
-        assert (need is Need.MAY) == (rule.may_take and not rule.must_take)
-        if need is Need.MUST or (need is Need.MAY and ready):
-            draws.write()
+        need = plan.need(1)
+        may_take = rule.may_take and not rule.must_take
+        assert need == Need(must=int(rule.must_take), may=int(may_take))
+        if need.must or (need.may and ready):
+            plan.write(1)
             rule.take()
-        draw = draws.draw()
+        batch = plan.next(1)
         # Once the buffer gives way, one queue is closed up at once, the other when
         # its front comes up. (In one of more than 4 the choice is random besides.)
-        if draws.num_chunks > buffer:
+        if plan.counts.fresh > buffer:
             break
-        assert draw.repeat.tolist() == [[rule.use()]]
+        assert batch.repeat.tolist() == [[rule.use()]]
 
 
 def facts(outcome: Outcome) -> tuple:

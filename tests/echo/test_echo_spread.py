@@ -7,14 +7,14 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from echo_cases import specs
+from echo_cases import specs, take
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import echo_jax as ej
 from echo_jax.echo.laws import assert_echo_laws
 from echo_jax.echo.orders.spread import CohortSizes
-from echo_jax.echo.plans.fixed import Plan
+from echo_jax.echo.plans.fixed import FixedPlan
 
 
 def host_echo(upstream, spec):
@@ -23,12 +23,10 @@ def host_echo(upstream, spec):
 
 def first_uses(spec, n):
     """Index and repeat of the first ``n`` uses."""
-    plan = Plan(spec)
-    plan.fresh_wanted(n)
-    steps = plan.take(n)
+    parts = take(FixedPlan(spec), n)
     return (
-        np.concatenate([step.index for step in steps]),
-        np.concatenate([step.repeat for step in steps]),
+        np.concatenate([part.fresh_index[0] for part in parts]),
+        np.concatenate([part.repeat[0] for part in parts]),
     )
 
 

@@ -10,7 +10,7 @@ import echo_cases
 import numpy as np
 import pytest
 import tensorflow as tf
-from echo_cases import FACTORS, spec_of
+from echo_cases import FACTORS, spec_of, take
 
 import echo_jax as ej
 from echo_jax.echo.adapters.tfdata_orders import GraphSchedule
@@ -18,7 +18,7 @@ from echo_jax.echo.laws import assert_echo_laws
 from echo_jax.echo.orders import rounds_of
 from echo_jax.echo.orders.shuffle import Shuffle
 from echo_jax.echo.orders.spread import Spread
-from echo_jax.echo.plans.fixed import Plan
+from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.schedule import as_schedule
 
 ORDERS = [order for order in echo_cases.ORDERS if order != "shuffle_buffer"]
@@ -265,15 +265,15 @@ def test_a_checkpoint_of_tensorflow_continues(order, tmp_path):
 
 
 def assert_goes_on_after(spec, uses, num_items):
-    plan = Plan(spec)
-    plan.take(uses)
+    plan = FixedPlan(spec)
+    take(plan, uses)
     state = plan.get_state()
     first = state["anchor"]
     rest = tf.data.Dataset.range(first, num_items)
     resumed = rest.apply(ej.tfdata.echo(spec, tags=True, state=state))
     assert graph_tags(resumed) == host_tags(spec, num_items)[uses:]
     # What is read again is what the host's echo reads again.
-    assert plan.fresh - first <= 4 * spec.buffer
+    assert plan.counts.fresh - first <= 4 * spec.buffer
 
 
 @pytest.mark.parametrize(("factor", "uses"), [("2", 1), ("piecewise", 58), ("7.3", 61)])
@@ -291,7 +291,7 @@ def test_a_graph_begins_after_any_use(order, factor):
 
 
 def test_a_graph_does_not_begin_at_a_plan_of_another_spec():
-    state = Plan(ej.EchoSpec(2)).get_state()
+    state = FixedPlan(ej.EchoSpec(2)).get_state()
     with pytest.raises(ValueError, match="saved with another spec"):
         ej.tfdata.echo(ej.EchoSpec(3), state=state)
 

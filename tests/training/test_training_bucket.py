@@ -11,7 +11,7 @@ from test_training_resume import ECHOES, exact
 from tiny_workload import run, stop_at
 
 from echo_jax import cli
-from echo_jax.echo.plans.decision_log import Tape
+from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.folders import FolderError, run_folder, write_whole
 from echo_jax.training import Interrupted, runfiles
 from echo_jax.training.runfiles import MetricsFile
@@ -154,7 +154,7 @@ def test_an_adaptive_run_leaves_a_tape_that_repeats_it(bucket, tmp_path):
         "echo__buffer": 40,
     }
     first = run(WORKDIR, **adaptive)
-    tape = Tape.from_json(json.loads(bucket.files("runs/a")["tape.json"]))
+    tape = DecisionLog.from_json(json.loads(bucket.files("runs/a")["tape.json"]))
     assert len(tape) == 12
     replayed = run(tmp_path, **adaptive, echo__replay=f"{WORKDIR}/tape.json")
     assert replayed["params_sha256"] == first["params_sha256"]

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from tiny_workload import make_workload, run, tiny_config
 
-from echo_jax.echo.plans.decision_log import Tape
+from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.training import Interrupted, train
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.device import DeviceEchoFeed
@@ -49,6 +49,7 @@ STOCHASTIC = {
 MODES = {
     "fixed": DEVICE,
     "shuffle": {**DEVICE, "echo__order": "shuffle"},
+    "shuffle_buffer": {**DEVICE, "echo__order": "shuffle_buffer"},
     "groups": {**DEVICE, "dispatch__mode": "scan", "dispatch__steps": 2},
     "stochastic": STOCHASTIC,
     "random groups": {**STOCHASTIC, "dispatch__mode": "scan", "dispatch__steps": 2},
@@ -158,7 +159,7 @@ def test_an_adaptive_run_that_was_stopped_repeats_with_its_tape(tmp_path, on_tak
             run(first, **ADAPTIVE)
     on_take({})
     summary = run(first, **ADAPTIVE)
-    tape = Tape.load(first / "tape.json")
+    tape = DecisionLog.load(first / "tape.json")
     assert len(tape) == 12
     assert summary["fresh"] == 8 * sum(tape)
 
@@ -166,11 +167,11 @@ def test_an_adaptive_run_that_was_stopped_repeats_with_its_tape(tmp_path, on_tak
     replayed = run(again, **ADAPTIVE, echo__replay=str(first / "tape.json"))
     assert replayed["params_sha256"] == summary["params_sha256"]
     assert list(map(exact, rows_of(again))) == list(map(exact, rows_of(first)))
-    assert Tape.load(again / "tape.json") == tape
+    assert DecisionLog.load(again / "tape.json") == tape
 
 
 def test_a_replay_too_may_be_stopped(tmp_path, on_take):
-    tape = Tape([True, False, True, True, False, False, True, False, True, True])
+    tape = DecisionLog([True, False, True, True, False, False, True, False, True, True])
     tape.save(tmp_path / "given.json")
     options = {
         **ADAPTIVE,
@@ -178,7 +179,7 @@ def test_a_replay_too_may_be_stopped(tmp_path, on_take):
         "echo__replay": str(tmp_path / "given.json"),
     }
     whole = run(tmp_path / "whole", **options)
-    assert Tape.load(tmp_path / "whole" / "tape.json") == tape
+    assert DecisionLog.load(tmp_path / "whole" / "tape.json") == tape
     on_take({6: stop})
     with pytest.raises(Interrupted):
         run(tmp_path / "stopped", **options)
@@ -212,7 +213,7 @@ def test_a_producer_that_stops_leaves_the_run_training_until_the_cap(tmp_path, o
     rows = [row for row in rows_of(tmp_path) if row["kind"] == "train"]
     seen = {name for row in rows for name in row if name.startswith("loss_repeat")}
     assert seen == {"loss_repeat_0", "loss_repeat_1", "loss_repeat_2"}
-    assert sum(Tape.load(tmp_path / "tape.json")[:16]) == 6
+    assert sum(DecisionLog.load(tmp_path / "tape.json")[:16]) == 6
     later.join()
 
     replayed = run(
@@ -258,7 +259,10 @@ def test_a_buffer_by_bytes_holds_as_much_as_fits(tmp_path):
         ({**ADAPTIVE, "echo__buffer": 4}, r"buffer=4 is too small .* at least 8"),
         ({**STOCHASTIC, "echo__buffer": 4}, r"buffer=4 holds less than a batch"),
         ({**DEVICE, "echo__lanes": 4, "mesh__data": 8}, r"lanes=4 is not a multiple"),
-        ({**ADAPTIVE, "echo__replay": "nowhere.json"}, r"no tape 'nowhere\.json'"),
+        (
+            {**ADAPTIVE, "echo__replay": "nowhere.json"},
+            r"no log of decisions 'nowhere\.json'",
+        ),
     ],
 )
 def test_an_impossible_echo_is_refused_before_anything_is_written(

@@ -176,7 +176,11 @@ def test_a_stop_at_the_start_is_no_checkpoint_of_a_group(tmp_path):
         ({"echo__mode": "adaptive", "echo__cap": 5}, 5),
         ({"echo__mode": "stochastic", "echo__load__end": 0.25}, 4.0),
         (
-            {"echo__mode": "stochastic", "echo__load__of": "e", "echo__load__end": 6.0},
+            {
+                "echo__mode": "stochastic",
+                "echo__load__quantity": "e",
+                "echo__load__end": 6.0,
+            },
             6.0,
         ),
         ({"data__hold_batch": True}, float("inf")),

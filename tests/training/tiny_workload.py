@@ -128,7 +128,7 @@ def make_workload(
         items = items.to_iter_dataset(grain.ReadOptions(0, 0))
         stacked = config.echo.after != "batch"
         batches = echo(items, spec, batch=stacked, tags=True).map(as_batch)
-        is_training = spec.factor == config.echo.factor != 1
+        is_training = getattr(spec, "factor", 0) == config.echo.factor != 1
         if on_batch and is_training:
             calls = iter(range(1, 10**9))
             batches = batches.map(lambda batch: (on_batch(next(calls)), batch)[1])

@@ -4,93 +4,127 @@ Put the echo after ``mp_prefetch``, not before it: inside the workers every repe
 would cross the process boundary and cost as much as a fresh item.
 """
 
+from types import TracebackType
 from typing import Any
 
 import grain
 
+from echo_jax.echo.counts import Counts, Tags
+from echo_jax.echo.decision_log import DecisionLog
+from echo_jax.echo.driver import prefetched
 from echo_jax.echo.echo import EchoIterator
-from echo_jax.echo.orders import rounds_of
-from echo_jax.echo.spec import EchoSpec
+from echo_jax.echo.plans import make_plan
+from echo_jax.echo.spec import AnySpec
 
-__all__ = ["EchoDataset", "echo"]
+__all__ = ["EchoDataset", "EchoDatasetIterator", "echo"]
 
 
 class EchoDataset(grain.IterDataset):
     """The dataset that `echo` returns."""
 
     def __init__(
-        self,
-        parent: grain.IterDataset,
-        spec: EchoSpec,
-        *,
-        batch: bool = False,
-        unbatch: bool = False,
-        drop_remainder: bool = False,
-        tags: bool = False,
+        self, parent: grain.IterDataset, spec: AnySpec, options: dict[str, Any]
     ):
         """See `echo`."""
         super().__init__(parent)
         self._spec = spec
-        self._options = {
-            "batch": batch,
-            "unbatch": unbatch,
-            "drop_remainder": drop_remainder,
-            "tags": tags,
-        }
+        self._options = options
 
-    def __iter__(self) -> grain.DatasetIterator:
+    def __iter__(self) -> "EchoDatasetIterator":
         """Starts an iterator of its own over the parent."""
-        return _GrainEchoIterator(self._parent.__iter__(), self._spec, self._options)
+        return EchoDatasetIterator(self._parent.__iter__(), self._spec, self._options)
 
 
-class _GrainEchoIterator(grain.DatasetIterator):
-    """An `EchoIterator` with the face and the life cycle of a Grain iterator."""
+class EchoDatasetIterator(grain.DatasetIterator):
+    """An `EchoIterator` with the face and the life cycle of a Grain iterator.
+
+    It is a context manager. To close it closes the stages before the echo, too.
+    """
 
     def __init__(
-        self, parent: grain.DatasetIterator, spec: EchoSpec, options: dict[str, bool]
+        self, parent: grain.DatasetIterator, spec: AnySpec, options: dict[str, Any]
     ):
+        """See `echo`."""
         super().__init__(parent)
         self._echo = EchoIterator(parent, spec, **options)
+
+    @property
+    def counts(self) -> Counts:
+        """How many fresh items were taken, and uses and repeats made."""
+        return self._echo.counts
+
+    @property
+    def log(self) -> DecisionLog | None:
+        """What an adaptive echo decided so far; None in other modes."""
+        return self._echo.log
+
+    @property
+    def tags(self) -> Tags | None:
+        """The tags of the latest element, None before the first."""
+        return self._echo.tags
 
     def __next__(self) -> Any:
         return next(self._echo)
 
     def get_state(self) -> dict[str, Any]:
+        """See `echo_jax.EchoIterator.get_state`."""
         return self._echo.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
+        """See `echo_jax.EchoIterator.set_state`."""
         self._echo.set_state(state)
+
+    def close(self) -> None:
+        """Stops reading ahead, and refuses all further use."""
+        self._echo.close()
+        super().close()
+
+    def __enter__(self) -> "EchoDatasetIterator":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 def echo(
     dataset: grain.IterDataset,
-    spec: EchoSpec,
+    spec: AnySpec,
     *,
     batch: bool = False,
     unbatch: bool = False,
     drop_remainder: bool = False,
     tags: bool = False,
+    prefetch: int | None = None,
 ) -> EchoDataset:
     """Repeats the elements of a Grain dataset as a spec says.
 
     Args:
       dataset: The stages before the echo. A `grain.MapDataset` becomes one with
         ``to_iter_dataset()``, after which no element can be read by its index.
-      spec: What the echo does.
+      spec: What the echo does: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
       batch: Whether to stack ``spec.batch_size`` uses into one element.
       unbatch: Whether the dataset yields batches whose examples are the items.
         Goes with ``batch``; see `echo_jax.echo`.
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether elements are pairs of element and `echo_jax.Tags`.
+      prefetch: See `echo_jax.echo`.
 
     Returns:
-      A dataset whose iterator's state is plain integers and the parent's state.
+      A dataset whose iterator's state is plain data and the parent's state. The
+      iterator has ``counts``, ``tags`` and ``log``, too.
 
     Raises:
       TypeError: If the dataset is no `grain.IterDataset`.
-      ValueError: If the buffer is too small for ``spread`` without twins.
+      ValueError: If the spec cannot be carried out, such as a buffer that is too small
+        for ``spread`` without twins.
 
     Example:
+      >>> from echo_jax import EchoSpec
       >>> source = grain.MapDataset.range(4).to_iter_dataset()
       >>> list(echo(source, EchoSpec(factor=2)))
       [0, 0, 1, 1, 2, 2, 3, 3]
@@ -101,12 +135,14 @@ def echo(
             "grain.MapDataset call to_iter_dataset() first: an echo by index would "
             "read every element once per use"
         )
-    rounds_of(spec)  # refuses a spec that cannot be carried out, here and now
-    return EchoDataset(
-        dataset,
-        spec,
-        batch=batch,
-        unbatch=unbatch,
-        drop_remainder=drop_remainder,
-        tags=tags,
-    )
+    # Refuses a spec that cannot be carried out, here and now.
+    make_plan(spec)
+    prefetched(spec, prefetch)
+    options = {
+        "batch": batch,
+        "unbatch": unbatch,
+        "drop_remainder": drop_remainder,
+        "tags": tags,
+        "prefetch": prefetch,
+    }
+    return EchoDataset(dataset, spec, options)

@@ -26,12 +26,12 @@ from echo_jax.echo.adapters.tfdata_orders import (
     GraphSpread,
     RoundUses,
 )
-from echo_jax.echo.echo import Tags
+from echo_jax.echo.counts import Tags
 from echo_jax.echo.orders import rounds_of
 from echo_jax.echo.orders.consecutive import Consecutive
 from echo_jax.echo.orders.shuffle import Shuffle
 from echo_jax.echo.orders.spread import Spread
-from echo_jax.echo.plans.fixed import Plan
+from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.spec import EchoSpec
 
 __all__ = ["echo"]
@@ -71,7 +71,7 @@ def echo(
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether elements are pairs of element and `echo_jax.Tags`: ``int64``
         and ``int32``, of shape [], or [B] in a batch.
-      state: Of a `echo_jax.echo.plans.fixed.Plan` of this spec, from its
+      state: Of a `echo_jax.echo.plans.fixed.FixedPlan` of this spec, from its
         ``get_state``: the uses after it. The dataset then begins with item
         ``state["anchor"]``.
 
@@ -90,6 +90,12 @@ def echo(
       >>> [int(element) for element in dataset]
       [0, 1, 1, 2]
     """
+    if not isinstance(spec, EchoSpec):
+        raise TypeError(
+            f"a tf.data graph decides nothing while it runs, so it cannot carry out an "
+            f"{type(spec).__name__}; echo its elements on the host: "
+            "echo_jax.echo(dataset.as_numpy_iterator(), spec)"
+        )
     if spec.schedule.by_item is not None:
         raise TypeError(
             f"factor={spec.factor!r} is a Python function, which a tf.data graph "
@@ -140,7 +146,7 @@ class _Start(NamedTuple):
     @classmethod
     def of(cls, spec: EchoSpec, state: Mapping[str, int]) -> "_Start":
         """Returns where to begin for the uses after a plan's state."""
-        Plan(spec).set_state(state)  # Refuses a state of another spec.
+        FixedPlan(spec).check_state(state)
         item, schedule = state["anchor"], spec.schedule
         # All uses of the items before the anchor are over.
         ends = [*schedule.starts[1:], item]

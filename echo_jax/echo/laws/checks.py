@@ -1,11 +1,8 @@
-"""The nine laws of an echo, one check each; see `echo_jax.testing`.
-
-The numbers of uses are computed in `Trial` once more, with fractions, so that a
-mistake in `echo_jax.echo.schedule` does not vouch for itself.
-"""
+"""The laws of an echo, one check each; see `echo_jax.testing`."""
 
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,9 +10,20 @@ from typing import Any
 
 import numpy as np
 
+from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.keys import use_seed
+from echo_jax.echo.laws.bounds import check_bounds, most_rereads
+from echo_jax.echo.laws.consumers import one_consumer
+from echo_jax.echo.laws.failures import all_or_nothing
 from echo_jax.echo.laws.harness import Record, Trial, Use, bits_of, close, uses_of
-from echo_jax.echo.laws.orders import ORDER_LAWS
+from echo_jax.echo.laws.modes import (
+    batches_of,
+    most_uses,
+    taken_early,
+    uses_by_item,
+)
+from echo_jax.echo.load_schedule import LoadSchedule
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, StochasticSpec
 from echo_jax.echo.tree import flatten
 
 __all__ = ["CHECKS"]
@@ -25,7 +33,7 @@ _BYTES_PER_INTEGER = 20
 
 
 def _exactness(trial: Trial, record: Record) -> None:
-    """Law 1: n_k uses of every item, each with the item's own bits."""
+    """Law 1: as many uses as are due, each with its item's own bits."""
     originals = [bits_of(trial.make_item(index)) for index in range(trial.num_items)]
     for position, use in enumerate(record.uses):
         where, index = f"at use {position}", use.fresh_index
@@ -34,35 +42,80 @@ def _exactness(trial: Trial, record: Record) -> None:
             trial.fail(1, where, expected, f"item {index}")
         if use.bits != originals[index]:
             trial.fail(1, where, f"the content of item {index}", use.bits)
+    if isinstance(trial.spec, StochasticSpec):
+        _exact_loads(trial, trial.spec, record)
+        return
     used = Counter(use.fresh_index for use in record.uses)
-    for index, expected in enumerate(trial.uses_by_item()):
-        if used[index] != expected:
-            trial.fail(1, f"for item {index}", f"{expected} uses", used[index])
+    for index, (least, most) in enumerate(_due(trial)):
+        if not least <= used[index] <= most:
+            due = f"{most}" if least == most else f"{least} to {most}"
+            trial.fail(1, f"for item {index}", f"{due} uses", used[index])
+
+
+def _due(trial: Trial) -> list[tuple[int, int]]:
+    """The least and the most uses of every item of a fixed or adaptive echo."""
+    spec, num_items = trial.spec, trial.num_items
+    if isinstance(spec, EchoSpec):
+        return [(uses, uses) for uses in uses_by_item(spec, num_items)]
+    assert isinstance(spec, AdaptiveSpec)
+    # After the upstream's end, batches go on until those in the buffer are used up.
+    held = max(0, num_items - spec.buffer)
+    return [(1 if k < held else spec.cap, spec.cap) for k in range(num_items)]
+
+
+def _exact_loads(trial: Trial, spec: StochasticSpec, record: Record) -> None:
+    """Law 1 of a stochastic echo: fresh batches where the coins say so."""
+    uses, at, loaded = record.uses, 0, 0
+    for number, (loads, size) in enumerate(batches_of(spec, trial.num_items)):
+        tags = [(use.fresh_index, use.repeat) for use in uses[at : at + size]]
+        where = f"in batch {number}"
+        if len(tags) < size:
+            trial.fail(1, where, f"{size} uses", len(tags))
+        if loads and tags != [(k, 0) for k in range(loaded, loaded + size)]:
+            expected = f"fresh items {loaded} to {loaded + size - 1}"
+            trial.fail(1, where, expected, f"(item, repeat) {tags}")
+        if not loads and not all(repeat for _, repeat in tags):
+            trial.fail(1, where, "repeats alone", f"(item, repeat) {tags}")
+        loaded += size if loads else 0
+        at += size
+    if at < len(uses):
+        trial.fail(1, "at the end", f"{at} uses", len(uses))
 
 
 def _identity(trial: Trial, _: Record) -> None:
-    """Law 2: at factor 1 the output is the upstream, read when it is wanted."""
-    spec = replace(trial.spec, factor=1, order="consecutive", buffer=1)
-    trial = replace(trial, spec=spec)
+    """Law 2: without repeats the output is the upstream, read when it is wanted."""
+    what, spec = _without_repeats(trial.spec)
+    trial = replace(trial, spec=spec, live=spec)
     record = trial.record()
     upstream = [
         Use(index, 0, bits_of(trial.make_item(index)))
         for index in range(trial.num_items)
     ]
-    trial.compare(2, "at factor 1", upstream, record.uses)
+    trial.compare(2, f"at {what}", upstream, record.uses)
     emitted = 0
     for position, (reads, uses) in enumerate(
         zip(record.reads, [[], *record.outputs], strict=True)
     ):
         emitted += len(uses)
-        if not emitted <= reads <= emitted + trial.read_ahead:
+        if not emitted <= reads <= emitted + trial.read_ahead + taken_early(spec):
             trial.fail(2, f"after {position} outputs", f"{emitted} reads", reads)
+
+
+def _without_repeats(spec: AnySpec) -> tuple[str, AnySpec]:
+    if isinstance(spec, AdaptiveSpec):
+        return "cap 1", replace(spec, cap=1, replay=None)
+    if isinstance(spec, StochasticSpec):
+        return "p = 1", replace(spec, load=LoadSchedule())
+    return "factor 1", replace(spec, factor=1, order="consecutive", buffer=1)
 
 
 def _economy(trial: Trial, record: Record) -> None:
     """Law 3: reads are bounded by the outputs and the buffer."""
-    left = Counter(dict(enumerate(trial.uses_by_item())))
-    newest, used_up = -1, 0
+    spec, newest, used_up = trial.spec, -1, 0
+    is_fixed = isinstance(spec, EchoSpec)
+    left = Counter(
+        dict(enumerate(uses_by_item(spec, trial.num_items))) if is_fixed else {}
+    )
     for position, (reads, uses) in enumerate(
         zip(record.reads, [[], *record.outputs], strict=True)
     ):
@@ -70,10 +123,11 @@ def _economy(trial: Trial, record: Record) -> None:
             newest = max(newest, use.fresh_index)
             left[use.fresh_index] -= 1
             used_up += left[use.fresh_index] == 0
-        most = used_up + trial.spec.buffer
-        # An echo finds the end when it asks for an item that is not there.
-        if reads < trial.num_items:
-            most = min(most, newest + 1)
+        most = newest + 1 + taken_early(spec)
+        if is_fixed:
+            # An echo finds the end when it asks for an item that is not there.
+            at_end = reads >= trial.num_items
+            most = min(used_up + spec.buffer, math.inf if at_end else most)
         most += trial.read_ahead
         if reads > most:
             where = f"after {position} outputs"
@@ -84,6 +138,14 @@ def _restore_anywhere(trial: Trial, record: Record) -> None:
     """Law 4: a fresh echo continues from every state, and again from its own."""
     saved = trial.record(states=True)
     trial.compare(4, "when states are asked for", record.outputs, saved.outputs)
+    _check_saved(trial, saved)
+    if trial.decides:
+        # By the log of the whole run, what it decided after the state is repeated.
+        _check_saved(*trial.decided(4, states=True))
+
+
+def _check_saved(trial: Trial, saved: Record) -> None:
+    """Restores the states of a run, each alone and one after the other."""
     _check_states(trial, saved.states)
     positions = range(len(saved.states))
     if trial.positions is not None:
@@ -115,28 +177,55 @@ def _check_resumed(trial: Trial, saved: Record, position: int) -> None:
     rereads = upstream.reads - (saved.reads[-1] - saved.reads[position])
     most = trial.max_rereads
     if most is None:
-        most = ORDER_LAWS[trial.spec.order].most_rereads(trial.spec)
+        most = most_rereads(trial.spec)
     if rereads > most + trial.read_ahead:
         trial.fail(4, what, f"at most {most} items read again", rereads)
 
 
 def _check_states(trial: Trial, states: list[Any]) -> None:
-    """JSON of integers, always of the same structure, and small."""
-    room, first = 0, flatten(states[0])
+    """JSON of integers, always of the same structure, and small, but for a log."""
+    room, first = 0, flatten(_without_log(trial, "", states[0])) if states else []
     for position, state in enumerate(states):
         where = f"in the state after {position} outputs"
-        for path, leaf in flatten(state):
-            if type(leaf) is not int:
-                trial.fail(4, where, f"a plain integer at {path}", repr(leaf))
-        if json.loads(json.dumps(state)) != state:
+        if json.loads(json.dumps(state, default=repr)) != state:
+            _check_leaves(trial, where, state)
             trial.fail(4, where, "JSON without tuples or integer keys", state)
-        paths = [[path for path, _ in leaves] for leaves in (first, flatten(state))]
+        rest = _without_log(trial, where, state)
+        _check_leaves(trial, where, rest)
+        paths = [[path for path, _ in leaves] for leaves in (first, flatten(rest))]
         if paths[0] != paths[1]:
             trial.fail(4, where, f"the structure {paths[0]}", paths[1])
-        num_bytes = len(json.dumps(state))
+        num_bytes = len(json.dumps(rest))
         room = room or num_bytes + _BYTES_PER_INTEGER * len(first)
         if num_bytes > room:
             trial.fail(4, where, f"at most {room} bytes", num_bytes)
+
+
+def _check_leaves(trial: Trial, where: str, state: Any) -> None:
+    for path, leaf in flatten(state):
+        if type(leaf) is not int:
+            trial.fail(4, where, f"a plain integer at {path}", repr(leaf))
+
+
+def _without_log(trial: Trial, where: str, state: Any) -> Any:
+    """A state without the log of an adaptive echo, which grows by bits."""
+    spec = trial.spec
+    if not isinstance(spec, AdaptiveSpec) or not isinstance(state, dict):
+        return state
+    rest = {
+        key: _without_log(trial, where, value)
+        for key, value in state.items()
+        if key != "log"
+    }
+    if "log" in state:
+        try:
+            # It reads no more text than its decisions may take.
+            log = DecisionLog.from_json(state["log"])
+        except ValueError as error:
+            trial.fail(4, where, "a decision log", error)
+        if spec.replay is None or not spec.replay.starts_with(log):
+            trial.fail(4, where, "the decisions so far as log", log)
+    return rest
 
 
 def _no_aliasing(trial: Trial, record: Record) -> None:
@@ -172,19 +261,28 @@ def _overwrite(array: np.ndarray) -> None:
         array[...] = np.zeros((), array.dtype)
 
 
-def _order_bounds(trial: Trial, record: Record) -> None:
-    """Law 6: what each order promises about lags."""
-    ORDER_LAWS[trial.spec.order].check_bounds(trial, record.uses)
-
-
 def _agreement(trial: Trial, record: Record) -> None:
     """Law 7: the tags are those of the reference plan."""
-    tags = [(use.fresh_index, use.repeat) for use in record.uses]
-    trial.compare(7, "beside the plan", trial.plan(), tags)
+    trial.compare(7, "beside the plan", trial.plan(), _tags(record))
+    if trial.decides:
+        trial, record = trial.decided(7)
+        what = "beside the plan, where the echo decides"
+        trial.compare(7, what, trial.plan(), _tags(record))
+
+
+def _tags(record: Record) -> list[tuple[int, int]]:
+    return [(use.fresh_index, use.repeat) for use in record.uses]
 
 
 def _independence(trial: Trial, record: Record) -> None:
     """Law 8: neither timing nor hidden state nor another build shows."""
+    if trial.decides:
+        _check_turns(*trial.decided(8))
+    _check_turns(trial, record)
+
+
+def _check_turns(trial: Trial, record: Record) -> None:
+    """Runs several instances in turns, beside a run before."""
     pairs = [
         trial.start(),
         trial.start(pause_s=0.001),
@@ -193,7 +291,7 @@ def _independence(trial: Trial, record: Record) -> None:
     echoes = [echo for echo, _ in pairs]
     uses: list[list[Use]] = [[] for _ in echoes]
     # In turns, so that state that instances share would show.
-    for _ in range(sum(trial.uses_by_item()) + 2):
+    for _ in range(most_uses(trial.spec, trial.num_items) + 2):
         for number, echo in enumerate(echoes):
             for output in itertools.islice(echo, 1):
                 uses[number] += uses_of(output)
@@ -244,8 +342,10 @@ CHECKS: dict[int, Callable[[Trial, Record], None]] = {
     3: _economy,
     4: _restore_anywhere,
     5: _no_aliasing,
-    6: _order_bounds,
+    6: check_bounds,
     7: _agreement,
     8: _independence,
     9: _use_keys,
+    10: all_or_nothing,
+    11: one_consumer,
 }

@@ -1,18 +1,15 @@
 """What `echo_jax.testing` feeds an echo with, and how it records what comes out."""
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from echo_jax.echo.plans.fixed import Plan
-from echo_jax.echo.schedule import FactorByItem
-from echo_jax.echo.spec import EchoSpec
+from echo_jax.echo.laws.modes import most_uses, plan_run
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec
 from echo_jax.echo.tree import flatten, tree_map
 
 __all__ = [
@@ -37,6 +34,8 @@ NAMES = {
     7: "agreement",
     8: "independence",
     9: "per-use randomness",
+    10: "all or nothing",
+    11: "one consumer",
 }
 
 
@@ -67,8 +66,9 @@ class CountingUpstream(Iterator[Any]):
         """Reads the next item."""
         if self._next_item >= len(self.items):
             raise StopIteration
+        item = self.items[self._next_item]
         self._next_item += 1
-        return self.counted(self.items[self._next_item - 1])
+        return self.counted(item)
 
     def counted(self, item: Any) -> Any:
         """Counts the read of an item, and returns the item."""
@@ -86,7 +86,7 @@ class CountingUpstream(Iterator[Any]):
         self._next_item = state["next_item"]
 
 
-MakeEcho = Callable[[CountingUpstream, EchoSpec], Iterator[Any]]
+MakeEcho = Callable[[CountingUpstream, Any], Iterator[Any]]
 
 
 class Use(NamedTuple):
@@ -108,11 +108,13 @@ class Record:
       outputs: The uses of every output: one, or those of a stacked batch.
       reads: Upstream reads before the first output and after each.
       states: States before the first output and after each, if asked for.
+      log: What an adaptive echo decided, if it says so.
     """
 
     outputs: list[list[Use]]
     reads: list[int]
     states: list[Any]
+    log: Any = None
 
     @property
     def uses(self) -> list[Use]:
@@ -122,10 +124,16 @@ class Record:
 
 @dataclass(frozen=True)
 class Trial:
-    """An echo under test, and how it is fed."""
+    """An echo under test, and how it is fed.
+
+    Attributes:
+      spec: With the decisions of an adaptive echo, so that every run is the same.
+      live: The spec that was given, in which an adaptive echo decides for itself.
+    """
 
     make_echo: MakeEcho
-    spec: EchoSpec
+    spec: AnySpec
+    live: AnySpec
     num_items: int
     make_item: Callable[[int], Any]
     others: tuple[MakeEcho, ...]
@@ -134,16 +142,26 @@ class Trial:
     positions: tuple[int, ...] | None
 
     def start(
-        self, *, make_echo: MakeEcho | None = None, pause_s: float = 0.0
+        self,
+        *,
+        make_echo: MakeEcho | None = None,
+        pause_s: float = 0.0,
+        wrap: Callable[[list[Any]], Sequence[Any]] = list,
     ) -> tuple[Any, CountingUpstream]:
-        """Makes an echo over an upstream of its own."""
+        """Makes an echo over an upstream of its own.
+
+        Args:
+          make_echo: Another way to build it.
+          pause_s: How long every fourth read takes, in seconds.
+          wrap: From the items to a sequence of them that misbehaves.
+        """
         items = [self.make_item(index) for index in range(self.num_items)]
-        upstream = CountingUpstream(items, pause_s)
+        upstream = CountingUpstream(wrap(items), pause_s)
         return (make_echo or self.make_echo)(upstream, self.spec), upstream
 
-    def record(self, *, states: bool = False) -> Record:
+    def record(self, *, states: bool = False, pause_s: float = 0.0) -> Record:
         """Runs an echo from start to end."""
-        echo, upstream = self.start()
+        echo, upstream = self.start(pause_s=pause_s)
         record = Record([], [upstream.reads], [echo.get_state()] if states else [])
         # Asked once more after its end, it stays ended.
         for output in itertools.chain(self.limited(echo), itertools.islice(echo, 1)):
@@ -151,32 +169,36 @@ class Trial:
             record.reads.append(upstream.reads)
             if states:
                 record.states.append(echo.get_state())
+        record.log = getattr(echo, "log", None)
         close(echo)
         return record
 
+    def decided(self, law: int, *, states: bool = False) -> tuple["Trial", Record]:
+        """Runs an adaptive echo that decides for itself.
+
+        Returns:
+          The run, and a trial that replays its log.
+        """
+        trial = replace(self, spec=self.live)
+        record = trial.record(states=states, pause_s=0.001)
+        if record.log is None:
+            trial.fail(law, "at the end of a run", "what it decided as `log`", None)
+        assert isinstance(self.live, AdaptiveSpec)
+        spec = replace(self.live, replay=record.log)
+        return replace(self, spec=spec, live=spec), record
+
+    @property
+    def decides(self) -> bool:
+        """Whether the spec that was given leaves decisions to the echo."""
+        return self.live != self.spec
+
     def limited(self, echo: Iterator[Any]) -> Iterator[Any]:
         """Yields the outputs, but not for ever if the echo never ends."""
-        return itertools.islice(echo, sum(self.uses_by_item()) + 2)
-
-    def uses_by_item(self) -> list[int]:
-        """The exact number of uses of each item, in fractions."""
-        total, counts = Fraction(0), []
-        for index in range(self.num_items):
-            after = total + _factor_of(self.spec.factor, index)
-            counts.append(math.floor(after) - math.floor(total))
-            total = after
-        return counts
+        return itertools.islice(echo, most_uses(self.spec, self.num_items) + 2)
 
     def plan(self) -> list[tuple[int, int]]:
         """The (fresh index, repeat) pairs of the reference plan, without a store."""
-        plan, pairs = Plan(self.spec), []
-        while True:
-            if plan.fresh + plan.fresh_wanted(1) > self.num_items:
-                plan.end_at(self.num_items)
-            step = plan.take_run()
-            if step is None:
-                return pairs
-            pairs += zip(step.index.tolist(), step.repeat.tolist(), strict=True)
+        return plan_run(self.spec, self.num_items)[0]
 
     def fail(self, law: int, where: str, expected: object, got: object) -> NoReturn:
         """Reports a broken law."""
@@ -197,16 +219,6 @@ class Trial:
         if len(expected) != len(got):
             where = f"at output {min(len(expected), len(got))} {what}"
             self.fail(law, where, f"{len(expected)} outputs", f"{len(got)} outputs")
-
-
-def _factor_of(factor: Any, index: int) -> Fraction:
-    """The factor of an item, read from what the user wrote."""
-    if isinstance(factor, FactorByItem):
-        return Fraction(round(factor.function(index) * 10**6), 10**6)
-    if isinstance(factor, Mapping):
-        return _factor_of(factor[max(start for start in factor if start <= index)], 0)
-    exact = Fraction(factor)
-    return exact.limit_denominator(10**6) if isinstance(factor, float) else exact
 
 
 def uses_of(output: Any) -> list[Use]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from echo_jax.echo.laws.harness import Trial, Use
+from echo_jax.echo.laws.modes import uses_by_item
 from echo_jax.echo.orders.spread import CohortSizes
 from echo_jax.echo.spec import EchoSpec
 
@@ -24,10 +25,10 @@ class OrderLaws:
     """
 
     most_rereads: Callable[[EchoSpec], int]
-    check_bounds: Callable[[Trial, list[Use]], None]
+    check_bounds: Callable[[Trial, EchoSpec, list[Use]], None]
 
 
-def _consecutive_bounds(trial: Trial, uses: list[Use]) -> None:
+def _consecutive_bounds(trial: Trial, spec: EchoSpec, uses: list[Use]) -> None:
     """All uses of an item back to back."""
     latest: dict[int, int] = {}
     for position, use in enumerate(uses):
@@ -38,9 +39,9 @@ def _consecutive_bounds(trial: Trial, uses: list[Use]) -> None:
         latest[use.fresh_index] = position
 
 
-def _shuffle_bounds(trial: Trial, uses: list[Use]) -> None:
+def _shuffle_bounds(trial: Trial, spec: EchoSpec, uses: list[Use]) -> None:
     """No use after one of an item that is a buffer or more younger."""
-    newest, buffer = -1, trial.spec.buffer
+    newest, buffer = -1, spec.buffer
     for position, use in enumerate(uses):
         newest = max(newest, use.fresh_index)
         if newest - use.fresh_index >= buffer:
@@ -62,17 +63,18 @@ def _shuffle_buffer_rereads(spec: EchoSpec) -> int:
     return math.ceil((age + since) / spec.schedule.min_factor) + size // 8 + 2
 
 
-def _shuffle_buffer_bounds(trial: Trial, uses: list[Use]) -> None:
+def _shuffle_buffer_bounds(trial: Trial, spec: EchoSpec, uses: list[Use]) -> None:
     """Before use n of all has entered the buffer, it cannot leave it.
 
     Uses count from 0, those of an item back to back. Draw t takes one of the uses
     that are below t + M, and how late it does is left to chance. After the end of
     the stream some draws find nothing; all uses have entered then.
     """
-    first = list(itertools.accumulate(trial.uses_by_item(), initial=0))
+    due = uses_by_item(spec, trial.num_items)
+    first = list(itertools.accumulate(due, initial=0))
     for position, use in enumerate(uses):
         number = first[use.fresh_index] + use.repeat
-        entered = position + trial.spec.buffer
+        entered = position + spec.buffer
         if number >= entered:
             expected = f"one of the first {entered} uses"
             trial.fail(6, f"at use {position}", expected, f"use {number}, {use}")
@@ -93,11 +95,11 @@ def _spread_rereads(spec: EchoSpec) -> int:
     return math.ceil(rounds * min(Fraction(1) / lived, 2) * spec.buffer)
 
 
-def _spread_bounds(trial: Trial, uses: list[Use]) -> None:
+def _spread_bounds(trial: Trial, spec: EchoSpec, uses: list[Use]) -> None:
     """No twins, repeats from the second batch on, an even feed, and even lags."""
-    if trial.spec.schedule.max_factor == 1:
+    if spec.schedule.max_factor == 1:
         return  # there is nothing to spread
-    spec, size = trial.spec, trial.spec.batch_size
+    size, due = spec.batch_size, uses_by_item(spec, trial.num_items)
     sizes = CohortSizes(spec.schedule, spec.buffer, size)
     first_uses = [p for p, use in enumerate(uses) if use.repeat == 0]
     # After the last fresh item the missing ones leave gaps.
@@ -116,7 +118,7 @@ def _spread_bounds(trial: Trial, uses: list[Use]) -> None:
             least, most = math.floor(size / factor), math.ceil(size / factor)
             if not least <= fresh <= most:
                 trial.fail(6, where, f"{least} to {most} fresh items", fresh)
-        if start == size > 1 and min(trial.uses_by_item()[:size]) > 1 and fresh == size:
+        if start == size > 1 and min(due[:size]) > 1 and fresh == size:
             trial.fail(6, where, "the first repeats", "only fresh items")
     if factor is None:
         return

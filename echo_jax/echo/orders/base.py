@@ -6,6 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
+from echo_jax.echo.schedule import Schedule
+
 __all__ = ["OrderRounds", "Piece"]
 
 
@@ -35,13 +37,18 @@ class OrderRounds(Protocol):
     """What a plan needs of an order.
 
     Attributes:
+      schedule: How often each item is used.
       num_slots: Slots that hold all items in use between two batches, and the
         fresh items of the batch.
       window: The indices of two items in use differ by less than this.
+      max_departed: How many uses of the items from the anchor on may have left before a
+        round begins; where it is above 0, the carry says how many did.
     """
 
+    schedule: Schedule
     num_slots: int
     window: int
+    max_departed: int
 
     def pieces(self, round_: int, anchor: int, carry: int) -> Iterator[Piece]:
         """Makes all uses from the start of a round on, without end.

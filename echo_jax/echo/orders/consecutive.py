@@ -1,7 +1,7 @@
 """The order `consecutive`: all uses of an item back to back."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,6 +19,7 @@ class Consecutive:
 
     schedule: Schedule
     batch_size: int
+    max_departed: int = field(default=0, init=False)
 
     def __post_init__(self):
         # All items that a batch touches: each takes a slot until the batch ends.

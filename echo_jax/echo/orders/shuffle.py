@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -39,6 +39,7 @@ class Shuffle:
     buffer: int
     batch_size: int
     seed: int
+    max_departed: int = field(default=0, init=False)
 
     def __post_init__(self):
         # Slots that a batch frees serve only the next one, so a batch needs room

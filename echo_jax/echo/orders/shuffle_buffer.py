@@ -64,6 +64,7 @@ class ShuffleBuffer:
         self.num_slots = self.buffer + math.ceil(self.batch_size / least) + 1
         oldest = math.ceil(self.buffer * (math.log(self.buffer) + _SURELY_GONE))
         self.window = math.ceil((oldest + self.round_length) / least) + 1
+        self.max_departed = self.window * math.ceil(self.schedule.max_factor)
         self.key = sequence(self.seed, 3)
 
     def pieces(self, round_: int, anchor: int, carry: int) -> Iterator[Piece]:

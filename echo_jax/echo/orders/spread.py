@@ -210,6 +210,7 @@ class Spread:
         factor = schedule.constant
         self.uniform = factor is not None and factor.denominator == 1
         self.num_slots = buffer
+        self.max_departed = 0
         largest = max([*self.sizes.warm, self.sizes.steady])
         self.window = (self.sizes.max_uses + 1) * largest
 

@@ -1,44 +1,97 @@
 """Lanes: the parts of a buffer that lies on several devices.
 
 An item stays on one device, and every device finds its part of every batch in its own
-slots, so that no draw communicates. Of G lanes, lane g takes the rows [g*u, (g+1)*u)
-of every chunk of U rows, with u = U/G, and gives the rows [g*b, (g+1)*b) of every
-batch of B, with b = B/G. It is an echo of its own stream of items, with the schedule
-of all and a seed of its own.
+slots, so that a batch is read without communication. Of G lanes, lane g takes the rows
+[g*u, (g+1)*u) of every host batch of U rows, with u = U/G, and gives the rows
+[g*b, (g+1)*b) of every training batch of B, with b = B/G. It is an echo of its own
+stream of items, with the schedule of all and a seed of its own.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
 from echo_jax.echo.keys import use_seed
 from echo_jax.echo.schedule import FactorByItem
-from echo_jax.echo.spec import EchoSpec
+from echo_jax.echo.spec import AnySpec, EchoSpec, StochasticSpec
 
-__all__ = ["check_lanes", "global_index", "joined_state", "lane_spec", "split_state"]
+__all__ = ["Lanes", "Spec", "joined_state", "lane_spec", "split_state"]
 
 
-def check_lanes(num_lanes: int, **sizes: int) -> None:
-    """Refuses a number of lanes that does not divide some sizes.
+@dataclass(frozen=True)
+class Lanes:
+    """How fresh items come in.
+
+    Attributes:
+      chunk_items: Fresh items that come together, U, over all lanes.
+      count: How many lanes there are, G; divides them.
+      own: Those that are decided here, where others are somewhere else.
 
     Raises:
-      ValueError: With the size's name, its value and the fix.
+      ValueError: The lanes do not divide the items.
+
+    Example:
+      >>> lanes = Lanes(chunk_items=4, count=2)
+      >>> lanes.rows, lanes.global_index(np.array([[0, 1, 2], [0, 1, 2]])).tolist()
+      (2, [[0, 1, 4], [2, 3, 6]])
     """
-    if num_lanes < 1:
-        raise ValueError(f"num_lanes={num_lanes} must be at least 1")
-    for name, size in sizes.items():
-        if size < 1 or size % num_lanes:
-            raise ValueError(
-                f"{name}={size} is not a multiple of num_lanes={num_lanes}; "
-                f"use {math.ceil(max(size, 1) / num_lanes) * num_lanes}, or fewer lanes"
-            )
+
+    chunk_items: int = 1
+    count: int = 1
+    own: range = field(default=range(0))
+
+    def __post_init__(self):
+        if self.count < 1:
+            raise ValueError(f"num_lanes={self.count} must be at least 1")
+        self.check(chunk_items=self.chunk_items)
+        if not self.own:
+            object.__setattr__(self, "own", range(self.count))
+
+    @property
+    def rows(self) -> int:
+        """Fresh items that come together in a lane, u."""
+        return self.chunk_items // self.count
+
+    def check(self, **sizes: int) -> None:
+        """Refuses a number of lanes that does not divide some sizes.
+
+        Raises:
+          ValueError: With the size's name, its value and the fix.
+        """
+        for name, size in sizes.items():
+            if size < 1 or size % self.count:
+                fits = math.ceil(max(size, 1) / self.count) * self.count
+                raise ValueError(
+                    f"{name}={size} is not a multiple of num_lanes={self.count}; "
+                    f"use {fits}, or fewer lanes"
+                )
+
+    def global_index(self, items: np.ndarray) -> np.ndarray:
+        """Returns fresh indices over all lanes, of items that lanes count themselves.
+
+        Args:
+          items: One row for each of the own lanes, ``int64[G, n]``.
+
+        Returns:
+          ``int64[G, n]``: row r of host batch c is c*U + r.
+        """
+        if self.count == 1:
+            return items
+        chunk, row = np.divmod(items, self.rows)
+        lane = np.array(self.own)[:, None]
+        return (chunk * self.count + lane) * self.rows + row
 
 
-def lane_spec(spec: EchoSpec, lane: int, num_lanes: int) -> EchoSpec:
+Spec = TypeVar("Spec", bound=AnySpec)
+
+
+def lane_spec(spec: Spec, lane: int, num_lanes: int) -> Spec:
     """Returns the echo of one lane: its part of batch and buffer, its own seed.
+
+    A stochastic one keeps its seed, by which all lanes load at the same batches.
 
     Args:
       spec: The echo over all lanes.
@@ -50,52 +103,32 @@ def lane_spec(spec: EchoSpec, lane: int, num_lanes: int) -> EchoSpec:
     """
     if num_lanes == 1:
         return spec
-    factor = spec.factor
+    changes: dict[str, Any] = {
+        "batch_size": spec.batch_size // num_lanes,
+        "buffer": max(1, spec.buffer // num_lanes),
+    }
+    if not isinstance(spec, StochasticSpec):
+        changes["seed"] = int(use_seed(spec.seed, lane, 0))
+    if isinstance(spec, EchoSpec):
+        changes["factor"] = _lane_factor(spec.factor, num_lanes)
+    return replace(spec, **changes)
+
+
+def _lane_factor(factor: Any, num_lanes: int) -> Any:
+    """Returns the factor of a lane's item j, which is one of ``num_lanes`` of all."""
     if isinstance(factor, FactorByItem):
         by_item = factor.function
-        factor = replace(factor, function=lambda j: by_item(j * num_lanes))
-    elif isinstance(factor, Mapping):
-        factor = {start // num_lanes: factor[start] for start in sorted(factor)}
-    return replace(
-        spec,
-        factor=factor,
-        batch_size=spec.batch_size // num_lanes,
-        buffer=max(1, spec.buffer // num_lanes),
-        seed=int(use_seed(spec.seed, lane, 0)),
-    )
-
-
-def global_index(
-    items: np.ndarray, lane_chunk: int, lanes: range | None = None, num_lanes: int = 0
-) -> np.ndarray:
-    """Returns fresh indices over all lanes, of items that lanes count by themselves.
-
-    Args:
-      items: One row for each lane, ``int64[G, n]``.
-      lane_chunk: Rows of a chunk that a lane gets, u.
-      lanes: Which lanes these are; all by default.
-      num_lanes: How many there are in all.
-
-    Returns:
-      ``int64[G, n]``: row r of chunk c is c*U + r.
-
-    Example:
-      >>> global_index(np.array([[0, 1, 2], [0, 1, 2]]), lane_chunk=2).tolist()
-      [[0, 1, 4], [2, 3, 6]]
-    """
-    lanes, num_lanes = lanes or range(len(items)), num_lanes or len(items)
-    if num_lanes == 1:
-        return items
-    chunk, row = np.divmod(items, lane_chunk)
-    lane = np.array(lanes)[:, None]
-    return (chunk * num_lanes + lane) * lane_chunk + row
+        return replace(factor, function=lambda j: by_item(j * num_lanes))
+    if isinstance(factor, Mapping):
+        return {start // num_lanes: factor[start] for start in sorted(factor)}
+    return factor
 
 
 def split_state(state: Mapping[str, Any], num_parts: int) -> list[dict[str, Any]]:
-    """Returns the states of draws over some of the lanes, of those over all of them.
+    """Returns the states of plans of some of the lanes, from that of all of them.
 
     Args:
-      state: From ``get_state`` of draws; see `echo_jax.echo.plans.draws.DrawPlan`.
+      state: From ``get_state`` of a plan; see `echo_jax.echo.plans.base.Plan`.
       num_parts: Into how many parts of as many lanes.
     """
     parts = [dict(state) for _ in range(num_parts)]
@@ -109,17 +142,17 @@ def split_state(state: Mapping[str, Any], num_parts: int) -> list[dict[str, Any]
 
 
 def joined_state(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the state of draws over the lanes of several; see `split_state`.
+    """Returns the state of a plan of the lanes of several; see `split_state`.
 
     Args:
       states: Of as many lanes each, in their order.
 
     Raises:
-      ValueError: They do not stand at the same chunk and draw.
+      ValueError: They do not stand at the same fresh item and batch.
 
     Example:
-      >>> joined_state(split_state({"chunks": 3, "lanes": ["a", "b"]}, 2))
-      {'chunks': 3, 'lanes': ['a', 'b']}
+      >>> joined_state(split_state({"lanes": ["a", "b"], "written": 3}, 2))
+      {'lanes': ['a', 'b'], 'written': 3}
     """
     joined = dict(states[0])
     if "lanes" in joined:
@@ -130,7 +163,7 @@ def joined_state(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     fixed = [{k: v for k, v in s.items() if k not in summed} for s in states]
     if any(each != fixed[0] for each in fixed):
         raise ValueError(
-            "the states are not of the same draws of one echo; give those of all parts "
+            "the states are not of the same place of one echo; give those of all parts "
             "of one checkpoint"
         )
     return joined

@@ -1,4 +1,4 @@
-"""Stochastic echo: load a chunk with some probability, else reuse the last items.
+"""Stochastic echo: load a batch with some probability, else reuse the last items.
 
 The form of echo that theory speaks of: at update t a new batch is loaded with
 probability p_t, otherwise old data is reused, from a memory of the last M items
@@ -19,255 +19,304 @@ import numpy as np
 
 from echo_jax.echo.counts import Counts
 from echo_jax.echo.keys import fingerprint, mix, sequence
-from echo_jax.echo.plans.draws import Draw, Need
-from echo_jax.echo.plans.lanes import check_lanes, global_index
-from echo_jax.echo.plans.load_schedule import LoadSchedule
-from echo_jax.echo.plans.ring import Ring, check_draws
+from echo_jax.echo.plans.base import (
+    BatchIndices,
+    Need,
+    Restored,
+    check_state_keys,
+)
+from echo_jax.echo.plans.lanes import Lanes
+from echo_jax.echo.plans.ring import Ring
+from echo_jax.echo.spec import StochasticSpec
 
-__all__ = ["LoadSchedule", "StochasticDraws"]
+__all__ = ["StochasticPlan"]
 
 # Goes up whenever the same arguments yield another sequence than before.
-_SEQUENCE_VERSION = 1
-_STATE_KEYS = {"chunks", "draws", "ended", "plan", "repeats"}
+_SEQUENCE_VERSION = 2
+_STATE_KEYS = {"batches", "fresh", "pending", "plan", "repeats"}
 _LOAD, _REUSE = 0, 1  # what randomness is for
-_BLOCK, _SPAN = 1024, 1 << 16  # draws whose loads are decided at once
+_BLOCK, _SPAN = 1024, 1 << 16  # batches whose loads are decided at once
+# Ten years at one batch a second. All of a state's are decided again.
+_MAX_BATCHES = 1 << 28
 
 
-class StochasticDraws:
-    """The draws of a stochastic echo; a `DrawPlan`.
+class StochasticPlan:
+    """The plan of a stochastic echo; a `Plan`.
 
-    The first draw loads. Every later one loads a chunk with the probability of the
-    schedule, decided from the seed and the update alone, so that all lanes and hosts
-    agree. A loaded chunk is the batch. A draw that does not load takes distinct items
-    at random from the last ``buffer`` ones.
+    The first batch is loaded. Every later one is loaded with the probability of the
+    schedule, decided from the seed and the batch's number alone, so that all lanes and
+    hosts agree. A batch that is not loaded is made of distinct items at random from the
+    last ``buffer`` ones.
 
     After the end of the upstream the stream ends with the next load.
 
     Attributes:
-      num_slots: Slots of each lane: its buffer, and one chunk less than ``max_draws``
-        for those that are written before the draw that loads them.
+      num_slots: Slots of each lane: its buffer, and one batch less than ``max_batches``
+        for those that are written before the batch that loads them.
+      batch: Uses of each lane that make a batch.
+      unit: The same: uses are decided by the batch.
+      is_identity: False.
 
     Example:
-      >>> draws = StochasticDraws(
-      ...     load=LoadSchedule(start=0.5, end=0.5), buffer=4, batch_size=2,
-      ...     chunk_items=2, seed=1)
+      >>> from echo_jax.echo.load_schedule import LoadSchedule
+      >>> load = LoadSchedule(start=0.5, end=0.5)
+      >>> plan = StochasticPlan(StochasticSpec(load, buffer=4, batch_size=2, seed=1))
       >>> for _ in range(4):
-      ...     if draws.need() is Need.MUST:
-      ...         _ = draws.write()
-      ...     print(draws.draw().fresh_index.tolist())
+      ...     _ = plan.write(plan.need(2).must)
+      ...     print(plan.next(2).fresh_index.tolist())
       [[0, 1]]
       [[1, 0]]
       [[2, 3]]
       [[0, 3]]
     """
 
+    is_identity = False
+
     def __init__(
         self,
+        spec: StochasticSpec,
         *,
-        load: LoadSchedule,
-        buffer: int,
-        batch_size: int,
-        chunk_items: int,
-        num_lanes: int = 1,
-        lanes: range | None = None,
-        seed: int = 0,
-        max_draws: int = 1,
+        lanes: Lanes | None = None,
+        max_batches: int = 1,
+        options: tuple[object, ...] = (),
     ):
-        """Starts before the first draw.
+        """Starts before the first batch.
 
         Args:
-          load: How likely a load is at every update.
-          buffer: Items that reuse draws from, M, over all lanes.
-          batch_size: Items of a draw, over all lanes.
-          chunk_items: Rows of a chunk; must be the batch.
-          num_lanes: Lanes; must divide the batch.
-          lanes: Those that are decided here, where others are somewhere else; all by
-            default.
-          seed: Names the random choices.
-          max_draws: The most draws that `need` will be asked for at once.
+          spec: The echo, over all lanes.
+          lanes: How fresh items come in: a batch at a time, which is the default.
+          max_batches: The most batches that are decided at once.
+          options: What else shapes the sequence, so that a state is refused where it
+            differs.
 
         Raises:
-          ValueError: If a number is out of its range.
+          ValueError: If the lanes do not divide a batch, or a number is out of its
+            range.
         """
-        check_lanes(num_lanes, chunk_items=chunk_items, batch_size=batch_size)
-        if chunk_items != batch_size:
+        self._lanes = lanes = lanes or Lanes(spec.batch_size)
+        lanes.check(batch_size=spec.batch_size)
+        if lanes.chunk_items != spec.batch_size:
             raise ValueError(
-                f"chunk_items={chunk_items} must be batch_size={batch_size}: a loaded "
-                "chunk is the batch of a stochastic echo"
+                f"host batches of {lanes.chunk_items} examples do not fit a stochastic "
+                f"echo of batch_size={spec.batch_size}, whose batches are loaded as "
+                "they are; make them equal"
             )
-        if buffer < batch_size:
+        if spec.buffer < spec.batch_size:
             raise ValueError(
-                f"buffer={buffer} holds less than a batch; use at least {batch_size}"
+                f"buffer={spec.buffer} holds less than a batch; use at least "
+                f"{spec.batch_size}"
             )
-        if max_draws < 1:
-            raise ValueError(f"max_draws={max_draws} must be at least 1")
-        self._load = load
-        self._seed = seed
-        self._batch = batch_size // num_lanes
-        self._memory = buffer // num_lanes
-        self._max_draws = max_draws
-        self.num_slots = self._memory + (max_draws - 1) * self._batch
-        self._own, self._num_lanes = lanes or range(num_lanes), num_lanes
-        self._ring = Ring(len(self._own), self.num_slots, self._batch)
-        self._lane_seeds = [sequence(seed, _REUSE, lane) for lane in self._own]
-        sizes = (buffer, batch_size, num_lanes)
-        self._fingerprint = fingerprint(_SEQUENCE_VERSION, astuple(load), *sizes, seed)
-        self._draws = self._chunks = self._loaded = self._repeats = 0
-        self._ended = False
-        self._uses = np.zeros((len(self._own), self.num_slots), np.int32)
+        if max_batches < 1:
+            raise ValueError(f"max_batches={max_batches} must be at least 1")
+        self._spec = spec
+        self.batch = self.unit = spec.batch_size // lanes.count
+        self._memory = spec.buffer // lanes.count
+        self._max_batches = max_batches
+        self.num_slots = self._memory + (max_batches - 1) * self.batch
+        self._ring = Ring(len(lanes.own), self.num_slots, self.batch)
+        self._lane_seeds = [sequence(spec.seed, _REUSE, lane) for lane in lanes.own]
+        sizes = (spec.buffer, spec.batch_size, lanes.count)
+        self._fingerprint = fingerprint(
+            _SEQUENCE_VERSION, astuple(spec.load), *sizes, spec.seed, *options
+        )
+        self._batches = self._repeats = self._used = 0
+        self._written = self._loaded = 0  # items of a lane
+        self._left: int | None = None  # rows that will still come, once known
+        self._uses = np.zeros((len(lanes.own), self.num_slots), np.int32)
         self._decided_from, self._decided = 0, np.zeros(0, bool)
 
     @property
-    def num_chunks(self) -> int:
-        """See `DrawPlan`."""
-        return self._chunks
-
-    @property
-    def first_chunk(self) -> int:
-        """See `DrawPlan`."""
-        return self._ring.first_chunk(self._chunks)
-
-    @property
     def counts(self) -> Counts:
-        """See `DrawPlan`."""
-        rows = self._batch * self._ring.num_lanes
-        return Counts(self._chunks * rows, self._draws * rows, self._repeats)
+        """See `Plan`."""
+        fresh = self._written * self._ring.num_lanes
+        return Counts(fresh, self._used, self._repeats)
 
-    def need(self, draws: int = 1) -> Need:
-        """See `DrawPlan`.
-
-        Raises:
-          ValueError: If ``draws`` is more than ``max_draws``.
-        """
-        check_draws(draws, self._max_draws)
-        if self._ended:
-            return Need.NO
-        loads = int(np.count_nonzero(self._loads_ahead(draws)))
-        return Need.MUST if self._loaded + loads > self._chunks else Need.NO
-
-    def write(self) -> np.ndarray:
-        """See `DrawPlan`.
+    def need(self, uses: int) -> Need:
+        """See `Plan`.
 
         Raises:
-          RuntimeError: If `need` did not ask for a chunk.
+          ValueError: If it is for more than ``max_batches``.
         """
-        if self._ended or self._chunks - self._loaded >= self._max_draws:
-            raise RuntimeError("no draw needs another chunk; ask need() before write()")
-        self._chunks += 1
-        return self._ring.chunk_slots(self._chunks - 1)
+        batches = -(-uses // self.batch)
+        if not 1 <= batches <= self._max_batches:
+            raise ValueError(
+                f"{uses} uses were asked for at once; this plan was made for at most "
+                f"max_batches={self._max_batches} of {self.batch}"
+            )
+        loads = int(np.count_nonzero(self._loads_ahead(batches)))
+        missing = max(0, self._loaded + loads * self.batch - self._written)
+        return Need(missing if self._left is None else min(missing, self._left))
 
-    def draw(self) -> Draw | None:
-        """See `DrawPlan`.
+    def write(self, rows: int) -> np.ndarray:
+        """See `Plan`.
 
         Raises:
-          RuntimeError: If the draw needs a chunk.
+          RuntimeError: If `need` did not ask for so many.
         """
-        if self._loads_ahead(1)[0] and self._loaded == self._chunks:
-            if self._ended:
+        first = self._written
+        if first + rows - self._loaded > self._max_batches * self.batch:
+            raise RuntimeError("no batch needs them; ask need() before write()")
+        self._written += rows
+        if self._left is not None:
+            self._left -= rows
+        return self._ring.slots_of(first, self._written)
+
+    def next(self, uses: int) -> BatchIndices | None:
+        """See `Plan`.
+
+        Args:
+          uses: A batch, of each lane.
+
+        Raises:
+          RuntimeError: If the batch needs fresh items.
+        """
+        if self._loads_ahead(1)[0] and self._written - self._loaded < uses:
+            if self._left != 0:
+                raise RuntimeError("the batch needs items; ask need() before next()")
+            if self._written == self._loaded:
                 return None
-            raise RuntimeError("the draw needs a chunk; ask need() before draw()")
-        items, repeat = self._advance()
-        chunk = self._ring.lane_chunk
-        index = global_index(items, chunk, self._own, self._num_lanes)
-        return Draw(self._ring.slots(items), index, repeat)
+        items, repeat = self._advance(self._written)
+        index = self._lanes.global_index(items)
+        return BatchIndices(self._ring.slots(items), index, repeat)
 
-    def end(self) -> None:
-        """See `DrawPlan`."""
-        self._ended = True
+    def run(self) -> BatchIndices | None:
+        """See `Plan`: the next batch."""
+        return self.next(self.batch)
 
-    def get_state(self) -> dict[str, Any]:
-        """See `DrawPlan`: integers only."""
+    def end(self, rows: int) -> None:
+        """See `Plan`."""
+        self._left = rows
+
+    def anchor(self, pending: int = 0) -> int:
+        """See `Plan`: the first item that came together with the oldest one held."""
+        return self._ring.anchor(self._written)
+
+    def next_anchor(self, row: int) -> int:
+        """See `Plan`: the first of those that come together."""
+        return -(-row // self.batch) * self.batch
+
+    def get_state(self, pending: int = 0) -> dict[str, Any]:
+        """See `Plan`: integers only."""
         return {
-            "chunks": self._chunks,
-            "draws": self._draws,
-            "ended": int(self._ended),
+            "batches": self._batches,
+            "fresh": self._written,
+            "pending": pending,
             "plan": self._fingerprint,
             "repeats": self._repeats,
         }
 
-    def set_state(self, state: Mapping[str, Any]) -> list[tuple[int, np.ndarray]]:
-        """See `DrawPlan`.
-
-        All loads are decided again, which takes about 50 ms for a million draws, and
-        the draws since the oldest chunk in the buffer are made again, which takes
-        about 0.1 ms each for 1024 items.
-
-        Raises:
-          ValueError: If the state is not one of such draws, or was saved with other
-            arguments.
-        """
-        numbers = list(state.values())
-        if set(state) != _STATE_KEYS or any(type(n) is not int for n in numbers):
-            raise ValueError(
-                f"a state with the keys {sorted(state)} is not one of stochastic "
-                "draws; give what get_state returned"
-            )
+    def check_state(self, state: Any) -> None:
+        """See `Plan`."""
+        check_state_keys(state, _STATE_KEYS, "a stochastic echo")
         if state["plan"] != self._fingerprint:
             raise ValueError(
-                "this state was saved with another load schedule, buffer, batch, "
-                "number of lanes or seed; restore it with those it was saved with"
+                f"this state was saved with another spec than {self._spec}, or with "
+                "other options (batch, unbatch, lanes, rows of a host batch); restore "
+                "it with what it was saved with"
             )
-        loading = self._loading(state["draws"])
-        ahead = state["chunks"] - loading.size
-        if min(numbers) < 0 or not 0 <= ahead <= self._max_draws:
+        batches, fresh, pending = (state[k] for k in ("batches", "fresh", "pending"))
+        fits = 0 <= batches <= _MAX_BATCHES
+        if fits:
+            loading = self._loading(batches, fresh)
+            loaded = min(loading.size * self.batch, fresh)
+            ahead = fresh - loading.size * self.batch
+            reused = (batches - loading.size) * min(self.batch, loaded)
+            latest = min(self.batch, loaded)
+            if loading.size and loading[-1] == batches - 1:
+                latest = loaded - (loading.size - 1) * self.batch
+            fits = (
+                -self.batch < ahead <= self._max_batches * self.batch
+                and 0 <= pending < max(1, latest)
+                and state["repeats"] == reused * self._ring.num_lanes
+            )
+        if not fits:
             raise ValueError(
-                f"this state says {state['chunks']} chunks, but its {state['draws']} "
-                f"draws load {loading.size}; it is damaged"
+                f"the numbers of this state do not fit together: {dict(state)}; it is "
+                "damaged"
             )
-        oldest = max(0, loading.size * self._batch - self._memory) // self._batch
-        self._loaded = oldest
-        self._draws = int(loading[oldest]) if loading.size else 0
-        while self._draws < state["draws"]:
-            self._advance()
-        self._chunks, self._ended = state["chunks"], bool(state["ended"])
-        self._repeats = state["repeats"]
-        return self._ring.held(self._chunks)
 
-    def _loading(self, draws: int) -> np.ndarray:
-        """The draws that load, of so many from the first on, ``int64``."""
-        found = [
-            at + np.flatnonzero(self._decide(at, min(_SPAN, draws - at)))
-            for at in range(0, draws, _SPAN)
-        ]
-        return np.concatenate([np.zeros(0, np.int64), *found])
+    def set_state(self, state: Mapping[str, Any]) -> Restored:
+        """See `Plan`.
+
+        All loads are decided again, which takes about 50 ms for a million batches, and
+        the batches since the oldest item in the buffer are made again, which takes
+        about 0.1 ms each for 1024 items.
+        """
+        fresh = state["fresh"]
+        loading = self._loading(state["batches"], fresh)
+        loaded = min(loading.size * self.batch, fresh)
+        oldest = max(0, loaded - self._memory) // self.batch
+        self._loaded = oldest * self.batch
+        self._batches = int(loading[oldest]) if oldest < loading.size else 0
+        items = repeat = None
+        while self._batches < state["batches"]:
+            items, repeat = self._advance(fresh)
+        self._written, self._left = fresh, None
+        self._repeats = state["repeats"]
+        self._used = self._repeats + loaded * self._ring.num_lanes
+        pending = None
+        if state["pending"] and items is not None and repeat is not None:
+            left = slice(items.shape[1] - state["pending"], None)
+            index = self._lanes.global_index(items)[:, left]
+            slots = self._ring.slots(items)[:, left]
+            pending = BatchIndices(slots, index, repeat[:, left])
+        return Restored(self.anchor(), self._ring.held(fresh), pending)
+
+    def _loading(self, batches: int, fresh: int) -> np.ndarray:
+        """The batches that load, of so many from the first on, ``int64``.
+
+        It looks no further where they load more than so many fresh items.
+        """
+        found = [np.zeros(0, np.int64)]
+        most, loads = fresh // self.batch + 1, 0
+        for at in range(0, batches, _SPAN):
+            if loads > most:
+                break
+            found.append(
+                at + np.flatnonzero(self._decide(at, min(_SPAN, batches - at)))
+            )
+            loads += found[-1].size
+        return np.concatenate(found)
 
     def _decide(self, first: int, count: int) -> np.ndarray:
-        """Whether some draws in a row load, ``bool[count]``."""
-        draws = np.arange(first, first + count)
-        below = (self._load.probability(draws) * 2.0**32).astype(np.uint64)
-        loads = mix(sequence(self._seed, _LOAD), draws) >> np.uint64(32) < below
+        """Whether some batches in a row load, ``bool[count]``."""
+        numbers = np.arange(first, first + count)
+        below = (self._spec.load.probability(numbers) * 2.0**32).astype(np.uint64)
+        random = mix(sequence(self._spec.seed, _LOAD), numbers) >> np.uint64(32)
+        loads = random < below
         if first == 0:
             loads[:1] = True
         return loads
 
-    def _loads_ahead(self, draws: int) -> np.ndarray:
-        """Whether the next draws load, ``bool[draws]``."""
-        at = self._draws - self._decided_from
-        if not 0 <= at <= self._decided.size - draws:
-            self._decided_from, at = self._draws, 0
-            self._decided = self._decide(self._draws, _BLOCK + draws)
-        return self._decided[at : at + draws]
+    def _loads_ahead(self, batches: int) -> np.ndarray:
+        """Whether the next batches load, ``bool[batches]``."""
+        at = self._batches - self._decided_from
+        if not 0 <= at <= self._decided.size - batches:
+            self._decided_from, at = self._batches, 0
+            self._decided = self._decide(self._batches, _BLOCK + batches)
+        return self._decided[at : at + batches]
 
-    def _advance(self) -> tuple[np.ndarray, np.ndarray]:
-        """Makes a draw whose chunk is there: items of the lanes, and their repeats."""
+    def _advance(self, written: int) -> tuple[np.ndarray, np.ndarray]:
+        """Makes a batch whose items are there: items of the lanes, and repeats."""
         lanes = self._ring.num_lanes
         if self._loads_ahead(1)[0]:
-            first = self._loaded * self._batch
-            items = np.tile(np.arange(first, first + self._batch), (lanes, 1))
+            end = min(self._loaded + self.batch, written)
+            items = np.tile(np.arange(self._loaded, end), (lanes, 1))
             repeat = np.zeros(items.shape, np.int32)
-            self._loaded += 1
+            self._loaded = end
         else:
-            top = self._loaded * self._batch
-            kept = min(top, self._memory)
+            kept = min(self._loaded, self._memory)
+            size = min(self.batch, kept)
             chosen = [
-                _distinct(kept, self._batch, sequence(seed, self._draws))
+                _distinct(kept, size, sequence(seed, self._batches))
                 for seed in self._lane_seeds
             ]
-            items = np.stack(chosen) + (top - kept)
+            items = np.stack(chosen) + (self._loaded - kept)
             repeat = np.take_along_axis(self._uses, items % self.num_slots, 1)
             self._repeats += items.size
         np.put_along_axis(self._uses, items % self.num_slots, repeat + 1, 1)
-        self._draws += 1
+        self._used += items.size
+        self._batches += 1
         return items, repeat
 
 

@@ -12,17 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-__all__ = ["DrawInput", "EchoBuffer", "default_mesh", "jitted_write"]
+from echo_jax.echo.stores.leaves import check_foreign
+
+__all__ = ["EchoBuffer", "StepInput", "default_mesh", "jitted_write"]
 
 
-class DrawInput(NamedTuple):
-    """What the jitted function gets from the host for K draws.
+class StepInput(NamedTuple):
+    """What the jitted step gets from the host for K batches.
 
     Attributes:
       chunk: Fresh rows, on the devices, leaves ``[U, ...]``. Where nothing fresh is
         taken it is the chunk before, written nowhere, so one program does for both.
       write_slots: Where its rows go, ``int32[G, U/G]``.
-      read_slots: What every draw reads, ``int32[K, G, B/G]``.
+      read_slots: What every batch reads, ``int32[K, G, B/G]``.
       repeat: Which use of its item every row is, ``int32[K, B]``.
       key_data: The random key of every use, ``uint32[K, B, 2]``, derived from
         (seed, fresh index, repeat).
@@ -47,7 +49,8 @@ class EchoBuffer:
       items: Shape and dtype of every leaf of an item.
       num_slots: Slots of each lane.
       num_lanes: Lanes, G; a multiple of the devices.
-      mesh: The devices. Lanes are spread over all of its axes.
+      mesh: The devices. Lanes are spread over all of its axes, automatic or explicit.
+      rows: Of every batch that is put, in this process.
 
     Example:
       >>> batch = {"image": np.zeros((8, 32, 32, 3), np.uint8)}
@@ -61,6 +64,7 @@ class EchoBuffer:
     num_slots: int
     num_lanes: int
     mesh: Mesh
+    rows: int
 
     @classmethod
     def of(
@@ -70,13 +74,13 @@ class EchoBuffer:
 
         Args:
           batch: A host batch: a pytree of arrays with a leading axis.
-          num_slots: Slots of each lane, as `DrawPlan.num_slots` says.
+          num_slots: Slots of each lane, as `Plan.num_slots` says.
           num_lanes: Lanes; 0 for one per device.
           mesh: The devices; all of this process by default.
 
         Raises:
-          ValueError: A leaf is no array of numbers, or the lanes are no multiple of
-            the devices.
+          ValueError: A leaf is no array that a device has, the leaves disagree on
+            the rows or have none, or the lanes are no multiple of the devices.
         """
         mesh = mesh or default_mesh()
         num_lanes = num_lanes or mesh.size
@@ -85,15 +89,8 @@ class EchoBuffer:
                 f"num_lanes={num_lanes} is not a multiple of the {mesh.size} devices; "
                 f"use {math.ceil(num_lanes / mesh.size) * mesh.size}"
             )
-        leaves, structure = jax.tree.flatten(batch)
-        for leaf in leaves:
-            if np.ndim(leaf) == 0 or np.dtype(leaf.dtype).hasobject:
-                raise ValueError(
-                    "a device echo needs batches of arrays of numbers with a leading "
-                    f"axis; one leaf is {leaf!r:.80}"
-                )
-        items = tuple(map(_item_of, leaves))
-        return cls(structure, items, num_slots, num_lanes, mesh)
+        structure, rows, items = _layout_of(batch)
+        return cls(structure, items, num_slots, num_lanes, mesh, rows)
 
     @property
     def bytes_per_item(self) -> int:
@@ -161,14 +158,19 @@ class EchoBuffer:
     def put(self, batch: Any) -> Any:
         """Starts the transfer of a host batch to the devices.
 
+        A transfer reads the batch's memory later, and on CPU keeps it: nobody may
+        write into the batch afterwards. Where jax has 64 bits turned off, floats of
+        64 bits become floats of 32, as in all of jax, and integers are sent in 32
+        bits if all of them fit.
+
         Args:
           batch: Of the structure that the buffer was laid out for.
 
         Raises:
-          ValueError: It has other leaves, shapes or dtypes.
+          ValueError: It has another number of rows, other leaves, shapes or dtypes,
+            or an integer that does not fit.
         """
-        leaves, structure = jax.tree.flatten(batch)
-        items = tuple(map(_item_of, leaves))
+        structure, rows, items = _layout_of(batch)
         if structure != self.structure or items != self.items:
             raise ValueError(
                 f"a batch has examples of {jax.tree.unflatten(structure, items)}, the "
@@ -176,6 +178,13 @@ class EchoBuffer:
                 f"{jax.tree.unflatten(self.structure, self.items)}; pad or crop before "
                 "the echo"
             )
+        if rows != self.rows:
+            raise ValueError(
+                f"a batch has {rows} rows, the first one had {self.rows}; a device "
+                "echo needs batches of one size: leave the last, smaller one out in "
+                "the loader (drop_remainder=True, or drop_last=True), or pad it"
+            )
+        _check_integers(batch)
         return jax.device_put(batch, self.sharding)
 
     def write(self, arrays: Any, chunk: Any, write_slots: Any) -> Any:
@@ -200,7 +209,7 @@ class EchoBuffer:
             rows = jax.tree.map(lambda x: x.reshape(slots.shape + x.shape[1:]), chunk)
             return jax.tree.map(lambda a, r: jax.vmap(lane)(a, r, slots), arrays, rows)
 
-        return self._on_devices(local)(arrays, chunk, jnp.asarray(write_slots))
+        return self._on_devices(local)(arrays, chunk, self.split_rows(write_slots))
 
     def read(self, arrays: Any, read_slots: Any) -> Any:
         """Gathers a batch; to be traced.
@@ -218,11 +227,12 @@ class EchoBuffer:
 
         def local(arrays: Any, slots: jax.Array) -> Any:
             rows = jax.tree.map(lambda a: jax.vmap(lane)(a, slots), arrays)
-            return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), rows)
+            # In numbers, since -1 could be any where a leaf has no size.
+            return jax.tree.map(lambda x: x.reshape((slots.size, *x.shape[2:])), rows)
 
-        return self._on_devices(local)(arrays, jnp.asarray(read_slots))
+        return self._on_devices(local)(arrays, self.split_rows(read_slots))
 
-    def draw(self, arrays: Any, inputs: DrawInput) -> tuple[Any, list[Any]]:
+    def draw(self, arrays: Any, inputs: StepInput) -> tuple[Any, list[Any]]:
         """Writes the chunk, then makes all batches; to be traced.
 
         Give the arrays `sharding` among jit's ``out_shardings``: on one device it is
@@ -240,6 +250,23 @@ class EchoBuffer:
         return arrays, [
             self.read(arrays, inputs.read_slots[k]) for k in range(num_draws)
         ]
+
+    def split_rows(self, rows: Any) -> jax.Array:
+        """Splits an array over the devices as batches are; to be traced.
+
+        Only a mesh of explicit axes needs it told: there, what is used together row
+        by row, such as a batch and the keys of its uses, must be split alike.
+
+        Args:
+          rows: Its first axis is one of lanes, or of rows of a batch.
+
+        Returns:
+          The array.
+        """
+        rows = jnp.asarray(rows)
+        if AxisType.Explicit in self.mesh.axis_types:
+            rows = jax.sharding.reshard(rows, self.sharding)
+        return rows
 
     def _on_devices(self, local: Callable[..., Any]) -> Callable[..., Any]:
         """Runs a function on every device's own lanes: nothing is communicated."""
@@ -273,10 +300,65 @@ def default_mesh() -> Mesh:
     )
 
 
-def _item_of(leaf: Any) -> jax.ShapeDtypeStruct:
+def _layout_of(batch: Any) -> tuple[Any, int, tuple[jax.ShapeDtypeStruct, ...]]:
+    """Returns the structure of a batch, its rows, and what one of them is made of."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(batch)
+    items = tuple(_item_of(jax.tree_util.keystr(path), leaf) for path, leaf in leaves)
+    rows = {leaf.shape[0] for _, leaf in leaves}
+    if len(rows) != 1 or rows == {0}:
+        raise ValueError(
+            "a device echo needs batches whose leaves have one number of rows, at "
+            f"least 1; this one has {sorted(rows)}"
+        )
+    return structure, rows.pop(), items
+
+
+def _item_of(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
     """Shape and dtype, on a device, of a row of an array."""
-    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    check_foreign(path, leaf)
+    if not isinstance(leaf, np.ndarray | jax.Array) or leaf.ndim == 0:
+        raise ValueError(
+            "a device echo needs batches of arrays of numbers with a leading axis; "
+            f"item{path} is {leaf!r:.80}: give an array, or a container that jax knows"
+        )
+    dtype = leaf.dtype
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        raise ValueError(
+            f"leaf item{path} has random keys, which a buffer does not hold; give "
+            "jax.random.key_data(keys)"
+        )
+    if not _is_on_devices(np.dtype(dtype)):
+        raise ValueError(
+            f"leaf item{path} has dtype {dtype}, which devices do not have; give "
+            "numbers in the machine's byte order, such as labels instead of names"
+        )
+    dtype = jax.dtypes.canonicalize_dtype(dtype)
     return jax.ShapeDtypeStruct(leaf.shape[1:], dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _is_on_devices(dtype: np.dtype[Any]) -> bool:
+    try:
+        jax.eval_shape(lambda: jnp.zeros((), jax.dtypes.canonicalize_dtype(dtype)))
+    except TypeError:
+        return False
+    return dtype.isnative
+
+
+def _check_integers(batch: Any) -> None:
+    """Refuses integers that would wrap around where jax has 64 bits turned off."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        if dtype == leaf.dtype or leaf.dtype.kind not in "iu" or not leaf.size:
+            continue
+        least, most = int(leaf.min()), int(leaf.max())
+        if least < np.iinfo(dtype).min or most > np.iinfo(dtype).max:
+            name = jax.tree_util.keystr(path)
+            raise ValueError(
+                f"leaf item{name} has the integers {least} to {most}, which do not "
+                f"fit {dtype}; set jax_enable_x64, or give them as two leaves of 32 "
+                "bits"
+            )
 
 
 def _free_bytes(device: Any, num_devices: int) -> int | None:

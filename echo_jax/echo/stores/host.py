@@ -1,200 +1,256 @@
 """Stores in host memory: slots that a plan writes and reads by number.
 
 Neither store ever hands out memory that it writes to later, because
-``jax.device_put`` on CPU may alias a NumPy array instead of copying it.
+``jax.device_put`` on CPU may alias a NumPy array instead of copying it. And neither
+keeps memory of the upstream's: an item is copied when it is read, or, where batches go
+out, when it is written. An upstream that uses its arrays again before that is found
+out: see `echo_jax.echo.stores.leaves.ReuseGuard`.
 """
 
-import copy
-import sys
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from echo_jax.echo.tree import flatten, tree_map
+from echo_jax.echo.stores.leaves import (
+    ReuseGuard,
+    Watched,
+    as_array,
+    check_leaf,
+    frozen,
+    is_plain,
+    view,
+)
+from echo_jax.echo.tree import Structure, flatten, tree_map
 
-__all__ = ["ItemStore", "RingStore", "Stack"]
+__all__ = ["ItemStore", "RingStore"]
 
-_IMMUTABLE = (str, bytes, int, float, complex, bool, np.generic, type(None))
+Taken = list[tuple[Any, int, int, int, Any]]
+"""What `echo_jax.echo.reader.Reader.take` gives."""
 
 
 class ItemStore:
     """Keeps items as they are and hands them out one at a time.
 
-    An item is copied once, when it is written, and every use of it is a read-only
-    view of that copy.
+    An item is copied once, when it is read, and every use of it is a read-only
+    view of that copy. A leaf that is neither an array nor immutable, such as an
+    object of one's own without arrays in it, is deep-copied at every use.
     """
 
     def __init__(self, num_slots: int):
         """Makes a store of empty slots."""
         self._items: list[Any] = [None] * num_slots
 
-    def write(self, slot: int, item: Any) -> None:
-        """Puts an item into a slot."""
-        self._items[slot] = tree_map(_frozen, item)
+    def prepare(self, item: Any) -> tuple[Any, int]:
+        """Copies an item that was read, if it can be kept.
 
-    def read(self, slot: int) -> Any:
+        Returns:
+          What `write` takes, and how many rows it is: 1.
+
+        Raises:
+          ValueError: A leaf cannot be handed out as it came: see `check_leaf`.
+        """
+        if not is_plain(item):
+            for path, leaf in flatten(item):
+                check_leaf(path, leaf)
+        return tree_map(frozen, item), 1
+
+    def write(self, slots: np.ndarray, taken: Taken) -> None:
+        """See `echo_jax.echo.driver.Store`."""
+        items = self._items
+        for slot, element in zip(slots[0].tolist(), taken, strict=True):
+            items[slot] = element[0]
+
+    def rewrite(self, slots: np.ndarray, taken: Taken) -> None:
+        """See `echo_jax.echo.driver.Store`."""
+        kept = slots[0] < len(self._items)
+        items = [each for each, keep in zip(taken, kept, strict=True) if keep]
+        self.write(slots[:, kept], items)
+
+    def read_one(self, slot: int) -> Any:
         """Returns a use of the item in a slot."""
-        return tree_map(_view, self._items[slot])
+        return tree_map(view, self._items[slot])
 
-    def clear(self, slot: int) -> None:
+    def clear_one(self, slot: int) -> None:
         """Lets the item in a slot go."""
         self._items[slot] = None
 
+    def clear(self) -> None:
+        """See `echo_jax.echo.driver.Store`."""
+        self._items = [None] * len(self._items)
 
-class Stack:
-    """Items that are stacked along the first axis of every leaf, to be used up.
 
-    Attributes:
-      tree: The stacked items.
-      leaves: Its leaves and their paths.
-      length: How many items.
-      at: The first of them that is not used up.
+class _Leaf(NamedTuple):
+    """What a leaf of an item must be; ``key`` is its own in a flat dict."""
+
+    path: str
+    key: Any
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class RingStore:
+    """Keeps items of one shape in an array per leaf, and hands out batches.
+
+    Items are copied into the arrays when they are written, and out of them when they
+    are read. Leaves come out as plain arrays of their dtype, stacked.
     """
 
-    def __init__(self, tree: Any):
-        """Takes a stack of items.
+    def __init__(self, num_slots: int, *, stacked: bool = False):
+        """Makes a store whose arrays are laid out by the first item.
+
+        Args:
+          num_slots: How many slots.
+          stacked: Whether items come stacked, many in one element.
+        """
+        self._num_slots = num_slots
+        self._stacked = stacked
+        self._guard = ReuseGuard()
+        self._structure: Structure | None = None
+        # One for each leaf, and the array that its slots are in.
+        self._leaves: list[_Leaf] = []
+        self._arrays: list[np.ndarray] = []
+        # Whether items are dicts of arrays, which they mostly are.
+        self._flat = False
+
+    def prepare(self, element: Any) -> tuple[list[np.ndarray], int]:
+        """Looks at an item, or a stack of them, before it is taken.
+
+        The first one lays out the arrays. A `write` of what was accepted fails for
+        want of memory only.
+
+        Returns:
+          What `write` takes: the leaves, in the order of the store's arrays, with a
+          first axis of items if they come stacked. And how many rows it is.
 
         Raises:
-          ValueError: If the leaves disagree on the number of items.
+          ValueError: It has other containers, leaves, shapes or dtypes than the
+            first one, or leaves that do not stack: see `as_array`.
         """
-        self.tree = tree
-        self.leaves = [(path, np.asarray(leaf)) for path, leaf in flatten(tree)]
-        lengths = {leaf.shape[:1] for _, leaf in self.leaves}
+        if self._stacked:
+            leaves, rows = self._accept_stack(element)
+            return self._guard.watch(leaves), rows
+        leaves = self._accept_flat(element)
+        if leaves is None:
+            leaves = self._accept(0, element)
+        return (self._guard.watch(leaves) if self._guard.left else leaves), 1
+
+    def write(self, slots: np.ndarray, taken: Taken) -> None:
+        """See `echo_jax.echo.driver.Store`."""
+        arrays = self._arrays
+        if not self._stacked:
+            for slot, element in zip(slots[0].tolist(), taken, strict=True):
+                leaves = element[0]
+                if type(leaves) is Watched:
+                    self._guard.check(leaves)
+                # Two lists of one length: the store has accepted the item.
+                for array, leaf in zip(arrays, leaves):  # noqa: B905
+                    array[slot] = leaf
+            return
+        at = 0
+        for leaves, first, end, *_ in taken:
+            self._guard.check(leaves)
+            rows = slots[0, at : at + end - first]
+            for array, leaf in zip(arrays, leaves, strict=True):
+                array[rows] = leaf[first:end]
+            at += end - first
+
+    def rewrite(self, slots: np.ndarray, taken: Taken) -> None:
+        """See `echo_jax.echo.driver.Store`."""
+        at = 0
+        for leaves, first, end, number, state in taken:
+            for row in range(first, end):
+                slot = slots[:, at : at + 1]
+                if slot[0, 0] < self._num_slots:
+                    self.write(slot, [(leaves, row, row + 1, number, state)])
+                at += 1
+
+    def clear(self) -> None:
+        """See `echo_jax.echo.driver.Store`; slots keep their memory."""
+
+    def read(self, slots: np.ndarray) -> Any:
+        """Returns the items in some slots, stacked along a new first axis."""
+        if self._flat:
+            pairs = zip(self._leaves, self._arrays)  # noqa: B905
+            return {leaf.key: array.take(slots, axis=0) for leaf, array in pairs}
+        assert self._structure is not None
+        return self._structure.build(
+            array.take(slots, axis=0) for array in self._arrays
+        )
+
+    def _accept_flat(self, item: Any) -> list[np.ndarray] | None:
+        """Returns the leaves of the common item, at a quarter of the general time."""
+        if not self._flat or type(item) is not dict or len(item) != len(self._leaves):
+            return None
+        leaves = []
+        for _, key, shape, dtype in self._leaves:
+            leaf = item.get(key)
+            if type(leaf) is not np.ndarray:
+                return None
+            if leaf.dtype is not dtype and leaf.dtype != dtype:
+                return None
+            if leaf.shape != shape:
+                return None
+            leaves.append(leaf)
+        return leaves
+
+    def _accept_stack(self, tree: Any) -> tuple[list[np.ndarray], int]:
+        """Returns the leaves of stacked items, and how many they are."""
+        lengths = {as_array(path, leaf).shape[:1] for path, leaf in flatten(tree)}
         if len(lengths) != 1 or lengths == {()}:
             raise ValueError(
                 "unbatch=True needs batches whose leaves have one first axis in "
                 f"common; this one has first axes {sorted(lengths)}"
             )
-        self.length = lengths.pop()[0]
-        self.at = 0
-        # The ring of each leaf, once a store has accepted the stack.
-        self.rings: list[tuple[np.ndarray, np.ndarray]] = []
+        return self._accept(1, tree), lengths.pop()[0]
 
-
-class RingStore:
-    """Keeps items of one shape in an array per leaf, and hands out batches."""
-
-    def __init__(self, num_slots: int):
-        """Makes a store whose arrays are laid out by the first item."""
-        self._num_slots = num_slots
-        self._example: Any = None
-        self._rings: dict[str, np.ndarray] = {}
-        # If items are dicts of arrays, which they mostly are: key and ring.
-        self._flat: list[tuple[Any, np.ndarray]] = []
-
-    def write(self, slot: int, item: Any) -> None:
-        """Puts an item into a slot.
-
-        Raises:
-          ValueError: If it has other leaves, shapes or dtypes than the first item.
-        """
-        if not self._write_flat(slot, item):
-            leaves = [(path, np.asarray(leaf)) for path, leaf in flatten(item)]
-            for ring, leaf in self._accept(0, leaves, item):
-                ring[slot] = leaf
-
-    def write_stacked(self, slots: np.ndarray, stack: Stack) -> None:
-        """Puts the next items of a stack into slots, as many as there are slots.
-
-        Raises:
-          ValueError: If they have other leaves, shapes or dtypes than the first.
-        """
-        if not stack.rings:
-            stack.rings = self._accept(1, stack.leaves, stack.tree)
-        rows = slice(stack.at, stack.at + slots.size)
-        for ring, leaf in stack.rings:
-            ring[slots] = leaf[rows]
-        stack.at += slots.size
-
-    def read(self, slots: np.ndarray) -> Any:
-        """Returns the items in some slots, stacked along a new first axis."""
-        if self._flat:
-            return {key: ring.take(slots, axis=0) for key, ring in self._flat}
-        batch = iter([ring.take(slots, axis=0) for ring in self._rings.values()])
-        return tree_map(lambda _: next(batch), self._example)
-
-    def _write_flat(self, slot: int, item: Any) -> bool:
-        """The common item, at a quarter of the general time."""
-        if type(item) is not dict or len(item) != len(self._flat):
-            return False
-        for key, ring in self._flat:
-            leaf = item.get(key)
-            if type(leaf) is not np.ndarray:
-                return False
-            if leaf.shape != ring.shape[1:] or leaf.dtype != ring.dtype:
-                return False
-            ring[slot] = leaf
-        return True
-
-    def _accept(
-        self, lead: int, leaves: list[tuple[str, np.ndarray]], tree: Any
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Pairs each leaf, which has ``lead`` axes before an item's, with its ring."""
-        if self._example is None:
+    def _accept(self, lead: int, tree: Any) -> list[np.ndarray]:
+        """Returns the leaves of a tree, which have ``lead`` axes before an item's."""
+        if self._structure is None:
+            leaves = [(path, as_array(path, leaf)) for path, leaf in flatten(tree)]
             self._lay_out(lead, leaves, tree)
-        if len(leaves) != len(self._rings):
-            self._refuse(lead, leaves)
-        pairs = []
-        for (path, leaf), (name, ring) in zip(leaves, self._rings.items(), strict=True):
-            if (
-                path != name
-                or leaf.shape[lead:] != ring.shape[1:]
-                or leaf.dtype != ring.dtype
-            ):
-                self._refuse(lead, leaves)
-            pairs.append((ring, leaf))
-        return pairs
-
-    def _lay_out(self, lead: int, arrays: list[tuple[str, np.ndarray]], tree: Any):
-        for path, array in arrays:
-            if array.dtype == object:
+        assert self._structure is not None
+        parts = self._structure.leaves(tree)
+        if parts is None:
+            self._refuse_structure(tree)
+        accepted = []
+        for first, part in zip(self._leaves, parts, strict=True):
+            array = as_array(first.path, part)
+            if array.shape[lead:] != first.shape or array.dtype != first.dtype:
                 raise ValueError(
-                    f"leaf item{path} is no array of numbers, so items cannot be "
-                    "stacked into batches; use batch=False"
+                    f"leaf item{first.path} is {array.dtype}"
+                    f"{list(array.shape[lead:])}, the first one was {first.dtype}"
+                    f"{list(first.shape)}; batch=True needs equal shapes and dtypes: "
+                    "pad or resize before the echo, or use batch=False"
                 )
-            shape = (self._num_slots, *array.shape[lead:])
-            self._rings[path] = np.empty(shape, array.dtype)
-        self._example = tree_map(lambda _: 0, tree)
-        if type(tree) is dict and list(self._rings) == [f"[{key!r}]" for key in tree]:
-            self._flat = list(zip(tree, self._rings.values(), strict=True))
+            accepted.append(array)
+        return accepted
 
-    def _refuse(self, lead: int, arrays: list[tuple[str, np.ndarray]]) -> NoReturn:
-        """Names the first difference between an item and the first item."""
-        paths = [path for path, _ in arrays]
-        if paths != list(self._rings):
+    def _lay_out(
+        self, lead: int, leaves: list[tuple[str, np.ndarray]], tree: Any
+    ) -> None:
+        keys = list(tree) if type(tree) is dict else []
+        flat = len(keys) == len(leaves) and all(
+            path == f"[{key!r}]" for key, (path, _) in zip(keys, leaves, strict=True)
+        )
+        specs, arrays = [], []
+        for i, (path, array) in enumerate(leaves):
+            shape, dtype = array.shape[lead:], array.dtype
+            specs.append(_Leaf(path, keys[i] if flat else None, shape, dtype))
+            arrays.append(np.empty((self._num_slots, *shape), dtype))
+        self._leaves, self._arrays, self._flat = specs, arrays, flat
+        self._structure = Structure(tree)
+
+    def _refuse_structure(self, tree: Any) -> NoReturn:
+        paths = [path for path, _ in flatten(tree)]
+        first = [leaf.path for leaf in self._leaves]
+        if sorted(paths) != sorted(first):
             raise ValueError(
-                f"an item has the leaves {paths}, the first one had "
-                f"{list(self._rings)}; batch=True needs items of one structure"
+                f"an item has the leaves {paths}, the first one had {first}; "
+                "batch=True needs items of one structure: pad ragged lists to arrays "
+                "of one shape, or use batch=False"
             )
-        for path, array in arrays:
-            shape, ring = list(array.shape[lead:]), self._rings[path]
-            if shape != list(ring.shape[1:]) or array.dtype != ring.dtype:
-                raise ValueError(
-                    f"leaf item{path} is {array.dtype}{shape}, the first one was "
-                    f"{ring.dtype}{list(ring.shape[1:])}; batch=True needs equal "
-                    "shapes: pad or resize before the echo, or use batch=False"
-                )
-        raise AssertionError("an item was refused that differs in nothing")
-
-
-def _frozen(leaf: Any) -> Any:
-    """A private copy of a leaf that nobody can write into."""
-    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
-        leaf = np.array(leaf)
-        leaf.flags.writeable = False
-        return leaf
-    return leaf if _is_immutable(leaf) else copy.deepcopy(leaf)
-
-
-def _view(leaf: Any) -> Any:
-    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
-        # A view of a read-only array cannot be made writable again.
-        return leaf.view()
-    return leaf if _is_immutable(leaf) else copy.deepcopy(leaf)
-
-
-def _is_immutable(leaf: Any) -> bool:
-    jax = sys.modules.get("jax")
-    return isinstance(leaf, _IMMUTABLE) or (
-        jax is not None and isinstance(leaf, jax.Array)
-    )
+        raise ValueError(
+            f"an item has the leaves of the first one, {paths}, in other containers, "
+            "or in containers of other static fields; batch=True needs items of one "
+            "structure"
+        )

@@ -18,7 +18,7 @@ class LoadSchedule:
     """How likely a load is at every update.
 
     Attributes:
-      of: What the numbers are: ``p``, the probability of a load, or ``e``, its
+      quantity: What the numbers are: ``p``, the probability of a load, or ``e``, its
         reciprocal, the mean number of updates for each load.
       schedule: How the value goes from ``start`` to ``end``. ``constant``: it stays
         at ``start``, and ``end`` must be the same. ``linear``. ``cosine``: along half
@@ -41,7 +41,7 @@ class LoadSchedule:
       [0.25, 0.25]
     """
 
-    of: Quantity = "p"
+    quantity: Quantity = "p"
     schedule: Shape = "constant"
     start: float = 1.0
     end: float = 1.0
@@ -49,7 +49,7 @@ class LoadSchedule:
     milestones: tuple[int, ...] = ()
 
     def __post_init__(self):
-        for name, kind in (("of", Quantity), ("schedule", Shape)):
+        for name, kind in (("quantity", Quantity), ("schedule", Shape)):
             value = getattr(self, name)
             if value not in get_args(kind):
                 names = ", ".join(map(repr, get_args(kind)))
@@ -69,9 +69,9 @@ class LoadSchedule:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"{name}={value!r} must be a number")
-        if self.of == "p" and not 0 < value <= 1:
+        if self.quantity == "p" and not 0 < value <= 1:
             raise ValueError(f"{name}={value} must be a probability, in (0, 1]")
-        if self.of == "e" and not 1 <= value < math.inf:
+        if self.quantity == "e" and not 1 <= value < math.inf:
             raise ValueError(f"{name}={value} must be an echo factor, at least 1")
 
     def _check_milestones(self) -> None:
@@ -115,5 +115,5 @@ class LoadSchedule:
         between machines, does not show.
         """
         value = self.value(updates)
-        p = value if self.of == "p" else 1 / value
+        p = value if self.quantity == "p" else 1 / value
         return np.rint(p * 2.0**32) / 2.0**32

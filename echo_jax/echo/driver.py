@@ -1,0 +1,264 @@
+"""What runs an echo: a reader, a plan and a store, one output at a time.
+
+The order of one turn is a contract. It
+
+1. asks the plan what the next uses need, and waits until the reader has it: what fails
+   here fails before anything has changed, and may be tried again;
+2. tells the plan of an end, has the plan give slots, moves what was read there, has
+   the plan decide, and reads the output: what fails here, or is interrupted, leaves
+   an echo that refuses all further use, with the cause, until it goes to a state.
+
+So an output is made as a whole or not at all, and tags, items and counts agree.
+"""
+
+import threading
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from echo_jax.echo.plans.base import BatchIndices, Plan, Restored
+from echo_jax.echo.reader import Element, Reader
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec
+
+__all__ = ["Driver", "Store", "Turn", "prefetched"]
+
+_STATE_KEYS = {"plan", "skip", "upstream"}
+
+
+class Store(Protocol):
+    """Slots that hold items."""
+
+    def write(self, slots: np.ndarray, taken: list[Element]) -> None:
+        """Puts rows into slots.
+
+        Args:
+          slots: Of every row, lane by lane, ``int32[G, n]``.
+          taken: The rows, as `Reader.take` gives them.
+        """
+        ...
+
+    def rewrite(self, slots: np.ndarray, taken: list[Element]) -> None:
+        """Does the same on a restore; rows with a slot out of range are dropped."""
+        ...
+
+    def clear(self) -> None:
+        """Forgets all items."""
+        ...
+
+
+class Turn:
+    """One thread at a time, and none after a close or in the middle of a change.
+
+    Attributes:
+      whole: False while a change is being made.
+    """
+
+    def __init__(self):
+        self.whole = True
+        # Who has the turn. A dict, whose every change is one step: no signal comes
+        # between having it and being known to have it.
+        self._holder: dict[None, list[int]] = {}
+        self._closed = False
+        self._cause: BaseException | None = None
+
+    def __enter__(self) -> None:
+        self.enter()
+        if self.whole:
+            return
+        self._holder.clear()
+        raise RuntimeError(
+            "this echo was interrupted while it made an output, so nothing more can "
+            "come out of it; go to a saved state, or start anew"
+        ) from self._cause
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.leave(error)
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Ends a turn, with a change that is whole unless there is an error."""
+        if error is None:
+            self.whole = True
+        elif not self.whole:
+            self._cause = error
+        self._holder.clear()
+
+    def enter(self) -> None:
+        """Begins a turn, also where a change was interrupted."""
+        mine = [threading.get_ident()]
+        holder = self._holder.setdefault(None, mine)
+        if holder is not mine:
+            if holder != mine:
+                raise ValueError(
+                    "this echo is already in use by another thread; give each thread "
+                    "an echo of its own, or take turns with a lock"
+                )
+            # Left behind by an interruption before the turn could end.
+            self.whole = False
+        if self._closed:
+            self._holder.clear()
+            raise ValueError("this echo is closed; make another one")
+
+    def close(self) -> None:
+        """Refuses all further turns."""
+        self._closed = True
+
+
+class Driver:
+    """Runs an echo; see the module. What makes outputs of it holds its `turn`.
+
+    Attributes:
+      plan: Decides.
+      turn: To be held, and marked while anything changes.
+    """
+
+    def __init__(
+        self, reader: Reader, plan: Plan, store: Store, turn: Turn | None = None
+    ):
+        """Reads nothing yet; shares a turn with whoever makes it."""
+        self.plan = plan
+        self.turn = turn or Turn()
+        self._reader = reader
+        self._store = store
+
+    def wait(self, uses: int) -> int:
+        """Waits until the reader has what the next uses need, or the upstream ends.
+
+        Args:
+          uses: Of each lane.
+
+        Returns:
+          How many fresh rows are to be taken: those that are needed, or those that are
+          welcome if they are ready.
+        """
+        # A plan may look ahead for it, in iterators that an interruption would end.
+        self.turn.whole = False
+        need = self.plan.need(uses)
+        self.turn.whole = True
+        if need.must:
+            self._reader.ensure(need.must)
+            return need.must
+        return need.may if need.may and self._reader.is_ready(need.may) else 0
+
+    def fill(self, uses: int, wanted: int) -> None:
+        """Writes what the next uses need, which has been waited for.
+
+        Args:
+          uses: Of each lane.
+          wanted: Fresh rows, from `wait`.
+        """
+        if wanted > self._reader.rows:
+            self.plan.end(self._reader.rows)
+            need = self.plan.need(uses)
+            wanted = need.must or need.may
+        while wanted:
+            slots = self.plan.write(wanted)
+            count = slots.shape[1]
+            if not count:
+                break
+            self._store.write(slots, self._reader.take(count))
+            wanted -= count
+
+    def get_state(self, pending: int = 0) -> dict[str, Any]:
+        """Returns the plan's state, and the upstream's at the oldest item in use.
+
+        Args:
+          pending: How many of the latest uses were not handed out.
+
+        Raises:
+          TypeError: If the upstream has no get_state and set_state.
+        """
+        with self.turn:
+            anchor = self.plan.anchor(pending)
+            upstream, skip = self._reader.state_before(anchor)
+            plan = self.plan.get_state(pending)
+        return {"plan": plan, "skip": skip, "upstream": upstream}
+
+    def set_state(self, state: Mapping[str, Any]) -> BatchIndices | None:
+        """Continues as the driver that gave the state would have.
+
+        The items in use are read from the upstream again. A state that is refused
+        changes nothing.
+
+        Returns:
+          Uses that were decided and not handed out.
+
+        Raises:
+          ValueError: If the state is not one of this echo, or is damaged; or if the
+            upstream no longer has the items that it had.
+        """
+        self.turn.enter()
+        try:
+            if not isinstance(state, Mapping) or set(state) != _STATE_KEYS:
+                keys = sorted(state) if isinstance(state, Mapping) else state
+                raise ValueError(
+                    f"a state with the keys {keys!r:.200} is not an echo's; give what "
+                    "get_state returned"
+                )
+            if type(state["skip"]) is not int or state["skip"] < 0:
+                raise ValueError(
+                    f"the state has skip={state['skip']!r:.40}, which must be an "
+                    "integer of at least 0; it is damaged"
+                )
+            self._reader.check_resumable()
+            self.plan.check_state(state["plan"])
+            whole, self.turn.whole = self.turn.whole, False
+            try:
+                restored = self.plan.set_state(state["plan"])
+            except ValueError:  # It has changed nothing.
+                self.turn.whole = whole
+                raise
+            self._reader.restore(state["upstream"], restored.first - state["skip"])
+            self._store.clear()
+            self._read_again(restored, state["skip"])
+        except BaseException as error:
+            self.turn.leave(error)
+            raise
+        self.turn.leave()
+        return restored.pending
+
+    def _read_again(self, restored: Restored, skip: int) -> None:
+        """Reads the items in use, after some that are not."""
+        at, end = -skip, restored.slots.shape[1]
+        while at < end:
+            self._reader.ensure(1)
+            rows = min(self._reader.rows, end - at, -at if at < 0 else end)
+            if not rows:
+                raise ValueError(
+                    f"the upstream ended after {restored.first + at} items, but the "
+                    f"state was saved after {restored.first + end}; restore it over "
+                    "the same data"
+                )
+            taken = self._reader.take(rows)
+            if at >= 0:
+                self._store.rewrite(restored.slots[:, at : at + rows], taken)
+            at += rows
+
+    def close(self) -> None:
+        """Stops reading ahead, and refuses all further use."""
+        self.turn.close()
+        self._reader.close()
+
+
+def prefetched(spec: AnySpec, prefetch: int | None, default: int = 0) -> int:
+    """Returns how many batches' worth of fresh items are read ahead.
+
+    Args:
+      spec: The echo.
+      prefetch: As somebody asked for; None for what suits the spec.
+      default: What suits all specs but adaptive ones, for which it is 2.
+
+    Raises:
+      ValueError: It is negative, or 0 where an adaptive echo could never be late.
+    """
+    is_adaptive = isinstance(spec, AdaptiveSpec)
+    if prefetch is None:
+        return max(2, default) if is_adaptive else default
+    if prefetch < 0:
+        raise ValueError(f"prefetch={prefetch} must be at least 0")
+    if is_adaptive and not prefetch and not spec.replay:
+        raise ValueError(
+            "prefetch=0 reads fresh items when they are asked for, so an adaptive echo "
+            "would find all of them ready and repeat none; use prefetch=2"
+        )
+    return prefetch

@@ -1,0 +1,119 @@
+"""What the modes of an echo promise, computed once more for the laws.
+
+Numbers of uses are computed with fractions and loads with Python's integers, so that a
+mistake in `echo_jax.echo.schedule` or in a plan does not vouch for itself.
+"""
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from echo_jax.echo.decision_log import DecisionLog
+from echo_jax.echo.keys import sequence
+from echo_jax.echo.plans import make_plan
+from echo_jax.echo.schedule import FactorByItem
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, StochasticSpec
+
+__all__ = [
+    "batches_of",
+    "log_of",
+    "most_uses",
+    "plan_run",
+    "taken_early",
+    "uses_by_item",
+]
+
+
+def uses_by_item(spec: EchoSpec, num_items: int) -> list[int]:
+    """Returns the exact number of uses of each item of a fixed echo."""
+    total, counts = Fraction(0), []
+    for index in range(num_items):
+        after = total + _factor_of(spec.factor, index)
+        counts.append(math.floor(after) - math.floor(total))
+        total = after
+    return counts
+
+
+def _factor_of(factor: Any, index: int) -> Fraction:
+    """The factor of an item, read from what the user wrote."""
+    if isinstance(factor, FactorByItem):
+        return Fraction(round(factor.function(index) * 10**6), 10**6)
+    if isinstance(factor, Mapping):
+        return _factor_of(factor[max(start for start in factor if start <= index)], 0)
+    exact = Fraction(factor)
+    return exact.limit_denominator(10**6) if isinstance(factor, float) else exact
+
+
+def batches_of(spec: StochasticSpec, num_items: int) -> list[tuple[bool, int]]:
+    """Returns of every batch of a stochastic echo whether it loads, and its uses."""
+    batches, loaded = [], 0
+    for number in itertools.count():
+        probability = spec.load.probability(np.array([number]))[0]
+        # The first purpose of randomness; a coin of 32 bits for each batch.
+        coin = sequence(spec.seed, 0, number) >> 32
+        loads = number == 0 or coin < int(probability * 2**32)
+        if loads and loaded == num_items:
+            break
+        size = min(spec.batch_size, num_items - loaded if loads else loaded)
+        loaded += size if loads else 0
+        batches.append((loads, size))
+    return batches
+
+
+def most_uses(spec: AnySpec, num_items: int) -> int:
+    """Returns how many uses there are at most."""
+    if isinstance(spec, AdaptiveSpec):
+        return num_items * spec.cap
+    if isinstance(spec, StochasticSpec):
+        return sum(size for _, size in batches_of(spec, num_items))
+    return sum(uses_by_item(spec, num_items))
+
+
+def taken_early(spec: AnySpec) -> int:
+    """Returns how many items may be taken before the first of them is handed out.
+
+    Where batches are decided as a whole, those of the rest of a batch.
+    """
+    return 0 if isinstance(spec, EchoSpec) else spec.batch_size - 1
+
+
+def plan_run(
+    spec: AnySpec, num_items: int, ready: Callable[[], bool] = lambda: False
+) -> tuple[list[tuple[int, int]], DecisionLog | None]:
+    """Runs the plan of a spec without a store, over so many items.
+
+    Args:
+      spec: The echo.
+      num_items: How many items there are.
+      ready: Whether items that are welcome, but not needed, are there.
+
+    Returns:
+      The (fresh index, repeat) pairs of its uses, and what was decided.
+    """
+    plan, pairs, left = make_plan(spec), [], num_items
+    while True:
+        need = plan.need(plan.unit)
+        wanted = need.must or (need.may if need.may and ready() else 0)
+        if wanted > left:
+            plan.end(left)
+            need = plan.need(plan.unit)
+            wanted = need.must or need.may
+        while wanted and (written := plan.write(wanted).shape[1]):
+            wanted -= written
+            left -= written
+        uses = plan.run()
+        if uses is None:
+            return pairs, getattr(plan, "log", None)
+        index, repeat = uses.fresh_index[0], uses.repeat[0]
+        pairs += zip(index.tolist(), repeat.tolist(), strict=True)
+
+
+def log_of(spec: AdaptiveSpec, num_items: int) -> DecisionLog | None:
+    """Returns decisions of an echo whose items are ready in half of all cases."""
+    coins = random.Random(spec.seed)
+    return plan_run(spec, num_items, lambda: coins.random() < 0.5)[1]

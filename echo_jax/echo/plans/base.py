@@ -1,0 +1,186 @@
+"""What a plan is: a state machine over integers that decides an echo.
+
+A plan says which fresh items are taken, in which slot of a store they are kept, and
+which slots make up the next batch. It knows neither arrays of data nor frameworks, so
+one plan serves every store. Items come in lanes, see `echo_jax.echo.plans.lanes`; on
+the host there is one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from echo_jax.echo.counts import Counts
+
+__all__ = ["BatchIndices", "Need", "Plan", "Restored", "check_state_keys"]
+
+
+class Need(NamedTuple):
+    """How many more rows of every lane the next uses want.
+
+    Attributes:
+      must: Rows without which there are no next uses.
+      may: Rows that are welcome if they are ready; without them the buffer serves.
+    """
+
+    must: int = 0
+    may: int = 0
+
+
+@dataclass(slots=True)
+class BatchIndices:
+    """Uses that a store reads together, lane by lane.
+
+    Attributes:
+      slots: The slot of every use in its lane, ``int32[G, n]``.
+      fresh_index: Fresh index of every use, over all lanes, ``int64[G, n]``.
+      repeat: Which use of its item it is, from 0, ``int32[G, n]``.
+      last: Whether its slot is free afterwards, ``bool[G, n]``; None if slots are
+        never free, only written anew.
+    """
+
+    slots: np.ndarray
+    fresh_index: np.ndarray
+    repeat: np.ndarray
+    last: np.ndarray | None = None
+
+
+class Restored(NamedTuple):
+    """What a store has to hold again when a plan has gone to a state.
+
+    Attributes:
+      first: The first row of every lane that has to be read again.
+      slots: Where that row and those after it go, ``int32[G, n]``; ``num_slots`` for
+        rows that need not be kept.
+      pending: Uses that were decided and not all handed out: those that are left.
+    """
+
+    first: int
+    slots: np.ndarray
+    pending: BatchIndices | None = None
+
+
+class Plan(Protocol):
+    """Decides an echo.
+
+    A driver runs any plan like this::
+
+        need = plan.need(n)
+        rows = take(upstream, need.must or (need.may if they are ready))
+        if fewer rows came:
+            plan.end(how many came)
+        store.write(plan.write(rows), rows)
+        batch = plan.next(n)
+        output(store.read(batch.slots), batch.fresh_index, batch.repeat)
+
+    Attributes:
+      num_slots: Slots of each lane.
+      batch: Uses of each lane that make a batch, b.
+      unit: Uses that are decided together where they are handed out one at a time.
+      is_identity: Whether every item is used once, in its order.
+    """
+
+    num_slots: int
+    batch: int
+    unit: int
+    is_identity: bool
+
+    @property
+    def counts(self) -> Counts:
+        """Fresh items taken, and uses and repeats decided, over all lanes."""
+        ...
+
+    def need(self, uses: int) -> Need:
+        """Returns how many rows the next ``uses`` uses of each lane want."""
+        ...
+
+    def write(self, rows: int) -> np.ndarray:
+        """Takes rows in.
+
+        Args:
+          rows: At most as many as `need` named.
+
+        Returns:
+          Their slots, ``int32[G, n]``: n is below ``rows`` where the slots for the
+          others become free with the next uses only.
+        """
+        ...
+
+    def next(self, uses: int) -> BatchIndices | None:
+        """Decides the next uses.
+
+        Args:
+          uses: At most so many of each lane.
+
+        Returns:
+          The uses: fewer where only these can be read from what is written, or at the
+          end of the stream; None after it.
+        """
+        ...
+
+    def run(self) -> BatchIndices | None:
+        """Decides uses that are handed out one at a time.
+
+        Returns:
+          The next uses, after `need` was asked for `unit` of them; None at the end.
+        """
+        ...
+
+    def end(self, rows: int) -> None:
+        """Says that the upstream has ``rows`` more rows of each lane, and no others."""
+        ...
+
+    def anchor(self, pending: int = 0) -> int:
+        """Returns the oldest row of a lane that a restore has to read again."""
+        ...
+
+    def next_anchor(self, row: int) -> int:
+        """Returns the first row from ``row`` on that can become the anchor."""
+        ...
+
+    def get_state(self, pending: int = 0) -> dict[str, Any]:
+        """Returns the state, of JSON types.
+
+        Args:
+          pending: How many of the latest uses were not handed out.
+        """
+        ...
+
+    def check_state(self, state: Any) -> None:
+        """Refuses what is not a state of this plan, and changes nothing.
+
+        Raises:
+          ValueError: It is damaged, or was saved with another plan.
+        """
+        ...
+
+    def set_state(self, state: Mapping[str, Any]) -> Restored:
+        """Goes to a state that `check_state` accepts."""
+        ...
+
+
+def check_state_keys(state: Any, keys: set[str], what: str) -> None:
+    """Refuses a state that has other keys, or numbers that are no natural ones.
+
+    Args:
+      state: What somebody gave.
+      keys: Those of the state. Every value but ``"log"`` is an integer of at least -1.
+      what: Whose state it is to be.
+
+    Raises:
+      ValueError: It is not such a state.
+    """
+    if not isinstance(state, Mapping) or set(state) != keys:
+        found = sorted(map(str, state)) if isinstance(state, Mapping) else repr(state)
+        raise ValueError(
+            f"{found} is not the state of {what}; give what get_state returned: "
+            f"{', '.join(sorted(keys))}"
+        )
+    for key in sorted(keys - {"log", "lanes"}):
+        if type(state[key]) is not int or state[key] < -1:
+            raise ValueError(
+                f"the state of {what} has {key}={state[key]!r:.40}, which must be an "
+                "integer of at least -1; it is damaged"
+            )

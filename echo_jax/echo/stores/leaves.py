@@ -1,0 +1,269 @@
+"""Leaves in host memory: which can be kept truly, and private copies of them.
+
+Arrays are copied as they are: dtype, order in memory, and the classes of NumPy's that
+mean something. A class that says where memory lies, such as a memory-mapped array or
+those of Grain's workers, becomes a plain array, since its copy lies elsewhere. What
+would come out other than it went in is refused with its path, the reason and the cure.
+"""
+
+import copy
+import dataclasses
+import sys
+import zlib
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "ReuseGuard",
+    "as_array",
+    "check_foreign",
+    "check_leaf",
+    "frozen",
+    "is_plain",
+    "view",
+]
+
+_IMMUTABLE = (str, bytes, int, float, complex, bool, np.generic, type(None))
+_NUMBERS = frozenset((int, float, bool, complex))
+# Classes of arrays whose operations or attributes differ from those of plain ones.
+_CLASSES = (np.matrix, np.recarray)
+# Arrays of other libraries, by the package of their class, and their way to NumPy.
+_FOREIGN = {
+    "torch": "convert it with .numpy()",
+    "pandas": "convert it with .to_numpy()",
+    "polars": "convert it with .to_numpy()",
+    "scipy": "convert it with .toarray()",
+    "cupy": "convert it with .get()",
+}
+
+
+def is_plain(tree: Any) -> bool:
+    """Whether a tree surely can be kept: most can, and this says so at once."""
+    kind = type(tree)
+    if kind is np.ndarray:
+        return not tree.dtype.hasobject
+    if kind is dict:
+        return all(map(is_plain, tree.values()))
+    if kind is list or kind is tuple:
+        return all(map(is_plain, tree))
+    return tree is None or kind in _NUMBERS or kind is str or kind is bytes
+
+
+def check_leaf(path: str, leaf: Any) -> None:
+    """Refuses a leaf that cannot be kept and handed out truly.
+
+    Args:
+      path: Of the leaf in its item.
+      leaf: Any.
+
+    Raises:
+      ValueError: It is an array of another library, a masked array, a container
+        that is unknown and holds arrays, or nothing that can be copied.
+    """
+    check_foreign(path, leaf)
+    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+        return
+    if _is_immutable(leaf):
+        return
+    if not isinstance(leaf, np.ndarray) and _holds_arrays(leaf, set()):
+        raise ValueError(
+            f"item{path} is a {_name(leaf)}, a container of arrays that the echo "
+            "cannot open; register it with jax.tree_util.register_dataclass or "
+            "register_pytree_node and import jax, or give a dict"
+        )
+    try:
+        copy.deepcopy(leaf)
+    except Exception as error:
+        raise ValueError(
+            f"item{path} is a {_name(leaf)}, which cannot be copied, and every use "
+            f"of an item is a copy of its own ({error}); leave it out of the items"
+        ) from error
+
+
+def check_foreign(path: str, leaf: Any) -> None:
+    """Refuses masked arrays, and the arrays of other libraries.
+
+    Raises:
+      ValueError: With the way to a NumPy array.
+    """
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise ValueError(
+            f"leaf item{path} is a masked array, whose mask would be lost; give "
+            "leaf.filled(value), and the mask as a leaf of its own"
+        )
+    if isinstance(leaf, np.ndarray) or not hasattr(leaf, "shape"):
+        return
+    for kind in type(leaf).__mro__:
+        package = kind.__module__.partition(".")[0]
+        if package in _FOREIGN:
+            raise ValueError(
+                f"leaf item{path} is a {_name(leaf)}, which the echo cannot copy; "
+                f"{_FOREIGN[package]} before the echo"
+            )
+
+
+def as_array(path: str, leaf: Any) -> np.ndarray:
+    """Returns a leaf as the array that can be stacked with others of its kind.
+
+    Args:
+      path: Of the leaf in its item.
+      leaf: Any.
+
+    Raises:
+      ValueError: There is no such array that says all that the leaf says.
+    """
+    kind = type(leaf)
+    if kind is not np.ndarray and kind not in _NUMBERS:
+        check_foreign(path, leaf)
+        if isinstance(leaf, _CLASSES):
+            raise ValueError(
+                f"leaf item{path} is a {_name(leaf)}, which stacks to a plain array; "
+                "give np.asarray(leaf), or use batch=False"
+            )
+        if isinstance(leaf, str | bytes) and leaf[-1:] in ("\0", b"\0"):
+            raise ValueError(
+                f"leaf item{path} is text that ends with a NUL, which an array of "
+                "text drops; give np.frombuffer(leaf, np.uint8), or use batch=False"
+            )
+        _refuse_container(path, leaf)
+    try:
+        array = np.asarray(leaf)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"leaf item{path} is a {_name(leaf)}, which does not become an array "
+            f"({error}); convert it before the echo, or use batch=False"
+        ) from error
+    # NumPy's own variable-width text counts as objects, and stacks nevertheless.
+    if array.dtype.hasobject and array.dtype.kind != "T":
+        raise ValueError(
+            f"leaf item{path} is no array of numbers, so items cannot be stacked "
+            "into batches; use batch=False, or pad ragged rows to one length"
+        )
+    return array
+
+
+def frozen(leaf: Any) -> Any:
+    """Returns a private copy of a leaf that nobody can write into.
+
+    Example:
+      >>> frozen(np.arange(3)).flags.writeable
+      False
+    """
+    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+        leaf = np.array(leaf, subok=isinstance(leaf, _CLASSES))
+        leaf.flags.writeable = False
+        return leaf
+    return leaf if _is_immutable(leaf) else copy.deepcopy(leaf)
+
+
+def view(leaf: Any) -> Any:
+    """Returns a use of a frozen leaf that shares no memory that can be written."""
+    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+        # A view of a read-only array cannot be made writable again.
+        return leaf.view()
+    return leaf if _is_immutable(leaf) else copy.deepcopy(leaf)
+
+
+def _refuse_container(path: str, leaf: Any) -> None:
+    known = isinstance(leaf, np.ndarray | np.generic) or _is_jax_array(leaf)
+    if not known and _holds_arrays(leaf, set()):
+        check_leaf(path, leaf)
+
+
+def _is_immutable(leaf: Any) -> bool:
+    # A record is a scalar that can be written to, and so is an array in it.
+    if isinstance(leaf, np.void):
+        return False
+    return isinstance(leaf, _IMMUTABLE) or _is_jax_array(leaf)
+
+
+def _is_jax_array(leaf: Any) -> bool:
+    kind = getattr(sys.modules.get("jax"), "Array", None)
+    return kind is not None and isinstance(leaf, kind)
+
+
+def _holds_arrays(thing: Any, seen: set[int]) -> bool:
+    """Whether an object of an unknown class holds an array somewhere."""
+    if isinstance(thing, _IMMUTABLE) or id(thing) in seen:
+        return False
+    seen.add(id(thing))
+    for part in _parts(thing):
+        if isinstance(part, np.ndarray) or _is_jax_array(part):
+            return True
+        if _holds_arrays(part, seen):
+            return True
+    return False
+
+
+def _parts(thing: Any) -> Iterable[Any]:
+    if isinstance(thing, Mapping):
+        return [thing[key] for key in thing]
+    if isinstance(thing, list | tuple | set | frozenset | deque):
+        return thing
+    if dataclasses.is_dataclass(thing):
+        names = [field.name for field in dataclasses.fields(thing)]
+        return [getattr(thing, name, None) for name in names]
+    return list(getattr(thing, "__dict__", {}).values())
+
+
+def _name(thing: Any) -> str:
+    kind = type(thing)
+    package = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"{package}{kind.__qualname__}"
+
+
+class Watched(list[Any]):
+    """Leaves, with a checksum of what they held when they were read."""
+
+    mark: int
+
+
+class ReuseGuard:
+    """Finds an upstream that writes into arrays which it has already given away.
+
+    The first elements are looked at twice, when they are read and when they are used:
+    a part of every leaf must hold what it held. An upstream that uses its memory again
+    does so from the start.
+
+    Attributes:
+      left: How many elements are still to be looked at.
+    """
+
+    _LOOKS, _PART = 64, 256
+
+    def __init__(self):
+        """Starts to look."""
+        self.left = self._LOOKS
+
+    def watch(self, leaves: list[Any]) -> list[Any]:
+        """Returns the leaves, to be checked later if they are among the first."""
+        if not self.left:
+            return leaves
+        self.left -= 1
+        watched = Watched(leaves)
+        watched.mark = self._sum(leaves)
+        return watched
+
+    def check(self, leaves: list[Any]) -> None:
+        """Refuses leaves that hold something else than when they were read.
+
+        Raises:
+          ValueError: They do.
+        """
+        if type(leaves) is Watched and self._sum(leaves) != leaves.mark:
+            raise ValueError(
+                "the upstream has written into an element that it had already given "
+                "away and that was not used yet; have it yield copies, or new arrays"
+            )
+
+    def _sum(self, leaves: Iterable[Any]) -> int:
+        found = 0
+        for leaf in leaves:
+            if isinstance(leaf, np.ndarray) and leaf.size and not leaf.dtype.hasobject:
+                first = leaf.flat[: self._PART]
+                last = leaf.flat[-min(leaf.size, self._PART) :]
+                found = zlib.crc32(last.tobytes(), zlib.crc32(first.tobytes(), found))
+        return found

@@ -1,0 +1,152 @@
+"""An echo that is interrupted anywhere never gives an item under another's tags."""
+
+import json
+import random
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from echo_cases import MODES, Stacked, grain_source, spec_of
+from jax.sharding import AxisType
+
+import echo_jax as ej
+from echo_jax.echo.laws import CountingUpstream
+from echo_jax.echo.laws.harness import uses_of
+from echo_jax.echo.laws.interruption import Interrupted, Interruption
+from echo_jax.echo.laws.modes import log_of
+
+SPECS = {"fixed": spec_of("spread", "1.5"), **MODES}
+NUM_ITEMS = 16  # a multiple of the batch, which the devices need
+
+
+class Failed(Exception):
+    """What no part of an echo raises."""
+
+
+def items_of(num_items):
+    return [{"x": np.array([k, -k], np.int32)} for k in range(num_items)]
+
+
+def host_echo(**options):
+    def make_echo(spec):
+        return ej.echo(
+            CountingUpstream(items_of(NUM_ITEMS)), spec, tags=True, **options
+        )
+
+    return make_echo
+
+
+def stacked_echo(spec):
+    stacks = Stacked(CountingUpstream(items_of(NUM_ITEMS)), 5)
+    return ej.echo(stacks, spec, batch=True, unbatch=True, tags=True)
+
+
+def grain_echo(spec):
+    return iter(ej.grain.echo(grain_source(items_of(NUM_ITEMS)), spec, tags=True))
+
+
+def device_echo(spec):
+    mesh = jax.make_mesh(
+        (1,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1]
+    )
+    batches = Stacked(CountingUpstream(items_of(NUM_ITEMS)), spec.batch_size)
+    return ej.device.echo(batches, spec, mesh=mesh, tags=True)
+
+
+STORES = {
+    "items": host_echo(),
+    "batches": host_echo(batch=True),
+    "unbatch": stacked_echo,
+    "grain": grain_echo,
+    "device": device_echo,
+}
+
+
+def attempt(call, fault):
+    """Calls under an interruption; returns whether it struck, and the result."""
+    try:
+        with fault:
+            return False, call()
+    except (Interrupted, Failed):
+        return True, None
+
+
+class Run:
+    """Runs of one echo, interrupted again and again, beside an unbroken one."""
+
+    def __init__(self, make_echo, spec, seed):
+        self.make_echo, self.spec = make_echo, spec
+        self.random = random.Random(seed)
+        self.struck = self.refused = 0
+        echo = make_echo(spec)
+        self.due = [uses_of(output) for output in echo]
+        echo.close()
+
+    def fault(self):
+        # Most of what is done for an output, and often the end of it.
+        line = self.random.randrange(1, self.random.choice([12, 60, 200]))
+        return Interruption(line, self.random.choice([Interrupted, Failed]))
+
+    def go(self):
+        """Runs once, from start to end."""
+        echo = self.make_echo(self.spec)
+        done, state = 0, echo.get_state()
+        while True:
+            try:
+                struck, output = attempt(lambda: next(echo), self.fault())
+                self.struck += struck
+                if struck:
+                    output = next(echo)
+            except RuntimeError:
+                state = self.restore(echo, state)
+                continue
+            except StopIteration:
+                break
+            assert uses_of(output) == self.due[done]
+            done, state = done + 1, echo.get_state()
+        assert done == len(self.due)
+        echo.close()
+
+    def restore(self, echo, state):
+        """Goes back to the last good state, with an echo that refuses all else."""
+        self.refused += 1
+        with pytest.raises(RuntimeError):
+            next(echo)
+        try:
+            found = echo.get_state()
+        except RuntimeError:
+            found = state
+        assert found["plan"] == state["plan"]
+        found = json.loads(json.dumps(found))
+        if self.random.random() < 0.3:
+            struck, _ = attempt(lambda: echo.set_state(found), self.fault())
+            self.struck += struck
+        echo.set_state(found)
+        return found
+
+
+def run_of(store, mode, seed=0):
+    spec = SPECS[mode]
+    if isinstance(spec, ej.AdaptiveSpec):
+        spec = replace(spec, replay=log_of(spec, NUM_ITEMS))
+    return Run(STORES[store], spec, seed)
+
+
+@pytest.mark.parametrize("mode", SPECS)
+@pytest.mark.parametrize("store", STORES)
+def test_an_interruption_gives_no_wrong_item(store, mode):
+    run = run_of(store, mode, seed=1)
+    while run.struck < 30:
+        run.go()
+    assert run.refused
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", STORES)
+def test_10000_interruptions_give_no_wrong_item(store):
+    runs = [run_of(store, mode) for mode in SPECS]
+    while sum(run.struck for run in runs) < 10_000:
+        for run in runs:
+            run.go()
+    assert sum(run.refused for run in runs) > 1000
