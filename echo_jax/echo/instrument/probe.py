@@ -111,9 +111,13 @@ def probe(
       probed by ``print(ej.probe(batches, train_step, state=params))``. Any other
       takes no more:
 
+      >>> import time
       >>> import numpy as np
       >>> batches = [{"x": np.ones((8, 4))}] * 10
-      >>> report = probe(batches, lambda batch: batch["x"].sum(), seconds=0.05)
+      >>> def step(batch):
+      ...     time.sleep(0.002)
+      ...     return batch["x"].sum()
+      >>> report = probe(batches, step, seconds=0.2)
       >>> report.batch_size, report.batch_bytes, report.is_starved
       (8, 256, False)
     """
