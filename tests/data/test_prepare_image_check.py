@@ -1,5 +1,6 @@
 """Whole images pass; cut, damaged, foreign and huge ones are told apart."""
 
+import io
 import os
 import struct
 import tarfile
@@ -62,7 +63,7 @@ def test_the_size_is_before_rotation():
 
 
 @given(st.integers(0, len(JPEG) - 1))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_cut_jpeg_passes(length):
     known = {"empty file", "neither JPEG nor PNG", "truncated"}
     assert reason(JPEG[:length]) in known
@@ -70,7 +71,7 @@ def test_no_cut_jpeg_passes(length):
 
 
 @given(st.integers(0, len(PNG) - 1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_no_cut_png_passes(length):
     # Also one that lacks no more than the end mark, with which a decoder is content.
     known = {"empty file", "neither JPEG nor PNG", "truncated"}
@@ -112,16 +113,98 @@ def test_what_is_no_image_is_named(data, expected):
     assert reason(data) == expected
 
 
-def huge_png(width, height):
-    """A small file that claims, truly, to be a huge black image."""
+def png_of(width, height, rows, *, depth=8, colour=0, interlaced=0):
+    """A PNG of these rows, with their filters, in one piece of data or several."""
 
     def chunk(kind, content):
         check = struct.pack(">I", zlib.crc32(kind + content))
         return struct.pack(">I", len(content)) + kind + content + check
 
-    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    rows = zlib.compress(bytes((1 + (width + 7) // 8) * min(height, 20_000)), 9)
-    return PNG[:8] + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    packed = zlib.compress(rows, 9)
+    parts = [packed[at : at + 10_000] for at in range(0, len(packed), 10_000)]
+    return b"".join(
+        [
+            PNG[:8],
+            chunk(
+                b"IHDR",
+                struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced),
+            ),
+            *[chunk(b"IDAT", part) for part in parts],
+            chunk(b"IEND", b""),
+        ]
+    )
+
+
+def huge_png(width, height):
+    """A small file that claims, truly, to be a huge black image."""
+    rows = bytes((1 + (width + 7) // 8) * min(height, 20_000))
+    return png_of(width, height, rows, depth=1)
+
+
+def test_a_png_that_lacks_rows_is_not_whole():
+    """All chunks and the end mark are there, and a decoder makes the rest black."""
+    rows = bytes(8190 + 1) * 2000
+    assert reason(png_of(8190, 8190, rows)) == "truncated"
+    assert check_image(png_of(8190, 2000, rows)) == (2000, 8190)
+    assert check_image(png_of(8190, 1999, rows)) == (1999, 8190)
+    assert reason(png_of(8190, 2000, rows[:-1])) == "truncated"
+
+
+@given(st.integers(1, 20), st.integers(1, 20), st.sampled_from([1, 3, 4]), st.data())
+@settings(max_examples=100, deadline=None)
+def test_the_rows_of_every_png_are_counted(height, width, channels, data):
+    pixels = np.random.default_rng(0).integers(
+        0, 256, (height, width, channels), np.uint8
+    )
+    passes = [pixels]
+    if interlaced := data.draw(st.booleans()):
+        # From the specification of PNG, 8.2.
+        passes = [
+            pixels[0::8, 0::8],
+            pixels[0::8, 4::8],
+            pixels[4::8, 0::4],
+            pixels[0::4, 2::4],
+            pixels[2::4, 0::2],
+            pixels[0::2, 1::2],
+            pixels[1::2, 0::1],
+        ]
+    rows = b"".join(
+        b"\0" + row.tobytes() for part in passes if part.size for row in part
+    )
+    colour = {1: 0, 3: 2, 4: 6}[channels]
+    options = {"colour": colour, "interlaced": interlaced}
+    whole = png_of(width, height, rows, **options)
+    # It is the image that was meant.
+    with image_check.Image.open(io.BytesIO(whole)) as image:
+        found = np.asarray(image).reshape(pixels.shape)
+    assert np.array_equal(found, pixels)
+    assert check_image(whole) == (height, width)
+    cut = rows[: data.draw(st.integers(0, len(rows) - 1))]
+    assert reason(png_of(width, height, cut, **options)) == "truncated"
+
+
+def test_rows_are_inflated_part_by_part(monkeypatch):
+    """64 MB of rows in 65 kB, and 100 MB after them that are no rows."""
+    inflated = []
+    real = zlib.decompressobj
+
+    class Watched:
+        def __init__(self):
+            self._stream = real()
+
+        def __getattr__(self, name):
+            return getattr(self._stream, name)
+
+        def decompress(self, *args):
+            content = self._stream.decompress(*args)
+            inflated.append(len(content))
+            return content
+
+    monkeypatch.setattr(image_check.zlib, "decompressobj", Watched)
+    size = 8000 * 8001
+    assert check_image(png_of(8000, 8000, bytes(size + 100_000_000))) == (8000, 8000)
+    assert sum(inflated) == size
+    assert max(inflated) <= 1024**2
 
 
 def test_a_huge_image_is_not_decoded(monkeypatch):

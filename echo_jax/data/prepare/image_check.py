@@ -1,6 +1,8 @@
 """Whether an image file is whole: found out by decoding it, within limits."""
 
 import io
+import zlib
+from collections.abc import Iterator
 
 from PIL import Image
 
@@ -16,6 +18,19 @@ _END_OF_IMAGE = b"\xff\xd9"
 # The last chunk of a PNG is always the same: no data, its name, its checksum.
 _END_OF_PNG = b"\0\0\0\0IEND\xaeB`\x82"
 _START_OF_SCAN = 0xDA
+# Values of a pixel in each colour type of a PNG.
+_PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+# First column, first row, and steps of both, of each pass of an interlaced PNG.
+_PNG_PASSES = (
+    (0, 0, 8, 8),
+    (4, 0, 8, 8),
+    (0, 4, 4, 8),
+    (2, 0, 4, 4),
+    (0, 2, 2, 4),
+    (1, 0, 2, 2),
+    (0, 1, 1, 2),
+)
+_INFLATED_BYTES = 1024**2
 # Start of frame: 0xC0 to 0xCF, but for three markers of tables.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
@@ -26,8 +41,8 @@ def check_image(data: bytes) -> tuple[int, int]:
     The size is read from the header first, so that a small file that claims to be
     huge is never decoded. A JPEG is decoded at an eighth of its size, which reads
     every byte of it at less than the price of all pixels. Decoders differ in what
-    they accept: the end mark is looked for as well, because a decoder may be content
-    with what is there.
+    they accept: the end mark is looked for as well, and whether a PNG's data hold all
+    of its rows, because a decoder may be content with what is there.
 
     Args:
       data: A JPEG or PNG file.
@@ -66,7 +81,47 @@ def check_image(data: bytes) -> tuple[int, int]:
     except Exception as error:
         cut = "truncated" in str(error)
         raise BadExampleError("truncated" if cut else "corrupt") from error
+    if scan is None and not _holds_all_rows(data):
+        raise BadExampleError("truncated")
     return height, width
+
+
+def _holds_all_rows(png: bytes) -> bool:
+    """Whether the data of a PNG that can be decoded hold all of its rows.
+
+    They are inflated a MiB at a time, and no further than the rows reach.
+    """
+    left, decoder = _row_bytes(png), zlib.decompressobj()
+    for packed in _image_data(png):
+        while packed and left > 0 and not decoder.eof:
+            left -= len(decoder.decompress(packed, min(left, _INFLATED_BYTES)))
+            packed = decoder.unconsumed_tail
+    # What the decoder had no room for until now.
+    while left > 0 and (rest := decoder.decompress(b"", min(left, _INFLATED_BYTES))):
+        left -= len(rest)
+    return left <= 0
+
+
+def _row_bytes(png: bytes) -> int:
+    """Returns how many bytes all rows take, each with the byte of its filter."""
+    width, height = (int.from_bytes(png[i : i + 4]) for i in (16, 20))
+    depth, colour, interlaced = png[24], png[25], png[28]
+    total = 0
+    for column, row, across, down in _PNG_PASSES if interlaced else ((0, 0, 1, 1),):
+        columns, rows = -((column - width) // across), -((row - height) // down)
+        if columns > 0 and rows > 0:
+            total += rows * (1 + -(-columns * depth * _PNG_CHANNELS[colour] // 8))
+    return total
+
+
+def _image_data(png: bytes) -> Iterator[bytes]:
+    position = 8
+    while position + 8 <= len(png):
+        size = int.from_bytes(png[position : position + 4])
+        start = position + 8
+        if png[position + 4 : start] == b"IDAT":
+            yield png[start : start + size]
+        position = start + size + 4
 
 
 def _jpeg_header(data: bytes) -> tuple[int, int, int]:
