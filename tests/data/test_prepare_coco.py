@@ -98,11 +98,16 @@ def test_the_ground_truth_is_what_an_evaluator_reads(tmp_path, capsys):
     annotations = coco_json(IMAGES, [*outlined, bad])
     files = {**FILES, "c.png": b""}
     info, _ = prepare(tmp_path, annotations, files, max_bad="2")
-    facts = info["splits"]["train"]
-    assert facts["annotations"] == "train-annotations.json.gz" and facts["boxes"] == 2
+    metadata = info["splits"]["train"]
+    assert (
+        metadata["annotations"] == "train-annotations.json.gz"
+        and metadata["boxes"] == 2
+    )
     # Those of the images that were written, with boxes as they were found.
     path = tmp_path / "truth.json"
-    path.write_bytes(gzip.decompress(contents(tmp_path / "out")[facts["annotations"]]))
+    path.write_bytes(
+        gzip.decompress(contents(tmp_path / "out")[metadata["annotations"]])
+    )
     truth = COCO(str(path))
     assert sorted(truth.getImgIds()) == [5, 11]
     assert [truth.loadAnns(i)[0]["bbox"] for i in truth.getAnnIds()] == [
@@ -192,7 +197,7 @@ def test_a_box_is_clipped_to_its_image(bbox, expected, clipped):
     [
         (b"", "is no COCO file"),
         (b"{", "is no COCO file"),
-        (b"[]", "it has no list of categories"),
+        (b"[]", "it is no JSON object"),
         (b'{"categories": {}}', "it has no list of categories"),
         (b'{"categories": [1]}', "it has no list of categories"),
         (coco_json(IMAGES, [], []), "no categories"),
@@ -206,10 +211,10 @@ def test_a_box_is_clipped_to_its_image(bbox, expected, clipped):
         (coco_json({1: ("a\n", 2, 2)}, []), "not printable"),
         (coco_json({1: ("a", 65536, 2)}, []), "height is 65536, not a number below"),
         (coco_json({1: ("a", 2, 2.5)}, []), "width is 2.5, not a number"),
-        (coco_json({2**63: ("a", 2, 2)}, []), "id is 9223372036854775808"),
+        (coco_json({2**63: ("a", 2, 2)}, []), "it is not JSON: "),
         (coco_json({-1: ("a", 2, 2)}, []), "id is -1"),
         (coco_json(IMAGES, [{"image_id": None}]), "image_id is None"),
-        (coco_json(IMAGES, [{"id": 1, "x": float("nan")}]), "it holds NaN"),
+        (coco_json(IMAGES, [{"id": 1, "x": float("nan")}]), "it is not JSON: "),
         (b'{"categories": ' + b"[" * 100_000, "is no COCO file"),
         (b'{"categories": ' + b"9" * 10_000 + b"}", "is no COCO file"),
         (b"\xff\xfe\xfd", "is no COCO file"),
@@ -295,18 +300,19 @@ def test_stopped_while_files_are_put_in_place_it_goes_on(tmp_path, monkeypatch):
     prepare(tmp_path, shard_mb=0.0008)
     whole = contents(tmp_path / "out")
     assert len(whole) >= 4
-    replace = Path.replace
+    replace = os.replace
     moves, stops_at = [], [0]
 
-    def move(path, target):
+    def move(path, target, *, dst_dir_fd=None, **options):
+        folder = f"/proc/self/fd/{dst_dir_fd}" if dst_dir_fd else Path(target).parent
         # Into the folder itself: no file that is still worked on.
-        if Path(target).parent == tmp_path / "out":
+        if os.path.realpath(folder) == os.path.realpath(tmp_path / "out"):
             moves.append(target)
             if len(moves) == stops_at[0]:
                 raise KeyboardInterrupt
-        return replace(path, target)
+        return replace(path, target, dst_dir_fd=dst_dir_fd, **options)
 
-    monkeypatch.setattr(Path, "replace", move)
+    monkeypatch.setattr(os, "replace", move)
     for stop in range(1, len(whole) + 1):
         shutil.rmtree(tmp_path / "out")
         moves.clear()

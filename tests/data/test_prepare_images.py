@@ -69,8 +69,8 @@ def test_dataset_json_says_what_there_is(source, tmp_path):
         assert shard["bytes"] == len(content)
         assert shard["sha256"] == hashlib.sha256(content).hexdigest()
         assert 0 < shard["examples"] < 12
-    (facts,) = info["source"]["train"]
-    assert facts["path"] == source and facts["files"] == 12
+    (metadata,) = info["source"]["train"]
+    assert metadata["path"] == source and metadata["files"] == 12
     # And nothing else lies there.
     names = {shard["file"] for shard in split["shards"]}
     assert contents(out).keys() == {"dataset.json", *names}
@@ -88,8 +88,8 @@ def test_an_archive_gives_what_its_folder_does(source, tmp_path, suffix):
     for record in expected:
         record["name"] = f"train/{record['name']}"
     assert records(tmp_path / "tar", "train") == expected
-    (facts,) = read_info(tmp_path / "tar")["source"]["train"]
-    assert facts["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    (metadata,) = read_info(tmp_path / "tar")["source"]["train"]
+    assert metadata["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_the_labels_of_other_splits_are_those_of_train(source, tmp_path):

@@ -111,13 +111,13 @@ def test_files_and_folders_follow_one_another(tmp_path):
     tokens = [*b"first", EOD, *b"second", EOD, *b"last", EOD]
     assert stream(records(tmp_path / "out", "train")) == tokens
     assert info["splits"]["train"]["documents"] == 3
-    for facts, path in zip(
+    for metadata, path in zip(
         info["source"]["train"],
         [tmp_path / "x" / "a.txt.gz", tmp_path / "x" / "b.txt", tmp_path / "c"],
         strict=True,
     ):
         content = path.read_bytes()
-        assert facts == {
+        assert metadata == {
             "path": str(path),
             "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),
@@ -146,7 +146,7 @@ CONTENTS = st.text(st.sampled_from("ab é漢\t\r\n"), max_size=120)
 
 
 @given(content=CONTENTS, chunk=st.integers(1, 9), chars=st.integers(2, 20))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_documents_do_not_depend_on_how_they_are_read(
     tmp_path_factory, content, chunk, chars
 ):
@@ -172,7 +172,7 @@ def test_documents_do_not_depend_on_how_they_are_read(
     block=st.integers(1, 9),
     cuts=st.lists(st.integers(0, 4), min_size=1, max_size=5),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_blocks_are_the_stream_wherever_it_is_left_and_taken_up(lengths, block, cuts):
     source = [
         Piece(i, "x" * length, ends=i % 3 > 0) for i, length in enumerate(lengths)
@@ -261,9 +261,9 @@ def test_all_splits_have_the_subwords_of_train(tmp_path):
         tokens += [*tokenizer.encode(line), info["eod"]]
     kept = len(tokens) - (len(tokens) - 1) % 8
     assert stream(records(out, "validation")) == tokens[:kept]
-    facts = info["splits"]["validation"]
-    assert facts["documents"] == len(lines)
-    assert facts["bytes"] == sum(len(line.encode()) for line in lines)
+    metadata = info["splits"]["validation"]
+    assert metadata["documents"] == len(lines)
+    assert metadata["bytes"] == sum(len(line.encode()) for line in lines)
 
 
 def test_a_model_is_used_again(tmp_path, model):

@@ -11,7 +11,7 @@ import numpy as np
 from echo_jax.data.prepare.coco_json import Image, check_box, read_annotations
 from echo_jax.data.prepare.errors import Bad, PrepareError, Skipped, allowed
 from echo_jax.data.prepare.examples import Example, hold_out, is_image, write_splits
-from echo_jax.data.prepare.files import file_facts, open_files
+from echo_jax.data.prepare.files import file_metadata, open_files
 from echo_jax.data.prepare.job import Settings, parse_sources
 from echo_jax.data.prepare.workspace import Workspace
 
@@ -36,7 +36,8 @@ def prepare_coco(arguments: Sequence[str], settings: Settings) -> dict[str, Any]
     those without a part inside, without an area, or of an unknown category are
     skipped and counted. The ground truth that an evaluator reads, a file for each
     split, has the images that were written, and the annotations of their boxes as
-    found, without outlines.
+    found, without outlines. A file of annotations takes 256 MiB of memory at most, or
+    100 times its size if that is more, and is refused where it would take more.
 
     Args:
       arguments: ``SPLIT=ANNOTATIONS:IMAGES`` or ``ANNOTATIONS:IMAGES``: a JSON file,
@@ -62,8 +63,8 @@ def prepare_coco(arguments: Sequence[str], settings: Settings) -> dict[str, Any]
         opened = {
             split: _Source(split, paths, settings) for split, paths in sources.items()
         }
-        facts = {split: source.facts for split, source in opened.items()}
-        if (info := work.begin(facts)) is not None:
+        metadata = {split: source.metadata for split, source in opened.items()}
+        if (info := work.begin(metadata)) is not None:
             return info
         categories = _categories(opened)
         total = sum(source.annotations.total for source in opened.values())
@@ -87,14 +88,14 @@ def prepare_coco(arguments: Sequence[str], settings: Settings) -> dict[str, Any]
             about[split] = {"annotations": name, "boxes": len(truth["annotations"])}
         return work.publish(
             about,
-            files=[facts["annotations"] for facts in about.values()],
+            files=[metadata["annotations"] for metadata in about.values()],
             info={
                 "kind": "coco",
                 "features": _FEATURES,
                 "classes": [category["name"] for category in categories],
                 "categories": categories,
                 "clipped_boxes": sum(source.clipped for source in opened.values()),
-                "skipped": skipped.facts(),
+                "skipped": skipped.metadata(),
             },
         )
 
@@ -103,7 +104,7 @@ class _Source:
     """Annotations with their images.
 
     Attributes:
-      facts: Where they are from.
+      metadata: Where they are from.
       annotations: What the JSON file says.
       files: The images.
       truth: By image id, once `examples` was called: the image and the annotations
@@ -121,7 +122,7 @@ class _Source:
             )
         self.files = open_files(Path(images), settings.on_progress)
         try:
-            self.facts = [file_facts(Path(annotations)), self.files.facts]
+            self.metadata = [file_metadata(Path(annotations)), self.files.metadata]
         except OSError as error:
             raise PrepareError(f"{annotations!r} cannot be read: {error}") from error
         settings.on_progress(f"reading {Path(annotations).name}", 0.0)

@@ -80,7 +80,7 @@ class Skipped:
                 f"them, or allow more with --max-bad={count} or, say, --max-bad=1%"
             )
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Returns the counts and names as JSON values."""
         return {
             "count": self.counts.total(),

@@ -24,7 +24,7 @@ from echo_jax.data.compressed import (
 from echo_jax.data.prepare.errors import PrepareError
 from echo_jax.data.prepare.job import OnProgress, Progress
 
-__all__ = ["Entry", "Files", "file_facts", "open_files"]
+__all__ = ["Entry", "Files", "file_metadata", "open_files"]
 
 _MAX_NAME_CHARS = 1024
 # Names are in the archive's headers: what tarfile reads at once is no larger.
@@ -49,11 +49,11 @@ class Files(Protocol):
 
     Attributes:
       entries: All of them, in the order in which they are read.
-      facts: Where they are from, as JSON values that change if they do.
+      metadata: Where they are from, as JSON values that change if they do.
     """
 
     entries: list[Entry]
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
 
     def contents(
         self, wanted: Sequence[int], max_bytes: int
@@ -97,7 +97,7 @@ def open_files(path: Path, on_progress: OnProgress) -> Files:
     return _Tar(path, on_progress)
 
 
-def file_facts(path: Path) -> dict[str, Any]:
+def file_metadata(path: Path) -> dict[str, Any]:
     """Returns a file's path, size and hash, as JSON values."""
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -112,7 +112,7 @@ class _Folder:
         found = sorted(_walk(path))
         self.entries = [Entry(name, size) for name, size in found]
         listing = "".join(f"{name}\0{size}\n" for name, size in found)
-        self.facts = {
+        self.metadata = {
             "path": str(path),
             "files": len(found),
             "bytes": sum(size for _, size in found),
@@ -176,10 +176,10 @@ class _Tar:
     def __init__(self, path: Path, on_progress: OnProgress):
         self._path = path
         self._is_packed = path.suffix.lower() in PACKED_SUFFIXES
-        self.facts = file_facts(path)
+        self.metadata = file_metadata(path)
         self.entries: list[Entry] = []
         self._offsets: list[int] = []
-        progress = Progress(on_progress, f"reading {path.name}", self.facts["bytes"])
+        progress = Progress(on_progress, f"reading {path.name}", self.metadata["bytes"])
         for entry, stream in self._members(progress.reach):
             self.entries.append(entry)
             self._offsets.append(stream.tell())

@@ -49,8 +49,8 @@ def prepare_images(arguments: Sequence[str], settings: Settings) -> dict[str, An
             split: [open_files(Path(path), settings.on_progress) for path in paths]
             for split, paths in sources.items()
         }
-        facts = {split: [part.facts for part in files[split]] for split in files}
-        if (info := work.begin(facts)) is not None:
+        metadata = {split: [part.metadata for part in files[split]] for split in files}
+        if (info := work.begin(metadata)) is not None:
             return info
         found = {split: _images(split, parts) for split, parts in files.items()}
         classes = _classes(found)
@@ -70,7 +70,7 @@ def prepare_images(arguments: Sequence[str], settings: Settings) -> dict[str, An
                 "kind": "images",
                 "features": _FEATURES,
                 "classes": classes,
-                "skipped": skipped.facts(),
+                "skipped": skipped.metadata(),
             },
         )
 
@@ -84,7 +84,7 @@ def _images(split: str, parts: Sequence[Files]) -> list[tuple[Files, int]]:
         if is_image(entry.name)
     ]
     if not images:
-        paths = ", ".join(repr(files.facts["path"]) for files in parts)
+        paths = ", ".join(repr(files.metadata["path"]) for files in parts)
         raise PrepareError(
             f"split {split!r}: there is no .jpg, .jpeg or .png file in {paths}"
         )

@@ -17,7 +17,7 @@ from echo_jax.data.prepare.errors import (
     Skipped,
     allowed,
 )
-from echo_jax.data.prepare.files import file_facts, open_files
+from echo_jax.data.prepare.files import file_metadata, open_files
 from echo_jax.data.prepare.job import (
     HELD_OUT,
     Progress,
@@ -149,10 +149,10 @@ def prepare_text(
     options = settings.options(sources, kind="text", **text.options())
     with Workspace(settings.out, options) as work:
         files = {split: _text_files(paths) for split, paths in sources.items()}
-        facts, files, bad = _scan(files, settings)
+        metadata, files, bad = _scan(files, settings)
         if text.tokenizer_model:
-            facts["tokenizer.model"] = [file_facts(text.tokenizer_model)]
-        if (info := work.begin(facts)) is not None:
+            metadata["tokenizer.model"] = [file_metadata(text.tokenizer_model)]
+        if (info := work.begin(metadata)) is not None:
             return info
         total = len(bad) + sum(map(len, files.values()))
         skipped = Skipped(allowed(settings.max_bad, total), total)
@@ -177,7 +177,7 @@ def prepare_text(
                 "block": text.block,
                 "vocab_size": tokenizer.vocab_size,
                 "eod": tokenizer.eod,
-                "skipped": skipped.facts(),
+                "skipped": skipped.metadata(),
             },
         )
 
@@ -204,11 +204,11 @@ def _text_files(paths: Sequence[str]) -> list[_TextFile]:
 def _scan(
     files: dict[str, list[_TextFile]], settings: Settings
 ) -> tuple[dict[str, Any], dict[str, list[_TextFile]], list[Bad]]:
-    """Reads all files once: their facts, those that are good, and what is bad."""
+    """Reads all files once: their metadata, those that are good, and what is bad."""
     jobs = [(split, file) for split, of in files.items() for file in of]
     sizes = [file.path.stat().st_size for _, file in jobs]
     progress = Progress(settings.on_progress, "reading text", sum(sizes))
-    facts = {split: [] for split in files}
+    metadata = {split: [] for split in files}
     good = {split: [] for split in files}
     bad = []
     scanned = ordered_map(
@@ -222,17 +222,17 @@ def _scan(
             jobs, sizes, scanned, strict=True
         ):
             progress.advance(size)
-            facts[split].append(about)
+            metadata[split].append(about)
             if isinstance(found, int):
                 good[split].append(_TextFile(file.path, file.name, found))
             else:
                 bad.append(Bad(split, file.name, str(found)))
-    return facts, good, bad
+    return metadata, good, bad
 
 
 def _scan_file(file: _TextFile) -> tuple[dict[str, Any], int | BadExampleError]:
-    """Returns a file's facts, and its size unpacked or what is wrong with it."""
-    facts = file_facts(file.path)
+    """Returns a file's metadata, and its size unpacked or what is wrong with it."""
+    metadata = file_metadata(file.path)
     decoder = codecs.getincrementaldecoder("utf-8")()
     size = 0
     try:
@@ -241,12 +241,12 @@ def _scan_file(file: _TextFile) -> tuple[dict[str, Any], int | BadExampleError]:
             size += len(chunk)
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
-        return facts, BadExampleError("not UTF-8")
+        return metadata, BadExampleError("not UTF-8")
     except DAMAGED:
-        return facts, BadExampleError("damaged or truncated")
+        return metadata, BadExampleError("damaged or truncated")
     except UnpackError:
-        return facts, BadExampleError("unpacks to far more than its size")
-    return facts, size or BadExampleError("empty file")
+        return metadata, BadExampleError("unpacks to far more than its size")
+    return metadata, size or BadExampleError("empty file")
 
 
 def _tokenizer(
@@ -304,7 +304,7 @@ def _write(
         number, note = 0, None
         while (finished := work.note(name, number)) is not None:
             number, note = number + 1, finished
-        before = sum(facts["bytes"] for facts in about.values())
+        before = sum(metadata["bytes"] for metadata in about.values())
         stream = BlockStream(
             split.pieces(), tokenizer, block, settings.num_threads, note
         )
