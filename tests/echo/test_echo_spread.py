@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+import tracemalloc
 from fractions import Fraction
 
 import numpy as np
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 import echo_jax as ej
 from echo_jax.echo.laws import assert_echo_laws
-from echo_jax.echo.orders.spread import CohortSizes
+from echo_jax.echo.orders import spread
+from echo_jax.echo.orders.spread import CohortSizes, _Windows
 from echo_jax.echo.plans.fixed import FixedPlan
 
 
@@ -30,7 +32,7 @@ def first_uses(spec, n):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(specs(orders=["spread"], max_buffer=100), st.integers(100, 400))
 def test_what_spread_promises_holds_for_any_spec(spec, num_items):
     laws = [1, 3, 6]
@@ -50,7 +52,7 @@ def test_the_smallest_buffers_part_twins_too(factor, buffer, batch_size):
     assert all(np.unique(row).size == batch_size for row in index.reshape(1000, -1))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(specs(orders=["spread"], max_buffer=5000))
 def test_a_restore_reads_at_most_four_buffers(spec):
     """The rounds that an item lives for, warm-up included, hold so many items."""
@@ -68,6 +70,58 @@ def test_a_restore_reads_at_most_four_buffers(spec):
     elif factor > 2:
         bound = 3
     assert max(alive) <= bound * spec.buffer
+
+
+@pytest.mark.parametrize(
+    ("factor", "buffer"),
+    [(1000, 4000), (999.5, 4000), ({0: 1000, 5: 1}, 1_100_000)],
+)
+def test_rounds_are_laid_out_in_one_look_at_each(factor, buffer, monkeypatch):
+    """Not in one at every cohort of each: that took seconds."""
+    looks = []
+    survivors = CohortSizes._survivors
+
+    def counted(self, size, age):
+        looks.append(age)
+        return survivors(self, size, age)
+
+    monkeypatch.setattr(CohortSizes, "_survivors", counted)
+    schedule = ej.EchoSpec(factor, buffer, "spread", 2).schedule
+    sizes = CohortSizes(schedule, buffer, 2)
+    assert len(looks) < 10 * (len(sizes.warm) + sizes.max_uses)
+
+
+def test_a_large_factor_takes_memory_for_its_buffer_alone():
+    tracemalloc.start()
+    try:
+        FixedPlan(ej.EchoSpec(10_000, 40_000, "spread", 32))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 500 * 40_000
+    with pytest.raises(ValueError, match="factors of at most 10000, and this one is"):
+        FixedPlan(ej.EchoSpec(10_000.5, 40_000, "spread", 32))
+
+
+@given(st.lists(st.integers(0, 2), max_size=60), st.integers(1, 5))
+def test_windows_recur_where_the_last_numbers_were_the_last_before(numbers, length):
+    grown = []
+    windows, before = _Windows(length, grown), set()
+    for number in numbers:
+        grown.append(number)
+        latest = tuple(grown[-length:])
+        assert windows.recurs() == (latest in before)
+        if len(grown) >= length:
+            before.add(latest)
+
+
+def test_equal_hashes_of_windows_are_looked_into(monkeypatch):
+    monkeypatch.setattr(spread, "_PRIME", 1)
+    grown = []
+    windows = _Windows(2, grown)
+    for number in (1, 2, 3, 4):
+        grown.append(number)
+        assert not windows.recurs()
 
 
 def test_a_buffer_holds_a_lag_as_long_as_it_can():
@@ -147,7 +201,7 @@ def test_the_buffer_that_a_refusal_advises_is_the_smallest_that_does():
             ej.echo([], ej.EchoSpec(factor, buffer, "spread", batch_size))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.fractions(Fraction(21, 20), 8, max_denominator=20),
     st.integers(1, 32),

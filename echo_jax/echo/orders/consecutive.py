@@ -10,7 +10,10 @@ from echo_jax.echo.schedule import Schedule
 
 __all__ = ["Consecutive"]
 
+# Of large factors a piece takes fewer items, so that its arrays stay small: one item
+# of the largest takes tens of MB.
 _ITEMS_PER_PIECE = 1024
+_USES_PER_PIECE = 65_536
 
 
 @dataclass
@@ -31,6 +34,10 @@ class Consecutive:
         while True:
             uses, after = self.schedule.uses(anchor, _ITEMS_PER_PIECE, carry)
             ends = np.cumsum(uses)
+            if ends[-1] > _USES_PER_PIECE:
+                fitting = int(np.searchsorted(ends, _USES_PER_PIECE, side="right"))
+                uses, after = self.schedule.uses(anchor, max(fitting, 1), carry)
+                ends = np.cumsum(uses)
             index = np.repeat(np.arange(anchor, anchor + uses.size), uses)
             repeat = (np.arange(ends[-1]) - np.repeat(ends - uses, uses)).astype(
                 np.int32

@@ -28,6 +28,8 @@ from echo_jax.echo.schedule import Schedule
 __all__ = ["CohortSizes", "Spread"]
 
 _INTERVALS_PER_PIECE = 8192
+_MAX_USES = 10_000
+_BASE, _PRIME = 1_000_003, 2**61 - 1
 
 
 class CohortSizes:
@@ -45,10 +47,19 @@ class CohortSizes:
         """Finds the sizes.
 
         Raises:
-          ValueError: If the buffer is too small to spread uses without twins.
+          ValueError: If the buffer is too small to spread uses without twins, or the
+            factor is above 10,000.
         """
         self.max_uses = math.ceil(schedule.max_factor)
+        # A round has a cohort for each use of an item, and each is laid out apart.
+        if self.max_uses > _MAX_USES:
+            raise ValueError(
+                f"order='spread' takes factors of at most {_MAX_USES}, and this one is "
+                f"up to {self.max_uses}; use a smaller factor, or another order"
+            )
         self._schedule = schedule
+        self._low, self._high = schedule.min_factor, schedule.max_factor
+        self._even = schedule.constant is not None
         self._batch_size = batch_size
         # Rounding of merged cohorts moves a use by at most this many places.
         self.slack = self.max_uses + 2 if batch_size > 1 else 0
@@ -62,9 +73,9 @@ class CohortSizes:
                 f"batch of {batch_size} at factor {factor}; use buffer={workable} or "
                 "more, or a smaller batch_size"
             )
-        self._starts = [0]
-        for size in self.warm:
-            self._starts.append(self._starts[-1] + size)
+        self._lengths = [
+            self._length(round_) for round_ in range(len(self.warm) + self.max_uses)
+        ]
 
     def size(self, cohort: int) -> int:
         """The number of items of a cohort."""
@@ -77,6 +88,13 @@ class CohortSizes:
             return self._starts[cohort]
         return self._starts[-1] + beyond * self.steady
 
+    def widest(self, cohorts: int) -> int:
+        """The most items of so many cohorts that follow one another."""
+        return max(
+            self.start(end) - self.start(max(0, end - cohorts))
+            for end in range(1, len(self.warm) + cohorts + 1)
+        )
+
     def cohort_from(self, index: int) -> int:
         """The first cohort that starts at ``index`` or later."""
         if index >= self._starts[-1]:
@@ -85,19 +103,48 @@ class CohortSizes:
 
     def round_length(self, round_: int) -> int:
         """A lower bound on the uses in a round."""
-        ages = range(min(self.max_uses, round_ + 1))
-        return sum(self._survivors(self.size(round_ - a), a)[0] for a in ages)
+        # Once all cohorts of a round are steady, every round is as long.
+        return self._lengths[min(round_, len(self._lengths) - 1)]
+
+    def _length(self, round_: int) -> int:
+        return self._alive(round_, range(min(self.max_uses, round_ + 1)))[0]
+
+    def _alive(self, round_: int, ages: range, later: int = 0) -> tuple[int, int]:
+        """Bounds on how many items of some ages are alive in a round, or later.
+
+        Of all ages but one, all items are, or none: sums over runs of cohorts.
+        """
+        whole = math.floor(self._high) if self._even else self.max_uses
+        least = self._in_cohorts(round_, ages, math.floor(self._low) - later)
+        most = self._in_cohorts(round_, ages, whole - later)
+        if self._even and whole - later in ages:
+            size = self.size(round_ - (whole - later))
+            fewest, largest = self._survivors(size, whole)
+            least, most = least + fewest, most + largest
+        return least, most
+
+    def _in_cohorts(self, round_: int, ages: range, below: int) -> int:
+        """How many items of these ages there are that are below an age."""
+        stop = min(ages.stop, below)
+        if stop <= ages.start:
+            return 0
+        return self.start(round_ - ages.start + 1) - self.start(round_ - stop + 1)
 
     def _survivors(self, size: int, age: int) -> tuple[int, int]:
         """Bounds on how many items of a cohort have more than ``age`` uses."""
-        low, high = self._schedule.min_factor, self._schedule.max_factor
-        least = size if low >= age + 1 else math.floor(size * max(0, low - age))
-        if self._schedule.constant is None and low < age + 1:
-            least = 0
-        if high >= age + 1:
-            return least, size
-        share = high - age if self._schedule.constant is not None else 1
-        most = min(size, math.ceil(size * share) + 1) if high > age else 0
+        # In integers: the warm-up asks this many times, and fractions are slow.
+        low = self._low.numerator - age * self._low.denominator
+        high = self._high.numerator - age * self._high.denominator
+        if low >= self._low.denominator:
+            least = size
+        else:
+            least = size * max(0, low) // self._low.denominator if self._even else 0
+        if high >= self._high.denominator:
+            most = size
+        elif high > 0 and self._even:
+            most = min(size, -(-size * high // self._high.denominator) + 1)
+        else:
+            most = size if high > 0 else 0
         return least, most
 
     @property
@@ -132,28 +179,28 @@ class CohortSizes:
         # Beyond two buffers of items in a round a restore would re-read too much.
         self.steady = min(max(roomy, self._needed), 2 * buffer)
         self.warm = [min(self._batch_size, self.steady * self.max_uses)]
-        seen = set()
-        while True:
-            latest = tuple(self.warm[-self.max_uses :])
-            if latest == (self.steady,) * self.max_uses:
-                return True
-            # The next size follows from these alone: if they recur, growth is over.
-            if latest in seen:
+        self._starts = [0, self.warm[0]]
+        steady_rounds = int(self.warm[0] == self.steady)
+        seen = _Windows(self.max_uses, self.warm)
+        while steady_rounds < self.max_uses:
+            # The next size follows from the last ones alone: if all of these recur,
+            # growth is over.
+            if seen.recurs():
                 return False
-            seen.add(latest)
-            self.warm.append(self._next_size(buffer - self._margin))
+            size = self._next_size(buffer - self._margin)
+            self.warm.append(size)
+            self._starts.append(self._starts[-1] + size)
+            steady_rounds = steady_rounds + 1 if size == self.steady else 0
+        return True
 
     def _next_size(self, room: int) -> int:
         # Echoes take up to half of the places that they take later.
-        top = float(self._schedule.max_factor)
+        top = float(self._high)
         feed = min((top + 1) / (2 * top), 1.5 / top)
-        past = [
-            (size, age)
-            for age, size in enumerate(self.warm[: -self.max_uses : -1], start=1)
-        ]
-        least = sum(self._survivors(size, age)[0] for size, age in past)
-        most = sum(self._survivors(size, age)[1] for size, age in past)
-        kept = sum(self._survivors(size, age + 1)[1] for size, age in past)
+        round_ = len(self.warm)
+        ages = range(1, min(self.max_uses, round_ + 1))
+        least, most = self._alive(round_, ages)
+        _, kept = self._alive(round_, ages, later=1)
         wanted = min(self.steady, math.ceil(most * feed / (1 - feed)))
         if self._batch_size > 1:
             wanted = max(wanted, self._batch_size + self.slack - least)
@@ -165,6 +212,38 @@ class CohortSizes:
         if self._schedule.constant is not None:
             share = float(min(1, self._schedule.constant - 1))
         return int(max(0, room - 1) / share) if share < 1 else room
+
+
+class _Windows:
+    """Whether the last numbers of a list that grows were its last ones before.
+
+    They are compared by a hash that is rolled on, so that neither the time nor the
+    memory of a number depends on how many are compared; equal hashes are looked into.
+    """
+
+    def __init__(self, length: int, numbers: list[int]):
+        self._length, self._numbers = length, numbers
+        self._hash, self._hashed = 0, 0
+        self._first = pow(_BASE, length, _PRIME)
+        self._ends: dict[int, int] = {}
+
+    def recurs(self) -> bool:
+        """Whether they were; asked after every number."""
+        end = len(self._numbers)
+        for at in range(self._hashed, end):
+            self._hash = self._hash * _BASE + self._numbers[at] + 1
+            if at >= self._length:
+                gone = self._numbers[at - self._length] + 1
+                self._hash -= gone * self._first
+            self._hash %= _PRIME
+        self._hashed = end
+        if end < self._length:
+            return False
+        before = self._ends.setdefault(self._hash, end)
+        return before < end and self._last(before) == self._last(end)
+
+    def _last(self, end: int) -> list[int]:
+        return self._numbers[end - self._length : end]
 
 
 @dataclass
@@ -211,8 +290,7 @@ class Spread:
         self.uniform = factor is not None and factor.denominator == 1
         self.num_slots = buffer
         self.max_departed = 0
-        largest = max([*self.sizes.warm, self.sizes.steady])
-        self.window = (self.sizes.max_uses + 1) * largest
+        self.window = self.sizes.widest(self.sizes.max_uses + 1)
 
     def next_anchor(self, index: int) -> int:
         """See `OrderRounds`: the first item of a cohort."""
@@ -232,8 +310,9 @@ class Spread:
         """Brings the cohorts into the positions of a round, and adds its own."""
         while cohorts and round_ - cohorts[0].number >= self.sizes.max_uses:
             cohorts.popleft()
+        share = self.swap_share(round_)
         for cohort in cohorts:
-            self._permute(cohort, round_)
+            self._permute(cohort, round_, share)
         size = self.sizes.size(round_)
         uses, after = self.schedule.uses(self.sizes.start(round_), size, carry)
         cohorts.append(
@@ -241,9 +320,9 @@ class Spread:
         )
         return after
 
-    def _permute(self, cohort: _Cohort, round_: int) -> None:
+    def _permute(self, cohort: _Cohort, round_: int, share: float) -> None:
         age = round_ - cohort.number
-        length = int(cohort.seats.size * self.swap_share(round_))
+        length = int(cohort.seats.size * share)
         if length < 2:
             return
         position = np.arange(cohort.seats.size)
