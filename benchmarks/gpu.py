@@ -129,7 +129,7 @@ def h7(*, small: bool = False) -> list[Result]:
 
 
 def h3(*, small: bool = False) -> Result:
-    """CIFAR ResNet-32: steps/s with the chosen inner steps against a plain loop."""
+    """CIFAR ResNet-32: steps/s dispatched in the chosen way against a plain loop."""
     batch, group = (8, 2) if small else (128, 8)
     task = tasks.cifar(small=small)
     state, update = tasks.training(task)
@@ -164,7 +164,7 @@ def h3(*, small: bool = False) -> Result:
     relative = ", ".join(f"{name} {x:.3f}" for name, x in timing.relative.items())
     return Result(
         "H3",
-        f"steps/s of ResNet-{task.model.depth}, chosen inner steps / a plain loop",
+        f"steps/s of ResNet-{task.model.depth}, chosen dispatch / a plain loop",
         value,
         ">= 1.5",
         "x",

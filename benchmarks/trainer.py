@@ -19,17 +19,17 @@ _STRETCHES = 20
 
 
 def p9() -> list[Result]:
-    """Seconds per update of the chosen inner steps, against the plain loop."""
-    from benchmarks import inner_models
+    """Seconds per update, dispatched in the chosen way, against the plain loop."""
+    from benchmarks import dispatch_models
 
     goals = {"tiny": "<= 0.33", "leaves": "<= 1.0", "conv": "<= 1.0"}
     return [
-        _inner_steps(name, inner_models.MODELS[name](), goal)
+        _dispatched(name, dispatch_models.MODELS[name](), goal)
         for name, goal in goals.items()
     ]
 
 
-def _inner_steps(name: str, model: Any, goal: str) -> Result:
+def _dispatched(name: str, model: Any, goal: str) -> Result:
     from echo_jax.training.dispatch import fastest
 
     runs = model.runs(size=8)
@@ -44,7 +44,7 @@ def _inner_steps(name: str, model: Any, goal: str) -> Result:
     others = ", ".join(f"{n} {x:.2f}" for n, x in timing.relative.items())
     return Result(
         f"P9-{name}",
-        f"seconds per update, {model.about}: the chosen inner steps / plain loop",
+        f"seconds per update, {model.about}: dispatched in the chosen way / plain loop",
         statistics.median(repeats),
         goal,
         "x",

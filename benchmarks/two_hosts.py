@@ -7,11 +7,13 @@ and slept, and the simulation is given the same times.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import json
 import os
 import platform
+import random
 import socket
 import statistics
 import subprocess
@@ -37,7 +39,7 @@ from echo_jax.echo.instrument.rates import (
     service_times,
     simulate_hosts,
 )
-from echo_jax.echo.shard import WHOLE, Part
+from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.training.distributed import broadcast_from_first, connected
 from echo_jax.training.loop import train
 from echo_jax.workloads import Workload, build
@@ -54,7 +56,7 @@ _POLICIES: Mapping[str, tuple[Fixed | Adaptive, Mapping[str, Any]]] = {
     ),
 }
 _PRODUCERS: tuple[Producer, ...] = ("constant", "exponential", "pareto")
-_CHUNKS, _FEW_CHUNKS = 150, 20
+_CHUNKS, _FEW_CHUNKS = 150, 16
 
 
 @dataclass(frozen=True)
@@ -94,14 +96,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="receives all that was measured")
     parser.add_argument("--repeats", type=int, default=2, help="programs of each kind")
     parser.add_argument(
-        "--small", action="store_true", help=f"{_FEW_CHUNKS} batches a host: a check"
+        "--small",
+        action="store_true",
+        help=f"one producer, {_FEW_CHUNKS} batches a host: a check",
     )
     args = parser.parse_args(argv)
     try:
         place = Place(args.folder / "scaling.md", "real")
     except ValueError as error:
         parser.error(str(error))
-    rows = _measure(_FEW_CHUNKS if args.small else _CHUNKS, args.repeats)
+    rows = _measure(
+        1 if args.small else len(_PRODUCERS),
+        _FEW_CHUNKS if args.small else _CHUNKS,
+        args.repeats,
+    )
     place.write(_table(rows))
     if args.json:
         content = {
@@ -115,10 +123,9 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _measure(chunks: int, repeats: int) -> list[_Row]:
+def _measure(producers: int, chunks: int, repeats: int) -> list[_Row]:
     """Starts the processes, and returns what the first of them found."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = _free_port()
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
@@ -128,7 +135,7 @@ def _measure(chunks: int, repeats: int) -> list[_Row]:
     }
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.two_hosts", "--process", folder]
-        command += [str(chunks), str(repeats), str(port)]
+        command += [str(producers), str(chunks), str(repeats), str(port)]
         processes = [
             subprocess.Popen([*command, str(number)], env=environment)
             for number in range(_HOSTS)
@@ -139,14 +146,27 @@ def _measure(chunks: int, repeats: int) -> list[_Row]:
     return [_Row(**row) for row in rows]
 
 
-def _process(folder: Path, chunks: int, repeats: int, port: int, number: int) -> None:
+def _free_port() -> int:
+    """Returns a port that stays free: those that connections are given are higher."""
+    while True:
+        port = random.randrange(20_000, 32_768)
+        with (
+            contextlib.suppress(OSError),
+            socket.create_server(("127.0.0.1", port)),
+        ):
+            return port
+
+
+def _process(
+    folder: Path, producers: int, chunks: int, repeats: int, port: int, number: int
+) -> None:
     """Is one of the processes: trains every case, on a held batch and then as it is."""
     distributed = {
         "distributed.coordinator": f"127.0.0.1:{port}",
         "distributed.num_processes": _HOSTS,
         "distributed.process_id": number,
     }
-    cases = list(itertools.product(range(repeats), _PRODUCERS, _POLICIES))
+    cases = list(itertools.product(range(repeats), _PRODUCERS[:producers], _POLICIES))
     rows = []
     bar = progress_bar(disable=number > 0)
     with connected(_config(distributed)), bar as progress:
@@ -220,7 +240,8 @@ def _table(rows: Sequence[_Row]) -> str:
         "| producer | echo | simulated | real | seconds an update, real / simulated |",
         "| --- | --- | ---: | ---: | ---: |",
     ]
-    for producer, policy in itertools.product(_PRODUCERS, _POLICIES):
+    producers = dict.fromkeys(row.producer for row in rows)
+    for producer, policy in itertools.product(producers, _POLICIES):
         found = [r for r in rows if (r.producer, r.policy) == (producer, policy)]
         cells = []
         for program in ("simulated", "real"):
@@ -262,8 +283,8 @@ class _Paced:
         self._service_s = service_s
         self._passes = 0
 
-    def __call__(self, part: Part = WHOLE) -> grain.IterDataset:
-        batches = list(itertools.islice(self._make(part), 4))
+    def __call__(self, shard: DataShard = SINGLE) -> grain.IterDataset:
+        batches = list(itertools.islice(self._make(shard), 4))
         # The loader is measured before it is trained on, which must not take long.
         self._passes += 1
         service_s = self._service_s if self._passes > 1 else np.zeros(1)

@@ -7,6 +7,8 @@ import, and ``--help`` and a mistyped field should answer at once.
 import argparse
 import contextlib
 import functools
+import os
+import select
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,6 +29,7 @@ __all__ = ["main"]
 
 _FAILED, _WRONG_USE = 1, 2
 _LINE_EVERY_S = 10.0
+_OUTPUT, _ERRORS = 1, 2  # descriptors
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it; SIGTERM is 143
 
 _EPILOG = """\
@@ -37,19 +40,24 @@ examples:
   echo-jax report runs/quickstart
   echo-jax prepare images photos/ --holdout 0.05 --out data/photos
 
-each command has a --help of its own."""
+Each command has a --help of its own."""
 
 _TRAIN_EPILOG = """\
-Every field of the config is a flag: --config.FIELD=VALUE.
+Every field of the config is a flag: --config.FIELD=VALUE. echo_jax/config.py says what
+each means; a mistyped one is answered with those that there are.
 The same command with the same workdir resumes.
 
-example:
-  echo-jax train --config configs/lm.py:tiny --workdir runs/lm \\
-      --config.echo.factor=3.0 --config.echo.order=spread"""
+examples:
+  echo-jax train --config configs/lm.py:tiny --workdir runs/fixed \\
+      --config.echo.factor=3.0 --config.echo.order=spread --config.echo.buffer=512
+  echo-jax train --config configs/lm.py:tiny --workdir runs/adaptive \\
+      --config.echo.mode=adaptive --config.echo.buffer=512
+  echo-jax train --config configs/lm.py:tiny --workdir runs/lion \\
+      --config.optim.name=optax.lion --config.optim.lr=3e-4"""
 
 _STUDY_EPILOG = """\
-The arms run one after another. Fields of all arms: --config.base.FIELD=VALUE;
-of one arm, if it sets the field: --config.arms.ARM.FIELD=VALUE.
+The arms run one after another. A field of all arms is --config.base.FIELD=VALUE; of one
+arm, if the config file sets it there, --config.arms.ARM.FIELD=VALUE.
 The same command with the same workdir resumes: finished arms are kept.
 
 example:
@@ -58,16 +66,17 @@ example:
 _PROBE_EPILOG = """\
 It measures the loader alone, the step alone and both together, in turns, without
 the config's echo, and leaves nothing behind. Of a study it measures the base.
-Every field of the config is a flag: --config.FIELD=VALUE.
+Every field of the config is a flag: --config.FIELD=VALUE, and of a study's base
+--config.base.FIELD=VALUE.
 
 examples:
   echo-jax probe --config configs/quickstart.py
   echo-jax probe --config configs/lm.py:bytes --seconds 60 --json probe.json"""
 
 _REPORT_EPILOG = """\
-With the word scaling before the folders, runs of one training on different numbers
-of devices are compared: throughput and efficiency. (A folder of that name is
-./scaling.)
+It prints a table, and writes table.md, figure.png, figure.svg and report.html.
+After the word scaling, runs of one training on different numbers of devices are
+compared instead: throughput and efficiency. (A folder of that name is ./scaling.)
 
 examples:
   echo-jax report runs/quickstart
@@ -75,16 +84,15 @@ examples:
   echo-jax report scaling runs/on_1 runs/on_4 runs/on_16 --workdir runs/scaling"""
 
 _PREPARE_EPILOG = """\
-What is prepared is shards of records and a dataset.json, which is written last.
-The same command goes on where it was stopped. Train on it with
---config.data.source=FOLDER.
+It writes shards of records, and a dataset.json last. The same command goes on where it
+was stopped. Train on the folder with --config.data.source=FOLDER.
 
 examples:
   echo-jax prepare images train=train.tar.gz validation=test.tar.gz --out data/cifar10
   echo-jax prepare coco train=instances.json.gz:train.tar --out data/coco
   echo-jax prepare text train=train.txt.xz validation=valid.txt.xz --out data/wikitext2
 
-each kind has a --help of its own."""
+Each kind has a --help of its own."""
 
 
 class _Exit(Exception):
@@ -101,6 +109,10 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(_WRONG_USE, f"{self.prog}: {message}; see {self.prog} --help\n")
 
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        _flush()
+        super().exit(status, message)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command.
@@ -109,8 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: The command line after the program's name; of this process if None.
 
     Returns:
-      The exit status: 0, 1 if training failed, 2 if what was typed cannot be run,
-      130 or 143 if a signal stopped it.
+      The exit status: 0, 1 if training failed or nobody reads on what is printed, 2
+      if what was typed cannot be run, 130 or 143 if a signal stopped it.
 
     Raises:
       SystemExit: After ``--help``, and where the command itself is mistyped.
@@ -119,7 +131,18 @@ def main(argv: Sequence[str] | None = None) -> int:
       >>> main(["report", "runs/quickstart"])
       0
     """
-    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        status = _run(sys.argv[1:] if argv is None else list(argv))
+        _flush()
+        return status
+    except BrokenPipeError:
+        # Another pipe, such as that of a worker process, is a failure like any other.
+        if not _reader_is_gone():
+            raise
+        return _FAILED
+
+
+def _run(argv: list[str]) -> int:
     args, extras = _parser().parse_known_args(argv)
     try:
         return _COMMANDS[args.command](args, extras)
@@ -131,6 +154,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     if status >= _INTERRUPTED:
         print(f"  {shlex.join(['echo-jax', *argv])}", file=sys.stderr)
     return status
+
+
+def _flush() -> None:
+    """Writes what was printed now: while Python ends nobody could catch an error."""
+    print(end="", flush=True)
+
+
+def _reader_is_gone() -> bool:
+    """Whether nobody reads standard output or error; the rest then goes nowhere.
+
+    As the note on SIGPIPE in the documentation of Python's `signal` has it, and as
+    rich does where it prints: end quietly, with status 1.
+    """
+    outputs = select.poll()
+    for descriptor in (_OUTPUT, _ERRORS):
+        outputs.register(descriptor, 0)  # reports what is wrong, and nothing else
+    closed = select.POLLERR | select.POLLHUP  # as Linux and macOS call it
+    gone = [number for number, event in outputs.poll(0) if event & closed]
+    for descriptor in gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return bool(gone)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -183,22 +227,23 @@ def _parser() -> argparse.ArgumentParser:
     probe.add_argument(
         "--json",
         metavar="FILE",
-        help="also write the report there as JSON; - prints nothing else",
+        help="also write the report to a file, as JSON; - prints the JSON instead",
     )
-    report = add("report", "make table, figure and report again", _REPORT_EPILOG)
+    report = add("report", "compare finished runs", _REPORT_EPILOG)
     report.add_argument(
         "folders",
         nargs="+",
         metavar="FOLDER",
-        help="one study, or run folders to compare; or scaling and run folders; "
-        "each may be gs://BUCKET/FOLDER",
+        help="a study, or runs to compare; each may be gs://BUCKET/FOLDER",
     )
     report.add_argument(
         "--workdir",
         metavar="FOLDER",
-        help="receives the report (default: the folder, if there is one only)",
+        help="receives the report (default: the study, or the only run)",
     )
-    prepare = add("prepare", "make data to train on of your files", _PREPARE_EPILOG)
+    prepare = add(
+        "prepare", "turn files of yours into data to train on", _PREPARE_EPILOG
+    )
     kinds = prepare.add_subparsers(dest="kind", required=True, metavar="KIND")
     prepare_command.add_kinds(functools.partial(add, to=kinds))
     return parser
@@ -210,8 +255,8 @@ def _train(args: argparse.Namespace, extras: Sequence[str]) -> int:
     # Imported here: it imports jax.
     from echo_jax import runs
 
-    with _exits_of(runs), runs.connected(config):
-        runs.run_train(config, workdir)
+    with _exits_of(runs):
+        runs.run_train(config, workdir, connect=True)
     if runs.is_main_process():
         print(f"\n{workdir / 'summary.json'}")
     return 0
@@ -252,9 +297,9 @@ def _exits_of(runs: ModuleType) -> Iterator[None]:
     """Turns how `echo_jax.runs` may end into exits of the command."""
     try:
         yield
-    except runs.ConfigRefusedError as error:
+    except (runs.ConfigRefusedError, FolderError) as error:
         raise _Exit(_WRONG_USE, error) from error
-    except runs.NonFiniteLossError as error:
+    except (runs.DamagedCheckpointError, runs.NonFiniteLossError) as error:
         raise _Exit(_FAILED, error) from error
     except runs.Interrupted as error:
         raise _Exit(error.exit_code, error) from error

@@ -107,8 +107,8 @@ def default_config() -> Config:
     config.dispatch.mode = "auto"  # auto | loop | unroll | scan
     config.dispatch.steps = 0  # updates for each dispatch; 0: chosen, at most 8
 
-    # 0: one for each process. A run resumes in as many processes as divide them.
-    config.data.parts = 0
+    # Of the data; 0: one for each process. As many processes as divide them resume it.
+    config.data.shards = 0
 
     config.distributed = ConfigDict()
     config.distributed.detect = True  # find other processes as jax does

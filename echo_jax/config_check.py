@@ -1,15 +1,21 @@
 """What a training config may say: the range of every shared field, and what fits.
 
 It looks at the shared fields alone, and at no device: what depends on the machine is
-checked when the mesh is made, and ``model`` by its workload.
+checked when the mesh is made, and ``model`` by its workload. What the dataclasses of an
+echo and of a pipeline say of their fields is not said again.
 """
 
+import contextlib
 import itertools
 import math
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from echo_jax.config import Config, default_config
+from echo_jax.config_echo import echo_spec, load_schedule
 from echo_jax.config_optimizer import OWN_OPTIMIZERS, optax_factory, parse_args
+from echo_jax.data.pipeline_spec import PipelineSpec
 
 __all__ = ["check_config"]
 
@@ -21,12 +27,9 @@ _AT_LEAST = {
     "eval_every": 1,
     "checkpoint_every": 0,
     "keep_checkpoints": 1,
-    "echo.buffer": 1,
-    "echo.seed": 0,
     "echo.cap": 1,
     "echo.buffer_bytes": 0,
     "echo.lanes": 0,
-    "echo.load.updates": 1,
     "dispatch.steps": 0,
     "optim.warmup_updates": 0,
     "optim.decay_updates": 0,
@@ -37,15 +40,10 @@ _AT_LEAST = {
     "optim.b2": 0.0,
     "optim.weight_decay": 0.0,
     "optim.clip_norm": 0.0,
-    "data.workers": 0,
-    "data.threads": 0,
-    "data.prefetch": 0,
     "data.eval_examples": 0,
-    "data.parts": 0,
+    "data.shards": 0,
     "distributed.num_processes": 1,
     "distributed.process_id": 0,
-    "data.storage.latency_s": 0.0,
-    "data.storage.bytes_per_s": 0.0,
     "profile.updates": 0,
     "profile.start": 0,
     "mesh.fsdp": 1,
@@ -58,16 +56,10 @@ _BELOW = {
     "optim.b2": 1.0,
 }
 _CHOICES = {
-    "echo.after": ("read", "decode", "augment", "batch"),
-    "echo.order": ("consecutive", "shuffle", "shuffle_buffer", "spread"),
     "echo.where": ("host", "device"),
     "echo.mode": ("fixed", "adaptive", "stochastic"),
-    "echo.load.quantity": ("p", "e"),
-    "echo.load.schedule": ("constant", "linear", "cosine", "multistep"),
     "dispatch.mode": ("auto", "loop", "unroll", "scan"),
     "optim.schedule": ("constant", "linear", "cosine", "piecewise"),
-    "data.pipeline": ("grain", "tfdata"),
-    "data.storage.distribution": ("constant", "exponential", "bursty"),
 }
 
 
@@ -106,12 +98,10 @@ def check_config(config: Config) -> None:
         _refuse(config, "optim.lr", "must be above 0", 0.001)
     if config.optim.end_fraction > 1:
         _refuse(config, "optim.end_fraction", "must be at most 1", 0.01)
-    _check_factor(config)
+    _check_specs(config)
     _check_where(config)
     _check_mode(config)
-    _check_load(config)
     _check_dispatch(config)
-    _check_pipeline(config)
     _check_target(config)
     _check_optimizer(config)
     _check_schedule(config)
@@ -132,10 +122,25 @@ def _refuse(config: Config, field: str, rule: str, fix: Any) -> None:
     )
 
 
-def _check_factor(config: Config) -> None:
-    factor = config.echo.factor
-    if factor != "auto" and not (math.isfinite(factor) and factor >= 1):
-        _refuse(config, "echo.factor", "must be at least 1.0, or 'auto'", 1.0)
+def _check_specs(config: Config) -> None:
+    """Has the pipeline and the echo look at what they are made of."""
+    with _named("config"):
+        PipelineSpec.from_config(config)
+    if config.echo.mode == "stochastic":
+        with _named("config.echo.load"):
+            load_schedule(config)
+    with _named("config.echo"):
+        echo_spec(config)
+
+
+@contextlib.contextmanager
+def _named(group: str) -> Iterator[None]:
+    """Puts the group before the field, with which most errors of values begin."""
+    try:
+        yield
+    except ValueError as error:
+        join = "." if re.match(r"[\w.]+=", str(error)) else ": "
+        raise ValueError(f"{group}{join}{error}") from error
 
 
 def _check_where(config: Config) -> None:
@@ -156,6 +161,8 @@ def _check_where(config: Config) -> None:
 
 def _check_mode(config: Config) -> None:
     mode = config.echo.mode
+    if mode != "stochastic":
+        _check_load(config)
     if mode == "adaptive" and not config.data.prefetch:
         rule = "reads when asked, so that nothing is ever ready for adaptive echo"
         _refuse(config, "data.prefetch", rule, 4)
@@ -174,23 +181,10 @@ def _check_mode(config: Config) -> None:
 
 
 def _check_load(config: Config) -> None:
-    load = config.echo.load
-    if config.echo.mode != "stochastic":
-        for name, default in default_config().echo.load.items():
-            if load[name] != default:
-                rule = "needs --config.echo.mode=stochastic"
-                _refuse(config, f"echo.load.{name}", rule, default)
-        return
-    for name in ("start", "end"):
-        value = load[name]
-        if load.quantity == "p" and not 0 < value <= 1:
-            rule = "is a probability, above 0 and at most 1"
-            _refuse(config, f"echo.load.{name}", rule, 1.0)
-        if load.quantity == "e" and not (math.isfinite(value) and value >= 1):
-            _refuse(config, f"echo.load.{name}", "is a factor, at least 1", 1.0)
-    if load.schedule == "constant" and load.start != load.end:
-        rule = f"must be echo.load.start={load.start} in a constant schedule"
-        _refuse(config, "echo.load.end", rule, load.start)
+    for name, default in default_config().echo.load.items():
+        if config.echo.load[name] != default:
+            rule = "needs --config.echo.mode=stochastic"
+            _refuse(config, f"echo.load.{name}", rule, default)
 
 
 def _check_dispatch(config: Config) -> None:
@@ -200,12 +194,6 @@ def _check_dispatch(config: Config) -> None:
     if config.echo.mode == "adaptive" and mode in ("unroll", "scan"):
         rule = "would decide adaptive draws too far ahead"
         _refuse(config, "dispatch.mode", rule, "loop")
-
-
-def _check_pipeline(config: Config) -> None:
-    if config.data.pipeline == "tfdata" and config.data.workers:
-        rule = "needs --config.data.pipeline=grain; tf.data runs the stages in threads"
-        _refuse(config, "data.workers", rule, 0)
 
 
 def _check_target(config: Config) -> None:
@@ -261,16 +249,16 @@ def _check_mesh(config: Config) -> None:
 
 
 def _check_distributed(config: Config) -> None:
-    wanted, parts = config.distributed, config.data.parts
+    wanted, shards = config.distributed, config.data.shards
     if wanted.process_id >= wanted.num_processes:
         rule = f"must be below config.distributed.num_processes={wanted.num_processes}"
         _refuse(config, "distributed.process_id", rule, 0)
     if not wanted.coordinator and wanted.num_processes > 1:
         rule = "needs --config.distributed.coordinator=HOST:PORT"
         _refuse(config, "distributed.num_processes", rule, 1)
-    if parts and config.batch_size % parts:
+    if shards and config.batch_size % shards:
         rule = f"must divide config.batch_size={config.batch_size}"
-        _refuse(config, "data.parts", rule, math.gcd(parts, config.batch_size))
+        _refuse(config, "data.shards", rule, math.gcd(shards, config.batch_size))
 
 
 def _check_profile(config: Config) -> None:

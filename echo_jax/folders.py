@@ -1,34 +1,33 @@
 """Run folders: on a file system, or in a bucket of Google Cloud Storage.
 
-The one place where a run folder is opened and where its small files are written;
-Orbax writes the checkpoints. What needs a bucket is imported only for one: it is in
-the extra ``gcs``, and takes seconds.
+The one place where a run folder is opened and where its small files are read and
+written; Orbax writes the checkpoints. A run folder may come from a stranger, so nothing
+in it is followed: every name below the folder that the user gave is opened relative to
+the one above it, links are refused, and what is read is a regular file of a bounded
+size. The path to the folder itself is the user's own, and may have links in it.
+
+What needs a bucket is imported only for one: it is in the extra ``gcs``, and takes
+seconds.
 """
 
+import contextlib
 import functools
 import os
 import re
+import secrets
 import shutil
+import stat
 import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, Union
 
 if TYPE_CHECKING:
     from etils import epath
 
-__all__ = [
-    "FolderError",
-    "RunPath",
-    "copy_folder",
-    "in_bucket",
-    "remove_folder",
-    "run_folder",
-    "write_whole",
-]
-
-# A run folder, or a file in it.
-RunPath: TypeAlias = Union[Path, "epath.Path"]
+__all__ = ["FolderError", "RunPath", "run_file", "run_folder"]
 
 if find_spec("gcsfs"):
     # Where TensorFlow is installed, epath, by which Orbax finds its files, would use
@@ -38,13 +37,314 @@ if find_spec("gcsfs"):
 _BUCKETS = "gs://"
 # For a bucket that does not answer; one that does takes a tenth of a second.
 _TIMEOUT_S = 20
+# The largest file that is read as a whole: the rows of a million evaluations.
+_MAX_BYTES = 1 << 28
+# How a file is called until all of it is there.
+_NEW = re.compile(r"\..+\.[0-9a-f]{16}\.new")
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_INSIDE = os.O_NOFOLLOW | os.O_CLOEXEC
+_KINDS = {
+    stat.S_IFLNK: "a link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFREG: "a file",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 class FolderError(OSError):
-    """A folder that cannot be opened; the message says what to do."""
+    """A folder that cannot be opened or used; the message says what to do."""
 
 
-def run_folder(path: str | RunPath) -> RunPath:
+@dataclass(frozen=True)
+class RunPath:
+    """A run folder, or what is in it.
+
+    Attributes:
+      root: The folder that the user named.
+      parts: The names from there on.
+
+    Raises:
+      FolderError: A name would lead elsewhere.
+
+    Example:
+      >>> str(RunPath(Path("runs/lm")) / "summary.json")
+      'runs/lm/summary.json'
+    """
+
+    root: Union[Path, "epath.Path"]
+    parts: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        for part in self.parts:
+            if part in ("", ".", "..") or "/" in part or "\0" in part:
+                raise FolderError(
+                    f"{part!r} is no name of something in {self.root}; use names "
+                    "without '/', and neither '.' nor '..'"
+                )
+
+    def __truediv__(self, name: str) -> "RunPath":
+        return RunPath(self.root, (*self.parts, *name.split("/")))
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.root.joinpath(*self.parts))
+
+    def __str__(self) -> str:
+        return os.fspath(self)
+
+    @property
+    def name(self) -> str:
+        """The last name."""
+        return self.parts[-1] if self.parts else self.root.name
+
+    @property
+    def parent(self) -> "RunPath":
+        """The folder that this is in."""
+        return RunPath(self.root, self.parts[:-1])
+
+    @property
+    def in_bucket(self) -> bool:
+        """Whether it is in a bucket: then every write costs a request."""
+        return os.fspath(self.root).startswith(_BUCKETS)
+
+    def exists(self) -> bool:
+        """Whether anything is there; a link is, wherever it leads."""
+        return self._kind() is not None
+
+    def is_dir(self) -> bool:
+        """Whether a folder is there."""
+        return self._kind() == stat.S_IFDIR
+
+    def read_bytes(self, max_bytes: int = _MAX_BYTES) -> bytes:
+        """Reads a file.
+
+        Args:
+          max_bytes: A larger one is refused.
+
+        Raises:
+          FileNotFoundError: There is none.
+          FolderError: It is no regular file, or too large.
+        """
+        if self.in_bucket:
+            return self._remote.read_bytes()
+        with self._parent() as parent:
+            # Without waiting, since a named pipe would wait for ever.
+            opened = self._open(parent, os.O_RDONLY | os.O_NONBLOCK)
+        with open(opened, "rb") as file:
+            size = os.fstat(opened).st_size
+            if size > max_bytes:
+                raise FolderError(
+                    f"{self} has {size} bytes, and at most {max_bytes} are read; it is "
+                    "not one that echo_jax has written"
+                )
+            return file.read(max_bytes)
+
+    def read_text(self) -> str:
+        """Reads a file of text; see `read_bytes`.
+
+        Raises:
+          FolderError: It is not UTF-8.
+        """
+        try:
+            return self.read_bytes().decode()
+        except UnicodeDecodeError as error:
+            raise FolderError(f"{self} is not text in UTF-8 ({error})") from error
+
+    def write(self, content: str | bytes) -> None:
+        """Writes a file so that a reader sees the old file or the new one.
+
+        Args:
+          content: All of it; text is written as UTF-8.
+
+        Raises:
+          OSError: It cannot be written; a file that was there stays as it was.
+        """
+        data = content.encode() if isinstance(content, str) else content
+        if self.in_bucket:
+            self._write_remote(data)
+            return
+        # Beside the file, because a rename is atomic within one file system only. By a
+        # name that nobody can have put there before.
+        new = f".{self.name}.{secrets.token_hex(8)}.new"
+        with self._parent() as parent:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _INSIDE
+            with open(os.open(new, flags, 0o666, dir_fd=parent), "wb") as file:
+                try:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                    self._refuse_others(parent)
+                    os.replace(new, self.name, src_dir_fd=parent, dst_dir_fd=parent)
+                except BaseException:
+                    os.unlink(new, dir_fd=parent)
+                    raise
+
+    def append(self, text: str) -> None:
+        """Adds text to the end of a file, which is there; not in a bucket.
+
+        Raises:
+          OSError: It cannot be written.
+        """
+        with self._parent() as parent:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK
+            with open(self._open(parent, flags), "ab") as file:
+                file.write(text.encode())
+
+    def mkdir(self) -> None:
+        """Makes a folder, and those that it is in, unless they are there.
+
+        Raises:
+          FolderError: Something else is in its place.
+        """
+        if self.in_bucket:
+            return  # A bucket has no folders, only names with a '/' in them.
+        Path(self.root).mkdir(parents=True, exist_ok=True)
+        with (self / "any")._parent(make=True):
+            pass
+
+    def remove(self) -> None:
+        """Removes a folder and all that is in it, if it is there; links alone.
+
+        Raises:
+          FolderError: Something else is in its place.
+        """
+        if self.in_bucket:
+            if self._remote.exists():
+                self._remote.rmtree()
+        elif self.is_dir():
+            with self._parent() as parent:
+                shutil.rmtree(self.name, ignore_errors=True, dir_fd=parent)
+        elif self.exists():
+            raise self._refused(self._kind() or 0, "a folder")
+
+    def remove_unfinished(self) -> None:
+        """Removes from a folder what writes that were killed have left in it."""
+        if self.in_bucket or not self.is_dir():
+            return
+        with (self / "any")._parent() as folder:
+            for name in os.listdir(folder):
+                if _NEW.fullmatch(name):
+                    os.unlink(name, dir_fd=folder)
+
+    def for_others(self) -> Union[Path, "epath.Path"]:
+        """Returns a path for a library that opens the folder by itself.
+
+        All that is in it was looked at: regular files and folders, and no links.
+
+        Raises:
+          FolderError: Anything else is in it.
+        """
+        path = self.root.joinpath(*self.parts)
+        if self.in_bucket or not self.exists():
+            return path
+        if not self.is_dir():
+            raise self._refused(self._kind() or 0, "a folder")
+        with (self / "any")._parent() as top:
+            for folder, folders, files, opened in os.fwalk(dir_fd=top):
+                for name in (*folders, *files):
+                    mode = os.lstat(name, dir_fd=opened).st_mode
+                    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                        found = self / os.path.normpath(f"{folder}/{name}")
+                        raise found._refused(mode, "a file or a folder")
+        return path
+
+    def copy_from(self, source: Path) -> None:
+        """Copies the files of a local folder into this one, each as a whole.
+
+        Args:
+          source: The folder, one of our own.
+
+        Raises:
+          OSError: A file cannot be written.
+        """
+        for file in sorted(source.rglob("*")):
+            if file.is_file():
+                copy = self / file.relative_to(source).as_posix()
+                copy.parent.mkdir()
+                copy.write(file.read_bytes())
+
+    @contextlib.contextmanager
+    def _parent(self, make: bool = False) -> Iterator[int]:
+        """Opens the folder that this is in, name by name."""
+        opened = os.open(self.root, _FOLDER)
+        try:
+            at = RunPath(self.root)
+            for part in self.parts[:-1]:
+                at /= part
+                if make:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(part, dir_fd=opened)
+                above, opened = opened, at._open(opened, _FOLDER)
+                os.close(above)
+            yield opened
+        finally:
+            os.close(opened)
+
+    def _open(self, parent: int, flags: int) -> int:
+        """Opens this itself, in the folder that it is in."""
+        wanted = stat.S_IFDIR if flags & os.O_DIRECTORY else stat.S_IFREG
+        try:
+            opened = os.open(self.name, flags | _INSIDE, dir_fd=parent)
+        except FileNotFoundError as error:
+            error.filename = str(self)
+            raise
+        except OSError:
+            mode = os.lstat(self.name, dir_fd=parent).st_mode
+            if stat.S_IFMT(mode) == wanted:
+                raise
+            raise self._refused(mode, _KINDS[wanted]) from None
+        mode = os.fstat(opened).st_mode
+        if stat.S_IFMT(mode) != wanted:
+            os.close(opened)
+            raise self._refused(mode, _KINDS[wanted])
+        return opened
+
+    def _refuse_others(self, parent: int) -> None:
+        """Refuses to replace what no write can have put there."""
+        with contextlib.suppress(FileNotFoundError):
+            mode = os.lstat(self.name, dir_fd=parent).st_mode
+            if not stat.S_ISREG(mode):
+                raise self._refused(mode, "a file")
+
+    def _refused(self, mode: int, wanted: str) -> FolderError:
+        found = _KINDS.get(stat.S_IFMT(mode), "a device")
+        return FolderError(
+            f"{self} is {found} where {wanted} belongs; nothing that echo_jax has "
+            "written, so it is not opened: look where the folder comes from"
+        )
+
+    def _kind(self) -> int | None:
+        """The kind of what is there, as ``stat`` has it; None if nothing is."""
+        if self.in_bucket:
+            if self._remote.is_dir():
+                return stat.S_IFDIR
+            return stat.S_IFREG if self._remote.exists() else None
+        try:
+            if not self.parts:
+                return stat.S_IFMT(os.stat(self.root).st_mode)
+            with self._parent() as parent:
+                return stat.S_IFMT(os.lstat(self.name, dir_fd=parent).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    @property
+    def _remote(self) -> Any:
+        return self.root.joinpath(*self.parts)
+
+    def _write_remote(self, data: bytes) -> None:
+        import fsspec
+
+        # An object is there when all of it is. Not path.open(): closing it after an
+        # error would leave what was written so far.
+        with warnings.catch_warnings():
+            # Large content holds up the client's own event loop, which does nothing
+            # else.
+            warnings.simplefilter("ignore", ResourceWarning)
+            fsspec.filesystem("gs").pipe_file(os.fspath(self), data)
+
+
+def run_folder(path: str | os.PathLike[str]) -> RunPath:
     """Opens a run folder, which need not exist yet.
 
     That a bucket is there, and lets this process in, is found out here: at once, and
@@ -62,85 +362,46 @@ def run_folder(path: str | RunPath) -> RunPath:
         cannot be reached.
 
     Example:
-      >>> run_folder("gs://my-bucket/runs/lm") / "summary.json"
-      PosixGPath('gs://my-bucket/runs/lm/summary.json')
+      >>> str(run_folder("gs://my-bucket/runs/lm") / "summary.json")
+      'gs://my-bucket/runs/lm/summary.json'
     """
+    if isinstance(path, RunPath):
+        return path
     text = os.fspath(path)
-    if not in_bucket(text):
+    if not text:
+        raise FolderError("'' is no folder; give a path, or gs://BUCKET/FOLDER")
+    if not text.startswith(_BUCKETS):
         if re.match(r"\w\w+:/", text):
             raise FolderError(
                 f"{text} is no folder: give a local path, or gs://BUCKET/FOLDER as text"
             )
-        return Path(text)
+        return RunPath(Path(text))
     bucket, _, folder = text.removeprefix(_BUCKETS).partition("/")
     if not bucket or not folder.strip("/"):
         raise FolderError(f"{text} names no folder in a bucket: gs://BUCKET/FOLDER")
     _open_bucket(bucket)
     from etils import epath
 
-    return epath.Path(text)
+    return RunPath(epath.Path(text))
 
 
-def in_bucket(path: str | RunPath) -> bool:
-    """Whether a path leads into a bucket: then every write costs a request."""
-    return os.fspath(path).startswith(_BUCKETS)
-
-
-def write_whole(path: RunPath, content: str | bytes) -> None:
-    """Writes a file so that a reader sees the old file or the new one.
+def run_file(path: str | os.PathLike[str]) -> RunPath:
+    """Names a file in a folder of the user's, which need not exist yet.
 
     Args:
-      path: The file, in a folder that exists; replaced if it exists.
-      content: All of it; text is written as UTF-8.
+      path: A path, or ``gs://BUCKET/FOLDER/FILE`` as text.
 
     Raises:
-      OSError: It cannot be written; a file that was there stays as it was.
+      FolderError: See `run_folder`.
+
+    Example:
+      >>> run_file("runs/lm/tape.json").name
+      'tape.json'
     """
-    data = content.encode() if isinstance(content, str) else content
-    if in_bucket(path):
-        import fsspec
-
-        # An object is there when all of it is. Not path.open(): closing it after an
-        # error would leave what was written so far.
-        with warnings.catch_warnings():
-            # Large content holds up the client's own event loop, which does nothing
-            # else.
-            warnings.simplefilter("ignore", ResourceWarning)
-            fsspec.filesystem("gs").pipe_file(os.fspath(path), data)
-        return
-    # Beside the file, because a rename is atomic within one file system only.
-    new = path.with_name(f".{path.name}.new")
-    with new.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-
-
-def copy_folder(source: Path, target: RunPath) -> None:
-    """Copies the files of a local folder, each as a whole.
-
-    Args:
-      source: Which one.
-      target: Receives its files; made if there is none.
-
-    Raises:
-      OSError: A file cannot be written.
-    """
-    for file in sorted(source.rglob("*")):
-        if file.is_file():
-            copy = target / file.relative_to(source).as_posix()
-            if not in_bucket(target):
-                copy.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(copy, file.read_bytes())
-
-
-def remove_folder(path: RunPath) -> None:
-    """Removes a folder and all that is in it, if it is there."""
-    if isinstance(path, Path):
-        shutil.rmtree(path, ignore_errors=True)
-    elif path.exists():
-        path.rmtree()
+    if isinstance(path, RunPath):
+        return path
+    folder, slash, name = os.fspath(path).rpartition("/")
+    return run_folder((folder or slash) or ".") / name
 
 
 @functools.cache

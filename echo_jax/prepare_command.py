@@ -18,7 +18,8 @@ examples:
 
 _COCO_EPILOG = """\
 A SOURCE is ANNOTATIONS:IMAGES: an instances_*.json, plain or .gz, .xz, .bz2, and a
-folder or tar archive of images. SPLIT=SOURCE says which split it is.
+folder or tar archive of images. SPLIT=SOURCE says which split it is; without SPLIT=
+it is train.
 
 example:
   echo-jax prepare coco train=instances_train2017.json:train2017/ \\
@@ -87,7 +88,11 @@ def add_kinds(
         metavar="T",
         help="tokens of a record: the model's sequence length (default: %(default)s)",
     )
-    verify = add("verify", "compare all files with their hashes", _VERIFY_EPILOG)
+    verify = add(
+        "verify",
+        "check that all files of a prepared folder are as they were written",
+        _VERIFY_EPILOG,
+    )
     verify.add_argument("folder", type=Path, metavar="FOLDER", help="a prepared folder")
 
 
@@ -178,17 +183,17 @@ def run(args: argparse.Namespace, on_progress: Callable[[str, float], None]) -> 
 def _summary(info: Mapping[str, Any]) -> list[str]:
     """Returns what was made, and what was not, in lines."""
     lines = []
-    for split, facts in info["splits"].items():
-        size = sum(shard["bytes"] for shard in facts["shards"]) / 1e6
-        shards = len(facts["shards"])
+    for split, metadata in info["splits"].items():
+        size = sum(shard["bytes"] for shard in metadata["shards"]) / 1e6
+        shards = len(metadata["shards"])
         more = "".join(
-            f", {facts[name]} {name}"
+            f", {metadata[name]} {name}"
             for name in ("boxes", "documents", "tokens")
-            if name in facts
+            if name in metadata
         )
         lines.append(
-            f"{split}: {facts['examples']} examples{more}, {size:.1f} MB in {shards} "
-            f"shard{'s' if shards > 1 else ''}"
+            f"{split}: {metadata['examples']} examples{more}, {size:.1f} MB in "
+            f"{shards} shard{'s' if shards > 1 else ''}"
         )
     if clipped := info.get("clipped_boxes"):
         lines.append(f"boxes clipped to their image: {clipped}")

@@ -2,27 +2,32 @@
 
 import contextlib
 import copy
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from echo_jax.config import Config
 from echo_jax.config_check import check_config
 from echo_jax.folders import RunPath, run_folder
 from echo_jax.training import distributed
+from echo_jax.training.checkpoint import DamagedCheckpointError
 from echo_jax.training.environment import claim_workdir
+from echo_jax.training.feeds import check_echo
 from echo_jax.training.interrupt import Interrupted
 from echo_jax.training.loop import train_checked
 from echo_jax.training.measure import calibrate, probe_config
 from echo_jax.training.runfiles import read_json, write_json
+from echo_jax.training.sharding import make_mesh
 from echo_jax.training.trainer import NonFiniteLossError
 from echo_jax.workloads import build
+from echo_jax.workloads.base import Workload
 
 __all__ = [
     "ConfigRefusedError",
+    "DamagedCheckpointError",
     "Interrupted",
     "NonFiniteLossError",
-    "connected",
     "is_main_process",
     "run_probe",
     "run_study",
@@ -37,36 +42,22 @@ class ConfigRefusedError(ValueError):
     """A config that cannot be run as it is; the message says what to change."""
 
 
-@contextlib.contextmanager
-def connected(config: Config) -> Iterator[None]:
-    """Connects the processes of a run, before anything asks for a device.
-
-    Args:
-      config: A training config; ``distributed`` says which processes there are.
-
-    Raises:
-      ConfigRefusedError: They cannot be connected.
-    """
-    with contextlib.ExitStack() as stack:
-        with _errors_of_the_config():
-            if "arms" not in config:
-                check_config(config)
-                stack.enter_context(distributed.connected(config))
-        yield
-
-
 def is_main_process() -> bool:
     """Whether this process is the one that reports what all of them did."""
     return distributed.is_main_process()
 
 
-def run_train(config: Config, workdir: RunPath | str) -> dict[str, Any]:
+def run_train(
+    config: Config, workdir: str | os.PathLike[str], *, connect: bool = False
+) -> dict[str, Any]:
     """Trains one config; the same call with the same folder resumes.
 
     Args:
       config: A training config, see `echo_jax.config.default_config`.
       workdir: The run folder, a path or ``gs://BUCKET/FOLDER``; made if it does
         not exist.
+      connect: Whether the processes that ``config.distributed`` speaks of are yet to
+        be connected, once in a program and before it asks for a device.
 
     Returns:
       The content of ``summary.json``.
@@ -87,14 +78,18 @@ def run_train(config: Config, workdir: RunPath | str) -> dict[str, Any]:
         if "arms" in config:
             raise ValueError("this config is a study; run it with 'echo-jax study'")
         check_config(config)
-        workload = build(config)
-        # Last, so that a refused config leaves no folder behind.
-        if distributed.is_main_process():
-            claim_workdir(workdir, config)
-    return train_checked(config, workload, workdir)
+    with contextlib.ExitStack() as stack:
+        with _errors_of_the_config():
+            if connect:
+                stack.enter_context(distributed.connected(config))
+            workload = _checked_workload(config)
+            # Last, so that a refused config leaves no folder behind.
+            if distributed.is_main_process():
+                claim_workdir(workdir, config)
+        return train_checked(config, workload, workdir)
 
 
-def run_study(config: Config, workdir: RunPath | str) -> None:
+def run_study(config: Config, workdir: str | os.PathLike[str]) -> None:
     """Trains the arms of a study one after another, in this process.
 
     The same call with the same folder resumes: a finished arm is kept, and an
@@ -118,6 +113,7 @@ def run_study(config: Config, workdir: RunPath | str) -> None:
     with _errors_of_the_config():
         workdir = run_folder(workdir)
         arms = _arm_configs(config)
+        _check_echoes(arms, workdir)
         calibration = _kept_calibration(config, workdir)
     if calibration is None:
         calibration = _calibrate(config, say=print)
@@ -131,15 +127,15 @@ def run_study(config: Config, workdir: RunPath | str) -> None:
         for name, arm in arms.items():
             if (workdir / name / "config.json").exists():
                 claim_workdir(workdir / name, arm)
-        workdir.mkdir(parents=True, exist_ok=True)
-    facts = {
+        workdir.mkdir()
+    metadata = {
         "name": config.name,
         "base_config": config.base.to_dict(),
         "arms": list(arms),
         "storage": storage,
         "calibration": calibration,
     }
-    write_json(workdir / "study.json", facts)
+    write_json(workdir / "study.json", metadata)
     for number, (name, arm) in enumerate(arms.items(), start=1):
         print(f"\nArm {number} of {len(arms)}: {name}", flush=True)
         run_train(arm, workdir / name)
@@ -189,8 +185,22 @@ def run_probe(
         workload = build(base)
         stages = workload.stage_calls()
     return probe_config(
-        base, workload, seconds=seconds, stages=stages, on_progress=on_progress
+        base,
+        workload,
+        seconds=seconds,
+        stages=stages,
+        on_progress=on_progress,
+        # What is advised can be pasted behind the command that was typed.
+        flag="--config.base" if is_study else "--config",
     )
+
+
+def _checked_workload(config: Config) -> Workload:
+    """Returns the workload of a checked config, whose echo is possible with it."""
+    workload = build(config)
+    mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.batch_size)
+    check_echo(config, workload, mesh)
+    return workload
 
 
 @contextlib.contextmanager
@@ -237,6 +247,19 @@ def _arm_configs(config: Config) -> dict[str, Config]:
             raise ValueError(f"arm {name}: {error}") from error
         arms[name] = arm
     return arms
+
+
+def _check_echoes(arms: Mapping[str, Config], workdir: RunPath) -> None:
+    """Refuses a study with an arm whose echo cannot be, before anything has run."""
+    for name, arm in arms.items():
+        checked = copy.deepcopy(arm)
+        # The log of an arm before it may not be there yet.
+        if checked.echo.replay.startswith(f"{workdir}/"):
+            checked.echo.replay = ""
+        try:
+            _checked_workload(checked)
+        except (OSError, TypeError, ValueError) as error:
+            raise ValueError(f"arm {name}: {error}") from error
 
 
 def _kept_calibration(config: Config, workdir: RunPath) -> dict[str, float] | None:

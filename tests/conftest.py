@@ -8,10 +8,64 @@ os.environ["NPROC"] = "16"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
+import pytest
 from absl import flags
+from hypothesis import HealthCheck, settings
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # Grain's worker processes read absl flags; there is no absl.app.run in a test.
 flags.FLAGS.mark_as_parsed()
+
+# An example may take as long as the machine is busy.
+settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("patient")
+
+
+@pytest.fixture
+def compiled_soon(monkeypatch):
+    """Programs, those of processes too, are compiled in half the time, and run slower.
+
+    Machine code is not optimized; XLA's own passes are run as always. Not for tests of
+    equal bits: without optimization more programs round alike.
+    """
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+# The files that take longest, in either suite, start first: processes that share the
+# tests file by file then end together. What stands here changes no result.
+LONGEST = (
+    "test_training_distributed",
+    "test_echo_laws",
+    "test_notebooks",
+    "test_workload_sharding",
+    "test_workload_variants",
+    "test_benchmarks",
+    "test_workload_real_images",
+    "test_training_resume",
+    "test_training_recompile",
+    "test_training_device",
+    "test_cli",
+    "test_tfdata",
+    "test_echo_device",
+    "test_data_pipeline",
+    "test_data_tfdata_pipeline",
+    "test_workload_lm_documents",
+    "test_benchmark_two_hosts",
+    "test_transformer",
+    "test_echo_grain",
+    "test_data_augment",
+    "test_training_loop",
+    "test_training_profile",
+)
+
+
+def pytest_collection_modifyitems(items):
+    rank = {name: at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))

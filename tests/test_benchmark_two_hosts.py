@@ -19,7 +19,8 @@ def test_a_table_and_what_was_measured_are_written(tmp_path):
     found = tmp_path / "found.json"
     assert main([str(tmp_path), "--small", "--repeats=1", "--json", str(found)]) == 0
     rows = json.loads(found.read_text())["rows"]
-    assert len(rows) == 3 * 3
+    # The other producers differ in the seconds that are slept alone.
+    assert [row["policy"] for row in rows] == ["no echo", "fixed, e = 2", "adaptive"]
     for row in rows:
         assert 0 < row["fresh"]["real"] <= 1
         if row["policy"] == "no echo":
@@ -30,7 +31,7 @@ def test_a_table_and_what_was_measured_are_written(tmp_path):
     before, _, rest = page.read_text().partition(BEGIN)
     table, _, after = rest.partition(END)
     assert (before, after) == ("before\n", "after\n")
-    assert sum(line.startswith("| ") for line in table.splitlines()) == 2 + 9
+    assert sum(line.startswith("| ") for line in table.splitlines()) == 2 + 3
 
 
 def test_the_page_holds_the_table_of_what_was_measured():

@@ -26,6 +26,7 @@ def test_named_benchmarks_are_recorded_and_documented(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_soon")
 def test_what_is_for_an_accelerator_runs_small_anywhere(tmp_path):
     record = tmp_path / "out.json"
     names = ["H1", "H3", "H4", "H5", "H6", "H7"]
@@ -38,6 +39,7 @@ def test_what_is_for_an_accelerator_runs_small_anywhere(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_soon")
 @pytest.mark.skipif("ECHO_JAX_DATA" not in os.environ, reason="ECHO_JAX_DATA is unset")
 @pytest.mark.parametrize(
     ("name", "ids", "images"),

@@ -1,6 +1,7 @@
 """The commands as they are typed."""
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -23,7 +24,12 @@ ARMS = ["baseline", "batch_echo", "shuffle", "spread"]
 def trained(monkeypatch):
     """Catches what ``echo-jax train`` would train."""
     calls = []
-    monkeypatch.setattr(runs, "run_train", lambda *args: calls.append(args))
+
+    def catch(*args, connect):
+        assert connect
+        calls.append(args)
+
+    monkeypatch.setattr(runs, "run_train", catch)
     return calls
 
 
@@ -55,17 +61,65 @@ def test_the_module_is_the_command():
     assert done.stdout.startswith("usage: echo-jax")
 
 
+@pytest.mark.parametrize(
+    ("command", "errors", "unbuffered"),
+    [
+        ("--help", subprocess.PIPE, ""),  # printed by argparse
+        ("report {root}/results/fed --workdir {out}", subprocess.PIPE, ""),  # by rich
+        ("prepare verify {data}", subprocess.PIPE, ""),  # by print
+        ("prepare verify {data}", subprocess.PIPE, "1"),
+        ("prepare verify {data}", subprocess.STDOUT, ""),
+    ],
+)
+def test_a_reader_that_has_gone_ends_a_command_quietly(
+    command, errors, unbuffered, tmp_path
+):
+    data, out = tmp_path / "data", tmp_path / "out"
+    prepare = ["prepare", "text", f"{ROOT}/README.md", "--tokenizer", "bytes"]
+    assert cli.main([*prepare, "--out", str(data)]) == 0
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = command.format(root=ROOT, data=data, out=out).split()
+    done = subprocess.run(
+        [sys.executable, "-m", "echo_jax", *words],
+        stdout=writer,
+        stderr=errors,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr or b"") == (1, b"")
+
+
+def test_another_broken_pipe_is_no_reader_that_has_gone(monkeypatch, tmp_path):
+    def lose_a_worker(config, workdir, connect):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(runs, "run_train", lose_a_worker)
+    with pytest.raises(BrokenPipeError):
+        cli.main(["train", "--config", LM, "--workdir", str(tmp_path)])
+
+
 def test_every_field_is_a_flag(trained, tmp_path):
     argv = ["train", "--config", LM, "--workdir", f"{tmp_path}/x"]
     argv += ["--config.echo.factor=3.0", "--config.optim.lr", "0.5"]
     argv += ["--config.stop_at_target", "--config.target=1", "--config.mesh.data", "-1"]
     assert cli.main(argv) == 0
     ((config, workdir),) = trained
-    assert workdir == tmp_path / "x"
+    assert str(workdir) == str(tmp_path / "x")
     assert (config.echo.factor, config.optim.lr, config.mesh.data) == (3.0, 0.5, -1)
     assert config.stop_at_target is True
     # The variant was used, and the rest is as it says.
     assert config.updates == 60
+
+
+def test_a_config_is_checked_once(monkeypatch, tmp_path):
+    checked, trained = [], []
+    monkeypatch.setattr(runs, "check_config", checked.append)
+    monkeypatch.setattr(runs, "train_checked", lambda *args: trained.append(args))
+    argv = ["train", "--config", LM, "--workdir", str(tmp_path)]
+    assert cli.main([*argv, "--config.distributed.detect=False"]) == 0
+    ((config, _, workdir),) = trained
+    assert checked == [config] and str(workdir) == str(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +150,16 @@ def test_what_is_mistyped_is_named_in_one_line(flag, message, tmp_path, capsys):
     assert message in line
     # A corrected command must not find the folder taken.
     assert not workdir.exists()
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_an_echo_that_cannot_be_is_refused_in_one_line(where, tmp_path, capsys):
+    argv = ["train", "--config", LM, "--workdir", str(tmp_path / "x")]
+    argv += ["--config.echo.factor=3.0", "--config.echo.order=spread"]
+    # On one device, whatever devices there are.
+    argv += [f"--config.echo.where={where}", "--config.mesh.data=1"]
+    assert "buffer=1 is too small for order='spread'" in _refused(argv, capsys)
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_missing_config_is_named(tmp_path, capsys):
@@ -134,6 +198,8 @@ def test_a_config_of_the_other_command_is_sent_there(tmp_path, capsys):
     [
         ("--config.storage_ratio=-1", "config.storage_ratio=-1.0 must be at least 0"),
         ("--config.arms.spread.echo.order=spraed", "arm spread: config.echo.order="),
+        # The last arm: those before it would run for minutes.
+        ("--config.arms.spread.echo.buffer=1", "arm spread: buffer=1 is too small"),
     ],
 )
 def test_a_study_is_checked_before_its_first_arm(flag, message, tmp_path, capsys):
@@ -153,7 +219,7 @@ def test_a_study_is_checked_before_its_first_arm(flag, message, tmp_path, capsys
 def test_an_interruption_prints_the_command_that_resumes(
     error, status, message, monkeypatch, tmp_path, capsys
 ):
-    def stop(config, workdir):
+    def stop(*args, **options):
         raise error
 
     monkeypatch.setattr(runs, "run_train", stop)
@@ -165,7 +231,7 @@ def test_an_interruption_prints_the_command_that_resumes(
 
 
 def test_a_loss_that_is_not_finite_fails_the_command(monkeypatch, tmp_path, capsys):
-    def diverge(config, workdir):
+    def diverge(*args, **options):
         raise runs.NonFiniteLossError("the loss of update", 7, None)
 
     monkeypatch.setattr(runs, "run_train", diverge)
@@ -192,8 +258,8 @@ def test_a_study_leaves_its_arms_and_its_report(study):
         *("study.json", "table.md", "figure.png", "figure.svg", "report.html"),
         *ARMS,
     }
-    facts = _json(study / "study.json")
-    assert facts["arms"] == ARMS
+    metadata = _json(study / "study.json")
+    assert metadata["arms"] == ARMS
     summaries = {arm: _json(study / arm / "summary.json") for arm in ARMS}
     assert all(summary["reached"] for summary in summaries.values())
     assert [s["echo"]["order"] for s in summaries.values()] == [
@@ -205,14 +271,16 @@ def test_a_study_leaves_its_arms_and_its_report(study):
 
 @pytest.mark.slow
 def test_all_arms_read_from_the_storage_that_was_calibrated(study):
-    facts = _json(study / "study.json")
-    found = facts["calibration"]
+    metadata = _json(study / "study.json")
+    found = metadata["calibration"]
     wait_s = 4.0 * found["t_down_s"] - found["t_up_without_latency_s"]
     assert found["latency_s"] == pytest.approx(max(wait_s, 0) / 32, rel=1e-12)
     for arm in ARMS:
-        assert _json(study / arm / "config.json")["data"]["storage"] == facts["storage"]
+        assert (
+            _json(study / arm / "config.json")["data"]["storage"] == metadata["storage"]
+        )
         assert _json(study / arm / "summary.json")["simulated_storage"]
-    assert facts["storage"]["latency_s"] == found["latency_s"]
+    assert metadata["storage"]["latency_s"] == found["latency_s"]
     assert "simulated storage" in (study / "table.md").read_text()
 
 
@@ -254,6 +322,8 @@ def test_a_study_that_a_signal_stops_is_resumed_by_the_command_it_prints(
     assert process.returncode == 128 + signum
     assert err.splitlines()[-1] == f"  {shlex.join(['echo-jax', *argv])}"
     assert not (tmp_path / "x" / "baseline" / "summary.json").exists()
+    if signum == signal.SIGINT:
+        return  # Both leave the same behind, so one is resumed.
 
     stopped = re.search(r"stopped by \w+ after update (\d+)", err)
     assert stopped is not None

@@ -35,11 +35,11 @@ def test_defaults_are_valid_and_locked():
         ({"updates": 0}, r"config\.updates=0 must be at least 1"),
         ({"seed": -1}, r"config\.seed=-1 must be at least 0"),
         ({"seed": 2**32}, r"config\.seed=4294967296 must be below 4294967296"),
-        ({"echo__factor": 0.5}, r"config\.echo\.factor=0\.5 must be at least 1\.0"),
-        ({"echo__factor": float("nan")}, r"config\.echo\.factor=nan must be"),
-        ({"echo__factor": float("inf")}, r"config\.echo\.factor=inf must be"),
-        ({"echo__order": "random"}, r"config\.echo\.order='random' must be one of con"),
-        ({"echo__after": "crop"}, r"config\.echo\.after='crop' must be one of read, "),
+        ({"echo__factor": 0.5}, r"config\.echo: echo factor 0\.5 is outside \[1"),
+        ({"echo__factor": float("nan")}, r"config\.echo: echo factor nan is not"),
+        ({"echo__factor": float("inf")}, r"config\.echo: echo factor inf is not"),
+        ({"echo__order": "random"}, r"config\.echo\.order='random' is unknown; use"),
+        ({"echo__after": "crop"}, r"config\.echo\.after='crop' .* one of read, "),
         ({"optim__lr": 0.0}, r"config\.optim\.lr=0\.0 must be above 0"),
         (
             {"optim__schedule": "piecewise"},
@@ -98,20 +98,35 @@ def test_defaults_are_valid_and_locked():
             {**ON_DEVICE, "echo__mode": "adaptive", "data__prefetch": 0},
             r"prefetch=0 reads when asked, .* set --config\.data\.prefetch=4",
         ),
-        ({"data__pipeline": "torch"}, r"pipeline='torch' must be one of grain, tfdata"),
+        (
+            {"data__pipeline": "torch"},
+            r"config\.data\.pipeline='torch' .* grain, tf",
+        ),
         (
             {"data__pipeline": "tfdata", "data__workers": 2},
-            r"data\.workers=2 needs --config\.data\.pipeline=grain; .* set --config",
+            r"config\.data\.workers=2 needs data\.pipeline=grain; .* Use --config",
         ),
+        (
+            {"data__threads": -1},
+            r"config\.data\.threads=-1 is too small; use 0",
+        ),
+        (
+            {"data__storage__latency_s": -1.0},
+            r"config\.data\.storage\.latency_s=-1\.0 must be a finite number >= 0",
+        ),
+        ({"echo__buffer": 0}, r"config\.echo\.buffer=0 must be at least 1"),
         ({"echo__load__start": 0.5}, r"start=0\.5 needs --config\.echo\.mode=stoch"),
         (
             {**STOCHASTIC, "echo__load__end": 0.5},
-            r"load\.end=0\.5 must be echo\.load\.start=1\.0 in a constant schedule",
+            r"config\.echo\.load: a constant schedule has end=0\.5 other than start=1",
         ),
-        ({**STOCHASTIC, "echo__load__start": 0.0}, r"start=0\.0 is a probability"),
+        (
+            {**STOCHASTIC, "echo__load__start": 0.0},
+            r"load\.start=0\.0 must be a prob",
+        ),
         (
             {**STOCHASTIC, "echo__load__quantity": "e", "echo__load__start": 0.5},
-            r"start=0\.5 is a factor, at least 1",
+            r"config\.echo\.load\.start=0\.5 must be an echo factor, at least 1",
         ),
         ({"dispatch__mode": "scam"}, r"mode='scam' must be one of auto, loop"),
         (

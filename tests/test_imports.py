@@ -29,7 +29,13 @@ ALLOWED = {
         "studies",
     },
     "config": {"config_factor"},
-    "config_check": {"config", "config_optimizer"},
+    "config_check": {
+        "config",
+        "config_echo",
+        "config_optimizer",
+        "data.pipeline_spec",
+    },
+    "config_echo": {"config", "echo"},
     "config_factor": set(),
     "config_flags": {"config"},
     "config_optimizer": set(),
@@ -51,6 +57,7 @@ ALLOWED = {
     "training": {
         "config",
         "config_check",
+        "config_echo",
         "config_optimizer",
         "echo",
         "folders",

@@ -5,6 +5,7 @@ import io
 import json
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from echo_jax.data.pipeline import PipelineSpec
 from echo_jax.data.stage_calls import stage_calls
 from echo_jax.data.stages import Stages
 from echo_jax.data.storage import StorageSpec
+from echo_jax.training import measure
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = f"{ROOT}/configs/quickstart.py:tiny"
@@ -55,22 +57,42 @@ def test_the_storage_is_simulated_as_the_study_does(probed):
 def test_advice_names_fields_of_the_config(probed):
     found, printed = probed
     assert found["advised_factor"] > 1
-    assert "--config.data.threads" in " ".join(found["advice"])
-    assert f"--config.echo.factor={found['advised_factor']} " in found["how"]
-    assert "--config.echo.after=decode" in found["how"]
+    assert "--config.base.data.threads" in " ".join(found["advice"])
+    assert f"--config.base.echo.factor={found['advised_factor']} " in found["how"]
+    assert "--config.base.echo.after=decode" in found["how"]
     # Of a hundred batches.
-    assert found["how"].endswith("--config.echo.buffer=3200")
+    assert found["how"].endswith("--config.base.echo.buffer=3200")
     assert found["how"] in printed
     assert "95 % interval" in printed
 
 
 @pytest.mark.slow
 def test_what_a_probe_advises_can_be_run(probed):
-    how = probed[0]["how"]
-    flags = [flag.replace("--config.", "--config.base.") for flag in how.split()]
-    config = cli._load(QUICKSTART, flags)
+    config = cli._load(QUICKSTART, probed[0]["how"].split())
     check_config(config.base)
     assert config.base.echo.order == "spread"
+
+
+@pytest.mark.parametrize(
+    ("path", "flag"),
+    [("lm.py:tiny", "--config."), ("quickstart.py:tiny", "--config.base.")],
+)
+def test_advice_is_flags_of_the_config_that_was_given(path, flag, monkeypatch):
+    options = []
+    monkeypatch.setattr(measure, "CompiledFunctions", mock.MagicMock())
+    monkeypatch.setattr(
+        measure, "probe", lambda *args, **kw: options.append(kw["options"])
+    )
+    config = cli._load(f"{ROOT}/configs/{path}", [])
+    if "arms" in config:
+        config.storage_ratio = 0.0
+    runs.run_probe(config)
+    (found,) = options
+    after = found.echo.format(factor=2.0, after="decode", buffer=64)
+    names = [found.threads, found.workers, found.prefetch, *after.split()]
+    assert all(name.startswith(flag) for name in names)
+    assert f"({flag}echo.where=device)" in found.device
+    cli._load(f"{ROOT}/configs/{path}", after.split())
 
 
 class _Report:

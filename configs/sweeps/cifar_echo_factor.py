@@ -2,7 +2,7 @@
 
     echo-jax study --config configs/sweeps/cifar_echo_factor.py --workdir runs/cifar_e
 
-Decoded images are echoed 1, 2, 4, 8 and 16 times, through a shuffle buffer of 10^4,
+Decoded images are echoed 1, 2, 4, 8 and 16 times, shuffled within a buffer of 10^4,
 until the accuracy is 91 %. ``:tiny`` is the small network of ``configs/cifar.py:tiny``,
 to 45 %.
 """

@@ -2,7 +2,7 @@
 
     echo-jax study --config configs/sweeps/imagenet_echo_factor.py --workdir runs/e
 
-Decoded images are echoed 1 to 5 times, through a shuffle buffer of 10^5, until the
+Decoded images are echoed 1 to 5 times, shuffled within a buffer of 10^5, until the
 accuracy is 75 %. Every arm may take the same 110 thousand updates, and reading is made
 as slow as the paper's was: a fresh batch takes the time of 6 steps (R = 6).
 

@@ -2,7 +2,7 @@
 
     echo-jax study --config configs/sweeps/lm_echo_factor.py --workdir runs/lm_factor
 
-Examples are echoed 1, 2, 4, 8 and 16 times, through a shuffle buffer of 10^6, until the
+Examples are echoed 1, 2, 4, 8 and 16 times, shuffled within a buffer of 10^6, until the
 cross-entropy is 3.9. The updates that every arm may take are those after which the
 curves of the paper's appendix end.
 

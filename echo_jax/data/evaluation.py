@@ -7,7 +7,7 @@ import numpy as np
 
 from echo_jax.data.stages import Item, RecordSource
 from echo_jax.echo.keys import use_seed
-from echo_jax.echo.shard import WHOLE, Part
+from echo_jax.echo.shard import SINGLE, DataShard
 
 __all__ = ["eval_batches", "sample_indices", "stream_eval_batches"]
 
@@ -23,7 +23,7 @@ def eval_batches(
     batch_size: int,
     max_examples: int = 0,
     threads: int = _THREADS,
-    part: Part = WHOLE,
+    shard: DataShard = SINGLE,
 ) -> list[Item]:
     """Decodes a split, or a sample of it, into batches of one size.
 
@@ -37,7 +37,7 @@ def eval_batches(
       max_examples: How many examples to take, always the same ones; 0
         takes all.
       threads: That read and decode.
-      part: Which rows of every batch are made, where several processes share them.
+      shard: Which rows of every batch are made, where several processes share them.
 
     Returns:
       Batches: the item's arrays with a leading axis of size B, and ``"mask"``
@@ -57,7 +57,7 @@ def eval_batches(
             batch_size=batch_size,
             max_examples=max_examples,
             threads=threads,
-            part=part,
+            shard=shard,
         )
     )
 
@@ -69,7 +69,7 @@ def stream_eval_batches(
     batch_size: int,
     max_examples: int = 0,
     threads: int = _THREADS,
-    part: Part = WHOLE,
+    shard: DataShard = SINGLE,
 ) -> Iterator[Item]:
     """Yields the batches of `eval_batches`, of which two are in memory at a time.
 
@@ -81,19 +81,19 @@ def stream_eval_batches(
       batch_size: Examples in a batch, B.
       max_examples: How many examples to take.
       threads: That read and decode; the next batch is made while one is used.
-      part: Which rows of every batch are made; all parts have as many batches.
+      shard: Which rows of every batch are made; all shards have as many batches.
 
     Yields:
       Batches.
     """
     indices = sample_indices(len(source), max_examples)
-    rows = part.rows(batch_size)
+    rows = shard.rows(batch_size)
     pool = ThreadPoolExecutor(threads)
 
     def start(first: int) -> tuple[int, list[Future[Item]]]:
         batch = indices[first : first + batch_size]
-        mine = batch[part.number * rows : (part.number + 1) * rows]
-        # A part of nothing but padding has the shapes of an example all the same.
+        mine = batch[shard.index * rows : (shard.index + 1) * rows]
+        # A shard of nothing but padding has the shapes of an example all the same.
         wanted = mine or batch[:1]
         decoded = [pool.submit(lambda i=index: decode(source[i])) for index in wanted]
         return len(mine), decoded

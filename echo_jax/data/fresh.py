@@ -13,23 +13,23 @@ import grain
 from echo_jax.data.pipeline_spec import AUGMENT, SHUFFLE, STORAGE, PipelineSpec
 from echo_jax.data.stages import AugmentFresh, FinishBatch, Read, Stages
 from echo_jax.data.storage import SimulatedStorage
-from echo_jax.echo.shard import WHOLE, Part
+from echo_jax.echo.shard import SINGLE, DataShard
 
 __all__ = ["below_echo", "fresh_items"]
 
 
 def fresh_items(
-    stages: Stages, pipeline: PipelineSpec, part: Part = WHOLE
+    stages: Stages, pipeline: PipelineSpec, shard: DataShard = SINGLE
 ) -> grain.MapDataset[Any]:
     """Returns the stages above the echo, as the items that they make.
 
     Args:
       stages: Records and what they go through.
       pipeline: Says behind which stage the echo stands.
-      part: Of every batch.
+      shard: Of every batch.
 
     Returns:
-      Item i is the i-th fresh one of the part's endless stream; of batches, their
+      Item i is the i-th fresh one of the shard's endless stream; of batches, their
       examples.
     """
     storage = SimulatedStorage(pipeline.storage, pipeline.stream_seed(STORAGE))
@@ -45,21 +45,21 @@ def fresh_items(
     if pipeline.after in ("augment", "batch") and stages.augment is not None:
         augment = AugmentFresh(stages.augment, pipeline.stream_seed(AUGMENT))
         dataset = dataset.map_with_index(augment)
-    if part.of == 1:
+    if shard.count == 1:
         return dataset
-    rows = part.rows(pipeline.batch_size)
-    return _PartOfItems(dataset, functools.partial(part.whole_index, rows=rows))
+    rows = shard.rows(pipeline.batch_size)
+    return _ShardOfItems(dataset, functools.partial(shard.global_index, rows=rows))
 
 
 def below_echo(
-    stages: Stages, pipeline: PipelineSpec, part: Part = WHOLE
+    stages: Stages, pipeline: PipelineSpec, shard: DataShard = SINGLE
 ) -> FinishBatch | None:
     """Returns what is left to do for every use of an item.
 
     Args:
       stages: Records and what they go through.
       pipeline: Says behind which stage the echo stands.
-      part: Of every batch.
+      shard: Of every batch.
 
     Returns:
       The stages; None if there are none but batching, so that the echo may gather
@@ -70,21 +70,21 @@ def below_echo(
     decode = stages.decode if pipeline.after == "read" else None
     if decode is None and stages.augment is None:
         return None
-    seed, rows = pipeline.stream_seed(AUGMENT), part.rows(pipeline.batch_size)
+    seed, rows = pipeline.stream_seed(AUGMENT), shard.rows(pipeline.batch_size)
     return FinishBatch(
-        decode, stages.augment, seed, functools.partial(part.whole_index, rows=rows)
+        decode, stages.augment, seed, functools.partial(shard.global_index, rows=rows)
     )
 
 
-class _PartOfItems(grain.MapDataset):
-    """The items of a part, by their number in it."""
+class _ShardOfItems(grain.MapDataset):
+    """The items of a shard, by their number in it."""
 
     def __init__(self, items: grain.MapDataset, index: Callable[[int], int]):
-        """Takes items of all parts.
+        """Takes items of all shards.
 
         Args:
           items: An endless dataset.
-          index: Of an item of the part, in there.
+          index: Of an item of the shard, in there.
         """
         super().__init__(items)
         self._index = index

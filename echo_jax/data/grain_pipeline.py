@@ -13,30 +13,33 @@ import grain
 from absl import flags
 from grain.experimental import ThreadPrefetchIterDataset
 
-from echo_jax.data.chunks import Unchunked
 from echo_jax.data.fresh import below_echo, fresh_items
+from echo_jax.data.item_lists import FlattenLists
 from echo_jax.data.pipeline_spec import PipelineSpec
 from echo_jax.data.stages import BroadcastTags, Stages
+from echo_jax.data.timed import TimedFresh, WithFreshTime
 from echo_jax.echo.adapters import grain as echo_grain
-from echo_jax.echo.shard import Part
+from echo_jax.echo.instrument.fresh_time import FreshTime
+from echo_jax.echo.shard import DataShard
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec
 
 __all__ = ["echoed_batches", "grain_batches", "grain_fresh_batches"]
 
 # Handing an element from one thread to another costs about 50 us, and 300 us from
 # process to process; a list of items is one element.
-_CHUNK_ITEMS = 16
+_ITEMS_PER_LIST = 16
+_WORKER_BUFFER = 2  # elements that wait for each process to be asked
 
 
 def grain_batches(
-    stages: Stages, pipeline: PipelineSpec, spec: AnySpec, part: Part
+    stages: Stages, pipeline: PipelineSpec, spec: AnySpec, shard: DataShard
 ) -> grain.IterDataset:
     """See `echo_jax.data.pipeline.train_dataset`."""
-    if pipeline.after == "batch":
-        fresh = grain_fresh_batches(stages, pipeline, part)
-    else:
-        fresh = Unchunked(_read(stages, pipeline, part, in_batches=False))
-    return echoed_batches(fresh, stages, pipeline, spec, part)
+    in_batches = pipeline.after == "batch"
+    fresh = _read(stages, pipeline, shard, in_batches=in_batches)
+    elements = fresh if in_batches else FlattenLists(fresh)
+    batches = echoed_batches(elements, stages, pipeline, spec, shard)
+    return WithFreshTime(batches, fresh.fresh_time)
 
 
 def echoed_batches(
@@ -44,7 +47,7 @@ def echoed_batches(
     stages: Stages,
     pipeline: PipelineSpec,
     spec: AnySpec,
-    part: Part,
+    shard: DataShard,
 ) -> grain.IterDataset:
     """Returns training batches of fresh elements: the echo, and what is below it.
 
@@ -53,9 +56,9 @@ def echoed_batches(
       stages: What their examples go through.
       pipeline: Where the echo stands, and how much is made ahead.
       spec: The echo.
-      part: Of every batch.
+      shard: Of every batch.
     """
-    rows, ahead = part.rows(pipeline.batch_size), None
+    rows, ahead = shard.rows(pipeline.batch_size), None
     prefetch = pipeline.prefetch
     if isinstance(spec, AdaptiveSpec):
         # What waits for the trainer is fresh data, not repeats decided too early.
@@ -65,14 +68,14 @@ def echoed_batches(
         batches = echo_grain.echo(fresh, spec, tags=True, prefetch=ahead)
         batches = batches.map(BroadcastTags(rows))
     else:
-        spec = part.echo(replace(spec, batch_size=pipeline.batch_size))
-        below = below_echo(stages, pipeline, part)
+        spec = shard.echo(replace(spec, batch_size=pipeline.batch_size))
+        below = below_echo(stages, pipeline, shard)
         if below is None:
             batches = echo_grain.echo(
                 fresh, spec, batch=True, tags=True, prefetch=ahead
             )
-            whole_index = functools.partial(part.whole_index, rows=rows)
-            batches = batches.map(BroadcastTags(rows, whole_index))
+            global_index = functools.partial(shard.global_index, rows=rows)
+            batches = batches.map(BroadcastTags(rows, global_index))
         else:
             uses = echo_grain.echo(fresh, spec, tags=True, prefetch=ahead)
             batches = uses.batch(rows, drop_remainder=True, batch_fn=below)
@@ -80,36 +83,38 @@ def echoed_batches(
 
 
 def grain_fresh_batches(
-    stages: Stages, pipeline: PipelineSpec, part: Part
-) -> grain.IterDataset:
+    stages: Stages, pipeline: PipelineSpec, shard: DataShard
+) -> TimedFresh:
     """See `echo_jax.data.pipeline.fresh_batches`."""
-    return _read(stages, pipeline, part, in_batches=True)
+    return _read(stages, pipeline, shard, in_batches=True)
 
 
 def _read(
-    stages: Stages, pipeline: PipelineSpec, part: Part, *, in_batches: bool
-) -> grain.IterDataset:
-    """Returns the endless stream of fresh elements, in batches or in chunks."""
-    items = fresh_items(stages, pipeline, part)
+    stages: Stages, pipeline: PipelineSpec, shard: DataShard, *, in_batches: bool
+) -> TimedFresh:
+    """Returns the endless stream of fresh elements, in batches or in lists of items."""
+    items, rows = fresh_items(stages, pipeline, shard), shard.rows(pipeline.batch_size)
     if in_batches:
-        dataset = items.batch(part.rows(pipeline.batch_size))
+        dataset = items.batch(rows)
     else:
-        dataset = items.batch(_CHUNK_ITEMS, batch_fn=list)
+        dataset = items.batch(_ITEMS_PER_LIST, batch_fn=list)
     # Two elements for each thread: one in the making, one ready.
+    held = 2 * pipeline.threads
     stream = dataset.to_iter_dataset(
-        grain.ReadOptions(
-            num_threads=pipeline.threads, prefetch_buffer_size=2 * pipeline.threads
-        )
+        grain.ReadOptions(num_threads=pipeline.threads, prefetch_buffer_size=held)
     )
     if pipeline.workers:
         _ensure_flags_are_parsed()
         stream = stream.mp_prefetch(
             grain.MultiprocessingOptions(
-                num_workers=pipeline.workers, per_worker_buffer_size=2
+                num_workers=pipeline.workers, per_worker_buffer_size=_WORKER_BUFFER
             ),
             worker_init_fn=_leave_signals_to_the_trainer,
         )
-    return stream
+        # And one between its threads and its buffer.
+        held = pipeline.workers * (held + 1 + _WORKER_BUFFER)
+    per_batch = 1 if in_batches else rows / _ITEMS_PER_LIST
+    return TimedFresh(stream, FreshTime(elements_per_batch=per_batch, held=held))
 
 
 def _leave_signals_to_the_trainer(worker: int, num_workers: int) -> None:

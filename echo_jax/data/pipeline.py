@@ -25,14 +25,14 @@ import grain
 from echo_jax.data.grain_pipeline import grain_batches, grain_fresh_batches
 from echo_jax.data.pipeline_spec import EchoAfter, PipelineSpec
 from echo_jax.data.stages import Stages
-from echo_jax.echo.shard import WHOLE, Part
+from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import AnySpec
 
 __all__ = ["EchoAfter", "PipelineSpec", "fresh_batches", "train_dataset"]
 
 
 def train_dataset(
-    stages: Stages, pipeline: PipelineSpec, spec: AnySpec, part: Part = WHOLE
+    stages: Stages, pipeline: PipelineSpec, spec: AnySpec, shard: DataShard = SINGLE
 ) -> grain.IterDataset:
     """Returns the endless stream of training batches, with an echo in it.
 
@@ -48,8 +48,8 @@ def train_dataset(
       pipeline: Placement of the echo, sizes, and parallelism.
       spec: The echo, of any mode. Its ``batch_size`` is set here: one batch behind
         "batch", else the examples of a batch.
-      part: Of every batch, where several processes share a run: it is echoed for
-        itself. Sizes in `pipeline` and `spec` are those over all parts.
+      shard: Of every batch, where several processes share a run: it is echoed for
+        itself. Sizes in `pipeline` and `spec` are those over all shards.
 
     Returns:
       Batches: the item's arrays with a leading axis of ``batch_size``, and
@@ -71,12 +71,12 @@ def train_dataset(
         # Imported here: TensorFlow is an extra, and takes ten seconds.
         from echo_jax.data.tfdata_pipeline import tfdata_batches
 
-        return tfdata_batches(stages, pipeline, spec, part)
-    return grain_batches(stages, pipeline, spec, part)
+        return tfdata_batches(stages, pipeline, spec, shard)
+    return grain_batches(stages, pipeline, spec, shard)
 
 
 def fresh_batches(
-    stages: Stages, pipeline: PipelineSpec, part: Part = WHOLE
+    stages: Stages, pipeline: PipelineSpec, shard: DataShard = SINGLE
 ) -> grain.IterDataset:
     """Returns the endless stream of fresh batches for an echo on the devices.
 
@@ -88,7 +88,7 @@ def fresh_batches(
       stages: Records and what they go through.
       pipeline: Sizes, parallelism, and the last stage in ``after``: ``"decode"``, or
         ``"augment"`` for items augmented once, on the host.
-      part: Of every batch.
+      shard: Of every batch.
 
     Returns:
       Batches: the item's arrays with a leading axis of ``batch_size``.
@@ -113,5 +113,5 @@ def fresh_batches(
         # Imported here, as above.
         from echo_jax.data.tfdata_pipeline import tfdata_fresh_batches
 
-        return tfdata_fresh_batches(stages, pipeline, part)
-    return grain_fresh_batches(stages, pipeline, part)
+        return tfdata_fresh_batches(stages, pipeline, shard)
+    return grain_fresh_batches(stages, pipeline, shard)

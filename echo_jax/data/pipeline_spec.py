@@ -64,12 +64,17 @@ class PipelineSpec:
                 f"data.workers={self.workers} needs data.pipeline=grain; tf.data runs "
                 "the stages in threads. Use --config.data.workers=0."
             )
-        bounds = {"batch_size": 1, "seed": 0, "threads": 0, "workers": 0, "prefetch": 0}
+        bounds = {
+            "batch_size": 1,
+            "seed": 0,
+            "data.threads": 0,
+            "data.workers": 0,
+            "data.prefetch": 0,
+        }
         for name, least in bounds.items():
-            if getattr(self, name) < least:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} is too small; use {least} or more."
-                )
+            value = getattr(self, name.removeprefix("data."))
+            if value < least:
+                raise ValueError(f"{name}={value} is too small; use {least} or more.")
 
     @classmethod
     def from_config(cls, config: Any) -> "PipelineSpec":

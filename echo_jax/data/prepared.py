@@ -155,7 +155,7 @@ class Prepared:
             )
         return self._records[position]
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Returns what was read, as JSON values: the sizes, and a hash of it all."""
         digest = hashlib.sha256()
         split = self.info["splits"][self.split]

@@ -42,7 +42,7 @@ class Sequences:
       eod: The token between documents; None if there is none.
       bytes_per_token: Of the validation text, on average, if tokens that end documents
         count and are no bytes.
-      facts: What was read, as JSON values.
+      metadata: What was read, as JSON values.
     """
 
     train: RecordSource
@@ -51,7 +51,7 @@ class Sequences:
     vocab: int
     eod: int | None
     bytes_per_token: float
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
 
 
 def open_sequences(source: str, seq_len: int, tokenizer: str = "") -> Sequences:
@@ -65,7 +65,7 @@ def open_sequences(source: str, seq_len: int, tokenizer: str = "") -> Sequences:
       tokenizer: For documents: the file of a SentencePiece model, or ``"bytes"``.
 
     Returns:
-      The windows. Their facts hold ``unigram_nats``, the loss of counting tokens.
+      The windows. Their metadata hold ``unigram_nats``, the loss of counting tokens.
 
     Raises:
       FileNotFoundError, ValueError: If the text cannot be read, a split holds no
@@ -99,8 +99,8 @@ def _bytes(source: str, seq_len: int) -> Sequences:
         vocab=_NUM_BYTES,
         eod=None,
         bytes_per_token=1.0,
-        facts={
-            **corpus.facts,
+        metadata={
+            **corpus.metadata,
             "synthetic": False,
             "window_bytes": seq_len + 1,
             "train_examples": len(train),
@@ -120,19 +120,19 @@ def _prepared(folder: str, seq_len: int) -> Sequences:
     info = blocks["validation"].info
     vocab = info["vocab_size"]
     judged = info["splits"][blocks["validation"].split]
-    facts = blocks["train"].facts()
+    metadata = blocks["train"].metadata()
     return Sequences(
         **windows,
         decode=DecodeTokens(vocab),
         vocab=vocab,
         eod=info["eod"],
         bytes_per_token=judged["bytes"] / judged["tokens"],
-        facts={
+        metadata={
             "source": folder,
             "synthetic": False,
             "tokenizer": info["tokenizer"],
             "vocab": vocab,
-            "sha256": facts["sha256"],
+            "sha256": metadata["sha256"],
             "window_tokens": seq_len + 1,
             "train_examples": len(windows["train"]),
             "validation_examples": len(windows["validation"]),
@@ -178,8 +178,8 @@ def _packed(source: str, seq_len: int, name: str) -> Sequences:
         vocab=tokenizer.vocab_size,
         eod=tokenizer.eod,
         bytes_per_token=num_bytes / num_tokens,
-        facts={
-            **opened["train"].facts(),
+        metadata={
+            **opened["train"].metadata(),
             "synthetic": False,
             "tokenizer": name,
             "vocab": tokenizer.vocab_size,

@@ -154,7 +154,7 @@ class ShapeRecords:
     def __getitem__(self, index: int) -> bytes:
         return self._records[index]
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Returns the number, the size and the hash of the records."""
         digest = hashlib.sha256()
         for record in self._records:

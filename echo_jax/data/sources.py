@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 from echo_jax.data.prepared import open_prepared, read_info, unpack
 from echo_jax.data.stages import RecordSource
 
-__all__ = ["DescribedSource", "Kind", "Picked", "open_source"]
+__all__ = ["DescribedSource", "Kind", "Subset", "open_source"]
 
 Kind = Literal["images", "coco", "text"]
 
@@ -41,13 +41,13 @@ class DescribedSource(RecordSource, Protocol):
         """See the class."""
         ...
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Returns what was read, for ``environment.json``."""
         ...
 
 
 @dataclass(frozen=True)
-class Picked:
+class Subset:
     """Some of the records of a source.
 
     Attributes:
@@ -55,7 +55,7 @@ class Picked:
       indices: Which of them, in this order.
 
     Example:
-      >>> Picked([b"ab", b"cd", b"ef"], (2, 0))[0]
+      >>> Subset([b"ab", b"cd", b"ef"], (2, 0))[0]
       b'ef'
     """
 

@@ -82,18 +82,18 @@ class FinishBatch:
       decode: If it is below the echo.
       augment: If it is below the echo.
       seed: Of the augmentation.
-      whole_index: Turns the echo's fresh indices into those over all processes.
+      global_index: Turns the echo's fresh indices into those over all processes.
     """
 
     decode: Callable[[bytes], Item] | None
     augment: Callable[[Item, int], Item] | None
     seed: int
-    whole_index: Callable[[Any], Any] = lambda index: index
+    global_index: Callable[[Any], Any] = lambda index: index
 
     def __call__(self, uses: Sequence[tuple[Any, Tags]]) -> Item:
         """Returns the batch of these uses, with their tags in it."""
         index = np.array([tags.fresh_index for _, tags in uses], np.int64)
-        fresh_index = self.whole_index(index)
+        fresh_index = self.global_index(index)
         repeat = np.array([tags.repeat for _, tags in uses], np.int32)
         seeds = use_seed(self.seed, fresh_index, repeat).tolist()
         items = [
@@ -105,7 +105,7 @@ class FinishBatch:
 
     def finish(self, item: Any, tags: Tags) -> Item:
         """Returns one example of the batch that holds this use."""
-        index = int(self.whole_index(int(tags.fresh_index)))
+        index = int(self.global_index(int(tags.fresh_index)))
         seed = use_seed(self.seed, index, int(tags.repeat))
         return self._finished(item, int(seed))
 
@@ -120,17 +120,17 @@ class BroadcastTags:
 
     Attributes:
       batch_size: Examples.
-      whole_index: See `FinishBatch`; the index of a batch is that of all its parts.
+      global_index: See `FinishBatch`; the index of a batch is that of all its shards.
     """
 
     batch_size: int
-    whole_index: Callable[[Any], Any] = lambda index: index
+    global_index: Callable[[Any], Any] = lambda index: index
 
     def __call__(self, use: tuple[Mapping[str, Any], Tags]) -> Item:
         """Returns the batch with its tags in it."""
         batch, tags = use
         shape = (self.batch_size,)
-        index = self.whole_index(np.asarray(tags.fresh_index))
+        index = self.global_index(np.asarray(tags.fresh_index))
         return {
             **batch,
             "fresh_index": np.full(shape, index, np.int64),

@@ -1,7 +1,7 @@
 """A simulated storage: reads that take as long as reads over a network.
 
 It sleeps; it moves no data. Whatever ran on it was not measured on a real
-network, so the facts of a run call it simulated.
+network, so the metadata of a run call it simulated.
 """
 
 import math
@@ -58,8 +58,8 @@ class StorageSpec:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(
-                    f"data.storage.{name} must be a finite number >= 0, got "
-                    f"{value}; 0 switches it off."
+                    f"data.storage.{name}={value} must be a finite number >= 0; 0 "
+                    "switches it off."
                 )
         if self.distribution not in get_args(Distribution):
             raise ValueError(
@@ -72,7 +72,7 @@ class StorageSpec:
         """Whether reads are delayed at all."""
         return self.latency_s > 0 or self.bytes_per_s > 0
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Returns what a run says about its storage, as JSON values."""
         return {"simulated": self.is_simulated, **asdict(self)}
 

@@ -24,10 +24,12 @@ from echo_jax.data.fresh import below_echo, fresh_items
 from echo_jax.data.grain_pipeline import echoed_batches
 from echo_jax.data.pipeline_spec import PipelineSpec
 from echo_jax.data.stages import BroadcastTags, Item, Stages
+from echo_jax.data.timed import TimedFresh, WithFreshTime
 from echo_jax.echo.adapters import tfdata
 from echo_jax.echo.counts import Tags
+from echo_jax.echo.instrument.fresh_time import FreshTime
 from echo_jax.echo.plans.fixed import FixedPlan
-from echo_jax.echo.shard import Part
+from echo_jax.echo.shard import DataShard
 from echo_jax.echo.spec import AnySpec, EchoSpec
 
 __all__ = ["TfdataBatches", "tfdata_batches", "tfdata_fresh_batches"]
@@ -36,31 +38,43 @@ _ENDLESS = np.iinfo(np.int64).max
 
 
 def tfdata_batches(
-    stages: Stages, pipeline: PipelineSpec, spec: AnySpec, part: Part
+    stages: Stages, pipeline: PipelineSpec, spec: AnySpec, shard: DataShard
 ) -> grain.IterDataset:
     """See `echo_jax.data.pipeline.train_dataset`.
 
     The first record is read and decoded once more, here: a graph has to know shapes.
     A graph decides nothing while it runs, so only a fixed echo is part of it, in the
     orders that TensorFlow can make; others stand on the host, and so does what is
-    below them.
+    below them. How long an echo in the graph waits for fresh items, nobody sees.
     """
     if not isinstance(spec, EchoSpec) or spec.order == "shuffle_buffer":
         in_batches = pipeline.after == "batch"
-        fresh = TfdataBatches(stages, pipeline, None, part, in_batches=in_batches)
-        return echoed_batches(fresh, stages, pipeline, spec, part)
+        fresh = _fresh(stages, pipeline, shard, in_batches=in_batches)
+        batches = echoed_batches(fresh, stages, pipeline, spec, shard)
+        return WithFreshTime(batches, fresh.fresh_time)
     if pipeline.after == "batch":
         in_graph = replace(spec, batch_size=1)
     else:
-        in_graph = part.echo(replace(spec, batch_size=pipeline.batch_size))
-    return TfdataBatches(stages, pipeline, in_graph, part)
+        in_graph = shard.echo(replace(spec, batch_size=pipeline.batch_size))
+    return TfdataBatches(stages, pipeline, in_graph, shard)
 
 
 def tfdata_fresh_batches(
-    stages: Stages, pipeline: PipelineSpec, part: Part
-) -> "TfdataBatches":
+    stages: Stages, pipeline: PipelineSpec, shard: DataShard
+) -> TimedFresh:
     """See `echo_jax.data.pipeline.fresh_batches`."""
-    return TfdataBatches(stages, pipeline, None, part)
+    return _fresh(stages, pipeline, shard, in_batches=True)
+
+
+def _fresh(
+    stages: Stages, pipeline: PipelineSpec, shard: DataShard, *, in_batches: bool
+) -> TimedFresh:
+    """Returns what is fresh, in batches or item by item."""
+    fresh = TfdataBatches(stages, pipeline, None, shard, in_batches=in_batches)
+    per_batch = 1 if in_batches else shard.rows(pipeline.batch_size)
+    # In threads, in the queue, and between both and at its end.
+    held = pipeline.threads + pipeline.prefetch + 2
+    return TimedFresh(fresh, FreshTime(elements_per_batch=per_batch, held=held))
 
 
 class TfdataBatches(grain.IterDataset):
@@ -74,7 +88,7 @@ class TfdataBatches(grain.IterDataset):
         stages: Stages,
         pipeline: PipelineSpec,
         spec: EchoSpec | None,
-        part: Part,
+        shard: DataShard,
         *,
         in_batches: bool = True,
     ):
@@ -84,12 +98,12 @@ class TfdataBatches(grain.IterDataset):
           stages: Records and what they go through.
           pipeline: Its engine need not be tf.data.
           spec: The echo; None for what is fresh, without tags.
-          part: Of every batch.
+          shard: Of every batch.
           in_batches: Whether what is fresh comes in batches, or item by item.
         """
         super().__init__()
         _leave_accelerators_to_jax()
-        self._pipeline, self._rows = pipeline, part.rows(pipeline.batch_size)
+        self._pipeline, self._rows = pipeline, shard.rows(pipeline.batch_size)
         # Without an echo, batches pass through one that uses each of them once.
         self.spec = EchoSpec() if spec is None else spec
         self._is_tagged = spec is not None
@@ -97,15 +111,15 @@ class TfdataBatches(grain.IterDataset):
         if self.spec.schedule.by_item is None:
             tfdata.echo(self.spec)  # Refuses what cannot be, here and now.
         sample = _sample(stages, pipeline)
-        items = fresh_items(stages, pipeline, part)
+        items = fresh_items(stages, pipeline, shard)
         self._above = _Stage(lambda index: items[int(index)], sample)
-        self._whole_index: Callable[[Any], Any] = lambda index: index
+        self._global_index: Callable[[Any], Any] = lambda index: index
         if not self._of_batches:
-            self._whole_index = partial(part.whole_index, rows=self._rows)
+            self._global_index = partial(shard.global_index, rows=self._rows)
         self._below = None
         below = None
         if self._is_tagged and not self._of_batches:
-            below = below_echo(stages, pipeline, part)
+            below = below_echo(stages, pipeline, shard)
         if below is not None:
             sample = below.finish(sample, Tags(0, 0))
             self._below = _Stage(
@@ -140,7 +154,7 @@ class TfdataBatches(grain.IterDataset):
         """Returns a batch of the graph as the trainer expects it."""
         if not self._is_tagged:
             return batch
-        return BroadcastTags(self._rows, self._whole_index)((batch, tags))
+        return BroadcastTags(self._rows, self._global_index)((batch, tags))
 
     def take_failure(self) -> BaseException | None:
         """Returns what a stage raised, which the graph only quotes, and forgets it."""

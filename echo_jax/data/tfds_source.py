@@ -94,7 +94,7 @@ class TfdsData:
         elif self._kind == "coco":
             names = features["objects"]["label"].names
             about["categories"] = [{"id": i, "name": n} for i, n in enumerate(names)]
-        facts = {
+        metadata = {
             "source": f"tfds:{self._name}",
             "kind": self._kind,
             "version": str(info.version),
@@ -103,7 +103,7 @@ class TfdsData:
             "bytes": info.splits[split].num_bytes,
         }
         decode = {"images": _Image, "coco": _Scene, "text": _Text}[self._kind]
-        return TfdsRecords(source, about, facts), decode(features)
+        return TfdsRecords(source, about, metadata), decode(features)
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class TfdsRecords:
     def __getitem__(self, index: int) -> bytes:
         return self.source[index]
 
-    def facts(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Returns name, version, split and sizes."""
         return dict(self._facts)
 

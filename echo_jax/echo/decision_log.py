@@ -23,13 +23,14 @@ _KEYS = {"version", "decisions", "bits"}
 # Ten years at one batch a second. A log is packed to an eighth of it in bytes.
 _MAX_DECISIONS = 1 << 28
 _LEVEL = 6
+_UNPACKED_AT_ONCE = 1 << 16
 
 
 class DecisionLog(Sequence[bool]):
     """Whether an adaptive echo took fresh data before each of its batches.
 
     It never changes, and is equal and hashed by its decisions. A log of a million
-    decisions takes at most 125 kB, times 4/3 as text; regular ones take a few kB.
+    decisions takes 125 kB, and as text at most 4/3 of that; regular ones a few kB.
 
     Example:
       >>> log = DecisionLog([True, False, False, True])
@@ -41,16 +42,17 @@ class DecisionLog(Sequence[bool]):
 
     def __init__(self, decisions: Iterable[bool] = ()):
         """Takes the decisions, in their order."""
-        self._decisions = bytes(bytearray(map(bool, decisions)))
+        taken = bytearray(map(bool, decisions))
+        self._packed, self._length = _packed(taken), len(taken)
 
     @classmethod
-    def _of(cls, decisions: bytes | bytearray) -> "DecisionLog":
+    def _of(cls, packed: bytes, length: int) -> "DecisionLog":
         log = cls()
-        log._decisions = bytes(decisions)
+        log._packed, log._length = packed, length
         return log
 
     def __len__(self) -> int:
-        return len(self._decisions)
+        return self._length
 
     @overload
     def __getitem__(self, index: int) -> bool: ...
@@ -60,27 +62,50 @@ class DecisionLog(Sequence[bool]):
 
     def __getitem__(self, index: int | slice) -> "bool | DecisionLog":
         if isinstance(index, slice):
-            return self._of(self._decisions[index])
-        return bool(self._decisions[index])
+            start, stop, step = index.indices(self._length)
+            if (start, step) == (0, 1):
+                return self._first(stop)
+            decisions = self._unpacked(0, self._length)[index]
+            return self._of(_packed(decisions.tobytes()), decisions.size)
+        place = range(self._length)[index]
+        return bool(self._packed[place // 8] >> (7 - place % 8) & 1)
 
     def __iter__(self) -> Iterator[bool]:
-        return map(bool, self._decisions)
+        for start in range(0, self._length, _UNPACKED_AT_ONCE):
+            stop = min(start + _UNPACKED_AT_ONCE, self._length)
+            yield from map(bool, self._unpacked(start, stop).tobytes())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DecisionLog):
             return NotImplemented
-        return self._decisions == other._decisions
+        return (self._length, self._packed) == (other._length, other._packed)
 
     def __hash__(self) -> int:
-        return hash(self._decisions)
+        return hash((self._length, self._packed))
 
     def __repr__(self) -> str:
-        taken = sum(self._decisions)
-        return f"<DecisionLog of {len(self)} decisions, {taken} of them yes>"
+        return f"<DecisionLog of {len(self)} decisions, {self.count(True)} of them yes>"
+
+    def count(self, value: Any) -> int:
+        """Returns how many decisions are this one; no decision is looked at alone."""
+        yes = int.from_bytes(self._packed).bit_count()
+        return (self._length - yes, yes)[bool(value)] if value in (False, True) else 0
 
     def starts_with(self, other: "DecisionLog") -> bool:
         """Whether this log goes on where the other ends, after the same decisions."""
-        return self._decisions.startswith(other._decisions)
+        return self._length >= other._length and self._first(other._length) == other
+
+    def _first(self, count: int) -> "DecisionLog":
+        """Returns so many decisions from the start on."""
+        packed = bytearray(self._packed[: -(-count // 8)])
+        if packed:
+            packed[-1] &= 0xFF << (-count % 8) & 0xFF
+        return self._of(bytes(packed), count)
+
+    def _unpacked(self, start: int, stop: int) -> np.ndarray:
+        """Returns decisions, ``uint8[stop - start]``; ``start`` is a multiple of 8."""
+        packed = self._packed[start // 8 : -(-stop // 8)]
+        return np.unpackbits(np.frombuffer(packed, np.uint8), count=stop - start)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the log as JSON types.
@@ -89,13 +114,14 @@ class DecisionLog(Sequence[bool]):
           ``version``; ``decisions``, how many there are; and ``bits``, the base64
           of the zlib stream of the bits, the first decision in the highest bit.
         """
-        return _record(len(self), zlib.compress(_packed(self._decisions), _LEVEL))
+        return _record(len(self), zlib.compress(self._packed, _LEVEL))
 
     @classmethod
     def from_json(cls, record: Any) -> "DecisionLog":
         """Returns the log of a record, which may come from anywhere.
 
-        No more is decoded than the stated number of decisions takes.
+        No more is decoded than the stated number of decisions takes, a bit each: 32
+        MiB for the longest log, which may come out of 43 kB.
 
         Args:
           record: What `to_json` returned.
@@ -126,12 +152,12 @@ class DecisionLog(Sequence[bool]):
                 f"the bits of a decision log of {decisions} decisions must be text of "
                 f"at most {_max_text(size)} characters"
             )
-        unpacked = np.unpackbits(np.frombuffer(_inflate(bits, size), np.uint8))
-        if unpacked[decisions:].any():
+        packed = _inflate(bits, size)
+        if size and packed[-1] & ~(0xFF << (-decisions % 8)):
             raise ValueError(
                 f"a decision log has bits set after its {decisions} decisions"
             )
-        return cls._of(unpacked[:decisions].tobytes())
+        return cls._of(packed, decisions)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the log to a file, whole or not at all.
@@ -210,7 +236,7 @@ class Recorder:
     @property
     def log(self) -> DecisionLog:
         """The decisions so far."""
-        return DecisionLog._of(self._decisions)
+        return DecisionLog._of(_packed(self._decisions), len(self))
 
     def append(self, decision: bool) -> None:
         """Adds a decision at the end.

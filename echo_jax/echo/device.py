@@ -34,7 +34,7 @@ from echo_jax.echo.driver import Turn, prefetched
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import Plan
 from echo_jax.echo.plans.lanes import Lanes
-from echo_jax.echo.reader import is_resumable
+from echo_jax.echo.source import is_resumable
 from echo_jax.echo.spec import AnySpec
 from echo_jax.echo.stores.device import EchoBuffer, StepInput
 

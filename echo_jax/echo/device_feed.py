@@ -12,7 +12,8 @@ from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.driver import Driver, Turn
 from echo_jax.echo.keys import use_seed
 from echo_jax.echo.plans.base import BatchIndices, Plan
-from echo_jax.echo.reader import Element, Reader
+from echo_jax.echo.reader import Reader
+from echo_jax.echo.source import Element
 from echo_jax.echo.stores.device import EchoBuffer, StepInput, jitted_write
 from echo_jax.echo.stores.leaves import ReuseGuard, Watched
 
@@ -37,16 +38,17 @@ class _Slots:
         self.guard = ReuseGuard()
         self.arrays = buffer.init()
         self._scatter = jitted_write(buffer)
-        self._chunk: Any = None
+        self._host_batch: Any = None
         self._waiting: np.ndarray | None = None  # the slots of its rows
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
         """See `echo_jax.echo.driver.Store`: whole host batches."""
         at = 0
-        for (chunk, leaves), first, end, *_ in taken:
+        for (host_batch, leaves), first, end in taken:
             self.guard.check(leaves)
             self._flush()
-            self._chunk, self._waiting = chunk, slots[:, at : at + end - first]
+            into = slots[:, at : at + end - first]
+            self._host_batch, self._waiting = host_batch, into
             at += end - first
 
     def rewrite(self, slots: np.ndarray, taken: list[Element]) -> None:
@@ -63,17 +65,17 @@ class _Slots:
     def take_waiting(self) -> tuple[Any, np.ndarray]:
         """Returns the last host batch, and where its rows are to be written."""
         slots, self._waiting = self._waiting, None
-        return self._chunk, self._nowhere if slots is None else slots
+        return self._host_batch, self._nowhere if slots is None else slots
 
     def _flush(self) -> None:
         if self._waiting is not None:
-            self.arrays = self._scatter(self.arrays, self._chunk, self._waiting)
+            self.arrays = self._scatter(self.arrays, self._host_batch, self._waiting)
             self._waiting = None
 
     @functools.cached_property
     def _nowhere(self) -> np.ndarray:
         """Slots that are out of range, for what is not written again."""
-        rows = len(jax.tree.leaves(self._chunk)[0])
+        rows = len(jax.tree.leaves(self._host_batch)[0])
         shape = (self.buffer.num_lanes, rows // self.buffer.num_lanes)
         return np.full(shape, self.buffer.num_slots, np.int32)
 
@@ -81,16 +83,19 @@ class _Slots:
 class _Sender:
     """Sends host batches on their way."""
 
+    in_bulk = False
+
     def __init__(self, buffer: EchoBuffer, guard: ReuseGuard):
         self._buffer, self._guard = buffer, guard
 
-    def send(self, batch: Any) -> tuple[Any, int]:
-        """Returns the batch on the devices, and its rows in each lane."""
+    def prepare(self, values: list[Any]) -> list[Element]:
+        """Returns a batch on the devices, with its rows in each lane."""
+        (batch,) = values
         watched = self._guard.watch(jax.tree.leaves(batch))
         # The host's arrays are kept only as long as they are looked at.
         kept = watched if type(watched) is Watched else []
         rows = self._buffer.rows // self._buffer.num_lanes
-        return (self._buffer.put(batch), kept), rows
+        return [((self._buffer.put(batch), kept), 0, rows)]
 
 
 class DeviceFeed:
@@ -137,7 +142,7 @@ class DeviceFeed:
             anchor=plan.anchor,
             next_anchor=lambda row: row,
             # The thread holds it, so it must not hold the feed.
-            prepare=_Sender(buffer, self._slots.guard).send,
+            intake=_Sender(buffer, self._slots.guard),
             depth=prefetch * buffer.rows // buffer.num_lanes,
         )
         self._driver = Driver(reader, plan, self._slots, turn)
@@ -209,9 +214,9 @@ class DeviceFeed:
         rows = (len(batches), -1)
         self.tags = Tags(index.reshape(rows), repeat.reshape(rows))
         seeds = use_seed(self._seed, *self.tags)
-        chunk, write_slots = self._slots.take_waiting()
+        host_batch, write_slots = self._slots.take_waiting()
         return StepInput(
-            chunk,
+            host_batch,
             write_slots,
             reads.astype(np.int32, copy=False),
             self.tags.repeat,

@@ -11,14 +11,15 @@ The order of one turn is a contract. It
 So an output is made as a whole or not at all, and tags, items and counts agree.
 """
 
-import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from threading import get_ident
 from typing import Any, Protocol
 
 import numpy as np
 
-from echo_jax.echo.plans.base import BatchIndices, Plan, Restored
-from echo_jax.echo.reader import Element, Reader
+from echo_jax.echo.plans.base import Plan, Restored, Use
+from echo_jax.echo.reader import Reader
+from echo_jax.echo.source import Element
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec
 
 __all__ = ["Driver", "Store", "Turn", "prefetched"]
@@ -58,37 +59,24 @@ class Turn:
         self.whole = True
         # Who has the turn. A dict, whose every change is one step: no signal comes
         # between having it and being known to have it.
-        self._holder: dict[None, list[int]] = {}
+        self._holder: dict[None, int] = {}
         self._closed = False
         self._cause: BaseException | None = None
 
     def __enter__(self) -> None:
         self.enter()
-        if self.whole:
-            return
-        self._holder.clear()
-        raise RuntimeError(
-            "this echo was interrupted while it made an output, so nothing more can "
-            "come out of it; go to a saved state, or start anew"
-        ) from self._cause
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self.leave(error)
-
-    def leave(self, error: BaseException | None = None) -> None:
-        """Ends a turn, with a change that is whole unless there is an error."""
-        if error is None:
-            self.whole = True
-        elif not self.whole:
-            self._cause = error
-        self._holder.clear()
+        if not self.whole:
+            self._holder.clear()
+            raise RuntimeError(
+                "this echo was interrupted while it made an output, so nothing more "
+                "can come out of it; go to a saved state, or start anew"
+            ) from self._cause
 
     def enter(self) -> None:
         """Begins a turn, also where a change was interrupted."""
-        mine = [threading.get_ident()]
-        holder = self._holder.setdefault(None, mine)
-        if holder is not mine:
-            if holder != mine:
+        me, holder = get_ident(), self._holder
+        if holder or holder.setdefault(None, me) != me:
+            if holder.get(None) != me:
                 raise ValueError(
                     "this echo is already in use by another thread; give each thread "
                     "an echo of its own, or take turns with a lock"
@@ -96,8 +84,19 @@ class Turn:
             # Left behind by an interruption before the turn could end.
             self.whole = False
         if self._closed:
-            self._holder.clear()
+            holder.clear()
             raise ValueError("this echo is closed; make another one")
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            self.whole = True
+        elif not self.whole:
+            self._cause = error
+        self._holder.clear()
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Ends a turn, with a change that is whole unless there is an error."""
+        self.__exit__(None, error, None)
 
     def close(self) -> None:
         """Refuses all further turns."""
@@ -174,7 +173,7 @@ class Driver:
             plan = self.plan.get_state(pending)
         return {"plan": plan, "skip": skip, "upstream": upstream}
 
-    def set_state(self, state: Mapping[str, Any]) -> BatchIndices | None:
+    def set_state(self, state: Mapping[str, Any]) -> Sequence[Use]:
         """Continues as the driver that gave the state would have.
 
         The items in use are read from the upstream again. A state that is refused

@@ -1,6 +1,6 @@
 """Echo on the host: for any Python iterator of pytrees."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -10,7 +10,7 @@ from echo_jax.echo.counts import Counts, Tags
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.driver import Driver, prefetched
 from echo_jax.echo.plans import make_plan
-from echo_jax.echo.plans.base import BatchIndices
+from echo_jax.echo.plans.base import Use
 from echo_jax.echo.reader import Reader
 from echo_jax.echo.spec import AnySpec
 from echo_jax.echo.stores.host import ItemStore, RingStore
@@ -20,11 +20,7 @@ __all__ = ["EchoIterator", "echo"]
 
 
 class EchoIterator(Iterator[Any]):
-    """The iterator that `echo` returns; a context manager, which closes it.
-
-    Attributes:
-      tags: The tags of the latest output, None before the first.
-    """
+    """The iterator that `echo` returns; a context manager, which closes it."""
 
     def __init__(
         self,
@@ -55,19 +51,20 @@ class EchoIterator(Iterator[Any]):
             anchor=plan.anchor,
             # Any of stacked items may be the anchor.
             next_anchor=_same if unbatch else plan.next_anchor if goes_back else None,
-            prepare=_as_it_is if self._is_identity else self._store.prepare,
+            intake=None if self._is_identity else self._store,
             depth=ahead * spec.batch_size,
         )
         self._driver = Driver(self._reader, plan, self._store)
         self._drop_remainder = drop_remainder
         self._with_tags = tags
-        self.tags: Tags | None = None
+        self._turn = self._driver.turn
+        self._tags: tuple[Any, Any] | None = None  # as plain as it can be: it is often
         if batch:
             self._next = self._next_batch
         else:
             self._next = self._pass_on if self._is_identity else self._next_use
         # Where outputs are single uses: those that were decided together.
-        self._run: list[tuple[int, int, int, bool]] = []
+        self._run: Sequence[Use] = ()
         self._emitted = 0  # uses of the run that are handed out
 
     @property
@@ -87,6 +84,11 @@ class EchoIterator(Iterator[Any]):
         """What an adaptive echo decided so far; None in other modes."""
         return getattr(self._plan, "log", None)
 
+    @property
+    def tags(self) -> Tags | None:
+        """The tags of the latest output, None before the first."""
+        return None if self._tags is None else Tags(*self._tags)
+
     def __next__(self) -> Any:
         """Returns the next output, with its `Tags` if asked for.
 
@@ -97,34 +99,34 @@ class EchoIterator(Iterator[Any]):
             on from.
           ValueError: The echo is closed, or another thread is using it.
         """
-        turn = self._driver.turn
+        turn = self._turn
         with turn:
             found = self._next()
             if found is None:
                 turn.whole = True
                 raise StopIteration
-            self.tags = found[1]
-            return found if self._with_tags else found[0]
+            output, self._tags = found
+            return (output, self.tags) if self._with_tags else output
 
-    def _pass_on(self) -> tuple[Any, Tags] | None:
+    def _pass_on(self) -> tuple[Any, tuple[int, int]] | None:
         """The next item of an identity, which no store needs to keep."""
-        found = None
-        for item in self._reader.pass_on():
-            self._driver.turn.whole = False
-            found = item, Tags(self._plan.pass_on(), 0)  # pyright: ignore
-        self._reader.settle()
-        return found
+        values = self._reader.pull(1)
+        if not values:
+            self._reader.settle(0)
+            return None
+        self._turn.whole = False
+        index = self._plan.pass_on()  # pyright: ignore
+        self._reader.settle(1)
+        return values[0], (index, 0)
 
-    def _next_use(self) -> tuple[Any, Tags] | None:
-        run, at = self._run, self._emitted
-        turn = self._driver.turn
+    def _next_use(self) -> tuple[Any, tuple[int, int]] | None:
+        run, at, turn = self._run, self._emitted, self._turn
         if at == len(run):
             unit = self._plan.unit
             wanted = self._driver.wait(unit)
             turn.whole = False
             self._driver.fill(unit, wanted)
-            decided = self._plan.run()
-            self._run = run = _in_turn(decided)
+            self._run = run = self._plan.run()
             self._emitted = at = 0
             if not run:
                 return None
@@ -134,20 +136,21 @@ class EchoIterator(Iterator[Any]):
         if last:
             self._store.clear_one(slot)
         self._emitted = at + 1
-        return item, Tags(index, repeat)
+        return item, (index, repeat)
 
-    def _next_batch(self) -> tuple[Any, Tags] | None:
+    def _next_batch(self) -> tuple[Any, tuple[np.ndarray, np.ndarray]] | None:
         driver, left = self._driver, self._batch_size
         wanted = driver.wait(left)
-        driver.turn.whole = False
+        self._turn.whole = False
         parts, tags = [], []
         while left:
-            driver.fill(left, wanted)
+            if wanted:
+                driver.fill(left, wanted)
             batch = self._plan.next(left)
             if batch is None:
                 break
             parts.append(self._store.read(batch.slots[0]))
-            tags.append(Tags(batch.fresh_index[0], batch.repeat[0]))
+            tags.append((batch.fresh_index[0], batch.repeat[0]))
             left -= batch.repeat.shape[1]
             # Once, but where a batch needs slots that it frees itself.
             if not left or batch.last is None:
@@ -157,13 +160,12 @@ class EchoIterator(Iterator[Any]):
             return None
         if left and self._drop_remainder:
             # Whole ones may follow: a stochastic echo goes on after its last load.
-            driver.turn.whole = True
+            self._turn.whole = True
             return self._next_batch()
         if len(parts) == 1:
             return parts[0], tags[0]
-        return tree_concatenate(parts), Tags(
-            *map(np.concatenate, zip(*tags, strict=True))
-        )
+        index, repeat = map(np.concatenate, zip(*tags, strict=True))
+        return tree_concatenate(parts), (index, repeat)
 
     def get_state(self) -> dict[str, Any]:
         """Returns plain data: the plan's integers, and the upstream's own state.
@@ -186,8 +188,8 @@ class EchoIterator(Iterator[Any]):
           ValueError: If the state is not one of this echo, or if the upstream no
             longer has the items that it had.
         """
-        self._run, self._emitted = _in_turn(self._driver.set_state(state)), 0
-        self.tags = None
+        self._run, self._emitted = self._driver.set_state(state), 0
+        self._tags = None
 
     def close(self) -> None:
         """Stops reading ahead, and refuses all further use; the upstream stays open."""
@@ -203,21 +205,6 @@ class EchoIterator(Iterator[Any]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _in_turn(batch: BatchIndices | None) -> list[tuple[int, int, int, bool]]:
-    """Slot, item, repeat, and whether it is the last, of every use of one lane."""
-    if batch is None:
-        return []
-    last = [False] * batch.repeat.shape[1]
-    if batch.last is not None:
-        last = batch.last[0].tolist()
-    columns = (batch.slots, batch.fresh_index, batch.repeat)
-    return list(zip(*(each[0].tolist() for each in columns), last, strict=True))
-
-
-def _as_it_is(item: Any) -> tuple[Any, int]:
-    return item, 1
 
 
 def _same(row: int) -> int:

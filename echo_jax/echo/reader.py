@@ -1,140 +1,21 @@
 """Reads an upstream: when asked or ahead in a thread, and knows how to go back.
 
-Whatever an upstream does, nothing that it gave is lost or counted twice: what was read
-waits here until an echo takes it, an error is told and no end is made of it, and a
-read that was interrupted at a place that nobody can know is not gone on from.
+What was read waits here until an echo takes it.
 """
 
 import copy
-import math
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import repeat, starmap
 from typing import Any
 
-__all__ = ["Element", "Reader", "is_resumable"]
+from echo_jax.echo.source import AsItIs, Element, Intake, Source, is_resumable
+
+__all__ = ["Reader"]
 
 # How long a reader that is closed waits for its thread, which may be in a slow read.
 _CLOSE_S = 5.0
-
-
-# What was read: the value that `prepare` made of it, the first and the end of its rows
-# that are meant, the number of its first row, and the upstream's state before it, or
-# None if that need not be gone back to. A plain tuple: one is made for every item.
-Element = tuple[Any, int, int, int, Any]
-
-_NOTHING: Any = object()
-_INTERRUPTED = InterruptedError("it was interrupted in the middle")
-
-
-class _Source:
-    """The upstream, and how far it is read; used by one thread at a time.
-
-    Attributes:
-      iterator: The upstream.
-      started: Whether that before the first row is known.
-      upcoming: The number of the next row, and the upstream's state before it, if it
-        may be gone back to; else None. One pair, so that both change in one step.
-      lost: Why nobody knows where the upstream stands; None where it is known. To be
-        set to None once what was read is kept.
-    """
-
-    def __init__(
-        self,
-        iterator: Iterator[Any],
-        prepare: Callable[[Any], tuple[Any, int]],
-        next_anchor: Callable[[int], int] | None,
-    ):
-        self.iterator: Any = iterator
-        self.upcoming: tuple[int, Any] = (0, None)
-        self.started = False
-        self.lost: BaseException | None = None
-        # What ``next`` gives, by code that no signal can interrupt.
-        self._elements = starmap(self.iterator.__next__, repeat(()))
-        self._prepare = prepare
-        self._next_anchor = next_anchor
-        # The first row whose state may be needed later.
-        self._unsaved: float = math.inf
-        self._failed: BaseException | None = None  # by the upstream, in its last read
-
-    def start(self) -> None:
-        """Looks at the state before the first row."""
-        self.upcoming = (0, self._state_at(0) if self._next_anchor else None)
-        self.started = True
-
-    def pull(self) -> Any:
-        """Returns what the upstream gives next, `_NOTHING` at its end.
-
-        Raises:
-          Exception: What the upstream raised: it is asked again by the next call.
-          RuntimeError: What comes next cannot be known any more.
-        """
-        if self.lost is not None:
-            raise RuntimeError(
-                "the last read of the upstream was interrupted, or its element was "
-                "refused, so it is not known which item comes next; go to a saved "
-                "state, or start anew"
-            ) from self.lost
-        self.lost, value = _INTERRUPTED, _NOTHING
-        try:
-            # Takes an element and keeps it, with no place for a signal in between.
-            for value in self._elements:  # noqa: B007
-                break
-        except Exception as error:
-            if value is _NOTHING:
-                self._failed, self.lost = error, None
-            raise
-        if self._failed is not None:
-            if value is _NOTHING:
-                self.lost = self._failed
-                raise RuntimeError(
-                    "the upstream of this echo failed, and then ended: it does not go "
-                    "on after an error; go to a saved state, or start anew"
-                ) from self._failed
-            self._failed = None
-        return value
-
-    def read(self) -> Element | None:
-        """Returns the next element; None at the end.
-
-        Raises:
-          Exception: See `pull`. Or what is wrong with the element, which is final.
-        """
-        value = self.pull()
-        if value is _NOTHING:
-            return None
-        try:
-            prepared, rows = self._prepare(value)
-        except BaseException as error:
-            self.lost = error
-            raise
-        first, state = self.upcoming
-        row = first + rows
-        self.upcoming = (row, self._state_at(row) if row >= self._unsaved else None)
-        return prepared, 0, rows, first, state
-
-    def state(self) -> Any:
-        """Returns the upstream's state now."""
-        return copy.deepcopy(self.iterator.get_state())
-
-    def _state_at(self, row: int) -> Any:
-        """Returns the upstream's state now, before a row that may be gone back to."""
-        assert self._next_anchor is not None
-        state = self.state()
-        self._unsaved = self._next_anchor(row + 1)
-        return state
-
-    def restore(self, state: Any, row: int) -> None:
-        """Goes back to a state, the one before a row."""
-        self.lost = _INTERRUPTED
-        self.iterator.set_state(copy.deepcopy(state))
-        self.upcoming = (row, copy.deepcopy(state))
-        if self._next_anchor is not None:
-            self._unsaved = self._next_anchor(row + 1)
-        self.started = True
-        self._failed = self.lost = None
 
 
 class _Queue:
@@ -145,6 +26,7 @@ class _Queue:
       changed: Tells whoever waits with it.
       elements: In their order.
       rows: Of all of them.
+      states: Numbers of rows among them, and the upstream's states before these.
       depth: As many rows are read ahead.
       upcoming: The number of the row after them, and the state before it or None.
       ended: Whether the upstream has no more.
@@ -159,31 +41,32 @@ class _Queue:
         self.changed = threading.Condition(self.lock)
         self.elements: deque[Element] = deque()
         self.rows = 0
+        self.states: deque[tuple[int, Any]] = deque()
         self.depth = depth
         self.upcoming: tuple[int, Any] = (0, None)
         self.ended = False
         self.failure: BaseException | None = None
         self.thread: threading.Thread | None = None
 
-    def fill(self, source: _Source) -> None:
+    def fill(self, source: Source) -> None:
         """Reads an element, and adds it; or notes the end."""
-        element = source.read()
+        elements = source.read(1)
         with self.lock:
-            self.add(element, source)
+            self.add(elements, source)
             self.changed.notify_all()
 
-    def add(self, element: Element | None, source: _Source) -> None:
+    def add(self, elements: list[Element], source: Source) -> None:
         """Adds what was read."""
-        if element is None:
-            self.ended = True
-        else:
-            self.elements.append(element)
-            self.rows += element[2]
-        self.upcoming = source.upcoming
+        if elements:
+            if self.upcoming[1] is not None:
+                self.states.append(self.upcoming)
+            self.elements.extend(elements)
+            self.rows += source.upcoming[0] - self.upcoming[0]
+        self.ended, self.upcoming = source.ended, source.upcoming
         source.lost = None
 
 
-def _read_ahead(source: _Source, queue: _Queue) -> None:
+def _read_ahead(source: Source, queue: _Queue) -> None:
     """Fills a queue: what the thread does, which knows of no reader and no echo."""
     me = threading.current_thread()
     try:
@@ -212,7 +95,7 @@ class Reader:
         *,
         anchor: Callable[[], int],
         next_anchor: Callable[[int], int] | None,
-        prepare: Callable[[Any], tuple[Any, int]] = lambda value: (value, 1),
+        intake: Intake | None = None,
         depth: int = 0,
     ):
         """Reads nothing yet.
@@ -223,19 +106,20 @@ class Reader:
           anchor: Returns the oldest row that a restore has to read again.
           next_anchor: From a row to the first one from there on that may become the
             anchor, a pure function; None if none ever does.
-          prepare: From what the upstream gave to what is kept of it, and how many rows
-            it has; called in the thread. What it raises is final.
+          intake: What is done with values as soon as they are read; by default they
+            are kept as they are.
           depth: Rows that are read ahead by a thread; 0 reads when asked.
         """
         self.resumable = is_resumable(iterator)
         keeps = next_anchor if self.resumable else None
-        self._source = _Source(iterator, prepare, keeps)
+        self._source = Source(iterator, intake or AsItIs(), keeps)
         self._source.started = keeps is None
         self._anchor = anchor
         self._depth = depth
         self._queue = _Queue(depth)
         self._used = 0  # rows of the first element that are taken
-        # Numbers of rows, and the states of the upstream before them.
+        self._row = 0  # the number of the next row to be taken
+        # Numbers of rows that are taken, and the upstream's states before them.
         self._saved: deque[tuple[int, Any]] = deque()
         self._thread: threading.Thread | None = None
 
@@ -260,9 +144,8 @@ class Reader:
         if not self._depth:
             self._begin()
             source, rows = self._source, rows + self._used
-            read, add = source.read, queue.add
             while queue.rows < rows and not queue.ended:
-                add(read(), source)
+                queue.add(source.read(rows - queue.rows), source)
             return
         with queue.lock:
             queue.depth = max(self._depth, rows + self._used)
@@ -290,22 +173,22 @@ class Reader:
             self._raise_failure(queue)
         return self.rows >= rows or queue.ended
 
-    def pass_on(self) -> list[Any]:
-        """Reads and takes an element of one row as it is; `settle` must follow.
+    def pull(self, count: int) -> list[Any]:
+        """Reads values and passes them on as they are; `settle` must follow.
 
         Returns:
-          What the upstream gave, alone in a list; nothing at its end.
-        """
-        source = self._source
-        value = source.pull()
-        if value is _NOTHING:
-            return []
-        source.upcoming = (source.upcoming[0] + 1, None)
-        return [value]
+          At most so many values; none at the end.
 
-    def settle(self) -> None:
-        """Says that what was passed on is counted."""
-        self._source.lost = None
+        Raises:
+          Exception: What the upstream raised.
+        """
+        return self._source.pull(count)
+
+    def settle(self, rows: int) -> None:
+        """Says that what was passed on, so many rows, is counted."""
+        source = self._source
+        source.upcoming = (source.upcoming[0] + rows, None)
+        source.lost = None
 
     def take(self, rows: int) -> list[Element]:
         """Takes rows that are there.
@@ -317,16 +200,34 @@ class Reader:
           Elements: of a value that is not taken as a whole, the first and the end of
           its rows that are.
         """
-        taken: list[Element] = []
-        queue, done = self._queue, 0
+        queue = self._queue
         elements = queue.elements
+        if self._used or len(elements) < queue.rows:
+            taken, done = self._take_parts(rows)
+        else:  # Every element is a row.
+            taken, done = [elements.popleft() for _ in range(rows)], rows
+        if self._depth:
+            with queue.lock:
+                queue.rows -= done
+                queue.changed.notify_all()
+        else:
+            queue.rows -= done
+        self._row += rows
+        states = queue.states
+        while states and states[0][0] < self._row:
+            self._keep(states.popleft())
+        return taken
+
+    def _take_parts(self, rows: int) -> tuple[list[Element], int]:
+        """Takes from elements of several rows; tells the rows of those used up."""
+        taken: list[Element] = []
+        elements, done = self._queue.elements, 0
         while rows:
-            element = elements[0]
-            value, _, size, number, state = element
+            value, _, size = element = elements[0]
             first = self._used
             if first or size > rows:
                 end = min(first + rows, size)
-                element = (value, first, end, number, state)
+                element = (value, first, end)
                 self._used = end
                 rows -= end - first
             else:
@@ -337,19 +238,13 @@ class Reader:
                 elements.popleft()
                 self._used = 0
                 done += size
-            if state is not None and not first:
-                self._keep(number, state)
-        with queue.lock:
-            queue.rows -= done
-            if self._depth:
-                queue.changed.notify_all()
-        return taken
+        return taken, done
 
-    def _keep(self, row: int, state: Any) -> None:
+    def _keep(self, saved: tuple[int, Any]) -> None:
         anchor = self._anchor()
         while len(self._saved) > 1 and self._saved[1][0] <= anchor:
             self._saved.popleft()
-        self._saved.append((row, state))
+        self._saved.append(saved)
 
     def check_resumable(self) -> None:
         """Refuses an upstream that cannot be gone back in.
@@ -379,8 +274,7 @@ class Reader:
             if row == self._source.upcoming[0] and self._source.lost is None:
                 return self._source.state(), 0
         with self._queue.lock:
-            waiting = [(first, state) for *_, first, state in self._queue.elements]
-            known = [*self._saved, *waiting, self._queue.upcoming]
+            known = [*self._saved, *self._queue.states, self._queue.upcoming]
         for first, state in reversed(known):
             if first <= row and state is not None:
                 return copy.deepcopy(state), row - first
@@ -395,7 +289,7 @@ class Reader:
         self._end_thread(None)
         self._queue = _Queue(self._depth)
         self._saved.clear()
-        self._used = 0
+        self._used, self._row = 0, row
         self._source.restore(state, row)
         self._queue.upcoming = self._source.upcoming
 
@@ -447,13 +341,6 @@ class Reader:
             self._at_exit.detach()
             _end(self._thread, self._queue, wait_s)
             self._thread = None
-
-
-def is_resumable(iterator: Any) -> bool:
-    """Whether an iterator has ``get_state`` and ``set_state``."""
-    return all(
-        callable(getattr(iterator, name, None)) for name in ("get_state", "set_state")
-    )
 
 
 def _end(thread: threading.Thread, queue: _Queue, wait_s: float | None) -> None:

@@ -176,7 +176,9 @@ class Schedule:
     def _unit_of(self, item: int) -> int:
         assert self.by_item is not None
         value = self.by_item.function(item)
-        if not 1 <= value <= self.max_factor:  # also catches NaN
+        # By the bound as it was given: 1.1 is more than the fraction 11/10. Also
+        # catches NaN.
+        if not 1 <= value <= self.by_item.max_factor:
             raise ValueError(
                 f"the factor of fresh item {item} is {value!r}, outside "
                 f"[1, max_factor={self.by_item.max_factor}]; mend the function or "

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 # Types that are leaves for certain, so nobody is asked about them.
-_LEAVES = frozenset((np.ndarray, int, float, bool, complex, str, bytes))
+_LEAVES = {np.ndarray, int, float, bool, complex, str, bytes, *np.sctypeDict.values()}
 
 
 class _Container(NamedTuple):

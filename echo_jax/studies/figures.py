@@ -1,6 +1,7 @@
 """The figure of a study: the metric against each of the three costs."""
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from echo_jax.folders import RunPath, write_whole
+from echo_jax.folders import RunPath, run_file
 from echo_jax.studies.runs import Run, Study
 
 __all__ = ["COLOURS", "MARKERS", "STYLE", "write_figure", "write_png"]
@@ -63,7 +64,7 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def write_figure(study: Study, stem: RunPath) -> tuple[RunPath, RunPath]:
+def write_figure(study: Study, stem: str | os.PathLike[str]) -> tuple[RunPath, RunPath]:
     """Draws the study and writes it as PNG and as SVG.
 
     Three panels share the metric's axis: it is plotted against fresh examples,
@@ -77,7 +78,8 @@ def write_figure(study: Study, stem: RunPath) -> tuple[RunPath, RunPath]:
     Returns:
       The paths of the PNG and of the SVG.
     """
-    png, svg = stem.with_suffix(".png"), stem.with_suffix(".svg")
+    stem = run_file(stem)
+    png, svg = (stem.parent / f"{stem.name}{suffix}" for suffix in (".png", ".svg"))
     with mpl.rc_context(STYLE):
         figure = _draw(study)
         write_png(figure, png)
@@ -85,7 +87,7 @@ def write_figure(study: Study, stem: RunPath) -> tuple[RunPath, RunPath]:
         FigureCanvasSVG(figure).print_figure(
             drawn, format="svg", metadata={"Date": None}
         )
-        write_whole(svg, drawn.getvalue())
+        svg.write(drawn.getvalue())
     return png, svg
 
 
@@ -98,7 +100,7 @@ def write_png(figure: Figure, path: RunPath) -> None:
     """
     drawn = BytesIO()
     FigureCanvasAgg(figure).print_figure(drawn, format="png", dpi=160)
-    write_whole(path, drawn.getvalue())
+    path.write(drawn.getvalue())
 
 
 def _draw(study: Study) -> Figure:

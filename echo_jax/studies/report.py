@@ -2,10 +2,11 @@
 
 import html
 import json
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from echo_jax.folders import RunPath, write_whole
+from echo_jax.folders import RunPath, run_folder
 from echo_jax.studies.figures import write_figure
 from echo_jax.studies.runs import Study
 from echo_jax.studies.table import HEADINGS, arm_rows, cells, notes, write_markdown
@@ -30,7 +31,7 @@ pre { background: #f6f6f6; padding: 0.8rem; overflow-x: auto; font-size: 0.85rem
 """
 
 
-def write_report(study: Study, folder: RunPath) -> RunPath:
+def write_report(study: Study, folder: str | os.PathLike[str]) -> RunPath:
     """Writes everything that shows a study: table, figure and report.
 
     Args:
@@ -43,13 +44,14 @@ def write_report(study: Study, folder: RunPath) -> RunPath:
       without a network.
 
     Example:
-      >>> write_report(read_study("runs/quickstart"), run_folder("runs/quickstart"))
+      >>> write_report(read_study("runs/quickstart"), "runs/quickstart")
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = run_folder(folder)
+    folder.mkdir()
     write_markdown(study, folder / "table.md")
     _, svg = write_figure(study, folder / "figure")
     report = folder / "report.html"
-    write_whole(report, _page(study, svg.read_bytes().decode()))
+    report.write(_page(study, svg.read_bytes().decode()))
     return report
 
 

@@ -6,8 +6,10 @@ files alone, so a study can be looked at on a machine without an accelerator.
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from echo_jax.folders import RunPath, run_folder
@@ -110,7 +112,7 @@ class Study:
         return caveats
 
 
-def read_run(folder: RunPath | str) -> Run:
+def read_run(folder: str | os.PathLike[str]) -> Run:
     """Reads one finished run.
 
     Args:
@@ -138,7 +140,7 @@ def read_run(folder: RunPath | str) -> Run:
             "with the command that started it"
         )
     run = Run(
-        name=folder.resolve().name,
+        name=folder.name or Path.cwd().name,
         config=_read_json(folder / "config.json") if has_config else {},
         environment=_read_json(folder / "environment.json"),
         summary=_read_json(folder / "summary.json"),
@@ -148,7 +150,7 @@ def read_run(folder: RunPath | str) -> Run:
     return run
 
 
-def read_runs(folders: Iterable[RunPath | str], name: str = "Runs") -> Study:
+def read_runs(folders: Iterable[str | os.PathLike[str]], name: str = "Runs") -> Study:
     """Reads runs that belong to no study, to compare them.
 
     Args:
@@ -166,7 +168,7 @@ def read_runs(folders: Iterable[RunPath | str], name: str = "Runs") -> Study:
     return Study(name, runs, calibration={}, storage={})
 
 
-def read_study(folder: RunPath | str) -> Study:
+def read_study(folder: str | os.PathLike[str]) -> Study:
     """Reads a study: ``study.json`` and the run folder of every arm.
 
     Args:
@@ -184,17 +186,17 @@ def read_study(folder: RunPath | str) -> Study:
             f"{folder} holds no study.json, so it is no study; "
             "name the --workdir of 'echo-jax study', or run folders"
         )
-    facts = _read_json(folder / "study.json")
+    metadata = _read_json(folder / "study.json")
     # A config sorts its arms by name, so that any may stand before the baseline.
-    arms = sorted(facts["arms"], key=lambda arm: arm != "baseline")
+    arms = sorted(metadata["arms"], key=lambda arm: arm != "baseline")
     runs = [read_run(folder / arm) for arm in arms]
     _check_comparable(runs)
-    return Study(facts["name"], runs, facts["calibration"], facts["storage"])
+    return Study(metadata["name"], runs, metadata["calibration"], metadata["storage"])
 
 
 def _read_json(path: RunPath) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text())
     except FileNotFoundError:
         raise StudyError(f"{path} is missing; run the arm again") from None
     except json.JSONDecodeError as error:
@@ -203,7 +205,7 @@ def _read_json(path: RunPath) -> dict[str, Any]:
 
 def _read_evals(path: RunPath) -> list[dict[str, Any]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text().splitlines()
     except FileNotFoundError:
         raise StudyError(f"{path} is missing; run the arm again") from None
     rows = []

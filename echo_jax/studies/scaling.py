@@ -7,6 +7,7 @@ group; nothing is compared between groups.
 """
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from echo_jax.folders import RunPath, write_whole
+from echo_jax.folders import run_file
 from echo_jax.studies.runs import Run, Study, StudyError, read_run
 from echo_jax.studies.table import arm_rows, markdown_row, markdown_text
 
@@ -129,7 +130,7 @@ class Scaling:
         return point.examples_per_s / (self.examples_per_s_of_one * point.devices)
 
 
-def read_scaling(folders: Iterable[RunPath | str]) -> list[Scaling]:
+def read_scaling(folders: Iterable[str | os.PathLike[str]]) -> list[Scaling]:
     """Reads finished runs and groups them by what they train.
 
     Args:
@@ -247,7 +248,7 @@ def terminal_tables(groups: Sequence[Scaling]) -> Group:
     return Group(*parts, Text("\n".join(notes(groups))))
 
 
-def write_markdown(groups: Sequence[Scaling], path: RunPath) -> None:
+def write_markdown(groups: Sequence[Scaling], path: str | os.PathLike[str]) -> None:
     """Writes the tables as Markdown.
 
     Args:
@@ -266,7 +267,7 @@ def write_markdown(groups: Sequence[Scaling], path: RunPath) -> None:
             "",
         ]
     lines += [f"- {markdown_text(note)}" for note in notes(groups)]
-    write_whole(path, "\n".join(lines) + "\n")
+    run_file(path).write("\n".join(lines) + "\n")
 
 
 def _scaling(runs: Sequence[Run]) -> Scaling:

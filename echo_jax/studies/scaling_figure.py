@@ -1,6 +1,7 @@
 """The figure of a scaling report: throughput and efficiency by devices."""
 
 import math
+import os
 from collections.abc import Sequence
 
 import matplotlib as mpl
@@ -8,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, StrMethodFormatter
 
-from echo_jax.folders import RunPath
+from echo_jax.folders import RunPath, run_folder
 from echo_jax.studies.figures import COLOURS, MARKERS, STYLE, write_png
 from echo_jax.studies.scaling import Scaling, write_markdown
 
@@ -16,7 +17,7 @@ __all__ = ["write_scaling"]
 
 
 def write_scaling(
-    groups: Sequence[Scaling], folder: RunPath
+    groups: Sequence[Scaling], folder: str | os.PathLike[str]
 ) -> tuple[RunPath, RunPath]:
     """Writes the tables and the figure of a scaling report.
 
@@ -28,9 +29,10 @@ def write_scaling(
       The paths of the two.
 
     Example:
-      >>> write_scaling(read_scaling(["runs/1", "runs/8"]), run_folder("runs/both"))
+      >>> write_scaling(read_scaling(["runs/1", "runs/8"]), "runs/both")
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = run_folder(folder)
+    folder.mkdir()
     page, png = folder / "scaling.md", folder / "scaling.png"
     write_markdown(groups, page)
     with mpl.rc_context(STYLE):

@@ -6,6 +6,7 @@ waited before.
 """
 
 import html
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from echo_jax.folders import RunPath, write_whole
+from echo_jax.folders import run_file
 from echo_jax.studies.runs import Run, Study
 
 __all__ = [
@@ -202,7 +203,7 @@ def terminal_table(study: Study) -> Table:
     return table
 
 
-def write_markdown(study: Study, path: RunPath) -> None:
+def write_markdown(study: Study, path: str | os.PathLike[str]) -> None:
     """Writes the table as Markdown.
 
     Args:
@@ -219,7 +220,7 @@ def write_markdown(study: Study, path: RunPath) -> None:
         "",
         *(f"- {markdown_text(note)}" for note in notes(study)),
     ]
-    write_whole(path, "\n".join(lines) + "\n")
+    run_file(path).write("\n".join(lines) + "\n")
 
 
 def _arm_row(run: Run, baseline: Run | None) -> ArmRow:

@@ -1,18 +1,55 @@
 """Checkpoints: everything a run needs to go on as if it had never stopped."""
 
+import contextlib
+import gc
 import hashlib
 import json
-from typing import Any
+import logging
+import traceback
+import warnings
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from echo_jax.folders import RunPath, in_bucket
-from echo_jax.training.distributed import fetch_global
+from echo_jax.folders import RunPath
+from echo_jax.training.checksum import checksums
+from echo_jax.training.distributed import (
+    all_gather,
+    broadcast_from_first,
+    fetch_global,
+    is_main_process,
+)
 from echo_jax.training.step import TrainState
 
-__all__ = ["Checkpoints", "params_sha256"]
+__all__ = ["Checkpoints", "DamagedCheckpointError", "Restored", "params_sha256"]
+
+
+_BLOCK_BYTES = 1 << 22
+
+
+class DamagedCheckpointError(ValueError):
+    """A checkpoint that cannot be read, or holds something else than was saved."""
+
+
+class Restored(NamedTuple):
+    """What a run goes on from.
+
+    Attributes:
+      update: Updates done.
+      state: On the devices.
+      host: The host's part, plain data.
+      damaged: What is wrong with newer checkpoints, which were passed over.
+    """
+
+    update: int
+    state: TrainState
+    host: dict[str, Any]
+    damaged: dict[int, str]
 
 
 class Checkpoints:
@@ -22,6 +59,13 @@ class Checkpoints:
     holds one without the other resumes with the wrong data. Saving is asynchronous;
     a save that was cut short is never taken for a checkpoint. Nothing is pickled.
 
+    A checkpoint holds the checksums of all its arrays and of the host's part, and what
+    is restored is compared with them: see `training.checksum`. And beside it lie those
+    of its files, so that Orbax never sees a damaged one: it would write pages of what
+    its threads ran into. They are written with the next save, or the close; the last
+    checkpoint of a run that is killed is read without. A bucket's objects have
+    checksums of the service's.
+
     Args:
       directory: Holds one folder per checkpoint.
       keep: How many of the newest are kept.
@@ -30,12 +74,16 @@ class Checkpoints:
     def __init__(self, directory: RunPath, *, keep: int):
         # create=True makes missing parents too; a stale, half-written save of an
         # killed process is removed, so that its update can be saved again.
+        self._directory = directory
+        path = directory.for_others()
         self._manager = ocp.CheckpointManager(
-            directory if in_bucket(directory) else directory.absolute(),
+            path if directory.in_bucket else path.absolute(),
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=keep, create=True, cleanup_tmp_directories=True
             ),
         )
+        self._unsealed: int | None = None  # the checkpoint whose files have no sums
+        self._sealing = ThreadPoolExecutor(1)
 
     def latest(self) -> int | None:
         """Returns the update of the newest whole checkpoint, None without one."""
@@ -57,11 +105,15 @@ class Checkpoints:
         # Orbax writes it later, in another thread: a copy does not change until
         # then, and what JSON cannot hold is found out here.
         host = json.loads(json.dumps(host, allow_nan=False))
+        content = {"arrays": checksums(state), "host": host}
+        self._seal()
+        self._forget_sums(update)
+        self._unsealed = update
         self._manager.save(
             update,
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(state),
-                host=ocp.args.JsonSave(host),
+                host=ocp.args.JsonSave({**content, "sha256": _sha256(content)}),
             ),
         )
 
@@ -77,19 +129,145 @@ class Checkpoints:
 
         Returns:
           The state, and the host's part.
+
+        Raises:
+          DamagedCheckpointError: It cannot be read, or is not what was saved.
         """
-        item = self._manager.restore(
-            update,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(abstract_state),
-                host=ocp.args.JsonRestore(),
-            ),
+        where = f"the checkpoint of update {update} in {self._directory}"
+        differing = broadcast_from_first(
+            self._differing_files(update) if is_main_process() else []
         )
-        return item["state"], item["host"]
+        if differing:
+            raise DamagedCheckpointError(
+                f"{where} is damaged: {differing[0]} is not what was saved"
+            )
+        try:
+            item = self._manager.restore(
+                update,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardRestore(abstract_state),
+                    host=ocp.args.JsonRestore(),
+                ),
+            )
+        except Exception as error:
+            # Whatever Orbax and TensorStore stumble over.
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            _forget(error)
+            raise DamagedCheckpointError(
+                f"{where} cannot be read ({reason:.200})"
+            ) from None
+        state, content = item["state"], item["host"]
+        if not isinstance(content, dict) or content.pop("sha256", "") != _sha256(
+            content
+        ):
+            raise DamagedCheckpointError(
+                f"{where} is damaged: its host part is not what was saved"
+            )
+        saved, found = content["arrays"], checksums(state)
+        differing = [path for path in found if saved.get(path) != found[path]]
+        if differing or len(saved) != len(found):
+            raise DamagedCheckpointError(
+                f"{where} is damaged: {len(differing)} of {len(found)} arrays are not "
+                f"what was saved, such as {(differing or [*saved])[0]}"
+            )
+        return state, content["host"]
+
+    def restore_newest(self, abstract_state: TrainState) -> Restored | None:
+        """Reads the newest checkpoint that is not damaged, and sets newer ones aside.
+
+        Args:
+          abstract_state: See `restore`.
+
+        Returns:
+          None where there is no checkpoint.
+
+        Raises:
+          DamagedCheckpointError: All that there are.
+        """
+        damaged: dict[int, str] = {}
+        for update in sorted(self._manager.all_steps(), reverse=True):
+            found, failure = None, ""
+            try:
+                found = self.restore(update, abstract_state)
+            except DamagedCheckpointError as error:
+                failure = str(error)
+            failures = [each for each in all_gather(failure) if each]
+            if found and not failures:
+                for number in damaged:
+                    self._set_aside(number)
+                self._manager.reload()
+                return Restored(update, *found, damaged)
+            damaged[update] = failures[0]
+        if damaged:
+            reasons = "; ".join(damaged.values())
+            raise DamagedCheckpointError(
+                f"no checkpoint can be gone on from: {reasons}; start the run anew in "
+                "another --workdir"
+            )
+        return None
+
+    def _seal(self) -> None:
+        """Has the checksums noted of the files of the last checkpoint, now whole."""
+        self._manager.wait_until_finished()
+        if self._unsealed is None or self._directory.in_bucket or not is_main_process():
+            return
+        self._sealing.submit(self._note_sums, self._unsealed)
+        self._unsealed = None
+
+    def _note_sums(self, update: int) -> None:
+        # It may be removed meanwhile, as one too many.
+        with contextlib.suppress(FileNotFoundError):
+            content = {"files": self._file_sums(update)}
+            text = json.dumps({**content, "sha256": _sha256(content)}, indent=1)
+            self._sums_of(update).write(text + "\n")
+        for path in Path(self._directory).glob("*.sums.json"):
+            number = path.name.partition(".")[0]
+            if not path.with_name(number).exists():
+                self._forget_sums(number)
+
+    def _forget_sums(self, update: int | str) -> None:
+        if not self._directory.in_bucket and is_main_process():
+            Path(self._sums_of(update)).unlink(missing_ok=True)
+
+    def _differing_files(self, update: int) -> list[str]:
+        """Returns the files of a checkpoint that are not as they were."""
+        try:
+            content = json.loads(self._sums_of(update).read_text())
+            if content.pop("sha256") != _sha256(content):
+                return []
+        except (AttributeError, KeyError, OSError, TypeError, ValueError):
+            return []
+        saved, found = content["files"], self._file_sums(update)
+        names = sorted(saved.keys() | found.keys())
+        return [name for name in names if saved.get(name) != found.get(name)]
+
+    def _file_sums(self, update: int) -> dict[str, str]:
+        """Returns size and CRC-32 of every file of a checkpoint."""
+        folder = Path(self._directory / str(update))
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        with ThreadPoolExecutor(4) as pool:
+            sums = pool.map(_file_sum, files)
+        names = [path.relative_to(folder).as_posix() for path in files]
+        return dict(zip(names, sums, strict=True))
+
+    def _sums_of(self, update: int | str) -> RunPath:
+        return self._directory / f"{update}.sums.json"
+
+    def _set_aside(self, update: int) -> None:
+        """Renames a damaged checkpoint, so that its update can be saved again."""
+        if is_main_process():
+            path = self._directory.for_others()
+            number = 0
+            while (aside := path / f"{update}.damaged-{number}").exists():
+                number += 1
+            (path / str(update)).rename(aside)
+            self._forget_sums(update)
+        broadcast_from_first(None)
 
     def close(self) -> None:
         """Waits until all saves are whole."""
-        self._manager.wait_until_finished()
+        self._seal()
+        self._sealing.shutdown()
         self._manager.close()
 
 
@@ -109,3 +287,34 @@ def params_sha256(params: Any) -> str:
         digest.update(f"{value.shape}\n".encode())
         digest.update(value.tobytes())
     return digest.hexdigest()
+
+
+def _forget(error: BaseException | None) -> None:
+    """Lets go what a failed restore holds.
+
+    Reads that failed too, or were not begun, would say so where nobody asks for it.
+    """
+    logger = logging.getLogger("asyncio")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            while error is not None:
+                traceback.clear_frames(error.__traceback__)
+                error.__traceback__, error = None, error.__context__
+            gc.collect()
+    finally:
+        logger.setLevel(level)
+
+
+def _file_sum(path: Path) -> str:
+    crc = size = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            crc, size = zlib.crc32(block, crc), size + len(block)
+    return f"{size}:{crc:08x}"
+
+
+def _sha256(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from echo_jax.config import Config
 from echo_jax.training.distributed import replicate
-from echo_jax.training.feed import Draw, Feed, HostDraw, HostInput, Input
+from echo_jax.training.feed import Batching, Feed, HostBatching, HostInput, Input
 from echo_jax.training.optim import Optimizer, hyperparams
 from echo_jax.training.sharding import (
     batch_sharding,
@@ -87,26 +87,26 @@ class CompiledFunctions:
         def key_of(stream: int) -> jax.Array:
             return jax.random.fold_in(jax.random.key(config.seed), stream)
 
-        everywhere = replicated(self.mesh)
-        self.init_key = replicate(lambda: key_of(_INIT_KEY), everywhere)
+        on_all_devices = replicated(self.mesh)
+        self.init_key = replicate(lambda: key_of(_INIT_KEY), on_all_devices)
         self.run = RunInputs(
-            key=replicate(lambda: key_of(_STEP_KEY), everywhere),
-            log_every=replicate(lambda: jnp.int32(config.log_every), everywhere),
-            hyperparams=replicate(lambda: hyperparams(config), everywhere),
+            key=replicate(lambda: key_of(_STEP_KEY), on_all_devices),
+            log_every=replicate(lambda: jnp.int32(config.log_every), on_all_devices),
+            hyperparams=replicate(lambda: hyperparams(config), on_all_devices),
         )
 
-    def program(self, draw: Draw, *, scan: bool = False) -> CompiledStep:
+    def program(self, batching: Batching, *, scan: bool = False) -> CompiledStep:
         """Returns the program that performs as many updates as an input is for.
 
         It donates state and arrays, and never the inputs, which an echo may use again.
         Its report is the last update's.
 
         Args:
-          draw: Makes the batches of the input.
+          batching: Makes the batches of the input.
           scan: Whether several updates are a loop on the device; see
             `several_updates`.
         """
-        return self._shared.program(draw, scan)
+        return self._shared.program(batching, scan)
 
     def step(
         self, state: TrainState, feed: Feed, inputs: Input, *, scan: bool = False
@@ -122,8 +122,8 @@ class CompiledFunctions:
         Returns:
           The new state, and what may be read of the last update: not computed yet.
         """
-        run = self.program(feed.draw, scan=scan)
-        sent = feed.draw.send(inputs)
+        run = self.program(feed.batching, scan=scan)
+        sent = feed.batching.send(inputs)
         state, feed.arrays, report = run(state, feed.arrays, sent, self.run)
         return state, report
 
@@ -136,9 +136,9 @@ class CompiledFunctions:
           state: Donated.
           batch: With the echo's tags.
         """
-        draw = HostDraw(self.mesh)
-        sent = draw.send(HostInput.of([batch]))
-        state, _, report = self.program(draw)(state, (), sent, self.run)
+        batching = HostBatching(self.mesh)
+        sent = batching.send(HostInput.of([batch]))
+        state, _, report = self.program(batching)(state, (), sent, self.run)
         return state, report
 
     def trace(self, state: TrainState, feed: Feed) -> Any:
@@ -148,8 +148,8 @@ class CompiledFunctions:
           state: Not changed.
           feed: From which nothing is taken; what its arrays hold is lost.
         """
-        inputs = feed.draw.send(feed.hold(1))
-        return self.program(feed.draw).trace(state, feed.arrays, inputs, self.run)
+        inputs = feed.batching.send(feed.hold(1))
+        return self.program(feed.batching).trace(state, feed.arrays, inputs, self.run)
 
 
 class _Shared:
@@ -159,8 +159,8 @@ class _Shared:
         self._task, self._optimizer, self._mesh = task, optimizer, mesh
         init = functools.partial(init_state, task=task, optimizer=optimizer)
         shapes = jax.eval_shape(init, jax.random.key(0))
-        everywhere = replicated(mesh)
-        self._state = jax.tree.map(lambda _: everywhere, shapes).replace(
+        on_all_devices = replicated(mesh)
+        self._state = jax.tree.map(lambda _: on_all_devices, shapes).replace(
             params=param_shardings(shapes.params, mesh),
             opt_state=param_shardings(shapes.opt_state, mesh),
         )
@@ -175,10 +175,10 @@ class _Shared:
         self.evaluate: Callable[[TrainState, Batch], tuple[Sums, Any]] = jax.jit(
             self._evaluate,
             in_shardings=(self._state, batch_sharding(mesh)),
-            out_shardings=everywhere,
+            out_shardings=on_all_devices,
         )
         self.is_finite: Callable[[TrainState], jax.Array] = jax.jit(
-            _is_finite, in_shardings=(self._state,), out_shardings=everywhere
+            _is_finite, in_shardings=(self._state,), out_shardings=on_all_devices
         )
         self.copy: Callable[[TrainState], TrainState] = jax.jit(
             lambda state: jax.tree.map(jnp.copy, state),
@@ -192,23 +192,23 @@ class _Shared:
         task = self._task
         return task.evaluate(variables, batch), task.predict(variables, batch)
 
-    def _program(self, draw: Draw, scan: bool) -> CompiledStep:
+    def _program(self, batching: Batching, scan: bool) -> CompiledStep:
         step = functools.partial(train_step, task=self._task, optimizer=self._optimizer)
 
         def program(
             state: TrainState, arrays: Any, inputs: Any, run: RunInputs
         ) -> tuple[TrainState, Any, StepReport]:
-            arrays, batches = draw(arrays, inputs)
+            arrays, batches = batching(arrays, inputs)
             state, report = several_updates(
                 lambda state, batch: step(state, batch, run), state, batches, scan=scan
             )
             return state, arrays, report
 
-        arrays, everywhere = draw.arrays_sharding, replicated(self._mesh)
+        arrays, on_all_devices = batching.arrays_sharding, replicated(self._mesh)
         compiled = jax.jit(
             program,
-            in_shardings=(self._state, arrays, draw.input_sharding, everywhere),
-            out_shardings=(self._state, arrays, everywhere),
+            in_shardings=(self._state, arrays, batching.input_sharding, on_all_devices),
+            out_shardings=(self._state, arrays, on_all_devices),
             donate_argnums=(0, 1),
         )
         return cast(CompiledStep, compiled)

@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any, cast
 
 from echo_jax.config import Config
+from echo_jax.config_echo import largest_factor
 from echo_jax.echo.instrument.rates import advised_factor
-from echo_jax.echo.shard import Part
+from echo_jax.echo.shard import DataShard
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.dispatch import LOOP, Dispatch, choose_dispatch
-from echo_jax.training.echo_spec import largest_factor
 from echo_jax.training.feed import Feed
 from echo_jax.training.feeds import open_feed
 from echo_jax.training.measure import Rates, measure_loader, measure_step
@@ -45,7 +45,7 @@ def decide(
     state: TrainState,
     *,
     before: Mapping[str, Any] | None,
-    parts: Sequence[Part],
+    shards: Sequence[DataShard],
     note: Callable[[str], None],
 ) -> Decided:
     """Measures, decides what was not decided before, and compiles what is used.
@@ -59,17 +59,17 @@ def decide(
       state: Not changed.
       before: The host's part of the checkpoint that the run resumes from, whose
         decisions stand; None at the start.
-      parts: Of the data, that this process makes.
+      shards: Of the data, that this process makes.
       note: Is told what was decided and why.
     """
-    t_up_s, sample = measure_loader(workload, config, parts=parts)
+    t_up_s, sample = measure_loader(workload, config, shards=shards)
     opened = partial(
         open_feed,
         config,
         workload,
         compiled.mesh,
         sample=sample,
-        parts=parts,
+        shards=shards,
         num_lanes=before["num_lanes"] if before else 0,
         note=note,
     )

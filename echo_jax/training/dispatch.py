@@ -243,7 +243,7 @@ def choose_dispatch(
         return LOOP, "dispatch: loop; several processes would time them apart"
     if data_s > _CLEARLY_SHORTER * step_s:
         return LOOP, "dispatch: loop; updates wait for data, or nearly"
-    key = (compiled.program(feed.draw), config.batch_size, size)
+    key = (compiled.program(feed.batching), config.batch_size, size)
     if key not in _CHOSEN:
         _CHOSEN[key] = _timed_choice(compiled, state, feed, size, step_s)
     return _CHOSEN[key]

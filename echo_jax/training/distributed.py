@@ -1,9 +1,9 @@
 """Several processes in one run: who is who, and what all of them agree on.
 
-Every process runs the same program on the devices of all, and makes its parts of
+Every process runs the same program on the devices of all, and makes its shards of
 every batch. What the host decides must be decided alike everywhere, or the processes
 wait for each other for ever: measured times, the update at which a run stops, what is
-logged. So facts are gathered from all, or taken from the first process for all.
+logged. So values are gathered from all, or taken from the first process for all.
 """
 
 import atexit
@@ -20,7 +20,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, Sharding
 
 from echo_jax.config import Config
-from echo_jax.echo.shard import Part
+from echo_jax.echo.shard import DataShard
 from echo_jax.training.interrupt import Interrupted
 
 __all__ = [
@@ -30,10 +30,10 @@ __all__ = [
     "fetch_global",
     "is_main_process",
     "local_mesh",
-    "own_parts",
+    "own_shards",
     "put",
     "replicate",
-    "this_part",
+    "this_shard",
     "view_with_sharding",
 ]
 
@@ -103,30 +103,30 @@ def is_main_process() -> bool:
     return jax.process_index() == 0
 
 
-def this_part() -> Part:
-    """Returns the part that is due to this process where all share evenly."""
-    return Part(jax.process_index(), jax.process_count())
+def this_shard() -> DataShard:
+    """Returns the data shard that is due to this process where all share evenly."""
+    return DataShard(jax.process_index(), jax.process_count())
 
 
-def own_parts(num_parts: int) -> tuple[Part, ...]:
-    """Returns the parts of the data that this process makes.
+def own_shards(num_shards: int) -> tuple[DataShard, ...]:
+    """Returns the data shards that this process makes.
 
     Args:
-      num_parts: Into how many the data of the run is cut.
+      num_shards: Into how many the data of the run is cut.
 
     Raises:
-      ValueError: The processes do not divide the parts.
+      ValueError: The processes do not divide the shards.
     """
     processes = jax.process_count()
-    if num_parts % processes:
+    if num_shards % processes:
         raise ValueError(
-            f"the run's data is cut into {num_parts} parts, which {processes} "
+            f"the run's data is cut into {num_shards} shards, which {processes} "
             "processes cannot share evenly; use a number of processes that divides "
-            f"{num_parts}, or start another run with --config.data.parts={processes}"
+            f"{num_shards}, or start another run with --config.data.shards={processes}"
         )
-    each = num_parts // processes
+    each = num_shards // processes
     first = jax.process_index() * each
-    return tuple(Part(number, num_parts) for number in range(first, first + each))
+    return tuple(DataShard(i, num_shards) for i in range(first, first + each))
 
 
 def all_gather(value: Any) -> list[Any]:

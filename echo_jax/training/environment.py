@@ -39,6 +39,13 @@ _MAY_CHANGE = {
     "checkpoint_every",
 }
 
+# Fields and groups of fields of earlier versions, whose runs cannot go on.
+_RENAMED = {
+    "inner": "dispatch",
+    "data.parts": "data.shards",
+    "echo.load.of": "echo.load.quantity",
+}
+
 # Where a run is carried out, and who looks at it, is no part of what it is.
 _NO_PART = {"distributed", "profile"}
 
@@ -79,11 +86,7 @@ def claim_workdir(workdir: RunPath, config: Config) -> None:
     new = json.loads(json.dumps(_own_fields(config)))
     old = read_json(workdir / "config.json")
     if old is not None:
-        if "inner" in old:
-            raise ValueError(
-                f"{workdir} holds a run of an earlier echo_jax, whose config.inner is "
-                "config.dispatch now; go on with that version, or use another --workdir"
-            )
+        _refuse_earlier(workdir, old)
         differing = _differing(old, new)
         if differing:
             raise ValueError(
@@ -92,8 +95,19 @@ def claim_workdir(workdir: RunPath, config: Config) -> None:
                 "--workdir"
             )
     if new != old:
-        workdir.mkdir(parents=True, exist_ok=True)
+        workdir.mkdir()
         write_json(workdir / "config.json", new)
+
+
+def _refuse_earlier(workdir: RunPath, old: Mapping[str, Any]) -> None:
+    """Refuses the config of a run of an earlier version."""
+    fields = [f"{field}." for field in _flat(old)]
+    for name, now in _RENAMED.items():
+        if any(field.startswith(f"{name}.") for field in fields):
+            raise ValueError(
+                f"{workdir} holds a run of an earlier echo_jax, whose config.{name} is "
+                f"config.{now} now; go on with that version, or use another --workdir"
+            )
 
 
 def config_sha256(config: Config) -> str:

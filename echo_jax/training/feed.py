@@ -1,37 +1,39 @@
 """Feeds: what stands between the data and the jitted program.
 
 A feed hands out the *input* of the next updates, a pytree that goes to the devices.
-Its `Draw`, traced into the program, turns the input into batches. So a feed whose
+Its `Batching`, traced into the program, turns the input into batches. So a feed whose
 batches come from the host and one that keeps items on the devices are the same to
 the loop: what a feed keeps there are its ``arrays``, which the program takes and
 gives back, beside the train state.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
+from grain import IterDataset
 from jax.sharding import Mesh, NamedSharding
 
 from echo_jax.echo.decision_log import DecisionLog, log_of
-from echo_jax.echo.shard import WHOLE, Part
+from echo_jax.echo.instrument.fresh_time import UNSEEN, bounds_of_all
+from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.training.distributed import put
-from echo_jax.training.parts import JoinedBatches
 from echo_jax.training.sharding import group_sharding, replicated
 from echo_jax.workloads.base import Batch
 
 __all__ = [
-    "Draw",
+    "Batching",
     "Feed",
     "HeldFeed",
-    "HostDraw",
+    "HostBatching",
     "HostFeed",
     "HostInput",
     "Input",
+    "JoinedBatches",
 ]
 
 # Smaller inputs cross to the devices with the call that uses them, which spares two
@@ -57,7 +59,7 @@ class Input(Protocol):
         ...
 
 
-class Draw(Protocol):
+class Batching(Protocol):
     """How a program turns arrays and an input into batches.
 
     A static argument of the program: hashable, and equal by value, so that runs share
@@ -92,24 +94,31 @@ class Feed(Protocol):
     """Hands out inputs.
 
     Attributes:
-      draw: Makes batches of them, in the program.
+      batching: Makes batches of them, in the program.
       arrays: What the feed keeps on the devices. The caller passes them to the
         program, which takes them away, and puts back what it returns.
       num_lanes: Of an echo on the devices; 0 without one.
-      logs: What an adaptive echo decided so far, by the number of the part of the data;
+      logs: What an adaptive echo decided so far, by the index of the data shard;
         of those that this process makes. Empty if there was nothing to decide.
+      t_up_bounds: Seconds that a fresh batch takes the pipeline up to the echo, at
+        least and at most, as seen so far.
     """
 
     arrays: Any
     num_lanes: int
 
     @property
-    def draw(self) -> Draw:
+    def batching(self) -> Batching:
         """See the class."""
         ...
 
     @property
     def logs(self) -> Mapping[int, DecisionLog]:
+        """See the class."""
+        ...
+
+    @property
+    def t_up_bounds(self) -> tuple[float, float]:
         """See the class."""
         ...
 
@@ -133,7 +142,7 @@ class Feed(Protocol):
         ...
 
     def get_state(self) -> list[Any]:
-        """Returns plain data, from which `set_state` goes on: for each part."""
+        """Returns plain data, from which `set_state` goes on: for each shard."""
         ...
 
     def set_state(self, state: list[Any]) -> None:
@@ -143,6 +152,53 @@ class Feed(Protocol):
     def close(self) -> None:
         """Stops reading ahead."""
         ...
+
+
+class JoinedBatches(Iterator[Batch]):
+    """Puts the rows of several shards of every batch together, in the order of shards.
+
+    It ends with the first shard that ends.
+    """
+
+    def __init__(self, datasets: Sequence[IterDataset]):
+        """Reads nothing yet.
+
+        Args:
+          datasets: One of batches for each shard, in order.
+        """
+        self._iterators = [iter(dataset) for dataset in datasets]
+        self._fresh_times = [getattr(each, "fresh_time", None) for each in datasets]
+
+    @property
+    def t_up_bounds(self) -> tuple[float, float]:
+        """Seconds that a fresh batch takes at least and at most, as seen so far."""
+        return bounds_of_all(
+            [each.bounds() if each else UNSEEN for each in self._fresh_times]
+        )
+
+    def __next__(self) -> Batch:
+        """Returns the next batch; that of a single shard is not copied."""
+        rows = [next(iterator) for iterator in self._iterators]
+        if len(rows) == 1:
+            return rows[0]
+        return {name: np.concatenate([r[name] for r in rows]) for name in rows[0]}
+
+    def get_state(self) -> list[Any]:
+        """Returns the state of every shard."""
+        return [iterator.get_state() for iterator in self._iterators]
+
+    def set_state(self, state: Sequence[Any]) -> None:
+        """Goes to the states of as many shards."""
+        for iterator, own in zip(self._iterators, state, strict=True):
+            iterator.set_state(own)
+
+    def close(self) -> None:
+        """Stops reading ahead."""
+        for iterator in self._iterators:
+            # Grain's have it; what a test or a user gives need not.
+            close = getattr(iterator, "close", None)
+            if close is not None:
+                close()
 
 
 class HostInput(NamedTuple):
@@ -166,7 +222,7 @@ class HostInput(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HostDraw:
+class HostBatching:
     """Hands on the batches that the host made.
 
     Attributes:
@@ -177,16 +233,16 @@ class HostDraw:
 
     @property
     def arrays_sharding(self) -> NamedSharding:
-        """See `Draw`; of nothing."""
+        """See `Batching`; of nothing."""
         return replicated(self.mesh)
 
     @property
     def input_sharding(self) -> NamedSharding:
-        """See `Draw`."""
+        """See `Batching`."""
         return group_sharding(self.mesh)
 
     def __call__(self, arrays: Any, inputs: HostInput) -> tuple[Any, list[Batch]]:
-        """See `Draw`; there are no arrays."""
+        """See `Batching`; there are no arrays."""
         return arrays, [
             {name: x[k] for name, x in inputs.batches.items()}
             | {"repeat": inputs.repeat[k]}
@@ -194,7 +250,7 @@ class HostDraw:
         ]
 
     def send(self, inputs: HostInput) -> HostInput:
-        """See `Draw`."""
+        """See `Batching`."""
         num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(inputs))
         if num_bytes < _SENT_AHEAD_BYTES and jax.process_count() == 1:
             return inputs
@@ -205,7 +261,7 @@ class HostFeed:
     """The batches that the host's pipeline made.
 
     Attributes:
-      draw: See `Feed`.
+      batching: See `Feed`.
       arrays: None are kept: ``()``.
       num_lanes: 0.
     """
@@ -218,7 +274,7 @@ class HostFeed:
         mesh: Mesh,
         *,
         sample: Batch,
-        parts: Sequence[Part] = (WHOLE,),
+        shards: Sequence[DataShard] = (SINGLE,),
     ):
         """Reads nothing yet.
 
@@ -226,10 +282,10 @@ class HostFeed:
           batches: With the echo's tags.
           mesh: The devices.
           sample: A batch like those.
-          parts: Of the data, that the batches are joined from.
+          shards: Of the data, that the batches are joined from.
         """
-        self._parts = parts
-        self.draw = HostDraw(mesh)
+        self._shards = shards
+        self.batching = HostBatching(mesh)
         self.arrays = ()
         self._batches = batches
         self._sample = sample
@@ -242,9 +298,16 @@ class HostFeed:
     @property
     def logs(self) -> dict[int, DecisionLog]:
         """See `Feed`."""
-        states = zip(self._parts, self._batches.get_state(), strict=True)
-        logs = {part.number: log_of(state) for part, state in states if "plan" in state}
+        states = zip(self._shards, self._batches.get_state(), strict=True)
+        logs = {
+            shard.index: log_of(state) for shard, state in states if "plan" in state
+        }
         return {number: log for number, log in logs.items() if log is not None}
+
+    @property
+    def t_up_bounds(self) -> tuple[float, float]:
+        """See `Feed`."""
+        return self._batches.t_up_bounds
 
     def hold(self, num_updates: int) -> HostInput:
         """See `Feed`: the sample."""
@@ -270,18 +333,20 @@ class HeldFeed:
     time. The first update is the one fresh use; all others are repeats.
 
     Attributes:
-      draw: The other feed's.
+      batching: The other feed's.
       arrays: The other feed's.
       num_lanes: The other feed's.
       logs: Empty: nothing is decided.
+      t_up_bounds: Those of what is not seen: nothing is read.
     """
 
     logs: Mapping[int, DecisionLog] = MappingProxyType({})
+    t_up_bounds = UNSEEN
 
     def __init__(self, feed: Feed):
         """Takes over a feed."""
         self._feed = feed
-        self.draw, self.arrays = feed.draw, feed.arrays
+        self.batching, self.arrays = feed.batching, feed.arrays
         self.num_lanes = feed.num_lanes
         self._held: dict[int, Any] = {}
         self._done = 0
@@ -297,7 +362,7 @@ class HeldFeed:
         """See `Feed`."""
         if num_updates not in self._held:
             inputs = self._feed.hold(num_updates)
-            sent = put(self.draw.send(inputs), self.draw.input_sharding)
+            sent = put(self.batching.send(inputs), self.batching.input_sharding)
             # The host counts by it.
             self._held[num_updates] = sent._replace(repeat=inputs.repeat)
         return self._held[num_updates]

@@ -1,24 +1,51 @@
-"""Which echo and which feed a config asks for."""
+"""Which feed a config asks for, and which decisions its echo repeats."""
 
 from collections.abc import Callable, Sequence
+from io import BytesIO
 
 from jax.sharding import Mesh
 
 from echo_jax.config import Config
-from echo_jax.echo.shard import WHOLE, Part
-from echo_jax.training.device import (
+from echo_jax.config_echo import echo_spec
+from echo_jax.echo.decision_log import DecisionLog
+from echo_jax.echo.shard import SINGLE, DataShard
+from echo_jax.echo.spec import AnySpec
+from echo_jax.folders import run_file
+from echo_jax.training.device_feed import (
     DeviceEchoFeed,
     check_lanes_fit,
     count_lanes,
     make_device_plan,
 )
 from echo_jax.training.dispatch import group_size
-from echo_jax.training.echo_spec import make_echo_spec
-from echo_jax.training.feed import Feed, HeldFeed, HostFeed
-from echo_jax.training.parts import JoinedBatches
+from echo_jax.training.feed import Feed, HeldFeed, HostFeed, JoinedBatches
 from echo_jax.workloads.base import Batch, Workload
 
-__all__ = ["check_echo", "open_feed"]
+__all__ = ["check_echo", "log_name", "make_echo_spec", "open_feed"]
+
+
+def make_echo_spec(
+    config: Config, *, factor: float | None = None, shard: DataShard = SINGLE
+) -> AnySpec:
+    """Returns the echo that a config describes, with the decisions that it repeats.
+
+    Args:
+      config: A checked training config.
+      factor: See `echo_jax.config_echo.echo_spec`.
+      shard: Whose decisions are repeated, where some are.
+
+    Raises:
+      OSError: The log to be replayed cannot be read.
+      ValueError: It is not there, or is none.
+    """
+    replay = config.echo.replay
+    log = _read_log(replay, shard) if replay else None
+    return echo_spec(config, factor=factor, replay=log)
+
+
+def log_name(shard: int) -> str:
+    """Returns the name of the file of a shard's decisions."""
+    return f"tape-{shard}.json" if shard else "tape.json"
 
 
 def check_echo(config: Config, workload: Workload, mesh: Mesh) -> None:
@@ -39,7 +66,7 @@ def check_echo(config: Config, workload: Workload, mesh: Mesh) -> None:
     elif not config.echo.buffer_bytes:
         make_device_plan(
             spec,
-            chunk_items=config.batch_size,
+            host_batch_size=config.batch_size,
             num_lanes=count_lanes(config, mesh),
             max_batches=group_size(config),
         )
@@ -52,7 +79,7 @@ def open_feed(
     *,
     factor: float,
     sample: Batch,
-    parts: Sequence[Part] = (WHOLE,),
+    shards: Sequence[DataShard] = (SINGLE,),
     num_lanes: int = 0,
     note: Callable[[str], None] = lambda line: None,
 ) -> Feed:
@@ -64,7 +91,7 @@ def open_feed(
       mesh: The devices.
       factor: The echo factor, which the config may leave open.
       sample: A batch of what is upstream of the feed; this process' rows.
-      parts: Of the data, that this process makes.
+      shards: Of the data, that this process makes.
       num_lanes: Of an echo on the devices, of the run that it goes on; 0 for a new
         one.
       note: Is told what is allocated.
@@ -72,20 +99,20 @@ def open_feed(
     Raises:
       ValueError: A buffer does not fit, or the echo is impossible.
     """
-    specs = [make_echo_spec(config, factor=factor, part=part) for part in parts]
+    specs = [make_echo_spec(config, factor=factor, shard=shard) for shard in shards]
     if config.echo.where == "device":
         # Items that were augmented before the echo are not augmented again after it.
         is_decoded = config.echo.after == "decode"
-        num_parts = parts[0].of
+        num_shards = shards[0].count
         if num_lanes:
-            check_lanes_fit(num_lanes, mesh, num_parts)
+            check_lanes_fit(num_lanes, mesh, num_shards)
         feed = DeviceEchoFeed(
-            JoinedBatches([workload.fresh_dataset(part) for part in parts]),
+            JoinedBatches([workload.fresh_dataset(shard) for shard in shards]),
             config,
             specs[0],
             mesh=mesh,
-            num_lanes=num_lanes or count_lanes(config, mesh, num_parts=num_parts),
-            parts=parts,
+            num_lanes=num_lanes or count_lanes(config, mesh, num_shards=num_shards),
+            shards=shards,
             sample=sample,
             augment=workload.augment_on_device if is_decoded else None,
             max_batches=group_size(config),
@@ -94,9 +121,23 @@ def open_feed(
     else:
         batches = JoinedBatches(
             [
-                workload.train_dataset(spec, part)
-                for spec, part in zip(specs, parts, strict=True)
+                workload.train_dataset(spec, shard)
+                for spec, shard in zip(specs, shards, strict=True)
             ]
         )
-        feed = HostFeed(batches, mesh, sample=sample, parts=parts)
+        feed = HostFeed(batches, mesh, sample=sample, shards=shards)
     return HeldFeed(feed) if config.data.hold_batch else feed
+
+
+def _read_log(path: str, shard: DataShard) -> DecisionLog:
+    """Reads a shard's decisions, from beside those of the first."""
+    own = run_file(path)
+    if shard.index:
+        own = own.parent / log_name(shard.index)
+    try:
+        return DecisionLog.read(BytesIO(own.read_bytes()), name=str(own))
+    except FileNotFoundError:
+        raise ValueError(
+            f"there is no log of decisions {str(own)!r}; give the tape.json of an "
+            "adaptive run to --config.echo.replay"
+        ) from None

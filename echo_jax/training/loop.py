@@ -1,5 +1,6 @@
 """The training loop: read this first, then `training.trainer` and `training.step`."""
 
+import os
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -29,7 +30,7 @@ __all__ = ["train", "train_checked"]
 def train(
     config: Config,
     workload: Workload,
-    workdir: str | RunPath,
+    workdir: str | os.PathLike[str],
     *,
     console: Console | None = None,
 ) -> dict[str, Any]:
@@ -92,7 +93,7 @@ def train(
 def train_checked(
     config: Config,
     workload: Workload,
-    workdir: str | RunPath,
+    workdir: str | os.PathLike[str],
     *,
     console: Console | None = None,
 ) -> dict[str, Any]:

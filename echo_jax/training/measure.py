@@ -9,19 +9,18 @@ from typing import Any
 import jax
 
 from echo_jax.config import Config
-from echo_jax.echo.instrument.advice import Knobs
+from echo_jax.config_echo import largest_factor
+from echo_jax.echo.instrument.advice import OptionNames
 from echo_jax.echo.instrument.probe import probe
 from echo_jax.echo.instrument.probe_report import ProbeReport
 from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT, BoundedSteps, time_calls
-from echo_jax.echo.shard import WHOLE, Part
+from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.dispatch import LOOP, Dispatch
 from echo_jax.training.distributed import all_gather, broadcast_from_first
-from echo_jax.training.echo_spec import largest_factor
-from echo_jax.training.feed import Feed
+from echo_jax.training.feed import Feed, JoinedBatches
 from echo_jax.training.feeds import open_feed
-from echo_jax.training.parts import JoinedBatches
 from echo_jax.training.step import StepReport, TrainState
 from echo_jax.workloads.base import Batch, Workload
 
@@ -40,19 +39,6 @@ __all__ = [
 _BUDGET_S = 2.0
 _LEAST_CALLS, _QUICK_CALLS, _MANY_CALLS = 3, 20, 1000
 _TOGETHER_CALLS = 8
-
-_KNOBS = Knobs(
-    threads="--config.data.threads",
-    workers="--config.data.workers",
-    prefetch="--config.data.prefetch",
-    seconds="--seconds",
-    device="on the accelerator (--config.echo.where=device)",
-    placements=("decode", "augment", "batch"),
-    echo=(
-        "--config.echo.factor={factor} --config.echo.after={after} "
-        "--config.echo.order=spread --config.echo.buffer={buffer}"
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -123,7 +109,7 @@ def measure_loader(
     workload: Workload,
     config: Config,
     *,
-    parts: Sequence[Part] = (WHOLE,),
+    shards: Sequence[DataShard] = (SINGLE,),
     most: int = _QUICK_CALLS,
 ) -> tuple[float, Batch]:
     """Measures the pipeline up to the echo alone.
@@ -133,7 +119,7 @@ def measure_loader(
     Args:
       workload: Makes the pipeline.
       config: The run's config.
-      parts: Of the data, that this process makes.
+      shards: Of the data, that this process makes.
       most: Batches to measure at most.
 
     Returns:
@@ -142,10 +128,10 @@ def measure_loader(
       first batch, in host memory.
     """
     if config.echo.where == "device":
-        datasets = [workload.fresh_dataset(part) for part in parts]
+        datasets = [workload.fresh_dataset(shard) for shard in shards]
     else:
         spec = _unechoed(config)
-        datasets = [workload.train_dataset(spec, part) for part in parts]
+        datasets = [workload.train_dataset(spec, shard) for shard in shards]
 
     def load() -> Batch:
         when = "while it was measured"
@@ -211,6 +197,7 @@ def probe_config(
     seconds: float,
     stages: Mapping[str, Callable[[], Any]],
     on_progress: Callable[[str, float], None],
+    flag: str = "--config",
 ) -> ProbeReport:
     """Probes a trainer of this project: what its config makes, without an echo.
 
@@ -220,6 +207,7 @@ def probe_config(
       seconds: See `echo_jax.echo.instrument.probe.probe`, here and below.
       stages: What the pipeline does for a batch.
       on_progress: Called with what is measured next.
+      flag: Begins the flags of the config's fields, as they are typed.
 
     Returns:
       The report; its advice names fields of the config.
@@ -232,7 +220,7 @@ def probe_config(
         seconds=seconds,
         cap=config.echo.cap,
         stages=stages,
-        knobs=_KNOBS,
+        options=_options(flag),
         on_progress=on_progress,
     )
 
@@ -259,6 +247,22 @@ def data_ended(workload: Workload, when: str) -> ValueError:
     return ValueError(
         f"the training data of workload {workload.name!r} ended {when}; "
         "it must repeat without end"
+    )
+
+
+def _options(flag: str) -> OptionNames:
+    """Returns what the settings are called where the fields' flags begin so."""
+    return OptionNames(
+        threads=f"{flag}.data.threads",
+        workers=f"{flag}.data.workers",
+        prefetch=f"{flag}.data.prefetch",
+        seconds="--seconds",
+        device=f"on the accelerator ({flag}.echo.where=device)",
+        placements=("decode", "augment", "batch"),
+        echo=(
+            f"{flag}.echo.factor={{factor}} {flag}.echo.after={{after}} "
+            f"{flag}.echo.order=spread {flag}.echo.buffer={{buffer}}"
+        ),
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from echo_jax.folders import RunPath, copy_folder, remove_folder
+from echo_jax.folders import RunPath
 from echo_jax.training.collectives import Share, Trace, read_trace
 from echo_jax.training.distributed import (
     all_gather,
@@ -62,7 +62,7 @@ class Profile:
         self._is_due = wanted.updates > 0 and done <= wanted.start
         kept = broadcast_from_first(read_json(self._file))
         if kept and done < kept["first_update"] and is_main_process():
-            remove_folder(self._folder)
+            self._folder.remove()
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
@@ -116,7 +116,7 @@ class Profile:
         self._is_due = False
         self._finish_updates()
         with self._run.clock.phase("pause"):
-            remove_folder(self._own)
+            self._own.remove()
             # The profiler writes to local disks alone.
             self._written = tempfile.TemporaryDirectory()
             options = jax.profiler.ProfileOptions()
@@ -133,7 +133,7 @@ class Profile:
             jax.profiler.stop_trace()
             with self._written as folder:
                 written = Path(folder)
-                copy_folder(written, self._own)
+                self._own.copy_from(written)
                 file = next(written.glob("plugins/profile/*/*.xplane.pb"), None)
                 trace = read_trace(file, _STEP) if file else None
             result = {

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from echo_jax.folders import RunPath, in_bucket, write_whole
+from echo_jax.folders import RunPath
 
 __all__ = ["MetricsFile", "read_json", "write_json"]
 
@@ -24,7 +24,7 @@ def read_json(path: RunPath) -> Any | None:
       Its content, or None if there is no such file.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text())
     except FileNotFoundError:
         return None
 
@@ -36,14 +36,15 @@ def write_json(path: RunPath, content: Any) -> None:
       path: The file; replaced if it exists.
       content: Plain data. NaN and infinities become null, which JSON has.
     """
-    write_whole(path, json.dumps(_plain(content), indent=2, allow_nan=False) + "\n")
+    path.write(json.dumps(_plain(content), indent=2, allow_nan=False) + "\n")
 
 
 class MetricsFile:
     """``metrics.jsonl``: one JSON object a line, each with ``updates``.
 
     Opening it forgets what a resumed run will do again: rows after the update
-    that it resumes from, and a line that a kill left half written.
+    that it resumes from, and a line that a kill left half written. Other lines that
+    are no rows are damage: they are dropped, and counted.
 
     A row is in the file at once. In a bucket, which cannot append, it is there
     after `flush`, and with the first row that comes half a minute after the last
@@ -54,12 +55,19 @@ class MetricsFile:
       resumed_from: The update of the checkpoint that the run resumes from; None
         for a run from the start, which drops all rows.
       writes: Whether this process keeps the file, or another one does.
+
+    Attributes:
+      rows: All rows.
+      damaged: The numbers of the lines that were dropped as damaged.
     """
 
     def __init__(self, path: RunPath, *, resumed_from: int | None, writes: bool = True):
         self._path, self._writes = path, writes
         self._is_behind = False
-        self.rows = [] if resumed_from is None else _rows_until(path, resumed_from)
+        self.rows: list[dict[str, Any]] = []
+        self.damaged: list[int] = []
+        if resumed_from is not None:
+            self.rows, self.damaged = _rows_until(path, resumed_from)
         if writes:
             self._write()
 
@@ -72,9 +80,8 @@ class MetricsFile:
         self.rows.append(_plain(row))
         if not self._writes:
             return
-        if not in_bucket(self._path):
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(_line(self.rows[-1]))
+        if not self._path.in_bucket:
+            self._path.append(_line(self.rows[-1]))
             return
         self._is_behind = True
         if time.monotonic() >= self._written_s + _WRITE_EVERY_S:
@@ -90,23 +97,26 @@ class MetricsFile:
             self._write()
 
     def _write(self) -> None:
-        write_whole(self._path, "".join(map(_line, self.rows)))
+        self._path.write("".join(map(_line, self.rows)))
         self._is_behind, self._written_s = False, time.monotonic()
 
 
-def _rows_until(path: RunPath, update: int) -> list[dict[str, Any]]:
+def _rows_until(path: RunPath, update: int) -> tuple[list[dict[str, Any]], list[int]]:
+    """Returns the rows up to an update, and the numbers of lines that are none."""
     if not path.exists():
-        return []
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+        return [], []
+    rows, damaged = [], []
+    lines = path.read_bytes().splitlines()
+    for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
-            # Only the last line can be torn, and it is newer than the checkpoint.
-            break
-        if row["updates"] <= update:
-            rows.append(row)
-    return rows
+            if row["updates"] <= update:
+                rows.append(row)
+        except (KeyError, TypeError, ValueError):
+            # A kill tears the last line, which is newer than the checkpoint.
+            if number < len(lines):
+                damaged.append(number)
+    return rows, damaged
 
 
 def _line(row: Mapping[str, Any]) -> str:

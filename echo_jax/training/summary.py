@@ -27,6 +27,7 @@ def make_summary(
     totals: Totals,
     seconds: Mapping[str, float],
     rates: Rates,
+    t_up_s: float,
     step_s: float,
     factor: float,
     dispatch: Dispatch,
@@ -43,6 +44,7 @@ def make_summary(
       totals: Of the whole run.
       seconds: The clock's.
       rates: As measured before the first update, or the first that was resumed.
+      t_up_s: Seconds of a fresh batch, corrected by what was seen since then.
       step_s: Seconds of an update at work, as measured since then.
       factor: The echo factor, which the config may leave open.
       dispatch: How updates were dispatched.
@@ -84,8 +86,9 @@ def make_summary(
         "echo": {**echo, "factor": factor, "factor_asked": echo["factor"]},
         "dispatch": asdict(dispatch),
         "hold_batch": config.data.hold_batch,
-        "R": rates.t_up_s / step_s,
-        "t_up_s": rates.t_up_s,
+        "R": t_up_s / step_s,
+        "t_up_s": t_up_s,
+        "t_up_start_s": rates.t_up_s,
         "t_down_s": step_s,
         "t_down_start_s": rates.t_down_s,
         "busy_s": totals.busy_s,

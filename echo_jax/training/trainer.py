@@ -15,9 +15,10 @@ import numpy as np
 from rich.console import Console
 
 from echo_jax.config import Config
+from echo_jax.echo.instrument.fresh_time import bounds_of_all, within
 from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT
 from echo_jax.folders import RunPath
-from echo_jax.training.checkpoint import Checkpoints, params_sha256
+from echo_jax.training.checkpoint import Checkpoints, Restored, params_sha256
 from echo_jax.training.clock import Clock, DeviceTime, Work
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.decide import decide
@@ -25,19 +26,19 @@ from echo_jax.training.dispatch import log_stops
 from echo_jax.training.distributed import (
     all_gather,
     is_main_process,
-    own_parts,
-    this_part,
+    own_shards,
+    this_shard,
 )
-from echo_jax.training.echo_spec import log_name
 from echo_jax.training.environment import config_sha256
 from echo_jax.training.evaluation import evaluate
 from echo_jax.training.feed import Input
+from echo_jax.training.feeds import log_name
 from echo_jax.training.flops import count_flops
 from echo_jax.training.measure import data_ended
 from echo_jax.training.metrics import RowMaker, Totals, eval_row, first_to_meet
 from echo_jax.training.progress import Progress
 from echo_jax.training.runfiles import MetricsFile, write_json
-from echo_jax.training.step import StepReport, TrainState
+from echo_jax.training.step import StepReport
 from echo_jax.training.summary import make_summary
 from echo_jax.workloads.base import Workload
 
@@ -109,8 +110,9 @@ class Trainer:
             workdir / "checkpoints", keep=config.keep_checkpoints
         )
         stack.enter_context(closing(self._checkpoints))
-        saved = self._checkpoints.latest()
-        self.state, before = self._restore(saved)
+        restored = self._restore()
+        saved, before = (restored.update, restored.host) if restored else (None, None)
+        self.state = restored.state if restored else compiled.init(compiled.init_key)
         self.totals = Totals.of_all(
             [Totals(**each) for each in before["totals"]] if before else []
         )
@@ -119,29 +121,35 @@ class Trainer:
         if not is_main_process():
             # What was counted before counts once: for all processes together.
             self.totals = replace(self.totals, fresh=0, repeats=0)
-        self.progress = self._show(console, resumed_from=saved)
+        self.progress = self._show(console, restored)
 
-        num_parts = config.data.parts or jax.process_count()
-        parts = own_parts(len(before["data"]) if before else num_parts)
+        num_shards = config.data.shards or jax.process_count()
+        shards = own_shards(len(before["data"]) if before else num_shards)
         decided = decide(
             config,
             workload,
             compiled,
             self.state,
             before=before,
-            parts=parts,
+            shards=shards,
             note=self.progress.note,
         )
         self.feed, self._dispatch = decided.feed, decided.dispatch
         self._factor, self._rates = decided.factor, decided.rates
         stack.enter_context(closing(self.feed))
         if before:
-            self.feed.set_state([before["data"][part.number] for part in parts])
+            self.feed.set_state([before["data"][shard.index] for shard in shards])
             self.clock.add(before["clock"])
         self._metrics = MetricsFile(
             workdir / "metrics.jsonl", resumed_from=saved, writes=is_main_process()
         )
+        if lines := self._metrics.damaged:
+            self.progress.note(f"metrics.jsonl: lines {lines} are damaged, and dropped")
         stack.callback(self._metrics.flush)
+        if restored and restored.damaged:
+            damaged = sorted(restored.damaged)
+            row = {"kind": "restored", "updates": saved, "damaged": damaged}
+            self._metrics.append(row)
         self._flops = count_flops(compiled, self.state, self.feed)
         self._rows = RowMaker(self.totals, self.clock.seconds(), self._flops)
         self.device_time = DeviceTime(self._rates.t_down_s, steps=self._dispatch.steps)
@@ -243,7 +251,7 @@ class Trainer:
             metrics = evaluate(
                 self.compiled,
                 self.state,
-                self._workload.eval_batches(part=this_part()),
+                self._workload.eval_batches(shard=this_shard()),
                 evaluator=make_evaluator() if make_evaluator else None,
             )
             metrics |= self._workload.task.derive(metrics)
@@ -269,8 +277,8 @@ class Trainer:
             if self.config.data.hold_batch:
                 return
             totals = self._totals_of_each()
-            for part, log in self.feed.logs.items():
-                write_json(self.workdir / log_name(part), log.to_json())
+            for shard, log in self.feed.logs.items():
+                write_json(self.workdir / log_name(shard), log.to_json())
             host = {
                 "config_sha256": config_sha256(self.config),
                 "data": [*itertools.chain(*all_gather(self.feed.get_state()))],
@@ -289,6 +297,7 @@ class Trainer:
         Args:
           profile: From `Profile.result`.
         """
+        t_up_bounds = bounds_of_all(all_gather(self.feed.t_up_bounds))
         return make_summary(
             self.config,
             self._workload,
@@ -296,6 +305,7 @@ class Trainer:
             totals=self._totals_of_all(),
             seconds=self.clock.seconds(),
             rates=self._rates,
+            t_up_s=within(self._rates.t_up_s, t_up_bounds),
             # Where another process' data is late, a step seems to take longer.
             step_s=min(all_gather(self.device_time.step_s)),
             factor=self._factor,
@@ -305,23 +315,20 @@ class Trainer:
             params_sha256=_equal_in_all(params_sha256(self.state.params)),
         )
 
-    def _restore(self, update: int | None) -> tuple[TrainState, dict[str, Any] | None]:
-        """Returns the state to start from, and the host's part of its checkpoint."""
-        if update is None:
-            return self.compiled.init(self.compiled.init_key), None
-        abstract_state = self.compiled.abstract_state
-        state, host = self._checkpoints.restore(update, abstract_state)
-        if host["config_sha256"] != config_sha256(self.config):
+    def _restore(self) -> Restored | None:
+        """Returns what the run goes on from; None if that is its start."""
+        restored = self._checkpoints.restore_newest(self.compiled.abstract_state)
+        if restored and restored.host["config_sha256"] != config_sha256(self.config):
             raise ValueError(
-                f"the checkpoint of update {update} was saved with another config than "
-                "config.json; use another --workdir"
+                f"the checkpoint of update {restored.update} was saved with another "
+                "config than config.json; use another --workdir"
             )
-        return state, host
+        return restored
 
-    def _show(self, console: Console | None, resumed_from: int | None) -> Progress:
+    def _show(self, console: Console | None, restored: Restored | None) -> Progress:
         is_held = self.config.data.hold_batch
         progress = Progress(
-            # One process speaks for all.
+            # The main process shows what all of them do.
             console if is_main_process() else Console(quiet=True),
             total=self.config.updates,
             done=self.totals.updates,
@@ -329,8 +336,10 @@ class Trainer:
         )
         if is_held:
             progress.note("shows the ceiling of speed, and writes no checkpoint")
-        if resumed_from is not None:
-            progress.note(f"resumes after update {resumed_from}")
+        if restored:
+            for reason in restored.damaged.values():
+                progress.note(f"{reason}; it is set aside")
+            progress.note(f"resumes after update {restored.update}")
         return progress
 
     def _look_back(self) -> None:

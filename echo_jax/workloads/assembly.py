@@ -52,5 +52,5 @@ def make_workload(
         eval_batches=eval_batches,
         evaluator=evaluator,
         augment_on_device=augment_on_device,
-        metadata={"data": dict(data_metadata), "storage": pipeline.storage.facts()},
+        metadata={"data": dict(data_metadata), "storage": pipeline.storage.metadata()},
     )

@@ -12,7 +12,7 @@ import grain
 import jax
 from jax.typing import ArrayLike
 
-from echo_jax.echo.shard import WHOLE, Part
+from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import AnySpec
 
 __all__ = ["Augment", "Batch", "Evaluator", "Sums", "Task", "Variables", "Workload"]
@@ -48,23 +48,23 @@ class Augment(Protocol):
 class MakesTraining(Protocol):
     """Makes the training pipeline; see `Workload`."""
 
-    def __call__(self, spec: AnySpec, part: Part = WHOLE) -> grain.IterDataset:
-        """Makes the part of it that a process trains on."""
+    def __call__(self, spec: AnySpec, shard: DataShard = SINGLE) -> grain.IterDataset:
+        """Makes a shard of it, which a process trains on."""
         ...
 
 
 class MakesFresh(Protocol):
     """Makes the pipeline of fresh batches; see `Workload`."""
 
-    def __call__(self, part: Part = WHOLE) -> grain.IterDataset:
-        """Makes the part of it that a process echoes."""
+    def __call__(self, shard: DataShard = SINGLE) -> grain.IterDataset:
+        """Makes a shard of it, which a process echoes."""
         ...
 
 
 class MakesEvaluation(Protocol):
     """Makes a pass over the evaluation split; see `Workload`."""
 
-    def __call__(self, *, part: Part = WHOLE) -> Iterable[Batch]:
+    def __call__(self, *, shard: DataShard = SINGLE) -> Iterable[Batch]:
         """Makes the rows of every batch that a process evaluates."""
         ...
 
@@ -167,7 +167,9 @@ class Workload:
         are batches with two extra entries, ``"fresh_index"`` (``int64[B]``) and
         ``"repeat"`` (``int32[B]``): the echo's tags of every example.
       fresh_dataset: Makes the pipeline of an echo on the devices: batches of fresh
-        items, up to the stage that the echo follows, without tags.
+        items, up to the stage that the echo follows, without tags. Datasets of both
+        may have a ``fresh_time``, an `echo_jax.echo.instrument.fresh_time.FreshTime`
+        by which their echo times what is fresh.
       eval_batches: Makes one pass over the evaluation split: batches of one
         constant size, the last one padded, with ``"mask"``.
       evaluator: Makes what judges one pass over the evaluation split, in addition to

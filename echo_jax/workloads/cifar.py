@@ -91,7 +91,7 @@ def build(config: Any) -> Workload:
             )
         ),
         augment_on_device=Augment(on_device) if on_device else None,
-        data_metadata=splits.facts,
+        data_metadata=splits.metadata,
     )
 
 

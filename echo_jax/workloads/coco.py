@@ -26,7 +26,7 @@ from echo_jax.data.evaluation import sample_indices, stream_eval_batches
 from echo_jax.data.host_augment import HostAugment, OnImage, choose_stages
 from echo_jax.data.host_colour import distort_colours
 from echo_jax.data.prepared import Prepared
-from echo_jax.data.sources import Picked
+from echo_jax.data.sources import Subset
 from echo_jax.data.stages import RecordSource, Stages
 from echo_jax.models.ssd import SSD, map_sizes
 from echo_jax.workloads.assembly import make_workload
@@ -183,7 +183,7 @@ def build(config: Any) -> Workload:
         splits.decode_record, size=config.data.image_size, max_boxes=data.max_boxes
     )
     chosen = sample_indices(len(splits.evaluation), data.eval_examples)
-    judged = _Judged(splits, Picked(splits.evaluation, chosen))
+    judged = _Judged(splits, Subset(splits.evaluation, chosen))
     return make_workload(
         config,
         task=task,
@@ -197,7 +197,7 @@ def build(config: Any) -> Workload:
             batch_size=config.batch_size,
             threads=max(data.threads, 1),
         ),
-        data_metadata={**splits.facts, "categories": len(categories)},
+        data_metadata={**splits.metadata, "categories": len(categories)},
         evaluator=judged.evaluator,
         augment_on_device=Augment(on_device) if on_device else None,
     )

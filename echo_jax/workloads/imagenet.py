@@ -95,7 +95,7 @@ def build(config: Any) -> Workload:
             threads=min(os.cpu_count() or 1, _MOST_EVAL_THREADS),
         ),
         augment_on_device=on_device,
-        data_metadata=splits.facts,
+        data_metadata=splits.metadata,
     )
 
 

@@ -188,7 +188,7 @@ def build(config: Any) -> Workload:
                 max_examples=config.data.eval_examples,
             )
         ),
-        data_metadata=text.facts,
+        data_metadata=text.metadata,
     )
 
 

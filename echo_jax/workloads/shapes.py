@@ -79,7 +79,7 @@ def build(config: Any) -> Workload:
             "source": "synthetic: shapes drawn by echo_jax.data.shapes",
             "synthetic": True,
             "classes": list(CLASS_NAMES),
-            "train": train.facts(),
-            "validation": validation.facts(),
+            "train": train.metadata(),
+            "validation": validation.metadata(),
         },
     )

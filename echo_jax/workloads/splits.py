@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from echo_jax.data.evaluation import sample_indices
-from echo_jax.data.sources import DescribedSource, Kind, Picked, open_source
+from echo_jax.data.sources import DescribedSource, Kind, Subset, open_source
 from echo_jax.data.stages import RecordSource
 
 __all__ = ["Splits", "open_splits"]
@@ -20,14 +20,14 @@ class Splits:
       evaluation: Records to be evaluated on.
       evaluation_source: All records of the split that those are from.
       decode_record: Makes the dict of their kind out of a record of either.
-      facts: What was read, for ``environment.json``.
+      metadata: What was read, for ``environment.json``.
     """
 
     train: RecordSource
     evaluation: RecordSource
     evaluation_source: DescribedSource
     decode_record: Callable[[Any], dict[str, Any]]
-    facts: Mapping[str, Any]
+    metadata: Mapping[str, Any]
 
     @property
     def info(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def open_splits(config: Any, kind: Kind) -> Splits:
         )
     train: RecordSource = source
     if wanted:
-        train = Picked(source, sample_indices(len(source), wanted))
+        train = Subset(source, sample_indices(len(source), wanted))
     if data.eval_split == data.train_split:
         evaluation_source, evaluation = source, train
     else:
@@ -73,10 +73,10 @@ def open_splits(config: Any, kind: Kind) -> Splits:
         evaluation=evaluation,
         evaluation_source=evaluation_source,
         decode_record=decode_record,
-        facts={
+        metadata={
             "synthetic": False,
             "train_examples": len(train),
-            "train": source.facts(),
-            "evaluation": evaluation_source.facts(),
+            "train": source.metadata(),
+            "evaluation": evaluation_source.metadata(),
         },
     )

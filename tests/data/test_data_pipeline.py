@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -229,7 +230,7 @@ def test_an_echo_saves_reads(after):
         stages = replace(STAGES, source=source)
         take(16, EchoSpec(factor), after, stages, threads=0, prefetch=0)
         num_reads[factor] = source.num_reads
-    # 16 batches of 4; items travel in chunks of 16, of which none is left over.
+    # 16 batches of 4; items travel in lists of 16, of which none is left over.
     assert num_reads == {1: 64, 4: 16}
 
 
@@ -259,6 +260,20 @@ def test_batches_share_no_writable_memory(after):
             if array.flags.writeable:
                 array[...] = -1
     iterator.close()
+
+
+@pytest.mark.parametrize("after", PLACEMENTS)
+def test_the_time_of_fresh_batches_is_seen_where_the_echo_takes_them(after):
+    options = pipeline(after, threads=0, prefetch=0)
+    dataset = train_dataset(STAGES, options, EchoSpec(2))
+    # A tick before an element is waited for, and one after it.
+    dataset.fresh_time.now = itertools.count().__next__
+    with closing(iter(dataset)) as batches:
+        for _ in range(100):
+            next(batches)
+    # Items travel in lists of 16.
+    per_batch = 1 if after == "batch" else BATCH_SIZE / 16
+    assert dataset.fresh_time.bounds() == (per_batch, 2 * per_batch)
 
 
 @pytest.mark.parametrize("after", PLACEMENTS)

@@ -32,8 +32,8 @@ def test_record_is_a_function_of_seed_and_index():
     )
     assert [first[i] for i in range(16)] == [longer[i] for i in range(16)]
     assert len({longer[i] for i in range(32)} | {other[i] for i in range(16)}) == 48
-    assert first.facts() == ShapeRecords(16, seed=0).facts()
-    assert first.facts()["sha256"] != other.facts()["sha256"]
+    assert first.metadata() == ShapeRecords(16, seed=0).metadata()
+    assert first.metadata()["sha256"] != other.metadata()["sha256"]
 
 
 # Areas of the outlines in the unit circle, from their geometry.

@@ -12,7 +12,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from echo_jax.data.images import decode_image
-from echo_jax.data.sources import Picked, open_source
+from echo_jax.data.sources import Subset, open_source
 
 
 def image(number, height=40, width=50):
@@ -101,9 +101,9 @@ def test_text_of_tensorflow_datasets():
 
 def test_facts_say_what_was_read():
     records, _ = open_source("tfds:cifar10", "train", "images")
-    facts = records.facts()
-    assert facts.pop("bytes") > 5 * 1000
-    assert facts == {
+    metadata = records.metadata()
+    assert metadata.pop("bytes") > 5 * 1000
+    assert metadata == {
         "source": "tfds:cifar10",
         "kind": "images",
         "version": str(tfds.builder("cifar10").version),
@@ -114,11 +114,11 @@ def test_facts_say_what_was_read():
 
 
 def test_the_validation_split_may_have_another_name():
-    assert open_source("tfds:cifar10", "validation", "images")[0].facts()["split"] == (
-        "test"
-    )
+    assert open_source("tfds:cifar10", "validation", "images")[0].metadata()[
+        "split"
+    ] == ("test")
     records, _ = open_source("tfds:imagenet2012", "validation", "images")
-    assert records.facts()["split"] == "validation"
+    assert records.metadata()["split"] == "validation"
     with pytest.raises(ValueError, match=r"no split 'extra'; it has .*test"):
         open_source("tfds:cifar10", "extra", "images")
 
@@ -128,7 +128,7 @@ def test_sources_go_to_worker_processes():
         pickle.dumps(open_source("tfds:cifar10", "train", "images"))
     )
     assert decode(records[2])["label"] in range(5)
-    assert records.facts()["examples"] == 5
+    assert records.metadata()["examples"] == 5
 
 
 def test_what_is_not_prepared_names_the_command():
@@ -206,5 +206,5 @@ def test_scenes_of_tensorflow_datasets(tmp_path, monkeypatch):
 
 
 def test_picked_records_are_those():
-    picked = Picked([b"a", b"b", b"c"], (2, 0))
-    assert len(picked) == 2 and [picked[0], picked[1]] == [b"c", b"a"]
+    subset = Subset([b"a", b"b", b"c"], (2, 0))
+    assert len(subset) == 2 and [subset[0], subset[1]] == [b"c", b"a"]

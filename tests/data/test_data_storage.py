@@ -144,6 +144,6 @@ def test_bad_spec_is_refused(fields, named):
 
 
 def test_facts_say_simulated():
-    assert StorageSpec(latency_s=0.1).facts()["simulated"] is True
-    assert StorageSpec(bytes_per_s=10.0).facts()["simulated"] is True
-    assert StorageSpec().facts()["simulated"] is False
+    assert StorageSpec(latency_s=0.1).metadata()["simulated"] is True
+    assert StorageSpec(bytes_per_s=10.0).metadata()["simulated"] is True
+    assert StorageSpec().metadata()["simulated"] is False

@@ -20,15 +20,15 @@ def is_held_out(name: str) -> bool:
 def test_stdlib_is_split_by_file():
     corpus = load_corpus("stdlib")
     root = Path(sysconfig.get_path("stdlib"))
-    facts = corpus.facts
-    assert facts["train_files"] + facts["validation_files"] == facts["files"]
-    assert facts["train_bytes"] == len(corpus.train) > 10 * len(corpus.validation)
-    assert facts["validation_bytes"] == len(corpus.validation) > 50_000
+    metadata = corpus.metadata
+    assert metadata["train_files"] + metadata["validation_files"] == metadata["files"]
+    assert metadata["train_bytes"] == len(corpus.train) > 10 * len(corpus.validation)
+    assert metadata["validation_bytes"] == len(corpus.validation) > 50_000
     # `abc.py` and `ast.py` are there in every version; neither is held out.
     for name in ("abc.py", "ast.py"):
         assert not is_held_out(name)
         assert (root / name).read_bytes() in corpus.train.tobytes()
-    assert corpus.facts == load_corpus("stdlib").facts
+    assert corpus.metadata == load_corpus("stdlib").metadata
 
 
 def test_stdlib_leaves_out_what_is_not_its_source(tmp_path, monkeypatch):
@@ -47,7 +47,7 @@ def test_stdlib_leaves_out_what_is_not_its_source(tmp_path, monkeypatch):
     (tmp_path / "c.py").symlink_to(tmp_path / "data.txt")
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     corpus = load_corpus("stdlib")
-    assert corpus.facts["files"] == 2
+    assert corpus.metadata["files"] == 2
     assert {corpus.train.tobytes(), corpus.validation.tobytes()} == {b"AA", b"BB"}
 
 
@@ -74,8 +74,8 @@ def test_few_files_still_have_one_held_out(tmp_path):
     assert not any(map(is_held_out, names))
     for name in names:
         (tmp_path / name).write_bytes(b"text")
-    facts = load_corpus(str(tmp_path / "*.txt")).facts
-    assert (facts["train_files"], facts["validation_files"]) == (2, 1)
+    metadata = load_corpus(str(tmp_path / "*.txt")).metadata
+    assert (metadata["train_files"], metadata["validation_files"]) == (2, 1)
 
 
 def test_one_file_holds_out_its_last_twentieth(tmp_path):
@@ -84,7 +84,7 @@ def test_one_file_holds_out_its_last_twentieth(tmp_path):
     corpus = load_corpus(str(tmp_path / "one.txt"))
     assert corpus.train.tobytes() == content[:190]
     assert corpus.validation.tobytes() == content[190:]
-    assert corpus.facts["split"] == "last twentieth of the file"
+    assert corpus.metadata["split"] == "last twentieth of the file"
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".gz", ".xz"])
@@ -109,7 +109,9 @@ def test_hash_tells_contents_and_file_borders_apart(tmp_path):
     for contents in (["ab", "c"], ["a", "bc"], ["ab", "d"]):
         for name, content in zip(("x.txt", "y.txt"), contents, strict=True):
             (tmp_path / name).write_text(content)
-        hashes.add(load_corpus(f"{tmp_path}/x.txt, {tmp_path}/y.txt").facts["sha256"])
+        hashes.add(
+            load_corpus(f"{tmp_path}/x.txt, {tmp_path}/y.txt").metadata["sha256"]
+        )
     assert len(hashes) == 3
 
 

@@ -3,6 +3,7 @@
 One module for what loads TensorFlow, because importing it takes ten seconds.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -84,6 +85,29 @@ def test_without_augmentation_too(after):
     spec = ORDERS["consecutive"]
     both = [take(dataset(engine, spec, after, stages), 8) for engine in ENGINES]
     assert_equal(*both)
+
+
+def test_how_long_fresh_items_take_is_seen_outside_of_a_graph_alone():
+    fields = {"threads": 0, "prefetch": 0}
+    assert not hasattr(dataset("tfdata", ORDERS["spread"], **fields), "fresh_time")
+    options = PipelineSpec("decode", BATCH_SIZE, engine="tfdata", **fields)
+    cases = (
+        (
+            dataset("tfdata", StochasticSpec(LoadSchedule(), BATCH_SIZE), **fields),
+            BATCH_SIZE,
+        ),
+        (fresh_batches(STAGES, options), 1),
+    )
+    for batches, per_batch in cases:
+        # A tick before an element is waited for, and one after it.
+        batches.fresh_time.now = itertools.count().__next__
+        take(batches, 9)
+        elements = 9 * per_batch - 1
+        # But for two that a graph may hold.
+        assert batches.fresh_time.bounds() == (
+            elements / (elements + 2) * per_batch,
+            2 * elements / (elements - 2) * per_batch,
+        )
 
 
 class Endings:

@@ -101,11 +101,11 @@ def test_a_prepared_text(folder):
         np.array(stream[1 : (len(stream) - 1) // 24 * 24 + 1])
         for stream in (stream_of(DOCUMENTS), stream_of(DOCUMENTS[:20]))
     )
-    assert text.facts["unigram_nats"] == unigram_nats([train], [validation], 257)
-    assert text.facts["train_examples"] == len(text.train)
-    assert text.facts["validation_examples"] == len(text.validation)
-    assert len(text.facts["sha256"]) == 64
-    assert text.facts["tokenizer"] == "bytes"
+    assert text.metadata["unigram_nats"] == unigram_nats([train], [validation], 257)
+    assert text.metadata["train_examples"] == len(text.train)
+    assert text.metadata["validation_examples"] == len(text.validation)
+    assert len(text.metadata["sha256"]) == 64
+    assert text.metadata["tokenizer"] == "bytes"
 
 
 def test_documents_are_tokenised_when_they_are_read(documents, subwords, monkeypatch):
@@ -113,10 +113,10 @@ def test_documents_are_tokenised_when_they_are_read(documents, subwords, monkeyp
     model = str(subwords / "tokenizer.model")
     text = open_sequences("tfds:documents", seq_len=64, tokenizer=model)
     assert (text.vocab, text.eod) == (300, 1)
-    assert text.facts["documents_in_a_window"] > 1
+    assert text.metadata["documents_in_a_window"] > 1
     windows = [text.decode(text.train[i]) for i in range(len(text.train))]
-    used = text.facts["documents_in_a_window"] * len(windows)
-    assert used <= len(DOCUMENTS) < used + text.facts["documents_in_a_window"]
+    used = text.metadata["documents_in_a_window"] * len(windows)
+    assert used <= len(DOCUMENTS) < used + text.metadata["documents_in_a_window"]
     ends = sum(
         (window["tokens"][1 : int(window["length"])] == text.eod).sum()
         for window in windows
@@ -167,5 +167,5 @@ def test_the_loss_of_counting_on_wikitext_2(tmp_path):
     )
     seen = counts["train"] + 1
     expected = -(counts["validation"] * np.log(seen / seen.sum())).sum() / 500_000
-    found = open_sequences(str(tmp_path / "out"), seq_len=100).facts["unigram_nats"]
+    found = open_sequences(str(tmp_path / "out"), seq_len=100).metadata["unigram_nats"]
     assert found == pytest.approx(expected, rel=1e-4)

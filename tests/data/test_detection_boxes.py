@@ -130,7 +130,7 @@ def test_two_maps_are_too_few():
         default_boxes([2, 1])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32), st.floats(0.3, 0.7))
 def test_matching_is_that_of_the_reference(seed, threshold):
     rng = np.random.default_rng(seed)
@@ -154,7 +154,7 @@ def test_every_object_gets_its_best_anchor_but_one_that_another_fits_better():
     assert not is_matched.any()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32))
 def test_suppression_is_that_of_the_reference(seed):
     rng = np.random.default_rng(seed)

@@ -74,18 +74,18 @@ def test_threads_read_the_same(folder):
 
 
 def test_facts_name_the_content(folder, tmp_path):
-    facts = open_prepared(folder, "train").facts()
-    assert facts == {
+    metadata = open_prepared(folder, "train").metadata()
+    assert metadata == {
         "source": str(folder),
         "kind": "images",
         "split": "train",
         "examples": 10,
-        "sha256": facts["sha256"],
+        "sha256": metadata["sha256"],
     }
     other = tmp_path / "other"
     source = write_folder(tmp_path / "less", class_folders(9))
     prepare_images([source], Settings(out=other))
-    assert open_prepared(other, "train").facts()["sha256"] != facts["sha256"]
+    assert open_prepared(other, "train").metadata()["sha256"] != metadata["sha256"]
 
 
 def test_an_unfinished_folder_is_refused(folder):

@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import pickle
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from echo_jax.echo import decision_log
 from echo_jax.echo.decision_log import DecisionLog, Recorder
+from echo_jax.echo.plans.adaptive import AdaptivePlan
+from echo_jax.echo.spec import AdaptiveSpec
 
 
 def record(packed, count, **changes):
@@ -206,6 +209,68 @@ def test_a_bomb_is_not_inflated(monkeypatch):
     with pytest.raises(ValueError, match="exactly the 50000 bytes"):
         DecisionLog.from_json(bomb)
     assert inflated == [50_001]
+
+
+def longest(packed=b""):
+    """The longest log there may be, of no's after some bytes: 43 kB of text."""
+    most = decision_log._MAX_DECISIONS
+    return record(packed + bytes(most // 8 - len(packed)), most)
+
+
+def test_the_longest_log_stays_packed():
+    """Of 43 kB of text there are 32 MiB in memory, and not eight times as many."""
+    bomb = longest()
+    assert len(bomb["bits"]) < 45_000
+    limit = 3 * decision_log._MAX_DECISIONS // 8
+    tracemalloc.start()
+    try:
+        log = DecisionLog.from_json(bomb)
+        taken = log.count(True), log.count(False)
+        again = log.starts_with(log[:12_345]) and not log[99_999_999]
+        with pytest.raises(ValueError, match="bits set after"):
+            DecisionLog.from_json(record(b"\x81", 7))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert taken == (0, decision_log._MAX_DECISIONS) and again
+    assert peak < limit
+
+
+def test_a_long_log_is_refused_without_a_look_at_each_decision(monkeypatch):
+    plan = AdaptivePlan(AdaptiveSpec(cap=2, buffer=8, batch_size=4))
+    state = plan.get_state()
+    looked_at = []
+
+    def one_by_one(log):
+        for number in range(len(log)):
+            looked_at.append(number)
+            yield log[number]
+
+    monkeypatch.setattr(DecisionLog, "__iter__", one_by_one)
+    with pytest.raises(ValueError, match="its log takes 4 items"):
+        plan.set_state(state | {"log": longest(b"\x80"), "fresh": 7})
+    assert not looked_at
+    # One item of two uses: the third batch cannot be.
+    with pytest.raises(ValueError, match="too few items for its batches"):
+        plan.set_state(state | {"log": longest(b"\x80"), "fresh": 1})
+    assert len(looked_at) == 3
+
+
+@given(st.lists(st.booleans(), max_size=30), st.data())
+def test_a_log_is_sliced_and_counted_as_a_list_is(decisions, data):
+    log = DecisionLog(decisions)
+    part = data.draw(st.slices(len(decisions)))
+    assert list(log[part]) == decisions[part]
+    assert log[part] == DecisionLog(decisions[part])
+    assert [log[k] for k in range(-len(log), len(log))] == decisions * 2
+    for value in (True, False, 1, 2, None, "x"):
+        assert log.count(value) == decisions.count(value)
+
+
+def test_a_log_is_looked_through_part_by_part(monkeypatch):
+    monkeypatch.setattr(decision_log, "_UNPACKED_AT_ONCE", 16)
+    decisions = [number % 3 == 0 for number in range(50)]
+    assert list(DecisionLog(decisions)) == decisions
 
 
 def test_a_log_comes_back_from_its_file(tmp_path):

@@ -41,6 +41,7 @@ WITHOUT_EXAMPLE = {
     "plans.base",
     "plans.fixed_lane",
     "reader",
+    "source",
     "stores",
     "stores.host",
 }

@@ -111,7 +111,7 @@ CASES = {
 }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(**CASES)
 @example(
     # Host batches of one row, of which a batch takes several at once.
@@ -150,7 +150,7 @@ def test_every_lane_is_the_host_echo_of_its_items(total, num_batches, **sizes):
         assert counts.uses == sum(uses.values()) == counts.fresh + counts.repeats
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(at=st.integers(0, 30), **CASES)
 @example(  # lanes that have drifted apart, so that their oldest items differ
     at=16,
@@ -324,7 +324,7 @@ def test_lanes_draw_alike_wherever_the_others_are(spec):
     done=st.integers(0, 40),
     max_batches=st.sampled_from([1, 3]),
 )
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_parts_go_on_as_a_whole_and_a_whole_as_its_parts(
     is_stochastic, factor, order, buffer, done, max_batches
 ):

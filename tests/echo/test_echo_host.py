@@ -139,7 +139,8 @@ def test_tags_of_items_are_integers_and_of_batches_arrays():
     assert tags.fresh_index.tolist() == [0, 0, 1, 1]
     assert tags.repeat.tolist() == [0, 1, 0, 1]
     assert (tags.fresh_index.dtype, tags.repeat.dtype) == (np.int64, np.int32)
-    assert batches.tags is tags
+    assert batches.tags.fresh_index is tags.fresh_index
+    assert batches.tags.repeat is tags.repeat
 
 
 def test_the_latest_tags_are_kept():

@@ -81,10 +81,13 @@ def test_laws_in_grain(order, batch, factor, num_items):
     assert_echo_laws(grain_echo(batch=batch), spec, num_items=num_items)
 
 
+# Items one by one are twice as many outputs, each of them restored.
+GRAIN_CASES = [*itertools.product([False, True], [0, 1]), (False, 23), (True, 37)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("num_items", [0, 1, 37])
+@pytest.mark.parametrize(("batch", "num_items"), GRAIN_CASES)
 @pytest.mark.parametrize("factor", FACTORS)
-@pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("order", ORDERS)
 def test_laws_in_grain_for_all_factors(order, batch, factor, num_items):
     spec = spec_of(order, factor)
@@ -99,13 +102,16 @@ def test_laws_of_the_other_modes(mode, make_echo, num_items):
     assert_echo_laws(make_echo, spec, num_items=num_items, read_ahead=ahead_of(spec))
 
 
+# One sequence is made everywhere, so other seeds are tried in one place.
+SEED_CASES = [*((name, 0) for name in MODE_ECHOES), ("batches", 1), ("batches", 2)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_items", [4, 37])
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("make_echo", MODE_ECHOES.values(), ids=MODE_ECHOES)
+@pytest.mark.parametrize(("name", "seed"), SEED_CASES)
 @pytest.mark.parametrize("mode", MANY_MODES)
-def test_laws_of_the_other_modes_for_many_specs(mode, make_echo, seed, num_items):
-    spec = replace(MANY_MODES[mode], seed=seed)
+def test_laws_of_the_other_modes_for_many_specs(mode, name, seed, num_items):
+    spec, make_echo = replace(MANY_MODES[mode], seed=seed), MODE_ECHOES[name]
     assert_echo_laws(make_echo, spec, num_items=num_items, read_ahead=ahead_of(spec))
 
 
@@ -170,17 +176,22 @@ def _by_hand_but(kept, *lists):
     ]
 
 
-# Workers know nothing of the factor, and take seconds to start.
+CASE = ("order", "num_workers", "factor", "num_items")
+# Workers know nothing of the factor and little of the order, and take seconds to start.
 WORKER_CASES = _by_hand_but(
-    {(2, "1.15", 37), (2, "by_item", 37), (2, "1.5", 0), (2, "1.5", 1)},
+    {
+        *((order, 2, "1.15", 37) for order in ORDERS),
+        *(("spread", 2, "1.5", num_items) for num_items in (0, 1)),
+        ("shuffle", 2, "by_item", 37),
+    },
+    ORDERS,
     [1, 2],
     FACTORS,
     [0, 1, 37],
 )
 
 
-@pytest.mark.parametrize(("num_workers", "factor", "num_items"), WORKER_CASES)
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(CASE, WORKER_CASES)
 def test_laws_in_grain_behind_workers(order, num_workers, factor, num_items):
     # The laws that one run of the echo decides, at one start of workers.
     laws = [1, 3, 6, 7]
@@ -188,12 +199,14 @@ def test_laws_in_grain_behind_workers(order, num_workers, factor, num_items):
     assert_echo_laws(make_echo, spec_of(order, factor), num_items=num_items, laws=laws)
 
 
-# Each starts workers a dozen times, which takes a minute.
-ALL_LAWS_CASES = _by_hand_but({(2, "1.5", 37)}, [1, 2], FACTORS, [0, 1, 37])
+# Each starts workers a dozen times, which takes a minute. The other orders obey these
+# laws without workers, and some of them with, in the tests above.
+ALL_LAWS_CASES = _by_hand_but(
+    {("spread", 2, "1.5", 37)}, ORDERS, [1, 2], FACTORS, [0, 1, 37]
+)
 
 
-@pytest.mark.parametrize(("num_workers", "factor", "num_items"), ALL_LAWS_CASES)
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(CASE, ALL_LAWS_CASES)
 def test_all_laws_in_grain_behind_workers(order, num_workers, factor, num_items):
     assert_echo_laws(
         grain_echo(num_workers),

@@ -1,7 +1,9 @@
 """The plan, run without a store: who lies in which slot, and for how long."""
 
+import itertools
 import json
 import re
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 import echo_jax as ej
 from echo_jax.echo.orders import rounds_of
+from echo_jax.echo.orders.consecutive import Consecutive
 from echo_jax.echo.plans.base import Need
 from echo_jax.echo.plans.fixed import FixedPlan
 
@@ -108,7 +111,7 @@ class Driver:
         restored = other.plan.set_state(state)
         assert restored.first == other.plan.anchor() == self.plan.anchor()
         assert restored.first + restored.slots.shape[1] == self.written
-        assert restored.pending is None
+        assert not restored.pending
         kept = restored.slots[0] < other.plan.num_slots
         items = restored.first + np.flatnonzero(kept)
         slots = restored.slots[0, kept]
@@ -121,7 +124,7 @@ class Driver:
         return other
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(specs(), st.integers(0, 90), TAKES)
 def test_every_item_is_used_as_scheduled_and_slots_never_collide(spec, total, takes):
     driver = Driver(spec, total)
@@ -133,7 +136,7 @@ def test_every_item_is_used_as_scheduled_and_slots_never_collide(spec, total, ta
     assert driver.written == total
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(specs(), st.integers(0, 90), TAKES)
 def test_the_cut_into_takes_changes_nothing(spec, total, takes):
     whole, cut = Driver(spec, total), Driver(spec, total)
@@ -144,7 +147,7 @@ def test_the_cut_into_takes_changes_nothing(spec, total, takes):
     assert cut.emitted == whole.emitted
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(specs(), st.integers(0, 90), TAKES)
 def test_a_plan_restored_anywhere_goes_on_alike(spec, total, takes):
     driver = Driver(spec, total)
@@ -160,7 +163,7 @@ def test_a_plan_restored_anywhere_goes_on_alike(spec, total, takes):
     assert other.emitted == driver.emitted
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(specs(), st.integers(1, 60), st.data())
 def test_a_run_takes_no_item_before_its_use(spec, total, data):
     """`run`, and the state between the uses of a run."""
@@ -172,9 +175,9 @@ def test_a_run_takes_no_item_before_its_use(spec, total, data):
         before = plan.counts.fresh
         written += plan.write(plan.need(1).must).size
         run = plan.run()
-        if run is None:
+        if not run:
             break
-        index, repeat = run.fresh_index[0], run.repeat[0]
+        _, index, repeat, _ = map(np.array, zip(*run, strict=True))
         fresh = plan.counts.fresh
         # The first use of the run wants what is read; no other wants more.
         if before < total and index[0] >= before:
@@ -246,7 +249,39 @@ def test_a_plan_by_hand():
     plan.write(1)
     assert plan.next(4).fresh_index.tolist() == [[3, 3]]
     assert plan.next(4) is None
-    assert plan.run() is None
+    assert plan.run() == []
+
+
+@pytest.mark.parametrize("factor", [10**5, {0: 10**5, 9: 1}, 10**6])
+def test_the_uses_of_an_item_without_end_are_made_piece_by_piece(factor):
+    """A hundred items of 10^5 uses took 2.4 GB before the first use."""
+    spec = ej.EchoSpec(factor, 1, "consecutive", batch_size=32)
+    tracemalloc.start()
+    try:
+        plan = FixedPlan(spec)
+        plan.write(plan.need(32).must)
+        first = tags_of(plan.next(32))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert first == [(0, repeat) for repeat in range(32)]
+    assert peak < 60 * max(spec.schedule.uses(0, 1, 0)[0][0], 65_536)
+
+
+def test_consecutive_pieces_are_cut_between_items():
+    factor = ej.FactorByItem(lambda k: (1, 30_000, 5.5, 70_000)[k % 4], 10**5)
+    schedule = ej.EchoSpec(factor, 1, "consecutive").schedule
+    rounds = Consecutive(schedule, batch_size=4)
+    pieces = list(itertools.islice(rounds.pieces(0, 0, 0), 12))
+    assert max(piece.index.size for piece in pieces) == 70_000
+    found = np.concatenate([piece.index for piece in pieces])
+    uses, _ = schedule.uses(0, int(found[-1]) + 1, 0)
+    assert np.array_equal(found, np.repeat(np.arange(uses.size), uses))
+    last = np.concatenate([piece.last for piece in pieces])
+    assert np.array_equal(np.flatnonzero(last), np.cumsum(uses) - 1)
+    for piece in pieces:
+        again = next(rounds.pieces(piece.round, piece.anchor, piece.carry))
+        assert np.array_equal(again.index, piece.index)
 
 
 def test_an_empty_stream_has_no_uses():

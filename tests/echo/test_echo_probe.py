@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from echo_jax.echo.instrument.advice import Knobs
+from echo_jax.echo.instrument.advice import OptionNames
 from echo_jax.echo.instrument.probe import probe
 from echo_jax.echo.instrument.rates import service_times
 from echo_jax.echo.instrument.stopwatch import BoundedSteps, time_calls, wait_for
@@ -343,14 +343,14 @@ class Stages:
         return call
 
 
-def with_stages(machine, load_s, knobs=None, **times):
+def with_stages(machine, load_s, options=None, **times):
     stages = Stages(machine, **times)
     return run(
         machine,
         PrefetchingLoader(machine, itertools.repeat(load_s), 4),
         stages=stages.calls,
         cpu_now=lambda: stages.computed,
-        knobs=knobs,
+        options=options,
     )
 
 
@@ -396,14 +396,14 @@ def test_the_placement_is_the_earliest_that_leaves_no_slow_stage_below_it():
     times = {"read": (3.0, 0.0), "decode": (0.0, 0.3), "augment": (0.0, 0.5)}
     report = with_stages(Machine(), 4.0, **times)
     assert "after read" in report.advice[1]
-    knobs = Knobs(placements=("decode", "augment"), echo="after={after}")
-    report = with_stages(Machine(), 4.0, knobs, **times)
+    options = OptionNames(placements=("decode", "augment"), echo="after={after}")
+    report = with_stages(Machine(), 4.0, options, **times)
     assert report.how == "after=decode"
     fast = {"read": (0.1, 0.0), "decode": (0.5, 0.0), "batch": (0.1, 0.0)}
-    report = with_stages(Machine(), 4.0, Knobs(echo="{after}"), **fast)
+    report = with_stages(Machine(), 4.0, OptionNames(echo="{after}"), **fast)
     assert report.how == "decode"
     times["augment"] = (0.0, 1.5)
-    report = with_stages(Machine(), 4.0, knobs, **times)
+    report = with_stages(Machine(), 4.0, options, **times)
     assert report.how == "after=augment"
 
 

@@ -35,6 +35,7 @@ def counted(factor_of, count):
         ({0: 1, 2: 3}, [1, 1, 3, 3]),
         ({2: "3/2", 0: 1.5}, [1, 2, 1, 2]),
         (ej.FactorByItem(lambda k: 1.5 + k, max_factor=9), [1, 3, 3, 5]),
+        (ej.FactorByItem(lambda k: 2.2, max_factor=2.2), [2, 2, 2, 2]),
     ],
 )
 def test_uses_by_hand(factor, uses):

@@ -129,7 +129,7 @@ def test_at_constant_rates_the_simulation_is_the_model(factor, r):
     assert outcome.updates / outcome.used == pytest.approx(factor, rel=5e-3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(KINDS),
     st.floats(0.3, 8.0),
@@ -154,7 +154,7 @@ def test_what_every_outcome_obeys(kind, r, cap, buffer, prefetch):
         assert adaptive.used >= adaptive.produced - 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.booleans(), max_size=120), st.integers(1, 4), st.integers(1, 4))
 def test_the_simulated_rule_is_that_of_the_plan(readiness, cap, buffer):
     """The same decisions give the same repeats, with a chunk that is a batch."""
@@ -192,7 +192,7 @@ def traces(kind: str, r: float, num_hosts: int, n: int = 200) -> np.ndarray:
     return np.stack([service_times(kind, r, n, seed=host) for host in range(num_hosts)])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(KINDS), st.floats(0.3, 8.0), POLICIES, st.integers(1, 5))
 def test_one_of_many_hosts_is_the_one_host(kind, r, policy, prefetch):
     service = service_times(kind, r, 300)
@@ -201,7 +201,7 @@ def test_one_of_many_hosts_is_the_one_host(kind, r, policy, prefetch):
     assert facts(program) == facts(alone)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(KINDS), st.floats(0.3, 8.0), POLICIES, st.integers(2, 5))
 def test_hosts_with_the_same_producer_are_one_host(kind, r, policy, num_hosts):
     service = service_times(kind, r, 300)
@@ -257,7 +257,7 @@ def test_a_host_that_waits_for_others_does_not_stop_its_producer():
     assert (program.seconds, program.updates) == (22.0, 4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(KINDS), st.floats(0.3, 8.0), POLICIES, st.integers(1, 3))
 def test_no_program_is_faster_than_its_slowest_producer(kind, r, policy, prefetch):
     service = traces(kind, r, 5)
@@ -274,7 +274,7 @@ def test_no_program_is_faster_than_its_slowest_producer(kind, r, policy, prefetc
     assert (np.diff(uses) <= 0).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(KINDS),
     st.floats(0.3, 8.0),

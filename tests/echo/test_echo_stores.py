@@ -261,37 +261,36 @@ def test_ragged_items_do_not_stack():
 def test_a_ring_refuses_before_it_writes_or_decides(good, bad):
     store = RingStore(2)
     with pytest.raises(ValueError, match="item"):
-        store.prepare([good, np.ma.array([1])])
+        store.prepare([[good, np.ma.array([1])]])
     # The layout is this one's: nothing was decided before.
     put(store, 0, good)
     put(store, 1, good)
     before = repr(store.read(np.arange(2)))
     with pytest.raises(ValueError, match="item"):
-        store.prepare(bad)
+        store.prepare([bad])
     assert repr(store.read(np.arange(2))) == before
 
 
 def put(store, slot, *elements):
     """Writes elements, each whole, into the slots from one on."""
     taken = taken_of(store, elements)
-    slots = np.arange(slot, slot + sum(end for _, _, end, *_ in taken))
+    slots = np.arange(slot, slot + sum(end for _, _, end in taken))
     store.write(slots[None], taken)
 
 
 def taken_of(store, elements):
     """Elements as a reader gives them, each whole."""
-    prepared = map(store.prepare, elements)
-    return [(value, 0, rows, None, None) for value, rows in prepared]
+    return [taken for element in elements for taken in store.prepare([element])]
 
 
 def test_a_ring_looks_at_a_stack_before_it_writes_it():
     store = RingStore(4, stacked=True)
-    accepted, rows = store.prepare({"a": np.arange(4)})
-    assert rows == 4
+    ((accepted, first, rows),) = store.prepare([{"a": np.arange(4)}])
+    assert (first, rows) == (0, 4)
     for other in ({"a": np.arange(4.0)}, {"b": np.arange(4)}, [np.arange(4)]):
         with pytest.raises(ValueError, match="item"):
-            store.prepare(other)
-    store.write(np.array([[3, 0]]), [(accepted, 1, 3, None, None)])
+            store.prepare([other])
+    store.write(np.array([[3, 0]]), [(accepted, 1, 3)])
     assert store.read(np.array([3, 0]))["a"].tolist() == [1, 2]
 
 
@@ -309,7 +308,7 @@ def test_an_item_store_accepts_what_it_can_keep():
     store = ItemStore(1)
     put(store, 0, {"a": [SMALL, None], "path": pathlib.Path("a")})
     with pytest.raises(ValueError, match=r"item\['a'\]"):
-        store.prepare({"a": np.ma.array([1])})
+        store.prepare([{"a": np.ma.array([1])}])
     assert store.read_one(0)["path"] == pathlib.Path("a")
 
 
@@ -337,11 +336,17 @@ def test_items_may_lie_in_one_array_that_the_upstream_uses_again(prefetch):
     assert [int(item[0]) for item in found] == [k for k in range(9) for _ in range(2)]
 
 
-@pytest.mark.parametrize("options", [{}, {"unbatch": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        # Without a thread, what is read is used at once but for other items of a batch.
+        {"prefetch": 0},
+        {"prefetch": 2},
+        {"prefetch": 2, "unbatch": True},
+    ],
+)
 def test_batches_of_an_array_that_is_used_again_too_early_are_refused(options):
-    echo = ej.echo(
-        reusing(64), ej.EchoSpec(batch_size=12), batch=True, prefetch=2, **options
-    )
+    echo = ej.echo(reusing(64), ej.EchoSpec(batch_size=12), batch=True, **options)
     with pytest.raises(ValueError, match="had already given away"):
         list(echo)
 

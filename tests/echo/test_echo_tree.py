@@ -259,7 +259,7 @@ def _made(shape, seed):
 
 @pytest.mark.parametrize("stored", STORED)
 @given(shape=_shapes_of_items(), factor=st.integers(1, 3), size=st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_random_nested_items_come_out_as_they_went_in(stored, shape, factor, size):
     seed = itertools.count(1)
     items = [_made(shape, seed) for _ in range(3)]

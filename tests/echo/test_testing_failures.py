@@ -160,8 +160,11 @@ def wait_for_any(*events):
 
 
 @pytest.fixture
-def impatient(monkeypatch):
-    monkeypatch.setattr(consumers, "_PATIENCE_S", 0.3)
+def impatient(monkeypatch, make_echo):
+    """Waits briefly for what never comes, and as long as ever for what does."""
+    monkeypatch.setattr(consumers, "_END_S", 0.3)
+    if make_echo is Waits:
+        monkeypatch.setattr(consumers, "_ANSWER_S", 0.3)
     before = set(threading.enumerate())
     yield
     THREADS.set()

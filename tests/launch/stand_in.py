@@ -89,8 +89,9 @@ def _create(argv: list[str]) -> int:
 
 def _delete(argv: list[str]) -> int:
     assert "--quiet" in argv
-    _lose()
+    # First, so that nobody starts anything there again once it is killed.
     os.remove(VM)
+    _lose()
     return 0
 
 

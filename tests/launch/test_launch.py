@@ -233,7 +233,7 @@ def test_the_wheel_is_the_same_every_time(tmp_path):
     assert hashes[0] == hashes[1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),

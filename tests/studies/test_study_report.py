@@ -30,7 +30,7 @@ def _comments(svg: str) -> list[str]:
 def test_everything_is_written_where_it_was_asked_for(tmp_path, make_study):
     study = read_study(make_study(tmp_path / "study", ARMS))
     out = tmp_path / "deep" / "out"
-    assert write_report(study, out) == out / "report.html"
+    assert str(write_report(study, out)) == str(out / "report.html")
     names = {path.name for path in out.iterdir()}
     assert names == {"table.md", "figure.png", "figure.svg", "report.html"}
 

@@ -12,7 +12,7 @@ from tiny_workload import run, stop_at
 
 from echo_jax import cli
 from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.folders import FolderError, run_folder, write_whole
+from echo_jax.folders import FolderError, RunPath, run_folder
 from echo_jax.training import Interrupted, runfiles
 from echo_jax.training.runfiles import MetricsFile
 from echo_jax.training.trainer import NonFiniteLossError
@@ -104,7 +104,8 @@ def test_what_others_write_is_seen(bucket):
     for name in ("x", "y"):
         bucket.put(f"runs/a/{name}", b"")
         assert (folder / name).exists()
-        assert {path.name for path in folder.iterdir()} == {*bucket.files("runs/a")}
+        names = {path.name for path in folder.for_others().iterdir()}
+        assert names == {*bucket.files("runs/a")}
     bucket.empty()
     assert not (folder / "x").exists() and not folder.is_dir()
 
@@ -183,7 +184,7 @@ def test_a_profile_is_there_too(bucket):
 
 def test_a_large_file_is_written_in_silence(bucket):
     content = bytes(range(256)) * 2**14
-    write_whole(run_folder("gs://bucket/runs/a") / "large", content)
+    (run_folder("gs://bucket/runs/a") / "large").write(content)
     assert bucket.files("runs/a") == {"large": content}
 
 
@@ -248,4 +249,4 @@ def test_what_is_no_run_folder_is_refused(path, message):
 
 @pytest.mark.parametrize("path", ["runs/a", "/runs/a", "runs/gs:/a", "a:b", Path("a")])
 def test_a_local_folder_stays_what_it_is(path):
-    assert run_folder(path) == Path(path)
+    assert run_folder(path) == RunPath(Path(path))

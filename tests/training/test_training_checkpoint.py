@@ -6,7 +6,12 @@ import pytest
 from tiny_workload import make_workload, tiny_config
 
 from echo_jax.echo.spec import EchoSpec
-from echo_jax.training.checkpoint import Checkpoints, params_sha256
+from echo_jax.folders import run_folder
+from echo_jax.training.checkpoint import (
+    Checkpoints,
+    DamagedCheckpointError,
+    params_sha256,
+)
 from echo_jax.training.compiled import CompiledFunctions
 
 BIG = 2**63 - 1
@@ -19,7 +24,7 @@ def functions_of(**overrides):
 
 @pytest.fixture
 def checkpoints(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "deep" / "checkpoints", keep=2)
+    checkpoints = Checkpoints(run_folder(tmp_path / "deep" / "checkpoints"), keep=2)
     yield checkpoints
     checkpoints.close()
 
@@ -69,7 +74,7 @@ def test_a_save_holds_the_state_as_it_was_though_it_is_donated(checkpoints):
 
 
 def test_keeps_the_newest(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints = Checkpoints(run_folder(tmp_path), keep=2)
     compiled = functions_of()
     state = compiled.init(compiled.init_key)
     assert checkpoints.latest() is None
@@ -78,10 +83,10 @@ def test_keeps_the_newest(tmp_path):
     assert checkpoints.latest() == 5
     checkpoints.save(5, state, {"update": "again"})
     checkpoints.close()  # Old ones are removed in the background.
-    again = Checkpoints(tmp_path, keep=2)
+    again = Checkpoints(run_folder(tmp_path), keep=2)
     assert again.restore(5, compiled.abstract_state)[1] == {"update": 5}
     assert again.restore(2, compiled.abstract_state)[1] == {"update": 2}
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(DamagedCheckpointError, match=r"update 1 in .* cannot be read"):
         again.restore(1, compiled.abstract_state)
     again.close()
 
@@ -97,7 +102,7 @@ def test_refuses_what_is_no_plain_data(checkpoints):
 def test_half_a_checkpoint_is_none(tmp_path):
     compiled = functions_of()
     state = compiled.init(compiled.init_key)
-    checkpoints = Checkpoints(tmp_path, keep=5)
+    checkpoints = Checkpoints(run_folder(tmp_path), keep=5)
     checkpoints.save(1, state, {"update": 1})
     checkpoints.save(2, state, {"update": 2})
     checkpoints.close()
@@ -105,7 +110,7 @@ def test_half_a_checkpoint_is_none(tmp_path):
     shutil.rmtree(tmp_path / "2" / "state" / "d")
     (tmp_path / "2").rename(tmp_path / "2.orbax-checkpoint-tmp")
 
-    again = Checkpoints(tmp_path, keep=5)
+    again = Checkpoints(run_folder(tmp_path), keep=5)
     assert again.latest() == 1
     again.save(2, state, {"update": "again"})
     assert again.restore(2, compiled.abstract_state)[1] == {"update": "again"}

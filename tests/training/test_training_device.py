@@ -19,7 +19,7 @@ from tiny_workload import make_workload, run, tiny_config
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.training import Interrupted, train
 from echo_jax.training.compiled import CompiledFunctions
-from echo_jax.training.device import DeviceEchoFeed
+from echo_jax.training.device_feed import DeviceEchoFeed
 from echo_jax.training.feeds import open_feed
 
 FIXED = {
@@ -188,7 +188,7 @@ def test_a_replay_too_may_be_stopped(tmp_path, on_take):
 
 
 def test_a_producer_that_stops_leaves_the_run_training_until_the_cap(tmp_path, on_take):
-    """Five chunks come, then none until fifteen updates have been made of them."""
+    """Five fresh batches come, then none until fifteen updates were made of them."""
     config = tiny_config(**ADAPTIVE, updates=24, log_every=1)
     workload = make_workload(config)
     is_training, goes_on = threading.Event(), threading.Event()
@@ -198,13 +198,13 @@ def test_a_producer_that_stops_leaves_the_run_training_until_the_cap(tmp_path, o
             assert goes_on.wait(300), "the trainer waited for the producer"
         return batch
 
-    def fresh_dataset(part=None):
-        del part
+    def fresh_dataset(shard=None):
+        del shard
         items = grain.MapDataset.source(_some_batches(workload, 40))
         return items.map_with_index(stall).to_iter_dataset(grain.ReadOptions(0, 0))
 
     stalling = dataclasses.replace(workload, fresh_dataset=fresh_dataset)
-    # 5 chunks, 3 uses each: 15 updates are possible, and the next one must wait.
+    # 5 fresh batches, 3 uses each: 15 updates are possible, and the next one must wait.
     # Would it not, it had all the time to use something a fourth time.
     later = threading.Timer(0.5, goes_on.set)
     on_take({1: is_training.set, 16: later.start})
@@ -300,7 +300,7 @@ def test_a_key_belongs_to_a_use_and_not_to_a_place():
             rows = []
             for take in takes:
                 inputs = feed.take(take)
-                feed.arrays, found = jax.jit(feed.draw)(feed.arrays, inputs)
+                feed.arrays, found = jax.jit(feed.batching)(feed.arrays, inputs)
                 rows += [np.asarray(batch["x"]) for batch in found]
         return np.concatenate(rows)
 

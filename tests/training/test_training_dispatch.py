@@ -25,9 +25,8 @@ from echo_jax.training.dispatch import (
     best_group_size,
     fastest,
 )
-from echo_jax.training.echo_spec import make_echo_spec
-from echo_jax.training.feed import HostFeed
-from echo_jax.training.parts import JoinedBatches
+from echo_jax.training.feed import HostFeed, JoinedBatches
+from echo_jax.training.feeds import make_echo_spec
 from echo_jax.training.step import several_updates
 
 SCAN = {"dispatch__mode": "scan", "dispatch__steps": 2}

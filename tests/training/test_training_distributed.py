@@ -156,7 +156,7 @@ def test_a_stopped_run_goes_on_to_the_same_parameters(tmp_path, command):
     assert whole["params_sha256"] == broken["params_sha256"]
     assert counts(tmp_path / "whole") == counts(tmp_path / "broken")
     assert whole["fresh"] + whole["repeats"] == echo["updates"] * 32
-    # Two processes become one, which makes the parts of both.
+    # Two processes become one, which makes the shards of both.
     alone(command, saved, **echo)
     assert_same_run(saved, tmp_path / "whole")
 
@@ -171,15 +171,16 @@ def test_four_processes_become_two(tmp_path, command, echo):
     echo = {**echo, "log_every": 4}
     ended = stopped_after(8, command, tmp_path / "fewer", processes=4, **echo)
     echo["updates"] = ended + 20
-    finish(start(command, tmp_path / "four", processes=4, **echo))
+    # Four would train as one does with as many parts: see the next test.
+    alone(command, tmp_path / "four", **echo, **{"data.shards": 4})
     finish(start(command, tmp_path / "fewer", **echo))
     assert_same_run(tmp_path / "fewer", tmp_path / "four")
 
 
-def test_processes_train_as_one_would_with_as_many_parts(tmp_path, command):
+def test_processes_train_as_one_would_with_as_many_shards(tmp_path, command):
     echo = {**ON_HOST, "updates": 30, "profile.updates": 3}
     finish(start(command, tmp_path / "two", **echo, **{"mesh.fsdp": 2}))
-    alone(command, tmp_path / "one", **echo, **{"data.parts": 2})
+    alone(command, tmp_path / "one", **echo, **{"data.shards": 2})
     assert_same_run(tmp_path / "two", tmp_path / "one")
     environment = json.loads((tmp_path / "two" / "environment.json").read_text())
     assert environment["processes"] == 2 and len(environment["devices"]) == 2
@@ -211,7 +212,7 @@ def test_a_process_with_slow_storage_echoes_while_the_other_reads(tmp_path, comm
     # The processes compare the hashes of their parameters before they end.
     finish(start(slow, tmp_path / "run", **echo))
     found = summary(tmp_path / "run")
-    # The first one hardly repeats; the second, with one chunk in some updates, must.
+    # The first one hardly repeats; the second, which reads slowly, must.
     assert found["updates"] == 60
     assert found["fresh"] + found["repeats"] == 60 * 32
     tapes = [
@@ -225,7 +226,7 @@ ENDING = """
 import dataclasses, itertools, sys
 import grain
 from tiny_workload import make_workload, tiny_config
-from echo_jax.echo.shard import WHOLE
+from echo_jax.echo.shard import SINGLE
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.training import train
 from echo_jax.training.distributed import connected
@@ -243,9 +244,9 @@ batches = list(itertools.islice(workload.train_dataset(EchoSpec()), 60))
 datasets = iter([batches, batches, batches[: 9 if process else 14]])
 
 
-def train_dataset(spec, part=WHOLE):
+def train_dataset(spec, shard=SINGLE):
     dataset = grain.MapDataset.source(next(datasets)).to_iter_dataset()
-    half = slice(4 * part.number, 4 * part.number + 4)
+    half = slice(4 * shard.index, 4 * shard.index + 4)
     return dataset.map(lambda batch: {k: x[half] for k, x in batch.items()})
 
 

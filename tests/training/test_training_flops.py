@@ -12,10 +12,9 @@ from tiny_workload import make_workload, run, tiny_config
 
 from echo_jax.training import flops
 from echo_jax.training.compiled import CompiledFunctions
-from echo_jax.training.echo_spec import make_echo_spec
-from echo_jax.training.feed import HostFeed
+from echo_jax.training.feed import HostFeed, JoinedBatches
+from echo_jax.training.feeds import make_echo_spec
 from echo_jax.training.flops import UpdateFlops, count_flops, peak_flops_per_s
-from echo_jax.training.parts import JoinedBatches
 from echo_jax.workloads.base import Task
 
 DEPTH, WIDTH = 3, 128

@@ -2,8 +2,10 @@ import dataclasses
 import io
 import itertools
 import json
+import math
 import re
 import signal
+from types import SimpleNamespace
 
 import grain
 import jax
@@ -20,10 +22,12 @@ from tiny_workload import (
 )
 
 from echo_jax.echo.spec import EchoSpec
+from echo_jax.folders import run_folder
 from echo_jax.training import (
     Interrupted,
     NonFiniteLossError,
     calibrate,
+    loop,
     train,
 )
 from echo_jax.training.checkpoint import Checkpoints, params_sha256
@@ -113,6 +117,18 @@ def test_a_run_leaves_what_its_readers_need(tmp_path):
     assert re.fullmatch("[0-9a-f]{64}", summary["params_sha256"])
 
 
+def test_a_config_is_checked_by_the_one_door_for_those_that_are_not(
+    tmp_path, monkeypatch
+):
+    checked = []
+    monkeypatch.setattr(loop, "check_config", checked.append)
+    config = tiny_config(updates=1)
+    train(config, make_workload(config), tmp_path / "not")
+    assert checked == [config]
+    loop.train_checked(config, make_workload(config), tmp_path / "checked")
+    assert checked == [config]
+
+
 def test_the_logged_loss_is_the_mean_over_the_window(tmp_path):
     run(tmp_path / "every", echo__factor=2.5, log_every=1)
     run(tmp_path / "fourth", echo__factor=2.5, log_every=4)
@@ -196,7 +212,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_of_it(
     ) as caught:
         run(tmp_path, nan_at_fresh=3, **options)
     assert caught.value.update == 7
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    checkpoints = Checkpoints(run_folder(tmp_path / "checkpoints"), keep=2)
     assert checkpoints.latest() == 4
     checkpoints.close()
     assert all(np.isfinite(row.get("loss", 0)) for row in rows_of(tmp_path))
@@ -218,17 +234,24 @@ def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
         NonFiniteLossError, match=r"the state after update 1 is not finite; use another"
     ):
         run(tmp_path, task=Overflows(), updates=1)
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    checkpoints = Checkpoints(run_folder(tmp_path / "checkpoints"), keep=2)
     assert checkpoints.latest() is None
     checkpoints.close()
 
 
-def test_a_run_of_an_earlier_version_is_refused_in_a_sentence(tmp_path):
-    old = tiny_config().to_dict()
-    old["inner"] = {"strategy": "loop", "updates": 0}
-    del old["dispatch"]
-    (tmp_path / "config.json").write_text(json.dumps(old))
-    with pytest.raises(ValueError, match=r"earlier echo_jax.* use another --workdir"):
+@pytest.mark.parametrize(
+    ("earlier", "renamed"),
+    [
+        ({"inner": {"strategy": "loop", "updates": 0}}, "inner is config.dispatch"),
+        ({"data": {"parts": 0}}, "data.parts is config.data.shards"),
+    ],
+)
+def test_a_run_of_an_earlier_version_is_refused_in_a_sentence(
+    tmp_path, earlier, renamed
+):
+    (tmp_path / "config.json").write_text(json.dumps(earlier))
+    message = f"earlier echo_jax, whose config.{renamed} now; .* another --workdir"
+    with pytest.raises(ValueError, match=message):
         run(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
@@ -269,6 +292,38 @@ def test_measuring_changes_nothing_of_the_run():
     assert int(state.update) == 0
 
 
+@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize(
+    ("seen", "corrected"),
+    [((20.0, 30.0), 20.0), ((0.0, 1e-9), 1e-9), ((0.0, math.inf), None)],
+)
+def test_what_a_fresh_batch_takes_is_corrected_by_what_the_run_sees(
+    tmp_path, where, seen, corrected
+):
+    """No batch of this workload takes 20 seconds, and none a nanosecond."""
+    after = "decode" if where == "device" else "batch"
+    config = tiny_config(echo__where=where, echo__after=after, updates=2)
+    workload = make_workload(config)
+
+    def watched(make):
+        def make_watched(*args):
+            dataset = make(*args)
+            dataset.fresh_time = SimpleNamespace(bounds=lambda: seen)
+            return dataset
+
+        return make_watched
+
+    workload = dataclasses.replace(
+        workload,
+        train_dataset=watched(workload.train_dataset),
+        fresh_dataset=watched(workload.fresh_dataset),
+    )
+    summary = train(config, workload, tmp_path)
+    assert summary["t_up_s"] == (corrected or summary["t_up_start_s"])
+    assert 1e-9 < summary["t_up_start_s"] < 20
+    assert summary["R"] == summary["t_up_s"] / summary["t_down_s"]
+
+
 def test_the_loader_is_measured_without_the_echo():
     config = tiny_config(echo__factor=3.0)
     workload = make_workload(config)
@@ -294,7 +349,7 @@ def test_a_signal_stops_after_the_update_and_saves(tmp_path, signum):
     assert caught.value.update == 3
     assert caught.value.exit_code == 128 + signum
     assert signal.getsignal(signum) is before
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    checkpoints = Checkpoints(run_folder(tmp_path / "checkpoints"), keep=2)
     assert checkpoints.latest() == 3
     checkpoints.close()
 
@@ -307,7 +362,7 @@ def test_a_second_ctrl_c_aborts_at_once(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, echo__factor=2.0, on_batch=twice)
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    checkpoints = Checkpoints(run_folder(tmp_path / "checkpoints"), keep=2)
     assert checkpoints.latest() is None
     checkpoints.close()
 

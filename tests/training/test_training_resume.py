@@ -108,7 +108,7 @@ import sys
 sys.path[:0] = {paths!r}
 import conftest
 from tiny_workload import run
-run(sys.argv[1], updates=4000, log_every=10, eval_every=50, checkpoint_every=50,
+run(sys.argv[1], updates=1_000_000, log_every=10, eval_every=50, checkpoint_every=50,
     echo__factor=4.0, echo__after="decode", echo__order="spread", echo__buffer=20)
 """
 
@@ -123,7 +123,7 @@ def test_killed_and_resumed(tmp_path):
     process = subprocess.Popen(
         [*command, str(workdir)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while not (workdir / "checkpoints" / "100").is_dir():
         assert process.poll() is None, "the run ended before it could be killed"
         assert time.monotonic() < deadline
@@ -134,7 +134,7 @@ def test_killed_and_resumed(tmp_path):
 
     saved = [path.name for path in (workdir / "checkpoints").iterdir()]
     options = {
-        # Not 4000, to be quick: this may change.
+        # Not a million, to be quick: this may change.
         "updates": max(int(name) for name in saved if name.isdigit()) + 100,
         "log_every": 10,
         "eval_every": 50,

@@ -3,6 +3,7 @@ import json
 import pytest
 from tiny_workload import tiny_config
 
+from echo_jax.folders import run_folder
 from echo_jax.training.environment import claim_workdir, config_sha256
 from echo_jax.training.metrics import first_to_meet
 from echo_jax.training.runfiles import MetricsFile, read_json, write_json
@@ -18,25 +19,25 @@ def strict(text):
 
 
 def test_what_is_no_number_becomes_null(tmp_path):
-    path = tmp_path / "a.json"
+    path = run_folder(tmp_path) / "a.json"
     write_json(path, {"a": [1.5, float("nan")], "b": {"c": float("inf")}, "d": 2**70})
     expected = {"a": [1.5, None], "b": {"c": None}, "d": 2**70}
     assert strict(path.read_text()) == expected
     assert read_json(path) == expected
-    assert read_json(tmp_path / "missing.json") is None
+    assert read_json(path.parent / "missing.json") is None
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):
-    path = tmp_path / "a.json"
+    path = run_folder(tmp_path) / "a.json"
     write_json(path, {"old": 1})
     with pytest.raises(TypeError):
         write_json(path, {"new": object()})
     assert read_json(path) == {"old": 1}
-    assert list(tmp_path.iterdir()) == [path]
+    assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_rows_are_in_the_file_at_once(tmp_path):
-    metrics = MetricsFile(tmp_path / "metrics.jsonl", resumed_from=None)
+    metrics = MetricsFile(run_folder(tmp_path) / "metrics.jsonl", resumed_from=None)
     metrics.append({"kind": "train", "updates": 1, "loss": float("nan")})
     metrics.append({"kind": "eval", "updates": 2})
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -46,11 +47,12 @@ def test_rows_are_in_the_file_at_once(tmp_path):
 
 def test_a_resumed_file_forgets_later_rows_and_a_torn_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    metrics = MetricsFile(path, resumed_from=None)
+    file = run_folder(tmp_path) / "metrics.jsonl"
+    metrics = MetricsFile(file, resumed_from=None)
     for update in (2, 4, 6):
         metrics.append({"kind": "train", "updates": update})
     path.write_text(path.read_text() + '{"kind": "tr')
-    resumed = MetricsFile(path, resumed_from=4)
+    resumed = MetricsFile(file, resumed_from=4)
     assert [row["updates"] for row in resumed.rows] == [2, 4]
     resumed.append({"kind": "train", "updates": 6})
     assert [strict(line)["updates"] for line in path.read_text().splitlines()] == [
@@ -58,8 +60,24 @@ def test_a_resumed_file_forgets_later_rows_and_a_torn_line(tmp_path):
         4,
         6,
     ]
-    assert MetricsFile(path, resumed_from=None).rows == []
+    assert MetricsFile(file, resumed_from=None).rows == []
     assert path.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    "damage", ["{", "[]", "1", "null", '{"kind": "train"}', "\xff"]
+)
+def test_a_damaged_line_costs_no_other_row(tmp_path, damage):
+    file = run_folder(tmp_path) / "metrics.jsonl"
+    metrics = MetricsFile(file, resumed_from=None)
+    for update in range(1, 6):
+        metrics.append({"kind": "train", "updates": update})
+    lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines()
+    lines[2] = damage.encode("latin1")
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([*lines, b'{"upd']))
+    resumed = MetricsFile(file, resumed_from=4)
+    assert [row["updates"] for row in resumed.rows] == [1, 2, 4]
+    assert resumed.damaged == [3]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +101,7 @@ def test_first_evaluation_that_meets_a_target(mode, target, update):
 
 
 def test_a_folder_belongs_to_one_config(tmp_path):
-    workdir = tmp_path / "a" / "b"
+    workdir = run_folder(tmp_path / "a" / "b")
     claim_workdir(workdir, tiny_config())
     claim_workdir(workdir, tiny_config(updates=99, target=0.5, log_every=7))
     assert read_json(workdir / "config.json")["updates"] == 99

@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 from tiny_workload import make_workload, run, stop_at, tiny_config
 
+from echo_jax.folders import run_folder
 from echo_jax.training import Interrupted, decide, train
 from echo_jax.training.checkpoint import Checkpoints
 from echo_jax.training.compiled import CompiledFunctions
-from echo_jax.training.echo_spec import make_echo_spec
-from echo_jax.training.feed import HeldFeed, HostFeed
-from echo_jax.training.parts import JoinedBatches
+from echo_jax.training.feed import HeldFeed, HostFeed, JoinedBatches
+from echo_jax.training.feeds import make_echo_spec
 from echo_jax.training.trainer import Trainer
 
 DEVICE = {"echo__where": "device", "echo__after": "decode"}
@@ -106,7 +106,7 @@ def test_a_held_batch_is_marked_everywhere_and_saved_nowhere(tmp_path, where):
     assert [name for name in last if name.startswith("loss_")] == [
         "loss_repeat_7_and_later"
     ]
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    checkpoints = Checkpoints(run_folder(tmp_path / "checkpoints"), keep=2)
     assert checkpoints.latest() is None
     checkpoints.close()
 

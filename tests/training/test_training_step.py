@@ -10,7 +10,7 @@ from tiny_workload import Regression, example, make_workload, tiny_config
 from echo_jax.training.checkpoint import params_sha256
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.evaluation import evaluate
-from echo_jax.training.feed import HostDraw, HostInput
+from echo_jax.training.feed import HostBatching, HostInput
 from echo_jax.training.sharding import make_mesh, param_shardings
 from echo_jax.training.step import LossWindow
 
@@ -79,9 +79,9 @@ def test_a_state_with_one_infinite_number_is_not_finite():
 def test_donates_the_state_and_never_the_batch():
     compiled = functions_of()
     state = compiled.init(compiled.init_key)
-    draw = HostDraw(compiled.mesh)
-    inputs = jax.device_put(HostInput.of([batch_of()]), draw.input_sharding)
-    step = compiled.program(draw)
+    batching = HostBatching(compiled.mesh)
+    inputs = jax.device_put(HostInput.of([batch_of()]), batching.input_sharding)
+    step = compiled.program(batching)
     new_state, _, report = step(state, (), inputs, compiled.run)
     assert all(x.is_deleted() for x in jax.tree.leaves(state))
     assert not any(x.is_deleted() for x in jax.tree.leaves((inputs, new_state)))

@@ -12,7 +12,7 @@ import numpy as np
 
 from echo_jax.config import default_config
 from echo_jax.echo.adapters.grain import echo
-from echo_jax.echo.shard import WHOLE
+from echo_jax.echo.shard import SINGLE
 from echo_jax.training import train
 from echo_jax.workloads.base import Task, Workload
 
@@ -116,11 +116,11 @@ def make_workload(
             "repeat": np.broadcast_to(np.int32(tags.repeat), shape),
         }
 
-    def rows_of(part, batch):
-        size = part.rows(config.batch_size)
-        return {k: x[part.number * size :][:size] for k, x in batch.items()}
+    def rows_of(shard, batch):
+        size = shard.rows(config.batch_size)
+        return {k: x[shard.index * size :][:size] for k, x in batch.items()}
 
-    def train_dataset(spec, part=WHOLE):
+    def train_dataset(spec, shard=SINGLE):
         items = grain.MapDataset.range(NUM_EXAMPLES).shuffle(seed=config.seed)
         items = items.repeat().map(example)
         if config.echo.after == "batch":
@@ -132,15 +132,15 @@ def make_workload(
         if on_batch and is_training:
             calls = iter(range(1, 10**9))
             batches = batches.map(lambda batch: (on_batch(next(calls)), batch)[1])
-        return batches.map(functools.partial(rows_of, part))
+        return batches.map(functools.partial(rows_of, shard))
 
-    def fresh_dataset(part=WHOLE):
+    def fresh_dataset(shard=SINGLE):
         items = grain.MapDataset.range(NUM_EXAMPLES).shuffle(seed=config.seed)
         items = items.repeat().map(example).batch(config.batch_size)
-        items = items.map(functools.partial(rows_of, part))
+        items = items.map(functools.partial(rows_of, shard))
         return items.to_iter_dataset(grain.ReadOptions(0, 0))
 
-    def eval_batches(part=WHOLE):
+    def eval_batches(shard=SINGLE):
         # 10 examples in batches of 8: the second one has 6 of padding.
         for start in (0, 8):
             items = [example(1000 + i) for i in range(start, start + 8)]
@@ -149,7 +149,7 @@ def make_workload(
                 "y": np.stack([item["y"] for item in items]),
                 "mask": (np.arange(start, start + 8) < 10).astype(np.float32),
             }
-            yield {k: x[part.number :: part.of] for k, x in batch.items()}
+            yield {k: x[shard.index :: shard.count] for k, x in batch.items()}
 
     return Workload(
         name="regression",

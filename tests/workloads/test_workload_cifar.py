@@ -176,6 +176,7 @@ def test_what_does_not_fit_is_refused(folder, overrides, message):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_soon")
 def test_nothing_is_compiled_after_the_second_update(folder):
     counts = compilations_by_update(config_of(folder, mesh__data=1))
     assert 0 < counts[0] <= counts[1] == counts[2] == counts[3] == counts[4]

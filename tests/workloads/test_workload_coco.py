@@ -163,7 +163,7 @@ class Plain:
     def __getitem__(self, index):
         return self.records[index]
 
-    def facts(self):
+    def metadata(self):
         return {"examples": len(self)}
 
 
@@ -279,9 +279,13 @@ def test_devices_augment_like_the_host(folder):
 
 
 def test_facts_say_what_was_read(folder):
-    facts = build(config_of(folder)).metadata["data"]
-    assert facts["categories"] == NUM_CLASSES and not facts["synthetic"]
-    assert facts["train"]["examples"] == facts["evaluation"]["examples"] == NUM_IMAGES
+    metadata = build(config_of(folder)).metadata["data"]
+    assert metadata["categories"] == NUM_CLASSES and not metadata["synthetic"]
+    assert (
+        metadata["train"]["examples"]
+        == metadata["evaluation"]["examples"]
+        == NUM_IMAGES
+    )
 
 
 @pytest.mark.parametrize(
@@ -345,6 +349,7 @@ def test_eight_photographs_are_learned_by_heart(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_soon")
 def test_nothing_is_compiled_after_the_second_update(folder):
     counts = compilations_by_update(config_of(folder, model__dtype="bfloat16"))
     assert 0 < counts[0] <= counts[1] == counts[2] == counts[3] == counts[4]

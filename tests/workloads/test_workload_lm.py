@@ -176,12 +176,12 @@ def test_validation_is_decoded_once_and_is_the_same_for_all_seeds(text_file):
 
 
 def test_facts_say_what_was_read_and_what_is_simulated(text_file):
-    facts = build(config_of(text_file)).metadata
-    assert facts["data"]["synthetic"] is False
-    assert facts["data"]["train_bytes"] == 3800
-    assert facts["data"]["train_examples"] == 3800 // 9
-    assert len(facts["data"]["sha256"]) == 64
-    assert facts["storage"]["simulated"] is False
+    metadata = build(config_of(text_file)).metadata
+    assert metadata["data"]["synthetic"] is False
+    assert metadata["data"]["train_bytes"] == 3800
+    assert metadata["data"]["train_examples"] == 3800 // 9
+    assert len(metadata["data"]["sha256"]) == 64
+    assert metadata["storage"]["simulated"] is False
     slow = config_of(text_file, storage={"latency_s": 0.01})
     assert build(slow).metadata["storage"] == {
         "simulated": True,

@@ -203,6 +203,7 @@ def expected_repeats(echo, uses):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_soon")
 @pytest.mark.parametrize(
     "variant",
     [
@@ -229,6 +230,7 @@ def test_every_variant_trains_and_counts(config_of, tmp_path, variant):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_soon")
 @pytest.mark.parametrize("sweep", ["lm_batch_size", "lm_buffer", "lm_echo_factor"])
 def test_every_sweep_trains(tmp_path, sweep):
     study = load_config(f"{CONFIGS / 'sweeps' / sweep}.py:tiny")
@@ -319,7 +321,7 @@ def test_learns_more_of_wikitext_2_than_to_count(tmp_path):
             "mesh.data": 1,
         },
     )
-    facts = build(config).metadata["data"]
+    metadata = build(config).metadata["data"]
     summary = run_train(config, tmp_path / "run")
-    assert 5 < facts["unigram_nats"] < math.log(2048)
-    assert summary["final"]["loss"] < facts["unigram_nats"] - 0.2
+    assert 5 < metadata["unigram_nats"] < math.log(2048)
+    assert summary["final"]["loss"] < metadata["unigram_nats"] - 0.2

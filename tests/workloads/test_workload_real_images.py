@@ -37,11 +37,11 @@ def train(tmp_path, name, sources, **overrides):
 def test_cifar_10_is_learned(tmp_path):
     sources = {"train": "cifar10/train.tar.gz", "validation": "cifar10/test.tar.gz"}
     final = train(
-        tmp_path, "cifar.py:tiny", sources, updates=400, eval_every=400,
+        tmp_path, "cifar.py:tiny", sources, updates=200, eval_every=200,
         data__eval_examples=1000,
     )  # fmt: skip
-    # By chance 0.1; the whole config, of 800 updates, gets 0.60.
-    assert final["accuracy"] > 0.45
+    # By chance 0.1. It got 0.44; the whole config, of 800 updates, gets 0.60.
+    assert final["accuracy"] > 0.35
 
 
 def test_64_photographs_are_learned_by_heart(tmp_path):

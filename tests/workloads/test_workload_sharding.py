@@ -57,6 +57,7 @@ def trained(config, batches, data, fsdp):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_soon")
 @pytest.mark.parametrize(
     ("name", "fields"),
     [

@@ -112,6 +112,7 @@ TRAINED += [("imagenet", variant) for variant in ("batch", "device")]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_soon")
 @pytest.mark.parametrize(("file", "variant"), TRAINED)
 def test_a_variant_trains_and_counts(tmp_path, folders, file, variant):
     fields = {**RUN, **SMALL[file], "data.source": folders[file]}
@@ -131,6 +132,7 @@ def test_a_variant_trains_and_counts(tmp_path, folders, file, variant):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_soon")
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_sweep_trains(tmp_path, folders, name):
     file = name.partition("_")[0]

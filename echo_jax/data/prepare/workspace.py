@@ -18,7 +18,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 from echo_jax.data.prepare.errors import PrepareError, difference
 from echo_jax.data.prepared import DATASET_FILE, FORMAT, read_info
-from echo_jax.folders import write_whole
+from echo_jax.folders import run_folder
 
 __all__ = ["Workspace"]
 
@@ -56,7 +56,10 @@ class Workspace:
                 f"--out={self._out} holds {min(names)!r} and is no prepared folder; "
                 "name a new one"
             )
-        self._work.mkdir(parents=True, exist_ok=True)
+        # Neither the folder nor what is in it is a link that leads elsewhere.
+        work = run_folder(self._out) / _WORK_FOLDER
+        work.mkdir()
+        work.for_others()
         self._lock = (self._work / _LOCK_FILE).open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -111,7 +114,7 @@ class Workspace:
             if self._has_shards():
                 raise self._changed()
             self._forget()
-            write_whole(self._work / _PLAN_FILE, _json_bytes(plan))
+            self._write(f"{_WORK_FOLDER}/{_PLAN_FILE}", _json_bytes(plan))
         return None
 
     def note(self, split: str, number: int) -> dict[str, Any] | None:
@@ -143,8 +146,7 @@ class Workspace:
         finally:
             writer.close()
         note = {"shard": {"examples": examples, **_size_and_hash(path)}, **rest}
-        note_path = self._work / f"{split}-{number:05}.json"
-        write_whole(note_path, _json_bytes(note))
+        self._write(f"{_WORK_FOLDER}/{split}-{number:05}.json", _json_bytes(note))
         return note
 
     def file(self, name: str) -> Path:
@@ -153,7 +155,7 @@ class Workspace:
 
     def write_file(self, name: str, content: bytes) -> None:
         """Writes a file that lies beside the shards."""
-        write_whole(self._work / name, content)
+        self._write(f"{_WORK_FOLDER}/{name}", content)
 
     def publish(
         self,
@@ -174,7 +176,7 @@ class Workspace:
         """
         moves: dict[Path, str] = {}
         about = {}
-        for split, facts in splits.items():
+        for split, metadata in splits.items():
             notes = []
             while (note := self.note(split, len(notes))) is not None:
                 notes.append(note["shard"])
@@ -183,7 +185,7 @@ class Workspace:
                 moves[self._shard_path(split, number)] = name
                 notes[number] = {"file": name, **shard}
             examples = sum(shard["examples"] for shard in notes)
-            about[split] = {"examples": examples, **facts, "shards": notes}
+            about[split] = {"examples": examples, **metadata, "shards": notes}
         beside = []
         for name in files:
             path = self._work / name
@@ -194,9 +196,12 @@ class Workspace:
                 path.replace(self._out / name)
         plan = _read_json(self._work / _PLAN_FILE) or {}
         whole = {"format": FORMAT, **info, "splits": about, "files": beside, **plan}
-        write_whole(self._out / DATASET_FILE, _json_bytes(whole))
+        self._write(DATASET_FILE, _json_bytes(whole))
         shutil.rmtree(self._work)
         return read_info(self._out)
+
+    def _write(self, name: str, content: bytes) -> None:
+        (run_folder(self._out) / name).write(content)
 
     def _shard_path(self, split: str, number: int) -> Path:
         return self._work / f"{split}-{number:05}.arrayrecord"

@@ -15,7 +15,7 @@ from echo_jax.echo.instrument.probe_report import (
     duration,
 )
 
-__all__ = ["Knobs", "advise", "how_to_echo"]
+__all__ = ["OptionNames", "advise", "how_to_echo"]
 
 # Updates between two uses of an example from which on a repeat is worth nearly what
 # it can be (Choi et al. 2019, figure 7, drawn over the lag instead of the buffer).
@@ -30,7 +30,7 @@ _MATTERS = 1.05
 
 
 @dataclass(frozen=True)
-class Knobs:
+class OptionNames:
     """What the settings of a trainer are called, so that advice can name them.
 
     Attributes:
@@ -56,12 +56,12 @@ class Knobs:
     )
 
 
-def advise(report: ProbeReport, knobs: Knobs, *, cores: int) -> tuple[str, ...]:
+def advise(report: ProbeReport, options: OptionNames, *, cores: int) -> tuple[str, ...]:
     """Returns what to do, the most useful first.
 
     Args:
       report: The numbers; the advice in it is not looked at.
-      knobs: What the trainer's settings are called.
+      options: What the trainer's settings are called.
       cores: CPU cores that the process may use.
 
     Returns:
@@ -79,34 +79,34 @@ def advise(report: ProbeReport, knobs: Knobs, *, cores: int) -> tuple[str, ...]:
         sentences.append(
             f"R may lie anywhere from {report.ratio_low:.2f} to "
             f"{report.ratio_high:.2f}, on either side of 1: measure for longer with "
-            f"{knobs.seconds} before you rely on it."
+            f"{options.seconds} before you rely on it."
         )
-    sentences += _slow_step_doubt(report, knobs)
-    sentences += _overlap_fix(report, knobs)
+    sentences += _slow_step_doubt(report, options)
+    sentences += _overlap_fix(report, options)
     if report.is_starved:
-        sentences += _stage_fix(report, knobs, cores)
-        sentences += _echo(report, knobs)
+        sentences += _stage_fix(report, options, cores)
+        sentences += _echo(report, options)
     return tuple(sentences)
 
 
-def how_to_echo(report: ProbeReport, knobs: Knobs) -> str:
+def how_to_echo(report: ProbeReport, options: OptionNames) -> str:
     """Returns what to write to switch the advised echo on; "" if none is advised.
 
     Args:
       report: The numbers.
-      knobs: What the trainer's settings are called.
+      options: What the trainer's settings are called.
     """
     if not (report.is_starved and report.batch_size):
         return ""
-    return knobs.echo.format(
+    return options.echo.format(
         factor=report.advised_factor,
         buffer=_GOOD_LAG * report.batch_size,
         batch_size=report.batch_size,
-        after=_placement(report, knobs),
+        after=_placement(report, options),
     )
 
 
-def _slow_step_doubt(report: ProbeReport, knobs: Knobs) -> list[str]:
+def _slow_step_doubt(report: ProbeReport, options: OptionNames) -> list[str]:
     """Says so if too few slow steps were seen to know what they do to R."""
     slow = report.slow_steps
     if slow is None or (slow.recur and not slow.are_few):
@@ -119,16 +119,16 @@ def _slow_step_doubt(report: ProbeReport, knobs: Knobs) -> list[str]:
     if slow.recur:
         return [
             f"Slow steps {seen} were too few to know how often they come, and R with "
-            f"it: measure for longer with {knobs.seconds}, over several periods."
+            f"it: measure for longer with {options.seconds}, over several periods."
         ]
     return [
         f"Slow steps {seen} did not recur, so R leaves them out. If the step itself "
         f"causes them, R is {report.t_up_s / counted_s:.2f}: measure for longer with "
-        f"{knobs.seconds} to know."
+        f"{options.seconds} to know."
     ]
 
 
-def _overlap_fix(report: ProbeReport, knobs: Knobs) -> list[str]:
+def _overlap_fix(report: ProbeReport, options: OptionNames) -> list[str]:
     """Says whether loading and training get in each other's way."""
 
     def excess(run: MeasuredRun) -> float:
@@ -147,25 +147,28 @@ def _overlap_fix(report: ProbeReport, knobs: Knobs) -> list[str]:
         f"{how}, an update takes {duration(worst.seconds_per_update)}, not the "
         f"{duration(report.predicted(worst.factor))} of the slower side alone: loading "
         "and training take turns, or want the same cores, or batches or slow steps "
-        f"come in bursts. More of {knobs.prefetch}, in a thread or process of its own, "
-        "is the cure."
+        f"come in bursts. More of {options.prefetch}, in a thread or process of its "
+        "own, is the cure."
     ]
 
 
-def _stage_fix(report: ProbeReport, knobs: Knobs, cores: int) -> list[str]:
+def _stage_fix(report: ProbeReport, options: OptionNames, cores: int) -> list[str]:
     """Says whether more threads or processes would make the loader fast enough."""
     if not report.stages:
         return [
             "Make the loader faster first, if you can: with more of "
-            f"{knobs.threads}, {knobs.workers} or {knobs.prefetch}. Echo what is left."
+            f"{options.threads}, {options.workers} or {options.prefetch}. Echo what is "
+            "left."
         ]
     slowest = max(report.stages, key=lambda stage: stage.wall_s)
     if slowest.cpu_s < slowest.wall_s / 2:
-        return _waiting_fix(report, knobs, slowest)
-    return _computing_fix(report, knobs, slowest, cores)
+        return _waiting_fix(report, options, slowest)
+    return _computing_fix(report, options, slowest, cores)
 
 
-def _waiting_fix(report: ProbeReport, knobs: Knobs, slowest: StageTime) -> list[str]:
+def _waiting_fix(
+    report: ProbeReport, options: OptionNames, slowest: StageTime
+) -> list[str]:
     waits_s = sum(stage.wall_s - stage.cpu_s for stage in report.stages)
     at_a_time = max(round(waits_s / report.t_up_s), 1)
     needed = _enough(waits_s, report)
@@ -174,13 +177,13 @@ def _waiting_fix(report: ProbeReport, knobs: Knobs, slowest: StageTime) -> list[
     return [
         f"{slowest.name} waits {duration(slowest.wall_s - slowest.cpu_s)} per batch "
         f"and computes {duration(slowest.cpu_s)}; now about {at_a_time} at a time. "
-        f"If the storage answers more at a time, {knobs.threads}={needed} would hide "
+        f"If the storage answers more at a time, {options.threads}={needed} would hide "
         "the waiting: try that first, and echo only if it cannot."
     ]
 
 
 def _computing_fix(
-    report: ProbeReport, knobs: Knobs, slowest: StageTime, cores: int
+    report: ProbeReport, options: OptionNames, slowest: StageTime, cores: int
 ) -> list[str]:
     computes_s = sum(stage.cpu_s for stage in report.stages)
     busy = max(round(computes_s / report.t_up_s), 1)
@@ -197,7 +200,7 @@ def _computing_fix(
     left = computes_s / workers / report.t_down_s
     is_enough = workers == needed
     then = "load as fast as it trains" if is_enough else f"bring R to about {left:.1f}"
-    return [f"{what}: {knobs.workers}={workers} would {then}; try that first."]
+    return [f"{what}: {options.workers}={workers} would {then}; try that first."]
 
 
 def _enough(seconds: float, report: ProbeReport) -> int:
@@ -205,10 +208,10 @@ def _enough(seconds: float, report: ProbeReport) -> int:
     return math.ceil(seconds / (FED_RATIO * report.t_down_s))
 
 
-def _echo(report: ProbeReport, knobs: Knobs) -> list[str]:
+def _echo(report: ProbeReport, options: OptionNames) -> list[str]:
     """Says where, how often, and with which buffer to echo."""
     factor = report.advised_factor
-    after = _placement(report, knobs)
+    after = _placement(report, options)
     update_s = report.predicted(factor)
     idle = 1 - report.t_down_s / update_s
     where = f"after {after}" if after else "as early in the pipeline as you can"
@@ -225,7 +228,7 @@ def _echo(report: ProbeReport, knobs: Knobs) -> list[str]:
     if report.batch_size:
         size = _GOOD_LAG * report.batch_bytes
         # Whole batches are kept where they are made.
-        where = "" if after == "batch" else f", {knobs.device} if its memory allows"
+        where = "" if after == "batch" else f", {options.device} if its memory allows"
         sentences.append(
             f"Keep {_GOOD_LAG * report.batch_size} examples ({_size(size)}){where}, so "
             f"that uses of one lie about {_GOOD_LAG} updates apart."
@@ -233,7 +236,7 @@ def _echo(report: ProbeReport, knobs: Knobs) -> list[str]:
     return sentences
 
 
-def _placement(report: ProbeReport, knobs: Knobs) -> str:
+def _placement(report: ProbeReport, options: OptionNames) -> str:
     """Returns the earliest stage behind which an echo helps; "" if none is known.
 
     It is not before the slowest stage, and what comes after it is done anew for
@@ -244,7 +247,7 @@ def _placement(report: ProbeReport, knobs: Knobs) -> str:
         return ""
     slowest = max(range(len(stages)), key=lambda at: stages[at].wall_s)
     for at in range(slowest, len(stages)):
-        is_possible = not knobs.placements or stages[at].name in knobs.placements
+        is_possible = not options.placements or stages[at].name in options.placements
         if is_possible and sum(s.wall_s for s in stages[at + 1 :]) <= report.t_down_s:
             return stages[at].name
     return stages[-1].name

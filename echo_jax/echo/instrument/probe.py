@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from echo_jax.echo.echo import echo
-from echo_jax.echo.instrument.advice import Knobs, advise, how_to_echo
+from echo_jax.echo.instrument.advice import OptionNames, advise, how_to_echo
 from echo_jax.echo.instrument.endless import Endless
 from echo_jax.echo.instrument.probe_report import (
     MeasuredRun,
@@ -37,7 +37,7 @@ from echo_jax.echo.schedule import exact_fraction
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.echo.tree import flatten
 
-__all__ = ["Knobs", "MeasuredRun", "ProbeReport", "StageTime", "probe"]
+__all__ = ["MeasuredRun", "OptionNames", "ProbeReport", "StageTime", "probe"]
 
 Now = Callable[[], float]
 OnProgress = Callable[[str, float], None]
@@ -68,7 +68,7 @@ def probe(
     cap: float = 4,
     stages: Mapping[str, Callable[[], Any]] | None = None,
     wait: Callable[[Any], None] | None = None,
-    knobs: Knobs | None = None,
+    options: OptionNames | None = None,
     on_progress: OnProgress | None = None,
     now: Now = time.perf_counter,
     cpu_now: Now = time.thread_time,
@@ -94,7 +94,7 @@ def probe(
         one by one in this thread, on top of what the loader does.
       wait: Waits for the output of a step; None handles dicts, lists, tuples and
         dataclasses of arrays. ``jax.block_until_ready`` handles all pytrees.
-      knobs: What the settings of the trainer are called, for the advice.
+      options: What the settings of the trainer are called, for the advice.
       on_progress: Called with what is measured next, and the part that is done.
       now: The clock, in seconds; for tests.
       cpu_now: The time that this thread has computed, in seconds; for tests.
@@ -160,11 +160,11 @@ def probe(
         how="",
         seconds=now() - started,
     )
-    knobs = knobs or Knobs()
+    options = options or OptionNames()
     return replace(
         report,
-        advice=advise(report, knobs, cores=_cores()),
-        how=how_to_echo(report, knobs),
+        advice=advise(report, options, cores=_cores()),
+        how=how_to_echo(report, options),
     )
 
 

@@ -107,10 +107,9 @@ def plan_run(
             wanted -= written
             left -= written
         uses = plan.run()
-        if uses is None:
+        if not uses:
             return pairs, getattr(plan, "log", None)
-        index, repeat = uses.fresh_index[0], uses.repeat[0]
-        pairs += zip(index.tolist(), repeat.tolist(), strict=True)
+        pairs += [(index, repeat) for _, index, repeat, _ in uses]
 
 
 def log_of(spec: AdaptiveSpec, num_items: int) -> DecisionLog | None:

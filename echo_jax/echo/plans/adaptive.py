@@ -26,7 +26,9 @@ from echo_jax.echo.plans.base import (
     BatchIndices,
     Need,
     Restored,
+    Use,
     check_state_keys,
+    in_turn,
 )
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.plans.lru import LeastRecentlyUsed
@@ -232,9 +234,9 @@ class AdaptivePlan:
             raise RuntimeError("the batch needs items; ask need() before next()")
         return self._draw(size) if size else None
 
-    def run(self) -> BatchIndices | None:
+    def run(self) -> list[Use]:
         """See `Plan`: the next batch."""
-        return self.next(self.batch)
+        return in_turn(self.next(self.batch))
 
     def _draw(self, size: int) -> BatchIndices:
         number = len(self._recorder)
@@ -291,7 +293,8 @@ class AdaptivePlan:
                 "this state is not on the way of the log that is replayed; restore it "
                 "without a replay, or with the one it was saved with"
             )
-        most, rows = sum(log) * self._lanes.rows, self._lanes.rows
+        rows = self._lanes.rows
+        most = log.count(True) * rows
         fits = max(0, most - rows + 1) <= state["fresh"] <= most
         if not fits or not 0 <= state["pending"] < (self.batch if log else 1):
             raise ValueError(
@@ -335,21 +338,16 @@ class AdaptivePlan:
         return batch
 
 
-def _last_uses(batch: BatchIndices | None, count: int) -> BatchIndices | None:
-    """Returns the last uses of a batch, None for none.
+def _last_uses(batch: BatchIndices | None, count: int) -> list[Use]:
+    """Returns the last uses of a batch.
 
     Raises:
       ValueError: They would be all of the batch, or more.
     """
-    if not count or batch is None:
-        return None
-    size = batch.repeat.shape[1]
-    if count >= size:
+    uses = in_turn(batch)
+    if count and count >= len(uses):
         raise ValueError(
-            f"this state says pending={count}, but its last batch has {size} uses; it "
-            "is damaged"
+            f"this state says pending={count}, but its last batch has {len(uses)} "
+            "uses; it is damaged"
         )
-    left = slice(size - count, None)
-    return BatchIndices(
-        batch.slots[:, left], batch.fresh_index[:, left], batch.repeat[:, left]
-    )
+    return uses[len(uses) - count :]

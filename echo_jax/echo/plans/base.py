@@ -6,7 +6,7 @@ one plan serves every store. Items come in lanes, see `echo_jax.echo.plans.lanes
 the host there is one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -14,7 +14,15 @@ import numpy as np
 
 from echo_jax.echo.counts import Counts
 
-__all__ = ["BatchIndices", "Need", "Plan", "Restored", "check_state_keys"]
+__all__ = [
+    "BatchIndices",
+    "Need",
+    "Plan",
+    "Restored",
+    "Use",
+    "check_state_keys",
+    "in_turn",
+]
 
 
 class Need(NamedTuple):
@@ -47,6 +55,11 @@ class BatchIndices:
     last: np.ndarray | None = None
 
 
+# One use: its slot, its fresh index, which use of its item it is, and whether its slot
+# is free afterwards. A plain tuple: one is made for every use.
+Use = tuple[int, int, int, bool]
+
+
 class Restored(NamedTuple):
     """What a store has to hold again when a plan has gone to a state.
 
@@ -59,7 +72,7 @@ class Restored(NamedTuple):
 
     first: int
     slots: np.ndarray
-    pending: BatchIndices | None = None
+    pending: Sequence[Use] = ()
 
 
 class Plan(Protocol):
@@ -120,11 +133,11 @@ class Plan(Protocol):
         """
         ...
 
-    def run(self) -> BatchIndices | None:
-        """Decides uses that are handed out one at a time.
+    def run(self) -> list[Use]:
+        """Decides uses that are handed out one at a time, of one lane.
 
         Returns:
-          The next uses, after `need` was asked for `unit` of them; None at the end.
+          The next uses, after `need` was asked for `unit` of them; none at the end.
         """
         ...
 
@@ -159,6 +172,15 @@ class Plan(Protocol):
     def set_state(self, state: Mapping[str, Any]) -> Restored:
         """Goes to a state that `check_state` accepts."""
         ...
+
+
+def in_turn(batch: BatchIndices | None) -> list[Use]:
+    """Returns the uses of one lane one by one."""
+    if batch is None:
+        return []
+    last = np.zeros_like(batch.repeat, bool) if batch.last is None else batch.last
+    columns = (batch.slots, batch.fresh_index, batch.repeat, last)
+    return list(zip(*(each[0].tolist() for each in columns), strict=True))
 
 
 def check_state_keys(state: Any, keys: set[str], what: str) -> None:

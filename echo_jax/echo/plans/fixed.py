@@ -11,6 +11,7 @@ from echo_jax.echo.plans.base import (
     BatchIndices,
     Need,
     Restored,
+    Use,
     check_state_keys,
 )
 from echo_jax.echo.plans.fixed_lane import FixedLane, Uses
@@ -103,12 +104,15 @@ class FixedPlan:
 
     def need(self, uses: int) -> Need:
         """See `Plan`: whole host batches, where items come in batches."""
-        missing = 0
-        for plan in self._plans:
+        plans = self._plans
+        missing = plans[0].missing(uses)
+        for plan in plans[1:]:
             missing = max(missing, plan.missing(uses))
         if not missing:
             return _NOTHING
-        rows, left = self._lanes.rows, self._plans[0].left
+        if self._by_item:
+            return Need(missing)
+        rows, left = self._lanes.rows, plans[0].left
         wanted = -(-missing // rows) * rows
         return Need(must=wanted if left is None else min(wanted, left))
 
@@ -121,17 +125,19 @@ class FixedPlan:
 
     def next(self, uses: int) -> BatchIndices | None:
         """See `Plan`."""
-        return self._indices([plan.next(uses) for plan in self._plans])
+        if not self._by_item:
+            return self._indices([plan.next(uses) for plan in self._plans])
+        found = self._plans[0].next(uses)
+        if found is None:
+            return None
+        slots, index, repeat, last = found
+        return BatchIndices(slots[None], index[None], repeat[None], last[None])
 
-    def run(self) -> BatchIndices | None:
-        """See `Plan`; of one lane."""
-        return self._indices([self._plans[0].run()])
+    def run(self) -> list[Use]:
+        """See `Plan`."""
+        return self._plans[0].run()
 
     def _indices(self, found: Sequence[Uses | None]) -> BatchIndices | None:
-        if len(found) == 1 and found[0] is not None:
-            slots, index, repeat, last = found[0]
-            index = self._lanes.global_index(index[None])
-            return BatchIndices(slots[None], index, repeat[None], last[None])
         uses = [each for each in found if each is not None]
         if len(uses) < len(found):
             return None

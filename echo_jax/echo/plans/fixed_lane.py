@@ -15,7 +15,7 @@ from echo_jax.echo.keys import fingerprint
 from echo_jax.echo.orders import rounds_of
 from echo_jax.echo.orders.base import Piece
 from echo_jax.echo.orders.consecutive import Consecutive
-from echo_jax.echo.plans.base import check_state_keys
+from echo_jax.echo.plans.base import Use, check_state_keys
 from echo_jax.echo.spec import EchoSpec
 
 __all__ = ["FixedLane", "Uses"]
@@ -187,27 +187,27 @@ class FixedLane:
             return Uses(*map(np.concatenate, zip(*parts, strict=True)))
         return parts[0] if parts else None
 
-    def run(self) -> Uses | None:
+    def run(self) -> list[Use]:
         """Emits the next use, and those after it that take no further fresh item.
 
         All are of one piece, so that `get_state` can go back among them.
 
         Returns:
-          The uses; None at the end of the stream.
+          The uses; none at the end of the stream.
         """
         looked_at, runs = self._looked_at
         if looked_at != 1:
             runs = self._runs(1)
         if not runs:
-            return None
+            return []
         piece, low, *_ = runs[0]
         self._advance(0)
         index = piece.index[low : low + _RUN_AHEAD]
-        over = index >= max(self.fresh, int(index[0]) + 1)
-        size = int(over.argmax()) or index.size
-        uses = self._emit(piece, low, low + size)
+        top = max(self.fresh - 1, int(index[0]))
+        size = int((index > top).argmax()) or index.size
+        uses = self._emit(piece, low, low + size, top)
         self._advance(size)
-        return uses
+        return list(zip(*(column.tolist() for column in uses), strict=True))
 
     def pass_on(self) -> int:
         """Counts a fresh item that went straight through an identity; its index."""
@@ -253,7 +253,7 @@ class FixedLane:
     def _emit(self, piece: Piece, low: int, high: int, top: int | None = None) -> Uses:
         """Emits the uses in some places of a piece, whose items are written.
 
-        Their newest item is ``top``, if it is known.
+        The newest of theirs and of those taken before is ``top``, if it is known.
         """
         index, last = piece.index[low:high], piece.last[low:high]
         self.fresh = max(self.fresh, (_max(index) if top is None else top) + 1)
@@ -405,4 +405,4 @@ class FixedLane:
 
 def _max(values: np.ndarray) -> int:
     """``int(values.max())``, in half the time for the few values of a batch."""
-    return int(np.maximum.reduce(values))
+    return int(np.maximum.reduce(values) if values.size > 1 else values[0])

@@ -23,7 +23,9 @@ from echo_jax.echo.plans.base import (
     BatchIndices,
     Need,
     Restored,
+    Use,
     check_state_keys,
+    in_turn,
 )
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.plans.ring import Ring
@@ -179,9 +181,9 @@ class StochasticPlan:
         index = self._lanes.global_index(items)
         return BatchIndices(self._ring.slots(items), index, repeat)
 
-    def run(self) -> BatchIndices | None:
+    def run(self) -> list[Use]:
         """See `Plan`: the next batch."""
-        return self.next(self.batch)
+        return in_turn(self.next(self.batch))
 
     def end(self, rows: int) -> None:
         """See `Plan`."""
@@ -254,12 +256,11 @@ class StochasticPlan:
         self._written, self._left = fresh, None
         self._repeats = state["repeats"]
         self._used = self._repeats + loaded * self._ring.num_lanes
-        pending = None
+        pending: list[Use] = []
         if state["pending"] and items is not None and repeat is not None:
-            left = slice(items.shape[1] - state["pending"], None)
-            index = self._lanes.global_index(items)[:, left]
-            slots = self._ring.slots(items)[:, left]
-            pending = BatchIndices(slots, index, repeat[:, left])
+            index = self._lanes.global_index(items)
+            latest = in_turn(BatchIndices(self._ring.slots(items), index, repeat))
+            pending = latest[-state["pending"] :]
         return Restored(self.anchor(), self._ring.held(fresh), pending)
 
     def _loading(self, batches: int, fresh: int) -> np.ndarray:

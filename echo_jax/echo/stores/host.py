@@ -11,7 +11,9 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from echo_jax.echo.source import Element
 from echo_jax.echo.stores.leaves import (
+    NUMBERS,
     ReuseGuard,
     Watched,
     as_array,
@@ -23,9 +25,6 @@ from echo_jax.echo.stores.leaves import (
 from echo_jax.echo.tree import Structure, flatten, tree_map
 
 __all__ = ["ItemStore", "RingStore"]
-
-Taken = list[tuple[Any, int, int, int, Any]]
-"""What `echo_jax.echo.reader.Reader.take` gives."""
 
 
 class ItemStore:
@@ -40,27 +39,28 @@ class ItemStore:
         """Makes a store of empty slots."""
         self._items: list[Any] = [None] * num_slots
 
-    def prepare(self, item: Any) -> tuple[Any, int]:
-        """Copies an item that was read, if it can be kept.
+    # An item is copied before the next one is read, which may use its arrays again.
+    in_bulk = False
 
-        Returns:
-          What `write` takes, and how many rows it is: 1.
+    def prepare(self, values: list[Any]) -> list[Element]:
+        """Copies items that were read, if they can be kept.
 
         Raises:
           ValueError: A leaf cannot be handed out as it came: see `check_leaf`.
         """
-        if not is_plain(item):
-            for path, leaf in flatten(item):
-                check_leaf(path, leaf)
-        return tree_map(frozen, item), 1
+        for item in values:
+            if not is_plain(item):
+                for path, leaf in flatten(item):
+                    check_leaf(path, leaf)
+        return [(tree_map(frozen, item), 0, 1) for item in values]
 
-    def write(self, slots: np.ndarray, taken: Taken) -> None:
+    def write(self, slots: np.ndarray, taken: list[Element]) -> None:
         """See `echo_jax.echo.driver.Store`."""
         items = self._items
         for slot, element in zip(slots[0].tolist(), taken, strict=True):
             items[slot] = element[0]
 
-    def rewrite(self, slots: np.ndarray, taken: Taken) -> None:
+    def rewrite(self, slots: np.ndarray, taken: list[Element]) -> None:
         """See `echo_jax.echo.driver.Store`."""
         kept = slots[0] < len(self._items)
         items = [each for each, keep in zip(taken, kept, strict=True) if keep]
@@ -112,56 +112,69 @@ class RingStore:
         # Whether items are dicts of arrays, which they mostly are.
         self._flat = False
 
-    def prepare(self, element: Any) -> tuple[list[np.ndarray], int]:
-        """Looks at an item, or a stack of them, before it is taken.
+    @property
+    def in_bulk(self) -> bool:
+        """Whether items may be read together: one by one as long as they are looked at.
+
+        An upstream that uses its arrays again has changed the first item by the time
+        that it has made the next.
+        """
+        return not self._stacked and not self._guard.left
+
+    def prepare(self, values: list[Any]) -> list[Element]:
+        """Looks at items, or a stack of them, before they are taken.
 
         The first one lays out the arrays. A `write` of what was accepted fails for
         want of memory only.
 
         Returns:
           What `write` takes: the leaves, in the order of the store's arrays, with a
-          first axis of items if they come stacked. And how many rows it is.
+          first axis of items if they come stacked.
 
         Raises:
           ValueError: It has other containers, leaves, shapes or dtypes than the
             first one, or leaves that do not stack: see `as_array`.
         """
         if self._stacked:
-            leaves, rows = self._accept_stack(element)
-            return self._guard.watch(leaves), rows
-        leaves = self._accept_flat(element)
-        if leaves is None:
-            leaves = self._accept(0, element)
-        return (self._guard.watch(leaves) if self._guard.left else leaves), 1
+            (stack,) = values
+            leaves, rows = self._accept_stack(stack)
+            return [(self._guard.watch(leaves), 0, rows)]
+        accepted = self._accept_flat(0, values)
+        if accepted is None:
+            accepted = [self._accept(0, item) for item in values]
+        if self._guard.left:
+            accepted = map(self._guard.watch, accepted)
+        return [(leaves, 0, 1) for leaves in accepted]
 
-    def write(self, slots: np.ndarray, taken: Taken) -> None:
+    def write(self, slots: np.ndarray, taken: list[Element]) -> None:
         """See `echo_jax.echo.driver.Store`."""
         arrays = self._arrays
-        if not self._stacked:
-            for slot, element in zip(slots[0].tolist(), taken, strict=True):
-                leaves = element[0]
-                if type(leaves) is Watched:
-                    self._guard.check(leaves)
-                # Two lists of one length: the store has accepted the item.
-                for array, leaf in zip(arrays, leaves):  # noqa: B905
-                    array[slot] = leaf
-            return
+        if self._stacked:
+            return self._write_stacks(slots[0], taken)
+        for slot, (leaves, _, _) in zip(slots[0].tolist(), taken, strict=True):
+            if type(leaves) is Watched:
+                self._guard.check(leaves)
+            # Two lists of one length: the store has accepted the item.
+            for array, leaf in zip(arrays, leaves):  # noqa: B905
+                array[slot] = leaf
+
+    def _write_stacks(self, slots: np.ndarray, taken: list[Element]) -> None:
         at = 0
-        for leaves, first, end, *_ in taken:
+        for leaves, first, end in taken:
             self._guard.check(leaves)
-            rows = slots[0, at : at + end - first]
-            for array, leaf in zip(arrays, leaves, strict=True):
+            rows = slots[at : at + end - first]
+            for array, leaf in zip(self._arrays, leaves, strict=True):
                 array[rows] = leaf[first:end]
             at += end - first
 
-    def rewrite(self, slots: np.ndarray, taken: Taken) -> None:
+    def rewrite(self, slots: np.ndarray, taken: list[Element]) -> None:
         """See `echo_jax.echo.driver.Store`."""
         at = 0
-        for leaves, first, end, number, state in taken:
+        for leaves, first, end in taken:
             for row in range(first, end):
                 slot = slots[:, at : at + 1]
                 if slot[0, 0] < self._num_slots:
-                    self.write(slot, [(leaves, row, row + 1, number, state)])
+                    self.write(slot, [(leaves, row, row + 1)])
                 at += 1
 
     def clear(self) -> None:
@@ -177,24 +190,38 @@ class RingStore:
             array.take(slots, axis=0) for array in self._arrays
         )
 
-    def _accept_flat(self, item: Any) -> list[np.ndarray] | None:
-        """Returns the leaves of the common item, at a quarter of the general time."""
-        if not self._flat or type(item) is not dict or len(item) != len(self._leaves):
+    def _accept_flat(self, lead: int, trees: list[Any]) -> list[list[Any]] | None:
+        """Does what `_accept` does for trees of the common kind, or for none.
+
+        Items are accepted in an eighth of its time.
+        """
+        if not self._flat:
             return None
-        leaves = []
-        for _, key, shape, dtype in self._leaves:
-            leaf = item.get(key)
-            if type(leaf) is not np.ndarray:
+        specs, accepted = self._leaves, []
+        for item in trees:
+            if type(item) is not dict or len(item) != len(specs):
                 return None
-            if leaf.dtype is not dtype and leaf.dtype != dtype:
-                return None
-            if leaf.shape != shape:
-                return None
-            leaves.append(leaf)
-        return leaves
+            leaves = []
+            for _, key, shape, dtype in specs:
+                leaf = item.get(key)
+                if type(leaf) is not np.ndarray:
+                    if type(leaf) not in NUMBERS:
+                        return None
+                    leaf = np.asarray(leaf)
+                if (leaf.shape[lead:] if lead else leaf.shape) != shape:
+                    return None
+                if leaf.dtype is not dtype and leaf.dtype != dtype:
+                    return None
+                leaves.append(leaf)
+            accepted.append(leaves)
+        return accepted
 
     def _accept_stack(self, tree: Any) -> tuple[list[np.ndarray], int]:
         """Returns the leaves of stacked items, and how many they are."""
+        for leaves in self._accept_flat(1, [tree]) or ():
+            rows = len(leaves[0])
+            if all(len(leaf) == rows for leaf in leaves):
+                return leaves, rows
         lengths = {as_array(path, leaf).shape[:1] for path, leaf in flatten(tree)}
         if len(lengths) != 1 or lengths == {()}:
             raise ValueError(

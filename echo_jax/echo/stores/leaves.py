@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "NUMBERS",
     "ReuseGuard",
     "as_array",
     "check_foreign",
@@ -27,7 +28,12 @@ __all__ = [
 ]
 
 _IMMUTABLE = (str, bytes, int, float, complex, bool, np.generic, type(None))
-_NUMBERS = frozenset((int, float, bool, complex))
+_SCALARS = frozenset(np.sctypeDict.values())
+_NUMERIC = {kind for kind in _SCALARS if issubclass(kind, np.number | np.bool_)}
+# Kinds of leaves that surely become an array of what they say.
+NUMBERS = frozenset((int, float, bool, complex)) | _NUMERIC
+# Kinds that surely can be kept as they are. A record, of type void, can be written to.
+_CONSTANTS = NUMBERS | _SCALARS - {np.void, np.object_} | {str, bytes, type(None)}
 # Classes of arrays whose operations or attributes differ from those of plain ones.
 _CLASSES = (np.matrix, np.recarray)
 # Arrays of other libraries, by the package of their class, and their way to NumPy.
@@ -49,7 +55,7 @@ def is_plain(tree: Any) -> bool:
         return all(map(is_plain, tree.values()))
     if kind is list or kind is tuple:
         return all(map(is_plain, tree))
-    return tree is None or kind in _NUMBERS or kind is str or kind is bytes
+    return kind in _CONSTANTS
 
 
 def check_leaf(path: str, leaf: Any) -> None:
@@ -116,7 +122,7 @@ def as_array(path: str, leaf: Any) -> np.ndarray:
       ValueError: There is no such array that says all that the leaf says.
     """
     kind = type(leaf)
-    if kind is not np.ndarray and kind not in _NUMBERS:
+    if kind is not np.ndarray and kind not in NUMBERS:
         check_foreign(path, leaf)
         if isinstance(leaf, _CLASSES):
             raise ValueError(
@@ -152,15 +158,19 @@ def frozen(leaf: Any) -> Any:
       >>> frozen(np.arange(3)).flags.writeable
       False
     """
+    if type(leaf) in _CONSTANTS:
+        return leaf
     if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
         leaf = np.array(leaf, subok=isinstance(leaf, _CLASSES))
-        leaf.flags.writeable = False
+        leaf.setflags(write=False)
         return leaf
     return leaf if _is_immutable(leaf) else copy.deepcopy(leaf)
 
 
 def view(leaf: Any) -> Any:
     """Returns a use of a frozen leaf that shares no memory that can be written."""
+    if type(leaf) in _CONSTANTS:
+        return leaf
     if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
         # A view of a read-only array cannot be made writable again.
         return leaf.view()
@@ -226,13 +236,14 @@ class ReuseGuard:
 
     The first elements are looked at twice, when they are read and when they are used:
     a part of every leaf must hold what it held. An upstream that uses its memory again
-    does so from the start.
+    does so from the start, and elements wait for less than a batch, or what is read
+    ahead.
 
     Attributes:
       left: How many elements are still to be looked at.
     """
 
-    _LOOKS, _PART = 64, 256
+    _LOOKS, _PART = 16, 256
 
     def __init__(self):
         """Starts to look."""

@@ -16,15 +16,15 @@ from echo_jax.echo.keys import use_seed
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import Plan
 from echo_jax.echo.plans.lanes import Lanes, joined_state, split_state
-from echo_jax.echo.shard import WHOLE, Part
+from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec
 from echo_jax.training.distributed import local_mesh, put, view_with_sharding
-from echo_jax.training.parts import JoinedBatches
+from echo_jax.training.feed import JoinedBatches
 from echo_jax.training.sharding import group_sharding
 from echo_jax.workloads.base import Augment, Batch
 
 __all__ = [
-    "DeviceDraw",
+    "DeviceBatching",
     "DeviceEchoFeed",
     "check_lanes_fit",
     "count_lanes",
@@ -40,79 +40,79 @@ _DRIFTING = ("shuffle", "shuffle_buffer")
 def make_device_plan(
     spec: AnySpec,
     *,
-    chunk_items: int,
+    host_batch_size: int,
     num_lanes: int,
-    parts: Sequence[Part] = (WHOLE,),
+    shards: Sequence[DataShard] = (SINGLE,),
     max_batches: int = 1,
 ) -> Plan:
     """Returns the plan of an echo on the devices, for the lanes of this process.
 
     Args:
       spec: The echo over all devices.
-      chunk_items: Examples of a host batch, over all processes.
+      host_batch_size: Examples of a host batch, over all processes.
       num_lanes: From `count_lanes`.
-      parts: Of the data, that this process makes.
+      shards: Of the data, that this process makes.
       max_batches: Updates in a dispatch at most.
 
     Raises:
       ValueError: The echo is impossible.
     """
-    if len(parts) > 1 and _takes_apart(spec):
+    if len(shards) > 1 and _takes_apart(spec):
         raise ValueError(
             "on the devices, echo.mode=adaptive and the orders "
-            f"{' and '.join(_DRIFTING)} need a process for each of the {parts[0].of} "
-            "parts of the data, for every part takes fresh batches at updates of its "
-            f"own, and this process would have {len(parts)}; use as many processes as "
-            "the run was begun with"
+            f"{' and '.join(_DRIFTING)} need a process for each of the "
+            f"{shards[0].count} data shards, for every shard takes fresh batches at "
+            f"updates of its own, and this process would have {len(shards)}; use as "
+            "many processes as the run was begun with"
         )
-    each = num_lanes // parts[0].of
-    own = range(parts[0].number * each, (parts[-1].number + 1) * each)
-    lanes = Lanes(chunk_items, num_lanes, own)
+    each = num_lanes // shards[0].count
+    own = range(shards[0].index * each, (shards[-1].index + 1) * each)
+    lanes = Lanes(host_batch_size, num_lanes, own)
     return make_plan(spec, lanes=lanes, max_batches=max_batches)
 
 
 def _takes_apart(spec: AnySpec) -> bool:
-    """Whether parts of the data may stand at different items after an update."""
+    """Whether data shards may stand at different items after an update."""
     if isinstance(spec, EchoSpec):
         return spec.order in _DRIFTING
     return isinstance(spec, AdaptiveSpec)
 
 
-def count_lanes(config: Config, mesh: Mesh, *, num_parts: int = 1) -> int:
+def count_lanes(config: Config, mesh: Mesh, *, num_shards: int = 1) -> int:
     """Returns how many lanes the buffer of a new run has.
 
     Args:
       config: A checked training config.
       mesh: The devices.
-      num_parts: Into how many the data is cut.
+      num_shards: Into how many the data is cut.
 
     Raises:
       ValueError: The config's number of lanes is not possible.
     """
     return check_lanes_fit(
-        config.echo.lanes or math.lcm(mesh.size, num_parts), mesh, num_parts
+        config.echo.lanes or math.lcm(mesh.size, num_shards), mesh, num_shards
     )
 
 
-def check_lanes_fit(lanes: int, mesh: Mesh, num_parts: int) -> int:
-    """Returns the number of lanes, if devices and parts of the data divide it.
+def check_lanes_fit(lanes: int, mesh: Mesh, num_shards: int) -> int:
+    """Returns the number of lanes, if devices and data shards divide it.
 
     Raises:
       ValueError: They do not.
     """
-    whole = math.lcm(mesh.size, num_parts)
-    if lanes % whole:
+    multiple = math.lcm(mesh.size, num_shards)
+    if lanes % multiple:
         raise ValueError(
-            f"echo.lanes={lanes} is not a multiple of {whole}, for {mesh.size} devices "
-            f"and {num_parts} parts of the data; use fewer of them, or start another "
-            "run with --config.echo.lanes=0"
+            f"echo.lanes={lanes} is not a multiple of {multiple}, for {mesh.size} "
+            f"devices and {num_shards} data shards; use fewer of them, or start "
+            "another run with --config.echo.lanes=0"
         )
     return lanes
 
 
 @dataclass(frozen=True)
-class DeviceDraw:
-    """Draws batches from the buffer, and augments them; see `feed.Draw`.
+class DeviceBatching:
+    """Reads batches from the buffer, and augments them; see `feed.Batching`.
 
     Attributes:
       buffer: The layout.
@@ -124,17 +124,17 @@ class DeviceDraw:
 
     @property
     def arrays_sharding(self) -> NamedSharding:
-        """See `feed.Draw`."""
+        """See `feed.Batching`."""
         return self.buffer.sharding
 
     @property
     def input_sharding(self) -> StepInput:
-        """See `feed.Draw`; every device gets the indices of its own lanes."""
+        """See `feed.Batching`; every device gets the indices of its own lanes."""
         rows, of_draws = self.buffer.sharding, group_sharding(self.buffer.mesh)
         return StepInput(rows, rows, of_draws, of_draws, of_draws)
 
     def __call__(self, arrays: Any, inputs: StepInput) -> tuple[Any, list[Batch]]:
-        """See `feed.Draw`."""
+        """See `feed.Batching`."""
         arrays, batches = self.buffer.draw(arrays, inputs)
         if self.augment is not None:
             for k, batch in enumerate(batches):
@@ -146,19 +146,19 @@ class DeviceDraw:
         ]
 
     def send(self, inputs: StepInput) -> StepInput:
-        """See `feed.Draw`: the chunk is on its way already."""
+        """See `feed.Batching`: the host batch is on its way already."""
         processes = jax.process_count()
         if processes == 1:
             return inputs
-        chunk = view_with_sharding(inputs.chunk, self.buffer.sharding, times=processes)
-        return put(inputs._replace(chunk=chunk), self.input_sharding)
+        batch = view_with_sharding(inputs.chunk, self.buffer.sharding, times=processes)
+        return put(inputs._replace(chunk=batch), self.input_sharding)
 
 
 class DeviceEchoFeed:
     """Batches drawn from a buffer on the devices; see `feed.Feed`.
 
     Attributes:
-      draw: See `feed.Feed`.
+      batching: See `feed.Feed`.
       num_lanes: See `feed.Feed`.
     """
 
@@ -170,7 +170,7 @@ class DeviceEchoFeed:
         *,
         mesh: Mesh,
         num_lanes: int,
-        parts: Sequence[Part] = (WHOLE,),
+        shards: Sequence[DataShard] = (SINGLE,),
         sample: Batch,
         augment: Augment | None = None,
         max_batches: int = 1,
@@ -184,7 +184,7 @@ class DeviceEchoFeed:
           spec: The echo over all devices.
           mesh: The devices.
           num_lanes: From `count_lanes`.
-          parts: Of every batch, that these are.
+          shards: Of every batch, that these are.
           sample: A batch like those; its examples decide the layout.
           augment: What is done to every use; None for nothing.
           max_batches: The most updates that `take` is asked for.
@@ -197,9 +197,9 @@ class DeviceEchoFeed:
         def make(items: int) -> Plan:
             return make_device_plan(
                 replace(spec, buffer=items),
-                chunk_items=config.batch_size,
+                host_batch_size=config.batch_size,
                 num_lanes=num_lanes,
-                parts=parts,
+                shards=shards,
                 max_batches=max_batches,
             )
 
@@ -212,24 +212,24 @@ class DeviceEchoFeed:
         buffer = replace(layout, num_slots=plan.num_slots)
         note(str(buffer))
         # What this process reads and writes by itself is a buffer of its own devices.
-        own_lanes = num_lanes // parts[0].of * len(parts)
+        own_lanes = num_lanes // shards[0].count * len(shards)
         own = replace(buffer, num_lanes=own_lanes, mesh=local_mesh(mesh))
         self.num_lanes = num_lanes
         self._seed = int(use_seed(config.seed, _AUGMENT_STREAM, 0))
         self._sample = sample
         self._batches = batches
-        self._first_part, self._num_parts = parts[0].number, len(parts)
-        self._batch_rows = config.batch_size // parts[0].of * len(parts)
+        self._first_shard, self._num_shards = shards[0].index, len(shards)
+        self._batch_rows = config.batch_size // shards[0].count * len(shards)
         self._feed = DeviceFeed(
             batches, plan, own, seed=self._seed, prefetch=config.data.prefetch
         )
-        self.draw = DeviceDraw(buffer, augment)
+        self.batching = DeviceBatching(buffer, augment)
         self._held: dict[int, StepInput] = {}
 
     @property
     def arrays(self) -> Any:
         """See `feed.Feed`: the slots, those of all processes."""
-        return self._over_processes(jax.process_count(), self.draw.buffer.sharding)
+        return self._over_processes(jax.process_count(), self.batching.buffer.sharding)
 
     @arrays.setter
     def arrays(self, arrays: Any) -> None:
@@ -245,7 +245,12 @@ class DeviceEchoFeed:
     def logs(self) -> dict[int, DecisionLog]:
         """See `feed.Feed`."""
         log = self._feed.log
-        return {} if log is None else {self._first_part: log}
+        return {} if log is None else {self._first_shard: log}
+
+    @property
+    def t_up_bounds(self) -> tuple[float, float]:
+        """See `feed.Feed`."""
+        return self._batches.t_up_bounds
 
     def take(self, num_updates: int) -> StepInput | None:
         """See `feed.Feed`."""
@@ -275,7 +280,7 @@ class DeviceEchoFeed:
     def get_state(self) -> list[Any]:
         """See `feed.Feed`."""
         own = self._feed.get_state()
-        plans = split_state(own["plan"], self._num_parts)
+        plans = split_state(own["plan"], self._num_shards)
         return [
             {"plan": plan, "skip": own["skip"], "upstream": upstream}
             for plan, upstream in zip(plans, own["upstream"], strict=True)

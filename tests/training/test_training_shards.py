@@ -1,4 +1,4 @@
-"""Parts of the data that one process makes are one stream again."""
+"""Data shards that one process makes are one stream again."""
 
 import itertools
 from contextlib import closing
@@ -7,17 +7,17 @@ import grain
 import numpy as np
 from tiny_workload import make_workload, tiny_config
 
-from echo_jax.echo.shard import WHOLE, Part
+from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import EchoSpec
-from echo_jax.training.parts import JoinedBatches
+from echo_jax.training.feed import JoinedBatches
 
 SPEC = EchoSpec(2, 4, "consecutive", 1)
-HALVES = [Part(0, of=2), Part(1, of=2)]
+HALVES = [DataShard(0, count=2), DataShard(1, count=2)]
 
 
-def joined(parts):
+def joined(shards):
     workload = make_workload(tiny_config())
-    return JoinedBatches([workload.train_dataset(SPEC, part) for part in parts])
+    return JoinedBatches([workload.train_dataset(SPEC, shard) for shard in shards])
 
 
 def assert_equal(batches, others):
@@ -27,12 +27,12 @@ def assert_equal(batches, others):
             np.testing.assert_array_equal(one[name], other[name])
 
 
-def test_parts_make_the_rows_of_the_whole_in_its_order():
-    with closing(joined([WHOLE])) as whole, closing(joined(HALVES)) as halves:
+def test_shards_make_the_rows_of_the_whole_in_its_order():
+    with closing(joined([SINGLE])) as whole, closing(joined(HALVES)) as halves:
         assert_equal(itertools.islice(halves, 6), itertools.islice(whole, 6))
 
 
-def test_they_go_on_from_the_states_of_all_parts():
+def test_they_go_on_from_the_states_of_all_shards():
     with closing(joined(HALVES)) as first, closing(joined(HALVES)) as again:
         next(first)
         state = first.get_state()
@@ -48,5 +48,5 @@ def test_they_go_on_from_the_states_of_all_parts():
 
 def test_they_end_with_the_first_that_ends():
     items = grain.MapDataset.source([{"x": np.arange(2)}] * 5)
-    parts = [items[:length].to_iter_dataset() for length in (5, 3)]
-    assert len([*JoinedBatches(parts)]) == 3
+    shards = [items[:length].to_iter_dataset() for length in (5, 3)]
+    assert len([*JoinedBatches(shards)]) == 3

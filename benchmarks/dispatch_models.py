@@ -1,4 +1,4 @@
-"""Three training steps whose inner steps P9 chooses, by plain jax."""
+"""Three training steps for which P9 chooses a way to dispatch, in plain jax."""
 
 import functools
 from collections import deque
@@ -36,7 +36,7 @@ class Model:
     batch: dict[str, np.ndarray]
 
     def runs(self, size: int) -> dict[str, Callable[[int], None]]:
-        """Returns functions that train for so many groups, and wait, by strategy.
+        """Returns functions that train for so many groups, and wait, by mode.
 
         Args:
           size: Updates in a group. Every one of them gets its batch from the host.

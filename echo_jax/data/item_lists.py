@@ -4,44 +4,44 @@ from typing import Any
 
 import grain
 
-__all__ = ["Unchunked"]
+__all__ = ["FlattenLists"]
 
 
-class Unchunked(grain.IterDataset):
+class FlattenLists(grain.IterDataset):
     """Hands out the items of lists of items, one by one."""
 
     def __iter__(self) -> grain.DatasetIterator:
-        return _UnchunkedIterator(self._parent.__iter__())
+        return _FlattenIterator(self._parent.__iter__())
 
 
-class _UnchunkedIterator(grain.DatasetIterator):
+class _FlattenIterator(grain.DatasetIterator):
     """Its state is the parent's before the current list, and a place in that."""
 
     def __init__(self, parent: grain.DatasetIterator):
         super().__init__(parent)
-        self._chunk: list[Any] = []
+        self._list: list[Any] = []
         self._num_taken = 0
         self._state_before: Any = None
 
     def __next__(self) -> Any:
-        if self._num_taken == len(self._chunk):
-            self._read_chunk()
-        item = self._chunk[self._num_taken]
+        if self._num_taken == len(self._list):
+            self._read_list()
+        item = self._list[self._num_taken]
         self._num_taken += 1
         return item
 
     def get_state(self) -> dict[str, Any]:
-        if self._num_taken == len(self._chunk):
+        if self._num_taken == len(self._list):
             return {"parent": self._parent.get_state(), "num_taken": 0}
         return {"parent": self._state_before, "num_taken": self._num_taken}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._parent.set_state(state["parent"])
-        self._chunk, self._num_taken = [], 0
+        self._list, self._num_taken = [], 0
         if state["num_taken"]:
-            self._read_chunk()
+            self._read_list()
             self._num_taken = state["num_taken"]
 
-    def _read_chunk(self) -> None:
+    def _read_list(self) -> None:
         self._state_before = self._parent.get_state()
-        self._chunk, self._num_taken = next(self._parent), 0
+        self._list, self._num_taken = next(self._parent), 0

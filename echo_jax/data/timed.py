@@ -1,0 +1,54 @@
+"""What a training run sees of the speed of the stages above its echo."""
+
+from typing import Any
+
+import grain
+
+from echo_jax.echo.instrument.fresh_time import FreshTime
+
+__all__ = ["TimedFresh", "WithFreshTime"]
+
+
+class WithFreshTime(grain.IterDataset):
+    """What another dataset yields, with a word on its fresh batches.
+
+    Attributes:
+      fresh_time: How long they take; see `echo_jax.workloads.base.Workload`.
+    """
+
+    def __init__(self, parent: grain.IterDataset, fresh_time: FreshTime):
+        """Takes a dataset, and what is known of a stage of it."""
+        super().__init__(parent)
+        self.fresh_time = fresh_time
+
+    def __iter__(self) -> grain.DatasetIterator:
+        return self._parent.__iter__()
+
+
+class TimedFresh(WithFreshTime):
+    """Times how long the echo waits for each fresh element of a dataset."""
+
+    def __iter__(self) -> grain.DatasetIterator:
+        return _TimedIterator(self._parent.__iter__(), self.fresh_time)
+
+
+class _TimedIterator(grain.DatasetIterator):
+    """Has the states of its parent."""
+
+    def __init__(self, parent: grain.DatasetIterator, fresh_time: FreshTime):
+        super().__init__(parent)
+        self._time = fresh_time
+        self._time.restart()
+
+    def __next__(self) -> Any:
+        began_s = self._time.now()
+        element = next(self._parent)
+        self._time.took(began_s)
+        return element
+
+    def get_state(self) -> Any:
+        return self._parent.get_state()
+
+    def set_state(self, state: Any) -> None:
+        self._parent.set_state(state)
+        self._time.restart()

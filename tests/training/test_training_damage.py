@@ -1,0 +1,150 @@
+"""Damaged checkpoints: seen, passed over, and said, whatever a disk does to them."""
+
+import random
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_workload import make_workload, run, tiny_config
+
+from echo_jax.folders import run_folder
+from echo_jax.training.checkpoint import (
+    Checkpoints,
+    DamagedCheckpointError,
+    params_sha256,
+)
+from echo_jax.training.checksum import checksums
+from echo_jax.training.compiled import CompiledFunctions
+from echo_jax.training.runfiles import read_json
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "int8", "uint16", "int32", "bool", "complex64"]
+)
+def test_every_flipped_bit_changes_a_checksum(dtype):
+    """Of every element, since each is mixed in a way of its own."""
+    value = np.arange(6).reshape(2, 3).astype(jnp.dtype(dtype))
+    before = checksums([jnp.asarray(value)])
+    data = bytearray(value.tobytes())
+    for at in range(len(data)):
+        for bit in range(1 if dtype == "bool" else 8):
+            damaged = data.copy()
+            damaged[at] ^= 1 << bit
+            other = np.frombuffer(bytes(damaged), value.dtype).reshape(value.shape)
+            assert checksums([jnp.asarray(other)]) != before
+
+
+def test_a_checksum_sees_what_lies_where():
+    value = jnp.arange(6.0).reshape(2, 3)
+    found = {
+        checksums([other])["[0]"]
+        for other in (value, value[::-1], value[:, ::-1], value + 0.5, -value)
+    }
+    assert len(found) == 5
+    # Zeros of either sign are different bits, and keys are bits, too.
+    assert checksums([jnp.float32(0.0)]) != checksums([jnp.float32(-0.0)])
+    assert checksums([jax.random.key(0)]) != checksums([jax.random.key(1)])
+    assert checksums({"a": value}) == checksums({"a": np.asarray(value)})
+
+
+def functions():
+    config = tiny_config()
+    return CompiledFunctions(config, make_workload(config))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with the checkpoints of updates 1 and 2, and their states."""
+    folder = tmp_path_factory.mktemp("damage") / "checkpoints"
+    compiled = functions()
+    states = {1: compiled.init(compiled.init_key)}
+    states[2] = jax.tree.map(lambda x: x + x.dtype.type(1), states[1])
+    checkpoints = Checkpoints(run_folder(folder), keep=2)
+    for update, state in states.items():
+        checkpoints.save(update, state, {"update": update})
+    checkpoints.close()
+    return folder, states, compiled.abstract_state
+
+
+def damage(file, rng):
+    """Flips a bit, or cuts the file; says which."""
+    data = bytearray(file.read_bytes())
+    if not data or rng.random() < 0.2:
+        file.write_bytes(data[: rng.randrange(len(data) + 1)])
+        return "cut"
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    file.write_bytes(data)
+    return "flipped"
+
+
+def check_damage(saved, folder, seed):
+    """Damages the newest checkpoint somewhere; whether it was passed over."""
+    _, states, abstract_state = saved
+    rng = random.Random(seed)
+    shutil.copytree(saved[0], folder)
+    files = sorted(path for path in (folder / "2").rglob("*") if path.is_file())
+    file = rng.choice(files)
+    what = damage(file, rng)
+    checkpoints = Checkpoints(run_folder(folder), keep=2)
+    found = checkpoints.restore_newest(abstract_state)
+    assert found is not None
+    where = f"seed {seed}: {file.relative_to(folder)} {what}"
+    # The one before is whole; the damaged one may be read where nothing depends on it.
+    assert found.update == (1 if found.damaged else 2), where
+    wanted = params_sha256(states[found.update])
+    assert params_sha256(found.state) == wanted, where
+    assert found.host == {"update": found.update}, where
+    if found.damaged:
+        assert [*found.damaged] == [2] and "update 2 in" in found.damaged[2]
+        # Its update can be saved again, and nothing is taken for it.
+        checkpoints.save(2, states[2], {"update": 2})
+    checkpoints.close()
+    again = Checkpoints(run_folder(folder), keep=2)
+    found_again = again.restore_newest(abstract_state)
+    assert found_again and (found_again.update, found_again.damaged) == (2, {}), where
+    again.close()
+    return bool(found.damaged)
+
+
+def test_what_a_disk_does_to_a_checkpoint_is_seen(saved, tmp_path):
+    seen = [check_damage(saved, tmp_path / str(seed), seed) for seed in range(12)]
+    assert any(seen)
+
+
+@pytest.mark.slow
+def test_whatever_a_disk_does_to_a_checkpoint_is_seen(saved, tmp_path):
+    seen = [check_damage(saved, tmp_path / str(seed), seed) for seed in range(200)]
+    assert sum(seen) > 100
+
+
+def test_where_no_checkpoint_is_whole_nothing_is_begun(saved, tmp_path):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(saved[0], folder)
+    for update in (1, 2):
+        shutil.rmtree(folder / str(update) / "state")
+    checkpoints = Checkpoints(run_folder(folder), keep=2)
+    with pytest.raises(
+        DamagedCheckpointError, match=r"no checkpoint can be gone on from: .*2.*1"
+    ):
+        checkpoints.restore_newest(saved[2])
+    checkpoints.close()
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {"1", "2"}
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_to_the_same_end(tmp_path):
+    options = {"updates": 12, "checkpoint_every": 4, "echo__factor": 2.0}
+    whole = run(tmp_path / "whole", **options)
+    run(tmp_path / "broken", **{**options, "updates": 8})
+    newest = tmp_path / "broken" / "checkpoints" / "8"
+    data = max(newest.rglob("d/*"), key=lambda path: path.stat().st_size)
+    flipped = bytearray(data.read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    data.write_bytes(flipped)
+    summary = run(tmp_path / "broken", **options)
+    assert summary["params_sha256"] == whole["params_sha256"]
+    assert (tmp_path / "broken" / "checkpoints" / "8.damaged-0").is_dir()
+    rows = (tmp_path / "broken" / "metrics.jsonl").read_text()
+    assert '"kind": "restored", "updates": 4, "damaged": [8]' in rows
+    assert read_json(run_folder(tmp_path / "broken") / "config.json")["updates"] == 12
