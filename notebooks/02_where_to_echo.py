@@ -292,49 +292,103 @@ print(
 # %% [markdown]
 # ## When is an item used?
 #
-# The **order** lays the uses of an item out in time. Behind each other (`consecutive`),
-# at random within a buffer (`shuffle`, nearly as in the paper), or evenly far apart
-# (`spread`). The items may be anything: here they are just numbers. Each dot is one
-# use; the colour is the use's number.
+# The **order** of an `ej.EchoSpec` lays the uses of an item out in time. Behind each
+# other (`consecutive`), at random within a bounded delay (`shuffle`), through the
+# paper's own shuffle buffer (`shuffle_buffer`), or evenly far apart (`spread`). The
+# items may be anything: here they are just numbers. Each dot is one use; the colour is
+# the use's number.
 
 # %%
 FACTOR, BATCH = 4, 8
 NUM_ITEMS = 200 if TINY else 2000
 
 
-def uses_of(order, buffer, num_items=NUM_ITEMS):
+def uses_of(spec, num_items=NUM_ITEMS):
     """Returns (update, item, use) of every use, as an array of three columns."""
-    spec = ej.EchoSpec(FACTOR, order=order, buffer=buffer, batch_size=BATCH)
-    tagged = ej.echo(range(num_items), spec, tags=True)
     rows = [
         (number // BATCH, tags.fresh_index, tags.repeat)
-        for number, (_, tags) in enumerate(tagged)
+        for number, (_, tags) in enumerate(ej.echo(range(num_items), spec, tags=True))
     ]
     return np.array(rows)
 
 
-ORDERS = {"consecutive": 1, "shuffle": 32, "spread": 32}
+def fixed(order, buffer):
+    return ej.EchoSpec(FACTOR, order=order, buffer=buffer, batch_size=BATCH)
 
+
+def show_uses(panels, specs):
+    """Draws a dot for each use of 120 items, in a panel for each spec."""
+    most = 0
+    for panel, (name, spec) in zip(panels, specs.items(), strict=True):
+        update, item, use = uses_of(spec, num_items=120).T
+        most = max(most, use.max())
+        colours = plt.get_cmap("viridis_r", 4)
+        dots = panel.scatter(update, item, c=use, s=9, cmap=colours, vmin=0, vmax=3)
+        panel.set(title=name, xlabel="update (batches of 8)")
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("item, as it was read")
+    bar = panels[0].figure.colorbar(dots, ax=panels, pad=0.02, label="use of the item")
+    last = "3" if most == 3 else "3 or more"
+    bar.set_ticks(np.arange(4) * 0.75 + 0.375, labels=["0 (fresh)", "1", "2", last])
+
+
+orders = {
+    "consecutive": fixed("consecutive", 1),
+    "shuffle, 32 items": fixed("shuffle", 32),
+    "shuffle_buffer, 32 uses": fixed("shuffle_buffer", 32),
+    "spread, 32 items": fixed("spread", 32),
+}
 figure, panels = plt.subplots(
-    1, 3, figsize=(12, 4), sharex=True, sharey=True, layout="constrained"
+    1, 4, figsize=(14, 4), sharex=True, sharey=True, layout="constrained"
 )
-for panel, (order, buffer) in zip(panels, ORDERS.items(), strict=True):
-    update, item, use = uses_of(order, buffer, num_items=120).T
-    dots = panel.scatter(update, item, c=use, s=9, cmap=plt.get_cmap("viridis_r", 4))
-    name = order if buffer == 1 else f"{order}, buffer of {buffer} items"
-    panel.set(title=name, xlabel="update (batches of 8)")
-    panel.spines[["top", "right"]].set_visible(False)
-panels[0].set_ylabel("item, as it was read")
-bar = figure.colorbar(dots, ax=panels, pad=0.02, label="use of the item")
-bar.set_ticks(np.arange(4) * 0.75 + 0.375, labels=["0 (fresh)", "1", "2", "3"])
+show_uses(panels, orders)
 plt.show()
 
 # %% [markdown]
 # Follow an item from left to right. With `consecutive` its four uses are in one batch,
-# and one dot hides the others. `shuffle` moves them apart by chance; some stay close.
+# and one dot hides the others. `shuffle` moves them apart by chance, and some stay
+# close. So does `shuffle_buffer`, whose buffer holds uses and not items: here eight
+# items' worth. An item may stay in it for long, since nothing bounds how long.
 # `spread` draws lines: each use comes one lag after the one before. And once its buffer
 # is full every batch takes equally many fresh items, here two of eight, so that the
 # loader is asked at a constant rate.
+#
+# ## Who decides: three modes
+#
+# An `ej.EchoSpec` decides by an item's number, so a loader that stalls is waited for.
+# An `ej.AdaptiveSpec` decides by what is ready: a fresh batch if there is one, else the
+# items that were unused for longest, none more often than `cap` times. An
+# `ej.StochasticSpec` tosses a coin: it loads a fresh batch with a probability that may
+# change while it trains, and else repeats at random from the last `buffer` items.
+#
+# What an adaptive echo decides depends on the clock, and is kept in its `log`. Here it
+# is given a log to `replay`, of a loader that stalls for twelve updates now and then,
+# so that this picture is always the same.
+
+# %%
+log = ej.DecisionLog(([True] * 5 + [False] * 12) * 3)
+load = ej.LoadSchedule(start=1 / FACTOR, end=1 / FACTOR)
+modes = {
+    "fixed (spread, e = 4)": fixed("spread", 32),
+    "adaptive (cap of 4)": ej.AdaptiveSpec(
+        cap=4, buffer=32, batch_size=BATCH, replay=log
+    ),
+    "stochastic (p = 1/4)": ej.StochasticSpec(load, buffer=32, batch_size=BATCH),
+}
+figure, panels = plt.subplots(
+    1, 3, figsize=(12, 4), sharex=True, sharey=True, layout="constrained"
+)
+show_uses(panels, modes)
+plt.show()
+
+# %% [markdown]
+# Adaptive: five fresh batches in a row while the loader is fast, then the repeats of
+# the last four of them, which are what the buffer holds, while it stalls. Stochastic:
+# some items are used once and others often, and how much is read is known on average
+# only.
+#
+# `docs/which-echo.md` says which one when; `01_echo_in_your_trainer` shows an adaptive
+# echo in a loop, and `03_explore_results` one in a config.
 #
 # ## Lags
 #
@@ -353,13 +407,18 @@ def lags_of(uses):
 
 
 buffer = 32 if TINY else 256
-orders = {"consecutive": 1, "shuffle": buffer, "spread": buffer}
-lags = {order: lags_of(uses_of(order, size)) for order, size in orders.items()}
+sizes = {
+    "consecutive": 1,
+    "shuffle": buffer,
+    "shuffle_buffer": buffer,
+    "spread": buffer,
+}
+lags = {order: lags_of(uses_of(fixed(order, size))) for order, size in sizes.items()}
 longest = max(lag.max() for lag in lags.values())
 bins = np.arange(-0.5, longest + 1, max(1, longest // 40))  # whole updates
 
 figure, panels = plt.subplots(
-    1, 3, figsize=(12, 3.4), sharex=True, layout="constrained"
+    1, 4, figsize=(14, 3.4), sharex=True, layout="constrained"
 )
 for panel, (order, lag) in zip(panels, lags.items(), strict=True):
     panel.hist(lag, bins=bins, color="#0072B2")
@@ -372,40 +431,49 @@ for panel, (order, lag) in zip(panels, lags.items(), strict=True):
     panel.set(xlabel="lag in updates", yticks=[])
     panel.spines[["top", "right", "left"]].set_visible(False)
 panels[0].set_ylabel("uses, scaled to the highest")
-figure.suptitle(f"e = {FACTOR}, batches of {BATCH}, buffer of {buffer} items")
+figure.suptitle(f"e = {FACTOR}, batches of {BATCH}, buffer of {buffer}")
 plt.show()
 
 # %% [markdown]
 # ## What the buffer does
 #
-# The buffer is counted in fresh items that are kept. It is the one thing that a long
-# lag costs: memory. The line is the median lag, and the shade holds nine lags in ten.
+# The buffer is counted in fresh items that are kept; for `shuffle_buffer` in uses, of
+# fewer items. It is the one thing that a long lag costs: memory. The line is the median
+# lag, and the shade holds nine lags in ten.
 
 # %%
 buffers = (32, 64) if TINY else (32, 64, 128, 256, 512)
 
 figure, panel = plt.subplots(figsize=(6.5, 4))
-for order, colour in (("shuffle", "#D55E00"), ("spread", "#0072B2")):
-    low, middle, high = np.transpose(
-        [np.quantile(lags_of(uses_of(order, b)), (0.05, 0.5, 0.95)) for b in buffers]
-    )
+COLOURS = {"shuffle_buffer": "#009E73", "shuffle": "#D55E00", "spread": "#0072B2"}
+for order, colour in COLOURS.items():
+    quantiles = [
+        np.quantile(lags_of(uses_of(fixed(order, b))), (0.05, 0.5, 0.95))
+        for b in buffers
+    ]
+    low, middle, high = np.transpose(quantiles)
     panel.plot(buffers, middle, "o-", color=colour, label=order)
     panel.fill_between(buffers, low, high, color=colour, alpha=0.15, linewidth=0)
 panel.set_xscale("log", base=2)
 panel.set_xticks(buffers, [str(b) for b in buffers])
-panel.set(xlabel="buffer in items", ylabel="lag in updates", ylim=0)
+panel.set(
+    xlabel="buffer in items, or in uses (shuffle_buffer)",
+    ylabel="lag in updates",
+    ylim=0,
+)
 panel.set_title(f"e = {FACTOR}, batches of {BATCH}, {NUM_ITEMS:,} items")
 panel.spines[["top", "right"]].set_visible(False)
 panel.legend(frameon=False, loc="upper left")
 plt.show()
 
 # %% [markdown]
-# With the same memory `spread` has the longer lag: about twice that of `shuffle`, and
+# With the same memory `spread` has the longest lag: about twice that of `shuffle`, and
 # nearly M·e / ((e − 1)·B) updates, which is what M items allow at factor e and batch
-# size B. With 512 items that is 85; counted are a median of 73 with `spread` and of 36
-# with `shuffle`. (Nothing is timed here, so that these are the same on every machine.
-# The short lags of `spread` are from the beginning, while its buffer fills.)
+# size B. With 512 items that is 85; counted are a median of 73 with `spread`, of 36
+# with `shuffle`, and of 23 with `shuffle_buffer`, whose 512 uses are of fewer items.
+# (Nothing is timed here, so that these are the same on every machine. The short lags of
+# `spread` are from the beginning, while its buffer fills.)
 #
-# In a config all of this is four fields: `echo.after`, `echo.where`, `echo.order` and
-# `echo.buffer`. `docs/which-echo.md` says how to choose them from what `ej.probe`
-# finds.
+# In a config all of this is five fields: `echo.after`, `echo.where`, `echo.mode`,
+# `echo.order` and `echo.buffer`. `docs/which-echo.md` says how to choose them from what
+# `ej.probe` finds.

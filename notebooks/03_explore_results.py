@@ -15,7 +15,7 @@
 # these files. This notebook reads the published runs of this repository (`results/`):
 # with plain Python, and with `echo_jax.studies`, on the three axes that an echo trades
 # against each other: fresh examples, updates and seconds. At its end it runs a small
-# study of its own.
+# study of its own, with adaptive and stochastic echo, and repeats a run to the bit.
 #
 # It takes about a minute on two CPU cores, nearly all of it for the study at the end.
 #
@@ -111,13 +111,13 @@ for kind in ("train", "eval"):
 # ## One study, three axes
 #
 # A study is a folder of runs that are compared. `results/quickstart` is the one of the
-# README: no echo; every batch four times in a row; every example four times through a
-# shuffle buffer; every example four times, evenly far apart.
+# README: no echo; every batch four times in a row; every example four times, at random
+# within a buffer; every example four times, evenly far apart.
 
 # %%
 study = read_study(ROOT / "results/quickstart")
 png, _ = write_figure(study, OUT / "quickstart")
-display(Image(png))
+display(Image(str(png)))
 
 # %% [markdown]
 # From left to right: with an echo the target (dashed) is reached with fewer fresh
@@ -184,7 +184,7 @@ arms = {run.name: run for run in which.runs}
 few = ("baseline", "batch_echo", "spread_buffer_96", "spread")
 some = replace(which, runs=[arms[name] for name in few])
 png, _ = write_figure(some, OUT / "some")
-display(Image(png))
+display(Image(str(png)))
 
 # %% [markdown]
 # ## Does it learn the repeats by heart?
@@ -230,18 +230,24 @@ plt.show()
 #
 # A study is a config: a base, and what differs in each arm. This is the quickstart's
 # smoke test, a model so small and a target so near that it ends within a minute; its
-# numbers mean nothing. `echo-jax study` does the same from the command line. A second
-# call with the same folder would resume.
+# numbers mean nothing. Two arms are added, of the modes that decide while they run:
+# `echo.mode` is `fixed` in all others. `echo-jax study` does the same from the command
+# line. A second call with the same folder would resume.
 
 # %%
 from echo_jax.config import load_config
-from echo_jax.runs import run_study
+from echo_jax.runs import run_study, run_train
+
+ADAPTIVE = {"mode": "adaptive", "cap": 4, "buffer": 64, "where": "host"}
+STOCHASTIC = {"mode": "stochastic", "buffer": 64, "load": {"start": 0.25, "end": 0.25}}
 
 config = load_config(str(ROOT / "configs/quickstart.py:tiny"))
-if TINY:
-    with config.unlocked():
-        config.arms = {name: config.arms[name] for name in ("baseline", "spread")}
+with config.unlocked():
+    if TINY:
+        config.arms = {"baseline": config.arms.baseline}
         config.base.target, config.base.updates = 4.5, 20
+    config.arms.adaptive = {"echo": ADAPTIVE}
+    config.arms.stochastic = {"echo": STOCHASTIC}
 
 run_study(config, OUT / "study")
 
@@ -249,6 +255,30 @@ run_study(config, OUT / "study")
 own = read_study(OUT / "study")
 write_markdown(own, OUT / "study/table.md")
 display(Markdown((OUT / "study/table.md").read_text()))
+
+# %% [markdown]
+# ## A run again
+#
+# What an adaptive run decided depends on the clock, and lies in its folder as
+# `tape.json`: a `DecisionLog`. A run whose `echo.replay` names it does the same again,
+# to the bit; here without the slow storage, so that it does not wait.
+
+# %%
+import echo_jax as ej
+
+tape = OUT / "study/adaptive/tape.json"
+print(ej.DecisionLog.load(tape))
+
+again = config.base.copy_and_resolve_references()
+again.echo.update({**ADAPTIVE, "replay": str(tape)})
+run_train(again, OUT / "again")
+
+for name in ("study/adaptive", "again"):
+    summary = json.loads((OUT / name / "summary.json").read_text())
+    print(
+        f"{name:16}{summary['updates']} updates, {summary['fresh']} fresh examples, "
+        f"parameters {summary['params_sha256'][:16]}…"
+    )
 
 # %% [markdown]
 # `echo_jax.studies.report.write_report` writes table, figure and a `report.html` that

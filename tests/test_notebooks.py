@@ -119,7 +119,7 @@ def test_a_notebook_runs_in_tiny_mode(path, monkeypatch):
     notebook = read(path)
     # Raises CellExecutionError, which shows the cell and the traceback.
     NotebookClient(
-        notebook, timeout=300, resources={"metadata": {"path": str(FOLDER)}}
+        notebook, timeout=600, resources={"metadata": {"path": str(FOLDER)}}
     ).execute()
     outputs = [o for cell in notebook.cells for o in cell.get("outputs", ())]
     assert [o.text for o in outputs if o.get("name") == "stderr"] == []

@@ -1,0 +1,206 @@
+"""What README, docs and notebooks name exists: modules, fields, files, options.
+
+Each test reads all documents at once: what it finds is told with the document.
+"""
+
+import ast
+import importlib
+import inspect
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import echo_jax
+from echo_jax import cli
+from echo_jax.config import default_config
+from echo_jax.config_check import check_config
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (
+        ROOT / "README.md",
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("notebooks/*.py"),
+    )
+}
+HELP = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (
+        ROOT / "echo_jax/cli.py",
+        ROOT / "echo_jax/prepare_command.py",
+        *ROOT.glob("configs/**/*.py"),
+    )
+}
+SOURCE = "\n".join(
+    path.read_text(encoding="utf-8")
+    for folder in ("echo_jax", "benchmarks", "configs")
+    for path in ROOT.glob(f"{folder}/**/*.py")
+)
+SCRIPTS = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("*.sh"))
+PACKAGE = ROOT / "echo_jax"
+
+# Of git, pip, jupytext and tensorboard.
+FOREIGN_OPTIONS = {"--depth", "--logdir", "--quiet", "--sync"}
+# In a run folder, or a permission in a bucket.
+FOREIGN_PATHS = re.compile("checkpoints/|profile/|roles/")
+
+
+def _in_documents(pattern: str) -> Iterator[tuple[str, str]]:
+    """Yields where it stands and what is found, of everything that matches."""
+    for name, text in DOCUMENTS.items():
+        for found in re.findall(pattern, text):
+            yield name, found
+
+
+def _in_ticks(pattern: str) -> Iterator[tuple[str, str]]:
+    return _in_documents(rf"`{pattern}`")
+
+
+def _code() -> Iterator[tuple[str, str]]:
+    """Yields each block of Python; of a diff what it leads to."""
+    for name, text in DOCUMENTS.items():
+        for kind, block in re.findall(r"(?ms)^```(python|diff)\n(.*?)^```", text):
+            if kind == "diff":
+                block = re.sub("(?m)^.", "", re.sub("(?m)^-.*\n", "", block))
+            yield name, block
+
+
+def _known(name: str) -> Any:
+    """Returns what a dotted name of the project means.
+
+    Raises:
+      AttributeError, ImportError: It means nothing.
+    """
+    first, *rest = name.split(".")
+    found = echo_jax
+    assert first in ("ej", "echo_jax")
+    for word in rest:
+        if found is echo_jax and word == "tfdata":
+            # Its import takes ten seconds, for the one name that it has.
+            assert rest in (["tfdata"], ["tfdata", "echo"]), name
+            return None
+        if inspect.ismodule(found) and not hasattr(found, word):
+            importlib.import_module(f"{found.__name__}.{word}")
+        found = getattr(found, word)
+    return found
+
+
+def test_every_name_of_the_library_exists():
+    names = list(_in_documents(r"\b(?:ej|echo_jax)(?:\.\w+)+"))
+    assert len(names) > 30
+    for where, name in names:
+        try:
+            _known(name)
+        except (AttributeError, ImportError) as error:
+            pytest.fail(f"{where}: {name}: {error}")
+
+
+def test_every_call_of_the_library_takes_what_it_is_given():
+    num_calls = 0
+    for where, block in _code():
+        for call in ast.walk(ast.parse(block)):
+            if not isinstance(call, ast.Call):
+                continue
+            function = ast.unparse(call.func)
+            if not function.startswith("ej.") or function == "ej.tfdata.echo":
+                continue
+            num_calls += 1
+            keywords = {keyword.arg or "": None for keyword in call.keywords}
+            try:
+                inspect.signature(_known(function)).bind(*call.args, **keywords)
+            except TypeError as error:
+                pytest.fail(f"{where}: {function}: {error}")
+    assert num_calls > 5
+
+
+def test_every_class_is_in_the_source():
+    for where, name in _in_ticks(r"([A-Z][a-z]+\w*)(?:\.\w+)?(?:\([^`]*\))?"):
+        assert re.search(rf"\b{name}\b", SOURCE), f"{where}: there is no {name}"
+
+
+def test_every_field_of_a_config_exists():
+    fields = set()
+
+    def add(config: dict, prefix: str = "") -> None:
+        for name, value in config.items():
+            fields.add(prefix + name)
+            if isinstance(value, dict):
+                add(value, f"{prefix}{name}.")
+
+    for golden in ROOT.glob("tests/configs/golden/*.json"):
+        add(json.loads(golden.read_text(encoding="utf-8")))
+    groups = [
+        name for name, value in default_config().items() if hasattr(value, "keys")
+    ]
+    named = [
+        *_in_ticks(rf"(?:config\.)?((?:{'|'.join(groups)})\.\w+(?:\.\w+)*)(?:=[^`]*)?"),
+        *_in_documents(r"--config\.([a-z_]\w*(?:\.\w+)*)"),
+    ]
+    assert len(named) > 30
+    for where, field in named:
+        assert field in fields, f"{where}: there is no config.{field}"
+
+
+KINDS = "train|study|probe|report|prepare"
+_REST = r"[^`#;&\n]+"
+
+
+def _commands() -> Iterator[tuple[str, str]]:
+    """Yields every command line that can be typed as it stands, in ``--help``, too."""
+    typed = rf"(?m)(?:^ *|&& |do |; |`)(?:[A-Z_]+=\S+ )*(echo-jax (?:{KINDS}) {_REST})"
+    for name, text in (DOCUMENTS | HELP).items():
+        text = re.sub(r"\\+\n\s*", "", text.replace('"""', "\n"))
+        for line in re.findall(typed, text):
+            yield name, line
+        for options in re.findall(rf" -- (--config {_REST})", text):
+            yield name, f"echo-jax train {options}"
+
+
+def test_every_command_can_be_parsed_with_its_config():
+    num_configs = 0
+    for where, line in _commands():
+        # Of a loop of the shell: $((8*n)), and a variant of its own.
+        words = shlex.split(re.sub(r":\$\w+", "", re.sub(r"\$\(\(.*?\)\)", "8", line)))
+        if "--help" in words or "|" in words:
+            continue
+        try:
+            args, extras = cli._parser().parse_known_args(words[1:])
+        except SystemExit:
+            pytest.fail(f"{where}: {line}")
+        if ".py" in getattr(args, "config", ""):
+            num_configs += 1
+            config = cli._load(str(ROOT / args.config), extras)
+            check_config(config.get("base", config))
+        else:
+            assert not extras, f"{where}: {line}"
+    assert num_configs > 30
+
+
+def test_every_option_exists():
+    for where, option in _in_documents(r"(?<![\w-])(--[a-z][a-z-]*)(?![\w.-])"):
+        assert (
+            option in FOREIGN_OPTIONS
+            or f'"{option}"' in SOURCE
+            or option in SCRIPTS
+            or option in ("--config", "--help")
+        ), f"{where}: nothing takes {option}"
+
+
+def test_every_file_exists():
+    for where, path in _in_ticks(r"((?:\.\./)?[\w.*-]+/[\w./*-]*)(?:[: ][^`]*)?"):
+        if re.search("[A-Z]{3}", path) or FOREIGN_PATHS.match(path):
+            continue
+        folders = (ROOT, PACKAGE, PACKAGE / "echo", ROOT / "notebooks")
+        assert any(
+            [*folder.glob(path.rstrip("/")), *folder.glob(f"{path}.py")]
+            for folder in folders
+        ), f"{where}: there is no {path}"
+    for where, link in _in_documents(r"\]\(([^)#]+)\)"):
+        if "://" not in link:
+            assert (ROOT / where).parent.joinpath(link).exists(), f"{where}: {link}"
