@@ -15,6 +15,7 @@ from echo_jax.echo.laws import CountingUpstream
 from echo_jax.echo.laws.harness import uses_of
 from echo_jax.echo.laws.interruption import Interrupted, Interruption
 from echo_jax.echo.laws.modes import log_of
+from echo_jax.echo.plans import stochastic
 
 SPECS = {"fixed": spec_of("spread", "1.5"), **MODES}
 NUM_ITEMS = 16  # a multiple of the batch, which the devices need
@@ -140,6 +141,13 @@ def test_an_interruption_gives_no_wrong_item(store, mode):
     while run.struck < 30:
         run.go()
     assert run.refused
+
+
+def test_an_interruption_between_blocks_of_loads_gives_no_wrong_item(monkeypatch):
+    monkeypatch.setattr(stochastic, "_BLOCK", 1)
+    run = run_of("items", "stochastic")
+    while run.struck < 1000:
+        run.go()
 
 
 @pytest.mark.slow

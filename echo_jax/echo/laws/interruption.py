@@ -4,6 +4,7 @@ import dis
 import os
 import sys
 import sysconfig
+from itertools import islice
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
@@ -62,7 +63,7 @@ class Interruption:
             self._left -= 1
             if (
                 self._left <= 0
-                and not _leaves_a_with(frame.f_code, frame.f_lasti)
+                and not _is_spared(frame.f_code, frame.f_lasti)
                 and not _is_in_finalizer(frame)
             ):
                 sys.settrace(None)
@@ -84,11 +85,14 @@ def _is_in_finalizer(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-def _leaves_a_with(code: CodeType, offset: int) -> bool:
-    """Whether the line of a ``with`` is run for the second time, to end its block."""
-    following = [each for each in dis.get_instructions(code) if each.offset >= offset][
-        :4
-    ]
-    return [each.argval for each in following if each.opname == "LOAD_CONST"] == [
-        None
-    ] * 3
+def _is_spared(code: CodeType, offset: int) -> bool:
+    """Whether a signal could not raise here, or a tracer cannot as a signal would."""
+    following = (each for each in dis.get_instructions(code) if each.offset >= offset)
+    first, *later = islice(following, 4)
+    # Python 3.12 lets what a tracer raises where a comprehension goes on to its next
+    # element pass by the clauses of its function.
+    if first.opname == "FOR_ITER":
+        return True
+    # The line of a ``with`` is run for the second time, to end its block.
+    loads = [each for each in (first, *later) if each.opname == "LOAD_CONST"]
+    return [each.argval for each in loads] == [None] * 3

@@ -293,8 +293,8 @@ class StochasticPlan:
         """Whether the next batches load, ``bool[batches]``."""
         at = self._batches - self._decided_from
         if not 0 <= at <= self._decided.size - batches:
-            self._decided_from, at = self._batches, 0
-            self._decided = self._decide(self._batches, _BLOCK + batches)
+            decided = self._decide(self._batches, _BLOCK + batches)
+            self._decided_from, self._decided, at = self._batches, decided, 0
         return self._decided[at : at + batches]
 
     def _advance(self, written: int) -> tuple[np.ndarray, np.ndarray]:
