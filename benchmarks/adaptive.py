@@ -54,7 +54,7 @@ _FIGURES = Path(__file__).parents[1] / "results/paper/choi2019_figures.json"
 
 _ROWS = 32
 _STEP_S = 4e-3
-_CHUNK = {"x": np.zeros((_ROWS, 64), np.float32)}
+_BATCH = {"x": np.zeros((_ROWS, 64), np.float32)}
 
 
 def _use_values(name: str, num_uses: int) -> np.ndarray:
@@ -109,11 +109,11 @@ def p4() -> list[Result]:
     for ratio, buffer in ((2.0, 128), (3.0, 128), (6.0, 128), (4.0, 64), (4.0, 256)):
         found = list(_regrets(ratio, buffer).values())
         others.append(
-            f"R={ratio:g} and {buffer} chunks: {min(found):.3f}, "
+            f"R={ratio:g} and {buffer} batches: {min(found):.3f}, "
             f"{statistics.mean(found):.3f}"
         )
     note = (
-        f"least at {worst}; mean R=4, cap 4, buffer of 128 chunks, 10^4 chunks. "
+        f"least at {worst}; mean R=4, cap 4, buffer of 128 batches, 10^4 batches. "
         f"Least and mean elsewhere: {'; '.join(others)}. Where R is above the cap, "
         "fixed factors above it win on curves whose later repeats are worth something"
     )
@@ -134,7 +134,7 @@ class _Run:
 
     Attributes:
       busy: Share of the time in which the stand-in for the accelerator worked.
-      used: Chunks trained on / those that the producer could have made.
+      used: Batches trained on / those that the producer could have made.
       most_uses: The most uses of an item.
     """
 
@@ -147,12 +147,12 @@ _Pair = tuple[_Run, _Run]
 
 
 def _producer(service_s: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
-    """Chunks that take the given times to make, for ever."""
-    yield _CHUNK  # the first comes at once, so that the clock can start
+    """Batches that take the given times to make, for ever."""
+    yield _BATCH  # the first comes at once, so that the clock can start
     due = time.perf_counter()
     for seconds in itertools.cycle(service_s.tolist()):
         due = _sleep_until(due, seconds)
-        yield _CHUNK
+        yield _BATCH
 
 
 class _Accelerator:
@@ -206,8 +206,8 @@ def _exchange(buffer: EchoBuffer) -> Callable[..., Any]:
 
 
 def _measure(plan: Plan, service_s: np.ndarray, prefetch: int) -> _Run:
-    """Trains for as long as the producer alone takes for all chunks."""
-    buffer = EchoBuffer.of(_CHUNK, num_slots=plan.num_slots, num_lanes=1)
+    """Trains for as long as the producer alone takes for all batches."""
+    buffer = EchoBuffer.of(_BATCH, num_slots=plan.num_slots, num_lanes=1)
     exchange = _exchange(buffer)
     horizon = float(service_s.sum())
     most = 0
@@ -247,11 +247,11 @@ def _fixed(factor: float) -> Plan:
     return make_plan(spec, lanes=Lanes(_ROWS))
 
 
-def _pairs(kind: Producer, ratio: float, chunks: int, prefetch: int) -> list[_Pair]:
+def _pairs(kind: Producer, ratio: float, batches: int, prefetch: int) -> list[_Pair]:
     """Adaptive and fixed at the cap in turn, five times."""
     found = []
     for repeat in range(5):
-        service = service_times(kind, ratio * _STEP_S, chunks, seed=repeat)
+        service = service_times(kind, ratio * _STEP_S, batches, seed=repeat)
         if repeat % 2:
             ours = _measure(_adaptive(), service, prefetch)
             peer = _measure(_fixed(_CAP), service, prefetch)
@@ -271,7 +271,7 @@ def p3() -> list[Result]:
         busy = [ours.busy for ours, _ in pairs]
         fixed = statistics.median(peer.busy for _, peer in pairs)
         note = (
-            f"R=3.6, cap 4, buffer of 256 chunks, prefetch of {prefetch}; the "
+            f"R=3.6, cap 4, buffer of 256 batches, prefetch of {prefetch}; the "
             "accelerator is a thread that sleeps 4 ms for each update; an item was "
             f"used at most {max(ours.most_uses for ours, _ in pairs)} times; never "
             f"waiting would be {1 / fixed:.2f}x"
@@ -314,5 +314,5 @@ def p18() -> Result:
         f"fixed e=4: {fixed:.3f}",
         used,
         f"device-busy {busy:.3f}, fixed e=4 {fixed_busy:.3f}; cap 4, buffer of 256 "
-        "chunks; the accelerator is a thread that sleeps 4 ms for each update",
+        "batches; the accelerator is a thread that sleeps 4 ms for each update",
     )

@@ -26,7 +26,7 @@ _CAPACITY = 8192
 _STEPS = 64
 
 
-def chunks(
+def host_batches(
     rows: int, shape: tuple[int, ...] = (32, 32, 3), count: int = 4
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yields the same few batches of random images for ever."""
@@ -68,7 +68,7 @@ def p7() -> list[Result]:
     import flashbax
 
     spec = ej.EchoSpec(_FACTOR, _CAPACITY, "shuffle", _BATCH)
-    feed = make_feed(spec, chunks(_BATCH), prefetch=0)
+    feed = make_feed(spec, host_batches(_BATCH), prefetch=0)
     buffer = feed.buffer
     ours = jax.jit(buffer.draw, donate_argnums=0, out_shardings=buffer.sharding)
     while feed.counts.fresh < _CAPACITY:
@@ -98,7 +98,7 @@ def p7() -> list[Result]:
         sample_batch_size=_BATCH,
         add_batches=True,
     )
-    part = jax.tree.map(lambda x: x[: _BATCH // _FACTOR], inputs[0].chunk)
+    part = jax.tree.map(lambda x: x[: _BATCH // _FACTOR], inputs[0].host_batch)
     step = jax.jit(
         lambda state, part, key: (
             lambda state: (state, peer.sample(state, key).experience)
@@ -183,13 +183,13 @@ def p8() -> list[Result]:
 
 
 class _Inserts:
-    """Insertions of one chunk at random places of a buffer."""
+    """Insertions of one batch at random places of a buffer."""
 
     def __init__(self, size: int):
-        chunk = next(chunks(_BATCH))
-        self.buffer = EchoBuffer.of(chunk, num_slots=size)
+        batch = next(host_batches(_BATCH))
+        self.buffer = EchoBuffer.of(batch, num_slots=size)
         self.arrays = self.buffer.init()
-        self.chunk = self.buffer.put(chunk)
+        self.batch = self.buffer.put(batch)
         rng = np.random.default_rng(0)
         self.slots = [
             rng.choice(size, _BATCH, replace=False)
@@ -201,14 +201,14 @@ class _Inserts:
     def __call__(self) -> Any:
         write = jitted_write(self.buffer)
         for slots in self.slots:
-            self.arrays = write(self.arrays, self.chunk, slots)
+            self.arrays = write(self.arrays, self.batch, slots)
         return self.arrays
 
 
 def _peak_bytes(inserts: _Inserts, donate: Any) -> int:
     """What an insertion takes at most, its arguments and results included."""
     jitted = jax.jit(inserts.buffer.write, donate_argnums=donate)
-    lowered = jitted.lower(inserts.arrays, inserts.chunk, inserts.slots[0])
+    lowered = jitted.lower(inserts.arrays, inserts.batch, inserts.slots[0])
     memory = lowered.compile().memory_analysis()
     return (
         memory.argument_size_in_bytes
@@ -223,7 +223,7 @@ def p10() -> Result:
 
     def bytes_per_step(spec: ej.EchoSpec) -> float:
         sent = [0]
-        source = chunks(_BATCH)
+        source = host_batches(_BATCH)
 
         def counted() -> Iterator[Any]:
             for batch in source:
@@ -243,7 +243,7 @@ def p10() -> Result:
         return sent[0] / steps
 
     echoed = bytes_per_step(ej.EchoSpec(_FACTOR, 2048, "spread", _BATCH))
-    item = sum(leaf[0].nbytes for leaf in next(chunks(_BATCH)).values())
+    item = sum(leaf[0].nbytes for leaf in next(host_batches(_BATCH)).values())
     value = echoed / (item * _BATCH)
     return Result(
         "P10",
@@ -253,5 +253,5 @@ def p10() -> Result:
         "x",
         "a batch of 128 CIFAR-shaped items per step",
         [value],
-        "counted: chunks, slots, repeats and keys",
+        "counted: batches, slots, repeats and keys",
     )

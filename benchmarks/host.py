@@ -31,7 +31,7 @@ def _cifar_like(count: int) -> tuple[np.ndarray, np.ndarray]:
     return images, rng.integers(0, 10, count, np.int32)
 
 
-def _chunks(images: np.ndarray, labels: np.ndarray) -> Iterator[dict[str, Any]]:
+def _stacks(images: np.ndarray, labels: np.ndarray) -> Iterator[dict[str, Any]]:
     for at in itertools.cycle(range(0, len(images), _BATCH)):
         part = slice(at, at + _BATCH)
         yield {"image": images[part], "label": labels[part, None]}
@@ -54,7 +54,7 @@ def _time_batches(batches: Iterator[Any], count: int) -> float:
 def _ours(images: np.ndarray, labels: np.ndarray, unbatch: bool) -> float:
     # As many distinct items as the peers' windows hold: uses / factor.
     spec = ej.EchoSpec(_FACTOR, _WINDOW // _FACTOR, "shuffle", _BATCH)
-    source = _chunks(images, labels) if unbatch else _items(images, labels)
+    source = _stacks(images, labels) if unbatch else _items(images, labels)
     return _time_batches(ej.echo(source, spec, batch=True, unbatch=unbatch), 500)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import echo_jax as ej
-from benchmarks.device import chunks, make_feed
+from benchmarks.device import host_batches, make_feed
 from benchmarks.harness import Result
 
 __all__ = ["p11", "p12"]
@@ -160,7 +160,7 @@ class _Resumable:
     """Batches that count as an upstream with a state."""
 
     def __init__(self):
-        self._batches = chunks(_BATCH)
+        self._batches = host_batches(_BATCH)
         self._taken = 0
 
     def __iter__(self):
@@ -175,4 +175,4 @@ class _Resumable:
 
     def set_state(self, state: dict[str, int]) -> None:
         self._taken = state["taken"]
-        self._batches = itertools.islice(chunks(_BATCH), self._taken, None)
+        self._batches = itertools.islice(host_batches(_BATCH), self._taken, None)

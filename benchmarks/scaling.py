@@ -47,7 +47,7 @@ _RATIOS = (0.8, 2.0)
 _PREFETCHES = (2, 128)
 # How many hosts, and how many programs of so many are simulated.
 _REPEATS = {1: 12, 8: 8, 64: 4, 1024: 3}
-_CHUNKS, _FEW_CHUNKS = 5000, 200
+_BATCHES, _FEW_BATCHES = 5000, 200
 
 
 @dataclass(frozen=True)
@@ -93,20 +93,20 @@ def main(argv: list[str] | None = None) -> int:
         "folder", type=Path, help="receives scaling.png; its scaling.md the tables"
     )
     parser.add_argument(
-        "--small", action="store_true", help=f"{_FEW_CHUNKS} batches a host: a check"
+        "--small", action="store_true", help=f"{_FEW_BATCHES} batches a host: a check"
     )
     args = parser.parse_args(argv)
     try:
         place = Place(args.folder / "scaling.md", "simulated")
     except ValueError as error:
         parser.error(str(error))
-    seen = _simulate(_FEW_CHUNKS if args.small else _CHUNKS)
+    seen = _simulate(_FEW_BATCHES if args.small else _BATCHES)
     place.write("\n".join(_table(seen, ratio) for ratio in _RATIOS))
     _draw(seen, _RATIOS[0], args.folder / "scaling.png")
     return 0
 
 
-def _simulate(chunks: int) -> dict[_Case, _Seen]:
+def _simulate(batches: int) -> dict[_Case, _Seen]:
     """Follows every case, each repeat on hosts of its own."""
     seen = {}
     num_cases = len(_RATIOS) * len(_PRODUCERS) * len(_REPEATS)
@@ -114,7 +114,7 @@ def _simulate(chunks: int) -> dict[_Case, _Seen]:
     with progress_bar() as progress:
         task = progress.add_task("simulating", total=num_cases)
         for ratio, producer, hosts in itertools.product(_RATIOS, _PRODUCERS, _REPEATS):
-            programs = list(_programs(producer, ratio, hosts, chunks))
+            programs = list(_programs(producer, ratio, hosts, batches))
             for prefetch, name in itertools.product(_PREFETCHES, _POLICIES):
                 outcomes = [
                     simulate_hosts(service, 1.0, _POLICIES[name], prefetch=prefetch)
@@ -127,11 +127,11 @@ def _simulate(chunks: int) -> dict[_Case, _Seen]:
 
 
 def _programs(
-    producer: Producer, ratio: float, hosts: int, chunks: int
+    producer: Producer, ratio: float, hosts: int, batches: int
 ) -> Iterator[np.ndarray]:
     for repeat in range(_REPEATS[hosts]):
         seeds = range(repeat * hosts, (repeat + 1) * hosts)
-        yield np.stack([service_times(producer, ratio, chunks, s) for s in seeds])
+        yield np.stack([service_times(producer, ratio, batches, s) for s in seeds])
 
 
 def _table(seen: Mapping[_Case, _Seen], ratio: float) -> str:

@@ -56,7 +56,7 @@ _POLICIES: Mapping[str, tuple[Fixed | Adaptive, Mapping[str, Any]]] = {
     ),
 }
 _PRODUCERS: tuple[Producer, ...] = ("constant", "exponential", "pareto")
-_CHUNKS, _FEW_CHUNKS = 150, 16
+_BATCHES, _FEW_BATCHES = 150, 16
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--small",
         action="store_true",
-        help=f"one producer, {_FEW_CHUNKS} batches a host: a check",
+        help=f"one producer, {_FEW_BATCHES} batches a host: a check",
     )
     args = parser.parse_args(argv)
     try:
@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(str(error))
     rows = _measure(
         1 if args.small else len(_PRODUCERS),
-        _FEW_CHUNKS if args.small else _CHUNKS,
+        _FEW_BATCHES if args.small else _BATCHES,
         args.repeats,
     )
     place.write(_table(rows))
@@ -123,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _measure(producers: int, chunks: int, repeats: int) -> list[_Row]:
+def _measure(producers: int, batches: int, repeats: int) -> list[_Row]:
     """Starts the processes, and returns what the first of them found."""
     port = _free_port()
     environment = {
@@ -135,7 +135,7 @@ def _measure(producers: int, chunks: int, repeats: int) -> list[_Row]:
     }
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.two_hosts", "--process", folder]
-        command += [str(producers), str(chunks), str(repeats), str(port)]
+        command += [str(producers), str(batches), str(repeats), str(port)]
         processes = [
             subprocess.Popen([*command, str(number)], env=environment)
             for number in range(_HOSTS)
@@ -158,7 +158,7 @@ def _free_port() -> int:
 
 
 def _process(
-    folder: Path, producers: int, chunks: int, repeats: int, port: int, number: int
+    folder: Path, producers: int, batches: int, repeats: int, port: int, number: int
 ) -> None:
     """Is one of the processes: trains every case, on a held batch and then as it is."""
     distributed = {
@@ -176,13 +176,13 @@ def _process(
             overrides = {**overrides, **distributed}
             # The speed of a machine changes, so it is looked at each time.
             held = _train(
-                {**overrides, "data.hold_batch": True, "updates": 2 * chunks},
+                {**overrides, "data.hold_batch": True, "updates": 2 * batches},
                 folder / f"held{at}",
             )
             t_down_s = broadcast_from_first(held["wall_s"] / held["updates"])
             seeds = range(_HOSTS * repeat, _HOSTS * (repeat + 1))
             service_s = np.stack(
-                [service_times(producer, _RATIO * t_down_s, chunks, s) for s in seeds]
+                [service_times(producer, _RATIO * t_down_s, batches, s) for s in seeds]
             )
             simulated = simulate_hosts(service_s, t_down_s, rule, prefetch=_PREFETCH)
             real = _train(

@@ -5,12 +5,17 @@ from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.load_schedule import LoadSchedule
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, StochasticSpec
 
-__all__ = ["echo_spec", "largest_factor", "load_schedule"]
+__all__ = ["echo_spec", "largest_factor", "leaves_factor_open", "load_schedule"]
+
+
+def leaves_factor_open(config: Config) -> bool:
+    """Whether the factor of a config is ``"auto"``, to be decided by measuring."""
+    return config.echo.factor == "auto"
 
 
 def largest_factor(config: Config) -> float:
-    """Returns the factor of a config, or the most that ``"auto"`` may become."""
-    return config.echo.cap if config.echo.factor == "auto" else config.echo.factor
+    """Returns the factor of a config, or the most that an open one may become."""
+    return config.echo.cap if leaves_factor_open(config) else config.echo.factor
 
 
 def load_schedule(config: Config) -> LoadSchedule:
@@ -32,7 +37,7 @@ def echo_spec(
 
     Args:
       config: A training config.
-      factor: Takes the place of the config's, which may be ``"auto"``: by default the
+      factor: Takes the place of the config's, which may be open: by default the
         largest that it may become.
       replay: Decisions that an adaptive echo repeats.
 

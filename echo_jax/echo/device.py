@@ -163,7 +163,7 @@ class DeviceEchoIterator(Iterator[Any]):
         with self._turn:
             found = self._next(self._started())
             if found is None:
-                self._turn.whole = True
+                self._turn.consistent = True
                 raise StopIteration
             self.tags = found[1]
             return found if self._options.tags else found[0]
@@ -178,7 +178,7 @@ class DeviceEchoIterator(Iterator[Any]):
         missing = (size - tags.repeat.size) // lanes
         if missing and self._options.drop_remainder:
             # Whole ones may follow: a stochastic echo goes on after its last load.
-            self._turn.whole = True
+            self._turn.consistent = True
             return self._next(feed)
         if missing:
             inputs = _filled_up(inputs, missing, lanes)

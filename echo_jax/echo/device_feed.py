@@ -193,7 +193,7 @@ class DeviceFeed:
         """Does what `next` does, within a turn that the caller holds and ends."""
         uses = num_batches * self._plan.batch
         wanted = self._driver.wait(uses)
-        self.turn.whole = False
+        self.turn.consistent = False
         self._driver.fill(uses, wanted)
         batches = [self._plan.next(self._plan.batch) for _ in range(num_batches)]
         found = [batch for batch in batches if batch is not None]

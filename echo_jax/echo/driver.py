@@ -52,11 +52,11 @@ class Turn:
     """One thread at a time, and none after a close or in the middle of a change.
 
     Attributes:
-      whole: False while a change is being made.
+      consistent: False while a change is being made.
     """
 
     def __init__(self):
-        self.whole = True
+        self.consistent = True
         # Who has the turn. A dict, whose every change is one step: no signal comes
         # between having it and being known to have it.
         self._holder: dict[None, int] = {}
@@ -65,7 +65,7 @@ class Turn:
 
     def __enter__(self) -> None:
         self.enter()
-        if not self.whole:
+        if not self.consistent:
             self._holder.clear()
             raise RuntimeError(
                 "this echo was interrupted while it made an output, so nothing more "
@@ -82,15 +82,15 @@ class Turn:
                     "an echo of its own, or take turns with a lock"
                 )
             # Left behind by an interruption before the turn could end.
-            self.whole = False
+            self.consistent = False
         if self._closed:
             holder.clear()
             raise ValueError("this echo is closed; make another one")
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None:
-            self.whole = True
-        elif not self.whole:
+            self.consistent = True
+        elif not self.consistent:
             self._cause = error
         self._holder.clear()
 
@@ -131,9 +131,9 @@ class Driver:
           welcome if they are ready.
         """
         # A plan may look ahead for it, in iterators that an interruption would end.
-        self.turn.whole = False
+        self.turn.consistent = False
         need = self.plan.need(uses)
-        self.turn.whole = True
+        self.turn.consistent = True
         if need.must:
             self._reader.ensure(need.must)
             return need.must
@@ -201,11 +201,11 @@ class Driver:
                 )
             self._reader.check_resumable()
             self.plan.check_state(state["plan"])
-            whole, self.turn.whole = self.turn.whole, False
+            before, self.turn.consistent = self.turn.consistent, False
             try:
                 restored = self.plan.set_state(state["plan"])
             except ValueError:  # It has changed nothing.
-                self.turn.whole = whole
+                self.turn.consistent = before
                 raise
             self._reader.restore(state["upstream"], restored.first - state["skip"])
             self._store.clear()

@@ -103,7 +103,7 @@ class EchoIterator(Iterator[Any]):
         with turn:
             found = self._next()
             if found is None:
-                turn.whole = True
+                turn.consistent = True
                 raise StopIteration
             output, self._tags = found
             return (output, self.tags) if self._with_tags else output
@@ -114,7 +114,7 @@ class EchoIterator(Iterator[Any]):
         if not values:
             self._reader.settle(0)
             return None
-        self._turn.whole = False
+        self._turn.consistent = False
         index = self._plan.pass_on()  # pyright: ignore
         self._reader.settle(1)
         return values[0], (index, 0)
@@ -124,13 +124,13 @@ class EchoIterator(Iterator[Any]):
         if at == len(run):
             unit = self._plan.unit
             wanted = self._driver.wait(unit)
-            turn.whole = False
+            turn.consistent = False
             self._driver.fill(unit, wanted)
             self._run = run = self._plan.run()
             self._emitted = at = 0
             if not run:
                 return None
-        turn.whole = False
+        turn.consistent = False
         slot, index, repeat, last = run[at]
         item = self._store.read_one(slot)
         if last:
@@ -141,7 +141,7 @@ class EchoIterator(Iterator[Any]):
     def _next_batch(self) -> tuple[Any, tuple[np.ndarray, np.ndarray]] | None:
         driver, left = self._driver, self._batch_size
         wanted = driver.wait(left)
-        self._turn.whole = False
+        self._turn.consistent = False
         parts, tags = [], []
         while left:
             if wanted:
@@ -160,7 +160,7 @@ class EchoIterator(Iterator[Any]):
             return None
         if left and self._drop_remainder:
             # Whole ones may follow: a stochastic echo goes on after its last load.
-            self._turn.whole = True
+            self._turn.consistent = True
             return self._next_batch()
         if len(parts) == 1:
             return parts[0], tags[0]

@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from echo_jax.config import Config
-from echo_jax.config_echo import largest_factor
+from echo_jax.config_echo import echo_spec, largest_factor, leaves_factor_open
 from echo_jax.echo.instrument.rates import advised_factor
 from echo_jax.echo.shard import DataShard
+from echo_jax.echo.spec import AdaptiveSpec, StochasticSpec
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.dispatch import LOOP, Dispatch, choose_dispatch
 from echo_jax.training.feed import Feed
@@ -73,8 +74,8 @@ def decide(
         num_lanes=before["num_lanes"] if before else 0,
         note=note,
     )
-    is_open = config.echo.factor == "auto" and not before
-    factor = before["factor"] if before else cast(float, largest_factor(config))
+    is_open = leaves_factor_open(config) and not before
+    factor = before["factor"] if before else largest_factor(config)
     feed = opened(factor=factor)
     t_down_s = measure_step(compiled, state, feed)
     if before:
@@ -108,14 +109,14 @@ def _most_updates(config: Config, ratio: float) -> float:
     """Returns how many updates a fresh batch serves at most."""
     if config.data.hold_batch:
         return math.inf
-    load = config.echo.load
-    if config.echo.mode == "stochastic":
-        return max(v if load.quantity == "e" else 1 / v for v in (load.start, load.end))
-    if config.echo.mode == "adaptive":
-        return config.echo.cap
-    if config.echo.factor == "auto":
-        return advised_factor(ratio, config.echo.cap)
-    return config.echo.factor
+    spec = echo_spec(config)
+    if isinstance(spec, AdaptiveSpec):
+        return spec.cap
+    if isinstance(spec, StochasticSpec):
+        ends = (spec.load.start, spec.load.end)
+        return max(v if spec.load.quantity == "e" else 1 / v for v in ends)
+    factor = largest_factor(config)
+    return advised_factor(ratio, factor) if leaves_factor_open(config) else factor
 
 
 def _advised(config: Config, rates: Rates, note: Callable[[str], None]) -> float:

@@ -150,8 +150,10 @@ class DeviceBatching:
         processes = jax.process_count()
         if processes == 1:
             return inputs
-        batch = view_with_sharding(inputs.chunk, self.buffer.sharding, times=processes)
-        return put(inputs._replace(chunk=batch), self.input_sharding)
+        batch = view_with_sharding(
+            inputs.host_batch, self.buffer.sharding, times=processes
+        )
+        return put(inputs._replace(host_batch=batch), self.input_sharding)
 
 
 class DeviceEchoFeed:

@@ -20,7 +20,7 @@ from echo_jax.echo.spec import AdaptiveSpec
 def make(args, replay=None, **options):
     """A plan of arguments as `arguments` draws them."""
     args = dict(args)
-    lanes = Lanes(args.pop("chunk_items"), args.pop("num_lanes", 1))
+    lanes = Lanes(args.pop("host_batch"), args.pop("num_lanes", 1))
     return AdaptivePlan(AdaptiveSpec(**args, replay=replay), lanes=lanes, **options)
 
 
@@ -30,7 +30,7 @@ class Driver:
     def __init__(self, plan, arguments):
         self.plan = plan
         self.lanes = arguments.get("num_lanes", 1)
-        self.lane_rows = arguments["chunk_items"] // self.lanes
+        self.lane_rows = arguments["host_batch"] // self.lanes
         self.batch = arguments["batch_size"] // self.lanes
         assert plan.batch == plan.unit == self.batch
         self.cap = arguments.get("cap", 4)
@@ -41,14 +41,14 @@ class Driver:
         self.size = self.batch  # of the latest batch
 
     @property
-    def chunks(self):
+    def host_batches(self):
         return self.rows // self.lane_rows
 
     def put(self, first, slots):
         for lane in range(self.lanes):
             for row, slot in enumerate(slots[lane].tolist(), first):
-                chunk, place = divmod(row, self.lane_rows)
-                index = (chunk * self.lanes + lane) * self.lane_rows + place
+                number, place = divmod(row, self.lane_rows)
+                index = (number * self.lanes + lane) * self.lane_rows + place
                 if slot < self.plan.num_slots:
                     self.store[lane][slot] = index
 
@@ -136,7 +136,7 @@ def arguments(draw):
     return {
         "buffer": lanes * int(least + draw(st.integers(0, 40))),
         "batch_size": lanes * batch,
-        "chunk_items": lanes * rows,
+        "host_batch": lanes * rows,
         "num_lanes": lanes,
         "cap": draw(st.integers(1, 5)),
         "seed": draw(st.integers(0, 3)),
@@ -234,7 +234,7 @@ def test_a_restore_at_every_draw_goes_on_the_same(args, readiness, left, pending
 
 def test_a_small_case_by_hand():
     """Two lanes of one item: fresh, echo of the older, wait at the cap."""
-    args = {"buffer": 4, "batch_size": 2, "chunk_items": 2, "num_lanes": 2, "cap": 2}
+    args = {"buffer": 4, "batch_size": 2, "host_batch": 2, "num_lanes": 2, "cap": 2}
     driver = Driver(make(args), args)
     assert driver.plan.need(1) == Need(must=1)
     assert driver.step(True) == [[[0], [1]], [[0], [0]]]
@@ -249,7 +249,7 @@ def test_a_small_case_by_hand():
 
 def test_a_stall_uses_all_items_up_to_the_cap_and_far_apart():
     """64 items in 16 batches, then no more data until every item is at the cap."""
-    args = {"buffer": 64, "batch_size": 4, "chunk_items": 4, "cap": 4}
+    args = {"buffer": 64, "batch_size": 4, "host_batch": 4, "cap": 4}
     driver = Driver(make(args), args)
     drawn = [driver.step(True) for _ in range(16)]
     while driver.plan.need(4).may:
@@ -272,28 +272,28 @@ def test_a_stall_uses_all_items_up_to_the_cap_and_far_apart():
 @pytest.mark.parametrize("ratio", [1.5, 2.0, 3.2])
 def test_repeats_of_a_slow_constant_stream_lie_far_apart(ratio):
     """At R below the cap: the whole buffer takes turns, not what has just come."""
-    batch, chunks = 8, 64
-    args = {"buffer": chunks * batch, "batch_size": batch, "chunk_items": batch}
+    batch, kept = 8, 64
+    args = {"buffer": kept * batch, "batch_size": batch, "host_batch": batch}
     driver = Driver(make(args), args)
     last, lags = {}, []
     arrived, taken = 0.0, 0
-    for number in range(int(12 * chunks * ratio)):
+    for number in range(int(12 * kept * ratio)):
         arrived += 1 / ratio
         for item in np.ravel(driver.step(arrived - taken >= 1)[0]).tolist():
             lags.append(number - last.get(item, number))
             last[item] = number
-        taken = driver.chunks
-    assert driver.chunks >= 12 * chunks - 1, "data that was ready was not taken"
+        taken = driver.host_batches
+    assert driver.host_batches >= 12 * kept - 1, "data that was ready was not taken"
     settled = np.array(lags[len(lags) // 2 :])
     settled = settled[settled > 0]
-    assert np.quantile(settled, 0.1) > chunks / 2
+    assert np.quantile(settled, 0.1) > kept / 2
     # No item is used often while another is hardly used.
-    uses = [n for item, n in driver.uses.items() if item < 10 * chunks * batch]
+    uses = [n for item, n in driver.uses.items() if item < 10 * kept * batch]
     assert np.std(uses) < 0.75
 
 
 def test_lanes_choose_for_themselves():
-    args = {"buffer": 128, "batch_size": 8, "chunk_items": 8, "num_lanes": 2}
+    args = {"buffer": 128, "batch_size": 8, "host_batch": 8, "num_lanes": 2}
     driver = Driver(make(args), args)
     drawn = [driver.step(i < 16) for i in range(32)]
     lanes = np.array([index for index, _ in drawn])[16:]
@@ -303,7 +303,7 @@ def test_lanes_choose_for_themselves():
 
 
 def test_nothing_is_echoed_while_data_comes_in_time():
-    args = {"buffer": 40, "batch_size": 4, "chunk_items": 6}
+    args = {"buffer": 40, "batch_size": 4, "host_batch": 6}
     driver = Driver(make(args), args)
     drawn = [driver.step(True)[0][0] for _ in range(30)]
     assert np.ravel(drawn).tolist() == list(range(120))
@@ -311,7 +311,7 @@ def test_nothing_is_echoed_while_data_comes_in_time():
 
 def test_all_items_are_used_up_at_the_end_and_the_last_batch_may_be_smaller():
     """Cap 2: 4 and 3 items are 14 uses, of which the last 2 are half a batch."""
-    args = {"buffer": 8, "batch_size": 4, "chunk_items": 4, "cap": 2}
+    args = {"buffer": 8, "batch_size": 4, "host_batch": 4, "cap": 2}
     driver = Driver(make(args), args)
     assert driver.step(True) == [[[0, 1, 2, 3]], [[0, 0, 0, 0]]]
     driver.end(3)
@@ -331,7 +331,7 @@ def test_all_items_are_used_up_at_the_end_and_the_last_batch_may_be_smaller():
 
 
 def test_a_first_host_batch_may_be_smaller_if_it_is_the_last():
-    args = {"buffer": 8, "batch_size": 4, "chunk_items": 4, "cap": 2}
+    args = {"buffer": 8, "batch_size": 4, "host_batch": 4, "cap": 2}
     driver = Driver(make(args), args)
     assert driver.plan.need(4) == Need(must=4)
     driver.end(3)
@@ -350,13 +350,13 @@ def test_a_first_host_batch_may_be_smaller_if_it_is_the_last():
     [
         ({"num_lanes": 3}, "not a multiple of num_lanes=3"),
         ({"cap": 0}, "cap=0 must be at least 1"),
-        ({"chunk_items": 6}, "batch_size=8 needs .* these have 6 .* use larger ones"),
+        ({"host_batch": 6}, "batch_size=8 needs .* these have 6 .* use larger ones"),
         ({"buffer": 7}, "buffer=7 is too small .* use at least 8"),
-        ({"buffer": 16, "chunk_items": 12}, "use at least 16"),
+        ({"buffer": 16, "host_batch": 12}, "use at least 16"),
     ],
 )
 def test_what_cannot_work_is_refused(changes, message):
-    args = {"buffer": 64, "batch_size": 8, "chunk_items": 8, "num_lanes": 2}
+    args = {"buffer": 64, "batch_size": 8, "host_batch": 8, "num_lanes": 2}
     if message == "use at least 16":
         make(args | changes)
         changes = changes | {"buffer": 15}
@@ -364,7 +364,7 @@ def test_what_cannot_work_is_refused(changes, message):
         make(args | changes)
 
 
-SMALL = {"buffer": 8, "batch_size": 2, "chunk_items": 2, "cap": 2}
+SMALL = {"buffer": 8, "batch_size": 2, "host_batch": 2, "cap": 2}
 
 
 def test_a_driver_that_does_not_ask_is_told():
@@ -480,7 +480,7 @@ def test_a_state_that_only_its_batches_show_as_damaged_changes_nothing(
     [
         make(SMALL | {"buffer": 9}),
         make(SMALL | {"batch_size": 1}),
-        make(SMALL | {"chunk_items": 3}),
+        make(SMALL | {"host_batch": 3}),
         make(SMALL | {"num_lanes": 2}),
         make(SMALL | {"cap": 3}),
         make(SMALL | {"seed": 1}),

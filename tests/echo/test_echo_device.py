@@ -35,8 +35,8 @@ def mesh_of(num_devices):
 class Chunks(CountingUpstream):
     """Batches of integers that count up, with a few bytes beside each."""
 
-    def __init__(self, num_chunks, rows=16):
-        super().__init__(range(num_chunks))
+    def __init__(self, num_batches, rows=16):
+        super().__init__(range(num_batches))
         self.rows = rows
 
     def __next__(self):
@@ -124,7 +124,7 @@ def item_of(index):
 
 
 def assert_laws(make_echo, spec, **options):
-    # A fresh echo reads the first chunk to lay its buffer out, before a restore.
+    # A fresh echo reads the first host batch to lay its buffer out, before a restore.
     is_short = isinstance(spec, ej.EchoSpec) and spec.order == "consecutive"
     rereads = {"max_rereads": 2} if is_short else {}
     assert_echo_laws(make_echo, spec, make_item=item_of, **rereads, **options)
@@ -167,7 +167,7 @@ DRIFTING = ("shuffle", "shuffle_buffer")
 @pytest.mark.parametrize("order", ORDERS)
 def test_laws_of_a_lane_on_eight_devices(order):
     make_echo, spec = lane_echo(LANES, lane=5), spec_of(order, "1.5")
-    # Of a chunk that another lane needs this one gets its rows too.
+    # Of a host batch that another lane needs this one gets its rows too.
     ahead = 4 if order in DRIFTING else 0
     assert_laws(
         make_echo,
@@ -279,27 +279,27 @@ def test_a_draw_communicates_nothing_between_devices():
         assert name not in text
 
 
-def test_one_program_serves_draws_with_and_without_a_fresh_chunk():
+def test_one_program_serves_draws_with_and_without_a_fresh_batch():
     spec = ej.EchoSpec(4, 32, "spread", 16)
     plan = FixedPlan(spec, lanes=Lanes(16))
     buffer = EchoBuffer.of(next(Chunks(1)), num_slots=plan.num_slots, mesh=mesh_of(1))
     feed = DeviceFeed(itertools.cycle([next(Chunks(1))]), plan, buffer, prefetch=0)
     step = jax.jit(buffer.draw, donate_argnums=0, out_shardings=buffer.sharding)
-    chunks = []
+    fresh = []
     for _ in range(12):
         inputs = feed.next()
-        chunks.append(feed.counts.fresh)
+        fresh.append(feed.counts.fresh)
         feed.arrays, _ = step(feed.arrays, inputs)
-    assert len(set(chunks)) > 2
+    assert len(set(fresh)) > 2
     assert step._cache_size() == 1
 
 
 def test_bytes_stay_bytes_and_are_stated():
-    chunk = {
+    batch = {
         "image": np.zeros((16, 4, 4, 3), np.uint8),
         "label": np.zeros(16, np.int32),
     }
-    batches = device.echo([chunk], ej.EchoSpec(2, batch_size=16), mesh=mesh_of(2))
+    batches = device.echo([batch], ej.EchoSpec(2, batch_size=16), mesh=mesh_of(2))
     buffer = batches.buffer
     assert buffer.bytes_per_item == 4 * 4 * 3 + 4
     assert buffer.num_bytes == buffer.capacity * 52
@@ -363,19 +363,19 @@ def test_keys_follow_from_seed_index_and_repeat():
 
 
 def test_a_batch_that_differs_from_the_first_is_refused():
-    chunks = [{"x": np.zeros((8, 3))}, {"x": np.zeros((8, 4))}]
-    echo = device.echo(chunks, ej.EchoSpec(1, batch_size=8), mesh=mesh_of(1))
+    batches = [{"x": np.zeros((8, 3))}, {"x": np.zeros((8, 4))}]
+    echo = device.echo(batches, ej.EchoSpec(1, batch_size=8), mesh=mesh_of(1))
     next(echo)
     with pytest.raises(ValueError, match="pad or crop before the echo"):
         next(echo)
 
 
 def test_what_the_upstream_raises_is_raised_once_and_then_it_has_ended():
-    def chunks():
+    def batches():
         yield {"x": np.zeros(8)}
         raise OSError("disk gone")
 
-    echo = device.echo(chunks(), ej.EchoSpec(1, batch_size=8), mesh=mesh_of(1))
+    echo = device.echo(batches(), ej.EchoSpec(1, batch_size=8), mesh=mesh_of(1))
     next(echo)
     with pytest.raises(OSError, match="disk gone"):
         next(echo)
@@ -401,8 +401,8 @@ def test_a_state_of_other_data_is_refused():
         empty.set_state(state)
 
 
-def test_states_of_chunks_that_no_restore_needs_are_not_kept():
-    """A long run would else hold a state for every chunk that it ever read."""
+def test_states_of_batches_that_no_restore_needs_are_not_kept():
+    """A long run would else hold a state for every batch that it ever read."""
 
     class State(dict):
         __hash__ = object.__hash__
@@ -422,7 +422,7 @@ def test_states_of_chunks_that_no_restore_needs_are_not_kept():
     for _ in range(300):
         next(echo)
         kept.append(len(alive))
-    # As many as the buffer's chunks and those read ahead of their use, a few times.
+    # As many as the buffer's batches and those read ahead of their use, a few times.
     assert max(kept[200:]) <= max(kept[:100]) < 20
 
 

@@ -21,10 +21,10 @@ from echo_jax.echo.spec import AdaptiveSpec, StochasticSpec
 class Driver:
     """Runs a plan over ``total`` host batches, and checks what every slot holds."""
 
-    def __init__(self, plan, num_lanes, chunk_items, total):
+    def __init__(self, plan, num_lanes, host_batch, total):
         self.plan = plan
-        self.num_lanes, self.chunk_items = num_lanes, chunk_items
-        self.lane_rows = chunk_items // num_lanes
+        self.num_lanes, self.host_batch = num_lanes, host_batch
+        self.lane_rows = host_batch // num_lanes
         self.total = total * self.lane_rows  # rows of a lane
         self.slots = [{} for _ in range(num_lanes)]
         self.rows = self.reads = 0
@@ -35,8 +35,8 @@ class Driver:
         self.reads += slots.shape[1]
         for lane, row in np.ndindex(slots.shape):
             if slots[lane, row] < self.plan.num_slots:
-                chunk, place = divmod(first + row, self.lane_rows)
-                item = (chunk * self.num_lanes + lane) * self.lane_rows + place
+                number, place = divmod(first + row, self.lane_rows)
+                item = (number * self.num_lanes + lane) * self.lane_rows + place
                 self.slots[lane][int(slots[lane, row])] = item
 
     def take(self, num_batches=1):
@@ -79,7 +79,7 @@ class Driver:
                 taken.append(batch)
 
 
-def _case(order, factor, num_lanes, lane_batch, lane_chunk, buffer, max_batches=1):
+def _case(order, factor, num_lanes, lane_batch, lane_rows, buffer, max_batches=1):
     """A plan for these sizes, with a buffer that is large enough."""
     while True:
         spec = ej.EchoSpec(
@@ -87,7 +87,7 @@ def _case(order, factor, num_lanes, lane_batch, lane_chunk, buffer, max_batches=
         )
 
         def make(spec=spec):
-            lanes = Lanes(chunk_items=lane_chunk * num_lanes, count=num_lanes)
+            lanes = Lanes(host_batch=lane_rows * num_lanes, count=num_lanes)
             return FixedPlan(spec, lanes=lanes, max_batches=max_batches)
 
         try:
@@ -104,7 +104,7 @@ CASES = {
     "factor": st.sampled_from(sorted(FACTORS)),
     "num_lanes": st.sampled_from([1, 2, 3]),
     "lane_batch": st.integers(1, 8),
-    "lane_chunk": st.integers(1, 8),
+    "lane_rows": st.integers(1, 8),
     "buffer": st.integers(1, 40),
     "total": st.integers(0, 12),
     "num_batches": st.sampled_from([1, 1, 3]),
@@ -119,21 +119,21 @@ CASES = {
     factor="1",
     num_lanes=1,
     lane_batch=3,
-    lane_chunk=1,
+    lane_rows=1,
     buffer=1,
     total=3,
     num_batches=1,
 )
 def test_every_lane_is_the_host_echo_of_its_items(total, num_batches, **sizes):
     spec, make = _case(max_batches=num_batches, **sizes)
-    num_lanes, chunk = sizes["num_lanes"], sizes["lane_chunk"]
-    driver = Driver(make(), num_lanes, chunk * num_lanes, total)
+    num_lanes, rows = sizes["num_lanes"], sizes["lane_rows"]
+    driver = Driver(make(), num_lanes, rows * num_lanes, total)
     taken = driver.rest(num_batches)
     for lane in range(num_lanes):
         items = [
-            number * chunk * num_lanes + lane * chunk + row
+            number * rows * num_lanes + lane * rows + row
             for number in range(total)
-            for row in range(chunk)
+            for row in range(rows)
         ]
         echo = ej.echo(items, lane_spec(spec, lane, num_lanes), tags=True)
         expected = [(item, tags.repeat) for item, tags in echo]
@@ -145,7 +145,7 @@ def test_every_lane_is_the_host_echo_of_its_items(total, num_batches, **sizes):
         assert got == expected
     if num_batches == 1:
         uses = Counter(item for batch in taken for lane in batch for item, _ in lane)
-        assert len(uses) == total * chunk * num_lanes
+        assert len(uses) == total * rows * num_lanes
         counts = driver.plan.counts
         assert counts.uses == sum(uses.values()) == counts.fresh + counts.repeats
 
@@ -158,24 +158,24 @@ def test_every_lane_is_the_host_echo_of_its_items(total, num_batches, **sizes):
     factor="2",
     num_lanes=3,
     lane_batch=4,
-    lane_chunk=7,
+    lane_rows=7,
     buffer=4,
     total=9,
     num_batches=1,
 )
 def test_plans_continue_from_every_state(at, total, num_batches, **sizes):
     _, make = _case(max_batches=num_batches, **sizes)
-    lanes, chunk_items = sizes["num_lanes"], sizes["lane_chunk"] * sizes["num_lanes"]
-    whole = Driver(make(), lanes, chunk_items, total)
+    lanes, host_batch = sizes["num_lanes"], sizes["lane_rows"] * sizes["num_lanes"]
+    whole = Driver(make(), lanes, host_batch, total)
     for _ in range(at // num_batches):
         whole.take(num_batches)
     state = json.loads(json.dumps(whole.plan.get_state()))
-    resumed = Driver(make(), lanes, chunk_items, total)
+    resumed = Driver(make(), lanes, host_batch, total)
     resumed.plan.check_state(state)
     restored = resumed.plan.set_state(state)
     # Whole host batches are read again, up to the last that was.
     assert restored.first == resumed.plan.anchor() == whole.plan.anchor()
-    assert restored.first % sizes["lane_chunk"] == 0
+    assert restored.first % sizes["lane_rows"] == 0
     assert restored.first + restored.slots.shape[1] == whole.rows
     resumed.hold(restored.first, restored.slots)
     resumed.rows = whole.rows
@@ -234,9 +234,9 @@ def test_lanes_have_seeds_of_their_own():
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"chunk_items": 12, "count": 8}, "chunk_items=12 .* use 16"),
-        ({"chunk_items": 8, "count": 0}, "num_lanes=0 must be at least 1"),
-        ({"chunk_items": 8, "count": 4}, "batch_size=6 .* use 8"),
+        ({"host_batch": 12, "count": 8}, "host_batch=12 .* use 16"),
+        ({"host_batch": 8, "count": 0}, "num_lanes=0 must be at least 1"),
+        ({"host_batch": 8, "count": 4}, "batch_size=6 .* use 8"),
     ],
 )
 def test_lanes_that_do_not_divide_are_refused_with_the_fix(sizes, message):
@@ -247,7 +247,7 @@ def test_lanes_that_do_not_divide_are_refused_with_the_fix(sizes, message):
 def test_a_buffer_too_small_for_a_lane_is_refused_as_the_lanes():
     spec = ej.EchoSpec(4, 32, "spread", 32)
     with pytest.raises(ValueError, match="in each of 4 lanes: buffer=8 is too small"):
-        FixedPlan(spec, lanes=Lanes(chunk_items=32, count=4))
+        FixedPlan(spec, lanes=Lanes(host_batch=32, count=4))
 
 
 @pytest.mark.parametrize(

@@ -74,10 +74,10 @@ def test_producers_are_what_they_are_said_to_be():
 
 
 def test_a_simulation_by_hand():
-    """Chunks are ready at 2, 3 and 8; a step takes 1; the time ends at 8.
+    """Batches are ready at 2, 3 and 8; a step takes 1; the time ends at 8.
 
-    Fixed at 2 uses them at 2, 3 | 4, 5 and waits. Adaptive at cap 3 uses chunk 0 at
-    2, chunk 1 at 3, then 0, 1, 0, 1, at 8 there is no time left.
+    Fixed at 2 uses them at 2, 3 | 4, 5 and waits. Adaptive at cap 3 uses batch 0 at
+    2, batch 1 at 3, then 0, 1, 0, 1, at 8 there is no time left.
     """
     service = np.array([2.0, 1.0, 5.0])
     fixed = simulate(service, 1.0, Fixed(2))
@@ -89,13 +89,13 @@ def test_a_simulation_by_hand():
     assert adaptive.uses_by_repeat.tolist() == [2, 2, 2]
     capped = simulate(service, 1.0, Adaptive(cap=2, buffer=2))
     assert capped.uses_by_repeat.tolist() == [2, 2]
-    # With one slot, chunk 0 gives way to chunk 1 after its first use.
+    # With one slot, batch 0 gives way to batch 1 after its first use.
     small = simulate(service, 1.0, Adaptive(cap=3, buffer=1))
     assert small.uses_by_repeat.tolist() == [2, 1, 1]
 
 
 def test_a_full_queue_stops_the_producer():
-    """Chunks take 1, updates 3 for each: the producer is two and one ahead."""
+    """Batches take 1, updates 3 for each: the producer is two and one ahead."""
     outcome = simulate(np.ones(30), 1.0, Fixed(3), prefetch=2)
     assert outcome.updates == 29
     assert outcome.used == 10
@@ -104,14 +104,14 @@ def test_a_full_queue_stops_the_producer():
 
 
 def test_a_producer_that_waited_starts_when_a_chunk_is_taken():
-    """Steps take 3, and one chunk is kept. Chunks 0 to 2 are taken at 1, 4, 7.
+    """Steps take 3, and one batch is kept. Batches 0 to 2 are taken at 1, 4, 7.
 
-    The producer has chunk 2 in its hands from 3 to 4, so chunk 3, which takes 8, is
+    The producer has batch 2 in its hands from 3 to 4, so batch 3, which takes 8, is
     ready at 12, too late for a step before 14.5.
     """
     service = np.array([1.0, 1.0, 1.0, 8.0, 3.5])
     assert simulate(service, 3.0, Fixed(1), prefetch=1).updates == 3
-    # With more room it does not wait: chunk 3 is ready at 11.
+    # With more room it does not wait: batch 3 is ready at 11.
     assert simulate(service, 3.0, Fixed(1), prefetch=2).updates == 4
 
 
@@ -157,7 +157,7 @@ def test_what_every_outcome_obeys(kind, r, cap, buffer, prefetch):
 @settings(max_examples=150)
 @given(st.lists(st.booleans(), max_size=120), st.integers(1, 4), st.integers(1, 4))
 def test_the_simulated_rule_is_that_of_the_plan(readiness, cap, buffer):
-    """The same decisions give the same repeats, with a chunk that is a batch."""
+    """The same decisions give the same repeats, with the same batches."""
     plan = AdaptivePlan(AdaptiveSpec(cap, buffer, batch_size=1))
     rule = simulation._LongestUnused(Adaptive(cap, buffer))
     for ready in readiness:
@@ -215,10 +215,10 @@ def test_hosts_with_the_same_producer_are_one_host(kind, r, policy, num_hosts):
 
 
 def test_two_hosts_by_hand_without_an_echo():
-    """Chunks are ready at 1, 2, 6 and at 3, 4, 5; a step takes 1; the end is at 9.
+    """Batches are ready at 1, 2, 6 and at 3, 4, 5; a step takes 1; the end is at 9.
 
     The updates start when both have theirs: at 3, 4, 6, and end at 4, 5, 7. Then the
-    fourth chunks, which are ready at 9 and 10, come too late.
+    fourth batches, which are ready at 9 and 10, come too late.
     """
     service = np.array([[1.0, 1.0, 4.0, 3.0], [3.0, 1.0, 1.0, 5.0]])
     program = simulate_hosts(service, 1.0, Fixed(1), prefetch=4)
@@ -229,10 +229,10 @@ def test_two_hosts_by_hand_without_an_echo():
 
 
 def test_two_hosts_by_hand_with_an_adaptive_echo():
-    """Chunks are ready at 1, 2, 3, ... and at 2, 8; a step takes 1; the end is at 9.
+    """Batches are ready at 1, 2, 3, ... and at 2, 8; a step takes 1; the end is at 9.
 
     The first update starts at 2. Then one host takes fresh data at every update, and
-    the other uses its only chunk again, at 3 and at 4. With a cap of 3 it then waits
+    the other uses its only batch again, at 3 and at 4. With a cap of 3 it then waits
     for its second one, at 8, and so does the first host.
     """
     service = np.array([[1.0] * 9, [2.0, 6.0, 1.0, *[0.0] * 6]])
@@ -240,15 +240,15 @@ def test_two_hosts_by_hand_with_an_adaptive_echo():
     assert program.updates == 4
     assert program.uses_by_repeat.tolist() == [6, 1, 1]
     assert (program.used, program.produced) == (6, 18)
-    # A fixed echo waits for it at the second chunk of each.
+    # A fixed echo waits for it at the second batch of each.
     fixed = simulate_hosts(service, 1.0, Fixed(3), prefetch=20)
     assert fixed.uses_by_repeat.tolist() == [4, 2, 2]
 
 
 def test_a_host_that_waits_for_others_does_not_stop_its_producer():
-    """One chunk is kept. Chunks take 1 and 5, so that updates end at 6, 11, 16, ...
+    """One batch is kept. Batches take 1 and 5, so that updates end at 6, 11, 16, ...
 
-    Host 0 takes its chunk 1 at 6, though the update starts at 10. So chunk 3, which
+    Host 0 takes its batch 1 at 6, though the update starts at 10. So batch 3, which
     takes 12, is begun at 6 and ready at 18, before that of host 1, at 20. Were it
     begun at 10, the fourth update would end at 23, too late.
     """

@@ -22,7 +22,7 @@ HALF = LoadSchedule("p", "constant", 0.5, 0.5)
 def make(args, **options):
     """A plan of arguments as `arguments` draws them."""
     args = dict(args)
-    lanes = Lanes(args.pop("chunk_items"), args.pop("num_lanes", 1))
+    lanes = Lanes(args.pop("host_batch"), args.pop("num_lanes", 1))
     return StochasticPlan(StochasticSpec(**args), lanes=lanes, **options)
 
 
@@ -43,9 +43,9 @@ class Driver:
     def put(self, first, slots):
         for lane in range(self.lanes):
             for row, slot in enumerate(slots[lane].tolist(), first):
-                chunk, place = divmod(row, self.batch)
+                number, place = divmod(row, self.batch)
                 if slot < self.plan.num_slots:
-                    index = (chunk * self.lanes + lane) * self.batch + place
+                    index = (number * self.lanes + lane) * self.batch + place
                     self.store[lane][slot] = index
 
     def step(self, group=1):
@@ -75,9 +75,9 @@ class Driver:
         if not batch.repeat.any():
             size = min(self.batch, self.rows - self.loaded)
             items = np.arange(self.loaded, self.loaded + size)
-            chunk, place = np.divmod(items, self.batch)
+            number, place = np.divmod(items, self.batch)
             lane = np.arange(self.lanes)[:, None]
-            assert index == ((chunk * self.lanes + lane) * self.batch + place).tolist()
+            assert index == ((number * self.lanes + lane) * self.batch + place).tolist()
             self.loaded += size
         for lane in range(self.lanes):
             row = index[lane]
@@ -85,8 +85,8 @@ class Driver:
             slots = batch.slots[lane].tolist()
             assert [self.store[lane][slot] for slot in slots] == row
             assert [self.uses.get(i, 0) for i in row] == batch.repeat[lane].tolist()
-            chunk, place = np.divmod(row, self.batch)
-            item = chunk // self.lanes * self.batch + place
+            number, place = np.divmod(row, self.batch)
+            item = number // self.lanes * self.batch + place
             assert item.min() >= self.loaded - self.memory
             for i in row:
                 self.uses[i] = self.uses.get(i, 0) + 1
@@ -103,7 +103,7 @@ def arguments(draw):
         "load": LoadSchedule("p", "linear", p, draw(st.sampled_from([0.2, 1.0])), 20),
         "buffer": lanes * memory,
         "batch_size": size,
-        "chunk_items": size,
+        "host_batch": size,
         "num_lanes": lanes,
         "seed": draw(st.integers(0, 3)),
     }
@@ -214,7 +214,7 @@ def test_loads_are_as_many_as_expected_and_the_same_on_all_lanes(load):
 def test_reuse_takes_all_of_the_last_items_equally_often():
     """20 items, 5 of which a draw takes: each is in a quarter of the draws."""
     always = LoadSchedule("p", "multistep", 1.0, 1e-9, 8, (4, 5, 6, 7))
-    args = {"load": always, "buffer": 20, "batch_size": 5, "chunk_items": 5}
+    args = {"load": always, "buffer": 20, "batch_size": 5, "host_batch": 5}
     driver = Driver(make(args), **args)
     drawn = [driver.step()[0] for _ in range(2000)]
     last = np.array([index for index, _ in drawn[100:]]).reshape(-1, 5)
@@ -230,7 +230,7 @@ def test_reuse_takes_all_of_the_last_items_equally_often():
 
 def test_the_seed_names_loads_and_choices():
     def drawn(seed, load=HALF):
-        args = {"buffer": 16, "batch_size": 4, "chunk_items": 4}
+        args = {"buffer": 16, "batch_size": 4, "host_batch": 4}
         args |= {"load": load, "seed": seed}
         driver = Driver(make(args), **args)
         return [driver.step() for _ in range(40)]
@@ -327,12 +327,12 @@ def test_a_schedule_that_cannot_be_is_refused(changes, message):
     ("changes", "message"),
     [
         ({"num_lanes": 3}, "not a multiple of num_lanes=3"),
-        ({"chunk_items": 8}, "host batches of 8 .* batch_size=4, .* make them equal"),
+        ({"host_batch": 8}, "host batches of 8 .* batch_size=4, .* make them equal"),
         ({"buffer": 3}, "buffer=3 holds less than a batch; use at least 4"),
     ],
 )
 def test_plans_that_cannot_be_are_refused(changes, message):
-    good = {"load": HALF, "buffer": 8, "batch_size": 4, "chunk_items": 4}
+    good = {"load": HALF, "buffer": 8, "batch_size": 4, "host_batch": 4}
     make(good)
     with pytest.raises(ValueError, match=message):
         make(good | changes)
@@ -340,7 +340,7 @@ def test_plans_that_cannot_be_are_refused(changes, message):
         make(good, max_batches=0)
 
 
-SMALL = {"load": HALF, "buffer": 8, "batch_size": 2, "chunk_items": 2}
+SMALL = {"load": HALF, "buffer": 8, "batch_size": 2, "host_batch": 2}
 
 
 def drawn_once():
@@ -403,7 +403,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage, message):
     [
         make(SMALL | {"load": LoadSchedule("p", "constant", 0.25, 0.25)}),
         make(SMALL | {"buffer": 9}),
-        make(SMALL | {"batch_size": 4, "chunk_items": 4}),
+        make(SMALL | {"batch_size": 4, "host_batch": 4}),
         make(SMALL | {"num_lanes": 2}),
         make(SMALL | {"seed": 1}),
         make(SMALL, options=("batch",)),

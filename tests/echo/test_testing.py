@@ -50,11 +50,11 @@ class OwnEcho:
 
     def __next__(self):
         with self.turn:
-            self.turn.whole = False
+            self.turn.consistent = False
             try:
                 return self.output()
             except StopIteration:
-                self.turn.whole = True
+                self.turn.consistent = True
                 raise
 
     def output(self):

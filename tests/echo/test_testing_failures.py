@@ -34,7 +34,7 @@ class CarriesOn(OwnEcho):
         try:
             return super().__next__()
         except Interrupted:
-            self.turn.whole = True
+            self.turn.consistent = True
             raise
 
 
@@ -54,7 +54,7 @@ class LosesWhatItRead(OwnEcho):
             super().read()
         except OSError:
             next(self.upstream)
-            self.turn.whole = True
+            self.turn.consistent = True
             raise
 
 
@@ -64,7 +64,7 @@ class WrongTagsAfterAFailure(OwnEcho):
         try:
             super().read()
         except OSError:
-            self.turn.whole = True
+            self.turn.consistent = True
             raise
         self.index -= 1
 

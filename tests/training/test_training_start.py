@@ -167,6 +167,13 @@ def test_a_stop_at_the_start_is_no_checkpoint_of_a_group(tmp_path):
     assert caught.value.update == 4
 
 
+LOADS_FALL = {
+    "echo__mode": "stochastic",
+    "echo__load__schedule": "linear",
+    "echo__load__updates": 10,
+}
+
+
 @pytest.mark.parametrize(
     ("overrides", "most"),
     [
@@ -174,15 +181,8 @@ def test_a_stop_at_the_start_is_no_checkpoint_of_a_group(tmp_path):
         ({"echo__factor": "auto"}, 3.0),
         ({"echo__factor": "auto", "echo__cap": 2}, 2.0),
         ({"echo__mode": "adaptive", "echo__cap": 5}, 5),
-        ({"echo__mode": "stochastic", "echo__load__end": 0.25}, 4.0),
-        (
-            {
-                "echo__mode": "stochastic",
-                "echo__load__quantity": "e",
-                "echo__load__end": 6.0,
-            },
-            6.0,
-        ),
+        (LOADS_FALL | {"echo__load__end": 0.25}, 4.0),
+        (LOADS_FALL | {"echo__load__quantity": "e", "echo__load__end": 6.0}, 6.0),
         ({"data__hold_batch": True}, float("inf")),
     ],
 )

@@ -1,6 +1,6 @@
 """A simulated host: how busy a producer whose rate varies keeps an accelerator.
 
-The producer is a list of times, one for each chunk, so that policies are compared on
+The producer is a list of times, one for each batch, so that policies are compared on
 the same input. Nothing sleeps: ten thousand updates take some tens of milliseconds.
 """
 
@@ -28,24 +28,24 @@ Producer = Literal[
     "constant", "exponential", "bursty", "switching", "stalling", "pareto"
 ]
 
-_SWITCH_CHUNKS = 64
+_SWITCH_BATCHES = 64
 _PARETO_SHAPE, _PARETO_MOST = 1.5, 1000.0
 
 
 def service_times(kind: Producer, mean_s: float, n: int, seed: int = 0) -> np.ndarray:
-    """Returns how long a producer works on each chunk, ``float64[n]``, in seconds.
+    """Returns how long a producer works on each batch, ``float64[n]``, in seconds.
 
     Args:
       kind: ``constant``. ``exponential``. ``bursty``: 90 % take 0.4 of the mean, 10 %
-        take 6.4. ``switching``: 64 chunks at 1/4.5 of the mean and 64 at 8/4.5 in
+        take 6.4. ``switching``: 64 batches at 1/4.5 of the mean and 64 at 8/4.5 in
         turn, so that R goes between 1 and 8 if its mean is 4.5. ``stalling``: half of
         the mean, but one in 200 takes 100.5 of it, as a storage that fails over. The
         shares are exact and their places random. ``pareto``: heavy-tailed, 0.34 to
         344 of the mean, a Pareto distribution of shape 1.5 that is cut at 1,000 times
         its least, where a read would time out. Transfers of files have shapes from 1
         to 2 (Crovella and Bestavros 1997, IEEE/ACM Transactions on Networking 5(6)).
-      mean_s: Mean seconds per chunk.
-      n: How many chunks.
+      mean_s: Mean seconds per batch.
+      n: How many batches.
       seed: Names the random choices.
 
     Raises:
@@ -60,7 +60,7 @@ def service_times(kind: Producer, mean_s: float, n: int, seed: int = 0) -> np.nd
     if kind == "bursty":
         return mean_s * np.where(rng.permutation(n) < n / 10, 6.4, 0.4)
     if kind == "switching":
-        slow = np.arange(n) // _SWITCH_CHUNKS % 2
+        slow = np.arange(n) // _SWITCH_BATCHES % 2
         return mean_s * np.where(slow, 8.0, 1.0) / 4.5
     if kind == "stalling":
         return mean_s * np.where(rng.permutation(n) < n / 200, 100.5, 0.5)
@@ -83,7 +83,7 @@ def _pareto_mean() -> float:
 
 @dataclass(frozen=True)
 class Fixed:
-    """Every chunk is used ``factor`` times: chunk k floor((k+1)e) - floor(ke) times.
+    """Every batch is used ``factor`` times: batch k floor((k+1)e) - floor(ke) times.
 
     Attributes:
       factor: e, at least 1; as in an `EchoSpec`, the nearest simple fraction.
@@ -100,8 +100,8 @@ class Adaptive:
     """Fresh if ready, else the longest unused below the cap, else wait.
 
     Attributes:
-      cap: Uses of a chunk at most.
-      buffer: How many chunks are kept.
+      cap: Uses of a batch at most.
+      buffer: How many batches are kept.
     """
 
     cap: int = 4
@@ -121,9 +121,9 @@ class Outcome:
       seconds: Time that was simulated.
       updates: Training steps done.
       busy_fraction: Share of the time in which the accelerators trained.
-      produced: Chunks that were made upstream, by all hosts.
-      used: Chunks of them that were trained on.
-      uses_by_repeat: How often a chunk was used for the first, second, ... time,
+      produced: Batches that were made upstream, by all hosts.
+      used: Batches of them that were trained on.
+      uses_by_repeat: How often a batch was used for the first, second, ... time,
         ``int64[r]``; their sum is ``updates`` times the number of hosts.
     """
 
@@ -142,18 +142,18 @@ def simulate(
     *,
     prefetch: int = 2,
 ) -> Outcome:
-    """Follows one host whose producer takes the given time for each chunk.
+    """Follows one host whose producer takes the given time for each batch.
 
-    The producer works on one chunk at a time and keeps ``prefetch`` finished ones; if
-    these are not taken it waits with the next one in its hands. A chunk is a batch.
-    The time that is simulated is what the producer alone would take for all chunks,
+    The producer works on one batch at a time and keeps ``prefetch`` finished ones; if
+    these are not taken it waits with the next one in its hands.
+    The time that is simulated is what the producer alone would take for all batches,
     so that policies are compared over the same time.
 
     Args:
-      service_s: Seconds that the producer works on each chunk, ``float[n]``.
+      service_s: Seconds that the producer works on each batch, ``float[n]``.
       t_down_s: Seconds of a training step.
       policy: What is trained on.
-      prefetch: Finished chunks that the producer keeps, at least 1.
+      prefetch: Finished batches that the producer keeps, at least 1.
 
     Raises:
       ValueError: If a number is out of its range.
@@ -167,17 +167,17 @@ def simulate(
     check_positive(t_down_s=t_down_s)
     if prefetch < 1:
         raise ValueError(f"prefetch={prefetch} must be at least 1")
-    chunks = _Chunks(service_s, prefetch)
+    producer = _Producer(service_s, prefetch)
     source = FixedUses(policy) if isinstance(policy, Fixed) else _LongestUnused(policy)
     horizon = float(np.sum(service_s))
     now = 0.0
     repeats: list[int] = []
     while True:
-        if source.must_take or (source.may_take and chunks.next_ready <= now):
-            now = max(now, chunks.next_ready)
+        if source.must_take or (source.may_take and producer.next_ready <= now):
+            now = max(now, producer.next_ready)
             if now + t_down_s > horizon:
                 break
-            chunks.take(now)
+            producer.take(now)
             source.take()
         now += t_down_s
         if now > horizon:
@@ -187,29 +187,29 @@ def simulate(
         seconds=horizon,
         updates=len(repeats),
         busy_fraction=len(repeats) * t_down_s / horizon,
-        produced=chunks.produced(horizon),
+        produced=producer.produced(horizon),
         used=repeats.count(0),
         uses_by_repeat=np.bincount(np.array(repeats, np.int64)),
     )
 
 
-class _Chunks:
-    """When the chunks of a producer with a bounded queue are ready.
+class _Producer:
+    """When the batches of a producer with a bounded queue are ready.
 
     Attributes:
-      next_ready: When the next chunk to be taken is finished; never after the last.
+      next_ready: When the next batch to be taken is finished; never after the last.
     """
 
     def __init__(self, service_s: np.ndarray, prefetch: int):
         self._service = service_s.tolist()
         self._prefetch = prefetch
-        self._ready: deque[float] = deque()  # of the chunks that are made, not taken
+        self._ready: deque[float] = deque()  # of the batches that are made, not taken
         self._made = 0
-        self._free = 0.0  # when the producer can start with the next chunk
+        self._free = 0.0  # when the producer can start with the next batch
         self._make()
 
     def _make(self) -> None:
-        """Makes chunks until the producer holds one more than the queue."""
+        """Makes batches until the producer holds one more than the queue."""
         while len(self._ready) <= self._prefetch and self._made < len(self._service):
             self._free += self._service[self._made]
             self._ready.append(self._free)
@@ -217,24 +217,24 @@ class _Chunks:
         self.next_ready = self._ready[0] if self._ready else math.inf
 
     def take(self, now: float) -> None:
-        """Takes the next chunk, which is ready."""
+        """Takes the next batch, which is ready."""
         was_full = len(self._ready) > self._prefetch
         self._ready.popleft()
         if was_full:
-            # The producer had a chunk in its hands, perhaps since before.
+            # The producer had a batch in its hands, perhaps since before.
             self._free = max(self._free, now)
         self._make()
 
     def produced(self, until: float) -> int:
-        """How many chunks were finished by some time."""
+        """How many batches were finished by some time."""
         return self._made - sum(ready > until for ready in self._ready)
 
 
 class FixedUses:
-    """Chunk k is used floor((k+1)e) - floor(ke) times, one after the other.
+    """Batch k is used floor((k+1)e) - floor(ke) times, one after the other.
 
     Attributes:
-      most_uses: Of a chunk.
+      most_uses: Of a batch.
     """
 
     may_take = False
@@ -242,43 +242,43 @@ class FixedUses:
     def __init__(self, policy: Fixed):
         self._factor = exact_fraction(policy.factor)
         self.most_uses = math.ceil(self._factor)
-        self._chunks = 0
+        self._batches = 0
         self._left = 0
         self._repeat = 0
 
     @property
     def must_take(self) -> bool:
-        """Whether the next use is of a fresh chunk."""
+        """Whether the next use is of a fresh batch."""
         return self._left == 0
 
     def take(self) -> None:
-        """Takes a fresh chunk."""
-        before, after = self._chunks * self._factor, (self._chunks + 1) * self._factor
+        """Takes a fresh batch."""
+        before, after = self._batches * self._factor, (self._batches + 1) * self._factor
         self._left = math.floor(after) - math.floor(before)
-        self._chunks += 1
+        self._batches += 1
         self._repeat = 0
 
     def use(self) -> int:
-        """Uses the chunk; returns its repeat."""
+        """Uses the batch; returns its repeat."""
         self._left -= 1
         self._repeat += 1
         return self._repeat - 1
 
 
 class _LongestUnused:
-    """The last chunks, each used at most ``cap`` times, the longest unused first."""
+    """The last batches, each used at most ``cap`` times, the longest unused first."""
 
     def __init__(self, policy: Adaptive):
         self._cap, self._buffer = policy.cap, policy.buffer
-        self._chunks = 0
-        self._is_fresh = False  # the newest chunk was not used yet
-        # Chunks below the cap and their uses; those that have left the buffer are
+        self._batches = 0
+        self._is_fresh = False  # the newest batch was not used yet
+        # Batches below the cap and their uses; those that have left the buffer are
         # skipped when they come up.
         self._waiting: deque[tuple[int, int]] = deque()
 
     @property
     def must_take(self) -> bool:
-        gone = self._chunks - self._buffer
+        gone = self._batches - self._buffer
         while self._waiting and self._waiting[0][0] < gone:
             self._waiting.popleft()
         return not self._is_fresh and not self._waiting
@@ -288,15 +288,15 @@ class _LongestUnused:
         return not self._is_fresh
 
     def take(self) -> None:
-        self._chunks += 1
+        self._batches += 1
         self._is_fresh = True
 
     def use(self) -> int:
-        newest = (self._chunks - 1, 0)
-        chunk, repeat = newest if self._is_fresh else self._waiting.popleft()
+        newest = (self._batches - 1, 0)
+        batch, repeat = newest if self._is_fresh else self._waiting.popleft()
         self._is_fresh = False
         if repeat + 1 < self._cap:
-            self._waiting.append((chunk, repeat + 1))
+            self._waiting.append((batch, repeat + 1))
         return repeat
 
 

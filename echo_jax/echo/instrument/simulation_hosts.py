@@ -32,16 +32,16 @@ def simulate_hosts(
     """Follows hosts that update in step, as `simulate` follows one.
 
     Each decides for itself, when the update before has ended, what its part of the
-    next batch is. A host that takes a fresh chunk does so as soon as it is ready, so
+    next batch is. A host that takes a fresh batch does so as soon as it is ready, so
     that its producer goes on while the host waits for others. The time that is
-    simulated ends when the first producer would have made all of its chunks.
+    simulated ends when the first producer would have made all of its batches.
 
     Args:
-      service_s: Seconds that each producer works on each chunk, ``float[N, n]``.
+      service_s: Seconds that each producer works on each batch, ``float[N, n]``.
       t_down_s: Seconds of a training step, the same for all hosts and updates, its
         collectives included.
       policy: What each host trains on.
-      prefetch: Finished chunks that a producer keeps, at least 1.
+      prefetch: Finished batches that a producer keeps, at least 1.
 
     Returns:
       What the hosts did together. ``busy_fraction`` is that of each of them.
@@ -67,7 +67,7 @@ def simulate_hosts(
             "host, np.stack([service_times(...) for each host])"
         )
     num_hosts = len(service_s)
-    chunks = _Chunks(service_s, prefetch)
+    producers = _Producers(service_s, prefetch)
     rule: _Rule = (
         _Fixed(policy, num_hosts)
         if isinstance(policy, Fixed)
@@ -77,49 +77,49 @@ def simulate_hosts(
     now, updates = 0.0, 0
     uses = np.zeros(rule.most_uses, np.int64)
     while True:
-        takes = rule.takes(chunks.next_ready <= now)
-        taken_at = np.maximum(now, chunks.next_ready)
+        takes = rule.takes(producers.next_ready <= now)
+        taken_at = np.maximum(now, producers.next_ready)
         end = np.max(taken_at, where=takes, initial=now) + t_down_s
         if end > horizon:
             break
-        chunks.take(takes, taken_at)
+        producers.take(takes, taken_at)
         uses += np.bincount(rule.use(takes), minlength=uses.size)
         now, updates = end, updates + 1
     return Outcome(
         seconds=horizon,
         updates=updates,
         busy_fraction=updates * t_down_s / horizon,
-        produced=chunks.produced(horizon),
+        produced=producers.produced(horizon),
         used=int(uses[0]),
         uses_by_repeat=np.trim_zeros(uses, "b"),
     )
 
 
-class _Chunks:
-    """When the chunks of producers with bounded queues are ready.
+class _Producers:
+    """When the batches of producers with bounded queues are ready.
 
-    Chunk k is begun when chunk k - 1 is finished and chunk k - prefetch - 1 is taken.
-    So the times at which the next prefetch + 1 chunks are ready are always known.
+    Batch k is begun when batch k - 1 is finished and batch k - prefetch - 1 is taken.
+    So the times at which the next prefetch + 1 batches are ready are always known.
 
     Attributes:
-      next_ready: When each host's next chunk is finished, ``float[N]``; never after
+      next_ready: When each host's next batch is finished, ``float[N]``; never after
         the last.
     """
 
     def __init__(self, service_s: np.ndarray, prefetch: int):
-        num_hosts, num_chunks = service_s.shape
+        num_hosts, num_batches = service_s.shape
         never = np.full((num_hosts, prefetch + 1), np.inf)
         self._service = np.concatenate([service_s, never], axis=1)
         self._ahead = prefetch + 1
-        self._num_chunks = num_chunks
+        self._num_batches = num_batches
         self._hosts = np.arange(num_hosts)
         self._taken = np.zeros(num_hosts, np.int64)
-        # Chunk k of a host is at k modulo their number.
+        # Batch k of a host is at k modulo their number.
         self._ready = np.cumsum(self._service[:, : self._ahead], axis=1)
         self.next_ready = self._ready[:, 0].copy()
 
     def take(self, takes: np.ndarray, at: np.ndarray) -> None:
-        """Takes the next chunk of some hosts, at times of their own."""
+        """Takes the next batch of some hosts, at times of their own."""
         hosts = self._hosts[takes]
         first = self._taken[hosts]
         slots = first % self._ahead
@@ -130,12 +130,12 @@ class _Chunks:
         self.next_ready[hosts] = self._ready[hosts, (slots + 1) % self._ahead]
 
     def produced(self, until: float) -> int:
-        """How many chunks were finished by some time, over all hosts."""
+        """How many batches were finished by some time, over all hosts."""
         return int(np.sum(self._taken) + np.count_nonzero(self._ready <= until))
 
 
 class _Rule(Protocol):
-    """Which hosts take a fresh chunk, and the how-manieth use theirs is then."""
+    """Which hosts take a fresh batch, and the how-manieth use theirs is then."""
 
     most_uses: int
 
@@ -162,9 +162,9 @@ class _Fixed:
 
 
 class _Adaptive:
-    """The last chunks of each host, each used at most ``cap`` times.
+    """The last batches of each host, each used at most ``cap`` times.
 
-    Chunk k of a host is at k modulo the buffer, where it overwrites the chunk that
+    Batch k of a host is at k modulo the buffer, where it overwrites the batch that
     leaves.
     """
 

@@ -104,10 +104,10 @@ class AdaptivePlan:
         """
         self._lanes = lanes = lanes or Lanes(spec.batch_size)
         lanes.check(batch_size=spec.batch_size)
-        if lanes.chunk_items < spec.batch_size:
+        if lanes.host_batch < spec.batch_size:
             raise ValueError(
                 f"an adaptive echo of batch_size={spec.batch_size} needs host batches "
-                f"that serve a batch, and these have {lanes.chunk_items} examples; use "
+                f"that serve a batch, and these have {lanes.host_batch} examples; use "
                 "larger ones, or a smaller batch_size"
             )
         self.batch = self.unit = spec.batch_size // lanes.count
@@ -122,7 +122,7 @@ class AdaptivePlan:
         self._spec = spec
         self._ring = Ring(len(lanes.own), self.num_slots, lanes.rows)
         self._replay = spec.replay or DecisionLog()
-        sizes = (spec.buffer, spec.batch_size, lanes.chunk_items, lanes.count)
+        sizes = (spec.buffer, spec.batch_size, lanes.host_batch, lanes.count)
         self._fingerprint = fingerprint(
             _SEQUENCE_VERSION, *sizes, spec.cap, spec.seed, *options
         )

@@ -40,7 +40,7 @@ class FixedPlan:
         pass items on, and say so with `pass_on`.
 
     Example:
-      >>> plan = FixedPlan(EchoSpec(2, batch_size=4), lanes=Lanes(chunk_items=4))
+      >>> plan = FixedPlan(EchoSpec(2, batch_size=4), lanes=Lanes(host_batch=4))
       >>> plan.need(4), plan.write(4).shape, plan.need(4)
       (Need(must=4, may=0), (1, 4), Need(must=0, may=0))
       >>> plan.next(4).fresh_index.tolist()
@@ -81,7 +81,7 @@ class FixedPlan:
         ahead = 0
         if not self._by_item:
             ahead = _room_ahead(specs[0], self._lanes.rows, max_batches)
-            options = (*options, self._lanes.chunk_items, count)
+            options = (*options, self._lanes.host_batch, count)
         try:
             self._plans = [
                 FixedLane(each, ahead=ahead, options=options) for each in specs

@@ -26,7 +26,7 @@ class Lanes:
     """How fresh items come in.
 
     Attributes:
-      chunk_items: Fresh items that come together, U, over all lanes.
+      host_batch: Fresh items that come together, U, over all lanes.
       count: How many lanes there are, G; divides them.
       own: Those that are decided here, where others are somewhere else.
 
@@ -34,26 +34,26 @@ class Lanes:
       ValueError: The lanes do not divide the items.
 
     Example:
-      >>> lanes = Lanes(chunk_items=4, count=2)
+      >>> lanes = Lanes(host_batch=4, count=2)
       >>> lanes.rows, lanes.global_index(np.array([[0, 1, 2], [0, 1, 2]])).tolist()
       (2, [[0, 1, 4], [2, 3, 6]])
     """
 
-    chunk_items: int = 1
+    host_batch: int = 1
     count: int = 1
     own: range = field(default=range(0))
 
     def __post_init__(self):
         if self.count < 1:
             raise ValueError(f"num_lanes={self.count} must be at least 1")
-        self.check(chunk_items=self.chunk_items)
+        self.check(host_batch=self.host_batch)
         if not self.own:
             object.__setattr__(self, "own", range(self.count))
 
     @property
     def rows(self) -> int:
         """Fresh items that come together in a lane, u."""
-        return self.chunk_items // self.count
+        return self.host_batch // self.count
 
     def check(self, **sizes: int) -> None:
         """Refuses a number of lanes that does not divide some sizes.
@@ -80,9 +80,9 @@ class Lanes:
         """
         if self.count == 1:
             return items
-        chunk, row = np.divmod(items, self.rows)
+        batch, row = np.divmod(items, self.rows)
         lane = np.array(self.own)[:, None]
-        return (chunk * self.count + lane) * self.rows + row
+        return (batch * self.count + lane) * self.rows + row
 
 
 Spec = TypeVar("Spec", bound=AnySpec)

@@ -97,9 +97,9 @@ class StochasticPlan:
         """
         self._lanes = lanes = lanes or Lanes(spec.batch_size)
         lanes.check(batch_size=spec.batch_size)
-        if lanes.chunk_items != spec.batch_size:
+        if lanes.host_batch != spec.batch_size:
             raise ValueError(
-                f"host batches of {lanes.chunk_items} examples do not fit a stochastic "
+                f"host batches of {lanes.host_batch} examples do not fit a stochastic "
                 f"echo of batch_size={spec.batch_size}, whose batches are loaded as "
                 "they are; make them equal"
             )

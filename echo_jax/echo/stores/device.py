@@ -21,8 +21,8 @@ class StepInput(NamedTuple):
     """What the jitted step gets from the host for K batches.
 
     Attributes:
-      chunk: Fresh rows, on the devices, leaves ``[U, ...]``. Where nothing fresh is
-        taken it is the chunk before, written nowhere, so one program does for both.
+      host_batch: Fresh rows, on the devices, leaves ``[U, ...]``. Where nothing fresh
+        is taken it is the one before, written nowhere, so one program does for both.
       write_slots: Where its rows go, ``int32[G, U/G]``.
       read_slots: What every batch reads, ``int32[K, G, B/G]``.
       repeat: Which use of its item every row is, ``int32[K, B]``.
@@ -30,7 +30,7 @@ class StepInput(NamedTuple):
         (seed, fresh index, repeat).
     """
 
-    chunk: Any
+    host_batch: Any
     write_slots: Any
     read_slots: Any
     repeat: Any
@@ -117,7 +117,7 @@ class EchoBuffer:
 
     @property
     def sharding(self) -> NamedSharding:
-        """Of chunks, batches and slots alike: the leading axis over all devices."""
+        """Of host batches, batches and slots alike: their leading axis over all."""
         return NamedSharding(self.mesh, self._rows)
 
     @property
@@ -187,12 +187,12 @@ class EchoBuffer:
         _check_integers(batch)
         return jax.device_put(batch, self.sharding)
 
-    def write(self, arrays: Any, chunk: Any, write_slots: Any) -> Any:
-        """Scatters a chunk into slots; to be traced, with donated arrays.
+    def write(self, arrays: Any, host_batch: Any, write_slots: Any) -> Any:
+        """Scatters a host batch into slots; to be traced, with donated arrays.
 
         Args:
           arrays: From `init`.
-          chunk: Leaves ``[U, ...]``.
+          host_batch: Leaves ``[U, ...]``.
           write_slots: ``int32[G, U/G]``; those out of range are dropped.
 
         Returns:
@@ -205,11 +205,13 @@ class EchoBuffer:
             slots = jnp.where(slots < self.num_slots, slots, beyond)
             return array.at[slots].set(rows, mode="drop", unique_indices=True)
 
-        def local(arrays: Any, chunk: Any, slots: jax.Array) -> Any:
-            rows = jax.tree.map(lambda x: x.reshape(slots.shape + x.shape[1:]), chunk)
+        def local(arrays: Any, host_batch: Any, slots: jax.Array) -> Any:
+            rows = jax.tree.map(
+                lambda x: x.reshape(slots.shape + x.shape[1:]), host_batch
+            )
             return jax.tree.map(lambda a, r: jax.vmap(lane)(a, r, slots), arrays, rows)
 
-        return self._on_devices(local)(arrays, chunk, self.split_rows(write_slots))
+        return self._on_devices(local)(arrays, host_batch, self.split_rows(write_slots))
 
     def read(self, arrays: Any, read_slots: Any) -> Any:
         """Gathers a batch; to be traced.
@@ -233,7 +235,7 @@ class EchoBuffer:
         return self._on_devices(local)(arrays, self.split_rows(read_slots))
 
     def draw(self, arrays: Any, inputs: StepInput) -> tuple[Any, list[Any]]:
-        """Writes the chunk, then makes all batches; to be traced.
+        """Writes the host batch, then makes all batches; to be traced.
 
         Give the arrays `sharding` among jit's ``out_shardings``: on one device it is
         otherwise changed to an equal one, for which jit compiles once more.
@@ -245,7 +247,7 @@ class EchoBuffer:
         Returns:
           The arrays, and for each draw a batch with leaves ``[B, ...]``.
         """
-        arrays = self.write(arrays, inputs.chunk, inputs.write_slots)
+        arrays = self.write(arrays, inputs.host_batch, inputs.write_slots)
         num_draws = inputs.read_slots.shape[0]
         return arrays, [
             self.read(arrays, inputs.read_slots[k]) for k in range(num_draws)
