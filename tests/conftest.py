@@ -25,6 +25,24 @@ settings.register_profile(
 settings.load_profile("patient")
 
 
+def pytest_configure(config):
+    """Lets all processes of all test runs share the programs that they compile.
+
+    Half of the time of the tests would go into compiling the same ones. There is a
+    bound on the size, because with one jax takes a lock: nothing half-written is read.
+    """
+    if not config.pluginmanager.hasplugin("cacheprovider"):
+        return
+    shared = {
+        "jax_compilation_cache_dir": str(config.cache.mkdir("compiled")),
+        "jax_compilation_cache_max_size": 2**30,
+        "jax_persistent_cache_min_compile_time_secs": 0.1,
+    }
+    for name, value in shared.items():
+        jax.config.update(name, value)
+        os.environ[name.upper()] = str(value)
+
+
 @pytest.fixture
 def compiled_soon(monkeypatch):
     """Programs, those of processes too, are compiled in half the time, and run slower.

@@ -30,17 +30,11 @@ LONG_S = 600  # What takes longer hangs, however busy the machine is.
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory):
-    """An `echo-jax` of this checkout, which starts by its module.
-
-    Dozens of processes compile the same few programs: that is half of their time.
-    """
+    """An `echo-jax` of this checkout, which starts by its module."""
     folder = tmp_path_factory.mktemp("command")
     path = folder / "echo-jax"
     path.write_text(
-        f"#!/bin/sh\nexport PYTHONPATH={ROOT}\n"
-        f"export JAX_COMPILATION_CACHE_DIR={folder}/compiled\n"
-        "export JAX_PERSISTENT_COMPILATION_CACHE_MIN_COMPILE_TIME_SECS=0\n"
-        f'exec {sys.executable} -m echo_jax "$@"\n'
+        f'#!/bin/sh\nexport PYTHONPATH={ROOT}\nexec {sys.executable} -m echo_jax "$@"\n'
     )
     path.chmod(0o755)
     return path
