@@ -15,6 +15,8 @@ from typing import Any, SupportsIndex, cast
 import msgpack
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
+from echo_jax.folders import FolderError, run_folder
+
 __all__ = [
     "DATASET_FILE",
     "FORMAT",
@@ -24,12 +26,15 @@ __all__ = [
     "open_prepared",
     "pack",
     "read_info",
+    "seal",
     "unpack",
     "verify",
 ]
 
 DATASET_FILE = "dataset.json"
-FORMAT = 1
+FORMAT = 2
+# That of the first release, whose dataset.json has no hash of itself.
+_UNSEALED_FORMAT = 1
 
 Value = int | float | str | bytes
 """What an entry of a record may be."""
@@ -86,20 +91,27 @@ def read_info(folder: str | Path) -> dict[str, Any]:
       PreparedError: If the folder is not finished, is of another format, or lacks a
         file, or if a file has another size than when it was written.
     """
-    path = Path(folder) / DATASET_FILE
+    path = run_folder(folder) / DATASET_FILE
     try:
-        info = json.loads(path.read_text(encoding="utf-8"))
+        info = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError) as error:
         raise PreparedError(
             f"{str(folder)!r} is no prepared folder: it has no {DATASET_FILE}, which "
             "is written last. Run `echo-jax prepare` to make it, or to finish it."
         ) from error
-    except ValueError as error:
-        raise PreparedError(f"{str(path)!r} is damaged: {error}. {_AGAIN}") from error
-    if not isinstance(info, dict) or info.get("format") != FORMAT:
-        found = info.get("format") if isinstance(info, dict) else type(info).__name__
+    except (FolderError, ValueError, RecursionError) as error:
+        raise PreparedError(
+            f"{str(path)!r} cannot be read: {error}. {_AGAIN}"
+        ) from error
+    found = info.get("format") if isinstance(info, dict) else type(info).__name__
+    if found not in (FORMAT, _UNSEALED_FORMAT):
         raise PreparedError(
             f"{str(path)!r} has format {found!r}; this version reads {FORMAT}. {_AGAIN}"
+        )
+    if found == FORMAT and info != seal(info):
+        raise PreparedError(
+            f"{str(path)!r} is damaged: it does not have the hash that it was written "
+            f"with. {_AGAIN}"
         )
     try:
         if info["kind"] not in _KINDS:
@@ -115,6 +127,17 @@ def read_info(folder: str | Path) -> dict[str, Any]:
             raise
         raise PreparedError(f"{str(path)!r} is damaged: {error!r}. {_AGAIN}") from error
     return info
+
+
+def seal(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the content of a ``dataset.json`` with its own hash, which tells damage.
+
+    Args:
+      info: The content as JSON values, with or without a hash.
+    """
+    content = {name: value for name, value in info.items() if name != "sha256"}
+    text = json.dumps(content, sort_keys=True)
+    return content | {"sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 class Prepared:
@@ -153,7 +176,15 @@ class Prepared:
                 f"record {position} of {self._length} in split {self.split!r} of "
                 f"{str(self.folder)!r}"
             )
-        return self._records[position]
+        try:
+            return self._records[position]
+        except (OSError, RuntimeError) as error:
+            # Records carry checksums.
+            raise PreparedError(
+                f"record {position} in split {self.split!r} of {str(self.folder)!r} "
+                f"cannot be read: {str(error).partition(';')[0]}. Find the file with "
+                f"`echo-jax prepare verify {self.folder}`. {_AGAIN}"
+            ) from error
 
     def metadata(self) -> dict[str, Any]:
         """Returns what was read, as JSON values: the sizes, and a hash of it all."""

@@ -57,7 +57,7 @@ def test_dataset_json_says_what_there_is(source, tmp_path):
     info = prepare(out, source, shard_mb=SHARD_MB)
     assert info == json.loads((out / "dataset.json").read_text()) == read_info(out)
     (split,) = info["splits"].values()
-    assert info["format"] == 1 and info["kind"] == "images"
+    assert info["format"] == 2 and info["kind"] == "images"
     assert {*info["features"]} == {"image", "label", "name"}
     assert info["skipped"] == {"count": 0, "reasons": {}, "first": []}
     assert split["examples"] == 12

@@ -1,12 +1,15 @@
 """The reader of prepared folders: exact, and strict about what it reads."""
 
 import json
+import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import msgpack
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from prepare_cases import class_folders, write_folder
 
 from echo_jax.data.prepare import Settings, prepare_images
@@ -15,6 +18,7 @@ from echo_jax.data.prepared import (
     open_prepared,
     pack,
     read_info,
+    seal,
     unpack,
     verify,
 )
@@ -35,7 +39,7 @@ def change(folder, edit):
     path = folder / "dataset.json"
     info = json.loads(path.read_text())
     edit(info)
-    path.write_text(json.dumps(info))
+    path.write_text(json.dumps(seal(info)))
 
 
 def test_records_are_read_by_any_index_in_any_order(folder):
@@ -110,18 +114,63 @@ def test_an_unknown_split_is_refused_with_those_there_are(folder):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is damaged"),
-        ("[]", "has format 'list'"),
-        ('{"format": 2}', "has format 2; this version reads 1"),
-        ('{"format": 1}', "is damaged: KeyError"),
-        ('{"format": 1, "kind": "films", "splits": {}}', "kind 'films' is none of"),
-        ('{"format": 1, "kind": "text", "splits": []}', "is damaged"),
+        (b"{", "cannot be read"),
+        (b'{"format": "\xff"}', "is not text in UTF-8"),
+        (b"[" * 100_000, "cannot be read"),
+        (b"[]", "has format 'list'"),
+        (b'{"format": 3}', "has format 3; this version reads 2"),
+        (b'{"format": 2}', "is damaged: it does not have the hash"),
+        (b'{"format": 1}', "is damaged: KeyError"),
+        (b'{"format": 1, "kind": "films", "splits": {}}', "kind 'films' is none of"),
+        (b'{"format": 1, "kind": "text", "splits": []}', "is damaged"),
     ],
 )
 def test_another_dataset_json_is_refused(folder, content, message):
-    (folder / "dataset.json").write_text(content)
+    (folder / "dataset.json").write_bytes(content)
     with pytest.raises(PreparedError, match=message):
         read_info(folder)
+
+
+def test_a_dataset_json_that_is_no_file_is_refused(folder):
+    (folder / "dataset.json").unlink()
+    os.mkfifo(folder / "dataset.json")  # Whoever opens it waits for ever.
+    with pytest.raises(PreparedError, match="is a named pipe where a file belongs"):
+        read_info(folder)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_whatever_bit_of_dataset_json_flips_is_seen(folder, data):
+    path = folder / "dataset.json"
+    whole = seal(json.loads(path.read_text()))
+    content = bytearray(json.dumps(whole, indent=2).encode())
+    place = data.draw(st.integers(0, 8 * len(content) - 1))
+    content[place // 8] ^= 1 << place % 8
+    path.write_bytes(content)
+    try:
+        assert read_info(folder) == whole  # A space became another one.
+    except PreparedError:
+        pass
+    finally:
+        path.write_text(json.dumps(whole))
+
+
+def test_a_folder_of_the_first_release_is_read(folder):
+    path = folder / "dataset.json"
+    info = json.loads(path.read_text()) | {"format": 1}
+    del info["sha256"]
+    path.write_text(json.dumps(info))
+    assert len(open_prepared(folder, "train")) == 10
+
+
+def test_a_damaged_record_is_found_when_it_is_read(folder):
+    whole = [*open_prepared(folder, "train")]
+    shard = min(folder.glob("*.arrayrecord"))
+    content = shard.read_bytes()
+    at = content.index(whole[0][-40:])
+    shard.write_bytes(content[:at] + b"\0" + content[at + 1 :])
+    with pytest.raises(PreparedError, match=r"record 0 in split 'train' of .* verify"):
+        open_prepared(folder, "train")[0]
 
 
 def test_a_missing_shard_is_refused(folder):
