@@ -10,6 +10,7 @@ from typing import Any
 from echo_jax.config import Config
 from echo_jax.config_check import check_config
 from echo_jax.folders import RunPath, run_folder
+from echo_jax.json_files import DamagedFileError, read_json, write_json
 from echo_jax.training import distributed
 from echo_jax.training.checkpoint import DamagedCheckpointError
 from echo_jax.training.environment import claim_workdir
@@ -17,7 +18,6 @@ from echo_jax.training.feeds import check_echo
 from echo_jax.training.interrupt import Interrupted
 from echo_jax.training.loop import train_checked
 from echo_jax.training.measure import calibrate, probe_config
-from echo_jax.training.runfiles import read_json, write_json
 from echo_jax.training.sharding import make_mesh
 from echo_jax.training.trainer import NonFiniteLossError
 from echo_jax.workloads import build
@@ -264,7 +264,10 @@ def _check_echoes(arms: Mapping[str, Config], workdir: RunPath) -> None:
 
 def _kept_calibration(config: Config, workdir: RunPath) -> dict[str, float] | None:
     """Returns what an earlier call measured: None before the first, {} if nothing."""
-    kept = read_json(workdir / "study.json")
+    try:
+        kept = read_json(workdir / "study.json")
+    except DamagedFileError as error:
+        raise ValueError(f"{error}; use another --workdir") from error
     if kept is None:
         return None
     calibration = kept["calibration"]

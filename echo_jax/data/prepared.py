@@ -5,7 +5,6 @@ folder without it was never finished, and nothing of it is read.
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import msgpack
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
 from echo_jax.folders import FolderError, run_folder
+from echo_jax.json_files import DamagedFileError, read_json
 
 __all__ = [
     "DATASET_FILE",
@@ -26,15 +26,12 @@ __all__ = [
     "open_prepared",
     "pack",
     "read_info",
-    "seal",
     "unpack",
     "verify",
 ]
 
 DATASET_FILE = "dataset.json"
-FORMAT = 2
-# That of the first release, whose dataset.json has no hash of itself.
-_UNSEALED_FORMAT = 1
+FORMAT = 1
 
 Value = int | float | str | bytes
 """What an entry of a record may be."""
@@ -93,25 +90,19 @@ def read_info(folder: str | Path) -> dict[str, Any]:
     """
     path = run_folder(folder) / DATASET_FILE
     try:
-        info = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError) as error:
+        info = read_json(path)
+    except NotADirectoryError:
+        info = None
+    except (DamagedFileError, FolderError) as error:
+        raise PreparedError(f"{error}. {_AGAIN}") from error
+    if info is None:
         raise PreparedError(
             f"{str(folder)!r} is no prepared folder: it has no {DATASET_FILE}, which "
             "is written last. Run `echo-jax prepare` to make it, or to finish it."
-        ) from error
-    except (FolderError, ValueError, RecursionError) as error:
-        raise PreparedError(
-            f"{str(path)!r} cannot be read: {error}. {_AGAIN}"
-        ) from error
-    found = info.get("format") if isinstance(info, dict) else type(info).__name__
-    if found not in (FORMAT, _UNSEALED_FORMAT):
+        )
+    if (found := info.get("format")) != FORMAT:
         raise PreparedError(
             f"{str(path)!r} has format {found!r}; this version reads {FORMAT}. {_AGAIN}"
-        )
-    if found == FORMAT and info != seal(info):
-        raise PreparedError(
-            f"{str(path)!r} is damaged: it does not have the hash that it was written "
-            f"with. {_AGAIN}"
         )
     try:
         if info["kind"] not in _KINDS:
@@ -127,17 +118,6 @@ def read_info(folder: str | Path) -> dict[str, Any]:
             raise
         raise PreparedError(f"{str(path)!r} is damaged: {error!r}. {_AGAIN}") from error
     return info
-
-
-def seal(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content of a ``dataset.json`` with its own hash, which tells damage.
-
-    Args:
-      info: The content as JSON values, with or without a hash.
-    """
-    content = {name: value for name, value in info.items() if name != "sha256"}
-    text = json.dumps(content, sort_keys=True)
-    return content | {"sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 class Prepared:

@@ -19,6 +19,7 @@ import numpy as np
 __all__ = ["DecisionLog", "Recorder", "log_of"]
 
 _VERSION = 1
+_SUM = "crc32"
 _KEYS = {"version", "decisions", "bits"}
 # Ten years at one batch a second. A log is packed to an eighth of it in bytes.
 _MAX_DECISIONS = 1 << 28
@@ -159,6 +160,11 @@ class DecisionLog(Sequence[bool]):
             )
         return cls._of(packed, decisions)
 
+    def to_text(self) -> str:
+        """Returns the log as the content of a file, with a checksum; see `read`."""
+        record = self.to_json()
+        return json.dumps(record | {_SUM: _checksum(record)})
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the log to a file, whole or not at all.
 
@@ -169,7 +175,7 @@ class DecisionLog(Sequence[bool]):
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with temporary.open("w", encoding="ascii") as file:
-                json.dump(self.to_json(), file)
+                file.write(self.to_text())
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
@@ -206,6 +212,14 @@ class DecisionLog(Sequence[bool]):
             record = json.loads(content)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{name} is not a decision log: it is not JSON") from error
+        # Those of an earlier version have none.
+        if isinstance(record, dict) and _SUM in record:
+            found = record.pop(_SUM)
+            if found != _checksum(record):
+                raise ValueError(
+                    f"{name} is damaged: it does not have the checksum that it was "
+                    "written with"
+                )
         return cls.from_json(record)
 
 
@@ -281,6 +295,11 @@ def log_of(state: Mapping[str, Any]) -> DecisionLog | None:
 
 def _packed(decisions: bytes | bytearray) -> bytes:
     return np.packbits(np.frombuffer(decisions, np.uint8)).tobytes()
+
+
+def _checksum(record: Mapping[str, Any]) -> str:
+    text = json.dumps(record, sort_keys=True)
+    return f"{zlib.crc32(text.encode()):08x}"
 
 
 def _record(decisions: int, stream: bytes) -> dict[str, Any]:

@@ -4,7 +4,6 @@ A run folder is what `echo_jax.training` leaves behind; this module needs the
 files alone, so a study can be looked at on a machine without an accelerator.
 """
 
-import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_jax.folders import RunPath, run_folder
+from echo_jax.json_files import DamagedFileError, read_json, read_line
 
 __all__ = ["Run", "Study", "StudyError", "read_run", "read_runs", "read_study"]
 
@@ -196,24 +196,27 @@ def read_study(folder: str | os.PathLike[str]) -> Study:
 
 def _read_json(path: RunPath) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        raise StudyError(f"{path} is missing; run the arm again") from None
-    except json.JSONDecodeError as error:
-        raise StudyError(f"{path} is not JSON: {error}; run the arm again") from None
+        content = read_json(path)
+    except DamagedFileError as error:
+        raise StudyError(f"{error}; run the arm again") from None
+    if content is None:
+        raise StudyError(f"{path} is missing; run the arm again")
+    return content
 
 
 def _read_evals(path: RunPath) -> list[dict[str, Any]]:
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         raise StudyError(f"{path} is missing; run the arm again") from None
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            raise StudyError(f"{path}, line {number}, is not JSON: {error}") from None
+            rows.append(read_line(line))
+        except ValueError as error:
+            raise StudyError(
+                f"{path}, line {number}, is damaged: {error}; run the arm again"
+            ) from None
     return [row for row in rows if row["kind"] == "eval"]
 
 

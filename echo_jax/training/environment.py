@@ -14,7 +14,7 @@ import jax
 
 from echo_jax.config import Config
 from echo_jax.folders import RunPath
-from echo_jax.training.runfiles import read_json, write_json
+from echo_jax.json_files import DamagedFileError, read_json, write_json
 
 __all__ = ["claim_workdir", "config_sha256", "describe_environment"]
 
@@ -84,7 +84,13 @@ def claim_workdir(workdir: RunPath, config: Config) -> None:
         updates, target, or ``*_every`` is no other run.
     """
     new = json.loads(json.dumps(_own_fields(config)))
-    old = read_json(workdir / "config.json")
+    try:
+        old = read_json(workdir / "config.json")
+    except DamagedFileError as error:
+        raise ValueError(
+            f"{error}; delete it to resume with this config, which must be that of the "
+            "checkpoints, or use another --workdir"
+        ) from error
     if old is not None:
         _refuse_earlier(workdir, old)
         differing = _differing(old, new)

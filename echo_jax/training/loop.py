@@ -9,6 +9,7 @@ from rich.console import Console
 from echo_jax.config import Config
 from echo_jax.config_check import check_config
 from echo_jax.folders import RunPath, run_folder
+from echo_jax.json_files import read_if_whole, write_json
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.distributed import (
     all_gather,
@@ -19,7 +20,6 @@ from echo_jax.training.environment import claim_workdir, describe_environment
 from echo_jax.training.feeds import check_echo
 from echo_jax.training.interrupt import Interrupted, StopSignal
 from echo_jax.training.profile import Profile
-from echo_jax.training.runfiles import read_json, write_json
 from echo_jax.training.summary import is_finished
 from echo_jax.training.trainer import Trainer
 from echo_jax.workloads.base import Workload
@@ -104,7 +104,7 @@ def train_checked(
     workdir = run_folder(workdir)
     if is_main_process():
         claim_workdir(workdir, config)
-    summary = broadcast_from_first(read_json(workdir / "summary.json"))
+    summary = broadcast_from_first(read_if_whole(workdir / "summary.json"))
     _check_shared(workdir)
     if summary is not None and is_finished(summary, config):
         return summary

@@ -17,13 +17,13 @@ from typing import Any
 import jax
 
 from echo_jax.folders import RunPath
+from echo_jax.json_files import read_if_whole, write_json
 from echo_jax.training.collectives import Share, Trace, read_trace
 from echo_jax.training.distributed import (
     all_gather,
     broadcast_from_first,
     is_main_process,
 )
-from echo_jax.training.runfiles import read_json, write_json
 from echo_jax.training.trainer import Trainer
 
 __all__ = ["Profile"]
@@ -60,7 +60,7 @@ class Profile:
         done = run.totals.updates
         wanted = run.config.profile
         self._is_due = wanted.updates > 0 and done <= wanted.start
-        kept = broadcast_from_first(read_json(self._file))
+        kept = broadcast_from_first(read_if_whole(self._file))
         if kept and done < kept["first_update"] and is_main_process():
             self._folder.remove()
 
@@ -95,7 +95,7 @@ class Profile:
                 f"nothing was profiled: after update {self._wanted.start} of "
                 "--config.profile.start no update began"
             )
-        return broadcast_from_first(read_json(self._file))
+        return broadcast_from_first(read_if_whole(self._file))
 
     @property
     def _wanted(self) -> Any:

@@ -1,50 +1,24 @@
-"""The files of a run folder: strict JSON, whole or not there at all."""
+"""The rows of a run, and the file that they are in."""
 
-import json
-import math
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from echo_jax.folders import RunPath
+from echo_jax.json_files import json_line, plain, read_line
 
-__all__ = ["MetricsFile", "read_json", "write_json"]
+__all__ = ["MetricsFile"]
 
 # How old the file in a bucket, which is written as a whole, may become.
 _WRITE_EVERY_S = 30.0
 
 
-def read_json(path: RunPath) -> Any | None:
-    """Reads a JSON file.
-
-    Args:
-      path: The file.
-
-    Returns:
-      Its content, or None if there is no such file.
-    """
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        return None
-
-
-def write_json(path: RunPath, content: Any) -> None:
-    """Writes a JSON file so that a reader sees the old file or the new one.
-
-    Args:
-      path: The file; replaced if it exists.
-      content: Plain data. NaN and infinities become null, which JSON has.
-    """
-    path.write(json.dumps(_plain(content), indent=2, allow_nan=False) + "\n")
-
-
 class MetricsFile:
-    """``metrics.jsonl``: one JSON object a line, each with ``updates``.
+    """``metrics.jsonl``: one JSON object a line, each with ``updates`` and a checksum.
 
     Opening it forgets what a resumed run will do again: rows after the update
     that it resumes from, and a line that a kill left half written. Other lines that
-    are no rows are damage: they are dropped, and counted.
+    are not as they were written are damage: they are dropped, and counted.
 
     A row is in the file at once. In a bucket, which cannot append, it is there
     after `flush`, and with the first row that comes half a minute after the last
@@ -77,11 +51,11 @@ class MetricsFile:
         Args:
           row: Plain data. NaN and infinities become null.
         """
-        self.rows.append(_plain(row))
+        self.rows.append(plain(row))
         if not self._writes:
             return
         if not self._path.in_bucket:
-            self._path.append(_line(self.rows[-1]))
+            self._path.append(json_line(self.rows[-1]))
             return
         self._is_behind = True
         if time.monotonic() >= self._written_s + _WRITE_EVERY_S:
@@ -97,7 +71,7 @@ class MetricsFile:
             self._write()
 
     def _write(self) -> None:
-        self._path.write("".join(map(_line, self.rows)))
+        self._path.write("".join(map(json_line, self.rows)))
         self._is_behind, self._written_s = False, time.monotonic()
 
 
@@ -109,7 +83,7 @@ def _rows_until(path: RunPath, update: int) -> tuple[list[dict[str, Any]], list[
     lines = path.read_bytes().splitlines()
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
+            row = read_line(line)
             if row["updates"] <= update:
                 rows.append(row)
         except (KeyError, TypeError, ValueError):
@@ -117,18 +91,3 @@ def _rows_until(path: RunPath, update: int) -> tuple[list[dict[str, Any]], list[
             if number < len(lines):
                 damaged.append(number)
     return rows, damaged
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    return json.dumps(_plain(row), allow_nan=False) + "\n"
-
-
-def _plain(value: Any) -> Any:
-    """Returns the value with null in place of every float that JSON lacks."""
-    if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

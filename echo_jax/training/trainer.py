@@ -37,7 +37,7 @@ from echo_jax.training.flops import count_flops
 from echo_jax.training.measure import data_ended
 from echo_jax.training.metrics import RowMaker, Totals, eval_row, first_to_meet
 from echo_jax.training.progress import Progress
-from echo_jax.training.runfiles import MetricsFile, write_json
+from echo_jax.training.runfiles import MetricsFile
 from echo_jax.training.step import StepReport
 from echo_jax.training.summary import make_summary
 from echo_jax.workloads.base import Workload
@@ -278,7 +278,7 @@ class Trainer:
                 return
             totals = self._totals_of_each()
             for shard, log in self.feed.logs.items():
-                write_json(self.workdir / log_name(shard), log.to_json())
+                (self.workdir / log_name(shard)).write(log.to_text())
             host = {
                 "config_sha256": config_sha256(self.config),
                 "data": [*itertools.chain(*all_gather(self.feed.get_state()))],

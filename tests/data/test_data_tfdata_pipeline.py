@@ -27,6 +27,7 @@ from echo_jax.data.stages import Stages
 from echo_jax.data.storage import SimulatedStorage
 from echo_jax.echo.load_schedule import LoadSchedule
 from echo_jax.echo.spec import AdaptiveSpec, EchoSpec, StochasticSpec
+from echo_jax.json_files import read_line
 from echo_jax.runs import Interrupted, run_train
 from echo_jax.training.trainer import Trainer
 
@@ -335,7 +336,7 @@ def tiny(**overrides):
 
 def losses(workdir):
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = [read_line(line) for line in lines]
     return [row["loss"] for row in rows if row["kind"] == "train"]
 
 

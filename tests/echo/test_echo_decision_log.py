@@ -1,6 +1,8 @@
 """Decision logs: what they hold comes back, and nothing else is read."""
 
 import base64
+import contextlib
+import io
 import json
 import os
 import pickle
@@ -309,3 +311,21 @@ def test_a_file_larger_than_any_log_is_not_read(tmp_path, monkeypatch):
     path.write_bytes(b" " * 5000)
     with pytest.raises(ValueError, match="larger than any decision log"):
         DecisionLog.load(path)
+
+
+@given(st.lists(st.booleans(), max_size=40), st.data())
+def test_whatever_bit_of_a_file_flips_is_seen(decisions, data):
+    log = DecisionLog(decisions)
+    content = bytearray(log.to_text().encode())
+    flip = data.draw(st.integers(0, 8 * len(content) - 1))
+    content[flip // 8] ^= 1 << flip % 8
+    with contextlib.suppress(ValueError):
+        assert DecisionLog.read(io.BytesIO(content), name="tape.json") == log
+
+
+def test_another_number_of_decisions_is_seen():
+    """Of as many bytes: the bits alone do not tell it."""
+    text = DecisionLog([True, False, False]).to_text()
+    changed = text.replace('"decisions": 3', '"decisions": 2').encode()
+    with pytest.raises(ValueError, match=r"tape\.json is damaged: .* checksum"):
+        DecisionLog.read(io.BytesIO(changed), name="tape.json")

@@ -100,14 +100,14 @@ def test_a_broken_line_is_named_by_its_number(tmp_path, make_run):
     folder = make_run(tmp_path / "arm")
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "eval", "upd')
-    with pytest.raises(StudyError, match=r"metrics\.jsonl, line 7, is not JSON"):
+    with pytest.raises(StudyError, match=r"metrics\.jsonl, line 7, is damaged"):
         read_run(folder)
 
 
 def test_broken_json_is_named(tmp_path, make_run):
     folder = make_run(tmp_path / "arm")
     (folder / "summary.json").write_text("{")
-    with pytest.raises(StudyError, match=r"summary\.json is not JSON"):
+    with pytest.raises(StudyError, match=r"summary\.json is damaged"):
         read_run(folder)
 
 

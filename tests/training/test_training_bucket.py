@@ -1,5 +1,6 @@
 """A run folder in a bucket: from the first file to the last, and back again."""
 
+import io
 import json
 import shutil
 import sys
@@ -13,6 +14,7 @@ from tiny_workload import run, stop_at
 from echo_jax import cli
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.folders import FolderError, RunPath, run_folder
+from echo_jax.json_files import read_line, unseal
 from echo_jax.training import Interrupted, runfiles
 from echo_jax.training.runfiles import MetricsFile
 from echo_jax.training.trainer import NonFiniteLossError
@@ -47,7 +49,7 @@ def in_folder(tmp_path_factory):
 
 
 def rows_of(files):
-    return [json.loads(line) for line in files["metrics.jsonl"].splitlines()]
+    return [read_line(line) for line in files["metrics.jsonl"].splitlines()]
 
 
 def assert_same(files, others):
@@ -55,7 +57,7 @@ def assert_same(files, others):
     assert files.keys() == others.keys()
     assert files["config.json"] == others["config.json"]
     assert [*map(exact, rows_of(files))] == [*map(exact, rows_of(others))]
-    summaries = [json.loads(both["summary.json"]) for both in (files, others)]
+    summaries = [unseal(json.loads(both["summary.json"])) for both in (files, others)]
     assert summaries[0]["params_sha256"] == summaries[1]["params_sha256"]
 
 
@@ -155,7 +157,8 @@ def test_an_adaptive_run_leaves_a_tape_that_repeats_it(bucket, tmp_path):
         "echo__buffer": 40,
     }
     first = run(WORKDIR, **adaptive)
-    tape = DecisionLog.from_json(json.loads(bucket.files("runs/a")["tape.json"]))
+    tape = bucket.files("runs/a")["tape.json"]
+    tape = DecisionLog.read(io.BytesIO(tape), name="tape.json")
     assert len(tape) == 12
     replayed = run(tmp_path, **adaptive, echo__replay=f"{WORKDIR}/tape.json")
     assert replayed["params_sha256"] == first["params_sha256"]
@@ -178,7 +181,7 @@ def test_a_profile_is_there_too(bucket):
     summary = run(WORKDIR, **fields)
     (again,) = traces()
     assert bucket.objects[again] != content
-    told = json.loads(bucket.files("runs/a/profile")["collectives.json"])
+    told = unseal(json.loads(bucket.files("runs/a/profile")["collectives.json"]))
     assert summary["profile"] == told
 
 

@@ -10,6 +10,7 @@ import pytest
 from tiny_workload import make_workload, run, tiny_config
 
 from echo_jax.folders import run_folder
+from echo_jax.json_files import read_json
 from echo_jax.training.checkpoint import (
     Checkpoints,
     DamagedCheckpointError,
@@ -17,7 +18,6 @@ from echo_jax.training.checkpoint import (
 )
 from echo_jax.training.checksum import checksums
 from echo_jax.training.compiled import CompiledFunctions
-from echo_jax.training.runfiles import read_json
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import itertools
-import json
 import re
 import signal
 import threading
@@ -17,6 +16,7 @@ from rich.console import Console
 from tiny_workload import make_workload, run, tiny_config
 
 from echo_jax.echo.decision_log import DecisionLog
+from echo_jax.json_files import read_line
 from echo_jax.training import Interrupted, train
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.device_feed import DeviceEchoFeed
@@ -58,7 +58,7 @@ MODES = {
 
 def rows_of(workdir):
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return [read_line(line) for line in lines]
 
 
 def exact(row):

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_workload import Regression, make_workload, run, stop_at, tiny_config
 
+from echo_jax.json_files import read_line
 from echo_jax.training import (
     Interrupted,
     NonFiniteLossError,
@@ -36,7 +37,7 @@ ECHO = {"echo__factor": 2.5, "echo__after": "batch"}
 
 def rows_of(workdir):
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return [read_line(line) for line in lines]
 
 
 def counted(row):

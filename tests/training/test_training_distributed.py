@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from fake_gcs import Bucket, serve
 
+from echo_jax.json_files import unseal
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +104,7 @@ def alone(command, workdir, **overrides):
 
 
 def summary(workdir):
-    return json.loads((workdir / "summary.json").read_text())
+    return unseal(json.loads((workdir / "summary.json").read_text()))
 
 
 def counts(workdir):
@@ -322,7 +324,7 @@ def test_a_run_stopped_in_a_bucket_goes_on_as_in_a_folder(
         assert "summary.json" not in bucket.files("runs/two")
         options["updates"] = last_saved(bucket.folders("runs/two/checkpoints")) + 8
         finish(start(command, shared, **options))
-    resumed = json.loads(bucket.files("runs/two")["summary.json"])
+    resumed = unseal(json.loads(bucket.files("runs/two")["summary.json"]))
     options["log_dir"] = tmp_path / "logs_of_whole"
     finish(start(command, tmp_path / "whole", **options))
     whole = summary(tmp_path / "whole")

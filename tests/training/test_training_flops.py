@@ -1,6 +1,5 @@
 """What is counted as the work of an update, and what is made of it."""
 
-import json
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from tiny_workload import make_workload, run, tiny_config
 
+from echo_jax.json_files import read_line
 from echo_jax.training import flops
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feed import HostFeed, JoinedBatches
@@ -74,7 +74,7 @@ def test_all_devices_are_counted_together():
 def logged(workdir, **overrides):
     summary = run(workdir, updates=8, echo__factor=2.0, **overrides)
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = [read_line(line) for line in lines]
     return summary, [row for row in rows if row["kind"] == "train"]
 
 

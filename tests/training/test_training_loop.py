@@ -23,6 +23,7 @@ from tiny_workload import (
 
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.folders import run_folder
+from echo_jax.json_files import read_line, unseal
 from echo_jax.training import (
     Interrupted,
     NonFiniteLossError,
@@ -37,11 +38,11 @@ from echo_jax.training.measure import measure_rates
 
 def rows_of(workdir):
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return [read_line(line) for line in lines]
 
 
 def json_of(workdir, name):
-    return json.loads((workdir / name).read_text())
+    return unseal(json.loads((workdir / name).read_text()))
 
 
 def test_a_run_leaves_what_its_readers_need(tmp_path):

@@ -7,6 +7,7 @@ import signal
 import pytest
 from tiny_workload import run, stop_at
 
+from echo_jax.json_files import read_line, unseal
 from echo_jax.training import Interrupted, profile
 from echo_jax.training.collectives import Op, Trace
 
@@ -15,7 +16,7 @@ WINDOW = {"profile__start": 2, "profile__updates": 3}
 
 def rows_of(workdir):
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return [read_line(line) for line in lines]
 
 
 def traces(workdir):
@@ -87,7 +88,7 @@ def test_a_run_that_resumes_behind_it_keeps_it(tmp_path):
     options = {"echo__factor": 2.5, **WINDOW}
     with pytest.raises(Interrupted):
         run(tmp_path, on_batch=stop_at(8, signal.SIGTERM), **options)
-    found = json.loads((tmp_path / "profile" / "collectives.json").read_text())
+    found = unseal(json.loads((tmp_path / "profile" / "collectives.json").read_text()))
     (trace,) = traces(tmp_path)
     # Who looks at a run is no part of it: it may stop looking.
     summary = run(tmp_path, **{**options, "profile__updates": 0})

@@ -1,7 +1,6 @@
 """A run that was stopped ends like one that was not, bit for bit."""
 
 import functools
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ import jax
 import pytest
 from tiny_workload import run, stop_at
 
+from echo_jax.json_files import read_line
 from echo_jax.training import Interrupted
 
 ECHOES = {
@@ -41,7 +41,7 @@ ECHOES = {
 
 def rows_of(workdir):
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return [read_line(line) for line in lines]
 
 
 def exact(row):

@@ -1,47 +1,19 @@
-import json
-
 import pytest
 from tiny_workload import tiny_config
 
 from echo_jax.folders import run_folder
+from echo_jax.json_files import read_json, read_line
 from echo_jax.training.environment import claim_workdir, config_sha256
 from echo_jax.training.metrics import first_to_meet
-from echo_jax.training.runfiles import MetricsFile, read_json, write_json
-
-
-def strict(text):
-    """Parses JSON as the standard has it, without NaN and Infinity."""
-
-    def refuse(token):
-        raise AssertionError(f"{token} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
-def test_what_is_no_number_becomes_null(tmp_path):
-    path = run_folder(tmp_path) / "a.json"
-    write_json(path, {"a": [1.5, float("nan")], "b": {"c": float("inf")}, "d": 2**70})
-    expected = {"a": [1.5, None], "b": {"c": None}, "d": 2**70}
-    assert strict(path.read_text()) == expected
-    assert read_json(path) == expected
-    assert read_json(path.parent / "missing.json") is None
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path):
-    path = run_folder(tmp_path) / "a.json"
-    write_json(path, {"old": 1})
-    with pytest.raises(TypeError):
-        write_json(path, {"new": object()})
-    assert read_json(path) == {"old": 1}
-    assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
+from echo_jax.training.runfiles import MetricsFile
 
 
 def test_rows_are_in_the_file_at_once(tmp_path):
     metrics = MetricsFile(run_folder(tmp_path) / "metrics.jsonl", resumed_from=None)
     metrics.append({"kind": "train", "updates": 1, "loss": float("nan")})
     metrics.append({"kind": "eval", "updates": 2})
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert [strict(line) for line in lines] == metrics.rows
+    lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines()
+    assert [read_line(line) for line in lines] == metrics.rows
     assert metrics.rows[0]["loss"] is None
 
 
@@ -55,17 +27,23 @@ def test_a_resumed_file_forgets_later_rows_and_a_torn_line(tmp_path):
     resumed = MetricsFile(file, resumed_from=4)
     assert [row["updates"] for row in resumed.rows] == [2, 4]
     resumed.append({"kind": "train", "updates": 6})
-    assert [strict(line)["updates"] for line in path.read_text().splitlines()] == [
-        2,
-        4,
-        6,
-    ]
+    lines = path.read_bytes().splitlines()
+    assert [read_line(line)["updates"] for line in lines] == [2, 4, 6]
     assert MetricsFile(file, resumed_from=None).rows == []
     assert path.read_text() == ""
 
 
 @pytest.mark.parametrize(
-    "damage", ["{", "[]", "1", "null", '{"kind": "train"}', "\xff"]
+    "damage",
+    [
+        "{",
+        "[]",
+        "1",
+        "null",
+        '{"kind": "train"}',
+        "\xff",
+        '{"kind": "train", "updates": 3, "crc32": "00000000"}',
+    ],
 )
 def test_a_damaged_line_costs_no_other_row(tmp_path, damage):
     file = run_folder(tmp_path) / "metrics.jsonl"
@@ -110,6 +88,9 @@ def test_a_folder_belongs_to_one_config(tmp_path):
     ):
         claim_workdir(workdir, tiny_config(batch_size=16, echo__factor=2.0))
     assert read_json(workdir / "config.json")["batch_size"] == 8
+    (tmp_path / "a" / "b" / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json is damaged: .*; delete it"):
+        claim_workdir(workdir, tiny_config())
 
 
 def test_the_hash_of_a_config_ignores_what_may_change():

@@ -10,6 +10,7 @@ from rich.console import Console
 from tiny_workload import make_workload, run, stop_at, tiny_config
 
 from echo_jax.folders import run_folder
+from echo_jax.json_files import read_line
 from echo_jax.training import Interrupted, decide, train
 from echo_jax.training.checkpoint import Checkpoints
 from echo_jax.training.compiled import CompiledFunctions
@@ -22,7 +23,7 @@ DEVICE = {"echo__where": "device", "echo__after": "decode"}
 
 def rows_of(workdir):
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return [read_line(line) for line in lines]
 
 
 @pytest.fixture

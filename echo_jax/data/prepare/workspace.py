@@ -17,8 +17,9 @@ from typing import Any, Self
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from echo_jax.data.prepare.errors import PrepareError, difference
-from echo_jax.data.prepared import DATASET_FILE, FORMAT, read_info, seal
+from echo_jax.data.prepared import DATASET_FILE, FORMAT, read_info
 from echo_jax.folders import run_folder
+from echo_jax.json_files import seal
 
 __all__ = ["Workspace"]
 
@@ -196,7 +197,7 @@ class Workspace:
                 path.replace(self._out / name)
         plan = _read_json(self._work / _PLAN_FILE) or {}
         whole = {"format": FORMAT, **info, "splits": about, "files": beside, **plan}
-        self._write(DATASET_FILE, _json_bytes(seal(_as_json(whole))))
+        self._write(DATASET_FILE, _json_bytes(seal(whole)))
         shutil.rmtree(self._work)
         return read_info(self._out)
 
