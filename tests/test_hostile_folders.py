@@ -34,6 +34,15 @@ def stranger(trained, tmp_path):
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
+def _seen(home):
+    """All that tells a change; when something was last read does not."""
+    found = {path: path.stat() for path in home.rglob("*")}
+    return {
+        path: (stat.st_mode, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        for path, stat in found.items()
+    }
+
+
 @pytest.fixture
 def home(tmp_path):
     """Files of the user's, in which nothing may change."""
@@ -42,9 +51,9 @@ def home(tmp_path):
     (home / "kept" / "9" / "file").write_text("mine")
     (home / ".bashrc").write_text("mine")
     (home / "credentials").write_text(json.dumps({"updates": SECRET, "a": SECRET}))
-    before = {path: path.stat() for path in home.rglob("*")}
+    before = _seen(home)
     yield home
-    assert {path: path.stat() for path in home.rglob("*")} == before
+    assert _seen(home) == before
 
 
 def planted(path, target):
