@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from echo_jax.training.step import several_updates
+from echo_jax.training.compiled import several_updates
 
 __all__ = ["MODELS", "Model"]
 

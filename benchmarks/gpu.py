@@ -13,9 +13,9 @@ from benchmarks import tasks
 from benchmarks.device import make_feed
 from benchmarks.harness import Result, drive
 from echo_jax.echo.stores.device import default_mesh
+from echo_jax.training.compiled import several_updates
 from echo_jax.training.dispatch import fastest
 from echo_jax.training.flops import peak_flops_per_s
-from echo_jax.training.step import several_updates
 
 __all__ = ["h1", "h3", "h5", "h6", "h7"]
 

@@ -17,10 +17,10 @@ from benchmarks.harness import Result, drive
 from echo_jax.config import Config, load_config
 from echo_jax.config_check import check_config
 from echo_jax.data.prepare import Settings, prepare_images
-from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feed import Feed
 from echo_jax.training.feeds import open_feed
 from echo_jax.training.measure import measure_loader, measure_rates
+from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads import build
 
 __all__ = ["h2"]
@@ -62,7 +62,7 @@ def _measure(source: str, asked: int, small: bool) -> Result:
     config = _config(source, cores, small)
     check_config(config)
     workload = build(config)
-    compiled = CompiledFunctions(config, workload)
+    compiled = compile_functions(config, workload)
     state = compiled.init(compiled.init_key)
     rates = measure_rates(compiled, state, workload, config)
     _, sample = measure_loader(workload, config, most=1)

@@ -15,11 +15,11 @@ from echo_jax.training import distributed
 from echo_jax.training.checkpoint import DamagedCheckpointError
 from echo_jax.training.environment import claim_workdir
 from echo_jax.training.feeds import check_echo
+from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.interrupt import Interrupted
-from echo_jax.training.loop import train_checked
-from echo_jax.training.measure import calibrate, probe_config
+from echo_jax.training.probe import calibrate, probe_config
 from echo_jax.training.sharding import make_mesh
-from echo_jax.training.trainer import NonFiniteLossError
+from echo_jax.training.trainer import train_checked
 from echo_jax.workloads import build
 from echo_jax.workloads.base import Workload
 

@@ -6,7 +6,7 @@ import itertools
 import jax
 
 from echo_jax.echo.spec import EchoSpec
-from echo_jax.training.compiled import CompiledFunctions
+from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads import build
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -33,7 +33,7 @@ def compilations_by_update(config, num_updates=5):
     # Another test may have compiled the programs of an equal task.
     jax.clear_caches()
     workload = build(config)
-    functions = CompiledFunctions(config, workload)
+    functions = compile_functions(config, workload)
     state = functions.init(functions.init_key)
     spec = EchoSpec(batch_size=config.batch_size)
     counts = []

@@ -17,7 +17,7 @@ from echo_jax.data.pipeline import PipelineSpec
 from echo_jax.data.stage_calls import stage_calls
 from echo_jax.data.stages import Stages
 from echo_jax.data.storage import StorageSpec
-from echo_jax.training import measure
+from echo_jax.training import probe
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = f"{ROOT}/configs/quickstart.py:tiny"
@@ -79,9 +79,9 @@ def test_what_a_probe_advises_can_be_run(probed):
 )
 def test_advice_is_flags_of_the_config_that_was_given(path, flag, monkeypatch):
     options = []
-    monkeypatch.setattr(measure, "CompiledFunctions", mock.MagicMock())
+    monkeypatch.setattr(probe, "compile_functions", mock.MagicMock())
     monkeypatch.setattr(
-        measure, "probe", lambda *args, **kw: options.append(kw["options"])
+        probe, "probe", lambda *args, **kw: options.append(kw["options"])
     )
     config = cli._load(f"{ROOT}/configs/{path}", [])
     if "arms" in config:

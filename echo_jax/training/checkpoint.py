@@ -10,7 +10,7 @@ import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -24,10 +24,10 @@ from echo_jax.training.distributed import (
     fetch_global,
     is_main_process,
 )
-from echo_jax.training.step import TrainState
 
 __all__ = ["Checkpoints", "DamagedCheckpointError", "Restored", "params_sha256"]
 
+State = TypeVar("State")
 
 _BLOCK_BYTES = 1 << 22
 
@@ -36,7 +36,7 @@ class DamagedCheckpointError(ValueError):
     """A checkpoint that cannot be read, or holds something else than was saved."""
 
 
-class Restored(NamedTuple):
+class Restored(NamedTuple, Generic[State]):
     """What a run goes on from.
 
     Attributes:
@@ -47,7 +47,7 @@ class Restored(NamedTuple):
     """
 
     update: int
-    state: TrainState
+    state: State
     host: dict[str, Any]
     damaged: dict[int, str]
 
@@ -89,7 +89,7 @@ class Checkpoints:
         """Returns the update of the newest whole checkpoint, None without one."""
         return self._manager.latest_step()
 
-    def save(self, update: int, state: TrainState, host: dict[str, Any]) -> None:
+    def save(self, update: int, state: Any, host: dict[str, Any]) -> None:
         """Starts a save; does nothing if this update is saved already.
 
         Args:
@@ -118,8 +118,8 @@ class Checkpoints:
         )
 
     def restore(
-        self, update: int, abstract_state: TrainState
-    ) -> tuple[TrainState, dict[str, Any]]:
+        self, update: int, abstract_state: State
+    ) -> tuple[State, dict[str, Any]]:
         """Reads a checkpoint.
 
         Args:
@@ -172,7 +172,7 @@ class Checkpoints:
             )
         return state, content["host"]
 
-    def restore_newest(self, abstract_state: TrainState) -> Restored | None:
+    def restore_newest(self, abstract_state: State) -> Restored[State] | None:
         """Reads the newest checkpoint that is not damaged, and sets newer ones aside.
 
         Args:
@@ -274,11 +274,17 @@ class Checkpoints:
 def params_sha256(params: Any) -> str:
     """Hashes parameters: names, types, shapes and every bit.
 
+    All processes have to call it.
+
     Args:
       params: A pytree of arrays, sharded in any way.
 
     Returns:
       64 hexadecimal digits; equal for equal parameters on any mesh.
+
+    Raises:
+      RuntimeError: The processes hold different ones: they did not train the same
+        model.
     """
     digest = hashlib.sha256()
     for path, leaf in jax.tree.leaves_with_path(params):
@@ -286,7 +292,13 @@ def params_sha256(params: Any) -> str:
         digest.update(f"{jax.tree_util.keystr(path)} {value.dtype} ".encode())
         digest.update(f"{value.shape}\n".encode())
         digest.update(value.tobytes())
-    return digest.hexdigest()
+    found = all_gather(digest.hexdigest())
+    if len({*found}) > 1:
+        raise RuntimeError(
+            f"the processes ended with different parameters: {', '.join(found)}; "
+            "nothing of this run is to be trusted"
+        )
+    return found[0]
 
 
 def _forget(error: BaseException | None) -> None:

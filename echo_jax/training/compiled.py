@@ -1,8 +1,12 @@
-"""The compiled functions of a run, shared by runs that compute alike."""
+"""The compiled functions of a run, shared by runs that compute alike.
+
+What they compute is handed in by `echo_jax.training.trainer`. Here a state is a pytree
+of which ``params``, ``model_state`` and ``opt_state`` are known, and a report is any.
+"""
 
 import functools
-from collections.abc import Callable
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,24 +15,20 @@ from jax.sharding import Mesh
 from echo_jax.config import Config
 from echo_jax.training.distributed import replicate
 from echo_jax.training.feed import Batching, Feed, HostBatching, HostInput, Input
-from echo_jax.training.optim import Optimizer, hyperparams
+from echo_jax.training.finite import is_finite
+from echo_jax.training.optim import Optimizer
 from echo_jax.training.sharding import (
     batch_sharding,
     make_mesh,
     param_shardings,
     replicated,
 )
-from echo_jax.training.step import (
-    RunInputs,
-    StepReport,
-    TrainState,
-    init_state,
-    several_updates,
-    train_step,
-)
 from echo_jax.workloads.base import Batch, Sums, Task, Workload
 
-__all__ = ["CompiledFunctions", "CompiledStep"]
+__all__ = ["CompiledFunctions", "CompiledStep", "several_updates"]
+
+State = TypeVar("State")
+Report = TypeVar("Report")
 
 # Independent randomness, both from the run's one seed.
 _INIT_KEY, _STEP_KEY = 0, 1
@@ -38,9 +38,9 @@ class CompiledStep(Protocol):
     """A program of one step, or of several; see `CompiledFunctions.program`."""
 
     def __call__(
-        self, state: TrainState, arrays: Any, inputs: Any, run: RunInputs
-    ) -> tuple[TrainState, Any, StepReport]:
-        """Starts it."""
+        self, state: Any, arrays: Any, inputs: Any, run: Any
+    ) -> tuple[Any, Any, Any]:
+        """Starts it; returns the new state and arrays, and the report."""
         ...
 
     def trace(self, *args: Any) -> Any:
@@ -48,7 +48,7 @@ class CompiledStep(Protocol):
         ...
 
 
-class CompiledFunctions:
+class CompiledFunctions(Generic[State, Report]):
     """The functions of a run, with the arguments that never change.
 
     They are compiled at their first call. Runs of equal tasks, optimizers and meshes
@@ -58,41 +58,54 @@ class CompiledFunctions:
       mesh: The devices.
       init_key: Randomness of the parameters.
       run: What is the same at every update.
-      abstract_state: Shapes, types and shardings of a `TrainState`.
-      init: ``(key) -> TrainState``.
+      abstract_state: Shapes, types and shardings of a state.
+      init: ``(key) -> state``.
       evaluate: ``(state, batch) -> ({metric: (sum, count)}, outputs)``: what
         `Task.evaluate` and `Task.predict` return, on every device.
       is_finite: ``(state) -> bool[]``, over all its floats.
       copy: ``(state) -> state`` in memory of its own, to be donated freely.
     """
 
-    def __init__(self, config: Config, workload: Workload):
+    def __init__(
+        self,
+        config: Config,
+        workload: Workload,
+        run_inputs: Callable[[Config, jax.Array], Any],
+        init_state: Callable[..., State],
+        train_step: Callable[..., tuple[State, Report]],
+    ):
         """Lays out the devices.
 
         Args:
           config: A checked training config.
           workload: Made from this config.
+          run_inputs: ``(config, key) -> run``; here and below a pure function.
+          init_state: ``(key, task=..., optimizer=...) -> state``.
+          train_step: ``(state, batch, run, task=..., optimizer=...)`` gives the new
+            state and a report.
 
         Raises:
           ValueError: The mesh does not fit the devices or the batch.
         """
         self.mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.batch_size)
-        self._shared = _share(workload.task, Optimizer.from_config(config), self.mesh)
-        self.abstract_state = self._shared.abstract_state
-        self.init = self._shared.init
-        self.evaluate = self._shared.evaluate
-        self.is_finite = self._shared.is_finite
-        self.copy = self._shared.copy
+        optimizer = Optimizer.from_config(config)
+        shared: _Shared[State, Report] = _share(
+            init_state, train_step, workload.task, optimizer, self.mesh
+        )
+        self._shared = shared
+        self.abstract_state = shared.abstract_state
+        self.init = shared.init
+        self.evaluate = shared.evaluate
+        self.is_finite = shared.is_finite
+        self.copy = shared.copy
 
         def key_of(stream: int) -> jax.Array:
             return jax.random.fold_in(jax.random.key(config.seed), stream)
 
         on_all_devices = replicated(self.mesh)
         self.init_key = replicate(lambda: key_of(_INIT_KEY), on_all_devices)
-        self.run = RunInputs(
-            key=replicate(lambda: key_of(_STEP_KEY), on_all_devices),
-            log_every=replicate(lambda: jnp.int32(config.log_every), on_all_devices),
-            hyperparams=replicate(lambda: hyperparams(config), on_all_devices),
+        self.run = replicate(
+            lambda: run_inputs(config, key_of(_STEP_KEY)), on_all_devices
         )
 
     def program(self, batching: Batching, *, scan: bool = False) -> CompiledStep:
@@ -109,8 +122,8 @@ class CompiledFunctions:
         return self._shared.program(batching, scan)
 
     def step(
-        self, state: TrainState, feed: Feed, inputs: Input, *, scan: bool = False
-    ) -> tuple[TrainState, StepReport]:
+        self, state: State, feed: Feed, inputs: Input, *, scan: bool = False
+    ) -> tuple[State, Report]:
         """Starts the updates of an input.
 
         Args:
@@ -127,9 +140,7 @@ class CompiledFunctions:
         state, feed.arrays, report = run(state, feed.arrays, sent, self.run)
         return state, report
 
-    def step_on_batch(
-        self, state: TrainState, batch: Batch
-    ) -> tuple[TrainState, StepReport]:
+    def step_on_batch(self, state: State, batch: Batch) -> tuple[State, Report]:
         """Starts an update on a host batch; see `step`.
 
         Args:
@@ -141,7 +152,7 @@ class CompiledFunctions:
         state, _, report = self.program(batching)(state, (), sent, self.run)
         return state, report
 
-    def trace(self, state: TrainState, feed: Feed) -> Any:
+    def trace(self, state: State, feed: Feed) -> Any:
         """Returns what jax makes of one update before it compiles it.
 
         Args:
@@ -152,11 +163,19 @@ class CompiledFunctions:
         return self.program(feed.batching).trace(state, feed.arrays, inputs, self.run)
 
 
-class _Shared:
+class _Shared(Generic[State, Report]):
     """The functions of a task on a mesh; see `CompiledFunctions`."""
 
-    def __init__(self, task: Task, optimizer: Optimizer, mesh: Mesh):
-        self._task, self._optimizer, self._mesh = task, optimizer, mesh
+    def __init__(
+        self,
+        init_state: Callable[..., State],
+        train_step: Callable[..., tuple[State, Report]],
+        task: Task,
+        optimizer: Optimizer,
+        mesh: Mesh,
+    ):
+        self._step = functools.partial(train_step, task=task, optimizer=optimizer)
+        self._task, self._mesh = task, mesh
         init = functools.partial(init_state, task=task, optimizer=optimizer)
         shapes = jax.eval_shape(init, jax.random.key(0))
         on_all_devices = replicated(mesh)
@@ -164,41 +183,40 @@ class _Shared:
             params=param_shardings(shapes.params, mesh),
             opt_state=param_shardings(shapes.opt_state, mesh),
         )
-        self.abstract_state: TrainState = jax.tree.map(
+        self.abstract_state: State = jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
             shapes,
             self._state,
         )
-        self.init: Callable[[jax.Array], TrainState] = jax.jit(
+        self.init: Callable[[jax.Array], State] = jax.jit(
             init, out_shardings=self._state
         )
-        self.evaluate: Callable[[TrainState, Batch], tuple[Sums, Any]] = jax.jit(
+        self.evaluate: Callable[[State, Batch], tuple[Sums, Any]] = jax.jit(
             self._evaluate,
             in_shardings=(self._state, batch_sharding(mesh)),
             out_shardings=on_all_devices,
         )
-        self.is_finite: Callable[[TrainState], jax.Array] = jax.jit(
-            _is_finite, in_shardings=(self._state,), out_shardings=on_all_devices
+        self.is_finite: Callable[[State], jax.Array] = jax.jit(
+            is_finite, in_shardings=(self._state,), out_shardings=on_all_devices
         )
-        self.copy: Callable[[TrainState], TrainState] = jax.jit(
+        self.copy: Callable[[State], State] = jax.jit(
             lambda state: jax.tree.map(jnp.copy, state),
             in_shardings=(self._state,),
             out_shardings=self._state,
         )
         self.program = functools.lru_cache(maxsize=32)(self._program)
 
-    def _evaluate(self, state: TrainState, batch: Batch) -> tuple[Sums, Any]:
+    def _evaluate(self, state: Any, batch: Batch) -> tuple[Sums, Any]:
         variables = {"params": state.params, **state.model_state}
         task = self._task
         return task.evaluate(variables, batch), task.predict(variables, batch)
 
     def _program(self, batching: Batching, scan: bool) -> CompiledStep:
-        step = functools.partial(train_step, task=self._task, optimizer=self._optimizer)
-
         def program(
-            state: TrainState, arrays: Any, inputs: Any, run: RunInputs
-        ) -> tuple[TrainState, Any, StepReport]:
+            state: State, arrays: Any, inputs: Any, run: Any
+        ) -> tuple[State, Any, Report]:
             arrays, batches = batching(arrays, inputs)
+            step = self._step
             state, report = several_updates(
                 lambda state, batch: step(state, batch, run), state, batches, scan=scan
             )
@@ -219,8 +237,29 @@ class _Shared:
 _share = functools.lru_cache(maxsize=8)(_Shared)
 
 
-def _is_finite(state: TrainState) -> jax.Array:
-    floats = [
-        x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)
-    ]
-    return jnp.all(jnp.array([jnp.isfinite(x).all() for x in floats]))
+def several_updates(
+    update: Callable[[State, Any], tuple[State, Any]],
+    state: State,
+    batches: Sequence[Any],
+    *,
+    scan: bool,
+) -> tuple[State, Any]:
+    """Performs updates one after the other; to be traced.
+
+    Args:
+      update: ``(state, batch) -> (state, report)``, a pure function.
+      state: Before the first of them.
+      batches: One for each, with the same shapes.
+      scan: Whether to loop over one copy of `update`, instead of writing it so often.
+
+    Returns:
+      The last state, and the report of the last update.
+    """
+    if scan and len(batches) > 1:
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
+        state, reports = jax.lax.scan(update, state, stacked)
+        return state, jax.tree.map(lambda x: x[-1], reports)
+    report = None
+    for batch in batches:
+        state, report = update(state, batch)
+    return state, report

@@ -1,10 +1,12 @@
-"""What a run decides by measuring: the echo factor, and how it dispatches."""
+"""What a run decides once, at its start: shards, echo factor, and how it dispatches."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
+
+import jax
 
 from echo_jax.config import Config
 from echo_jax.config_echo import echo_spec, largest_factor, leaves_factor_open
@@ -13,10 +15,10 @@ from echo_jax.echo.shard import DataShard
 from echo_jax.echo.spec import AdaptiveSpec, StochasticSpec
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.dispatch import LOOP, Dispatch, choose_dispatch
+from echo_jax.training.distributed import own_shards
 from echo_jax.training.feed import Feed
 from echo_jax.training.feeds import open_feed
 from echo_jax.training.measure import Rates, measure_loader, measure_step
-from echo_jax.training.step import TrainState
 from echo_jax.workloads.base import Workload
 
 __all__ = ["Decided", "decide"]
@@ -27,26 +29,31 @@ class Decided:
     """What was decided, and the feed that was made for it.
 
     Attributes:
+      shards: Of the data, that this process makes.
       feed: Not started yet.
       dispatch: How updates are dispatched.
       factor: The echo factor, which the config may leave open.
       rates: What it was decided by.
     """
 
+    shards: Sequence[DataShard]
     feed: Feed
     dispatch: Dispatch
     factor: float
     rates: Rates
+
+    def chosen(self) -> dict[str, Any]:
+        """Returns what was decided by measuring, for ``environment.json``."""
+        return {"echo_factor": self.factor, "dispatch": asdict(self.dispatch)}
 
 
 def decide(
     config: Config,
     workload: Workload,
     compiled: CompiledFunctions,
-    state: TrainState,
+    state: Any,
     *,
     before: Mapping[str, Any] | None,
-    shards: Sequence[DataShard],
     note: Callable[[str], None],
 ) -> Decided:
     """Measures, decides what was not decided before, and compiles what is used.
@@ -60,9 +67,13 @@ def decide(
       state: Not changed.
       before: The host's part of the checkpoint that the run resumes from, whose
         decisions stand; None at the start.
-      shards: Of the data, that this process makes.
       note: Is told what was decided and why.
+
+    Raises:
+      ValueError: The echo is impossible, or the processes cannot share the data.
     """
+    num_shards = config.data.shards or jax.process_count()
+    shards = own_shards(len(before["data"]) if before else num_shards)
     t_up_s, sample = measure_loader(workload, config, shards=shards)
     opened = partial(
         open_feed,
@@ -102,7 +113,7 @@ def decide(
         feed = opened(factor=factor)
         for each in {LOOP, dispatch}:
             measure_step(compiled, state, feed, dispatch=each)  # Compiles.
-    return Decided(feed, dispatch, factor, rates)
+    return Decided(shards, feed, dispatch, factor, rates)
 
 
 def _most_updates(config: Config, ratio: float) -> float:

@@ -26,7 +26,6 @@ from echo_jax.config import Config
 from echo_jax.echo.instrument.stopwatch import BoundedSteps
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feed import Feed
-from echo_jax.training.step import StepReport, TrainState
 
 __all__ = [
     "LOOP",
@@ -208,7 +207,7 @@ _CHOSEN: dict[tuple[Any, int, int], tuple[Dispatch, str]] = {}
 def choose_dispatch(
     config: Config,
     compiled: CompiledFunctions,
-    state: TrainState,
+    state: Any,
     feed: Feed,
     *,
     step_s: float,
@@ -250,7 +249,7 @@ def choose_dispatch(
 
 
 def _timed_choice(
-    compiled: CompiledFunctions, state: TrainState, feed: Feed, size: int, step_s: float
+    compiled: CompiledFunctions, state: Any, feed: Feed, size: int, step_s: float
 ) -> tuple[Dispatch, str]:
     if step_s > _LONG_STEP_S:
         why = f"a step takes {step_s * 1e3:.0f} ms, dispatching it next to nothing"
@@ -275,9 +274,7 @@ def _timed_choice(
 class _Runs:
     """Groups of updates on a copy of the state, by every mode."""
 
-    def __init__(
-        self, compiled: CompiledFunctions, state: TrainState, feed: Feed, size: int
-    ):
+    def __init__(self, compiled: CompiledFunctions, state: Any, feed: Feed, size: int):
         self._compiled, self._state = compiled, state
         self._feed, self._size = feed, size
 
@@ -294,7 +291,7 @@ class _Runs:
         self._run(groups, self._size, scan=True)
 
     def _run(self, times: int, num_updates: int, *, scan: bool) -> None:
-        def start(inputs: Any) -> StepReport:
+        def start(inputs: Any) -> Any:
             self._state, report = self._compiled.step(
                 self._state, self._feed, inputs, scan=scan
             )

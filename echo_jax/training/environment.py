@@ -13,10 +13,17 @@ from typing import Any
 import jax
 
 from echo_jax.config import Config
-from echo_jax.folders import RunPath
+from echo_jax.folders import RunPath, run_folder
 from echo_jax.json_files import DamagedFileError, read_json, write_json
+from echo_jax.training.distributed import all_gather, is_main_process
 
-__all__ = ["claim_workdir", "config_sha256", "describe_environment"]
+__all__ = [
+    "check_saved",
+    "claim_workdir",
+    "config_sha256",
+    "describe_environment",
+    "open_workdir",
+]
 
 _PACKAGES = (
     "echo-jax",
@@ -72,6 +79,31 @@ def describe_environment(metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def open_workdir(workdir: str | os.PathLike[str], config: Config) -> RunPath:
+    """Opens a run folder in all processes, after the first one has claimed it.
+
+    Args:
+      workdir: The run folder; made if there is none.
+      config: The config.
+
+    Raises:
+      FolderError: The folder cannot be opened.
+      ValueError: It holds a run of another config, or one process does not see it.
+    """
+    folder = run_folder(workdir)
+    if is_main_process():
+        claim_workdir(folder, config)
+    # The others look for it when it is there.
+    all_gather(None)
+    seen = all_gather((folder / "config.json").exists())
+    if not all(seen):
+        raise ValueError(
+            f"process {seen.index(False)} of {len(seen)} does not see {folder}; give "
+            "all of them one --workdir, on a disk that they share or gs://BUCKET/FOLDER"
+        )
+    return folder
+
+
 def claim_workdir(workdir: RunPath, config: Config) -> None:
     """Makes a run folder, or makes sure that an existing one is of this config.
 
@@ -103,6 +135,24 @@ def claim_workdir(workdir: RunPath, config: Config) -> None:
     if new != old:
         workdir.mkdir()
         write_json(workdir / "config.json", new)
+
+
+def check_saved(config: Config, update: int, sha256: str) -> None:
+    """Makes sure that a checkpoint is of this config.
+
+    Args:
+      config: A training config.
+      update: Of the checkpoint.
+      sha256: `config_sha256` of the config that it was saved with.
+
+    Raises:
+      ValueError: It is of another one.
+    """
+    if sha256 != config_sha256(config):
+        raise ValueError(
+            f"the checkpoint of update {update} was saved with another config than "
+            "config.json; use another --workdir"
+        )
 
 
 def _refuse_earlier(workdir: RunPath, old: Mapping[str, Any]) -> None:

@@ -10,17 +10,38 @@ import numpy as np
 
 from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT
 from echo_jax.training.compiled import CompiledFunctions
-from echo_jax.training.distributed import all_gather
+from echo_jax.training.distributed import all_gather, this_shard
 from echo_jax.training.sharding import put_batch
-from echo_jax.training.step import TrainState
-from echo_jax.workloads.base import Batch, Evaluator
+from echo_jax.workloads.base import Batch, Evaluator, Workload
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "evaluate_split"]
+
+
+def evaluate_split(
+    compiled: CompiledFunctions, state: Any, workload: Workload
+) -> dict[str, float]:
+    """Returns every metric of a workload over its evaluation split.
+
+    Args:
+      compiled: The run's functions.
+      state: The state to evaluate; not changed.
+      workload: Makes this process' part of the split.
+
+    Returns:
+      What `evaluate` does, and what the task derives from it.
+    """
+    metrics = evaluate(
+        compiled,
+        state,
+        workload.eval_batches(shard=this_shard()),
+        evaluator=workload.evaluator() if workload.evaluator else None,
+    )
+    return metrics | workload.task.derive(metrics)
 
 
 def evaluate(
     compiled: CompiledFunctions,
-    state: TrainState,
+    state: Any,
     batches: Iterable[Batch],
     *,
     evaluator: Evaluator | None = None,

@@ -11,12 +11,12 @@ a dispatch holds.
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from jax.sharding import Mesh
 
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feed import Feed
-from echo_jax.training.step import TrainState
 
 __all__ = ["UpdateFlops", "count_flops", "peak_flops_per_s"]
 
@@ -77,9 +77,7 @@ class UpdateFlops:
         return found | ({"mfu": per_s / self.peak_per_s} if self.peak_per_s else {})
 
 
-def count_flops(
-    compiled: CompiledFunctions, state: TrainState, feed: Feed
-) -> UpdateFlops:
+def count_flops(compiled: CompiledFunctions, state: Any, feed: Feed) -> UpdateFlops:
     """Counts the floating-point operations of one update; compiles nothing.
 
     Args:

@@ -1,7 +1,7 @@
 """How starved a trainer is: seconds per fresh batch against seconds per step."""
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +10,6 @@ import jax
 
 from echo_jax.config import Config
 from echo_jax.config_echo import largest_factor
-from echo_jax.echo.instrument.advice import OptionNames
-from echo_jax.echo.instrument.probe import probe
-from echo_jax.echo.instrument.probe_report import ProbeReport
 from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT, BoundedSteps, time_calls
 from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import EchoSpec
@@ -21,23 +18,21 @@ from echo_jax.training.dispatch import LOOP, Dispatch
 from echo_jax.training.distributed import all_gather, broadcast_from_first
 from echo_jax.training.feed import Feed, JoinedBatches
 from echo_jax.training.feeds import open_feed
-from echo_jax.training.step import StepReport, TrainState
 from echo_jax.workloads.base import Batch, Workload
 
 __all__ = [
     "Rates",
-    "calibrate",
     "data_ended",
     "measure_loader",
     "measure_rates",
     "measure_step",
     "next_batch",
-    "probe_config",
+    "unechoed",
 ]
 
 # For the loader, and for the step. A training run starts with a quick look.
 _BUDGET_S = 2.0
-_LEAST_CALLS, _QUICK_CALLS, _MANY_CALLS = 3, 20, 1000
+_LEAST_CALLS, _QUICK_CALLS = 3, 20
 _TOGETHER_CALLS = 8
 
 
@@ -61,24 +56,9 @@ class Rates:
         return self.t_up_s / self.t_down_s
 
 
-def calibrate(config: Config, workload: Workload) -> Rates:
-    """Measures the rates of a config without training it.
-
-    Args:
-      config: A checked training config.
-      workload: Made from this config.
-
-    Returns:
-      The rates on this machine, now.
-    """
-    compiled = CompiledFunctions(config, workload)
-    state = compiled.init(compiled.init_key)
-    return measure_rates(compiled, state, workload, config, most=_MANY_CALLS)
-
-
 def measure_rates(
     compiled: CompiledFunctions,
-    state: TrainState,
+    state: Any,
     workload: Workload,
     config: Config,
     *,
@@ -130,7 +110,7 @@ def measure_loader(
     if config.echo.where == "device":
         datasets = [workload.fresh_dataset(shard) for shard in shards]
     else:
-        spec = _unechoed(config)
+        spec = unechoed(config)
         datasets = [workload.train_dataset(spec, shard) for shard in shards]
 
     def load() -> Batch:
@@ -145,7 +125,7 @@ def measure_loader(
 
 def measure_step(
     compiled: CompiledFunctions,
-    state: TrainState,
+    state: Any,
     feed: Feed,
     *,
     dispatch: Dispatch = LOOP,
@@ -166,7 +146,7 @@ def measure_step(
     """
     state = compiled.copy(state)
 
-    def step(num_updates: int) -> StepReport:
+    def step(num_updates: int) -> Any:
         nonlocal state
         state, report = compiled.step(
             state, feed, feed.hold(num_updates), scan=dispatch.mode == "scan"
@@ -188,41 +168,6 @@ def measure_step(
     )
     steps.finish()
     return broadcast_from_first(statistics.median(down) / dispatch.steps)
-
-
-def probe_config(
-    config: Config,
-    workload: Workload,
-    *,
-    seconds: float,
-    stages: Mapping[str, Callable[[], Any]],
-    on_progress: Callable[[str, float], None],
-    flag: str = "--config",
-) -> ProbeReport:
-    """Probes a trainer of this project: what its config makes, without an echo.
-
-    Args:
-      config: A checked training config.
-      workload: Made from this config.
-      seconds: See `echo_jax.echo.instrument.probe.probe`, here and below.
-      stages: What the pipeline does for a batch.
-      on_progress: Called with what is measured next.
-      flag: Begins the flags of the config's fields, as they are typed.
-
-    Returns:
-      The report; its advice names fields of the config.
-    """
-    compiled = CompiledFunctions(config, workload)
-    return probe(
-        workload.train_dataset(_unechoed(config)),
-        compiled.step_on_batch,
-        state=compiled.init(compiled.init_key),
-        seconds=seconds,
-        cap=config.echo.cap,
-        stages=stages,
-        options=_options(flag),
-        on_progress=on_progress,
-    )
 
 
 def next_batch(iterator: Iterator[Batch], workload: Workload, when: str) -> Batch:
@@ -250,23 +195,11 @@ def data_ended(workload: Workload, when: str) -> ValueError:
     )
 
 
-def _options(flag: str) -> OptionNames:
-    """Returns what the settings are called where the fields' flags begin so."""
-    return OptionNames(
-        threads=f"{flag}.data.threads",
-        workers=f"{flag}.data.workers",
-        prefetch=f"{flag}.data.prefetch",
-        seconds="--seconds",
-        device=f"on the accelerator ({flag}.echo.where=device)",
-        placements=("decode", "augment", "batch"),
-        echo=(
-            f"{flag}.echo.factor={{factor}} {flag}.echo.after={{after}} "
-            f"{flag}.echo.order=spread {flag}.echo.buffer={{buffer}}"
-        ),
-    )
+def unechoed(config: Config) -> EchoSpec:
+    """Returns the echo of factor 1 in the place of the config's echo.
 
-
-def _unechoed(config: Config) -> EchoSpec:
-    """Returns the echo of factor 1 in the place of the config's echo."""
+    Args:
+      config: A checked training config.
+    """
     is_of_batches = config.echo.after == "batch"
     return EchoSpec(batch_size=1 if is_of_batches else config.batch_size)

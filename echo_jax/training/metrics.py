@@ -1,84 +1,18 @@
-"""What a run counts, and the rows of ``metrics.jsonl`` made of it."""
+"""The rows of ``metrics.jsonl``, and what is read off them."""
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-import jax
-import numpy as np
-
 from echo_jax.training.flops import UpdateFlops
-from echo_jax.training.step import REPEAT_BUCKETS, StepReport
+from echo_jax.training.totals import Totals
 
 __all__ = [
     "RowMaker",
-    "Totals",
     "eval_row",
     "first_to_meet",
     "idle_fraction",
-    "repeat_name",
     "train_metrics",
 ]
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Counts since the start of the run, also before it was resumed.
-
-    Attributes:
-      updates: Optimizer steps.
-      fresh: Examples used for the first time.
-      repeats: Examples used again.
-      busy_s: Seconds in which the devices worked, see `DeviceTime`; up to when the
-        counts were last put beside the time.
-    """
-
-    updates: int = 0
-    fresh: int = 0
-    repeats: int = 0
-    busy_s: float = 0.0
-
-    def after(self, repeat: np.ndarray) -> "Totals":
-        """Returns the totals after more updates.
-
-        Args:
-          repeat: The repeat index of every example of them, ``int32[K, B]``.
-        """
-        repeats = int(np.count_nonzero(repeat))
-        return replace(
-            self,
-            updates=self.updates + len(repeat),
-            fresh=self.fresh + repeat.size - repeats,
-            repeats=self.repeats + repeats,
-        )
-
-    @classmethod
-    def of_all(cls, totals: Sequence["Totals"]) -> "Totals":
-        """Returns the totals over all processes.
-
-        Every process has done all updates, on examples of its own. Where one waits
-        for its data, the devices of the others seem to work: they wait within a
-        collective. So the least time at work counts.
-
-        Args:
-          totals: Of each process; none at the start of a run.
-        """
-        if not totals:
-            return cls()
-        counts = {name: sum(getattr(t, name) for t in totals) for name in _COUNTED}
-        busy_s = min(each.busy_s for each in totals)
-        return replace(totals[0], busy_s=busy_s, **counts)
-
-    def counts(self) -> dict[str, int]:
-        """Returns ``updates``, ``fresh`` and ``repeats``."""
-        counts = asdict(self)
-        del counts["busy_s"]
-        return counts
-
-
-# What a process counts of its own rows.
-_COUNTED = ("fresh", "repeats")
 
 
 class RowMaker:
@@ -104,28 +38,21 @@ class RowMaker:
         self,
         totals: Totals,
         seconds: Mapping[str, float],
-        report: StepReport,
+        found: Mapping[str, float],
         *,
         step_s: float,
     ) -> dict[str, Any]:
-        """Returns the row of an update; waits until it is computed.
+        """Returns the row of an update.
 
-        Losses are means over the examples since the last logged update; rates are
-        over the time since then, or since the start or the resumption.
+        Rates are over the time since the last logged update, or since the start or the
+        resumption.
 
         Args:
           totals: After the update.
           seconds: The clock's seconds, when the update was seen to be done.
-          report: Of the update.
+          found: What the devices found, see `echo_jax.training.trainer.StepReport.row`.
           step_s: Seconds of an update at work, see `DeviceTime`.
         """
-        report = jax.device_get(report)
-        loss, count = report.window.loss, report.window.count
-        by_repeat = {
-            repeat_name(i): float(loss[i] / count[i])
-            for i in range(REPEAT_BUCKETS)
-            if count[i]
-        }
         elapsed_s = seconds["wall_s"] - self._wall_s
         updates = totals.updates - self._totals.updates
         fresh = totals.fresh - self._totals.fresh
@@ -136,13 +63,7 @@ class RowMaker:
             "kind": "train",
             **totals.counts(),
             **seconds,
-            "loss": float(loss.sum() / count.sum()),
-            "learning_rate": float(report.learning_rate),
-            **by_repeat,
-            **{
-                f"train_{name}": _mean(total, count)
-                for name, (total, count) in report.metrics.items()
-            },
+            **found,
             "step_s": step_s,
             "busy_s": totals.busy_s,
             "idle_fraction": idle_fraction(busy_s, elapsed_s),
@@ -150,10 +71,6 @@ class RowMaker:
             "fresh_per_s": fresh / elapsed_s,
             **self._flops.rates(updates=updates, seconds=elapsed_s),
         }
-
-
-def _mean(total: Any, count: Any) -> float:
-    return float(total) / float(count) if count else math.nan
 
 
 def eval_row(
@@ -197,17 +114,6 @@ def train_metrics(row: Mapping[str, Any]) -> dict[str, float]:
         for name, value in row.items()
         if name.startswith("train_") and name != "train_s"
     }
-
-
-def repeat_name(bucket: int) -> str:
-    """Returns the name of the loss of a bucket of repeats.
-
-    Example:
-      >>> repeat_name(0), repeat_name(REPEAT_BUCKETS - 1)
-      ('loss_repeat_0', 'loss_repeat_7_and_later')
-    """
-    is_last = bucket == REPEAT_BUCKETS - 1
-    return f"loss_repeat_{bucket}{'_and_later' if is_last else ''}"
 
 
 def first_to_meet(

@@ -12,24 +12,45 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
+from echo_jax.config import Config
 from echo_jax.folders import RunPath
-from echo_jax.json_files import read_if_whole, write_json
+from echo_jax.json_files import read_if_whole
+from echo_jax.training.clock import Clock
 from echo_jax.training.collectives import Share, Trace, read_trace
+from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.distributed import (
     all_gather,
     broadcast_from_first,
     is_main_process,
 )
-from echo_jax.training.trainer import Trainer
+from echo_jax.training.progress import Progress
+from echo_jax.training.runfiles import write_json_once
+from echo_jax.training.totals import Totals
 
 __all__ = ["Profile"]
 
 # A viewer takes every annotation with a number for a step.
 _STEP = "training update"
+
+
+class Run(Protocol):
+    """What is used here of an `echo_jax.training.trainer.Trainer`."""
+
+    config: Config
+    workdir: RunPath
+    compiled: CompiledFunctions
+    state: Any
+    totals: Totals
+    clock: Clock
+    progress: Progress
+
+    def read(self, *, leave: int) -> None:
+        """Waits for dispatches in flight."""
+        ...
 
 
 class Profile:
@@ -51,7 +72,7 @@ class Profile:
       0.41
     """
 
-    def __init__(self, run: Trainer):
+    def __init__(self, run: Run):
         self._run = run
         self._folder = run.workdir / "profile"
         self._file = self._folder / "collectives.json"
@@ -141,8 +162,7 @@ class Profile:
                 "updates": self._run.totals.updates - begun,
                 **self._of_all(trace),
             }
-            if is_main_process():
-                write_json(self._file, result)
+            write_json_once(self._file, result)
         self._run.progress.note(_in_words(result, self._folder))
 
     def _of_all(self, trace: Trace | None) -> dict[str, Any]:

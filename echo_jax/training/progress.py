@@ -8,9 +8,12 @@ from typing import Any, Self
 from rich import progress
 from rich.console import Console
 
+from echo_jax.config import Config
+from echo_jax.training.checkpoint import Restored
+from echo_jax.training.distributed import is_main_process
 from echo_jax.training.metrics import train_metrics
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "show_run"]
 
 
 class Progress:
@@ -122,3 +125,30 @@ class Progress:
         speed = (self._done - self._first) / (time.perf_counter() - self._started)
         seconds = round((self._total - self._done) / speed) if speed else 0
         return f"ETA {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def show_run(
+    config: Config, restored: Restored | None, console: Console | None
+) -> Progress:
+    """Returns what shows a run, and has told how it starts.
+
+    Args:
+      config: The run's config.
+      restored: What the run goes on from; None at its start.
+      console: Where to; None for standard output. One process shows what all of them
+        do.
+    """
+    is_held = config.data.hold_batch
+    shown = Progress(
+        console if is_main_process() else Console(quiet=True),
+        total=config.updates,
+        done=restored.update if restored else 0,
+        mark="[one batch held]" if is_held else "",
+    )
+    if is_held:
+        shown.note("shows the ceiling of speed, and writes no checkpoint")
+    if restored:
+        for reason in restored.damaged.values():
+            shown.note(f"{reason}; it is set aside")
+        shown.note(f"resumes after update {restored.update}")
+    return shown

@@ -5,12 +5,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from echo_jax.folders import RunPath
-from echo_jax.json_files import json_line, plain, read_line
+from echo_jax.json_files import json_line, plain, read_line, write_json
+from echo_jax.training.distributed import is_main_process
 
-__all__ = ["MetricsFile"]
+__all__ = ["MetricsFile", "write_json_once"]
 
 # How old the file in a bucket, which is written as a whole, may become.
 _WRITE_EVERY_S = 30.0
+
+
+def write_json_once(path: RunPath, content: Mapping[str, Any]) -> None:
+    """Writes a JSON file as `write_json` does, in one process for all.
+
+    Args:
+      path: The file; replaced if it exists.
+      content: Plain data, the same in all processes.
+    """
+    if is_main_process():
+        write_json(path, content)
 
 
 class MetricsFile:

@@ -5,15 +5,10 @@ from dataclasses import asdict
 from typing import Any
 
 from echo_jax.config import Config
-from echo_jax.training.dispatch import Dispatch
+from echo_jax.training.decide import Decided
 from echo_jax.training.flops import UpdateFlops
-from echo_jax.training.measure import Rates
-from echo_jax.training.metrics import (
-    Totals,
-    first_to_meet,
-    idle_fraction,
-    train_metrics,
-)
+from echo_jax.training.metrics import first_to_meet, idle_fraction, train_metrics
+from echo_jax.training.totals import Totals
 from echo_jax.workloads.base import Workload
 
 __all__ = ["is_finished", "make_summary"]
@@ -26,11 +21,9 @@ def make_summary(
     rows: Sequence[dict[str, Any]],
     totals: Totals,
     seconds: Mapping[str, float],
-    rates: Rates,
+    decided: Decided,
     t_up_s: float,
     step_s: float,
-    factor: float,
-    dispatch: Dispatch,
     flops: UpdateFlops,
     profile: Mapping[str, Any] | None,
     params_sha256: str,
@@ -43,11 +36,10 @@ def make_summary(
       rows: All rows of ``metrics.jsonl``; the last evaluation is the final one.
       totals: Of the whole run.
       seconds: The clock's.
-      rates: As measured before the first update, or the first that was resumed.
+      decided: By what was measured before the first update, or the first that was
+        resumed.
       t_up_s: Seconds of a fresh batch, corrected by what was seen since then.
       step_s: Seconds of an update at work, as measured since then.
-      factor: The echo factor, which the config may leave open.
-      dispatch: How updates were dispatched.
       flops: Of an update.
       profile: What a few updates spent in collectives; None if none were profiled.
       params_sha256: Hash of the final parameters.
@@ -83,14 +75,14 @@ def make_summary(
         }
         if last
         else {},
-        "echo": {**echo, "factor": factor, "factor_asked": echo["factor"]},
-        "dispatch": asdict(dispatch),
+        "echo": {**echo, "factor": decided.factor, "factor_asked": echo["factor"]},
+        "dispatch": asdict(decided.dispatch),
         "hold_batch": config.data.hold_batch,
         "R": t_up_s / step_s,
         "t_up_s": t_up_s,
-        "t_up_start_s": rates.t_up_s,
+        "t_up_start_s": decided.rates.t_up_s,
         "t_down_s": step_s,
-        "t_down_start_s": rates.t_down_s,
+        "t_down_start_s": decided.rates.t_down_s,
         "busy_s": totals.busy_s,
         "idle_fraction": idle_fraction(totals.busy_s, seconds["wall_s"]),
         **seconds,

@@ -1,65 +1,366 @@
-"""A run under way: what the loop does between updates.
+"""The trainer: the state, the step and the loop, to be read from top to bottom.
 
-What one update computes stands in `training.step`; `training.compiled` compiles it,
-and a `training.feed` makes its input.
+1. What an update computes: `TrainState`, `StepReport` and `RunInputs`, and the pure
+   functions `init_state` and `train_step`.
+2. The loop: `train`, whose order is a contract, and `train_checked`, which keeps it.
+3. A run under way: `Trainer`, with a method for each thing that the loop does, in its
+   order: evaluate, save, take, dispatch, read, and at the end sum up.
+
+What surrounds these has files of one subject each. To follow an update further, open
+`training.feed` for where its input comes from, `training.compiled` for how it is
+compiled, and `training.window` for what is summed of its losses.
 """
 
 import itertools
+import os
 from collections import deque
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
+from flax import struct
 from rich.console import Console
 
 from echo_jax.config import Config
+from echo_jax.config_check import check_config
 from echo_jax.echo.instrument.fresh_time import bounds_of_all, within
 from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT
 from echo_jax.folders import RunPath
-from echo_jax.training.checkpoint import Checkpoints, Restored, params_sha256
+from echo_jax.json_files import read_if_whole
+from echo_jax.training.checkpoint import Checkpoints, params_sha256
 from echo_jax.training.clock import Clock, DeviceTime, Work
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.decide import decide
 from echo_jax.training.dispatch import log_stops
-from echo_jax.training.distributed import (
-    all_gather,
-    is_main_process,
-    own_shards,
-    this_shard,
+from echo_jax.training.distributed import all_gather, broadcast_from_first
+from echo_jax.training.environment import (
+    check_saved,
+    config_sha256,
+    describe_environment,
+    open_workdir,
 )
-from echo_jax.training.environment import config_sha256
-from echo_jax.training.evaluation import evaluate
+from echo_jax.training.evaluation import evaluate_split
 from echo_jax.training.feed import Input
-from echo_jax.training.feeds import log_name
+from echo_jax.training.feeds import check_echo, log_name
+from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.flops import count_flops
-from echo_jax.training.measure import data_ended
-from echo_jax.training.metrics import RowMaker, Totals, eval_row, first_to_meet
-from echo_jax.training.progress import Progress
-from echo_jax.training.runfiles import MetricsFile
-from echo_jax.training.step import StepReport
-from echo_jax.training.summary import make_summary
-from echo_jax.workloads.base import Workload
+from echo_jax.training.interrupt import Interrupted, StopSignal
+from echo_jax.training.metrics import RowMaker, eval_row
+from echo_jax.training.optim import Hyperparams, Optimizer, hyperparams, learning_rate
+from echo_jax.training.profile import Profile
+from echo_jax.training.progress import show_run
+from echo_jax.training.run_log import RunLog
+from echo_jax.training.runfiles import write_json_once
+from echo_jax.training.summary import is_finished, make_summary
+from echo_jax.training.totals import Totals, gather_totals
+from echo_jax.training.window import (
+    MAX_METRICS,
+    LossWindow,
+    metric_means,
+    named_metrics,
+    stacked_metrics,
+)
+from echo_jax.workloads.base import Batch, Sums, Task, Workload
 
-__all__ = ["NonFiniteLossError", "Trainer"]
+__all__ = [
+    "RunInputs",
+    "StepReport",
+    "TrainState",
+    "Trainer",
+    "compile_functions",
+    "init_state",
+    "train",
+    "train_checked",
+    "train_step",
+]
 
 
-class NonFiniteLossError(FloatingPointError):
-    """A run went to NaN or infinity; nothing of that was saved.
+class TrainState(struct.PyTreeNode):
+    """Everything that an update changes.
 
     Attributes:
-      update: The first update whose loss is not finite; if all losses are finite,
-        the update after which the state is not.
+      update: Updates done, ``int32[]``.
+      params: The parameters.
+      model_state: Flax collections other than the parameters (batch statistics).
+      opt_state: The optimizer's state.
+      window: Losses since the last logged update.
+      metrics: Sum and count of each of the task's metrics since then, in the order of
+        their names, ``float32[MAX_METRICS, 2]``.
+      first_bad_update: The first update whose loss was not finite, ``int32[]``,
+        counted from 1; 0 while there is none.
     """
 
-    def __init__(self, what: str, update: int, saved: int | None):
-        self.update = update
-        last = f"the last checkpoint, of update {saved}, is finite" if saved else ""
-        super().__init__(
-            f"{what} {update} is not finite{last and '; ' + last}; use another "
-            "--workdir with a lower --config.optim.lr or --config.optim.clip_norm=1.0"
-        )
+    update: jax.Array
+    params: Any
+    model_state: Any
+    opt_state: Any
+    window: LossWindow
+    metrics: jax.Array
+    first_bad_update: jax.Array
+
+
+class StepReport(struct.PyTreeNode):
+    """What the host may read of an update; it outlives the donated state.
+
+    Attributes:
+      window: Losses since the last logged update, this one included.
+      metrics: By name, sum and count of the task's metrics since then, ``float32[]``.
+      learning_rate: Of this update, ``float32[]``.
+      first_bad_update: See `TrainState`.
+    """
+
+    window: LossWindow
+    metrics: Sums
+    learning_rate: jax.Array
+    first_bad_update: jax.Array
+
+    def row(self) -> dict[str, float]:
+        """Returns its part of a logged row; waits until it is computed."""
+        report = jax.device_get(self)
+        return {
+            "loss": report.window.mean(),
+            "learning_rate": float(report.learning_rate),
+            **report.window.mean_by_repeat(),
+            **metric_means(report.metrics),
+        }
+
+
+class RunInputs(NamedTuple):
+    """What is the same at every update of a run, and compiled into none.
+
+    Attributes:
+      key: Randomness of all updates; each folds in its own number.
+      log_every: The windows start anew after every so many updates, ``int32[]``.
+      hyperparams: The optimizer's numbers.
+    """
+
+    key: jax.Array
+    log_every: jax.Array
+    hyperparams: Hyperparams
+
+
+def run_inputs(config: Config, key: jax.Array) -> RunInputs:
+    """Returns what a config makes the same at every update; see `RunInputs`."""
+    return RunInputs(key, jnp.int32(config.log_every), hyperparams(config))
+
+
+def init_state(key: jax.Array, *, task: Task, optimizer: Optimizer) -> TrainState:
+    """Returns the state before the first update.
+
+    Args:
+      key: Randomness of the parameters.
+      task: The model.
+      optimizer: The optimizer.
+    """
+    variables = dict(task.init(key))
+    params = variables.pop("params")
+    return TrainState(
+        update=jnp.zeros((), jnp.int32),
+        params=params,
+        model_state=variables,
+        opt_state=optimizer.init(params),
+        window=LossWindow.empty(),
+        metrics=jnp.zeros((MAX_METRICS, 2), jnp.float32),
+        first_bad_update=jnp.zeros((), jnp.int32),
+    )
+
+
+def train_step(
+    state: TrainState,
+    batch: Batch,
+    run: RunInputs,
+    *,
+    task: Task,
+    optimizer: Optimizer,
+) -> tuple[TrainState, StepReport]:
+    """Performs one update.
+
+    Pure: everything it depends on is an argument, and its randomness is
+    ``fold_in(run.key, state.update)``.
+
+    Args:
+      state: The state after ``state.update`` updates.
+      batch: A training batch with ``"repeat"``, ``int32[B]``.
+      run: The same at every update.
+      task: Model and loss.
+      optimizer: The optimizer, without its numbers.
+
+    Returns:
+      The new state, and what the host may want to read.
+
+    Raises:
+      ValueError: The task returns metrics that cannot be logged.
+    """
+    batch = dict(batch)
+    repeat = batch.pop("repeat")
+    key = jax.random.fold_in(run.key, state.update)
+
+    def mean_loss(params: Any) -> tuple[jax.Array, tuple[jax.Array, Any, Sums]]:
+        variables = {"params": params, **state.model_state}
+        losses, model_state, metrics = task.loss(variables, batch, key)
+        return losses.mean(), (losses, model_state, metrics)
+
+    gradient = jax.value_and_grad(mean_loss, has_aux=True)
+    (loss, (losses, model_state, metrics)), grads = gradient(state.params)
+
+    rate = learning_rate(optimizer.schedule, run.hyperparams, state.update)
+    changes, opt_state = optimizer.update(
+        grads, state.opt_state, state.params, run.hyperparams, rate
+    )
+
+    is_new_window = state.update % run.log_every == 0
+    window, sums = jax.tree.map(
+        lambda kept: jnp.where(is_new_window, 0, kept), (state.window, state.metrics)
+    )
+    window, sums = window.add(losses, repeat), sums + stacked_metrics(metrics)
+    is_first_bad = (state.first_bad_update == 0) & ~jnp.isfinite(loss)
+    first_bad = jnp.where(is_first_bad, state.update + 1, state.first_bad_update)
+    new_state = TrainState(
+        update=state.update + 1,
+        params=optax.apply_updates(state.params, changes),
+        model_state=model_state,
+        opt_state=opt_state,
+        window=window,
+        metrics=sums,
+        first_bad_update=first_bad,
+    )
+    return new_state, StepReport(window, named_metrics(sums, metrics), rate, first_bad)
+
+
+def compile_functions(
+    config: Config, workload: Workload
+) -> CompiledFunctions[TrainState, StepReport]:
+    """Returns these functions as a run calls them; each is compiled at its first call.
+
+    Args:
+      config: A checked training config.
+      workload: Made from this config.
+
+    Raises:
+      ValueError: The mesh does not fit the devices or the batch.
+    """
+    return CompiledFunctions(config, workload, run_inputs, init_state, train_step)
+
+
+def train(
+    config: Config,
+    workload: Workload,
+    workdir: str | os.PathLike[str],
+    *,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Trains a workload, or goes on training it.
+
+    The order is a contract. Between two dispatches the loop
+
+    1. stops and saves, if a signal asked for it;
+    2. evaluates the state as it is, if due;
+    3. saves it, if due: after the evaluation, so that a resumed run need not do it
+       again;
+    4. takes the input of the next update, or group of them: see `training.dispatch`;
+    5. dispatches them;
+    6. reads the numbers of the dispatch before the last one. So at most two of them
+       are in flight whenever the loop waits for data, and what it measures is true:
+       see `training.clock.DeviceTime`.
+
+    The last three of them are traced where ``config.profile`` asks for it: see
+    `training.profile`.
+
+    A run that is stopped at any point and started again with the same arguments
+    ends, on the same devices, with the same parameters bit for bit; what was
+    logged after the last checkpoint is dropped and done again. A finished run is
+    not trained again: its summary is returned. It can be extended by more updates,
+    but a schedule that decays until the end of the run then decays anew from where
+    the longer run would be.
+
+    Two runs from the start end alike in the same way, if nothing is left to be
+    measured: neither ``echo.factor="auto"`` nor, where the last bits matter,
+    ``dispatch.mode="auto"``. An adaptive run is repeated with its tape.
+
+    Args:
+      config: The shared fields of `echo_jax.config.default_config`, and the
+        workload's.
+      workload: Made from this config.
+      workdir: The run folder, see `echo_jax.folders`; made if there is none.
+      console: Where progress is shown; None for standard output.
+
+    Returns:
+      The content of ``summary.json``.
+
+    Raises:
+      ValueError: The config has an impossible value, or the folder holds a run of
+        another config.
+      FolderError: The folder cannot be opened.
+      NonFiniteLossError: The loss became NaN or infinite.
+      Interrupted: Ctrl-C or SIGTERM; the run is saved. A second Ctrl-C raises
+        KeyboardInterrupt without saving.
+
+    Example:
+      >>> config = load_config("configs/lm.py:tiny")
+      >>> summary = train(config, lm.build(config), "runs/lm_tiny")
+      >>> summary["updates"]
+      60
+    """
+    check_config(config)
+    return train_checked(config, workload, workdir, console=console)
+
+
+def train_checked(
+    config: Config,
+    workload: Workload,
+    workdir: str | os.PathLike[str],
+    *,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Trains as `train` does, by a config that `check_config` has let pass."""
+    compiled = compile_functions(config, workload)
+    # Here, so that an impossible echo is refused before anything is written.
+    check_echo(config, workload, compiled.mesh)
+    workdir = open_workdir(workdir, config)
+    summary = broadcast_from_first(read_if_whole(workdir / "summary.json"))
+    if summary is not None and is_finished(summary, config):
+        return summary
+    environment = describe_environment(workload.metadata)
+    write_json_once(workdir / "environment.json", environment)
+
+    with ExitStack() as stack:
+        trainer = Trainer(config, workload, workdir, compiled, console, stack)
+        environment["chosen"] = trainer.decided.chosen()
+        write_json_once(workdir / "environment.json", environment)
+        stack.enter_context(trainer.progress)
+        stop = stack.enter_context(StopSignal())
+        profile = stack.enter_context(closing(Profile(trainer)))
+        stack.enter_context(trainer.clock.phase("train"))
+
+        while True:
+            updates = trainer.totals.updates
+            if signum := stop.asked(updates):
+                trainer.save()
+                raise Interrupted(updates, signum, saved=not config.data.hold_batch)
+            is_last = updates >= config.updates
+            if is_last or updates % config.eval_every == 0:
+                trainer.evaluate()
+            is_last = is_last or (config.stop_at_target and trainer.log.met_target)
+            if is_last or _is_due(updates, config.checkpoint_every):
+                trainer.save()
+            if is_last:
+                break
+            with profile.around():
+                trainer.dispatch(trainer.take())
+                trainer.read()
+
+        summary = trainer.summary(profile.result())
+    # After the last checkpoint is whole: a finished run can always be extended.
+    write_json_once(workdir / "summary.json", summary)
+    return summary
+
+
+def _is_due(updates: int, every: int) -> bool:
+    return every > 0 and updates > 0 and updates % every == 0
 
 
 class Trainer:
@@ -72,10 +373,12 @@ class Trainer:
       state: After all dispatched updates; perhaps not computed yet.
       totals: Of all dispatched updates; their time at work is known when they are
         read.
+      decided: What it decided at its start, or was decided before it was resumed.
+      feed: Makes the input of updates.
       clock: Where the host's time goes.
       device_time: How long the devices worked since the start, or the resumption.
       progress: What is shown of the run.
-      met_target: Whether an evaluation met the target.
+      log: Its rows.
     """
 
     def __init__(
@@ -83,7 +386,7 @@ class Trainer:
         config: Config,
         workload: Workload,
         workdir: RunPath,
-        compiled: CompiledFunctions,
+        compiled: CompiledFunctions[TrainState, StepReport],
         console: Console | None,
         stack: ExitStack,
     ):
@@ -97,7 +400,7 @@ class Trainer:
           workload: Made from this config.
           workdir: The run folder, of this config.
           compiled: The run's functions.
-          console: See `training.loop.train`.
+          console: See `train`.
           stack: Closes what was opened.
 
         Raises:
@@ -110,153 +413,48 @@ class Trainer:
             workdir / "checkpoints", keep=config.keep_checkpoints
         )
         stack.enter_context(closing(self._checkpoints))
-        restored = self._restore()
-        saved, before = (restored.update, restored.host) if restored else (None, None)
+        restored = self._checkpoints.restore_newest(compiled.abstract_state)
+        before = restored.host if restored else None
+        if restored:
+            check_saved(config, restored.update, restored.host["config_sha256"])
         self.state = restored.state if restored else compiled.init(compiled.init_key)
-        self.totals = Totals.of_all(
-            [Totals(**each) for each in before["totals"]] if before else []
-        )
+        self.totals = Totals.resumed(before["totals"] if before else [])
         # The devices' work before is counted already.
         self._busy_before_s = self.totals.busy_s
-        if not is_main_process():
-            # What was counted before counts once: for all processes together.
-            self.totals = replace(self.totals, fresh=0, repeats=0)
-        self.progress = self._show(console, restored)
-
-        num_shards = config.data.shards or jax.process_count()
-        shards = own_shards(len(before["data"]) if before else num_shards)
-        decided = decide(
-            config,
-            workload,
-            compiled,
-            self.state,
-            before=before,
-            shards=shards,
-            note=self.progress.note,
+        self.progress = show_run(config, restored, console)
+        note = self.progress.note
+        self.decided = decide(
+            config, workload, compiled, self.state, before=before, note=note
         )
-        self.feed, self._dispatch = decided.feed, decided.dispatch
-        self._factor, self._rates = decided.factor, decided.rates
+        self.feed = self.decided.feed
         stack.enter_context(closing(self.feed))
         if before:
-            self.feed.set_state([before["data"][shard.index] for shard in shards])
+            data = before["data"]
+            self.feed.set_state([data[shard.index] for shard in self.decided.shards])
             self.clock.add(before["clock"])
-        self._metrics = MetricsFile(
-            workdir / "metrics.jsonl", resumed_from=saved, writes=is_main_process()
-        )
-        if lines := self._metrics.damaged:
-            self.progress.note(f"metrics.jsonl: lines {lines} are damaged, and dropped")
-        stack.callback(self._metrics.flush)
-        if restored and restored.damaged:
-            damaged = sorted(restored.damaged)
-            row = {"kind": "restored", "updates": saved, "damaged": damaged}
-            self._metrics.append(row)
+        self.log = RunLog(config, workload, workdir, restored, self.progress)
+        stack.callback(self.log.flush)
         self._flops = count_flops(compiled, self.state, self.feed)
         self._rows = RowMaker(self.totals, self.clock.seconds(), self._flops)
-        self.device_time = DeviceTime(self._rates.t_down_s, steps=self._dispatch.steps)
+        self.device_time = DeviceTime(
+            self.decided.rates.t_down_s, steps=self.decided.dispatch.steps
+        )
         self._in_flight: deque[tuple[Totals, StepReport, Work]] = deque()
         # After how many updates the data of this process ended, if it did.
         self._ended_after: int | None = None
-        self._look_back()
-
-    @property
-    def chosen(self) -> dict[str, Any]:
-        """What was decided by measuring, for ``environment.json``."""
-        return {"echo_factor": self._factor, "dispatch": asdict(self._dispatch)}
-
-    def take(self) -> Input:
-        """Returns the input of the next updates; the time it takes is waiting.
-
-        Where the data of one of several processes ended, it goes on with a held batch,
-        for the others wait for its share of every update, until all of them hear of
-        it: where totals are gathered, before anything is logged or saved.
-
-        Raises:
-          ValueError: The data ended.
-        """
-        num_updates = self._dispatch.group(
-            self.totals.updates,
-            total=self.config.updates,
-            stops=log_stops(self.config),
-        )
-        if self._ended_after is None:
-            with self.clock.phase("wait"):
-                inputs = self.feed.take(num_updates)
-            if inputs is not None:
-                return inputs
-            self._ended_after = self.totals.updates
-        if jax.process_count() == 1:
-            self._totals_of_each()  # Raises: there is nobody to wait for.
-        return self.feed.hold(num_updates)
-
-    def dispatch(self, inputs: Input) -> None:
-        """Starts the updates of an input.
-
-        Args:
-          inputs: From `take`.
-        """
-        repeat = np.asarray(inputs.repeat)
-        scan = self._dispatch.mode == "scan" and len(repeat) > 1
-        self.device_time.look()
-        sent_s = self.device_time.now()
-        self.state, report = self.compiled.step(
-            self.state, self.feed, inputs, scan=scan
-        )
-        is_done = cast(Any, report.first_bad_update).is_ready
-        work = self.device_time.sent(sent_s, len(repeat), is_done)
-        self.totals = self.totals.after(repeat)
-        self._in_flight.append((self.totals, report, work))
-        self.progress.update(self.totals.updates)
-
-    def read(self, *, leave: int = MAX_IN_FLIGHT) -> None:
-        """Waits for the oldest dispatches in flight, and logs those that are due.
-
-        Args:
-          leave: How many of the newest dispatches may still be in flight.
-
-        Raises:
-          NonFiniteLossError: A loss that was read is not finite.
-        """
-        if self.device_time.is_due:
-            self._wait(self._in_flight[-1])
-        while len(self._in_flight) > leave:
-            totals, report, _ = dispatched = self._in_flight.popleft()
-            self._wait(dispatched)
-            # Reading costs a transfer, so the losses of the updates in between
-            # are not read: the first bad one is remembered on the device.
-            if totals.updates % self.config.log_every == 0 or not leave:
-                self._check_loss(report)
-            if totals.updates % self.config.log_every == 0:
-                totals = Totals.of_all(self._totals_of_each(totals))
-                step_s = self.device_time.step_s
-                seconds = self.clock.seconds()
-                self._log(self._rows.train_row(totals, seconds, report, step_s=step_s))
-
-    def _wait(self, dispatched: tuple[Totals, StepReport, Work]) -> None:
-        _, report, work = dispatched
-        self.device_time.look()
-        jax.block_until_ready(report)
-        self.device_time.finished(work)
 
     def evaluate(self) -> None:
         """Evaluates the state, once all updates are computed.
 
         Does nothing if this update is evaluated already.
         """
-        if self._evaluated == self.totals.updates:
+        if self.log.evaluated == self.totals.updates:
             return
         self.read(leave=0)
         seconds, totals = self.clock.seconds(), self._totals_of_all()
         with self.clock.phase("pause"):
-            make_evaluator = self._workload.evaluator
-            metrics = evaluate(
-                self.compiled,
-                self.state,
-                self._workload.eval_batches(shard=this_shard()),
-                evaluator=make_evaluator() if make_evaluator else None,
-            )
-            metrics |= self._workload.task.derive(metrics)
-            self._log(eval_row(totals, seconds, metrics))
-            self._look_back()
+            metrics = evaluate_split(self.compiled, self.state, self._workload)
+            self.log.add(eval_row(totals, seconds, metrics))
 
     def save(self) -> None:
         """Saves the run, once all updates are computed; the writing goes on behind.
@@ -284,12 +482,91 @@ class Trainer:
                 "data": [*itertools.chain(*all_gather(self.feed.get_state()))],
                 "totals": [asdict(each) for each in totals],
                 "clock": self.clock.seconds(),
-                "dispatch": asdict(self._dispatch),
-                "factor": self._factor,
+                "dispatch": asdict(self.decided.dispatch),
+                "factor": self.decided.factor,
                 "num_lanes": self.feed.num_lanes,
             }
-            self._metrics.flush()
+            self.log.flush()
             self._checkpoints.save(self.totals.updates, self.state, host)
+
+    def take(self) -> Input:
+        """Returns the input of the next updates; the time it takes is waiting.
+
+        Where the data of one of several processes ended, it goes on with a held batch,
+        for the others wait for its share of every update, until all of them hear of
+        it: where totals are gathered, before anything is logged or saved.
+
+        Raises:
+          ValueError: The data ended.
+        """
+        num_updates = self.decided.dispatch.group(
+            self.totals.updates,
+            total=self.config.updates,
+            stops=log_stops(self.config),
+        )
+        if self._ended_after is None:
+            with self.clock.phase("wait"):
+                inputs = self.feed.take(num_updates)
+            if inputs is not None:
+                return inputs
+            self._ended_after = self.totals.updates
+        if jax.process_count() == 1:
+            self._totals_of_each()  # Raises: there is nobody to wait for.
+        return self.feed.hold(num_updates)
+
+    def dispatch(self, inputs: Input) -> None:
+        """Starts the updates of an input.
+
+        Args:
+          inputs: From `take`.
+        """
+        repeat = np.asarray(inputs.repeat)
+        scan = self.decided.dispatch.mode == "scan" and len(repeat) > 1
+        self.device_time.look()
+        sent_s = self.device_time.now()
+        self.state, report = self.compiled.step(
+            self.state, self.feed, inputs, scan=scan
+        )
+        is_done = cast(Any, report.first_bad_update).is_ready
+        work = self.device_time.sent(sent_s, len(repeat), is_done)
+        self.totals = self.totals.after(repeat)
+        self._in_flight.append((self.totals, report, work))
+        self.progress.update(self.totals.updates)
+
+    def read(self, *, leave: int = MAX_IN_FLIGHT) -> None:
+        """Waits for the oldest dispatches in flight, and logs those that are due.
+
+        Args:
+          leave: How many of the newest dispatches may still be in flight.
+
+        Raises:
+          NonFiniteLossError: A loss that was read is not finite.
+        """
+        if self.device_time.is_due:
+            self._wait(self._in_flight[-1])
+        while len(self._in_flight) > leave:
+            totals, report, _ = dispatched = self._in_flight.popleft()
+            self._wait(dispatched)
+            # Reading costs a transfer, so the losses of the updates in between
+            # are not read: the first bad one is remembered on the device.
+            is_logged = totals.updates % self.config.log_every == 0
+            first_bad = int(report.first_bad_update) if is_logged or not leave else 0
+            if first_bad:
+                raise NonFiniteLossError(
+                    "the loss of update", first_bad, self._checkpoints.latest()
+                )
+            if is_logged:
+                totals = self._totals_of_all(totals)
+                step_s = self.device_time.step_s
+                seconds = self.clock.seconds()
+                row = self._rows.train_row(totals, seconds, report.row(), step_s=step_s)
+                self.log.add(row)
+
+    def _wait(self, dispatched: tuple[Totals, StepReport, Work]) -> None:
+        _, report, work = dispatched
+        self.device_time.look()
+        jax.block_until_ready(report)
+        self.device_time.finished(work)
 
     def summary(self, profile: dict[str, Any] | None) -> dict[str, Any]:
         """Returns the content of ``summary.json``.
@@ -301,104 +578,26 @@ class Trainer:
         return make_summary(
             self.config,
             self._workload,
-            rows=self._metrics.rows,
+            rows=self.log.rows,
             totals=self._totals_of_all(),
             seconds=self.clock.seconds(),
-            rates=self._rates,
-            t_up_s=within(self._rates.t_up_s, t_up_bounds),
+            decided=self.decided,
+            t_up_s=within(self.decided.rates.t_up_s, t_up_bounds),
             # Where another process' data is late, a step seems to take longer.
             step_s=min(all_gather(self.device_time.step_s)),
-            factor=self._factor,
-            dispatch=self._dispatch,
             flops=self._flops,
             profile=profile,
-            params_sha256=_equal_in_all(params_sha256(self.state.params)),
+            params_sha256=params_sha256(self.state.params),
         )
 
-    def _restore(self) -> Restored | None:
-        """Returns what the run goes on from; None if that is its start."""
-        restored = self._checkpoints.restore_newest(self.compiled.abstract_state)
-        if restored and restored.host["config_sha256"] != config_sha256(self.config):
-            raise ValueError(
-                f"the checkpoint of update {restored.update} was saved with another "
-                "config than config.json; use another --workdir"
-            )
-        return restored
-
-    def _show(self, console: Console | None, restored: Restored | None) -> Progress:
-        is_held = self.config.data.hold_batch
-        progress = Progress(
-            # The main process shows what all of them do.
-            console if is_main_process() else Console(quiet=True),
-            total=self.config.updates,
-            done=self.totals.updates,
-            mark="[one batch held]" if is_held else "",
-        )
-        if is_held:
-            progress.note("shows the ceiling of speed, and writes no checkpoint")
-        if restored:
-            for reason in restored.damaged.values():
-                progress.note(f"{reason}; it is set aside")
-            progress.note(f"resumes after update {restored.update}")
-        return progress
-
-    def _look_back(self) -> None:
-        """Derives from the rows what was evaluated, so that no copy can differ."""
-        evals = [row for row in self._metrics.rows if row["kind"] == "eval"]
-        self._evaluated: int | None = evals[-1]["updates"] if evals else None
-        self.met_target = bool(
-            first_to_meet(
-                evals,
-                metric=self._workload.metric,
-                mode=self._workload.mode,
-                target=self.config.target,
-            )
-        )
-
-    def _check_loss(self, report: StepReport) -> None:
-        first_bad = int(report.first_bad_update)
-        if first_bad:
-            raise NonFiniteLossError(
-                "the loss of update", first_bad, self._checkpoints.latest()
-            )
-
-    def _totals_of_all(self) -> Totals:
-        """Returns the totals over all processes, which all have to ask for."""
-        return Totals.of_all(self._totals_of_each())
+    def _totals_of_all(self, totals: Totals | None = None) -> Totals:
+        return Totals.of_all(self._totals_of_each(totals))
 
     def _totals_of_each(self, totals: Totals | None = None) -> list[Totals]:
         """Returns the totals of every process, as they are now or as given.
 
-        Their time at work is that until now.
-
-        Raises:
-          ValueError: The data of one of them ended.
+        All processes have to ask for them. Their time at work is that until now.
         """
         busy_s = self._busy_before_s + self.device_time.seconds()
-        own = asdict(replace(totals or self.totals, busy_s=busy_s))
-        gathered = all_gather([own, self._ended_after])
-        ends = [after for _, after in gathered if after is not None]
-        if ends:
-            raise data_ended(self._workload, f"after {min(ends)} updates")
-        return [Totals(**each) for each, _ in gathered]
-
-    def _log(self, row: dict) -> None:
-        if self.config.data.hold_batch:
-            row = {**row, "hold_batch": True}
-        self._metrics.append(row)
-        self.progress.row(row)
-
-
-def _equal_in_all(sha256: str) -> str:
-    """Returns the hash of the parameters, which all processes must have found.
-
-    Raises:
-      RuntimeError: They have not: they did not train the same model.
-    """
-    found = all_gather(sha256)
-    if len({*found}) > 1:
-        raise RuntimeError(
-            f"the processes ended with different parameters: {', '.join(found)}; "
-            "nothing of this run is to be trusted"
-        )
-    return sha256
+        own = replace(totals or self.totals, busy_s=busy_s)
+        return gather_totals(own, self._workload, ended_after=self._ended_after)

@@ -29,7 +29,7 @@ from echo_jax.echo.load_schedule import LoadSchedule
 from echo_jax.echo.spec import AdaptiveSpec, EchoSpec, StochasticSpec
 from echo_jax.json_files import read_line
 from echo_jax.runs import Interrupted, run_train
-from echo_jax.training.trainer import Trainer
+from echo_jax.training.run_log import RunLog
 
 BATCH_SIZE = 4
 ENGINES = ("grain", "tfdata")
@@ -358,15 +358,15 @@ def test_training_on_either_engine_and_resumed_is_the_same_to_the_bit(where, tmp
 
 def stop_after(updates, config, workdir):
     """Trains until a signal comes while the update is logged."""
-    log = Trainer._log
+    add = RunLog.add
 
     def stop(self, row):
-        log(self, row)
+        add(self, row)
         if row["kind"] == "train" and row["updates"] == updates:
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(Trainer, "_log", stop)
+        patch.setattr(RunLog, "add", stop)
         run_train(config, workdir)
 
 

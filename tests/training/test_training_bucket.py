@@ -16,8 +16,8 @@ from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.folders import FolderError, RunPath, run_folder
 from echo_jax.json_files import read_line, unseal
 from echo_jax.training import Interrupted, runfiles
+from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.runfiles import MetricsFile
-from echo_jax.training.trainer import NonFiniteLossError
 
 ROOT = Path(__file__).parents[2]
 WORKDIR = "gs://bucket/runs/a"

@@ -12,14 +12,14 @@ from echo_jax.training.checkpoint import (
     DamagedCheckpointError,
     params_sha256,
 )
-from echo_jax.training.compiled import CompiledFunctions
+from echo_jax.training.trainer import compile_functions
 
 BIG = 2**63 - 1
 
 
 def functions_of(**overrides):
     config = tiny_config(**overrides)
-    return CompiledFunctions(config, make_workload(config))
+    return compile_functions(config, make_workload(config))
 
 
 @pytest.fixture

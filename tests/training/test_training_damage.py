@@ -17,7 +17,7 @@ from echo_jax.training.checkpoint import (
     params_sha256,
 )
 from echo_jax.training.checksum import checksums
-from echo_jax.training.compiled import CompiledFunctions
+from echo_jax.training.trainer import compile_functions
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_checksum_sees_what_lies_where():
 
 def functions():
     config = tiny_config()
-    return CompiledFunctions(config, make_workload(config))
+    return compile_functions(config, make_workload(config))
 
 
 @pytest.fixture(scope="module")

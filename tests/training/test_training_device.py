@@ -18,9 +18,9 @@ from tiny_workload import make_workload, run, tiny_config
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.json_files import read_line
 from echo_jax.training import Interrupted, train
-from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.device_feed import DeviceEchoFeed
 from echo_jax.training.feeds import open_feed
+from echo_jax.training.trainer import compile_functions
 
 FIXED = {
     "echo__after": "decode",
@@ -290,7 +290,7 @@ def test_a_key_belongs_to_a_use_and_not_to_a_place():
     workload = dataclasses.replace(
         make_workload(config), augment_on_device=Shifted(0.5)
     )
-    mesh = CompiledFunctions(config, workload).mesh
+    mesh = compile_functions(config, workload).mesh
     batches = _some_batches(workload, 1)
 
     def drawn(*takes):

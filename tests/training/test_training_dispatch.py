@@ -19,7 +19,7 @@ from echo_jax.training import (
     dispatch,
 )
 from echo_jax.training.checkpoint import params_sha256
-from echo_jax.training.compiled import CompiledFunctions
+from echo_jax.training.compiled import several_updates
 from echo_jax.training.dispatch import (
     LOOP,
     Dispatch,
@@ -28,7 +28,7 @@ from echo_jax.training.dispatch import (
 )
 from echo_jax.training.feed import HostFeed, JoinedBatches
 from echo_jax.training.feeds import make_echo_spec
-from echo_jax.training.step import several_updates
+from echo_jax.training.trainer import compile_functions
 
 SCAN = {"dispatch__mode": "scan", "dispatch__steps": 2}
 UNROLL = {"dispatch__mode": "unroll", "dispatch__steps": 2}
@@ -219,7 +219,7 @@ def choose(monkeypatch, *, step_s=1e-4, data_s=0.0, **overrides):
     monkeypatch.setattr(dispatch, "fastest", fake_fastest)
     config = tiny_config(**{"dispatch__mode": "auto", **overrides})
     workload = make_workload(config, task=Regression(width=20))
-    compiled = CompiledFunctions(config, workload)
+    compiled = compile_functions(config, workload)
     state = compiled.init(compiled.init_key)
     before = params_sha256(state.params)
     dataset = workload.train_dataset(make_echo_spec(config))

@@ -8,8 +8,8 @@ import pytest
 from tiny_workload import make_workload, tiny_config
 
 from echo_jax.data.evaluation import eval_batches
-from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.evaluation import evaluate
+from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads.base import Task
 
 WEIGHT = 3.0
@@ -42,7 +42,7 @@ def decode(record):
 @pytest.fixture(scope="module", params=[1, 8], ids="{} devices".format)
 def functions(request):
     config = tiny_config(mesh__data=request.param)
-    compiled = CompiledFunctions(config, make_workload(config, task=Logarithms()))
+    compiled = compile_functions(config, make_workload(config, task=Logarithms()))
     return compiled, compiled.init(compiled.init_key)
 
 

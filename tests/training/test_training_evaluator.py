@@ -7,8 +7,8 @@ import pytest
 from tiny_workload import Regression, make_workload, tiny_config
 
 from echo_jax.training import train
-from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.evaluation import evaluate
+from echo_jax.training.trainer import compile_functions
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Median:
 def judged(devices):
     config = tiny_config(mesh__data=devices)
     workload = make_workload(config, task=Predicting())
-    compiled = CompiledFunctions(config, workload)
+    compiled = compile_functions(config, workload)
     state = compiled.init(compiled.init_key)
     evaluator = Median()
     metrics = evaluate(compiled, state, workload.eval_batches(), evaluator=evaluator)

@@ -11,10 +11,10 @@ from tiny_workload import make_workload, run, tiny_config
 
 from echo_jax.json_files import read_line
 from echo_jax.training import flops
-from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feed import HostFeed, JoinedBatches
 from echo_jax.training.feeds import make_echo_spec
 from echo_jax.training.flops import UpdateFlops, count_flops, peak_flops_per_s
+from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads.base import Task
 
 DEPTH, WIDTH = 3, 128
@@ -46,7 +46,7 @@ def counted(**overrides):
     overrides = {"batch_size": 1024, "optim__name": "sgd", **overrides}
     config = tiny_config(optim__momentum=0.0, **overrides)
     workload = make_workload(config, task=Matrices())
-    compiled = CompiledFunctions(config, workload)
+    compiled = compile_functions(config, workload)
     dataset = workload.train_dataset(make_echo_spec(config))
     iterator = iter(dataset)
     feed = HostFeed(JoinedBatches([dataset]), compiled.mesh, sample=next(iterator))

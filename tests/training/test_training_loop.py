@@ -28,12 +28,12 @@ from echo_jax.training import (
     Interrupted,
     NonFiniteLossError,
     calibrate,
-    loop,
     train,
+    trainer,
 )
 from echo_jax.training.checkpoint import Checkpoints, params_sha256
-from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.measure import measure_rates
+from echo_jax.training.trainer import compile_functions, train_checked
 
 
 def rows_of(workdir):
@@ -122,11 +122,11 @@ def test_a_config_is_checked_by_the_one_door_for_those_that_are_not(
     tmp_path, monkeypatch
 ):
     checked = []
-    monkeypatch.setattr(loop, "check_config", checked.append)
+    monkeypatch.setattr(trainer, "check_config", checked.append)
     config = tiny_config(updates=1)
     train(config, make_workload(config), tmp_path / "not")
     assert checked == [config]
-    loop.train_checked(config, make_workload(config), tmp_path / "checked")
+    train_checked(config, make_workload(config), tmp_path / "checked")
     assert checked == [config]
 
 
@@ -285,7 +285,7 @@ def test_data_that_ends_is_an_error(tmp_path):
 def test_measuring_changes_nothing_of_the_run():
     config = tiny_config(echo__factor=2.0)
     workload = make_workload(config)
-    compiled = CompiledFunctions(config, workload)
+    compiled = compile_functions(config, workload)
     state = compiled.init(compiled.init_key)
     before = params_sha256(state.params)
     measure_rates(compiled, state, workload, config)

@@ -10,7 +10,7 @@ from tiny_workload import Regression, run, stop_at
 
 from echo_jax.training import Interrupted
 from echo_jax.training.metrics import idle_fraction, train_metrics
-from echo_jax.training.step import MAX_METRICS
+from echo_jax.training.window import MAX_METRICS
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from echo_jax.folders import run_folder
 from echo_jax.json_files import read_line
 from echo_jax.training import Interrupted, decide, train
 from echo_jax.training.checkpoint import Checkpoints
-from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feed import HeldFeed, HostFeed, JoinedBatches
 from echo_jax.training.feeds import make_echo_spec
-from echo_jax.training.trainer import Trainer
+from echo_jax.training.trainer import Trainer, compile_functions
 
 DEVICE = {"echo__where": "device", "echo__after": "decode"}
 
@@ -133,7 +132,7 @@ def test_a_stopped_run_on_a_held_batch_says_that_it_is_not_saved(tmp_path, monke
 def test_a_held_batch_is_one_batch_and_has_no_state():
     config = tiny_config()
     workload = make_workload(config)
-    compiled = CompiledFunctions(config, workload)
+    compiled = compile_functions(config, workload)
     dataset = workload.train_dataset(make_echo_spec(config))
     sample = next(iter(dataset))
     feed = HeldFeed(HostFeed(JoinedBatches([dataset]), compiled.mesh, sample=sample))

@@ -8,16 +8,16 @@ from jax.sharding import PartitionSpec
 from tiny_workload import Regression, example, make_workload, tiny_config
 
 from echo_jax.training.checkpoint import params_sha256
-from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.evaluation import evaluate
 from echo_jax.training.feed import HostBatching, HostInput
 from echo_jax.training.sharding import make_mesh, param_shardings
-from echo_jax.training.step import LossWindow
+from echo_jax.training.trainer import compile_functions
+from echo_jax.training.window import LossWindow
 
 
 def functions_of(**overrides):
     config = tiny_config(**overrides)
-    return CompiledFunctions(config, make_workload(config))
+    return compile_functions(config, make_workload(config))
 
 
 def batch_of(first=0, *, repeat=0, size=8):
@@ -171,7 +171,7 @@ def eval_split(config):
 @pytest.mark.parametrize("data", [1, 8])
 def test_evaluation_is_the_mean_over_the_examples_not_over_the_batches(data):
     config = tiny_config(mesh__data=data)
-    compiled = CompiledFunctions(config, make_workload(config))
+    compiled = compile_functions(config, make_workload(config))
     state = compiled.init(compiled.init_key)
     metrics = evaluate(compiled, state, eval_split(config))
     items = [example(1000 + i) for i in range(10)]

@@ -21,8 +21,8 @@ from echo_jax.data.sources import open_source
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.models.ssd import SSD, map_sizes
 from echo_jax.training import train
-from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.evaluation import evaluate
+from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads import build, splits
 from echo_jax.workloads.base import Task
 from echo_jax.workloads.coco import Detector
@@ -122,7 +122,7 @@ def metrics_of(folder, *, devices, batch_size, **overrides):
     config = config_of(folder, batch_size=batch_size, mesh__data=devices, **overrides)
     workload = build(config)
     workload = type(workload)(**{**vars(workload), "task": Cheater()})
-    compiled = CompiledFunctions(config, workload)
+    compiled = compile_functions(config, workload)
     return evaluate(
         compiled,
         compiled.init(jax.random.key(0)),

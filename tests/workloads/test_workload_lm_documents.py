@@ -20,8 +20,8 @@ from echo_jax.data.prepare.text import TextSettings, prepare_text
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.models.transformer import Transformer
 from echo_jax.runs import run_study, run_train
-from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.evaluation import evaluate
+from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads import build
 from echo_jax.workloads.lm import LanguageModel
 
@@ -175,7 +175,7 @@ def test_evaluation_is_exact_for_all_sizes_and_devices(config_of, variant):
     for batch_size, devices in ((8, 8), (24, 1)):
         config = config_of(variant, batch_size=batch_size, mesh__data=devices)
         workload = build(config)
-        compiled = CompiledFunctions(config, workload)
+        compiled = compile_functions(config, workload)
         state = compiled.init(compiled.init_key)
         batches = list(workload.eval_batches())
         assert 0 in batches[-1]["mask"]

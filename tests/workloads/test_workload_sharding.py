@@ -16,7 +16,7 @@ from test_workload_imagenet import config_of as imagenet_config
 
 from echo_jax.config import load_config
 from echo_jax.echo.spec import EchoSpec
-from echo_jax.training.compiled import CompiledFunctions
+from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads import build
 
 BATCH = 16
@@ -43,7 +43,7 @@ def trained(config, batches, data, fsdp):
     """The losses of some updates, and how many devices split each parameter."""
     with config.unlocked():
         config.mesh.data, config.mesh.fsdp = data, fsdp
-    compiled = CompiledFunctions(config, build(config))
+    compiled = compile_functions(config, build(config))
     state = compiled.init(compiled.init_key)
     losses = []
     for batch in batches:

@@ -1,0 +1,84 @@
+"""What a run writes down and shows of itself, and what it reads off that."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from echo_jax.config import Config
+from echo_jax.folders import RunPath
+from echo_jax.training.checkpoint import Restored
+from echo_jax.training.distributed import is_main_process
+from echo_jax.training.metrics import first_to_meet
+from echo_jax.training.progress import Progress
+from echo_jax.training.runfiles import MetricsFile
+from echo_jax.workloads.base import Workload
+
+__all__ = ["RunLog"]
+
+
+class RunLog:
+    """The rows of a run: in ``metrics.jsonl``, and on the console.
+
+    Args:
+      config: The run's config.
+      workload: Whose metric the target is for.
+      workdir: The run folder.
+      restored: What the run goes on from; None at its start.
+      progress: Shows the rows.
+
+    Attributes:
+      rows: All rows, also from before the run was resumed.
+      evaluated: The update of the last evaluation; None before the first.
+      met_target: Whether an evaluation met the target.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        workload: Workload,
+        workdir: RunPath,
+        restored: Restored | None,
+        progress: Progress,
+    ):
+        self._config, self._workload, self._progress = config, workload, progress
+        saved = restored.update if restored else None
+        self._file = MetricsFile(
+            workdir / "metrics.jsonl", resumed_from=saved, writes=is_main_process()
+        )
+        if lines := self._file.damaged:
+            progress.note(f"metrics.jsonl: lines {lines} are damaged, and dropped")
+        if restored and restored.damaged:
+            damaged = sorted(restored.damaged)
+            row = {"kind": "restored", "updates": saved, "damaged": damaged}
+            self._file.append(row)
+        self.rows = self._file.rows
+        self._look_back()
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Writes and shows a row.
+
+        Args:
+          row: From `echo_jax.training.metrics`.
+        """
+        mark = {"hold_batch": True} if self._config.data.hold_batch else {}
+        row = {**row, **mark}
+        self._file.append(row)
+        self._progress.row(row)
+        if row["kind"] == "eval":
+            self._look_back()
+
+    def flush(self) -> None:
+        """Makes sure that all rows are in the file; see `MetricsFile.flush`."""
+        self._file.flush()
+
+    def _look_back(self) -> None:
+        """Derives from the rows what was evaluated, so that no copy can differ."""
+        evals = [row for row in self.rows if row["kind"] == "eval"]
+        self.evaluated: int | None = evals[-1]["updates"] if evals else None
+        self.met_target = bool(
+            first_to_meet(
+                evals,
+                metric=self._workload.metric,
+                mode=self._workload.mode,
+                target=self._config.target,
+            )
+        )

@@ -1,0 +1,104 @@
+"""What a run counts: of this process, and over all of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from echo_jax.training.distributed import all_gather, is_main_process
+from echo_jax.training.measure import data_ended
+from echo_jax.workloads.base import Workload
+
+__all__ = ["Totals", "gather_totals"]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Counts since the start of the run, also before it was resumed.
+
+    Attributes:
+      updates: Optimizer steps.
+      fresh: Examples used for the first time.
+      repeats: Examples used again.
+      busy_s: Seconds in which the devices worked, see `DeviceTime`; up to when the
+        counts were last put beside the time.
+    """
+
+    updates: int = 0
+    fresh: int = 0
+    repeats: int = 0
+    busy_s: float = 0.0
+
+    def after(self, repeat: np.ndarray) -> "Totals":
+        """Returns the totals after more updates.
+
+        Args:
+          repeat: The repeat index of every example of them, ``int32[K, B]``.
+        """
+        repeats = int(np.count_nonzero(repeat))
+        return replace(
+            self,
+            updates=self.updates + len(repeat),
+            fresh=self.fresh + repeat.size - repeats,
+            repeats=self.repeats + repeats,
+        )
+
+    @classmethod
+    def resumed(cls, before: Sequence[Mapping[str, Any]]) -> "Totals":
+        """Returns the totals of this process where a run starts or goes on.
+
+        What was counted before counts once: in the first process, for all together.
+
+        Args:
+          before: The fields of every process' totals then; none at the start.
+        """
+        totals = cls.of_all([cls(**each) for each in before])
+        return totals if is_main_process() else replace(totals, fresh=0, repeats=0)
+
+    @classmethod
+    def of_all(cls, totals: Sequence["Totals"]) -> "Totals":
+        """Returns the totals over all processes.
+
+        Every process has done all updates, on examples of its own. Where one waits
+        for its data, the devices of the others seem to work: they wait within a
+        collective. So the least time at work counts.
+
+        Args:
+          totals: Of each process; none at the start of a run.
+        """
+        if not totals:
+            return cls()
+        counts = {name: sum(getattr(t, name) for t in totals) for name in _COUNTED}
+        busy_s = min(each.busy_s for each in totals)
+        return replace(totals[0], busy_s=busy_s, **counts)
+
+    def counts(self) -> dict[str, int]:
+        """Returns ``updates``, ``fresh`` and ``repeats``."""
+        counts = asdict(self)
+        del counts["busy_s"]
+        return counts
+
+
+# What a process counts of its own rows.
+_COUNTED = ("fresh", "repeats")
+
+
+def gather_totals(
+    own: Totals, workload: Workload, *, ended_after: int | None
+) -> list[Totals]:
+    """Returns the totals of every process, which all have to ask for.
+
+    Args:
+      own: Of this process.
+      workload: Whose data it is.
+      ended_after: After how many updates the data of this process ended, if it did.
+
+    Raises:
+      ValueError: The data of one of them ended.
+    """
+    gathered = all_gather([asdict(own), ended_after])
+    ends = [after for _, after in gathered if after is not None]
+    if ends:
+        raise data_ended(workload, f"after {min(ends)} updates")
+    return [Totals(**each) for each, _ in gathered]
