@@ -5,7 +5,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ __all__ = [
     "claim_workdir",
     "config_sha256",
     "describe_environment",
+    "identity",
     "open_workdir",
 ]
 
@@ -137,22 +138,54 @@ def claim_workdir(workdir: RunPath, config: Config) -> None:
         write_json(workdir / "config.json", new)
 
 
-def check_saved(config: Config, update: int, sha256: str) -> None:
-    """Makes sure that a checkpoint is of this config.
+def identity(config: Config, metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Returns hashes of what a resumed run must share with its checkpoint.
 
     Args:
       config: A training config.
+      metadata: What the workload says of its data, with hashes of their content.
+    """
+    hashes = json.dumps([*_hashes(metadata)])
+    return {
+        "config_sha256": config_sha256(config),
+        "data_sha256": hashlib.sha256(hashes.encode()).hexdigest(),
+    }
+
+
+def check_saved(
+    config: Config, metadata: Mapping[str, Any], update: int, host: Mapping[str, Any]
+) -> None:
+    """Makes sure that a checkpoint is of this config and these data.
+
+    Args:
+      config: A training config.
+      metadata: See `identity`.
       update: Of the checkpoint.
-      sha256: `config_sha256` of the config that it was saved with.
+      host: The host's part of the checkpoint.
 
     Raises:
-      ValueError: It is of another one.
+      ValueError: It is of others.
     """
-    if sha256 != config_sha256(config):
+    found = identity(config, metadata)
+    if host["config_sha256"] != found["config_sha256"]:
         raise ValueError(
             f"the checkpoint of update {update} was saved with another config than "
             "config.json; use another --workdir"
         )
+    if host["data_sha256"] != found["data_sha256"]:
+        raise ValueError(
+            f"the checkpoint of update {update} was trained on other data than those "
+            f"that config.data.source={config.data.source!r} holds now; put the old "
+            "ones back, or use another --workdir"
+        )
+
+
+def _hashes(metadata: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in sorted(metadata.items()):
+        if isinstance(value, Mapping):
+            yield from _hashes(value)
+        elif name == "sha256":
+            yield value
 
 
 def _refuse_earlier(workdir: RunPath, old: Mapping[str, Any]) -> None:

@@ -39,8 +39,8 @@ from echo_jax.training.dispatch import log_stops
 from echo_jax.training.distributed import all_gather, broadcast_from_first
 from echo_jax.training.environment import (
     check_saved,
-    config_sha256,
     describe_environment,
+    identity,
     open_workdir,
 )
 from echo_jax.training.evaluation import evaluate_split
@@ -416,7 +416,7 @@ class Trainer:
         restored = self._checkpoints.restore_newest(compiled.abstract_state)
         before = restored.host if restored else None
         if restored:
-            check_saved(config, restored.update, restored.host["config_sha256"])
+            check_saved(config, workload.metadata, restored.update, restored.host)
         self.state = restored.state if restored else compiled.init(compiled.init_key)
         self.totals = Totals.resumed(before["totals"] if before else [])
         # The devices' work before is counted already.
@@ -478,7 +478,7 @@ class Trainer:
             for shard, log in self.feed.logs.items():
                 (self.workdir / log_name(shard)).write(log.to_text())
             host = {
-                "config_sha256": config_sha256(self.config),
+                **identity(self.config, self._workload.metadata),
                 "data": [*itertools.chain(*all_gather(self.feed.get_state()))],
                 "totals": [asdict(each) for each in totals],
                 "clock": self.clock.seconds(),

@@ -393,3 +393,19 @@ def test_progress_is_a_bar_on_a_terminal(tmp_path):
     assert "━" in text
     assert "ETA" in text
     assert re.search(r"update 6  eval_loss", text)
+
+
+@pytest.mark.parametrize("found", [{"sha256": "b"}, {"train": {"sha256": "b"}}, {}])
+def test_other_data_than_the_checkpoints_are_refused(tmp_path, found):
+    def workload(config, metadata):
+        return dataclasses.replace(make_workload(config), metadata=metadata)
+
+    saved = {"sha256": "a", "source": "here"}
+    config = tiny_config(updates=2)
+    train(config, workload(config, saved), tmp_path)
+    longer = tiny_config(updates=4)
+    with pytest.raises(ValueError, match="of update 2 was trained on other data than"):
+        train(longer, workload(longer, found), tmp_path)
+    # They may lie elsewhere.
+    summary = train(longer, workload(longer, saved | {"source": "there"}), tmp_path)
+    assert summary["updates"] == 4
