@@ -1,6 +1,7 @@
 """One CPU backend with 8 devices for all tests; set before it starts."""
 
 import os
+import zlib
 
 # Virtual CPU devices that wait for each other need threads: with fewer than twice
 # as many threads as devices, collectives can hang.
@@ -54,6 +55,28 @@ def compiled_soon(monkeypatch):
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def inflated(monkeypatch):
+    """Gives a list of how many bytes each call of zlib has decompressed."""
+    sizes = []
+    real = zlib.decompressobj
+
+    class Watched:
+        def __init__(self):
+            self._stream = real()
+
+        def __getattr__(self, name):
+            return getattr(self._stream, name)
+
+        def decompress(self, *args):
+            content = self._stream.decompress(*args)
+            sizes.append(len(content))
+            return content
+
+    monkeypatch.setattr(zlib, "decompressobj", Watched)
+    return sizes
 
 
 # The files that take longest, in either suite, start first: processes that share the
