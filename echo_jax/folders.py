@@ -128,9 +128,9 @@ class RunPath:
         """
         if self.in_bucket:
             return self._remote.read_bytes()
-        with self._parent() as parent:
+        with self.open_parent() as parent:
             # Without waiting, since a named pipe would wait for ever.
-            opened = self._open(parent, os.O_RDONLY | os.O_NONBLOCK)
+            opened = self.open_in(parent, os.O_RDONLY | os.O_NONBLOCK)
         with open(opened, "rb") as file:
             size = os.fstat(opened).st_size
             if size > max_bytes:
@@ -151,13 +151,16 @@ class RunPath:
         except UnicodeDecodeError as error:
             raise FolderError(f"{self} is not text in UTF-8 ({error})") from error
 
-    def write(self, content: str | bytes) -> None:
+    def write(self, content: str | bytes, *, is_new: bool = False) -> None:
         """Writes a file so that a reader sees the old file or the new one.
 
         Args:
           content: All of it; text is written as UTF-8.
+          is_new: Whether a file that is there is left alone, by a link in place of a
+            rename; not in a bucket.
 
         Raises:
+          FileExistsError: One is there, and it was to be new.
           OSError: It cannot be written; a file that was there stays as it was.
         """
         data = content.encode() if isinstance(content, str) else content
@@ -167,15 +170,20 @@ class RunPath:
         # Beside the file, because a rename is atomic within one file system only. By a
         # name that nobody can have put there before.
         new = f".{self.name}.{secrets.token_hex(8)}.new"
-        with self._parent() as parent:
+        with self.open_parent() as parent:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _INSIDE
             with open(os.open(new, flags, 0o666, dir_fd=parent), "wb") as file:
                 try:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-                    self._refuse_others(parent)
-                    os.replace(new, self.name, src_dir_fd=parent, dst_dir_fd=parent)
+                    move = {"src_dir_fd": parent, "dst_dir_fd": parent}
+                    if is_new:
+                        os.link(new, self.name, follow_symlinks=False, **move)
+                        os.unlink(new, dir_fd=parent)
+                    else:
+                        self._refuse_others(parent)
+                        os.replace(new, self.name, **move)
                 except BaseException:
                     os.unlink(new, dir_fd=parent)
                     raise
@@ -186,9 +194,9 @@ class RunPath:
         Raises:
           OSError: It cannot be written.
         """
-        with self._parent() as parent:
+        with self.open_parent() as parent:
             flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK
-            with open(self._open(parent, flags), "ab") as file:
+            with open(self.open_in(parent, flags), "ab") as file:
                 file.write(text.encode())
 
     def mkdir(self) -> None:
@@ -200,7 +208,7 @@ class RunPath:
         if self.in_bucket:
             return  # A bucket has no folders, only names with a '/' in them.
         Path(self.root).mkdir(parents=True, exist_ok=True)
-        with (self / "any")._parent(make=True):
+        with (self / "any").open_parent(make=True):
             pass
 
     def remove(self) -> None:
@@ -213,19 +221,24 @@ class RunPath:
             if self._remote.exists():
                 self._remote.rmtree()
         elif self.is_dir():
-            with self._parent() as parent:
+            with self.open_parent() as parent:
                 shutil.rmtree(self.name, ignore_errors=True, dir_fd=parent)
         elif self.exists():
             raise self._refused(self._kind() or 0, "a folder")
 
     def remove_unfinished(self) -> None:
-        """Removes from a folder what writes that were killed have left in it."""
+        """Removes from a folder what writes that were killed have left in it.
+
+        For who has locked it: another process may be writing there else.
+        """
         if self.in_bucket or not self.is_dir():
             return
-        with (self / "any")._parent() as folder:
+        with (self / "any").open_parent() as folder:
             for name in os.listdir(folder):
                 if _NEW.fullmatch(name):
-                    os.unlink(name, dir_fd=folder)
+                    # One that was refused the folder removes its own.
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=folder)
 
     def for_others(self) -> Union[Path, "epath.Path"]:
         """Returns a path for a library that opens the folder by itself.
@@ -240,7 +253,7 @@ class RunPath:
             return path
         if not self.is_dir():
             raise self._refused(self._kind() or 0, "a folder")
-        with (self / "any")._parent() as top:
+        with (self / "any").open_parent() as top:
             for folder, folders, files, opened in os.fwalk(dir_fd=top):
                 for name in (*folders, *files):
                     mode = os.lstat(name, dir_fd=opened).st_mode
@@ -265,8 +278,8 @@ class RunPath:
                 copy.write(file.read_bytes())
 
     @contextlib.contextmanager
-    def _parent(self, make: bool = False) -> Iterator[int]:
-        """Opens the folder that this is in, name by name."""
+    def open_parent(self, make: bool = False) -> Iterator[int]:
+        """Opens the folder that this is in, name by name; gives its descriptor."""
         opened = os.open(self.root, _FOLDER)
         try:
             at = RunPath(self.root)
@@ -275,14 +288,22 @@ class RunPath:
                 if make:
                     with contextlib.suppress(FileExistsError):
                         os.mkdir(part, dir_fd=opened)
-                above, opened = opened, at._open(opened, _FOLDER)
+                above, opened = opened, at.open_in(opened, _FOLDER)
                 os.close(above)
             yield opened
         finally:
             os.close(opened)
 
-    def _open(self, parent: int, flags: int) -> int:
-        """Opens this itself, in the folder that it is in."""
+    def open_in(self, parent: int, flags: int) -> int:
+        """Opens this itself, in the folder that it is in; gives its descriptor.
+
+        Args:
+          parent: From `open_parent`.
+          flags: As `os.open` has them.
+
+        Raises:
+          FolderError: It is no regular file; or no folder, if the flags ask for one.
+        """
         wanted = stat.S_IFDIR if flags & os.O_DIRECTORY else stat.S_IFREG
         try:
             opened = os.open(self.name, flags | _INSIDE, dir_fd=parent)
@@ -323,7 +344,7 @@ class RunPath:
         try:
             if not self.parts:
                 return stat.S_IFMT(os.stat(self.root).st_mode)
-            with self._parent() as parent:
+            with self.open_parent() as parent:
                 return stat.S_IFMT(os.lstat(self.name, dir_fd=parent).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return None

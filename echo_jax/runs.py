@@ -11,9 +11,10 @@ from echo_jax.config import Config
 from echo_jax.config_check import check_config
 from echo_jax.folders import RunPath, run_folder
 from echo_jax.json_files import DamagedFileError, read_json, write_json
+from echo_jax.lock import FolderInUseError, FolderLock
 from echo_jax.training import distributed
 from echo_jax.training.checkpoint import DamagedCheckpointError
-from echo_jax.training.environment import claim_workdir
+from echo_jax.training.environment import claim_workdir, lock_workdir
 from echo_jax.training.feeds import check_echo
 from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.interrupt import Interrupted
@@ -26,6 +27,7 @@ from echo_jax.workloads.base import Workload
 __all__ = [
     "ConfigRefusedError",
     "DamagedCheckpointError",
+    "FolderInUseError",
     "Interrupted",
     "NonFiniteLossError",
     "is_main_process",
@@ -65,6 +67,7 @@ def run_train(
     Raises:
       ConfigRefusedError: The config cannot be run here, or the folder holds a run
         of another config.
+      FolderInUseError: Another process has the folder.
       NonFiniteLossError: Training diverged.
       Interrupted: A signal stopped it; it is saved.
 
@@ -84,9 +87,8 @@ def run_train(
                 stack.enter_context(distributed.connected(config))
             workload = _checked_workload(config)
             # Last, so that a refused config leaves no folder behind.
-            if distributed.is_main_process():
-                claim_workdir(workdir, config)
-        return train_checked(config, workload, workdir)
+            lock = stack.enter_context(lock_workdir(workdir))
+        return _train_locked(config, workload, workdir, lock)
 
 
 def run_study(config: Config, workdir: str | os.PathLike[str]) -> None:
@@ -105,7 +107,8 @@ def run_study(config: Config, workdir: str | os.PathLike[str]) -> None:
       workdir: The study's folder; each arm gets a run folder in it.
 
     Raises:
-      ConfigRefusedError, NonFiniteLossError, Interrupted: As in `run_train`.
+      ConfigRefusedError, FolderInUseError, NonFiniteLossError, Interrupted: As in
+        `run_train`. The folders of all arms are locked from the first to the last.
 
     Example:
       >>> run_study(load_config("configs/quickstart.py:tiny"), "runs/quickstart")
@@ -114,6 +117,17 @@ def run_study(config: Config, workdir: str | os.PathLike[str]) -> None:
         workdir = run_folder(workdir)
         arms = _arm_configs(config)
         _check_echoes(arms, workdir)
+    with contextlib.ExitStack() as stack:
+        with _errors_of_the_config():
+            folders = [workdir, *(workdir / name for name in arms)]
+            lock = stack.enter_context(FolderLock(*folders))
+        _run_arms(config, arms, workdir, lock)
+
+
+def _run_arms(
+    config: Config, arms: Mapping[str, Config], workdir: RunPath, lock: FolderLock
+) -> None:
+    with _errors_of_the_config():
         calibration = _kept_calibration(config, workdir)
     if calibration is None:
         calibration = _calibrate(config, say=print)
@@ -127,7 +141,6 @@ def run_study(config: Config, workdir: str | os.PathLike[str]) -> None:
         for name, arm in arms.items():
             if (workdir / name / "config.json").exists():
                 claim_workdir(workdir / name, arm)
-        workdir.mkdir()
     metadata = {
         "name": config.name,
         "base_config": config.base.to_dict(),
@@ -138,7 +151,20 @@ def run_study(config: Config, workdir: str | os.PathLike[str]) -> None:
     write_json(workdir / "study.json", metadata)
     for number, (name, arm) in enumerate(arms.items(), start=1):
         print(f"\nArm {number} of {len(arms)}: {name}", flush=True)
-        run_train(arm, workdir / name)
+        lock.check()
+        with _errors_of_the_config():
+            workload = _checked_workload(arm)
+        _train_locked(arm, workload, workdir / name, lock)
+
+
+def _train_locked(
+    config: Config, workload: Workload, workdir: RunPath, lock: FolderLock
+) -> dict[str, Any]:
+    """Trains a checked config in a folder that this process has locked."""
+    if distributed.is_main_process():
+        with _errors_of_the_config():
+            claim_workdir(workdir, config)
+    return train_checked(config, workload, workdir, lock)
 
 
 def run_probe(
@@ -208,6 +234,8 @@ def _errors_of_the_config() -> Iterator[None]:
     """Marks what a preparation refuses as an error of the config."""
     try:
         yield
+    except FolderInUseError:
+        raise
     except (OSError, TypeError, ValueError) as error:
         raise ConfigRefusedError(str(error)) from error
 

@@ -118,7 +118,7 @@ def test_a_config_is_checked_once(monkeypatch, tmp_path):
     monkeypatch.setattr(runs, "train_checked", lambda *args: trained.append(args))
     argv = ["train", "--config", LM, "--workdir", str(tmp_path)]
     assert cli.main([*argv, "--config.distributed.detect=False"]) == 0
-    ((config, _, workdir),) = trained
+    ((config, _, workdir, _),) = trained
     assert checked == [config] and str(workdir) == str(tmp_path)
 
 

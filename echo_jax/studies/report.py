@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from echo_jax.folders import RunPath, run_folder
+from echo_jax.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.studies.figures import write_figure
 from echo_jax.studies.runs import Study
 from echo_jax.studies.table import HEADINGS, arm_rows, cells, notes, write_markdown
@@ -47,11 +48,11 @@ def write_report(study: Study, folder: str | os.PathLike[str]) -> RunPath:
       >>> write_report(read_study("runs/quickstart"), "runs/quickstart")
     """
     folder = run_folder(folder)
-    folder.mkdir()
-    write_markdown(study, folder / "table.md")
-    _, svg = write_figure(study, folder / "figure")
-    report = folder / "report.html"
-    report.write(_page(study, svg.read_bytes().decode()))
+    with FolderLock(folder, name=REPORT_LOCK_NAME):
+        write_markdown(study, folder / "table.md")
+        _, svg = write_figure(study, folder / "figure")
+        report = folder / "report.html"
+        report.write(_page(study, svg.read_bytes().decode()))
     return report
 
 

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, StrMethodFormatter
 
 from echo_jax.folders import RunPath, run_folder
+from echo_jax.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.studies.figures import COLOURS, MARKERS, STYLE, write_png
 from echo_jax.studies.scaling import Scaling, write_markdown
 
@@ -32,10 +33,9 @@ def write_scaling(
       >>> write_scaling(read_scaling(["runs/1", "runs/8"]), "runs/both")
     """
     folder = run_folder(folder)
-    folder.mkdir()
     page, png = folder / "scaling.md", folder / "scaling.png"
-    write_markdown(groups, page)
-    with mpl.rc_context(STYLE):
+    with FolderLock(folder, name=REPORT_LOCK_NAME), mpl.rc_context(STYLE):
+        write_markdown(groups, page)
         write_png(_draw(groups), png)
     return page, png
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, Sharding
 
@@ -35,8 +36,11 @@ __all__ = [
     "replicate",
     "this_shard",
     "view_with_sharding",
+    "wait_for_all",
 ]
 
+# Longer than the first process looks whether a run folder is free.
+_WAIT_FOR_ALL_MS = 600_000
 
 _Arrays = TypeVar("_Arrays")
 
@@ -152,6 +156,20 @@ def all_gather(value: Any) -> list[Any]:
 def broadcast_from_first(value: Any) -> Any:
     """Returns what the first process gives; see `all_gather`."""
     return all_gather(value)[0]
+
+
+def wait_for_all(what: str) -> None:
+    """Waits until all processes are here, for minutes.
+
+    Gathering would not do: where nothing was gathered before, it fails on CPUs if one
+    process comes half a minute after the others.
+
+    Args:
+      what: A name for it.
+    """
+    ocp.multihost.get_barrier_sync_fn()(
+        key=f"echo_jax_{what}", timeout_ms=_WAIT_FOR_ALL_MS
+    )
 
 
 def put(tree: Any, sharding: Any) -> Any:

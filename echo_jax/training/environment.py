@@ -1,5 +1,6 @@
 """What a run ran on, and whether a run folder belongs to a config."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -13,9 +14,10 @@ from typing import Any
 import jax
 
 from echo_jax.config import Config
-from echo_jax.folders import RunPath, run_folder
+from echo_jax.folders import RunPath
 from echo_jax.json_files import DamagedFileError, read_json, write_json
-from echo_jax.training.distributed import all_gather, is_main_process
+from echo_jax.lock import FolderLock
+from echo_jax.training.distributed import all_gather, is_main_process, wait_for_all
 
 __all__ = [
     "check_saved",
@@ -23,6 +25,7 @@ __all__ = [
     "config_sha256",
     "describe_environment",
     "identity",
+    "lock_workdir",
     "open_workdir",
 ]
 
@@ -80,29 +83,42 @@ def describe_environment(metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def open_workdir(workdir: str | os.PathLike[str], config: Config) -> RunPath:
-    """Opens a run folder in all processes, after the first one has claimed it.
+@contextlib.contextmanager
+def lock_workdir(workdir: RunPath) -> Iterator[FolderLock]:
+    """Locks a run folder: the first process does it for all, which wait for it.
 
     Args:
-      workdir: The run folder; made if there is none.
+      workdir: The run folder.
+
+    Raises:
+      FolderInUseError: Another run has it.
+    """
+    with FolderLock(*[workdir] if is_main_process() else []) as lock:
+        wait_for_all("lock_workdir")
+        yield lock
+
+
+def open_workdir(workdir: RunPath, config: Config) -> None:
+    """Has the first process claim a run folder, and the others look for it.
+
+    Args:
+      workdir: The run folder, which is locked.
       config: The config.
 
     Raises:
-      FolderError: The folder cannot be opened.
       ValueError: It holds a run of another config, or one process does not see it.
     """
-    folder = run_folder(workdir)
     if is_main_process():
-        claim_workdir(folder, config)
+        workdir.remove_unfinished()
+        claim_workdir(workdir, config)
     # The others look for it when it is there.
     all_gather(None)
-    seen = all_gather((folder / "config.json").exists())
+    seen = all_gather((workdir / "config.json").exists())
     if not all(seen):
         raise ValueError(
-            f"process {seen.index(False)} of {len(seen)} does not see {folder}; give "
+            f"process {seen.index(False)} of {len(seen)} does not see {workdir}; give "
             "all of them one --workdir, on a disk that they share or gs://BUCKET/FOLDER"
         )
-    return folder
 
 
 def claim_workdir(workdir: RunPath, config: Config) -> None:

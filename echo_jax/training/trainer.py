@@ -29,8 +29,9 @@ from echo_jax.config import Config
 from echo_jax.config_check import check_config
 from echo_jax.echo.instrument.fresh_time import bounds_of_all, within
 from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT
-from echo_jax.folders import RunPath
+from echo_jax.folders import RunPath, run_folder
 from echo_jax.json_files import read_if_whole
+from echo_jax.lock import FolderLock
 from echo_jax.training.checkpoint import Checkpoints, params_sha256
 from echo_jax.training.clock import Clock, DeviceTime, Work
 from echo_jax.training.compiled import CompiledFunctions
@@ -41,6 +42,7 @@ from echo_jax.training.environment import (
     check_saved,
     describe_environment,
     identity,
+    lock_workdir,
     open_workdir,
 )
 from echo_jax.training.evaluation import evaluate_split
@@ -294,7 +296,8 @@ def train(
     Raises:
       ValueError: The config has an impossible value, or the folder holds a run of
         another config.
-      FolderError: The folder cannot be opened.
+      FolderError: The folder cannot be opened, or another process has it: see
+        `echo_jax.lock`.
       NonFiniteLossError: The loss became NaN or infinite.
       Interrupted: Ctrl-C or SIGTERM; the run is saved. A second Ctrl-C raises
         KeyboardInterrupt without saving.
@@ -306,21 +309,27 @@ def train(
       60
     """
     check_config(config)
-    return train_checked(config, workload, workdir, console=console)
+    workdir = run_folder(workdir)
+    with lock_workdir(workdir) as lock:
+        return train_checked(config, workload, workdir, lock, console=console)
 
 
 def train_checked(
     config: Config,
     workload: Workload,
-    workdir: str | os.PathLike[str],
+    workdir: RunPath,
+    lock: FolderLock,
     *,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Trains as `train` does, by a config that `check_config` has let pass."""
+    """Trains as `train` does, by a config that `check_config` has let pass.
+
+    The lock has been entered, and holds the folder for as long as this takes.
+    """
     compiled = compile_functions(config, workload)
     # Here, so that an impossible echo is refused before anything is written.
     check_echo(config, workload, compiled.mesh)
-    workdir = open_workdir(workdir, config)
+    open_workdir(workdir, config)
     summary = broadcast_from_first(read_if_whole(workdir / "summary.json"))
     if summary is not None and is_finished(summary, config):
         return summary
@@ -337,6 +346,7 @@ def train_checked(
         stack.enter_context(trainer.clock.phase("train"))
 
         while True:
+            lock.check()
             updates = trainer.totals.updates
             if signum := stop.asked(updates):
                 trainer.save()

@@ -24,6 +24,7 @@ from tiny_workload import (
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.folders import run_folder
 from echo_jax.json_files import read_line, unseal
+from echo_jax.lock import FolderInUseError, FolderLock
 from echo_jax.training import (
     Interrupted,
     NonFiniteLossError,
@@ -126,8 +127,43 @@ def test_a_config_is_checked_by_the_one_door_for_those_that_are_not(
     config = tiny_config(updates=1)
     train(config, make_workload(config), tmp_path / "not")
     assert checked == [config]
-    train_checked(config, make_workload(config), tmp_path / "checked")
+    folder = run_folder(tmp_path / "checked")
+    with FolderLock(folder) as lock:
+        train_checked(config, make_workload(config), folder, lock)
     assert checked == [config]
+
+
+def test_a_run_under_way_is_joined_by_no_other(tmp_path):
+    refused, killed = [], tmp_path / f".summary.json.{0:016x}.new"
+    killed.touch()
+
+    def join(number):
+        with pytest.raises(FolderInUseError) as error:
+            run(tmp_path)
+        refused.append(error)
+
+    whole = run(tmp_path, echo__factor=2.5, on_batch=join)
+    assert len(refused) >= 12 and not killed.exists()
+    assert [row["updates"] for row in rows_of(tmp_path)] == [0, 4, 6, 8, 12, 12]
+    assert run(tmp_path, echo__factor=2.5) == whole
+
+
+def test_a_run_that_has_lost_its_folder_stops_there(tmp_path):
+    config = tiny_config(updates=100)
+
+    class Lost(FolderLock):
+        calls = 0
+
+        def check(self):
+            self.calls += 1
+            if self.calls == 3:
+                raise FolderInUseError("taken over")
+
+    with pytest.raises(FolderInUseError, match="taken over"):
+        folder = run_folder(tmp_path)
+        train_checked(config, make_workload(config), folder, Lost())
+    assert not (tmp_path / "summary.json").exists()
+    assert not any(row["updates"] > 4 for row in rows_of(tmp_path))
 
 
 def test_the_logged_loss_is_the_mean_over_the_window(tmp_path):

@@ -3,7 +3,13 @@ from tiny_workload import tiny_config
 
 from echo_jax.folders import run_folder
 from echo_jax.json_files import read_json, read_line
-from echo_jax.training.environment import claim_workdir, config_sha256
+from echo_jax.lock import LOCK_NAME
+from echo_jax.training import environment
+from echo_jax.training.environment import (
+    claim_workdir,
+    config_sha256,
+    lock_workdir,
+)
 from echo_jax.training.metrics import first_to_meet
 from echo_jax.training.runfiles import MetricsFile
 
@@ -91,6 +97,19 @@ def test_a_folder_belongs_to_one_config(tmp_path):
     (tmp_path / "a" / "b" / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json is damaged: .*; delete it"):
         claim_workdir(workdir, tiny_config())
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_first_process_locks_for_all_and_the_others_wait(
+    tmp_path, monkeypatch, is_first
+):
+    waited = []
+    monkeypatch.setattr(environment, "is_main_process", lambda: is_first)
+    monkeypatch.setattr(environment, "wait_for_all", waited.append)
+    with lock_workdir(run_folder(tmp_path)) as lock:
+        lock.check()
+        assert (tmp_path / LOCK_NAME).exists() == is_first
+    assert len(waited) == 1
 
 
 def test_the_hash_of_a_config_ignores_what_may_change():

@@ -59,7 +59,7 @@ def prepare_coco(arguments: Sequence[str], settings: Settings) -> dict[str, Any]
     """
     sources = parse_sources(arguments, settings.holdout)
     options = settings.options(sources, kind="coco")
-    with Workspace(settings.out, options) as work:
+    with Workspace(settings.out, options, settings.on_progress) as work:
         opened = {
             split: _Source(split, paths, settings) for split, paths in sources.items()
         }

@@ -44,7 +44,7 @@ def prepare_images(arguments: Sequence[str], settings: Settings) -> dict[str, An
     """
     sources = parse_sources(arguments, settings.holdout)
     options = settings.options(sources, kind="images")
-    with Workspace(settings.out, options) as work:
+    with Workspace(settings.out, options, settings.on_progress) as work:
         files = {
             split: [open_files(Path(path), settings.on_progress) for path in paths]
             for split, paths in sources.items()

@@ -147,7 +147,7 @@ def prepare_text(
     """
     sources = parse_sources(arguments, settings.holdout)
     options = settings.options(sources, kind="text", **text.options())
-    with Workspace(settings.out, options) as work:
+    with Workspace(settings.out, options, settings.on_progress) as work:
         files = {split: _text_files(paths) for split, paths in sources.items()}
         metadata, files, bad = _scan(files, settings)
         if text.tokenizer_model:

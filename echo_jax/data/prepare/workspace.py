@@ -5,7 +5,6 @@ is there, which is written after the shard itself is on the disk; what a kill le
 half written has no note and is written again.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -17,9 +16,11 @@ from typing import Any, Self
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from echo_jax.data.prepare.errors import PrepareError, difference
+from echo_jax.data.prepare.job import OnProgress
 from echo_jax.data.prepared import DATASET_FILE, FORMAT, read_info
 from echo_jax.folders import run_folder
 from echo_jax.json_files import seal
+from echo_jax.lock import LOCK_NAME, FolderLock
 
 __all__ = ["Workspace"]
 
@@ -28,7 +29,6 @@ __all__ = ["Workspace"]
 _WRITER_OPTIONS = "group_size:1,uncompressed"
 _WORK_FOLDER = ".prepare"
 _PLAN_FILE = "plan.json"
-_LOCK_FILE = "lock"
 
 
 class Workspace:
@@ -38,58 +38,47 @@ class Workspace:
       out: The folder; made if there is none.
       options: What decides the content, beside the source: a second sitting must
         have the same.
+      on_progress: Told how long it waits for another process, which may be gone.
 
     Raises:
-      PrepareError: If the folder holds anything else, or what other options made,
-        or if another process is writing it.
+      PrepareError: If the folder holds anything else, or what other options made.
+      FolderInUseError: If another process is writing it.
     """
 
-    def __init__(self, out: Path, options: Mapping[str, Any]):
+    def __init__(
+        self,
+        out: Path,
+        options: Mapping[str, Any],
+        on_progress: OnProgress | None = None,
+    ):
         self._out, self._work = out, out / _WORK_FOLDER
         self._options = _as_json(options)
-        self._lock = None
-        self._is_new = not out.exists()
+        self._lock = FolderLock(run_folder(out), on_wait=on_progress)
 
     def __enter__(self) -> Self:
-        names = _names(self._out)
+        names = _names(self._out) - {LOCK_NAME}
         if names and not {DATASET_FILE, _WORK_FOLDER} & names:
             raise PrepareError(
                 f"--out={self._out} holds {min(names)!r} and is no prepared folder; "
                 "name a new one"
             )
-        # Neither the folder nor what is in it is a link that leads elsewhere.
-        work = run_folder(self._out) / _WORK_FOLDER
-        work.mkdir()
-        work.for_others()
-        self._lock = (self._work / _LOCK_FILE).open("w")
+        self._lock.__enter__()
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
-            raise PrepareError(
-                f"{str(self._out)!r} is being written by another process"
-            ) from error
-        try:
+            # Neither the folder nor what is in it is a link that leads elsewhere.
+            work = run_folder(self._out) / _WORK_FOLDER
+            work.mkdir()
+            work.for_others()
             self._check_options()
         except BaseException:
-            self._lock.close()
+            self._lock.__exit__()
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        # After a mistake nothing is left behind; after Ctrl-C, what was begun is.
-        is_mistake = kind is not None and issubclass(kind, Exception)
-        is_begun = (self._work / _PLAN_FILE).exists()
-        if (
-            self._work.is_dir()
-            and not self._has_shards()
-            and (is_mistake or not is_begun)
-        ):
-            shutil.rmtree(self._work)
-            if self._is_new:
-                self._out.rmdir()
-        if self._lock:
-            self._lock.close()
+        try:
+            self._forget_mistake(kind is not None and issubclass(kind, Exception))
+        finally:
+            self._lock.__exit__()
 
     def begin(self, source: Any) -> dict[str, Any] | None:
         """Starts, or goes on where an earlier sitting stopped.
@@ -137,6 +126,7 @@ class Workspace:
         Returns:
           What `note` returns from now on.
         """
+        self._lock.check()
         path = self._shard_path(split, number)
         writer = ArrayRecordWriter(str(path), _WRITER_OPTIONS)
         examples = 0
@@ -175,6 +165,7 @@ class Workspace:
         Returns:
           The content of ``dataset.json``.
         """
+        self._lock.check()
         moves: dict[Path, str] = {}
         about = {}
         for split, metadata in splits.items():
@@ -230,8 +221,17 @@ class Workspace:
 
     def _forget(self) -> None:
         for path in self._work.iterdir():
-            if path.name != _LOCK_FILE:
-                path.unlink()
+            path.unlink()
+
+    def _forget_mistake(self, is_mistake: bool) -> None:
+        """Leaves nothing behind after a mistake; after Ctrl-C, what was begun."""
+        is_begun = (self._work / _PLAN_FILE).exists()
+        if (
+            self._work.is_dir()
+            and not self._has_shards()
+            and (is_mistake or not is_begun)
+        ):
+            shutil.rmtree(self._work)
 
     def _changed(self) -> PrepareError:
         return PrepareError(

@@ -1,0 +1,329 @@
+"""One owner at a time: who writes a folder locks it, and others are refused.
+
+The lock is a file of one line in the folder. It says who has the folder, and the owner
+makes it a new version every few seconds. Its content is decided by compare-and-swap
+(`echo_jax.lock_file`), so that of any number of processes one wins, on a disk, on a
+shared disk and in a bucket. A process that finds a lock asks whether its owner lives:
+
+- On the same machine since the same boot it looks for the process id and when that
+  process began. So a run whose process was killed goes on at once.
+- Of another machine it can only see that the lock changes. It looks for a minute, and
+  says so; a lock that has not changed by then is taken over. It compares versions that
+  it has seen itself, never a time with its own clock.
+
+Not ``flock`` alone: some shared disks keep it within a machine, some keep it for a
+machine that is gone, and buckets have none. Not the library filelock: it opens by path,
+through links, and knows no buckets.
+
+An owner that was suspended for so long that others may have taken over finds out, at
+its next `FolderLock.check`, and stops.
+"""
+
+import contextlib
+import hashlib
+import os
+import platform
+import re
+import secrets
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from time import monotonic, sleep
+from typing import Self
+
+from echo_jax.countdown import Countdown
+from echo_jax.folders import FolderError, RunPath
+from echo_jax.lock_file import Found, lock_file
+
+__all__ = ["LOCK_NAME", "REPORT_LOCK_NAME", "FolderInUseError", "FolderLock"]
+
+# Neither is the name of an arm, which begins with a letter or a digit.
+LOCK_NAME = ".lock"
+# Of the files of a report. What is still trained in a folder may be reported on.
+REPORT_LOCK_NAME = ".report.lock"
+_TOUCH_EVERY_S = 10
+_LOOK_EVERY_S = 1
+# Without a sign of its owner, a lock of another machine is taken over after this.
+_SILENT_LOOKS = 60
+# Where the disk cannot compare and swap, for all who write at once to have written.
+_SETTLE_S = 2
+_LINE_EVERY_S = 10.0
+
+# All that is shown of a lock has one of these forms: it may come from a stranger.
+_OWNER = re.compile(
+    rb"host=(?P<host>[\w.-]{1,255}) pid=(?P<pid>[1-9]\d{0,8}) "
+    rb"since=(?P<since>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ) "
+    rb"machine=(?P<machine>[0-9a-f]{32}) began=(?P<began>\d{1,20}) "
+    rb"token=(?P<token>[0-9a-f]{32})\n"
+)
+
+
+class FolderInUseError(FolderError):
+    """A folder that another process has; the message says which, and what to do."""
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """Who has a folder.
+
+    Attributes:
+      host: The machine's name, to show it.
+      pid: The process.
+      since: When it took the folder, by its own clock, to show it.
+      machine: A boot of a machine, and the processes that see each other's ids.
+      began: When the process began, in ticks since the boot; 0 if nobody knows.
+      token: Of the lock, by chance.
+    """
+
+    host: str
+    pid: str
+    since: str
+    machine: str
+    began: str
+    token: str
+
+    @classmethod
+    def this_process(cls) -> Self:
+        return cls(
+            host=re.sub(r"[^A-Za-z0-9_.-]", "_", platform.node())[:255] or "localhost",
+            pid=str(os.getpid()),
+            since=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            machine=_this_machine(),
+            began=(_state_and_began(os.getpid()) or ("", "0"))[1],
+            token=secrets.token_hex(16),
+        )
+
+    @classmethod
+    def parse(cls, content: bytes) -> Self | None:
+        """Reads what `line` has written; None if it is anything else."""
+        match = _OWNER.fullmatch(content)
+        if match is None:
+            return None
+        return cls(**{name: text.decode() for name, text in match.groupdict().items()})
+
+    def line(self) -> bytes:
+        fields = " ".join(f"{name}={value}" for name, value in vars(self).items())
+        return f"{fields}\n".encode()
+
+    def is_alive(self) -> bool | None:
+        """Whether the process is there; None where this one cannot know."""
+        if self.machine != _this_machine():
+            return None
+        try:
+            os.kill(int(self.pid), 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass  # It is there, and another user's.
+        found = _state_and_began(int(self.pid))
+        if found is None:
+            return None
+        state, began = found
+        # Z and X: it was killed, and nobody has asked for its exit status.
+        return state not in "ZX" and began == self.began
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}"
+
+
+class FolderLock:
+    """The right to write folders, for as long as it is entered.
+
+    A folder that does not exist is made, and removed at the end if nothing was put
+    into it.
+
+    Args:
+      folders: All or none of them are locked; with none of them nothing is done.
+      name: Of the lock in each.
+      on_wait: Told what is waited for, and the part of the time that is over; None
+        shows it on standard error.
+
+    Raises:
+      FolderInUseError: When it is entered, or by `check`: another process has a
+        folder.
+      FolderError: What is in the place of a lock is none.
+
+    Example:
+      >>> with FolderLock(run_folder("runs/lm")) as lock:
+      ...     while work():
+      ...         lock.check()
+    """
+
+    def __init__(
+        self,
+        *folders: RunPath,
+        name: str = LOCK_NAME,
+        on_wait: Callable[[str, float], None] | None = None,
+    ):
+        self._folders, self._name, self._on_wait = folders, name, on_wait
+        self._silent: dict[RunPath, tuple[Found, int]] = {}
+        self._owned: list[RunPath] = []
+        self._made: list[RunPath] = []
+        self._lost = ""
+        self._touching = threading.Lock()
+        self._is_over = threading.Event()
+
+    def __enter__(self) -> Self:
+        self._files = {
+            folder: lock_file(folder / self._name) for folder in self._folders
+        }
+        self._owner = _Owner.this_process()
+        self._touched_s = monotonic()
+        self._thread = threading.Thread(target=self._keep_touching, daemon=True)
+        try:
+            if self._folders:
+                self._thread.start()
+                self._take_all()
+        except BaseException:
+            self._release()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._release()
+
+    def check(self) -> None:
+        """Makes sure that the folders are still locked; costs nothing.
+
+        Raises:
+          FolderInUseError: Another process has taken one over, because this one gave
+            no sign for a minute, or somebody has removed its lock.
+        """
+        if monotonic() > self._touched_s + 3 * _TOUCH_EVERY_S:
+            self._touch()  # Stopped and continued, the thread may come later than this.
+        if self._lost:
+            raise FolderInUseError(self._lost)
+
+    def _take_all(self) -> None:
+        with contextlib.ExitStack() as stack:
+            show = self._on_wait
+            # All in turns: the minutes of many folders are one.
+            while missing := [f for f in self._folders if not self._take(f)]:
+                if show is None:
+                    countdown = Countdown(line_every_s=_LINE_EVERY_S)
+                    show = stack.enter_context(countdown).show
+                show(*self._waiting_for(missing[0]))
+                sleep(_LOOK_EVERY_S)
+
+    def _take(self, folder: RunPath) -> bool:
+        """Takes a folder if it can be had now."""
+        file = self._files[folder]
+        for _ in range(3):  # Read, write, read that it was this process that wrote.
+            if folder in self._owned:
+                return True
+            found = file.read()
+            if found is None:
+                self._make(folder)
+                file.create(self._owner.line())
+            elif (owner := self._parse(folder, found)).token == self._owner.token:
+                self._owned.append(folder)
+            elif self._is_gone(folder, found, owner):
+                file.replace(found, self._owner.line())
+            else:
+                return False
+            if not file.is_exact:
+                sleep(_SETTLE_S)
+        return folder in self._owned
+
+    def _is_gone(self, folder: RunPath, found: Found, owner: _Owner) -> bool:
+        """Whether the owner of a lock is; false if that is yet to be found out."""
+        is_alive = owner.is_alive()
+        if is_alive is None:
+            before, looks = self._silent.get(folder, (found, -1))
+            looks += 1
+            self._silent[folder] = found, looks
+            is_alive = found != before
+            if not is_alive and looks < _SILENT_LOOKS:
+                return False
+        if is_alive:
+            raise FolderInUseError(
+                f"{folder} is in use by {owner}; wait until that ends, or stop it, or "
+                "name another folder"
+            )
+        return True
+
+    def _waiting_for(self, folder: RunPath) -> tuple[str, float]:
+        if folder not in self._silent:
+            return f"waiting for {folder}", 0.0
+        found, looks = self._silent[folder]
+        what = (
+            f"looking whether {folder} is still in use by {_Owner.parse(found.content)}"
+        )
+        return what, looks / _SILENT_LOOKS
+
+    def _parse(self, folder: RunPath, found: Found) -> _Owner:
+        owner = _Owner.parse(found.content)
+        if owner is None:
+            raise FolderError(
+                f"{folder / self._name} is no lock that echo_jax has written; remove "
+                "it if nothing uses the folder"
+            )
+        return owner
+
+    def _make(self, folder: RunPath) -> None:
+        if not folder.in_bucket and not folder.exists():
+            folder.mkdir()
+            self._made.append(folder)
+
+    def _keep_touching(self) -> None:
+        while not self._is_over.wait(_TOUCH_EVERY_S):
+            self._touch()
+
+    def _touch(self) -> None:
+        """Shows others that this process lives, and looks whether it still owns."""
+        with self._touching:
+            self._touched_s = monotonic()
+            for folder in self._owned:
+                # What the disk or the bucket cannot do now, it can do next time; what
+                # is written meanwhile fails by itself.
+                with contextlib.suppress(OSError):
+                    found = self._files[folder].read()
+                    if found is None:
+                        self._lost = (
+                            f"the lock of {folder} was removed, so this process stops"
+                        )
+                    elif (owner := self._parse(folder, found)) != self._owner:
+                        self._lost = (
+                            f"{folder} was taken over by {owner}, after this process "
+                            "had given no sign for a minute, so this one stops"
+                        )
+                    else:
+                        self._files[folder].touch(found)
+
+    def _release(self) -> None:
+        self._is_over.set()
+        if self._thread.ident:
+            self._thread.join()
+        # The folder is left as it is found by now, which may be not at all.
+        for folder in reversed(self._folders):
+            with contextlib.suppress(OSError):
+                found = self._files[folder].read()
+                if found and found.content == self._owner.line():
+                    self._files[folder].remove(found)
+        for folder in reversed(self._made):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+
+
+def _this_machine() -> str:
+    """Names a boot of a machine, and the processes on it that see each other's ids."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read()
+        seen = os.readlink("/proc/self/ns/pid")
+    except OSError:  # Not Linux.
+        boot, seen = platform.node(), str(uuid.getnode())
+    return hashlib.sha256(f"{boot}\n{seen}".encode()).hexdigest()[:32]
+
+
+def _state_and_began(pid: int) -> tuple[str, str] | None:
+    """Returns a process' state and when it began; None where it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            # The name in front may hold anything, also brackets.
+            fields = file.read().rpartition(")")[2].split()
+        return fields[0], fields[19]
+    except (IndexError, OSError):
+        return None
