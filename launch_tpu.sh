@@ -158,7 +158,7 @@ read_flags() { # verb, what follows it
 check_settings() { # verb
   local key
   for key in grace poll processes; do
-    [[ ${opt[$key]} =~ ^[1-9][0-9]*$ ]] || die "--$key=${opt[$key]} is no whole number above 0"
+    check_number "--$key" "${opt[$key]}"
   done
   [[ ${opt[name]} =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] ||
     die "--name=${opt[name]} is no name of a VM: take a-z, 0-9 and -"
@@ -188,8 +188,10 @@ verb_local() {
   local number port log command devices threads
   # Virtual CPU devices that wait for each other need two threads each.
   devices=${JAX_NUM_CPU_DEVICES:-1}
-  [[ ! ${XLA_FLAGS:-} =~ host_platform_device_count=([0-9]+) ]] || devices=${BASH_REMATCH[1]}
+  check_number JAX_NUM_CPU_DEVICES "$devices"
+  [[ ! ${XLA_FLAGS:-} =~ host_platform_device_count=0*([1-9][0-9]*) ]] || devices=${BASH_REMATCH[1]}
   threads=${NPROC:-$(getconf _NPROCESSORS_ONLN)}
+  check_number NPROC "$threads"
   ((threads >= 2 * devices)) || threads=$((2 * devices))
   port=$(free_port)
   grace=${opt[grace]}

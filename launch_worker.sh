@@ -17,6 +17,11 @@ die() { # what is wrong, and the fix
   exit 2
 }
 
+# Before any arithmetic: there bash runs what stands in the brackets of a text like a[$(…)].
+check_number() { # what it is called, the value
+  [[ $2 =~ ^[1-9][0-9]*$ ]] || die "$1=$2 is no whole number above 0"
+}
+
 ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 404)) ||
   die "bash $BASH_VERSION is too old: install bash 4.4 or newer"
 
@@ -180,6 +185,7 @@ worker_install() { # extra; called in the folder new, for the one above
 
 worker_start() { # grace, seconds between copies, a bucket's folder or '', arguments
   [[ -e installed ]] || die "$(hostname) is not set up: ./launch_tpu.sh setup"
+  check_number --grace "$1"
   mkdir -p run
   # Whoever holds the lock runs. What it starts holds it, too; a restart frees it.
   exec 9>>run/lock
@@ -198,6 +204,7 @@ worker_start() { # grace, seconds between copies, a bucket's folder or '', argum
 
 worker_supervise() { # as worker_start
   local to=${3:+$3/$(hostname)} copier
+  check_number --grace "$1"
   grace=$1
   export PATH=$PWD/venv/bin:$PATH
   forward_signals

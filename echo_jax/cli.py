@@ -11,6 +11,7 @@ import os
 import select
 import shlex
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +23,9 @@ from echo_jax import prepare_command
 from echo_jax.config import Config
 from echo_jax.config_flags import load_with_flags
 from echo_jax.countdown import Countdown
+from echo_jax.failures import forget, quiet_libraries, sentence, status_of
 from echo_jax.folders import FolderError, RunPath, run_folder
+from echo_jax.printable import printable
 from echo_jax.studies.runs import StudyError, read_runs, read_study
 
 __all__ = ["main"]
@@ -98,8 +101,9 @@ Each kind has a --help of its own."""
 class _Exit(Exception):
     """The end of a command that did not succeed: the status, and what to say."""
 
-    def __init__(self, status: int, message: object):
-        super().__init__(str(message))
+    def __init__(self, status: int, message: str | BaseException):
+        is_error = isinstance(message, BaseException)
+        super().__init__(sentence(message) if is_error else message)
         self.status = status
 
 
@@ -107,7 +111,8 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(_WRONG_USE, f"{self.prog}: {message}; see {self.prog} --help\n")
+        said = printable(f"{self.prog}: {message}; see {self.prog} --help")
+        self.exit(_WRONG_USE, f"{said}\n")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         _flush()
@@ -121,8 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: The command line after the program's name; of this process if None.
 
     Returns:
-      The exit status: 0, 1 if training failed or nobody reads on what is printed, 2
-      if what was typed cannot be run, 130 or 143 if a signal stopped it.
+      The exit status: 0, 1 if it failed or nobody reads on what is printed, 2 if
+      what was typed cannot be run, 130 or 143 if a signal stopped it. What failed is
+      said in a line on standard error, and with ``--debug`` by a traceback before it.
 
     Raises:
       SystemExit: After ``--help``, and where the command itself is mistyped.
@@ -144,16 +150,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: list[str]) -> int:
     args, extras = _parser().parse_known_args(argv)
-    try:
-        return _COMMANDS[args.command](args, extras)
-    except _Exit as end:
-        status, message = end.status, str(end)
-    except KeyboardInterrupt:
-        status, message = _INTERRUPTED, "interrupted; run the same command to resume"
-    print(f"echo-jax {args.command}: {message}", file=sys.stderr)
+    with contextlib.nullcontext() if args.debug else quiet_libraries():
+        try:
+            return _COMMANDS[args.command](args, extras)
+        except _Exit as end:
+            error, status, message = end, end.status, str(end)
+        except KeyboardInterrupt as end:
+            error, status = end, _INTERRUPTED
+            message = "interrupted; run the same command to resume"
+        except Exception as end:
+            if isinstance(end, BrokenPipeError) and _reader_is_gone():
+                return _FAILED
+            error, status, message = end, status_of(end), sentence(end)
+        if args.debug:
+            traceback.print_exception(error)
+        forget(error)
+    print(f"echo-jax {args.command}: {printable(_one_line(message))}", file=sys.stderr)
     if status >= _INTERRUPTED:
         print(f"  {shlex.join(['echo-jax', *argv])}", file=sys.stderr)
     return status
+
+
+def _one_line(message: str) -> str:
+    """Joins the lines that a message was written in."""
+    return " ".join(line.strip() for line in message.split("\n")).strip()
 
 
 def _flush() -> None:
@@ -189,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     def add(
         name: str, about: str, epilog: str, to: Any = commands
     ) -> argparse.ArgumentParser:
-        return to.add_parser(
+        command = to.add_parser(
             name,
             help=about,
             description=about[:1].upper() + about[1:] + ".",
@@ -198,6 +218,12 @@ def _parser() -> argparse.ArgumentParser:
             # --config.seed is a field, not a shortened --config.
             allow_abbrev=False,
         )
+        command.add_argument(
+            "--debug",
+            action="store_true",
+            help="show the traceback of a failure, and what libraries say of it",
+        )
+        return command
 
     train = add("train", "train one model", _TRAIN_EPILOG)
     study = add("study", "train the arms of a study and compare them", _STUDY_EPILOG)
@@ -258,7 +284,7 @@ def _train(args: argparse.Namespace, extras: Sequence[str]) -> int:
     with _exits_of(runs):
         runs.run_train(config, workdir, connect=True)
     if runs.is_main_process():
-        print(f"\n{workdir / 'summary.json'}")
+        print(f"\n{printable(workdir / 'summary.json')}")
     return 0
 
 
@@ -276,6 +302,8 @@ def _study(args: argparse.Namespace, extras: Sequence[str]) -> int:
 def _probe(args: argparse.Namespace, extras: Sequence[str]) -> int:
     config = _load(args.config, extras)
     file = Path(args.json) if args.json not in (None, "-") else None
+    if args.json == "" or (file and file.is_dir()):
+        raise _Exit(_WRONG_USE, f"--json={args.json!r} is no file; name one, or -")
     if file and not file.parent.is_dir():
         raise _Exit(_WRONG_USE, f"--json={file}: there is no folder {file.parent}")
     # Imported here: it imports jax.
@@ -287,8 +315,12 @@ def _probe(args: argparse.Namespace, extras: Sequence[str]) -> int:
         )
     print(report.to_json() if args.json == "-" else report)
     if file:
-        file.write_text(report.to_json() + "\n", encoding="utf-8")
-        print(f"\n{file}")
+        try:
+            file.write_text(report.to_json() + "\n", encoding="utf-8")
+        except OSError as error:
+            error.filename = str(file)  # An open file has none.
+            raise
+        print(f"\n{printable(file)}")
     return 0
 
 
@@ -322,7 +354,7 @@ def _report(args: argparse.Namespace, extras: Sequence[str]) -> int:
             "several run folders need a folder for the report: add --workdir FOLDER",
         )
     show = _show_scaling if is_scaling else _show
-    return show(folders, _folder(args.workdir) if args.workdir else folders[0])
+    return show(folders, folders[0] if args.workdir is None else _folder(args.workdir))
 
 
 def _folder(path: str) -> RunPath:
@@ -339,7 +371,7 @@ def _prepare(args: argparse.Namespace, extras: Sequence[str]) -> int:
     try:
         with Countdown(line_every_s=_LINE_EVERY_S) as countdown:
             said = prepare_command.run(args, countdown.show)
-    except (OSError, ValueError) as error:
+    except (FolderError, ValueError) as error:
         raise _Exit(_WRONG_USE, error) from error
     print(said)
     return 0
@@ -375,7 +407,7 @@ def _refused_studies() -> Iterator[None]:
     """Turns run folders that cannot be compared into an exit."""
     try:
         yield
-    except (OSError, StudyError) as error:
+    except (FolderError, StudyError) as error:
         raise _Exit(_WRONG_USE, error) from error
 
 
@@ -383,7 +415,7 @@ def _shown(table: Any, *files: RunPath) -> int:
     """Prints a table and the files that hold it."""
     rich.print()
     rich.print(table)
-    print("", *files, sep="\n")
+    print("", *map(printable, files), sep="\n")
     return 0
 
 

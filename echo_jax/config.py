@@ -8,6 +8,7 @@ and adds ``model``.
 import contextlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -144,6 +145,7 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config
       AttributeError: The file defines no ``get_config``, or an override names a
         field that the config does not have.
       TypeError: An override is of another type than the field.
+      ValueError: The file fails, or makes no config.
 
     Example:
       >>> config = load_config("configs/lm.py:tiny", {"echo.factor": 2.0})
@@ -161,13 +163,37 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config
     if module_spec is None or module_spec.loader is None:
         raise FileNotFoundError(f"config {file!r} is no Python file; give PATH.py")
     module = importlib.util.module_from_spec(module_spec)
-    with _importing_from(path.parent.resolve()):
+    with _importing_from(path.parent.resolve()), _failures_of(path):
         module_spec.loader.exec_module(module)
     if not hasattr(module, "get_config"):
         raise AttributeError(f"{file} defines no get_config(); add that function")
-    config = module.get_config(variant) if variant else module.get_config()
+    with _failures_of(path):
+        config = module.get_config(variant) if variant else module.get_config()
+    if not isinstance(config, ConfigDict):
+        raise ValueError(
+            f"get_config() of {file} returned {config!r:.60}; it has to return an "
+            "ml_collections.ConfigDict, such as default_config() changed"
+        )
     _override(config, overrides or {}, prefix="")
     return config.lock()
+
+
+@contextlib.contextmanager
+def _failures_of(path: Path) -> Iterator[None]:
+    """Names the config file, and its line, where it fails by accident."""
+    try:
+        yield
+    except ValueError:
+        raise  # What a config refuses, such as a variant, it says itself.
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        if isinstance(error, SyntaxError):
+            lines.append(error.lineno)
+        where = f", line {lines[-1]}" if lines else ""
+        raise ValueError(
+            f"config {path}{where}, fails: {type(error).__name__}: {error}"
+        ) from error
 
 
 @contextlib.contextmanager

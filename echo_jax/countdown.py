@@ -13,6 +13,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from echo_jax.printable import printable
+
 __all__ = ["Countdown"]
 
 
@@ -34,7 +36,7 @@ class Countdown:
         self._what, self._done = "", 0.0
         self._began_s, self._began_at, self._next_line_s = 0.0, 0.0, 0.0
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
             TextColumn("ETA"),
@@ -61,7 +63,7 @@ class Countdown:
           what: A few words.
           done: From 0 to 1; less than before if it is another thing's part.
         """
-        now = time.monotonic()
+        now, what = time.monotonic(), printable(what)
         if done < self._done:
             self._bar.reset(self._task)
         if what != self._what:

@@ -18,11 +18,11 @@ import secrets
 import shutil
 import stat
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 
 if TYPE_CHECKING:
     from etils import epath
@@ -55,6 +55,24 @@ _KINDS = {
 
 class FolderError(OSError):
     """A folder that cannot be opened or used; the message says what to do."""
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _named_in_errors(method: _Method) -> _Method:
+    """Gives errors of the system the path's name: an open file has none."""
+
+    @functools.wraps(method)
+    def named(path: "RunPath", *args: Any, **options: Any) -> Any:
+        try:
+            return method(path, *args, **options)
+        except OSError as error:
+            if error.errno is not None:
+                error.filename = str(path)
+            raise
+
+    return cast(_Method, named)
 
 
 @dataclass(frozen=True)
@@ -116,6 +134,7 @@ class RunPath:
         """Whether a folder is there."""
         return self._kind() == stat.S_IFDIR
 
+    @_named_in_errors
     def read_bytes(self, max_bytes: int = _MAX_BYTES) -> bytes:
         """Reads a file.
 
@@ -151,6 +170,7 @@ class RunPath:
         except UnicodeDecodeError as error:
             raise FolderError(f"{self} is not text in UTF-8 ({error})") from error
 
+    @_named_in_errors
     def write(self, content: str | bytes, *, is_new: bool = False) -> None:
         """Writes a file so that a reader sees the old file or the new one.
 
@@ -188,6 +208,7 @@ class RunPath:
                     os.unlink(new, dir_fd=parent)
                     raise
 
+    @_named_in_errors
     def append(self, text: str) -> None:
         """Adds text to the end of a file, which is there; not in a bucket.
 
@@ -210,6 +231,15 @@ class RunPath:
         Path(self.root).mkdir(parents=True, exist_ok=True)
         with (self / "any").open_parent(make=True):
             pass
+
+    def missing_folders(self) -> list[str]:
+        """Returns the folders that `mkdir` would make, the innermost first."""
+        missing: list[str] = []
+        path = os.path.abspath(self)
+        while not self.in_bucket and not os.path.lexists(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        return missing
 
     def remove(self) -> None:
         """Removes a folder and all that is in it, if it is there; links alone.

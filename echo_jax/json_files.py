@@ -10,11 +10,12 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from echo_jax.folders import FolderError, RunPath
+from echo_jax.folders import RunPath
 
 __all__ = [
     "DamagedFileError",
     "json_line",
+    "missing",
     "plain",
     "read_if_whole",
     "read_json",
@@ -28,7 +29,18 @@ _SUM = "crc32"
 
 
 class DamagedFileError(ValueError):
-    """A file is not what was written; the message names it."""
+    """A file is not what was written; the message names it.
+
+    Attributes:
+      what: What is wrong with it.
+    """
+
+    def __init__(self, path: RunPath, what: object):
+        self.what = str(what)
+        super().__init__(
+            f"{path} is damaged: {what}; put back a copy of it, or use another "
+            "--workdir"
+        )
 
 
 def seal(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,39 +74,74 @@ def unseal(content: Any) -> dict[str, Any]:
     return rest
 
 
-def read_json(path: RunPath) -> dict[str, Any] | None:
+def missing(content: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
+    """Says what an object lacks; ``""`` if nothing.
+
+    Args:
+      content: The object.
+      fields: Names, dotted where they lie in each other, and types; a name with a
+        question mark, and what lies in it, may be left out.
+
+    Example:
+      >>> missing({"name": "a", "arms": 3}, {"name": str, "arms": list})
+      "'arms' is 3"
+    """
+    for dotted, kind in fields.items():
+        name = dotted.replace("?", "")
+        first, *parts = name.split(".")
+        if "?" in dotted and first not in content:
+            continue
+        value: Any = content
+        for part in (first, *parts):
+            if not isinstance(value, Mapping) or part not in value:
+                return f"it lacks {name!r}"
+            value = value[part]
+        if not isinstance(value, kind):
+            return f"{name!r} is {value!r:.60}"
+    return ""
+
+
+def read_json(
+    path: RunPath, fields: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
     """Reads a JSON file.
 
     Args:
       path: The file.
+      fields: What it has to hold, if anything; see `missing`.
 
     Returns:
       Its content, or None if there is no such file.
 
     Raises:
-      DamagedFileError: It is no JSON object, or not the one that was written.
+      DamagedFileError: It is no JSON object, not the one that was written, or lacks
+        a field.
     """
     try:
-        return unseal(json.loads(path.read_text()))
+        content = unseal(json.loads(path.read_bytes()))
     except FileNotFoundError:
         return None
-    except FolderError:
-        raise
     except (ValueError, RecursionError) as error:
-        raise DamagedFileError(f"{path} is damaged: {error}") from error
+        raise DamagedFileError(path, error) from error
+    if what := missing(content, fields or {}):
+        raise DamagedFileError(path, what)
+    return content
 
 
-def read_if_whole(path: RunPath) -> dict[str, Any] | None:
+def read_if_whole(
+    path: RunPath, fields: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
     """Reads a JSON file that can be made again.
 
     Args:
       path: The file.
+      fields: See `read_json`.
 
     Returns:
       Its content, or None if there is no such file, or a damaged one.
     """
     try:
-        return read_json(path)
+        return read_json(path, fields)
     except DamagedFileError:
         return None
 

@@ -131,8 +131,8 @@ class _Owner:
 class FolderLock:
     """The right to write folders, for as long as it is entered.
 
-    A folder that does not exist is made, and removed at the end if nothing was put
-    into it.
+    A folder that does not exist is made, with those that it is in, and they are removed
+    at the end if nothing was put into them.
 
     Args:
       folders: All or none of them are locked; with none of them nothing is done.
@@ -160,7 +160,7 @@ class FolderLock:
         self._folders, self._name, self._on_wait = folders, name, on_wait
         self._silent: dict[RunPath, tuple[Found, int]] = {}
         self._owned: list[RunPath] = []
-        self._made: list[RunPath] = []
+        self._made: list[str] = []
         self._lost = ""
         self._touching = threading.Lock()
         self._is_over = threading.Event()
@@ -263,9 +263,8 @@ class FolderLock:
         return owner
 
     def _make(self, folder: RunPath) -> None:
-        if not folder.in_bucket and not folder.exists():
-            folder.mkdir()
-            self._made.append(folder)
+        self._made += folder.missing_folders()
+        folder.mkdir()
 
     def _keep_touching(self) -> None:
         while not self._is_over.wait(_TOUCH_EVERY_S):
@@ -302,7 +301,7 @@ class FolderLock:
                 found = self._files[folder].read()
                 if found and found.content == self._owner.line():
                     self._files[folder].remove(found)
-        for folder in reversed(self._made):
+        for folder in sorted(self._made, key=len, reverse=True):
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
 

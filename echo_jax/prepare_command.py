@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from echo_jax.printable import printable
+
 __all__ = ["add_kinds", "run"]
 
 _IMAGES_EPILOG = """\
@@ -93,7 +95,9 @@ def add_kinds(
         "check that all files of a prepared folder are as they were written",
         _VERIFY_EPILOG,
     )
-    verify.add_argument("folder", type=Path, metavar="FOLDER", help="a prepared folder")
+    verify.add_argument(
+        "folder", type=_path, metavar="FOLDER", help="a prepared folder"
+    )
 
 
 def _add_common(kind: argparse.ArgumentParser) -> None:
@@ -101,7 +105,7 @@ def _add_common(kind: argparse.ArgumentParser) -> None:
     kind.add_argument(
         "--out",
         required=True,
-        type=Path,
+        type=_path,
         metavar="FOLDER",
         help="receives the data; the same command goes on where it was stopped",
     )
@@ -137,6 +141,13 @@ def _add_common(kind: argparse.ArgumentParser) -> None:
     )
 
 
+def _path(text: str) -> Path:
+    """Takes a path; ``""`` would be the folder that the command is run in."""
+    if not text:
+        raise argparse.ArgumentTypeError("'' is no folder; name one")
+    return Path(text)
+
+
 def run(args: argparse.Namespace, on_progress: Callable[[str, float], None]) -> str:
     """Runs the command.
 
@@ -155,7 +166,8 @@ def run(args: argparse.Namespace, on_progress: Callable[[str, float], None]) -> 
     from echo_jax.data.prepared import verify
 
     if args.kind == "verify":
-        return f"{args.folder}: all {verify(args.folder)} files are as written"
+        number = verify(args.folder)
+        return f"{printable(args.folder)}: all {number} files are as written"
     settings = prepare.Settings(
         out=args.out,
         holdout=args.holdout,
@@ -177,7 +189,8 @@ def run(args: argparse.Namespace, on_progress: Callable[[str, float], None]) -> 
             block=args.block,
         )
         info = prepare.prepare_text(args.sources, settings, text)
-    return "\n".join([*_summary(info), "", str(args.out / "dataset.json")])
+    lines = [*_summary(info), "", str(args.out / "dataset.json")]
+    return "\n".join(map(printable, lines))
 
 
 def _summary(info: Mapping[str, Any]) -> list[str]:

@@ -10,16 +10,17 @@ from typing import Any
 from echo_jax.config import Config
 from echo_jax.config_check import check_config
 from echo_jax.folders import RunPath, run_folder
-from echo_jax.json_files import DamagedFileError, read_json, write_json
+from echo_jax.json_files import read_json, write_json
 from echo_jax.lock import FolderInUseError, FolderLock
 from echo_jax.training import distributed
 from echo_jax.training.checkpoint import DamagedCheckpointError
-from echo_jax.training.environment import claim_workdir, lock_workdir
+from echo_jax.training.environment import check_workdir, lock_workdir
 from echo_jax.training.feeds import check_echo
 from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.interrupt import Interrupted
 from echo_jax.training.probe import calibrate, probe_config
 from echo_jax.training.sharding import make_mesh
+from echo_jax.training.start import TakenBack
 from echo_jax.training.trainer import train_checked
 from echo_jax.workloads import build
 from echo_jax.workloads.base import Workload
@@ -86,7 +87,6 @@ def run_train(
             if connect:
                 stack.enter_context(distributed.connected(config))
             workload = _checked_workload(config)
-            # Last, so that a refused config leaves no folder behind.
             lock = stack.enter_context(lock_workdir(workdir))
         return _train_locked(config, workload, workdir, lock)
 
@@ -139,8 +139,7 @@ def _run_arms(
     with _errors_of_the_config():
         # Now, so that no arm runs for minutes before a later one is refused.
         for name, arm in arms.items():
-            if (workdir / name / "config.json").exists():
-                claim_workdir(workdir / name, arm)
+            check_workdir(workdir / name, arm)
     metadata = {
         "name": config.name,
         "base_config": config.base.to_dict(),
@@ -148,13 +147,19 @@ def _run_arms(
         "storage": storage,
         "calibration": calibration,
     }
-    write_json(workdir / "study.json", metadata)
-    for number, (name, arm) in enumerate(arms.items(), start=1):
-        print(f"\nArm {number} of {len(arms)}: {name}", flush=True)
-        lock.check()
-        with _errors_of_the_config():
-            workload = _checked_workload(arm)
-        _train_locked(arm, workload, workdir / name, lock)
+    with TakenBack(workdir, ["study.json"]) as start:
+        write_json(workdir / "study.json", metadata)
+        for number, (name, arm) in enumerate(arms.items(), start=1):
+            print(f"\nArm {number} of {len(arms)}: {name}", flush=True)
+            lock.check()
+            try:
+                with _errors_of_the_config():
+                    workload = _checked_workload(arm)
+                _train_locked(arm, workload, workdir / name, lock)
+            finally:
+                # An arm whose start was refused has left nothing.
+                if (workdir / name / "config.json").exists():
+                    start.keep()
 
 
 def _train_locked(
@@ -163,7 +168,7 @@ def _train_locked(
     """Trains a checked config in a folder that this process has locked."""
     if distributed.is_main_process():
         with _errors_of_the_config():
-            claim_workdir(workdir, config)
+            check_workdir(workdir, config)
     return train_checked(config, workload, workdir, lock)
 
 
@@ -237,6 +242,8 @@ def _errors_of_the_config() -> Iterator[None]:
     except FolderInUseError:
         raise
     except (OSError, TypeError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # What the system refuses is no matter of the config.
         raise ConfigRefusedError(str(error)) from error
 
 
@@ -292,13 +299,15 @@ def _check_echoes(arms: Mapping[str, Config], workdir: RunPath) -> None:
 
 def _kept_calibration(config: Config, workdir: RunPath) -> dict[str, float] | None:
     """Returns what an earlier call measured: None before the first, {} if nothing."""
-    try:
-        kept = read_json(workdir / "study.json")
-    except DamagedFileError as error:
-        raise ValueError(f"{error}; use another --workdir") from error
+    kept = read_json(workdir / "study.json", {"calibration": dict})
     if kept is None:
         return None
     calibration = kept["calibration"]
+    if calibration and not isinstance(calibration.get("latency_s"), int | float):
+        raise ValueError(
+            f"{workdir / 'study.json'} is damaged: its calibration has no latency_s; "
+            "use another --workdir"
+        )
     if calibration.get("storage_ratio", 0.0) != config.storage_ratio:
         raise ValueError(
             f"{workdir} holds a study of another storage_ratio; resume it with the "

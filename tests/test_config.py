@@ -198,6 +198,22 @@ def test_a_missing_file_or_function_is_named(tmp_path):
         load_config(str(tmp_path / "empty.py"))
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def get_config(:\n", "line 1, fails: SyntaxError: invalid syntax"),
+        ("\nimport nothing_there\n", "line 2, fails: ModuleNotFoundError: No module"),
+        ("def get_config():\n  return {}['x']\n", "line 2, fails: KeyError: 'x'"),
+        ("def get_config():\n  return 1\n", "returned 1; it has to return an ml_coll"),
+        ("def get_config():\n  raise ValueError('mine')\n", "^mine$"),
+    ],
+)
+def test_a_file_that_fails_is_named_with_its_line(tmp_path, text, message):
+    (tmp_path / "own.py").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_config(str(tmp_path / "own.py"))
+
+
 def test_a_config_may_import_what_lies_beside_it(tmp_path):
     (tmp_path / "beside_the_config.py").write_text("UPDATES = 7\n")
     (tmp_path / "one.py").write_text(
@@ -211,7 +227,7 @@ def test_a_config_may_import_what_lies_beside_it(tmp_path):
     before = list(sys.path)
     assert load_config(str(tmp_path / "one.py")).updates == 7
     (tmp_path / "two.py").write_text("import no_such_module\n")
-    with pytest.raises(ModuleNotFoundError):
+    with pytest.raises(ValueError, match="ModuleNotFoundError"):
         load_config(str(tmp_path / "two.py"))
     assert sys.path == before
 

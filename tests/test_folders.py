@@ -1,5 +1,6 @@
 """Run folders of strangers: nothing in them is followed, waited for or trusted."""
 
+import errno
 import os
 import socket
 
@@ -201,3 +202,18 @@ def test_a_file_is_in_a_folder():
     assert str(run_file("runs/a/tape.json")) == "runs/a/tape.json"
     file = run_folder("a") / "b"
     assert run_file(file) is file and run_folder(file) is file
+
+
+def test_an_error_of_the_system_names_the_file(tmp_path, monkeypatch):
+    """An open file knows its name no more."""
+    (tmp_path / "x.json").write_text("old")
+
+    def fill(number):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fill)
+    with pytest.raises(OSError) as caught:
+        (run_folder(tmp_path) / "x.json").write("new")
+    assert caught.value.filename == str(tmp_path / "x.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+    assert (tmp_path / "x.json").read_text() == "old"

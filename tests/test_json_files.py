@@ -72,6 +72,25 @@ def test_a_damaged_file_is_named(tmp_path, damage):
     assert read_if_whole(path) is None
 
 
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ({}, "it lacks 'updates'"),
+        ({"updates": "9"}, "'updates' is '9'"),
+        ({"updates": 9, "echo": 1}, "it lacks 'echo.factor'"),
+    ],
+)
+def test_a_file_that_lacks_what_is_needed_is_damaged(tmp_path, content, what):
+    path = run_folder(tmp_path) / "a.json"
+    write_json(path, content)
+    fields = {"updates": int, "echo?.factor": float}
+    with pytest.raises(DamagedFileError, match=rf"a\.json is damaged: {what}; put"):
+        read_json(path, fields)
+    assert read_if_whole(path, fields) is None
+    write_json(path, {"updates": 9})
+    assert read_json(path, fields) == {"updates": 9}
+
+
 @given(OBJECTS, st.data())
 @example({"updates": 60}, None)
 def test_whatever_bit_of_a_line_flips_is_seen(content, data):

@@ -93,7 +93,9 @@ def read_info(folder: str | Path) -> dict[str, Any]:
         info = read_json(path)
     except NotADirectoryError:
         info = None
-    except (DamagedFileError, FolderError) as error:
+    except DamagedFileError as error:
+        raise PreparedError(f"{path} is damaged: {error.what}. {_AGAIN}") from error
+    except FolderError as error:
         raise PreparedError(f"{error}. {_AGAIN}") from error
     if info is None:
         raise PreparedError(

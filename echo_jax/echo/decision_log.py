@@ -212,15 +212,15 @@ class DecisionLog(Sequence[bool]):
             record = json.loads(content)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{name} is not a decision log: it is not JSON") from error
-        # Those of an earlier version have none.
-        if isinstance(record, dict) and _SUM in record:
-            found = record.pop(_SUM)
-            if found != _checksum(record):
-                raise ValueError(
-                    f"{name} is damaged: it does not have the checksum that it was "
-                    "written with"
-                )
-        return cls.from_json(record)
+        try:
+            # Those of an earlier version have no checksum.
+            if isinstance(record, dict) and _SUM in record:
+                found = record.pop(_SUM)
+                if found != _checksum(record):
+                    raise ValueError("it does not have the checksum of its content")
+            return cls.from_json(record)
+        except ValueError as error:
+            raise ValueError(f"{name} is not a decision log: {error}") from error
 
 
 class Recorder:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from echo_jax.folders import RunPath, run_folder
-from echo_jax.json_files import DamagedFileError, read_json, read_line
+from echo_jax.json_files import DamagedFileError, missing, read_json, read_line
+from echo_jax.printable import printable
+from echo_jax.studies import fields
 
 __all__ = ["Run", "Study", "StudyError", "read_run", "read_runs", "read_study"]
 
@@ -140,10 +142,10 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
             "with the command that started it"
         )
     run = Run(
-        name=folder.name or Path.cwd().name,
-        config=_read_json(folder / "config.json") if has_config else {},
-        environment=_read_json(folder / "environment.json"),
-        summary=_read_json(folder / "summary.json"),
+        name=printable(folder.name or Path.cwd().name),
+        config=_read_json(folder / "config.json", fields.CONFIG) if has_config else {},
+        environment=_read_json(folder / "environment.json", fields.ENVIRONMENT),
+        summary=_read_json(folder / "summary.json", fields.SUMMARY),
         evals=_read_evals(folder / "metrics.jsonl"),
     )
     _check_run(run, folder)
@@ -186,7 +188,9 @@ def read_study(folder: str | os.PathLike[str]) -> Study:
             f"{folder} holds no study.json, so it is no study; "
             "name the --workdir of 'echo-jax study', or run folders"
         )
-    metadata = _read_json(folder / "study.json")
+    metadata = _read_json(folder / "study.json", fields.STUDY)
+    if not all(isinstance(arm, str) for arm in metadata["arms"]):
+        raise StudyError(f"{folder / 'study.json'} is damaged: its arms are no names")
     # A config sorts its arms by name, so that any may stand before the baseline.
     arms = sorted(metadata["arms"], key=lambda arm: arm != "baseline")
     runs = [read_run(folder / arm) for arm in arms]
@@ -194,14 +198,30 @@ def read_study(folder: str | os.PathLike[str]) -> Study:
     return Study(metadata["name"], runs, metadata["calibration"], metadata["storage"])
 
 
-def _read_json(path: RunPath) -> dict[str, Any]:
+def _read_json(path: RunPath, needed: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        content = read_json(path)
+        content = read_json(path, needed)
     except DamagedFileError as error:
-        raise StudyError(f"{error}; run the arm again") from None
+        raise StudyError(
+            f"{path} is damaged: {error.what}; run the arm again"
+        ) from None
     if content is None:
         raise StudyError(f"{path} is missing; run the arm again")
-    return content
+    return _shown(content)
+
+
+def _refuse_damaged(path: RunPath, content: Any, needed: Mapping[str, Any]) -> None:
+    if what := missing(content, needed):
+        raise StudyError(f"{path} is damaged: {what}; run the arm again")
+
+
+def _shown(value: Any) -> Any:
+    """Returns JSON's values with texts that can be shown."""
+    if isinstance(value, dict):
+        return {printable(name): _shown(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_shown(each) for each in value]
+    return printable(value) if isinstance(value, str) else value
 
 
 def _read_evals(path: RunPath) -> list[dict[str, Any]]:
@@ -212,25 +232,36 @@ def _read_evals(path: RunPath) -> list[dict[str, Any]]:
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(read_line(line))
-        except ValueError as error:
+            rows.append(_shown(read_line(line)))
+        except (ValueError, RecursionError) as error:
             raise StudyError(
                 f"{path}, line {number}, is damaged: {error}; run the arm again"
             ) from None
-    return [row for row in rows if row["kind"] == "eval"]
+    return [row for row in rows if row.get("kind") == "eval"]
 
 
 def _check_run(run: Run, folder: RunPath) -> None:
+    rows = folder / "metrics.jsonl"
     if not run.evals:
         raise StudyError(
-            f"{folder}/metrics.jsonl holds no evaluation; "
-            "set --config.eval_every below --config.updates"
+            f"{rows} holds no evaluation; set --config.eval_every below "
+            "--config.updates"
         )
     if f"eval_{run.metric}" not in run.evals[0]:
         names = sorted(key for key in run.evals[0] if key.startswith("eval_"))
         raise StudyError(
-            f"{folder}/metrics.jsonl holds {names}, but not eval_{run.metric}, "
+            f"{rows} holds {names}, but not eval_{run.metric}, "
             "the metric of its summary.json"
+        )
+    for row in run.evals:
+        _refuse_damaged(rows, row, fields.row(run.metric))
+    if run.simulated_storage:
+        _refuse_damaged(folder / "summary.json", run.summary, fields.STORAGE)
+    met = run.summary["updates_to_target"]
+    if run.reached and met not in [row["updates"] for row in run.evals]:
+        raise StudyError(
+            f"{rows} holds no evaluation of update {met}, at which summary.json says "
+            "that the target was met; run the arm again"
         )
 
 

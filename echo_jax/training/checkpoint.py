@@ -8,6 +8,7 @@ import logging
 import traceback
 import warnings
 import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -109,13 +110,14 @@ class Checkpoints:
         self._seal()
         self._forget_sums(update)
         self._unsealed = update
-        self._manager.save(
-            update,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state),
-                host=ocp.args.JsonSave({**content, "sha256": _sha256(content)}),
-            ),
-        )
+        with self._named_in_errors():
+            self._manager.save(
+                update,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state),
+                    host=ocp.args.JsonSave({**content, "sha256": _sha256(content)}),
+                ),
+            )
 
     def restore(
         self, update: int, abstract_state: State
@@ -206,9 +208,20 @@ class Checkpoints:
             )
         return None
 
+    @contextlib.contextmanager
+    def _named_in_errors(self) -> Iterator[None]:
+        """Says where it was, in errors of the system on files that Orbax has open."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno is not None and error.filename is None:
+                error.filename = str(self._directory)
+            raise
+
     def _seal(self) -> None:
         """Has the checksums noted of the files of the last checkpoint, now whole."""
-        self._manager.wait_until_finished()
+        with self._named_in_errors():
+            self._manager.wait_until_finished()
         if self._unsealed is None or self._directory.in_bucket or not is_main_process():
             return
         self._sealing.submit(self._note_sums, self._unsealed)

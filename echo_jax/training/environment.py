@@ -15,18 +15,19 @@ import jax
 
 from echo_jax.config import Config
 from echo_jax.folders import RunPath
-from echo_jax.json_files import DamagedFileError, read_json, write_json
+from echo_jax.json_files import read_json, write_json
 from echo_jax.lock import FolderLock
 from echo_jax.training.distributed import all_gather, is_main_process, wait_for_all
 
 __all__ = [
     "check_saved",
+    "check_shared",
+    "check_workdir",
     "claim_workdir",
     "config_sha256",
     "describe_environment",
     "identity",
     "lock_workdir",
-    "open_workdir",
 ]
 
 _PACKAGES = (
@@ -98,19 +99,15 @@ def lock_workdir(workdir: RunPath) -> Iterator[FolderLock]:
         yield lock
 
 
-def open_workdir(workdir: RunPath, config: Config) -> None:
-    """Has the first process claim a run folder, and the others look for it.
+def check_shared(workdir: RunPath) -> None:
+    """Makes sure that all processes see the folder that the first one has claimed.
 
     Args:
-      workdir: The run folder, which is locked.
-      config: The config.
+      workdir: The run folder.
 
     Raises:
-      ValueError: It holds a run of another config, or one process does not see it.
+      ValueError: One does not.
     """
-    if is_main_process():
-        workdir.remove_unfinished()
-        claim_workdir(workdir, config)
     # The others look for it when it is there.
     all_gather(None)
     seen = all_gather((workdir / "config.json").exists())
@@ -129,17 +126,28 @@ def claim_workdir(workdir: RunPath, config: Config) -> None:
       config: The config; written to ``config.json``.
 
     Raises:
+      ValueError: See `check_workdir`.
+    """
+    check_workdir(workdir, config)
+    new = json.loads(json.dumps(_own_fields(config)))
+    if new != read_json(workdir / "config.json"):
+        workdir.mkdir()
+        write_json(workdir / "config.json", new)
+
+
+def check_workdir(workdir: RunPath, config: Config) -> None:
+    """Makes sure that a run folder, if there is one, is of this config.
+
+    Args:
+      workdir: The run folder.
+      config: The config.
+
+    Raises:
       ValueError: The folder holds a run of another config. Another number of
         updates, target, or ``*_every`` is no other run.
     """
     new = json.loads(json.dumps(_own_fields(config)))
-    try:
-        old = read_json(workdir / "config.json")
-    except DamagedFileError as error:
-        raise ValueError(
-            f"{error}; delete it to resume with this config, which must be that of the "
-            "checkpoints, or use another --workdir"
-        ) from error
+    old = read_json(workdir / "config.json", {})
     if old is not None:
         _refuse_earlier(workdir, old)
         differing = _differing(old, new)
@@ -149,9 +157,6 @@ def claim_workdir(workdir: RunPath, config: Config) -> None:
                 f"{', '.join(differing)}; resume with the old values, or use another "
                 "--workdir"
             )
-    if new != old:
-        workdir.mkdir()
-        write_json(workdir / "config.json", new)
 
 
 def identity(config: Config, metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -182,6 +187,12 @@ def check_saved(
     Raises:
       ValueError: It is of others.
     """
+    if update > config.updates:
+        raise ValueError(
+            f"this run has done {update} updates, more than config.updates="
+            f"{config.updates}; set --config.updates={update} or more, or use another "
+            "--workdir"
+        )
     found = identity(config, metadata)
     if host["config_sha256"] != found["config_sha256"]:
         raise ValueError(

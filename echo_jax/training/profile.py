@@ -81,7 +81,7 @@ class Profile:
         done = run.totals.updates
         wanted = run.config.profile
         self._is_due = wanted.updates > 0 and done <= wanted.start
-        kept = broadcast_from_first(read_if_whole(self._file))
+        kept = broadcast_from_first(read_if_whole(self._file, {"first_update": int}))
         if kept and done < kept["first_update"] and is_main_process():
             self._folder.remove()
 

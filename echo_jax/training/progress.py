@@ -9,6 +9,7 @@ from rich import progress
 from rich.console import Console
 
 from echo_jax.config import Config
+from echo_jax.printable import printable
 from echo_jax.training.checkpoint import Restored
 from echo_jax.training.distributed import is_main_process
 from echo_jax.training.metrics import train_metrics
@@ -39,10 +40,10 @@ class Progress:
         self._bar = None
         if self._console.is_terminal:
             self._bar = progress.Progress(
-                progress.TextColumn(f"{self._mark}update"),
+                progress.TextColumn(f"{self._mark}update", markup=False),
                 progress.MofNCompleteColumn(),
                 progress.BarColumn(),
-                progress.TextColumn("{task.fields[numbers]}"),
+                progress.TextColumn("{task.fields[numbers]}", markup=False),
                 progress.TimeElapsedColumn(),
                 progress.TextColumn("ETA"),
                 progress.TimeRemainingColumn(),
@@ -114,7 +115,7 @@ class Progress:
           text: One line; the time of day is put before it.
         """
         self._console.print(
-            f"{time.strftime('%H:%M:%S')}  {self._mark}{text}",
+            f"{time.strftime('%H:%M:%S')}  {self._mark}{printable(text)}",
             markup=False,
             highlight=False,
             soft_wrap=True,

@@ -96,6 +96,8 @@ def _rows_until(path: RunPath, update: int) -> tuple[list[dict[str, Any]], list[
     for number, line in enumerate(lines, start=1):
         try:
             row = read_line(line)
+            if not (type(row["updates"]) is int and isinstance(row["kind"], str)):
+                raise ValueError
             if row["updates"] <= update:
                 rows.append(row)
         except (KeyError, TypeError, ValueError):

@@ -11,7 +11,10 @@ from echo_jax.training.metrics import first_to_meet, idle_fraction, train_metric
 from echo_jax.training.totals import Totals
 from echo_jax.workloads.base import Workload
 
-__all__ = ["is_finished", "make_summary"]
+__all__ = ["DECIDES_THE_END", "is_finished", "make_summary"]
+
+DECIDES_THE_END = {"target": int | float | None, "reached": bool, "updates": int}
+"""The fields by which `is_finished` goes, and their types."""
 
 
 def make_summary(
@@ -99,7 +102,7 @@ def is_finished(summary: Mapping[str, Any], config: Config) -> bool:
     """Returns whether a run already did all that a config asks for.
 
     Args:
-      summary: The content of ``summary.json``.
+      summary: The content of ``summary.json``; at least `DECIDES_THE_END`.
       config: Of the same run, or of its continuation.
     """
     if summary["target"] != (config.target or None):

@@ -37,13 +37,18 @@ from echo_jax.training.clock import Clock, DeviceTime, Work
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.decide import decide
 from echo_jax.training.dispatch import log_stops
-from echo_jax.training.distributed import all_gather, broadcast_from_first
+from echo_jax.training.distributed import (
+    all_gather,
+    broadcast_from_first,
+    is_main_process,
+)
 from echo_jax.training.environment import (
     check_saved,
+    check_shared,
+    check_workdir,
     describe_environment,
     identity,
     lock_workdir,
-    open_workdir,
 )
 from echo_jax.training.evaluation import evaluate_split
 from echo_jax.training.feed import Input
@@ -57,7 +62,8 @@ from echo_jax.training.profile import Profile
 from echo_jax.training.progress import show_run
 from echo_jax.training.run_log import RunLog
 from echo_jax.training.runfiles import write_json_once
-from echo_jax.training.summary import is_finished, make_summary
+from echo_jax.training.start import Start
+from echo_jax.training.summary import DECIDES_THE_END, is_finished, make_summary
 from echo_jax.training.totals import Totals, gather_totals
 from echo_jax.training.window import (
     MAX_METRICS,
@@ -277,7 +283,8 @@ def train(
     logged after the last checkpoint is dropped and done again. A finished run is
     not trained again: its summary is returned. It can be extended by more updates,
     but a schedule that decays until the end of the run then decays anew from where
-    the longer run would be.
+    the longer run would be, which is said. A start that fails before its first update
+    leaves the folder as it was.
 
     Two runs from the start end alike in the same way, if nothing is left to be
     measured: neither ``echo.factor="auto"`` nor, where the last bits matter,
@@ -329,17 +336,24 @@ def train_checked(
     compiled = compile_functions(config, workload)
     # Here, so that an impossible echo is refused before anything is written.
     check_echo(config, workload, compiled.mesh)
-    open_workdir(workdir, config)
-    summary = broadcast_from_first(read_if_whole(workdir / "summary.json"))
+    if is_main_process():
+        workdir.remove_unfinished()
+        check_workdir(workdir, config)
+    kept = read_if_whole(workdir / "summary.json", DECIDES_THE_END)
+    summary = broadcast_from_first(kept)
     if summary is not None and is_finished(summary, config):
         return summary
-    environment = describe_environment(workload.metadata)
-    write_json_once(workdir / "environment.json", environment)
 
     with ExitStack() as stack:
+        start = stack.enter_context(Start(workdir, config))
+        check_shared(workdir)
+        environment = describe_environment(workload.metadata)
+        write_json_once(workdir / "environment.json", environment)
         trainer = Trainer(config, workload, workdir, compiled, console, stack)
         environment["chosen"] = trainer.decided.chosen()
         write_json_once(workdir / "environment.json", environment)
+        if trainer.totals.updates and start.bent:
+            trainer.progress.note(start.bent)
         stack.enter_context(trainer.progress)
         stop = stack.enter_context(StopSignal())
         profile = stack.enter_context(closing(Profile(trainer)))
@@ -350,6 +364,7 @@ def train_checked(
             updates = trainer.totals.updates
             if signum := stop.asked(updates):
                 trainer.save()
+                start.keep()
                 raise Interrupted(updates, signum, saved=not config.data.hold_batch)
             is_last = updates >= config.updates
             if is_last or updates % config.eval_every == 0:
@@ -361,6 +376,7 @@ def train_checked(
                 break
             with profile.around():
                 trainer.dispatch(trainer.take())
+                start.keep()
                 trainer.read()
 
         summary = trainer.summary(profile.result())

@@ -4,12 +4,30 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import jax.numpy as jnp
+
 from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
 from echo_jax.data.stage_calls import stage_calls
 from echo_jax.data.stages import Stages
 from echo_jax.workloads.base import Augment, Evaluator, MakesEvaluation, Task, Workload
 
-__all__ = ["make_workload"]
+__all__ = ["make_workload", "model_dtype"]
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def model_dtype(name: str) -> jnp.dtype:
+    """Returns the type that a model computes in, of ``config.model.dtype``.
+
+    Raises:
+      ValueError: It is no floating-point type that models compute in.
+    """
+    if name not in _DTYPES:
+        raise ValueError(
+            f"model.dtype={name!r} is unknown; use one of {', '.join(_DTYPES)}, such "
+            "as --config.model.dtype=bfloat16."
+        )
+    return jnp.dtype(name)
 
 
 def make_workload(

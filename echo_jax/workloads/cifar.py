@@ -3,7 +3,6 @@
 import functools
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from echo_jax.data.augment import Augment, ColourDistortion, Flip, PadCrop
@@ -14,7 +13,7 @@ from echo_jax.data.host_colour import distort_colours
 from echo_jax.data.images import decode_image, pad_crop_flip
 from echo_jax.data.stages import Stages
 from echo_jax.models.resnet import ResNet
-from echo_jax.workloads.assembly import make_workload
+from echo_jax.workloads.assembly import make_workload, model_dtype
 from echo_jax.workloads.base import Workload
 from echo_jax.workloads.classification import ImageClassifier, check_smoothing
 from echo_jax.workloads.splits import open_splits
@@ -66,7 +65,7 @@ def build(config: Any) -> Workload:
         depth=sizes.depth,
         width=sizes.width,
         norm=sizes.norm,
-        dtype=jnp.dtype(sizes.dtype),
+        dtype=model_dtype(sizes.dtype),
     )
     return make_workload(
         config,

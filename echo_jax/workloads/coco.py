@@ -29,7 +29,7 @@ from echo_jax.data.prepared import Prepared
 from echo_jax.data.sources import Subset
 from echo_jax.data.stages import RecordSource, Stages
 from echo_jax.models.ssd import SSD, map_sizes
-from echo_jax.workloads.assembly import make_workload
+from echo_jax.workloads.assembly import make_workload, model_dtype
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 from echo_jax.workloads.detection_loss import Loss, detection_loss, make_targets
 from echo_jax.workloads.pixels import normalised
@@ -264,6 +264,6 @@ def _make_task(config: Any, num_classes: int) -> Detector:
         width=sizes.width,
         score_bias=_FOCAL_PRIOR_LOGIT if is_focal else 0.0,
         virtual_batch=sizes.virtual_batch,
-        dtype=jnp.dtype(sizes.dtype),
+        dtype=model_dtype(sizes.dtype),
     )
     return Detector(model, image_size, sizes.loss)

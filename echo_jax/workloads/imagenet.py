@@ -5,8 +5,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
-
 from echo_jax.data.augment import (
     Augment,
     ColourDistortion,
@@ -21,7 +19,7 @@ from echo_jax.data.host_colour import distort_colours
 from echo_jax.data.images import random_resized_crop, resize_center_crop
 from echo_jax.data.stages import Stages
 from echo_jax.models.imagenet_resnet import ImageNetResNet
-from echo_jax.workloads.assembly import make_workload
+from echo_jax.workloads.assembly import make_workload, model_dtype
 from echo_jax.workloads.base import Workload
 from echo_jax.workloads.classification import ImageClassifier, check_smoothing
 from echo_jax.workloads.splits import open_splits
@@ -119,7 +117,7 @@ def _model(config: Any, num_classes: int) -> ImageNetResNet:
         block=sizes.block,
         width=sizes.width,
         virtual_batch=sizes.virtual_batch if is_ghost else None,
-        dtype=jnp.dtype(sizes.dtype),
+        dtype=model_dtype(sizes.dtype),
     )
 
 

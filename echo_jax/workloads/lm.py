@@ -15,7 +15,7 @@ from echo_jax.data.evaluation import eval_batches
 from echo_jax.data.sequences import open_sequences
 from echo_jax.data.stages import Stages
 from echo_jax.models.transformer import Transformer
-from echo_jax.workloads.assembly import make_workload
+from echo_jax.workloads.assembly import make_workload, model_dtype
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 
 __all__ = ["LanguageModel", "build"]
@@ -213,5 +213,5 @@ def _make_model(sizes: Mapping[str, Any], vocab: int) -> Transformer:
         **{name: sizes[name] for name in names},
         vocab=vocab,
         max_len=sizes["seq_len"],
-        dtype=jnp.dtype(sizes["dtype"]),
+        dtype=model_dtype(sizes["dtype"]),
     )

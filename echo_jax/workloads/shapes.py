@@ -3,8 +3,6 @@
 import functools
 from typing import Any
 
-import jax.numpy as jnp
-
 from echo_jax.data.evaluation import eval_batches
 from echo_jax.data.shapes import (
     CLASS_NAMES,
@@ -16,7 +14,7 @@ from echo_jax.data.shapes import (
 )
 from echo_jax.data.stages import Stages
 from echo_jax.models.resnet import ResNet
-from echo_jax.workloads.assembly import make_workload
+from echo_jax.workloads.assembly import make_workload, model_dtype
 from echo_jax.workloads.base import Workload
 from echo_jax.workloads.classification import ImageClassifier
 
@@ -56,7 +54,7 @@ def build(config: Any) -> Workload:
         depth=config.model.depth,
         width=config.model.width,
         norm=config.model.norm,
-        dtype=jnp.dtype(config.model.dtype),
+        dtype=model_dtype(config.model.dtype),
     )
     return make_workload(
         config,

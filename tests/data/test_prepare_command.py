@@ -197,6 +197,18 @@ def test_verify_finds_what_was_changed(folder, capsys):
     assert status == 2 and "it was changed since" in err
 
 
+def test_progress_shows_names_as_they_are(capsys, monkeypatch):
+    """On a terminal as well: neither markup nor escape sequences."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    for name in ("[/]", "[red]a", "\x1b]0;b\x07"):
+        with Countdown() as shown:
+            shown.show(f"reading {name}", 0.5)
+            shown.show(f"reading {name}", 0.6)
+    err = capsys.readouterr().err
+    assert "reading [/]" in err and "reading [red]a" in err
+    assert "\x1b]0;" not in err
+
+
 def test_progress_is_lines_with_the_time_left(capsys, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(countdown.time, "monotonic", lambda: now[0])

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 
@@ -56,6 +57,28 @@ def test_local_gives_every_device_two_threads(cloud, environment, threads):
     assert done.returncode == 0, done.stderr
     (row,) = cloud.rows("train")
     assert row["env"] == {"NPROC": threads, "JAX_PLATFORMS": None}
+
+
+@pytest.mark.parametrize("variable", ["NPROC", "JAX_NUM_CPU_DEVICES"])
+@pytest.mark.parametrize("value", ["BASHPID[$(touch owned)]", "0", "x", "4 || 1"])
+def test_local_computes_with_numbers_only(cloud, variable, value):
+    done = cloud.launch("local", "--dry-run", "--", "--x", **{variable: value})
+    assert done.returncode == 2
+    assert done.stderr.endswith(f": {variable}={value} is no whole number above 0\n")
+    assert not done.stdout
+    assert not [*cloud.home.rglob("owned")]
+
+
+def test_a_worker_computes_with_numbers_only(cloud):
+    """What reaches it over ssh is not what check_settings has seen."""
+    worker = shutil.copy(f"{ROOT}/launch_worker.sh", cloud.home)
+    (cloud.home / "installed").touch()
+    for verb in ("start", "supervise"):
+        call = ["bash", worker, verb, "BASHPID[$(touch owned)]", "60", "", "--x"]
+        done = subprocess.run(call, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "--grace=BASHPID[$(touch owned)] is no whole number" in done.stderr
+    assert not [*cloud.home.rglob("owned")]
 
 
 def test_local_takes_another_command(cloud):

@@ -1,12 +1,15 @@
 import html
+import json
 import math
 import re
 import xml.etree.ElementTree as ET
 
 import pytest
+import rich
 
 from echo_jax.studies.report import write_report
 from echo_jax.studies.runs import read_runs, read_study
+from echo_jax.studies.table import terminal_table
 
 ARMS = {
     "baseline": {"losses": (4.0, 3.0, 2.0, 1.0)},
@@ -84,6 +87,25 @@ def test_hostile_names_are_escaped_everywhere(tmp_path, make_run):
     assert not {"script", "img"} & set(_tags(page))
     assert "<td>&lt;img src=x onerror=&quot;alert(1)&quot;&gt;</td>" in page
     ET.fromstring((tmp_path / "figure.svg").read_text())
+
+
+def test_no_text_of_a_file_steers_a_terminal_or_breaks_the_figure(
+    tmp_path, make_run, capsys
+):
+    """Escape sequences, rich's markup, and characters that XML does not have."""
+    names = ["\x1b]0;title\x07", "[red]x", "a\nb", "\u202eabc"]
+    runs = [make_run(tmp_path / name, workload="l\x1b[2Jm") for name in names]
+    config = json.loads((runs[0] / "config.json").read_text())
+    (runs[0] / "config.json").write_text(json.dumps({**config, "x": "\x1b<script>"}))
+    study = read_runs(runs, name="a [/] study")
+    page = write_report(study, tmp_path).read_text()
+    ET.fromstring((tmp_path / "figure.svg").read_text())
+    rich.print(terminal_table(study))
+    out = capsys.readouterr().out
+    assert "[red]x" in out and "a [/] study" in out and "\\x1b]0;tit" in out
+    for text in (page, (tmp_path / "table.md").read_text(), out):
+        assert all(line.isprintable() for line in text.split("\n"))
+    assert "script" not in _tags(page)
 
 
 def test_the_figure_names_every_arm_once_and_the_caveat(tmp_path, make_run):

@@ -139,3 +139,56 @@ def test_two_runs_of_one_name_are_refused(tmp_path, make_run):
 def test_no_run_at_all_is_refused():
     with pytest.raises(StudyError, match="there is no run to report"):
         read_runs([])
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("summary.json", [], r"summary\.json is damaged: it holds a JSON list"),
+        ("summary.json", {"metric": 3}, "is damaged: 'metric' is 3; run the arm again"),
+        ("summary.json", {"echo": {}}, "is damaged: it lacks 'echo.factor'"),
+        ("summary.json", {"storage": {}}, "it lacks 'storage.latency_s'"),
+        ("summary.json", {"updates_to_target": 7}, "holds no evaluation of update 7"),
+        ("environment.json", {"workload": None}, "it lacks 'workload.data.synthetic'"),
+        ("config.json", {"mesh": {"data": "all"}}, "'mesh.data' is 'all'"),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_is_wrong(
+    tmp_path, make_run, file, content, message
+):
+    path = make_run(tmp_path / "arm") / file
+    if isinstance(content, dict):
+        content = {**json.loads(path.read_text()), **content}
+    path.write_text(json.dumps(content))
+    with pytest.raises(StudyError, match=message):
+        read_run(tmp_path / "arm")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([], r"metrics\.jsonl, line 7, is damaged: it holds a JSON list"),
+        ({"kind": "eval", "eval_loss": 1.0}, "is damaged: it lacks 'updates'"),
+    ],
+)
+def test_a_damaged_row_is_named(tmp_path, make_run, row, message):
+    folder = make_run(tmp_path / "arm")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    with pytest.raises(StudyError, match=message):
+        read_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("arms", "arm", r"study\.json is damaged: 'arms' is 'arm'"),
+        ("arms", [3], "its arms are no names"),
+        ("calibration", None, "'calibration' is None"),
+    ],
+)
+def test_a_damaged_study_is_named(tmp_path, make_study, field, value, message):
+    file = make_study(tmp_path, {"arm": {}}) / "study.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), field: value}))
+    with pytest.raises(StudyError, match=message):
+        read_study(tmp_path)

@@ -153,7 +153,8 @@ def test_only_runs_that_train_the_same_are_compared(make):
     echoed = {"factor": 4.0}
     runs = [make("one", 1), make("two", 2), make("echo_1", 1, **echoed)]
     runs += [make("echo_4", 4, steps_per_s=1.0, **echoed), make("gpu", 2, kind="H100")]
-    runs.append(make("slower_storage", 2, storage={"latency_s": 1.0}))
+    storage = {"latency_s": 1.0, "distribution": "constant", "bytes_per_s": 0.0}
+    runs.append(make("slower_storage", 2, storage=storage))
     groups = read_scaling(runs)
     assert [[p.name for p in group.points] for group in groups] == [
         ["one", "two"],

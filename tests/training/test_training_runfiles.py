@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from tiny_workload import tiny_config
 
@@ -95,7 +97,7 @@ def test_a_folder_belongs_to_one_config(tmp_path):
         claim_workdir(workdir, tiny_config(batch_size=16, echo__factor=2.0))
     assert read_json(workdir / "config.json")["batch_size"] == 8
     (tmp_path / "a" / "b" / "config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"config\.json is damaged: .*; delete it"):
+    with pytest.raises(ValueError, match=r"config\.json is damaged: .*another"):
         claim_workdir(workdir, tiny_config())
 
 
@@ -116,3 +118,12 @@ def test_the_hash_of_a_config_ignores_what_may_change():
     same = config_sha256(tiny_config(updates=99, target=0.5, eval_every=7))
     assert same == config_sha256(tiny_config())
     assert same != config_sha256(tiny_config(seed=1))
+
+
+def test_a_row_without_its_kind_is_damage(tmp_path):
+    good = {"kind": "eval", "updates": 1}
+    rows = [good, {"updates": 1}, {"kind": "eval", "updates": "1"}, [], good]
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metrics = MetricsFile(run_folder(tmp_path) / "metrics.jsonl", resumed_from=1)
+    assert (metrics.rows, metrics.damaged) == ([good, good], [2, 3, 4])

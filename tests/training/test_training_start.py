@@ -15,6 +15,7 @@ from echo_jax.training import Interrupted, decide, train
 from echo_jax.training.checkpoint import Checkpoints
 from echo_jax.training.feed import HeldFeed, HostFeed, JoinedBatches
 from echo_jax.training.feeds import make_echo_spec
+from echo_jax.training.progress import Progress
 from echo_jax.training.trainer import Trainer, compile_functions
 
 DEVICE = {"echo__where": "device", "echo__after": "decode"}
@@ -188,3 +189,12 @@ LOADS_FALL = {
 )
 def test_how_many_updates_a_fresh_batch_serves(overrides, most):
     assert decide._most_updates(tiny_config(**overrides), 3.0) == most
+
+
+def test_what_is_shown_of_a_run_is_no_markup():
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=200)
+    with Progress(console, total=4, done=0, mark="[one batch held]") as progress:
+        progress.note("reads [/] and \x1b]0;title\x07")
+    assert "[one batch held]  update" in text.getvalue()
+    assert r"reads [/] and \x1b]0;title\x07" in text.getvalue()

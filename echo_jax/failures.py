@@ -1,0 +1,191 @@
+"""How a command says that it failed: one sentence, and a traceback only if asked."""
+
+import contextlib
+import errno
+import gc
+import logging
+import os
+import re
+import shutil
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["forget", "quiet_libraries", "sentence", "status_of"]
+
+_PACKAGE = Path(__file__).parent
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# What libraries say only in words: theirs around those of the system.
+_IN_WORDS = (*_FULL, errno.EFBIG, errno.EIO, errno.EROFS, errno.EMFILE)
+_FIXES = {
+    errno.ENOENT: "name one that is there",
+    errno.ENOTDIR: "name another path",
+    errno.EISDIR: "name another path",
+    errno.EACCES: "change its permissions, or name another path",
+    errno.EPERM: "change its permissions, or name another path",
+    errno.EROFS: "name a path that can be written",
+    errno.EFBIG: "raise the limit of 'ulimit -f'",
+    errno.EMFILE: "raise the limit of 'ulimit -n'",
+    errno.EIO: "the disk, or the way to it, fails: look at the system's log",
+}
+_OF_THE_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM)
+_OF_JAX = ("JaxRuntimeError", "XlaRuntimeError")
+_QUOTED_FILE = re.compile(r'"(/[^"]+)"|writing (/[^;]+);')
+_ORBAX_PART = ".orbax-checkpoint-tmp"
+_LOGGERS = ("absl", "asyncio", "concurrent.futures")
+# Grain adds a paragraph on its own frames to the message of any error.
+_ADDED = "\n--------------------\n"
+
+
+def status_of(error: BaseException) -> int:
+    """Returns the exit status: 2 if what was typed cannot be run, 1 if it failed.
+
+    Args:
+      error: What ended the command, and was not expected to.
+    """
+    is_typed = isinstance(error, OSError) and error.errno in _OF_THE_PATH
+    return 2 if is_typed else 1
+
+
+def sentence(error: BaseException) -> str:
+    """Says in a sentence what failed, and what to do.
+
+    Args:
+      error: What ended the command.
+
+    Returns:
+      One line, if the message of the error is one.
+
+    Example:
+      >>> sentence(NotADirectoryError(20, "Not a directory", "runs/lm/config.json"))
+      'runs/lm/config.json: Not a directory; name another path'
+    """
+    said = str(error).partition(_ADDED)[0]
+    kind = type(error).__name__
+    is_of_system = isinstance(error, OSError) and error.errno is not None
+    if not is_of_system and _is_ours(error):
+        return said
+    for each in [error, *_causes(error)]:
+        if (of_system := _of_system(each)) is not None:
+            return of_system
+    if kind in _OF_JAX:
+        return _of_devices(said.partition("\n")[0])
+    if isinstance(error, MemoryError):
+        return (
+            f"the memory of this machine is used up ({said or kind}); lower "
+            "--config.batch_size, --config.echo.buffer or --config.data.prefetch"
+        )
+    first = said.strip().partition("\n")[0]
+    return (
+        f"unexpected {kind}{first and ': '}{first}; this may be a bug: run it again "
+        "with --debug, and report what it prints"
+    )
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Returns what an error came from, the last first."""
+    found = [error]
+    while (cause := found[-1].__cause__ or found[-1].__context__) not in (None, *found):
+        found.append(cause)
+    return found[1:]
+
+
+def _of_system(error: BaseException) -> str | None:
+    """Returns what the system refused; None if it was something else."""
+    words = str(error)
+    if isinstance(error, OSError) and error.errno is not None:
+        number, file = error.errno, error.filename
+        what = error.strerror
+    else:
+        found = [each for each in _IN_WORDS if os.strerror(each) in words]
+        if not found:
+            return None
+        number, file, what = found[0], None, os.strerror(found[0])
+    if file is None and (quoted := _QUOTED_FILE.findall(words)):
+        # The last one is what the others were made of; of a checkpoint, all of it.
+        file = "".join(quoted[-1]).partition(_ORBAX_PART)[0]
+    name = "a file" if file is None else os.fsdecode(file)
+    if number not in _FULL:
+        return "; ".join(filter(None, (f"{name}: {what}", _FIXES.get(number))))
+    free = "" if file is None else _free(name)
+    return (
+        f"{name} cannot be written: {what}{free}; free some, and the same command goes "
+        "on from what is whole"
+    )
+
+
+def _free(file: str) -> str:
+    """Says how much is free where a file would be."""
+    for folder in Path(file).absolute().parents:
+        with contextlib.suppress(OSError):
+            free = shutil.disk_usage(folder).free
+            return f" ({free / 1e6:.1f} MB are free there)"
+    return ""
+
+
+def _of_devices(said: str) -> str:
+    if "RESOURCE_EXHAUSTED" in said or "out of memory" in said.lower():
+        fix = (
+            "it does not fit into the devices' memory; lower --config.batch_size, or "
+            "--config.echo.buffer where the echo is on the devices"
+        )
+    else:
+        fix = "run it again with --debug for the traceback"
+    return f"the devices failed: {said}; {fix}"
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether this package has written the message of an error."""
+    if type(error).__module__.partition(".")[0] == _PACKAGE.name:
+        return True
+    if not isinstance(error, ValueError | RuntimeError | OSError) or (
+        error.__traceback__ is None
+    ):
+        return False
+    # Also of an error from another process, whose frames are copies.
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    # What a library in C raises ends in the line that called it.
+    says_raise = (last.line or "").startswith("raise ")
+    return says_raise and Path(last.filename).is_relative_to(_PACKAGE)
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Keeps tracebacks that libraries print by themselves off standard error.
+
+    Orbax's threads log what they ran into, those of TensorStore write it where they
+    stand, and what is left of a failed save says so while it is collected: for pages,
+    when the error of the command says it once.
+    """
+    before = sys.excepthook, threading.excepthook, sys.unraisablehook
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    for logger in loggers:
+        logger.addFilter(_has_no_traceback)
+    # TensorFlow logs the traceback of every call of Python that fails.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    sys.excepthook = _ignore
+    threading.excepthook = sys.unraisablehook = _ignore
+    try:
+        yield
+    finally:
+        sys.excepthook, threading.excepthook, sys.unraisablehook = before
+        for logger in loggers:
+            logger.removeFilter(_has_no_traceback)
+
+
+def forget(error: BaseException) -> None:
+    """Lets go, now and in silence, what an error holds that was not finished."""
+    for each in [error, *_causes(error)]:
+        traceback.clear_frames(each.__traceback__)
+        each.__traceback__ = each.__cause__ = each.__context__ = None
+    gc.collect()
+
+
+def _has_no_traceback(record: logging.LogRecord) -> bool:
+    return not record.exc_info
+
+
+def _ignore(*args: object) -> None:
+    pass

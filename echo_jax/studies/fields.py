@@ -1,0 +1,63 @@
+"""What a report needs of the files of a run, so that a damaged one is named at once."""
+
+from typing import Any
+
+__all__ = ["CONFIG", "ENVIRONMENT", "STORAGE", "STUDY", "SUMMARY", "row"]
+
+_NUMBER = int | float
+_MAYBE = int | float | None
+
+SUMMARY: dict[str, Any] = {
+    "workload": str,
+    "metric": str,
+    "mode": str,
+    "target": _MAYBE,
+    "reached": bool,
+    "fresh": _NUMBER,
+    "repeats": _NUMBER,
+    "updates": _NUMBER,
+    "wall_s": _NUMBER,
+    "t_down_s": _NUMBER,
+    "R": _MAYBE,
+    "idle_fraction": _MAYBE,
+    "fresh_to_target": _MAYBE,
+    "updates_to_target": _MAYBE,
+    "seconds_to_target": _MAYBE,
+    "simulated_storage": bool,
+    "storage": dict,
+    "echo": dict,
+    "echo.factor": _NUMBER,
+    "echo.after": str,
+    "echo.order": str,
+    "echo.buffer": _NUMBER,
+    "profile?": dict | None,
+}
+# Of a run whose storage was simulated.
+STORAGE: dict[str, Any] = {
+    "storage.latency_s": _NUMBER,
+    "storage.distribution": str,
+    "storage.bytes_per_s": _NUMBER,
+}
+ENVIRONMENT: dict[str, Any] = {
+    "backend": str,
+    "devices": list,
+    "workload.data.synthetic": bool,
+}
+CONFIG: dict[str, Any] = {
+    "eval_every": _NUMBER,
+    "data?": dict,
+    "mesh?.data": int,
+    "mesh?.fsdp": int,
+}
+STUDY: dict[str, Any] = {
+    "name": str,
+    "arms": list,
+    "calibration": dict,
+    "storage": dict,
+}
+
+
+def row(metric: str) -> dict[str, Any]:
+    """Returns the fields of an evaluation."""
+    counts = ("updates", "fresh", "repeats", "wall_s")
+    return {**dict.fromkeys(counts, _NUMBER), f"eval_{metric}": _MAYBE}

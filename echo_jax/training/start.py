@@ -1,0 +1,140 @@
+"""The start of a run: what it writes, and takes back if it fails."""
+
+import contextlib
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from echo_jax.config import Config
+from echo_jax.folders import RunPath
+from echo_jax.json_files import read_json
+from echo_jax.training.distributed import is_main_process
+from echo_jax.training.environment import claim_workdir
+
+__all__ = ["Start", "TakenBack"]
+
+
+class TakenBack:
+    """Takes back what is written into a folder, unless it is to be kept.
+
+    Args:
+      folder: It is there: whoever locked it has made it.
+      replaced: Names of files that are as before then, or gone.
+      added: Names of files and folders that are gone then if they were not there.
+
+    Example:
+      >>> with TakenBack(workdir, ["study.json"]) as start:
+      ...     write_json(workdir / "study.json", metadata)
+      ...     run_the_first_arm()  # If this fails, study.json is gone again.
+      ...     start.keep()
+    """
+
+    def __init__(
+        self, folder: RunPath, replaced: Sequence[str], added: Sequence[str] = ()
+    ):
+        self._folder, self._replaced, self._names = folder, replaced, added
+        self._is_kept = False
+
+    def __enter__(self) -> Self:
+        self._contents = {
+            name: _content(self._folder / name) for name in self._replaced
+        }
+        files = [self._folder / name for name in self._names]
+        self._added = [file for file in files if not file.exists()]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None or self._is_kept:
+            return
+        # The error that ended the start is what is told.
+        with contextlib.suppress(OSError):
+            for name, content in self._contents.items():
+                file = self._folder / name
+                if content is None:
+                    _unlink(file)
+                elif _content(file) != content:
+                    file.write(content)
+            for file in self._added:
+                if file.is_dir():
+                    file.remove()
+                else:
+                    _unlink(file)
+
+    def keep(self) -> None:
+        """Says that something was done that goes on from what was written."""
+        self._is_kept = True
+
+
+class Start(TakenBack):
+    """Claims a run folder, and takes that back if no update and no save follows.
+
+    So a start that is refused, by data of a wrong size or a full disk, leaves nothing
+    behind that would be in the way of the corrected command, and a run that is to be
+    extended stays what it was.
+
+    Args:
+      workdir: The run folder, see `environment.check_workdir`.
+      config: Written to ``config.json`` by the first process.
+
+    Attributes:
+      bent: What to say, in the first process, where another number of updates moves
+        the learning rates of a run that is resumed; ``""`` where none moves.
+
+    Example:
+      >>> with Start(workdir, config) as start:
+      ...     run = prepare_everything()
+      ...     run.update()
+      ...     start.keep()
+    """
+
+    def __init__(self, workdir: RunPath, config: Config):
+        super().__init__(
+            workdir,
+            replaced=("config.json", "environment.json"),
+            added=("metrics.jsonl", "checkpoints"),
+        )
+        self._config = config
+        self.bent = ""
+
+    def __enter__(self) -> Self:
+        if not is_main_process():
+            self.keep()
+            return self
+        if old := read_json(self._folder / "config.json", {"updates": int}):
+            self.bent = _bent_schedule(old["updates"], self._config)
+        super().__enter__()
+        try:
+            claim_workdir(self._folder, self._config)
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+        return self
+
+
+def _bent_schedule(before: int, config: Config) -> str:
+    optim = config.optim
+    decays = optim.schedule in ("linear", "cosine") and not optim.decay_updates
+    if not decays or before == config.updates:
+        return ""
+    return (
+        f"config.updates was {before} and is {config.updates}: the {optim.schedule} "
+        "schedule decays to the end of the run, so from here on the learning rate is "
+        f"that of a run of {config.updates} updates; a run that is begun with "
+        "--config.optim.decay_updates=N keeps its learning rates"
+    )
+
+
+def _content(file: RunPath) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _unlink(file: RunPath) -> None:
+    file.root.joinpath(*file.parts).unlink(missing_ok=True)

@@ -1,0 +1,124 @@
+"""A start that is refused leaves nothing behind; config.json is that of the run."""
+
+import dataclasses
+import io
+import json
+import signal
+
+import pytest
+from rich.console import Console
+from tiny_workload import make_workload, run, stop_at, tiny_config
+
+from echo_jax.training import Interrupted, train
+from echo_jax.training.trainer import Trainer
+
+
+def bad_evaluation(shard):
+    raise ValueError("image 'a': it has 40x40 pixels")
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("*.json*")}
+
+
+def start(workdir, **overrides):
+    """A start that the data of the first evaluation refuses."""
+    config = tiny_config(**overrides)
+    workload = dataclasses.replace(make_workload(config), eval_batches=bad_evaluation)
+    with pytest.raises(ValueError, match="40x40"):
+        train(config, workload, workdir)
+
+
+def test_a_refused_start_is_in_nobodys_way(tmp_path):
+    start(tmp_path / "made" / "run")
+    assert not (tmp_path / "made").exists()
+    run(tmp_path / "made" / "run", optim__lr=0.5)
+
+
+def test_a_refused_start_takes_nothing_that_was_there(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "metrics.jsonl").write_text("")
+    start(tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"notes.txt", "metrics.jsonl"}
+
+
+def test_a_refused_extension_leaves_the_run_as_it_was(tmp_path, monkeypatch):
+    run(tmp_path, updates=6, checkpoint_every=3)
+    before = contents(tmp_path)
+
+    def refuse(trainer):
+        raise ValueError("image 'a': it has 40x40 pixels")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "take", refuse)
+        start(tmp_path, updates=12, checkpoint_every=3)
+    assert contents(tmp_path) == before
+    assert run(tmp_path, updates=12, checkpoint_every=3)["updates"] == 12
+
+
+def test_what_fails_after_an_update_is_a_run(tmp_path):
+    with pytest.raises(FloatingPointError):
+        run(tmp_path, nan_at_fresh=3, log_every=1)
+    assert (tmp_path / "config.json").exists()
+    with pytest.raises(ValueError, match="a run of another config"):
+        run(tmp_path, optim__lr=0.5)
+
+
+def test_a_signal_before_the_first_update_keeps_what_was_saved(tmp_path, monkeypatch):
+    evaluate = Trainer.evaluate
+
+    def stopping(trainer):
+        signal.raise_signal(signal.SIGTERM)
+        evaluate(trainer)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Trainer, "evaluate", stopping)
+        run(tmp_path)
+    assert (tmp_path / "config.json").exists()
+    assert run(tmp_path)["updates"] == 12
+
+
+def test_a_shorter_command_leaves_the_config_of_the_longer_run(tmp_path):
+    run(tmp_path, updates=4)
+    longer = run(tmp_path, updates=8)
+    before = contents(tmp_path)
+    assert json.loads(before["config.json"])["updates"] == 8
+    assert run(tmp_path, updates=4) == longer
+    assert contents(tmp_path) == before
+
+
+def test_a_run_that_is_ahead_of_its_command_is_refused(tmp_path):
+    with pytest.raises(Interrupted):
+        run(tmp_path, on_batch=stop_at(8), echo__factor=2.0)
+    done = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    before = contents(tmp_path)["config.json"]
+    with pytest.raises(ValueError, match=r"updates, more than config\.updates=1; set"):
+        run(tmp_path, updates=1, echo__factor=2.0)
+    assert contents(tmp_path)["config.json"] == before
+    assert done["updates"] > 1
+
+
+@pytest.mark.parametrize(
+    ("optim", "is_bent"),
+    [
+        ({"optim__schedule": "cosine"}, True),
+        ({"optim__schedule": "linear"}, True),
+        ({"optim__schedule": "cosine", "optim__decay_updates": 9}, False),
+        ({"optim__schedule": "constant"}, False),
+    ],
+)
+def test_an_extension_says_that_it_bends_the_schedule(tmp_path, optim, is_bent):
+    def said(updates):
+        text = io.StringIO()
+        config = tiny_config(updates=updates, **optim)
+        console = Console(file=text, width=400)
+        train(config, make_workload(config), tmp_path, console=console)
+        return text.getvalue()
+
+    assert "schedule" not in said(2)
+    longer = said(4)
+    kind = optim["optim__schedule"]
+    words = f"config.updates was 2 and is 4: the {kind} schedule decays to the end of"
+    assert (words in longer) == is_bent
+    assert "resumes after update 2" in longer
