@@ -7,8 +7,6 @@ import, and ``--help`` and a mistyped field should answer at once.
 import argparse
 import contextlib
 import functools
-import os
-import select
 import shlex
 import sys
 import traceback
@@ -19,7 +17,7 @@ from typing import Any, NoReturn
 
 import rich
 
-from echo_jax import prepare_command
+from echo_jax import ending, prepare_command
 from echo_jax.config import Config
 from echo_jax.config_flags import load_with_flags
 from echo_jax.countdown import Countdown
@@ -32,8 +30,8 @@ __all__ = ["main"]
 
 _FAILED, _WRONG_USE = 1, 2
 _LINE_EVERY_S = 10.0
-_OUTPUT, _ERRORS = 1, 2  # descriptors
-_INTERRUPTED = 130  # 128 + SIGINT, as shells report it; SIGTERM is 143
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it; SIGTERM is 143, SIGHUP 129
+_TRAINING = ("train", "study", "probe")  # with jax, and threads in native code
 
 _EPILOG = """\
 examples:
@@ -49,6 +47,12 @@ _TRAIN_EPILOG = """\
 Every field of the config is a flag: --config.FIELD=VALUE. echo_jax/config.py says what
 each means; a mistyped one is answered with those that there are.
 The same command with the same workdir resumes.
+
+Ctrl-C, SIGTERM or SIGHUP saves and ends, also while the data hangs; a second one ends
+at once. Data that does not come is said after 30 s, and ends the run, saved, after
+--config.data.timeout_s seconds. Exit status: 0; 1 if training failed; 2 if it cannot be
+run as it was typed; 75 if the data did not come; 129, 130, 143 after SIGHUP, Ctrl-C,
+SIGTERM.
 
 examples:
   echo-jax train --config configs/lm.py:tiny --workdir runs/fixed \\
@@ -127,8 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
       The exit status: 0, 1 if it failed or nobody reads on what is printed, 2 if
-      what was typed cannot be run, 130 or 143 if a signal stopped it. What failed is
-      said in a line on standard error, and with ``--debug`` by a traceback before it.
+      what was typed cannot be run, 75 if the data did not come, 129, 130 or 143 if a
+      signal stopped it. What failed is said in a line on standard error, and with
+      ``--debug`` by a traceback before it.
 
     Raises:
       SystemExit: After ``--help``, and where the command itself is mistyped.
@@ -138,14 +143,33 @@ def main(argv: Sequence[str] | None = None) -> int:
       0
     """
     try:
+        if argv is None and sys.argv[1:2] and sys.argv[1] in _TRAINING:
+            with ending.EndsAtOnce(["echo-jax", *sys.argv[1:]]):
+                return _of_this_process(sys.argv[1:])
         status = _run(sys.argv[1:] if argv is None else list(argv))
         _flush()
         return status
     except BrokenPipeError:
         # Another pipe, such as that of a worker process, is a failure like any other.
-        if not _reader_is_gone():
+        # The rest goes nowhere, as the note on SIGPIPE in the documentation of Python's
+        # `signal` has it, and as rich does where it prints.
+        if not ending.drop_lost_outputs():
             raise
         return _FAILED
+
+
+def _of_this_process(argv: list[str]) -> int:
+    """Runs a command that has the process for itself."""
+    status = _run(argv)
+    _flush()
+    if status > _WRONG_USE:
+        # Imported here: it imports jax.
+        from echo_jax import runs
+
+        if runs.is_alone():
+            # Threads that wait for data, or compile, are not waited for.
+            ending.end(status)
+    return status
 
 
 def _run(argv: list[str]) -> int:
@@ -159,14 +183,14 @@ def _run(argv: list[str]) -> int:
             error, status = end, _INTERRUPTED
             message = "interrupted; run the same command to resume"
         except Exception as end:
-            if isinstance(end, BrokenPipeError) and _reader_is_gone():
+            if isinstance(end, BrokenPipeError) and ending.drop_lost_outputs():
                 return _FAILED
             error, status, message = end, status_of(end), sentence(end)
         if args.debug:
             traceback.print_exception(error)
         forget(error)
     print(f"echo-jax {args.command}: {printable(_one_line(message))}", file=sys.stderr)
-    if status >= _INTERRUPTED:
+    if status > _WRONG_USE:
         print(f"  {shlex.join(['echo-jax', *argv])}", file=sys.stderr)
     return status
 
@@ -179,22 +203,6 @@ def _one_line(message: str) -> str:
 def _flush() -> None:
     """Writes what was printed now: while Python ends nobody could catch an error."""
     print(end="", flush=True)
-
-
-def _reader_is_gone() -> bool:
-    """Whether nobody reads standard output or error; the rest then goes nowhere.
-
-    As the note on SIGPIPE in the documentation of Python's `signal` has it, and as
-    rich does where it prints: end quietly, with status 1.
-    """
-    outputs = select.poll()
-    for descriptor in (_OUTPUT, _ERRORS):
-        outputs.register(descriptor, 0)  # reports what is wrong, and nothing else
-    closed = select.POLLERR | select.POLLHUP  # as Linux and macOS call it
-    gone = [number for number, event in outputs.poll(0) if event & closed]
-    for descriptor in gone:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
-    return bool(gone)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -333,7 +341,7 @@ def _exits_of(runs: ModuleType) -> Iterator[None]:
         raise _Exit(_WRONG_USE, error) from error
     except (runs.DamagedCheckpointError, runs.NonFiniteLossError) as error:
         raise _Exit(_FAILED, error) from error
-    except runs.Interrupted as error:
+    except (runs.DataTimeoutError, runs.Interrupted) as error:
         raise _Exit(error.exit_code, error) from error
 
 

@@ -41,7 +41,7 @@ def default_config() -> Config:
     config.stop_at_target = False
     config.log_every = 50
     config.eval_every = 100
-    # 0 saves at the end only. A stop by Ctrl-C or SIGTERM always saves.
+    # 0 saves at the end only. A stop by a signal always saves.
     config.checkpoint_every = 200
     config.keep_checkpoints = 2
 
@@ -98,6 +98,8 @@ def default_config() -> Config:
     config.data.threads = 1  # concurrent reads
     config.data.prefetch = 4  # batches made ahead of the trainer
     config.data.eval_examples = 0  # 0: the whole evaluation split
+    # A wait for data that is longer ends the run, saved; 0: it may take for ever.
+    config.data.timeout_s = 1800.0
     config.data.hold_batch = False  # train on one batch only: the ceiling of speed
     config.data.storage = ConfigDict()
     config.data.storage.latency_s = 0.0  # mean time until a read answers

@@ -42,6 +42,7 @@ _AT_LEAST = {
     "optim.clip_norm": 0.0,
     "data.eval_examples": 0,
     "data.shards": 0,
+    "data.timeout_s": 0.0,
     "distributed.num_processes": 1,
     "distributed.process_id": 0,
     "profile.updates": 0,

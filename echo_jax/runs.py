@@ -17,7 +17,7 @@ from echo_jax.training.checkpoint import DamagedCheckpointError
 from echo_jax.training.environment import check_workdir, lock_workdir
 from echo_jax.training.feeds import check_echo
 from echo_jax.training.finite import NonFiniteLossError
-from echo_jax.training.interrupt import Interrupted
+from echo_jax.training.interrupt import DataTimeoutError, Interrupted
 from echo_jax.training.probe import calibrate, probe_config
 from echo_jax.training.sharding import make_mesh
 from echo_jax.training.start import TakenBack
@@ -28,9 +28,11 @@ from echo_jax.workloads.base import Workload
 __all__ = [
     "ConfigRefusedError",
     "DamagedCheckpointError",
+    "DataTimeoutError",
     "FolderInUseError",
     "Interrupted",
     "NonFiniteLossError",
+    "is_alone",
     "is_main_process",
     "run_probe",
     "run_study",
@@ -48,6 +50,11 @@ class ConfigRefusedError(ValueError):
 def is_main_process() -> bool:
     """Whether this process is the one that reports what all of them did."""
     return distributed.is_main_process()
+
+
+def is_alone() -> bool:
+    """Whether this process is the only one of its run."""
+    return distributed.this_shard().count == 1
 
 
 def run_train(
@@ -71,6 +78,7 @@ def run_train(
       FolderInUseError: Another process has the folder.
       NonFiniteLossError: Training diverged.
       Interrupted: A signal stopped it; it is saved.
+      DataTimeoutError: The data did not come; it is saved.
 
     Example:
       >>> config = load_config("configs/lm.py:tiny", {"echo.factor": 2.0})
@@ -107,8 +115,9 @@ def run_study(config: Config, workdir: str | os.PathLike[str]) -> None:
       workdir: The study's folder; each arm gets a run folder in it.
 
     Raises:
-      ConfigRefusedError, FolderInUseError, NonFiniteLossError, Interrupted: As in
-        `run_train`. The folders of all arms are locked from the first to the last.
+      ConfigRefusedError, FolderInUseError, NonFiniteLossError, Interrupted,
+      DataTimeoutError: As in `run_train`. The folders of all arms are locked from the
+        first to the last.
 
     Example:
       >>> run_study(load_config("configs/quickstart.py:tiny"), "runs/quickstart")

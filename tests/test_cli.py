@@ -215,6 +215,8 @@ def test_a_study_is_checked_before_its_first_arm(flag, message, tmp_path, capsys
     [
         (runs.Interrupted(update=3, signum=signal.SIGINT), 130, "after update 3"),
         (runs.Interrupted(update=3, signum=signal.SIGTERM), 143, "after update 3"),
+        (runs.Interrupted(update=3, signum=signal.SIGHUP), 129, "after update 3"),
+        (runs.DataTimeoutError("for a batch", update=3), 75, "after update 3"),
         (KeyboardInterrupt(), 130, "interrupted; run the same command to resume"),
     ],
 )

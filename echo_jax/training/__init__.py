@@ -1,9 +1,16 @@
 """Training of a workload: sharded, resumable, and timed. Knows none by name."""
 
 from echo_jax.training.finite import NonFiniteLossError
-from echo_jax.training.interrupt import Interrupted
+from echo_jax.training.interrupt import DataTimeoutError, Interrupted
 from echo_jax.training.measure import Rates
 from echo_jax.training.probe import calibrate
 from echo_jax.training.trainer import train
 
-__all__ = ["Interrupted", "NonFiniteLossError", "Rates", "calibrate", "train"]
+__all__ = [
+    "DataTimeoutError",
+    "Interrupted",
+    "NonFiniteLossError",
+    "Rates",
+    "calibrate",
+    "train",
+]

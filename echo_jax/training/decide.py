@@ -19,6 +19,7 @@ from echo_jax.training.distributed import own_shards
 from echo_jax.training.feed import Feed
 from echo_jax.training.feeds import open_feed
 from echo_jax.training.measure import Rates, measure_loader, measure_step
+from echo_jax.training.watchdog import Watchdog
 from echo_jax.workloads.base import Workload
 
 __all__ = ["Decided", "decide"]
@@ -54,6 +55,7 @@ def decide(
     state: Any,
     *,
     before: Mapping[str, Any] | None,
+    watchdog: Watchdog,
     note: Callable[[str], None],
 ) -> Decided:
     """Measures, decides what was not decided before, and compiles what is used.
@@ -67,6 +69,7 @@ def decide(
       state: Not changed.
       before: The host's part of the checkpoint that the run resumes from, whose
         decisions stand; None at the start.
+      watchdog: Looks after the waits for data.
       note: Is told what was decided and why.
 
     Raises:
@@ -74,7 +77,7 @@ def decide(
     """
     num_shards = config.data.shards or jax.process_count()
     shards = own_shards(len(before["data"]) if before else num_shards)
-    t_up_s, sample = measure_loader(workload, config, shards=shards)
+    t_up_s, sample = measure_loader(workload, config, shards=shards, watchdog=watchdog)
     opened = partial(
         open_feed,
         config,

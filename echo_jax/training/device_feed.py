@@ -288,6 +288,9 @@ class DeviceEchoFeed:
             for plan, upstream in zip(plans, own["upstream"], strict=True)
         ]
 
+    def state_before_take(self) -> None:
+        """See `feed.Feed`: an echo that was interrupted knows it later."""
+
     def set_state(self, state: list[Any]) -> None:
         """See `feed.Feed`.
 

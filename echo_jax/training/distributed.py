@@ -63,17 +63,17 @@ def connected(config: Config) -> Iterator[None]:
         yield
     except Interrupted:
         raise  # All of them stop.
-    except BaseException:
+    except BaseException as error:
         if jax.distributed.is_initialized():
             # Once the error is told, and before what jax does at the end.
-            atexit.register(_leave)
+            atexit.register(_leave, getattr(error, "exit_code", 1))
         raise
 
 
-def _leave() -> None:
+def _leave(status: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)
+    os._exit(status)
 
 
 def _initialize(config: Config) -> None:

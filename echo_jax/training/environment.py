@@ -60,6 +60,7 @@ _RENAMED = {
 
 # Where a run is carried out, and who looks at it, is no part of what it is.
 _NO_PART = {"distributed", "profile"}
+_NO_PART_OF_DATA = {"timeout_s"}
 
 
 def describe_environment(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,7 +235,9 @@ def config_sha256(config: Config) -> str:
 
 def _own_fields(config: Config) -> dict[str, Any]:
     """Returns the fields of a run, whoever carries it out."""
-    return {k: v for k, v in config.to_dict().items() if k not in _NO_PART}
+    own = {k: v for k, v in config.to_dict().items() if k not in _NO_PART}
+    data = {k: v for k, v in own["data"].items() if k not in _NO_PART_OF_DATA}
+    return {**own, "data": data}
 
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

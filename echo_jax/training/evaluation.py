@@ -12,13 +12,14 @@ from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.distributed import all_gather, this_shard
 from echo_jax.training.sharding import put_batch
+from echo_jax.training.watchdog import Watchdog
 from echo_jax.workloads.base import Batch, Evaluator, Workload
 
 __all__ = ["evaluate", "evaluate_split"]
 
 
 def evaluate_split(
-    compiled: CompiledFunctions, state: Any, workload: Workload
+    compiled: CompiledFunctions, state: Any, workload: Workload, watchdog: Watchdog
 ) -> dict[str, float]:
     """Returns every metric of a workload over its evaluation split.
 
@@ -26,14 +27,16 @@ def evaluate_split(
       compiled: The run's functions.
       state: The state to evaluate; not changed.
       workload: Makes this process' part of the split.
+      watchdog: Looks after the waits for it.
 
     Returns:
       What `evaluate` does, and what the task derives from it.
     """
+    batches = workload.eval_batches(shard=this_shard())
     metrics = evaluate(
         compiled,
         state,
-        workload.eval_batches(shard=this_shard()),
+        watchdog.each(batches, "a batch of the evaluation"),
         evaluator=workload.evaluator() if workload.evaluator else None,
     )
     return metrics | workload.task.derive(metrics)

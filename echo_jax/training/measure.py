@@ -18,6 +18,7 @@ from echo_jax.training.dispatch import LOOP, Dispatch
 from echo_jax.training.distributed import all_gather, broadcast_from_first
 from echo_jax.training.feed import Feed, JoinedBatches
 from echo_jax.training.feeds import open_feed
+from echo_jax.training.watchdog import Watchdog
 from echo_jax.workloads.base import Batch, Workload
 
 __all__ = [
@@ -91,6 +92,7 @@ def measure_loader(
     *,
     shards: Sequence[DataShard] = (SINGLE,),
     most: int = _QUICK_CALLS,
+    watchdog: Watchdog | None = None,
 ) -> tuple[float, Batch]:
     """Measures the pipeline up to the echo alone.
 
@@ -101,6 +103,7 @@ def measure_loader(
       config: The run's config.
       shards: Of the data, that this process makes.
       most: Batches to measure at most.
+      watchdog: Looks after the wait for each of them.
 
     Returns:
       Seconds per fresh batch, t_up: a mean, for a bursty storage is slow in its mean;
@@ -113,11 +116,14 @@ def measure_loader(
         spec = unechoed(config)
         datasets = [workload.train_dataset(spec, shard) for shard in shards]
 
+    watched = watchdog or Watchdog()
+
     def load() -> Batch:
         when = "while it was measured"
-        return next_batch(batches, workload, when)
+        with watched.waiting("a batch, to see how fast they come"):
+            return next_batch(batches, workload, when)
 
-    with closing(JoinedBatches(datasets)) as batches:
+    with watched.closing(JoinedBatches(datasets)) as batches:
         sample = load()  # Starts threads, fills caches.
         up = time_calls(load, window_s=_BUDGET_S, least=_LEAST_CALLS, most=most)
     return max(all_gather(statistics.mean(up))), sample

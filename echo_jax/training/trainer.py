@@ -11,6 +11,7 @@ What surrounds these has files of one subject each. To follow an update further,
 compiled, and `training.window` for what is summed of its losses.
 """
 
+import contextlib
 import itertools
 import os
 from collections import deque
@@ -55,7 +56,12 @@ from echo_jax.training.feed import Input
 from echo_jax.training.feeds import check_echo, log_name
 from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.flops import count_flops
-from echo_jax.training.interrupt import Interrupted, StopSignal
+from echo_jax.training.interrupt import (
+    UNSAVED_WHERE_HELD,
+    DataTimeoutError,
+    Interrupted,
+    StopSignal,
+)
 from echo_jax.training.metrics import RowMaker, eval_row
 from echo_jax.training.optim import Hyperparams, Optimizer, hyperparams, learning_rate
 from echo_jax.training.profile import Profile
@@ -65,6 +71,7 @@ from echo_jax.training.runfiles import write_json_once
 from echo_jax.training.start import Start
 from echo_jax.training.summary import DECIDES_THE_END, is_finished, make_summary
 from echo_jax.training.totals import Totals, gather_totals
+from echo_jax.training.watchdog import Stalled, Watchdog, describe_data
 from echo_jax.training.window import (
     MAX_METRICS,
     LossWindow,
@@ -306,8 +313,10 @@ def train(
       FolderError: The folder cannot be opened, or another process has it: see
         `echo_jax.lock`.
       NonFiniteLossError: The loss became NaN or infinite.
-      Interrupted: Ctrl-C or SIGTERM; the run is saved. A second Ctrl-C raises
+      Interrupted: Ctrl-C, SIGTERM or SIGHUP; the run is saved. A second one raises
         KeyboardInterrupt without saving.
+      DataTimeoutError: The data did not come for ``config.data.timeout_s``; the run is
+        saved.
 
     Example:
       >>> config = load_config("configs/lm.py:tiny")
@@ -355,7 +364,7 @@ def train_checked(
         if trainer.totals.updates and start.bent:
             trainer.progress.note(start.bent)
         stack.enter_context(trainer.progress)
-        stop = stack.enter_context(StopSignal())
+        stop = stack.enter_context(StopSignal(trainer.watchdog.stop))
         profile = stack.enter_context(closing(Profile(trainer)))
         stack.enter_context(trainer.clock.phase("train"))
 
@@ -365,7 +374,8 @@ def train_checked(
             if signum := stop.asked(updates):
                 trainer.save()
                 start.keep()
-                raise Interrupted(updates, signum, saved=not config.data.hold_batch)
+                unsaved = UNSAVED_WHERE_HELD if config.data.hold_batch else ""
+                raise Interrupted(updates, signum, unsaved=unsaved)
             is_last = updates >= config.updates
             if is_last or updates % config.eval_every == 0:
                 trainer.evaluate()
@@ -403,6 +413,7 @@ class Trainer:
       feed: Makes the input of updates.
       clock: Where the host's time goes.
       device_time: How long the devices worked since the start, or the resumption.
+      watchdog: Looks after its waits for data.
       progress: What is shown of the run.
       log: Its rows.
     """
@@ -449,14 +460,29 @@ class Trainer:
         self._busy_before_s = self.totals.busy_s
         self.progress = show_run(config, restored, console)
         note = self.progress.note
+        self._unsaved = "nothing was trained yet"
+        self.watchdog = Watchdog(
+            describe_data(config),
+            timeout_s=config.data.timeout_s,
+            note=note,
+            end=self._end_stalled,
+        )
+        stack.enter_context(self.watchdog)
         self.decided = decide(
-            config, workload, compiled, self.state, before=before, note=note
+            config,
+            workload,
+            compiled,
+            self.state,
+            before=before,
+            watchdog=self.watchdog,
+            note=note,
         )
         self.feed = self.decided.feed
-        stack.enter_context(closing(self.feed))
+        stack.enter_context(self.watchdog.closing(self.feed))
         if before:
-            data = before["data"]
-            self.feed.set_state([data[shard.index] for shard in self.decided.shards])
+            data = [before["data"][shard.index] for shard in self.decided.shards]
+            with self.watchdog.waiting("the items in use, to be read again"):
+                self.feed.set_state(data)
             self.clock.add(before["clock"])
         self.log = RunLog(config, workload, workdir, restored, self.progress)
         stack.callback(self.log.flush)
@@ -468,6 +494,10 @@ class Trainer:
         self._in_flight: deque[tuple[Totals, StepReport, Work]] = deque()
         # After how many updates the data of this process ended, if it did.
         self._ended_after: int | None = None
+        # Why the run cannot be saved wherever it stands.
+        self._unsaved = UNSAVED_WHERE_HELD if config.data.hold_batch else ""
+        if jax.process_count() > 1:
+            self._unsaved = "processes save together"
 
     def evaluate(self) -> None:
         """Evaluates the state, once all updates are computed.
@@ -479,13 +509,18 @@ class Trainer:
         self.read(leave=0)
         seconds, totals = self.clock.seconds(), self._totals_of_all()
         with self.clock.phase("pause"):
-            metrics = evaluate_split(self.compiled, self.state, self._workload)
+            metrics = evaluate_split(
+                self.compiled, self.state, self._workload, self.watchdog
+            )
             self.log.add(eval_row(totals, seconds, metrics))
 
-    def save(self) -> None:
+    def save(self, data: list[Any] | None = None) -> None:
         """Saves the run, once all updates are computed; the writing goes on behind.
 
         A run on one held batch is not worth a checkpoint, and gets none.
+
+        Args:
+          data: The feed's state, if it is no longer as it was after the last `take`.
 
         Raises:
           NonFiniteLossError: The state, or a loss on the way to it, is not finite.
@@ -501,11 +536,13 @@ class Trainer:
             if self.config.data.hold_batch:
                 return
             totals = self._totals_of_each()
-            for shard, log in self.feed.logs.items():
-                (self.workdir / log_name(shard)).write(log.to_text())
+            if data is None:
+                for shard, log in self.feed.logs.items():
+                    (self.workdir / log_name(shard)).write(log.to_text())
+                data = self.feed.get_state()
             host = {
                 **identity(self.config, self._workload.metadata),
-                "data": [*itertools.chain(*all_gather(self.feed.get_state()))],
+                "data": [*itertools.chain(*all_gather(data))],
                 "totals": [asdict(each) for each in totals],
                 "clock": self.clock.seconds(),
                 "dispatch": asdict(self.decided.dispatch),
@@ -514,6 +551,30 @@ class Trainer:
             }
             self.log.flush()
             self._checkpoints.save(self.totals.updates, self.state, host)
+
+    def _end_stalled(self, stalled: Stalled) -> Interrupted | DataTimeoutError:
+        """Saves what can be saved; returns what the run ends with."""
+        with contextlib.suppress(OSError):  # The terminal may have been hung up.
+            self.progress.note(f"gives up waiting {stalled.what}")
+        unsaved = self._unsaved
+        if not self.totals.updates:
+            unsaved = "nothing was trained yet"
+        elif stalled.is_stuck and not stalled.is_known:
+            unsaved = "it is not known where the data stands"
+        elif not unsaved and stalled.state is None:
+            try:
+                self.feed.get_state()
+            except (RuntimeError, TypeError, ValueError) as error:
+                unsaved = str(error)
+        if not unsaved:
+            self.save(stalled.state)
+            if stalled.is_stuck:
+                self._checkpoints.close()
+        elif (saved := self._checkpoints.latest()) is not None:
+            unsaved += f"; the last checkpoint, of update {saved}, stands"
+        if stalled.signum:
+            return Interrupted(self.totals.updates, stalled.signum, unsaved=unsaved)
+        return DataTimeoutError(stalled.what, self.totals.updates, unsaved=unsaved)
 
     def take(self) -> Input:
         """Returns the input of the next updates; the time it takes is waiting.
@@ -531,7 +592,10 @@ class Trainer:
             stops=log_stops(self.config),
         )
         if self._ended_after is None:
-            with self.clock.phase("wait"):
+            state = self.feed.state_before_take()
+            what = f"the input of update {self.totals.updates + 1}"
+            waiting = self.watchdog.waiting(what, state, anywhere=state is not None)
+            with self.clock.phase("wait"), waiting:
                 inputs = self.feed.take(num_updates)
             if inputs is not None:
                 return inputs

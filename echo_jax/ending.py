@@ -1,0 +1,181 @@
+"""Ending this process by a signal: at once, with one line, whatever it does.
+
+Python runs the handler of a signal in the main thread, and only between two lines of
+Python: never while that thread compiles, or waits in native code. But the signal is
+written to a socket as it arrives. A thread that reads there hears of every signal.
+"""
+
+import multiprocessing
+import os
+import select
+import shlex
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import NoReturn, Self
+
+__all__ = [
+    "EndsAtOnce",
+    "SignalThread",
+    "drop_lost_outputs",
+    "end",
+    "owns_process",
+    "stop_signals",
+]
+
+# Of the whole process, as handlers are: the command that it runs, if it is for nothing
+# else.
+_program: tuple[str, ...] = ()
+_last_words = threading.Lock()
+_OUTPUT, _ERRORS = 1, 2  # descriptors
+
+
+def owns_process() -> bool:
+    """Whether this process runs a command, and may be ended by it."""
+    return bool(_program)
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Returns the signals that ask a run to stop.
+
+    SIGHUP is one of them, unless somebody has it ignored, as ``nohup`` does.
+    """
+    asked = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        asked.append(signal.SIGHUP)
+    return asked
+
+
+def end(status: int, message: object = "", *, resumes: bool = False) -> NoReturn:
+    """Ends the process of a command here and now.
+
+    Threads that wait for ever in a read do not keep it, and no worker process is left
+    behind, also none that is stopped. Nothing is torn down: threads of native code
+    may crash on what is no longer there.
+
+    Args:
+      status: The exit status.
+      message: One line, printed after the command's name.
+      resumes: Whether to print the command again, which goes on with what it saved.
+    """
+    # For ever: whoever comes second finds the process gone.
+    _last_words.acquire()
+    try:
+        lines = [f"{' '.join(_program[:2])}: {message}"] if message else []
+        if resumes:
+            lines.append(f"  {shlex.join(_program)}")
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        # Not by way of Python's files, whose locks another thread may hold for ever.
+        os.write(_ERRORS, "".join(f"{line}\n" for line in lines).encode())
+    finally:
+        os._exit(status)
+
+
+def drop_lost_outputs() -> bool:
+    """Sends standard output and error nowhere, each if nobody reads it any more.
+
+    Returns:
+      Whether that is so of one of them: a closed pipe, or a terminal hung up.
+    """
+    outputs = select.poll()
+    for descriptor in (_OUTPUT, _ERRORS):
+        outputs.register(descriptor, 0)  # reports what is wrong, and nothing else
+    closed = select.POLLERR | select.POLLHUP  # as Linux and macOS call it
+    gone = [number for number, event in outputs.poll(0) if event & closed]
+    for descriptor in gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return bool(gone)
+
+
+class SignalThread:
+    """Calls a function in a thread of its own for every signal that has a handler.
+
+    Outside of the main thread, to which Python gives signals, it does nothing. Of
+    several of them only the one that was entered last hears of a signal.
+
+    Args:
+      on_signal: Given the number of the signal.
+    """
+
+    def __init__(self, on_signal: Callable[[int], None]):
+        self._on_signal = on_signal
+        self._before: int | None = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._before = signal.set_wakeup_fd(
+            self._writer.fileno(), warn_on_full_buffer=False
+        )
+        self._thread = threading.Thread(
+            target=self._listen, name="signals", daemon=True
+        )
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._before is None:
+            return
+        signal.set_wakeup_fd(self._before)
+        self._writer.close()
+        self._thread.join()
+        self._reader.close()
+
+    def _listen(self) -> None:
+        while numbers := self._reader.recv(64):
+            for signum in numbers:
+                self._on_signal(signum)
+
+
+class EndsAtOnce:
+    """Has the first signal end this process, from now on and until it is left.
+
+    For a command at its start and at its end: there is nothing to save, or it is saved.
+    A run has signals for itself as long as it trains; see `training.interrupt`.
+
+    Args:
+      argv: The command: ``["echo-jax", "train", ...]``.
+
+    Example:
+      >>> with EndsAtOnce(["echo-jax", *sys.argv[1:]]):
+      ...     import jax
+    """
+
+    def __init__(self, argv: Sequence[str]):
+        self._argv = tuple(argv)
+        self._listener = SignalThread(self._end)
+
+    def __enter__(self) -> Self:
+        global _program
+        _program = self._argv
+        # Python's tracker frees what killed workers leave behind, and would say so.
+        warnings = os.environ.get("PYTHONWARNINGS", "")
+        os.environ["PYTHONWARNINGS"] = f"{warnings},ignore:resource_tracker".strip(",")
+        self._listener.__enter__()
+        self._handlers = {
+            signum: signal.signal(signum, self._handle)
+            for signum in stop_signals()
+            if signal.getsignal(signum) != signal.SIG_IGN
+        }
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        global _program
+        for signum, handler in self._handlers.items():
+            signal.signal(signum, handler)
+        self._listener.__exit__()
+        _program = ()
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        """Leaves it to the thread, which has heard of it already."""
+
+    def _end(self, signum: int) -> None:
+        if signum in self._handlers:
+            name = signal.Signals(signum).name
+            again = "run the same command to resume"
+            end(128 + signum, f"interrupted by {name}; {again}", resumes=True)
