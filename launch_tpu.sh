@@ -379,7 +379,7 @@ verdict() { # lines of the workers; prints stopped | failed CODE | resume | wait
       stopped*) echo stopped && return ;;
       running*) running=1 ;;
       'ended 0') ;;
-      'ended 130' | 'ended 143') saved=1 ;;
+      'ended 129' | 'ended 130' | 'ended 143') saved=1 ;;
       ended*) failed=${failed:-$code} ;;
       *) saved=1 ;; # new, idle, lost: it should run, and does not.
     esac

@@ -281,7 +281,7 @@ def test_a_mistake_leaves_nothing_behind(source, tmp_path):
     other = write_folder(tmp_path / "other", {"val/1.jpg": make_image(1)})
     refusal(out, source, f"validation={other}")
     assert not out.exists()
-    out.mkdir()
+    out.mkdir(parents=True)
     refusal(out, source, f"validation={other}")
     assert contents(out) == {}
     prepare(out, source)

@@ -72,7 +72,10 @@ def test_watch_does_not_wait_for_what_never_was(cloud):
     assert cloud.verbs() == ["describe", "create"]
 
 
-@pytest.mark.parametrize("code", [pytest.param("130", marks=SLOW), "143"])
+@pytest.mark.parametrize(
+    "code",
+    [pytest.param("129", marks=SLOW), pytest.param("130", marks=SLOW), "143"],
+)
 def test_watch_runs_again_what_was_saved(ready, code):
     ready.plan(train=[f"{code} after 2", "saves"])
     with ready.launched(*WATCH, "--", *TRAIN) as watching:

@@ -53,6 +53,14 @@ class Clock:
         return next(self._seconds) if self.runs else 0
 
 
+@pytest.fixture(autouse=True)
+def hangups():
+    """Are heard also where who runs the tests has them ignored, as ``nohup`` does."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
