@@ -123,6 +123,7 @@ def p12(pairs: int = 41) -> Result:
     """Time that a save keeps a trainer, with and without the echo's state."""
     import jax.numpy as jnp
 
+    from echo_jax.folders import run_folder
     from echo_jax.training.checkpoint import Checkpoints
 
     params = {f"layer_{k}": jnp.ones((512, 512)) for k in range(20)}
@@ -133,11 +134,11 @@ def p12(pairs: int = 41) -> Result:
         closing(make_feed(spec, source, prefetch=2)) as feed,
     ):
         feed.next()
+        top = run_folder(folder)
         seconds: dict[bool, list[float]] = {False: [], True: []}
         for number in range(pairs + 1):
             for with_echo in (False, True) if number % 2 else (True, False):
-                path = Path(folder) / f"{number}-{with_echo}"
-                saver = Checkpoints(path, keep=1)
+                saver = Checkpoints(top / f"{number}-{with_echo}", keep=1)
                 gc.collect()
                 began = time.perf_counter()
                 host = {"data": feed.get_state()} if with_echo else {}

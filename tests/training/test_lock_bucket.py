@@ -3,7 +3,6 @@
 import threading
 
 import pytest
-from fake_gcs import Bucket, serve
 from lock_owners import OTHER_HOST, Looks, line_of_another_machine, line_of_the_dead
 from tiny_workload import run
 
@@ -11,24 +10,9 @@ from echo_jax import lock
 from echo_jax.folders import FolderError, run_folder
 from echo_jax.lock import FolderInUseError, FolderLock
 
-WORKDIR = "gs://locked/runs/a"
+WORKDIR = "gs://bucket/runs/a"
 LOCK = "runs/a/.lock"
 LONG_S = 600  # What takes longer hangs, however busy the machine is.
-
-
-@pytest.fixture(scope="module")
-def served():
-    # One address for the whole file: clients keep it.
-    bucket = Bucket("locked")
-    with pytest.MonkeyPatch.context() as patch, serve(bucket) as address:
-        patch.setenv("STORAGE_EMULATOR_HOST", address)
-        yield bucket
-
-
-@pytest.fixture
-def bucket(served):
-    served.empty()
-    return served
 
 
 @pytest.fixture

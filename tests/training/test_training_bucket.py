@@ -26,21 +26,6 @@ LM = ["train", "--config", f"{ROOT}/configs/lm.py:tiny", "--workdir"]
 
 
 @pytest.fixture(scope="module")
-def served():
-    # One address for the whole file: clients keep it.
-    bucket = Bucket("bucket")
-    with pytest.MonkeyPatch.context() as patch, serve(bucket) as address:
-        patch.setenv("STORAGE_EMULATOR_HOST", address)
-        yield bucket
-
-
-@pytest.fixture
-def bucket(served):
-    served.empty()
-    return served
-
-
-@pytest.fixture(scope="module")
 def in_folder(tmp_path_factory):
     """The files of a run that was never stopped, in a folder."""
     folder = tmp_path_factory.mktemp("local") / "a"
