@@ -148,6 +148,7 @@ def test_an_interruption_between_blocks_of_loads_gives_no_wrong_item(monkeypatch
     run = run_of("items", "stochastic")
     while run.struck < 1000:
         run.go()
+    assert run.refused
 
 
 @pytest.mark.slow
