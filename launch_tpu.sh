@@ -433,7 +433,7 @@ watch_workers() { # one look at a VM that is there; sets result when it is the l
 }
 
 watch() {
-  local vm started='' suspect='' replacing='' failures=0 result=''
+  local vm seen='' started='' suspect='' replacing='' failures=0 result=''
   [[ -n ${opt[gpu]} ]] ||
     say "a pre-empted TPU VM loses its disk: training goes on if --workdir is in a bucket, or on another one"
   build_bundle
@@ -441,7 +441,7 @@ watch() {
     vm=$(state_of_vm) || vm=UNKNOWN
     case $vm in
       READY | ACTIVE | RUNNING)
-        replacing=''
+        seen=1 replacing=''
         watch_workers
         ;;
       PREEMPTED | TERMINATED | SUSPENDED | FAILED)
@@ -452,7 +452,7 @@ watch() {
         clear_lost_vm || true
         ;;
       MISSING)
-        [[ -z $started || -n $replacing ]] ||
+        [[ -z $seen || -n $replacing ]] ||
           die "${opt[name]} was deleted, not pre-empted: the same command makes it again"
         create_vm || { [[ -n $replacing ]] && say "again in ${opt[poll]} s"; } || exit 1
         ;;

@@ -1,7 +1,7 @@
 """launch_tpu.sh run --watch, over pre-emptions and failures."""
 
 import pytest
-from launch_cloud import LONG_S, NASTY, TRAIN, in_short, started
+from launch_cloud import LONG_S, NASTY, TRAIN, in_short, started, until
 
 SLOW = pytest.mark.slow
 WATCH = ["run", "--watch", "--type=v5litepod-16", "--spot"]
@@ -128,6 +128,16 @@ def test_watch_ends_when_the_vm_is_deleted(ready):
     ready.plan(train=["saves", "saves"])
     with ready.launched(*WATCH, "--", *TRAIN) as watching:
         started(ready, 2)
+        ready.launch("delete", "--yes")
+        assert watching.wait(timeout=LONG_S) == 2
+        assert "echo-jax was deleted, not pre-empted" in watching.stderr.read()
+    assert "create" not in ready.verbs()
+
+
+def test_watch_does_not_remake_a_vm_deleted_before_training_started(ready):
+    ready.plan(ssh=["no route"], states=["READY"] + ["REPAIRING"] * 10_000)
+    with ready.launched(*WATCH, "--", *TRAIN) as watching:
+        until(lambda: any("ssh" in call for call in ready.rows("gcloud")))
         ready.launch("delete", "--yes")
         assert watching.wait(timeout=LONG_S) == 2
         assert "echo-jax was deleted, not pre-empted" in watching.stderr.read()
