@@ -344,12 +344,14 @@ def test_a_study_that_a_signal_stops_is_resumed_by_the_command_it_prints(
     assert (tmp_path / "x" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_study_of_another_ratio_is_refused(study, capsys):
     argv = ["study", "--config", f"{QUICKSTART}:tiny", "--workdir", str(study)]
     line = _refused([*argv, "--config.storage_ratio=2.0"], capsys)
     assert "holds a study of another storage_ratio" in line
 
 
+@pytest.mark.slow
 def test_a_study_of_another_base_names_the_field(study, capsys):
     argv = ["study", "--config", f"{QUICKSTART}:tiny", "--workdir", str(study)]
     before = (study / "study.json").read_bytes()
@@ -358,6 +360,7 @@ def test_a_study_of_another_base_names_the_field(study, capsys):
     assert (study / "study.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_report_makes_the_files_again(study, capsys):
     names = ("table.md", "figure.png", "figure.svg", "report.html")
     before = {name: (study / name).read_bytes() for name in names}
@@ -368,6 +371,7 @@ def test_report_makes_the_files_again(study, capsys):
     assert "spread" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_report_compares_run_folders(study, tmp_path, capsys):
     folders = [str(study / "baseline"), str(study / "spread")]
     assert cli.main(["report", *folders, "--workdir", str(tmp_path / "out")]) == 0

@@ -319,6 +319,7 @@ def test_what_is_trained_can_be_reported_on(held):
     assert (folder / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_study_has_the_folders_of_all_its_arms(tmp_path, monkeypatch, capsys):
     trained = []
 
