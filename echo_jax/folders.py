@@ -5,9 +5,6 @@ written; Orbax writes the checkpoints. A run folder may come from a stranger, so
 in it is followed: every name below the folder that the user gave is opened relative to
 the one above it, links are refused, and what is read is a regular file of a bounded
 size. The path to the folder itself is the user's own, and may have links in it.
-
-What needs a bucket is imported only for one: it is in the extra ``gcs``, and takes
-seconds.
 """
 
 import contextlib
@@ -17,26 +14,18 @@ import re
 import secrets
 import shutil
 import stat
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
+
+from echo_jax.bucket import BucketError, is_in_bucket, open_bucket, write_object
 
 if TYPE_CHECKING:
     from etils import epath
 
 __all__ = ["FolderError", "RunPath", "run_file", "run_folder"]
 
-if find_spec("gcsfs"):
-    # Where TensorFlow is installed, epath, by which Orbax finds its files, would use
-    # that one's client. Set here, because epath looks once, at its first path.
-    os.environ.setdefault("EPATH_USE_TF", "false")
-
-_BUCKETS = "gs://"
-# For a bucket that does not answer; one that does takes a tenth of a second.
-_TIMEOUT_S = 20
 # The largest file that is read as a whole: the rows of a million evaluations.
 _MAX_BYTES = 1 << 28
 # How a file is called until all of it is there.
@@ -124,7 +113,7 @@ class RunPath:
     @property
     def in_bucket(self) -> bool:
         """Whether it is in a bucket: then every write costs a request."""
-        return os.fspath(self.root).startswith(_BUCKETS)
+        return is_in_bucket(os.fspath(self.root))
 
     def exists(self) -> bool:
         """Whether anything is there; a link is, wherever it leads."""
@@ -185,7 +174,7 @@ class RunPath:
         """
         data = content.encode() if isinstance(content, str) else content
         if self.in_bucket:
-            self._write_remote(data)
+            write_object(os.fspath(self), data)
             return
         # Beside the file, because a rename is atomic within one file system only. By a
         # name that nobody can have put there before.
@@ -231,15 +220,6 @@ class RunPath:
         Path(self.root).mkdir(parents=True, exist_ok=True)
         with (self / "any").open_parent(make=True):
             pass
-
-    def missing_folders(self) -> list[str]:
-        """Returns the folders that `mkdir` would make, the innermost first."""
-        missing: list[str] = []
-        path = os.path.abspath(self)
-        while not self.in_bucket and not os.path.lexists(path):
-            missing.append(path)
-            path = os.path.dirname(path)
-        return missing
 
     def remove(self) -> None:
         """Removes a folder and all that is in it, if it is there; links alone.
@@ -291,21 +271,6 @@ class RunPath:
                         found = self / os.path.normpath(f"{folder}/{name}")
                         raise found._refused(mode, "a file or a folder")
         return path
-
-    def copy_from(self, source: Path) -> None:
-        """Copies the files of a local folder into this one, each as a whole.
-
-        Args:
-          source: The folder, one of our own.
-
-        Raises:
-          OSError: A file cannot be written.
-        """
-        for file in sorted(source.rglob("*")):
-            if file.is_file():
-                copy = self / file.relative_to(source).as_posix()
-                copy.parent.mkdir()
-                copy.write(file.read_bytes())
 
     @contextlib.contextmanager
     def open_parent(self, make: bool = False) -> Iterator[int]:
@@ -383,17 +348,6 @@ class RunPath:
     def _remote(self) -> Any:
         return self.root.joinpath(*self.parts)
 
-    def _write_remote(self, data: bytes) -> None:
-        import fsspec
-
-        # An object is there when all of it is. Not path.open(): closing it after an
-        # error would leave what was written so far.
-        with warnings.catch_warnings():
-            # Large content holds up the client's own event loop, which does nothing
-            # else.
-            warnings.simplefilter("ignore", ResourceWarning)
-            fsspec.filesystem("gs").pipe_file(os.fspath(self), data)
-
 
 def run_folder(path: str | os.PathLike[str]) -> RunPath:
     """Opens a run folder, which need not exist yet.
@@ -421,19 +375,16 @@ def run_folder(path: str | os.PathLike[str]) -> RunPath:
     text = os.fspath(path)
     if not text:
         raise FolderError("'' is no folder; give a path, or gs://BUCKET/FOLDER")
-    if not text.startswith(_BUCKETS):
-        if re.match(r"\w\w+:/", text):
-            raise FolderError(
-                f"{text} is no folder: give a local path, or gs://BUCKET/FOLDER as text"
-            )
-        return RunPath(Path(text))
-    bucket, _, folder = text.removeprefix(_BUCKETS).partition("/")
-    if not bucket or not folder.strip("/"):
-        raise FolderError(f"{text} names no folder in a bucket: gs://BUCKET/FOLDER")
-    _open_bucket(bucket)
-    from etils import epath
-
-    return RunPath(epath.Path(text))
+    if is_in_bucket(text):
+        try:
+            return RunPath(open_bucket(text))
+        except BucketError as error:
+            raise FolderError(str(error)) from error
+    if re.match(r"\w\w+:/", text):
+        raise FolderError(
+            f"{text} is no folder: give a local path, or gs://BUCKET/FOLDER as text"
+        )
+    return RunPath(Path(text))
 
 
 def run_file(path: str | os.PathLike[str]) -> RunPath:
@@ -453,65 +404,3 @@ def run_file(path: str | os.PathLike[str]) -> RunPath:
         return path
     folder, slash, name = os.fspath(path).rpartition("/")
     return run_folder((folder or slash) or ".") / name
-
-
-@functools.cache
-def _open_bucket(bucket: str) -> None:
-    """Sets up the clients of a bucket, and makes sure that it can be used."""
-    try:
-        _set_up_clients()
-    except ImportError as error:
-        raise FolderError(
-            f"gs:// needs a package that is not installed ({error}); "
-            "run pip install 'echo-jax[gcs]'"
-        ) from error
-    from google.api_core.exceptions import Forbidden, GoogleAPIError, NotFound
-    from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
-    from google.cloud import storage
-
-    try:
-        client: Any = storage.Client()  # Its types forbid None, which it documents.
-        client.get_bucket(bucket, timeout=_TIMEOUT_S, retry=None)
-    except (GoogleAPIError, GoogleAuthError, OSError) as error:
-        what = str(error)
-        if isinstance(error, DefaultCredentialsError):
-            what = (
-                f"there are no Google Cloud credentials ({error}); run 'gcloud auth "
-                "application-default login', or name a key file in "
-                "GOOGLE_APPLICATION_CREDENTIALS"
-            )
-        elif isinstance(error, NotFound):
-            what = "there is no such bucket; make it: gcloud storage buckets create"
-        elif isinstance(error, Forbidden):
-            what = (
-                f"{error}; grant the account roles/storage.objectUser and "
-                "roles/storage.legacyBucketReader on the bucket"
-            )
-        elif "Project was not passed" in what:
-            what = "the account belongs to no project; set GOOGLE_CLOUD_PROJECT"
-        raise FolderError(f"{_BUCKETS}{bucket} cannot be used: {what}") from error
-
-
-def _set_up_clients() -> None:
-    """Makes all clients, which Orbax calls too, see the same objects.
-
-    Raises:
-      ImportError: One is not installed.
-    """
-    emulator = os.environ.get("STORAGE_EMULATOR_HOST")
-    if emulator:
-        # TensorStore, which writes the arrays, has a name of its own for it.
-        os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", emulator)
-    # Else gcsfs asks another service what kind of bucket it is, at every write.
-    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    import gcsfs  # noqa: F401
-    import google.cloud.storage  # noqa: F401
-    from fsspec.config import conf
-
-    conf["gs"] = {
-        # Without credentials it would go on as nobody.
-        "token": "anon" if emulator else "google_default",
-        # Other processes and TensorStore write too, of which a cache learns nothing.
-        "use_listings_cache": False,
-        **conf.get("gs", {}),
-    }

@@ -263,7 +263,7 @@ class FolderLock:
         return owner
 
     def _make(self, folder: RunPath) -> None:
-        self._made += folder.missing_folders()
+        self._made += _missing(folder)
         folder.mkdir()
 
     def _keep_touching(self) -> None:
@@ -304,6 +304,16 @@ class FolderLock:
         for folder in sorted(self._made, key=len, reverse=True):
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
+
+
+def _missing(folder: RunPath) -> list[str]:
+    """Returns the folders that `RunPath.mkdir` would make, the innermost first."""
+    missing: list[str] = []
+    path = os.path.abspath(folder)
+    while not folder.in_bucket and not os.path.lexists(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    return missing
 
 
 def _this_machine() -> str:

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1] / "echo_jax"
 ALLOWED = {
     "__init__": {"echo"},
     "__main__": {"cli"},
+    "bucket": set(),
     "cli": {
         "config",
         "config_flags",
@@ -47,7 +48,7 @@ ALLOWED = {
     "echo": {"echo"},
     "ending": set(),
     "failures": set(),
-    "folders": set(),
+    "folders": {"bucket"},
     "json_files": {"folders"},
     "lock": {"countdown", "folders", "lock_file"},
     "lock_file": {"folders"},
@@ -87,6 +88,7 @@ ALLOWED = {
 ALLOWED_OUTSIDE = {
     "__init__": set(),
     "__main__": set(),
+    "bucket": {"etils", "fsspec", "gcsfs", "google"},
     "cli": {"rich"},
     "config": {"ml_collections"},
     "config_factor": {"absl", "ml_collections"},
@@ -95,7 +97,7 @@ ALLOWED_OUTSIDE = {
     "countdown": {"rich"},
     "echo": {"numpy"},
     "ending": set(),
-    "folders": {"etils", "fsspec", "gcsfs", "google"},
+    "folders": {"etils"},
     "lock": set(),
     "lock_file": {"google"},
     "models": {"flax", "jax", "numpy"},

@@ -154,7 +154,7 @@ class Profile:
             jax.profiler.stop_trace()
             with self._written as folder:
                 written = Path(folder)
-                self._own.copy_from(written)
+                _copy(written, self._own)
                 file = next(written.glob("plugins/profile/*/*.xplane.pb"), None)
                 trace = read_trace(file, _STEP) if file else None
             result = {
@@ -195,6 +195,14 @@ class Profile:
                 "collective_fraction_by_device": [share.collective for share in found],
             }
         return result
+
+
+def _copy(source: Path, folder: RunPath) -> None:
+    for file in sorted(source.rglob("*")):
+        if file.is_file():
+            copy = folder / file.relative_to(source).as_posix()
+            copy.parent.mkdir()
+            copy.write(file.read_bytes())
 
 
 def _in_words(result: dict[str, Any], folder: RunPath) -> str:
