@@ -96,7 +96,10 @@ def run_train(
                 stack.enter_context(distributed.connected(config))
             workload = _checked_workload(config)
             lock = stack.enter_context(lock_workdir(workdir))
-        return _train_locked(config, workload, workdir, lock)
+            # Now that no other run can write into it.
+            if is_main_process():
+                check_workdir(workdir, config)
+        return train_checked(config, workload, workdir, lock)
 
 
 def run_study(config: Config, workdir: str | os.PathLike[str]) -> None:
@@ -164,21 +167,11 @@ def _run_arms(
             try:
                 with _errors_of_the_config():
                     workload = _checked_workload(arm)
-                _train_locked(arm, workload, workdir / name, lock)
+                train_checked(arm, workload, workdir / name, lock)
             finally:
                 # An arm whose start was refused has left nothing.
                 if (workdir / name / "config.json").exists():
                     start.keep()
-
-
-def _train_locked(
-    config: Config, workload: Workload, workdir: RunPath, lock: FolderLock
-) -> dict[str, Any]:
-    """Trains a checked config in a folder that this process has locked."""
-    if distributed.is_main_process():
-        with _errors_of_the_config():
-            check_workdir(workdir, config)
-    return train_checked(config, workload, workdir, lock)
 
 
 def run_probe(

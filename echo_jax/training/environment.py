@@ -120,16 +120,12 @@ def check_shared(workdir: RunPath) -> None:
 
 
 def claim_workdir(workdir: RunPath, config: Config) -> None:
-    """Makes a run folder, or makes sure that an existing one is of this config.
+    """Makes a run folder, and writes the config into it.
 
     Args:
-      workdir: The run folder.
+      workdir: The run folder, which `check_workdir` has let pass.
       config: The config; written to ``config.json``.
-
-    Raises:
-      ValueError: See `check_workdir`.
     """
-    check_workdir(workdir, config)
     new = json.loads(json.dumps(_own_fields(config)))
     if new != read_json(workdir / "config.json"):
         workdir.mkdir()

@@ -78,7 +78,7 @@ class Start(TakenBack):
     extended stays what it was.
 
     Args:
-      workdir: The run folder, see `environment.check_workdir`.
+      workdir: The run folder, which `environment.check_workdir` has let pass.
       config: Written to ``config.json`` by the first process.
 
     Attributes:

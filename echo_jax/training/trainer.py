@@ -327,6 +327,8 @@ def train(
     check_config(config)
     workdir = run_folder(workdir)
     with lock_workdir(workdir) as lock:
+        if is_main_process():
+            check_workdir(workdir, config)
         return train_checked(config, workload, workdir, lock, console=console)
 
 
@@ -340,14 +342,14 @@ def train_checked(
 ) -> dict[str, Any]:
     """Trains as `train` does, by a config that `check_config` has let pass.
 
-    The lock has been entered, and holds the folder for as long as this takes.
+    The lock has been entered, and holds the folder for as long as this takes; since
+    then `check_workdir` has let the folder pass.
     """
     compiled = compile_functions(config, workload)
     # Here, so that an impossible echo is refused before anything is written.
     check_echo(config, workload, compiled.mesh)
     if is_main_process():
         workdir.remove_unfinished()
-        check_workdir(workdir, config)
     kept = read_if_whole(workdir / "summary.json", DECIDES_THE_END)
     summary = broadcast_from_first(kept)
     if summary is not None and is_finished(summary, config):

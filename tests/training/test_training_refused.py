@@ -6,10 +6,13 @@ import json
 import signal
 
 import pytest
+from ml_collections import ConfigDict
 from rich.console import Console
 from tiny_workload import make_workload, run, stop_at, tiny_config
 
-from echo_jax.training import Interrupted, train
+from echo_jax import runs
+from echo_jax.lock import LOCK_NAME
+from echo_jax.training import Interrupted, environment, train
 from echo_jax.training.trainer import Trainer
 
 
@@ -27,6 +30,38 @@ def start(workdir, **overrides):
     workload = dataclasses.replace(make_workload(config), eval_batches=bad_evaluation)
     with pytest.raises(ValueError, match="40x40"):
         train(config, workload, workdir)
+
+
+def train_two_arms(config, workdir):
+    arms = {"a": {}, "b": {}}
+    base = config.to_dict()
+    study = {"name": "two", "base": base, "arms": arms, "storage_ratio": 0.0}
+    runs.run_study(ConfigDict(study), workdir)
+
+
+@pytest.mark.parametrize(
+    ("begin", "num_runs"),
+    [
+        (lambda config, workdir: train(config, make_workload(config), workdir), 1),
+        (runs.run_train, 1),
+        (train_two_arms, 2),
+    ],
+)
+def test_a_start_judges_a_folder_once_and_behind_its_lock(
+    tmp_path, monkeypatch, begin, num_runs
+):
+    monkeypatch.setattr(runs, "build", make_workload)
+    begin(tiny_config(updates=2), tmp_path)
+    judged, differing = [], environment._differing
+
+    def look(old, new):
+        assert (tmp_path / LOCK_NAME).exists()
+        judged.append(old["updates"])
+        return differing(old, new)
+
+    monkeypatch.setattr(environment, "_differing", look)
+    begin(tiny_config(updates=4), tmp_path)
+    assert judged == [2] * num_runs
 
 
 def test_a_refused_start_is_in_nobodys_way(tmp_path):

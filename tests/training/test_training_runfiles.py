@@ -8,6 +8,7 @@ from echo_jax.json_files import read_json, read_line
 from echo_jax.lock import LOCK_NAME
 from echo_jax.training import environment
 from echo_jax.training.environment import (
+    check_workdir,
     claim_workdir,
     config_sha256,
     lock_workdir,
@@ -88,17 +89,17 @@ def test_first_evaluation_that_meets_a_target(mode, target, update):
 
 def test_a_folder_belongs_to_one_config(tmp_path):
     workdir = run_folder(tmp_path / "a" / "b")
-    claim_workdir(workdir, tiny_config())
-    claim_workdir(workdir, tiny_config(updates=99, target=0.5, log_every=7))
+    for config in (tiny_config(), tiny_config(updates=99, target=0.5, log_every=7)):
+        check_workdir(workdir, config)
+        claim_workdir(workdir, config)
     assert read_json(workdir / "config.json")["updates"] == 99
     with pytest.raises(
         ValueError, match=r"another config; it differs in batch_size \(8 -> 16\), echo"
     ):
-        claim_workdir(workdir, tiny_config(batch_size=16, echo__factor=2.0))
-    assert read_json(workdir / "config.json")["batch_size"] == 8
+        check_workdir(workdir, tiny_config(batch_size=16, echo__factor=2.0))
     (tmp_path / "a" / "b" / "config.json").write_text("{")
     with pytest.raises(ValueError, match=r"config\.json is damaged: .*another"):
-        claim_workdir(workdir, tiny_config())
+        check_workdir(workdir, tiny_config())
 
 
 @pytest.mark.parametrize("is_first", [True, False])
