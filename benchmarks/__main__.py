@@ -22,6 +22,7 @@ from benchmarks import (
     saves,
     starved,
     trainer,
+    verification,
 )
 from benchmarks.figures import draw_free_echo
 from benchmarks.harness import Result, machine, versions
@@ -49,6 +50,8 @@ _BENCHMARKS: dict[str, Callable[[], Result | list[Result]]] = {
     "memory": host.memory,
     "plan": host.plan_cost,
     "import": trainer.import_time,
+    "restore": verification.restore,
+    "reading": verification.reading,
 }
 # For real data, or an accelerator; not among those that run without names.
 _ON_REAL_DATA: dict[str, Callable[..., list[Result]]] = {"P21": decode.p21}

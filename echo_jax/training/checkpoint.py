@@ -30,7 +30,7 @@ __all__ = ["Checkpoints", "DamagedCheckpointError", "Restored", "params_sha256"]
 
 State = TypeVar("State")
 
-_BLOCK_BYTES = 1 << 22
+_BLOCK_BYTES = 1 << 20
 
 
 class DamagedCheckpointError(ValueError):
@@ -335,9 +335,11 @@ def _forget(error: BaseException | None) -> None:
 
 def _file_sum(path: Path) -> str:
     crc = size = 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            crc, size = zlib.crc32(block, crc), size + len(block)
+    # One block for all of the file: to get memory for each takes as long as its sum.
+    block = memoryview(bytearray(_BLOCK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            crc, size = zlib.crc32(block[:count], crc), size + count
     return f"{size}:{crc:08x}"
 
 

@@ -59,7 +59,15 @@ def _sums(array: jax.Array) -> jax.Array:
         place += along * np.uint32(stride % 2**32)
         stride *= words.shape[axis]
     mixed = [_mixed(words ^ _mixed(place + np.uint32(seed))) for seed in _SEEDS]
-    return jnp.stack([jnp.sum(each, dtype=jnp.uint32) for each in mixed])
+    # Both in one pass: on a CPU, XLA takes ten times as long for two.
+    zero = np.uint32(0)
+    axes = tuple(range(words.ndim))
+    sums = jax.lax.reduce(mixed, [zero, zero], _added, axes)
+    return jnp.stack(sums)
+
+
+def _added(left: list[jax.Array], right: list[jax.Array]) -> list[jax.Array]:
+    return [a + b for a, b in zip(left, right, strict=True)]
 
 
 def _words(array: jax.Array) -> jax.Array:

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 from tiny_workload import make_workload, run, tiny_config
 
 from echo_jax.folders import run_folder
@@ -47,6 +49,20 @@ def test_a_checksum_sees_what_lies_where():
     assert checksums([jnp.float32(0.0)]) != checksums([jnp.float32(-0.0)])
     assert checksums([jax.random.key(0)]) != checksums([jax.random.key(1)])
     assert checksums({"a": value}) == checksums({"a": np.asarray(value)})
+
+
+@pytest.mark.parametrize("spec", [P(), P("data"), P(None, "data")])
+def test_a_checksum_is_that_of_earlier_versions_on_every_mesh(spec):
+    """Another one would make all checkpoints damaged that are there already."""
+    mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
+    value = jnp.arange(48.0).reshape(8, 6)
+    state = {"a": jax.device_put(value, NamedSharding(mesh, spec))}
+    state |= {"b": jnp.arange(16, dtype=jnp.bfloat16), "c": jax.random.key(0)}
+    assert checksums(state) == {
+        "['a']": "fcd7d09ba81c90bd",
+        "['b']": "0616e1845f1a1114",
+        "['c']": "49cdda841707b369",
+    }
 
 
 def functions():
