@@ -40,6 +40,7 @@ class RowMaker:
         seconds: Mapping[str, float],
         found: Mapping[str, float],
         *,
+        t_up_s: float,
         step_s: float,
     ) -> dict[str, Any]:
         """Returns the row of an update.
@@ -51,6 +52,7 @@ class RowMaker:
           totals: After the update.
           seconds: The clock's seconds, when the update was seen to be done.
           found: What the devices found, see `echo_jax.training.trainer.StepReport.row`.
+          t_up_s: Seconds of a fresh batch, by what was seen until now.
           step_s: Seconds of an update at work, see `DeviceTime`.
         """
         elapsed_s = seconds["wall_s"] - self._wall_s
@@ -64,6 +66,7 @@ class RowMaker:
             **totals.counts(),
             **seconds,
             **found,
+            "t_up_s": t_up_s,
             "step_s": step_s,
             "busy_s": totals.busy_s,
             "idle_fraction": idle_fraction(busy_s, elapsed_s),

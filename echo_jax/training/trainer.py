@@ -649,9 +649,13 @@ class Trainer:
                 )
             if is_logged:
                 totals = self._totals_of_all(totals)
-                step_s = self.device_time.step_s
-                seconds = self.clock.seconds()
-                row = self._rows.train_row(totals, seconds, report.row(), step_s=step_s)
+                row = self._rows.train_row(
+                    totals,
+                    self.clock.seconds(),
+                    report.row(),
+                    t_up_s=self._t_up_s(self.feed.t_up_bounds),
+                    step_s=self.device_time.step_s,
+                )
                 self.log.add(row)
 
     def _wait(self, dispatched: tuple[Totals, StepReport, Work]) -> None:
@@ -666,7 +670,7 @@ class Trainer:
         Args:
           profile: From `Profile.result`.
         """
-        t_up_bounds = bounds_of_all(all_gather(self.feed.t_up_bounds))
+        bounds = bounds_of_all(all_gather(self.feed.t_up_bounds))
         return make_summary(
             self.config,
             self._workload,
@@ -674,13 +678,16 @@ class Trainer:
             totals=self._totals_of_all(),
             seconds=self.clock.seconds(),
             decided=self.decided,
-            t_up_s=within(self.decided.rates.t_up_s, t_up_bounds),
+            t_up_s=self._t_up_s(bounds),
             # Where another process' data is late, a step seems to take longer.
             step_s=min(all_gather(self.device_time.step_s)),
             flops=self._flops,
             profile=profile,
             params_sha256=params_sha256(self.state.params),
         )
+
+    def _t_up_s(self, bounds: tuple[float, float]) -> float:
+        return within(self.decided.rates.t_up_s, bounds)
 
     def _totals_of_all(self, totals: Totals | None = None) -> Totals:
         return Totals.of_all(self._totals_of_each(totals))

@@ -339,7 +339,7 @@ def test_what_a_fresh_batch_takes_is_corrected_by_what_the_run_sees(
 ):
     """No batch of this workload takes 20 seconds, and none a nanosecond."""
     after = "decode" if where == "device" else "batch"
-    config = tiny_config(echo__where=where, echo__after=after, updates=2)
+    config = tiny_config(echo__where=where, echo__after=after, updates=2, log_every=1)
     workload = make_workload(config)
 
     def watched(make):
@@ -359,6 +359,8 @@ def test_what_a_fresh_batch_takes_is_corrected_by_what_the_run_sees(
     assert summary["t_up_s"] == (corrected or summary["t_up_start_s"])
     assert 1e-9 < summary["t_up_start_s"] < 20
     assert summary["R"] == summary["t_up_s"] / summary["t_down_s"]
+    rows = [row for row in rows_of(tmp_path) if row["kind"] == "train"]
+    assert [row["t_up_s"] for row in rows] == [summary["t_up_s"]] * 2
 
 
 def test_the_loader_is_measured_without_the_echo():
