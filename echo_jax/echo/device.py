@@ -20,7 +20,6 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -265,12 +264,7 @@ class DeviceEchoIterator(Iterator[Any]):
     def __enter__(self) -> "DeviceEchoIterator":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

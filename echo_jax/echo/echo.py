@@ -1,7 +1,6 @@
 """Echo on the host: for any Python iterator of pytrees."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -198,12 +197,7 @@ class EchoIterator(Iterator[Any]):
     def __enter__(self) -> "EchoIterator":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -21,7 +21,6 @@ __all__ = [
     "flatten",
     "tree_concatenate",
     "tree_map",
-    "tree_rows",
 ]
 
 # Types that are leaves for certain, so nobody is asked about them.
@@ -157,13 +156,6 @@ def tree_concatenate(trees: list[Any]) -> Any:
     leaves = zip(*([leaf for _, leaf in flatten(tree)] for tree in trees), strict=True)
     joined = iter([np.concatenate(parts) for parts in leaves])
     return tree_map(lambda _: next(joined), trees[0])
-
-
-def tree_rows(tree: Any, where: int | slice) -> Any:
-    """Returns some rows of every array of a tree, as arrays of the same dtype."""
-    # With the ellipsis one row of a vector is an array, not a scalar: a scalar of
-    # text would forget the width of its dtype.
-    return tree_map(lambda leaf: leaf[where, ...], tree)
 
 
 def _opened(tree: Any) -> _Container | None:

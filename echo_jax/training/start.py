@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from echo_jax.config import Config
@@ -43,12 +42,7 @@ class TakenBack:
         self._added = [file for file in files if not file.exists()]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None or self._is_kept:
             return
         # The error that ended the start is what is told.

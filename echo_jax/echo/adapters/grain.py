@@ -4,7 +4,6 @@ Put the echo after ``mp_prefetch``, not before it: inside the workers every repe
 would cross the process boundary and cost as much as a fresh item.
 """
 
-from types import TracebackType
 from typing import Any
 
 import grain
@@ -82,12 +81,7 @@ class EchoDatasetIterator(grain.DatasetIterator):
     def __enter__(self) -> "EchoDatasetIterator":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

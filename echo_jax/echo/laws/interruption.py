@@ -5,7 +5,7 @@ import os
 import sys
 import sysconfig
 from itertools import islice
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType
 from typing import Any
 
 __all__ = ["Interrupted", "Interruption"]
@@ -47,12 +47,7 @@ class Interruption:
         sys.settrace(self._call)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         sys.settrace(self._before)
 
     def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
