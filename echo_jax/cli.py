@@ -6,18 +6,18 @@ import, and ``--help`` and a mistyped field should answer at once.
 
 import argparse
 import contextlib
-import functools
 import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import rich
 
 from echo_jax import ending, prepare_command
+from echo_jax.cli_parser import WRONG_USE, make_parser
 from echo_jax.config import Config
 from echo_jax.config_flags import load_with_flags
 from echo_jax.countdown import Countdown
@@ -28,78 +28,10 @@ from echo_jax.studies.runs import StudyError, read_runs, read_study
 
 __all__ = ["main"]
 
-_FAILED, _WRONG_USE = 1, 2
+_FAILED = 1
 _LINE_EVERY_S = 10.0
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it; SIGTERM is 143, SIGHUP 129
 _TRAINING = ("train", "study", "probe")  # with jax, and threads in native code
-
-_EPILOG = """\
-examples:
-  echo-jax study --config configs/quickstart.py --workdir runs/quickstart
-  echo-jax train --config configs/lm.py:tiny --workdir runs/lm
-  echo-jax probe --config configs/quickstart.py
-  echo-jax report runs/quickstart
-  echo-jax prepare images photos/ --holdout 0.05 --out data/photos
-
-Each command has a --help of its own."""
-
-_TRAIN_EPILOG = """\
-Every field of the config is a flag: --config.FIELD=VALUE. echo_jax/config.py says what
-each means; a mistyped one is answered with those that there are.
-The same command with the same workdir resumes.
-
-Ctrl-C, SIGTERM or SIGHUP saves and ends, also while the data hangs; a second one ends
-at once. Data that does not come is said after 30 s, and ends the run, saved, after
---config.data.timeout_s seconds. Exit status: 0; 1 if training failed; 2 if it cannot be
-run as it was typed; 75 if the data did not come; 129, 130, 143 after SIGHUP, Ctrl-C,
-SIGTERM.
-
-examples:
-  echo-jax train --config configs/lm.py:tiny --workdir runs/fixed \\
-      --config.echo.factor=3.0 --config.echo.order=spread --config.echo.buffer=512
-  echo-jax train --config configs/lm.py:tiny --workdir runs/adaptive \\
-      --config.echo.mode=adaptive --config.echo.buffer=512
-  echo-jax train --config configs/lm.py:tiny --workdir runs/lion \\
-      --config.optim.name=optax.lion --config.optim.lr=3e-4"""
-
-_STUDY_EPILOG = """\
-The arms run one after another. A field of all arms is --config.base.FIELD=VALUE; of one
-arm, if the config file sets it there, --config.arms.ARM.FIELD=VALUE.
-The same command with the same workdir resumes: finished arms are kept.
-
-example:
-  echo-jax study --config configs/quickstart.py --workdir runs/quickstart"""
-
-_PROBE_EPILOG = """\
-It measures the loader alone, the step alone and both together, in turns, without
-the config's echo, and leaves nothing behind. Of a study it measures the base.
-Every field of the config is a flag: --config.FIELD=VALUE, and of a study's base
---config.base.FIELD=VALUE.
-
-examples:
-  echo-jax probe --config configs/quickstart.py
-  echo-jax probe --config configs/lm.py:bytes --seconds 60 --json probe.json"""
-
-_REPORT_EPILOG = """\
-It prints a table, and writes table.md, figure.png, figure.svg and report.html.
-After the word scaling, runs of one training on different numbers of devices are
-compared instead: throughput and efficiency. (A folder of that name is ./scaling.)
-
-examples:
-  echo-jax report runs/quickstart
-  echo-jax report runs/baseline runs/spread --workdir runs/compared
-  echo-jax report scaling runs/on_1 runs/on_4 runs/on_16 --workdir runs/scaling"""
-
-_PREPARE_EPILOG = """\
-It writes shards of records, and a dataset.json last. The same command goes on where it
-was stopped. Train on the folder with --config.data.source=FOLDER.
-
-examples:
-  echo-jax prepare images train=train.tar.gz validation=test.tar.gz --out data/cifar10
-  echo-jax prepare coco train=instances.json.gz:train.tar --out data/coco
-  echo-jax prepare text train=train.txt.xz validation=valid.txt.xz --out data/wikitext2
-
-Each kind has a --help of its own."""
 
 
 class _Exit(Exception):
@@ -109,18 +41,6 @@ class _Exit(Exception):
         is_error = isinstance(message, BaseException)
         super().__init__(sentence(message) if is_error else message)
         self.status = status
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        said = printable(f"{self.prog}: {message}; see {self.prog} --help")
-        self.exit(_WRONG_USE, f"{said}\n")
-
-    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        _flush()
-        super().exit(status, message)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -147,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with ending.EndsAtOnce(["echo-jax", *sys.argv[1:]]):
                 return _of_this_process(sys.argv[1:])
         status = _run(sys.argv[1:] if argv is None else list(argv))
-        _flush()
+        ending.flush_output()
         return status
     except BrokenPipeError:
         # Another pipe, such as that of a worker process, is a failure like any other.
@@ -161,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _of_this_process(argv: list[str]) -> int:
     """Runs a command that has the process for itself."""
     status = _run(argv)
-    _flush()
-    if status > _WRONG_USE:
+    ending.flush_output()
+    if status > WRONG_USE:
         # Imported here: it imports jax.
         from echo_jax import runs
 
@@ -173,7 +93,7 @@ def _of_this_process(argv: list[str]) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    args, extras = _parser().parse_known_args(argv)
+    args, extras = make_parser().parse_known_args(argv)
     with contextlib.nullcontext() if args.debug else quiet_libraries():
         try:
             return _COMMANDS[args.command](args, extras)
@@ -190,7 +110,7 @@ def _run(argv: list[str]) -> int:
             traceback.print_exception(error)
         forget(error)
     print(f"echo-jax {args.command}: {printable(_one_line(message))}", file=sys.stderr)
-    if status > _WRONG_USE:
+    if status > WRONG_USE:
         print(f"  {shlex.join(['echo-jax', *argv])}", file=sys.stderr)
     return status
 
@@ -198,89 +118,6 @@ def _run(argv: list[str]) -> int:
 def _one_line(message: str) -> str:
     """Joins the lines that a message was written in."""
     return " ".join(line.strip() for line in message.split("\n")).strip()
-
-
-def _flush() -> None:
-    """Writes what was printed now: while Python ends nobody could catch an error."""
-    print(end="", flush=True)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="echo-jax",
-        description="Train with data echoing, and compare what it is worth.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def add(
-        name: str, about: str, epilog: str, to: Any = commands
-    ) -> argparse.ArgumentParser:
-        command = to.add_parser(
-            name,
-            help=about,
-            description=about[:1].upper() + about[1:] + ".",
-            epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            # --config.seed is a field, not a shortened --config.
-            allow_abbrev=False,
-        )
-        command.add_argument(
-            "--debug",
-            action="store_true",
-            help="show the traceback of a failure, and what libraries say of it",
-        )
-        return command
-
-    train = add("train", "train one model", _TRAIN_EPILOG)
-    study = add("study", "train the arms of a study and compare them", _STUDY_EPILOG)
-    probe = add("probe", "measure whether an echo would help", _PROBE_EPILOG)
-    for command in (train, study, probe):
-        command.add_argument(
-            "--config",
-            required=True,
-            metavar="FILE.py[:VARIANT]",
-            help="the config file, and which of its variants",
-        )
-    for command in (train, study):
-        command.add_argument(
-            "--workdir",
-            required=True,
-            metavar="FOLDER",
-            help="receives the results, here or in gs://BUCKET/FOLDER; resumes what "
-            "it already holds",
-        )
-    probe.add_argument(
-        "--seconds",
-        type=float,
-        default=20.0,
-        metavar="S",
-        help="how long to measure (default: 20)",
-    )
-    probe.add_argument(
-        "--json",
-        metavar="FILE",
-        help="also write the report to a file, as JSON; - prints the JSON instead",
-    )
-    report = add("report", "compare finished runs", _REPORT_EPILOG)
-    report.add_argument(
-        "folders",
-        nargs="+",
-        metavar="FOLDER",
-        help="a study, or runs to compare; each may be gs://BUCKET/FOLDER",
-    )
-    report.add_argument(
-        "--workdir",
-        metavar="FOLDER",
-        help="receives the report (default: the study, or the only run)",
-    )
-    prepare = add(
-        "prepare", "turn files of yours into data to train on", _PREPARE_EPILOG
-    )
-    kinds = prepare.add_subparsers(dest="kind", required=True, metavar="KIND")
-    prepare_command.add_kinds(functools.partial(add, to=kinds))
-    return parser
 
 
 def _train(args: argparse.Namespace, extras: Sequence[str]) -> int:
@@ -311,9 +148,9 @@ def _probe(args: argparse.Namespace, extras: Sequence[str]) -> int:
     config = _load(args.config, extras)
     file = Path(args.json) if args.json not in (None, "-") else None
     if args.json == "" or (file and file.is_dir()):
-        raise _Exit(_WRONG_USE, f"--json={args.json!r} is no file; name one, or -")
+        raise _Exit(WRONG_USE, f"--json={args.json!r} is no file; name one, or -")
     if file and not file.parent.is_dir():
-        raise _Exit(_WRONG_USE, f"--json={file}: there is no folder {file.parent}")
+        raise _Exit(WRONG_USE, f"--json={file}: there is no folder {file.parent}")
     # Imported here: it imports jax.
     from echo_jax import runs
 
@@ -338,7 +175,7 @@ def _exits_of(runs: ModuleType) -> Iterator[None]:
     try:
         yield
     except (runs.ConfigRefusedError, FolderError) as error:
-        raise _Exit(_WRONG_USE, error) from error
+        raise _Exit(WRONG_USE, error) from error
     except (runs.DamagedCheckpointError, runs.NonFiniteLossError) as error:
         raise _Exit(_FAILED, error) from error
     except (runs.DataTimeoutError, runs.Interrupted) as error:
@@ -347,18 +184,18 @@ def _exits_of(runs: ModuleType) -> Iterator[None]:
 
 def _report(args: argparse.Namespace, extras: Sequence[str]) -> int:
     if extras:
-        raise _Exit(_WRONG_USE, f"unknown option {extras[0]!r}; see --help")
+        raise _Exit(WRONG_USE, f"unknown option {extras[0]!r}; see --help")
     # The word, not a path: ./scaling is a folder.
     is_scaling = args.folders[0] == "scaling"
     folders = [_folder(folder) for folder in args.folders[is_scaling:]]
     if not folders:
         raise _Exit(
-            _WRONG_USE,
+            WRONG_USE,
             "scaling needs run folders after it; a folder of that name is ./scaling",
         )
     if len(folders) > 1 and args.workdir is None:
         raise _Exit(
-            _WRONG_USE,
+            WRONG_USE,
             "several run folders need a folder for the report: add --workdir FOLDER",
         )
     show = _show_scaling if is_scaling else _show
@@ -370,17 +207,17 @@ def _folder(path: str) -> RunPath:
     try:
         return run_folder(path)
     except FolderError as error:
-        raise _Exit(_WRONG_USE, error) from error
+        raise _Exit(WRONG_USE, error) from error
 
 
 def _prepare(args: argparse.Namespace, extras: Sequence[str]) -> int:
     if extras:
-        raise _Exit(_WRONG_USE, f"unknown option {extras[0]!r}; see --help")
+        raise _Exit(WRONG_USE, f"unknown option {extras[0]!r}; see --help")
     try:
         with Countdown(line_every_s=_LINE_EVERY_S) as countdown:
             said = prepare_command.run(args, countdown.show)
     except (FolderError, ValueError) as error:
-        raise _Exit(_WRONG_USE, error) from error
+        raise _Exit(WRONG_USE, error) from error
     print(said)
     return 0
 
@@ -416,7 +253,7 @@ def _refused_studies() -> Iterator[None]:
     try:
         yield
     except (FolderError, StudyError) as error:
-        raise _Exit(_WRONG_USE, error) from error
+        raise _Exit(WRONG_USE, error) from error
 
 
 def _shown(table: Any, *files: RunPath) -> int:
@@ -432,7 +269,7 @@ def _load(path: str, flags_given: Sequence[str]) -> Config:
     try:
         return load_with_flags(path, flags_given)
     except (AttributeError, OSError, ValueError) as error:
-        raise _Exit(_WRONG_USE, error) from error
+        raise _Exit(WRONG_USE, error) from error
 
 
 _COMMANDS = {

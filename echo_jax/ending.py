@@ -21,6 +21,7 @@ __all__ = [
     "SignalThread",
     "drop_lost_outputs",
     "end",
+    "flush_output",
     "owns_process",
     "stop_signals",
 ]
@@ -72,6 +73,11 @@ def end(status: int, message: object = "", *, resumes: bool = False) -> NoReturn
         os.write(_ERRORS, "".join(f"{line}\n" for line in lines).encode())
     finally:
         os._exit(status)
+
+
+def flush_output() -> None:
+    """Writes what was printed now: while Python ends nobody could catch an error."""
+    print(end="", flush=True)
 
 
 def drop_lost_outputs() -> bool:

@@ -17,6 +17,7 @@ import pytest
 
 import echo_jax
 from echo_jax import cli
+from echo_jax.cli_parser import make_parser
 from echo_jax.config import default_config
 from echo_jax.config_check import check_config
 
@@ -32,7 +33,7 @@ DOCUMENTS = {
 HELP = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
     for path in (
-        ROOT / "echo_jax/cli.py",
+        ROOT / "echo_jax/cli_parser.py",
         ROOT / "echo_jax/prepare_command.py",
         *ROOT.glob("configs/**/*.py"),
     )
@@ -170,7 +171,7 @@ def test_every_command_can_be_parsed_with_its_config():
         if "--help" in words or "|" in words:
             continue
         try:
-            args, extras = cli._parser().parse_known_args(words[1:])
+            args, extras = make_parser().parse_known_args(words[1:])
         except SystemExit:
             pytest.fail(f"{where}: {line}")
         if ".py" in getattr(args, "config", ""):

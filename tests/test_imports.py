@@ -21,6 +21,7 @@ ALLOWED = {
     "__main__": {"cli"},
     "bucket": set(),
     "cli": {
+        "cli_parser",
         "config",
         "config_flags",
         "countdown",
@@ -32,6 +33,7 @@ ALLOWED = {
         "runs",
         "studies",
     },
+    "cli_parser": {"ending", "prepare_command", "printable"},
     "config": {"config_factor"},
     "config_check": {
         "config",
@@ -90,6 +92,7 @@ ALLOWED_OUTSIDE = {
     "__main__": set(),
     "bucket": {"etils", "fsspec", "gcsfs", "google"},
     "cli": {"rich"},
+    "cli_parser": set(),
     "config": {"ml_collections"},
     "config_factor": {"absl", "ml_collections"},
     "config_flags": {"absl", "ml_collections"},

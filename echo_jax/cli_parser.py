@@ -1,0 +1,172 @@
+"""What can be typed behind ``echo-jax``, and what ``--help`` says of it."""
+
+import argparse
+import functools
+from typing import Any, NoReturn
+
+from echo_jax import ending, prepare_command
+from echo_jax.printable import printable
+
+__all__ = ["WRONG_USE", "make_parser"]
+
+WRONG_USE = 2
+"""The exit status of a command that cannot be run as it was typed."""
+
+_EPILOG = """\
+examples:
+  echo-jax study --config configs/quickstart.py --workdir runs/quickstart
+  echo-jax train --config configs/lm.py:tiny --workdir runs/lm
+  echo-jax probe --config configs/quickstart.py
+  echo-jax report runs/quickstart
+  echo-jax prepare images photos/ --holdout 0.05 --out data/photos
+
+Each command has a --help of its own."""
+
+_TRAIN_EPILOG = """\
+Every field of the config is a flag: --config.FIELD=VALUE. echo_jax/config.py says what
+each means; a mistyped one is answered with those that there are.
+The same command with the same workdir resumes.
+
+Ctrl-C, SIGTERM or SIGHUP saves and ends, also while the data hangs; a second one ends
+at once. Data that does not come is said after 30 s, and ends the run, saved, after
+--config.data.timeout_s seconds. Exit status: 0; 1 if training failed; 2 if it cannot be
+run as it was typed; 75 if the data did not come; 129, 130, 143 after SIGHUP, Ctrl-C,
+SIGTERM.
+
+examples:
+  echo-jax train --config configs/lm.py:tiny --workdir runs/fixed \\
+      --config.echo.factor=3.0 --config.echo.order=spread --config.echo.buffer=512
+  echo-jax train --config configs/lm.py:tiny --workdir runs/adaptive \\
+      --config.echo.mode=adaptive --config.echo.buffer=512
+  echo-jax train --config configs/lm.py:tiny --workdir runs/lion \\
+      --config.optim.name=optax.lion --config.optim.lr=3e-4"""
+
+_STUDY_EPILOG = """\
+The arms run one after another. A field of all arms is --config.base.FIELD=VALUE; of one
+arm, if the config file sets it there, --config.arms.ARM.FIELD=VALUE.
+The same command with the same workdir resumes: finished arms are kept.
+
+example:
+  echo-jax study --config configs/quickstart.py --workdir runs/quickstart"""
+
+_PROBE_EPILOG = """\
+It measures the loader alone, the step alone and both together, in turns, without
+the config's echo, and leaves nothing behind. Of a study it measures the base.
+Every field of the config is a flag: --config.FIELD=VALUE, and of a study's base
+--config.base.FIELD=VALUE.
+
+examples:
+  echo-jax probe --config configs/quickstart.py
+  echo-jax probe --config configs/lm.py:bytes --seconds 60 --json probe.json"""
+
+_REPORT_EPILOG = """\
+It prints a table, and writes table.md, figure.png, figure.svg and report.html.
+After the word scaling, runs of one training on different numbers of devices are
+compared instead: throughput and efficiency. (A folder of that name is ./scaling.)
+
+examples:
+  echo-jax report runs/quickstart
+  echo-jax report runs/baseline runs/spread --workdir runs/compared
+  echo-jax report scaling runs/on_1 runs/on_4 runs/on_16 --workdir runs/scaling"""
+
+_PREPARE_EPILOG = """\
+It writes shards of records, and a dataset.json last. The same command goes on where it
+was stopped. Train on the folder with --config.data.source=FOLDER.
+
+examples:
+  echo-jax prepare images train=train.tar.gz validation=test.tar.gz --out data/cifar10
+  echo-jax prepare coco train=instances.json.gz:train.tar --out data/coco
+  echo-jax prepare text train=train.txt.xz validation=valid.txt.xz --out data/wikitext2
+
+Each kind has a --help of its own."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        said = printable(f"{self.prog}: {message}; see {self.prog} --help")
+        self.exit(WRONG_USE, f"{said}\n")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        ending.flush_output()
+        super().exit(status, message)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of all commands; fields of configs it leaves over."""
+    parser = _Parser(
+        prog="echo-jax",
+        description="Train with data echoing, and compare what it is worth.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(
+        name: str, about: str, epilog: str, to: Any = commands
+    ) -> argparse.ArgumentParser:
+        command = to.add_parser(
+            name,
+            help=about,
+            description=about[:1].upper() + about[1:] + ".",
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            # --config.seed is a field, not a shortened --config.
+            allow_abbrev=False,
+        )
+        command.add_argument(
+            "--debug",
+            action="store_true",
+            help="show the traceback of a failure, and what libraries say of it",
+        )
+        return command
+
+    train = add("train", "train one model", _TRAIN_EPILOG)
+    study = add("study", "train the arms of a study and compare them", _STUDY_EPILOG)
+    probe = add("probe", "measure whether an echo would help", _PROBE_EPILOG)
+    for command in (train, study, probe):
+        command.add_argument(
+            "--config",
+            required=True,
+            metavar="FILE.py[:VARIANT]",
+            help="the config file, and which of its variants",
+        )
+    for command in (train, study):
+        command.add_argument(
+            "--workdir",
+            required=True,
+            metavar="FOLDER",
+            help="receives the results, here or in gs://BUCKET/FOLDER; resumes what "
+            "it already holds",
+        )
+    probe.add_argument(
+        "--seconds",
+        type=float,
+        default=20.0,
+        metavar="S",
+        help="how long to measure (default: 20)",
+    )
+    probe.add_argument(
+        "--json",
+        metavar="FILE",
+        help="also write the report to a file, as JSON; - prints the JSON instead",
+    )
+    report = add("report", "compare finished runs", _REPORT_EPILOG)
+    report.add_argument(
+        "folders",
+        nargs="+",
+        metavar="FOLDER",
+        help="a study, or runs to compare; each may be gs://BUCKET/FOLDER",
+    )
+    report.add_argument(
+        "--workdir",
+        metavar="FOLDER",
+        help="receives the report (default: the study, or the only run)",
+    )
+    prepare = add(
+        "prepare", "turn files of yours into data to train on", _PREPARE_EPILOG
+    )
+    kinds = prepare.add_subparsers(dest="kind", required=True, metavar="KIND")
+    prepare_command.add_kinds(functools.partial(add, to=kinds))
+    return parser
