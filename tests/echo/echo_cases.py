@@ -34,6 +34,14 @@ def spec_of(order, factor, seed=3):
     return ej.EchoSpec(FACTORS[factor], buffer, order, batch_size, seed)
 
 
+def host_echo(upstream, spec):
+    return ej.echo(upstream, spec, tags=True)
+
+
+def host_batches(upstream, spec):
+    return ej.echo(upstream, spec, batch=True, tags=True)
+
+
 def take(plan, uses):
     """The parts of the next uses of a plan whose upstream has whatever it needs."""
     parts = []

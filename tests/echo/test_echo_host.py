@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from echo_cases import ORDERS, Stacked, spec_of
+from echo_cases import ORDERS, Stacked, host_batches, host_echo, spec_of
 
 import echo_jax as ej
 from echo_jax.echo.laws import CountingUpstream, assert_echo_laws
@@ -45,14 +45,6 @@ UNSTACKABLE = {
     "ragged": lambda k: np.arange(k),
     "array_of_text": lambda k: np.array(["a" * k, "b"]),
 }
-
-
-def host_echo(upstream, spec):
-    return ej.echo(upstream, spec, tags=True)
-
-
-def host_batches(upstream, spec):
-    return ej.echo(upstream, spec, batch=True, tags=True)
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -15,19 +15,13 @@ from echo_cases import (
     Stacked,
     ahead_of,
     grain_source,
+    host_batches,
+    host_echo,
     spec_of,
 )
 
 import echo_jax as ej
 from echo_jax.echo.laws import CountingUpstream, assert_echo_laws
-
-
-def host_echo(upstream, spec):
-    return ej.echo(upstream, spec, tags=True)
-
-
-def host_batches(upstream, spec):
-    return ej.echo(upstream, spec, batch=True, tags=True)
 
 
 def grain_echo(num_workers=0, **options):

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from echo_cases import specs, take
+from echo_cases import host_echo, specs, take
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,10 +17,6 @@ from echo_jax.echo.laws import assert_echo_laws
 from echo_jax.echo.orders import spread
 from echo_jax.echo.orders.spread import CohortSizes, _Windows
 from echo_jax.echo.plans.fixed import FixedPlan
-
-
-def host_echo(upstream, spec):
-    return ej.echo(upstream, spec, tags=True)
 
 
 def first_uses(spec, n):

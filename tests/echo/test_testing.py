@@ -9,18 +9,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from echo_cases import host_batches, host_echo
 
 import echo_jax as ej
 from echo_jax.echo.driver import Turn
 from echo_jax.echo.laws import CountingUpstream, assert_echo_laws
-
-
-def host_echo(upstream, spec):
-    return ej.echo(upstream, spec, tags=True)
-
-
-def host_batches(upstream, spec):
-    return ej.echo(upstream, spec, batch=True, tags=True)
 
 
 class OwnEcho:

@@ -13,10 +13,9 @@ import jax
 import numpy as np
 import pytest
 from rich.console import Console
-from tiny_workload import make_workload, run, tiny_config
+from tiny_workload import make_workload, rows_of, run, tiny_config
 
 from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.json_files import read_line
 from echo_jax.training import Interrupted, train
 from echo_jax.training.device_feed import DeviceEchoFeed
 from echo_jax.training.feeds import open_feed
@@ -54,11 +53,6 @@ MODES = {
     "stochastic": STOCHASTIC,
     "random groups": {**STOCHASTIC, "dispatch__mode": "scan", "dispatch__steps": 2},
 }
-
-
-def rows_of(workdir):
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [read_line(line) for line in lines]
 
 
 def exact(row):

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_workload import Regression, make_workload, run, stop_at, tiny_config
+from tiny_workload import Regression, make_workload, rows_of, run, stop_at, tiny_config
 
-from echo_jax.json_files import read_line
 from echo_jax.training import (
     Interrupted,
     NonFiniteLossError,
@@ -33,11 +32,6 @@ from echo_jax.training.trainer import compile_functions
 SCAN = {"dispatch__mode": "scan", "dispatch__steps": 2}
 UNROLL = {"dispatch__mode": "unroll", "dispatch__steps": 2}
 ECHO = {"echo__factor": 2.5, "echo__after": "batch"}
-
-
-def rows_of(workdir):
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [read_line(line) for line in lines]
 
 
 def counted(row):

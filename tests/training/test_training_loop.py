@@ -16,6 +16,7 @@ from rich.console import Console
 from tiny_workload import (
     Regression,
     make_workload,
+    rows_of,
     run,
     stop_at,
     tiny_config,
@@ -23,7 +24,7 @@ from tiny_workload import (
 
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.folders import run_folder
-from echo_jax.json_files import read_line, unseal
+from echo_jax.json_files import unseal
 from echo_jax.lock import FolderInUseError, FolderLock
 from echo_jax.training import (
     Interrupted,
@@ -35,11 +36,6 @@ from echo_jax.training import (
 from echo_jax.training.checkpoint import Checkpoints, params_sha256
 from echo_jax.training.measure import measure_rates
 from echo_jax.training.trainer import compile_functions, train_checked
-
-
-def rows_of(workdir):
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [read_line(line) for line in lines]
 
 
 def json_of(workdir, name):

@@ -5,18 +5,13 @@ import json
 import signal
 
 import pytest
-from tiny_workload import run, stop_at
+from tiny_workload import rows_of, run, stop_at
 
-from echo_jax.json_files import read_line, unseal
+from echo_jax.json_files import unseal
 from echo_jax.training import Interrupted, profile
 from echo_jax.training.collectives import Op, Trace
 
 WINDOW = {"profile__start": 2, "profile__updates": 3}
-
-
-def rows_of(workdir):
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [read_line(line) for line in lines]
 
 
 def traces(workdir):

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import jax
 import pytest
-from tiny_workload import run, stop_at
+from tiny_workload import rows_of, run, stop_at
 
-from echo_jax.json_files import read_line
 from echo_jax.training import Interrupted
 
 ECHOES = {
@@ -37,11 +36,6 @@ ECHOES = {
         "echo__buffer": 20,
     },
 }
-
-
-def rows_of(workdir):
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [read_line(line) for line in lines]
 
 
 def exact(row):

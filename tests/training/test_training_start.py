@@ -7,10 +7,9 @@ import signal
 import numpy as np
 import pytest
 from rich.console import Console
-from tiny_workload import make_workload, run, stop_at, tiny_config
+from tiny_workload import make_workload, rows_of, run, stop_at, tiny_config
 
 from echo_jax.folders import run_folder
-from echo_jax.json_files import read_line
 from echo_jax.training import Interrupted, decide, train
 from echo_jax.training.checkpoint import Checkpoints
 from echo_jax.training.feed import HeldFeed, HostFeed, JoinedBatches
@@ -19,11 +18,6 @@ from echo_jax.training.progress import Progress
 from echo_jax.training.trainer import Trainer, compile_functions
 
 DEVICE = {"echo__where": "device", "echo__after": "decode"}
-
-
-def rows_of(workdir):
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [read_line(line) for line in lines]
 
 
 @pytest.fixture

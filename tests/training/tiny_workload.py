@@ -13,6 +13,7 @@ import numpy as np
 from echo_jax.config import default_config
 from echo_jax.echo.adapters.grain import echo
 from echo_jax.echo.shard import SINGLE
+from echo_jax.json_files import read_line
 from echo_jax.training import train
 from echo_jax.workloads.base import Task, Workload
 
@@ -170,6 +171,12 @@ def run(workdir, *, task=None, nan_at_fresh=None, on_batch=None, **overrides):
         config, task=task, nan_at_fresh=nan_at_fresh, on_batch=on_batch
     )
     return train(config, workload, workdir)
+
+
+def rows_of(workdir):
+    """The rows of a run's ``metrics.jsonl``."""
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    return [read_line(line) for line in lines]
 
 
 def stop_at(update, signum=signal.SIGTERM):
