@@ -68,8 +68,9 @@ mounted on each; and a pre-empted TPU VM loses the disk of its own.
 
   --watch   stay; make a missing or pre-empted VM, set it up, and run the same
             command until it ends. Leave it with Ctrl-C, and come back to it with
-            the same command. Exit code: 0 if training finished, 143 if it was
-            stopped by stop, else the exit code it failed with."
+            the same command. What ended with 75, because data did not come or a
+            process was lost, is tried 5 times in all. Exit code: 0 if training
+            finished, 143 if it was stopped by stop, else what it failed with."
       example="run --watch -- --config configs/lm.py --workdir gs://B/runs/lm" ;;
     logs)
       about="Shows the end of a worker's log.
@@ -91,8 +92,8 @@ and ended. Past the --grace that run was given, it is killed." ;;
     local)
       about="Trains in several processes on this machine, joined over a free port, and shows
 what the first of them prints. A signal goes to all of them. When one fails the
-others are stopped, and its exit code is this command's. The command is echo-jax,
-or else ECHO_JAX_COMMAND.
+others are stopped, and its exit code is this command's. When this script is killed
+they save and end, within --grace. The command is echo-jax, or else ECHO_JAX_COMMAND.
 
   --processes N   how many (default: 2)
   --log-dir DIR   receives process-0.log, … (default: runs/logs)
@@ -372,20 +373,24 @@ runs_this() { # lines of its workers; whether all run just this command
 
 # -- Watching ---------------------------------------------------------------------
 
-verdict() { # lines of the workers; prints stopped | failed CODE | resume | wait | finished
-  local state code running='' saved='' failed=''
+verdict() { # lines of the workers
+  # Prints stopped | failed CODE | again | resume | wait | finished.
+  local state code running='' saved='' failed='' again=''
   while read -r _ _ state code _; do
     case "$state $code" in
       stopped*) echo stopped && return ;;
       running*) running=1 ;;
       'ended 0') ;;
       'ended 129' | 'ended 130' | 'ended 143') saved=1 ;;
+      'ended 75') again=1 ;; # It may go well another time, but not for ever.
       ended*) failed=${failed:-$code} ;;
       *) saved=1 ;; # new, idle, lost: it should run, and does not.
     esac
   done <<<"$1"
   if [[ -n $failed ]]; then
     echo "failed $failed"
+  elif [[ -n $again ]]; then
+    echo again
   elif [[ -n $saved ]]; then
     echo resume
   elif [[ -n $running ]]; then
@@ -421,6 +426,17 @@ watch_workers() { # one look at a VM that is there; sets result when it is the l
     stopped) result=143 ;;
     wait) failures=0 ;;
     resume) [[ -n $states ]] && resume || failures=$((failures + 1)) ;;
+    again)
+      if ((tries == MAX_FAILURES)); then
+        result=75
+        call_workers all stop '' >&2 || true
+      elif resume; then
+        tries=$((tries + 1))
+        say "it had ended with exit code 75: try $tries of $MAX_FAILURES"
+      else
+        failures=$((failures + 1))
+      fi
+      ;;
     failed*)
       # Who loses peers to a pre-emption fails, too, and the VM's state may tell
       # of it later: look twice.
@@ -433,7 +449,7 @@ watch_workers() { # one look at a VM that is there; sets result when it is the l
 }
 
 watch() {
-  local vm seen='' started='' suspect='' replacing='' failures=0 result=''
+  local vm seen='' started='' suspect='' replacing='' failures=0 tries=1 result=''
   [[ -n ${opt[gpu]} ]] ||
     say "a pre-empted TPU VM loses its disk: training goes on if --workdir is in a bucket, or on another one"
   build_bundle

@@ -44,18 +44,52 @@ content_hash() { # folder; prints a hash of the names and contents of its files
 grace=60 # Seconds from the first signal until what still lives is killed.
 declare -a pids=() # Number of a process that lives -> its id, also its group's.
 deadline=
+to_guard='' # A descriptor.
 starting='' pending='' # Whether a process is being started; a signal that came meanwhile.
 status=0 # The first exit code that is not 0, and whose it is.
 first_failed=
+
+guard() { # whose; reads "+ PID" and "- PID", and at the end ends what is left
+  local sign pid
+  local -A left=()
+  # Signals are for the script; and who reads what it says may be gone with it.
+  trap '' TERM INT HUP PIPE
+  while read -r sign pid; do
+    if [[ $sign == + ]]; then left[$pid]=1; else unset "left[$pid]"; fi
+  done
+  ((${#left[@]})) || return 0
+  say "process $1 was killed: ends what it has started, within $grace s" || true
+  deadline=$((SECONDS + grace))
+  kill -TERM "${!left[@]}" 2>/dev/null || true
+  while ((SECONDS <= deadline)) && kill -0 "${!left[@]}" 2>/dev/null; do
+    sleep 0.2
+  done
+  for pid in "${!left[@]}"; do kill_group "$pid"; done
+}
+
+start_guard() { # so that nothing is left behind where this script is killed
+  # In a group of its own, so that it is not killed with it. It sees the end of the
+  # script by the end of its input, which nobody else keeps open.
+  set -m
+  coproc GUARD { guard $$; }
+  set +m
+  exec {to_guard}>&"${GUARD[1]}"
+}
 
 start_process() { # number, log file, command
   local number=$1 log=$2
   # A signal may come before all are started.
   [[ -z $deadline ]] || return 0
+  [[ -n $to_guard ]] || start_guard
   starting=1
   # Job control gives it a group of its own, and Ctrl-C its usual meaning.
   set -m
-  "${@:3}" >>"$log" 2>&1 </dev/null &
+  # It tells the guard itself, so that there is no moment at which nobody has.
+  (
+    echo "+ $BASHPID" >&"$to_guard"
+    exec {to_guard}>&-
+    exec "${@:3}"
+  ) >>"$log" 2>&1 </dev/null &
   set +m
   pids[number]=$!
   starting=''
@@ -115,6 +149,7 @@ ended() { # number of a process
   wait "${pids[$1]}" || code=$?
   # Processes of its own, if it left any.
   kill_group "${pids[$1]}"
+  echo "- ${pids[$1]}" >&"$to_guard"
   unset "pids[$1]"
   say "process $1 ended with exit code $code"
   if ((code && !status)); then
@@ -213,7 +248,7 @@ worker_supervise() { # as worker_start
   start_process 0 run/train.log echo-jax train "${@:4}"
   if [[ -n $to ]]; then
     set -m
-    while sleep "$2"; do copy_logs "$to"; done 9>&- &
+    while sleep "$2"; do copy_logs "$to"; done 9>&- {to_guard}>&- &
     set +m
     copier=$!
   fi

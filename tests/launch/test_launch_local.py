@@ -161,3 +161,16 @@ def test_nothing_outlives_its_process(cloud):
     left = [row["left"] for row in cloud.rows("train")]
     assert len(left) == 3
     until(lambda: not any(map(lives, left)))
+
+
+@pytest.mark.parametrize(("how", "grace"), [("saves", 60), ("deaf", 1)])
+def test_local_leaves_nothing_behind_where_it_is_killed(cloud, how, grace):
+    cloud.plan(train=[how] * 3)
+    with cloud.launched(*LOCAL, f"--grace={grace}", "--", *TRAIN) as running:
+        rows = started(cloud, 3)
+        # Also all that is in its group, as a shell's kill -9 %1 does.
+        os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+    until(lambda: not any(lives(row["pid"]) for row in rows))
+    if how == "saves":
+        assert [_log(cloud, number)[9:] for number in range(3)] == ["saved\n"] * 3

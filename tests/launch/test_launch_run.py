@@ -211,3 +211,17 @@ def test_status_says_when_there_is_no_vm(cloud):
 def test_arguments_reach_the_training_as_they_are(ready):
     assert ready.launch("run", "--", *NASTY).returncode == 0
     assert [row["argv"] for row in started(ready, 2)] == [["train", *NASTY]] * 2
+
+
+def test_training_ends_with_what_watches_it(ready):
+    ready.plan(train=["saves", "saves"])
+    assert ready.launch("run", "--", *TRAIN).returncode == 0
+    rows = started(ready, 2)
+    for worker in (0, 1):
+        os.kill(int(ready.there(worker, "run/pid").read_text()), signal.SIGKILL)
+    until(lambda: not any(lives(row["pid"]) for row in rows))
+    # Who looked now would see that it does not run; it can be started again.
+    until(lambda: ready.states() == ["0 lost", "1 lost"])
+    for worker in (0, 1):
+        assert "saved" in ready.there(worker, "run/train.log").read_text()
+    assert ready.launch("run", "--", *TRAIN).returncode == 0

@@ -152,3 +152,20 @@ def test_watch_gives_up_on_a_setup_that_always_fails(cloud):
     assert done.returncode == 1
     assert "5 failures in a row: given up" in done.stderr
     assert cloud.rows("train") == []
+
+
+def test_watch_tries_again_what_may_go_well_another_time(ready):
+    ready.plan(train=["saves", "75 after 2"])
+    done = ready.launch(*WATCH, "--", *TRAIN)
+    assert done.returncode == 0, done.stderr
+    assert "exit code 75: try 2 of 5" in done.stderr
+    assert [row["argv"] for row in ready.rows("train")] == [["train", *TRAIN]] * 4
+
+
+@pytest.mark.slow
+def test_watch_does_not_try_for_ever(ready):
+    ready.plan(train=["75"] * 100)
+    done = ready.launch(*WATCH, "--", *TRAIN)
+    assert done.returncode == 75
+    assert "failed with exit code 75, and is not run again" in done.stderr
+    assert len(ready.rows("train")) == 2 * 5
