@@ -1,0 +1,42 @@
+"""The command `echo-jax` before anything of the package is there."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# A signal in the middle of the imports of the package.
+INTERRUPTED = """
+import os, signal, sys
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy":
+            os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupts())
+import echo_jax_command
+sys.exit(echo_jax_command.main())
+"""
+
+
+def run(code, *argv):
+    return subprocess.run(
+        [sys.executable, "-c", code, *argv], cwd=ROOT, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("command", ["train", "report"])
+def test_ctrl_c_while_python_imports_ends_it_in_one_line(command):
+    done = run(INTERRUPTED, command, "a folder")
+    assert (done.returncode, done.stdout) == (130, "")
+    first, second = done.stderr.splitlines()
+    assert first == f"echo-jax {command}: interrupted; run the same command to resume"
+    assert second == f"  echo-jax {command} 'a folder'"
+
+
+@pytest.mark.parametrize(("argv", "status"), [(["--help"], 0), (["nothing"], 2)])
+def test_it_is_the_command(argv, status):
+    code = "import sys, echo_jax_command; sys.exit(echo_jax_command.main())"
+    assert run(code, *argv).returncode == status
