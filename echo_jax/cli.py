@@ -51,9 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
       The exit status: 0, 1 if it failed or nobody reads on what is printed, 2 if
-      what was typed cannot be run, 75 if the data did not come, 129, 130 or 143 if a
-      signal stopped it. What failed is said in a line on standard error, and with
-      ``--debug`` by a traceback before it.
+      what was typed cannot be run, 75 if the data did not come or another process was
+      lost, 129, 130 or 143 if a signal stopped it. What failed is said in a line on
+      standard error, and with ``--debug`` by a traceback before it.
 
     Raises:
       SystemExit: After ``--help``, and where the command itself is mistyped.
@@ -86,7 +86,7 @@ def _of_this_process(argv: list[str]) -> int:
         # Imported here: it imports jax.
         from echo_jax import runs
 
-        if runs.is_alone():
+        if runs.is_alone() or runs.has_ended():
             # Threads that wait for data, or compile, are not waited for.
             ending.end(status)
     return status

@@ -12,7 +12,7 @@ from echo_jax.config_check import check_config
 from echo_jax.folders import RunPath, run_folder
 from echo_jax.json_files import read_json, write_json
 from echo_jax.lock import FolderInUseError, FolderLock
-from echo_jax.training import distributed
+from echo_jax.training import distributed, peers
 from echo_jax.training.checkpoint import DamagedCheckpointError
 from echo_jax.training.environment import check_workdir, lock_workdir
 from echo_jax.training.feeds import check_echo
@@ -32,6 +32,7 @@ __all__ = [
     "FolderInUseError",
     "Interrupted",
     "NonFiniteLossError",
+    "has_ended",
     "is_alone",
     "is_main_process",
     "run_probe",
@@ -55,6 +56,11 @@ def is_main_process() -> bool:
 def is_alone() -> bool:
     """Whether this process is the only one of its run."""
     return distributed.this_shard().count == 1
+
+
+def has_ended() -> bool:
+    """Whether this process of several is left for itself: the others know, and end."""
+    return peers.has_ended()
 
 
 def run_train(
@@ -195,6 +201,7 @@ def run_probe(
 
     Raises:
       ConfigRefusedError: The config cannot be run here.
+      DataTimeoutError: The data did not come.
 
     Example:
       >>> run_probe(load_config("configs/quickstart.py")).advised_factor
@@ -326,7 +333,7 @@ def _calibrate(config: Config, say: Callable[[str], Any]) -> dict[str, float]:
     with _errors_of_the_config():
         workload = build(base)
     say(f"Measuring a training step, to simulate a storage with R = {ratio:g}")
-    rates = calibrate(base, workload)
+    rates = calibrate(base, workload, note=say)
     # Reads that wait at the same time share the wait.
     readers = max(base.data.threads, 1) * max(base.data.workers, 1)
     wait_s = max(ratio * rates.t_down_s - rates.t_up_s, 0.0)

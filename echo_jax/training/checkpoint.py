@@ -5,6 +5,7 @@ import gc
 import hashlib
 import json
 import logging
+import time
 import traceback
 import warnings
 import zlib
@@ -31,6 +32,8 @@ __all__ = ["Checkpoints", "DamagedCheckpointError", "Restored", "params_sha256"]
 State = TypeVar("State")
 
 _BLOCK_BYTES = 1 << 20
+# How long the end of a run is held up for a save under way.
+_SETTLE_S = 5.0
 
 
 class DamagedCheckpointError(ValueError):
@@ -87,8 +90,20 @@ class Checkpoints:
         self._sealing = ThreadPoolExecutor(1)
 
     def latest(self) -> int | None:
-        """Returns the update of the newest whole checkpoint, None without one."""
+        """Returns the update of the newest whole checkpoint, None without one.
+
+        The one that is being saved counts; see `settle`.
+        """
         return self._manager.latest_step()
+
+    def settle(self) -> bool:
+        """Waits for a save under way, for seconds; returns whether all are whole."""
+        end = time.monotonic() + _SETTLE_S
+        while self._manager.is_saving_in_progress():
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
+        return True
 
     def save(self, update: int, state: Any, host: dict[str, Any]) -> None:
         """Starts a save; does nothing if this update is saved already.

@@ -22,6 +22,7 @@ from jax.sharding import Mesh, Sharding
 
 from echo_jax.config import Config
 from echo_jax.echo.shard import DataShard
+from echo_jax.training import peers
 from echo_jax.training.interrupt import Interrupted
 
 __all__ = [
@@ -41,6 +42,9 @@ __all__ = [
 
 # Longer than the first process looks whether a run folder is free.
 _WAIT_FOR_ALL_MS = 600_000
+# Of jax's runtime, which sees less often who is gone than `peers` does, and says it
+# worse: half of this may pass between two of its signs.
+_HEARTBEAT_TIMEOUT_S = 200
 
 _Arrays = TypeVar("_Arrays")
 
@@ -49,8 +53,8 @@ _Arrays = TypeVar("_Arrays")
 def connected(config: Config) -> Iterator[None]:
     """Connects the processes of a run; to be entered before any device is asked for.
 
-    If it is left by an error, this process ends without waiting for the others, which
-    jax would do for ever, as they wait for it: that it is gone ends them, too.
+    If it is left by an error, this process tells the others, and ends without waiting
+    for them, which jax would do for ever, as they wait for it.
 
     Args:
       config: A training config.
@@ -59,15 +63,16 @@ def connected(config: Config) -> Iterator[None]:
       RuntimeError: The processes do not find each other.
     """
     _initialize(config)
-    try:
-        yield
-    except Interrupted:
-        raise  # All of them stop.
-    except BaseException as error:
-        if jax.distributed.is_initialized():
-            # Once the error is told, and before what jax does at the end.
-            atexit.register(_leave, getattr(error, "exit_code", 1))
-        raise
+    with peers.joined():
+        try:
+            yield
+        except BaseException as error:
+            all_stop = isinstance(error, Interrupted) and not peers.has_ended()
+            if jax.distributed.is_initialized() and not all_stop:
+                peers.fail(error)
+                # Once the error is told, and before what jax does at the end.
+                atexit.register(_leave, getattr(error, "exit_code", 1))
+            raise
 
 
 def _leave(status: int) -> None:
@@ -90,10 +95,11 @@ def _initialize(config: Config) -> None:
             coordinator_address=wanted.coordinator,
             num_processes=wanted.num_processes,
             process_id=wanted.process_id,
+            heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT_S,
         )
     elif wanted.detect:
         try:
-            jax.distributed.initialize()
+            jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT_S)
         except (ValueError, RuntimeError) as error:
             # That no cluster was found is said by what is missing. And a program that
             # has used jax already, such as a test of a command, is alone.

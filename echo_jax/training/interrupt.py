@@ -11,6 +11,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from echo_jax import ending
+from echo_jax.training import peers
 
 __all__ = ["UNSAVED_WHERE_HELD", "DataTimeoutError", "Interrupted", "StopSignal"]
 
@@ -50,8 +51,9 @@ class DataTimeoutError(Exception):
     def __init__(self, what: str, update: int, *, unsaved: str = ""):
         """Says what was waited for, and why the run could not be saved."""
         self.update = update
+        waited = f"{peers.this_one()} waited".strip()
         super().__init__(
-            f"waited {what}, which is longer than --config.data.timeout_s allows; "
+            f"{waited} {what}, which is longer than --config.data.timeout_s allows; "
             f"stopped after update {update}, {_rest(unsaved)}"
         )
 
@@ -71,8 +73,8 @@ class StopSignal:
 
     Args:
       on_first: Called in a thread of its own with the first signal, also while the
-        main thread is busy; not where several processes share a run, which stop
-        together or not at all.
+        main thread is busy. Where several processes share a run, jax's runtime hears
+        of it instead; see `training.peers`.
 
     Attributes:
       received: The signal that asked for a stop; None while there was none.
@@ -126,9 +128,6 @@ class StopSignal:
         self.received = signum
         if signum == signal.SIGHUP and ending.owns_process():
             ending.drop_lost_outputs()
-        if self._is_shared:
-            # The runtime listens to this one.
-            os.kill(os.getpid(), signal.SIGTERM)
 
     def _hear(self, signum: int) -> None:
         if signum not in self._before:
@@ -136,7 +135,10 @@ class StopSignal:
         self._heard += 1
         if self._heard > 1:
             self._abort(signum)
-        elif not self._is_shared:
+        elif self._is_shared:
+            # The runtime listens to this one.
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
             self._on_first(signum)
 
     def _abort(self, signum: int) -> None:

@@ -64,6 +64,7 @@ def measure_rates(
     config: Config,
     *,
     most: int = _QUICK_CALLS,
+    watchdog: Watchdog | None = None,
 ) -> Rates:
     """Measures the loader alone, then the step alone; compiles the step.
 
@@ -74,11 +75,12 @@ def measure_rates(
       config: The run's config. If it leaves the echo factor open, the largest that
         may be chosen takes its place, which only a buffer's size may depend on.
       most: Batches, and steps, to measure at most; two seconds' worth otherwise.
+      watchdog: See `measure_loader`.
 
     Returns:
       The rates.
     """
-    t_up_s, sample = measure_loader(workload, config, most=most)
+    t_up_s, sample = measure_loader(workload, config, most=most, watchdog=watchdog)
     factor = largest_factor(config)
     feed = open_feed(config, workload, compiled.mesh, factor=factor, sample=sample)
     with closing(feed):

@@ -1,15 +1,19 @@
 """How starved the trainer of a config would be, measured without training it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from echo_jax.config import Config
 from echo_jax.echo.instrument.advice import OptionNames
 from echo_jax.echo.instrument.probe import probe
 from echo_jax.echo.instrument.probe_report import ProbeReport
+from echo_jax.training.feed import JoinedBatches
+from echo_jax.training.interrupt import DataTimeoutError
 from echo_jax.training.measure import Rates, measure_rates, unechoed
 from echo_jax.training.trainer import compile_functions
-from echo_jax.workloads.base import Workload
+from echo_jax.training.watchdog import Stalled, Watchdog, describe_data
+from echo_jax.workloads.base import Batch, Workload
 
 __all__ = ["calibrate", "probe_config"]
 
@@ -17,19 +21,31 @@ __all__ = ["calibrate", "probe_config"]
 _MOST_CALLS = 1000
 
 
-def calibrate(config: Config, workload: Workload) -> Rates:
+def calibrate(
+    config: Config,
+    workload: Workload,
+    *,
+    note: Callable[[str], Any] = lambda line: None,
+) -> Rates:
     """Measures the rates of a config without training it.
 
     Args:
       config: A checked training config.
       workload: Made from this config.
+      note: Is told in a line what is waited for, where the data does not come.
 
     Returns:
       The rates on this machine, now.
+
+    Raises:
+      DataTimeoutError: The data did not come for ``config.data.timeout_s``.
     """
     compiled = compile_functions(config, workload)
     state = compiled.init(compiled.init_key)
-    return measure_rates(compiled, state, workload, config, most=_MOST_CALLS)
+    with _watchdog(config, note) as watchdog:
+        return measure_rates(
+            compiled, state, workload, config, most=_MOST_CALLS, watchdog=watchdog
+        )
 
 
 def probe_config(
@@ -53,18 +69,64 @@ def probe_config(
 
     Returns:
       The report; its advice names fields of the config.
+
+    Raises:
+      DataTimeoutError: As `calibrate`.
     """
     compiled = compile_functions(config, workload)
-    return probe(
-        workload.train_dataset(unechoed(config)),
-        compiled.step_on_batch,
-        state=compiled.init(compiled.init_key),
-        seconds=seconds,
-        cap=config.echo.cap,
-        stages=stages,
-        options=_options(flag),
-        on_progress=on_progress,
+    part_done = 0.0
+
+    def show(what: str, done: float) -> None:
+        nonlocal part_done
+        part_done = done
+        on_progress(what, done)
+
+    def note(line: str) -> None:
+        on_progress(line, part_done)
+
+    with _watchdog(config, note) as watchdog:
+        dataset = workload.train_dataset(unechoed(config))
+        return probe(
+            _WatchedBatches(dataset, watchdog),
+            compiled.step_on_batch,
+            state=compiled.init(compiled.init_key),
+            seconds=seconds,
+            cap=config.echo.cap,
+            stages={
+                name: partial(_watched, call, f"the stage {name} of a batch", watchdog)
+                for name, call in stages.items()
+            },
+            options=_options(flag),
+            on_progress=show,
+        )
+
+
+def _watchdog(config: Config, note: Callable[[str], Any]) -> Watchdog:
+    return Watchdog(
+        describe_data(config), timeout_s=config.data.timeout_s, note=note, end=_timeout
     )
+
+
+def _timeout(stalled: Stalled) -> DataTimeoutError:
+    return DataTimeoutError(stalled.what, 0, unsaved="there was nothing to save")
+
+
+def _watched(call: Callable[[], Any], what: str, watchdog: Watchdog) -> Any:
+    with watchdog.waiting(what):
+        return call()
+
+
+class _WatchedBatches(Iterable[Batch]):
+    """The batches of a dataset; the wait for each of them is watched."""
+
+    def __init__(self, dataset: Any, watchdog: Watchdog):
+        self._dataset, self._watchdog = dataset, watchdog
+
+    def __iter__(self) -> Iterator[Batch]:
+        with self._watchdog.closing(JoinedBatches([self._dataset])) as batches:
+            yield from self._watchdog.each(
+                batches, "a batch, to see how fast they come"
+            )
 
 
 def _options(flag: str) -> OptionNames:

@@ -14,9 +14,11 @@ compiled, and `training.window` for what is summed of its losses.
 import contextlib
 import itertools
 import os
+import signal
 from collections import deque
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -33,6 +35,7 @@ from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT
 from echo_jax.folders import RunPath, run_folder
 from echo_jax.json_files import read_if_whole
 from echo_jax.lock import FolderLock
+from echo_jax.training import peers
 from echo_jax.training.checkpoint import Checkpoints, params_sha256
 from echo_jax.training.clock import Clock, DeviceTime, Work
 from echo_jax.training.compiled import CompiledFunctions
@@ -466,10 +469,12 @@ class Trainer:
         self.watchdog = Watchdog(
             describe_data(config),
             timeout_s=config.data.timeout_s,
-            note=note,
+            is_shared=jax.process_count() > 1,
+            note=peers.shared_note(note),
             end=self._end_stalled,
         )
         stack.enter_context(self.watchdog)
+        peers.when_stop_asked(partial(self.watchdog.stop, signal.SIGTERM))
         self.decided = decide(
             config,
             workload,
@@ -499,7 +504,8 @@ class Trainer:
         # Why the run cannot be saved wherever it stands.
         self._unsaved = UNSAVED_WHERE_HELD if config.data.hold_batch else ""
         if jax.process_count() > 1:
-            self._unsaved = "processes save together"
+            # The others are in the middle of an update, and can only do it together.
+            self._unsaved = "a save takes all processes"
 
     def evaluate(self) -> None:
         """Evaluates the state, once all updates are computed.
@@ -573,10 +579,18 @@ class Trainer:
             if stalled.is_stuck:
                 self._checkpoints.close()
         elif (saved := self._checkpoints.latest()) is not None:
-            unsaved += f"; the last checkpoint, of update {saved}, stands"
+            lost = self.totals.updates - saved
+            stands = "stands" if self._checkpoints.settle() else "was not whole yet"
+            unsaved += f"; the last checkpoint, of update {saved}, {stands}"
+            unsaved += f", and {lost} updates are lost" if lost else ""
         if stalled.signum:
-            return Interrupted(self.totals.updates, stalled.signum, unsaved=unsaved)
-        return DataTimeoutError(stalled.what, self.totals.updates, unsaved=unsaved)
+            if name := peers.this_one():
+                unsaved = f"{name} waited {stalled.what}, and {unsaved}"
+            error = Interrupted(self.totals.updates, stalled.signum, unsaved=unsaved)
+        else:
+            error = DataTimeoutError(stalled.what, self.totals.updates, unsaved=unsaved)
+        peers.tell_others(error.exit_code, str(error))
+        return error
 
     def take(self) -> Input:
         """Returns the input of the next updates; the time it takes is waiting.

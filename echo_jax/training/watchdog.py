@@ -27,6 +27,8 @@ _NOTE_S = 30.0
 # How long a stopped run waits for its input. A grace period is 10 s at least (docker);
 # 30 s are usual.
 _STOPPING_S = 2.0
+# Where several processes share it: together they are saved only if all data comes.
+_STOPPING_TOGETHER_S = 12.0
 # How long a wait may take to end, once it is given up.
 _STUCK_S = 2.0
 _LOOK_EVERY_S = 0.5
@@ -85,6 +87,7 @@ class Watchdog:
     Args:
       data: Where the data comes from, see `describe_data`.
       timeout_s: After how long a wait is given up; 0 for never.
+      is_shared: Whether several processes share the run.
       note: Prints a line.
       end: Saves the run of a wait that is given up, and returns what it ends with; in
         the main thread, or in another one while that is stuck.
@@ -101,12 +104,14 @@ class Watchdog:
         data: str = "",
         *,
         timeout_s: float = 0.0,
+        is_shared: bool = False,
         note: Callable[[str], None] = lambda line: None,
         end: Callable[[Stalled], Any] = lambda stalled: TimeoutError(stalled.what),
         now: Callable[[], float] = time.monotonic,
     ):
         self._note, self._end = note, end
         self._data, self._timeout_s, self._now = data, timeout_s, now
+        self._stopping_s = _STOPPING_TOGETHER_S if is_shared else _STOPPING_S
         self._wait: _Wait | None = None
         self._looked_at: _Wait | None = None
         self._next_note_s = _NOTE_S
@@ -200,7 +205,7 @@ class Watchdog:
                 self._note(f"waits {self._said(wait, waited_s)}")
         if self._given_up is not None and self._given_up[0] is wait:
             self._wake(wait, *self._given_up[1:])
-        elif self._signal is not None and now - self._signal[1] >= _STOPPING_S:
+        elif self._signal is not None and now - self._signal[1] >= self._stopping_s:
             self._give_up(wait, now, self._signal[0])
         elif 0 < self._timeout_s <= waited_s:
             self._give_up(wait, now, None)

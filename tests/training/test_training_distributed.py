@@ -134,9 +134,14 @@ def last_saved(names):
 
 def wait_for_update(workdir, update):
     """Waits until a run has logged an update."""
-    file, end = workdir / "metrics.jsonl", time.monotonic() + LONG_S
-    while not file.exists() or f'"updates": {update},' not in file.read_text():
-        assert time.monotonic() < end, f"{file} never came to update {update}"
+    file = workdir / "metrics.jsonl"
+    wait_for(lambda: file.exists() and f'"updates": {update},' in file.read_text())
+
+
+def wait_for(is_true):
+    end = time.monotonic() + LONG_S
+    while not is_true():
+        assert time.monotonic() < end, "it never came"
         time.sleep(0.1)
 
 
@@ -332,3 +337,87 @@ def test_a_run_stopped_in_a_bucket_goes_on_as_in_a_folder(
         assert resumed[name] == whole[name]
     # One process wrote it.
     assert bucket.writes["runs/two/summary.json"] == 1
+
+
+# Hangs before an update, as data does that does not come.
+HANGS = """
+import sys, threading
+from echo_jax import cli
+from echo_jax.training.feed import HostFeed
+take, updates = HostFeed.take, []
+def hang(feed, num_updates):
+    updates.append(num_updates)
+    if sum(updates) == 25:
+        open(__file__ + ".hangs", "w").close()
+        threading.Event().wait()
+    return take(feed, num_updates)
+HostFeed.take = hang
+sys.exit(cli.main())
+"""
+
+
+@pytest.fixture
+def hanging(tmp_path, command):
+    """An `echo-jax` whose process 1 gets no data for update 25."""
+    code, path = tmp_path / "hangs.py", tmp_path / "hanging"
+    code.write_text(HANGS)
+    path.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *process_id=1*) exec env PYTHONPATH={ROOT} '
+        f'{sys.executable} {code} "$@"\nesac\nexec {command} "$@"\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+def last_sentence(tmp_path, process):
+    lines = (tmp_path / f"run_logs/process-{process}.log").read_text().splitlines()
+    sentence, again = lines[-2:]
+    assert again.startswith("  echo-jax train --config=")
+    return sentence
+
+
+UNSAVED = {"updates": ENDLESS, "checkpoint_every": 16}
+LOST = (
+    "not saved: {}a save takes all processes; "
+    "the last checkpoint, of update 16, stands, and 8 updates are lost"
+)
+
+
+def test_one_whose_data_does_not_come_ends_all(tmp_path, hanging):
+    launched = start(hanging, tmp_path / "run", **UNSAVED, **{"data.timeout_s": 3.0})
+    finish(launched, code=75)
+    said = last_sentence(tmp_path, 1)
+    assert "train: process 1 of 2 waited for the input of update 25 since" in said
+    assert said.endswith(LOST.format(""))
+    assert last_sentence(tmp_path, 0) == said
+    saved = (path.name for path in (tmp_path / "run/checkpoints").iterdir())
+    assert last_saved(saved) == 16
+
+
+def test_a_signal_ends_all_where_the_data_of_one_hangs(tmp_path, hanging):
+    launched = start(hanging, tmp_path / "run", **UNSAVED)
+    wait_for((tmp_path / "hangs.py.hangs").exists)
+    launched.send_signal(signal.SIGTERM)
+    finish(launched, code=143)
+    said = last_sentence(tmp_path, 1)
+    assert "train: stopped by SIGTERM after update 24, and not saved: process 1" in said
+    assert said.endswith(", and a save" + LOST.format("").partition("a save")[2])
+    assert last_sentence(tmp_path, 0) == said
+
+
+def test_one_that_is_killed_ends_the_other_with_a_sentence(tmp_path, command):
+    noting, pids = tmp_path / "noting", tmp_path / "pids"
+    pids.mkdir()
+    noting.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *process_id=1*) echo $$ >{pids}/1\n'
+        f'esac\nexec {command} "$@"\n'
+    )
+    noting.chmod(0o755)
+    launched = start(noting, tmp_path / "run", updates=ENDLESS)
+    wait_for_update(tmp_path / "run", 20)
+    os.kill(int((pids / "1").read_text()), signal.SIGKILL)
+    finish(launched, code=137)
+    said = last_sentence(tmp_path, 0)
+    assert "process 1 of 2 gives no sign since" in said

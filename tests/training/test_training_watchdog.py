@@ -19,6 +19,7 @@ from tiny_workload import make_workload, run, tiny_config
 from echo_jax.folders import run_folder
 from echo_jax.training import DataTimeoutError, Interrupted, train, watchdog
 from echo_jax.training.checkpoint import Checkpoints
+from echo_jax.training.probe import calibrate, probe_config
 from echo_jax.training.watchdog import Watchdog
 
 HOST = {"echo__factor": 2.5, "echo__after": "batch"}
@@ -351,3 +352,46 @@ def test_a_signal_at_the_start_ends_the_command_in_one_line(tmp_path, signum):
         f"echo-jax train: interrupted by {signum.name}; run the same command to resume"
     )
     assert second.startswith("  echo-jax train --config configs/lm.py:tiny")
+
+
+def hanging_measurement(hang):
+    workload = make_workload(tiny_config())
+    batches = itertools.count(1)
+
+    def pass_on(batch):
+        if next(batches) == 3:
+            hang()
+        return batch
+
+    def train_dataset(*args):
+        return workload.train_dataset(*args).map(pass_on)
+
+    return dataclasses.replace(workload, train_dataset=train_dataset)
+
+
+@pytest.mark.parametrize("how", ["calibration", "probe", "stage"])
+def test_a_measurement_whose_data_hangs_says_so_and_ends(clock, how):
+    def hang():
+        clock.runs = True
+        threading.Event().wait()
+
+    config, said = tiny_config(), []
+    workload = make_workload(config) if how == "stage" else hanging_measurement(hang)
+
+    def measure():
+        if how == "calibration":
+            calibrate(config, workload, note=said.append)
+        else:
+            probe_config(
+                config,
+                workload,
+                seconds=0.1,
+                stages={"decode": hang} if how == "stage" else {},
+                on_progress=lambda what, done: said.append(what),
+            )
+
+    message = r"^waited for .*timeout_s allows; .* not saved: there was nothing to save"
+    with pytest.raises(DataTimeoutError, match=message) as caught:
+        measure()
+    assert caught.value.exit_code == 75
+    assert any(line.startswith("waits for ") for line in said)

@@ -1,0 +1,160 @@
+"""The processes of a run end together, with one sentence; over a store in memory."""
+
+import jax
+import pytest
+
+from echo_jax import ending
+from echo_jax.training import peers
+from echo_jax.training.peers import LOST, Peers
+
+
+class Store:
+    """What jax's runtime gives a process of its key-value store."""
+
+    def __init__(self):
+        self.values = {}
+        self.is_answering = True
+
+    def _ask(self, is_fine=True):
+        if not (self.is_answering and is_fine):
+            raise jax.errors.JaxRuntimeError("refused")
+
+    def key_value_set(self, key, value, allow_overwrite=False):
+        self._ask(allow_overwrite or key not in self.values)
+        self.values[key] = value
+
+    def key_value_try_get(self, key):
+        self._ask(key in self.values)
+        return self.values[key]
+
+    def key_value_dir_get(self, folder):
+        self._ask()
+        return [(k, v) for k, v in self.values.items() if k.startswith(folder)]
+
+
+class Ended(BaseException):
+    """Stands for the end of a process."""
+
+
+class Run:
+    """Three processes whose threads are turned by hand, and their clock."""
+
+    def __init__(self):
+        self.seconds, self.turns = 0.0, 0
+        self.store = Store()
+        self.each = [
+            Peers(self.store, number, 3, now=lambda: self.seconds)
+            for number in range(3)
+        ]
+
+    def turn(self, *processes, seconds=2.0):
+        """Lets processes give a sign; returns how those end that do."""
+        self.seconds += seconds
+        self.turns += 1
+        ends = {}
+        for process in processes:
+            try:
+                self.each[process]._round(self.turns)
+                self.each[process]._answered_s = self.seconds
+            except Ended as end:
+                ends[process] = end.args
+        return ends
+
+
+@pytest.fixture
+def run(monkeypatch):
+    def end(status, message, *, resumes):
+        raise Ended(status, message, resumes)
+
+    monkeypatch.setattr(ending, "owns_process", lambda: True)
+    monkeypatch.setattr(ending, "end", end)
+    monkeypatch.setattr(peers.time, "sleep", lambda seconds: None)
+    run = Run()
+    monkeypatch.setattr(Peers, "_wait_for_goodbyes", lambda peer: None)
+    return run
+
+
+@pytest.mark.parametrize(("status", "resumes"), [(1, False), (75, True), (143, True)])
+def test_all_end_as_the_first_that_tells(run, status, resumes):
+    run.turn(0, 1, 2)
+    run.each[1]._to_tell = peers._End(status, "process 1 of 3 waited")
+    run.each[2]._to_tell = peers._End(9, "process 2 of 3 did, too")
+    ends = run.turn(1, 2, 0)
+    # Both that have told leave by themselves.
+    assert ends == {0: (status, "process 1 of 3 waited", resumes)}
+    assert all(each._is_known.is_set() and each.has_ended for each in run.each)
+
+
+def test_who_is_silent_is_named_by_the_first_to_all(run):
+    while not (ends := run.turn(0, 2)):
+        assert run.seconds < 100
+    assert run.seconds > 60
+    status, said, resumes = ends[0]
+    assert (status, resumes) == (LOST, True)
+    assert said.startswith("process 1 of 3 gives no sign since ")
+    assert run.turn(2) == {2: ends[0]}
+
+
+def test_a_first_process_that_does_not_answer_is_named_by_all(run):
+    run.turn(0, 1, 2)
+    run.store.is_answering = False
+    for process in (1, 2):
+        run.each[process]._look_at_store()
+    run.seconds += 61
+    for process in (1, 2):
+        with pytest.raises(Ended) as end:
+            run.each[process]._look_at_store()
+        assert end.value.args[0] == LOST
+        assert end.value.args[1].startswith("process 0 of 3 gives no sign since ")
+
+
+def test_who_has_left_is_not_missed(run):
+    run.each[1]._round(None)
+    for _ in range(100):
+        assert run.turn(0, 2) == {}
+
+
+def test_a_program_that_is_no_command_is_not_ended(run, monkeypatch):
+    monkeypatch.setattr(ending, "owns_process", lambda: False)
+    run.each[1]._to_tell = peers._End(75, "waited")
+    assert run.turn(1, 0, 2) == {}
+    assert all(each.has_ended for each in run.each)
+
+
+def test_a_failure_of_the_devices_is_blamed_on_who_is_gone(run):
+    run.turn(0, 1, 2)
+    for each in (run.each[0], run.each[2]):
+        each._is_known.set()  # Waits for nobody.
+        each._silent_s = peers._SUSPECT_S
+        assert not each.has_ended
+    while not (ends := run.turn(0, 2)):
+        assert run.seconds < 60
+    assert ends[0] == ends[2] and "process 1 of 3 gives no sign" in ends[0][1]
+
+
+def test_an_error_is_told_by_its_first_line(run):
+    run.each[2].start()
+    run.each[2].fail(ValueError("no such file\nand more"))
+    ends = run.turn(0, 1)
+    assert ends[0] == ends[1] == (1, "process 2 of 3 failed: no such file", False)
+
+
+def test_what_one_waits_for_is_shown_by_the_first_once(run):
+    shown = []
+    run.each[0].shared_note(shown.append)("its own")
+    run.each[2].shared_note(shown.append)("waits for a batch")
+    for _ in range(3):
+        run.turn(2, 0, 1)
+    assert shown == ["its own", "process 2 of 3 waits for a batch"]
+
+
+def test_a_signal_is_heard_by_all_once(run):
+    heard = []
+    for number, each in enumerate(run.each):
+        each.when_stop_asked(lambda number=number: heard.append(number))
+    run.turn(0, 1, 2)
+    assert heard == []
+    run.store.values[peers._STOP_ASKED] = "2026-11-22"
+    for _ in range(3):
+        run.turn(0, 1, 2)
+    assert heard == [0, 1, 2]
