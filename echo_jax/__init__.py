@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from echo_jax.echo.counts import Counts, Tags
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.echo import EchoIterator, echo
+from echo_jax.echo.finite import BadItemError, FiniteIterator, check_finite
 from echo_jax.echo.instrument.probe import probe
 from echo_jax.echo.keys import use_seed
 from echo_jax.echo.load_schedule import LoadSchedule
@@ -28,14 +29,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdaptiveSpec",
+    "BadItemError",
     "Counts",
     "DecisionLog",
     "EchoIterator",
     "EchoSpec",
     "FactorByItem",
+    "FiniteIterator",
     "LoadSchedule",
     "StochasticSpec",
     "Tags",
+    "check_finite",
     "device",
     "echo",
     "grain",

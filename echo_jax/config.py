@@ -100,6 +100,11 @@ def default_config() -> Config:
     config.data.eval_examples = 0  # 0: the whole evaluation split
     # A wait for data that is longer ends the run, saved; 0: it may take for ever.
     config.data.timeout_s = 1800.0
+    # Fresh items with a NaN or infinity: looked for where they enter the echo, and so
+    # many skipped, each for the item of its place in a later epoch. 0: the first ends
+    # the run.
+    config.data.check_finite = True
+    config.data.max_bad = 0
     config.data.hold_batch = False  # train on one batch only: the ceiling of speed
     config.data.storage = ConfigDict()
     config.data.storage.latency_s = 0.0  # mean time until a read answers

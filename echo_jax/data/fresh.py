@@ -10,8 +10,16 @@ from typing import Any
 
 import grain
 
+from echo_jax.data.check_finite import Checked, RefuseBad, ReplaceBad
 from echo_jax.data.pipeline_spec import AUGMENT, SHUFFLE, STORAGE, PipelineSpec
-from echo_jax.data.stages import AugmentFresh, FinishBatch, Read, Stages
+from echo_jax.data.stages import (
+    AugmentFresh,
+    DecodeFresh,
+    FinishBatch,
+    Guarded,
+    Read,
+    Stages,
+)
 from echo_jax.data.storage import SimulatedStorage
 from echo_jax.echo.shard import SINGLE, DataShard
 
@@ -30,21 +38,24 @@ def fresh_items(
 
     Returns:
       Item i is the i-th fresh one of the shard's endless stream; of batches, their
-      examples.
+      examples. With ``max_bad`` one that took the place of another is a `Replaced`.
     """
     storage = SimulatedStorage(pipeline.storage, pipeline.stream_seed(STORAGE))
-    dataset: grain.MapDataset[Any] = (
-        grain.MapDataset.range(len(stages.source))
-        # Grain adds the epoch to the seed, and takes 32 bits of it.
-        .shuffle(seed=pipeline.stream_seed(SHUFFLE) % 2**32)
-        .repeat()
-        .map_with_index(Read(stages.source, storage))
-    )
+    records = _records(stages, pipeline)
+    dataset = records.map_with_index(Read(stages.source, storage))
     if pipeline.after != "read":
-        dataset = dataset.map(stages.decode)
-    if pipeline.after in ("augment", "batch") and stages.augment is not None:
-        augment = AugmentFresh(stages.augment, pipeline.stream_seed(AUGMENT))
-        dataset = dataset.map_with_index(augment)
+        last = DecodeFresh(Guarded("decode", stages.decode))
+        if pipeline.after in ("augment", "batch") and stages.augment is not None:
+            dataset = dataset.map_with_index(last)
+            augment = Guarded("augment", stages.augment)
+            last = AugmentFresh(augment, pipeline.stream_seed(AUGMENT))
+        unchecked = dataset.map_with_index(last)
+        otherwise = RefuseBad(records)
+        if pipeline.max_bad:
+            otherwise = ReplaceBad(unchecked, records, len(stages.source))
+        # A stage of Grain's of its own would cost more than most checks.
+        checked = dataset.map_with_index(Checked(last, otherwise))
+        dataset = checked if pipeline.check_finite else unchecked
     if shard.count == 1:
         return dataset
     rows = shard.rows(pipeline.batch_size)
@@ -67,12 +78,27 @@ def below_echo(
     """
     if pipeline.after in ("augment", "batch"):
         return None
-    decode = stages.decode if pipeline.after == "read" else None
-    if decode is None and stages.augment is None:
+    is_read = pipeline.after == "read"
+    if not is_read and stages.augment is None:
         return None
-    seed, rows = pipeline.stream_seed(AUGMENT), shard.rows(pipeline.batch_size)
+    rows = shard.rows(pipeline.batch_size)
+    looks = is_read and pipeline.check_finite
     return FinishBatch(
-        decode, stages.augment, seed, functools.partial(shard.global_index, rows=rows)
+        Guarded("decode", stages.decode) if is_read else None,
+        stages.augment and Guarded("augment", stages.augment),
+        pipeline.stream_seed(AUGMENT),
+        functools.partial(shard.global_index, rows=rows),
+        RefuseBad(_records(stages, pipeline)) if looks else None,
+    )
+
+
+def _records(stages: Stages, pipeline: PipelineSpec) -> grain.MapDataset[Any]:
+    """Returns the numbers of the records of the stream, by the index in it."""
+    return (
+        grain.MapDataset.range(len(stages.source))
+        # Grain adds the epoch to the seed, and takes 32 bits of it.
+        .shuffle(seed=pipeline.stream_seed(SHUFFLE) % 2**32)
+        .repeat()
     )
 
 

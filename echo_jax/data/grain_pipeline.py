@@ -11,14 +11,16 @@ from dataclasses import replace
 
 import grain
 from absl import flags
-from grain.experimental import ThreadPrefetchIterDataset
+from grain.experimental import ThreadPrefetchIterDataset, batch_and_pad
 
+from echo_jax.data.check_finite import Gather, TakeNote
 from echo_jax.data.fresh import below_echo, fresh_items
 from echo_jax.data.item_lists import FlattenLists
 from echo_jax.data.pipeline_spec import PipelineSpec
 from echo_jax.data.stages import BroadcastTags, Stages
 from echo_jax.data.timed import TimedFresh, WithFreshTime
 from echo_jax.echo.adapters import grain as echo_grain
+from echo_jax.echo.bad_items import BadItems
 from echo_jax.echo.instrument.fresh_time import FreshTime
 from echo_jax.echo.shard import DataShard
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec
@@ -39,7 +41,7 @@ def grain_batches(
     fresh = _read(stages, pipeline, shard, in_batches=in_batches)
     elements = fresh if in_batches else FlattenLists(fresh)
     batches = echoed_batches(elements, stages, pipeline, spec, shard)
-    return WithFreshTime(batches, fresh.fresh_time)
+    return WithFreshTime(batches, fresh.fresh_time, fresh.bad_items)
 
 
 def echoed_batches(
@@ -95,9 +97,13 @@ def _read(
     """Returns the endless stream of fresh elements, in batches or in lists of items."""
     items, rows = fresh_items(stages, pipeline, shard), shard.rows(pipeline.batch_size)
     if in_batches:
-        dataset = items.batch(rows)
+        # Grain's own way writes the batches of workers to where the trainer reads them.
+        stack = None
+        if pipeline.max_bad:
+            stack = Gather(functools.partial(batch_and_pad, batch_size=rows))
+        dataset = items.batch(rows, batch_fn=stack)
     else:
-        dataset = items.batch(_ITEMS_PER_LIST, batch_fn=list)
+        dataset = items.batch(_ITEMS_PER_LIST, batch_fn=Gather(list))
     # Two elements for each thread: one in the making, one ready.
     held = 2 * pipeline.threads
     stream = dataset.to_iter_dataset(
@@ -114,7 +120,11 @@ def _read(
         # And one between its threads and its buffer.
         held = pipeline.workers * (held + 1 + _WORKER_BUFFER)
     per_batch = 1 if in_batches else rows / _ITEMS_PER_LIST
-    return TimedFresh(stream, FreshTime(elements_per_batch=per_batch, held=held))
+    bad_items = BadItems(pipeline.items_per_index)
+    if pipeline.max_bad:
+        stream = stream.map(TakeNote(bad_items))
+    fresh_time = FreshTime(elements_per_batch=per_batch, held=held)
+    return TimedFresh(stream, fresh_time, bad_items)
 
 
 def _leave_signals_to_the_trainer(worker: int, num_workers: int) -> None:

@@ -30,6 +30,10 @@ class PipelineSpec:
       storage: How long reads take.
       engine: What runs the stages: ``"grain"`` or ``"tfdata"``. The batches are
         the same.
+      check_finite: Whether to look for NaN and infinity in fresh items, before
+        their first use.
+      max_bad: How many such items a run may skip, which the trainer counts; 0 refuses
+        the first. See `echo_jax.data.check_finite`.
 
     Raises:
       ValueError: If a field is out of its range.
@@ -47,6 +51,8 @@ class PipelineSpec:
     prefetch: int = 4
     storage: StorageSpec = field(default_factory=StorageSpec)
     engine: Engine = "grain"
+    check_finite: bool = True
+    max_bad: int = 0
 
     def __post_init__(self):
         if self.after not in get_args(EchoAfter):
@@ -70,11 +76,24 @@ class PipelineSpec:
             "data.threads": 0,
             "data.workers": 0,
             "data.prefetch": 0,
+            "data.max_bad": 0,
         }
         for name, least in bounds.items():
             value = getattr(self, name.removeprefix("data."))
             if value < least:
                 raise ValueError(f"{name}={value} is too small; use {least} or more.")
+        if not self.max_bad:
+            return
+        if not self.check_finite:
+            raise ValueError(
+                f"data.max_bad={self.max_bad} needs --config.data.check_finite=True."
+            )
+        if self.after == "read":
+            raise ValueError(
+                f"data.max_bad={self.max_bad} has no items to skip with echo.after="
+                "read, which echoes records before it is known what is in them; use "
+                "--config.data.max_bad=0, or --config.echo.after=decode."
+            )
 
     @classmethod
     def from_config(cls, config: Any) -> "PipelineSpec":
@@ -95,7 +114,14 @@ class PipelineSpec:
                 storage.latency_s, storage.bytes_per_s, storage.distribution
             ),
             engine=config.data.pipeline,
+            check_finite=config.data.check_finite,
+            max_bad=config.data.max_bad,
         )
+
+    @property
+    def items_per_index(self) -> int:
+        """Over how many fresh items the echo's fresh index counts once."""
+        return self.batch_size if self.after == "batch" else 1
 
     def stream_seed(self, stream: int) -> int:
         """Returns the seed of ``SHUFFLE``, ``AUGMENT`` or ``STORAGE``."""

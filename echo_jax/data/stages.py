@@ -8,12 +8,17 @@ import numpy as np
 
 from echo_jax.data.storage import SimulatedStorage
 from echo_jax.echo.counts import Tags
+from echo_jax.echo.finite import is_finite
 from echo_jax.echo.keys import use_seed
+from echo_jax.echo.stores.leaves import read_only
+from echo_jax.echo.tree import tree_map
 
 __all__ = [
     "AugmentFresh",
     "BroadcastTags",
+    "DecodeFresh",
     "FinishBatch",
+    "Guarded",
     "Item",
     "Read",
     "RecordSource",
@@ -49,6 +54,38 @@ class Stages:
 
 
 @dataclass(frozen=True)
+class Guarded:
+    """Calls a stage with read-only views of its input, wherever it stands.
+
+    One that writes there would change what is used again in some orders of the echo,
+    and in others nothing; so it fails at its first item in all of them.
+
+    Attributes:
+      name: ``"decode"`` or ``"augment"``.
+      function: The stage.
+    """
+
+    name: str
+    function: Callable[..., Item]
+
+    def __call__(self, item: Any, *seed: int) -> Item:
+        """Returns what the stage makes.
+
+        Raises:
+          ValueError: It writes into its input.
+        """
+        try:
+            return self.function(tree_map(read_only, item), *seed)
+        except ValueError as error:
+            if "read-only" not in str(error):
+                raise
+            raise ValueError(
+                f"{self.name} writes into the item that it is given, which may be used "
+                f"again ({error}); have it make new arrays: x = 2 * x, not x *= 2"
+            ) from error
+
+
+@dataclass(frozen=True)
 class Read:
     """Stage one: the record of an index, after the time that a read takes."""
 
@@ -63,13 +100,25 @@ class Read:
 
 
 @dataclass(frozen=True)
+class DecodeFresh:
+    """Decoding above the echo."""
+
+    decode: Callable[[bytes], Item]
+
+    def __call__(self, stream_index: int, record: Any) -> Item:
+        """Returns the decoded item number `stream_index`."""
+        del stream_index
+        return self.decode(record)
+
+
+@dataclass(frozen=True)
 class AugmentFresh:
     """Augmentation above the echo: a fresh item is its own first use."""
 
     augment: Callable[[Item, int], Item]
     seed: int
 
-    def __call__(self, stream_index: int, item: Item) -> Item:
+    def __call__(self, stream_index: int, item: Any) -> Item:
         """Returns the augmented item number `stream_index`."""
         return self.augment(item, int(use_seed(self.seed, stream_index, 0)))
 
@@ -83,12 +132,15 @@ class FinishBatch:
       augment: If it is below the echo.
       seed: Of the augmentation.
       global_index: Turns the echo's fresh indices into those over all processes.
+      otherwise: Is called with the index of an item that is decoded here for its first
+        use, and with the item, where it is not finite; None looks at none.
     """
 
     decode: Callable[[bytes], Item] | None
     augment: Callable[[Item, int], Item] | None
     seed: int
     global_index: Callable[[Any], Any] = lambda index: index
+    otherwise: Callable[[int, Item], object] | None = None
 
     def __call__(self, uses: Sequence[tuple[Any, Tags]]) -> Item:
         """Returns the batch of these uses, with their tags in it."""
@@ -96,21 +148,21 @@ class FinishBatch:
         fresh_index = self.global_index(index)
         repeat = np.array([tags.repeat for _, tags in uses], np.int32)
         seeds = use_seed(self.seed, fresh_index, repeat).tolist()
-        items = [
-            self._finished(item, seed)
-            for (item, _), seed in zip(uses, seeds, strict=True)
-        ]
+        finished = zip(uses, fresh_index.tolist(), repeat.tolist(), seeds, strict=True)
+        items = [self._finished(item, *use) for (item, _), *use in finished]
         batch = {key: np.stack([item[key] for item in items]) for key in items[0]}
         return {**batch, "fresh_index": fresh_index, "repeat": repeat}
 
     def finish(self, item: Any, tags: Tags) -> Item:
         """Returns one example of the batch that holds this use."""
-        index = int(self.global_index(int(tags.fresh_index)))
-        seed = use_seed(self.seed, index, int(tags.repeat))
-        return self._finished(item, int(seed))
+        index, repeat = int(self.global_index(int(tags.fresh_index))), int(tags.repeat)
+        seed = use_seed(self.seed, index, repeat)
+        return self._finished(item, index, repeat, int(seed))
 
-    def _finished(self, item: Any, seed: int) -> Item:
+    def _finished(self, item: Any, index: int, repeat: int, seed: int) -> Item:
         decoded = item if self.decode is None else self.decode(item)
+        if self.otherwise and not repeat and not is_finite(decoded):
+            self.otherwise(index, decoded)
         return decoded if self.augment is None else self.augment(decoded, seed)
 
 

@@ -20,12 +20,14 @@ import grain
 import numpy as np
 import tensorflow as tf
 
+from echo_jax.data.check_finite import TakeNote
 from echo_jax.data.fresh import below_echo, fresh_items
 from echo_jax.data.grain_pipeline import echoed_batches
 from echo_jax.data.pipeline_spec import PipelineSpec
 from echo_jax.data.stages import BroadcastTags, Item, Stages
 from echo_jax.data.timed import TimedFresh, WithFreshTime
 from echo_jax.echo.adapters import tfdata
+from echo_jax.echo.bad_items import BadItems
 from echo_jax.echo.counts import Tags
 from echo_jax.echo.instrument.fresh_time import FreshTime
 from echo_jax.echo.plans.fixed import FixedPlan
@@ -51,7 +53,7 @@ def tfdata_batches(
         in_batches = pipeline.after == "batch"
         fresh = _fresh(stages, pipeline, shard, in_batches=in_batches)
         batches = echoed_batches(fresh, stages, pipeline, spec, shard)
-        return WithFreshTime(batches, fresh.fresh_time)
+        return WithFreshTime(batches, fresh.fresh_time, fresh.bad_items)
     if pipeline.after == "batch":
         in_graph = replace(spec, batch_size=1)
     else:
@@ -74,13 +76,18 @@ def _fresh(
     per_batch = 1 if in_batches else shard.rows(pipeline.batch_size)
     # In threads, in the queue, and between both and at its end.
     held = pipeline.threads + pipeline.prefetch + 2
-    return TimedFresh(fresh, FreshTime(elements_per_batch=per_batch, held=held))
+    fresh_time = FreshTime(elements_per_batch=per_batch, held=held)
+    return TimedFresh(fresh, fresh_time, fresh.bad_items)
 
 
 class TfdataBatches(grain.IterDataset):
     """Batches out of a tf.data graph, with the face of a dataset of Grain.
 
     So the trainer reads it as it reads Grain's; nothing of Grain runs but its shuffle.
+
+    Attributes:
+      spec: The echo in the graph.
+      bad_items: See `echo_jax.workloads.base.Workload`.
     """
 
     def __init__(
@@ -112,7 +119,9 @@ class TfdataBatches(grain.IterDataset):
             tfdata.echo(self.spec)  # Refuses what cannot be, here and now.
         sample = _sample(stages, pipeline)
         items = fresh_items(stages, pipeline, shard)
-        self._above = _Stage(lambda index: items[int(index)], sample)
+        self.bad_items = BadItems(pipeline.items_per_index)
+        take_note = TakeNote(self.bad_items)
+        self._above = _Stage(lambda index: take_note(items[int(index)]), sample)
         self._global_index: Callable[[Any], Any] = lambda index: index
         if not self._of_batches:
             self._global_index = partial(shard.global_index, rows=self._rows)

@@ -1,9 +1,10 @@
-"""What a training run sees of the speed of the stages above its echo."""
+"""What a training run sees of the stages above its echo: their speed, and bad items."""
 
 from typing import Any
 
 import grain
 
+from echo_jax.echo.bad_items import BadItems
 from echo_jax.echo.instrument.fresh_time import FreshTime
 
 __all__ = ["TimedFresh", "WithFreshTime"]
@@ -14,12 +15,15 @@ class WithFreshTime(grain.IterDataset):
 
     Attributes:
       fresh_time: How long they take; see `echo_jax.workloads.base.Workload`.
+      bad_items: Which were bad, and not used; see there.
     """
 
-    def __init__(self, parent: grain.IterDataset, fresh_time: FreshTime):
+    def __init__(
+        self, parent: grain.IterDataset, fresh_time: FreshTime, bad_items: BadItems
+    ):
         """Takes a dataset, and what is known of a stage of it."""
         super().__init__(parent)
-        self.fresh_time = fresh_time
+        self.fresh_time, self.bad_items = fresh_time, bad_items
 
     def __iter__(self) -> grain.DatasetIterator:
         return self._parent.__iter__()

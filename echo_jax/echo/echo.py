@@ -13,7 +13,8 @@ from echo_jax.echo.plans.base import Use
 from echo_jax.echo.reader import Reader
 from echo_jax.echo.spec import AnySpec
 from echo_jax.echo.stores.host import ItemStore, RingStore
-from echo_jax.echo.tree import tree_concatenate
+from echo_jax.echo.stores.leaves import read_only
+from echo_jax.echo.tree import tree_concatenate, tree_map
 
 __all__ = ["EchoIterator", "echo"]
 
@@ -116,7 +117,8 @@ class EchoIterator(Iterator[Any]):
         self._turn.consistent = False
         index = self._plan.pass_on()  # pyright: ignore
         self._reader.settle(1)
-        return values[0], (index, 0)
+        # As read-only as the items of any other factor: what writes is found at once.
+        return tree_map(read_only, values[0]), (index, 0)
 
     def _next_use(self) -> tuple[Any, tuple[int, int]] | None:
         run, at, turn = self._run, self._emitted, self._turn
@@ -222,7 +224,9 @@ def echo(
     read again on a restore.
 
     Items are handed out as read-only views of one private copy, batches as arrays
-    of their own: no two uses ever share memory that can be written.
+    of their own: no two uses ever share memory that can be written. At factor 1 they
+    are read-only views of the upstream's: what writes into an item fails with every
+    spec.
 
     Args:
       iterable: Yields pytrees of dicts, lists and tuples with array leaves, and

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from echo_jax.config import Config
+from echo_jax.echo.bad_items import BadItem
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.device import DeviceFeed, EchoBuffer, StepInput, largest_buffer
 from echo_jax.echo.keys import use_seed
@@ -162,6 +163,7 @@ class DeviceEchoFeed:
     Attributes:
       batching: See `feed.Feed`.
       num_lanes: See `feed.Feed`.
+      skipped: See `feed.Feed`.
     """
 
     def __init__(
@@ -227,6 +229,7 @@ class DeviceEchoFeed:
         )
         self.batching = DeviceBatching(buffer, augment)
         self._held: dict[int, StepInput] = {}
+        self.skipped: list[BadItem] = []
 
     @property
     def arrays(self) -> Any:
@@ -260,6 +263,8 @@ class DeviceEchoFeed:
         inputs = self._feed.next(num_updates)
         if inputs is None or inputs.repeat.shape[1] < self._batch_rows:
             return None
+        assert self._feed.tags is not None
+        self.skipped = self._batches.take_bad(*self._feed.tags)
         return inputs
 
     def hold(self, num_updates: int) -> StepInput:

@@ -58,9 +58,10 @@ _RENAMED = {
     "echo.load.of": "echo.load.quantity",
 }
 
-# Where a run is carried out, and who looks at it, is no part of what it is.
+# Where a run is carried out, and who looks at it, is no part of what it is; nor is what
+# ends it.
 _NO_PART = {"distributed", "profile"}
-_NO_PART_OF_DATA = {"timeout_s"}
+_NO_PART_OF_DATA = {"timeout_s", "check_finite", "max_bad"}
 
 
 def describe_environment(metadata: Mapping[str, Any]) -> dict[str, Any]:

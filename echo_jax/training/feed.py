@@ -18,6 +18,7 @@ import numpy as np
 from grain import IterDataset
 from jax.sharding import Mesh, NamedSharding
 
+from echo_jax.echo.bad_items import BadItem, BadItems
 from echo_jax.echo.decision_log import DecisionLog, log_of
 from echo_jax.echo.instrument.fresh_time import UNSEEN, bounds_of_all
 from echo_jax.echo.shard import SINGLE, DataShard
@@ -102,6 +103,8 @@ class Feed(Protocol):
         of those that this process makes. Empty if there was nothing to decide.
       t_up_bounds: Seconds that a fresh batch takes the pipeline up to the echo, at
         least and at most, as seen so far.
+      skipped: The bad items in whose places others were used, for the first time, in
+        what `take` gave last.
     """
 
     arrays: Any
@@ -119,6 +122,11 @@ class Feed(Protocol):
 
     @property
     def t_up_bounds(self) -> tuple[float, float]:
+        """See the class."""
+        ...
+
+    @property
+    def skipped(self) -> Sequence[BadItem]:
         """See the class."""
         ...
 
@@ -175,6 +183,8 @@ class JoinedBatches(Iterator[Batch]):
         """
         self._iterators = [iter(dataset) for dataset in datasets]
         self._fresh_times = [getattr(each, "fresh_time", None) for each in datasets]
+        none = BadItems()
+        self._bad_items = [getattr(each, "bad_items", none) for each in datasets]
 
     @property
     def t_up_bounds(self) -> tuple[float, float]:
@@ -182,6 +192,11 @@ class JoinedBatches(Iterator[Batch]):
         return bounds_of_all(
             [each.bounds() if each else UNSEEN for each in self._fresh_times]
         )
+
+    def take_bad(self, fresh_index: np.ndarray, repeat: np.ndarray) -> list[BadItem]:
+        """Does what `echo_jax.echo.bad_items.BadItems.take` does, for all shards."""
+        found = [each.take(fresh_index, repeat) for each in self._bad_items]
+        return [*itertools.chain(*found)]
 
     def __next__(self) -> Batch:
         """Returns the next batch; that of a single shard is not copied."""
@@ -271,6 +286,7 @@ class HostFeed:
       batching: See `Feed`.
       arrays: None are kept: ``()``.
       num_lanes: 0.
+      skipped: See `Feed`.
     """
 
     num_lanes = 0
@@ -296,11 +312,16 @@ class HostFeed:
         self.arrays = ()
         self._batches = batches
         self._sample = sample
+        self.skipped: list[BadItem] = []
 
     def take(self, num_updates: int) -> HostInput | None:
         """See `Feed`."""
         batches = list(itertools.islice(self._batches, num_updates))
-        return HostInput.of(batches) if len(batches) == num_updates else None
+        if len(batches) < num_updates:
+            return None
+        tags = ([b[name] for b in batches] for name in ("fresh_index", "repeat"))
+        self.skipped = self._batches.take_bad(*map(_stack, tags))
+        return HostInput.of(batches)
 
     @property
     def logs(self) -> dict[int, DecisionLog]:
@@ -348,10 +369,12 @@ class HeldFeed:
       num_lanes: The other feed's.
       logs: Empty: nothing is decided.
       t_up_bounds: Those of what is not seen: nothing is read.
+      skipped: Nothing.
     """
 
     logs: Mapping[int, DecisionLog] = MappingProxyType({})
     t_up_bounds = UNSEEN
+    skipped = ()
 
     def __init__(self, feed: Feed):
         """Takes over a feed."""

@@ -21,6 +21,7 @@ class Totals:
       updates: Optimizer steps.
       fresh: Examples used for the first time.
       repeats: Examples used again.
+      skipped: Fresh examples that were bad, and in whose places others were used.
       busy_s: Seconds in which the devices worked, see `DeviceTime`; up to when the
         counts were last put beside the time.
     """
@@ -28,6 +29,7 @@ class Totals:
     updates: int = 0
     fresh: int = 0
     repeats: int = 0
+    skipped: int = 0
     busy_s: float = 0.0
 
     def after(self, repeat: np.ndarray) -> "Totals":
@@ -54,7 +56,9 @@ class Totals:
           before: The fields of every process' totals then; none at the start.
         """
         totals = cls.of_all([cls(**each) for each in before])
-        return totals if is_main_process() else replace(totals, fresh=0, repeats=0)
+        if is_main_process():
+            return totals
+        return replace(totals, **dict.fromkeys(_COUNTED, 0))
 
     @classmethod
     def of_all(cls, totals: Sequence["Totals"]) -> "Totals":
@@ -74,14 +78,14 @@ class Totals:
         return replace(totals[0], busy_s=busy_s, **counts)
 
     def counts(self) -> dict[str, int]:
-        """Returns ``updates``, ``fresh`` and ``repeats``."""
+        """Returns ``updates``, ``fresh``, ``repeats`` and ``skipped``."""
         counts = asdict(self)
         del counts["busy_s"]
         return counts
 
 
 # What a process counts of its own rows.
-_COUNTED = ("fresh", "repeats")
+_COUNTED = ("fresh", "repeats", "skipped")
 
 
 def gather_totals(

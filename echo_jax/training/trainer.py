@@ -30,6 +30,7 @@ from rich.console import Console
 
 from echo_jax.config import Config
 from echo_jax.config_check import check_config
+from echo_jax.echo.finite import BadItemError
 from echo_jax.echo.instrument.fresh_time import bounds_of_all, within
 from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT
 from echo_jax.folders import RunPath, run_folder
@@ -600,6 +601,7 @@ class Trainer:
         it: where totals are gathered, before anything is logged or saved.
 
         Raises:
+          BadItemError: More fresh items are bad than may be skipped.
           ValueError: The data ended.
         """
         num_updates = self.decided.dispatch.group(
@@ -614,11 +616,21 @@ class Trainer:
             with self.clock.phase("wait"), waiting:
                 inputs = self.feed.take(num_updates)
             if inputs is not None:
+                self._count_skipped()
                 return inputs
             self._ended_after = self.totals.updates
         if jax.process_count() == 1:
             self._totals_of_each()  # Raises: there is nobody to wait for.
         return self.feed.hold(num_updates)
+
+    def _count_skipped(self) -> None:
+        """Counts the bad items that the input leaves out, before it is used."""
+        most = self.config.data.max_bad
+        for bad in self.feed.skipped:
+            count = self.totals.skipped + 1
+            self.totals = replace(self.totals, skipped=count)
+            self.progress.note(f"skips {bad}; {count} of {most} that may be skipped")
+            _check_skipped(count, most, f"; the last is {bad}")
 
     def dispatch(self, inputs: Input) -> None:
         """Starts the updates of an input.
@@ -713,4 +725,15 @@ class Trainer:
         """
         busy_s = self._busy_before_s + self.device_time.seconds()
         own = replace(totals or self.totals, busy_s=busy_s)
-        return gather_totals(own, self._workload, ended_after=self._ended_after)
+        each = gather_totals(own, self._workload, ended_after=self._ended_after)
+        _check_skipped(Totals.of_all(each).skipped, self.config.data.max_bad)
+        return each
+
+
+def _check_skipped(count: int, most: int, last: str = "") -> None:
+    # With 0 none is skipped: the first one fails where it is read.
+    if 0 < most < count:
+        raise BadItemError(
+            f"{count} fresh items are bad, more than data.max_bad={most}{last}; mend "
+            f"their records, or skip more with --config.data.max_bad={10 * most}"
+        )

@@ -169,7 +169,8 @@ class Workload:
       fresh_dataset: Makes the pipeline of an echo on the devices: batches of fresh
         items, up to the stage that the echo follows, without tags. Datasets of both
         may have a ``fresh_time``, an `echo_jax.echo.instrument.fresh_time.FreshTime`
-        by which their echo times what is fresh.
+        by which their echo times what is fresh, and ``bad_items``, an
+        `echo_jax.echo.bad_items.BadItems` of fresh items that others are used for.
       eval_batches: Makes one pass over the evaluation split: batches of one
         constant size, the last one padded, with ``"mask"``.
       evaluator: Makes what judges one pass over the evaluation split, in addition to

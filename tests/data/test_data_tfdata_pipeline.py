@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_data_check_finite import make as make_bad
 
 from echo_jax.config import load_config
 from echo_jax.config_check import check_config
@@ -25,13 +26,14 @@ from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
 from echo_jax.data.shapes import ShapeRecords, augment_shape, decode_shape
 from echo_jax.data.stages import Stages
 from echo_jax.data.storage import SimulatedStorage
+from echo_jax.echo.finite import BadItemError
 from echo_jax.echo.load_schedule import LoadSchedule
 from echo_jax.echo.spec import AdaptiveSpec, EchoSpec, StochasticSpec
 from echo_jax.json_files import read_line
 from echo_jax.runs import Interrupted, run_train
 from echo_jax.training.run_log import RunLog
 
-BATCH_SIZE = 4
+BATCH_SIZE, TAGS = 4, ("fresh_index", "repeat")
 ENGINES = ("grain", "tfdata")
 PLACEMENTS = ("read", "decode", "augment", "batch")
 ORDERS = {
@@ -86,6 +88,37 @@ def test_without_augmentation_too(after):
     spec = ORDERS["consecutive"]
     both = [take(dataset(engine, spec, after, stages), 8) for engine in ENGINES]
     assert_equal(*both)
+
+
+@pytest.mark.parametrize("order", ["spread", "adaptive"])
+@pytest.mark.parametrize("after", PLACEMENTS[1:])
+def test_both_use_the_same_items_in_the_places_of_bad_ones(after, order):
+    found = [used_of(engine, ORDERS[order], after) for engine in ENGINES]
+    batches, bad = zip(*found, strict=True)
+    assert_equal(*batches)
+    assert bad[0] == bad[1] != []
+
+
+def used_of(engine, spec, after):
+    source = make_bad(after, spec, engine=engine)
+    batches = take(source, 24)
+    tags = (np.concatenate([b[tag] for b in batches]) for tag in TAGS)
+    return batches, source.bad_items.take(*tags)
+
+
+@pytest.mark.parametrize("after", PLACEMENTS)
+@pytest.mark.parametrize("order", ["identity", "spread", "stochastic"])
+def test_what_is_bad_and_what_writes_into_its_input_is_an_error(after, order):
+    with pytest.raises(BadItemError, match=r"^fresh item \d+ \(record"):
+        take(make_bad(after, ORDERS[order], engine="tfdata", max_bad=0), 24)
+    stages = replace(STAGES, augment=writes)
+    with pytest.raises(ValueError, match=r"^augment writes into .*read-only"):
+        take(dataset("tfdata", ORDERS[order], after, stages), 1)
+
+
+def writes(item, seed):
+    item["image"] //= 2
+    return item
 
 
 def test_how_long_fresh_items_take_is_seen_outside_of_a_graph_alone():

@@ -1,0 +1,188 @@
+"""Items that are not finite: found where they enter, before their first use.
+
+One NaN makes the loss of every batch that it is in NaN, and an echo would repeat it.
+"""
+
+import functools
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from echo_jax.echo.source import is_resumable
+from echo_jax.echo.tree import flatten
+
+__all__ = [
+    "BadItemError",
+    "FiniteIterator",
+    "check_finite",
+    "is_finite",
+    "what_is_bad",
+]
+
+# Kinds of dtypes that hold no floats: integers, booleans, text.
+_EXACT = "iubSU"
+_STATE_KEYS = {"skipped", "taken", "upstream"}
+
+
+class BadItemError(ValueError):
+    """An item holds NaN or infinity, and no more of them may be skipped."""
+
+
+def is_finite(tree: Any) -> bool:
+    """Whether all floating-point numbers of an item are finite; looks at no others.
+
+    Example:
+      >>> is_finite({"x": np.array([1.0, np.inf]), "label": 3})
+      False
+    """
+    kind = type(tree)
+    # The common kinds first: every fresh item is looked at.
+    if kind is dict:
+        for part in tree.values():
+            if type(part) is np.ndarray and part.dtype.kind in _EXACT:
+                continue
+            if not is_finite(part):
+                return False
+        return True
+    if kind is np.ndarray or isinstance(tree, np.generic):
+        dtype = tree.dtype
+        if dtype.kind in _EXACT or not _is_floating(dtype):
+            return True
+        return bool(np.isfinite(tree).all())
+    if kind is list or kind is tuple:
+        return all(map(is_finite, tree))
+    if kind is float:
+        return math.isfinite(tree)
+    if kind is int or kind is bytes or kind is str:
+        return True
+    return not any(_counted(leaf) for _, leaf in flatten(tree))
+
+
+def what_is_bad(tree: Any) -> str:
+    """Says which leaves of an item are not finite, and how much of them.
+
+    Example:
+      >>> what_is_bad({"x": np.array([1.0, np.nan, np.inf])})
+      "item['x'] holds 1 NaN and 1 infinity in 3 values"
+    """
+    said = []
+    for path, leaf in flatten(tree):
+        counted = _counted(leaf)
+        if counted is None:
+            continue
+        nans, infinities, size = counted
+        kinds = [f"{nans} NaN"] if nans else []
+        if infinities:
+            kinds.append(f"{infinities} infinit{'y' if infinities == 1 else 'ies'}")
+        said.append(f"item{path} holds {' and '.join(kinds)} in {size} values")
+    return ", ".join(said)
+
+
+def _counted(leaf: Any) -> tuple[int, int, int] | None:
+    """Returns NaNs, infinities and values of a leaf; None if all are finite."""
+    if not isinstance(leaf, float | complex | np.generic) and not hasattr(
+        leaf, "__array__"
+    ):
+        return None
+    array = np.asarray(leaf)
+    if not _is_floating(array.dtype) or np.isfinite(array).all():
+        return None
+    nans = int(np.isnan(array).sum())
+    return nans, int((~np.isfinite(array)).sum()) - nans, array.size
+
+
+@functools.lru_cache(maxsize=64)
+def _is_floating(dtype: np.dtype[Any]) -> bool:
+    if dtype.kind in "fc":
+        return True
+    if dtype.kind != "V" or dtype.fields is not None:
+        return False
+    # bfloat16 and its kin are no kind of NumPy's own.
+    try:
+        np.isfinite(np.zeros((), dtype))
+    except TypeError:
+        return False
+    return True
+
+
+class FiniteIterator(Iterator[Any]):
+    """The iterator that `check_finite` returns.
+
+    Attributes:
+      taken: Items taken from the upstream, skipped ones included.
+      skipped: Items that were not finite.
+    """
+
+    def __init__(self, iterator: Iterator[Any], max_bad: int):
+        """See `check_finite`."""
+        self.taken = self.skipped = 0
+        self._iterator: Any = iterator
+        self._max_bad = max_bad
+        if is_resumable(iterator):
+            self.get_state, self.set_state = self._get_state, self._set_state
+
+    def __next__(self) -> Any:
+        """Returns the next finite item.
+
+        Raises:
+          BadItemError: It is not finite, and as many as may be were skipped. The item
+            is counted, and the next call goes on behind it.
+        """
+        while True:
+            item = next(self._iterator)
+            self.taken += 1
+            if is_finite(item):
+                return item
+            self.skipped += 1
+            if self.skipped > self._max_bad:
+                raise BadItemError(
+                    f"item {self.taken - 1} is not finite: {what_is_bad(item)}; mend "
+                    "it, or skip such items with check_finite(iterable, max_bad="
+                    f"{self.skipped}) or more"
+                )
+
+    def _get_state(self) -> dict[str, Any]:
+        upstream = self._iterator.get_state()
+        return {"skipped": self.skipped, "taken": self.taken, "upstream": upstream}
+
+    def _set_state(self, state: dict[str, Any]) -> None:
+        if set(state) != _STATE_KEYS:
+            raise ValueError(
+                f"a state with the keys {sorted(state)} is none of check_finite, which "
+                f"has {sorted(_STATE_KEYS)}; go to a state that it gave"
+            )
+        self._iterator.set_state(state["upstream"])
+        self.skipped, self.taken = state["skipped"], state["taken"]
+
+
+def check_finite(iterable: Iterable[Any], *, max_bad: int = 0) -> FiniteIterator:
+    """Lets only items through that are finite: to be put before an echo.
+
+    Floating-point leaves alone are looked at, of any precision; integers cost nothing.
+    In front of an echo that reads ahead, ``echo(check_finite(items), spec,
+    prefetch=2)``, the thread that reads does it. The trainer checks its own pipelines:
+    see ``config.data.check_finite``.
+
+    Args:
+      iterable: Yields pytrees. With ``get_state`` and ``set_state`` on its iterator
+        the result has them too.
+      max_bad: How many items that are not finite are skipped; the next one is an
+        error.
+
+    Returns:
+      An iterator of the finite items, with ``taken`` and ``skipped``.
+
+    Raises:
+      ValueError: ``max_bad`` is negative.
+
+    Example:
+      >>> from echo_jax import EchoSpec, echo
+      >>> items = check_finite([1.0, float("nan"), 2.0], max_bad=1)
+      >>> list(echo(items, EchoSpec(2))), items.skipped
+      ([1.0, 1.0, 2.0, 2.0], 1)
+    """
+    if max_bad < 0:
+        raise ValueError(f"max_bad={max_bad} is negative; use 0 to skip none")
+    return FiniteIterator(iter(iterable), max_bad)

@@ -1,0 +1,144 @@
+"""Runs over data with NaN in them: nothing of these is used, and they are counted."""
+
+import io
+from contextlib import closing
+
+import numpy as np
+import pytest
+from rich.console import Console
+from test_training_resume import exact, rows_of
+from tiny_workload import NUM_EXAMPLES, Regression, example, tiny_config
+
+from echo_jax.config_check import check_config
+from echo_jax.data.stages import Stages
+from echo_jax.echo.finite import BadItemError
+from echo_jax.echo.spec import EchoSpec
+from echo_jax.failures import sentence
+from echo_jax.training import NonFiniteLossError, train
+from echo_jax.workloads.assembly import make_workload
+
+BAD = {7, 21, 30}
+WAYS = {
+    "decode": {"echo__after": "decode", "echo__order": "spread"},
+    "augment": {"echo__after": "augment"},
+    "batch": {"echo__after": "batch"},
+    "stochastic": {
+        "echo__after": "decode",
+        "echo__mode": "stochastic",
+        "echo__load__start": 0.5,
+        "echo__load__end": 0.5,
+    },
+    "device": {"echo__after": "decode", "echo__where": "device"},
+    "device-augment": {"echo__after": "augment", "echo__where": "device"},
+}
+
+
+class Records:
+    def __len__(self):
+        return NUM_EXAMPLES
+
+    def __getitem__(self, index):
+        return index.to_bytes(2, "big")
+
+
+def decode(record):
+    index = int.from_bytes(record, "big")
+    item = example(index)
+    if index in BAD:
+        item["x"][1] = np.nan
+    return {"x": item["x"], "y": np.float32(item["y"])}
+
+
+def shift(item, seed):
+    return {**item, "y": item["y"] + np.float32(seed % 3)}
+
+
+def config_of(**fields):
+    fields = {"echo__factor": 1.5, "echo__buffer": 32, "data__max_bad": 9, **fields}
+    if fields.get("echo__mode") == "stochastic":
+        fields["echo__factor"] = 1.0
+    config = tiny_config(**fields)
+    check_config(config)
+    return config
+
+
+def workload_of(config):
+    return make_workload(
+        config,
+        task=Regression(),
+        metric="loss",
+        mode="min",
+        stages=Stages(Records(), decode, shift),
+        eval_batches=lambda **_: [
+            {"x": np.zeros((8, 4), np.float32), "y": np.ones(8), "mask": np.ones(8)}
+        ],
+        data_metadata={"synthetic": True},
+        augment_on_device=lambda batch, keys: batch,
+    )
+
+
+def run(workdir, console=None, **fields):
+    config = config_of(**fields)
+    return train(config, workload_of(config), workdir, console=console)
+
+
+def bad_places():
+    """The places in the stream that have a bad item; the same for every echo."""
+    config = config_of(data__max_bad=0, data__check_finite=False, echo__after="decode")
+    batches = workload_of(config).train_dataset(EchoSpec())
+    with closing(iter(batches)) as iterator:
+        x = np.concatenate([next(iterator)["x"] for _ in range(24)])
+    return np.flatnonzero(np.isnan(x).any(axis=1))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_bad_item_is_not_used_and_counted_also_by_a_resumed_run(tmp_path, way):
+    whole = run(tmp_path / "whole", **WAYS[way])
+    assert 0 < whole["skipped"] == (bad_places() < whole["fresh"]).sum()
+    rows = rows_of(tmp_path / "whole")
+    assert [row["skipped"] for row in rows] == [
+        (bad_places() < row["fresh"]).sum() for row in rows
+    ]
+    # Where it stops, items in use are read again, and some of them are bad.
+    for updates in (5, 12):
+        parts = run(tmp_path / "parts", updates=updates, **WAYS[way])
+    for name in ("params_sha256", "fresh", "repeats", "skipped"):
+        assert parts[name] == whole[name]
+    found = [exact(row) for row in rows_of(tmp_path / "parts")]
+    assert found[-1] == exact(rows[-1])
+
+
+@pytest.mark.parametrize("way", ["decode", "batch", "device"])
+def test_one_more_than_may_be_skipped_ends_the_run_before_it_is_used(tmp_path, way):
+    text = io.StringIO()
+    first, second = bad_places()[:2]
+    said = r"^2 fresh items are bad, more than data.max_bad=1; the last is fresh item "
+    with pytest.raises(BadItemError, match=rf"{said}{second} \(record \d+\)"):
+        run(tmp_path, Console(file=text, width=200), data__max_bad=1, **WAYS[way])
+    assert f"skips fresh item {first} (record " in text.getvalue()
+    assert "1 of 1 that may be skipped" in text.getvalue()
+    # What is typed then goes on, from the last checkpoint or the start.
+    assert run(tmp_path, data__max_bad=9, **WAYS[way])["skipped"] >= 2
+
+
+@pytest.mark.parametrize("way", [*WAYS, "read"])
+def test_by_default_the_first_ends_the_run_with_its_index(tmp_path, way):
+    fields = WAYS.get(way, {"echo__after": "read"})
+    with pytest.raises(BadItemError) as caught:
+        run(tmp_path, data__max_bad=0, **fields)
+    line = sentence(caught.value)
+    assert line.startswith(f"fresh item {bad_places()[0]} (record ")
+    assert "item['x'] holds 1 NaN in 4 values" in line and "\n" not in line
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_left_out_the_loss_shows_it(tmp_path):
+    with pytest.raises(NonFiniteLossError):
+        run(tmp_path, data__max_bad=0, data__check_finite=False, **WAYS["batch"])
+
+
+def test_a_limit_that_cannot_be_kept_is_refused():
+    with pytest.raises(ValueError, match=r"^config.data.max_bad=9 has no items"):
+        config_of(echo__after="read")
+    with pytest.raises(ValueError, match=r"^config.data.max_bad=9 needs --config"):
+        config_of(data__check_finite=False)
