@@ -42,6 +42,13 @@ def test_a_tree_is_finite_if_all_its_floats_are(data):
     assert (what_is_bad(tree) == "") is fine
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_every_floating_type_is_looked_at(dtype):
+    for value in (math.nan, math.inf, -math.inf):
+        leaf = np.array([1, value, 2]).astype(jnp.dtype(dtype))
+        assert is_finite(leaf[:1]) and not is_finite(leaf) and not is_finite(leaf[1])
+
+
 def test_what_is_bad_is_said_with_its_path_and_counts():
     item = {"x": np.array([[np.nan, 1], [np.inf, np.nan]]), "y": [1.0, -math.inf]}
     assert what_is_bad(item) == (
