@@ -1,0 +1,248 @@
+"""F1 to F3: runs that are killed, stopped, or find the disk full, and go on."""
+
+import dataclasses
+import os
+import random
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+from benchmarks.faults.campaign import Bench, Fault, Outcome, Verdict, held
+from benchmarks.faults.files import write_images
+from benchmarks.faults.processes import Ended, command, killed, started, wait
+from benchmarks.faults.runs import (
+    ADAPTIVE,
+    DEVICE,
+    GRAIN,
+    HOST,
+    STOCHASTIC,
+    Recipe,
+    Whole,
+    final_state,
+    last_saved,
+    made_by,
+    same_end,
+    source_of,
+    study_argv,
+    trained,
+    unbroken,
+)
+
+__all__ = ["F1", "F2", "F3", "failed"]
+
+_LIMIT_S = 300.0
+_GRACE_S = 60.0
+_MAX_KILLS = 3
+_MAX_SMALL_WRITES = 20
+_RESERVE = 1.2  # of an unbroken run's time, within which a moment is drawn
+
+
+def failed(ended: Ended, what: str, status: int = 0) -> Outcome | None:
+    """Returns how a command failed that should not have; None if it did not.
+
+    Args:
+      ended: It.
+      what: Was done to it.
+      status: That it should end with.
+    """
+    if unsaid := ended.unsaid():
+        return Outcome(Verdict.TRACEBACK, f"{what}: {unsaid}")
+    if ended.status != status:
+        return Outcome(Verdict.WRONG, f"{what}: exit {ended.status}: {ended.line}")
+    return None
+
+
+def _kill_once(argv: list[str], log: Path, whole: Whole, rng: random.Random) -> str:
+    """Starts a command and kills it at a moment; says at which.
+
+    It is that of a write, counted, so that nothing between two of them is left out,
+    or any other. A command may have ended before.
+    """
+    if rng.random() < 0.5:
+        at = rng.randint(1, max(1, whole.writes))
+        command(argv, log, _LIMIT_S, die_at=at)
+        return f"before write {at}"
+    moment = rng.uniform(0.0, _RESERVE * whole.seconds)
+    process = started(argv, log)
+    try:
+        process.join(moment)
+    finally:
+        killed(process)
+    return f"after {moment:.2f} s"
+
+
+def _resumed(
+    argv: list[str], folder: Path, whole: Whole, rng: random.Random
+) -> tuple[Ended, str]:
+    """Kills a command a few times, and lets it end; says when it was killed."""
+    log = folder.with_name(f"{folder.name}.log")
+    kills = [
+        _kill_once(argv, log, whole, rng) for _ in range(rng.randint(1, _MAX_KILLS))
+    ]
+    return command(argv, log, _LIMIT_S), f"killed {', '.join(kills)}"
+
+
+def kill_run(recipe: Recipe, rng: random.Random, bench: Bench) -> Outcome:
+    """Kills a run, and compares its end with that of one nobody has killed."""
+    whole = unbroken(bench, recipe)
+    folder, other = bench.folder / "run", whole.folder
+    argv = recipe.argv(source_of(bench), folder)
+    ended, what = _resumed(argv, folder, whole, rng)
+    if outcome := failed(ended, what):
+        return outcome
+    if recipe is ADAPTIVE:
+        # What it decides depends on time: a run that replays its log is the whole one.
+        other = bench.folder / "replayed"
+        replay = {"echo__replay": str(folder / "tape.json")}
+        ended = trained(bench, recipe, other, more=replay)
+        if outcome := failed(ended, f"{what}, replayed"):
+            return outcome
+    if not same_end(folder, other):
+        return Outcome(Verdict.WRONG, f"{what}: another end than unbroken")
+    return held(what)
+
+
+def kill_prepare(rng: random.Random, bench: Bench) -> Outcome:
+    """Kills a preparation: goes on to the same files, byte for byte."""
+    source = bench.once("images", lambda folder: write_images(folder / "photos", 60))
+
+    def argv_of(out: Path) -> list[str]:
+        options = ["--holdout", "0.2", "--shard-mb", "0.002", "--out", str(out)]
+        return ["prepare", "images", str(source), *options]
+
+    whole = bench.once("prepared", partial(made_by, argv_of))
+    folder = bench.folder / "out"
+    ended, what = _resumed(argv_of(folder), folder, whole, rng)
+    if outcome := failed(ended, what):
+        return outcome
+    if _contents(folder) != _contents(whole.folder):
+        return Outcome(Verdict.WRONG, f"{what}: other files than unbroken")
+    return held(what)
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def kill_study(rng: random.Random, bench: Bench) -> Outcome:
+    """Kills a study of two arms: each ends as it does in an unbroken one."""
+    argv_of = partial(study_argv, source_of(bench))
+    whole = bench.once("study", partial(made_by, argv_of))
+    folder = bench.folder / "study"
+    ended, what = _resumed(argv_of(folder), folder, whole, rng)
+    if outcome := failed(ended, what):
+        return outcome
+    for arm in ("baseline", "spread"):
+        if not same_end(folder / arm, whole.folder / arm):
+            return Outcome(Verdict.WRONG, f"{what}: another end of {arm}")
+    if not (folder / "table.md").exists():
+        return Outcome(Verdict.WRONG, f"{what}: no table")
+    return held(what)
+
+
+def stop_run(recipe: Recipe, rng: random.Random, bench: Bench) -> Outcome:
+    """Stops a run as a pre-emption does: it saves, says so, and goes on."""
+    whole = unbroken(bench, recipe)
+    folder, log = bench.folder / "run", bench.folder / "run.log"
+    # So long that the signal comes before its end.
+    longer = dataclasses.replace(recipe, updates=100_000)
+    process = started(longer.argv(source_of(bench), folder), log)
+    try:
+        while not log.with_suffix(".begun").exists():
+            time.sleep(0.01)
+        moment = rng.uniform(0.0, _RESERVE * whole.seconds)
+        process.join(moment)
+        signum = rng.choice((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+        what = f"{signum.name} after {moment:.2f} s"
+        os.kill(process.pid, signum)
+        ended = wait(process, log, _GRACE_S)
+    finally:
+        killed(process)
+    saved = last_saved(folder)
+    # Where the command did not look for signals yet, it had nothing to save.
+    if ended.status == -signum and saved is None:
+        return held(f"{what}, before anything")
+    if outcome := failed(ended, what, status=128 + signum):
+        return outcome
+    if saved is None:
+        return held(f"{what}: {ended.line}")
+    # It goes on from there as one that was never stopped does.
+    recipe = dataclasses.replace(recipe, updates=saved + recipe.every)
+    other = bench.folder / "whole"
+    for each in (folder, other):
+        ended = trained(bench, recipe, each)
+        if outcome := failed(ended, what):
+            return outcome
+    if final_state(folder) != final_state(other):
+        return Outcome(Verdict.WRONG, f"{what}: another end than unbroken")
+    return held(f"{what}, saved at {saved}")
+
+
+def fill_disk(recipe: Recipe, rng: random.Random, bench: Bench) -> Outcome:
+    """Lets a write find the disk full: a sentence, and the same command goes on."""
+    whole = unbroken(bench, recipe)
+    folder = bench.folder / "run"
+    number = rng.randint(1, _MAX_SMALL_WRITES)
+    ended = trained(bench, recipe, folder, fill_at=number)
+    what = f"disk full at write {number} of small files"
+    return _after_full(recipe, folder, whole, ended, what, bench)
+
+
+def limit_files(recipe: Recipe, rng: random.Random, bench: Bench) -> Outcome:
+    """Lets no file become longer than a limit, whoever writes it."""
+    whole = unbroken(bench, recipe)
+    folder = bench.folder / "run"
+    size = rng.randint(3_000, 30_000)
+    ended = trained(bench, recipe, folder, max_file_bytes=size)
+    what = f"no file of more than {size} bytes"
+    return _after_full(recipe, folder, whole, ended, what, bench)
+
+
+def _after_full(
+    recipe: Recipe, folder: Path, whole: Whole, ended: Ended, what: str, bench: Bench
+) -> Outcome:
+    if unsaid := ended.unsaid():
+        return Outcome(Verdict.TRACEBACK, f"{what}: {unsaid}")
+    what = f"{what}: {ended.line}"
+    ended = trained(bench, recipe, folder)
+    if outcome := failed(ended, what):
+        return outcome
+    if not same_end(folder, whole.folder):
+        return Outcome(Verdict.WRONG, f"{what}: then another end than unbroken")
+    return held(what)
+
+
+_RECIPES = (HOST, GRAIN, DEVICE, STOCHASTIC)
+F1 = Fault(
+    name="F1",
+    title="SIGKILL, one to three times, at any moment and before any write",
+    holds="resumed to the same parameters, optimizer, stream and rows, to the bit",
+    trials={
+        **{each.name: partial(kill_run, each) for each in (*_RECIPES, ADAPTIVE)},
+        "study": kill_study,
+        "prepare": kill_prepare,
+    },
+    limit_s=4 * _LIMIT_S,
+)
+F2 = Fault(
+    name="F2",
+    title="SIGTERM, SIGINT or SIGHUP at any moment",
+    holds=f"saved within {_GRACE_S:g} s, and resumed to the same end, to the bit",
+    trials={each.name: partial(stop_run, each) for each in _RECIPES},
+    limit_s=4 * _LIMIT_S,
+)
+F3 = Fault(
+    name="F3",
+    title="A full disk at any write, and a limit to the size of files",
+    holds="said in a sentence, and the same command goes on to the same end",
+    trials={
+        **{f"{each.name}, disk": partial(fill_disk, each) for each in (HOST, DEVICE)},
+        "host, limit": partial(limit_files, HOST),
+    },
+    limit_s=4 * _LIMIT_S,
+)

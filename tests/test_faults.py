@@ -1,0 +1,205 @@
+"""A minute's worth of every campaign of faults, and that campaigns see what fails."""
+
+import ctypes
+import dataclasses
+import json
+import random
+import time
+from collections import Counter
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.faults.__main__ import FAULTS, main
+from benchmarks.faults.campaign import (
+    Bench,
+    Fault,
+    Verdict,
+    held,
+    run_campaign,
+    run_trial,
+)
+from benchmarks.faults.damage import flip_or_cut, mutate
+from benchmarks.faults.processes import Ended, isolated
+from echo_jax import json_files
+from echo_jax.training import checkpoint
+
+# Kinds of which a trial starts commands, for seconds each.
+COMMANDS = {"F4": {"resumed run"}}
+ALL_COMMANDS = {"F1", "F2", "F3", "F11"}
+SEED = 7
+
+
+def campaign(fault, folder, trials, kinds=None):
+    """Runs trials of some kinds; returns their counts, and what failed."""
+    chosen = {k: t for k, t in fault.trials.items() if kinds is None or k in kinds}
+    fault = dataclasses.replace(fault, trials=chosen)
+    (*_, tallies) = run_campaign(fault, SEED, Bench(folder), trials=trials)
+    counts = sum((tally.counts for tally in tallies.values()), start=Counter())
+    return counts, [each for tally in tallies.values() for each in tally.failures]
+
+
+QUICK = [name for name in FAULTS if name not in ALL_COMMANDS]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_everything_holds(tmp_path, name):
+    kinds = FAULTS[name].trials.keys() - COMMANDS.get(name, set())
+    counts, failures = campaign(FAULTS[name], tmp_path, len(kinds), kinds)
+    assert not failures
+    assert counts == {Verdict.HELD: len(kinds)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (name, kind)
+        for name, fault in FAULTS.items()
+        for kind in fault.trials
+        if name in ALL_COMMANDS or kind in COMMANDS.get(name, ())
+    ],
+)
+def test_every_command_holds(tmp_path, name, kind):
+    counts, failures = campaign(FAULTS[name], tmp_path, 2, [kind])
+    assert not failures
+    assert counts == {Verdict.HELD: 2}
+
+
+# Planted: handlers that see nothing, or never end.
+
+
+def test_damage_that_nobody_looks_for_is_silent(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_files, "seal", lambda content: {**content, "crc32": "0"})
+    monkeypatch.setattr(
+        json_files,
+        "unseal",
+        lambda content: {k: v for k, v in content.items() if k != "crc32"},
+    )
+    counts, _ = campaign(FAULTS["F4"], tmp_path, 15, ["summary.json"])
+    assert counts[Verdict.SILENT] > 0
+
+
+def test_a_checkpoint_that_comes_back_otherwise_is_silent(tmp_path, monkeypatch):
+    restore = checkpoint.Checkpoints.restore_newest
+
+    def restore_otherwise(*args):
+        found = restore(*args)
+        state = jax.tree.map(lambda x: x + x.dtype.type(1), found.state)
+        return found._replace(state=state)
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "restore_newest", restore_otherwise)
+    counts, failures = campaign(FAULTS["F4"], tmp_path, 2, ["checkpoint"])
+    assert counts == {Verdict.SILENT: 2}
+    assert [each["trial"] for each in failures] == [0, 1]
+
+
+def _sleep():
+    time.sleep(1000)
+
+
+def _use_memory():
+    np.ones(10**10, np.uint8)
+
+
+def _fail():
+    raise KeyError("nobody's sentence")
+
+
+def _say():
+    raise checkpoint.DamagedCheckpointError("it is damaged")
+
+
+def _crash():
+    ctypes.string_at(0)
+
+
+@pytest.mark.parametrize(
+    ("function", "limit_s", "verdict"),
+    [
+        (_sleep, 0.5, Verdict.HUNG),
+        (_use_memory, 100, Verdict.TRACEBACK),
+        (_fail, 100, Verdict.TRACEBACK),
+        (_crash, 100, Verdict.TRACEBACK),
+        (_say, 100, Verdict.HELD),
+    ],
+)
+def test_what_a_parser_may_not_do_is_seen(function, limit_s, verdict):
+    assert isolated(function, limit_s=limit_s).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("trial", "verdict"),
+    [
+        (lambda rng, bench: time.sleep(1000), Verdict.HUNG),
+        (lambda rng, bench: _fail(), Verdict.TRACEBACK),
+        (lambda rng, bench: held(), Verdict.HELD),
+    ],
+)
+def test_a_trial_ends_in_time_and_never_the_campaign(tmp_path, trial, verdict):
+    fault = Fault("X", "planted", "never", {"a": trial}, limit_s=0.2)
+    assert run_trial(fault, 0, 0, Bench(tmp_path)).verdict is verdict
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "is_unsaid"),
+    [
+        (1, "echo-jax train: a sentence", False),
+        (1, "Traceback (most recent call last):\n  ...", True),
+        (1, "echo-jax train: unexpected KeyError; this may be a bug: run", True),
+        (-9, "", False),
+        (-11, "", True),
+    ],
+)
+def test_what_a_command_says_is_looked_at(status, output, is_unsaid):
+    assert bool(Ended(status, output, 0).unsaid()) == is_unsaid
+
+
+def test_a_trial_follows_from_seed_and_number(tmp_path):
+    drawn = []
+    trials = dict.fromkeys(
+        "ab", lambda rng, bench: drawn.append(rng.random()) or held()
+    )
+    fault = Fault("X", "planted", "never", trials)
+    for seed, number in ((0, 3), (0, 3), (1, 3), (0, 4)):
+        run_trial(fault, seed, number, Bench(tmp_path))
+    assert drawn[0] == drawn[1] and len({*drawn}) == 3
+    assert [fault.kind(number) for number in range(3)] == ["a", "b", "a"]
+
+
+def test_damage_always_changes_something():
+    for seed in range(200):
+        data, what = flip_or_cut(b"a line\nanother\n", random.Random(seed))
+        assert data != b"a line\nanother\n" and what
+        mutate(b'{"a": 12}', random.Random(seed))
+
+
+def test_the_command_counts_says_and_documents(tmp_path, capsys, monkeypatch):
+    fault = FAULTS["F4"]
+    broken = {**fault.trials, "records": lambda rng, bench: _fail()}
+    kinds = {kind: broken[kind] for kind in ("decision log", "records")}
+    monkeypatch.setitem(FAULTS, "F4", dataclasses.replace(fault, trials=kinds))
+    docs, record = tmp_path / "faults.md", tmp_path / "out.json"
+    argv = ["F4", "--seed", "5", "--trials", "4"]
+    assert main([*argv, "--json", str(record), "--docs", str(docs)]) == 1
+    said = capsys.readouterr().out
+    assert "python -m benchmarks.faults F4 --seed 5 --trial 3" in said
+    found = json.loads(record.read_text())
+    assert [each["traceback"] for each in found["campaigns"]] == [0, 2]
+    page = docs.read_text()
+    assert "| F4 | decision log | 2 | 2 | 0 | 0 | 0 | 0 | 0 |" in page
+    assert "`python -m benchmarks.faults F4 --seed 5 --trial 1`" in page
+    # It is run again as it was, and adds up with what was counted before.
+    assert main(["F4", "--seed", "5", "--trial", "3"]) == 1
+    assert main(["F4", "--seed", "5", "--trial", "2"]) == 0
+    again = [*argv, "--add", str(record), "--docs", str(docs)]
+    assert main(again) == 1
+    assert "| F4 | decision log | 4 | 4 |" in docs.read_text()
+
+
+def test_what_is_mistyped_is_said(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["F99"])
+    assert "unknown: F99; use F1, " in capsys.readouterr().err
