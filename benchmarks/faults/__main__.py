@@ -14,6 +14,7 @@ from rich.progress import Progress, TextColumn, TimeRemainingColumn
 from benchmarks.faults.aliasing import F12
 from benchmarks.faults.campaign import (
     Bench,
+    CannotBeginError,
     Fault,
     Outcome,
     Tally,
@@ -27,10 +28,10 @@ from benchmarks.faults.page import Campaign, as_json, document, read_campaign, t
 from benchmarks.faults.parsers import F6
 from benchmarks.faults.processes import prepare_environment
 from benchmarks.faults.stops import F1, F2, F3
+from benchmarks.faults.trainers import F5, F7, F8, F9, F10
 
-FAULTS: dict[str, Fault] = {
-    fault.name: fault for fault in (F1, F2, F3, F4, F6, F11, F12)
-}
+_ALL = (F1, F2, F3, F4, F5, F6, F7, F8, F9, F10, F11, F12)
+FAULTS: dict[str, Fault] = {fault.name: fault for fault in _ALL}
 _MINUTES = 60.0
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
@@ -146,6 +147,9 @@ def _run(
                 ):
                     tallies[name] = counts
         except KeyboardInterrupt:
+            return tallies, False
+        except CannotBeginError as error:
+            progress.console.print(f"cannot begin: {error}", markup=False)
             return tallies, False
     return tallies, True
 

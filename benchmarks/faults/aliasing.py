@@ -38,7 +38,7 @@ class _Items:
 
 
 def _spec(order: str, rng: random.Random) -> ej.EchoSpec:
-    buffer = 1 if order == "consecutive" else rng.randint(8, 24)
+    buffer = 1 if order == "consecutive" else rng.randint(12, 24)
     factor = rng.choice((1, 2, 2.5, 4)) if order != "spread" else rng.choice((2, 2.5))
     return ej.EchoSpec(factor, buffer, order, 4, rng.randrange(1000))
 

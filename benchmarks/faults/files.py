@@ -91,8 +91,10 @@ def _sealed_study(folder: Path) -> Path:
         file = run_folder(path.parent) / path.name
         write_json(file, read_json(file) or {})
     for path in study.rglob("*.jsonl"):
-        rows = map(read_line, path.read_bytes().splitlines())
+        rows = [*map(read_line, path.read_bytes().splitlines())]
         path.write_text("".join(map(json_line, rows)))
+        file = run_folder(path.parent) / "summary.json"
+        write_json(file, {**(read_json(file) or {}), "rows": len(rows)})
     return study
 
 
@@ -105,13 +107,16 @@ def _read_study(folder: Path) -> Any:
 def _read_rows(folder: Path) -> Any:
     """What a run that goes on takes from the rows before it, and what it says."""
     from echo_jax.folders import run_folder
-    from echo_jax.json_files import DamagedFileError
+    from echo_jax.json_files import DamagedFileError, read_json
     from echo_jax.training.runfiles import MetricsFile
 
     file = run_folder(folder / "baseline") / "metrics.jsonl"
-    read = MetricsFile(file, resumed_from=10**9, writes=False)
-    if read.damaged:
-        raise DamagedFileError(file, f"lines {read.damaged}")
+    about = read_json(run_folder(folder / "baseline") / "summary.json") or {}
+    read = MetricsFile(
+        file, resumed_from=10**9, num_rows=about.get("rows", 0), writes=False
+    )
+    if read.damaged or read.num_missing:
+        raise DamagedFileError(file, f"{read.damaged}, {read.num_missing} missing")
     return read.rows
 
 
@@ -254,7 +259,8 @@ def run_trial(rng: random.Random, bench: Bench) -> Outcome:
     # Rows that were lost are said, and the run goes on to the same state.
     if final_state(folder) != final_state(whole):
         return Outcome(Verdict.SILENT, f"{what}: another end")
-    if same_end(folder, whole) or "damaged" in ended.output:
+    words = ("damaged", "are gone")
+    if same_end(folder, whole) or any(word in ended.output for word in words):
         return held(f"{what}: the same end")
     return Outcome(Verdict.SILENT, f"{what}: other rows, and not a word")
 

@@ -4,6 +4,7 @@ They are forked from a server that has imported what takes long, and has started
 nothing: a command in one is a process of its own all the same.
 """
 
+import atexit
 import contextlib
 import functools
 import multiprocessing
@@ -193,6 +194,8 @@ def _run(
     finally:
         with contextlib.suppress(OSError):
             log.with_suffix(".writes").write_text(str(writes()))
+        # As a command of its own does, and a process of multiprocessing does not.
+        atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)

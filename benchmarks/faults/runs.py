@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.campaign import Bench, CannotBeginError
+from benchmarks.faults.campaign import Bench, CannotBeginError, Outcome, Verdict
 from benchmarks.faults.processes import Ended, command
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "STOCHASTIC",
     "Recipe",
     "Whole",
+    "failed",
     "final_state",
     "last_saved",
     "made_by",
@@ -199,6 +200,21 @@ def unbroken(bench: Bench, recipe: Recipe) -> Whole:
     """Returns a run that nobody has stopped, made once."""
     argv_of = partial(recipe.argv, source_of(bench))
     return bench.once(f"unbroken-{recipe.name}", partial(made_by, argv_of))
+
+
+def failed(ended: Ended, what: str, status: int = 0) -> Outcome | None:
+    """Returns how a command failed that should not have; None if it did not.
+
+    Args:
+      ended: It.
+      what: Was done to it.
+      status: That it should end with.
+    """
+    if unsaid := ended.unsaid():
+        return Outcome(Verdict.TRACEBACK, f"{what}: {unsaid}")
+    if ended.status != status:
+        return Outcome(Verdict.WRONG, f"{what}: exit {ended.status}: {ended.line}")
+    return None
 
 
 def rows_of(workdir: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.faults.campaign import Bench, Fault, Outcome, Verdict, held
 from benchmarks.faults.files import write_images
+from benchmarks.faults.pairs import Pair, made_by_pair
 from benchmarks.faults.processes import Ended, command, killed, started, wait
 from benchmarks.faults.runs import (
     ADAPTIVE,
@@ -19,6 +20,7 @@ from benchmarks.faults.runs import (
     STOCHASTIC,
     Recipe,
     Whole,
+    failed,
     final_state,
     last_saved,
     made_by,
@@ -29,28 +31,13 @@ from benchmarks.faults.runs import (
     unbroken,
 )
 
-__all__ = ["F1", "F2", "F3", "failed"]
+__all__ = ["F1", "F2", "F3"]
 
 _LIMIT_S = 300.0
 _GRACE_S = 60.0
 _MAX_KILLS = 3
 _MAX_SMALL_WRITES = 20
 _RESERVE = 1.2  # of an unbroken run's time, within which a moment is drawn
-
-
-def failed(ended: Ended, what: str, status: int = 0) -> Outcome | None:
-    """Returns how a command failed that should not have; None if it did not.
-
-    Args:
-      ended: It.
-      what: Was done to it.
-      status: That it should end with.
-    """
-    if unsaid := ended.unsaid():
-        return Outcome(Verdict.TRACEBACK, f"{what}: {unsaid}")
-    if ended.status != status:
-        return Outcome(Verdict.WRONG, f"{what}: exit {ended.status}: {ended.line}")
-    return None
 
 
 def _kill_once(argv: list[str], log: Path, whole: Whole, rng: random.Random) -> str:
@@ -99,6 +86,28 @@ def kill_run(recipe: Recipe, rng: random.Random, bench: Bench) -> Outcome:
         if outcome := failed(ended, f"{what}, replayed"):
             return outcome
     if not same_end(folder, other):
+        return Outcome(Verdict.WRONG, f"{what}: another end than unbroken")
+    return held(what)
+
+
+def kill_pair(rng: random.Random, bench: Bench) -> Outcome:
+    """Kills one of two processes, and soon the other, as a launcher does."""
+    whole = bench.once("pair", partial(made_by_pair, bench, HOST))
+    folder, kills = bench.folder / "run", []
+    for _ in range(rng.randint(1, 2)):
+        moment = rng.uniform(0.0, _RESERVE * whole.seconds)
+        first, after_s = rng.randrange(2), rng.uniform(0.0, 2.0)
+        with Pair(bench, HOST, folder) as pair:
+            pair.processes[first].join(moment)
+            killed(pair.processes[first])
+            pair.processes[1 - first].join(after_s)
+        kills.append(f"{first} after {moment:.2f} s")
+    what = f"killed process {', '.join(kills)}"
+    with Pair(bench, HOST, folder) as pair:
+        for ended in pair.wait(_LIMIT_S):
+            if outcome := failed(ended, what):
+                return outcome
+    if not same_end(folder, whole.folder):
         return Outcome(Verdict.WRONG, f"{what}: another end than unbroken")
     return held(what)
 
@@ -224,6 +233,7 @@ F1 = Fault(
     holds="resumed to the same parameters, optimizer, stream and rows, to the bit",
     trials={
         **{each.name: partial(kill_run, each) for each in (*_RECIPES, ADAPTIVE)},
+        "two processes": kill_pair,
         "study": kill_study,
         "prepare": kill_prepare,
     },

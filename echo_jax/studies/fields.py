@@ -16,6 +16,7 @@ SUMMARY: dict[str, Any] = {
     "fresh": _NUMBER,
     "repeats": _NUMBER,
     "updates": _NUMBER,
+    "rows?": int,
     "wall_s": _NUMBER,
     "t_down_s": _NUMBER,
     "R": _MAYBE,

@@ -141,13 +141,15 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
             f"{folder} holds no summary.json: the run is not finished; resume it "
             "with the command that started it"
         )
+    rows = _read_rows(folder / "metrics.jsonl")
     run = Run(
         name=printable(folder.name or Path.cwd().name),
         config=_read_json(folder / "config.json", fields.CONFIG) if has_config else {},
         environment=_read_json(folder / "environment.json", fields.ENVIRONMENT),
         summary=_read_json(folder / "summary.json", fields.SUMMARY),
-        evals=_read_evals(folder / "metrics.jsonl"),
+        evals=[row for row in rows if row.get("kind") == "eval"],
     )
+    _check_rows(run, len(rows), folder)
     _check_run(run, folder)
     return run
 
@@ -224,7 +226,7 @@ def _shown(value: Any) -> Any:
     return printable(value) if isinstance(value, str) else value
 
 
-def _read_evals(path: RunPath) -> list[dict[str, Any]]:
+def _read_rows(path: RunPath) -> list[dict[str, Any]]:
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
@@ -237,7 +239,17 @@ def _read_evals(path: RunPath) -> list[dict[str, Any]]:
             raise StudyError(
                 f"{path}, line {number}, is damaged: {error}; run the arm again"
             ) from None
-    return [row for row in rows if row.get("kind") == "eval"]
+    return rows
+
+
+def _check_rows(run: Run, number: int, folder: RunPath) -> None:
+    """Refuses rows that were cut off where a line ends, which no checksum tells."""
+    # A summary of an earlier version does not say.
+    if number < run.summary.get("rows", 0):
+        raise StudyError(
+            f"{folder / 'metrics.jsonl'} holds {number} rows of the "
+            f"{run.summary['rows']} that summary.json speaks of; run the arm again"
+        )
 
 
 def _check_run(run: Run, folder: RunPath) -> None:

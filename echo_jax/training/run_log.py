@@ -42,10 +42,16 @@ class RunLog:
         self._config, self._workload, self._progress = config, workload, progress
         saved = restored.update if restored else None
         self._file = MetricsFile(
-            workdir / "metrics.jsonl", resumed_from=saved, writes=is_main_process()
+            workdir / "metrics.jsonl",
+            resumed_from=saved,
+            # A checkpoint of an earlier version does not say.
+            num_rows=restored.host.get("rows", 0) if restored else 0,
+            writes=is_main_process(),
         )
         if lines := self._file.damaged:
             progress.note(f"metrics.jsonl: lines {lines} are damaged, and dropped")
+        if number := self._file.num_missing:
+            progress.note(f"metrics.jsonl: {number} rows up to update {saved} are gone")
         if restored and restored.damaged:
             damaged = sorted(restored.damaged)
             row = {"kind": "restored", "updates": saved, "damaged": damaged}

@@ -30,7 +30,8 @@ class MetricsFile:
 
     Opening it forgets what a resumed run will do again: rows after the update
     that it resumes from, and a line that a kill left half written. Other lines that
-    are not as they were written are damage: they are dropped, and counted.
+    are not as they were written are damage: they are dropped, and counted. So are rows
+    that the checkpoint saw and that are gone: a file may be cut where a line ends.
 
     A row is in the file at once. In a bucket, which cannot append, it is there
     after `flush`, and with the first row that comes half a minute after the last
@@ -40,20 +41,30 @@ class MetricsFile:
       path: The file; made if there is none.
       resumed_from: The update of the checkpoint that the run resumes from; None
         for a run from the start, which drops all rows.
+      num_rows: Rows that there were when that checkpoint was saved.
       writes: Whether this process keeps the file, or another one does.
 
     Attributes:
       rows: All rows.
       damaged: The numbers of the lines that were dropped as damaged.
+      num_missing: How many of ``num_rows`` are gone.
     """
 
-    def __init__(self, path: RunPath, *, resumed_from: int | None, writes: bool = True):
+    def __init__(
+        self,
+        path: RunPath,
+        *,
+        resumed_from: int | None,
+        num_rows: int = 0,
+        writes: bool = True,
+    ):
         self._path, self._writes = path, writes
         self._is_behind = False
         self.rows: list[dict[str, Any]] = []
         self.damaged: list[int] = []
         if resumed_from is not None:
             self.rows, self.damaged = _rows_until(path, resumed_from)
+        self.num_missing = max(0, num_rows - len(self.rows))
         if writes:
             self._write()
 

@@ -92,6 +92,7 @@ def make_summary(
         **flops.rates(updates=totals.updates, seconds=seconds["wall_s"]),
         "profile": profile,
         "params_sha256": params_sha256,
+        "rows": len(rows),
         "storage": storage,
         "simulated_storage": bool(storage["latency_s"] or storage["bytes_per_s"]),
         "finished": True,

@@ -557,6 +557,7 @@ class Trainer:
                 "dispatch": asdict(self.decided.dispatch),
                 "factor": self.decided.factor,
                 "num_lanes": self.feed.num_lanes,
+                "rows": len(self.log.rows),
             }
             self.log.flush()
             self._checkpoints.save(self.totals.updates, self.state, host)

@@ -104,6 +104,18 @@ def test_a_broken_line_is_named_by_its_number(tmp_path, make_run):
         read_run(folder)
 
 
+def test_rows_that_are_gone_are_missed(tmp_path, make_run):
+    folder = make_run(tmp_path / "arm", target=0.0, rows=6)
+    whole = read_run(folder)
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:4]))
+    with pytest.raises(StudyError, match="holds 4 rows of the 6 that summary"):
+        read_run(folder)
+    # More of them are those of a run that goes on.
+    (folder / "metrics.jsonl").write_text("".join([*lines, lines[-2]]))
+    assert read_run(folder) == whole
+
+
 def test_broken_json_is_named(tmp_path, make_run):
     folder = make_run(tmp_path / "arm")
     (folder / "summary.json").write_text("{")

@@ -67,6 +67,19 @@ def test_a_damaged_line_costs_no_other_row(tmp_path, damage):
     assert resumed.damaged == [3]
 
 
+def test_rows_that_were_cut_off_at_the_end_of_a_line_are_counted(tmp_path):
+    """Of those that the checkpoint saw: newer ones are made again."""
+    file = run_folder(tmp_path) / "metrics.jsonl"
+    rows = [{"kind": "train", "updates": update} for update in range(1, 6)]
+    for kept in range(6):
+        metrics = MetricsFile(file, resumed_from=None)
+        for row in rows[:kept]:
+            metrics.append(row)
+        resumed = MetricsFile(file, resumed_from=4, num_rows=4)
+        assert resumed.num_missing == max(0, 4 - kept)
+        assert resumed.damaged == []
+
+
 @pytest.mark.parametrize(
     ("mode", "target", "update"),
     [
