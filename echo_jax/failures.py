@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import sys
 import threading
 import traceback
@@ -34,6 +35,8 @@ _OF_THE_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.E
 _OF_JAX = ("JaxRuntimeError", "XlaRuntimeError")
 _QUOTED_FILE = re.compile(r'"(/[^"]+)"|writing (/[^;]+);')
 _ORBAX_PART = ".orbax-checkpoint-tmp"
+# What Grain says of a process that reads, and is gone.
+_DEAD_WORKER = re.compile(r"Worker process was terminated .* exit code (-?\d+)")
 _LOGGERS = ("absl", "asyncio", "concurrent.futures")
 # Grain adds a paragraph on its own frames to the message of any error.
 _ADDED = "\n--------------------\n"
@@ -70,6 +73,8 @@ def sentence(error: BaseException) -> str:
     for each in [error, *_causes(error)]:
         if (of_system := _of_system(each)) is not None:
             return of_system
+    if dead := _DEAD_WORKER.search(said):
+        return _of_worker(int(dead[1]))
     if kind in _OF_JAX:
         return _of_devices(said.partition("\n")[0])
     if isinstance(error, MemoryError):
@@ -123,6 +128,20 @@ def _free(file: str) -> str:
             free = shutil.disk_usage(folder).free
             return f" ({free / 1e6:.1f} MB are free there)"
     return ""
+
+
+def _of_worker(status: int) -> str:
+    with contextlib.suppress(ValueError):
+        how = f"was killed by {signal.Signals(-status).name}"
+        return (
+            f"a worker that reads the data {how}; if memory was used up, lower "
+            "--config.data.workers; the same command goes on from what is saved"
+        )
+    return (
+        f"a worker that reads the data ended with exit status {status}; the same "
+        "command goes on from what is saved, with --config.data.workers=0 without "
+        "workers"
+    )
 
 
 def _of_devices(said: str) -> str:

@@ -70,6 +70,20 @@ def fail(monkeypatch, tmp_path, capfd):
             1,
             ["the devices failed: RES", "Out of memory; ", "lower --config.batch_size"],
         ),
+        (
+            RuntimeError(
+                "Worker process was terminated unexpectedly with exit code -11. Search"
+            ),
+            1,
+            ["worker that reads the data was killed by SIGSEGV; if memory", "goes on"],
+        ),
+        (
+            RuntimeError(
+                "Worker process was terminated unexpectedly with exit code 3. Search"
+            ),
+            1,
+            ["worker that reads the data ended with exit status 3; the same command"],
+        ),
         (MemoryError(), 1, ["memory of this machine", "--config.echo.buffer"]),
         (KeyError("a\x1b[2J\nb"), 1, ["unexpected KeyError: ", "bug", "--debug"]),
         (BrokenPipeError(), 1, ["unexpected BrokenPipeError; this may be a bug"]),

@@ -1,5 +1,6 @@
 """F5 and F7 to F10: workers that die, losses that are no numbers, other machines."""
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -44,13 +45,12 @@ def break_worker(signum: int, rng: random.Random, bench: Bench) -> Outcome:
     argv = longer.argv(source_of(bench), folder, data__timeout_s=_TIMEOUT_S)
     process = started(argv, log)
     try:
-        while not (workers := _workers_of(process.pid)):
-            if process.exitcode is not None:
-                return Outcome(Verdict.WRONG, f"ended: {log.read_text()[-300:]}")
+        while not _workers_of(process.pid) and process.exitcode is None:
             time.sleep(0.05)
         process.join(rng.uniform(0.0, 15.0))
-        worker = rng.choice(workers)
-        os.kill(worker, signum)
+        # Those that speeds were measured with have ended.
+        while process.exitcode is None and not _signaled(process.pid, signum, rng):
+            time.sleep(0.05)
         what = f"{signal.Signals(signum).name} to a worker"
         process.join(2 * _TIMEOUT_S)
         if process.exitcode is None:
@@ -72,6 +72,16 @@ def break_worker(signum: int, rng: random.Random, bench: Bench) -> Outcome:
     if _trained_state(folder) != _trained_state(other):
         return Outcome(Verdict.WRONG, f"{what}: another end than unbroken")
     return held(f"{what}: {ended.line}")
+
+
+def _signaled(pid: int, signum: int, rng: random.Random) -> bool:
+    """Sends a signal to a worker of a process; whether there was one."""
+    if not (workers := _workers_of(pid)):
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(rng.choice(workers), signum)
+        return True
+    return False
 
 
 def _workers_of(pid: int) -> list[int]:

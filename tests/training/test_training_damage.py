@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from tiny_workload import make_workload, run, tiny_config
 
+from benchmarks.faults.damage import damage
 from echo_jax.folders import run_folder
 from echo_jax.json_files import read_json
 from echo_jax.training.checkpoint import (
@@ -84,17 +85,6 @@ def saved(tmp_path_factory):
     return folder, states, compiled.abstract_state
 
 
-def damage(file, rng):
-    """Flips a bit, or cuts the file; says which."""
-    data = bytearray(file.read_bytes())
-    if not data or rng.random() < 0.2:
-        file.write_bytes(data[: rng.randrange(len(data) + 1)])
-        return "cut"
-    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-    file.write_bytes(data)
-    return "flipped"
-
-
 def check_damage(saved, folder, seed):
     """Damages the newest checkpoint somewhere; whether it was passed over."""
     _, states, abstract_state = saved
@@ -106,7 +96,7 @@ def check_damage(saved, folder, seed):
     checkpoints = Checkpoints(run_folder(folder), keep=2)
     found = checkpoints.restore_newest(abstract_state)
     assert found is not None
-    where = f"seed {seed}: {file.relative_to(folder)} {what}"
+    where = f"seed {seed}: {file.relative_to(folder)}, {what}"
     # The one before is whole; the damaged one may be read where nothing depends on it.
     assert found.update == (1 if found.damaged else 2), where
     wanted = params_sha256(states[found.update])

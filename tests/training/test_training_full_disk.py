@@ -10,8 +10,8 @@ import resource
 import pytest
 from tiny_workload import Regression, run
 
+from benchmarks.faults.disks import fill_at
 from echo_jax.failures import forget, quiet_libraries, sentence
-from echo_jax.folders import RunPath
 from echo_jax.training.checkpoint import Checkpoints
 
 FULL = os.strerror(errno.ENOSPC)
@@ -28,26 +28,6 @@ PROFILE = {"profile__updates": 1, "profile__start": 5}
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     return run(tmp_path_factory.mktemp("whole"), **OPTIONS)
-
-
-def fill_at(monkeypatch, name, number):
-    """Lets the n-th write of a file find the disk full, with half of it written."""
-    writes = []
-
-    def filling(method):
-        def write(path, content, **options):
-            writes.extend([None] * (path.name == name))
-            if path.name != name or len(writes) != number:
-                return method(path, content, **options)
-            if method is append:
-                append(path, content[: len(content) // 2])
-            raise OSError(errno.ENOSPC, FULL, str(path))
-
-        return write
-
-    append = RunPath.append
-    monkeypatch.setattr(RunPath, "append", filling(append))
-    monkeypatch.setattr(RunPath, "write", filling(RunPath.write))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +48,7 @@ def test_the_file_is_named_and_the_same_command_goes_on(
 ):
     folder = tmp_path / "made" / "run"
     with pytest.MonkeyPatch.context() as patch:
-        fill_at(patch, name, number)
+        fill_at(number, name, patch.setattr)
         with pytest.raises(OSError) as caught:
             run(folder, **OPTIONS, **options)
     said = sentence(caught.value)
