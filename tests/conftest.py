@@ -93,6 +93,7 @@ LONGEST = (
     "test_training_recompile",
     "test_training_device",
     "test_cli",
+    "test_faults",
     "test_tfdata",
     "test_echo_device",
     "test_data_pipeline",

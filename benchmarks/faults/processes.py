@@ -172,6 +172,10 @@ def _run(
       max_file_bytes: The largest file that it may write; 0 for no limit.
     """
     os.setsid()
+    # Whatever is ignored where the campaign was started, as ``nohup`` has it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for signum in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_DFL)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)

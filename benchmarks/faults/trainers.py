@@ -93,7 +93,7 @@ def _workers_of(pid: int) -> list[int]:
             command = (path / "cmdline").read_bytes()
         except (OSError, ValueError):
             continue
-        if parent == pid and b"resource_tracker" not in command:
+        if parent == pid and b"spawn_main" in command:
             found.append(int(path.name))
     return found
 
