@@ -24,7 +24,7 @@ from echo_jax.bucket import BucketError, is_in_bucket, open_bucket, write_object
 if TYPE_CHECKING:
     from etils import epath
 
-__all__ = ["FolderError", "RunPath", "run_file", "run_folder"]
+__all__ = ["FolderError", "RunPath", "is_unfinished", "run_file", "run_folder"]
 
 # The largest file that is read as a whole: the rows of a million evaluations.
 _MAX_BYTES = 1 << 28
@@ -245,7 +245,7 @@ class RunPath:
             return
         with (self / "any").open_parent() as folder:
             for name in os.listdir(folder):
-                if _NEW.fullmatch(name):
+                if is_unfinished(name):
                     # One that was refused the folder removes its own.
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(name, dir_fd=folder)
@@ -347,6 +347,11 @@ class RunPath:
     @property
     def _remote(self) -> Any:
         return self.root.joinpath(*self.parts)
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a write that was killed has left a file, by its name."""
+    return _NEW.fullmatch(name) is not None
 
 
 def run_folder(path: str | os.PathLike[str]) -> RunPath:

@@ -266,6 +266,15 @@ def test_a_folder_of_something_else_is_left_alone(source, tmp_path):
     assert not (tmp_path / ".prepare").exists()
 
 
+def test_what_a_kill_has_left_of_a_lock_is_in_nobodys_way(source, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / f"..lock.{0:016x}.new").touch()
+    prepare(out, source)
+    prepare(tmp_path / "other", source)
+    assert contents(out) == contents(tmp_path / "other")
+
+
 def test_two_at_a_time_are_refused(source, tmp_path):
     in_use = pytest.raises(FolderInUseError, match="out is in use by process")
     with workspace.Workspace(tmp_path / "out", {}), in_use:

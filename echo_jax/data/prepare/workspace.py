@@ -18,7 +18,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from echo_jax.data.prepare.errors import PrepareError, difference
 from echo_jax.data.prepare.job import OnProgress
 from echo_jax.data.prepared import DATASET_FILE, FORMAT, read_info
-from echo_jax.folders import run_folder
+from echo_jax.folders import is_unfinished, run_folder
 from echo_jax.json_files import seal
 from echo_jax.lock import LOCK_NAME, FolderLock
 
@@ -56,7 +56,9 @@ class Workspace:
         self._lock = FolderLock(run_folder(out), on_wait=on_progress)
 
     def __enter__(self) -> Self:
-        names = _names(self._out) - {LOCK_NAME}
+        # What is left of a lock by a kill says nothing of what the folder is.
+        names = {name for name in _names(self._out) if not is_unfinished(name)}
+        names -= {LOCK_NAME}
         if names and not {DATASET_FILE, _WORK_FOLDER} & names:
             raise PrepareError(
                 f"--out={self._out} holds {min(names)!r} and is no prepared folder; "
@@ -64,6 +66,7 @@ class Workspace:
             )
         self._lock.__enter__()
         try:
+            run_folder(self._out).remove_unfinished()
             # Neither the folder nor what is in it is a link that leads elsewhere.
             work = run_folder(self._out) / _WORK_FOLDER
             work.mkdir()
