@@ -47,7 +47,7 @@ def _rows(
             ]
             counts = sum((tally.counts for tally in found), start=Counter())
             failures = [each for tally in found for each in tally.failures]
-            if found:
+            if counts.total():
                 rows.append((name, kind, Tally(counts, failures)))
     return rows
 

@@ -64,9 +64,10 @@ def break_worker(signum: int, rng: random.Random, bench: Bench) -> Outcome:
     if ended.status not in (1, 128 + signal.SIGTERM, _DATA_DID_NOT_COME):
         return Outcome(Verdict.WRONG, f"{what}: exit {ended.status}: {ended.line}")
     end = (last_saved(folder) or 0) + _WORKERS.every
-    recipe, other = dataclasses.replace(HOST, updates=end), bench.folder / "whole"
-    for each in (folder, other):
-        again = trained(bench, recipe, each)
+    other = bench.folder / "whole"
+    # What threads read is what workers read.
+    for each, recipe in ((folder, _WORKERS), (other, HOST)):
+        again = trained(bench, dataclasses.replace(recipe, updates=end), each)
         if outcome := failed(again, f"{what}, resumed"):
             return outcome
     if _trained_state(folder) != _trained_state(other):
