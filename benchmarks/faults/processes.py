@@ -6,6 +6,7 @@ nothing: a command in one is a process of its own all the same.
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import multiprocessing
 import os
@@ -40,6 +41,7 @@ _PRELOADED = (
     "matplotlib.figure",
 )
 _MEMORY_BYTES = 1 << 30  # that a parser may take beyond what the process has
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 # Files that are opened to be written, and what moves and removes them.
 _WRITES = ("os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir")
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -171,7 +173,7 @@ def _run(
       fill_at: Which write of a run folder's small files finds the disk full; 0 none.
       max_file_bytes: The largest file that it may write; 0 for no limit.
     """
-    os.setsid()
+    _die_with_the_campaign()
     # Whatever is ignored where the campaign was started, as ``nohup`` has it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for signum in (signal.SIGHUP, signal.SIGTERM):
@@ -203,6 +205,16 @@ def _run(
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)
+
+
+def _die_with_the_campaign() -> None:
+    """Leads a process group, which is killed with what it has started.
+
+    And dies with the server that forked it, which ends with the campaign: a run may
+    have been begun that never ends.
+    """
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _configure_jax(devices: int, caches: bool) -> None:
@@ -280,7 +292,7 @@ def _limited(
     function: Callable[..., None],
     args: tuple[Any, ...],
 ) -> None:
-    os.setsid()
+    _die_with_the_campaign()
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
