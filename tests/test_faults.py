@@ -26,8 +26,8 @@ from echo_jax import json_files
 from echo_jax.training import checkpoint
 
 # Kinds of which a trial starts commands, for seconds each.
-COMMANDS = {"F4": {"resumed run"}}
-QUICK = ("F4", "F6", "F12")  # in this process, or in short ones
+COMMANDS = {"F4": {"resumed run"}, "F7": {"loss, host", "loss, device"}}
+QUICK = ("F4", "F6", "F7", "F12")  # in this process, or in short ones
 SEED = 7
 
 

@@ -9,7 +9,9 @@ import numpy as np
 import echo_jax as ej
 from benchmarks.faults.campaign import Bench, Fault, Outcome, Verdict, held
 
-__all__ = ["F12"]
+__all__ = ["F12", "ORDERS", "random_spec"]
+
+ORDERS = ("consecutive", "shuffle", "shuffle_buffer", "spread")
 
 _ITEMS = 60
 _SHAPE = (3, 2)
@@ -37,7 +39,8 @@ class _Items:
         self._next = state["next"]
 
 
-def _spec(order: str, rng: random.Random) -> ej.EchoSpec:
+def random_spec(order: str, rng: random.Random) -> ej.EchoSpec:
+    """Draws an echo of an order, of batches of four."""
     buffer = 1 if order == "consecutive" else rng.randint(12, 24)
     factor = rng.choice((1, 2, 2.5, 4)) if order != "spread" else rng.choice((2, 2.5))
     return ej.EchoSpec(factor, buffer, order, 4, rng.randrange(1000))
@@ -61,7 +64,7 @@ def _overwrite(array: np.ndarray, rng: random.Random) -> str:
 
 def write(order: str, rng: random.Random, bench: Bench) -> Outcome:
     """Writes into some uses: each is refused, or no other use has changed."""
-    spec = _spec(order, rng)
+    spec = random_spec(order, rng)
     stacked = rng.random() < 0.5
     options = {"batch": stacked} if stacked else {}
     with ej.echo(_Items(), spec, **options) as echo:
@@ -90,6 +93,6 @@ F12 = Fault(
     holds="refused, or changes nothing that anybody else sees",
     trials={
         order: (lambda rng, bench, order=order: write(order, rng, bench))
-        for order in ("consecutive", "shuffle", "shuffle_buffer", "spread")
+        for order in ORDERS
     },
 )

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.faults.bad_items import ITEM_TRIALS
 from benchmarks.faults.campaign import Bench, Fault, Outcome, Verdict, held
 from benchmarks.faults.pairs import Pair
 from benchmarks.faults.processes import killed, started, wait
@@ -224,9 +225,12 @@ F5 = Fault(
 )
 F7 = Fault(
     name="F7",
-    title="A loss that is no number",
-    holds="the end of the run, in a sentence, and in no checkpoint",
-    trials={each.name: partial(diverge, each) for each in (HOST, DEVICE)},
+    title="An item, or a loss, that is no number",
+    holds="skipped, or the end in a sentence; used nowhere, and in no checkpoint",
+    trials={
+        **{f"loss, {each.name}": partial(diverge, each) for each in (HOST, DEVICE)},
+        **ITEM_TRIALS,
+    },
     limit_s=2 * _LIMIT_S,
 )
 F8 = Fault(
