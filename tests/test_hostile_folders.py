@@ -119,6 +119,7 @@ def test_checkpoints_have_no_links_in_them(stranger, home, capsys, path):
     assert f"checkpoints/{path} is a link" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_nobody_waits_for_a_named_pipe(stranger, capsys, name):
     (stranger / name).unlink()

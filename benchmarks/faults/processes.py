@@ -188,23 +188,35 @@ def _run(
         _fill_disk_at(fill_at)
     if max_file_bytes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
+    _at_exit(lambda: log.with_suffix(".writes").write_text(str(writes())))
     from echo_jax import cli
 
+    # No arguments: so it is the command of this process, and may end it.
     sys.argv[1:] = argv
     status = 1
     log.with_suffix(".begun").touch()
     try:
-        status = cli.main(argv)
+        status = cli.main()
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1
     finally:
-        with contextlib.suppress(OSError):
-            log.with_suffix(".writes").write_text(str(writes()))
         # As a command of its own does, and a process of multiprocessing does not.
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)
+
+
+def _at_exit(call: Callable[[], object]) -> None:
+    """Calls a function before this process ends itself, in whatever way."""
+    leave = os._exit
+
+    def leave_after(status: int) -> None:
+        with contextlib.suppress(OSError):
+            call()
+        leave(status)
+
+    os._exit = leave_after
 
 
 def _die_with_the_campaign() -> None:

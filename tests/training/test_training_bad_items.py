@@ -1,5 +1,6 @@
 """Runs over data with NaN in them: nothing of these is used, and they are counted."""
 
+import functools
 import io
 from contextlib import closing
 
@@ -82,6 +83,7 @@ def run(workdir, console=None, **fields):
     return train(config, workload_of(config), workdir, console=console)
 
 
+@functools.cache
 def bad_places():
     """The places in the stream that have a bad item; the same for every echo."""
     config = config_of(data__max_bad=0, data__check_finite=False, echo__after="decode")
