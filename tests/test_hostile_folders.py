@@ -5,7 +5,9 @@ import os
 import shutil
 from pathlib import Path
 
+import google_crc32c
 import pytest
+import tensorstore
 
 from echo_jax import cli
 
@@ -128,3 +130,27 @@ def test_nobody_waits_for_a_named_pipe(stranger, capsys, name):
     assert f"{stranger / name} is a named pipe" in capsys.readouterr().err
     assert train(stranger, 4) == 2
     assert f"{stranger / name} is a named pipe" in capsys.readouterr().err
+
+
+def test_a_reference_inside_of_a_checkpoint_leads_nowhere_else(tmp_path):
+    """Orbax's arrays lie in OCDBT databases, whose nodes name the files of values."""
+    base = tmp_path / "database"
+    ocdbt = {
+        "driver": "ocdbt",
+        "base": f"file://{base}/",
+        "config": {"compression": None, "max_inline_value_bytes": 0},
+        "value_data_prefix": "in/",
+    }
+    content = b"content " * 20
+    tensorstore.KvStore.open(ocdbt).result()["array"] = content
+    (value,) = (base / "in").iterdir()
+    shutil.copy(value, tmp_path)  # What lies outside is as long, and could be read.
+    nodes = [path for path in (base / "d").iterdir() if b"in/" in path.read_bytes()]
+    for node in nodes:
+        changed = node.read_bytes()[:-4].replace(b"in/", b"../")
+        crc = google_crc32c.value(changed).to_bytes(4, "little")
+        node.write_bytes(changed + crc)
+    value.unlink()
+    assert nodes
+    with pytest.raises(ValueError, match=r'Invalid key: ".*/database/\.\./'):
+        tensorstore.KvStore.open(ocdbt).result().read("array").result()
