@@ -220,7 +220,8 @@ def _check_schedule(config: Config) -> None:
     schedule, boundaries = config.optim.schedule, tuple(config.optim.boundaries)
     if schedule == "piecewise":
         starts = (config.optim.warmup_updates, *boundaries)
-        is_rising = all(a < b for a, b in itertools.pairwise(starts))
+        are_updates = all(type(each) is int and each < 2**31 for each in boundaries)
+        is_rising = are_updates and all(a < b for a, b in itertools.pairwise(starts))
         if not boundaries or not is_rising:
             first = config.optim.warmup_updates
             rule = f"must be rising numbers of updates above the {first} of the warm-up"

@@ -50,6 +50,14 @@ def test_defaults_are_valid_and_locked():
             r"boundaries=\(5, 5\) must be rising",
         ),
         (
+            {"optim__schedule": "piecewise", "optim__boundaries": (5, "9")},
+            r"boundaries=\(5, '9'\) must be rising numbers of updates",
+        ),
+        (
+            {"optim__schedule": "piecewise", "optim__boundaries": (5, 9.5)},
+            r"boundaries=\(5, 9\.5\) must be rising numbers of updates",
+        ),
+        (
             {
                 "optim__schedule": "piecewise",
                 "optim__boundaries": (5, 9),
