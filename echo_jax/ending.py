@@ -19,6 +19,7 @@ from typing import NoReturn, Self
 __all__ = [
     "EndsAtOnce",
     "SignalThread",
+    "before_exit",
     "drop_lost_outputs",
     "end",
     "flush_output",
@@ -30,6 +31,7 @@ __all__ = [
 # else.
 _program: tuple[str, ...] = ()
 _last_words = threading.Lock()
+_before_exit: Callable[[], object] = bool  # does nothing
 _OUTPUT, _ERRORS = 1, 2  # descriptors
 
 
@@ -47,6 +49,12 @@ def stop_signals() -> list[signal.Signals]:
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         asked.append(signal.SIGHUP)
     return asked
+
+
+def before_exit(call: Callable[[], object]) -> None:
+    """Has a function called by `end` once all is said, just before the process ends."""
+    global _before_exit
+    _before_exit = call
 
 
 def end(status: int, message: object = "", *, resumes: bool = False) -> NoReturn:
@@ -71,6 +79,7 @@ def end(status: int, message: object = "", *, resumes: bool = False) -> NoReturn
             worker.kill()
         # Not by way of Python's files, whose locks another thread may hold for ever.
         os.write(_ERRORS, "".join(f"{line}\n" for line in lines).encode())
+        _before_exit()
     finally:
         os._exit(status)
 

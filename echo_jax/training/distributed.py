@@ -78,6 +78,7 @@ def connected(config: Config) -> Iterator[None]:
 def _leave(status: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
+    peers.leave_ended()
     os._exit(status)
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "fail",
     "has_ended",
     "joined",
+    "leave_ended",
     "shared_note",
     "tell_others",
     "this_one",
@@ -124,8 +125,21 @@ class Peers:
         self._wake.set()
         self._threads[0].join(timeout=_GOODBYE_S)
 
+    def leave_ended(self) -> None:
+        """Gives the last sign where this process has said why it ends.
+
+        Not before: with the first process, which ends then, goes what jax's runtime
+        cannot do without.
+        """
+        if threading.current_thread() is self._threads[0]:
+            self._give_sign(None)
+        elif self._to_tell is not None:
+            self.leave()
+
     def tell(self, status: int, said: str) -> None:
         """Ends all other processes; returns once they know, or after seconds.
+
+        The first one waits for this one's last sign: see `leave_ended`.
 
         Args:
           status: What they exit with.
@@ -134,7 +148,6 @@ class Peers:
         self._to_tell = self._to_tell or _End(status, said)
         self._wake.set()
         self._is_known.wait(timeout=_GOODBYE_S)
-        self.leave()
 
     def fail(self, error: BaseException) -> None:
         """Ends all other processes because of an error of this one.
@@ -217,7 +230,6 @@ class Peers:
             self._end = _End(*json.loads(end))
             self._is_known.set()
             if self._to_tell is None and ending.owns_process():
-                self._give_sign(None)
                 if self._process == 0:
                     self._wait_for_goodbyes()
                 self._end_process(self._end)
@@ -295,10 +307,13 @@ def joined() -> Iterator[None]:
         return
     _joined = Peers(state.client, state.process_id, count)
     _joined.start()
+    ending.before_exit(leave_ended)
     try:
         yield
     finally:
-        _joined.leave()
+        # The command of this process still has to say why it ends.
+        if not (_joined.has_ended and ending.owns_process()):
+            _joined.leave()
 
 
 def has_ended() -> bool:
@@ -321,6 +336,12 @@ def fail(error: BaseException) -> None:
     """Ends all other processes of the run by an error; see `Peers.fail`."""
     if _joined is not None:
         _joined.fail(error)
+
+
+def leave_ended() -> None:
+    """Gives the last sign of a process that said why it ends; see `Peers`."""
+    if _joined is not None:
+        _joined.leave_ended()
 
 
 def shared_note(note: Callable[[str], None]) -> Callable[[str], None]:

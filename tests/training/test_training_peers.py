@@ -1,5 +1,7 @@
 """The processes of a run end together, with one sentence; over a store in memory."""
 
+import json
+
 import jax
 import pytest
 
@@ -59,6 +61,11 @@ class Run:
             except Ended as end:
                 ends[process] = end.args
         return ends
+
+
+def sign_of(run, process):
+    """The last sign that a process gave: a number, or None for its goodbye."""
+    return json.loads(run.store.values[f"{peers._SIGNS}{process}"])[0]
 
 
 @pytest.fixture
@@ -137,6 +144,10 @@ def test_an_error_is_told_by_its_first_line(run):
     run.each[2].fail(ValueError("no such file\nand more"))
     ends = run.turn(0, 1)
     assert ends[0] == ends[1] == (1, "process 2 of 3 failed: no such file", False)
+    # The first process waits until this one has said it, too.
+    assert sign_of(run, 2) is not None
+    run.each[2].leave_ended()
+    assert sign_of(run, 2) is None
 
 
 def test_what_one_waits_for_is_shown_by_the_first_once(run):
