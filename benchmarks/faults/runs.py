@@ -241,10 +241,12 @@ def final_state(workdir: Path) -> dict[str, Any]:
     """Returns checksums of parameters and optimizer, and where the stream stands."""
     saved = workdir / "checkpoints" / str(last_saved(workdir)) / "host" / "metadata"
     content = json.loads(saved.read_text())
-    counts = [
-        {name: total[name] for name in ("updates", "fresh", "repeats")}
-        for total in content["host"]["totals"]
-    ]
+    # Of all processes: the first of those that resume has what was counted before.
+    totals = content["host"]["totals"]
+    counts = {
+        "updates": totals[0]["updates"],
+        **{name: sum(each[name] for each in totals) for name in ("fresh", "repeats")},
+    }
     return {
         "params_sha256": summary_of(workdir)["params_sha256"],
         "arrays": content["arrays"],
