@@ -24,6 +24,7 @@ from benchmarks.faults.damage import flip_or_cut, mutate
 from benchmarks.faults.processes import Ended, isolated
 from echo_jax import json_files
 from echo_jax.training import checkpoint
+from echo_jax.training.environment import code_commit
 
 QUICK = ("F4", "F7", "F12")  # in this process
 # Kinds of which a trial starts commands, for seconds each. Those that take longer are
@@ -188,7 +189,9 @@ def test_the_command_counts_says_and_documents(tmp_path, capsys, monkeypatch):
     assert "python -m benchmarks.faults F4 --seed 5 --trial 3" in said
     found = json.loads(record.read_text())
     assert [each["traceback"] for each in found["campaigns"]] == [0, 2]
+    assert found["commit"] == code_commit()
     page = docs.read_text()
+    assert f"--trials 4`, code of {code_commit() or 'no checkout'}\n" in page
     assert "| F4 | decision log | 2 | 2 | 0 | 0 | 0 | 0 | 0 |" in page
     assert "`python -m benchmarks.faults F4 --seed 5 --trial 1`" in page
     # It is run again as it was, and adds up with what was counted before.

@@ -29,6 +29,7 @@ from benchmarks.faults.parsers import F6
 from benchmarks.faults.processes import prepare_environment
 from benchmarks.faults.stops import F1, F2, F3
 from benchmarks.faults.trainers import F5, F7, F8, F9, F10
+from echo_jax.training.environment import code_commit
 
 _ALL = (F1, F2, F3, F4, F5, F6, F7, F8, F9, F10, F11, F12)
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in _ALL}
@@ -100,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if minutes is not None:
         words.append(f"--minutes {minutes:g}")
     command = " ".join(["python -m benchmarks.faults", *words])
-    campaigns = [Campaign(command, args.seed, not is_whole, tallies)]
+    campaigns = [Campaign(command, code_commit(), args.seed, not is_whole, tallies)]
     campaigns = [*map(read_campaign, args.add), *campaigns[args.trials == 0 :]]
     Console().print(table(FAULTS, campaigns))
     if args.json:

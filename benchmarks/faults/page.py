@@ -22,12 +22,14 @@ class Campaign:
 
     Attributes:
       command: It.
+      commit: Of the code that it broke.
       seed: Of its trials.
       is_interrupted: Whether somebody has ended it early.
       tallies: The counts, by fault and kind.
     """
 
     command: str
+    commit: str | None
     seed: int
     is_interrupted: bool
     tallies: Mapping[str, Mapping[str, Tally]]
@@ -82,6 +84,7 @@ def as_json(campaigns: Sequence[Campaign]) -> dict[str, Any]:
     campaign = campaigns[-1]
     return {
         "command": campaign.command,
+        "commit": campaign.commit,
         "seed": campaign.seed,
         "interrupted": campaign.is_interrupted,
         "campaigns": [
@@ -109,7 +112,11 @@ def read_campaign(file: Path) -> Campaign:
         kinds = tallies.setdefault(each["id"], {})
         kinds[each["kind"]] = Tally(+counts, each["failures"])
     return Campaign(
-        content["command"], content["seed"], content["interrupted"], tallies
+        content["command"],
+        content["commit"],
+        content["seed"],
+        content["interrupted"],
+        tallies,
     )
 
 
@@ -127,7 +134,8 @@ def document(faults: Mapping[str, Fault], campaigns: Sequence[Campaign]) -> str:
         for each in tally.failures
     ]
     commands = "\n".join(
-        f"- `{campaign.command}`{', interrupted' * campaign.is_interrupted}"
+        f"- `{campaign.command}`, code of {campaign.commit or 'no checkout'}"
+        f"{', interrupted' * campaign.is_interrupted}"
         for campaign in campaigns
     )
     meanings = "\n".join(

@@ -24,6 +24,7 @@ __all__ = [
     "check_shared",
     "check_workdir",
     "claim_workdir",
+    "code_commit",
     "config_sha256",
     "describe_environment",
     "identity",
@@ -81,7 +82,7 @@ def describe_environment(metadata: Mapping[str, Any]) -> dict[str, Any]:
         "devices": [device.device_kind for device in jax.devices()],
         "processes": jax.process_count(),
         "cpu_count": os.cpu_count(),
-        "commit": _commit(),
+        "commit": code_commit(),
         "workload": dict(metadata),
     }
 
@@ -264,8 +265,11 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
-    """Returns the commit, with ``-dirty`` if files differ from it."""
+def code_commit() -> str | None:
+    """Returns the commit of this package, with ``-dirty`` if files differ from it.
+
+    None where it is no part of a checkout.
+    """
     here = Path(__file__)
 
     def git(*args: str) -> str:
