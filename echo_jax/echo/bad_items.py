@@ -52,6 +52,9 @@ class BadItems:
         # By their fresh index. Threads add to it.
         self._found: dict[int, BadItem] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
     def add(self, bad: Sequence[BadItem]) -> None:
         """Remembers some, before what took their place is used."""
         for each in bad:
@@ -64,8 +67,6 @@ class BadItems:
           fresh_index: The echo's tag of every example of some updates, of any shape.
           repeat: Which use of its item each of them is, of the same shape.
         """
-        if not self._found:
-            return []
         first = set(fresh_index[repeat == 0].tolist())
         # A copy in one step: a thread may add to it.
         found = sorted(self._found.copy().values())

@@ -263,8 +263,10 @@ class DeviceEchoFeed:
         inputs = self._feed.next(num_updates)
         if inputs is None or inputs.repeat.shape[1] < self._batch_rows:
             return None
-        assert self._feed.tags is not None
-        self.skipped = self._batches.take_bad(*self._feed.tags)
+        self.skipped = []
+        if self._batches.has_bad:
+            assert self._feed.tags is not None
+            self.skipped = self._batches.take_bad(*self._feed.tags)
         return inputs
 
     def hold(self, num_updates: int) -> StepInput:

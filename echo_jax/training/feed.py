@@ -193,6 +193,11 @@ class JoinedBatches(Iterator[Batch]):
             [each.bounds() if each else UNSEEN for each in self._fresh_times]
         )
 
+    @property
+    def has_bad(self) -> bool:
+        """Whether there are bad items that `take_bad` may give."""
+        return any(self._bad_items)
+
     def take_bad(self, fresh_index: np.ndarray, repeat: np.ndarray) -> list[BadItem]:
         """Does what `echo_jax.echo.bad_items.BadItems.take` does, for all shards."""
         found = [each.take(fresh_index, repeat) for each in self._bad_items]
@@ -319,8 +324,10 @@ class HostFeed:
         batches = list(itertools.islice(self._batches, num_updates))
         if len(batches) < num_updates:
             return None
-        tags = ([b[name] for b in batches] for name in ("fresh_index", "repeat"))
-        self.skipped = self._batches.take_bad(*map(_stack, tags))
+        self.skipped = []
+        if self._batches.has_bad:
+            tags = ([b[name] for b in batches] for name in ("fresh_index", "repeat"))
+            self.skipped = self._batches.take_bad(*map(_stack, tags))
         return HostInput.of(batches)
 
     @property
