@@ -48,6 +48,7 @@ _BENCHMARKS: dict[str, Callable[[], Result | list[Result]]] = {
     "P19": trainer.p19,
     "P20": trainer.p20,
     "P22": reading.p22,
+    "draw": device.draw,
     "loop": plain_loop.plain_loop,
     "memory": host.memory,
     "plan": host.plan_cost,

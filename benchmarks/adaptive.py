@@ -202,7 +202,7 @@ def _sleep_until(due: float, seconds: float) -> float:
 
 @cache
 def _exchange(buffer: EchoBuffer) -> Callable[..., Any]:
-    return jax.jit(buffer.draw, donate_argnums=0, out_shardings=(buffer.sharding, None))
+    return jax.jit(buffer.draw)
 
 
 def _measure(plan: Plan, service_s: np.ndarray, prefetch: int) -> _Run:
@@ -213,19 +213,20 @@ def _measure(plan: Plan, service_s: np.ndarray, prefetch: int) -> _Run:
     most = 0
     feed = DeviceFeed(_producer(service_s), plan, buffer, prefetch=prefetch)
     with closing(feed):
-        feed.arrays, batch = exchange(feed.arrays, feed.next())  # compiles
+        inputs = feed.next()
+        batch = exchange(feed.arrays, inputs)  # compiles
         jax.block_until_ready(batch)
         accelerator = _Accelerator()
-        start, fresh = time.perf_counter(), plan.counts.fresh
+        start, fresh = time.perf_counter(), plan.counts().fresh
         while time.perf_counter() - start < horizon:
             inputs = feed.next()
             assert inputs is not None, "the producer never ends"
             most = max(most, int(inputs.repeat.max()) + 1)
-            feed.arrays, batch = exchange(feed.arrays, inputs)
+            batch = exchange(feed.arrays, inputs)
             accelerator.train(batch)
         accelerator.stop()
         elapsed = time.perf_counter() - start
-    used = (plan.counts.fresh - fresh) / _ROWS
+    used = (plan.counts().fresh - fresh) / _ROWS
     rounds = elapsed // horizon
     made = np.searchsorted(np.cumsum(service_s), elapsed - rounds * horizon)
     return _Run(

@@ -16,9 +16,9 @@ from benchmarks.harness import Result
 from echo_jax.echo.device import DeviceFeed, EchoBuffer, PeekedIterator
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.lanes import Lanes
-from echo_jax.echo.stores.device import jitted_write
+from echo_jax.echo.stores.device import StepInput, jitted_write
 
-__all__ = ["p7", "p8", "p10"]
+__all__ = ["Exchange", "draw", "host_batches", "make_feed", "p7", "p8", "p10"]
 
 _FACTOR = 4
 _BATCH = 128
@@ -52,6 +52,51 @@ def make_feed(spec: ej.EchoSpec, source: Iterator[Any], **options: Any) -> Devic
     return DeviceFeed(source, plan, buffer, **options)
 
 
+class Exchange:
+    """Draws that are decided beforehand, for what the devices do alone.
+
+    Attributes:
+      buffer: Its layout.
+      batch: The host batch that every insertion writes.
+      arrays: The slots.
+      picks: The slots that every draw reads.
+    """
+
+    def __init__(
+        self, spec: ej.EchoSpec, batch: Any, num_draws: int, *, transfers: bool = False
+    ):
+        """Fills the buffer, and decides draws; transfers the batch for every write."""
+        rows = len(jax.tree.leaves(batch)[0])
+        plan = make_plan(spec, lanes=Lanes(rows, jax.device_count()))
+        self.buffer = EchoBuffer.of(batch, num_slots=plan.num_slots)
+        self.batch, self.arrays = self.buffer.put(batch), self.buffer.init()
+        self._to_transfer = batch if transfers else None
+        self._write, self._read = jitted_write(self.buffer), jax.jit(self.buffer.draw)
+        while plan.counts().fresh < spec.buffer:
+            self._decide(plan)
+        decided = [self._decide(plan) for _ in range(num_draws)]
+        self._draws = itertools.cycle(decided)
+        self.picks = [inputs.uses[0, 0] for _, inputs in decided]
+
+    def _decide(self, plan: Any) -> tuple[list[np.ndarray], StepInput]:
+        rows = self.buffer.rows // self.buffer.num_lanes
+        slots = plan.write(plan.need(plan.batch).must)
+        found = plan.next(plan.batch)
+        columns = [found.slots.reshape(-1), found.repeat.reshape(-1)]
+        writes = [slots[:, at : at + rows] for at in range(0, slots.shape[1], rows)]
+        return writes, StepInput(np.stack(columns)[None])
+
+    def __call__(self) -> Any:
+        """Returns the next batch, having written what it needs."""
+        writes, inputs = next(self._draws)
+        for slots in writes:
+            batch = self.batch
+            if self._to_transfer is not None:
+                batch = jax.device_put(self._to_transfer, self.buffer.sharding)
+            self.arrays = self._write(self.arrays, batch, slots)
+        return self._read(self.arrays, inputs)
+
+
 def _rounds(calls: dict[str, Callable[[], Any]], rounds: int = 7) -> dict[str, list]:
     """Seconds of each call, in turn, so that all see the same machine."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
@@ -68,28 +113,21 @@ def p7() -> list[Result]:
     import flashbax
 
     spec = ej.EchoSpec(_FACTOR, _CAPACITY, "shuffle", _BATCH)
-    feed = make_feed(spec, host_batches(_BATCH), prefetch=0)
-    buffer = feed.buffer
-    ours = jax.jit(buffer.draw, donate_argnums=0, out_shardings=buffer.sharding)
-    while feed.counts.fresh < _CAPACITY:
-        given = feed.next()
-        feed.arrays, _ = ours(feed.arrays, given)
-    # Decided before the clock starts, as is what the peers are given.
-    inputs = [feed.next() for _ in range(_STEPS)]
+    exchange = Exchange(spec, next(host_batches(_BATCH)), _STEPS)
 
     # Every draw is waited for, as the step that needs it does: draws without an
     # insertion would else run beside each other, on as many cores.
     def draw_all():
-        for given in inputs:
-            feed.arrays, batches = ours(feed.arrays, given)
-            jax.block_until_ready(batches)
+        for _ in range(_STEPS):
+            jax.block_until_ready(exchange())
 
     gather = jax.jit(lambda rows, at: jax.tree.map(lambda x: x[at], rows))
-    rows = jax.tree.map(lambda x: jnp.copy(x.reshape(-1, *x.shape[2:])), feed.arrays)
-    picks = [np.asarray(given.read_slots[0]).reshape(-1) for given in inputs]
+    rows = jax.tree.map(
+        lambda x: jnp.copy(x.reshape(-1, *x.shape[2:])), exchange.arrays
+    )
 
     def gather_all():
-        for pick in picks:
+        for pick in exchange.picks:
             jax.block_until_ready(gather(rows, pick))
 
     peer = flashbax.make_item_buffer(
@@ -98,7 +136,7 @@ def p7() -> list[Result]:
         sample_batch_size=_BATCH,
         add_batches=True,
     )
-    part = jax.tree.map(lambda x: x[: _BATCH // _FACTOR], inputs[0].host_batch)
+    part = jax.tree.map(lambda x: x[: _BATCH // _FACTOR], exchange.batch)
     step = jax.jit(
         lambda state, part, key: (
             lambda state: (state, peer.sample(state, key).experience)
@@ -144,6 +182,62 @@ def _ratio(
     ratios = [a / b for a, b in zip(above, below, strict=True)]
     value = statistics.median(ratios)
     return Result(id_, title, value, goal, "x", peer, ratios, note)
+
+
+def draw() -> list[Result]:
+    """Host time of a draw of `ej.device.echo` as a user calls it."""
+    fixed = ej.EchoSpec(_FACTOR, _CAPACITY, "spread", _BATCH)
+    # It takes something fresh as often as the fixed one does.
+    log = ej.DecisionLog(([True] + [False] * (_FACTOR - 1)) * _CAPACITY)
+    adaptive = ej.AdaptiveSpec(2 * _FACTOR, _CAPACITY, _BATCH, replay=log)
+    return [
+        _host_time("draw", fixed, fixed, 40),
+        _host_time("draw-adaptive", adaptive, fixed, 60),
+    ]
+
+
+def _host_time(id_: str, spec: Any, same: ej.EchoSpec, goal: int) -> Result:
+    """Microseconds of a blocked draw beyond what the devices do for it.
+
+    That is to transfer fresh batches, to write them and to read the draw's.
+
+    Args:
+      id_: The result's.
+      spec: The echo.
+      same: One that writes and reads as often.
+      goal: In microseconds.
+    """
+    batches = ej.device.echo(host_batches(_BATCH), spec)
+    with batches:
+        while batches.counts.fresh < _CAPACITY:
+            jax.block_until_ready(next(batches))
+        exchange = Exchange(same, next(host_batches(_BATCH)), _STEPS, transfers=True)
+
+        def draw_all():
+            for _ in range(_STEPS):
+                jax.block_until_ready(next(batches))
+
+        def exchange_all():
+            for _ in range(_STEPS):
+                jax.block_until_ready(exchange())
+
+        times = _rounds({"echo": draw_all, "devices": exchange_all}, 15)
+    values = [
+        1e6 * (echo - devices) / _STEPS
+        for echo, devices in zip(*times.values(), strict=True)
+    ]
+    whole, alone = (1e6 * statistics.median(each) / _STEPS for each in times.values())
+    return Result(
+        id_,
+        f"host time of a draw of ej.device.echo, {type(spec).__name__}",
+        statistics.median(values),
+        f"<= {goal}",
+        "us",
+        "jax.device_put of what is fresh, and the jitted write and read alone",
+        values,
+        f"an absolute time; 128 of 8192 CIFAR-shaped items, blocked; a draw takes "
+        f"{whole:.0f} us, the devices' part alone {alone:.0f}",
+    )
 
 
 def p8() -> list[Result]:
@@ -222,7 +316,7 @@ def p10() -> Result:
     """Bytes that cross to the accelerator for each step, echo against no echo."""
 
     def bytes_per_step(spec: ej.EchoSpec) -> float:
-        sent = [0]
+        sent = [0.0]
         source = host_batches(_BATCH)
 
         def counted() -> Iterator[Any]:
@@ -231,15 +325,16 @@ def p10() -> Result:
                 yield batch
 
         feed = make_feed(spec, counted(), prefetch=0)
-        step = jax.jit(feed.buffer.draw, donate_argnums=0)
         steps = 400
         for at in range(-steps, steps):
             if at == 0:  # warm
                 sent[0] = 0
+            before = feed.arrays
             inputs = feed.next()
             assert inputs is not None
-            sent[0] += sum(leaf.nbytes for leaf in inputs[1:])
-            feed.arrays, _ = step(feed.arrays, inputs)
+            sent[0] += inputs.uses.nbytes
+            if feed.arrays is not before:  # The slots that were written.
+                sent[0] += 4 * _BATCH
         return sent[0] / steps
 
     echoed = bytes_per_step(ej.EchoSpec(_FACTOR, 2048, "spread", _BATCH))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 import echo_jax as ej
 from benchmarks import tasks
-from benchmarks.device import make_feed
+from benchmarks.device import Exchange, make_feed
 from benchmarks.harness import Result, drive
 from echo_jax.echo.stores.device import default_mesh
 from echo_jax.training.compiled import several_updates
@@ -48,18 +48,18 @@ def _fed(
     feed = make_feed(spec, source, prefetch=2)
     buffer = feed.buffer
 
-    def echoed(state: Any, arrays: Any, inputs: Any) -> tuple[Any, Any]:
-        arrays, (drawn,) = buffer.draw(arrays, inputs)
-        return update(state, drawn), arrays
+    def echoed(state: Any, arrays: Any, inputs: Any) -> Any:
+        (drawn,) = buffer.draw(arrays, inputs)
+        return update(state, drawn)
 
-    fed = jax.jit(echoed, donate_argnums=(0, 1), out_shardings=(None, buffer.sharding))
+    fed = jax.jit(echoed, donate_argnums=0)
     held = jax.jit(update, donate_argnums=0)
     constant = buffer.put(constant)
     states = {"fed": state, "held": jax.tree.map(jnp.copy, state)}
 
     def from_buffer() -> Any:
         inputs = feed.next()
-        states["fed"], feed.arrays = fed(states["fed"], feed.arrays, inputs)
+        states["fed"] = fed(states["fed"], feed.arrays, inputs)
         return _some_of(states["fed"])
 
     def from_one_batch() -> Any:
@@ -182,30 +182,24 @@ def h5(*, small: bool = False) -> Result:
     source = tasks.images(task, batch)
     item = task.image_size**2 * 3 + 4
     spec = ej.EchoSpec(_FACTOR, num_bytes // item, "spread", batch)
-    feed = make_feed(spec, source, prefetch=0)
-    buffer = feed.buffer
-    step = jax.jit(buffer.draw, donate_argnums=0, out_shardings=buffer.sharding)
+    batch_of_images = next(source)
+    exchange = Exchange(spec, batch_of_images, 16)
+    buffer = exchange.buffer
     state, update = tasks.training(task)
     held = jax.jit(update, donate_argnums=0)
-    constant = buffer.put(next(source))
+    constant = buffer.put(batch_of_images)
     states = [state]
 
     def train() -> Any:
         states[0] = held(states[0], constant)
         return _some_of(states[0])
 
-    inputs = [feed.next() for _ in range(16)]
-    at = [0]
-
-    def exchange() -> Any:
-        given = inputs[at[0] % len(inputs)]
-        at[0] += 1
-        feed.arrays, batches = step(feed.arrays, given)
-        return batches[0]["label"]
+    def draw() -> Any:
+        return exchange()[0]["label"]
 
     ratios = []
     for _ in range(6):
-        both = [drive(call, 8 if small else 30) for call in (train, exchange)]
+        both = [drive(call, 8 if small else 30) for call in (train, draw)]
         ratios.append(both[1] / both[0])
     return Result(
         "H5",

@@ -89,17 +89,14 @@ class _Trainer:
         feed = make_feed(spec, source)
         buffer = feed.buffer
 
-        def program(weights: jax.Array, arrays: Any, inputs: Any) -> tuple[Any, Any]:
-            arrays, (batch,) = buffer.draw(arrays, inputs)
-            return self._update(weights, batch), arrays
-
-        jitted = jax.jit(
-            program, donate_argnums=1, out_shardings=(None, buffer.sharding)
-        )
+        @jax.jit
+        def program(weights: jax.Array, arrays: Any, inputs: Any) -> jax.Array:
+            (batch,) = buffer.draw(arrays, inputs)
+            return self._update(weights, batch)
 
         def step() -> jax.Array:
             inputs = feed.next()
-            self.weights, feed.arrays = jitted(self.weights, feed.arrays, inputs)
+            self.weights = program(self.weights, feed.arrays, inputs)
             return self.weights
 
         with closing(feed):

@@ -59,9 +59,10 @@ def test_bytes_that_cross_to_the_device_are_counted(tmp_path):
     record = tmp_path / "out.json"
     assert main(["P10", "--json", str(record)]) == 0
     (result,) = json.loads(record.read_text())
-    # A quarter of the batch of 3072 + 4 bytes a row, and for every row 4 bytes each
-    # of slots written, slots read and repeats, and a key of 8.
-    assert result["value"] == pytest.approx(1 / 4 + 20 / 3076, rel=1e-3)
+    # A quarter of the batch of 3072 + 4 bytes a row, with 4 bytes for the slot of each
+    # of its rows; and for every row 4 bytes of the slot read and of the repeat each,
+    # and a key of 8.
+    assert result["value"] == pytest.approx((3076 + 4) / 4 / 3076 + 16 / 3076, rel=1e-3)
 
 
 def test_the_figure_of_free_echoes_is_drawn(tmp_path):

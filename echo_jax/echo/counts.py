@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 __all__ = ["Counts", "Tags"]
 
 
@@ -19,6 +21,19 @@ class Counts:
     fresh: int = 0
     uses: int = 0
     repeats: int = 0
+
+    def without(self, repeat: np.ndarray, pending: int) -> "Counts":
+        """Returns them without the last uses of a batch, which took nothing fresh.
+
+        Args:
+          repeat: Which use of its item each use of the batch is, ``int32[G, n]``.
+          pending: How many of each lane.
+        """
+        if not pending:
+            return self
+        left = repeat[:, -pending:]
+        repeats = int(np.count_nonzero(left))
+        return Counts(self.fresh, self.uses - left.size, self.repeats - repeats)
 
 
 class Tags(NamedTuple):

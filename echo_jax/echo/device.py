@@ -1,18 +1,18 @@
 """Echo on the accelerator: fresh data crosses to it once, and is used there again.
 
 A buffer of slots lies in accelerator memory, split into lanes over the devices of a
-mesh. For every update the host decides which slots are written and read, see
-`echo_jax.echo.plans`; one jitted, donated function scatters the fresh host batch and
-gathers the training batch, with a random key for every use. Whatever is uint8 stays
-uint8 until the step casts it.
+mesh. The host decides which slots are written and read, see `echo_jax.echo.plans`. A
+jitted, donated function scatters every fresh host batch; another one gathers each
+training batch, with a random key for every use. Whatever is uint8 stays uint8 until the
+step casts it.
 
 `echo` makes an iterator of device batches of it, for any trainer. A trainer that
-fuses the exchange with its update uses `DeviceFeed` and `EchoBuffer` themselves::
+gathers in the program of its update uses `DeviceFeed` and `EchoBuffer` themselves::
 
     buffer = EchoBuffer.of(host_batch, num_slots=plan.num_slots, ...)
     with closing(DeviceFeed(host_batches, plan, buffer)) as feed:
         while (inputs := feed.next()) is not None:
-            state, feed.arrays = step(state, feed.arrays, inputs)  # uses buffer.draw
+            state = step(state, feed.arrays, inputs)  # uses buffer.draw
 """
 
 import copy
@@ -35,7 +35,7 @@ from echo_jax.echo.plans.base import Plan
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.source import is_resumable
 from echo_jax.echo.spec import AnySpec
-from echo_jax.echo.stores.device import EchoBuffer, StepInput
+from echo_jax.echo.stores.device import Augment, EchoBuffer, StepInput
 
 __all__ = [
     "DeviceEchoIterator",
@@ -46,8 +46,6 @@ __all__ = [
     "echo",
     "largest_buffer",
 ]
-
-Augment = Callable[[Any, jax.Array], Any]
 
 
 class PeekedIterator(Iterator[Any]):
@@ -181,7 +179,7 @@ class DeviceEchoIterator(Iterator[Any]):
             return self._next(feed)
         if missing:
             inputs = _filled_up(inputs, missing, lanes)
-        feed.arrays, batch = self._draw(feed.arrays, inputs)
+        batch = self._draw(feed.arrays, inputs)
         if missing:
             keep = np.arange(size).reshape(lanes, -1)[:, :-missing].reshape(-1)
             batch = jax.tree.map(lambda x: x[keep], batch)
@@ -217,7 +215,7 @@ class DeviceEchoIterator(Iterator[Any]):
                 self._iterator,
                 plan,
                 buffer,
-                seed=self._spec.seed,
+                seed=None if options.augment is None else self._spec.seed,
                 prefetch=options.prefetch,
                 turn=self._turn,
             )
@@ -352,29 +350,16 @@ def _plan_of(spec: AnySpec, lanes: Lanes, buffer: int) -> Plan:
 
 @lru_cache(maxsize=8)
 def _jitted_draw(buffer: EchoBuffer, augment: Augment | None) -> Callable[..., Any]:
-    one = partial(_draw_one, buffer=buffer, augment=augment)
-    return jax.jit(one, donate_argnums=0, out_shardings=buffer.sharding)
+    def draw(arrays: Any, inputs: StepInput) -> Any:
+        (batch,) = buffer.draw(arrays, inputs, augment)
+        return batch
 
-
-def _draw_one(
-    arrays: Any, inputs: StepInput, *, buffer: EchoBuffer, augment: Augment | None
-) -> tuple[Any, Any]:
-    """Makes one batch, and augments it."""
-    arrays, (batch,) = buffer.draw(arrays, inputs)
-    if augment is not None:
-        data = buffer.split_rows(inputs.key_data[0])
-        keys = jax.random.wrap_key_data(data, impl="threefry2x32")
-        batch = augment(batch, keys)
-    return arrays, batch
+    return jax.jit(draw, out_shardings=buffer.sharding)
 
 
 def _filled_up(inputs: StepInput, missing: int, num_lanes: int) -> StepInput:
     """Inputs of a full batch from those of a last, smaller one."""
-    pad = ((0, 0), (0, 0), (0, missing))
-    lanes = (1, num_lanes, -1)
-    keys = inputs.key_data.reshape(*lanes, 2)
-    return inputs._replace(
-        read_slots=np.pad(inputs.read_slots, pad),
-        repeat=np.pad(inputs.repeat.reshape(lanes), pad).reshape(1, -1),
-        key_data=np.pad(keys, (*pad, (0, 0))).reshape(1, -1, 2),
-    )
+    _, columns, size = inputs.uses.shape
+    by_lane = inputs.uses.reshape(1, columns, num_lanes, size // num_lanes)
+    full = np.pad(by_lane, ((0, 0), (0, 0), (0, 0), (0, missing)))
+    return StepInput(full.reshape(1, columns, -1))

@@ -1,8 +1,7 @@
 """The host side of a device echo: reads, sends ahead, and decides."""
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,10 +22,6 @@ __all__ = ["DeviceFeed", "largest_buffer"]
 class _Slots:
     """The slots of a buffer on the devices, as a store.
 
-    The last host batch that was written waits here: the program that reads writes it
-    first. It stays, as what is written nowhere where nothing fresh is taken, so that
-    one program does for both.
-
     Attributes:
       buffer: Their layout.
       arrays: The slots.
@@ -38,46 +33,23 @@ class _Slots:
         self.guard = ReuseGuard()
         self.arrays = buffer.init()
         self._scatter = jitted_write(buffer)
-        self._host_batch: Any = None
-        self._waiting: np.ndarray | None = None  # the slots of its rows
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
         """See `echo_jax.echo.driver.Store`: whole host batches."""
         at = 0
         for (host_batch, leaves), first, end in taken:
             self.guard.check(leaves)
-            self._flush()
             into = slots[:, at : at + end - first]
-            self._host_batch, self._waiting = host_batch, into
+            self.arrays = self._scatter(self.arrays, host_batch, into)
             at += end - first
 
-    def rewrite(self, slots: np.ndarray, taken: list[Element]) -> None:
-        """See `echo_jax.echo.driver.Store`."""
-        self.write(slots, taken)
-        self._flush()
+    # Rows whose slot is out of range are dropped by every write.
+    rewrite = write
 
     def clear(self) -> None:
         """See `echo_jax.echo.driver.Store`."""
-        self._waiting = None
         if any(array.is_deleted() for array in jax.tree.leaves(self.arrays)):
-            self.arrays = self.buffer.init()  # A program that failed took them away.
-
-    def take_waiting(self) -> tuple[Any, np.ndarray]:
-        """Returns the last host batch, and where its rows are to be written."""
-        slots, self._waiting = self._waiting, None
-        return self._host_batch, self._nowhere if slots is None else slots
-
-    def _flush(self) -> None:
-        if self._waiting is not None:
-            self.arrays = self._scatter(self.arrays, self._host_batch, self._waiting)
-            self._waiting = None
-
-    @functools.cached_property
-    def _nowhere(self) -> np.ndarray:
-        """Slots that are out of range, for what is not written again."""
-        rows = len(jax.tree.leaves(self._host_batch)[0])
-        shape = (self.buffer.num_lanes, rows // self.buffer.num_lanes)
-        return np.full(shape, self.buffer.num_slots, np.int32)
+            self.arrays = self.buffer.init()  # A write that failed took them away.
 
 
 class _Sender:
@@ -98,8 +70,28 @@ class _Sender:
         return [((self._buffer.put(batch), kept), 0, rows)]
 
 
+class _Decided(NamedTuple):
+    """Batches that are decided.
+
+    Attributes:
+      uses: See `StepInput`.
+      fresh_index: Of every use, ``int64[K, B]``.
+      repeat: Of every use, ``int32[K, B]``.
+    """
+
+    uses: np.ndarray
+    fresh_index: np.ndarray
+    repeat: np.ndarray
+
+
+_NOTHING = _Decided(*(np.zeros((0, 0), np.int32) for _ in range(3)))
+
+
 class DeviceFeed:
     """The host side of a device echo: reads, sends ahead, and decides.
+
+    What follows from the rows that are written is decided in one go, and handed out as
+    views.
 
     Attributes:
       buffer: The layout.
@@ -112,7 +104,7 @@ class DeviceFeed:
         plan: Plan,
         buffer: EchoBuffer,
         *,
-        seed: int = 0,
+        seed: int | None = 0,
         prefetch: int = 2,
         turn: Turn | None = None,
     ):
@@ -124,7 +116,7 @@ class DeviceFeed:
             on its iterator the feed has them too.
           plan: Decides.
           buffer: Laid out for these batches and this plan.
-          seed: Of the keys of uses.
+          seed: Of the keys of uses; None for an input without them.
           prefetch: Host batches that are read and sent ahead by a thread; 0 reads
             when they are needed.
           turn: Of whoever makes the feed a part of itself; its own by default.
@@ -135,6 +127,7 @@ class DeviceFeed:
         self.buffer = buffer
         self.tags: Tags | None = None
         self._plan, self._seed = plan, seed
+        self._ahead = plan.batches_ahead * plan.batch
         self._slots = _Slots(buffer)
         # Any host batch may be the oldest with an item in use.
         reader = Reader(
@@ -146,25 +139,24 @@ class DeviceFeed:
             depth=prefetch * buffer.rows // buffer.num_lanes,
         )
         self._driver = Driver(reader, plan, self._slots, turn)
+        self._decided, self._at = _NOTHING, 0  # and how many of it are handed out
 
     @property
     def arrays(self) -> Any:
-        """The slots.
+        """The slots, to be read by the caller's jitted function, and never donated.
 
-        The caller passes them to its jitted function, which may take them away, and
-        puts back what it returns. `next` may replace them too, so they are read after
-        it.
+        `next` may replace them, so they are asked for after it.
         """
         return self._slots.arrays
 
-    @arrays.setter
-    def arrays(self, arrays: Any) -> None:
-        self._slots.arrays = arrays
-
     @property
     def counts(self) -> Counts:
-        """Fresh items taken, uses and repeats decided."""
-        return self._plan.counts
+        """Fresh items taken, uses and repeats handed out."""
+        return self._plan.counts(self._pending)
+
+    @property
+    def _pending(self) -> int:
+        return (len(self._decided.uses) - self._at) * self._plan.batch
 
     @property
     def log(self) -> DecisionLog | None:
@@ -191,37 +183,55 @@ class DeviceFeed:
 
     def decide(self, num_batches: int) -> StepInput | None:
         """Does what `next` does, within a turn that the caller holds and ends."""
-        uses = num_batches * self._plan.batch
-        wanted = self._driver.wait(uses)
+        if len(self._decided.uses) < self._at + num_batches:
+            self._decide_more(num_batches)
         self.turn.consistent = False
-        self._driver.fill(uses, wanted)
-        batches = [self._plan.next(self._plan.batch) for _ in range(num_batches)]
-        found = [batch for batch in batches if batch is not None]
-        sizes = {batch.repeat.size for batch in found}
-        if len(found) < num_batches or len(sizes) > 1:
+        uses, fresh_index, repeat = self._decided
+        if not len(uses):
             return None
-        return self._input(found)
+        at, end = self._at, self._at + num_batches
+        self._at = end
+        self.tags = Tags(fresh_index[at:end], repeat[at:end])
+        return StepInput(uses[at:end])
 
-    def _input(self, batches: list[BatchIndices]) -> StepInput:
-        index, repeat, reads = (
-            arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
-            for arrays in (
-                [batch.fresh_index for batch in batches],
-                [batch.repeat for batch in batches],
-                [batch.slots for batch in batches],
-            )
-        )
-        rows = (len(batches), -1)
-        self.tags = Tags(index.reshape(rows), repeat.reshape(rows))
-        seeds = use_seed(self._seed, *self.tags)
-        host_batch, write_slots = self._slots.take_waiting()
-        return StepInput(
-            host_batch,
-            write_slots,
-            reads.astype(np.int32, copy=False),
-            self.tags.repeat,
-            seeds.view(np.uint32).reshape(*seeds.shape, 2),
-        )
+    def _decide_more(self, num_batches: int) -> None:
+        """Decides until so many batches are to be handed out; none at the end."""
+        plan, pending = self._plan, self._pending
+        uses = num_batches * plan.batch - pending
+        wanted = self._driver.wait(uses, pending)
+        self.turn.consistent = False
+        self._driver.fill(uses, wanted, pending)
+        parts = [_Decided(*(column[self._at :] for column in self._decided))]
+        left = len(parts[0].uses)
+        while left < num_batches and (found := plan.next(self._ahead)) is not None:
+            parts.append(self._cut(found))
+            left += len(parts[-1].uses)
+        parts = [part for part in parts if len(part.uses)]
+        if left < num_batches or len({part.repeat.shape[1] for part in parts}) > 1:
+            parts = [_NOTHING]
+        whole = parts[0]
+        if len(parts) > 1:
+            whole = _Decided(*map(np.concatenate, zip(*parts, strict=True)))
+        self._decided, self._at = whole, 0
+
+    def _cut(self, found: BatchIndices) -> _Decided:
+        """Cuts uses of lanes into batches, lane after lane."""
+        lanes, size = found.repeat.shape
+        count = max(1, size // self._plan.batch)
+
+        def by_batch(column: np.ndarray) -> np.ndarray:
+            parts = column.reshape(lanes, count, -1).swapaxes(0, 1)
+            return parts.reshape(count, -1)
+
+        index, repeat = by_batch(found.fresh_index), by_batch(found.repeat)
+        columns = 2 if self._seed is None else 4
+        uses = np.empty((count, columns, index.shape[1]), np.int32)
+        uses[:, 0], uses[:, 1] = by_batch(found.slots), repeat
+        if self._seed is not None:
+            seeds = use_seed(self._seed, index, repeat)
+            words = seeds.view(np.int32).reshape(*seeds.shape, 2)
+            uses[:, 2], uses[:, 3] = words[..., 0], words[..., 1]
+        return _Decided(uses, index, repeat)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state before the next batch.
@@ -229,7 +239,7 @@ class DeviceFeed:
         Raises:
           TypeError: If the upstream has no get_state and set_state.
         """
-        return self._driver.get_state()
+        return self._driver.get_state(self._pending)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues as the feed that gave the state would have.
@@ -242,7 +252,25 @@ class DeviceFeed:
             has the items that it had.
         """
         self._driver.set_state(state)
+        self._decided, self._at = _NOTHING, 0
         self.tags = None
+
+    def overwrite(self, host_batch: Any) -> StepInput:
+        """Writes a host batch into the first slots; what was there is lost.
+
+        Args:
+          host_batch: As large as a batch.
+
+        Returns:
+          The input of the jitted function that gives its rows, in their order.
+        """
+        lanes = self.buffer.num_lanes
+        rows = self.buffer.rows // lanes
+        slots = np.tile(np.arange(rows, dtype=np.int32), (lanes, 1))
+        self._slots.write(slots, [((self.buffer.put(host_batch), []), 0, rows)])
+        index = np.arange(slots.size).reshape(lanes, -1)
+        uses = BatchIndices(slots, index, np.zeros_like(slots))
+        return StepInput(self._cut(uses).uses)
 
     def close(self) -> None:
         """Stops reading ahead, and refuses all further use."""

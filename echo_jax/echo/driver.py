@@ -120,11 +120,12 @@ class Driver:
         self._reader = reader
         self._store = store
 
-    def wait(self, uses: int) -> int:
+    def wait(self, uses: int, pending: int = 0) -> int:
         """Waits until the reader has what the next uses need, or the upstream ends.
 
         Args:
           uses: Of each lane.
+          pending: How many of the latest uses come before them: see `Plan.need`.
 
         Returns:
           How many fresh rows are to be taken: those that are needed, or those that are
@@ -132,23 +133,24 @@ class Driver:
         """
         # A plan may look ahead for it, in iterators that an interruption would end.
         self.turn.consistent = False
-        need = self.plan.need(uses)
+        need = self.plan.need(uses, pending)
         self.turn.consistent = True
         if need.must:
             self._reader.ensure(need.must)
             return need.must
         return need.may if need.may and self._reader.is_ready(need.may) else 0
 
-    def fill(self, uses: int, wanted: int) -> None:
+    def fill(self, uses: int, wanted: int, pending: int = 0) -> None:
         """Writes what the next uses need, which has been waited for.
 
         Args:
           uses: Of each lane.
           wanted: Fresh rows, from `wait`.
+          pending: As `wait` was told.
         """
         if wanted > self._reader.rows:
             self.plan.end(self._reader.rows)
-            need = self.plan.need(uses)
+            need = self.plan.need(uses, pending)
             wanted = need.must or need.may
         while wanted:
             slots = self.plan.write(wanted)
@@ -162,15 +164,16 @@ class Driver:
         """Returns the plan's state, and the upstream's at the oldest item in use.
 
         Args:
-          pending: How many of the latest uses were not handed out.
+          pending: How many of the latest uses of each lane were not handed out.
 
         Raises:
           TypeError: If the upstream has no get_state and set_state.
         """
         with self.turn:
-            anchor = self.plan.anchor(pending)
-            upstream, skip = self._reader.state_before(anchor)
+            self.turn.consistent = False
             plan = self.plan.get_state(pending)
+            self.turn.consistent = True
+            upstream, skip = self._reader.state_before(self.plan.anchor())
         return {"plan": plan, "skip": skip, "upstream": upstream}
 
     def set_state(self, state: Mapping[str, Any]) -> Sequence[Use]:

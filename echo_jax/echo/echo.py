@@ -74,10 +74,7 @@ class EchoIterator(Iterator[Any]):
     @property
     def counts(self) -> Counts:
         """How many fresh items were taken, and uses and repeats made."""
-        counts = self._plan.counts
-        left = self._run[self._emitted :]
-        repeats = sum(repeat > 0 for _, _, repeat, _ in left)
-        return Counts(counts.fresh, counts.uses - len(left), counts.repeats - repeats)
+        return self._plan.counts(self._pending)
 
     @property
     def log(self) -> DecisionLog | None:

@@ -39,8 +39,8 @@ class CompiledStep(Protocol):
 
     def __call__(
         self, state: Any, arrays: Any, inputs: Any, run: Any
-    ) -> tuple[Any, Any, Any]:
-        """Starts it; returns the new state and arrays, and the report."""
+    ) -> tuple[Any, Any]:
+        """Starts it; returns the new state, and the report."""
         ...
 
     def trace(self, *args: Any) -> Any:
@@ -111,8 +111,8 @@ class CompiledFunctions(Generic[State, Report]):
     def program(self, batching: Batching, *, scan: bool = False) -> CompiledStep:
         """Returns the program that performs as many updates as an input is for.
 
-        It donates state and arrays, and never the inputs, which an echo may use again.
-        Its report is the last update's.
+        It donates the state alone: what the feed keeps, an echo uses again. Its report
+        is the last update's.
 
         Args:
           batching: Makes the batches of the input.
@@ -128,7 +128,7 @@ class CompiledFunctions(Generic[State, Report]):
 
         Args:
           state: Donated.
-          feed: Made the input; its arrays are donated, and replaced.
+          feed: Made the input.
           inputs: From `Feed.take` or `Feed.hold`.
           scan: See `program`.
 
@@ -137,8 +137,7 @@ class CompiledFunctions(Generic[State, Report]):
         """
         run = self.program(feed.batching, scan=scan)
         sent = feed.batching.send(inputs)
-        state, feed.arrays, report = run(state, feed.arrays, sent, self.run)
-        return state, report
+        return run(state, feed.arrays, sent, self.run)
 
     def step_on_batch(self, state: State, batch: Batch) -> tuple[State, Report]:
         """Starts an update on a host batch; see `step`.
@@ -149,8 +148,7 @@ class CompiledFunctions(Generic[State, Report]):
         """
         batching = HostBatching(self.mesh)
         sent = batching.send(HostInput.of([batch]))
-        state, _, report = self.program(batching)(state, (), sent, self.run)
-        return state, report
+        return self.program(batching)(state, (), sent, self.run)
 
     def trace(self, state: State, feed: Feed) -> Any:
         """Returns what jax makes of one update before it compiles it.
@@ -214,20 +212,21 @@ class _Shared(Generic[State, Report]):
     def _program(self, batching: Batching, scan: bool) -> CompiledStep:
         def program(
             state: State, arrays: Any, inputs: Any, run: Any
-        ) -> tuple[State, Any, Report]:
-            arrays, batches = batching(arrays, inputs)
+        ) -> tuple[State, Report]:
             step = self._step
-            state, report = several_updates(
-                lambda state, batch: step(state, batch, run), state, batches, scan=scan
+            return several_updates(
+                lambda state, batch: step(state, batch, run),
+                state,
+                batching(arrays, inputs),
+                scan=scan,
             )
-            return state, arrays, report
 
         arrays, on_all_devices = batching.arrays_sharding, replicated(self._mesh)
         compiled = jax.jit(
             program,
             in_shardings=(self._state, arrays, batching.input_sharding, on_all_devices),
-            out_shardings=(self._state, arrays, on_all_devices),
-            donate_argnums=(0, 1),
+            out_shardings=(self._state, on_all_devices),
+            donate_argnums=0,
         )
         return cast(CompiledStep, compiled)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from echo_jax.config import Config
 from echo_jax.echo.bad_items import BadItem
@@ -21,7 +21,6 @@ from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec
 from echo_jax.training.distributed import local_mesh, put, view_with_sharding
 from echo_jax.training.feed import JoinedBatches
-from echo_jax.training.sharding import group_sharding
 from echo_jax.workloads.base import Augment, Batch
 
 __all__ = [
@@ -129,32 +128,25 @@ class DeviceBatching:
         return self.buffer.sharding
 
     @property
-    def input_sharding(self) -> StepInput:
+    def input_sharding(self) -> NamedSharding:
         """See `feed.Batching`; every device gets the indices of its own lanes."""
-        rows, of_draws = self.buffer.sharding, group_sharding(self.buffer.mesh)
-        return StepInput(rows, rows, of_draws, of_draws, of_draws)
+        mesh = self.buffer.mesh
+        return NamedSharding(mesh, PartitionSpec(None, None, mesh.axis_names))
 
-    def __call__(self, arrays: Any, inputs: StepInput) -> tuple[Any, list[Batch]]:
+    def __call__(self, arrays: Any, inputs: StepInput) -> list[Batch]:
         """See `feed.Batching`."""
-        arrays, batches = self.buffer.draw(arrays, inputs)
-        if self.augment is not None:
-            for k, batch in enumerate(batches):
-                data = self.buffer.split_rows(inputs.key_data[k])
-                keys = jax.random.wrap_key_data(data, impl="threefry2x32")
-                batches[k] = self.augment(batch, keys)
-        return arrays, [
+        batches = self.buffer.draw(arrays, inputs, self.augment)
+        return [
             {**batch, "repeat": inputs.repeat[k]} for k, batch in enumerate(batches)
         ]
 
     def send(self, inputs: StepInput) -> StepInput:
-        """See `feed.Batching`: the host batch is on its way already."""
-        processes = jax.process_count()
-        if processes == 1:
-            return inputs
-        batch = view_with_sharding(
-            inputs.host_batch, self.buffer.sharding, times=processes
-        )
-        return put(inputs._replace(host_batch=batch), self.input_sharding)
+        """See `feed.Batching`: small enough to cross with the call."""
+        return inputs if jax.process_count() == 1 else put(inputs, self.input_sharding)
+
+    def hold(self, inputs: StepInput) -> StepInput:
+        """See `feed.Batching`: its data lies there already."""
+        return inputs
 
 
 class DeviceEchoFeed:
@@ -219,32 +211,34 @@ class DeviceEchoFeed:
         own_lanes = num_lanes // shards[0].count * len(shards)
         own = replace(buffer, num_lanes=own_lanes, mesh=local_mesh(mesh))
         self.num_lanes = num_lanes
-        self._seed = int(use_seed(config.seed, _AUGMENT_STREAM, 0))
+        seed = int(use_seed(config.seed, _AUGMENT_STREAM, 0))
         self._sample = sample
         self._batches = batches
         self._first_shard, self._num_shards = shards[0].index, len(shards)
         self._batch_rows = config.batch_size // shards[0].count * len(shards)
         self._feed = DeviceFeed(
-            batches, plan, own, seed=self._seed, prefetch=config.data.prefetch
+            batches,
+            plan,
+            own,
+            seed=None if augment is None else seed,
+            prefetch=config.data.prefetch,
         )
         self.batching = DeviceBatching(buffer, augment)
-        self._held: dict[int, StepInput] = {}
+        self._own_arrays: Any = None
+        self._held: StepInput | None = None
         self.skipped: list[BadItem] = []
 
     @property
     def arrays(self) -> Any:
         """See `feed.Feed`: the slots, those of all processes."""
-        return self._over_processes(jax.process_count(), self.batching.buffer.sharding)
-
-    @arrays.setter
-    def arrays(self, arrays: Any) -> None:
-        self._feed.arrays = arrays
-        self._feed.arrays = self._over_processes(1, self._feed.buffer.sharding)
-
-    def _over_processes(self, times: int, sharding: NamedSharding) -> Any:
+        own = self._feed.arrays
         if jax.process_count() == 1:
-            return self._feed.arrays
-        return view_with_sharding(self._feed.arrays, sharding, times=times)
+            return own
+        if own is not self._own_arrays:
+            sharding, times = self.batching.buffer.sharding, jax.process_count()
+            self._arrays = view_with_sharding(own, sharding, times=times)
+            self._own_arrays = own
+        return self._arrays
 
     @property
     def logs(self) -> dict[int, DecisionLog]:
@@ -259,7 +253,7 @@ class DeviceEchoFeed:
 
     def take(self, num_updates: int) -> StepInput | None:
         """See `feed.Feed`."""
-        self._held.clear()  # Gives the sample's memory back.
+        self._held = None  # What is written now may take its slots.
         inputs = self._feed.next(num_updates)
         if inputs is None or inputs.repeat.shape[1] < self._batch_rows:
             return None
@@ -270,21 +264,10 @@ class DeviceEchoFeed:
         return inputs
 
     def hold(self, num_updates: int) -> StepInput:
-        """See `feed.Feed`: the sample, written and read at every update."""
-        if num_updates not in self._held:
-            self._held[num_updates] = self._sample_input(num_updates)
-        return self._held[num_updates]
-
-    def _sample_input(self, num_updates: int) -> StepInput:
-        buffer = self._feed.buffer
-        rows = len(jax.tree.leaves(self._sample)[0])
-        shape = (buffer.num_lanes, rows // buffer.num_lanes)
-        slots = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
-        repeat = np.zeros(rows, np.int32)
-        seeds = use_seed(self._seed, np.arange(rows), repeat)
-        each = (slots, repeat, seeds.view(np.uint32).reshape(rows, 2))
-        reads, repeat, keys = (np.stack([x] * num_updates) for x in each)
-        return StepInput(buffer.put(self._sample), slots, reads, repeat, keys)
+        """See `feed.Feed`: the sample, read at every update."""
+        if self._held is None:
+            self._held = self._feed.overwrite(self._sample)
+        return StepInput(np.tile(self._held.uses, (num_updates, 1, 1)))
 
     def get_state(self) -> list[Any]:
         """See `feed.Feed`."""

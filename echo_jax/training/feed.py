@@ -3,8 +3,7 @@
 A feed hands out the *input* of the next updates, a pytree that goes to the devices.
 Its `Batching`, traced into the program, turns the input into batches. So a feed whose
 batches come from the host and one that keeps items on the devices are the same to
-the loop: what a feed keeps there are its ``arrays``, which the program takes and
-gives back, beside the train state.
+the loop: what a feed keeps there are its ``arrays``, which the program reads.
 """
 
 import itertools
@@ -55,8 +54,8 @@ class Input(Protocol):
         """See the class."""
         ...
 
-    def _replace(self, **fields: Any) -> Any:
-        """Returns another one with these fields."""
+    def with_repeat(self, repeat: np.ndarray) -> Any:
+        """Returns the same input with other repeats."""
         ...
 
 
@@ -82,12 +81,16 @@ class Batching(Protocol):
         """See the class."""
         ...
 
-    def __call__(self, arrays: Any, inputs: Any) -> tuple[Any, Sequence[Batch]]:
-        """Returns the arrays, and one batch with ``"repeat"`` for each update."""
+    def __call__(self, arrays: Any, inputs: Any) -> Sequence[Batch]:
+        """Returns one batch with ``"repeat"`` for each update."""
         ...
 
     def send(self, inputs: Any) -> Any:
         """Starts the transfer of an input to the devices; need not wait for it."""
+        ...
+
+    def hold(self, inputs: Any) -> Any:
+        """Returns an input whose data stays on the devices, to be sent many times."""
         ...
 
 
@@ -96,8 +99,8 @@ class Feed(Protocol):
 
     Attributes:
       batching: Makes batches of them, in the program.
-      arrays: What the feed keeps on the devices. The caller passes them to the
-        program, which takes them away, and puts back what it returns.
+      arrays: What the feed keeps on the devices, for the program to read; asked for
+        after `take` or `hold`, which may replace them.
       num_lanes: Of an echo on the devices; 0 without one.
       logs: What an adaptive echo decided so far, by the index of the data shard;
         of those that this process makes. Empty if there was nothing to decide.
@@ -107,8 +110,12 @@ class Feed(Protocol):
         what `take` gave last.
     """
 
-    arrays: Any
     num_lanes: int
+
+    @property
+    def arrays(self) -> Any:
+        """See the class."""
+        ...
 
     @property
     def batching(self) -> Batching:
@@ -247,6 +254,10 @@ class HostInput(NamedTuple):
         arrays = {name: _stack([b[name] for b in batches]) for name in sorted(names)}
         return cls(repeat=arrays.pop("repeat"), batches=arrays)
 
+    def with_repeat(self, repeat: np.ndarray) -> "HostInput":
+        """See `Input`."""
+        return self._replace(repeat=repeat)
+
 
 @dataclass(frozen=True)
 class HostBatching:
@@ -268,9 +279,9 @@ class HostBatching:
         """See `Batching`."""
         return group_sharding(self.mesh)
 
-    def __call__(self, arrays: Any, inputs: HostInput) -> tuple[Any, list[Batch]]:
+    def __call__(self, arrays: Any, inputs: HostInput) -> list[Batch]:
         """See `Batching`; there are no arrays."""
-        return arrays, [
+        return [
             {name: x[k] for name, x in inputs.batches.items()}
             | {"repeat": inputs.repeat[k]}
             for k in range(len(inputs.repeat))
@@ -282,6 +293,10 @@ class HostBatching:
         if num_bytes < _SENT_AHEAD_BYTES and jax.process_count() == 1:
             return inputs
         return put(inputs, self.input_sharding)
+
+    def hold(self, inputs: HostInput) -> HostInput:
+        """See `Batching`; the host counts by the repeats."""
+        return put(inputs, self.input_sharding).with_repeat(inputs.repeat)
 
 
 class HostFeed:
@@ -295,6 +310,7 @@ class HostFeed:
     """
 
     num_lanes = 0
+    arrays = ()
 
     def __init__(
         self,
@@ -314,7 +330,6 @@ class HostFeed:
         """
         self._shards = shards
         self.batching = HostBatching(mesh)
-        self.arrays = ()
         self._batches = batches
         self._sample = sample
         self.skipped: list[BadItem] = []
@@ -386,25 +401,27 @@ class HeldFeed:
     def __init__(self, feed: Feed):
         """Takes over a feed."""
         self._feed = feed
-        self.batching, self.arrays = feed.batching, feed.arrays
+        self.batching = feed.batching
         self.num_lanes = feed.num_lanes
         self._held: dict[int, Any] = {}
         self._done = 0
+
+    @property
+    def arrays(self) -> Any:
+        """See `Feed`."""
+        return self._feed.arrays
 
     def take(self, num_updates: int) -> Any:
         """See `Feed`."""
         held = self.hold(num_updates)
         number = np.arange(self._done, self._done + num_updates, dtype=np.int32)
         self._done += num_updates
-        return held._replace(repeat=np.repeat(number[:, None], held.repeat.shape[1], 1))
+        return held.with_repeat(np.repeat(number[:, None], held.repeat.shape[1], 1))
 
     def hold(self, num_updates: int) -> Any:
         """See `Feed`."""
         if num_updates not in self._held:
-            inputs = self._feed.hold(num_updates)
-            sent = put(self.batching.send(inputs), self.batching.input_sharding)
-            # The host counts by it.
-            self._held[num_updates] = sent._replace(repeat=inputs.repeat)
+            self._held[num_updates] = self.batching.hold(self._feed.hold(num_updates))
         return self._held[num_updates]
 
     def get_state(self) -> list[Any]:

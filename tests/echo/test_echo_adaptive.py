@@ -115,7 +115,7 @@ class Driver:
         """A driver of a new plan that goes on from a state; and what is pending."""
         other = Driver(make(arguments, replay), arguments)
         other.plan.check_state(state)
-        assert other.plan.counts == Counts(), "check_state has changed something"
+        assert other.plan.counts() == Counts(), "check_state has changed something"
         restored = other.plan.set_state(state)
         assert restored.first == other.plan.anchor()
         assert restored.first % self.lane_rows == 0
@@ -169,7 +169,7 @@ def test_the_rule_holds_at_every_draw(args, readiness, left, ready_to_the_end):
         for slots in driver.store
     ]
     assert driver.plan.next(driver.batch) is None
-    counts = driver.plan.counts
+    counts = driver.plan.counts()
     assert counts.fresh == len(driver.uses) == driver.rows * driver.lanes
     assert counts.uses == sum(driver.uses.values())
     assert counts.repeats == sum(max(0, n - 1) for n in driver.uses.values())
@@ -200,7 +200,7 @@ def test_a_restore_at_every_draw_goes_on_the_same(args, readiness, left, pending
     for number, ready in enumerate([*readiness, *[True] * 8]):
         held = min(pending, len(drawn[-1][0][0]) - 1) if drawn else 0
         state = json.dumps(driver.plan.get_state(held))
-        states.append((state, driver.plan.counts, copy.deepcopy(driver.store), held))
+        states.append((state, driver.plan.counts(), copy.deepcopy(driver.store), held))
         if number == len(readiness):
             driver.end(left % driver.lane_rows)
         batch = driver.step(ready)
@@ -212,7 +212,7 @@ def test_a_restore_at_every_draw_goes_on_the_same(args, readiness, left, pending
         replay = driver.plan.log
         restored, rest = driver.restored(json.loads(state), replay, args)
         assert restored.store == store
-        assert restored.plan.counts == counts
+        assert restored.plan.counts() == counts
         if held:
             # Uses are handed out one by one where there is one lane.
             index, repeat = (part[0][-held:] for part in drawn[at - 1])
@@ -326,7 +326,7 @@ def test_all_items_are_used_up_at_the_end_and_the_last_batch_may_be_smaller():
     assert sizes == [4, 2]
     assert set(driver.uses.values()) == {2}
     assert driver.plan.next(4) is None
-    assert driver.plan.counts == Counts(fresh=7, uses=14, repeats=7)
+    assert driver.plan.counts() == Counts(fresh=7, uses=14, repeats=7)
     assert list(driver.plan.log) == [True, True, False, False]
 
 
@@ -337,7 +337,7 @@ def test_a_first_host_batch_may_be_smaller_if_it_is_the_last():
     driver.end(3)
     assert driver.step(True) == [[[0, 1, 2]], [[0, 0, 0]]]
     restored, _ = driver.restored(driver.plan.get_state(), None, args)
-    assert restored.plan.counts == Counts(fresh=3, uses=3, repeats=0)
+    assert restored.plan.counts() == Counts(fresh=3, uses=3, repeats=0)
     assert restored.store == [{0: 0, 1: 1, 2: 2}]
     for plan in (driver.plan, restored.plan):
         plan.end(0)

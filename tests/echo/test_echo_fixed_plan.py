@@ -146,7 +146,7 @@ def test_every_lane_is_the_host_echo_of_its_items(total, num_batches, **sizes):
     if num_batches == 1:
         uses = Counter(item for batch in taken for lane in batch for item, _ in lane)
         assert len(uses) == total * rows * num_lanes
-        counts = driver.plan.counts
+        counts = driver.plan.counts()
         assert counts.uses == sum(uses.values()) == counts.fresh + counts.repeats
 
 

@@ -170,7 +170,7 @@ def test_the_simulated_rule_is_that_of_the_plan(readiness, cap, buffer):
         batch = plan.next(1)
         # Once the buffer gives way, one queue is closed up at once, the other when
         # its front comes up. (In one of more than 4 the choice is random besides.)
-        if plan.counts.fresh > buffer:
+        if plan.counts().fresh > buffer:
             break
         assert batch.repeat.tolist() == [[rule.use()]]
 

@@ -273,7 +273,7 @@ def assert_goes_on_after(spec, uses, num_items):
     resumed = rest.apply(ej.tfdata.echo(spec, tags=True, state=state))
     assert graph_tags(resumed) == host_tags(spec, num_items)[uses:]
     # What is read again is what the host's echo reads again.
-    assert plan.counts.fresh - first <= 4 * spec.buffer
+    assert plan.counts().fresh - first <= 4 * spec.buffer
 
 
 @pytest.mark.parametrize(("factor", "uses"), [("2", 1), ("piecewise", 58), ("7.3", 61)])

@@ -294,7 +294,7 @@ def test_a_key_belongs_to_a_use_and_not_to_a_place():
             rows = []
             for take in takes:
                 inputs = feed.take(take)
-                feed.arrays, found = jax.jit(feed.batching)(feed.arrays, inputs)
+                found = jax.jit(feed.batching)(feed.arrays, inputs)
                 rows += [np.asarray(batch["x"]) for batch in found]
         return np.concatenate(rows)
 

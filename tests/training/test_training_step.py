@@ -82,7 +82,7 @@ def test_donates_the_state_and_never_the_batch():
     batching = HostBatching(compiled.mesh)
     inputs = jax.device_put(HostInput.of([batch_of()]), batching.input_sharding)
     step = compiled.program(batching)
-    new_state, _, report = step(state, (), inputs, compiled.run)
+    new_state, report = step(state, (), inputs, compiled.run)
     assert all(x.is_deleted() for x in jax.tree.leaves(state))
     assert not any(x.is_deleted() for x in jax.tree.leaves((inputs, new_state)))
     # The next step takes the state's memory away, not the report's.

@@ -1,7 +1,7 @@
 """What an order is: rounds of uses that follow from a few integers."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +23,7 @@ class Piece:
       index: Fresh index of every use, ``int64[n]``.
       repeat: Which use of the item it is, ``int32[n]``.
       last: Whether it is the item's last use, ``bool[n]``.
+      newest: The largest fresh index so far in the piece, ``int64[n]``.
     """
 
     round: int
@@ -31,6 +32,10 @@ class Piece:
     index: np.ndarray
     repeat: np.ndarray
     last: np.ndarray
+    newest: np.ndarray = field(init=False)
+
+    def __post_init__(self):
+        self.newest = np.maximum.accumulate(self.index)
 
 
 class OrderRounds(Protocol):

@@ -66,7 +66,8 @@ class AdaptivePlan:
     Attributes:
       num_slots: Slots of each lane.
       batch: Uses of each lane that make a batch.
-      unit: The same: uses are decided by the batch.
+      batches_ahead: 1.
+      unit: The same as ``batch``: uses are decided by the batch.
       is_identity: False.
 
     Example:
@@ -81,6 +82,7 @@ class AdaptivePlan:
       [True, False]
     """
 
+    batches_ahead = 1
     is_identity = False
 
     def __init__(
@@ -137,6 +139,7 @@ class AdaptivePlan:
         ]
         self._recorder = Recorder()
         self._uses = self._repeats = 0
+        self._latest = np.zeros((len(self._items), 0), np.int32)
         self._taken = False  # fresh items came since the last batch
         self._left: int | None = None  # rows that will still come, once known
 
@@ -145,13 +148,12 @@ class AdaptivePlan:
         """The decisions so far."""
         return self._recorder.log
 
-    @property
-    def counts(self) -> Counts:
+    def counts(self, pending: int = 0) -> Counts:
         """See `Plan`."""
         fresh = self._items[0].items * len(self._items)
-        return Counts(fresh, self._uses, self._repeats)
+        return Counts(fresh, self._uses, self._repeats).without(self._latest, pending)
 
-    def need(self, uses: int) -> Need:
+    def need(self, uses: int, pending: int = 0) -> Need:
         """See `Plan`; fresh items are named at most once before a batch.
 
         Raises:
@@ -247,6 +249,7 @@ class AdaptivePlan:
         )
         self._uses += repeat.size
         self._repeats += int(np.count_nonzero(repeat))
+        self._latest = repeat
         self._recorder.append(self._taken)
         self._taken = False
         items = self._ring.items(slots, self._items[0].items)
@@ -256,7 +259,7 @@ class AdaptivePlan:
         """See `Plan`."""
         self._left = rows
 
-    def anchor(self, pending: int = 0) -> int:
+    def anchor(self) -> int:
         """See `Plan`: the first item that came together with the oldest one held."""
         return self._ring.anchor(self._items[0].items)
 

@@ -91,22 +91,36 @@ class Plan(Protocol):
     Attributes:
       num_slots: Slots of each lane.
       batch: Uses of each lane that make a batch, b.
+      batches_ahead: Batches that `next` may be asked for at once, whatever was needed:
+        those that follow from what is written are decided.
       unit: Uses that are decided together where they are handed out one at a time.
       is_identity: Whether every item is used once, in its order.
     """
 
     num_slots: int
     batch: int
+    batches_ahead: int
     unit: int
     is_identity: bool
 
-    @property
-    def counts(self) -> Counts:
-        """Fresh items taken, and uses and repeats decided, over all lanes."""
+    def counts(self, pending: int = 0) -> Counts:
+        """Returns the fresh items taken, and the uses and repeats handed out.
+
+        They are those of all lanes.
+
+        Args:
+          pending: How many of the latest uses of each lane were not handed out.
+        """
         ...
 
-    def need(self, uses: int) -> Need:
-        """Returns how many rows the next ``uses`` uses of each lane want."""
+    def need(self, uses: int, pending: int = 0) -> Need:
+        """Returns how many rows the next uses want.
+
+        Args:
+          uses: Of each lane.
+          pending: How many of the latest uses of each lane were not handed out; they
+            will be, before these. The slots of all others may be written to now.
+        """
         ...
 
     def write(self, rows: int) -> np.ndarray:
@@ -122,14 +136,14 @@ class Plan(Protocol):
         ...
 
     def next(self, uses: int) -> BatchIndices | None:
-        """Decides the next uses.
+        """Decides the next uses; all that were decided before are handed out.
 
         Args:
-          uses: At most so many of each lane.
+          uses: At most so many of each lane, or ``batches_ahead`` batches.
 
         Returns:
           The uses: fewer where only these can be read from what is written, or at the
-          end of the stream; None after it.
+          end of the stream; None after it. Of several batches, whole ones.
         """
         ...
 
@@ -145,8 +159,11 @@ class Plan(Protocol):
         """Says that the upstream has ``rows`` more rows of each lane, and no others."""
         ...
 
-    def anchor(self, pending: int = 0) -> int:
-        """Returns the oldest row of a lane that a restore has to read again."""
+    def anchor(self) -> int:
+        """Returns the oldest row of a lane that a restore has to read again.
+
+        It is that of the latest state, or of the latest `need` if that is newer.
+        """
         ...
 
     def next_anchor(self, row: int) -> int:
@@ -157,7 +174,7 @@ class Plan(Protocol):
         """Returns the state, of JSON types.
 
         Args:
-          pending: How many of the latest uses were not handed out.
+          pending: How many of the latest uses of each lane were not handed out.
         """
         ...
 

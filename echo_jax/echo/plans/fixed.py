@@ -1,7 +1,7 @@
 """The plan of a fixed echo: every item is used as often as its number says."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from echo_jax.echo.spec import EchoSpec
 __all__ = ["FixedPlan"]
 
 _KEYS = {"lanes", "written"}
+_BATCHES_AHEAD = 32
 _NOTHING = Need()
 
 
@@ -35,6 +36,8 @@ class FixedPlan:
       num_slots: Slots of each lane: those of its order, and room for what is written
         before it is used.
       batch: Uses of each lane that make a batch.
+      batches_ahead: More than one in lanes: what follows from what is written is
+        decided in one go.
       unit: 1: a use that is handed out by itself needs no others.
       is_identity: Whether every item is used once, in its order. A driver may then
         pass items on, and say so with `pass_on`.
@@ -76,6 +79,9 @@ class FixedPlan:
         self._lanes = lanes or Lanes()
         self._lanes.check(batch_size=spec.batch_size)
         self.batch = spec.batch_size // self._lanes.count
+        self.batches_ahead = 1 if self._by_item else max(max_batches, _BATCHES_AHEAD)
+        # Of each lane: what was decided last, and perhaps not handed out yet.
+        self._given: list[Uses] = []
         count = self._lanes.count
         specs = [lane_spec(spec, lane, count) for lane in self._lanes.own]
         ahead = 0
@@ -92,18 +98,34 @@ class FixedPlan:
         self.num_slots = self._plans[0].num_slots
         self.is_identity = self._by_item and self._plans[0].is_identity
 
-    @property
-    def counts(self) -> Counts:
+    def counts(self, pending: int = 0) -> Counts:
         """See `Plan`."""
         counts = [plan.counts for plan in self._plans]
+        for at, given in enumerate(self._given):
+            if done := given.size - pending:
+                counts[at] = self._plans[at].counts_after(given.part(0, done))
         return Counts(
             sum(c.fresh for c in counts),
             sum(c.uses for c in counts),
             sum(c.repeats for c in counts),
         )
 
-    def need(self, uses: int) -> Need:
+    def _settle(self, pending: int = 0) -> None:
+        """Has the lanes emit what is handed out: all but the last uses."""
+        if not self._given or pending == self._given[0].size:
+            return
+        given, self._given = self._given, []
+        for plan, uses in zip(self._plans, given, strict=True):
+            done = uses.size - pending
+            plan.emit(uses.part(0, done))
+            if pending:
+                self._given.append(uses.part(done, uses.size))
+
+    def need(self, uses: int, pending: int = 0) -> Need:
         """See `Plan`: whole host batches, where items come in batches."""
+        if self._given:
+            self._settle(pending)
+            uses += pending
         plans = self._plans
         missing = plans[0].missing(uses)
         for plan in plans[1:]:
@@ -125,24 +147,39 @@ class FixedPlan:
 
     def next(self, uses: int) -> BatchIndices | None:
         """See `Plan`."""
+        self._settle()
         if not self._by_item:
-            return self._indices([plan.next(uses) for plan in self._plans])
-        found = self._plans[0].next(uses)
+            return self._next_in_lanes(uses)
+        lane = self._plans[0]
+        found = lane.look(uses)
         if found is None:
             return None
-        slots, index, repeat, last = found
+        lane.emit(found)
+        slots, index, repeat, last, _ = found
         return BatchIndices(slots[None], index[None], repeat[None], last[None])
+
+    def _next_in_lanes(self, uses: int) -> BatchIndices | None:
+        found = [plan.look(uses) for plan in self._plans]
+        given = [each for each in found if each is not None]
+        if len(given) < len(found):
+            return None
+        size = min([each.size for each in given])
+        if size > self.batch:
+            size -= size % self.batch
+        given = [each.part(0, size) for each in given]
+        *columns, _ = zip(*given, strict=True)
+        slots, index, repeat, last = map(_stacked, columns)
+        self._given = given
+        return BatchIndices(slots, self._lanes.global_index(index), repeat, last)
 
     def run(self) -> list[Use]:
         """See `Plan`."""
-        return self._plans[0].run()
-
-    def _indices(self, found: Sequence[Uses | None]) -> BatchIndices | None:
-        uses = [each for each in found if each is not None]
-        if len(uses) < len(found):
-            return None
-        slots, index, repeat, last = map(_stacked, zip(*uses, strict=True))
-        return BatchIndices(slots, self._lanes.global_index(index), repeat, last)
+        self._settle()
+        found = self._plans[0].look_on()
+        if found is None:
+            return []
+        self._given = [found]
+        return list(zip(*(column.tolist() for column in found[:4]), strict=True))
 
     def pass_on(self) -> int:
         """Counts a fresh item that went straight through an identity.
@@ -157,9 +194,9 @@ class FixedPlan:
         for plan in self._plans:
             plan.end_at(plan.written + rows)
 
-    def anchor(self, pending: int = 0) -> int:
+    def anchor(self) -> int:
         """See `Plan`."""
-        anchor, rows = min([p.anchor(pending) for p in self._plans]), self._lanes.rows
+        anchor, rows = min([plan.anchor() for plan in self._plans]), self._lanes.rows
         return anchor // rows * rows
 
     def next_anchor(self, row: int) -> int:
@@ -168,10 +205,11 @@ class FixedPlan:
 
     def get_state(self, pending: int = 0) -> dict[str, Any]:
         """See `Plan`: integers only."""
+        self._settle(pending)
         if self._by_item:
-            return self._plans[0].get_state(pending)
+            return self._plans[0].get_state()
         return {
-            "lanes": [plan.get_state(pending) for plan in self._plans],
+            "lanes": [plan.get_state() for plan in self._plans],
             "written": self._plans[0].written,
         }
 
@@ -199,6 +237,7 @@ class FixedPlan:
 
     def set_state(self, state: Mapping[str, Any]) -> Restored:
         """See `Plan`."""
+        self._given = []
         single = self._by_item
         written = state["fresh"] if single else state["written"]
         held = []
@@ -216,7 +255,7 @@ class FixedPlan:
         return Restored(first, table)
 
 
-def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
+def _stacked(arrays: tuple[np.ndarray, ...]) -> np.ndarray:
     """``np.stack``, in a tenth of the time for one array: there is often one lane."""
     return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
 

@@ -15,7 +15,7 @@ from echo_jax.echo.keys import fingerprint
 from echo_jax.echo.orders import rounds_of
 from echo_jax.echo.orders.base import Piece
 from echo_jax.echo.orders.consecutive import Consecutive
-from echo_jax.echo.plans.base import Use, check_state_keys
+from echo_jax.echo.plans.base import check_state_keys
 from echo_jax.echo.spec import EchoSpec
 
 __all__ = ["FixedLane", "Uses"]
@@ -42,12 +42,25 @@ class Uses(NamedTuple):
       fresh_index: Fresh index of every use, ``int64[n]``.
       repeat: Which use of its item it is, from 0, ``int32[n]``.
       last: Whether the item's slot is free after it, ``bool[n]``.
+      newest: The largest fresh index so far, ``int64[n]``.
     """
 
     slots: np.ndarray
     fresh_index: np.ndarray
     repeat: np.ndarray
     last: np.ndarray
+    newest: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        return self.slots.size
+
+    def part(self, start: int, stop: int) -> "Uses":
+        """Returns some of them."""
+        if stop - start == self.size:
+            return self
+        return Uses(*(column[start:stop] for column in self))
 
 
 class FixedLane:
@@ -111,14 +124,22 @@ class FixedLane:
         """How many fresh items, uses and repeats there were."""
         return Counts(self.fresh, self._uses, self._repeats)
 
+    def counts_after(self, uses: Uses) -> Counts:
+        """Returns them as they are when these uses are emitted, too."""
+        return Counts(
+            max(self.fresh, int(uses.newest[-1]) + 1),
+            self._uses + uses.size,
+            self._repeats + int(np.count_nonzero(uses.repeat)),
+        )
+
     @property
     def left(self) -> int | None:
         """Fresh items that are still to be written, once the end is known."""
         return None if self._end < 0 else self._end - self.written
 
-    def anchor(self, pending: int = 0) -> int:
+    def anchor(self) -> int:
         """Returns the oldest fresh item that a restore has to read again."""
-        return self._where(self._at - pending)[1]
+        return self._where()[1]
 
     def next_anchor(self, index: int) -> int:
         """Returns the first item from ``index`` on that can become the anchor."""
@@ -160,8 +181,10 @@ class FixedLane:
         self._assign(slots)
         return slots
 
-    def next(self, uses: int) -> Uses | None:
-        """Emits the next uses, up to the first whose item is not written.
+    def look(self, uses: int) -> Uses | None:
+        """Returns the next uses, up to the first whose item is not written.
+
+        They come next until something is written.
 
         Args:
           uses: At most so many.
@@ -170,44 +193,50 @@ class FixedLane:
           The uses; None at the end of the stream.
         """
         looked_at, runs = self._looked_at
-        parts, emitted = [], 0
+        parts = []
         for piece, low, high, top in runs if looked_at == uses else self._runs(uses):
             end = high
             if top >= self.written:
-                end = low + int((piece.index[low:high] >= self.written).argmax())
+                end = low + int(piece.newest[low:high].searchsorted(self.written))
             if end > low:
-                parts.append(self._emit(piece, low, end, top if end == high else None))
-                emitted += end - low
+                parts.append(self._read(piece, low, end))
             if end < high:
-                if not emitted:
+                if not parts:
                     raise AssertionError("an echo plan ran out of slots; this is a bug")
                 break
-        self._advance(emitted)
-        if len(parts) > 1:
-            return Uses(*map(np.concatenate, zip(*parts, strict=True)))
-        return parts[0] if parts else None
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        *columns, newest = map(np.concatenate, zip(*parts, strict=True))
+        return Uses(*columns, newest=np.maximum.accumulate(newest))
 
-    def run(self) -> list[Use]:
-        """Emits the next use, and those after it that take no further fresh item.
+    def look_on(self) -> Uses | None:
+        """Returns the next use, and those after it that take no further fresh item.
 
-        All are of one piece, so that `get_state` can go back among them.
+        They come next until something is written.
 
         Returns:
-          The uses; none at the end of the stream.
+          The uses; None at the end of the stream.
         """
         looked_at, runs = self._looked_at
         if looked_at != 1:
             runs = self._runs(1)
         if not runs:
-            return []
-        piece, low, *_ = runs[0]
-        self._advance(0)
-        index = piece.index[low : low + _RUN_AHEAD]
-        top = max(self.fresh - 1, int(index[0]))
-        size = int((index > top).argmax()) or index.size
-        uses = self._emit(piece, low, low + size, top)
-        self._advance(size)
-        return list(zip(*(column.tolist() for column in uses), strict=True))
+            return None
+        piece, low, _, newest = runs[0]
+        newest = max(newest, self.fresh - 1)
+        size = piece.newest[low : low + _RUN_AHEAD].searchsorted(newest, "right")
+        return self._read(piece, low, low + int(size))
+
+    def emit(self, uses: Uses) -> None:
+        """Emits uses: those that come next, as many of them as there are."""
+        slots, _, repeat, last, newest = uses
+        self.fresh = max(self.fresh, int(newest[-1]) + 1)
+        freed = slots.compress(last)
+        self._free[self._num_free : self._num_free + freed.size] = freed
+        self._num_free += freed.size
+        self._uses += slots.size
+        self._repeats += int(np.count_nonzero(repeat))
+        self._advance(slots.size)
 
     def pass_on(self) -> int:
         """Counts a fresh item that went straight through an identity; its index."""
@@ -223,7 +252,7 @@ class FixedLane:
         while True:
             high = min(piece.index.size, low + n)
             if high > low:
-                runs.append((piece, low, high, _max(piece.index[low:high])))
+                runs.append((piece, low, high, int(piece.newest[high - 1])))
                 n -= high - low
             if n == 0:
                 return runs
@@ -250,21 +279,12 @@ class FixedLane:
             piece.last[keep],
         )
 
-    def _emit(self, piece: Piece, low: int, high: int, top: int | None = None) -> Uses:
-        """Emits the uses in some places of a piece, whose items are written.
-
-        The newest of theirs and of those taken before is ``top``, if it is known.
-        """
-        index, last = piece.index[low:high], piece.last[low:high]
-        self.fresh = max(self.fresh, (_max(index) if top is None else top) + 1)
-        reads = self._slot_of.take(index & self._wrap)
-        freed = reads.compress(last)
-        self._free[self._num_free : self._num_free + freed.size] = freed
-        self._num_free += freed.size
-        repeat = piece.repeat[low:high]
-        self._uses += index.size
-        self._repeats += int(np.count_nonzero(repeat))
-        return Uses(reads, index, repeat, last)
+    def _read(self, piece: Piece, low: int, high: int) -> Uses:
+        """The uses in some places of a piece, whose items are written."""
+        index = piece.index[low:high]
+        slots = self._slot_of.take(index & self._wrap)
+        repeat, last = piece.repeat[low:high], piece.last[low:high]
+        return Uses(slots, index, repeat, last, piece.newest[low:high])
 
     def _assign(self, slots: np.ndarray) -> None:
         """Gives slots to the next fresh items."""
@@ -276,11 +296,7 @@ class FixedLane:
         self.written += slots.size
 
     def _advance(self, n: int) -> None:
-        """Moves on by ``n`` uses, and to the next piece where one is done.
-
-        A piece stays until a use of the next one is wanted, so that `get_state`
-        can go back within it.
-        """
+        """Moves on by ``n`` uses, and to the next piece where one is done."""
         self._at += n
         self._looked_at = 0, []
         while self._at >= self._piece.index.size and self._ahead:
@@ -289,11 +305,11 @@ class FixedLane:
             same = done.round == self._piece.round
             self._in_round = self._in_round + done.index.size if same else 0
 
-    def _where(self, at: int) -> tuple[int, int, int, int]:
-        """Round, anchor, its carry, and uses of the round before place ``at``."""
+    def _where(self) -> tuple[int, int, int, int]:
+        """Round, anchor, its carry, and uses of the round before the next one."""
         if self.is_identity:
             return self.fresh, self.fresh, 0, 0
-        piece = self._piece
+        piece, at = self._piece, self._at
         if not isinstance(self._rounds, Consecutive):
             return piece.round, piece.anchor, piece.carry, self._in_round + at
         if at < piece.index.size:
@@ -304,26 +320,19 @@ class FixedLane:
         _, carry = schedule.uses(piece.anchor, item - piece.anchor, piece.carry)
         return item, item, carry, position
 
-    def get_state(self, pending: int = 0) -> dict[str, int]:
-        """Returns the state: plain integers, always the same keys.
-
-        Args:
-          pending: How many of the uses of the last `run` were not passed on yet. The
-            state is the one before them.
-        """
-        low = self._at - pending
-        round_, anchor, carry, position = self._where(low)
-        repeats = np.count_nonzero(self._piece.repeat[low : self._at])
+    def get_state(self) -> dict[str, int]:
+        """Returns the state: plain integers, always the same keys."""
+        round_, anchor, carry, position = self._where()
         return {
             "anchor": anchor,
             "carry": carry,
             "end": self._end,
             "fresh": self.fresh,
             "position": position,
-            "repeats": self._repeats - int(repeats),
+            "repeats": self._repeats,
             "round": round_,
             "spec": self._fingerprint,
-            "uses": self._uses - pending,
+            "uses": self._uses,
         }
 
     def check_state(self, state: Any) -> None:
@@ -401,8 +410,3 @@ class FixedLane:
             skip = max(0, skip - index.size)
             used[rest[rest < self.fresh] - first] = True
         return np.flatnonzero(used) + first
-
-
-def _max(values: np.ndarray) -> int:
-    """``int(values.max())``, in half the time for the few values of a batch."""
-    return int(np.maximum.reduce(values) if values.size > 1 else values[0])

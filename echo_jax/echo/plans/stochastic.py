@@ -56,7 +56,8 @@ class StochasticPlan:
       num_slots: Slots of each lane: its buffer, and one batch less than ``max_batches``
         for those that are written before the batch that loads them.
       batch: Uses of each lane that make a batch.
-      unit: The same: uses are decided by the batch.
+      batches_ahead: 1.
+      unit: The same as ``batch``: uses are decided by the batch.
       is_identity: False.
 
     Example:
@@ -72,6 +73,7 @@ class StochasticPlan:
       [[0, 3]]
     """
 
+    batches_ahead = 1
     is_identity = False
 
     def __init__(
@@ -125,15 +127,15 @@ class StochasticPlan:
         self._written = self._loaded = 0  # items of a lane
         self._left: int | None = None  # rows that will still come, once known
         self._uses = np.zeros((len(lanes.own), self.num_slots), np.int32)
+        self._latest = np.zeros((len(lanes.own), 0), np.int32)
         self._decided_from, self._decided = 0, np.zeros(0, bool)
 
-    @property
-    def counts(self) -> Counts:
+    def counts(self, pending: int = 0) -> Counts:
         """See `Plan`."""
         fresh = self._written * self._ring.num_lanes
-        return Counts(fresh, self._used, self._repeats)
+        return Counts(fresh, self._used, self._repeats).without(self._latest, pending)
 
-    def need(self, uses: int) -> Need:
+    def need(self, uses: int, pending: int = 0) -> Need:
         """See `Plan`.
 
         Raises:
@@ -189,7 +191,7 @@ class StochasticPlan:
         """See `Plan`."""
         self._left = rows
 
-    def anchor(self, pending: int = 0) -> int:
+    def anchor(self) -> int:
         """See `Plan`: the first item that came together with the oldest one held."""
         return self._ring.anchor(self._written)
 
@@ -317,6 +319,7 @@ class StochasticPlan:
             self._repeats += items.size
         np.put_along_axis(self._uses, items % self.num_slots, repeat + 1, 1)
         self._used += items.size
+        self._latest = repeat
         self._batches += 1
         return items, repeat
 

@@ -14,27 +14,36 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from echo_jax.echo.stores.leaves import check_foreign
 
-__all__ = ["EchoBuffer", "StepInput", "default_mesh", "jitted_write"]
+__all__ = ["Augment", "EchoBuffer", "StepInput", "default_mesh", "jitted_write"]
+
+# A pure function of a batch and a key for every example.
+Augment = Callable[[Any, jax.Array], Any]
+# Where in `StepInput.uses` things stand.
+_SLOT, _REPEAT, _KEYS = 0, 1, slice(2, 4)
 
 
 class StepInput(NamedTuple):
-    """What the jitted step gets from the host for K batches.
+    """What the jitted step gets from the host for K batches, as one array.
 
     Attributes:
-      host_batch: Fresh rows, on the devices, leaves ``[U, ...]``. Where nothing fresh
-        is taken it is the one before, written nowhere, so one program does for both.
-      write_slots: Where its rows go, ``int32[G, U/G]``.
-      read_slots: What every batch reads, ``int32[K, G, B/G]``.
-      repeat: Which use of its item every row is, ``int32[K, B]``.
-      key_data: The random key of every use, ``uint32[K, B, 2]``, derived from
+      uses: What is known of every use, ``int32[K, 2, B]`` or ``int32[K, 4, B]``, lane
+        after lane: the slot that it reads in its lane, and which use of its item it is;
+        where it is augmented, also the two words of its random key, which follow from
         (seed, fresh index, repeat).
     """
 
-    host_batch: Any
-    write_slots: Any
-    read_slots: Any
-    repeat: Any
-    key_data: Any
+    uses: Any
+
+    @property
+    def repeat(self) -> Any:
+        """Which use of its item every row is, ``int32[K, B]``."""
+        return self.uses[:, _REPEAT]
+
+    def with_repeat(self, repeat: np.ndarray) -> "StepInput":
+        """Returns the same with other repeats, ``int32[K, B]``."""
+        uses = self.uses.copy()
+        uses[:, _REPEAT] = repeat
+        return StepInput(uses)
 
 
 @dataclass(frozen=True)
@@ -218,7 +227,7 @@ class EchoBuffer:
 
         Args:
           arrays: From `init`.
-          read_slots: ``int32[G, B/G]``, all in range.
+          read_slots: ``int32[B]``, lane after lane, all in range.
 
         Returns:
           Leaves ``[B, ...]``, lane after lane.
@@ -228,30 +237,40 @@ class EchoBuffer:
             return array.at[slots].get(mode="promise_in_bounds")
 
         def local(arrays: Any, slots: jax.Array) -> Any:
-            rows = jax.tree.map(lambda a: jax.vmap(lane)(a, slots), arrays)
-            # In numbers, since -1 could be any where a leaf has no size.
-            return jax.tree.map(lambda x: x.reshape((slots.size, *x.shape[2:])), rows)
+            def leaf(array: jax.Array) -> jax.Array:
+                rows = jax.vmap(lane)(array, slots.reshape(array.shape[0], -1))
+                # In numbers, since -1 could be any where a leaf has no size.
+                return rows.reshape((slots.size, *rows.shape[2:]))
+
+            return jax.tree.map(leaf, arrays)
 
         return self._on_devices(local)(arrays, self.split_rows(read_slots))
 
-    def draw(self, arrays: Any, inputs: StepInput) -> tuple[Any, list[Any]]:
-        """Writes the host batch, then makes all batches; to be traced.
-
-        Give the arrays `sharding` among jit's ``out_shardings``: on one device it is
-        otherwise changed to an equal one, for which jit compiles once more.
+    def draw(
+        self, arrays: Any, inputs: StepInput, augment: Augment | None = None
+    ) -> list[Any]:
+        """Makes all batches of an input; to be traced.
 
         Args:
-          arrays: From `init`; to be donated.
+          arrays: Of the feed that made the input.
           inputs: From `DeviceFeed.next`.
+          augment: A pure function ``(batch, keys) -> batch``; the feed must make keys.
 
         Returns:
-          The arrays, and for each draw a batch with leaves ``[B, ...]``.
+          A batch with leaves ``[B, ...]`` for each of them.
         """
-        arrays = self.write(arrays, inputs.host_batch, inputs.write_slots)
-        num_draws = inputs.read_slots.shape[0]
-        return arrays, [
-            self.read(arrays, inputs.read_slots[k]) for k in range(num_draws)
-        ]
+        batches = []
+        for number in range(inputs.uses.shape[0]):
+            uses = inputs.uses[number]
+            batch = self.read(arrays, uses[_SLOT])
+            if augment is not None:
+                words = jax.lax.bitcast_convert_type(uses[_KEYS].T, jnp.uint32)
+                keys = jax.random.wrap_key_data(
+                    self.split_rows(words), impl="threefry2x32"
+                )
+                batch = augment(batch, keys)
+            batches.append(batch)
+        return batches
 
     def split_rows(self, rows: Any) -> jax.Array:
         """Splits an array over the devices as batches are; to be traced.
