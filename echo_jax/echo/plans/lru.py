@@ -5,11 +5,15 @@ ones need no queue: they are the newest items. Taking n items out, wherever they
 and putting n in costs O(n), whatever the lane holds.
 """
 
+from typing import Any
+
 import numpy as np
 
 from echo_jax.echo.keys import mix, sequence
 
 __all__ = ["LeastRecentlyUsed"]
+
+_HALF = np.uint64(32)
 
 
 class LeastRecentlyUsed:
@@ -53,6 +57,8 @@ class LeastRecentlyUsed:
         self._head = self._tail = 0
         self._uses = np.zeros(num_slots, np.int32)
         self._place = np.zeros(num_slots, np.int64)
+        # How the front of the queue was cut last; it mostly stays as it is.
+        self._parts: tuple[Any, tuple[np.ndarray, ...]] = None, ()
 
     @property
     def num_unused(self) -> int:
@@ -88,29 +94,45 @@ class LeastRecentlyUsed:
           Their slots, ``int32[n]``, and how often each was used before, ``int32[n]``.
         """
         fresh = min(n, self.num_unused)
-        slots = np.arange(self.unused, self.unused + fresh) % self._num_slots
-        slots = slots.astype(np.int32)
-        self._uses[slots] = 0
-        self.unused += fresh
-        if fresh < n:
-            slots = np.concatenate([slots, self._choose(n - fresh, number)])
-        repeat = self._uses[slots]
-        self._uses[slots] += 1
-        self._enter(slots[repeat + 1 < self._cap])
+        if not fresh:
+            slots = self._choose(n, number)
+            repeat = self._uses.take(slots)
+        else:
+            slots = np.arange(self.unused, self.unused + fresh) % self._num_slots
+            slots = slots.astype(np.int32)
+            self._uses[slots] = 0
+            self.unused += fresh
+            if fresh < n:
+                slots = np.concatenate([slots, self._choose(n - fresh, number)])
+            repeat = self._uses.take(slots)
+        uses = repeat + np.int32(1)
+        self._uses[slots] = uses
+        below = uses < self._cap
+        self._enter(slots if below.all() else slots.compress(below))
         return slots, repeat
 
     def _choose(self, n: int, number: int) -> np.ndarray:
         """Takes ``n`` items out of the front quarter, or of what it takes."""
         front = max(n, (self._tail - self._head + 3) // 4)
-        counter = np.arange(n + 1)
-        edges = counter * front // n
-        random = mix(sequence(self._seed, number), counter[:n]) >> np.uint64(32)
+        counter, edges, width = self._parts_of(front, n)
+        random = mix(sequence(self._seed, number), counter)
         # The product stays below 2^63: a queue has fewer than 2^31 places.
-        width = (edges[1:] - edges[:-1]).astype(np.uint64)
-        places = edges[:n] + (random * width >> np.uint64(32)).astype(np.int64)
-        slots = self._queue[(self._head + places) & self._wrap]
-        self._close_front(places)
+        random >>= _HALF
+        random *= width
+        random >>= _HALF
+        places = edges + random.view(np.int64)
+        slots = self._queue.take((self._head + places) & self._wrap)
+        within = int(places.searchsorted(n))
+        self._close_front(places[:within], places[within:])
         return slots
+
+    def _parts_of(self, front: int, n: int) -> tuple[np.ndarray, ...]:
+        """Cuts the front into equal parts: their numbers, starts and widths."""
+        if self._parts[0] != (front, n):
+            edges = np.arange(n + 1) * front // n
+            width = np.diff(edges).astype(np.uint64)
+            self._parts = (front, n), (np.arange(n), edges[:n], width)
+        return self._parts[1]
 
     def _enter(self, slots: np.ndarray) -> None:
         """Puts items at the end of the queue."""
@@ -129,15 +151,18 @@ class LeastRecentlyUsed:
         older = places < (self._tail - self._head + 1) // 2
         # The younger half first: it counts from the head that the other one moves.
         self._close_back(places[~older])
-        self._close_front(places[older])
+        places = places[older]
+        within = places < places.size
+        self._close_front(places[within], places[~within])
 
-    def _close_front(self, places: np.ndarray) -> None:
-        """Fills gaps with the items in front."""
-        head, gaps = self._head, places.size
+    def _close_front(self, within: np.ndarray, beyond: np.ndarray) -> None:
+        """Fills gaps with the items in front: of as many places, or beyond these."""
+        head, gaps = self._head, within.size + beyond.size
         self._head += gaps
-        moving = np.ones(gaps, bool)
-        moving[places[places < gaps]] = False
-        self._move(head + np.flatnonzero(moving), head + places[places >= gaps])
+        if beyond.size:
+            moving = np.ones(gaps, bool)
+            moving[within] = False
+            self._move(head + moving.nonzero()[0], head + beyond)
 
     def _close_back(self, places: np.ndarray) -> None:
         """Fills gaps with the items at the end."""
@@ -150,6 +175,6 @@ class LeastRecentlyUsed:
         self._move(ends, gap[behind >= gaps])
 
     def _move(self, origin: np.ndarray, target: np.ndarray) -> None:
-        slots = self._queue[origin & self._wrap]
+        slots = self._queue.take(origin & self._wrap)
         self._queue[target & self._wrap] = slots
         self._place[slots] = target
