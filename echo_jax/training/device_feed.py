@@ -287,6 +287,7 @@ class DeviceEchoFeed:
         Raises:
           ValueError: See `echo_jax.echo.plans.lanes.joined_state`.
         """
+        self._held = None
         self._feed.set_state(
             {
                 "plan": joined_state([each["plan"] for each in state]),
