@@ -13,6 +13,7 @@ from rich.progress import Progress
 from benchmarks import (
     adaptive,
     augment,
+    compiled,
     decode,
     device,
     gpu,
@@ -56,7 +57,8 @@ _BENCHMARKS: dict[str, Callable[[], Result | list[Result]]] = {
     "restore": verification.restore,
     "reading": verification.reading,
 }
-# For real data, or an accelerator; not among those that run without names.
+# For real data, libtpu or an accelerator; not among those that run without names.
+_WITH_LIBTPU: dict[str, Callable[[], list[Result]]] = {"v5e": compiled.compiled}
 _ON_REAL_DATA: dict[str, Callable[..., list[Result]]] = {"P21": decode.p21}
 _ON_AN_ACCELERATOR: dict[str, Callable[..., Result | list[Result]]] = {
     "H1": gpu.h1,
@@ -80,7 +82,8 @@ def main(argv: list[str] | None = None) -> int:
         "names",
         nargs="*",
         help=f"which: {', '.join(_BENCHMARKS)}, all of them if none; for real "
-        f"data, {', '.join(_ON_REAL_DATA)}; and, for an accelerator, "
+        f"data, {', '.join(_ON_REAL_DATA)}; where libtpu is installed, "
+        f"{', '.join(_WITH_LIBTPU)}; and, for an accelerator, "
         f"{', '.join(_ON_AN_ACCELERATOR)}",
     )
     parser.add_argument(
@@ -94,14 +97,15 @@ def main(argv: list[str] | None = None) -> int:
         "--figures", type=Path, metavar="FOLDER", help="draw what people look at (P2)"
     )
     args = parser.parse_args(argv)
-    known = [*_BENCHMARKS, *_ON_REAL_DATA, *_ON_AN_ACCELERATOR]
+    known = [*_BENCHMARKS, *_ON_REAL_DATA, *_WITH_LIBTPU, *_ON_AN_ACCELERATOR]
     if unknown := sorted(set(args.names) - set(known)):
         parser.error(f"unknown: {', '.join(unknown)}; use {', '.join(known)}")
     small = {
         name: functools.partial(benchmark, small=args.small)
         for name, benchmark in (_ON_REAL_DATA | _ON_AN_ACCELERATOR).items()
     }
-    results = _run(args.names or list(_BENCHMARKS), _BENCHMARKS | small)
+    benchmarks = _BENCHMARKS | _WITH_LIBTPU | small
+    results = _run(args.names or list(_BENCHMARKS), benchmarks)
     if args.json:
         args.json.write_text(json.dumps([r.as_json() for r in results], indent=1))
     if args.docs:

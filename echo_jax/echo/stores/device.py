@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from echo_jax.echo.stores.leaves import check_foreign
+from echo_jax.echo.stores.slot_layout import SlotLayout
 
 __all__ = ["Augment", "EchoBuffer", "StepInput", "default_mesh", "jitted_write"]
 
@@ -60,6 +61,7 @@ class EchoBuffer:
       num_lanes: Lanes, G; a multiple of the devices.
       mesh: The devices. Lanes are spread over all of its axes, automatic or explicit.
       rows: Of every batch that is put, in this process.
+      tiled: Whether slots are whole tiles of memory, as on TPUs; see `SlotLayout`.
 
     Example:
       >>> batch = {"image": np.zeros((8, 32, 32, 3), np.uint8)}
@@ -74,6 +76,7 @@ class EchoBuffer:
     num_lanes: int
     mesh: Mesh
     rows: int
+    tiled: bool = False
 
     @classmethod
     def of(
@@ -99,12 +102,22 @@ class EchoBuffer:
                 f"use {math.ceil(num_lanes / mesh.size) * mesh.size}"
             )
         structure, rows, items = _layout_of(batch)
-        return cls(structure, items, num_slots, num_lanes, mesh, rows)
+        tiled = mesh.devices.flat[0].platform == "tpu"
+        return cls(structure, items, num_slots, num_lanes, mesh, rows, tiled)
 
     @property
     def bytes_per_item(self) -> int:
         """Bytes of an item in the buffer."""
-        return sum(math.prod(x.shape) * x.dtype.itemsize for x in self.items)
+        return sum(layout.num_bytes for layout in self._layouts)
+
+    @property
+    def _layouts(self) -> list[SlotLayout]:
+        return [SlotLayout.of(item, tiled=self.tiled) for item in self.items]
+
+    def _each(self, function: Callable[..., Any], *trees: Any) -> Any:
+        """Calls a function for every leaf, with its layout in front."""
+        layouts = jax.tree.unflatten(self.structure, self._layouts)
+        return jax.tree.map(function, layouts, *trees)
 
     @property
     def capacity(self) -> int:
@@ -156,13 +169,22 @@ class EchoBuffer:
         """Allocates the slots, unless they do not fit.
 
         Returns:
-          The item's structure with arrays ``[G, num_slots, ...]``.
+          Those of `zeros`.
 
         Raises:
           ValueError: See `check_memory`.
         """
         self.check_memory()
         return _allocator(self)()
+
+    def zeros(self) -> Any:
+        """Returns empty slots; to be traced.
+
+        Returns:
+          The item's structure, with an array as `SlotLayout.zeros` makes it for every
+          leaf.
+        """
+        return self._each(lambda layout: layout.zeros(self.num_lanes, self.num_slots))
 
     def put(self, batch: Any) -> Any:
         """Starts the transfer of a host batch to the devices.
@@ -208,17 +230,18 @@ class EchoBuffer:
           The arrays.
         """
 
-        def lane(array: jax.Array, rows: jax.Array, slots: jax.Array) -> jax.Array:
-            # Unique as promised, those that are dropped too.
-            beyond = self.num_slots + jnp.arange(slots.size, dtype=slots.dtype)
-            slots = jnp.where(slots < self.num_slots, slots, beyond)
-            return array.at[slots].set(rows, mode="drop", unique_indices=True)
-
         def local(arrays: Any, host_batch: Any, slots: jax.Array) -> Any:
-            rows = jax.tree.map(
-                lambda x: x.reshape(slots.shape + x.shape[1:]), host_batch
-            )
-            return jax.tree.map(lambda a, r: jax.vmap(lane)(a, r, slots), arrays, rows)
+            # Unique as promised, those that are dropped too.
+            beyond = self.num_slots + jnp.arange(slots.shape[1], dtype=slots.dtype)
+            slots = jnp.where(slots < self.num_slots, slots, beyond)
+
+            def leaf(
+                layout: SlotLayout, array: jax.Array, rows: jax.Array
+            ) -> jax.Array:
+                rows = rows.reshape(slots.shape + rows.shape[1:])
+                return jax.vmap(layout.write)(array, rows, slots)
+
+            return self._each(leaf, arrays, host_batch)
 
         return self._on_devices(local)(arrays, host_batch, self.split_rows(write_slots))
 
@@ -233,16 +256,13 @@ class EchoBuffer:
           Leaves ``[B, ...]``, lane after lane.
         """
 
-        def lane(array: jax.Array, slots: jax.Array) -> jax.Array:
-            return array.at[slots].get(mode="promise_in_bounds")
-
         def local(arrays: Any, slots: jax.Array) -> Any:
-            def leaf(array: jax.Array) -> jax.Array:
-                rows = jax.vmap(lane)(array, slots.reshape(array.shape[0], -1))
+            def leaf(layout: SlotLayout, array: jax.Array) -> jax.Array:
+                rows = jax.vmap(layout.read)(array, slots.reshape(array.shape[0], -1))
                 # In numbers, since -1 could be any where a leaf has no size.
                 return rows.reshape((slots.size, *rows.shape[2:]))
 
-            return jax.tree.map(leaf, arrays)
+            return self._each(leaf, arrays)
 
         return self._on_devices(local)(arrays, self.split_rows(read_slots))
 
@@ -299,12 +319,7 @@ class EchoBuffer:
 # layout compile once.
 @functools.lru_cache(maxsize=8)
 def _allocator(buffer: EchoBuffer) -> Callable[[], Any]:
-    def zeros() -> Any:
-        lead = (buffer.num_lanes, buffer.num_slots)
-        arrays = [jnp.zeros(lead + x.shape, x.dtype) for x in buffer.items]
-        return jax.tree.unflatten(buffer.structure, arrays)
-
-    return jax.jit(zeros, out_shardings=buffer.sharding)
+    return jax.jit(buffer.zeros, out_shardings=buffer.sharding)
 
 
 @functools.lru_cache(maxsize=8)

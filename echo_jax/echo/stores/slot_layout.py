@@ -1,0 +1,110 @@
+"""How the leaf of an item lies in its slot, in accelerator memory.
+
+Items lie flat, so that a slot is contiguous whatever its shape. On a TPU arrays lie in
+tiles of 8 x 128, and a program that reads or writes a few slots first copies all slots
+to another layout, unless they are whole tiles. What it takes to spare that was found by
+compiling for a TPU v5e and counting the bytes that the program moves: see "Compiled for
+accelerators" in docs/benchmarks.md.
+"""
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["SlotLayout"]
+
+_TILE_WIDTH = 128
+# In elements: smaller leaves lie as the compiler wants it. They are labels and other
+# small things beside larger ones.
+_LEAST_TILED = 32
+# Of fewer rows than these, words of 32 bits need no padding to whole tiles.
+_LEAST_ROWS = 32
+# The compiler cuts what is larger by copying all slots to two arrays of half the width.
+_MOST_BYTES = 192 * 1024
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """How one leaf lies.
+
+    Attributes:
+      item: Its shape and dtype in an item.
+      shape: What a place of the array holds.
+      parts: Places that a slot takes.
+
+    Example:
+      >>> image = jax.ShapeDtypeStruct((30, 30, 3), "uint8")
+      >>> SlotLayout.of(image, tiled=False).shape
+      (2700,)
+      >>> SlotLayout.of(image, tiled=True).shape
+      (24, 128)
+    """
+
+    item: jax.ShapeDtypeStruct
+    shape: tuple[int, ...]
+    parts: int = 1
+
+    @classmethod
+    def of(cls, item: jax.ShapeDtypeStruct, *, tiled: bool) -> "SlotLayout":
+        """Returns the layout of a leaf.
+
+        Args:
+          item: Its shape and dtype in an item.
+          tiled: Whether slots have to be whole tiles.
+        """
+        size, itemsize = math.prod(item.shape), item.dtype.itemsize
+        if not tiled or size < _LEAST_TILED:
+            return cls(item, (size,) if item.shape else ())
+        parts = math.ceil(size * itemsize / _MOST_BYTES)
+        rows = math.ceil(size / parts / _TILE_WIDTH)
+        if itemsize >= 4 and rows < _LEAST_ROWS:
+            return cls(item, (rows * _TILE_WIDTH,), parts)
+        if rows > 1:
+            rows = 4 if rows <= 4 else 8 * math.ceil(rows / 8)
+        return cls(item, (rows, _TILE_WIDTH), parts)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a slot."""
+        return self.parts * math.prod(self.shape) * self.item.dtype.itemsize
+
+    def zeros(self, num_lanes: int, num_slots: int) -> jax.Array:
+        """Returns empty slots, ``[G, num_slots * parts, *shape]``."""
+        places = (num_lanes, num_slots * self.parts)
+        return jnp.zeros(places + self.shape, self.item.dtype)
+
+    def write(self, array: jax.Array, rows: jax.Array, slots: jax.Array) -> jax.Array:
+        """Puts leaves into slots of a lane; to be traced.
+
+        Args:
+          array: One lane's.
+          rows: ``[n, *item.shape]``.
+          slots: ``int32[n]``, each once; those out of range are dropped.
+        """
+        size, count = math.prod(self.item.shape), slots.size
+        flat = rows.reshape(count, size)
+        if missing := self.parts * math.prod(self.shape) - size:
+            flat = jnp.pad(flat, ((0, 0), (0, missing)))
+        rows = flat.reshape(count * self.parts, *self.shape)
+        places = array.at[self._places(slots)]
+        return places.set(rows, mode="drop", unique_indices=True)
+
+    def read(self, array: jax.Array, slots: jax.Array) -> jax.Array:
+        """Returns the leaves in slots of a lane, ``[n, *item.shape]``; to be traced.
+
+        Args:
+          array: One lane's.
+          slots: ``int32[n]``, all in range.
+        """
+        rows = array.at[self._places(slots)].get(mode="promise_in_bounds")
+        flat = rows.reshape(slots.size, self.parts * math.prod(self.shape))
+        size = math.prod(self.item.shape)
+        return flat[:, :size].reshape(slots.size, *self.item.shape)
+
+    def _places(self, slots: jax.Array) -> jax.Array:
+        if self.parts == 1:
+            return slots
+        parts = jnp.arange(self.parts, dtype=slots.dtype)
+        return (slots[:, None] * self.parts + parts[None]).reshape(-1)
