@@ -221,7 +221,7 @@ class DeviceFeed:
 
         def by_batch(column: np.ndarray) -> np.ndarray:
             parts = column.reshape(lanes, count, -1).swapaxes(0, 1)
-            return parts.reshape(count, -1)
+            return np.ascontiguousarray(parts.reshape(count, -1))
 
         index, repeat = by_batch(found.fresh_index), by_batch(found.repeat)
         columns = 2 if self._seed is None else 4

@@ -354,6 +354,24 @@ def test_how_many_batches_are_asked_for_changes_nothing(order):
         assert later.counts == counts[at + 8]
 
 
+def test_keys_are_made_where_a_lane_has_one_row_of_a_batch():
+    """Of several batches at once, the uses lie crosswise in memory."""
+    spec = ej.EchoSpec(4, 64, "consecutive", 4)
+
+    def augment(batch, keys):
+        return {**batch, "word": jax.random.key_data(keys)[:, 0]}
+
+    options = {"mesh": mesh_of(4), "tags": True}
+    words = [
+        (tags, np.asarray(batch["word"]))
+        for batch, tags in device.echo(Chunks(2), spec, augment=augment, **options)
+    ]
+    assert len(words) == 32
+    for tags, found in words:
+        seeds = ej.use_seed(spec.seed, *tags)
+        assert found.tolist() == seeds.view(np.uint32)[::2].tolist()
+
+
 def test_bytes_stay_bytes_and_are_stated():
     batch = {
         "image": np.zeros((16, 4, 4, 3), np.uint8),
