@@ -96,6 +96,18 @@ def test_an_item_in_parts_comes_back_whole():
     assert not found[1:3].any()
 
 
+def test_a_large_batch_is_read_in_parts():
+    """A TPU's compiler runs out of memory where it changes its layout at once."""
+    layout = layout_of((256, 256, 3), "uint8")
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 256, (5, 256, 256, 3), np.uint8)
+    array = layout.write(layout.zeros(1, 5)[0], rows, np.arange(5, dtype=np.int32))
+    slots = rng.integers(0, 5, 51).astype(np.int32)
+    assert "scan" in str(jax.make_jaxpr(layout.read)(array, slots))
+    assert "scan" not in str(jax.make_jaxpr(layout.read)(array, slots[:40]))
+    np.testing.assert_array_equal(layout.read(array, slots), rows[slots])
+
+
 def test_batches_are_the_same_from_tiles():
     rng = np.random.default_rng(0)
     batches = [

@@ -23,6 +23,9 @@ _LEAST_TILED = 32
 _LEAST_ROWS = 32
 # The compiler cuts what is larger by copying all slots to two arrays of half the width.
 _MOST_BYTES = 192 * 1024
+# Beyond so many bytes of a batch at once, the compiler for a v5e runs out of memory
+# where it changes the layout of images.
+_MOST_AT_ONCE = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,17 @@ class SlotLayout:
           array: One lane's.
           slots: ``int32[n]``, all in range.
         """
+        count = math.ceil(slots.size * self.num_bytes / _MOST_AT_ONCE)
+        if count == 1 or len(self.shape) < 2:
+            return self._read(array, slots)
+        while slots.size % count:
+            count += 1
+        parts = jax.lax.map(
+            lambda some: self._read(array, some), slots.reshape(count, -1)
+        )
+        return parts.reshape(slots.size, *self.item.shape)
+
+    def _read(self, array: jax.Array, slots: jax.Array) -> jax.Array:
         rows = array.at[self._places(slots)].get(mode="promise_in_bounds")
         flat = rows.reshape(slots.size, self.parts * math.prod(self.shape))
         size = math.prod(self.item.shape)
