@@ -4,6 +4,7 @@ What these need is imported only where a bucket is used: it is in the extra ``gc
 takes seconds.
 """
 
+import contextlib
 import functools
 import os
 import warnings
@@ -17,7 +18,7 @@ __all__ = ["BucketError", "is_in_bucket", "open_bucket", "write_object"]
 
 if find_spec("gcsfs"):
     # Where TensorFlow is installed, epath, by which Orbax finds its files, would use
-    # that one's client. Set here, because epath looks once, at its first path.
+    # that one's client.
     os.environ.setdefault("EPATH_USE_TF", "false")
 
 _PREFIX = "gs://"
@@ -123,7 +124,13 @@ def _set_up_clients() -> None:
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     import gcsfs  # noqa: F401
     import google.cloud.storage  # noqa: F401
+    from etils.epath import gpath
     from fsspec.config import conf
+
+    # It looks at EPATH_USE_TF once, at its first path of any kind, and that may have
+    # been before this module was imported.
+    with contextlib.suppress(AttributeError):  # It is etils' own.
+        gpath._is_tf_installed.cache_clear()
 
     conf["gs"] = {
         # Without credentials it would go on as nobody.

@@ -236,7 +236,12 @@ def _opened_by_jax(tree: Any) -> _Container | None:
     def below(node: Any) -> bool:
         return node is not tree
 
-    children, structure = util.tree_flatten(tree, is_leaf=below)
+    try:
+        children, structure = util.tree_flatten(tree, is_leaf=below)
+    except Exception:  # Keys of a Mapping that cannot be sorted, for one.
+        if not isinstance(tree, Mapping):
+            raise
+        return None
     if len(children) == 1 and children[0] is tree:
         return None
 

@@ -112,6 +112,7 @@ CONTAINERS = {
     "flax_struct": lambda a, b: Frame(a, b, "name"),
     "dataclass": lambda a, b: Boxes(a, b, "cm"),
     "frozen_dict": lambda a, b: FrozenDict({"z": a, "b": b}),
+    "frozen_mixed_keys": lambda a, b: FrozenDict({"z": a, 1: b}),
     "own_class": Swapped,
     "mapping": lambda a, b: Record({"z": a, "b": b}),
     "dict_subclass": lambda a, b: Example(z=a, b=b),

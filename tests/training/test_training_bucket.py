@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from etils import epath
+from etils.epath import gpath
 from fake_gcs import Bucket, serve
 from test_training_resume import ECHOES, exact
 from tiny_workload import run, stop_at
 
 from echo_jax import cli
+from echo_jax.bucket import _open, open_bucket
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.folders import FolderError, RunPath, run_folder
 from echo_jax.json_files import read_line, unseal
@@ -53,6 +56,17 @@ def test_stopped_and_resumed_as_in_a_folder(bucket, in_folder):
     run(WORKDIR, **RUN)
     assert_same(bucket.files("runs/a"), in_folder)
     assert bucket.writes["runs/a/config.json"] == 1
+
+
+def test_a_client_that_was_chosen_before_is_not_used(bucket, monkeypatch):
+    with monkeypatch.context() as patch:
+        # As a program that has saved something else has looked already.
+        patch.delenv("EPATH_USE_TF")
+        gpath._is_tf_installed.cache_clear()
+        assert epath.Path(ROOT).exists()
+    _open.cache_clear()
+    bucket.put("runs/a/x", b"content")
+    assert (open_bucket(WORKDIR) / "x").read_bytes() == b"content"
 
 
 def test_killed_before_a_checkpoint_was_whole(bucket, in_folder):
