@@ -1,5 +1,6 @@
 """The host side of a device echo: reads, sends ahead, and decides."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -26,17 +27,19 @@ class _Slots:
       buffer: Their layout.
       arrays: The slots.
       guard: Looks at the first host batches.
+      untouched: Whether nothing was ever written.
     """
 
     def __init__(self, buffer: EchoBuffer):
         self.buffer = buffer
         self.guard = ReuseGuard()
         self.arrays = buffer.init()
+        self.untouched = True
         self._scatter = jitted_write(buffer)
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
         """See `echo_jax.echo.driver.Store`: whole host batches."""
-        at = 0
+        self.untouched, at = False, 0
         for (host_batch, leaves), first, end in taken:
             self.guard.check(leaves)
             into = slots[:, at : at + end - first]
@@ -255,20 +258,28 @@ class DeviceFeed:
         self._decided, self._at = _NOTHING, 0
         self.tags = None
 
-    def overwrite(self, host_batch: Any) -> StepInput:
-        """Writes a host batch into the first slots; what was there is lost.
+    def hold(self, host_batch: Any) -> StepInput:
+        """Returns an input that takes nothing and reads the first slots of every lane.
 
         Args:
-          host_batch: As large as a batch.
-
-        Returns:
-          The input of the jitted function that gives its rows, in their order.
+          host_batch: Is written there if nothing was ever written.
         """
+        if self._slots.untouched:
+            slots, rows = self._first_slots, self._first_slots.shape[1]
+            sent = self.buffer.put(host_batch)
+            self._slots.write(slots, [((sent, []), 0, rows)])
+        return self._held
+
+    @functools.cached_property
+    def _first_slots(self) -> np.ndarray:
         lanes = self.buffer.num_lanes
-        rows = self.buffer.rows // lanes
-        slots = np.tile(np.arange(rows, dtype=np.int32), (lanes, 1))
-        self._slots.write(slots, [((self.buffer.put(host_batch), []), 0, rows)])
-        index = np.arange(slots.size).reshape(lanes, -1)
+        rows = np.arange(self.buffer.rows // lanes, dtype=np.int32)
+        return np.tile(rows, (lanes, 1))
+
+    @functools.cached_property
+    def _held(self) -> StepInput:
+        slots = self._first_slots
+        index = np.arange(slots.size).reshape(slots.shape)
         uses = BatchIndices(slots, index, np.zeros_like(slots))
         return StepInput(self._cut(uses).uses)
 

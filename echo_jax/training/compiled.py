@@ -155,7 +155,7 @@ class CompiledFunctions(Generic[State, Report]):
 
         Args:
           state: Not changed.
-          feed: From which nothing is taken; what its arrays hold is lost.
+          feed: From which nothing is taken.
         """
         inputs = feed.batching.send(feed.hold(1))
         return self.program(feed.batching).trace(state, feed.arrays, inputs, self.run)

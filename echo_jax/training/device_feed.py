@@ -225,7 +225,6 @@ class DeviceEchoFeed:
         )
         self.batching = DeviceBatching(buffer, augment)
         self._own_arrays: Any = None
-        self._held: StepInput | None = None
         self.skipped: list[BadItem] = []
 
     @property
@@ -253,7 +252,6 @@ class DeviceEchoFeed:
 
     def take(self, num_updates: int) -> StepInput | None:
         """See `feed.Feed`."""
-        self._held = None  # What is written now may take its slots.
         inputs = self._feed.next(num_updates)
         if inputs is None or inputs.repeat.shape[1] < self._batch_rows:
             return None
@@ -264,10 +262,9 @@ class DeviceEchoFeed:
         return inputs
 
     def hold(self, num_updates: int) -> StepInput:
-        """See `feed.Feed`: the sample, read at every update."""
-        if self._held is None:
-            self._held = self._feed.overwrite(self._sample)
-        return StepInput(np.tile(self._held.uses, (num_updates, 1, 1)))
+        """See `feed.Feed`: what lies in the first slots, read at every update."""
+        held = self._feed.hold(self._sample)
+        return StepInput(np.tile(held.uses, (num_updates, 1, 1)))
 
     def get_state(self) -> list[Any]:
         """See `feed.Feed`."""
@@ -287,7 +284,6 @@ class DeviceEchoFeed:
         Raises:
           ValueError: See `echo_jax.echo.plans.lanes.joined_state`.
         """
-        self._held = None
         self._feed.set_state(
             {
                 "plan": joined_state([each["plan"] for each in state]),

@@ -226,7 +226,7 @@ def choose_dispatch(
       config: A checked training config.
       compiled: The run's functions.
       state: Not changed.
-      feed: From which nothing is taken; what its arrays hold is lost.
+      feed: From which nothing is taken.
       step_s: Seconds of a step in a loop.
       data_s: Seconds until the upstream has made the data of another update.
 

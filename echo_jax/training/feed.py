@@ -151,8 +151,7 @@ class Feed(Protocol):
     def hold(self, num_updates: int) -> Input:
         """Returns an input like those of `take`, always of the same data.
 
-        It takes nothing, and may be used before the first `take` and before
-        `set_state`, or instead of them: what the arrays hold is lost.
+        It takes nothing and changes nothing; what was taken last may be among it.
         """
         ...
 

@@ -144,7 +144,7 @@ def measure_step(
     Args:
       compiled: The run's functions.
       state: Not changed: steps run on a copy.
-      feed: From which nothing is taken; what its arrays hold is lost.
+      feed: From which nothing is taken.
       dispatch: How updates are dispatched: a step of a group is its part of the time.
       most: Dispatches to measure at most.
 

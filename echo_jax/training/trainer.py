@@ -487,8 +487,6 @@ class Trainer:
         )
         self.feed = self.decided.feed
         stack.enter_context(self.watchdog.closing(self.feed))
-        # Before the feed goes to a state: what its arrays hold may be lost by it.
-        self._flops = count_flops(compiled, self.state, self.feed)
         if before:
             data = [before["data"][shard.index] for shard in self.decided.shards]
             with self.watchdog.waiting("the items in use, to be read again"):
@@ -496,6 +494,7 @@ class Trainer:
             self.clock.add(before["clock"])
         self.log = RunLog(config, workload, workdir, restored, self.progress)
         stack.callback(self.log.flush)
+        self._flops = count_flops(compiled, self.state, self.feed)
         self._rows = RowMaker(self.totals, self.clock.seconds(), self._flops)
         self.device_time = DeviceTime(
             self.decided.rates.t_down_s, steps=self.decided.dispatch.steps

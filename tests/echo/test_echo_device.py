@@ -312,6 +312,29 @@ def test_a_draw_that_takes_nothing_writes_nothing():
     assert step._cache_size() == 1
 
 
+def test_a_write_waits_for_updates_that_still_read():
+    spec = ej.EchoSpec(1, 16, "consecutive", 16)
+    plan = FixedPlan(spec, lanes=Lanes(16))
+    buffer = EchoBuffer.of(next(Chunks(1)), num_slots=plan.num_slots, mesh=mesh_of(1))
+    feed = DeviceFeed(Chunks(24), plan, buffer, prefetch=0)
+
+    @jax.jit
+    def late(arrays, inputs, weights):
+        """Reads after some milliseconds of work."""
+        weights = jax.lax.fori_loop(0, 20, lambda _, w: jnp.tanh(w @ w), weights)
+        zero = (0 * weights[0, 0]).astype(jnp.int32)
+        (batch,) = buffer.draw(arrays, inputs._replace(uses=inputs.uses + zero))
+        return batch["index"]
+
+    weights, found = jnp.full((256, 256), 1 / 256), []
+    while (inputs := feed.next()) is not None:
+        found.append((late(feed.arrays, inputs, weights), feed.tags.fresh_index[0]))
+    # Every slot was written several times while all of them were in flight.
+    assert len(found) == 24 and plan.num_slots < 24 * 16 / 4
+    for index, expected in found:
+        np.testing.assert_array_equal(index, expected)
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_how_many_batches_are_asked_for_changes_nothing(order):
     """Nor where the feed is saved: what is decided ahead is no part of the state."""

@@ -304,6 +304,28 @@ def test_a_key_belongs_to_a_use_and_not_to_a_place():
     np.testing.assert_array_equal(drawn(1, 1), drawn(2))
 
 
+def test_an_input_that_is_held_loses_nothing():
+    config = tiny_config(**STOCHASTIC)
+    workload = make_workload(config)
+    mesh = compile_functions(config, workload).mesh
+    (first,) = _some_batches(workload, 1)
+    sample = jax.tree.map(np.ones_like, first)  # Not what is in the slots anyway.
+
+    def drawn(holds):
+        feed = open_feed(config, workload, mesh, factor=None, sample=sample)
+        draw = jax.jit(feed.batching)
+        with closing(feed):
+            for _ in range(8):
+                if holds:
+                    inputs = feed.hold(1)
+                    (held,) = draw(feed.arrays, inputs)
+                    assert np.isfinite(held["x"]).all() and held["x"].any()
+                inputs = feed.take(1)
+                yield np.asarray(draw(feed.arrays, inputs)[0]["x"])
+
+    np.testing.assert_array_equal(list(drawn(holds=True)), list(drawn(holds=False)))
+
+
 def test_every_use_is_augmented_anew_if_the_echo_follows_decoding(tmp_path):
     def train_with(scale, name, **overrides):
         config = tiny_config(**{**DEVICE, "log_every": 1, **overrides})

@@ -93,18 +93,16 @@ class LeastRecentlyUsed:
         Returns:
           Their slots, ``int32[n]``, and how often each was used before, ``int32[n]``.
         """
-        fresh = min(n, self.num_unused)
-        if not fresh:
-            slots = self._choose(n, number)
-            repeat = self._uses.take(slots)
-        else:
+        parts, fresh = [], min(n, self.num_unused)
+        if fresh:
             slots = np.arange(self.unused, self.unused + fresh) % self._num_slots
-            slots = slots.astype(np.int32)
-            self._uses[slots] = 0
+            parts.append(slots.astype(np.int32))
+            self._uses[parts[0]] = 0
             self.unused += fresh
-            if fresh < n:
-                slots = np.concatenate([slots, self._choose(n - fresh, number)])
-            repeat = self._uses.take(slots)
+        if fresh < n:
+            parts.append(self._choose(n - fresh, number))
+        slots = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        repeat = self._uses.take(slots)
         uses = repeat + np.int32(1)
         self._uses[slots] = uses
         below = uses < self._cap
