@@ -19,7 +19,8 @@ from echo_jax.config_check import check_config
 from echo_jax.data.prepare import Settings, prepare_images
 from echo_jax.training.feed import Feed
 from echo_jax.training.feeds import open_feed
-from echo_jax.training.measure import measure_loader, measure_rates
+from echo_jax.training.loader import measure_loader
+from echo_jax.training.measure import measure_rates
 from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads import build
 
@@ -65,7 +66,7 @@ def _measure(source: str, asked: int, small: bool) -> Result:
     compiled = compile_functions(config, workload)
     state = compiled.init(compiled.init_key)
     rates = measure_rates(compiled, state, workload, config)
-    _, sample = measure_loader(workload, config, most=1)
+    sample = measure_loader(workload, config, most=1).sample
     config.data.hold_batch = True
     held = open_feed(config, workload, compiled.mesh, factor=1.0, sample=sample)
     config.data.hold_batch = False

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from ml_collections import ConfigDict
 
-from echo_jax.config_factor import factor_field
+from echo_jax.config_auto import auto_field
 
 __all__ = ["Config", "default_config", "load_config"]
 
@@ -47,7 +47,7 @@ def default_config() -> Config:
 
     config.echo = ConfigDict()
     # A number, or "auto": R as measured at the start, at most echo.cap.
-    config.echo.factor = factor_field(1.0)
+    config.echo.factor = auto_field(1.0)  # or auto: what is measured to be free
     config.echo.after = "batch"  # read | decode | augment | batch
     # consecutive | shuffle (bounded delay) | shuffle_buffer (the paper's) | spread
     config.echo.order = "consecutive"
@@ -95,7 +95,7 @@ def default_config() -> Config:
     config.data.source = ""
     config.data.pipeline = "grain"  # grain | tfdata: what runs the stages
     config.data.workers = 0  # processes; 0 reads and decodes in threads
-    config.data.threads = 1  # concurrent reads
+    config.data.threads = auto_field(1)  # concurrent reads; or auto, to be measured
     config.data.prefetch = 4  # batches made ahead of the trainer
     config.data.eval_examples = 0  # 0: the whole evaluation split
     # A wait for data that is longer ends the run, saved; 0: it may take for ever.

@@ -125,6 +125,9 @@ def _refuse(config: Config, field: str, rule: str, fix: Any) -> None:
 
 def _check_specs(config: Config) -> None:
     """Has the pipeline and the echo look at what they are made of."""
+    if config.data.threads == "auto" and config.data.workers:
+        rule = f"is measured without workers, and data.workers={config.data.workers}"
+        _refuse(config, "data.threads", rule, 1)
     with _named("config"):
         PipelineSpec.from_config(config)
     if config.echo.mode == "stochastic":

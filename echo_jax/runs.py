@@ -330,6 +330,11 @@ def _calibrate(config: Config, say: Callable[[str], Any]) -> dict[str, float]:
     ratio, base = config.storage_ratio, config.base
     if not ratio:
         return {}
+    if base.data.threads == "auto":
+        raise ConfigRefusedError(
+            f"config.base.data.threads='auto' would hide the storage that "
+            f"storage_ratio={ratio:g} simulates; set --config.base.data.threads=1"
+        )
     with _errors_of_the_config():
         workload = build(base)
     say(f"Measuring a training step, to simulate a storage with R = {ratio:g}")

@@ -100,14 +100,15 @@ class PipelineSpec:
         """Returns what a training config says about its pipeline.
 
         Args:
-          config: The fields of `echo_jax.config.default_config`.
+          config: The fields of `echo_jax.config.default_config`. Where it leaves the
+            threads open, there is one.
         """
-        storage = config.data.storage
+        storage, threads = config.data.storage, config.data.threads
         return cls(
             after=config.echo.after,
             batch_size=config.batch_size,
             seed=config.seed,
-            threads=config.data.threads,
+            threads=1 if threads == "auto" else threads,
             workers=config.data.workers,
             prefetch=config.data.prefetch,
             storage=StorageSpec(

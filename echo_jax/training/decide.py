@@ -1,4 +1,4 @@
-"""What a run decides once, at its start: shards, echo factor, and how it dispatches."""
+"""What a run decides at its start: shards, threads, echo factor, and its dispatch."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,8 @@ from echo_jax.training.dispatch import LOOP, Dispatch, choose_dispatch
 from echo_jax.training.distributed import own_shards
 from echo_jax.training.feed import Feed
 from echo_jax.training.feeds import open_feed
-from echo_jax.training.measure import Rates, measure_loader, measure_step
+from echo_jax.training.loader import measure_loader
+from echo_jax.training.measure import Rates, measure_step
 from echo_jax.training.watchdog import Watchdog
 from echo_jax.workloads.base import Workload
 
@@ -34,6 +35,8 @@ class Decided:
       feed: Not started yet.
       dispatch: How updates are dispatched.
       factor: The echo factor, which the config may leave open.
+      threads: Concurrent reads, which the config may leave open. They are chosen anew
+        where a run resumes: they change no result, and the machine may be another.
       rates: What it was decided by.
     """
 
@@ -41,11 +44,16 @@ class Decided:
     feed: Feed
     dispatch: Dispatch
     factor: float
+    threads: int
     rates: Rates
 
     def chosen(self) -> dict[str, Any]:
         """Returns what was decided by measuring, for ``environment.json``."""
-        return {"echo_factor": self.factor, "dispatch": asdict(self.dispatch)}
+        return {
+            "echo_factor": self.factor,
+            "dispatch": asdict(self.dispatch),
+            "threads": self.threads,
+        }
 
 
 def decide(
@@ -77,13 +85,16 @@ def decide(
     """
     num_shards = config.data.shards or jax.process_count()
     shards = own_shards(len(before["data"]) if before else num_shards)
-    t_up_s, sample = measure_loader(workload, config, shards=shards, watchdog=watchdog)
+    loader = measure_loader(
+        workload, config, shards=shards, watchdog=watchdog, note=note
+    )
+    t_up_s = loader.t_up_s
     opened = partial(
         open_feed,
         config,
-        workload,
+        loader.workload,
         compiled.mesh,
-        sample=sample,
+        sample=loader.sample,
         shards=shards,
         num_lanes=before["num_lanes"] if before else 0,
         note=note,
@@ -116,7 +127,7 @@ def decide(
         feed = opened(factor=factor)
         for each in {LOOP, dispatch}:
             measure_step(compiled, state, feed, dispatch=each)  # Compiles.
-    return Decided(shards, feed, dispatch, factor, rates)
+    return Decided(shards, feed, dispatch, factor, loader.threads, rates)
 
 
 def _most_updates(config: Config, ratio: float) -> float:

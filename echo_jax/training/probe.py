@@ -10,7 +10,8 @@ from echo_jax.echo.instrument.probe import probe
 from echo_jax.echo.instrument.probe_report import ProbeReport
 from echo_jax.training.feed import JoinedBatches
 from echo_jax.training.interrupt import DataTimeoutError
-from echo_jax.training.measure import Rates, measure_rates, unechoed
+from echo_jax.training.loader import measure_loader, unechoed
+from echo_jax.training.measure import Rates, measure_rates
 from echo_jax.training.trainer import compile_functions
 from echo_jax.training.watchdog import Stalled, Watchdog, describe_data
 from echo_jax.workloads.base import Batch, Workload
@@ -32,7 +33,8 @@ def calibrate(
     Args:
       config: A checked training config.
       workload: Made from this config.
-      note: Is told in a line what is waited for, where the data does not come.
+      note: Is told in a line what is waited for, where the data does not come, and
+        how many threads were chosen.
 
     Returns:
       The rates on this machine, now.
@@ -44,7 +46,13 @@ def calibrate(
     state = compiled.init(compiled.init_key)
     with _watchdog(config, note) as watchdog:
         return measure_rates(
-            compiled, state, workload, config, most=_MOST_CALLS, watchdog=watchdog
+            compiled,
+            state,
+            workload,
+            config,
+            most=_MOST_CALLS,
+            watchdog=watchdog,
+            note=note,
         )
 
 
@@ -85,6 +93,9 @@ def probe_config(
         on_progress(line, part_done)
 
     with _watchdog(config, note) as watchdog:
+        if config.data.threads == "auto":
+            loader = measure_loader(workload, config, watchdog=watchdog, note=note)
+            workload = loader.workload
         dataset = workload.train_dataset(unechoed(config))
         return probe(
             _WatchedBatches(dataset, watchdog),
@@ -133,6 +144,7 @@ def _options(flag: str) -> OptionNames:
     """Returns what the settings are called where the fields' flags begin so."""
     return OptionNames(
         threads=f"{flag}.data.threads",
+        measured_threads=f"{flag}.data.threads=auto",
         workers=f"{flag}.data.workers",
         prefetch=f"{flag}.data.prefetch",
         seconds="--seconds",

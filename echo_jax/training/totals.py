@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from echo_jax.training.distributed import all_gather, is_main_process
-from echo_jax.training.measure import data_ended
+from echo_jax.training.loader import data_ended
 from echo_jax.workloads.base import Workload
 
 __all__ = ["Totals", "gather_totals"]

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -58,17 +59,24 @@ def make_workload(
     Returns:
       The workload, called ``config.workload``.
     """
-    pipeline = PipelineSpec.from_config(config)
-    return Workload(
-        name=config.workload,
-        task=task,
-        metric=metric,
-        mode=mode,
-        train_dataset=functools.partial(train_dataset, stages, pipeline),
-        fresh_dataset=functools.partial(fresh_batches, stages, pipeline),
-        stage_calls=functools.partial(stage_calls, stages, pipeline),
-        eval_batches=eval_batches,
-        evaluator=evaluator,
-        augment_on_device=augment_on_device,
-        metadata={"data": dict(data_metadata), "storage": pipeline.storage.metadata()},
-    )
+
+    def read_by(pipeline: PipelineSpec) -> Workload:
+        return Workload(
+            name=config.workload,
+            task=task,
+            metric=metric,
+            mode=mode,
+            train_dataset=functools.partial(train_dataset, stages, pipeline),
+            fresh_dataset=functools.partial(fresh_batches, stages, pipeline),
+            stage_calls=functools.partial(stage_calls, stages, pipeline),
+            with_threads=lambda threads: read_by(replace(pipeline, threads=threads)),
+            eval_batches=eval_batches,
+            evaluator=evaluator,
+            augment_on_device=augment_on_device,
+            metadata={
+                "data": dict(data_metadata),
+                "storage": pipeline.storage.metadata(),
+            },
+        )
+
+    return read_by(PipelineSpec.from_config(config))

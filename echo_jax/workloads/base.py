@@ -180,6 +180,8 @@ class Workload:
       stage_calls: Makes functions that do what each stage of the training pipeline
         does for one batch, by the stage's name and in order, to be timed. None by
         default: ``{}``.
+      with_threads: Makes the same workload, read by so many threads; None by default,
+        where ``data.threads`` cannot be left open.
       metadata: What was read, for ``environment.json`` (corpus hash, sizes, and
         whether data or storage is synthetic or simulated).
     """
@@ -194,4 +196,5 @@ class Workload:
     evaluator: Callable[[], Evaluator] | None = None
     augment_on_device: Augment | None = None
     stage_calls: Callable[[], Mapping[str, Callable[[], Any]]] = dict
+    with_threads: "Callable[[int], Workload] | None" = None
     metadata: Mapping[str, Any] = field(default_factory=dict)

@@ -25,6 +25,7 @@ from echo_jax.data.detection.records import DecodeBoxes, DecodeForEvaluation
 from echo_jax.data.evaluation import sample_indices, stream_eval_batches
 from echo_jax.data.host_augment import HostAugment, OnImage, choose_stages
 from echo_jax.data.host_colour import distort_colours
+from echo_jax.data.pipeline_spec import PipelineSpec
 from echo_jax.data.prepared import Prepared
 from echo_jax.data.sources import Subset
 from echo_jax.data.stages import RecordSource, Stages
@@ -195,7 +196,7 @@ def build(config: Any) -> Workload:
             judged.records,
             DecodeForEvaluation(decode),
             batch_size=config.batch_size,
-            threads=max(data.threads, 1),
+            threads=max(PipelineSpec.from_config(config).threads, 1),
         ),
         data_metadata={**splits.metadata, "categories": len(categories)},
         evaluator=judged.evaluator,

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -250,7 +251,9 @@ def test_the_arms_of_a_study_are_dispatched_alike(tmp_path, monkeypatch):
     # The tiny pipeline is slow beside the tiny step.
     original = decide.measure_loader
     monkeypatch.setattr(
-        decide, "measure_loader", lambda *a, **kw: (1e-9, original(*a, **kw)[1])
+        decide,
+        "measure_loader",
+        lambda *a, **kw: replace(original(*a, **kw), t_up_s=1e-9),
     )
     for arm, factor in (("a", 1.0), ("b", 2.5)):
         summary = run(tmp_path / arm, echo__factor=factor, dispatch__mode="auto")

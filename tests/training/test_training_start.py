@@ -3,6 +3,7 @@
 import io
 import json
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,7 +28,9 @@ def ratio(monkeypatch):
     def measures(value):
         original = decide.measure_loader
         monkeypatch.setattr(
-            decide, "measure_loader", lambda *a, **kw: (value, original(*a, **kw)[1])
+            decide,
+            "measure_loader",
+            lambda *a, **kw: replace(original(*a, **kw), t_up_s=value),
         )
         monkeypatch.setattr(decide, "measure_step", lambda *args, **options: 1.0)
 

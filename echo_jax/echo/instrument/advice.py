@@ -35,6 +35,8 @@ class OptionNames:
 
     Attributes:
       threads: Sets how many reads go on at a time.
+      measured_threads: The same, so that they are chosen by measuring; empty where
+        that cannot be.
       workers: Sets how many processes load.
       prefetch: Sets how many batches are made ahead.
       seconds: Sets for how long to probe.
@@ -45,6 +47,7 @@ class OptionNames:
     """
 
     threads: str = "the loader's threads"
+    measured_threads: str = ""
     workers: str = "the loader's worker processes"
     prefetch: str = "the loader's prefetching"
     seconds: str = "seconds"
@@ -174,11 +177,13 @@ def _waiting_fix(
     needed = _enough(waits_s, report)
     if needed <= at_a_time:
         return []
+    finds = f" ({options.measured_threads} finds how many help)"
     return [
         f"{slowest.name} waits {duration(slowest.wall_s - slowest.cpu_s)} per batch "
         f"and computes {duration(slowest.cpu_s)}; now about {at_a_time} at a time. "
         f"If the storage answers more at a time, {options.threads}={needed} would hide "
-        "the waiting: try that first, and echo only if it cannot."
+        f"the waiting{finds if options.measured_threads else ''}: try that first, and "
+        "echo only if it cannot."
     ]
 
 

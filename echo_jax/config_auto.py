@@ -1,0 +1,88 @@
+"""Config fields that hold a number, or the word ``"auto"``: to be measured.
+
+A field of a `ConfigDict` has the type of its default, and an untyped one would take
+anything. These have types of their own, on the command line too.
+"""
+
+from typing import Any
+
+from absl import flags
+from ml_collections import FieldReference, config_flags
+
+__all__ = ["FloatOrAuto", "IntOrAuto", "auto_field"]
+
+_AUTO = "auto"
+
+
+class FloatOrAuto:
+    """The type of a field: a float, or ``"auto"``. It has no instances."""
+
+
+class IntOrAuto:
+    """The type of a field: an integer, or ``"auto"``. It has no instances."""
+
+
+def auto_field(default: float | str) -> FieldReference:
+    """Returns a field for a config.
+
+    Args:
+      default: Its first value. An integer makes it one of integers; other numbers,
+        and ``"auto"``, one of floats.
+
+    Returns:
+      The field, to be assigned to a name in a `ConfigDict`. What it is set to later
+      is checked, and in one of floats integers become floats.
+
+    Example:
+      >>> config = ConfigDict({"factor": auto_field(1.0)})
+      >>> config.factor = 3
+      >>> config.factor
+      3.0
+      >>> config.factor = "many"
+      Traceback (most recent call last):
+      TypeError: Could not override field 'factor' (reference). 'many' is no value ...
+    """
+    of_integers = isinstance(default, int)
+    return _AutoField(default, field_type=IntOrAuto if of_integers else FloatOrAuto)
+
+
+class _AutoField(FieldReference):
+    def set(self, value: Any, type_safe: bool = True) -> None:
+        """Sets the value, which `FieldReference` calls for the default too."""
+        super().set(_checked(value, self.get_type()), type_safe=False)
+
+
+class _AutoParser(flags.ArgumentParser):
+    """Reads such a field from the command line."""
+
+    def __init__(self, field_type: type, number: type[int] | type[float], kind: str):
+        super().__init__()
+        self._type, self._number, self._kind = field_type, number, kind
+        self.syntactic_help = f"{kind}, or 'auto'"
+
+    def parse(self, argument: Any) -> float | str:
+        try:
+            value = argument if argument == _AUTO else self._number(argument)
+            return _checked(value, self._type)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"it takes {self.syntactic_help}") from error
+
+    def flag_type(self) -> str:
+        return f"{self._kind} or auto"
+
+
+_NUMBER = _AutoParser(FloatOrAuto, float, "a number")
+_INTEGER = _AutoParser(IntOrAuto, int, "an integer")
+config_flags.register_flag_parser_for_type(FloatOrAuto, _NUMBER)
+config_flags.register_flag_parser_for_type(IntOrAuto, _INTEGER)
+
+
+def _checked(value: Any, field_type: type) -> float | str:
+    if value == _AUTO:
+        return _AUTO
+    of_integers = field_type is IntOrAuto
+    allowed = int if of_integers else int | float
+    if isinstance(value, bool) or not isinstance(value, allowed):
+        what = "an integer, such as 1," if of_integers else "a number, such as 1.0,"
+        raise TypeError(f"{value!r} is no value of this field; set {what} or 'auto'")
+    return value if of_integers else float(value)

@@ -1,0 +1,193 @@
+"""The loader of a run alone: how fast fresh batches come, and by how many threads."""
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from echo_jax.config import Config
+from echo_jax.echo.instrument.stopwatch import time_calls
+from echo_jax.echo.shard import SINGLE, DataShard
+from echo_jax.echo.spec import EchoSpec
+from echo_jax.training.distributed import all_gather
+from echo_jax.training.feed import JoinedBatches
+from echo_jax.training.watchdog import Watchdog
+from echo_jax.workloads.base import Batch, Workload
+
+__all__ = [
+    "BUDGET_S",
+    "LEAST_CALLS",
+    "QUICK_CALLS",
+    "Loader",
+    "choose_threads",
+    "data_ended",
+    "measure_loader",
+    "next_batch",
+    "unechoed",
+]
+
+# For the loader, and for the step. A training run starts with a quick look.
+BUDGET_S = 2.0
+LEAST_CALLS, QUICK_CALLS = 3, 20
+# A bound on what is tried.
+_MOST_THREADS = 64
+# The part of the time that twice the threads take at most, to be worth it.
+_WORTH = 0.9
+
+
+@dataclass(frozen=True)
+class Loader:
+    """How fast fresh batches come.
+
+    Attributes:
+      workload: Reads by so many threads.
+      threads: Concurrent reads.
+      t_up_s: Seconds per fresh batch of the input pipeline alone.
+      sample: A batch, in host memory.
+    """
+
+    workload: Workload
+    threads: int
+    t_up_s: float
+    sample: Batch
+
+
+def measure_loader(
+    workload: Workload,
+    config: Config,
+    *,
+    shards: Sequence[DataShard] = (SINGLE,),
+    most: int = QUICK_CALLS,
+    watchdog: Watchdog | None = None,
+    note: Callable[[str], Any] = lambda line: None,
+) -> Loader:
+    """Measures the pipeline up to the echo alone.
+
+    It is a pipeline of its own without echoing, thrown away afterwards. Where the
+    config leaves ``data.threads`` open, it is measured for 1 thread, 2, 4, and so on,
+    as long as twice the threads make batches come a tenth faster.
+
+    Args:
+      workload: Makes the pipeline.
+      config: The run's config.
+      shards: Of the data, that this process makes.
+      most: Batches to measure at most.
+      watchdog: Looks after the wait for each of them.
+      note: Is told how many threads were chosen and why.
+
+    Returns:
+      The loader. Its t_up is a mean, for a bursty storage is slow in its mean; of
+      several processes, that of the slowest, for which all others wait.
+
+    Raises:
+      ValueError: The threads are left open, and the workload does not say how it is
+        read by more of them.
+    """
+
+    def measured(workload: Workload, threads: int) -> Loader:
+        t_up_s, sample = _time_loader(workload, config, shards, most, watchdog)
+        return Loader(workload, threads, t_up_s, sample)
+
+    if config.data.threads != "auto":
+        return measured(workload, config.data.threads)
+    with_threads = workload.with_threads
+    if with_threads is None:
+        raise ValueError(
+            f"config.data.threads='auto' needs a workload with with_threads, and that "
+            f"of {workload.name!r} has none; set --config.data.threads=4, or what "
+            "loads fastest"
+        )
+    tried: list[Loader] = []
+
+    def seconds(threads: int) -> float:
+        tried.append(measured(with_threads(threads), threads))
+        return tried[-1].t_up_s
+
+    threads = choose_threads(seconds)
+    chosen = next(each for each in tried if each.threads == threads)
+    times = ", ".join(f"{each.t_up_s * 1e3:.3g} ms by {each.threads}" for each in tried)
+    note(f"data.threads={threads}: a fresh batch takes {times}")
+    return chosen
+
+
+def choose_threads(seconds: Callable[[int], float]) -> int:
+    """Returns how many threads to read by.
+
+    Args:
+      seconds: Measures how long a fresh batch takes by so many threads.
+
+    Returns:
+      The fewest beyond which twice as many gain less than a tenth; a power of 2.
+
+    Example:
+      >>> choose_threads(lambda threads: max(1 / threads, 0.2))
+      8
+    """
+    threads, took = 1, seconds(1)
+    while threads < _MOST_THREADS:
+        twice = seconds(2 * threads)
+        if twice > _WORTH * took:
+            break
+        threads, took = 2 * threads, twice
+    return threads
+
+
+def _time_loader(
+    workload: Workload,
+    config: Config,
+    shards: Sequence[DataShard],
+    most: int,
+    watchdog: Watchdog | None,
+) -> tuple[float, Batch]:
+    if config.echo.where == "device":
+        datasets = [workload.fresh_dataset(shard) for shard in shards]
+    else:
+        spec = unechoed(config)
+        datasets = [workload.train_dataset(spec, shard) for shard in shards]
+
+    watched = watchdog or Watchdog()
+
+    def load() -> Batch:
+        when = "while it was measured"
+        with watched.waiting("a batch, to see how fast they come"):
+            return next_batch(batches, workload, when)
+
+    with watched.closing(JoinedBatches(datasets)) as batches:
+        sample = load()  # Starts threads, fills caches.
+        up = time_calls(load, window_s=BUDGET_S, least=LEAST_CALLS, most=most)
+    return max(all_gather(statistics.mean(up))), sample
+
+
+def next_batch(iterator: Iterator[Batch], workload: Workload, when: str) -> Batch:
+    """Returns the next training batch.
+
+    Args:
+      iterator: Over the training data.
+      workload: Whose data it is.
+      when: Ends the sentence "the data ended ..." of the error.
+
+    Raises:
+      ValueError: There is none.
+    """
+    batch = next(iterator, None)
+    if batch is None:
+        raise data_ended(workload, when)
+    return batch
+
+
+def data_ended(workload: Workload, when: str) -> ValueError:
+    """Returns the error of training data that ended; see `next_batch`."""
+    return ValueError(
+        f"the training data of workload {workload.name!r} ended {when}; "
+        "it must repeat without end"
+    )
+
+
+def unechoed(config: Config) -> EchoSpec:
+    """Returns the echo of factor 1 in the place of the config's echo.
+
+    Args:
+      config: A checked training config.
+    """
+    is_of_batches = config.echo.after == "batch"
+    return EchoSpec(batch_size=1 if is_of_batches else config.batch_size)
