@@ -1,7 +1,9 @@
 """Damaged checkpoints: seen, passed over, and said, whatever a disk does to them."""
 
+import json
 import random
 import shutil
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from tiny_workload import make_workload, run, tiny_config
 from benchmarks.faults.damage import damage
 from echo_jax.folders import run_folder
 from echo_jax.json_files import read_json
+from echo_jax.training import checkpoint
 from echo_jax.training.checkpoint import (
     Checkpoints,
     DamagedCheckpointError,
@@ -123,6 +126,24 @@ def test_what_a_disk_does_to_a_checkpoint_is_seen(saved, tmp_path):
 def test_whatever_a_disk_does_to_a_checkpoint_is_seen(saved, tmp_path):
     seen = [check_damage(saved, tmp_path / str(seed), seed) for seed in range(200)]
     assert sum(seen) > 100
+
+
+def test_every_byte_of_every_file_is_in_a_sum(saved, tmp_path, monkeypatch):
+    # Blocks that do not divide a part.
+    monkeypatch.setattr(checkpoint, "_PART_BYTES", 64)
+    monkeypatch.setattr(checkpoint, "_BLOCK_BYTES", 11)
+    checkpoints = Checkpoints(run_folder(tmp_path), keep=1)
+    checkpoints.save(1, saved[1][1], {})
+    checkpoints.close()
+    sums = json.loads((tmp_path / "1.sums.json").read_text())["parts"]
+    files = [path for path in (tmp_path / "1").rglob("*") if path.is_file()]
+    contents = {str(f.relative_to(tmp_path / "1")): f.read_bytes() for f in files}
+    assert max(map(len, contents.values())) > 4 * 64
+    for name, content in contents.items():
+        parts = [content[at : at + 64] for at in range(0, len(content), 64)]
+        expected = [str(len(content)), *(f"{zlib.crc32(part):08x}" for part in parts)]
+        assert sums.pop(name).split(":") == expected
+    assert not sums
 
 
 def test_where_no_checkpoint_is_whole_nothing_is_begun(saved, tmp_path):
