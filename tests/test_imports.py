@@ -114,6 +114,7 @@ BACKENDS = {
     "echo.adapters.tfdata": "tensorflow",
     "echo.device": "jax",
     "echo.stores.device": "jax",
+    "echo.stores.host_batch": "jax",
     "echo.stores.slot_layout": "jax",
 }
 

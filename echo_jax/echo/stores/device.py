@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from echo_jax.echo.stores.leaves import check_foreign
+from echo_jax.echo.stores.host_batch import check_integers, layout_of
 from echo_jax.echo.stores.slot_layout import SlotLayout
 
 __all__ = ["Augment", "EchoBuffer", "StepInput", "default_mesh", "jitted_write"]
@@ -101,7 +101,7 @@ class EchoBuffer:
                 f"num_lanes={num_lanes} is not a multiple of the {mesh.size} devices; "
                 f"use {math.ceil(num_lanes / mesh.size) * mesh.size}"
             )
-        structure, rows, items = _layout_of(batch)
+        structure, rows, items = layout_of(batch)
         tiled = mesh.devices.flat[0].platform == "tpu"
         return cls(structure, items, num_slots, num_lanes, mesh, rows, tiled)
 
@@ -201,7 +201,7 @@ class EchoBuffer:
           ValueError: It has another number of rows, other leaves, shapes or dtypes,
             or an integer that does not fit.
         """
-        structure, rows, items = _layout_of(batch)
+        structure, rows, items = layout_of(batch)
         if structure != self.structure or items != self.items:
             raise ValueError(
                 f"a batch has examples of {jax.tree.unflatten(structure, items)}, the "
@@ -215,7 +215,7 @@ class EchoBuffer:
                 "echo needs batches of one size: leave the last, smaller one out in "
                 "the loader (drop_remainder=True, or drop_last=True), or pad it"
             )
-        _check_integers(batch)
+        check_integers(batch)
         return jax.device_put(batch, self.sharding)
 
     def write(self, arrays: Any, host_batch: Any, write_slots: Any) -> Any:
@@ -334,67 +334,6 @@ def default_mesh() -> Mesh:
     return jax.make_mesh(
         (len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices
     )
-
-
-def _layout_of(batch: Any) -> tuple[Any, int, tuple[jax.ShapeDtypeStruct, ...]]:
-    """Returns the structure of a batch, its rows, and what one of them is made of."""
-    leaves, structure = jax.tree_util.tree_flatten_with_path(batch)
-    items = tuple(_item_of(jax.tree_util.keystr(path), leaf) for path, leaf in leaves)
-    rows = {leaf.shape[0] for _, leaf in leaves}
-    if len(rows) != 1 or rows == {0}:
-        raise ValueError(
-            "a device echo needs batches whose leaves have one number of rows, at "
-            f"least 1; this one has {sorted(rows)}"
-        )
-    return structure, rows.pop(), items
-
-
-def _item_of(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype, on a device, of a row of an array."""
-    check_foreign(path, leaf)
-    if not isinstance(leaf, np.ndarray | jax.Array) or leaf.ndim == 0:
-        raise ValueError(
-            "a device echo needs batches of arrays of numbers with a leading axis; "
-            f"item{path} is {leaf!r:.80}: give an array, or a container that jax knows"
-        )
-    dtype = leaf.dtype
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        raise ValueError(
-            f"leaf item{path} has random keys, which a buffer does not hold; give "
-            "jax.random.key_data(keys)"
-        )
-    if not _is_on_devices(np.dtype(dtype)):
-        raise ValueError(
-            f"leaf item{path} has dtype {dtype}, which devices do not have; give "
-            "numbers in the machine's byte order, such as labels instead of names"
-        )
-    dtype = jax.dtypes.canonicalize_dtype(dtype)
-    return jax.ShapeDtypeStruct(leaf.shape[1:], dtype)
-
-
-@functools.lru_cache(maxsize=64)
-def _is_on_devices(dtype: np.dtype[Any]) -> bool:
-    try:
-        jax.eval_shape(lambda: jnp.zeros((), jax.dtypes.canonicalize_dtype(dtype)))
-    except TypeError:
-        return False
-    return dtype.isnative
-
-
-def _check_integers(batch: Any) -> None:
-    """Refuses integers that would wrap around where jax has 64 bits turned off."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
-        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-        if dtype == leaf.dtype or leaf.dtype.kind not in "iu" or not leaf.size:
-            continue
-        least, most = int(leaf.min()), int(leaf.max())
-        if least < np.iinfo(dtype).min or most > np.iinfo(dtype).max:
-            name = jax.tree_util.keystr(path)
-            raise ValueError(
-                f"leaf item{name} has the integers {least} to {most}, which do not "
-                f"fit {dtype}; set jax_enable_x64, or give them as two leaves of 32 "
-                "bits"
-            )
 
 
 def _free_bytes(device: Any, num_devices: int) -> int | None:

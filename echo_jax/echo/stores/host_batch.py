@@ -1,0 +1,92 @@
+"""Host batches that a device can hold: what they are made of, and what is refused."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from echo_jax.echo.stores.leaves import check_foreign
+
+__all__ = ["check_integers", "layout_of"]
+
+
+def layout_of(batch: Any) -> tuple[Any, int, tuple[jax.ShapeDtypeStruct, ...]]:
+    """Returns what a buffer has to know of a host batch.
+
+    Args:
+      batch: A pytree of arrays with a leading axis.
+
+    Returns:
+      Its structure, a ``PyTreeDef``; its rows; and shape and dtype, on a device, of
+      every leaf of one of them.
+
+    Raises:
+      ValueError: A leaf is no array that a device has, or the leaves disagree on the
+        rows or have none.
+    """
+    leaves, structure = jax.tree_util.tree_flatten_with_path(batch)
+    items = tuple(_item_of(jax.tree_util.keystr(path), leaf) for path, leaf in leaves)
+    rows = {leaf.shape[0] for _, leaf in leaves}
+    if len(rows) != 1 or rows == {0}:
+        raise ValueError(
+            "a device echo needs batches whose leaves have one number of rows, at "
+            f"least 1; this one has {sorted(rows)}"
+        )
+    return structure, rows.pop(), items
+
+
+def _item_of(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype, on a device, of a row of an array."""
+    check_foreign(path, leaf)
+    if not isinstance(leaf, np.ndarray | jax.Array) or leaf.ndim == 0:
+        raise ValueError(
+            "a device echo needs batches of arrays of numbers with a leading axis; "
+            f"item{path} is {leaf!r:.80}: give an array, or a container that jax knows"
+        )
+    dtype = leaf.dtype
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        raise ValueError(
+            f"leaf item{path} has random keys, which a buffer does not hold; give "
+            "jax.random.key_data(keys)"
+        )
+    if not _is_on_devices(np.dtype(dtype)):
+        raise ValueError(
+            f"leaf item{path} has dtype {dtype}, which devices do not have; give "
+            "numbers in the machine's byte order, such as labels instead of names"
+        )
+    dtype = jax.dtypes.canonicalize_dtype(dtype)
+    return jax.ShapeDtypeStruct(leaf.shape[1:], dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _is_on_devices(dtype: np.dtype[Any]) -> bool:
+    try:
+        jax.eval_shape(lambda: jnp.zeros((), jax.dtypes.canonicalize_dtype(dtype)))
+    except TypeError:
+        return False
+    return dtype.isnative
+
+
+def check_integers(batch: Any) -> None:
+    """Refuses integers that would wrap around where jax has 64 bits turned off.
+
+    Args:
+      batch: One that `layout_of` takes.
+
+    Raises:
+      ValueError: With the leaf and its least and largest value.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        if dtype == leaf.dtype or leaf.dtype.kind not in "iu" or not leaf.size:
+            continue
+        least, most = int(leaf.min()), int(leaf.max())
+        if least < np.iinfo(dtype).min or most > np.iinfo(dtype).max:
+            name = jax.tree_util.keystr(path)
+            raise ValueError(
+                f"leaf item{name} has the integers {least} to {most}, which do not "
+                f"fit {dtype}; set jax_enable_x64, or give them as two leaves of 32 "
+                "bits"
+            )
