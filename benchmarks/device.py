@@ -41,12 +41,14 @@ def host_batches(
     return itertools.cycle(batches)
 
 
-def make_feed(spec: ej.EchoSpec, source: Iterator[Any], **options: Any) -> DeviceFeed:
-    """Makes a feed for some batches, on all devices."""
+def make_feed(
+    spec: ej.EchoSpec, source: Iterator[Any], *, num_lanes: int = 0, **options: Any
+) -> DeviceFeed:
+    """Makes a feed for some batches, on all devices; 0 lanes: one for each of them."""
     source = PeekedIterator(source)
     first = source.peek()
     rows = len(jax.tree.leaves(first)[0])
-    layout = EchoBuffer.of(first, num_slots=1)
+    layout = EchoBuffer.of(first, num_slots=1, num_lanes=num_lanes)
     plan = make_plan(spec, lanes=Lanes(rows, layout.num_lanes))
     buffer = replace(layout, num_slots=plan.num_slots)
     return DeviceFeed(source, plan, buffer, **options)
