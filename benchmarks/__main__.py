@@ -59,8 +59,12 @@ _BENCHMARKS: dict[str, Callable[[], Result | list[Result]]] = {
     "restore": verification.restore,
     "reading": verification.reading,
 }
-# For real data, libtpu or an accelerator; not among those that run without names.
-_WITH_LIBTPU: dict[str, Callable[[], list[Result]]] = {"v5e": compiled.compiled}
+# For real data, a compiler for accelerators, or one of these; not among those that run
+# without names.
+_WITH_A_COMPILER: dict[str, Callable[[], list[Result]]] = {
+    "v5e": compiled.v5e,
+    "h100": compiled.h100,
+}
 _ON_REAL_DATA: dict[str, Callable[..., list[Result]]] = {"P21": decode.p21}
 _ON_AN_ACCELERATOR: dict[str, Callable[..., Result | list[Result]]] = {
     "H1": gpu.h1,
@@ -84,8 +88,8 @@ def main(argv: list[str] | None = None) -> int:
         "names",
         nargs="*",
         help=f"which: {', '.join(_BENCHMARKS)}, all of them if none; for real "
-        f"data, {', '.join(_ON_REAL_DATA)}; where libtpu is installed, "
-        f"{', '.join(_WITH_LIBTPU)}; and, for an accelerator, "
+        f"data, {', '.join(_ON_REAL_DATA)}; where a compiler for "
+        f"them is installed, {', '.join(_WITH_A_COMPILER)}; and, for an accelerator, "
         f"{', '.join(_ON_AN_ACCELERATOR)}",
     )
     parser.add_argument(
@@ -99,14 +103,14 @@ def main(argv: list[str] | None = None) -> int:
         "--figures", type=Path, metavar="FOLDER", help="draw what people look at (P2)"
     )
     args = parser.parse_args(argv)
-    known = [*_BENCHMARKS, *_ON_REAL_DATA, *_WITH_LIBTPU, *_ON_AN_ACCELERATOR]
+    known = [*_BENCHMARKS, *_ON_REAL_DATA, *_WITH_A_COMPILER, *_ON_AN_ACCELERATOR]
     if unknown := sorted(set(args.names) - set(known)):
         parser.error(f"unknown: {', '.join(unknown)}; use {', '.join(known)}")
     small = {
         name: functools.partial(benchmark, small=args.small)
         for name, benchmark in (_ON_REAL_DATA | _ON_AN_ACCELERATOR).items()
     }
-    benchmarks = _BENCHMARKS | _WITH_LIBTPU | small
+    benchmarks = _BENCHMARKS | _WITH_A_COMPILER | small
     results = _run(args.names or list(_BENCHMARKS), benchmarks)
     if args.json:
         args.json.write_text(json.dumps([r.as_json() for r in results], indent=1))

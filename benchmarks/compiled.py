@@ -1,8 +1,10 @@
-"""What the programs of a device echo move on a TPU, compiled for it without having it.
+"""What the programs of a device echo move on accelerators, compiled without having one.
 
-It needs libtpu, which `pip install 'echo-jax[tpu]'` brings, and no TPU.
+For a TPU v5e it needs libtpu, which `pip install 'echo-jax[tpu]'` brings, and no TPU;
+for an H100, jax-cuda12-plugin with nvidia-cuda-nvcc-cu12, and no GPU.
 """
 
+import functools
 import os
 from typing import Any
 
@@ -11,10 +13,50 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from benchmarks import tasks
 from benchmarks.harness import Result
+from echo_jax.data.augment import Augment, Flip, PadCrop, RandomResizedCrop
 from echo_jax.echo.stores.device import EchoBuffer, StepInput, jitted_write
 
-__all__ = ["compiled"]
+__all__ = ["h100", "v5e"]
+
+# As XLA describes it; NVIDIA's data sheet of the H100 SXM.
+_H100 = """
+platform_name: "CUDA"
+device_description_str: "NVIDIA H100 80GB HBM3"
+dnn_version_info { major: 9 minor: 1 patch: 1 }
+gpu_device_info {
+  cuda_compute_capability { major: 9 }
+  core_count: 132
+  fpus_per_core: 128
+  clock_rate_ghz: 1.98
+  device_memory_size: 84942979072
+  memory_bandwidth: 3352320000000
+  l2_cache_size: 52428800
+  shared_memory_per_core: 233472
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  threads_per_core_limit: 2048
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+}
+"""
+# Task, augmentation, pixels of a stored image, slots, and rows of a batch; one chip.
+_UPDATES = {
+    "cifar": (tasks.cifar, Augment((PadCrop(4), Flip())), 32, 65536, 256),
+    "resnet-50": (
+        tasks.resnet_50,
+        Augment((RandomResizedCrop(224), Flip())),
+        256,
+        16384,
+        128,
+    ),
+}
 
 # Shape and dtype of every leaf of an item, how many slots, and how many items a batch
 # has: so few that no draw is a loop, whose body the compiler counts once.
@@ -35,43 +77,39 @@ _ITEMS = {
 }
 
 
-def compiled() -> list[Result]:
-    """Bytes that a draw and an insertion move, over what they must move."""
+def v5e() -> list[Result]:
+    """Bytes that draws, writes and whole updates of a device echo move on a TPU v5e."""
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2")
-    mesh = Mesh(np.array(topology.devices[:1]), ("data",), axis_types=(AxisType.Auto,))
-    return [
-        result
-        for name, (item, slots, rows) in _ITEMS.items()
-        for result in _programs(name, item, slots, rows, mesh)
-    ]
+    mesh = _one_of(topology)
+    alone = [result for name in _ITEMS for result in _moved(name, mesh)]
+    return [*alone, *(_update(name, *given, mesh) for name, given in _UPDATES.items())]
 
 
-def _programs(name: str, item: Any, slots: int, size: int, mesh: Mesh) -> list[Result]:
-    batch = {
-        key: np.zeros((size, *shape), dtype) for key, (shape, dtype) in item.items()
-    }
-    buffer = EchoBuffer.of(batch, num_slots=slots, mesh=mesh)
-    of_rows, whole = buffer.sharding, NamedSharding(mesh, PartitionSpec())
-    sent = jax.tree.map(lambda x: _abstract(x.shape, x.dtype, of_rows), batch)
-    uses = StepInput(_abstract((1, 2, size), np.int32, whole))
-    into = _abstract((1, size), np.int32, of_rows)
+def h100() -> list[Result]:
+    """Memory that draws and writes of a device echo need on an H100.
 
-    arrays = jax.tree.map(
-        lambda x: _abstract(x.shape, x.dtype, of_rows), jax.eval_shape(buffer.zeros)
+    XLA for GPUs does not count bytes that move.
+    """
+    # Nothing can be timed here, and Triton's own programs are made by timing.
+    flags = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
+    topology = topologies.get_topology_desc(
+        platform="cuda", topology_name="h100", topology="1x1x1", target_config=_H100
     )
-    draw = jax.jit(buffer.draw, out_shardings=of_rows).lower(arrays, uses)
-    ours = {
-        "draw": _cost(draw),
-        "write": _cost(jitted_write(buffer).lower(arrays, sent, into)),
-    }
-    raw = {
-        key: _abstract((slots, *x.shape[1:]), x.dtype, whole) for key, x in sent.items()
-    }
-    gather = jax.jit(lambda rows, at: jax.tree.map(lambda x: x[at], rows))
-    peer, peer_temp = _cost(gather.lower(raw, _abstract((size,), np.int32, whole)))
-    # Each byte of the batch is read once and written once.
-    least = 2 * sum(x.nbytes for x in batch.values())
+    mesh = _one_of(topology)
+    return [result for name in _ITEMS for result in _needed(name, mesh)]
+
+
+def _one_of(topology: Any) -> Mesh:
+    return Mesh(np.array(topology.devices[:1]), ("data",), axis_types=(AxisType.Auto,))
+
+
+def _moved(name: str, mesh: Mesh) -> list[Result]:
+    _, slots, size = _ITEMS[name]
+    buffer, least, programs = _programs(name, mesh)
+    costs = {what: _cost(program) for what, program in programs.items()}
+    peer, peer_temp = costs.pop("gather")
     held = buffer.num_bytes
     return [
         Result(
@@ -87,16 +125,125 @@ def _programs(name: str, item: Any, slots: int, size: int, mesh: Mesh) -> list[R
             f"as the compiler counts; {of_bytes / 1e6:.3g} MB, and "
             f"{temp / held:.2f} of the buffer's {held / 1e9:.2g} GB beside it",
         )
-        for what, (of_bytes, temp) in ours.items()
+        for what, (of_bytes, temp) in costs.items()
     ]
+
+
+def _needed(name: str, mesh: Mesh) -> list[Result]:
+    _, slots, size = _ITEMS[name]
+    buffer, _, programs = _programs(name, mesh)
+    held = buffer.num_bytes
+    beside = {
+        what: program.memory_analysis().temp_size_in_bytes / held
+        for what, program in programs.items()
+    }
+    peer = beside.pop("gather")
+    return [
+        Result(
+            f"h100-{what}-{name}",
+            f"memory that a {what} of {size} of {slots:,} {name} items needs beside "
+            "its arguments / the buffer's",
+            value,
+            "<= 0.01",
+            "x",
+            f"a gather from items as they are: {peer:.2g}",
+            [value],
+            f"as the compiler plans it; the buffer has {held / 1e9:.2g} GB",
+        )
+        for what, value in beside.items()
+    ]
+
+
+def _programs(name: str, mesh: Mesh) -> tuple[EchoBuffer, int, dict[str, Any]]:
+    """Compiles a draw, a write, and a gather from items as they are.
+
+    Returns:
+      The buffer, the least bytes that each has to move, and the programs.
+    """
+    item, slots, size = _ITEMS[name]
+    batch = {
+        key: np.zeros((size, *shape), dtype) for key, (shape, dtype) in item.items()
+    }
+    buffer = EchoBuffer.of(batch, num_slots=slots, mesh=mesh)
+    of_rows, whole = buffer.sharding, NamedSharding(mesh, PartitionSpec())
+    sent = jax.tree.map(lambda x: _abstract(x.shape, x.dtype, of_rows), batch)
+    arrays = jax.tree.map(
+        lambda x: _abstract(x.shape, x.dtype, of_rows), jax.eval_shape(buffer.zeros)
+    )
+    raw = {
+        key: _abstract((slots, *x.shape[1:]), x.dtype, whole) for key, x in sent.items()
+    }
+    uses = StepInput(_abstract((1, 2, size), np.int32, whole))
+    into = _abstract((1, size), np.int32, of_rows)
+    draw = jax.jit(buffer.draw, out_shardings=of_rows)
+    gather = jax.jit(lambda rows, at: jax.tree.map(lambda x: x[at], rows))
+    lowered = {
+        "draw": draw.lower(arrays, uses),
+        "write": jitted_write(buffer).lower(arrays, sent, into),
+        "gather": gather.lower(raw, _abstract((size,), np.int32, whole)),
+    }
+    # Each byte of the batch is read once and written once.
+    least = 2 * sum(x.nbytes for x in batch.values())
+    return buffer, least, {what: each.compile() for what, each in lowered.items()}
+
+
+def _update(
+    name: str,
+    make_task: Any,
+    augment: Augment,
+    pixels: int,
+    slots: int,
+    size: int,
+    mesh: Mesh,
+) -> Result:
+    """Compares an update on a draw with the same on a batch that comes augmented."""
+    task = make_task()
+    of_rows, whole = (NamedSharding(mesh, PartitionSpec(*on)) for on in (["data"], []))
+    state, update = tasks.training(task)
+    state = jax.tree.map(lambda x: _abstract(x.shape, x.dtype, whole), state)
+
+    def batch(side: int) -> Any:
+        return {
+            "image": np.zeros((size, side, side, 3), np.uint8),
+            "label": np.zeros(size, np.int32),
+        }
+
+    buffer = EchoBuffer.of(batch(pixels), num_slots=slots, mesh=mesh)
+    arrays, given = (
+        jax.tree.map(lambda x: _abstract(x.shape, x.dtype, of_rows), tree)
+        for tree in (jax.eval_shape(buffer.zeros), batch(task.image_size))
+    )
+    uses = StepInput(_abstract((1, 4, size), np.int32, whole))
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def echoed(state: Any, arrays: Any, inputs: StepInput) -> Any:
+        (drawn,) = buffer.draw(arrays, inputs, augment)
+        return update(state, drawn)
+
+    moved, beside = _cost(echoed.lower(state, arrays, uses).compile())
+    host = jax.jit(update, donate_argnums=0).lower(state, given)
+    peer, beside_peer = _cost(host.compile())
+    return Result(
+        f"v5e-update-{name}",
+        f"bytes that an update moves with {size} drawn and augmented, of {slots:,} / "
+        "on a batch that comes augmented",
+        moved / peer,
+        "<= 1.1",
+        "x",
+        f"the update on a host batch: {peer / 1e9:.3g} GB, and {beside_peer / 1e9:.2g} "
+        "GB beside its arguments",
+        [moved / peer],
+        f"as the compiler counts, the body of a loop once; {moved / 1e9:.3g} GB, and "
+        f"{beside / 1e9:.2g} GB beside its arguments and the buffer's "
+        f"{buffer.num_bytes / 1e9:.2g} GB",
+    )
 
 
 def _abstract(shape: Any, dtype: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
-def _cost(lowered: Any) -> tuple[float, float]:
+def _cost(program: Any) -> tuple[float, float]:
     """Bytes that a program moves, and those that it needs beside its arguments."""
-    program = lowered.compile()
     moved = program.cost_analysis()["bytes accessed"]
     return moved, program.memory_analysis().temp_size_in_bytes
