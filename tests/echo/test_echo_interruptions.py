@@ -1,7 +1,9 @@
 """An echo that is interrupted anywhere never gives an item under another's tags."""
 
+import contextlib
 import json
 import random
+import weakref
 from dataclasses import replace
 
 import jax
@@ -159,3 +161,30 @@ def test_10000_interruptions_give_no_wrong_item(store):
         for run in runs:
             run.go()
     assert sum(run.refused for run in runs) > 1000
+
+
+class Held:
+    """What is collected, or ended by hand."""
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_nothing_is_raised_where_an_echo_is_collected(by_hand):
+    ended, struck = [], 0
+
+    def end():
+        ended.append(1)
+        ended.append(2)
+
+    for line in range(1, 8):
+        ended.clear()
+        held = [Held()]
+        finalizer = weakref.finalize(held[0], end)
+        with contextlib.suppress(Interrupted), Interruption(line) as interruption:
+            if by_hand:
+                finalizer()
+            held.clear()
+        held.clear()
+        struck += interruption.struck and ended == [1]
+        if not by_hand:
+            assert ended == [1, 2]
+    assert struck == by_hand

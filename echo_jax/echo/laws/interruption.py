@@ -4,6 +4,7 @@ import dis
 import os
 import sys
 import sysconfig
+import weakref
 from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
@@ -13,6 +14,7 @@ __all__ = ["Interrupted", "Interruption"]
 _PATHS = sysconfig.get_paths()
 _ECHO = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LAWS = os.path.dirname(__file__) + os.sep
+_FINALIZE = weakref.finalize.__call__.__code__
 # The echo's own code: what it calls in Python's library and in packages is left alone.
 _LEFT_ALONE = (_LAWS, _PATHS["stdlib"], _PATHS["purelib"], _PATHS["platlib"], "<")
 
@@ -75,9 +77,14 @@ def _is_echo(path: str) -> bool:
 
 def _is_in_finalizer(frame: FrameType | None) -> bool:
     """Whether another echo is being collected, where nothing can be raised."""
-    while frame is not None and frame.f_code.co_name != "__del__":
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        # What collects gives it the dead reference; whoever calls it gives nothing.
+        if frame.f_code is _FINALIZE and frame.f_locals["_"] is not None:
+            return True
         frame = frame.f_back
-    return frame is not None
+    return False
 
 
 def _is_spared(code: CodeType, offset: int) -> bool:
