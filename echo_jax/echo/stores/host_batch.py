@@ -25,6 +25,11 @@ def layout_of(batch: Any) -> tuple[Any, int, tuple[jax.ShapeDtypeStruct, ...]]:
     Raises:
       ValueError: A leaf is no array that a device has, or the leaves disagree on the
         rows or have none.
+
+    Example:
+      >>> structure, rows, items = layout_of({"x": np.zeros((8, 3), np.float16)})
+      >>> rows, items
+      (8, (ShapeDtypeStruct(shape=(3,), dtype=float16),))
     """
     leaves, structure = jax.tree_util.tree_flatten_with_path(batch)
     items = tuple(_item_of(jax.tree_util.keystr(path), leaf) for path, leaf in leaves)
@@ -77,6 +82,9 @@ def check_integers(batch: Any) -> None:
 
     Raises:
       ValueError: With the leaf and its least and largest value.
+
+    Example:
+      >>> check_integers({"id": np.array([2**31 - 1])})  # 2**31 would not fit.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
