@@ -47,7 +47,7 @@ def default_config() -> Config:
 
     config.echo = ConfigDict()
     # A number, or "auto": R as measured at the start, at most echo.cap.
-    config.echo.factor = auto_field(1.0)  # or auto: what is measured to be free
+    config.echo.factor = auto_field(1.0)
     config.echo.after = "batch"  # read | decode | augment | batch
     # consecutive | shuffle (bounded delay) | shuffle_buffer (the paper's) | spread
     config.echo.order = "consecutive"

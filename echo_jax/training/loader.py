@@ -1,5 +1,6 @@
 """The loader of a run alone: how fast fresh batches come, and by how many threads."""
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -84,9 +85,9 @@ def measure_loader(
         read by more of them.
     """
 
-    def measured(workload: Workload, threads: int) -> Loader:
-        t_up_s, sample = _time_loader(workload, config, shards, most, watchdog)
-        return Loader(workload, threads, t_up_s, sample)
+    def measured(reading: Workload, threads: int) -> Loader:
+        t_up_s, sample = _time_loader(reading, threads, config, shards, most, watchdog)
+        return Loader(reading, threads, t_up_s, sample)
 
     if config.data.threads != "auto":
         return measured(workload, config.data.threads)
@@ -134,6 +135,7 @@ def choose_threads(seconds: Callable[[int], float]) -> int:
 
 def _time_loader(
     workload: Workload,
+    threads: int,
     config: Config,
     shards: Sequence[DataShard],
     most: int,
@@ -154,7 +156,11 @@ def _time_loader(
 
     with watched.closing(JoinedBatches(datasets)) as batches:
         sample = load()  # Starts threads, fills caches.
-        up = time_calls(load, window_s=BUDGET_S, least=LEAST_CALLS, most=most)
+        # While it was made, each thread made an item, which would come in no time.
+        made = math.ceil(threads / shards[0].rows(config.batch_size))
+        up = time_calls(
+            load, window_s=BUDGET_S, settle_calls=made, least=LEAST_CALLS, most=most
+        )
     return max(all_gather(statistics.mean(up))), sample
 
 

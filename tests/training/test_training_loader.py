@@ -1,8 +1,11 @@
 """How fast fresh batches come, and the threads that are chosen by it."""
 
+import itertools
 import json
+import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tiny_workload import make_workload, run, tiny_config
 
@@ -72,6 +75,20 @@ def test_the_loader_that_was_measured_reads_by_the_threads_that_were_chosen(time
         "data.threads=4: a fresh batch takes 400 ms by 1, 200 ms by 2, 100 ms by 4, "
         "100 ms by 8"
     ]
+
+
+def test_what_threads_made_while_the_first_batch_was_awaited_is_not_timed():
+    config = tiny_config(batch_size=2, data__threads=8)
+
+    def batches(spec, shard):
+        batch = {"x": np.zeros((2, 4), np.float32)}
+        for number in itertools.count():
+            if number > 4:  # Eight threads had 8 more items when the first came.
+                time.sleep(0.005)
+            yield batch
+
+    workload = replace(make_workload(config), train_dataset=batches)
+    assert measure_loader(workload, config, most=6).t_up_s >= 0.005
 
 
 def test_threads_are_not_left_open_to_a_workload_that_knows_none():
