@@ -5,6 +5,7 @@ Python: never while that thread compiles, or waits in native code. But the signa
 written to a socket as it arrives. A thread that reads there hears of every signal.
 """
 
+import ctypes
 import multiprocessing
 import os
 import select
@@ -19,6 +20,7 @@ from typing import NoReturn, Self
 __all__ = [
     "EndsAtOnce",
     "SignalThread",
+    "before_abort",
     "before_exit",
     "drop_lost_outputs",
     "end",
@@ -32,6 +34,7 @@ __all__ = [
 _program: tuple[str, ...] = ()
 _last_words = threading.Lock()
 _before_exit: Callable[[], object] = bool  # does nothing
+_abort_handler: object = None  # is called by C, and so has to stay
 _OUTPUT, _ERRORS = 1, 2  # descriptors
 
 
@@ -55,6 +58,17 @@ def before_exit(call: Callable[[], object]) -> None:
     """Has a function called by `end` once all is said, just before the process ends."""
     global _before_exit
     _before_exit = call
+
+
+def before_abort(call: Callable[[], object]) -> None:
+    """Has a function called where native code is about to abort the process.
+
+    A handler of Python's own would never run: the thread that aborts does not come back
+    to Python. If the function returns, the process is aborted.
+    """
+    global _abort_handler
+    _abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda signum: call())
+    ctypes.CDLL(None).signal(signal.SIGABRT, _abort_handler)
 
 
 def end(status: int, message: object = "", *, resumes: bool = False) -> NoReturn:

@@ -40,3 +40,17 @@ def test_ctrl_c_while_python_imports_ends_it_in_one_line(command):
 def test_it_is_the_command(argv, status):
     code = "import sys, echo_jax_command; sys.exit(echo_jax_command.main())"
     assert run(code, *argv).returncode == status
+
+
+@pytest.mark.parametrize(("call", "status"), [("_exit(75)", 75), ("getpid()", -6)])
+def test_a_process_that_native_code_aborts_has_its_say(call, status):
+    code = f"""
+import ctypes, os, threading
+from echo_jax import ending
+ending.before_abort(lambda: (os.write(1, b"said"), os.{call}))
+aborting = threading.Thread(target=ctypes.CDLL(None).abort)
+aborting.start()
+aborting.join()
+"""
+    done = run(code)
+    assert (done.returncode, done.stdout) == (status, "said")

@@ -6,14 +6,15 @@ ends by itself says there why, and the others end with that sentence and exit st
 The first process looks for those that give no sign; the others see by themselves that
 its store does not answer.
 
-jax's own heartbeat would end them later, from C++, with a stack and without a name. It
-still does so, at once, where the first process is killed: with it goes the connection
-that jax's runtime cannot do without.
+jax's own heartbeat would end them later, from C++, with a stack and without a name.
+Where the first process is killed, jax's runtime aborts the others at once, for with it
+goes a connection that it cannot do without. Its stack is followed by our sentence.
 """
 
 import contextlib
 import itertools
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -47,7 +48,12 @@ _SUSPECT_S = 7.0
 _BLAME_S = 15.0
 # How long the end of a process is held up so that all others hear of it.
 _GOODBYE_S = 10.0
+_CONNECT_S = 5.0
 
+_IS_LOST = (
+    "it was killed or stopped, or its machine is lost; all end, and updates since the "
+    "last checkpoint are lost; run the same command to resume"
+)
 _SIGNS, _ENDS = "echo_jax/signs/", "echo_jax/ends/"
 # Where jax's preemption service says that a process has got SIGTERM.
 _STOP_ASKED = "RECEIVED_PREEMPTION_NOTICE"
@@ -168,6 +174,20 @@ class Peers:
         status = getattr(error, "exit_code", 1)
         self.tell(status, f"{self.name} failed: {first}")
 
+    def before_abort(self, address: str) -> None:
+        """Ends this process, which is being aborted, if the first one is gone.
+
+        Args:
+          address: The host and port where the first process listens.
+        """
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+        except OSError:
+            self._end_process(
+                _End(LOST, f"{self._name(0)} does not answer any more: {_IS_LOST}")
+            )
+
     def shared_note(self, note: Callable[[str], None]) -> Callable[[str], None]:
         """Returns what prints a line in the first process, wherever it is called."""
         if self._process == 0:
@@ -284,8 +304,7 @@ class Peers:
         return _End(
             LOST,
             f"{self._name(process)} gives no sign since {since}, for {silent_s:.0f} s: "
-            "it was killed or stopped, or its machine is lost; all end, and updates "
-            "since the last checkpoint are lost; run the same command to resume",
+            f"{_IS_LOST}",
         )
 
     def _end_process(self, end: _End) -> None:
@@ -305,9 +324,12 @@ def joined() -> Iterator[None]:
     if state.client is None or count == 1:
         yield
         return
-    _joined = Peers(state.client, state.process_id, count)
-    _joined.start()
+    peers = _joined = Peers(state.client, state.process_id, count)
+    peers.start()
     ending.before_exit(leave_ended)
+    address = state.coordinator_address
+    if state.process_id and address and ending.owns_process():
+        ending.before_abort(lambda: peers.before_abort(address))
     try:
         yield
     finally:

@@ -406,18 +406,25 @@ def test_a_signal_ends_all_where_the_data_of_one_hangs(tmp_path, hanging):
     assert last_sentence(tmp_path, 0) == said
 
 
-def test_one_that_is_killed_ends_the_other_with_a_sentence(tmp_path, command):
-    noting, pids = tmp_path / "noting", tmp_path / "pids"
-    pids.mkdir()
+def start_and_kill(tmp_path, command, killed):
+    noting, pid = tmp_path / "noting", tmp_path / "pid"
     noting.write_text(
         "#!/bin/sh\n"
-        f'case "$*" in *process_id=1*) echo $$ >{pids}/1\n'
+        f'case "$*" in *process_id={killed}*) echo $$ >{pid}\n'
         f'esac\nexec {command} "$@"\n'
     )
     noting.chmod(0o755)
     launched = start(noting, tmp_path / "run", updates=ENDLESS)
     wait_for_update(tmp_path / "run", 20)
-    os.kill(int((pids / "1").read_text()), signal.SIGKILL)
+    os.kill(int(pid.read_text()), signal.SIGKILL)
     finish(launched, code=137)
-    said = last_sentence(tmp_path, 0)
-    assert "process 1 of 2 gives no sign since" in said
+
+
+def test_one_that_is_killed_ends_the_other_with_a_sentence(tmp_path, command):
+    start_and_kill(tmp_path, command, killed=1)
+    assert "process 1 of 2 gives no sign since" in last_sentence(tmp_path, 0)
+
+
+def test_where_the_first_one_is_killed_the_last_line_is_a_sentence(tmp_path, command):
+    start_and_kill(tmp_path, command, killed=0)
+    assert "process 0 of 2 does not answer any more: it" in last_sentence(tmp_path, 1)

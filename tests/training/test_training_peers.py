@@ -1,6 +1,7 @@
 """The processes of a run end together, with one sentence; over a store in memory."""
 
 import json
+import socket
 
 import jax
 import pytest
@@ -113,6 +114,17 @@ def test_a_first_process_that_does_not_answer_is_named_by_all(run):
             run.each[process]._look_at_store()
         assert end.value.args[0] == LOST
         assert end.value.args[1].startswith("process 0 of 3 gives no sign since ")
+
+
+def test_a_process_that_is_aborted_says_so_if_the_first_one_is_gone(run):
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        address = "{}:{}".format(*first.getsockname())
+        run.each[2].before_abort(address)  # It is aborted for another reason.
+    with pytest.raises(Ended) as end:
+        run.each[2].before_abort(address)
+    status, said, resumes = end.value.args
+    assert (status, resumes) == (LOST, True)
+    assert said.startswith("process 0 of 3 does not answer any more: ")
 
 
 def test_who_has_left_is_not_missed(run):
