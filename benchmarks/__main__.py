@@ -28,7 +28,8 @@ from benchmarks import (
     verification,
 )
 from benchmarks.figures import draw_free_echo
-from benchmarks.harness import Result, machine, versions
+from benchmarks.harness import Result
+from benchmarks.table import Session, write_table
 
 _BENCHMARKS: dict[str, Callable[[], Result | list[Result]]] = {
     "P1": starved.p1,
@@ -98,7 +99,19 @@ def main(argv: list[str] | None = None) -> int:
         help="shrink those for real data or an accelerator: a check",
     )
     parser.add_argument("--json", type=Path, help="write the results as JSON")
-    parser.add_argument("--docs", type=Path, help="write the table as Markdown")
+    parser.add_argument(
+        "--add",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="JSON",
+        help="show an earlier session, of --json, before this one; may be repeated",
+    )
+    parser.add_argument(
+        "--docs",
+        type=Path,
+        help="write the table as Markdown, in place of the page's first part",
+    )
     parser.add_argument(
         "--figures", type=Path, metavar="FOLDER", help="draw what people look at (P2)"
     )
@@ -115,8 +128,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         args.json.write_text(json.dumps([r.as_json() for r in results], indent=1))
     if args.docs:
+        records = [json.loads(path.read_text()) for path in args.add]
+        sessions = [*map(Session.of, records), Session.now(results)]
         command = " ".join(["python -m benchmarks", *args.names])
-        args.docs.write_text(_document(results, command))
+        write_table(args.docs, sessions, command)
     free = [result for result in results if result.id.startswith("P2-")]
     if args.figures and free:
         draw_free_echo(free, args.figures / "free_echo.png")
@@ -140,39 +155,12 @@ def _run(
     return results
 
 
-def _spread(result: Result) -> str:
-    return f"{min(result.repeats):.4g} to {max(result.repeats):.4g}"
-
-
 def _line(result: Result) -> str:
     verdict = "met" if result.met else "NOT met"
     return (
         f"{result.id}: {result.value:.4g} {result.unit} (goal {result.goal}, "
-        f"{verdict}; {_spread(result)}, n={len(result.repeats)}): {result.title}"
+        f"{verdict}; {result.spread}, n={len(result.repeats)}): {result.title}"
     )
-
-
-def _document(results: list[Result], command: str) -> str:
-    about = machine()
-    packages = ", ".join(f"{name} {version}" for name, version in versions().items())
-    rows = "\n".join(
-        f"| {r.id} | {r.title} | {r.peer} | **{r.value:.4g} {r.unit}** | {_spread(r)} "
-        f"| {len(r.repeats)} | {r.goal} | {'yes' if r.met else '**no**'} | {r.note} |"
-        for r in results
-    )
-    return f"""# Benchmarks
-
-Written by `{command} --docs docs/benchmarks.md`. A ratio is the median over pairs of
-runs, ours and the peer's in turn in one process; beside it stand its least and
-largest pair. Absolute times hold on the machine below alone.
-
-Machine: {about["system"]} {about["processor"]}, {about["cores"]} cores, Python
-{about["python"]}; {packages}.
-
-| id | what | peer, in the same run | value | min to max | n | goal | met | note |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- |
-{rows}
-"""
 
 
 if __name__ == "__main__":

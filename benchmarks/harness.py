@@ -7,12 +7,13 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import jax
 
 from echo_jax.echo.instrument.stopwatch import BoundedSteps
+from echo_jax.training.environment import code_commit
 
 __all__ = ["Result", "drive", "machine", "paired", "seconds", "versions"]
 
@@ -50,6 +51,11 @@ class Result:
         holds = {">=": float.__ge__, "<=": float.__le__, "==": float.__eq__}[sign]
         return holds(float(self.value), float(bound))
 
+    @property
+    def spread(self) -> str:
+        """The least and the largest of the repeats."""
+        return f"{min(self.repeats):.4g} to {max(self.repeats):.4g}"
+
     def as_json(self) -> dict[str, Any]:
         """The record that ``--json`` writes."""
         return {
@@ -64,7 +70,14 @@ class Result:
             "note": self.note,
             "machine": machine(),
             "versions": versions(),
+            "commit": code_commit(),
         }
+
+    @classmethod
+    def of_json(cls, record: dict[str, Any]) -> "Result":
+        """Reads what `as_json` returned."""
+        names = [each.name for each in fields(cls)]
+        return cls(**{name: record[name] for name in names})
 
 
 def paired(

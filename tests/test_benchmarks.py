@@ -8,6 +8,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.figures import draw_free_echo
 from benchmarks.harness import Result
+from benchmarks.table import Session, write_table
 
 
 def test_named_benchmarks_are_recorded_and_documented(tmp_path, capsys):
@@ -23,6 +24,34 @@ def test_named_benchmarks_are_recorded_and_documented(tmp_path, capsys):
     assert "`python -m benchmarks P16 P20 --docs docs/benchmarks.md`" in page
     assert "| P20 |" in page
     assert "P16b: 0 of 2500" in capsys.readouterr().out
+
+
+def result(id_, value):
+    spread = [value - 1, value, value + 1]
+    return Result(id_, "a title", value, ">= 20", "x", "a peer", spread)
+
+
+def test_a_page_shows_every_session_and_keeps_what_was_written_by_hand(tmp_path):
+    page = tmp_path / "benchmarks.md"
+    page.write_text("# Old\n\n| old |\n\n## By hand\n\nText.\n\n## More\n")
+    first = Session.now([result("P5", 22.0), result("P6", 30.0)])
+    records = [each.as_json() for each in first.results]
+    read = Session.of(json.loads(json.dumps(records)))
+    assert read == first
+    write_table(page, [read, Session.now([result("P5", 19.0)])], "the command")
+    written = page.read_text()
+    assert (
+        "| **22 x** (21 to 23), **19 x** (18 to 20) | 3 | >= 20 | **no** |" in written
+    )
+    assert "in two sessions" in written and "| old |" not in written
+    assert written.endswith("|\n\n## By hand\n\nText.\n\n## More\n")
+
+
+def test_sessions_of_several_machines_are_not_mixed(tmp_path):
+    here = Session.now([result("P5", 22.0)])
+    there = here._replace(machine={**here.machine, "cores": 1000})
+    with pytest.raises(ValueError, match="several machines"):
+        write_table(tmp_path / "benchmarks.md", [there, here], "the command")
 
 
 @pytest.mark.slow
