@@ -204,18 +204,16 @@ class DeviceFeed:
         wanted = self._driver.wait(uses, pending)
         self.turn.consistent = False
         self._driver.fill(uses, wanted, pending)
-        parts = [_Decided(*(column[self._at :] for column in self._decided))]
-        left = len(parts[0].uses)
+        parts = []
+        if pending:
+            parts = [_Decided(*(column[self._at :] for column in self._decided))]
+        left = pending // plan.batch
         while left < num_batches and (found := plan.next(self._ahead)) is not None:
             parts.append(self._cut(found))
             left += len(parts[-1].uses)
-        parts = [part for part in parts if len(part.uses)]
-        if left < num_batches or len({part.repeat.shape[1] for part in parts}) > 1:
-            parts = [_NOTHING]
-        whole = parts[0]
-        if len(parts) > 1:
-            whole = _Decided(*map(np.concatenate, zip(*parts, strict=True)))
-        self._decided, self._at = whole, 0
+        self._decided, self._at = _NOTHING, 0
+        if left >= num_batches:
+            self._decided = _joined(parts)
 
     def _cut(self, found: BatchIndices) -> _Decided:
         """Cuts uses of lanes into batches, lane after lane."""
@@ -223,8 +221,10 @@ class DeviceFeed:
         count = max(1, size // self._plan.batch)
 
         def by_batch(column: np.ndarray) -> np.ndarray:
-            parts = column.reshape(lanes, count, -1).swapaxes(0, 1)
-            return np.ascontiguousarray(parts.reshape(count, -1))
+            if count > 1:
+                parts = column.reshape(lanes, count, -1).swapaxes(0, 1)
+                column = np.ascontiguousarray(parts)
+            return column.reshape(count, -1)
 
         index, repeat = by_batch(found.fresh_index), by_batch(found.repeat)
         columns = 2 if self._seed is None else 4
@@ -286,6 +286,15 @@ class DeviceFeed:
     def close(self) -> None:
         """Stops reading ahead, and refuses all further use."""
         self._driver.close()
+
+
+def _joined(parts: list[_Decided]) -> _Decided:
+    """Returns batches in one; none if the last of the stream is smaller."""
+    if len(parts) == 1:
+        return parts[0]
+    if len({part.repeat.shape[1] for part in parts}) > 1:
+        return _NOTHING
+    return _Decided(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def largest_buffer(
