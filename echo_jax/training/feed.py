@@ -200,6 +200,11 @@ class JoinedBatches(Iterator[Batch]):
         )
 
     @property
+    def held(self) -> int:
+        """How many fresh batches may be ready, or under way."""
+        return max([each.held_batches if each else 0 for each in self._fresh_times])
+
+    @property
     def has_bad(self) -> bool:
         """Whether there are bad items that `take_bad` may give."""
         return any(self._bad_items)

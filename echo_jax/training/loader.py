@@ -1,6 +1,5 @@
 """The loader of a run alone: how fast fresh batches come, and by how many threads."""
 
-import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -86,7 +85,7 @@ def measure_loader(
     """
 
     def measured(reading: Workload, threads: int) -> Loader:
-        t_up_s, sample = _time_loader(reading, threads, config, shards, most, watchdog)
+        t_up_s, sample = _time_loader(reading, config, shards, most, watchdog)
         return Loader(reading, threads, t_up_s, sample)
 
     if config.data.threads != "auto":
@@ -135,7 +134,6 @@ def choose_threads(seconds: Callable[[int], float]) -> int:
 
 def _time_loader(
     workload: Workload,
-    threads: int,
     config: Config,
     shards: Sequence[DataShard],
     most: int,
@@ -156,10 +154,13 @@ def _time_loader(
 
     with watched.closing(JoinedBatches(datasets)) as batches:
         sample = load()  # Starts threads, fills caches.
-        # While it was made, each thread made an item, which would come in no time.
-        made = math.ceil(threads / shards[0].rows(config.batch_size))
+        # What was made ahead in threads comes in no time.
         up = time_calls(
-            load, window_s=BUDGET_S, settle_calls=made, least=LEAST_CALLS, most=most
+            load,
+            window_s=BUDGET_S,
+            settle_calls=batches.held,
+            least=LEAST_CALLS,
+            most=most,
         )
     return max(all_gather(statistics.mean(up))), sample
 

@@ -10,6 +10,7 @@ import pytest
 from tiny_workload import make_workload, run, tiny_config
 
 from echo_jax.config import load_config
+from echo_jax.echo.instrument.fresh_time import FreshTime
 from echo_jax.training import loader, train
 from echo_jax.training.loader import choose_threads, measure_loader
 from echo_jax.workloads import build
@@ -77,18 +78,22 @@ def test_the_loader_that_was_measured_reads_by_the_threads_that_were_chosen(time
     ]
 
 
-def test_what_threads_made_while_the_first_batch_was_awaited_is_not_timed():
-    config = tiny_config(batch_size=2, data__threads=8)
+class MadeAhead:
+    """Batches of which the first come at once, and each later one takes 5 ms."""
 
-    def batches(spec, shard):
-        batch = {"x": np.zeros((2, 4), np.float32)}
+    fresh_time = FreshTime(elements_per_batch=2.0, held=8)
+
+    def __iter__(self):
         for number in itertools.count():
-            if number > 4:  # Eight threads had 8 more items when the first came.
+            if number > 4:
                 time.sleep(0.005)
-            yield batch
+            yield {"x": np.zeros((2, 4), np.float32)}
 
-    workload = replace(make_workload(config), train_dataset=batches)
-    assert measure_loader(workload, config, most=6).t_up_s >= 0.005
+
+def test_what_threads_had_made_ahead_is_not_timed():
+    config = tiny_config(batch_size=2)
+    made_ahead = replace(make_workload(config), train_dataset=lambda *args: MadeAhead())
+    assert measure_loader(made_ahead, config, most=6).t_up_s >= 0.005
 
 
 def test_threads_are_not_left_open_to_a_workload_that_knows_none():

@@ -47,6 +47,11 @@ class FreshTime:
         self._seen = (0, 0.0, 0.0)
         self._last_s: float | None = None
 
+    @property
+    def held_batches(self) -> int:
+        """How many fresh batches the pipeline has under way, or ready, at most."""
+        return math.ceil(self._held / self._per_batch)
+
     def took(self, began_s: float) -> None:
         """Takes note of an element, which has just come.
 
