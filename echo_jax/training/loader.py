@@ -1,5 +1,6 @@
 """The loader of a run alone: how fast fresh batches come, and by how many threads."""
 
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -154,13 +155,16 @@ def _time_loader(
 
     with watched.closing(JoinedBatches(datasets)) as batches:
         sample = load()  # Starts threads, fills caches.
-        # What was made ahead in threads comes in no time.
+        # Threads that began together end together: what they made while the sample was
+        # awaited comes in no time, and so do the others of every so many batches.
+        together = max(1, batches.held)
         up = time_calls(
             load,
             window_s=BUDGET_S,
             settle_calls=batches.held,
             least=LEAST_CALLS,
-            most=most,
+            most=math.ceil(most / together) * together,
+            stride=together,
         )
     return max(all_gather(statistics.mean(up))), sample
 
