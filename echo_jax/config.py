@@ -70,24 +70,43 @@ def default_config() -> Config:
     config.echo.load.updates = 1
 
     config.optim = ConfigDict()
-    # adamw, sgd, or any of optax, such as optax.lion or optax.contrib.muon. Of one of
-    # optax, only args, the learning rate with its schedule, and clip_norm count.
+    # adamw, sgd, lars, lamb, rmsprop_warmup, or any of optax, such as optax.lion or
+    # optax.contrib.muon. Of one of optax, only args, the learning rate with its
+    # schedule, and clip_norm count.
     config.optim.name = "adamw"
     config.optim.args = "{}"  # what else an optimizer of optax takes, as JSON
     config.optim.lr = 1e-3
-    config.optim.schedule = "constant"  # constant | linear | cosine | piecewise
+    # How lr grows with the batch, from one of reference_batch: none | linear | sqrt
+    config.optim.scale = "none"
+    config.optim.reference_batch = 256
+    # constant | linear | cosine | piecewise | slow_start | onecycle | cyclic |
+    # warmup_stable_decay, or one of optax, such as optax.exponential_decay
+    config.optim.schedule = "constant"
+    config.optim.schedule_args = "{}"  # what one of optax takes, as JSON
     config.optim.warmup_updates = 0
+    config.optim.start_fraction = 0.0  # the first learning rate, of the peak; 0: near 0
     config.optim.decay_updates = 0  # 0: all of config.updates
     config.optim.end_fraction = 0.01  # the last learning rate, of the peak
-    config.optim.boundaries = ()  # piecewise: the rate drops after so many updates
+    # piecewise: the rate drops after so many updates; slow_start: it changes.
+    config.optim.boundaries = ()
     config.optim.boundary_scale = 0.1  # what is left of the rate at each of them
+    config.optim.fractions = (0.5, 0.075, 0.01, 0.001)  # slow_start: of the peak
+    config.optim.peak_at = 0.3  # onecycle: where the peak lies, of all updates
+    config.optim.peak_momentum = 0.85  # onecycle: momentum, or b1, at the peak
+    config.optim.cycle_updates = 2000  # cyclic: from low to low
+    config.optim.cooldown_updates = 100  # warmup_stable_decay: the last ones fall
     config.optim.momentum = 0.9
     config.optim.nesterov = True
     config.optim.b1 = 0.9
     config.optim.b2 = 0.95
+    config.optim.eps = 1e-8  # of adamw and lamb
     config.optim.weight_decay = 0.0
     config.optim.decay_vectors = False  # also biases and the scales of norms
     config.optim.clip_norm = 0.0  # 0: no clipping
+    config.optim.trust_coefficient = 0.001  # lars: of the ratio of norms
+    config.optim.trust_clip = 10.0  # lamb: the largest norm of an array that counts
+    # rmsprop_warmup: half of a step is SGD's after so many; 10 epochs in the paper.
+    config.optim.transition_updates = 1000
 
     config.model = ConfigDict()
 

@@ -14,7 +14,14 @@ from typing import Any
 
 from echo_jax.config import Config, default_config
 from echo_jax.config_echo import echo_spec, load_schedule
-from echo_jax.config_optimizer import OWN_OPTIMIZERS, optax_factory, parse_args
+from echo_jax.config_optimizer import (
+    OWN_OPTIMIZERS,
+    OWN_SCHEDULES,
+    SLOW_START_ENDS,
+    optax_factory,
+    optax_schedule,
+    parse_args,
+)
 from echo_jax.data.pipeline_spec import PipelineSpec
 
 __all__ = ["check_config"]
@@ -31,9 +38,16 @@ _AT_LEAST = {
     "echo.buffer_bytes": 0,
     "echo.lanes": 0,
     "dispatch.steps": 0,
+    "optim.reference_batch": 1,
     "optim.warmup_updates": 0,
     "optim.decay_updates": 0,
+    "optim.start_fraction": 0.0,
     "optim.end_fraction": 0.0,
+    "optim.peak_momentum": 0.0,
+    "optim.cycle_updates": 2,
+    "optim.cooldown_updates": 1,
+    "optim.transition_updates": 1,
+    "optim.eps": 0.0,
     "optim.boundary_scale": 0.0,
     "optim.momentum": 0.0,
     "optim.b1": 0.0,
@@ -53,6 +67,7 @@ _BELOW = {
     # The seed of a JAX key is 32 bits wide.
     "seed": 2**32,
     "optim.momentum": 1.0,
+    "optim.peak_momentum": 1.0,
     "optim.b1": 1.0,
     "optim.b2": 1.0,
 }
@@ -60,7 +75,7 @@ _CHOICES = {
     "echo.where": ("host", "device"),
     "echo.mode": ("fixed", "adaptive", "stochastic"),
     "dispatch.mode": ("auto", "loop", "unroll", "scan"),
-    "optim.schedule": ("constant", "linear", "cosine", "piecewise"),
+    "optim.scale": ("none", "linear", "sqrt"),
 }
 
 
@@ -95,10 +110,16 @@ def check_config(config: Config) -> None:
         if _get(config, field) not in choices:
             known = ", ".join(choices)
             _refuse(config, field, f"must be one of {known}", choices[0])
-    if not (math.isfinite(config.optim.lr) and config.optim.lr > 0):
-        _refuse(config, "optim.lr", "must be above 0", 0.001)
-    if config.optim.end_fraction > 1:
-        _refuse(config, "optim.end_fraction", "must be at most 1", 0.01)
+    for field, usual in (
+        ("lr", 0.001),
+        ("trust_coefficient", 0.001),
+        ("trust_clip", 10.0),
+    ):
+        if not (math.isfinite(config.optim[field]) and config.optim[field] > 0):
+            _refuse(config, f"optim.{field}", "must be above 0", usual)
+    for field in ("start_fraction", "end_fraction"):
+        if config.optim[field] > 1:
+            _refuse(config, f"optim.{field}", "must be at most 1", 0.01)
     _check_specs(config)
     _check_where(config)
     _check_mode(config)
@@ -208,38 +229,97 @@ def _check_target(config: Config) -> None:
 
 
 def _check_optimizer(config: Config) -> None:
-    name, args = config.optim.name, config.optim.args
+    name, args, optim = config.optim.name, config.optim.args, config.optim
     if name not in OWN_OPTIMIZERS:
         optax_factory(name, args)
-        if config.optim.weight_decay:
-            rule = f"belongs to adamw and sgd; {name} has it in config.optim.args"
+        if optim.weight_decay:
+            own = ", ".join(OWN_OPTIMIZERS)
+            rule = f"belongs to {own}; {name} has it in config.optim.args"
             _refuse(config, "optim.weight_decay", rule, 0.0)
     elif parse_args(args):
         rule = f"belongs to optimizers of optax; {name} has fields of its own"
         _refuse(config, "optim.args", rule, "{}")
+    if name in ("lars", "lamb") and optim.clip_norm:
+        rule = f"has no meaning with {name}, which sets the length of every step itself"
+        _refuse(config, "optim.clip_norm", rule, 0.0)
+    _check_scale(config)
+
+
+def _check_scale(config: Config) -> None:
+    optim = config.optim
+    ratio = config.batch_size / optim.reference_batch
+    if optim.scale != "sqrt" or optim.name not in ("adamw", "lamb"):
+        return
+    for field in ("b1", "b2"):
+        if ratio * (1 - optim[field]) >= 1:
+            rule = (
+                f"would be below 0 in a batch {ratio:g} times as large as "
+                f"config.optim.reference_batch={optim.reference_batch}, as scale=sqrt "
+                "forgets faster by as much"
+            )
+            _refuse(config, f"optim.{field}", rule, round(1 - 0.1 / ratio, 6))
 
 
 def _check_schedule(config: Config) -> None:
-    schedule, boundaries = config.optim.schedule, tuple(config.optim.boundaries)
-    if schedule == "piecewise":
-        starts = (config.optim.warmup_updates, *boundaries)
-        are_updates = all(type(each) is int and each < 2**31 for each in boundaries)
-        is_rising = are_updates and all(a < b for a, b in itertools.pairwise(starts))
-        if not boundaries or not is_rising:
-            first = config.optim.warmup_updates
-            rule = f"must be rising numbers of updates above the {first} of the warm-up"
-            fix = f"({first + config.updates // 2},)"
-            _refuse(config, "optim.boundaries", rule, fix)
+    optim = config.optim
+    schedule, total = optim.schedule, optim.decay_updates or config.updates
+    if schedule not in OWN_SCHEDULES:
+        optax_schedule(schedule, optim.schedule_args)
+    elif parse_args(optim.schedule_args, "optim.schedule_args"):
+        rule = f"belongs to schedules of optax; {schedule} has fields of its own"
+        _refuse(config, "optim.schedule_args", rule, "{}")
+    _check_boundaries(config)
+    match schedule:
+        case "linear" | "cosine" | "warmup_stable_decay":
+            if optim.warmup_updates >= total:
+                rule = (
+                    f"must be below the {total} updates after which the schedule ends"
+                )
+                _refuse(config, "optim.warmup_updates", rule, 0)
+        case "onecycle" | "cyclic":
+            if optim.warmup_updates:
+                rule = f"has no meaning with {schedule}, which rises by itself"
+                _refuse(config, "optim.warmup_updates", rule, 0)
+            if not optim.start_fraction:
+                rule = f"must be above 0 with {schedule}, which begins there"
+                _refuse(config, "optim.start_fraction", rule, 0.04)
+    if schedule == "onecycle" and not 0 < optim.peak_at < 1:
+        _refuse(config, "optim.peak_at", "must lie between 0 and 1", 0.3)
+    most = total - max(1, optim.warmup_updates)
+    if schedule == "warmup_stable_decay" and optim.cooldown_updates > most:
+        rule = f"must be at most the {most} updates that follow the warm-up"
+        _refuse(config, "optim.cooldown_updates", rule, max(1, most // 10))
+
+
+def _check_boundaries(config: Config) -> None:
+    optim = config.optim
+    boundaries = tuple(optim.boundaries)
+    if optim.schedule not in ("piecewise", "slow_start"):
+        if boundaries:
+            rule = "needs --config.optim.schedule=piecewise, or slow_start"
+            _refuse(config, "optim.boundaries", rule, ())
         return
-    if boundaries:
-        rule = "needs --config.optim.schedule=piecewise"
-        _refuse(config, "optim.boundaries", rule, ())
-    if schedule == "constant":
-        return
-    total = config.optim.decay_updates or config.updates
-    if config.optim.warmup_updates >= total:
-        rule = f"must be below the {total} updates after which the schedule ends"
-        _refuse(config, "optim.warmup_updates", rule, 0)
+    starts = (optim.warmup_updates, *boundaries)
+    are_updates = all(type(each) is int and each < 2**31 for each in boundaries)
+    is_rising = are_updates and all(a < b for a, b in itertools.pairwise(starts))
+    is_open = optim.schedule == "slow_start" and not boundaries
+    if not is_open and not (boundaries and is_rising):
+        first = optim.warmup_updates
+        rule = f"must be rising numbers of updates above the {first} of the warm-up"
+        fix = f"({first + config.updates // 2},)"
+        _refuse(config, "optim.boundaries", rule, fix)
+    if optim.schedule == "slow_start":
+        _check_fractions(config)
+
+
+def _check_fractions(config: Config) -> None:
+    fractions = tuple(config.optim.fractions)
+    count = len(config.optim.boundaries) or len(SLOW_START_ENDS)
+    are_parts = all(isinstance(each, float) and 0 < each <= 1 for each in fractions)
+    if len(fractions) != count + 1 or not are_parts:
+        rule = f"must be {count + 1} numbers above 0 and at most 1, for {count} changes"
+        fix = tuple(round(0.5 * 0.1**k, 6) for k in range(count + 1))
+        _refuse(config, "optim.fractions", rule, fix)
 
 
 def _check_mesh(config: Config) -> None:

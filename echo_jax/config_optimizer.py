@@ -1,8 +1,9 @@
-"""The config fields ``optim.name`` and ``optim.args``, where they name optax.
+"""The config fields ``optim.name`` and ``optim.schedule``, where they name optax.
 
-An optimizer of optax is taken by its public name and nothing is evaluated: what is
-no function of `optax` or `optax.contrib` that takes a learning rate and returns a
-transformation of gradients is refused.
+An optimizer or a schedule of optax is taken by its public name and nothing is
+evaluated: what is no function of `optax` or `optax.contrib` that takes a learning rate
+and returns a transformation of gradients is refused, and so is what returns no learning
+rate for an update.
 """
 
 import inspect
@@ -13,10 +14,34 @@ from typing import Any
 import jax
 import optax
 
-__all__ = ["OWN_OPTIMIZERS", "OptaxFactory", "optax_factory", "parse_args"]
+__all__ = [
+    "OWN_OPTIMIZERS",
+    "OWN_SCHEDULES",
+    "SLOW_START_ENDS",
+    "OptaxFactory",
+    "optax_factory",
+    "optax_schedule",
+    "parse_args",
+]
 
-OWN_OPTIMIZERS = ("adamw", "sgd")
+OWN_OPTIMIZERS = ("adamw", "sgd", "lars", "lamb", "rmsprop_warmup")
 """Names that stand for optimizers with fields of their own under ``optim``."""
+
+OWN_SCHEDULES = (
+    "constant",
+    "linear",
+    "cosine",
+    "piecewise",
+    "slow_start",
+    "onecycle",
+    "cyclic",
+    "warmup_stable_decay",
+)
+"""Names that stand for schedules with fields of their own under ``optim``."""
+
+SLOW_START_ENDS = (40 / 90, 70 / 90, 85 / 90)
+"""Where ``slow_start`` changes its rate, if nothing is said: parts of the run (Akiba et
+al. 2017, section 3: 40, 70 and 85 of 90 epochs)."""
 
 OptaxFactory = Callable[[Any], optax.GradientTransformation]
 """Makes an optimizer for a learning rate, a number or a traced array."""
@@ -43,17 +68,14 @@ def optax_factory(name: str, args: str) -> OptaxFactory:
       >>> isinstance(optimizer, optax.GradientTransformation)
       True
     """
-    module, _, attribute = name.rpartition(".")
-    found = None
-    if not attribute.startswith("_"):
-        found = getattr(_MODULES.get(module), attribute, None)
+    found = _function_of_optax(name)
     if not inspect.isfunction(found) or (
         "learning_rate" not in inspect.signature(found).parameters
     ):
         raise ValueError(
-            f"config.optim.name={name!r} is no public optimizer of optax; use adamw, "
-            "sgd, or a function of optax or optax.contrib that takes a learning_rate, "
-            "such as --config.optim.name=optax.lion"
+            f"config.optim.name={name!r} is no public optimizer of optax; use "
+            f"{', '.join(OWN_OPTIMIZERS)}, or a function of optax or optax.contrib "
+            "that takes a learning_rate, such as --config.optim.name=optax.lion"
         )
     kwargs = parse_args(args)
 
@@ -70,16 +92,66 @@ def optax_factory(name: str, args: str) -> OptaxFactory:
     return make
 
 
+def optax_schedule(name: str, args: str) -> optax.Schedule:
+    """Finds a schedule of optax, and tries it.
+
+    Args:
+      name: ``"optax.NAME"``.
+      args: All of its arguments; see `parse_args`.
+
+    Returns:
+      The schedule: of the updates done, the part of the learning rate.
+
+    Raises:
+      ValueError: There is no such schedule, or it does not take these arguments.
+
+    Example:
+      >>> args = '{"init_value": 1.0, "transition_steps": 10, "decay_rate": 0.5}'
+      >>> float(optax_schedule("optax.exponential_decay", args)(20))
+      0.25
+    """
+    found = _function_of_optax(name)
+    if not inspect.isfunction(found) or found not in vars(optax.schedules).values():
+        raise ValueError(
+            f"config.optim.schedule={name!r} is no schedule of optax; use one of "
+            f"{', '.join(OWN_SCHEDULES)}, or a schedule of optax, such as "
+            "--config.optim.schedule=optax.exponential_decay"
+        )
+    try:
+        schedule = found(**parse_args(args, "optim.schedule_args"))
+        rate = jax.eval_shape(schedule, 0)
+        if rate.shape != ():
+            raise TypeError("it gives no learning rate")
+    except Exception as error:
+        raise ValueError(
+            f"config.optim.schedule={name!r} cannot be made of "
+            f"config.optim.schedule_args={args!r}: {error}; change the arguments, or "
+            "use another schedule"
+        ) from error
+    return schedule
+
+
+def _function_of_optax(name: str) -> Any:
+    """Returns what has a public name in optax; None if nothing has."""
+    module, _, attribute = name.rpartition(".")
+    if attribute.startswith("_"):
+        return None
+    return getattr(_MODULES.get(module), attribute, None)
+
+
 def _try(optimizer: Any) -> Any:
     params = {"matrix": jax.numpy.ones((2, 2))}
     return optimizer.update(params, optimizer.init(params), params)
 
 
-def parse_args(args: str) -> dict[str, bool | int | float | str]:
-    """Reads ``optim.args``, which is JSON so that flags and sweeps can set it.
+def parse_args(
+    args: str, field: str = "optim.args"
+) -> dict[str, bool | int | float | str]:
+    """Reads a field that is JSON, so that flags and sweeps can set it.
 
     Args:
       args: An object of numbers, booleans and strings.
+      field: Its name.
 
     Raises:
       ValueError: It is anything else, or sets the learning rate.
@@ -96,12 +168,12 @@ def parse_args(args: str) -> dict[str, bool | int | float | str]:
         isinstance(value, bool | int | float | str) for value in found.values()
     ):
         raise ValueError(
-            f"config.optim.args={args!r} is no JSON object of numbers, booleans and "
-            "strings; set --config.optim.args='{\"b1\": 0.9}', or '{}' for none"
+            f"config.{field}={args!r} is no JSON object of numbers, booleans and "
+            f"strings; set --config.{field}='{{\"b1\": 0.9}}', or '{{}}' for none"
         )
     if "learning_rate" in found:
         raise ValueError(
-            f"config.optim.args={args!r} sets the learning rate; use config.optim.lr "
+            f"config.{field}={args!r} sets the learning rate; use config.optim.lr "
             "and config.optim.schedule for it"
         )
     return found

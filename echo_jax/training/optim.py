@@ -9,6 +9,7 @@ there is no buffer for it.
 """
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,81 +19,54 @@ import optax
 
 from echo_jax.config import Config
 from echo_jax.config_optimizer import OWN_OPTIMIZERS, optax_factory
+from echo_jax.training.large_batch import lamb, lars, rmsprop_warmup, sgd_share
+from echo_jax.training.schedules import (
+    Numbers,
+    learning_rate,
+    schedule_numbers,
+    share_of_rise,
+)
 
-__all__ = ["Hyperparams", "Optimizer", "hyperparams", "learning_rate"]
+__all__ = ["Hyperparams", "Optimizer", "hyperparams"]
 
-Hyperparams = dict[str, jax.Array]
-"""The numbers of an optimizer by name, ``float32[]`` or ``int32[]``; ``boundaries`` is
-``int32[N]``."""
+Hyperparams = Numbers
+"""The numbers of an optimizer and of its schedule."""
 
 _FLOATS = (
-    "lr",
-    "end_fraction",
-    "boundary_scale",
     "momentum",
+    "peak_momentum",
     "b1",
     "b2",
+    "eps",
     "weight_decay",
     "clip_norm",
+    "trust_coefficient",
+    "trust_clip",
 )
+_WITH_MOMENTUM = ("sgd", "lars", "rmsprop_warmup")
 
 
 def hyperparams(config: Config) -> Hyperparams:
     """Returns the numbers of a config that are inputs of the compiled step.
 
+    With ``optim.scale=sqrt`` the means of Adam and LAMB forget faster in larger
+    batches, and their eps is smaller (Malladi et al. 2022, section 5).
+
     Args:
       config: A checked training config.
     """
     optim = config.optim
-    # Weakly typed, as Python's numbers are: they leave the type of what they meet.
-    numbers = {name: jnp.asarray(float(optim[name])) for name in _FLOATS}
+    floats = {name: float(optim[name]) for name in _FLOATS}
+    if optim.scale == "sqrt":
+        ratio = config.batch_size / optim.reference_batch
+        floats |= {name: 1 - ratio * (1 - floats[name]) for name in ("b1", "b2")}
+        floats["eps"] /= math.sqrt(ratio)
     return {
-        **numbers,
-        "warmup_updates": jnp.asarray(optim.warmup_updates),
-        "decay_updates": jnp.asarray(optim.decay_updates or config.updates),
-        "boundaries": jnp.asarray(tuple(optim.boundaries), jnp.int32),
+        **schedule_numbers(config),
+        # Weakly typed, as Python's numbers are: they leave the type of what they meet.
+        **{name: jnp.asarray(value) for name, value in floats.items()},
+        "transition_updates": jnp.asarray(optim.transition_updates),
     }
-
-
-def learning_rate(
-    schedule: str, numbers: Hyperparams, update: jax.Array | int
-) -> jax.Array:
-    """Returns the learning rate of an update, ``float32[]``.
-
-    No update trains with a rate of 0, and the peak and the end are each met by an
-    update: the warm-up's last update is the first at the peak.
-
-    Args:
-      schedule: ``"constant"``, ``"linear"``, ``"cosine"`` or ``"piecewise"``.
-      numbers: From `hyperparams`.
-      update: Updates done before, ``int32[]``: 0 for the first.
-
-    Example:
-      A linear schedule with lr 1, 2 warm-up updates of 6, and end fraction 0.2
-      trains its updates with 0.5, 1, 0.8, 0.6, 0.4, 0.2, 0.2, ...
-    """
-    warmup, end = numbers["warmup_updates"], numbers["end_fraction"]
-    last_warm = jnp.maximum(warmup - 1, 0)
-    length = jnp.maximum(numbers["decay_updates"] - 1 - last_warm, 1)
-    done = jnp.clip((update - last_warm) / length, 0.0, 1.0)
-    match schedule:
-        case "constant":
-            scale = jnp.ones(())
-        case "linear":
-            scale = (1 - end) * (1 - done) + end
-        case "cosine":
-            scale = (1 - end) * 0.5 * (1 + jnp.cos(jnp.pi * done)) + end
-        case "piecewise":
-            passed = (update >= numbers["boundaries"]).sum()
-            scale = numbers["boundary_scale"] ** passed
-        case unknown:
-            raise ValueError(
-                f"schedule={unknown!r} is unknown; use constant, linear, cosine or "
-                "piecewise"
-            )
-    rising = (update + 1) / jnp.maximum(warmup, 1)
-    scale = jnp.where(update < last_warm, rising, scale)
-    return (numbers["lr"] * scale).astype(jnp.float32)
 
 
 @dataclass(frozen=True)
@@ -102,15 +76,16 @@ class Optimizer:
     Hashable, so that runs with equal ones share one compiled step.
 
     Attributes:
-      name: ``"adamw"``, ``"sgd"``, or an optimizer of optax, such as
-        ``"optax.contrib.muon"``.
+      name: ``"adamw"``, ``"sgd"``, one of `echo_jax.training.large_batch`, or an
+        optimizer of optax, such as ``"optax.contrib.muon"``.
       args: The further arguments of an optimizer of optax, as JSON. They are compiled
         in, since they may change the structure.
-      schedule: See `learning_rate`.
+      schedule: See `echo_jax.training.schedules.learning_rate`.
+      schedule_args: The arguments of a schedule of optax, as JSON.
       nesterov: Of SGD.
       decay_vectors: Whether biases, scales of norms and other vectors are decayed
         too, and not matrices and convolutions alone.
-      has_momentum: Whether SGD keeps a buffer of gradients.
+      has_momentum: Whether SGD, or what ends with it, keeps a buffer of gradients.
       has_decay: Whether SGD adds decayed parameters to the gradient (L2).
       clips: Whether gradients are clipped by their global norm.
     """
@@ -118,6 +93,7 @@ class Optimizer:
     name: str
     args: str
     schedule: str
+    schedule_args: str
     nesterov: bool
     decay_vectors: bool
     has_momentum: bool
@@ -132,26 +108,48 @@ class Optimizer:
         compilation.
         """
         optim = config.optim
-        is_sgd, is_own = optim.name == "sgd", optim.name in OWN_OPTIMIZERS
+        name, is_own = optim.name, optim.name in OWN_OPTIMIZERS
+        has_momentum = name in _WITH_MOMENTUM and optim.momentum > 0
         return cls(
-            name=optim.name,
+            name=name,
             args="{}" if is_own else optim.args,
             schedule=optim.schedule,
-            nesterov=is_sgd and optim.momentum > 0 and optim.nesterov,
+            schedule_args=optim.schedule_args,
+            nesterov=name == "sgd" and has_momentum and optim.nesterov,
             decay_vectors=is_own and optim.decay_vectors,
-            has_momentum=is_sgd and optim.momentum > 0,
-            has_decay=is_sgd and optim.weight_decay > 0,
+            has_momentum=has_momentum,
+            has_decay=name in ("sgd", "rmsprop_warmup") and optim.weight_decay > 0,
             clips=optim.clip_norm > 0,
         )
 
     def init(self, params: Any) -> Any:
         """Returns the state before the first update: a pytree of arrays."""
         # No state begins with a number of these, so that any will do.
-        numbers = dict.fromkeys(_FLOATS, 0.5)
-        return self._transformation(numbers, 0.5).init(params)
+        numbers = dict.fromkeys((*_FLOATS, "lr", "sgd_share"), 0.5)
+        return self._transformation(numbers).init(params)
+
+    def at(self, update: jax.Array | int, numbers: Hyperparams) -> Hyperparams:
+        """Returns the numbers as they are at an update.
+
+        Their ``lr`` is its learning rate. In ``onecycle`` momentum, or b1, falls to
+        ``peak_momentum`` as the rate rises, and rises as it falls.
+
+        Args:
+          update: Updates done before, ``int32[]``.
+          numbers: From `hyperparams`.
+        """
+        rate = learning_rate(self.schedule, numbers, update, args=self.schedule_args)
+        share = sgd_share(update, numbers["transition_updates"])
+        found = {**numbers, "lr": rate, "sgd_share": share}
+        if self.schedule == "onecycle":
+            rise = share_of_rise(numbers, update)
+            for name in ("momentum", "b1"):
+                low = jnp.minimum(numbers["peak_momentum"], numbers[name])
+                found[name] = numbers[name] - (numbers[name] - low) * rise
+        return found
 
     def update(
-        self, grads: Any, state: Any, params: Any, numbers: Hyperparams, rate: Any
+        self, grads: Any, state: Any, params: Any, numbers: Hyperparams
     ) -> tuple[Any, Any]:
         """Clips, decays and steps.
 
@@ -159,36 +157,54 @@ class Optimizer:
           grads: The gradient, a tree like the parameters.
           state: Of the optimizer.
           params: The parameters.
-          numbers: From `hyperparams`.
-          rate: From `learning_rate`.
+          numbers: Of this update, from `at`.
 
         Returns:
           What is to be added to the parameters, and the new state.
         """
-        return self._transformation(numbers, rate).update(grads, state, params)
+        return self._transformation(numbers).update(grads, state, params)
 
-    def _transformation(self, numbers: Any, rate: Any) -> optax.GradientTransformation:
-        decayed = None if self.decay_vectors else _matrices
+    def _transformation(self, numbers: Any) -> optax.GradientTransformation:
+        matrices = None if self.decay_vectors else _matrices
+        rate, decay = numbers["lr"], numbers["weight_decay"]
+        momentum = numbers["momentum"] if self.has_momentum else None
+        adam = {name: numbers[name] for name in ("b1", "b2", "eps")}
         parts = []
         if self.clips:
             parts.append(optax.clip_by_global_norm(numbers["clip_norm"]))
+        if self.has_decay:
+            parts.append(optax.add_decayed_weights(decay, matrices))
         match self.name:
             case "adamw":
                 parts.append(
-                    optax.adamw(
-                        rate,
-                        b1=numbers["b1"],
-                        b2=numbers["b2"],
-                        weight_decay=numbers["weight_decay"],
-                        mask=decayed,
-                    )
+                    optax.adamw(rate, **adam, weight_decay=decay, mask=matrices)
                 )
             case "sgd":
-                if self.has_decay:
-                    decay = numbers["weight_decay"]
-                    parts.append(optax.add_decayed_weights(decay, decayed))
-                momentum = numbers["momentum"] if self.has_momentum else None
                 parts.append(optax.sgd(rate, momentum, nesterov=self.nesterov))
+            case "lars":
+                coefficient = numbers["trust_coefficient"]
+                parts.append(
+                    lars(
+                        rate,
+                        momentum=momentum,
+                        weight_decay=decay,
+                        trust_coefficient=coefficient,
+                        adapted=matrices or _all,
+                    )
+                )
+            case "lamb":
+                parts.append(
+                    lamb(
+                        rate,
+                        **adam,
+                        weight_decay=decay,
+                        trust_clip=numbers["trust_clip"],
+                        adapted=matrices or _all,
+                    )
+                )
+            case "rmsprop_warmup":
+                share = numbers["sgd_share"]
+                parts.append(rmsprop_warmup(rate, momentum=momentum, share=share))
             case name:
                 parts.append(_found(name, self.args)(rate))
         return optax.chain(*parts)
@@ -196,6 +212,11 @@ class Optimizer:
 
 # Trying an optimizer takes longer than finding it.
 _found = functools.lru_cache(maxsize=32)(optax_factory)
+
+
+def _all(params: optax.Params) -> optax.Params:
+    """Returns that all parameters are adapted and decayed."""
+    return jax.tree.map(lambda x: True, params)
 
 
 def _matrices(params: optax.Params) -> optax.Params:

@@ -12,6 +12,9 @@ from echo_jax.training.environment import claim_workdir
 
 __all__ = ["Start", "TakenBack"]
 
+# They end with the run, unless they are told when.
+_DECAYING = ("linear", "cosine", "slow_start", "onecycle", "warmup_stable_decay")
+
 
 class TakenBack:
     """Takes back what is written into a folder, unless it is to be kept.
@@ -112,7 +115,8 @@ class Start(TakenBack):
 
 def _bent_schedule(before: int, config: Config) -> str:
     optim = config.optim
-    decays = optim.schedule in ("linear", "cosine") and not optim.decay_updates
+    is_told = optim.decay_updates or optim.boundaries
+    decays = optim.schedule in _DECAYING and not is_told
     if not decays or before == config.updates:
         return ""
     return (

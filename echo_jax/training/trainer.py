@@ -67,7 +67,7 @@ from echo_jax.training.interrupt import (
     StopSignal,
 )
 from echo_jax.training.metrics import RowMaker, eval_row
-from echo_jax.training.optim import Hyperparams, Optimizer, hyperparams, learning_rate
+from echo_jax.training.optim import Hyperparams, Optimizer, hyperparams
 from echo_jax.training.profile import Profile
 from echo_jax.training.progress import show_run
 from echo_jax.training.run_log import RunLog
@@ -226,10 +226,8 @@ def train_step(
     gradient = jax.value_and_grad(mean_loss, has_aux=True)
     (loss, (losses, model_state, metrics)), grads = gradient(state.params)
 
-    rate = learning_rate(optimizer.schedule, run.hyperparams, state.update)
-    changes, opt_state = optimizer.update(
-        grads, state.opt_state, state.params, run.hyperparams, rate
-    )
+    numbers = optimizer.at(state.update, run.hyperparams)
+    changes, opt_state = optimizer.update(grads, state.opt_state, state.params, numbers)
 
     is_new_window = state.update % run.log_every == 0
     window, sums = jax.tree.map(
@@ -247,7 +245,8 @@ def train_step(
         metrics=sums,
         first_bad_update=first_bad,
     )
-    return new_state, StepReport(window, named_metrics(sums, metrics), rate, first_bad)
+    sums = named_metrics(sums, metrics)
+    return new_state, StepReport(window, sums, numbers["lr"], first_bad)
 
 
 def compile_functions(

@@ -342,7 +342,7 @@ def test_what_a_fresh_batch_takes_is_corrected_by_what_the_run_sees(
     def watched(make):
         def make_watched(*args):
             dataset = make(*args)
-            dataset.fresh_time = SimpleNamespace(bounds=lambda: seen)
+            dataset.fresh_time = SimpleNamespace(bounds=lambda: seen, held_batches=0)
             return dataset
 
         return make_watched

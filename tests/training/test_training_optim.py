@@ -8,7 +8,7 @@ import pytest
 from tiny_workload import tiny_config
 
 from echo_jax.config_check import check_config
-from echo_jax.training.optim import Optimizer, hyperparams, learning_rate
+from echo_jax.training.optim import Optimizer, hyperparams
 
 
 def config_of(**fields):
@@ -17,65 +17,14 @@ def config_of(**fields):
     return config
 
 
-def rates(**fields):
-    config = config_of(**fields)
-    numbers = hyperparams(config)
-    rate = jax.jit(lambda update: learning_rate(config.optim.schedule, numbers, update))
-    return [float(rate(jnp.int32(i))) for i in range(8)]
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"schedule": "constant"}, [1, 1, 1, 1, 1, 1, 1, 1]),
-        (
-            {"schedule": "constant", "warmup_updates": 4},
-            [0.25, 0.5, 0.75, 1, 1, 1, 1, 1],
-        ),
-        ({"schedule": "linear"}, [1, 0.84, 0.68, 0.52, 0.36, 0.2, 0.2, 0.2]),
-        (
-            {"schedule": "linear", "warmup_updates": 2},
-            [0.5, 1, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2],
-        ),
-        (
-            {"schedule": "cosine", "warmup_updates": 2},
-            # 0.6 + 0.4 cos(pi k / 4)
-            [0.5, 1, 0.8828427, 0.6, 0.3171573, 0.2, 0.2, 0.2],
-        ),
-        ({"schedule": "linear", "decay_updates": 3}, [1, 0.6, 0.2, 0.2] + [0.2] * 4),
-        (
-            {"schedule": "piecewise", "boundaries": (3, 5)},
-            [1, 1, 1, 0.1, 0.1, 0.01, 0.01, 0.01],
-        ),
-        (
-            {
-                "schedule": "piecewise",
-                "warmup_updates": 2,
-                "boundaries": (3, 6),
-                "boundary_scale": 0.5,
-            },
-            [0.5, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25],
-        ),
-    ],
-)
-def test_schedules_by_hand(fields, expected):
-    np.testing.assert_allclose(rates(**fields), expected, rtol=1e-6)
-
-
-def test_decay_ends_with_the_run_unless_told_otherwise():
-    assert hyperparams(tiny_config(updates=6))["decay_updates"] == 6
-    config = tiny_config(updates=6, optim__decay_updates=4)
-    assert hyperparams(config)["decay_updates"] == 4
-
-
 def updated(params, grads_of, steps, **fields):
     config = config_of(**fields)
     optimizer, numbers = Optimizer.from_config(config), hyperparams(config)
     state = optimizer.init(params)
     for done in range(steps):
-        rate = learning_rate(optimizer.schedule, numbers, done)
         grads = grads_of(params)
-        changes, state = optimizer.update(grads, state, params, numbers, rate)
+        current = optimizer.at(done, numbers)
+        changes, state = optimizer.update(grads, state, params, current)
         params = optax.apply_updates(params, changes)
     return params
 
@@ -154,7 +103,7 @@ def test_the_arguments_of_an_optimizer_of_optax_count():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"name": "adam"}, "name='adam' is no public optimizer of optax; use adamw"),
+        ({"name": "adam"}, "name='adam' is no public optimizer of optax; use adamw,"),
         ({"name": "optax._src"}, "name='optax._src' is no public optimizer"),
         ({"name": "optax.contrib"}, "name='optax.contrib' is no public optimizer"),
         ({"name": "os.system"}, "name='os.system' is no public optimizer"),
@@ -186,5 +135,36 @@ def test_numbers_are_no_part_of_what_is_compiled():
     # What there is a buffer or an operation for is.
     assert compiled(name="sgd", momentum=0.0) != compiled(name="sgd", momentum=0.2)
     assert compiled(clip_norm=0.0) != compiled(clip_norm=2.0)
-    with pytest.raises(ValueError, match=r"schedule='step' is unknown"):
-        rates(schedule="step")
+    assert compiled(name="lars", trust_coefficient=0.1) == compiled(name="lars")
+    assert compiled(name="lamb", trust_clip=2.0) == compiled(name="lamb", eps=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        # Goyal et al. 2017: 0.1 at 256 is 3.2 at 8,192.
+        ({"scale": "linear"}, {"lr": 3.2, "b1": 0.9, "eps": 1e-8}),
+        # 1 - 32 (1 - b), and over the root of 32.
+        (
+            {"scale": "sqrt", "b1": 0.99, "b2": 0.999},
+            {"lr": 0.1 * 32**0.5, "b1": 0.68, "b2": 0.968, "eps": 1e-8 / 32**0.5},
+        ),
+        ({}, {"lr": 0.1, "b1": 0.9, "eps": 1e-8}),
+    ],
+)
+def test_the_learning_rate_follows_the_batch(fields, expected):
+    config = config_of(lr=0.1, reference_batch=256, **fields)
+    config.batch_size = 8192
+    check_config(config)
+    found = {name: float(hyperparams(config)[name]) for name in expected}
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_means_that_would_forget_at_once_are_refused():
+    config = config_of(scale="sqrt", reference_batch=256)
+    config.batch_size = 8192
+    with pytest.raises(ValueError, match=r"b1=0.9 would be below 0 .*b1=0.996875"):
+        check_config(config)
+    config.optim.b1 = 0.996875
+    with pytest.raises(ValueError, match=r"b2=0.95 would be below 0 in a batch 32 "):
+        check_config(config)

@@ -1,0 +1,139 @@
+"""Learning rates over updates, of numbers that are not compiled in.
+
+All but the names of optax are functions of traced numbers, so that runs that differ in
+these alone share a compilation. Every schedule gives a part of the learning rate, which
+``optim.lr`` and ``optim.scale`` set.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from echo_jax.config import Config
+from echo_jax.config_optimizer import SLOW_START_ENDS, optax_schedule
+
+__all__ = ["Numbers", "learning_rate", "schedule_numbers", "share_of_rise"]
+
+Numbers = dict[str, jax.Array]
+"""By name, ``float32[]`` or ``int32[]``; ``boundaries`` is ``int32[N]`` and
+``fractions`` is ``float32[N + 1]``."""
+
+_FLOATS = ("start_fraction", "end_fraction", "boundary_scale", "peak_at")
+_INTEGERS = ("warmup_updates", "cycle_updates", "cooldown_updates")
+
+
+def schedule_numbers(config: Config) -> Numbers:
+    """Returns the numbers of a config that `learning_rate` needs.
+
+    Args:
+      config: A checked training config.
+    """
+    optim = config.optim
+    length = optim.decay_updates or config.updates
+    boundaries = tuple(optim.boundaries)
+    if optim.schedule == "slow_start" and not boundaries:
+        boundaries = tuple(round(part * length) for part in SLOW_START_ENDS)
+    return {
+        "lr": jnp.asarray(optim.lr * _scaling(config)),
+        # Weakly typed, as Python's numbers are: they leave the type of what they meet.
+        **{name: jnp.asarray(float(optim[name])) for name in _FLOATS},
+        **{name: jnp.asarray(optim[name]) for name in _INTEGERS},
+        "decay_updates": jnp.asarray(length),
+        "boundaries": jnp.asarray(boundaries, jnp.int32),
+        "fractions": jnp.asarray(tuple(optim.fractions), jnp.float32),
+    }
+
+
+def _scaling(config: Config) -> float:
+    ratio = config.batch_size / config.optim.reference_batch
+    return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.optim.scale]
+
+
+def learning_rate(
+    schedule: str, numbers: Numbers, update: jax.Array | int, *, args: str = "{}"
+) -> jax.Array:
+    """Returns the learning rate of an update, ``float32[]``.
+
+    No update trains with a rate of 0, and the peak and the end are each met by an
+    update: the warm-up's last update is the first at the peak. ``onecycle`` is where
+    optax's is: its end is met by the update after the last.
+
+    - ``constant``, ``linear``, ``cosine``: from the peak to ``end_fraction`` of it.
+    - ``piecewise``: ``boundary_scale`` is left of it at each of the ``boundaries``.
+    - ``slow_start``: ``fractions`` of it between the ``boundaries``, which are at 40,
+      70 and 85 ninetieths of the run if nothing is said (Akiba et al. 2017).
+    - ``onecycle``: from ``start_fraction`` to the peak at the part ``peak_at`` of all
+      updates, and down to ``end_fraction``, each along half a cosine (Smith and Topin
+      2019).
+    - ``cyclic``: between ``start_fraction`` and the peak, in triangles of
+      ``cycle_updates`` (Smith 2017, section 3.2).
+    - ``warmup_stable_decay``: the peak until the last ``cooldown_updates``, which go to
+      ``end_fraction`` in a line (Hu et al. 2024, MiniCPM).
+    - ``optax.NAME``: the peak times what a schedule of optax gives.
+
+    Before all but ``onecycle`` and ``cyclic`` come ``warmup_updates`` that rise in a
+    line, from ``start_fraction`` if that is not 0 (Goyal et al. 2017, section 2.2).
+
+    Args:
+      schedule: One of these.
+      numbers: From `schedule_numbers`.
+      update: Updates done before, ``int32[]``: 0 for the first.
+      args: Of a schedule of optax, as JSON.
+
+    Example:
+      A linear schedule with lr 1, 2 warm-up updates of 6, and end fraction 0.2
+      trains its updates with 0.5, 1, 0.8, 0.6, 0.4, 0.2, 0.2, ...
+    """
+    warmup, total = numbers["warmup_updates"], numbers["decay_updates"]
+    start, end = numbers["start_fraction"], numbers["end_fraction"]
+    last_warm = jnp.maximum(warmup - 1, 0)
+    left = jnp.maximum(total - 1 - last_warm, 1)
+    passed = (update >= numbers["boundaries"]).sum()
+
+    def falls(updates: jax.Array) -> jax.Array:
+        """Goes to 1 over the last updates."""
+        return jnp.clip((update - (total - 1 - updates)) / updates, 0.0, 1.0)
+
+    match schedule:
+        case "constant":
+            scale = jnp.ones(())
+        case "linear":
+            scale = (1 - end) * (1 - falls(left)) + end
+        case "cosine":
+            scale = (1 - end) * 0.5 * (1 + jnp.cos(jnp.pi * falls(left))) + end
+        case "piecewise":
+            scale = numbers["boundary_scale"] ** passed
+        case "slow_start":
+            scale = numbers["fractions"][passed]
+        case "warmup_stable_decay":
+            scale = 1 - (1 - end) * falls(numbers["cooldown_updates"])
+        case "cyclic":
+            half = numbers["cycle_updates"] / 2
+            scale = start + (1 - start) * (1 - jnp.abs(update / half % 2 - 1))
+        case "onecycle":
+            lowest = jnp.where(update < numbers["peak_at"] * total, start, end)
+            scale = lowest + (1 - lowest) * share_of_rise(numbers, update)
+        case name:
+            scale = optax_schedule(name, args)(update)
+    rising = jnp.where(
+        start > 0,
+        start + (1 - start) * update / jnp.maximum(last_warm, 1),
+        (update + 1) / jnp.maximum(warmup, 1),
+    )
+    scale = jnp.where(update < last_warm, rising, scale)
+    return (numbers["lr"] * scale).astype(jnp.float32)
+
+
+def share_of_rise(numbers: Numbers, update: jax.Array | int) -> jax.Array:
+    """Returns how near to its peak ``onecycle`` is: 0 at both ends, 1 at the peak.
+
+    Args:
+      numbers: From `schedule_numbers`.
+      update: Updates done before, ``int32[]``.
+    """
+    total = numbers["decay_updates"]
+    peak = numbers["peak_at"] * total
+    down = (update - peak) / (total - peak)
+    from_peak = jnp.where(update < peak, 1 - update / peak, jnp.clip(down, 0.0, 1.0))
+    return 0.5 * (1 + jnp.cos(jnp.pi * from_peak))
