@@ -54,7 +54,7 @@ def test_slots_are_whole_tiles(shape, dtype, found):
     assert flat.num_bytes == math.prod(shape) * itemsize
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     st.lists(st.integers(0, 40), max_size=3).map(tuple),
     st.sampled_from(DTYPES),

@@ -31,6 +31,17 @@ def test_threads_are_doubled_as_long_as_that_gains_a_tenth(times, threads):
     assert not times, "what is not needed is not measured"
 
 
+def several(config):
+    """A tiny workload that can be read by more threads; it says by how many."""
+    workload = make_workload(config)
+
+    def with_threads(threads):
+        # Only that each is another one counts.
+        return replace(workload, metadata={"threads": threads}, with_threads=None)
+
+    return replace(workload, with_threads=with_threads)
+
+
 @pytest.fixture
 def time_of(monkeypatch):
     """Sets how long batches take by so many threads; gives what was asked."""
@@ -38,9 +49,8 @@ def time_of(monkeypatch):
 
     def set_to(times):
         def time_loader(workload, *args):
-            threads = workload.train_dataset.args[1].threads
-            asked.append(threads)
-            return times[threads], real(workload, *args)[1]
+            asked.append(workload.metadata["threads"])
+            return times[asked[-1]], real(workload, *args)[1]
 
         monkeypatch.setattr(loader, "_time_loader", time_loader)
         return asked
@@ -49,12 +59,10 @@ def time_of(monkeypatch):
 
 
 def test_threads_that_are_left_open_are_chosen_and_recorded(tmp_path, time_of):
-    config = load_config("configs/lm.py:tiny")
-    config.updates, config.eval_every, config.optim.warmup_updates = 4, 4, 0
-    given = train(config, build(config), tmp_path / "given")
-    config.data.threads = "auto"
+    given = run(tmp_path / "given")
+    config = tiny_config(data__threads="auto")
     asked = time_of({1: 0.4, 2: 0.2, 4: 0.19})
-    chosen = train(config, build(config), tmp_path / "chosen")
+    chosen = train(config, several(config), tmp_path / "chosen")
     assert asked == [1, 2, 4]
     environment = json.loads((tmp_path / "chosen" / "environment.json").read_text())
     assert environment["chosen"]["threads"] == 2
@@ -65,17 +73,23 @@ def test_threads_that_are_left_open_are_chosen_and_recorded(tmp_path, time_of):
 
 
 def test_the_loader_that_was_measured_reads_by_the_threads_that_were_chosen(time_of):
-    config = load_config("configs/lm.py:tiny")
-    config.data.threads = "auto"
+    config = tiny_config(data__threads="auto")
     time_of({1: 0.4, 2: 0.2, 4: 0.1, 8: 0.1})
     lines = []
-    found = measure_loader(build(config), config, note=lines.append)
-    assert found.threads == 4 == found.workload.train_dataset.args[1].threads
+    found = measure_loader(several(config), config, note=lines.append)
+    assert found.threads == 4 == found.workload.metadata["threads"]
     assert found.t_up_s == 0.1
     assert lines == [
         "data.threads=4: a fresh batch takes 400 ms by 1, 200 ms by 2, 100 ms by 4, "
         "100 ms by 8"
     ]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_workload_of_ours_is_read_by_as_many_threads_as_are_asked_for(threads):
+    workload = build(load_config("configs/lm.py:tiny")).with_threads(threads)
+    for dataset in (workload.train_dataset, workload.fresh_dataset):
+        assert dataset.args[1].threads == threads
 
 
 class MadeAhead:
