@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-__all__ = ["Norm", "ResNet"]
+__all__ = ["Norm", "ResNet", "norm_layer"]
 
 Norm = Literal["batch", "group"]
 
@@ -65,7 +65,7 @@ class ResNet(nn.Module):
         """
         self._check()
         x = _conv(self.width, self.dtype, name="stem")(images)
-        x = nn.relu(_norm(self.norm, self.dtype, train, name="stem_norm")(x))
+        x = nn.relu(norm_layer(self.norm, self.dtype, train, name="stem_norm")(x))
         for stage in range(3):
             for block in range((self.depth - 2) // 6):
                 x = _Block(
@@ -103,9 +103,9 @@ class _Block(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
         y = _conv(self.channels, self.dtype, self.stride, name="conv_0")(x)
-        y = nn.relu(_norm(self.norm, self.dtype, train, name="norm_0")(y))
+        y = nn.relu(norm_layer(self.norm, self.dtype, train, name="norm_0")(y))
         y = _conv(self.channels, self.dtype, name="conv_1")(y)
-        y = _norm(self.norm, self.dtype, train, name="norm_1")(y)
+        y = norm_layer(self.norm, self.dtype, train, name="norm_1")(y)
         if x.shape != y.shape:
             extra = self.channels - x.shape[-1]
             x = jnp.pad(
@@ -127,7 +127,15 @@ def _conv(channels: int, dtype: jnp.dtype, stride: int = 1, *, name: str) -> nn.
     )
 
 
-def _norm(norm: Norm, dtype: jnp.dtype, train: bool, *, name: str) -> nn.Module:
+def norm_layer(norm: Norm, dtype: jnp.dtype, train: bool, *, name: str) -> nn.Module:
+    """Returns what normalises the output of a convolution.
+
+    Args:
+      norm: See `ResNet`; groups have 8 channels.
+      dtype: Of the output.
+      train: Whether batch norm takes the batch's own statistics.
+      name: Of the module.
+    """
     if norm == "group":
         return nn.GroupNorm(
             num_groups=None, group_size=_GROUP_CHANNELS, dtype=dtype, name=name

@@ -1,8 +1,9 @@
-"""CIFAR-10 and CIFAR-100: a ResNet of He et al. on images of 32x32 pixels."""
+"""CIFAR-10 and CIFAR-100: a ResNet or a MobileNetV3 on images of 32x32 pixels."""
 
 import functools
 from typing import Any
 
+import flax.linen as nn
 import numpy as np
 
 from echo_jax.data.augment import Augment, ColourDistortion, Flip, PadCrop
@@ -12,6 +13,7 @@ from echo_jax.data.host_augment import HostAugment, OnImage, choose_stages
 from echo_jax.data.host_colour import distort_colours
 from echo_jax.data.images import decode_image, pad_crop_flip
 from echo_jax.data.stages import Stages
+from echo_jax.models.mobilenet import MobileNetV3
 from echo_jax.models.resnet import ResNet
 from echo_jax.workloads.assembly import make_workload, model_dtype
 from echo_jax.workloads.base import Workload
@@ -45,8 +47,8 @@ def build(config: Any) -> Workload:
     Args:
       config: The shared fields; ``data.source`` as `open_source` takes it, with images
         of 32x32; ``data.{augment, train_split, eval_split, train_examples}`` as
-        `open_splits` describes; and ``model.{depth, width, norm, dtype,
-        label_smoothing}``.
+        `open_splits` describes; and ``model.{name, norm, dtype, label_smoothing}``, for
+        a ResNet also ``model.{depth, width}``.
 
     Returns:
       The workload; its metric is ``"accuracy"``, a fraction.
@@ -60,13 +62,7 @@ def build(config: Any) -> Workload:
     check_smoothing(sizes.label_smoothing)
     splits = open_splits(config, "images")
     decode = DecodeLabelled(splits.decode_record, _decode_small)
-    model = ResNet(
-        num_classes=len(splits.info["classes"]),
-        depth=sizes.depth,
-        width=sizes.width,
-        norm=sizes.norm,
-        dtype=model_dtype(sizes.dtype),
-    )
+    model = _network(sizes, len(splits.info["classes"]))
     return make_workload(
         config,
         task=ImageClassifier(
@@ -91,6 +87,19 @@ def build(config: Any) -> Workload:
         ),
         augment_on_device=Augment(on_device) if on_device else None,
         data_metadata=splits.metadata,
+    )
+
+
+def _network(sizes: Any, num_classes: int) -> nn.Module:
+    dtype = model_dtype(sizes.dtype)
+    match sizes.name.rpartition("_"):
+        case ("", "", "resnet"):
+            return ResNet(num_classes, sizes.depth, sizes.width, sizes.norm, dtype)
+        case ("mobilenet_v3", _, "small" | "large" as size):
+            return MobileNetV3(num_classes, size, True, sizes.norm, dtype)
+    raise ValueError(
+        f"config.model.name={sizes.name!r} is no network of workload 'cifar'; set "
+        "--config.model.name=resnet, mobilenet_v3_small or mobilenet_v3_large"
     )
 
 

@@ -19,7 +19,7 @@ from echo_jax.config_check import check_config
 CONFIGS = Path(__file__).parents[2] / "configs"
 GOLDEN = Path(__file__).parent / "golden"
 VARIANTS = {
-    "cifar": ["", "tiny", "tiny,device"],
+    "cifar": ["", "cifar100,mobilenet", "tiny", "tiny,device"],
     "coco": ["", "tiny", "tiny,device"],
     "imagenet": ["", "tiny", "tiny,device"],
     "lm": [

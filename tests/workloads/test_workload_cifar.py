@@ -12,6 +12,8 @@ from image_folders import prepare
 from echo_jax.config import load_config
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.models import ResNet
+from echo_jax.models.mobilenet import MobileNetV3
+from echo_jax.training import train
 from echo_jax.workloads import build
 from echo_jax.workloads.cifar import _ON_DEVICE, _ON_HOST
 
@@ -50,6 +52,19 @@ def test_the_default_is_the_resnet_32_of_the_paper(folder):
     )
     # 0.46 million, as table 6 of He et al. 2016 has it.
     assert sum(x.size for x in jax.tree.leaves(params)) == 464_154
+
+
+def test_a_mobilenet_trains_and_keeps_the_resolution_of_small_images(folder, tmp_path):
+    config = config_of(folder, model__name="mobilenet_v3_small", updates=2)
+    config.update_from_flattened_dict({"optim.warmup_updates": 0, "eval_every": 2})
+    workload = build(config)
+    assert workload.task.model == MobileNetV3(3, "small", small_images=True)
+    assert train(config, workload, tmp_path)["updates"] == 2
+
+
+def test_another_network_is_refused(folder):
+    with pytest.raises(ValueError, match=r"model.name='mobilenet' is no network of .*"):
+        build(config_of(folder, model__name="mobilenet"))
 
 
 def test_trains_on_one_split_and_evaluates_all_of_the_other(folder):
