@@ -5,7 +5,10 @@ for an H100, jax-cuda12-plugin with nvidia-cuda-nvcc-cu12, and no GPU.
 """
 
 import functools
+import math
 import os
+import re
+from collections import Counter
 from typing import Any
 
 import jax
@@ -15,8 +18,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import tasks
 from benchmarks.harness import Result
+from echo_jax.config import load_config
 from echo_jax.data.augment import Augment, Flip, PadCrop, RandomResizedCrop
 from echo_jax.echo.stores.device import EchoBuffer, StepInput, jitted_write
+from echo_jax.training.optim import Optimizer
+from echo_jax.training.trainer import init_state, run_inputs, train_step
+from echo_jax.workloads import build
 
 __all__ = ["h100", "v5e"]
 
@@ -78,12 +85,17 @@ _ITEMS = {
 
 
 def v5e() -> list[Result]:
-    """Bytes that draws, writes and whole updates of a device echo move on a TPU v5e."""
+    """Bytes that draws, writes and whole updates of a device echo move on a TPU v5e.
+
+    And in which type gradients are summed.
+    """
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2")
     mesh = _one_of(topology)
     alone = [result for name in _ITEMS for result in _moved(name, mesh)]
-    return [*alone, *(_update(name, *given, mesh) for name, given in _UPDATES.items())]
+    updates = [_update(name, *given, mesh) for name, given in _UPDATES.items()]
+    reduced = [_reduced(dtype, topology) for dtype in ("float32", "bfloat16")]
+    return [*alone, *updates, *reduced]
 
 
 def h100() -> list[Result]:
@@ -237,6 +249,53 @@ def _update(
         f"{beside / 1e9:.2g} GB beside its arguments and the buffer's "
         f"{buffer.num_bytes / 1e9:.2g} GB",
     )
+
+
+def _reduced(dtype: str, topology: Any) -> Result:
+    """In which type four chips sum the gradients of a model that computes in one."""
+    config = load_config("configs/lm.py:bytes", {"model.dtype": dtype})
+    functions = {"task": build(config).task, "optimizer": Optimizer.from_config(config)}
+    devices = np.array(topology.devices).reshape(4)
+    mesh = Mesh(devices, ("data",), axis_types=(AxisType.Auto,))
+    of_rows, whole = (NamedSharding(mesh, PartitionSpec(*on)) for on in (["data"], []))
+    key = jax.random.key(0)
+    state = jax.eval_shape(functools.partial(init_state, **functions), key)
+    run = jax.eval_shape(functools.partial(run_inputs, config), key)
+    state, run = (
+        jax.tree.map(lambda x: _abstract(x.shape, x.dtype, whole), tree)
+        for tree in (state, run)
+    )
+    size, length = config.batch_size, config.model.seq_len + 1
+    batch = {
+        "tokens": _abstract((size, length), np.int32, of_rows),
+        "repeat": _abstract((size,), np.int32, of_rows),
+    }
+    step = jax.jit(functools.partial(train_step, **functions))
+    program = step.lower(state, batch, run).compile().as_text()
+    counts = _all_reduced(program or "")
+    share = counts["bf16"] / (counts["bf16"] + counts["f32"])
+    return Result(
+        f"v5e-reduced-{dtype}",
+        f"numbers that are summed over 4 chips in bfloat16 / in any floating-point "
+        f"type, by an update of the byte LM in {dtype}",
+        share,
+        "<= 0",
+        "x",
+        f"its parameters: {sum(x.size for x in jax.tree.leaves(state.params)):,}",
+        [share],
+        f"in the compiled program: {counts['bf16']:,} in bfloat16 and "
+        f"{counts['f32']:,} in float32",
+    )
+
+
+def _all_reduced(program: str) -> Counter[str]:
+    """Counts the numbers that a compiled program reduces over devices, by type."""
+    counts: Counter[str] = Counter()
+    program = re.sub(r"/\*.*?\*/", "", program)
+    for shapes in re.findall(r"= ([^=]*?) all-reduce(?:-start)?\(", program):
+        for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", shapes):
+            counts[dtype] += math.prod(int(each) for each in dims.split(",") if each)
+    return counts
 
 
 def _abstract(shape: Any, dtype: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
