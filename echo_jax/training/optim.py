@@ -11,7 +11,7 @@ there is no buffer for it.
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,10 +29,12 @@ from echo_jax.training.schedules import (
 
 __all__ = ["Hyperparams", "Optimizer", "hyperparams"]
 
-Hyperparams = Numbers
-"""The numbers of an optimizer and of its schedule."""
-
 _FLOATS = (
+    "lr",
+    "start_fraction",
+    "end_fraction",
+    "boundary_scale",
+    "peak_at",
     "momentum",
     "peak_momentum",
     "b1",
@@ -43,7 +45,41 @@ _FLOATS = (
     "trust_coefficient",
     "trust_clip",
 )
+_INTEGERS = (
+    "warmup_updates",
+    "decay_updates",
+    "cycle_updates",
+    "cooldown_updates",
+    "transition_updates",
+)
 _WITH_MOMENTUM = ("sgd", "lars", "rmsprop_warmup")
+
+
+class Hyperparams(NamedTuple):
+    """The numbers of an optimizer and of its schedule, side by side.
+
+    A call of a compiled function takes 0.2 us for each array that it is given.
+
+    Attributes:
+      floats: ``float32[F]``.
+      integers: ``int32[I]``.
+      boundaries: See `echo_jax.training.schedules.Numbers`.
+      fractions: See there.
+    """
+
+    floats: jax.Array
+    integers: jax.Array
+    boundaries: jax.Array
+    fractions: jax.Array
+
+    def by_name(self) -> Numbers:
+        """Returns each by its name."""
+        return {
+            **{name: self.floats[k] for k, name in enumerate(_FLOATS)},
+            **{name: self.integers[k] for k, name in enumerate(_INTEGERS)},
+            "boundaries": self.boundaries,
+            "fractions": self.fractions,
+        }
 
 
 def hyperparams(config: Config) -> Hyperparams:
@@ -56,17 +92,18 @@ def hyperparams(config: Config) -> Hyperparams:
       config: A checked training config.
     """
     optim = config.optim
-    floats = {name: float(optim[name]) for name in _FLOATS}
+    scaled = {name: optim[name] for name in ("b1", "b2", "eps")}
     if optim.scale == "sqrt":
         ratio = config.batch_size / optim.reference_batch
-        floats |= {name: 1 - ratio * (1 - floats[name]) for name in ("b1", "b2")}
-        floats["eps"] /= math.sqrt(ratio)
-    return {
-        **schedule_numbers(config),
-        # Weakly typed, as Python's numbers are: they leave the type of what they meet.
-        **{name: jnp.asarray(value) for name, value in floats.items()},
-        "transition_updates": jnp.asarray(optim.transition_updates),
-    }
+        scaled |= {name: 1 - ratio * (1 - scaled[name]) for name in ("b1", "b2")}
+        scaled["eps"] /= math.sqrt(ratio)
+    numbers = {**optim, **schedule_numbers(config), **scaled}
+    return Hyperparams(
+        jnp.asarray([numbers[name] for name in _FLOATS], jnp.float32),
+        jnp.asarray([numbers[name] for name in _INTEGERS], jnp.int32),
+        jnp.asarray(tuple(numbers["boundaries"]), jnp.int32),
+        jnp.asarray(tuple(numbers["fractions"]), jnp.float32),
+    )
 
 
 @dataclass(frozen=True)
@@ -125,10 +162,10 @@ class Optimizer:
     def init(self, params: Any) -> Any:
         """Returns the state before the first update: a pytree of arrays."""
         # No state begins with a number of these, so that any will do.
-        numbers = dict.fromkeys((*_FLOATS, "lr", "sgd_share"), 0.5)
+        numbers = dict.fromkeys((*_FLOATS, "sgd_share"), 0.5)
         return self._transformation(numbers).init(params)
 
-    def at(self, update: jax.Array | int, numbers: Hyperparams) -> Hyperparams:
+    def at(self, update: jax.Array | int, hyperparams: Hyperparams) -> Numbers:
         """Returns the numbers as they are at an update.
 
         Their ``lr`` is its learning rate. In ``onecycle`` momentum, or b1, falls to
@@ -136,8 +173,9 @@ class Optimizer:
 
         Args:
           update: Updates done before, ``int32[]``.
-          numbers: From `hyperparams`.
+          hyperparams: Of the run.
         """
+        numbers = hyperparams.by_name()
         rate = learning_rate(self.schedule, numbers, update, args=self.schedule_args)
         share = sgd_share(update, numbers["transition_updates"])
         found = {**numbers, "lr": rate, "sgd_share": share}
@@ -149,7 +187,7 @@ class Optimizer:
         return found
 
     def update(
-        self, grads: Any, state: Any, params: Any, numbers: Hyperparams
+        self, grads: Any, state: Any, params: Any, numbers: Numbers
     ) -> tuple[Any, Any]:
         """Clips, decays and steps.
 

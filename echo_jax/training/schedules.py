@@ -6,6 +6,7 @@ these alone share a compilation. Every schedule gives a part of the learning rat
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +18,11 @@ __all__ = ["Numbers", "learning_rate", "schedule_numbers", "share_of_rise"]
 
 Numbers = dict[str, jax.Array]
 """By name, ``float32[]`` or ``int32[]``; ``boundaries`` is ``int32[N]`` and
-``fractions`` is ``float32[N + 1]``."""
-
-_FLOATS = ("start_fraction", "end_fraction", "boundary_scale", "peak_at")
-_INTEGERS = ("warmup_updates", "cycle_updates", "cooldown_updates")
+``fractions`` is ``float32[M]``."""
 
 
-def schedule_numbers(config: Config) -> Numbers:
-    """Returns the numbers of a config that `learning_rate` needs.
+def schedule_numbers(config: Config) -> dict[str, Any]:
+    """Returns the numbers of a config that `learning_rate` needs, by name.
 
     Args:
       config: A checked training config.
@@ -34,14 +32,13 @@ def schedule_numbers(config: Config) -> Numbers:
     boundaries = tuple(optim.boundaries)
     if optim.schedule == "slow_start" and not boundaries:
         boundaries = tuple(round(part * length) for part in SLOW_START_ENDS)
+    names = ("start_fraction", "end_fraction", "boundary_scale", "peak_at")
+    names += ("warmup_updates", "cycle_updates", "cooldown_updates", "fractions")
     return {
-        "lr": jnp.asarray(optim.lr * _scaling(config)),
-        # Weakly typed, as Python's numbers are: they leave the type of what they meet.
-        **{name: jnp.asarray(float(optim[name])) for name in _FLOATS},
-        **{name: jnp.asarray(optim[name]) for name in _INTEGERS},
-        "decay_updates": jnp.asarray(length),
-        "boundaries": jnp.asarray(boundaries, jnp.int32),
-        "fractions": jnp.asarray(tuple(optim.fractions), jnp.float32),
+        **{name: optim[name] for name in names},
+        "lr": optim.lr * _scaling(config),
+        "decay_updates": length,
+        "boundaries": boundaries,
     }
 
 
@@ -77,7 +74,7 @@ def learning_rate(
 
     Args:
       schedule: One of these.
-      numbers: From `schedule_numbers`.
+      numbers: Those of `schedule_numbers`, as arrays.
       update: Updates done before, ``int32[]``: 0 for the first.
       args: Of a schedule of optax, as JSON.
 
@@ -129,7 +126,7 @@ def share_of_rise(numbers: Numbers, update: jax.Array | int) -> jax.Array:
     """Returns how near to its peak ``onecycle`` is: 0 at both ends, 1 at the peak.
 
     Args:
-      numbers: From `schedule_numbers`.
+      numbers: See `learning_rate`.
       update: Updates done before, ``int32[]``.
     """
     total = numbers["decay_updates"]

@@ -156,7 +156,8 @@ def test_the_learning_rate_follows_the_batch(fields, expected):
     config = config_of(lr=0.1, reference_batch=256, **fields)
     config.batch_size = 8192
     check_config(config)
-    found = {name: float(hyperparams(config)[name]) for name in expected}
+    numbers = hyperparams(config).by_name()
+    found = {name: float(numbers[name]) for name in expected}
     assert found == pytest.approx(expected, rel=1e-5)
 
 

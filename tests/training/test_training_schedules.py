@@ -152,9 +152,9 @@ def test_a_schedule_of_optax_is_a_part_of_the_rate():
 
 
 def test_decay_ends_with_the_run_unless_told_otherwise():
-    assert hyperparams(tiny_config(updates=6))["decay_updates"] == 6
+    assert hyperparams(tiny_config(updates=6)).by_name()["decay_updates"] == 6
     config = tiny_config(updates=6, optim__decay_updates=4)
-    assert hyperparams(config)["decay_updates"] == 4
+    assert hyperparams(config).by_name()["decay_updates"] == 4
 
 
 @pytest.mark.parametrize(
