@@ -315,7 +315,9 @@ def _check_boundaries(config: Config) -> None:
 def _check_fractions(config: Config) -> None:
     fractions = tuple(config.optim.fractions)
     count = len(config.optim.boundaries) or len(SLOW_START_ENDS)
-    are_parts = all(isinstance(each, float) and 0 < each <= 1 for each in fractions)
+    are_parts = all(
+        isinstance(each, int | float) and 0 < each <= 1 for each in fractions
+    )
     if len(fractions) != count + 1 or not are_parts:
         rule = f"must be {count + 1} numbers above 0 and at most 1, for {count} changes"
         fix = tuple(round(0.5 * 0.1**k, 6) for k in range(count + 1))
