@@ -18,11 +18,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import tasks
 from benchmarks.harness import Result
-from echo_jax.config import load_config
+from echo_jax.config import default_config, load_config
 from echo_jax.data.augment import Augment, Flip, PadCrop, RandomResizedCrop
 from echo_jax.echo.stores.device import EchoBuffer, StepInput, jitted_write
 from echo_jax.training.optim import Optimizer
 from echo_jax.training.trainer import init_state, run_inputs, train_step
+from echo_jax.training.xla_options import xla_options
 from echo_jax.workloads import build
 
 __all__ = ["h100", "v5e"]
@@ -65,6 +66,9 @@ _UPDATES = {
     ),
 }
 
+# Of the 3.3 million parameters of a Transformer, 13 MB; one of them gathers the losses.
+_ALL_REDUCES = {"default": "<= 2", "fuse": "<= 2", "overlap": "<= 8", "serial": ">= 37"}
+
 # Shape and dtype of every leaf of an item, how many slots, and how many items a batch
 # has: so few that no draw is a loop, whose body the compiler counts once.
 _ITEMS = {
@@ -87,30 +91,37 @@ _ITEMS = {
 def v5e() -> list[Result]:
     """Bytes that draws, writes and whole updates of a device echo move on a TPU v5e.
 
-    And in which type gradients are summed.
+    And in which type gradients are summed, in how many all-reduces.
     """
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2")
     mesh = _one_of(topology)
     alone = [result for name in _ITEMS for result in _moved(name, mesh)]
     updates = [_update(name, *given, mesh) for name, given in _UPDATES.items()]
-    reduced = [_reduced(dtype, topology) for dtype in ("float32", "bfloat16")]
-    return [*alone, *updates, *reduced]
+    four = _all_of(topology)
+    reduced = [_reduced(dtype, four) for dtype in ("float32", "bfloat16")]
+    return [*alone, *updates, *reduced, *_presets("v5e", "tpu", four)]
 
 
 def h100() -> list[Result]:
     """Memory that draws and writes of a device echo need on an H100.
 
-    XLA for GPUs does not count bytes that move.
+    XLA for GPUs does not count bytes that move. And in how many all-reduces the
+    gradients of four are summed.
     """
     # Nothing can be timed here, and Triton's own programs are made by timing.
     flags = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
     topology = topologies.get_topology_desc(
-        platform="cuda", topology_name="h100", topology="1x1x1", target_config=_H100
+        platform="cuda", topology_name="h100", topology="1x1x4", target_config=_H100
     )
     mesh = _one_of(topology)
-    return [result for name in _ITEMS for result in _needed(name, mesh)]
+    alone = [result for name in _ITEMS for result in _needed(name, mesh)]
+    return [*alone, *_presets("h100", "gpu", _all_of(topology))]
+
+
+def _all_of(topology: Any) -> Mesh:
+    return Mesh(np.array(topology.devices), ("data",), axis_types=(AxisType.Auto,))
 
 
 def _one_of(topology: Any) -> Mesh:
@@ -251,12 +262,56 @@ def _update(
     )
 
 
-def _reduced(dtype: str, topology: Any) -> Result:
+def _reduced(dtype: str, mesh: Mesh) -> Result:
     """In which type four chips sum the gradients of a model that computes in one."""
-    config = load_config("configs/lm.py:bytes", {"model.dtype": dtype})
+    lowered, num_params = _update_of_lm({"model.dtype": dtype}, mesh)
+    counts = _all_reduced(lowered.compile().as_text() or "")
+    share = counts["bf16"] / (counts["bf16"] + counts["f32"])
+    return Result(
+        f"v5e-reduced-{dtype}",
+        f"numbers that are summed over 4 chips in bfloat16 / in any floating-point "
+        f"type, by an update of the byte LM in {dtype}",
+        share,
+        "<= 0",
+        "x",
+        f"its parameters: {num_params:,}",
+        [share],
+        f"in the compiled program: {counts['bf16']:,} in bfloat16 and "
+        f"{counts['f32']:,} in float32",
+    )
+
+
+def _presets(target: str, platform: str, mesh: Mesh) -> list[Result]:
+    """How many all-reduces an update has, by the preset that is asked for."""
+    sizes = {"model.d_model": 256, "model.num_layers": 4, "model.d_ff": 1024}
+    lowered, num_params = _update_of_lm(sizes, mesh)
+    results = []
+    for preset, goal in _ALL_REDUCES.items():
+        config = default_config()
+        config.xla.preset = preset
+        options = dict(xla_options(config, platform))
+        program = lowered.compile(compiler_options=options).as_text() or ""
+        number = len(re.findall(r" all-reduce(?:-start)?\(", program))
+        results.append(
+            Result(
+                f"{target}-preset-{preset}",
+                f"all-reduces of an update of a Transformer over 4 devices, "
+                f"xla.preset={preset}",
+                number,
+                goal,
+                "all-reduces",
+                f"{num_params:,} parameters in 37 arrays",
+                [number],
+                f"in the compiled program; {options or 'no options'}",
+            )
+        )
+    return results
+
+
+def _update_of_lm(fields: dict[str, Any], mesh: Mesh) -> tuple[Any, int]:
+    """Returns the update of a byte LM over a mesh, lowered, and its parameters."""
+    config = load_config("configs/lm.py:bytes", fields)
     functions = {"task": build(config).task, "optimizer": Optimizer.from_config(config)}
-    devices = np.array(topology.devices).reshape(4)
-    mesh = Mesh(devices, ("data",), axis_types=(AxisType.Auto,))
     of_rows, whole = (NamedSharding(mesh, PartitionSpec(*on)) for on in (["data"], []))
     key = jax.random.key(0)
     state = jax.eval_shape(functools.partial(init_state, **functions), key)
@@ -271,21 +326,8 @@ def _reduced(dtype: str, topology: Any) -> Result:
         "repeat": _abstract((size,), np.int32, of_rows),
     }
     step = jax.jit(functools.partial(train_step, **functions))
-    program = step.lower(state, batch, run).compile().as_text()
-    counts = _all_reduced(program or "")
-    share = counts["bf16"] / (counts["bf16"] + counts["f32"])
-    return Result(
-        f"v5e-reduced-{dtype}",
-        f"numbers that are summed over 4 chips in bfloat16 / in any floating-point "
-        f"type, by an update of the byte LM in {dtype}",
-        share,
-        "<= 0",
-        "x",
-        f"its parameters: {sum(x.size for x in jax.tree.leaves(state.params)):,}",
-        [share],
-        f"in the compiled program: {counts['bf16']:,} in bfloat16 and "
-        f"{counts['f32']:,} in float32",
-    )
+    num_params = sum(x.size for x in jax.tree.leaves(state.params))
+    return step.lower(state, batch, run), num_params
 
 
 def _all_reduced(program: str) -> Counter[str]:

@@ -148,6 +148,11 @@ def default_config() -> Config:
     config.profile.updates = 0
     config.profile.start = 20  # updates before them, which warm up
 
+    config.xla = ConfigDict()
+    # How gradients are summed over GPUs or TPUs: default | fuse | overlap | serial
+    config.xla.preset = "default"
+    config.xla.options = "{}"  # of the compiled update, as JSON
+
     config.mesh = ConfigDict()
     config.mesh.data = -1  # -1: all devices that fsdp leaves
     config.mesh.fsdp = 1

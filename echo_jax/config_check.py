@@ -76,6 +76,7 @@ _CHOICES = {
     "echo.mode": ("fixed", "adaptive", "stochastic"),
     "dispatch.mode": ("auto", "loop", "unroll", "scan"),
     "optim.scale": ("none", "linear", "sqrt"),
+    "xla.preset": ("default", "fuse", "overlap", "serial"),
 }
 
 

@@ -23,6 +23,7 @@ from echo_jax.training.sharding import (
     param_shardings,
     replicated,
 )
+from echo_jax.training.xla_options import XlaOptions, xla_options
 from echo_jax.workloads.base import Batch, Sums, Task, Workload
 
 __all__ = ["CompiledFunctions", "CompiledStep", "several_updates"]
@@ -51,11 +52,13 @@ class CompiledStep(Protocol):
 class CompiledFunctions(Generic[State, Report]):
     """The functions of a run, with the arguments that never change.
 
-    They are compiled at their first call. Runs of equal tasks, optimizers and meshes
-    in one process share compilations, whatever the numbers of their optimizers.
+    They are compiled at their first call. Runs of equal tasks, optimizers, meshes and
+    options of XLA in one process share compilations, whatever the numbers of their
+    optimizers.
 
     Attributes:
       mesh: The devices.
+      xla_options: Of the programs of updates.
       init_key: Randomness of the parameters.
       run: What is the same at every update.
       abstract_state: Shapes, types and shardings of a state.
@@ -85,12 +88,20 @@ class CompiledFunctions(Generic[State, Report]):
             state and a report.
 
         Raises:
-          ValueError: The mesh does not fit the devices or the batch.
+          ValueError: The mesh does not fit the devices or the batch, or XLA does not
+            know an option.
         """
         self.mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.batch_size)
         optimizer = Optimizer.from_config(config)
+        platform = self.mesh.devices.flat[0].platform
+        self.xla_options = xla_options(config, platform)
         shared: _Shared[State, Report] = _share(
-            init_state, train_step, workload.task, optimizer, self.mesh
+            init_state,
+            train_step,
+            workload.task,
+            optimizer,
+            self.mesh,
+            self.xla_options,
         )
         self._shared = shared
         self.abstract_state = shared.abstract_state
@@ -171,9 +182,10 @@ class _Shared(Generic[State, Report]):
         task: Task,
         optimizer: Optimizer,
         mesh: Mesh,
+        options: XlaOptions,
     ):
         self._step = functools.partial(train_step, task=task, optimizer=optimizer)
-        self._task, self._mesh = task, mesh
+        self._task, self._mesh, self._options = task, mesh, options
         init = functools.partial(init_state, task=task, optimizer=optimizer)
         shapes = jax.eval_shape(init, jax.random.key(0))
         on_all_devices = replicated(mesh)
@@ -227,12 +239,13 @@ class _Shared(Generic[State, Report]):
             in_shardings=(self._state, arrays, batching.input_sharding, on_all_devices),
             out_shardings=(self._state, on_all_devices),
             donate_argnums=0,
+            compiler_options=dict(self._options) or None,
         )
         return cast(CompiledStep, compiled)
 
 
 # A cache by value, because jit's own is by the identity of a function: the arms of
-# a study have equal tasks, optimizers and mesh, and so compile once.
+# a study have equal tasks, optimizers, mesh and options, and so compile once.
 _share = functools.lru_cache(maxsize=8)(_Shared)
 
 

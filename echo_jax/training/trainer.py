@@ -362,6 +362,7 @@ def train_checked(
         start = stack.enter_context(Start(workdir, config))
         check_shared(workdir)
         environment = describe_environment(workload.metadata)
+        environment["xla_options"] = dict(compiled.xla_options)
         write_json_once(workdir / "environment.json", environment)
         trainer = Trainer(config, workload, workdir, compiled, console, stack)
         environment["chosen"] = trainer.decided.chosen()
