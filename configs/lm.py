@@ -21,7 +21,8 @@ Variants, joined by commas:
     wikitext2    a prepared folder, data/wikitext2
     gpt2         GPT-2 small (124,439,808 parameters), data/text, of --block 1024
     bytes        0.47 million parameters on the bytes of Python's own sources
-    tiny         a minute of that; with wikitext2, minutes on two CPU cores
+    tiny         a minute of that; with wikitext2, or with gpt2 on the data of
+                 wikitext2, minutes on two CPU cores
     example      echoed before batching; text has nothing to augment
     baseline, read, batch, consecutive, shuffle, shuffle_buffer, spread, device: see
                  echo_variants.py
@@ -43,7 +44,9 @@ other jobs used at the same time (seed 0, one run).
 Its validation loss after its 300 updates, without an echo, was 5.468 nats per piece, or
 2.023 bits per byte. To know how frequent every piece is gives 6.647, which it was below
 by update 100. That run took 6 minutes on 2 CPU cores that other jobs used at the same
-time, of which it had 153 seconds (seed 0, one run).
+time, of which it had 153 seconds (seed 0, one run). ``gpt2,tiny``, four layers of
+GPT-2's form on the same pieces, ended at 5.360 and 1.983, in 4 minutes beside other
+jobs (seed 0, one run).
 """
 
 from echo_variants import apply_variant, apply_variants
@@ -200,6 +203,9 @@ def _make_tiny(config: ConfigDict) -> None:
     if config.data.source == "data/wikitext2":
         _make_tiny_wikitext2(config)
         return
+    if config.data.source == "data/text":
+        _make_tiny_gpt2(config)
+        return
     _make_bytes(config)
     config.updates = 60
     config.log_every = 10
@@ -232,6 +238,15 @@ def _make_tiny_wikitext2(config: ConfigDict) -> None:
     config.model.dropout = 0.0
     config.model.dtype = "float32"
     config.model.positions = "learned"
+
+
+def _make_tiny_gpt2(config: ConfigDict) -> None:
+    _make_wikitext2(config)
+    _make_tiny_wikitext2(config)
+    config.optim.weight_decay = 0.1
+    config.model.num_layers = 4
+    with config.unlocked():
+        del config.model.vocab  # that of the data
 
 
 def _refuse_augmentation(config: ConfigDict) -> None:

@@ -28,6 +28,7 @@ VARIANTS = {
         "c4",
         "example",
         "gpt2",
+        "gpt2,tiny",
         "tiny",
         "tiny,device",
         "wikitext103",
