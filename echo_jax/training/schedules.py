@@ -88,23 +88,24 @@ def learning_rate(
     left = jnp.maximum(total - 1 - last_warm, 1)
     passed = (update >= numbers["boundaries"]).sum()
 
-    def falls(updates: jax.Array) -> jax.Array:
-        """Goes to 1 over the last updates."""
-        return jnp.clip((update - (total - 1 - updates)) / updates, 0.0, 1.0)
+    def done(after: jax.Array, updates: jax.Array) -> jax.Array:
+        return jnp.clip((update - after) / updates, 0.0, 1.0)
 
     match schedule:
         case "constant":
             scale = jnp.ones(())
         case "linear":
-            scale = (1 - end) * (1 - falls(left)) + end
+            scale = (1 - end) * (1 - done(last_warm, left)) + end
         case "cosine":
-            scale = (1 - end) * 0.5 * (1 + jnp.cos(jnp.pi * falls(left))) + end
+            falling = 0.5 * (1 + jnp.cos(jnp.pi * done(last_warm, left)))
+            scale = (1 - end) * falling + end
         case "piecewise":
             scale = numbers["boundary_scale"] ** passed
         case "slow_start":
             scale = numbers["fractions"][passed]
         case "warmup_stable_decay":
-            scale = 1 - (1 - end) * falls(numbers["cooldown_updates"])
+            cooldown = numbers["cooldown_updates"]
+            scale = 1 - (1 - end) * done(total - 1 - cooldown, cooldown)
         case "cyclic":
             half = numbers["cycle_updates"] / 2
             scale = start + (1 - start) * (1 - jnp.abs(update / half % 2 - 1))

@@ -54,6 +54,7 @@ def rates(updates=range(8), **fields):
             [0.5, 1, 0.8828427, 0.6, 0.3171573, 0.2, 0.2, 0.2],
         ),
         ({"schedule": "linear", "decay_updates": 3}, [1, 0.6, 0.2, 0.2] + [0.2] * 4),
+        ({"schedule": "linear", "decay_updates": 1}, [1] + [0.2] * 7),
         (
             {"schedule": "piecewise", "boundaries": (3, 5)},
             [1, 1, 1, 0.1, 0.1, 0.01, 0.01, 0.01],
