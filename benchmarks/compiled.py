@@ -5,10 +5,7 @@ for an H100, jax-cuda12-plugin with nvidia-cuda-nvcc-cu12, and no GPU.
 """
 
 import functools
-import math
 import os
-import re
-from collections import Counter
 from typing import Any
 
 import jax
@@ -22,6 +19,7 @@ from echo_jax.config import default_config, load_config
 from echo_jax.data.augment import Augment, Flip, PadCrop, RandomResizedCrop
 from echo_jax.echo.stores.device import EchoBuffer, StepInput, jitted_write
 from echo_jax.training.optim import Optimizer
+from echo_jax.training.program import all_reduced
 from echo_jax.training.trainer import init_state, run_inputs, train_step
 from echo_jax.training.xla_options import xla_options
 from echo_jax.workloads import build
@@ -265,8 +263,9 @@ def _update(
 def _reduced(dtype: str, mesh: Mesh) -> Result:
     """In which type four chips sum the gradients of a model that computes in one."""
     lowered, num_params = _update_of_lm({"model.dtype": dtype}, mesh)
-    counts = _all_reduced(lowered.compile().as_text() or "")
-    share = counts["bf16"] / (counts["bf16"] + counts["f32"])
+    numbers = all_reduced(lowered.compile().as_text() or "").numbers
+    counts = {name: numbers.get(name, 0) for name in ("bf16", "f32")}
+    share = counts["bf16"] / sum(counts.values())
     return Result(
         f"v5e-reduced-{dtype}",
         f"numbers that are summed over 4 chips in bfloat16 / in any floating-point "
@@ -291,7 +290,7 @@ def _presets(target: str, platform: str, mesh: Mesh) -> list[Result]:
         config.xla.preset = preset
         options = dict(xla_options(config, platform))
         program = lowered.compile(compiler_options=options).as_text() or ""
-        number = len(re.findall(r" all-reduce(?:-start)?\(", program))
+        number = all_reduced(program).count
         results.append(
             Result(
                 f"{target}-preset-{preset}",
@@ -328,16 +327,6 @@ def _update_of_lm(fields: dict[str, Any], mesh: Mesh) -> tuple[Any, int]:
     step = jax.jit(functools.partial(train_step, **functions))
     num_params = sum(x.size for x in jax.tree.leaves(state.params))
     return step.lower(state, batch, run), num_params
-
-
-def _all_reduced(program: str) -> Counter[str]:
-    """Counts the numbers that a compiled program reduces over devices, by type."""
-    counts: Counter[str] = Counter()
-    program = re.sub(r"/\*.*?\*/", "", program)
-    for shapes in re.findall(r"= ([^=]*?) all-reduce(?:-start)?\(", program):
-        for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", shapes):
-            counts[dtype] += math.prod(int(each) for each in dims.split(",") if each)
-    return counts
 
 
 def _abstract(shape: Any, dtype: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:

@@ -183,6 +183,10 @@ def _exits_of(runs: ModuleType) -> Iterator[None]:
 
 
 def _report(args: argparse.Namespace, extras: Sequence[str]) -> int:
+    if args.folders == ["collectives"]:
+        return _show_collectives(args, extras)
+    if args.config is not None:
+        raise _Exit(WRONG_USE, "--config belongs to the word collectives; leave it out")
     if extras:
         raise _Exit(WRONG_USE, f"unknown option {extras[0]!r}; see --help")
     # The word, not a path: ./scaling is a folder.
@@ -247,6 +251,23 @@ def _show_scaling(folders: Sequence[RunPath], workdir: RunPath) -> int:
     return _shown(terminal_tables(groups), *files)
 
 
+def _show_collectives(args: argparse.Namespace, extras: Sequence[str]) -> int:
+    """Prints what the compiled update of a config sends."""
+    if args.config is None:
+        raise _Exit(
+            WRONG_USE,
+            "collectives needs a config: add --config FILE.py; a folder of that name "
+            "is ./collectives",
+        )
+    config = _load(args.config, extras)
+    # Imported here: it imports jax.
+    from echo_jax import runs
+
+    with _exits_of(runs):
+        print(runs.describe_collectives(config))
+    return 0
+
+
 @contextlib.contextmanager
 def _refused_studies() -> Iterator[None]:
     """Turns run folders that cannot be compared into an exit."""
@@ -268,8 +289,11 @@ def _load(path: str, flags_given: Sequence[str]) -> Config:
     """Loads a config file with its flags, or ends the command."""
     try:
         return load_with_flags(path, flags_given)
-    except (AttributeError, OSError, ValueError) as error:
+    except OSError as error:
         raise _Exit(WRONG_USE, error) from error
+    except (AttributeError, ValueError) as error:
+        # Also in the words of the config file, such as those on its variants.
+        raise _Exit(WRONG_USE, str(error)) from error
 
 
 _COMMANDS = {

@@ -64,11 +64,14 @@ _REPORT_EPILOG = """\
 It prints a table, and writes table.md, figure.png, figure.svg and report.html.
 After the word scaling, runs of one training on different numbers of devices are
 compared instead: throughput and efficiency. (A folder of that name is ./scaling.)
+The word collectives alone, with --config, compiles the update of a config for the
+devices of this machine and prints what it sends, keeps and hands over.
 
 examples:
   echo-jax report runs/quickstart
   echo-jax report runs/baseline runs/spread --workdir runs/compared
-  echo-jax report scaling runs/on_1 runs/on_4 runs/on_16 --workdir runs/scaling"""
+  echo-jax report scaling runs/on_1 runs/on_4 runs/on_16 --workdir runs/scaling
+  echo-jax report collectives --config configs/lm.py:tiny --config.xla.preset=fuse"""
 
 _PREPARE_EPILOG = """\
 It writes shards of records, and a dataset.json last. The same command goes on where it
@@ -164,6 +167,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--workdir",
         metavar="FOLDER",
         help="receives the report (default: the study, or the only run)",
+    )
+    report.add_argument(
+        "--config",
+        metavar="FILE.py[:VARIANT]",
+        help="for collectives: the config file; its fields are flags",
     )
     prepare = add(
         "prepare", "turn files of yours into data to train on", _PREPARE_EPILOG

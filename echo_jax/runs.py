@@ -19,6 +19,7 @@ from echo_jax.training.feeds import check_echo
 from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.interrupt import DataTimeoutError, Interrupted
 from echo_jax.training.probe import calibrate, probe_config
+from echo_jax.training.program import describe_update
 from echo_jax.training.sharding import make_mesh
 from echo_jax.training.start import TakenBack
 from echo_jax.training.trainer import train_checked
@@ -32,6 +33,7 @@ __all__ = [
     "FolderInUseError",
     "Interrupted",
     "NonFiniteLossError",
+    "describe_collectives",
     "has_ended",
     "is_alone",
     "is_main_process",
@@ -233,6 +235,30 @@ def run_probe(
         # What is advised can be pasted behind the command that was typed.
         flag="--config.base" if is_study else "--config",
     )
+
+
+def describe_collectives(config: Config) -> Any:
+    """Compiles the update of a config for the devices here, and reads what it sends.
+
+    Args:
+      config: A training config.
+
+    Returns:
+      The `echo_jax.training.program.UpdateProgram`; print it.
+
+    Raises:
+      ConfigRefusedError: The config cannot be run here.
+
+    Example:
+      >>> describe_collectives(load_config("configs/lm.py:tiny")).host_transfers
+      0
+    """
+    with _errors_of_the_config():
+        if "arms" in config:
+            raise ValueError("a study has several updates; name a config to train")
+        check_config(config)
+        _refuse_processes(config)
+        return describe_update(config, _checked_workload(config))
 
 
 def _checked_workload(config: Config) -> Workload:

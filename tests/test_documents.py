@@ -174,7 +174,7 @@ def test_every_command_can_be_parsed_with_its_config():
             args, extras = make_parser().parse_known_args(words[1:])
         except SystemExit:
             pytest.fail(f"{where}: {line}")
-        if ".py" in getattr(args, "config", ""):
+        if ".py" in (getattr(args, "config", None) or ""):
             num_configs += 1
             config = cli._load(str(ROOT / args.config), extras)
             check_config(config.get("base", config))

@@ -102,7 +102,7 @@ def test_an_order_keeps_the_placement_before_it():
 
 @pytest.mark.parametrize("file", SMALL)
 def test_an_unknown_variant_is_named_among_others(file):
-    with pytest.raises(ValueError, match=r"'evrey' is unknown; use tiny, baseline, "):
+    with pytest.raises(ValueError, match=r"'evrey' is unknown; use tiny, .*baseline, "):
         load_config(f"{CONFIGS / file}.py:tiny,evrey")
 
 

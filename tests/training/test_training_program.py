@@ -1,0 +1,75 @@
+"""What a compiled update sends, keeps and hands over, as its text and jax say it."""
+
+import jax
+import pytest
+from tiny_workload import make_workload, tiny_config
+
+from echo_jax.training.program import Collectives, _operations, describe_update
+
+# As XLA for GPUs prints it: starts and ends; a start of a gather has both in its type.
+ASYNCHRONOUS = """
+HloModule jit_step, is_scheduled=true
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  %begun = (f32[8]{0}, bf16[4,2]{1,0}) all-reduce-start(%p, %q), channel_id=1
+  %between = f32[8]{0} fusion(%p), kind=kLoop
+  %free = f32[8]{0} bitcast(%between)
+  %more = f32[8]{0} fusion(%free), kind=kLoop
+  %ended = (f32[8]{0}, bf16[4,2]{1,0}) all-reduce-done(%begun)
+  %gather = (f32[8]{0}, f32[32]{0}) all-gather-start(%more), dimensions={0}
+  %gathered = f32[32]{0} all-gather-done(%gather)
+  ROOT %out = f32[8]{0} fusion(%gathered), kind=kLoop
+}
+"""
+# As XLA for TPUs prints it: tiles in the layouts, and places in long types.
+TILED = """
+  %sum.1 = (f32[64,128]{1,0:T(8,128)}, /*index=1*/bf16[256]{0:T(256)(128)(2,1)}, \
+pred[3]{0:T(512)}) all-reduce(%a, %b, %c), replica_groups={{0,1,2,3}}
+  %sent = (f32[2]{0}, u32[], token[]) send(%a, %t), channel_id=3
+  %asked = f32[] custom-call(), custom_call_target="xla_ffi_python_cpu_callback"
+"""
+
+
+def test_what_begins_and_ends_is_counted_once():
+    (gathers, reduces), host_transfers = _operations(ASYNCHRONOUS)
+    assert reduces == Collectives("all-reduce", 1, {"f32": 8, "bf16": 8}, (2,))
+    assert gathers == Collectives("all-gather", 1, {"f32": 32}, (0,))
+    assert (reduces.num_bytes, gathers.num_bytes) == (48, 128)
+    assert host_transfers == 0
+
+
+def test_tiles_and_comments_are_no_numbers():
+    (reduces,), host_transfers = _operations(TILED.replace("\\\n", ""))
+    assert reduces.numbers == {"f32": 64 * 128, "bf16": 256, "pred": 3}
+    assert reduces.between == ()
+    assert host_transfers == 2
+
+
+@pytest.mark.parametrize("mode", ["host", "device"])
+def test_data_parallelism_sums_every_parameter_once(mode):
+    config = tiny_config(mesh__data=4, echo__where=mode, echo__after="decode")
+    workload = make_workload(config)
+    found = describe_update(config, workload)
+    variables = jax.eval_shape(workload.task.init, jax.random.key(0))
+    num_params = sum(x.size for x in jax.tree.leaves(variables["params"]))
+    (reduces,) = (each for each in found.collectives if each.kind == "all-reduce")
+    assert num_params <= reduces.numbers["f32"] <= num_params + 64  # and some losses
+    assert found.devices == "4 cpu"
+    # The state lies whole on every device, and the new one takes its place.
+    assert found.reused_bytes == found.donated_bytes > 3 * 4 * num_params
+    assert found.peak_bytes > found.donated_bytes
+    assert found.host_transfers == 0
+
+
+def test_one_device_sends_nothing():
+    config = tiny_config()
+    found = describe_update(config, make_workload(config))
+    assert found.collectives == () and "no collectives" in str(found)
+
+
+def test_with_fsdp_a_device_holds_a_part_of_the_state():
+    def donated(**mesh):
+        config = tiny_config(**mesh)
+        return describe_update(config, make_workload(config)).donated_bytes
+
+    assert donated(mesh__fsdp=4) < donated(mesh__data=4)
