@@ -2,11 +2,14 @@
 
 import json
 
+import jax
 import pytest
 from tiny_workload import make_workload, run, tiny_config
 
 from echo_jax.config_check import check_config
+from echo_jax.training import xla_options as xla_options_module
 from echo_jax.training.compiled import CompiledFunctions
+from echo_jax.training.program import describe_update
 from echo_jax.training.trainer import compile_functions
 from echo_jax.training.xla_options import xla_options
 
@@ -31,6 +34,13 @@ def test_they_are_those_of_the_compiled_update():
     assert other.xla_options == () and other._shared is not compiled._shared
     same = compile_functions(config, make_workload(config))
     assert same._shared is compiled._shared
+
+
+def test_the_update_is_compiled_with_them(monkeypatch):
+    monkeypatch.setattr(xla_options_module, "_try", lambda *args: None)
+    config = tiny_config(xla__options='{"nonsense": 1}')
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"compile option: 'nonsense'"):
+        describe_update(config, make_workload(config))
 
 
 def test_an_option_that_xla_does_not_know_is_refused_before_anything_is_written(
