@@ -20,12 +20,13 @@ from echo_jax.training.loader import (
     BUDGET_S,
     LEAST_CALLS,
     QUICK_CALLS,
+    Loader,
     measure_loader,
 )
 from echo_jax.training.watchdog import Watchdog
 from echo_jax.workloads.base import Workload
 
-__all__ = ["Rates", "measure_rates", "measure_step"]
+__all__ = ["Rates", "held_feed", "measure_rates", "measure_step"]
 
 _TOGETHER_CALLS = 8
 
@@ -76,16 +77,26 @@ def measure_rates(
       The rates.
     """
     loader = measure_loader(workload, config, most=most, watchdog=watchdog, note=note)
-    feed = open_feed(
+    with closing(held_feed(compiled, config, loader)) as feed:
+        t_down_s = measure_step(compiled, state, feed, most=most)
+    return Rates(t_up_s=loader.t_up_s, t_down_s=t_down_s)
+
+
+def held_feed(compiled: CompiledFunctions, config: Config, loader: Loader) -> Feed:
+    """Opens a feed from which nothing is taken; `Feed.hold` gives its input.
+
+    Args:
+      compiled: The run's functions.
+      config: See `measure_rates`.
+      loader: As it was measured.
+    """
+    return open_feed(
         config,
         loader.workload,
         compiled.mesh,
         factor=largest_factor(config),
         sample=loader.sample,
     )
-    with closing(feed):
-        t_down_s = measure_step(compiled, state, feed, most=most)
-    return Rates(t_up_s=loader.t_up_s, t_down_s=t_down_s)
 
 
 def measure_step(

@@ -14,9 +14,8 @@ from typing import Any
 import jax
 
 from echo_jax.config import Config
-from echo_jax.config_echo import largest_factor
-from echo_jax.training.feeds import open_feed
 from echo_jax.training.loader import measure_loader
+from echo_jax.training.measure import held_feed
 from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads.base import Workload
 
@@ -125,14 +124,7 @@ def describe_update(config: Config, workload: Workload) -> UpdateProgram:
     """
     compiled = compile_functions(config, workload)
     loader = measure_loader(workload, config, most=1)
-    feed = open_feed(
-        config,
-        loader.workload,
-        compiled.mesh,
-        factor=largest_factor(config),
-        sample=loader.sample,
-    )
-    with closing(feed):
+    with closing(held_feed(compiled, config, loader)) as feed:
         state = compiled.init(compiled.init_key)
         program = compiled.trace(state, feed).lower().compile()
     platform = compiled.mesh.devices.flat[0].platform

@@ -110,6 +110,23 @@ def test_what_threads_had_made_ahead_is_not_timed():
     assert measure_loader(made_ahead, config, most=6).t_up_s >= 0.005
 
 
+class InBursts:
+    """Batches that come by fours, of which the last takes 20 ms."""
+
+    fresh_time = FreshTime(elements_per_batch=1.0, held=4)
+
+    def __iter__(self):
+        for number in itertools.count():
+            time.sleep(0.02 if number and number % 4 == 0 else 0)
+            yield {"x": np.zeros((2, 4), np.float32)}
+
+
+def test_batches_that_come_together_are_timed_together():
+    config = tiny_config(batch_size=2)
+    bursts = replace(make_workload(config), train_dataset=lambda *args: InBursts())
+    assert measure_loader(bursts, config, most=6).t_up_s >= 0.005
+
+
 def test_threads_are_not_left_open_to_a_workload_that_knows_none():
     config = tiny_config(data__threads="auto")
     workload = make_workload(config)

@@ -1,10 +1,12 @@
 """What a compiled update sends, keeps and hands over, as its text and jax say it."""
 
+from types import SimpleNamespace
+
 import jax
 import pytest
 from tiny_workload import make_workload, tiny_config
 
-from echo_jax.training.program import Collectives, _operations, describe_update
+from echo_jax.training.program import Collectives, _operations, _read, describe_update
 
 # As XLA for GPUs prints it: starts and ends; a start of a gather has both in its type.
 ASYNCHRONOUS = """
@@ -43,6 +45,18 @@ def test_tiles_and_comments_are_no_numbers():
     assert reduces.numbers == {"f32": 64 * 128, "bf16": 256, "pred": 3}
     assert reduces.between == ()
     assert host_transfers == 2
+
+
+def test_what_is_reused_in_place_counts_once_at_the_peak():
+    memory = SimpleNamespace(
+        argument_size_in_bytes=100,
+        output_size_in_bytes=70,
+        temp_size_in_bytes=30,
+        alias_size_in_bytes=60,
+    )
+    program = SimpleNamespace(as_text=lambda: "", memory_analysis=lambda: memory)
+    found = _read(program, "4 gpu", {})
+    assert (found.peak_bytes, found.reused_bytes) == (140, 60)
 
 
 @pytest.mark.parametrize("mode", ["host", "device"])

@@ -11,6 +11,7 @@ from tiny_workload import rows_of, run, tiny_config
 
 from echo_jax.config_check import check_config
 from echo_jax.training.optim import Optimizer, hyperparams
+from echo_jax.training.start import _bent_schedule
 
 
 def config_of(**fields):
@@ -206,3 +207,17 @@ def test_a_run_logs_the_rate_that_it_trains_with(tmp_path):
     assert logged[0] == pytest.approx(float(theirs(0)))
     assert max(logged) == pytest.approx(0.01, rel=0.05)
     assert len(logged) == 12
+
+
+@pytest.mark.parametrize(
+    ("fields", "bends"),
+    [
+        ({"schedule": "slow_start"}, True),
+        ({"schedule": "slow_start", "boundaries": (1, 2, 3)}, False),
+        ({"schedule": "warmup_stable_decay", "cooldown_updates": 2}, True),
+        ({"schedule": "cyclic", "start_fraction": 0.1}, False),
+    ],
+)
+def test_what_ends_with_the_run_bends_where_it_is_extended(fields, bends):
+    config = config_of(**{**fields, "decay_updates": 0})
+    assert bool(_bent_schedule(config.updates - 1, config)) is bends
