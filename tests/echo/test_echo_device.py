@@ -3,6 +3,7 @@
 import itertools
 import json
 import weakref
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -538,3 +539,15 @@ def test_the_state_is_small_whatever_the_buffer_holds():
         echo.close()
     assert max(state.values()) - min(state.values()) < 20
     assert state[4096] < 300
+
+
+def test_a_group_that_holds_a_smaller_last_batch_is_the_end():
+    fresh = [{"x": np.arange(8)}, {"x": np.arange(8, 16)}]
+    plan = FixedPlan(ej.EchoSpec(batch_size=6), lanes=Lanes(8))
+    mesh = jax.make_mesh(
+        (1,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1]
+    )
+    buffer = EchoBuffer.of(fresh[0], num_slots=plan.num_slots, mesh=mesh)
+    with closing(DeviceFeed(iter(fresh), plan, buffer)) as feed:
+        assert feed.next(1).uses.shape[-1] == 6
+        assert feed.next(2) is None  # Of 6 and of 4.
