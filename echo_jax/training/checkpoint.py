@@ -1,11 +1,11 @@
 """Checkpoints: everything a run needs to go on as if it had never stopped."""
 
 import contextlib
-import functools
 import gc
 import hashlib
 import json
 import logging
+import sys
 import time
 import traceback
 import warnings
@@ -32,8 +32,10 @@ __all__ = ["Checkpoints", "DamagedCheckpointError", "Restored", "params_sha256"]
 
 State = TypeVar("State")
 
-# A thread sums a part of a file by blocks.
-_PART_BYTES, _BLOCK_BYTES = 1 << 24, 1 << 20
+# Larger files hold arrays, which have checksums of their own.
+_SUMMED_BYTES = 1 << 18
+# How long reads take that are under way where another failed.
+_READS_END_S = 0.2
 # How long the end of a run is held up for a save under way.
 _SETTLE_S = 5.0
 
@@ -66,11 +68,11 @@ class Checkpoints:
     a save that was cut short is never taken for a checkpoint. Nothing is pickled.
 
     A checkpoint holds the checksums of all its arrays and of the host's part, and what
-    is restored is compared with them: see `training.checksum`. And beside it lie those
-    of its files, so that Orbax never sees a damaged one: it would write pages of what
-    its threads ran into. They are written with the next save, or the close; the last
-    checkpoint of a run that is killed is read without. A bucket's objects have
-    checksums of the service's.
+    is restored is compared with them: see `training.checksum`. And beside it lie the
+    sizes of its files and the checksums of the small ones, by which Orbax lays out what
+    it reads, so that it never sees a damaged one. They are written with the next save,
+    or the close; the last checkpoint of a run that is killed is read without. A
+    bucket's objects have checksums of the service's.
 
     Args:
       directory: Holds one folder per checkpoint.
@@ -160,7 +162,7 @@ class Checkpoints:
             raise DamagedCheckpointError(
                 f"{where} is damaged: {differing[0]} is not what was saved"
             )
-        try:
+        with _one_sentence(where):
             item = self._manager.restore(
                 update,
                 args=ocp.args.Composite(
@@ -168,13 +170,6 @@ class Checkpoints:
                     host=ocp.args.JsonRestore(),
                 ),
             )
-        except Exception as error:
-            # Whatever Orbax and TensorStore stumble over.
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-            _forget(error)
-            raise DamagedCheckpointError(
-                f"{where} cannot be read ({reason:.200})"
-            ) from None
         state, content = item["state"], item["host"]
         if not isinstance(content, dict) or content.pop("sha256", "") != _sha256(
             content
@@ -247,7 +242,7 @@ class Checkpoints:
     def _note_sums(self, update: int) -> None:
         # It may be removed meanwhile, as one too many.
         with contextlib.suppress(FileNotFoundError):
-            content = {"parts": self._file_sums(update)}
+            content = {"files": self._file_sums(update)}
             text = json.dumps({**content, "sha256": _sha256(content)}, indent=1)
             self._sums_of(update).write(text + "\n")
         for path in Path(self._directory).glob("*.sums.json"):
@@ -263,29 +258,21 @@ class Checkpoints:
         """Returns the files of a checkpoint that are not as they were."""
         try:
             content = json.loads(self._sums_of(update).read_text())
-            if content.pop("sha256") != _sha256(content):
-                return []
+            is_whole = content.pop("sha256") == _sha256(content)
+            saved = content["files"] if is_whole else {}
         except (AttributeError, KeyError, OSError, TypeError, ValueError):
             return []
-        saved, found = content["parts"], self._file_sums(update)
+        if not saved:
+            return []
+        found = self._file_sums(update)
         names = sorted(saved.keys() | found.keys())
         return [name for name in names if saved.get(name) != found.get(name)]
 
     def _file_sums(self, update: int) -> dict[str, str]:
-        """Returns the size of every file of a checkpoint, and CRC-32s of its parts."""
+        """Returns the size of every file of a checkpoint, of small ones the CRC-32."""
         folder = Path(self._directory / str(update))
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        sizes = [path.stat().st_size for path in files]
-        with ThreadPoolExecutor(4) as pool:
-            # Most of it is often one file.
-            sums = [
-                pool.map(functools.partial(_sum, path), range(0, size, _PART_BYTES))
-                for path, size in zip(files, sizes, strict=True)
-            ]
-            return {
-                path.relative_to(folder).as_posix(): ":".join([str(size), *of_parts])
-                for path, size, of_parts in zip(files, sizes, sums, strict=True)
-            }
+        return {path.relative_to(folder).as_posix(): _sum(path) for path in files}
 
     def _sums_of(self, update: int | str) -> RunPath:
         return self._directory / f"{update}.sums.json"
@@ -338,11 +325,44 @@ def params_sha256(params: Any) -> str:
     return found[0]
 
 
-def _forget(error: BaseException | None) -> None:
-    """Lets go what a failed restore holds.
+@contextlib.contextmanager
+def _one_sentence(where: str) -> Iterator[None]:
+    """Raises one sentence for whatever Orbax and TensorStore stumble over.
 
-    Reads that failed too, or were not begun, would say so where nobody asks for it.
+    Where one read fails, others are under way, and what their threads run into would
+    be printed: as exceptions that nobody can be raised, by the logger of asyncio, and
+    as warnings. It is kept back, and lost where a read fails.
     """
+    hook, kept = sys.unraisablehook, []
+    sys.unraisablehook = kept.append
+    try:
+        yield
+    except Exception as error:
+        reason = _first_cause(error)
+        sys.unraisablehook = _ignore
+        kept.clear()
+        _forget(error)
+        raise DamagedCheckpointError(
+            f"{where} cannot be read ({reason:.300})"
+        ) from None
+    finally:
+        sys.unraisablehook = hook
+        for each in kept:
+            hook(each)
+
+
+def _ignore(unraisable: object) -> None:
+    del unraisable
+
+
+def _first_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _forget(error: BaseException | None) -> None:
+    """Lets go what a failed restore holds, when the reads under way have ended."""
     logger = logging.getLogger("asyncio")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -352,21 +372,17 @@ def _forget(error: BaseException | None) -> None:
             while error is not None:
                 traceback.clear_frames(error.__traceback__)
                 error.__traceback__, error = None, error.__context__
+            time.sleep(_READS_END_S)
             gc.collect()
     finally:
         logger.setLevel(level)
 
 
-def _sum(path: Path, start: int) -> str:
-    """Returns the CRC-32 of a part of a file."""
-    crc, end = 0, start + _PART_BYTES
-    # One block for all of the part: to get memory for each takes as long as its sum.
-    block = memoryview(bytearray(_BLOCK_BYTES))
-    with path.open("rb", buffering=0) as file:
-        file.seek(start)
-        while count := file.readinto(block[: end - start]):
-            crc, start = zlib.crc32(block[:count], crc), start + count
-    return f"{crc:08x}"
+def _sum(path: Path) -> str:
+    size = path.stat().st_size
+    if size > _SUMMED_BYTES:
+        return str(size)
+    return f"{size}:{zlib.crc32(path.read_bytes()):08x}"
 
 
 def _sha256(content: Any) -> str:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from echo_jax.data.prepare import coco_json
 from echo_jax.data.prepare.coco_json import read_annotations
 from echo_jax.data.prepare.errors import PrepareError
 from echo_jax.data.prepare.json_fields import read_fields
@@ -125,8 +126,8 @@ def test_what_is_deep_or_endless_is_refused_before_all_of_it_is_read(name):
 
 
 def test_what_is_not_wanted_takes_no_memory():
-    text = b'{"info":[' + b"[]," * 10**6 + b'0],"images":[{"outline":['
-    text += b"[]," * 10**6 + b'0],"id":7}]}'
+    text = b'{"info":[' + b"[]," * 200_000 + b'0],"images":[{"outline":['
+    text += b"[]," * 200_000 + b'0],"id":7}]}'
     tracemalloc.start()
     try:
         assert read(text) == {"images": [{"id": 7}]}
@@ -136,18 +137,17 @@ def test_what_is_not_wanted_takes_no_memory():
     assert peak < 8_000_000
 
 
-def test_annotations_that_fill_the_memory_are_refused(tmp_path):
+def test_annotations_that_fill_the_memory_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(coco_json, "_ANY_RATIO_BYTES", 2**24)
     path = tmp_path / "bomb.json.gz"
-    text = (
-        b'{"categories":[],"images":[],"annotations":[' + b"{}," * 5_000_000 + b"{}]}"
-    )
+    text = b'{"categories":[],"images":[],"annotations":[' + b"{}," * 500_000 + b"{}]}"
     path.write_bytes(gzip.compress(text, 9))
-    assert path.stat().st_size < 20_000
+    assert path.stat().st_size < 2_500
     tracemalloc.start()
     try:
-        with pytest.raises(PrepareError, match="takes more than 268435456 bytes"):
+        with pytest.raises(PrepareError, match="takes more than 16777216 bytes"):
             read_annotations(path)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 270_000_000
+    assert peak < 17_500_000

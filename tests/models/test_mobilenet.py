@@ -88,24 +88,32 @@ def test_an_inverted_residual_by_hand(block):
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_training_moves_statistics_where_there_are_any(norm):
+def test_there_are_statistics_of_batch_norm_alone(norm):
     model = MobileNetV3(10, "small", True, norm)
-    images = jax.random.normal(jax.random.key(0), (2, 16, 16, 3))
-
-    @jax.jit
-    def train(images):
-        variables = model.init(jax.random.key(1), images, train=False)
-        return variables, model.apply(
-            variables, images, train=True, mutable=["batch_stats"]
-        )
-
-    variables, (logits, updated) = train(images)
-    assert logits.dtype == jnp.float32 and np.isfinite(logits).all()
+    variables = made(model, 16)
     assert ("batch_stats" in variables) == (norm == "batch")
-    if norm == "batch":
-        stats = (variables["batch_stats"], updated["batch_stats"])
-        before, after = (tree["stem"]["norm"]["mean"] for tree in stats)
-        assert not np.array_equal(before, after)
+    logits, updated = jax.eval_shape(
+        lambda variables: model.apply(
+            variables, jnp.zeros((2, 16, 16, 3)), train=True, mutable=["batch_stats"]
+        ),
+        variables,
+    )
+    assert logits.dtype == jnp.float32
+    assert updated.get("batch_stats") == variables.get("batch_stats")
+
+
+def test_training_moves_the_statistics_of_a_block():
+    module = _InvertedResidual(_Block(3, 8, 4, True, False, 1), "batch", jnp.float32)
+    x = np.random.default_rng(1).normal(size=(2, 7, 7, 4)).astype(np.float32)
+    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0), x, train=False))
+    variables = randomised(shapes)
+    _, updated = module.apply(variables, x, train=True, mutable=["batch_stats"])
+    moved = jax.tree.map(
+        lambda before, after: not np.array_equal(before, after),
+        variables["batch_stats"],
+        updated["batch_stats"],
+    )
+    assert len(jax.tree.leaves(moved)) == 6 and all(jax.tree.leaves(moved))
 
 
 def test_another_size_is_refused():

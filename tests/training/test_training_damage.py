@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import sys
 import zlib
 
 import jax
@@ -128,22 +129,77 @@ def test_whatever_a_disk_does_to_a_checkpoint_is_seen(saved, tmp_path):
     assert sum(seen) > 100
 
 
-def test_every_byte_of_every_file_is_in_a_sum(saved, tmp_path, monkeypatch):
-    # Blocks that do not divide a part.
-    monkeypatch.setattr(checkpoint, "_PART_BYTES", 64)
-    monkeypatch.setattr(checkpoint, "_BLOCK_BYTES", 11)
+def test_every_file_has_its_size_in_the_sums_and_a_small_one_all_its_bytes(
+    saved, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(checkpoint, "_SUMMED_BYTES", 512)
     checkpoints = Checkpoints(run_folder(tmp_path), keep=1)
     checkpoints.save(1, saved[1][1], {})
     checkpoints.close()
-    sums = json.loads((tmp_path / "1.sums.json").read_text())["parts"]
+    sums = json.loads((tmp_path / "1.sums.json").read_text())["files"]
     files = [path for path in (tmp_path / "1").rglob("*") if path.is_file()]
     contents = {str(f.relative_to(tmp_path / "1")): f.read_bytes() for f in files}
-    assert max(map(len, contents.values())) > 4 * 64
+    assert min(map(len, contents.values())) < 512 < max(map(len, contents.values()))
     for name, content in contents.items():
-        parts = [content[at : at + 64] for at in range(0, len(content), 64)]
-        expected = [str(len(content)), *(f"{zlib.crc32(part):08x}" for part in parts)]
-        assert sums.pop(name).split(":") == expected
+        crc = [f"{zlib.crc32(content):08x}"] if len(content) <= 512 else []
+        assert sums.pop(name).split(":") == [str(len(content)), *crc]
     assert not sums
+
+
+def compressible(folder):
+    """Saves 40 arrays that are stored in fewer bytes than they have; their shapes.
+
+    A flip in them is no other number but the end of a read, beside many others.
+    """
+    numbers = np.random.default_rng(0).integers(0, 255, (40, 60_000))
+    state = {str(k): jnp.float32(row) for k, row in enumerate(numbers)}
+    checkpoints = Checkpoints(run_folder(folder), keep=2)
+    checkpoints.save(1, state, {})
+    checkpoints.close()
+    return jax.eval_shape(lambda: state)
+
+
+def test_a_read_that_fails_says_one_sentence_whatever_its_threads_run_into(
+    tmp_path, capfd
+):
+    abstract_state = compressible(tmp_path)
+    data = max((tmp_path / "1").rglob("d/*"), key=lambda path: path.stat().st_size)
+    whole = data.read_bytes()
+    rng = random.Random(0)
+    for _ in range(4):
+        flipped = bytearray(whole)
+        flipped[rng.randrange(len(whole) // 2)] ^= 1
+        data.write_bytes(flipped)
+        checkpoints = Checkpoints(run_folder(tmp_path), keep=2)
+        with pytest.raises(DamagedCheckpointError, match=r"is damaged|OCDBT database"):
+            checkpoints.restore(1, abstract_state)
+        checkpoints.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_what_threads_fail_with_is_not_lost_where_a_read_succeeds(
+    saved, tmp_path, monkeypatch
+):
+    """As an iterator of the user's own that is collected meanwhile."""
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda each: told.append(each.exc_value))
+    checkpoints = Checkpoints(
+        run_folder(shutil.copytree(saved[0], tmp_path / "c")), keep=2
+    )
+    real = checkpoints._manager.restore
+
+    class Fails:
+        def __del__(self):
+            raise ValueError("in vain")
+
+    def restore(*args, **kwargs):
+        Fails()
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoints._manager, "restore", restore)
+    checkpoints.restore(2, saved[2])
+    checkpoints.close()
+    assert [str(each) for each in told] == ["in vain"]
 
 
 def test_where_no_checkpoint_is_whole_nothing_is_begun(saved, tmp_path):
