@@ -130,6 +130,17 @@ def default_config() -> Config:
     config.data.storage.bytes_per_s = 0.0  # 0: unlimited
     config.data.storage.distribution = "constant"  # constant | exponential | bursty
 
+    config.batch = ConfigDict()
+    config.batch.micro = 1  # parts that each device computes one after the other
+    # Whose examples batch norm takes its statistics of: all | device. Those of an
+    # update, or with micro above 1 of a part of it.
+    config.batch.statistics = "all"
+
+    config.precision = ConfigDict()
+    # In which type devices sum gradients: auto | float32 | bfloat16 | float16; auto:
+    # the one that the model computes in.
+    config.precision.reduce = "auto"
+
     config.dispatch = ConfigDict()
     config.dispatch.mode = "auto"  # auto | loop | unroll | scan
     config.dispatch.steps = 0  # updates for each dispatch; 0: chosen, at most 8

@@ -62,6 +62,7 @@ _AT_LEAST = {
     "profile.updates": 0,
     "profile.start": 0,
     "mesh.fsdp": 1,
+    "batch.micro": 1,
 }
 _BELOW = {
     # The seed of a JAX key is 32 bits wide.
@@ -76,6 +77,8 @@ _CHOICES = {
     "echo.mode": ("fixed", "adaptive", "stochastic"),
     "dispatch.mode": ("auto", "loop", "unroll", "scan"),
     "optim.scale": ("none", "linear", "sqrt"),
+    "batch.statistics": ("all", "device"),
+    "precision.reduce": ("auto", "float32", "bfloat16", "float16"),
     "xla.preset": ("default", "fuse", "overlap", "serial"),
 }
 
@@ -334,6 +337,11 @@ def _check_mesh(config: Config) -> None:
         multiple = math.ceil(config.batch_size / ways) * ways
         rule = f"must be a multiple of the {ways} devices of config.mesh"
         _refuse(config, "batch_size", rule, multiple)
+    by_hand = {"batch.micro": 1, "batch.statistics": "all", "precision.reduce": "auto"}
+    for field, usual in by_hand.items():
+        if mesh.fsdp > 1 and _get(config, field) != usual:
+            rule = f"needs whole parameters on every device, not mesh.fsdp={mesh.fsdp}"
+            _refuse(config, field, rule, usual)
 
 
 def _check_distributed(config: Config) -> None:

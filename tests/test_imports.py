@@ -78,6 +78,7 @@ ALLOWED = {
         "folders",
         "json_files",
         "lock",
+        "models.batch_norm",
         "printable",
         "training",
         "workloads.base",

@@ -1,11 +1,43 @@
 """Batch normalisation over virtual batches (Hoffer et al. 2017, section 4)."""
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-__all__ = ["GhostBatchNorm"]
+__all__ = ["GhostBatchNorm", "statistics_axes", "statistics_over"]
+
+_AXES: ContextVar[tuple[str, ...]] = ContextVar("axes", default=())
+
+
+@contextlib.contextmanager
+def statistics_over(axes: tuple[str, ...]) -> Iterator[None]:
+    """Has batch norms that are traced within take statistics over all devices.
+
+    Where a batch is split by `jax.shard_map`, a model sees one device's share alone.
+    Left to XLA, it sees the whole batch, and this is not needed.
+
+    Args:
+      axes: Of the mesh, over which the batch is split.
+    """
+    token = _AXES.set(axes)
+    try:
+        yield
+    finally:
+        _AXES.reset(token)
+
+
+def statistics_axes() -> Any:
+    """Returns the axes of `statistics_over`, None without any.
+
+    As Flax takes them, which says that an axis is a single one.
+    """
+    return _AXES.get() or None
 
 
 class GhostBatchNorm(nn.Module):
@@ -14,9 +46,9 @@ class GhostBatchNorm(nn.Module):
     A large batch is cut into virtual batches of consecutive examples, so that its
     statistics are as noisy as those of a small one. Where the devices' share of a
     batch is a multiple of `virtual_batch`, each lies on one device, and no statistics
-    cross between them. The running statistics follow the mean over the virtual
-    batches, of their means and of their variances. It is *not* synchronised batch
-    norm unless `virtual_batch` is None.
+    cross between them. The running statistics follow those of the whole batch: its
+    variance is the mean of the virtual batches' variances plus the variance of their
+    means. It is *not* synchronised batch norm unless `virtual_batch` is None.
 
     Statistics, scale and bias are float32, whatever the type of the computation.
 
@@ -70,12 +102,16 @@ class GhostBatchNorm(nn.Module):
         bias = self.param("bias", zeros, (channels,), jnp.float32)
         groups = _grouped(x, self.virtual_batch if train else None)
         if train:
-            mean, var = _moments(groups)
+            axes = None if self.virtual_batch else statistics_axes()
+            mean, var = _moments(groups, None if self.is_initializing() else axes)
             if not self.is_initializing():
                 kept = self.momentum
-                for running, new in ((running_mean, mean), (running_var, var)):
-                    average = new.reshape(-1, channels).mean(axis=0)
-                    running.value = kept * running.value + (1 - kept) * average
+                # Sums over the groups alone, so that devices meet once.
+                moments = mean, var + lax.square(mean)
+                means, squares = (x.reshape(-1, channels).mean(axis=0) for x in moments)
+                total = jnp.maximum(squares - lax.square(means), 0)
+                for running, new in ((running_mean, means), (running_var, total)):
+                    running.value = kept * running.value + (1 - kept) * new
         else:
             shape = (1,) * (groups.ndim - 1) + (channels,)
             mean = running_mean.value.reshape(shape)
@@ -97,7 +133,9 @@ def _grouped(x: jax.Array, virtual_batch: int | None) -> jax.Array:
     return x.reshape(len(x) // size, size, *x.shape[1:])
 
 
-def _moments(groups: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _moments(
+    groups: jax.Array, devices: tuple[str, ...] | None
+) -> tuple[jax.Array, jax.Array]:
     """Returns mean and variance of every group and channel, ``float32[G, 1.., C]``."""
     groups = groups.astype(jnp.float32)
     axes = tuple(range(1, groups.ndim - 1))
@@ -105,4 +143,6 @@ def _moments(groups: jax.Array) -> tuple[jax.Array, jax.Array]:
     # One pass over the activations instead of two; float32 has digits to spare for
     # them, and rounding must not make a variance negative.
     square = lax.square(groups).mean(axis=axes, keepdims=True)
+    if devices:
+        mean, square = lax.pmean((mean, square), devices)
     return mean, jnp.maximum(square - lax.square(mean), 0)

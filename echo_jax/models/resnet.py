@@ -6,6 +6,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from echo_jax.models.batch_norm import statistics_axes
+
 __all__ = ["Norm", "ResNet", "norm_layer"]
 
 Norm = Literal["batch", "group"]
@@ -141,5 +143,9 @@ def norm_layer(norm: Norm, dtype: jnp.dtype, train: bool, *, name: str) -> nn.Mo
             num_groups=None, group_size=_GROUP_CHANNELS, dtype=dtype, name=name
         )
     return nn.BatchNorm(
-        use_running_average=not train, momentum=0.9, dtype=dtype, name=name
+        use_running_average=not train,
+        momentum=0.9,
+        dtype=dtype,
+        axis_name=statistics_axes(),
+        name=name,
     )

@@ -16,6 +16,7 @@ from echo_jax.config import Config
 from echo_jax.training.distributed import replicate
 from echo_jax.training.feed import Batching, Feed, HostBatching, HostInput, Input
 from echo_jax.training.finite import is_finite
+from echo_jax.training.gradients import Gradient, gradient_of
 from echo_jax.training.optim import Optimizer
 from echo_jax.training.sharding import (
     batch_sharding,
@@ -84,8 +85,8 @@ class CompiledFunctions(Generic[State, Report]):
           workload: Made from this config.
           run_inputs: ``(config, key) -> run``; here and below a pure function.
           init_state: ``(key, task=..., optimizer=...) -> state``.
-          train_step: ``(state, batch, run, task=..., optimizer=...)`` gives the new
-            state and a report.
+          train_step: ``(state, batch, run, task=..., optimizer=..., gradient=...)``
+            gives the new state and a report.
 
         Raises:
           ValueError: The mesh does not fit the devices or the batch, or XLA does not
@@ -100,6 +101,7 @@ class CompiledFunctions(Generic[State, Report]):
             train_step,
             workload.task,
             optimizer,
+            gradient_of(config, self.mesh),
             self.mesh,
             self.xla_options,
         )
@@ -181,10 +183,13 @@ class _Shared(Generic[State, Report]):
         train_step: Callable[..., tuple[State, Report]],
         task: Task,
         optimizer: Optimizer,
+        gradient: Gradient,
         mesh: Mesh,
         options: XlaOptions,
     ):
-        self._step = functools.partial(train_step, task=task, optimizer=optimizer)
+        self._step = functools.partial(
+            train_step, task=task, optimizer=optimizer, gradient=gradient
+        )
         self._task, self._mesh, self._options = task, mesh, options
         init = functools.partial(init_state, task=task, optimizer=optimizer)
         shapes = jax.eval_shape(init, jax.random.key(0))

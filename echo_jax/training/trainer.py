@@ -60,6 +60,7 @@ from echo_jax.training.feed import Input
 from echo_jax.training.feeds import check_echo, log_name
 from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.flops import count_flops
+from echo_jax.training.gradients import Gradient, whole_gradient
 from echo_jax.training.interrupt import (
     UNSAVED_WHERE_HELD,
     DataTimeoutError,
@@ -195,6 +196,7 @@ def train_step(
     *,
     task: Task,
     optimizer: Optimizer,
+    gradient: Gradient = whole_gradient,
 ) -> tuple[TrainState, StepReport]:
     """Performs one update.
 
@@ -207,6 +209,7 @@ def train_step(
       run: The same at every update.
       task: Model and loss.
       optimizer: The optimizer, without its numbers.
+      gradient: How the gradient of the batch is computed.
 
     Returns:
       The new state, and what the host may want to read.
@@ -218,13 +221,8 @@ def train_step(
     repeat = batch.pop("repeat")
     key = jax.random.fold_in(run.key, state.update)
 
-    def mean_loss(params: Any) -> tuple[jax.Array, tuple[jax.Array, Any, Sums]]:
-        variables = {"params": params, **state.model_state}
-        losses, model_state, metrics = task.loss(variables, batch, key)
-        return losses.mean(), (losses, model_state, metrics)
-
-    gradient = jax.value_and_grad(mean_loss, has_aux=True)
-    (loss, (losses, model_state, metrics)), grads = gradient(state.params)
+    variables = {"params": state.params, **state.model_state}
+    grads, losses, model_state, metrics = gradient(task, variables, batch, key)
 
     numbers = optimizer.at(state.update, run.hyperparams)
     changes, opt_state = optimizer.update(grads, state.opt_state, state.params, numbers)
@@ -234,7 +232,7 @@ def train_step(
         lambda kept: jnp.where(is_new_window, 0, kept), (state.window, state.metrics)
     )
     window, sums = window.add(losses, repeat), sums + stacked_metrics(metrics)
-    is_first_bad = (state.first_bad_update == 0) & ~jnp.isfinite(loss)
+    is_first_bad = (state.first_bad_update == 0) & ~jnp.isfinite(losses.mean())
     first_bad = jnp.where(is_first_bad, state.update + 1, state.first_bad_update)
     new_state = TrainState(
         update=state.update + 1,

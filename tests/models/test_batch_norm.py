@@ -28,18 +28,23 @@ def train(x, variables=VARIABLES, **fields):
 
 
 def by_numpy(x, virtual_batch, momentum=0.9):
-    """What the definition says, in float64, a virtual batch at a time."""
+    """What the definition says, in float64, a virtual batch at a time.
+
+    The running statistics are those of all examples.
+    """
     params, stats = VARIABLES["params"], VARIABLES["batch_stats"]
-    outputs, means, variances = [], [], []
+    outputs = []
     for start in range(0, len(x), virtual_batch):
         part = x[start : start + virtual_batch].astype(np.float64)
-        means.append(part.mean(axis=(0, 1, 2)))
-        variances.append(part.var(axis=(0, 1, 2)))
-        normal = (part - means[-1]) / np.sqrt(variances[-1] + 1e-5)
+        mean, var = part.mean(axis=(0, 1, 2)), part.var(axis=(0, 1, 2))
+        normal = (part - mean) / np.sqrt(var + 1e-5)
         outputs.append(normal * params["scale"] + params["bias"])
     running = {
-        name: momentum * stats[name] + (1 - momentum) * np.mean(values, axis=0)
-        for name, values in (("mean", means), ("var", variances))
+        name: momentum * stats[name] + (1 - momentum) * of_all
+        for name, of_all in (
+            ("mean", x.astype(np.float64).mean(axis=(0, 1, 2))),
+            ("var", x.astype(np.float64).var(axis=(0, 1, 2))),
+        )
     }
     return np.concatenate(outputs), running
 
@@ -51,6 +56,14 @@ def test_virtual_batches_are_normalised_each_by_itself(virtual_batch):
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
     for name, value in running.items():
         np.testing.assert_allclose(new["batch_stats"][name], value, rtol=1e-5)
+
+
+def test_virtual_batches_whose_means_differ_have_the_variance_of_all():
+    """Their variances are 0, and that of all examples is 4."""
+    x = np.repeat(np.float32([1, 5]), 8).reshape(16, 1, 1, 1) * np.ones(4, np.float32)
+    _, new = train(x, virtual_batch=8)
+    stats = VARIABLES["batch_stats"]
+    np.testing.assert_allclose(new["batch_stats"]["var"], 0.9 * stats["var"] + 0.4)
 
 
 def test_without_virtual_batches_it_is_flaxs_batch_norm():

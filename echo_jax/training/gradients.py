@@ -1,0 +1,210 @@
+"""The gradient of a batch: as XLA splits it over the devices, or split by hand.
+
+Left to XLA, the program is that of one device, and sums come out in the type of what
+is summed: models that compute in bfloat16 sum the gradients of matrices in bfloat16.
+Split by hand, with `jax.shard_map`, each device has a gradient of its own, which can be
+accumulated over micro-batches, and is then averaged in the type that is asked for.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from echo_jax.config import Config
+from echo_jax.models.batch_norm import statistics_over
+from echo_jax.workloads.base import Batch, Sums, Task, Variables
+
+__all__ = ["Computed", "Gradient", "SplitGradient", "gradient_of", "whole_gradient"]
+
+
+class Computed(NamedTuple):
+    """What an update computes of a batch.
+
+    Attributes:
+      gradient: Of the mean loss, a tree like the parameters.
+      losses: Of every example, ``float32[B]``.
+      model_state: The collections other than the parameters, after the step.
+      metrics: See `echo_jax.workloads.base.Task.loss`.
+    """
+
+    gradient: Any
+    losses: jax.Array
+    model_state: Variables
+    metrics: Sums
+
+
+Gradient = Callable[[Task, Variables, Batch, jax.Array], Computed]
+"""``(task, variables, batch, key) -> computed``, a pure function."""
+
+
+def whole_gradient(
+    task: Task, variables: Variables, batch: Batch, key: jax.Array
+) -> Computed:
+    """Computes the gradient of a batch as one: what XLA splits, or a single device.
+
+    Args:
+      task: Model and loss.
+      variables: All collections.
+      batch: Without the echo's tags.
+      key: Randomness of this update.
+    """
+    others = {name: tree for name, tree in variables.items() if name != "params"}
+
+    def mean_loss(params: Any) -> tuple[jax.Array, tuple[jax.Array, Variables, Sums]]:
+        losses, model_state, metrics = task.loss(
+            {"params": params, **others}, batch, key
+        )
+        return losses.mean(), (losses, model_state, metrics)
+
+    gradient, aux = jax.grad(mean_loss, has_aux=True)(variables["params"])
+    return Computed(gradient, *aux)
+
+
+@dataclass(frozen=True)
+class SplitGradient:
+    """Computes the gradient of every device's share, and averages them once.
+
+    What is random in the model is drawn for each device and micro-batch, so that it
+    is not what fewer devices draw. Hashable, so that equal ones share a compilation.
+
+    Attributes:
+      mesh: The devices; parameters are whole on each of them.
+      micro: Micro-batches that a device computes one after the other, to need memory
+        for one; consecutive examples of its share.
+      reduce: The type in which gradients are averaged over the devices.
+      over_devices: Whether batch norm takes the statistics of a micro-batch over all
+        devices. Otherwise it takes each device's own, and nothing is sent until the
+        end; the running ones then follow the mean of the devices' means and variances.
+
+    Example:
+      >>> gradient = SplitGradient(jax.make_mesh((8, 1), ("data", "fsdp")), micro=4)
+    """
+
+    mesh: Mesh
+    micro: int = 1
+    reduce: str = "float32"
+    over_devices: bool = True
+
+    def __call__(
+        self, task: Task, variables: Variables, batch: Batch, key: jax.Array
+    ) -> Computed:
+        """See `Gradient`."""
+        axes = self.mesh.axis_names
+        split, whole = PartitionSpec(axes), PartitionSpec()
+
+        def of_share(variables: Variables, share: Batch, key: jax.Array) -> Computed:
+            key = jax.random.fold_in(key, jax.lax.axis_index(axes))
+            with statistics_over(axes if self.over_devices else ()):
+                computed = self._accumulated(task, variables, share, key)
+            return self._averaged(computed)
+
+        specs: Any = (whole, split, whole, whole)
+        return jax.shard_map(
+            of_share,
+            mesh=self.mesh,
+            in_specs=(whole, split, whole),
+            out_specs=Computed(*specs),
+            # With it, jax would sum gradients by itself, in a type of its own choice.
+            check_vma=False,
+        )(variables, batch, key)
+
+    def _accumulated(
+        self, task: Task, variables: Variables, share: Batch, key: jax.Array
+    ) -> Computed:
+        """Returns what is computed of a device's share, with the mean gradient."""
+        if self.micro == 1:
+            return whole_gradient(task, variables, share, key)
+        parts = jax.tree.map(
+            lambda x: x.reshape(self.micro, len(x) // self.micro, *x.shape[1:]), share
+        )
+
+        def add(carry: Any, part: Any) -> tuple[Any, Any]:
+            total, model_state = carry
+            number, batch = part
+            computed = whole_gradient(
+                task,
+                {**variables, **model_state},
+                batch,
+                jax.random.fold_in(key, number),
+            )
+            total = jax.tree.map(
+                lambda total, new: total + new.astype(jnp.float32),
+                total,
+                computed.gradient,
+            )
+            metrics = jax.tree.map(jnp.float32, computed.metrics)
+            return (total, computed.model_state), (computed.losses, metrics)
+
+        params = variables["params"]
+        others = {name: tree for name, tree in variables.items() if name != "params"}
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
+        numbered = (jnp.arange(self.micro), parts)
+        (total, model_state), (losses, metrics) = jax.lax.scan(
+            add, (zeros, others), numbered
+        )
+        return Computed(
+            jax.tree.map(lambda g, x: (g / self.micro).astype(x.dtype), total, params),
+            losses.reshape(-1),
+            model_state,
+            jax.tree.map(lambda x: x.sum(axis=0), metrics),
+        )
+
+    def _averaged(self, computed: Computed) -> Computed:
+        """Returns what is the same on all devices, but for the losses."""
+        # One device has nothing to send.
+        axes = self.mesh.axis_names if self.mesh.size > 1 else ()
+        reduce = jnp.dtype(self.reduce)
+
+        def average(x: jax.Array) -> jax.Array:
+            if not jnp.issubdtype(x.dtype, jnp.floating):
+                return x
+            # Divided before: a sum of float16 might overflow.
+            part = (x / self.mesh.size).astype(reduce)
+            return jax.lax.psum(part, axes).astype(x.dtype)
+
+        return Computed(
+            jax.tree.map(average, computed.gradient),
+            computed.losses,
+            jax.tree.map(lambda x: _mean(x, axes), computed.model_state),
+            jax.lax.psum(jax.tree.map(jnp.float32, computed.metrics), axes),
+        )
+
+
+def _mean(x: jax.Array, axes: Any) -> jax.Array:
+    """Returns the mean over devices of numbers; what counts is the same on all."""
+    return jax.lax.pmean(x, axes) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def gradient_of(config: Config, mesh: Mesh) -> Gradient:
+    """Returns how a run computes the gradient of a batch.
+
+    Args:
+      config: A checked training config.
+      mesh: Its devices.
+
+    Raises:
+      ValueError: The share of a device cannot be cut into so many micro-batches.
+    """
+    batch, reduce = config.batch, config.precision.reduce
+    by_xla = batch.micro == 1 and batch.statistics == "all" and reduce == "auto"
+    if by_xla:
+        return whole_gradient
+    share = config.batch_size // mesh.size
+    if share % batch.micro:
+        fix = math.gcd(share, batch.micro)
+        raise ValueError(
+            f"config.batch.micro={batch.micro} does not divide the {share} examples "
+            f"that each of {mesh.size} devices has of config.batch_size="
+            f"{config.batch_size}; set --config.batch.micro={fix}"
+        )
+    return SplitGradient(
+        mesh,
+        batch.micro,
+        "float32" if reduce == "auto" else reduce,
+        batch.statistics == "all",
+    )
