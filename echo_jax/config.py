@@ -132,6 +132,9 @@ def default_config() -> Config:
 
     config.batch = ConfigDict()
     config.batch.micro = 1  # parts that each device computes one after the other
+    # The batch grows after so many updates, so many times, up to batch_size.
+    config.batch.boundaries = ()
+    config.batch.factors = ()
     # Whose examples batch norm takes its statistics of: all | device. Those of an
     # update, or with micro above 1 of a part of it.
     config.batch.statistics = "all"

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from echo_jax.config import Config, default_config
+from echo_jax.config_batch import BatchGrowth
 from echo_jax.config_echo import echo_spec, load_schedule
 from echo_jax.config_optimizer import (
     OWN_OPTIMIZERS,
@@ -132,6 +133,7 @@ def check_config(config: Config) -> None:
     _check_optimizer(config)
     _check_schedule(config)
     _check_mesh(config)
+    _check_growth(config)
     _check_distributed(config)
     _check_profile(config)
 
@@ -342,6 +344,41 @@ def _check_mesh(config: Config) -> None:
         if mesh.fsdp > 1 and _get(config, field) != usual:
             rule = f"needs whole parameters on every device, not mesh.fsdp={mesh.fsdp}"
             _refuse(config, field, rule, usual)
+
+
+def _check_growth(config: Config) -> None:
+    batch, growth = config.batch, BatchGrowth.of(config)
+    if not growth and not growth.factors:
+        return
+    ends = growth.boundaries
+    are_updates = all(type(each) is int and 0 < each < 2**31 for each in ends)
+    if not are_updates or list(ends) != sorted({*ends}):
+        rule = "must be numbers of updates, each above the one before"
+        fix = tuple(sorted({*ends})) if are_updates else ()
+        _refuse(config, "batch.boundaries", rule, fix)
+    is_whole = all(type(each) is int and each > 1 for each in growth.factors)
+    if len(growth.factors) != len(ends) or not is_whole:
+        rule = f"must be {len(ends)} whole numbers above 1, one for each boundary"
+        _refuse(config, "batch.factors", rule, (2,) * len(ends))
+    parts = growth.parts(0)
+    if config.batch_size % parts:
+        rule = f"must be a multiple of {parts}, as often as the batch grows"
+        multiple = math.ceil(config.batch_size / parts) * parts
+        _refuse(config, "batch_size", rule, multiple)
+    if split := growth.first_split():
+        rule = f"has {split[0]}, where a batch of batch_size is not used up"
+        fix = tuple(split[1] if each == split[0] else each for each in batch.boundaries)
+        _refuse(config, "batch.boundaries", rule, fix)
+    needed = {
+        "echo.mode": "fixed",
+        "data.hold_batch": False,
+        "optim.scale": "linear",
+        "dispatch.mode": "loop",
+    }
+    allowed = {"optim.scale": ("none", "linear"), "dispatch.mode": ("auto", "loop")}
+    for field, fix in needed.items():
+        if _get(config, field) not in allowed.get(field, (fix,)):
+            _refuse(config, field, "does not go with batch.boundaries", fix)
 
 
 def _check_distributed(config: Config) -> None:

@@ -38,10 +38,12 @@ ALLOWED = {
     "config_auto": set(),
     "config_check": {
         "config",
+        "config_batch",
         "config_echo",
         "config_optimizer",
         "data.pipeline_spec",
     },
+    "config_batch": {"config"},
     "config_echo": {"config", "echo"},
     "config_flags": {"config"},
     "config_optimizer": set(),
@@ -70,6 +72,7 @@ ALLOWED = {
     "studies": {"folders", "json_files", "lock", "printable", "studies"},
     "training": {
         "config",
+        "config_batch",
         "config_check",
         "config_echo",
         "config_optimizer",

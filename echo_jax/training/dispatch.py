@@ -23,6 +23,7 @@ import jax
 from jax.extend.core import jaxprs_in_params
 
 from echo_jax.config import Config
+from echo_jax.config_batch import BatchGrowth
 from echo_jax.echo.instrument.stopwatch import BoundedSteps
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feed import Feed
@@ -192,10 +193,11 @@ def group_size(config: Config) -> int:
       config: A checked training config.
 
     Returns:
-      1 where nothing but a loop may be used: a config of mode ``loop``, or an
-      adaptive echo, whose draws must not be decided ahead of time.
+      1 where nothing but a loop may be used: a config of mode ``loop``, an adaptive
+      echo, whose draws must not be decided ahead of time, or batches that grow.
     """
-    if config.dispatch.mode == "loop" or config.echo.mode == "adaptive":
+    is_adaptive = config.echo.mode == "adaptive"
+    if config.dispatch.mode == "loop" or is_adaptive or BatchGrowth.of(config):
         return 1
     return config.dispatch.steps or best_group_size(config.updates, log_stops(config))
 

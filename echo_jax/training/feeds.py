@@ -1,11 +1,13 @@
 """Which feed a config asks for, and which decisions its echo repeats."""
 
+import math
 from collections.abc import Callable, Sequence
 from io import BytesIO
 
 from jax.sharding import Mesh
 
 from echo_jax.config import Config
+from echo_jax.config_batch import BatchGrowth
 from echo_jax.config_echo import echo_spec
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.shard import SINGLE, DataShard
@@ -19,6 +21,7 @@ from echo_jax.training.device_feed import (
 )
 from echo_jax.training.dispatch import group_size
 from echo_jax.training.feed import Feed, HeldFeed, HostFeed, JoinedBatches
+from echo_jax.training.growing import GrowingFeed
 from echo_jax.workloads.base import Batch, Workload
 
 __all__ = ["check_echo", "log_name", "make_echo_spec", "open_feed"]
@@ -61,7 +64,17 @@ def check_echo(config: Config, workload: Workload, mesh: Mesh) -> None:
       ValueError: The echo is impossible.
     """
     spec = make_echo_spec(config)
-    if config.echo.where == "host":
+    parts = BatchGrowth.of(config).parts(0)
+    on_device = config.echo.where == "device"
+    ways = math.lcm(mesh.size, count_lanes(config, mesh) if on_device else 1)
+    if config.batch_size % (parts * ways):
+        raise ValueError(
+            f"config.batch.factors={config.batch.factors!r} make a first batch of "
+            f"{config.batch_size / parts:g} examples, which is not a multiple of the "
+            f"{ways} devices and lanes; set --config.batch_size="
+            f"{math.ceil(config.batch_size / (parts * ways)) * parts * ways}"
+        )
+    if not on_device:
         workload.train_dataset(spec)
     elif not config.echo.buffer_bytes:
         make_device_plan(
@@ -126,7 +139,12 @@ def open_feed(
             ]
         )
         feed = HostFeed(batches, mesh, sample=sample, shards=shards)
-    return HeldFeed(feed) if config.data.hold_batch else feed
+    if config.data.hold_batch:
+        return HeldFeed(feed)
+    if growth := BatchGrowth.of(config):
+        own_lanes = feed.num_lanes * len(shards) // shards[0].count
+        return GrowingFeed(feed, growth, groups=own_lanes or len(shards))
+    return feed
 
 
 def _read_log(path: str, shard: DataShard) -> DecisionLog:

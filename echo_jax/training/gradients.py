@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from echo_jax.config import Config
+from echo_jax.config_batch import BatchGrowth
 from echo_jax.models.batch_norm import statistics_over
 from echo_jax.workloads.base import Batch, Sums, Task, Variables
 
@@ -194,13 +195,14 @@ def gradient_of(config: Config, mesh: Mesh) -> Gradient:
     by_xla = batch.micro == 1 and batch.statistics == "all" and reduce == "auto"
     if by_xla:
         return whole_gradient
-    share = config.batch_size // mesh.size
+    smallest = config.batch_size // BatchGrowth.of(config).parts(0)
+    share = smallest // mesh.size
     if share % batch.micro:
         fix = math.gcd(share, batch.micro)
         raise ValueError(
             f"config.batch.micro={batch.micro} does not divide the {share} examples "
-            f"that each of {mesh.size} devices has of config.batch_size="
-            f"{config.batch_size}; set --config.batch.micro={fix}"
+            f"that each of {mesh.size} devices has of a batch of {smallest}; set "
+            f"--config.batch.micro={fix}"
         )
     return SplitGradient(
         mesh,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from echo_jax.config import Config
+from echo_jax.config_batch import BatchGrowth
 from echo_jax.echo.instrument.stopwatch import time_calls
 from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import EchoSpec
@@ -166,7 +167,9 @@ def _time_loader(
             most=math.ceil(most / together) * together,
             stride=together,
         )
-    return max(all_gather(statistics.mean(up))), sample
+    # An update that uses a part of a batch is fed by a part of that time.
+    parts = BatchGrowth.of(config).parts(0)
+    return max(all_gather(statistics.mean(up))) / parts, sample
 
 
 def next_batch(iterator: Iterator[Batch], workload: Workload, when: str) -> Batch:

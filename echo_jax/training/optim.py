@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from echo_jax.config import Config
+from echo_jax.config_batch import BatchGrowth
 from echo_jax.config_optimizer import OWN_OPTIMIZERS, optax_factory
 from echo_jax.training.large_batch import lamb, lars, rmsprop_warmup, sgd_share
 from echo_jax.training.schedules import (
@@ -52,6 +53,7 @@ _INTEGERS = (
     "cooldown_updates",
     "transition_updates",
 )
+_CONSTANT = BatchGrowth()
 _WITH_MOMENTUM = ("sgd", "lars", "rmsprop_warmup")
 
 
@@ -125,6 +127,7 @@ class Optimizer:
       has_momentum: Whether SGD, or what ends with it, keeps a buffer of gradients.
       has_decay: Whether SGD adds decayed parameters to the gradient (L2).
       clips: Whether gradients are clipped by their global norm.
+      growth: Of the batch, where the rate grows with it.
     """
 
     name: str
@@ -136,6 +139,7 @@ class Optimizer:
     has_momentum: bool
     has_decay: bool
     clips: bool
+    growth: BatchGrowth
 
     @classmethod
     def from_config(cls, config: Config) -> "Optimizer":
@@ -157,6 +161,7 @@ class Optimizer:
             has_momentum=has_momentum,
             has_decay=name in ("sgd", "rmsprop_warmup") and optim.weight_decay > 0,
             clips=optim.clip_norm > 0,
+            growth=BatchGrowth.of(config) if optim.scale == "linear" else _CONSTANT,
         )
 
     def init(self, params: Any) -> Any:
@@ -177,6 +182,8 @@ class Optimizer:
         """
         numbers = hyperparams.by_name()
         rate = learning_rate(self.schedule, numbers, update, args=self.schedule_args)
+        for boundary, factor in self.growth.steps():
+            rate = rate / jnp.where(update < boundary, factor, 1)
         share = sgd_share(update, numbers["transition_updates"])
         found = {**numbers, "lr": rate, "sgd_share": share}
         if self.schedule == "onecycle":

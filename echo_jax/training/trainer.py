@@ -29,6 +29,7 @@ from flax import struct
 from rich.console import Console
 
 from echo_jax.config import Config
+from echo_jax.config_batch import BatchGrowth
 from echo_jax.config_check import check_config
 from echo_jax.echo.finite import BadItemError
 from echo_jax.echo.instrument.fresh_time import bounds_of_all, within
@@ -59,7 +60,7 @@ from echo_jax.training.evaluation import evaluate_split
 from echo_jax.training.feed import Input
 from echo_jax.training.feeds import check_echo, log_name
 from echo_jax.training.finite import NonFiniteLossError
-from echo_jax.training.flops import count_flops
+from echo_jax.training.flops import UpdateFlops, count_flops
 from echo_jax.training.gradients import Gradient, whole_gradient
 from echo_jax.training.interrupt import (
     UNSAVED_WHERE_HELD,
@@ -493,6 +494,8 @@ class Trainer:
         self.log = RunLog(config, workload, workdir, restored, self.progress)
         stack.callback(self.log.flush)
         self._flops = count_flops(compiled, self.state, self.feed)
+        if BatchGrowth.of(config):
+            self._flops = UpdateFlops(None, None)  # Of no two updates the same.
         self._rows = RowMaker(self.totals, self.clock.seconds(), self._flops)
         self.device_time = DeviceTime(
             self.decided.rates.t_down_s, steps=self.decided.dispatch.steps
