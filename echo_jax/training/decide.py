@@ -18,6 +18,7 @@ from echo_jax.training.dispatch import LOOP, Dispatch, choose_dispatch
 from echo_jax.training.distributed import own_shards
 from echo_jax.training.feed import Feed
 from echo_jax.training.feeds import open_feed
+from echo_jax.training.growing import GrowingFeed
 from echo_jax.training.loader import measure_loader
 from echo_jax.training.measure import Rates, measure_step
 from echo_jax.training.watchdog import Watchdog
@@ -127,6 +128,10 @@ def decide(
         feed = opened(factor=factor)
         for each in {LOOP, dispatch}:
             measure_step(compiled, state, feed, dispatch=each)  # Compiles.
+    if isinstance(feed, GrowingFeed):
+        # Now, for later it would stop the training.
+        for held in feed.hold_sizes():
+            jax.block_until_ready(compiled.step(compiled.copy(state), feed, held))
     return Decided(shards, feed, dispatch, factor, loader.threads, rates)
 
 

@@ -84,6 +84,11 @@ class GrowingFeed:
         number = self._growth.number(self._updates)
         return self._part(self._feed.hold(num_updates), self._updates - number)
 
+    def hold_sizes(self) -> list[Any]:
+        """Returns inputs as `hold` does, one for each size that batches grow to."""
+        held = self._feed.hold(1)
+        return [self._part(held, boundary) for boundary in self._growth.boundaries]
+
     def _part(self, batch: Any, update: int) -> Any:
         parts, number = self._growth.parts(update), self._growth.number(update)
         if parts == 1:

@@ -22,6 +22,7 @@ VARIANTS = {
     "cifar": ["", "cifar100,mobilenet", "tiny", "tiny,device"],
     "coco": ["", "tiny", "tiny,device"],
     "imagenet": ["", "tiny", "tiny,device"],
+    "large_batch": ["", "echo", "tiny"],
     "lm": [
         "",
         "bytes",

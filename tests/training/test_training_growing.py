@@ -6,6 +6,7 @@ from contextlib import closing
 import jax
 import numpy as np
 import pytest
+from compilations import counted_compilations
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_workload import make_workload, rows_of, run, tiny_config
@@ -141,6 +142,19 @@ def test_a_run_counts_examples_and_is_resumed_to_the_bit(tmp_path, where):
     assert {each: rates[each] for each in expected} == pytest.approx(expected)
     # What an update computes is not one number.
     assert "flops_per_update" not in whole
+
+
+def test_all_sizes_are_compiled_before_the_first_update(tmp_path):
+    taken = []
+
+    def on_batch(number):
+        taken.append(len(compiled))
+
+    jax.clear_caches()
+    with counted_compilations() as compiled:
+        run(tmp_path, **HOST, **GROWS, updates=14, eval_every=14, on_batch=on_batch)
+    # What is compiled after the last batch is read ends the run.
+    assert taken[0] == taken[-1] > 3
 
 
 def test_the_rate_grows_with_the_batch_where_it_scales():
