@@ -136,13 +136,31 @@ def default_config() -> Config:
     config.batch.boundaries = ()
     config.batch.factors = ()
     # Whose examples batch norm takes its statistics of: all | device. Those of an
-    # update, or with micro above 1 of a part of it.
+    # update, or with micro above 1 of a part of it. Replicas take their own.
     config.batch.statistics = "all"
 
     config.precision = ConfigDict()
     # In which type devices sum gradients: auto | float32 | bfloat16 | float16; auto:
     # the one that the model computes in.
     config.precision.reduce = "auto"
+
+    # Replicas with parameters of their own, one on each device, that meet now and then.
+    config.local = ConfigDict()
+    # After which updates: none (one model) | every (so many) | bernoulli (with
+    # probability p) | load (that load fresh data, by the coin of a stochastic echo) |
+    # cosine | linear | multistep (with a probability from p to p_end over the run)
+    config.local.schedule = "none"
+    config.local.every = 1
+    config.local.p = 1.0
+    config.local.p_end = 1.0
+    config.local.start_after = 0  # updates each of which is followed by a meeting
+    # What they go on from: mean | nesterov (DiLoCo: a step from where they met last)
+    config.local.outer = "mean"
+    config.local.outer_lr = 0.7
+    config.local.outer_momentum = 0.9
+    # Without replicas: simulated asynchronous SGD, which applies gradients so many
+    # updates late.
+    config.local.staleness = 0
 
     config.dispatch = ConfigDict()
     config.dispatch.mode = "auto"  # auto | loop | unroll | scan

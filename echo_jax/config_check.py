@@ -15,6 +15,7 @@ from typing import Any
 from echo_jax.config import Config, default_config
 from echo_jax.config_batch import BatchGrowth
 from echo_jax.config_echo import echo_spec, load_schedule
+from echo_jax.config_local import SCHEDULES, broken_rules
 from echo_jax.config_optimizer import (
     OWN_OPTIMIZERS,
     OWN_SCHEDULES,
@@ -64,6 +65,11 @@ _AT_LEAST = {
     "profile.start": 0,
     "mesh.fsdp": 1,
     "batch.micro": 1,
+    "local.every": 1,
+    "local.start_after": 0,
+    "local.outer_lr": 0.0,
+    "local.outer_momentum": 0.0,
+    "local.staleness": 0,
 }
 _BELOW = {
     # The seed of a JAX key is 32 bits wide.
@@ -72,6 +78,7 @@ _BELOW = {
     "optim.peak_momentum": 1.0,
     "optim.b1": 1.0,
     "optim.b2": 1.0,
+    "local.outer_momentum": 1.0,
 }
 _CHOICES = {
     "echo.where": ("host", "device"),
@@ -79,6 +86,8 @@ _CHOICES = {
     "dispatch.mode": ("auto", "loop", "unroll", "scan"),
     "optim.scale": ("none", "linear", "sqrt"),
     "batch.statistics": ("all", "device"),
+    "local.schedule": SCHEDULES,
+    "local.outer": ("mean", "nesterov"),
     "precision.reduce": ("auto", "float32", "bfloat16", "float16"),
     "xla.preset": ("default", "fuse", "overlap", "serial"),
 }
@@ -136,6 +145,8 @@ def check_config(config: Config) -> None:
     _check_growth(config)
     _check_distributed(config)
     _check_profile(config)
+    for field, rule, fix in broken_rules(config):
+        _refuse(config, field, rule, fix)
 
 
 def _get(config: Config, field: str) -> Any:

@@ -117,3 +117,7 @@ class LoadSchedule:
         value = self.value(updates)
         p = value if self.quantity == "p" else 1 / value
         return np.rint(p * 2.0**32) / 2.0**32
+
+    def threshold(self, updates: np.ndarray) -> np.ndarray:
+        """Returns below which of 2^32 equally likely numbers a load is, ``uint64``."""
+        return (self.probability(updates) * 2.0**32).astype(np.uint64)

@@ -16,7 +16,8 @@ from echo_jax.config import Config
 from echo_jax.training.distributed import replicate
 from echo_jax.training.feed import Batching, Feed, HostBatching, HostInput, Input
 from echo_jax.training.finite import is_finite
-from echo_jax.training.gradients import Gradient, gradient_of
+from echo_jax.training.gradients import Gradient, gradient_of, whole_gradient
+from echo_jax.training.local import LocalUpdates
 from echo_jax.training.optim import Optimizer
 from echo_jax.training.sharding import (
     batch_sharding,
@@ -59,12 +60,16 @@ class CompiledFunctions(Generic[State, Report]):
 
     Attributes:
       mesh: The devices.
+      local: How replicas are kept and brought together; None without local updates.
+        With them a state is a `echo_jax.training.local.LocalState`.
       xla_options: Of the programs of updates.
       init_key: Randomness of the parameters.
       run: What is the same at every update.
       abstract_state: Shapes, types and shardings of a state.
       init: ``(key) -> state``.
-      evaluate: ``(state, batch) -> ({metric: (sum, count)}, outputs)``: what
+      model: ``(state) -> model``, with ``params`` and ``model_state``: what is
+        evaluated; the state itself without local updates.
+      evaluate: ``(model, batch) -> ({metric: (sum, count)}, outputs)``: what
         `Task.evaluate` and `Task.predict` return, on every device.
       is_finite: ``(state) -> bool[]``, over all its floats.
       copy: ``(state) -> state`` in memory of its own, to be donated freely.
@@ -94,6 +99,7 @@ class CompiledFunctions(Generic[State, Report]):
         """
         self.mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.batch_size)
         optimizer = Optimizer.from_config(config)
+        self.local = local = LocalUpdates.from_config(config, self.mesh)
         platform = self.mesh.devices.flat[0].platform
         self.xla_options = xla_options(config, platform)
         shared: _Shared[State, Report] = _share(
@@ -101,13 +107,15 @@ class CompiledFunctions(Generic[State, Report]):
             train_step,
             workload.task,
             optimizer,
-            gradient_of(config, self.mesh),
+            whole_gradient if local else gradient_of(config, self.mesh),
             self.mesh,
             self.xla_options,
+            local,
         )
         self._shared = shared
         self.abstract_state = shared.abstract_state
         self.init = shared.init
+        self.model = shared.model
         self.evaluate = shared.evaluate
         self.is_finite = shared.is_finite
         self.copy = shared.copy
@@ -117,11 +125,16 @@ class CompiledFunctions(Generic[State, Report]):
 
         on_all_devices = replicated(self.mesh)
         self.init_key = replicate(lambda: key_of(_INIT_KEY), on_all_devices)
-        self.run = replicate(
-            lambda: run_inputs(config, key_of(_STEP_KEY)), on_all_devices
-        )
 
-    def program(self, batching: Batching, *, scan: bool = False) -> CompiledStep:
+        def make_run() -> Any:
+            inputs = run_inputs(config, key_of(_STEP_KEY))
+            return local.run(inputs, config) if local else inputs
+
+        self.run = replicate(make_run, on_all_devices)
+
+    def program(
+        self, batching: Batching, *, scan: bool = False, meets: bool = False
+    ) -> CompiledStep:
         """Returns the program that performs as many updates as an input is for.
 
         It donates the state alone: what the feed keeps, an echo uses again. Its report
@@ -131,11 +144,18 @@ class CompiledFunctions(Generic[State, Report]):
           batching: Makes the batches of the input.
           scan: Whether several updates are a loop on the device; see
             `several_updates`.
+          meets: Whether replicas meet after the update.
         """
-        return self._shared.program(batching, scan)
+        return self._shared.program(batching, scan, meets)
 
     def step(
-        self, state: State, feed: Feed, inputs: Input, *, scan: bool = False
+        self,
+        state: State,
+        feed: Feed,
+        inputs: Input,
+        *,
+        scan: bool = False,
+        meets: bool = False,
     ) -> tuple[State, Report]:
         """Starts the updates of an input.
 
@@ -144,11 +164,12 @@ class CompiledFunctions(Generic[State, Report]):
           feed: Made the input.
           inputs: From `Feed.take` or `Feed.hold`.
           scan: See `program`.
+          meets: See `program`.
 
         Returns:
           The new state, and what may be read of the last update: not computed yet.
         """
-        run = self.program(feed.batching, scan=scan)
+        run = self.program(feed.batching, scan=scan, meets=meets)
         sent = feed.batching.send(inputs)
         return run(state, feed.arrays, sent, self.run)
 
@@ -163,15 +184,24 @@ class CompiledFunctions(Generic[State, Report]):
         sent = batching.send(HostInput.of([batch]))
         return self.program(batching)(state, (), sent, self.run)
 
-    def trace(self, state: State, feed: Feed) -> Any:
+    def trace(self, state: State, feed: Feed, *, meets: bool = False) -> Any:
         """Returns what jax makes of one update before it compiles it.
 
         Args:
           state: Not changed.
           feed: From which nothing is taken.
+          meets: See `program`.
         """
         inputs = feed.batching.send(feed.hold(1))
-        return self.program(feed.batching).trace(state, feed.arrays, inputs, self.run)
+        program = self.program(feed.batching, meets=meets)
+        return program.trace(state, feed.arrays, inputs, self.run)
+
+    def read(self, report: Report) -> Report:
+        """Returns a report whose numbers the host can read, of all replicas together.
+
+        With local updates it waits for the report, and all processes have to ask.
+        """
+        return self.local.read(report) if self.local else report
 
 
 class _Shared(Generic[State, Report]):
@@ -186,17 +216,27 @@ class _Shared(Generic[State, Report]):
         gradient: Gradient,
         mesh: Mesh,
         options: XlaOptions,
+        local: LocalUpdates | None,
     ):
         self._step = functools.partial(
             train_step, task=task, optimizer=optimizer, gradient=gradient
         )
         self._task, self._mesh, self._options = task, mesh, options
-        init = functools.partial(init_state, task=task, optimizer=optimizer)
+        self._local = local
+        init_one = functools.partial(init_state, task=task, optimizer=optimizer)
+
+        def init(key: jax.Array) -> Any:
+            return local.init(init_one(key)) if local else init_one(key)
+
         shapes = jax.eval_shape(init, jax.random.key(0))
         on_all_devices = replicated(mesh)
-        self._state = jax.tree.map(lambda _: on_all_devices, shapes).replace(
-            params=param_shardings(shapes.params, mesh),
-            opt_state=param_shardings(shapes.opt_state, mesh),
+        self._state = (
+            local.shardings(shapes)
+            if local
+            else jax.tree.map(lambda _: on_all_devices, shapes).replace(
+                params=param_shardings(shapes.params, mesh),
+                opt_state=param_shardings(shapes.opt_state, mesh),
+            )
         )
         self.abstract_state: State = jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
@@ -206,9 +246,15 @@ class _Shared(Generic[State, Report]):
         self.init: Callable[[jax.Array], State] = jax.jit(
             init, out_shardings=self._state
         )
-        self.evaluate: Callable[[State, Batch], tuple[Sums, Any]] = jax.jit(
+        self.model: Callable[[State], Any] = lambda state: state
+        if local:
+            self.model = jax.jit(
+                local.model, in_shardings=(self._state,), out_shardings=on_all_devices
+            )
+        model = on_all_devices if local else self._state
+        self.evaluate: Callable[[Any, Batch], tuple[Sums, Any]] = jax.jit(
             self._evaluate,
-            in_shardings=(self._state, batch_sharding(mesh)),
+            in_shardings=(model, batch_sharding(mesh)),
             out_shardings=on_all_devices,
         )
         self.is_finite: Callable[[State], jax.Array] = jax.jit(
@@ -221,28 +267,35 @@ class _Shared(Generic[State, Report]):
         )
         self.program = functools.lru_cache(maxsize=32)(self._program)
 
-    def _evaluate(self, state: Any, batch: Batch) -> tuple[Sums, Any]:
-        variables = {"params": state.params, **state.model_state}
+    def _evaluate(self, model: Any, batch: Batch) -> tuple[Sums, Any]:
+        variables = {"params": model.params, **model.model_state}
         task = self._task
         return task.evaluate(variables, batch), task.predict(variables, batch)
 
-    def _program(self, batching: Batching, scan: bool) -> CompiledStep:
+    def _program(self, batching: Batching, scan: bool, meets: bool) -> CompiledStep:
         def program(
             state: State, arrays: Any, inputs: Any, run: Any
         ) -> tuple[State, Report]:
-            step = self._step
+            step, local = self._step, self._local
+
+            def update(state: Any, batch: Batch) -> tuple[Any, Report]:
+                if local:
+                    return local.step(step, state, batch, run, meets=meets)
+                return step(state, batch, run)
+
             return several_updates(
-                lambda state, batch: step(state, batch, run),
+                update,
                 state,
                 batching(arrays, inputs),
                 scan=scan,
             )
 
         arrays, on_all_devices = batching.arrays_sharding, replicated(self._mesh)
+        report = self._local.report_sharding if self._local else on_all_devices
         compiled = jax.jit(
             program,
             in_shardings=(self._state, arrays, batching.input_sharding, on_all_devices),
-            out_shardings=(self._state, on_all_devices),
+            out_shardings=(self._state, report),
             donate_argnums=0,
             compiler_options=dict(self._options) or None,
         )

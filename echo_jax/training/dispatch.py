@@ -194,10 +194,16 @@ def group_size(config: Config) -> int:
 
     Returns:
       1 where nothing but a loop may be used: a config of mode ``loop``, an adaptive
-      echo, whose draws must not be decided ahead of time, or batches that grow.
+      echo, whose draws must not be decided ahead of time, batches that grow, or local
+      updates, of which the host chooses the program.
     """
-    is_adaptive = config.echo.mode == "adaptive"
-    if config.dispatch.mode == "loop" or is_adaptive or BatchGrowth.of(config):
+    one_by_one = (
+        config.dispatch.mode == "loop"
+        or config.echo.mode == "adaptive"
+        or bool(BatchGrowth.of(config))
+        or config.local.schedule != "none"
+    )
+    if one_by_one:
         return 1
     return config.dispatch.steps or best_group_size(config.updates, log_stops(config))
 

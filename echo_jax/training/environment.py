@@ -158,6 +158,25 @@ def check_workdir(workdir: RunPath, config: Config) -> None:
             )
 
 
+def check_replicas(workdir: RunPath, replicas: int) -> None:
+    """Makes sure that a run of local updates goes on with its replicas.
+
+    Args:
+      workdir: The run folder.
+      replicas: As many as devices.
+
+    Raises:
+      ValueError: It was begun with more or fewer.
+    """
+    before = (read_json(workdir / "environment.json") or {}).get("replicas", replicas)
+    if before != replicas:
+        raise ValueError(
+            f"{workdir} holds a run of {before} replicas, one on each device of "
+            f"config.mesh, which has {replicas} now; resume it on {before} devices, or "
+            "use another --workdir"
+        )
+
+
 def identity(config: Config, metadata: Mapping[str, Any]) -> dict[str, str]:
     """Returns hashes of what a resumed run must share with its checkpoint.
 

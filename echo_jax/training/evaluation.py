@@ -69,6 +69,7 @@ def evaluate(
       ValueError: There is no example, or a batch does not divide over the devices.
     """
     num_devices = compiled.mesh.size // jax.process_count()
+    model = compiled.model(state)
     parts = []
     in_flight: deque[tuple[Batch, Any]] = deque()
 
@@ -85,7 +86,7 @@ def evaluate(
                 f"an evaluation batch of {len(batch['mask'])} does not divide over "
                 f"the {num_devices} devices of this process; pad it with mask 0"
             )
-        outputs = compiled.evaluate(state, put_batch(batch, compiled.mesh))
+        outputs = compiled.evaluate(model, put_batch(batch, compiled.mesh))
         parts.append(outputs[0])
         in_flight.append((batch, outputs))
         finish(leave=MAX_IN_FLIGHT)

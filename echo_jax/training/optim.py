@@ -108,6 +108,18 @@ def hyperparams(config: Config) -> Hyperparams:
     )
 
 
+class Delayed(NamedTuple):
+    """The state of an optimizer whose gradients wait.
+
+    Attributes:
+      grads: Those of the last updates, the oldest first.
+      state: Of the optimizer itself.
+    """
+
+    grads: tuple[Any, ...]
+    state: Any
+
+
 @dataclass(frozen=True)
 class Optimizer:
     """What of an optimizer is compiled: all but its numbers.
@@ -128,6 +140,8 @@ class Optimizer:
       has_decay: Whether SGD adds decayed parameters to the gradient (L2).
       clips: Whether gradients are clipped by their global norm.
       growth: Of the batch, where the rate grows with it.
+      staleness: How many updates after its own a gradient is applied: simulated
+        asynchronous SGD. In the first ones it is 0.
     """
 
     name: str
@@ -140,6 +154,7 @@ class Optimizer:
     has_decay: bool
     clips: bool
     growth: BatchGrowth
+    staleness: int
 
     @classmethod
     def from_config(cls, config: Config) -> "Optimizer":
@@ -162,13 +177,18 @@ class Optimizer:
             has_decay=name in ("sgd", "rmsprop_warmup") and optim.weight_decay > 0,
             clips=optim.clip_norm > 0,
             growth=BatchGrowth.of(config) if optim.scale == "linear" else _CONSTANT,
+            staleness=config.local.staleness,
         )
 
     def init(self, params: Any) -> Any:
         """Returns the state before the first update: a pytree of arrays."""
         # No state begins with a number of these, so that any will do.
         numbers = dict.fromkeys((*_FLOATS, "sgd_share"), 0.5)
-        return self._transformation(numbers).init(params)
+        state = self._transformation(numbers).init(params)
+        if not self.staleness:
+            return state
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return Delayed((zeros,) * self.staleness, state)
 
     def at(self, update: jax.Array | int, hyperparams: Hyperparams) -> Numbers:
         """Returns the numbers as they are at an update.
@@ -207,7 +227,12 @@ class Optimizer:
         Returns:
           What is to be added to the parameters, and the new state.
         """
-        return self._transformation(numbers).update(grads, state, params)
+        transformation = self._transformation(numbers)
+        if not self.staleness:
+            return transformation.update(grads, state, params)
+        oldest, *later = *state.grads, grads
+        changes, inner = transformation.update(oldest, state.state, params)
+        return changes, Delayed(tuple(later), inner)
 
     def _transformation(self, numbers: Any) -> optax.GradientTransformation:
         matrices = None if self.decay_vectors else _matrices

@@ -5,8 +5,6 @@ body of a loop counts once, however often it runs.
 """
 
 import math
-import re
-from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -14,52 +12,13 @@ from typing import Any
 import jax
 
 from echo_jax.config import Config
+from echo_jax.training.hlo import Collectives, all_reduced, operations
 from echo_jax.training.loader import measure_loader
 from echo_jax.training.measure import held_feed
 from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads.base import Workload
 
 __all__ = ["Collectives", "UpdateProgram", "all_reduced", "describe_update"]
-
-_KINDS = (
-    "all-gather",
-    "all-reduce",
-    "all-to-all",
-    "collective-permute",
-    "ragged-all-to-all",
-    "reduce-scatter",
-)
-# A start of these has what is sent in its type, before what is received.
-_BOTH_IN_TYPE = ("all-gather-start", "collective-permute-start")
-_TO_HOST = ("infeed", "outfeed", "recv", "send")
-_FREE = ("bitcast", "constant", "get-tuple-element", "parameter", "tuple")
-# "  ROOT %name = type opcode(operands), attributes"
-_OPERATION = re.compile(r"\s*(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][a-z0-9-]*)\((.*)")
-_ARRAY = re.compile(r"\b([a-z]+\d+\w*|pred)\[([\d,]*)\]")
-_COMMENT = re.compile(r"/\*.*?\*/")
-
-
-@dataclass(frozen=True)
-class Collectives:
-    """The collectives of one kind in a program.
-
-    Attributes:
-      kind: ``"all-reduce"``, ...
-      count: How many.
-      numbers: Elements that come out of them, by XLA's name of their type.
-      between: Of each that has a start and an end, how many operations stand between:
-        what may overlap with it.
-    """
-
-    kind: str
-    count: int
-    numbers: dict[str, int]
-    between: tuple[int, ...] = ()
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that come out of them on each device."""
-        return sum(_itemsize(name) * count for name, count in self.numbers.items())
 
 
 @dataclass(frozen=True)
@@ -135,7 +94,7 @@ def describe_update(config: Config, workload: Workload) -> UpdateProgram:
 def _read(program: Any, devices: str, state: Any) -> UpdateProgram:
     """Reads a program to which a state is donated, of shapes and shardings."""
     text, memory = program.as_text() or "", program.memory_analysis()
-    collectives, host_transfers = _operations(text)
+    collectives, host_transfers = operations(text)
     peak = (
         memory.argument_size_in_bytes
         + memory.output_size_in_bytes
@@ -149,66 +108,6 @@ def _read(program: Any, devices: str, state: Any) -> UpdateProgram:
     )
     reused = memory.alias_size_in_bytes
     return UpdateProgram(devices, collectives, donated, reused, peak, host_transfers)
-
-
-def all_reduced(text: str) -> Collectives:
-    """Returns the all-reduces of a program, as XLA prints it."""
-    found = {each.kind: each for each in _operations(text)[0]}
-    return found.get("all-reduce", Collectives("all-reduce", 0, {}))
-
-
-def _operations(text: str) -> tuple[tuple[Collectives, ...], int]:
-    """Returns the collectives of a program, and how often it meets the host."""
-    counts: Counter[str] = Counter()
-    numbers: dict[str, Counter[str]] = {kind: Counter() for kind in _KINDS}
-    between: dict[str, list[int]] = {kind: [] for kind in _KINDS}
-    started: dict[str, tuple[str, int]] = {}
-    place = host_transfers = 0
-    for line in _COMMENT.sub("", text).splitlines():
-        found = _OPERATION.match(line)
-        if not found:
-            continue
-        name, shape, opcode, rest = found.groups()
-        place += opcode not in _FREE
-        host_transfers += opcode in _TO_HOST or _calls_host(opcode, rest)
-        kind = opcode.removesuffix("-start")
-        if kind in _KINDS:
-            counts[kind] += 1
-            numbers[kind].update(_numbers(shape, opcode))
-            started[name] = kind, place
-        elif opcode.endswith("-done"):
-            for operand in re.findall(r"%?([\w.-]+)", rest.partition(")")[0]):
-                if operand in started:
-                    kind, begun = started.pop(operand)
-                    between[kind].append(place - begun - 1)
-    collectives = tuple(
-        Collectives(kind, counts[kind], dict(numbers[kind]), tuple(between[kind]))
-        for kind in _KINDS
-        if counts[kind]
-    )
-    return collectives, host_transfers
-
-
-def _calls_host(opcode: str, rest: str) -> bool:
-    return opcode == "custom-call" and "callback" in rest
-
-
-def _numbers(shape: str, opcode: str) -> Counter[str]:
-    """Counts the elements of a type, by the types of its arrays."""
-    arrays = _ARRAY.findall(shape)
-    if opcode in _BOTH_IN_TYPE:
-        arrays = [each for each in arrays if each != ("u32", "")]
-        arrays = arrays[len(arrays) // 2 :]
-    counts: Counter[str] = Counter()
-    for dtype, dims in arrays:
-        counts[dtype] += math.prod(int(each) for each in dims.split(",") if each)
-    return counts
-
-
-def _itemsize(dtype: str) -> int:
-    """Returns the bytes of an element; XLA's names of types have their bits."""
-    bits = re.search(r"\d+", dtype)
-    return max(1, int(bits.group()) // 8) if bits else 1
 
 
 def _megabytes(num_bytes: int) -> str:

@@ -22,6 +22,7 @@ class Totals:
       fresh: Examples used for the first time.
       repeats: Examples used again.
       skipped: Fresh examples that were bad, and in whose places others were used.
+      bytes_sent: Of the updates, that came out of collectives on each device.
       busy_s: Seconds in which the devices worked, see `DeviceTime`; up to when the
         counts were last put beside the time.
     """
@@ -30,13 +31,15 @@ class Totals:
     fresh: int = 0
     repeats: int = 0
     skipped: int = 0
+    bytes_sent: int = 0
     busy_s: float = 0.0
 
-    def after(self, repeat: np.ndarray) -> "Totals":
+    def after(self, repeat: np.ndarray, *, bytes_sent: int) -> "Totals":
         """Returns the totals after more updates.
 
         Args:
           repeat: The repeat index of every example of them, ``int32[K, B]``.
+          bytes_sent: Of each of them.
         """
         repeats = int(np.count_nonzero(repeat))
         return replace(
@@ -44,6 +47,7 @@ class Totals:
             updates=self.updates + len(repeat),
             fresh=self.fresh + repeat.size - repeats,
             repeats=self.repeats + repeats,
+            bytes_sent=self.bytes_sent + len(repeat) * bytes_sent,
         )
 
     @classmethod
@@ -78,7 +82,7 @@ class Totals:
         return replace(totals[0], busy_s=busy_s, **counts)
 
     def counts(self) -> dict[str, int]:
-        """Returns ``updates``, ``fresh``, ``repeats`` and ``skipped``."""
+        """Returns ``updates``, ``fresh``, ``repeats``, ``skipped``, ``bytes_sent``."""
         counts = asdict(self)
         del counts["busy_s"]
         return counts

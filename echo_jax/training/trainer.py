@@ -49,6 +49,7 @@ from echo_jax.training.distributed import (
     is_main_process,
 )
 from echo_jax.training.environment import (
+    check_replicas,
     check_saved,
     check_shared,
     check_workdir,
@@ -62,12 +63,14 @@ from echo_jax.training.feeds import check_echo, log_name
 from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.flops import UpdateFlops, count_flops
 from echo_jax.training.gradients import Gradient, whole_gradient
+from echo_jax.training.hlo import sent_bytes
 from echo_jax.training.interrupt import (
     UNSAVED_WHERE_HELD,
     DataTimeoutError,
     Interrupted,
     StopSignal,
 )
+from echo_jax.training.local import Meetings
 from echo_jax.training.metrics import RowMaker, eval_row
 from echo_jax.training.optim import Hyperparams, Optimizer, hyperparams
 from echo_jax.training.profile import Profile
@@ -362,6 +365,10 @@ def train_checked(
         check_shared(workdir)
         environment = describe_environment(workload.metadata)
         environment["xla_options"] = dict(compiled.xla_options)
+        if compiled.local:
+            replicas = environment["replicas"] = compiled.mesh.size
+            if is_main_process():
+                check_replicas(workdir, replicas)
         write_json_once(workdir / "environment.json", environment)
         trainer = Trainer(config, workload, workdir, compiled, console, stack)
         environment["chosen"] = trainer.decided.chosen()
@@ -496,6 +503,14 @@ class Trainer:
         self._flops = count_flops(compiled, self.state, self.feed)
         if BatchGrowth.of(config):
             self._flops = UpdateFlops(None, None)  # Of no two updates the same.
+        self._meetings = Meetings(config)
+        # Compiles what was not measured.
+        self._bytes_sent = {
+            meets: sent_bytes(
+                compiled.trace(self.state, self.feed, meets=meets).lower().compile()
+            )
+            for meets in ([False, True] if compiled.local else [False])
+        }
         self._rows = RowMaker(self.totals, self.clock.seconds(), self._flops)
         self.device_time = DeviceTime(
             self.decided.rates.t_down_s, steps=self.decided.dispatch.steps
@@ -644,12 +659,13 @@ class Trainer:
         scan = self.decided.dispatch.mode == "scan" and len(repeat) > 1
         self.device_time.look()
         sent_s = self.device_time.now()
+        meets = self._meetings.after(self.totals.updates)
         self.state, report = self.compiled.step(
-            self.state, self.feed, inputs, scan=scan
+            self.state, self.feed, inputs, scan=scan, meets=meets
         )
         is_done = cast(Any, report.first_bad_update).is_ready
         work = self.device_time.sent(sent_s, len(repeat), is_done)
-        self.totals = self.totals.after(repeat)
+        self.totals = self.totals.after(repeat, bytes_sent=self._bytes_sent[meets])
         self._in_flight.append((self.totals, report, work))
         self.progress.update(self.totals.updates)
 
@@ -670,8 +686,10 @@ class Trainer:
             # Reading costs a transfer, so the losses of the updates in between
             # are not read: the first bad one is remembered on the device.
             is_logged = totals.updates % self.config.log_every == 0
-            first_bad = int(report.first_bad_update) if is_logged or not leave else 0
-            if first_bad:
+            if not is_logged and leave:
+                continue
+            report = self.compiled.read(report)
+            if first_bad := int(report.first_bad_update):
                 raise NonFiniteLossError(
                     "the loss of update", first_bad, self._checkpoints.latest()
                 )
@@ -711,7 +729,7 @@ class Trainer:
             step_s=min(all_gather(self.device_time.step_s)),
             flops=self._flops,
             profile=profile,
-            params_sha256=params_sha256(self.state.params),
+            params_sha256=params_sha256(self.compiled.model(self.state).params),
         )
 
     def _t_up_s(self, bounds: tuple[float, float]) -> float:

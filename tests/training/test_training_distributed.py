@@ -194,6 +194,26 @@ def test_processes_train_as_one_would_with_as_many_shards(tmp_path, command):
     assert traced == ["collectives.json", "process-0", "process-1"]
 
 
+def test_replicas_of_two_processes_meet(tmp_path, command):
+    """Always: then they train as one model. Now and then: to the bit after a stop."""
+    sgd = {"optim.name": "sgd", "updates": 20, "optim.decay_updates": 20}
+    local = {**sgd, "local.schedule": "every"}
+    finish(start(command, tmp_path / "whole", **sgd))
+    finish(start(command, tmp_path / "local", **local))
+    assert_same_run(tmp_path / "local", tmp_path / "whole")
+    assert summary(tmp_path / "whole")["params_sha256"]
+
+    diloco = {**ON_DEVICE, "local.schedule": "bernoulli", "local.p": 0.2}
+    diloco |= {"local.outer": "nesterov", "log_every": 5, "checkpoint_every": 10}
+    ended = stopped_after(20, command, tmp_path / "broken", **diloco)
+    diloco["updates"] = ended + 20
+    finish(start(command, tmp_path / "one", **diloco))
+    finish(start(command, tmp_path / "broken", **diloco))
+    one, broken = summary(tmp_path / "one"), summary(tmp_path / "broken")
+    assert one["params_sha256"] == broken["params_sha256"]
+    assert one["bytes_sent"] == broken["bytes_sent"] > 0
+
+
 def test_a_process_with_slow_storage_echoes_while_the_other_reads(tmp_path, command):
     """Adaptive: each decides for its lanes, and all end with equal parameters."""
     slow = tmp_path / "slow"

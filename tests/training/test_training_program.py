@@ -6,7 +6,8 @@ import jax
 import pytest
 from tiny_workload import make_workload, tiny_config
 
-from echo_jax.training.program import Collectives, _operations, _read, describe_update
+from echo_jax.training.hlo import Collectives, operations
+from echo_jax.training.program import _read, describe_update
 
 # As XLA for GPUs prints it: starts and ends; a start of a gather has both in its type.
 ASYNCHRONOUS = """
@@ -33,7 +34,7 @@ pred[3]{0:T(512)}) all-reduce(%a, %b, %c), replica_groups={{0,1,2,3}}
 
 
 def test_what_begins_and_ends_is_counted_once():
-    (gathers, reduces), host_transfers = _operations(ASYNCHRONOUS)
+    (gathers, reduces), host_transfers = operations(ASYNCHRONOUS)
     assert reduces == Collectives("all-reduce", 1, {"f32": 8, "bf16": 8}, (2,))
     assert gathers == Collectives("all-gather", 1, {"f32": 32}, (0,))
     assert (reduces.num_bytes, gathers.num_bytes) == (48, 128)
@@ -41,7 +42,7 @@ def test_what_begins_and_ends_is_counted_once():
 
 
 def test_tiles_and_comments_are_no_numbers():
-    (reduces,), host_transfers = _operations(TILED.replace("\\\n", ""))
+    (reduces,), host_transfers = operations(TILED.replace("\\\n", ""))
     assert reduces.numbers == {"f32": 64 * 128, "bf16": 256, "pred": 3}
     assert reduces.between == ()
     assert host_transfers == 2

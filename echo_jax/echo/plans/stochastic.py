@@ -19,6 +19,7 @@ import numpy as np
 
 from echo_jax.echo.counts import Counts
 from echo_jax.echo.keys import fingerprint, mix, sequence
+from echo_jax.echo.load_schedule import LoadSchedule
 from echo_jax.echo.plans.base import (
     BatchIndices,
     Need,
@@ -31,7 +32,7 @@ from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.plans.ring import Ring
 from echo_jax.echo.spec import StochasticSpec
 
-__all__ = ["StochasticPlan"]
+__all__ = ["StochasticPlan", "decide_loads"]
 
 # Goes up whenever the same arguments yield another sequence than before.
 _SEQUENCE_VERSION = 2
@@ -284,12 +285,7 @@ class StochasticPlan:
     def _decide(self, first: int, count: int) -> np.ndarray:
         """Whether some batches in a row load, ``bool[count]``."""
         numbers = np.arange(first, first + count)
-        below = (self._spec.load.probability(numbers) * 2.0**32).astype(np.uint64)
-        random = mix(sequence(self._spec.seed, _LOAD), numbers) >> np.uint64(32)
-        loads = random < below
-        if first == 0:
-            loads[:1] = True
-        return loads
+        return decide_loads(self._spec.load, self._spec.seed, numbers)
 
     def _loads_ahead(self, batches: int) -> np.ndarray:
         """Whether the next batches load, ``bool[batches]``."""
@@ -322,6 +318,21 @@ class StochasticPlan:
         self._latest = repeat
         self._batches += 1
         return items, repeat
+
+
+def decide_loads(load: LoadSchedule, seed: int, batches: np.ndarray) -> np.ndarray:
+    """Returns whether batches of a stochastic echo load fresh data.
+
+    Args:
+      load: How likely they do.
+      seed: Of the echo.
+      batches: Their numbers, from 0, ``int64[N]``.
+
+    Returns:
+      ``bool[N]``; the first batch of all loads.
+    """
+    random = mix(sequence(seed, _LOAD), batches) >> np.uint64(32)
+    return (random < load.threshold(batches)) | (batches == 0)
 
 
 def _distinct(n: int, k: int, start: int) -> np.ndarray:

@@ -1,0 +1,77 @@
+"""The local updates that a training config describes, and which it may not."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from echo_jax.config import Config, default_config
+from echo_jax.echo.load_schedule import LoadSchedule
+
+__all__ = ["SCHEDULES", "broken_rules", "meeting_schedule"]
+
+SCHEDULES = ("none", "every", "bernoulli", "load", "cosine", "linear", "multistep")
+"""When replicas meet; ``none``: there are none."""
+
+_FALLING = ("cosine", "linear", "multistep")
+# Which schedules a field belongs to.
+_BELONGS = {
+    "every": ("every",),
+    "p": ("bernoulli", *_FALLING),
+    "p_end": _FALLING,
+    "outer": SCHEDULES[1:],
+    "start_after": SCHEDULES[1:],
+}
+
+
+def meeting_schedule(config: Config) -> LoadSchedule:
+    """Returns how likely replicas meet after each update.
+
+    Args:
+      config: A checked training config with a schedule of chance.
+    """
+    local = config.local
+    if local.schedule == "bernoulli":
+        return LoadSchedule("p", "constant", local.p, local.p)
+    return LoadSchedule("p", local.schedule, local.p, local.p_end, config.updates)
+
+
+def broken_rules(config: Config) -> Iterator[tuple[str, str, Any]]:
+    """Finds what local updates, and delayed gradients, do not go together with.
+
+    Args:
+      config: A training config whose fields are each in their range.
+
+    Yields:
+      A field, the rule that it breaks, and a value that does not.
+    """
+    local = config.local
+    default = default_config().local
+    for name, schedules in _BELONGS.items():
+        if local.schedule not in schedules and local[name] != default[name]:
+            rule = f"needs --config.local.schedule={schedules[0]}"
+            if len(schedules) > 1:
+                rule += f", or one of {', '.join(schedules[1:])}"
+            yield f"local.{name}", rule, default[name]
+    for name in ("outer_lr", "outer_momentum"):
+        if local.outer != "nesterov" and local[name] != default[name]:
+            yield f"local.{name}", "needs --config.local.outer=nesterov", default[name]
+    for name in ("p", "p_end"):
+        if not 0 < local[name] <= 1:
+            yield f"local.{name}", "must be a probability, in (0, 1]", 1.0
+    if local.schedule == "none":
+        return
+    if local.schedule == "load" and config.echo.mode != "stochastic":
+        rule = "meets where fresh data is loaded; it needs config.echo.mode=stochastic"
+        yield "local.schedule", rule, "every"
+    if local.staleness:
+        rule = "delays gradients that devices share, and replicas share none"
+        yield "local.staleness", rule, 0
+    if config.mesh.fsdp != 1:
+        yield "mesh.fsdp", "needs one copy of the parameters, not replicas", 1
+    if config.batch.micro != 1:
+        yield "batch.micro", "is for gradients that devices share, not replicas", 1
+    if config.precision.reduce != "auto":
+        rule = "is the type of gradients that devices share, and replicas share none"
+        yield "precision.reduce", rule, "auto"
+    if config.dispatch.mode not in ("auto", "loop"):
+        rule = "has no place for a meeting: local updates are dispatched one by one"
+        yield "dispatch.mode", rule, "loop"

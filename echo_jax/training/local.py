@@ -1,0 +1,293 @@
+"""Local updates: every device trains a replica of its own, and now and then they meet.
+
+An update is the project's own step inside `jax.shard_map`, on the replica and the
+examples of a device, and there are two programs of it: a quiet one, which sends
+nothing, and one after whose update the replicas meet and go on from their mean. The
+host chooses by a function of the seed and the update alone, the same in every process,
+so that nobody has to agree on anything. `jax.lax.cond` would decide on the devices, at
+twice the time of an update that sends nothing.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from echo_jax.config import Config
+from echo_jax.config_echo import load_schedule
+from echo_jax.config_local import meeting_schedule
+from echo_jax.echo.keys import mix, sequence
+from echo_jax.echo.plans.stochastic import decide_loads
+from echo_jax.training.distributed import fetch_global
+from echo_jax.training.sharding import batch_sharding, replicated
+
+__all__ = ["LocalRun", "LocalState", "LocalUpdates", "Meetings", "Model", "Outer"]
+
+Report = TypeVar("Report")
+
+# Of the numbers that a seed names: apart from the streams of an echo.
+_MEETINGS = 0x3E37
+# Updates that are decided at once.
+_BLOCK = 1024
+
+
+class Outer(struct.PyTreeNode):
+    """What the outer optimizer keeps, the same on all devices.
+
+    Attributes:
+      anchor: The parameters after the last meeting.
+      state: Of Nesterov's momentum.
+    """
+
+    anchor: Any
+    state: Any
+
+
+class LocalState(struct.PyTreeNode):
+    """The states of all replicas.
+
+    Attributes:
+      replicas: A training state whose arrays have a leading axis of the R replicas,
+        one on each device.
+      outer: None where replicas go on from their mean.
+    """
+
+    replicas: Any
+    outer: Outer | None
+
+
+class LocalRun(NamedTuple):
+    """What is the same at every update.
+
+    Attributes:
+      inputs: Of the step; a NamedTuple with a ``key``.
+      outer: Learning rate and momentum of the outer optimizer, ``float32[2]``.
+    """
+
+    inputs: Any
+    outer: jax.Array
+
+
+class Model(NamedTuple):
+    """What is evaluated: a state without what training alone needs.
+
+    Attributes:
+      params: The parameters.
+      model_state: The collections other than them.
+    """
+
+    params: Any
+    model_state: Any
+
+
+@dataclass(frozen=True)
+class LocalUpdates:
+    """How replicas are kept, updated and brought together; pure functions.
+
+    Each replica keeps its own state of the optimizer, also where replicas meet. Batch
+    norm takes the statistics of a replica's own examples, and what is random in a model
+    is drawn for each. Hashable, so that equal ones share a compilation.
+
+    Attributes:
+      mesh: The devices, one for each replica.
+      outer: What follows from a meeting. ``mean``: the replicas' mean (local SGD, Stich
+        2019). ``nesterov``: what they moved from the anchor on average is the gradient
+        of SGD with Nesterov's momentum (DiLoCo, Douillard et al. 2023, algorithm 1).
+
+    Example:
+      >>> local = LocalUpdates(jax.make_mesh((4, 1), ("data", "fsdp")), "mean")
+      >>> local.init({"w": jnp.zeros(3)}).replicas["w"].shape
+      (4, 3)
+    """
+
+    mesh: Mesh
+    outer: str = "mean"
+
+    @classmethod
+    def from_config(cls, config: Config, mesh: Mesh) -> "LocalUpdates | None":
+        """Returns those of a checked training config; None if it asks for none."""
+        if config.local.schedule == "none":
+            return None
+        return cls(mesh, config.local.outer)
+
+    def init(self, state: Any) -> LocalState:
+        """Returns equal replicas of a training state, before the first update."""
+        replicas = jax.tree.map(
+            lambda x: jnp.broadcast_to(x, (self.mesh.size, *x.shape)), state
+        )
+        if self.outer == "mean":
+            return LocalState(replicas, None)
+        # No state begins with a number of these, so that any will do.
+        kept = _nesterov(jnp.ones(2)).init(state.params)
+        return LocalState(replicas, Outer(state.params, kept))
+
+    def shardings(self, shapes: LocalState) -> LocalState:
+        """Returns how a state of these shapes lies on the devices."""
+        kept, split = replicated(self.mesh), self.report_sharding
+        return LocalState(
+            jax.tree.map(lambda _: split, shapes.replicas),
+            jax.tree.map(lambda _: kept, shapes.outer),
+        )
+
+    @property
+    def report_sharding(self) -> NamedSharding:
+        """Of reports, whose arrays have a leading axis of the replicas."""
+        return batch_sharding(self.mesh)
+
+    def run(self, inputs: Any, config: Config) -> LocalRun:
+        """Returns what is the same at every update; see `LocalRun`."""
+        outer = config.local.outer_lr, config.local.outer_momentum
+        return LocalRun(inputs, jnp.asarray(outer, jnp.float32))
+
+    def step(
+        self,
+        step: Callable[[Any, Any, Any], tuple[Any, Report]],
+        state: LocalState,
+        batch: Any,
+        run: LocalRun,
+        *,
+        meets: bool,
+    ) -> tuple[LocalState, Report]:
+        """Performs an update of every replica on its own part of a batch.
+
+        Args:
+          step: ``(state, batch, inputs) -> (state, report)``, of one replica.
+          state: Before it.
+          batch: Of all replicas, one's examples after another's.
+          run: The same at every update.
+          meets: Whether the replicas then meet.
+
+        Returns:
+          The new state, and the reports of all replicas, with a leading axis.
+        """
+        axes = self.mesh.axis_names
+
+        def of_replica(
+            state: LocalState, batch: Any, run: LocalRun
+        ) -> tuple[LocalState, Report]:
+            replica = jax.tree.map(lambda x: x[0], state.replicas)
+            key = jax.random.fold_in(run.inputs.key, jax.lax.axis_index(axes))
+            replica, report = step(replica, batch, run.inputs._replace(key=key))
+            outer = state.outer
+            if meets:
+                replica, outer = self._met(replica, outer, run.outer)
+            replica, report = jax.tree.map(lambda x: x[None], (replica, report))
+            return LocalState(replica, outer), report
+
+        split, whole = PartitionSpec(axes), PartitionSpec()
+        states = LocalState(split, cast(Any, whole))
+        return jax.shard_map(
+            of_replica,
+            mesh=self.mesh,
+            in_specs=(states, split, whole),
+            out_specs=(states, split),
+            check_vma=False,
+        )(state, batch, run)
+
+    def _met(
+        self, replica: Any, outer: Outer | None, numbers: jax.Array
+    ) -> tuple[Any, Outer | None]:
+        """Returns what a replica goes on from, and what is kept of it."""
+        mean = jax.tree.map(self._mean, (replica.params, replica.model_state))
+        params, model_state = mean
+        if outer is not None:
+            moved = jax.tree.map(jnp.subtract, outer.anchor, params)
+            changes, state = _nesterov(numbers).update(moved, outer.state)
+            params = optax.apply_updates(outer.anchor, changes)
+            outer = Outer(params, state)
+        return replica.replace(params=params, model_state=model_state), outer
+
+    def _mean(self, x: jax.Array) -> jax.Array:
+        """Returns the mean over replicas of numbers; what counts is the same in all."""
+        if self.mesh.size == 1 or not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        return jax.lax.pmean(x, self.mesh.axis_names)
+
+    def model(self, state: LocalState) -> Model:
+        """Returns what is evaluated: the anchor if there is one, or else the mean."""
+
+        def mean(x: jax.Array) -> jax.Array:
+            is_number = jnp.issubdtype(x.dtype, jnp.floating)
+            return x.mean(axis=0) if is_number else x[0]
+
+        replicas, outer = state.replicas, state.outer
+        params = jax.tree.map(mean, replicas.params) if outer is None else outer.anchor
+        return Model(params, jax.tree.map(mean, replicas.model_state))
+
+    def read(self, report: Any) -> Any:
+        """Returns the report of all replicas together, on the host.
+
+        All processes have to ask for it.
+
+        Args:
+          report: From `step`, with ``window``, ``metrics``, ``learning_rate`` and
+            ``first_bad_update``.
+        """
+        of_each = jax.tree.map(fetch_global, report)
+        window, metrics = jax.tree.map(
+            lambda x: x.sum(axis=0), (of_each.window, of_each.metrics)
+        )
+        bad = of_each.first_bad_update
+        return of_each.replace(
+            window=window,
+            metrics=metrics,
+            learning_rate=of_each.learning_rate[0],
+            first_bad_update=min(bad[bad > 0].tolist(), default=0),
+        )
+
+
+def _nesterov(numbers: jax.Array) -> optax.GradientTransformation:
+    return optax.sgd(numbers[0], numbers[1], nesterov=True)
+
+
+class Meetings:
+    """After which updates of a run the replicas meet.
+
+    Post-local SGD (Lin et al. 2020) meets after each of the first ``start_after``
+    updates. The last update of a run ends with a meeting, so that what is trained is
+    one model.
+
+    Args:
+      config: A checked training config.
+
+    Example:
+      >>> config.local.schedule, config.local.every, config.updates = "every", 4, 10
+      >>> [update for update in range(10) if Meetings(config).after(update)]
+      [3, 7, 9]
+    """
+
+    def __init__(self, config: Config):
+        self._config = config
+        self._first, self._decided = 0, np.zeros(0, bool)
+
+    def after(self, update: int) -> bool:
+        """Returns whether they meet after an update; False without local updates.
+
+        Args:
+          update: How many were done before it.
+        """
+        place = update - self._first
+        if not 0 <= place < len(self._decided):
+            self._first, place = update, 0
+            self._decided = self._decide(np.arange(update, update + _BLOCK))
+        return bool(self._decided[place])
+
+    def _decide(self, updates: np.ndarray) -> np.ndarray:
+        """Returns whether they meet after some updates in a row, ``bool[N]``."""
+        local = self._config.local
+        if local.schedule == "none":
+            return np.zeros(updates.shape, bool)
+        must = (updates < local.start_after) | (updates == self._config.updates - 1)
+        if local.schedule == "every":
+            return must | ((updates + 1 - local.start_after) % local.every == 0)
+        if local.schedule == "load":
+            load, seed = load_schedule(self._config), self._config.echo.seed
+            return must | decide_loads(load, seed, updates)
+        random = mix(sequence(self._config.seed, _MEETINGS), updates) >> np.uint64(32)
+        return must | (random < meeting_schedule(self._config).threshold(updates))

@@ -1,0 +1,389 @@
+"""Local updates: what replicas compute, when they meet, and what they send."""
+
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tiny_workload import Regression, make_workload, rows_of, run, tiny_config
+
+from echo_jax.config_check import check_config
+from echo_jax.config_echo import load_schedule
+from echo_jax.echo.plans.stochastic import StochasticPlan
+from echo_jax.echo.spec import StochasticSpec
+from echo_jax.training.feed import HostBatching, HostInput
+from echo_jax.training.finite import NonFiniteLossError
+from echo_jax.training.hlo import operations, sent_bytes
+from echo_jax.training.loader import measure_loader
+from echo_jax.training.local import Meetings
+from echo_jax.training.measure import held_feed
+from echo_jax.training.optim import Optimizer, hyperparams
+from echo_jax.training.trainer import Trainer, compile_functions
+
+REPLICAS = 4
+NUM_PARAMS = 96
+
+
+@dataclass(frozen=True)
+class Plain(Regression):
+    """Nothing random, and no state but the parameters."""
+
+    def init(self, key):
+        return {"params": super().init(key)["params"], "batch_stats": {}}
+
+    def loss(self, variables, batch, key):
+        hidden = self._hidden(variables["params"], batch["x"])
+        losses = self._error(variables["params"], hidden, batch["y"])
+        return losses, {"batch_stats": {}}, {}
+
+    def evaluate(self, variables, batch):
+        losses, _, _ = self.loss(variables, batch, None)
+        return {"loss": ((losses * batch["mask"]).sum(), batch["mask"].sum())}
+
+
+EVERY = {"mesh__data": REPLICAS, "local__schedule": "every"}
+SGD = {"optim__name": "sgd", "optim__lr": 0.05, "optim__momentum": 0.9}
+DILOCO = {**EVERY, "local__every": 3, "local__outer": "nesterov"}
+STOCHASTIC = {
+    "echo__after": "decode",
+    "echo__where": "device",
+    "echo__mode": "stochastic",
+    "echo__buffer": 24,
+    "echo__load__start": 0.4,
+    "echo__load__end": 0.4,
+}
+
+
+class Updates:
+    """Updates on batches of noise, one by one."""
+
+    def __init__(self, **overrides):
+        config = tiny_config(**overrides)
+        check_config(config)
+        self.compiled = compile_functions(config, make_workload(config, task=Plain()))
+        self.state: Any = self.compiled.init(self.compiled.init_key)
+        self._rng = np.random.default_rng(0)
+
+    def __call__(self, *meetings):
+        batching = HostBatching(self.compiled.mesh)
+        for meets in meetings:
+            x = self._rng.normal(size=(8, 4)).astype(np.float32)
+            batch = {"x": x, "y": x.sum(axis=1), "repeat": np.zeros(8, np.int32)}
+            inputs = batching.send(HostInput.of([batch]))
+            program = self.compiled.program(batching, meets=meets)
+            self.state, self.report = program(self.state, (), inputs, self.compiled.run)
+        return jax.device_get(self.state)
+
+    def params(self):
+        return jax.device_get(self.compiled.model(self.state).params)
+
+
+def assert_close(found, expected, **tolerance):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, **tolerance), found, expected
+    )
+
+
+def mean_of(tree):
+    return jax.tree.map(lambda x: x.mean(axis=0), tree)
+
+
+def test_meeting_after_every_update_is_data_parallelism():
+    """With plain SGD, whose step is linear in the gradient, and momentum's too."""
+    local, whole = Updates(**EVERY, **SGD), Updates(mesh__data=REPLICAS, **SGD)
+    local(*[True] * 20)
+    whole(*[False] * 20)
+    assert_close(local.params(), whole.params(), atol=1e-5)
+    one, all_of = local.compiled.read(local.report), jax.device_get(whole.report)
+    assert one.row() == pytest.approx(all_of.row(), rel=1e-4)
+
+
+def test_replicas_go_apart_and_meet_at_their_mean():
+    updates = Updates(**EVERY, **SGD)
+    before = updates(False, False).replicas
+    assert len(np.unique(before.params["first"], axis=0)) == REPLICAS
+    # What is evaluated is the mean, and evaluating changes nothing.
+    assert_close(updates.params(), mean_of(before.params), rtol=1e-6)
+    assert_close(jax.device_get(updates.state.replicas), before, rtol=0)
+    apart, after = Updates(**EVERY, **SGD), updates(True).replicas
+    expected = mean_of(apart(False, False, False).replicas.params)
+    assert_close(updates.params(), expected, rtol=1e-5)
+    for x in jax.tree.leaves(after.params):
+        np.testing.assert_array_equal(x, np.broadcast_to(x[:1], x.shape))
+    # The optimizer's state is each replica's own.
+    (momentum,) = [
+        x for x in jax.tree.leaves(after.opt_state) if x.shape[1:] == (4, 16)
+    ]
+    assert len(np.unique(momentum, axis=0)) == REPLICAS
+
+
+def test_the_outer_step_is_that_of_nesterov_by_hand():
+    rate, momentum = 0.5, 0.8
+    options = {"local__outer_lr": rate, "local__outer_momentum": momentum}
+
+    def after(*meetings):
+        updates = Updates(**DILOCO, **SGD, **options)
+        state = updates(*meetings)
+        mean = mean_of(state.replicas.params)["first"]
+        np.testing.assert_array_equal(updates.params()["first"], anchor_of(state))
+        return mean, anchor_of(state)
+
+    def anchor_of(state):
+        return state.outer.anchor["first"]
+
+    mean, anchor = after(False, False)
+    first = anchor - mean
+    assert np.abs(first).max() > 0.01
+    anchor = anchor - rate * (first + momentum * first)
+    mean, found = after(False, True)
+    np.testing.assert_allclose(found, anchor, rtol=1e-5, atol=1e-6)
+    # Replicas go on from the anchor.
+    np.testing.assert_allclose(mean, anchor, rtol=1e-5, atol=1e-6)
+    mean, _ = after(False, True, False, False)
+    second = anchor - mean
+    kept = momentum * first + second
+    anchor = anchor - rate * (second + momentum * kept)
+    _, found = after(False, True, False, True)
+    np.testing.assert_allclose(found, anchor, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("echo", ["host", "device"])
+def test_the_quiet_program_sends_nothing_and_the_other_the_parameters(echo):
+    options = STOCHASTIC if echo == "device" else {}
+    config = tiny_config(**EVERY, **options)
+    workload = make_workload(config, task=Plain())
+    compiled = compile_functions(config, workload)
+    loader = measure_loader(workload, config, most=1)
+    with closing(held_feed(compiled, config, loader)) as feed:
+        state = compiled.init(compiled.init_key)
+        quiet, meeting = (
+            compiled.trace(state, feed, meets=meets).lower().compile()
+            for meets in (False, True)
+        )
+    assert operations(quiet.as_text()) == ((), 0)
+    assert sent_bytes(quiet) == 0
+    ((reduces,), _) = operations(meeting.as_text())
+    assert (reduces.kind, reduces.count) == ("all-reduce", 1)
+    assert reduces.numbers == {"f32": NUM_PARAMS}
+    assert sent_bytes(meeting) == 4 * NUM_PARAMS
+
+
+def meetings(updates=12, **overrides):
+    config = tiny_config(updates=updates, **overrides)
+    check_config(config)
+    found = Meetings(config)
+    return [update for update in range(updates) if found.after(update)]
+
+
+def test_they_meet_when_the_schedule_says():
+    assert meetings() == []
+    assert meetings(local__schedule="every", local__every=5) == [4, 9, 11]
+    post = {"local__schedule": "every", "local__every": 4, "local__start_after": 3}
+    assert meetings(**post) == [0, 1, 2, 6, 10, 11]
+    assert meetings(local__schedule="bernoulli", local__p=1.0) == list(range(12))
+
+
+def test_chance_is_of_the_seed_and_the_update_alone():
+    options = {"updates": 4000, "local__schedule": "bernoulli", "local__p": 0.25}
+    found = meetings(**options)
+    # Within five standard deviations of a binomial, 27 each.
+    assert abs(len(found) - 1000) < 137
+    assert found == meetings(**options) != meetings(**options, seed=1)
+    resumed = Meetings(tiny_config(**options))
+    assert [u for u in range(1500, 4000) if resumed.after(u)] == [
+        u for u in found if u >= 1500
+    ]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "multistep"])
+def test_a_falling_chance_is_that_of_a_load_schedule(schedule):
+    options = {"local__schedule": schedule, "local__p": 0.9, "local__p_end": 0.1}
+    found = np.array(meetings(updates=4000, **options))
+    counts = np.histogram(found, bins=[0, 1000, 2000, 3000, 4000])[0]
+    means = {
+        "linear": [0.8, 0.6, 0.4, 0.2],
+        # The mean of 0.5 + 0.4 cos(pi t) over each quarter of 0 to 1.
+        "cosine": [0.8601, 0.6492, 0.3508, 0.1399],
+        # Two drops by a third each, at a half and at three quarters.
+        "multistep": [0.9, 0.9, 0.3, 0.1],
+    }
+    assert np.abs(counts / 1000 - means[schedule]).max() < 0.08
+
+
+def test_load_meets_where_the_echo_loads():
+    options = {**EVERY, **STOCHASTIC, "local__schedule": "load"}
+    config = tiny_config(updates=40, **options)
+    spec = StochasticSpec(load_schedule(config), 24, batch_size=8, seed=0)
+    plan = StochasticPlan(spec)
+    fresh = []
+    for update in range(40):
+        plan.write(plan.need(8).must)
+        batch = plan.next(8)
+        assert batch is not None
+        if not batch.repeat.any():
+            fresh.append(update)
+    assert set(meetings(updates=40, **options)) == {*fresh, 39}
+    assert 5 < len(fresh) < 30
+
+
+def test_bytes_are_counted_beside_updates(tmp_path):
+    options = {**EVERY, "local__every": 4, "local__start_after": 2}
+    summary = run(tmp_path / "run", task=Plain(), **options)
+    counted = [(row["updates"], row["bytes_sent"]) for row in rows_of(tmp_path / "run")]
+    size = 4 * NUM_PARAMS
+    # Meetings after updates 1, 2, 6, 10 and 12.
+    met = {0: 0, 4: 2, 6: 3, 8: 3, 12: 5}
+    assert counted == [(updates, met[updates] * size) for updates, _ in counted]
+    assert summary["bytes_sent"] == 5 * size
+
+
+MODES = {
+    "diloco": DILOCO,
+    "load": {**EVERY, **STOCHASTIC, "local__schedule": "load"},
+    "stale": {"mesh__data": 2, "local__staleness": 2},
+}
+MORE_MODES = {
+    "every": {**EVERY, "local__every": 5},
+    "bernoulli": {**EVERY, "local__schedule": "bernoulli", "local__p": 0.3},
+    "linear": {**EVERY, "local__schedule": "linear", "local__p_end": 0.2},
+    "cosine": {**EVERY, "local__schedule": "cosine", "local__p_end": 0.2},
+    "multistep": {**EVERY, "local__schedule": "multistep", "local__p_end": 0.2},
+    "post": {**EVERY, "local__every": 4, "local__start_after": 3},
+    "diloco of an echo": {**DILOCO, **STOCHASTIC},
+}
+
+
+class Killed(Exception):
+    """Ends a run in which nothing is saved any more."""
+
+
+@pytest.fixture
+def killed(monkeypatch):
+    """Has the next run end before an update."""
+
+    def before(update):
+        dispatch = Trainer.dispatch
+
+        def until_then(self, inputs):
+            if self.totals.updates == update:
+                monkeypatch.undo()
+                raise Killed
+            dispatch(self, inputs)
+
+        monkeypatch.setattr(Trainer, "dispatch", until_then)
+
+    return before
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [*MODES, *(pytest.param(mode, marks=pytest.mark.slow) for mode in MORE_MODES)],
+)
+def test_a_killed_run_goes_on_to_the_bit(tmp_path, killed, mode):
+    options = {**MODES, **MORE_MODES}[mode]
+    options = {**options, "updates": 13, "checkpoint_every": 5}
+    whole = run(tmp_path / "whole", **options)
+    killed(8)
+    with pytest.raises(Killed):
+        run(tmp_path / "broken", **options)
+    resumed = run(tmp_path / "broken", **options)
+    for name in ("params_sha256", "bytes_sent", "final"):
+        assert resumed[name] == whole[name]
+    losses = [
+        [(row["updates"], row["loss"]) for row in rows_of(folder) if "loss" in row]
+        for folder in (tmp_path / "whole", tmp_path / "broken")
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_a_run_goes_on_with_as_many_replicas_alone(tmp_path, monkeypatch):
+    options = {"local__schedule": "every", "mesh__data": -1, "eval_every": 100}
+    devices = jax.devices()
+    monkeypatch.setattr(jax, "devices", lambda: devices[:4])
+    run(tmp_path / "run", **options, updates=2)
+    monkeypatch.setattr(jax, "devices", lambda: devices[:2])
+    with pytest.raises(ValueError, match=r"4 replicas, .* has 2 now; .* on 4 devices"):
+        run(tmp_path / "run", **options, updates=4)
+
+
+def test_a_loss_of_one_replica_that_is_not_finite_ends_the_run(tmp_path):
+    """The item of one replica's part of the sixth batch; they meet at the eighth."""
+    with pytest.raises(NonFiniteLossError, match="the loss of update 6"):
+        run(
+            tmp_path,
+            **EVERY,
+            **{"local__every": 8, "echo__after": "decode", "optim__lr": 1e-9},
+            nan_at_fresh=43,
+        )
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+@pytest.mark.parametrize("side", [0.99, 1.01])
+def test_late_gradients_are_stable_up_to_the_known_rate(staleness, side):
+    """On x^2 / 2, where x[t + 1] = x[t] - lr x[t - staleness]."""
+    bound = 2 * np.sin(np.pi / (4 * staleness + 2))
+    assert bound == pytest.approx([2, 1, 0.618034][staleness], rel=1e-6)
+    overrides = {**SGD, "optim__momentum": 0.0, "optim__lr": bound * side}
+    config = tiny_config(**overrides, local__staleness=staleness)
+    optimizer, numbers = Optimizer.from_config(config), hyperparams(config)
+
+    def update(carry, number):
+        x, state = carry
+        # A param's own gradient.
+        changes, state = optimizer.update(x, state, x, optimizer.at(number, numbers))
+        return (optax.apply_updates(x, changes), state), x
+
+    start = {"x": jnp.ones((), jnp.float32)}
+    _, path = jax.lax.scan(
+        update, (start, optimizer.init(start)), jnp.arange(4000, dtype=jnp.int32)
+    )
+    path = np.abs(path["x"])
+    # Nothing moves until the first gradient has arrived.
+    assert (path[: staleness + 1] == 1).all() and path[staleness + 1] != 1
+    early, late = path[100:200].max(), path[1100:1200].max()
+    assert (late < 0.1 * early) if side < 1 else not (late < 10 * early)
+
+
+def test_without_delay_nothing_is_kept():
+    config = tiny_config(**SGD)
+    params = {"x": jnp.ones(3)}
+    kept = Optimizer.from_config(config).init(params)
+    assert len(jax.tree.leaves(kept)) == 1
+    late = tiny_config(**SGD, local__staleness=2)
+    assert len(jax.tree.leaves(Optimizer.from_config(late).init(params))) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"local__every": 2},
+            r"local.every=2 needs .*local.schedule=every; .*1",
+        ),
+        ({"local__p": 0.5}, r"p=0.5 needs .*=bernoulli, or one of cosine, linear, mul"),
+        ({"local__outer": "nesterov"}, r"outer='nesterov' needs .*schedule=every, or"),
+        (
+            {**EVERY, "local__outer_lr": 0.5},
+            r"outer_lr=0.5 needs .*outer=nesterov; .*",
+        ),
+        (
+            {"local__schedule": "bernoulli", "local__p": 0.0},
+            r"a probability, in \(0",
+        ),
+        ({"local__schedule": "often"}, r"'often' must be one of none, every, bern"),
+        ({"local__schedule": "load"}, r"'load' .* needs config.echo.mode=stochastic"),
+        ({**EVERY, "local__staleness": 1}, r"staleness=1 delays gradients .*=0"),
+        ({**EVERY, "mesh__fsdp": 2}, r"fsdp=2 needs one copy of the parameters"),
+        ({**EVERY, "batch__micro": 2}, r"micro=2 is for gradients that devices share"),
+        ({**EVERY, "precision__reduce": "float32"}, r"reduce='float32' is the type"),
+        ({**EVERY, "dispatch__mode": "scan"}, r"mode='scan' has no place .*=loop"),
+        ({**DILOCO, "local__outer_momentum": 1.0}, r"outer_momentum=1.0 must be below"),
+    ],
+)
+def test_bad_combinations_are_refused(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        check_config(tiny_config(**overrides))
