@@ -61,10 +61,11 @@ STOCHASTIC = {
 class Updates:
     """Updates on batches of noise, one by one."""
 
-    def __init__(self, **overrides):
+    def __init__(self, task=None, **overrides):
         config = tiny_config(**overrides)
         check_config(config)
-        self.compiled = compile_functions(config, make_workload(config, task=Plain()))
+        workload = make_workload(config, task=task or Plain())
+        self.compiled = compile_functions(config, workload)
         self.state: Any = self.compiled.init(self.compiled.init_key)
         self._rng = np.random.default_rng(0)
 
@@ -239,6 +240,21 @@ def test_bytes_are_counted_beside_updates(tmp_path):
     met = {0: 0, 4: 2, 6: 3, 8: 3, 12: 5}
     assert counted == [(updates, met[updates] * size) for updates, _ in counted]
     assert summary["bytes_sent"] == 5 * size
+
+
+def test_every_update_of_one_model_sends_the_same(tmp_path):
+    options = {"mesh__data": 2, "dispatch__mode": "scan", "dispatch__steps": 2}
+    summary = run(tmp_path / "run", task=Plain(), **options)
+    of_each, rest = divmod(summary["bytes_sent"], 12)
+    # The gradients, and the losses and counts of eight buckets.
+    assert rest == 0 and 4 * NUM_PARAMS < of_each <= 4 * (NUM_PARAMS + 32)
+
+
+def test_what_is_random_is_drawn_for_each_replica():
+    updates = Updates(Regression(dropout=0.5), **EVERY)
+    updates(False)
+    kept, _ = updates.report.metrics["kept"]
+    assert len(np.unique(kept)) > 1
 
 
 MODES = {
