@@ -67,6 +67,8 @@ def broken_rules(config: Config) -> Iterator[tuple[str, str, Any]]:
         yield "local.staleness", rule, 0
     if config.mesh.fsdp != 1:
         yield "mesh.fsdp", "needs one copy of the parameters, not replicas", 1
+    if config.batch.boundaries:
+        yield "batch.boundaries", "is for one model, not replicas", ()
     if config.batch.micro != 1:
         yield "batch.micro", "is for gradients that devices share, not replicas", 1
     if config.precision.reduce != "auto":

@@ -395,6 +395,10 @@ def test_without_delay_nothing_is_kept():
         ({**EVERY, "local__staleness": 1}, r"staleness=1 delays gradients .*=0"),
         ({**EVERY, "mesh__fsdp": 2}, r"fsdp=2 needs one copy of the parameters"),
         ({**EVERY, "batch__micro": 2}, r"micro=2 is for gradients that devices share"),
+        (
+            {**EVERY, "batch__boundaries": (8,), "batch__factors": (2,)},
+            r"boundaries=\(8,\) is for one model, not replicas; .*=\(\)",
+        ),
         ({**EVERY, "precision__reduce": "float32"}, r"reduce='float32' is the type"),
         ({**EVERY, "dispatch__mode": "scan"}, r"mode='scan' has no place .*=loop"),
         ({**DILOCO, "local__outer_momentum": 1.0}, r"outer_momentum=1.0 must be below"),
