@@ -1,57 +1,29 @@
 """What the programs of a device echo move on accelerators, compiled without having one.
 
-For a TPU v5e it needs libtpu, which `pip install 'echo-jax[tpu]'` brings, and no TPU;
-for an H100, jax-cuda12-plugin with nvidia-cuda-nvcc-cu12, and no GPU.
+It needs the extra `aot`, and neither a TPU nor a GPU.
 """
 
 import functools
-import os
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import tasks
 from benchmarks.harness import Result
-from echo_jax.config import default_config, load_config
+from echo_jax.config import load_config
 from echo_jax.data.augment import Augment, Flip, PadCrop, RandomResizedCrop
 from echo_jax.echo.stores.device import EchoBuffer, StepInput, jitted_write
-from echo_jax.training.optim import Optimizer
-from echo_jax.training.program import all_reduced
-from echo_jax.training.trainer import init_state, run_inputs, train_step
-from echo_jax.training.xla_options import xla_options
+from echo_jax.training.program import all_reduced, lower_update
+from echo_jax.training.sharding import make_mesh
+from echo_jax.training.target import Target, make_target
 from echo_jax.workloads import build
 
 __all__ = ["h100", "v5e"]
 
-# As XLA describes it; NVIDIA's data sheet of the H100 SXM.
-_H100 = """
-platform_name: "CUDA"
-device_description_str: "NVIDIA H100 80GB HBM3"
-dnn_version_info { major: 9 minor: 1 patch: 1 }
-gpu_device_info {
-  cuda_compute_capability { major: 9 }
-  core_count: 132
-  fpus_per_core: 128
-  clock_rate_ghz: 1.98
-  device_memory_size: 84942979072
-  memory_bandwidth: 3352320000000
-  l2_cache_size: 52428800
-  shared_memory_per_core: 233472
-  shared_memory_per_block: 49152
-  shared_memory_per_block_optin: 232448
-  registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
-  threads_per_core_limit: 2048
-  threads_per_block_limit: 1024
-  threads_per_warp: 32
-  block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535
-}
-"""
 # Task, augmentation, pixels of a stored image, slots, and rows of a batch; one chip.
 _UPDATES = {
     "cifar": (tasks.cifar, Augment((PadCrop(4), Flip())), 32, 65536, 256),
@@ -91,14 +63,12 @@ def v5e() -> list[Result]:
 
     And in which type gradients are summed, in how many all-reduces.
     """
-    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    topology = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2")
-    mesh = _one_of(topology)
+    target = make_target("v5e:2x2")
+    mesh = _one_of(target)
     alone = [result for name in _ITEMS for result in _moved(name, mesh)]
     updates = [_update(name, *given, mesh) for name, given in _UPDATES.items()]
-    four = _all_of(topology)
-    reduced = [_reduced(dtype, four) for dtype in ("float32", "bfloat16")]
-    return [*alone, *updates, *reduced, *_presets("v5e", "tpu", four)]
+    reduced = [_reduced(dtype, target) for dtype in ("float32", "bfloat16")]
+    return [*alone, *updates, *reduced, *_presets("v5e", target)]
 
 
 def h100() -> list[Result]:
@@ -107,23 +77,16 @@ def h100() -> list[Result]:
     XLA for GPUs does not count bytes that move. And in how many all-reduces the
     gradients of four are summed.
     """
-    # Nothing can be timed here, and Triton's own programs are made by timing.
-    flags = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
-    topology = topologies.get_topology_desc(
-        platform="cuda", topology_name="h100", topology="1x1x4", target_config=_H100
-    )
-    mesh = _one_of(topology)
-    alone = [result for name in _ITEMS for result in _needed(name, mesh)]
-    return [*alone, *_presets("h100", "gpu", _all_of(topology))]
+    target = make_target("h100x4")
+    mesh = _one_of(target)
+    alone = [
+        result for name in _ITEMS for result in _needed(name, mesh, target.options)
+    ]
+    return [*alone, *_presets("h100", target)]
 
 
-def _all_of(topology: Any) -> Mesh:
-    return Mesh(np.array(topology.devices), ("data",), axis_types=(AxisType.Auto,))
-
-
-def _one_of(topology: Any) -> Mesh:
-    return Mesh(np.array(topology.devices[:1]), ("data",), axis_types=(AxisType.Auto,))
+def _one_of(target: Target) -> Mesh:
+    return Mesh(np.array(target.devices[:1]), ("data",), axis_types=(AxisType.Auto,))
 
 
 def _moved(name: str, mesh: Mesh) -> list[Result]:
@@ -150,9 +113,9 @@ def _moved(name: str, mesh: Mesh) -> list[Result]:
     ]
 
 
-def _needed(name: str, mesh: Mesh) -> list[Result]:
+def _needed(name: str, mesh: Mesh, options: Mapping[str, Any]) -> list[Result]:
     _, slots, size = _ITEMS[name]
-    buffer, _, programs = _programs(name, mesh)
+    buffer, _, programs = _programs(name, mesh, options)
     held = buffer.num_bytes
     beside = {
         what: program.memory_analysis().temp_size_in_bytes / held
@@ -175,7 +138,9 @@ def _needed(name: str, mesh: Mesh) -> list[Result]:
     ]
 
 
-def _programs(name: str, mesh: Mesh) -> tuple[EchoBuffer, int, dict[str, Any]]:
+def _programs(
+    name: str, mesh: Mesh, options: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[EchoBuffer, int, dict[str, Any]]:
     """Compiles a draw, a write, and a gather from items as they are.
 
     Returns:
@@ -205,7 +170,11 @@ def _programs(name: str, mesh: Mesh) -> tuple[EchoBuffer, int, dict[str, Any]]:
     }
     # Each byte of the batch is read once and written once.
     least = 2 * sum(x.nbytes for x in batch.values())
-    return buffer, least, {what: each.compile() for what, each in lowered.items()}
+    programs = {
+        what: each.compile(compiler_options=dict(options))
+        for what, each in lowered.items()
+    }
+    return buffer, least, programs
 
 
 def _update(
@@ -260,10 +229,10 @@ def _update(
     )
 
 
-def _reduced(dtype: str, mesh: Mesh) -> Result:
+def _reduced(dtype: str, target: Target) -> Result:
     """In which type four chips sum the gradients of a model that computes in one."""
-    lowered, num_params = _update_of_lm({"model.dtype": dtype}, mesh)
-    numbers = all_reduced(lowered.compile().as_text() or "").numbers
+    program, num_params = _update_of_lm({"model.dtype": dtype}, target)
+    numbers = all_reduced(program).numbers
     counts = {name: numbers.get(name, 0) for name in ("bf16", "f32")}
     share = counts["bf16"] / sum(counts.values())
     return Result(
@@ -280,20 +249,17 @@ def _reduced(dtype: str, mesh: Mesh) -> Result:
     )
 
 
-def _presets(target: str, platform: str, mesh: Mesh) -> list[Result]:
+def _presets(name: str, target: Target) -> list[Result]:
     """How many all-reduces an update has, by the preset that is asked for."""
     sizes = {"model.d_model": 256, "model.num_layers": 4, "model.d_ff": 1024}
-    lowered, num_params = _update_of_lm(sizes, mesh)
     results = []
     for preset, goal in _ALL_REDUCES.items():
-        config = default_config()
-        config.xla.preset = preset
-        options = dict(xla_options(config, platform))
-        program = lowered.compile(compiler_options=options).as_text() or ""
+        fields = {**sizes, "xla.preset": preset}
+        program, num_params = _update_of_lm(fields, target)
         number = all_reduced(program).count
         results.append(
             Result(
-                f"{target}-preset-{preset}",
+                f"{name}-preset-{preset}",
                 f"all-reduces of an update of a Transformer over 4 devices, "
                 f"xla.preset={preset}",
                 number,
@@ -301,32 +267,26 @@ def _presets(target: str, platform: str, mesh: Mesh) -> list[Result]:
                 "all-reduces",
                 f"{num_params:,} parameters in 37 arrays",
                 [number],
-                f"in the compiled program; {options or 'no options'}",
+                "in the compiled program",
             )
         )
     return results
 
 
-def _update_of_lm(fields: dict[str, Any], mesh: Mesh) -> tuple[Any, int]:
-    """Returns the update of a byte LM over a mesh, lowered, and its parameters."""
+def _update_of_lm(fields: dict[str, Any], target: Target) -> tuple[str, int]:
+    """Returns the compiled update of a byte LM over a target, and its parameters."""
     config = load_config("configs/lm.py:bytes", fields)
-    functions = {"task": build(config).task, "optimizer": Optimizer.from_config(config)}
-    of_rows, whole = (NamedSharding(mesh, PartitionSpec(*on)) for on in (["data"], []))
-    key = jax.random.key(0)
-    state = jax.eval_shape(functools.partial(init_state, **functions), key)
-    run = jax.eval_shape(functools.partial(run_inputs, config), key)
-    state, run = (
-        jax.tree.map(lambda x: _abstract(x.shape, x.dtype, whole), tree)
-        for tree in (state, run)
-    )
-    size, length = config.batch_size, config.model.seq_len + 1
-    batch = {
-        "tokens": _abstract((size, length), np.int32, of_rows),
-        "repeat": _abstract((size,), np.int32, of_rows),
+    workload = build(config)
+    shape = (config.batch_size, config.model.seq_len + 1)
+    sample = {
+        "tokens": np.zeros(shape, np.int32),
+        "repeat": np.zeros(config.batch_size, np.int32),
     }
-    step = jax.jit(functools.partial(train_step, **functions))
-    num_params = sum(x.size for x in jax.tree.leaves(state.params))
-    return step.lower(state, batch, run), num_params
+    mesh = make_mesh(-1, 1, config.batch_size, devices=target.devices)
+    lowered = lower_update(config, workload, sample, mesh)
+    program = target.compile(lowered)
+    params = jax.eval_shape(workload.task.init, jax.random.key(0))["params"]
+    return program.as_text() or "", sum(x.size for x in jax.tree.leaves(params))
 
 
 def _abstract(shape: Any, dtype: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:

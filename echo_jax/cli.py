@@ -6,6 +6,8 @@ import, and ``--help`` and a mistyped field should answer at once.
 
 import argparse
 import contextlib
+import math
+import os
 import shlex
 import sys
 import traceback
@@ -176,20 +178,28 @@ def _exits_of(runs: ModuleType) -> Iterator[None]:
         yield
     except (runs.ConfigRefusedError, FolderError) as error:
         raise _Exit(WRONG_USE, error) from error
-    except (runs.DamagedCheckpointError, runs.NonFiniteLossError) as error:
+    except (
+        runs.DamagedCheckpointError,
+        runs.MissingCompilerError,
+        runs.NonFiniteLossError,
+    ) as error:
         raise _Exit(_FAILED, error) from error
     except (runs.DataTimeoutError, runs.Interrupted) as error:
         raise _Exit(error.exit_code, error) from error
 
 
 def _report(args: argparse.Namespace, extras: Sequence[str]) -> int:
-    if args.folders == ["collectives"]:
+    # The words, not paths: ./scaling is a folder.
+    if args.folders[0] == "collectives":
         return _show_collectives(args, extras)
-    if args.config is not None:
-        raise _Exit(WRONG_USE, "--config belongs to the word collectives; leave it out")
+    for name in ("config", "target", "bandwidth", "devices", "compute_ms"):
+        if getattr(args, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise _Exit(
+                WRONG_USE, f"{option} belongs to the word collectives; leave it out"
+            )
     if extras:
         raise _Exit(WRONG_USE, f"unknown option {extras[0]!r}; see --help")
-    # The word, not a path: ./scaling is a folder.
     is_scaling = args.folders[0] == "scaling"
     folders = [_folder(folder) for folder in args.folders[is_scaling:]]
     if not folders:
@@ -252,20 +262,62 @@ def _show_scaling(folders: Sequence[RunPath], workdir: RunPath) -> int:
 
 
 def _show_collectives(args: argparse.Namespace, extras: Sequence[str]) -> int:
-    """Prints what the compiled update of a config sends."""
-    if args.config is None:
-        raise _Exit(
-            WRONG_USE,
-            "collectives needs a config: add --config FILE.py; a folder of that name "
-            "is ./collectives",
-        )
-    config = _load(args.config, extras)
+    """Prints what the compiled update of a config or a run sends, and what it costs."""
+    config = _named_update(args, extras)
+    for name in ("bandwidth", "devices", "compute_ms"):
+        value, option = getattr(args, name), f"--{name.replace('_', '-')}"
+        if value is not None and not 0 < value < math.inf:
+            raise _Exit(WRONG_USE, f"{option}={value:g} must be above 0, and finite")
+        if value is not None and args.bandwidth is None:
+            raise _Exit(
+                WRONG_USE,
+                f"{option} is for the cost of sending: add --bandwidth GB/S, what a "
+                "device can send",
+            )
+    if args.target:
+        # Read as jax is imported: no plugin looks for devices, and says that it has
+        # found none.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
     # Imported here: it imports jax.
     from echo_jax import runs
+    from echo_jax.training.cost_model import describe_cost
 
     with _exits_of(runs):
-        print(runs.describe_collectives(config))
+        found = runs.describe_collectives(config, target=args.target or "")
+    if args.target:
+        print(f"Compiled for {args.target}, which is not here, and not run.")
+    print(found)
+    if args.bandwidth is not None:
+        said = describe_cost(
+            found.gradient_bytes,
+            args.devices or found.num_devices,
+            bytes_per_s=args.bandwidth * 1e9,
+            examples_per_device=found.examples / found.num_devices,
+            compute_s=None if args.compute_ms is None else args.compute_ms / 1e3,
+        )
+        print(f"\n{said}")
     return 0
+
+
+def _named_update(args: argparse.Namespace, extras: Sequence[str]) -> Any:
+    """Returns the config, or the run folder, whose update is meant."""
+    runs_given = args.folders[1:]
+    if (args.config is None) == (not runs_given):
+        raise _Exit(
+            WRONG_USE,
+            "collectives needs a config or a run: add --config FILE.py, or one run "
+            "folder; a folder of that name is ./collectives",
+        )
+    if args.config is not None:
+        return _load(args.config, extras)
+    if len(runs_given) > 1:
+        raise _Exit(WRONG_USE, "collectives takes one run folder; leave the others out")
+    if extras:
+        raise _Exit(
+            WRONG_USE,
+            f"unknown option {extras[0]!r}: fields belong to --config FILE.py",
+        )
+    return _folder(runs_given[0])
 
 
 @contextlib.contextmanager

@@ -64,14 +64,18 @@ _REPORT_EPILOG = """\
 It prints a table, and writes table.md, figure.png, figure.svg and report.html.
 After the word scaling, runs of one training on different numbers of devices are
 compared instead: throughput and efficiency. (A folder of that name is ./scaling.)
-The word collectives alone, with --config, compiles the update of a config for the
-devices of this machine and prints what it sends, keeps and hands over.
+After the word collectives, the update of one run, or of a --config, is compiled, for
+the devices of this machine or for a --target that is not here, and what it sends, keeps
+and hands over is printed; with --bandwidth also what sending costs, by arithmetic. It
+opens the data that the config names, for one batch, and runs nothing.
 
 examples:
   echo-jax report runs/quickstart
   echo-jax report runs/baseline runs/spread --workdir runs/compared
   echo-jax report scaling runs/on_1 runs/on_4 runs/on_16 --workdir runs/scaling
-  echo-jax report collectives --config configs/lm.py:tiny --config.xla.preset=fuse"""
+  echo-jax report collectives runs/lm --target v5e:2x2
+  echo-jax report collectives --config configs/lm.py:tiny --config.xla.preset=fuse \\
+      --target h100x4 --bandwidth 450 --compute-ms 5"""
 
 _PREPARE_EPILOG = """\
 It writes shards of records, and a dataset.json last. The same command goes on where it
@@ -161,7 +165,8 @@ def make_parser() -> argparse.ArgumentParser:
         "folders",
         nargs="+",
         metavar="FOLDER",
-        help="a study, or runs to compare; each may be gs://BUCKET/FOLDER",
+        help="a study, or runs to compare; each may be gs://BUCKET/FOLDER; before "
+        "them perhaps the word scaling or collectives",
     )
     report.add_argument(
         "--workdir",
@@ -172,6 +177,30 @@ def make_parser() -> argparse.ArgumentParser:
         "--config",
         metavar="FILE.py[:VARIANT]",
         help="for collectives: the config file; its fields are flags",
+    )
+    report.add_argument(
+        "--target",
+        metavar="DEVICES",
+        help="for collectives: compile for v5e:2x2, h100x4, ... instead of the devices "
+        "here; needs pip install 'echo-jax[aot]'",
+    )
+    report.add_argument(
+        "--bandwidth",
+        type=float,
+        metavar="GB/S",
+        help="for collectives: what a device can send; says what sending costs",
+    )
+    report.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="for its cost: on so many devices (default: those it is compiled for)",
+    )
+    report.add_argument(
+        "--compute-ms",
+        type=float,
+        metavar="MS",
+        help="for its cost: a device computes its part of an update in so long",
     )
     prepare = add(
         "prepare", "turn files of yours into data to train on", _PREPARE_EPILOG

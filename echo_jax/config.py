@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from echo_jax.config_auto import auto_field
 
-__all__ = ["Config", "default_config", "load_config"]
+__all__ = ["Config", "default_config", "load_config", "override"]
 
 Config: TypeAlias = Any
 """A `ConfigDict`. Its fields have types when it runs, but none that a type checker
@@ -237,7 +237,7 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config
             f"get_config() of {file} returned {config!r:.60}; it has to return an "
             "ml_collections.ConfigDict, such as default_config() changed"
         )
-    _override(config, overrides or {}, prefix="")
+    override(config, overrides or {})
     return config.lock()
 
 
@@ -275,7 +275,18 @@ def _importing_from(folder: Path) -> Iterator[None]:
                 del sys.modules[name]
 
 
-def _override(config: Config, overrides: Mapping[str, Any], prefix: str) -> None:
+def override(config: Config, overrides: Mapping[str, Any], prefix: str = "") -> None:
+    """Sets fields of a config.
+
+    Args:
+      config: Is changed.
+      overrides: See `load_config`.
+      prefix: Stands before the names in what is said of them.
+
+    Raises:
+      AttributeError: There is no such field.
+      TypeError: The value is of another type than the field.
+    """
     for name, value in overrides.items():
         field, _, rest = name.partition(".")
         if field not in config:
@@ -286,6 +297,6 @@ def _override(config: Config, overrides: Mapping[str, Any], prefix: str) -> None
         if rest:
             value = {rest: value}
         if isinstance(value, Mapping) and isinstance(config[field], ConfigDict):
-            _override(config[field], value, f"{prefix}{field}.")
+            override(config[field], value, f"{prefix}{field}.")
         else:
             config[field] = value

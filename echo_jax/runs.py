@@ -9,8 +9,9 @@ from typing import Any
 
 from echo_jax.config import Config
 from echo_jax.config_check import check_config
+from echo_jax.config_saved import read_config
 from echo_jax.folders import RunPath, run_folder
-from echo_jax.json_files import read_json, write_json
+from echo_jax.json_files import DamagedFileError, read_json, write_json
 from echo_jax.lock import FolderInUseError, FolderLock
 from echo_jax.training import distributed, peers
 from echo_jax.training.checkpoint import DamagedCheckpointError
@@ -19,9 +20,10 @@ from echo_jax.training.feeds import check_echo
 from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.interrupt import DataTimeoutError, Interrupted
 from echo_jax.training.probe import calibrate, probe_config
-from echo_jax.training.program import describe_update
+from echo_jax.training.program import UpdateProgram, describe_update
 from echo_jax.training.sharding import make_mesh
 from echo_jax.training.start import TakenBack
+from echo_jax.training.target import MissingCompilerError, Target, make_target
 from echo_jax.training.trainer import train_checked
 from echo_jax.workloads import build
 from echo_jax.workloads.base import Workload
@@ -32,6 +34,7 @@ __all__ = [
     "DataTimeoutError",
     "FolderInUseError",
     "Interrupted",
+    "MissingCompilerError",
     "NonFiniteLossError",
     "describe_collectives",
     "has_ended",
@@ -237,34 +240,60 @@ def run_probe(
     )
 
 
-def describe_collectives(config: Config) -> Any:
-    """Compiles the update of a config for the devices here, and reads what it sends.
+def describe_collectives(
+    config: Config | str | os.PathLike[str], *, target: str = ""
+) -> UpdateProgram:
+    """Compiles the update of a config or a run, and reads what it sends.
+
+    It reads one batch of the data that the config names, and runs nothing.
 
     Args:
-      config: A training config.
+      config: A training config, or a run folder: its config, with what it chose.
+      target: Devices that are not here, to compile for, such as ``"v5e:2x2"`` or
+        ``"h100x4"``; by default those of this machine.
 
     Returns:
       The `echo_jax.training.program.UpdateProgram`; print it.
 
     Raises:
-      ConfigRefusedError: The config cannot be run here.
+      ConfigRefusedError: The config cannot be run there.
+      MissingCompilerError: What compiles for the target is not installed.
 
     Example:
       >>> describe_collectives(load_config("configs/lm.py:tiny")).host_transfers
       0
     """
     with _errors_of_the_config():
-        if "arms" in config:
-            raise ValueError("a study has several updates; name a config to train")
-        check_config(config)
-        _refuse_processes(config)
-        return describe_update(config, _checked_workload(config))
+        if isinstance(config, str | os.PathLike):
+            return _describe_run(run_folder(config), target)
+        return _describe(config, target)
 
 
-def _checked_workload(config: Config) -> Workload:
+def _describe_run(workdir: RunPath, target: str) -> UpdateProgram:
+    config = read_config(workdir)
+    try:
+        return _describe(config, target)
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        # Of a model or data that no config file of ours would have.
+        raise DamagedFileError(workdir / "config.json", error) from error
+
+
+def _describe(config: Config, target: str) -> UpdateProgram:
+    if "arms" in config:
+        raise ValueError("a study has several updates; name a config to train")
+    check_config(config)
+    _refuse_processes(config)
+    devices = make_target(target) if target else None
+    return describe_update(config, _checked_workload(config, devices), devices)
+
+
+def _checked_workload(config: Config, target: Target | None = None) -> Workload:
     """Returns the workload of a checked config, whose echo is possible with it."""
     workload = build(config)
-    mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.batch_size)
+    devices = target.devices if target else None
+    mesh = make_mesh(
+        config.mesh.data, config.mesh.fsdp, config.batch_size, devices=devices
+    )
     check_echo(config, workload, mesh)
     return workload
 

@@ -409,27 +409,6 @@ def test_a_mistyped_variant_is_answered_in_the_words_of_its_config(
     assert "bug" not in line
 
 
-def test_report_says_what_an_update_sends(capsys):
-    argv = ["report", "collectives", "--config", LM]
-    assert cli.main([*argv, "--config.mesh.data=2"]) == 0
-    first, reduces, *_ = capsys.readouterr().out.splitlines()
-    assert first == "An update on 2 cpu devices, for each of them:"
-    assert reduces.startswith("all-reduce") and "f32: " in reduces
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["collectives"], "collectives needs a config: add --config FILE.py"),
-        (["collectives", "--config", f"{QUICKSTART}:tiny"], "a study has several upd"),
-        (["runs/a", "--config", LM], "--config belongs to the word collect"),
-        (["collectives", "--config", LM, "--config.x=1"], "config.x"),
-    ],
-)
-def test_report_of_an_update_needs_one_config(argv, message, capsys):
-    assert message in _refused(["report", *argv], capsys)
-
-
 def test_a_study_whose_first_arm_is_refused_leaves_nothing_behind(
     tmp_path, monkeypatch, capsys
 ):

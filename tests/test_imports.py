@@ -32,6 +32,7 @@ ALLOWED = {
         "printable",
         "runs",
         "studies",
+        "training.cost_model",
     },
     "cli_parser": {"ending", "prepare_command", "printable"},
     "config": {"config_auto"},
@@ -49,6 +50,7 @@ ALLOWED = {
     "config_flags": {"config"},
     "config_local": {"config", "echo.load_schedule"},
     "config_optimizer": set(),
+    "config_saved": {"config", "config_optimizer", "folders", "json_files"},
     "countdown": {"printable"},
     "data": {"data", "echo", "folders", "json_files", "lock"},
     "echo": {"echo"},
@@ -64,6 +66,7 @@ ALLOWED = {
     "runs": {
         "config",
         "config_check",
+        "config_saved",
         "folders",
         "json_files",
         "lock",

@@ -20,6 +20,7 @@ from echo_jax.training.gradients import Gradient, gradient_of, whole_gradient
 from echo_jax.training.local import LocalUpdates
 from echo_jax.training.optim import Optimizer
 from echo_jax.training.sharding import (
+    abstract,
     batch_sharding,
     make_mesh,
     param_shardings,
@@ -82,6 +83,8 @@ class CompiledFunctions(Generic[State, Report]):
         run_inputs: Callable[[Config, jax.Array], Any],
         init_state: Callable[..., State],
         train_step: Callable[..., tuple[State, Report]],
+        *,
+        absent: Mesh | None = None,
     ):
         """Lays out the devices.
 
@@ -92,16 +95,20 @@ class CompiledFunctions(Generic[State, Report]):
           init_state: ``(key, task=..., optimizer=...) -> state``.
           train_step: ``(state, batch, run, task=..., optimizer=..., gradient=...)``
             gives the new state and a report.
+          absent: Devices that are not here, for which `lower` alone can be used; by
+            default those of the config's mesh.
 
         Raises:
           ValueError: The mesh does not fit the devices or the batch, or XLA does not
             know an option.
         """
-        self.mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.batch_size)
+        self.mesh = absent or make_mesh(
+            config.mesh.data, config.mesh.fsdp, config.batch_size
+        )
         optimizer = Optimizer.from_config(config)
         self.local = local = LocalUpdates.from_config(config, self.mesh)
         platform = self.mesh.devices.flat[0].platform
-        self.xla_options = xla_options(config, platform)
+        self.xla_options = xla_options(config, platform, absent=absent)
         shared: _Shared[State, Report] = _share(
             init_state,
             train_step,
@@ -123,14 +130,23 @@ class CompiledFunctions(Generic[State, Report]):
         def key_of(stream: int) -> jax.Array:
             return jax.random.fold_in(jax.random.key(config.seed), stream)
 
-        on_all_devices = replicated(self.mesh)
-        self.init_key = replicate(lambda: key_of(_INIT_KEY), on_all_devices)
-
         def make_run() -> Any:
             inputs = run_inputs(config, key_of(_STEP_KEY))
             return local.run(inputs, config) if local else inputs
 
-        self.run = replicate(make_run, on_all_devices)
+        self._make_init_key = lambda: key_of(_INIT_KEY)
+        self._make_run = make_run
+
+    # Both are made when they are asked for: on devices that are not here they cannot.
+    @functools.cached_property
+    def init_key(self) -> jax.Array:
+        """See the class."""
+        return replicate(self._make_init_key, replicated(self.mesh))
+
+    @functools.cached_property
+    def run(self) -> Any:
+        """See the class."""
+        return replicate(self._make_run, replicated(self.mesh))
 
     def program(
         self, batching: Batching, *, scan: bool = False, meets: bool = False
@@ -202,6 +218,24 @@ class CompiledFunctions(Generic[State, Report]):
         With local updates it waits for the report, and all processes have to ask.
         """
         return self.local.read(report) if self.local else report
+
+    def lower(self, batching: Batching, arrays: Any, inputs: Any) -> Any:
+        """Returns the program of one update before XLA compiles it, of shapes alone.
+
+        Args:
+          batching: See `program`.
+          arrays: Shapes and types of what a feed keeps on the devices.
+          inputs: Shapes and types of the input of one update.
+        """
+        given = (
+            abstract(tree, sharding)
+            for tree, sharding in (
+                (arrays, batching.arrays_sharding),
+                (inputs, batching.input_sharding),
+                (jax.eval_shape(self._make_run), replicated(self.mesh)),
+            )
+        )
+        return self.program(batching).trace(self.abstract_state, *given).lower()
 
 
 class _Shared(Generic[State, Report]):

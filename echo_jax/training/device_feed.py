@@ -28,6 +28,7 @@ __all__ = [
     "DeviceEchoFeed",
     "check_lanes_fit",
     "count_lanes",
+    "lay_out",
     "make_device_plan",
 ]
 
@@ -110,6 +111,49 @@ def check_lanes_fit(lanes: int, mesh: Mesh, num_shards: int) -> int:
     return lanes
 
 
+def lay_out(
+    config: Config,
+    spec: AnySpec,
+    sample: Batch,
+    *,
+    mesh: Mesh,
+    num_lanes: int,
+    shards: Sequence[DataShard] = (SINGLE,),
+    max_batches: int = 1,
+) -> tuple[Plan, EchoBuffer]:
+    """Returns the plan of an echo, and the layout of its buffer; allocates nothing.
+
+    Args:
+      config: A checked training config with ``echo.where="device"``.
+      spec: The echo over all devices.
+      sample: A fresh host batch.
+      mesh: The devices.
+      num_lanes: From `count_lanes`.
+      shards: See `make_device_plan`.
+      max_batches: See `make_device_plan`.
+
+    Raises:
+      ValueError: The echo is impossible, or fits into no such memory.
+    """
+
+    def make(items: int) -> Plan:
+        return make_device_plan(
+            replace(spec, buffer=items),
+            host_batch_size=config.batch_size,
+            num_lanes=num_lanes,
+            shards=shards,
+            max_batches=max_batches,
+        )
+
+    layout = EchoBuffer.of(sample, num_slots=1, num_lanes=num_lanes, mesh=mesh)
+    items = spec.buffer
+    if config.echo.buffer_bytes:
+        fits = config.echo.buffer_bytes // layout.bytes_per_item
+        items = largest_buffer(make, fits, num_lanes)
+    plan = make(items)
+    return plan, replace(layout, num_slots=plan.num_slots)
+
+
 @dataclass(frozen=True)
 class DeviceBatching:
     """Reads batches from the buffer, and augments them; see `feed.Batching`.
@@ -189,23 +233,15 @@ class DeviceEchoFeed:
         Raises:
           ValueError: The echo is impossible, or the buffer does not fit.
         """
-
-        def make(items: int) -> Plan:
-            return make_device_plan(
-                replace(spec, buffer=items),
-                host_batch_size=config.batch_size,
-                num_lanes=num_lanes,
-                shards=shards,
-                max_batches=max_batches,
-            )
-
-        layout = EchoBuffer.of(sample, num_slots=1, num_lanes=num_lanes, mesh=mesh)
-        items = spec.buffer
-        if config.echo.buffer_bytes:
-            fits = config.echo.buffer_bytes // layout.bytes_per_item
-            items = largest_buffer(make, fits, num_lanes)
-        plan = make(items)
-        buffer = replace(layout, num_slots=plan.num_slots)
+        plan, buffer = lay_out(
+            config,
+            spec,
+            sample,
+            mesh=mesh,
+            num_lanes=num_lanes,
+            shards=shards,
+            max_batches=max_batches,
+        )
         note(str(buffer))
         # What this process reads and writes by itself is a buffer of its own devices.
         own_lanes = num_lanes // shards[0].count * len(shards)

@@ -3,28 +3,42 @@
 import math
 from collections.abc import Callable, Sequence
 from io import BytesIO
+from typing import Any
 
+import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from echo_jax.config import Config
 from echo_jax.config_batch import BatchGrowth
 from echo_jax.config_echo import echo_spec
 from echo_jax.echo.decision_log import DecisionLog
+from echo_jax.echo.device import StepInput
 from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import AnySpec
 from echo_jax.folders import run_file
 from echo_jax.training.device_feed import (
+    DeviceBatching,
     DeviceEchoFeed,
     check_lanes_fit,
     count_lanes,
+    lay_out,
     make_device_plan,
 )
 from echo_jax.training.dispatch import group_size
-from echo_jax.training.feed import Feed, HeldFeed, HostFeed, JoinedBatches
+from echo_jax.training.feed import (
+    Batching,
+    Feed,
+    HeldFeed,
+    HostBatching,
+    HostFeed,
+    HostInput,
+    JoinedBatches,
+)
 from echo_jax.training.growing import GrowingFeed
-from echo_jax.workloads.base import Batch, Workload
+from echo_jax.workloads.base import Augment, Batch, Workload
 
-__all__ = ["check_echo", "log_name", "make_echo_spec", "open_feed"]
+__all__ = ["check_echo", "log_name", "make_echo_spec", "open_feed", "outline_feed"]
 
 
 def make_echo_spec(
@@ -114,8 +128,6 @@ def open_feed(
     """
     specs = [make_echo_spec(config, factor=factor, shard=shard) for shard in shards]
     if config.echo.where == "device":
-        # Items that were augmented before the echo are not augmented again after it.
-        is_decoded = config.echo.after == "decode"
         num_shards = shards[0].count
         if num_lanes:
             check_lanes_fit(num_lanes, mesh, num_shards)
@@ -127,7 +139,7 @@ def open_feed(
             num_lanes=num_lanes or count_lanes(config, mesh, num_shards=num_shards),
             shards=shards,
             sample=sample,
-            augment=workload.augment_on_device if is_decoded else None,
+            augment=_augment(config, workload),
             max_batches=group_size(config),
             note=note,
         )
@@ -145,6 +157,51 @@ def open_feed(
         own_lanes = feed.num_lanes * len(shards) // shards[0].count
         return GrowingFeed(feed, growth, groups=own_lanes or len(shards))
     return feed
+
+
+def outline_feed(
+    config: Config, workload: Workload, mesh: Mesh, *, factor: float, sample: Batch
+) -> tuple[Batching, Any, Any]:
+    """Returns what the program of an update gets from a run's feed, as shapes alone.
+
+    Nothing is allocated and nothing read, so the devices need not be here.
+
+    Args:
+      config: See `open_feed`; this and what follows.
+      workload: The workload.
+      mesh: The devices.
+      factor: The echo factor.
+      sample: A batch of what is upstream of the feed.
+
+    Returns:
+      The batching, what the feed keeps on the devices, and the input of one update.
+
+    Raises:
+      ValueError: The echo is impossible.
+    """
+    if config.echo.where == "host":
+        return HostBatching(mesh), (), HostInput.of([sample])
+    spec = make_echo_spec(config, factor=factor)
+    _, buffer = lay_out(
+        config,
+        spec,
+        sample,
+        mesh=mesh,
+        num_lanes=count_lanes(config, mesh),
+        max_batches=group_size(config),
+    )
+    batching = DeviceBatching(buffer, _augment(config, workload))
+    # A slot and a repeat for each use, and a key where it is augmented.
+    rows = 2 if batching.augment is None else 4
+    uses = jax.ShapeDtypeStruct((1, rows, config.batch_size), np.int32)
+    return batching, jax.eval_shape(buffer.zeros), StepInput(uses)
+
+
+def _augment(config: Config, workload: Workload) -> Augment | None:
+    """Returns what is done on the devices to every use."""
+    # Items that were augmented before the echo are not augmented again after it.
+    is_decoded = config.echo.after == "decode"
+    return workload.augment_on_device if is_decoded else None
 
 
 def _read_log(path: str, shard: DataShard) -> DecisionLog:

@@ -25,6 +25,7 @@ __all__ = [
     "data_ended",
     "measure_loader",
     "next_batch",
+    "take_sample",
     "unechoed",
 ]
 
@@ -134,6 +135,33 @@ def choose_threads(seconds: Callable[[int], float]) -> int:
     return threads
 
 
+def take_sample(workload: Workload, config: Config) -> Batch:
+    """Returns a batch of what is upstream of a run's feed, and measures nothing.
+
+    Args:
+      workload: Makes the pipeline.
+      config: The run's config.
+
+    Raises:
+      ValueError: There is none.
+    """
+    watched = Watchdog()
+    with (
+        watched.closing(_upstream(workload, config, (SINGLE,))) as batches,
+        watched.waiting("a batch, to see what is in it"),
+    ):
+        return next_batch(batches, workload, "before its first batch")
+
+
+def _upstream(
+    workload: Workload, config: Config, shards: Sequence[DataShard]
+) -> JoinedBatches:
+    if config.echo.where == "device":
+        return JoinedBatches([workload.fresh_dataset(shard) for shard in shards])
+    spec = unechoed(config)
+    return JoinedBatches([workload.train_dataset(spec, shard) for shard in shards])
+
+
 def _time_loader(
     workload: Workload,
     config: Config,
@@ -141,12 +169,6 @@ def _time_loader(
     most: int,
     watchdog: Watchdog | None,
 ) -> tuple[float, Batch]:
-    if config.echo.where == "device":
-        datasets = [workload.fresh_dataset(shard) for shard in shards]
-    else:
-        spec = unechoed(config)
-        datasets = [workload.train_dataset(spec, shard) for shard in shards]
-
     watched = watchdog or Watchdog()
 
     def load() -> Batch:
@@ -154,7 +176,7 @@ def _time_loader(
         with watched.waiting("a batch, to see how fast they come"):
             return next_batch(batches, workload, when)
 
-    with watched.closing(JoinedBatches(datasets)) as batches:
+    with watched.closing(_upstream(workload, config, shards)) as batches:
         sample = load()  # Starts threads, fills caches.
         # Threads that began together end together: what they made while the sample was
         # awaited comes in no time, and so do the others of every so many batches.

@@ -1,24 +1,37 @@
 """What the compiled update does beside computing: what it sends, keeps, and hands over.
 
-It is read from the program as XLA has scheduled it for the devices of this machine. The
+It is read from the program as XLA has scheduled it, for the devices of this machine or
+for others that are not here. The program is made of shapes alone, and never run. The
 body of a loop counts once, however often it runs.
 """
 
 import math
-from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from echo_jax.config import Config
+from echo_jax.config_echo import largest_factor
+from echo_jax.echo.stores.device import jitted_write
+from echo_jax.training.device_feed import DeviceBatching
+from echo_jax.training.feeds import outline_feed
 from echo_jax.training.hlo import Collectives, all_reduced, operations
-from echo_jax.training.loader import measure_loader
-from echo_jax.training.measure import held_feed
+from echo_jax.training.loader import take_sample
+from echo_jax.training.sharding import abstract, make_mesh
+from echo_jax.training.target import Target
 from echo_jax.training.trainer import compile_functions
-from echo_jax.workloads.base import Workload
+from echo_jax.workloads.base import Batch, Workload
 
-__all__ = ["Collectives", "UpdateProgram", "all_reduced", "describe_update"]
+__all__ = [
+    "Collectives",
+    "UpdateProgram",
+    "all_reduced",
+    "describe_update",
+    "lower_update",
+]
 
 
 @dataclass(frozen=True)
@@ -26,31 +39,50 @@ class UpdateProgram:
     """What a compiled update does beside computing, for each device.
 
     Attributes:
-      devices: How many, and of which kind.
+      num_devices: How many there are.
+      kind: Of which kind they are.
+      examples: Of an update, over all devices.
+      gradient_bytes: Of all gradients, in the types of the parameters.
       collectives: By their kind.
       donated_bytes: Of the state, whose memory is handed over.
-      reused_bytes: Of what is handed over, that the new state takes the place of.
+      reused_bytes: Of memory that the new state takes over from the old one, with what
+        fills up tiles on a TPU.
+      buffer_bytes: Of the buffer of an echo on the devices, which the update reads; 0
+        without one.
+      rewritten_bytes: Of that buffer, in whose place the program that writes a fresh
+        batch leaves the new one.
+      write_temporary_bytes: What that program needs beside its arguments and results.
+      temporary_bytes: Beside arguments and results. A copy of the buffer would be here.
       peak_bytes: Arguments, results and what lies beside them.
       host_transfers: Operations that send to the host or wait for it.
 
     Example:
       >>> summed = Collectives("all-reduce", 2, {"f32": 500_000, "bf16": 1_000_000})
-      >>> print(UpdateProgram("8 cpu", (summed,), 6_000_000, 6_000_000, 9_000_000, 0))
+      >>> print(UpdateProgram(8, "cpu", 64, 4e6, (summed,), 6e6, 6e6, 1e6, 9e6, 0))
       An update on 8 cpu devices, for each of them:
       all-reduce           2   4 MB   f32: 500,000, bf16: 1,000,000
-      donated 6 MB, of which 6 MB are reused in place; at its peak 9 MB
+      donated 6 MB; 6 MB of memory are reused in place
+      at its peak 9 MB, of which 1 MB beside arguments and results
       0 transfers to or from the host
     """
 
-    devices: str
+    num_devices: int
+    kind: str
+    examples: int
+    gradient_bytes: int
     collectives: tuple[Collectives, ...]
     donated_bytes: int
     reused_bytes: int
+    temporary_bytes: int
     peak_bytes: int
     host_transfers: int
+    buffer_bytes: int = 0
+    rewritten_bytes: int = 0
+    write_temporary_bytes: int = 0
 
     def __str__(self) -> str:
-        lines = [f"An update on {self.devices} devices, for each of them:"]
+        on = f"{self.num_devices} {self.kind} devices"
+        lines = [f"An update on {on}, for each of them:"]
         for each in self.collectives:
             of = ", ".join(f"{name}: {n:,}" for name, n in each.numbers.items())
             line = (
@@ -63,51 +95,118 @@ class UpdateProgram:
         if not self.collectives:
             lines.append("no collectives")
         donated, reused = map(_megabytes, (self.donated_bytes, self.reused_bytes))
-        lines.append(
-            f"donated {donated}, of which {reused} are reused in place; at its peak "
-            f"{_megabytes(self.peak_bytes)}"
-        )
+        peak, temporary = map(_megabytes, (self.peak_bytes, self.temporary_bytes))
+        lines += [
+            f"donated {donated}; {reused} of memory are reused in place",
+            f"at its peak {peak}, of which {temporary} beside arguments and results",
+        ]
+        if self.buffer_bytes:
+            rewritten = _megabytes(self.rewritten_bytes)
+            lines.append(
+                f"it reads a buffer of {_megabytes(self.buffer_bytes)}; a write of a "
+                f"fresh batch reuses {rewritten} of it in place, and needs "
+                f"{_megabytes(self.write_temporary_bytes)} beside it"
+            )
         lines.append(f"{self.host_transfers} transfers to or from the host")
         return "\n".join(lines)
 
 
-def describe_update(config: Config, workload: Workload) -> UpdateProgram:
-    """Compiles the update of a config for the devices of this machine, and reads it.
+def describe_update(
+    config: Config, workload: Workload, target: Target | None = None
+) -> UpdateProgram:
+    """Compiles the update of a config, and reads it; reads one batch of the data.
 
     Args:
       config: A checked training config.
       workload: Made from this config.
+      target: Devices that are not here, to compile for; by default those of this
+        machine.
 
     Raises:
       ValueError: The config does not fit the devices.
     """
-    compiled = compile_functions(config, workload)
-    loader = measure_loader(workload, config, most=1)
-    with closing(held_feed(compiled, config, loader)) as feed:
-        state = compiled.init(compiled.init_key)
-        program = compiled.trace(state, feed).lower().compile()
-    platform = compiled.mesh.devices.flat[0].platform
-    devices = f"{compiled.mesh.size} {platform}"
-    return _read(program, devices, compiled.abstract_state)
+    devices = target.devices if target else None
+    sample = take_sample(workload, config)
+    mesh = make_mesh(
+        config.mesh.data, config.mesh.fsdp, config.batch_size, devices=devices
+    )
+    absent = mesh if target else None
+    compiled = compile_functions(config, workload, absent=absent)
+    outline = outline_feed(
+        config, workload, mesh, factor=largest_factor(config), sample=sample
+    )
+    lowered = compiled.lower(*outline)
+    program = target.compile(lowered) if target else lowered.compile()
+    memory = program.memory_analysis()
+    collectives, host_transfers = operations(program.as_text() or "")
+    model = jax.eval_shape(compiled.model, compiled.abstract_state)
+    params = jax.tree.leaves(model.params)
+    device = mesh.devices.flat[0]
+    found = UpdateProgram(
+        num_devices=mesh.size,
+        kind=device.device_kind if target else device.platform,
+        examples=config.batch_size,
+        gradient_bytes=sum(x.size * x.dtype.itemsize for x in params),
+        collectives=collectives,
+        donated_bytes=_bytes_of_each(compiled.abstract_state),
+        reused_bytes=memory.alias_size_in_bytes,
+        temporary_bytes=memory.temp_size_in_bytes,
+        peak_bytes=_peak_bytes(memory),
+        host_transfers=host_transfers,
+    )
+    batching, slots, _ = outline
+    if not isinstance(batching, DeviceBatching):
+        return found
+    buffer = batching.buffer
+    slots, fresh = (abstract(tree, buffer.sharding) for tree in (slots, sample))
+    rows = config.batch_size // buffer.num_lanes
+    into = jax.ShapeDtypeStruct((buffer.num_lanes, rows), jnp.int32)
+    jitted: Any = jitted_write(buffer)
+    write = jitted.lower(slots, fresh, abstract(into, buffer.sharding))
+    written = target.compile(write) if target else write.compile()
+    memory = written.memory_analysis()
+    return replace(
+        found,
+        buffer_bytes=_bytes_of_each(slots),
+        rewritten_bytes=memory.alias_size_in_bytes,
+        write_temporary_bytes=memory.temp_size_in_bytes,
+    )
 
 
-def _read(program: Any, devices: str, state: Any) -> UpdateProgram:
-    """Reads a program to which a state is donated, of shapes and shardings."""
-    text, memory = program.as_text() or "", program.memory_analysis()
-    collectives, host_transfers = operations(text)
-    peak = (
+def lower_update(
+    config: Config, workload: Workload, sample: Batch, absent: Mesh
+) -> Any:
+    """Returns the program of an update before XLA compiles it.
+
+    Args:
+      config: A checked training config.
+      workload: Made from this config.
+      sample: A batch of what is upstream of the feed.
+      absent: Devices that are not here; see `echo_jax.training.target`.
+    """
+    compiled = compile_functions(config, workload, absent=absent)
+    factor = largest_factor(config)
+    return compiled.lower(
+        *outline_feed(config, workload, absent, factor=factor, sample=sample)
+    )
+
+
+def _peak_bytes(memory: Any) -> int:
+    """Returns what a program takes at most; what is reused in place counts once."""
+    return (
         memory.argument_size_in_bytes
         + memory.output_size_in_bytes
         + memory.temp_size_in_bytes
         - memory.alias_size_in_bytes
     )
-    # On each device.
-    donated = sum(
+
+
+def _bytes_of_each(tree: Any) -> int:
+    """Returns the bytes that each device holds of shapes with shardings."""
+    return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(state)
+        for leaf in jax.tree.leaves(tree)
     )
-    reused = memory.alias_size_in_bytes
-    return UpdateProgram(devices, collectives, donated, reused, peak, host_transfers)
 
 
 def _megabytes(num_bytes: int) -> str:

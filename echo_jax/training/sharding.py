@@ -1,5 +1,6 @@
 """Where arrays live: the mesh, and how state and batches are laid out on it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from echo_jax.training.distributed import put
 
 __all__ = [
+    "abstract",
     "batch_sharding",
     "group_sharding",
     "make_mesh",
@@ -20,7 +22,9 @@ __all__ = [
 _AXES = ("data", "fsdp")
 
 
-def make_mesh(data: int, fsdp: int, batch_size: int) -> Mesh:
+def make_mesh(
+    data: int, fsdp: int, batch_size: int, *, devices: Sequence[Any] | None = None
+) -> Mesh:
     """Lays devices out as ``(data, fsdp)``.
 
     Both axes split the batch; ``fsdp`` also splits parameters and optimizer state.
@@ -29,6 +33,7 @@ def make_mesh(data: int, fsdp: int, batch_size: int) -> Mesh:
       data: Size of the axis; -1 takes all devices that `fsdp` leaves.
       fsdp: Size of the axis.
       batch_size: Examples per update over all devices.
+      devices: To be laid out; by default all that are here.
 
     Returns:
       A mesh over the first ``data * fsdp`` devices.
@@ -36,7 +41,7 @@ def make_mesh(data: int, fsdp: int, batch_size: int) -> Mesh:
     Raises:
       ValueError: There are too few devices, or they do not divide the batch.
     """
-    devices = jax.devices()
+    devices = jax.devices() if devices is None else list(devices)
     if data == -1:
         data = len(devices) // fsdp
     if not 1 <= data * fsdp <= len(devices):
@@ -80,6 +85,23 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def group_sharding(mesh: Mesh) -> NamedSharding:
     """Returns the sharding of batches of several updates, stacked."""
     return NamedSharding(mesh, PartitionSpec(None, _AXES))
+
+
+def abstract(tree: Any, sharding: NamedSharding) -> Any:
+    """Returns what stands for arrays where a program is only lowered.
+
+    Args:
+      tree: Arrays, or anything with a shape and a type.
+      sharding: How all of them lie on the devices.
+    """
+
+    def stand_in(x: Any) -> jax.ShapeDtypeStruct:
+        # As it becomes where 64 bits are turned off.
+        dtype = jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)
+        weak = getattr(x, "weak_type", False)
+        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding, weak_type=weak)
+
+    return jax.tree.map(stand_in, tree)
 
 
 def param_shardings(tree: Any, mesh: Mesh) -> Any:

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
+from jax.sharding import Mesh
 from rich.console import Console
 
 from echo_jax.config import Config
@@ -252,18 +253,21 @@ def train_step(
 
 
 def compile_functions(
-    config: Config, workload: Workload
+    config: Config, workload: Workload, *, absent: Mesh | None = None
 ) -> CompiledFunctions[TrainState, StepReport]:
     """Returns these functions as a run calls them; each is compiled at its first call.
 
     Args:
       config: A checked training config.
       workload: Made from this config.
+      absent: Devices that are not here, to compile for; see `CompiledFunctions`.
 
     Raises:
       ValueError: The mesh does not fit the devices or the batch.
     """
-    return CompiledFunctions(config, workload, run_inputs, init_state, train_step)
+    return CompiledFunctions(
+        config, workload, run_inputs, init_state, train_step, absent=absent
+    )
 
 
 def train(

@@ -7,9 +7,11 @@ error with its name; in ``XLA_FLAGS`` it ends the process.
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from echo_jax.config import Config
 from echo_jax.config_optimizer import parse_args
+from echo_jax.training.sharding import replicated
 
 __all__ = ["XlaOptions", "xla_options"]
 
@@ -43,7 +45,9 @@ _PRESETS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def xla_options(config: Config, platform: str) -> XlaOptions:
+def xla_options(
+    config: Config, platform: str, *, absent: Mesh | None = None
+) -> XlaOptions:
     """Returns the options of a config, those of its preset among them.
 
     The presets say how gradients are summed over the devices: ``fuse`` in as few
@@ -54,6 +58,8 @@ def xla_options(config: Config, platform: str) -> XlaOptions:
     Args:
       config: A checked training config.
       platform: ``"cpu"``, ``"gpu"`` or ``"tpu"``.
+      absent: Devices of this platform that are not here, to try the options for; by
+        default those of another platform than that of this machine are not tried.
 
     Raises:
       ValueError: XLA does not know an option, or not with this value.
@@ -67,15 +73,19 @@ def xla_options(config: Config, platform: str) -> XlaOptions:
     preset = _PRESETS.get(platform, {}).get(config.xla.preset, {})
     options = {**preset, **parse_args(config.xla.options, "xla.options")}
     if options:
-        _try(config, platform, options)
+        _try(config, platform, options, absent)
     return tuple(sorted(options.items()))
 
 
-def _try(config: Config, platform: str, options: dict[str, Any]) -> None:
-    if platform != jax.default_backend():
-        return  # Compiled for devices that are not here.
+def _try(
+    config: Config, platform: str, options: dict[str, Any], absent: Mesh | None
+) -> None:
+    if absent is None and platform != jax.default_backend():
+        return
+    where = None if absent is None else replicated(absent)
+    nothing = jax.jit(lambda: 0, out_shardings=where, compiler_options=options)
     try:
-        jax.jit(lambda: 0, compiler_options=options).lower().compile()
+        nothing.lower().compile()
     except (jax.errors.JaxRuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(

@@ -1,14 +1,20 @@
 """What a compiled update sends, keeps and hands over, as its text and jax say it."""
 
+from contextlib import closing
 from types import SimpleNamespace
 
 import jax
 import pytest
 from tiny_workload import make_workload, tiny_config
 
+from echo_jax.training.compiled import CompiledFunctions
+from echo_jax.training.feeds import open_feed
 from echo_jax.training.hlo import Collectives, operations
-from echo_jax.training.program import _read, describe_update
+from echo_jax.training.loader import take_sample
+from echo_jax.training.program import _peak_bytes, describe_update
+from echo_jax.training.trainer import compile_functions
 
+SPREAD = {"echo__order": "spread", "echo__factor": 2.0, "echo__buffer": 4000}
 # As XLA for GPUs prints it: starts and ends; a start of a gather has both in its type.
 ASYNCHRONOUS = """
 HloModule jit_step, is_scheduled=true
@@ -55,9 +61,7 @@ def test_what_is_reused_in_place_counts_once_at_the_peak():
         temp_size_in_bytes=30,
         alias_size_in_bytes=60,
     )
-    program = SimpleNamespace(as_text=lambda: "", memory_analysis=lambda: memory)
-    found = _read(program, "4 gpu", {})
-    assert (found.peak_bytes, found.reused_bytes) == (140, 60)
+    assert _peak_bytes(memory) == 140
 
 
 @pytest.mark.parametrize("mode", ["host", "device"])
@@ -69,11 +73,49 @@ def test_data_parallelism_sums_every_parameter_once(mode):
     num_params = sum(x.size for x in jax.tree.leaves(variables["params"]))
     (reduces,) = (each for each in found.collectives if each.kind == "all-reduce")
     assert num_params <= reduces.numbers["f32"] <= num_params + 64  # and some losses
-    assert found.devices == "4 cpu"
+    assert (found.num_devices, found.kind, found.examples) == (4, "cpu", 8)
+    assert found.gradient_bytes == 4 * num_params
     # The state lies whole on every device, and the new one takes its place.
     assert found.reused_bytes == found.donated_bytes > 3 * 4 * num_params
     assert found.peak_bytes > found.donated_bytes
+    assert found.peak_bytes > found.temporary_bytes
     assert found.host_transfers == 0
+
+
+@pytest.mark.parametrize("mode", ["host", "device"])
+def test_what_is_compiled_of_shapes_is_what_a_run_compiles(mode, monkeypatch):
+    texts = []
+    lower = CompiledFunctions.lower
+
+    def kept(self, *args):
+        texts.append(lower(self, *args).as_text())
+        return lower(self, *args)
+
+    monkeypatch.setattr(CompiledFunctions, "lower", kept)
+    config = tiny_config(mesh__data=2, echo__where=mode, echo__after="decode")
+    workload = make_workload(config)
+    describe_update(config, workload)
+    compiled = compile_functions(config, workload)
+    sample = take_sample(workload, config)
+    with closing(
+        open_feed(config, workload, compiled.mesh, factor=1.0, sample=sample)
+    ) as feed:
+        state = compiled.init(compiled.init_key)
+        assert texts == [compiled.trace(state, feed).lower().as_text()]
+
+
+def test_a_buffer_is_read_whole_and_written_in_place():
+    fields = {"echo__where": "device", "echo__after": "decode", "mesh__data": 4}
+    config = tiny_config(**fields, **SPREAD)
+    found = describe_update(config, make_workload(config))
+    # 1,000 items a device, of four features and a target, and the slots of a plan.
+    assert 20_000 <= found.buffer_bytes < 21_000
+    assert found.rewritten_bytes == found.buffer_bytes
+    assert found.write_temporary_bytes < found.buffer_bytes
+    assert f"reads a buffer of {found.buffer_bytes / 1e6:.3g} MB" in str(found)
+    on_host = tiny_config(echo__after="decode", **SPREAD)
+    of_host = describe_update(on_host, make_workload(on_host))
+    assert of_host.buffer_bytes == 0 and "buffer" not in str(of_host)
 
 
 def test_one_device_sends_nothing():
