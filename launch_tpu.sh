@@ -46,6 +46,8 @@ example:
   ./launch_tpu.sh create --spot && ./launch_tpu.sh setup
   ./launch_tpu.sh run -- --config configs/lm.py --workdir gs://B/runs/lm
 
+What follows -- reaches echo-jax train as it is, with fields of the config such as
+--config.xla.preset=overlap, which says how XLA sums gradients over the devices.
 All workers share one --workdir: for several, or to outlive a pre-emption of a TPU
 VM, it has to be in a bucket, gs://B/P, or on a disk that is mounted on each.
 END

@@ -77,6 +77,14 @@ def test_the_config_of_a_run_comes_back_with_its_types(run):
         read.updates = "many"
 
 
+def test_lists_of_a_workload_come_back_as_tuples_which_jit_needs(tmp_path):
+    config = load_config(f"{CONFIGS}/imagenet.py:tiny")
+    claim_workdir(run_folder(tmp_path / "run"), config)
+    read = read_config(run_folder(tmp_path / "run"))
+    assert (read.model, read.data.augment) == (config.model, config.data.augment)
+    assert type(read.model.stage_sizes) is type(read.data.augment) is tuple
+
+
 def test_what_a_run_chose_takes_the_place_of_what_was_left_open(run):
     fields = {"echo__factor": "auto", "data__threads": "auto", "data__workers": 2}
     chosen = {"echo_factor": 2.5, "threads": 8}

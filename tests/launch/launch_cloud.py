@@ -22,6 +22,8 @@ STATE = "--command=bash echo-jax/launch_worker.sh state || echo worker $(hostnam
 LONG_S = 300  # What takes longer hangs, however busy the machine is.
 WHEEL = "echo_jax-0.1.0-py3-none-any.whl"
 NASTY = [
+    "--config.xla.preset=overlap",
+    '--config.xla.options={"xla_gpu_name": true}',
     "two  words ",
     "it's",
     '"double"',
