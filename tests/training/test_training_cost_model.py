@@ -2,6 +2,8 @@
 
 import doctest
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -75,6 +77,16 @@ def test_the_noise_of_gradients_is_estimated_without_bias():
     for values, true in ((squared, 25.0), (variance, 19.0)):
         error = values.std() / math.sqrt(len(values))
         assert abs(values.mean() - true) < 4 * error < 0.05 * true
+
+
+def test_the_norms_that_docs_scaling_measures_give_the_noise_that_is_true():
+    """Of -2x(x·1 + e): |G|² = 16, E|g|² = 4 (4 * 6 + 4) = 112, so tr(Σ) = 96."""
+    text = (Path(__file__).parents[2] / "docs/scaling.md").read_text(encoding="utf-8")
+    (block,) = re.findall("(?ms)^```python\n(.*?)^```", text)
+    measured: dict = {}
+    exec(block, measured)
+    assert measured["mean"].squared_norm == pytest.approx(16, rel=0.05)
+    assert measured["mean"].variance == pytest.approx(96, rel=0.1)
 
 
 def test_equal_gradients_have_no_noise():
