@@ -1,6 +1,9 @@
 """One CPU backend with 8 devices for all tests; set before it starts."""
 
+import functools
+import gc
 import os
+import sys
 import zlib
 
 # Virtual CPU devices that wait for each other need threads: with fewer than twice
@@ -11,13 +14,23 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import pytest
 from absl import flags
+from grain._src.python.experimental.index_shuffle.python import index_shuffle_module
 from hypothesis import HealthCheck, settings
+
+# Otherwise each of the processes that tests start compiles what all of them import.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # Grain's worker processes read absl flags; there is no absl.app.run in a test.
 flags.FLAGS.mark_as_parsed()
+
+# A pure function, which takes half a millisecond an item where there are few items.
+index_shuffle_module.index_shuffle = functools.lru_cache(2**20)(
+    index_shuffle_module.index_shuffle
+)
 
 # An example may take as long as the machine is busy.
 settings.register_profile(
@@ -42,6 +55,26 @@ def pytest_configure(config):
     for name, value in shared.items():
         jax.config.update(name, value)
         os.environ[name.upper()] = str(value)
+
+
+def _freeze():
+    """Exempts all that there is from collections of garbage.
+
+    Commands and laws make full ones, which take a second each where all libraries have
+    been imported and the programs of hundreds of tests are kept.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_collection_finish():
+    _freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _frozen_after_each_file():
+    yield
+    _freeze()
 
 
 @pytest.fixture
