@@ -77,17 +77,28 @@ def _frozen_after_each_file():
     _freeze()
 
 
+def _compiled_soon():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture
-def compiled_soon(monkeypatch):
+def compiled_soon():
     """Programs, those of processes too, are compiled in half the time, and run slower.
 
     Machine code is not optimized; XLA's own passes are run as always. Not for tests of
     equal bits: without optimization more programs round alike.
     """
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    yield from _compiled_soon()
+
+
+@pytest.fixture(scope="module")
+def all_compiled_soon():
+    """As `compiled_soon`, for all tests of a file and the fixtures that they share."""
+    yield from _compiled_soon()
 
 
 @pytest.fixture

@@ -15,11 +15,16 @@ LM = str(Path(__file__).parents[1] / "configs" / "lm.py") + ":tiny"
 SECRET = "aws_secret_access_key = 12345"
 SHELL = "x; touch ${HOME}/owned; echo"
 
+# Nothing is said here of the programs.
+pytestmark = pytest.mark.usefixtures("all_compiled_soon")
+
 
 def train(workdir, updates):
     argv = ["train", "--config", LM, "--workdir", str(workdir)]
     flags = {"updates": updates, "eval_every": 2, "checkpoint_every": 2}
     flags |= {"optim.warmup_updates": 0, "optim.schedule": "constant"}
+    # So that all of it is compiled in a second or two, and nothing on the side.
+    flags |= {"mesh.data": 1, "dispatch.mode": "loop", "model.num_layers": 1}
     return cli.main([*argv, *(f"--config.{k}={v}" for k, v in flags.items())])
 
 

@@ -3,6 +3,6 @@
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def _compiled_soon(compiled_soon: None) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_soon(all_compiled_soon: None) -> None:
     """Half of the time of these tests was the compiler's."""

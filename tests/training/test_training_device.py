@@ -108,6 +108,7 @@ def test_the_devices_train_on_the_hosts_batches(tmp_path, order):
 
 
 @pytest.mark.parametrize("mode", ["fixed", "stochastic"])
+@pytest.mark.usefixtures("compiled_soon")
 def test_as_many_lanes_are_the_same_on_one_device_and_on_eight(tmp_path, mode):
     options = {**MODES[mode], "echo__lanes": 8, "echo__buffer": 80, "log_every": 1}
     one = run(tmp_path / "one", **options)

@@ -9,6 +9,8 @@ from echo_jax.models.resnet import ResNet
 from echo_jax.workloads import build
 from echo_jax.workloads.classification import ImageClassifier
 
+pytestmark = pytest.mark.usefixtures("all_compiled_soon")
+
 
 def make_task(norm: str = "batch") -> ImageClassifier:
     model = ResNet(num_classes=8, depth=8, width=8, norm=norm)
