@@ -1,5 +1,6 @@
 """One CPU backend with 8 devices for all tests; set before it starts."""
 
+import contextlib
 import functools
 import gc
 import os
@@ -14,7 +15,6 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import pytest
 from absl import flags
-from grain._src.python.experimental.index_shuffle.python import index_shuffle_module
 from hypothesis import HealthCheck, settings
 
 # Otherwise each of the processes that tests start compiles what all of them import.
@@ -27,10 +27,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Grain's worker processes read absl flags; there is no absl.app.run in a test.
 flags.FLAGS.mark_as_parsed()
 
-# A pure function, which takes half a millisecond an item where there are few items.
-index_shuffle_module.index_shuffle = functools.lru_cache(2**20)(
-    index_shuffle_module.index_shuffle
-)
+# Grain's shuffle is a pure function, which takes half a millisecond an item where there
+# are few items. Without this, as where Grain keeps it elsewhere, tests take longer.
+with contextlib.suppress(ImportError):
+    from grain._src.python.experimental.index_shuffle.python import index_shuffle_module
+
+    index_shuffle_module.index_shuffle = functools.lru_cache(2**20)(
+        index_shuffle_module.index_shuffle
+    )
 
 # An example may take as long as the machine is busy.
 settings.register_profile(
