@@ -260,9 +260,9 @@ def test_what_is_random_is_drawn_for_each_replica():
 MODES = {
     "diloco": DILOCO,
     "load": {**EVERY, **STOCHASTIC, "local__schedule": "load"},
-    "stale": {"mesh__data": 2, "local__staleness": 2},
 }
 MORE_MODES = {
+    "stale": {"mesh__data": 2, "local__staleness": 2},
     "every": {**EVERY, "local__every": 5},
     "bernoulli": {**EVERY, "local__schedule": "bernoulli", "local__p": 0.3},
     "linear": {**EVERY, "local__schedule": "linear", "local__p_end": 0.2},
