@@ -231,7 +231,7 @@ def _update(
 
 def _reduced(dtype: str, target: Target) -> Result:
     """In which type four chips sum the gradients of a model that computes in one."""
-    program, num_params = _update_of_lm({"model.dtype": dtype}, target)
+    program, num_params = _update_of_lm({"precision.compute": dtype}, target)
     numbers = all_reduced(program).numbers
     counts = {name: numbers.get(name, 0) for name in ("bf16", "f32")}
     share = counts["bf16"] / sum(counts.values())

@@ -62,6 +62,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.optim.end_fraction = 0.01
     config.optim.weight_decay = 1e-4
     config.optim.decay_vectors = True
+    config.precision.compute = "float32"
     with config.unlocked():
         config.data.train_split = "train"
         config.data.eval_split = "validation"
@@ -71,7 +72,6 @@ def get_config(variant: str = "") -> ConfigDict:
         config.model.depth = 32  # of a resnet, and so is the width
         config.model.width = 16
         config.model.norm = "batch"
-        config.model.dtype = "float32"
         config.model.label_smoothing = 0.0
     own = {"tiny": _make_tiny, "cifar100": _use_cifar100, "mobilenet": _use_mobilenet}
     apply_variants(config, variant, own)

@@ -61,6 +61,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.optim.warmup_updates = 1600
     config.optim.boundaries = (20_000, 25_000)
     config.optim.weight_decay = 5e-4
+    config.precision.compute = "bfloat16"
     with config.unlocked():
         config.data.train_split = "train"
         config.data.eval_split = "validation"
@@ -72,7 +73,6 @@ def get_config(variant: str = "") -> ConfigDict:
         config.model.width = 64
         config.model.loss = "multibox"
         config.model.virtual_batch = 128
-        config.model.dtype = "bfloat16"
     apply_variants(config, variant, {"tiny": _make_tiny})
     return config
 
@@ -100,4 +100,4 @@ def _make_tiny(config: ConfigDict) -> None:
     config.model.stage_sizes = (1, 1, 1)
     config.model.width = 16
     config.model.virtual_batch = 8
-    config.model.dtype = "float32"
+    config.precision.compute = "float32"

@@ -59,6 +59,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.optim.schedule = "linear"
     config.optim.end_fraction = 0.001
     config.optim.weight_decay = 1e-4
+    config.precision.compute = "bfloat16"
     with config.unlocked():
         config.data.train_split = "train"
         config.data.eval_split = "validation"
@@ -71,7 +72,6 @@ def get_config(variant: str = "") -> ConfigDict:
         config.model.width = 64
         config.model.norm = "ghost"
         config.model.virtual_batch = 32
-        config.model.dtype = "bfloat16"
         config.model.label_smoothing = 0.0
     apply_variants(config, variant, {"tiny": _make_tiny})
     return config
@@ -98,4 +98,4 @@ def _make_tiny(config: ConfigDict) -> None:
     config.model.stage_sizes = (1, 1, 1, 1)
     config.model.width = 16
     config.model.virtual_batch = 16
-    config.model.dtype = "float32"
+    config.precision.compute = "float32"

@@ -77,6 +77,7 @@ def get_config(variant: str = "") -> ConfigDict:
     config.echo.buffer = 1_000_000
     config.optim.name = "sgd"
     config.optim.lr = 0.1
+    config.precision.compute = "bfloat16"
     with config.unlocked():
         config.data.tokenizer = "data/lm1b/tokenizer.model"
         config.model.seq_len = 128
@@ -85,7 +86,6 @@ def get_config(variant: str = "") -> ConfigDict:
         config.model.num_heads = 8
         config.model.d_ff = 2048
         config.model.dropout = 0.1
-        config.model.dtype = "bfloat16"
         config.model.positions = "sinusoidal"
         config.model.activation = "relu"
         config.model.bias = True
@@ -185,6 +185,7 @@ def _make_bytes(config: ConfigDict) -> None:
     config.echo.buffer = 1
     config.optim.lr = 2e-3
     config.optim.warmup_updates = 50
+    config.precision.compute = "float32"
     with config.unlocked():
         config.model = ConfigDict(
             {
@@ -194,7 +195,6 @@ def _make_bytes(config: ConfigDict) -> None:
                 "num_heads": 4,
                 "d_ff": 512,
                 "dropout": 0.0,
-                "dtype": "float32",
             }
         )
 
@@ -236,7 +236,7 @@ def _make_tiny_wikitext2(config: ConfigDict) -> None:
     config.model.num_heads = 4
     config.model.d_ff = 512
     config.model.dropout = 0.0
-    config.model.dtype = "float32"
+    config.precision.compute = "float32"
     config.model.positions = "learned"
 
 

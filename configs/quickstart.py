@@ -130,6 +130,7 @@ def _base() -> ConfigDict:
     config.optim.lr = 3e-3
     config.optim.warmup_updates = 20
     config.optim.clip_norm = 1.0
+    config.precision.compute = "float32"
     with config.unlocked():
         config.model.seq_len = 48
         config.model.d_model = 64
@@ -137,5 +138,4 @@ def _base() -> ConfigDict:
         config.model.num_heads = 2
         config.model.d_ff = 256
         config.model.dropout = 0.0
-        config.model.dtype = "float32"
     return config

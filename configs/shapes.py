@@ -37,12 +37,12 @@ def get_config(variant: str = "") -> ConfigDict:
     config.optim.schedule = "cosine"
     config.optim.warmup_updates = 50
     config.optim.weight_decay = 5e-4
+    config.precision.compute = "float32"
     with config.unlocked():
         config.data.train_examples = 16_384
         config.model.depth = 8
         config.model.width = 16
         config.model.norm = "batch"
-        config.model.dtype = "float32"
     if variant == "tiny":
         config.updates = 40
         config.batch_size = 32

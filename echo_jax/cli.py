@@ -184,16 +184,28 @@ def _exits_of(runs: ModuleType) -> Iterator[None]:
         raise _Exit(error.exit_code, error) from error
 
 
+# Of the command report: which of its words an option belongs to.
+_OPTIONS_OF_WORDS = {
+    "config": ("collectives", "precision"),
+    "updates": ("precision",),
+    **dict.fromkeys(("target", "bandwidth", "devices", "compute_ms"), ("collectives",)),
+}
+
+
 def _report(args: argparse.Namespace, extras: Sequence[str]) -> int:
     # The words, not paths: ./scaling is a folder.
-    if args.folders[0] == "collectives":
-        return _show_collectives(args, extras)
-    for name in ("config", "target", "bandwidth", "devices", "compute_ms"):
-        if getattr(args, name) is not None:
-            option = f"--{name.replace('_', '-')}"
+    word = args.folders[0]
+    for name, words in _OPTIONS_OF_WORDS.items():
+        if getattr(args, name) is not None and word not in words:
+            option, of = f"--{name.replace('_', '-')}", " and ".join(words)
+            plural = "s" if len(words) > 1 else ""
             raise _Exit(
-                WRONG_USE, f"{option} belongs to the word collectives; leave it out"
+                WRONG_USE, f"{option} belongs to the word{plural} {of}; leave it out"
             )
+    if word == "collectives":
+        return _show_collectives(args, extras)
+    if word == "precision":
+        return _show_precision(args, extras)
     if extras:
         raise _Exit(WRONG_USE, f"unknown option {extras[0]!r}; see --help")
     is_scaling = args.folders[0] == "scaling"
@@ -255,6 +267,24 @@ def _show_scaling(folders: Sequence[RunPath], workdir: RunPath) -> int:
         groups = read_scaling(folders)
         files = write_scaling(groups, workdir)
     return _shown(terminal_tables(groups), *files)
+
+
+def _show_precision(args: argparse.Namespace, extras: Sequence[str]) -> int:
+    """Prints what the precision of a config changes in its first updates."""
+    if args.config is None or len(args.folders) > 1:
+        raise _Exit(
+            WRONG_USE,
+            "precision needs a config: add --config FILE.py, and no folder; a folder "
+            "of that name is ./precision",
+        )
+    config = _load(args.config, extras)
+    # Imported here: it imports jax.
+    from echo_jax import runs
+
+    with _exits_of(runs):
+        updates = 5 if args.updates is None else args.updates
+        print(runs.describe_precision(config, updates=updates))
+    return 0
 
 
 def _show_collectives(args: argparse.Namespace, extras: Sequence[str]) -> int:

@@ -68,6 +68,8 @@ After the word collectives, the update of one run, or of a --config, is compiled
 the devices of this machine or for a --target that is not here, and what it sends, keeps
 and hands over is printed; with --bandwidth also what sending costs, by arithmetic. It
 opens the data that the config names, for one batch, and runs nothing.
+The word precision alone, with --config, trains a few updates of a config and the same
+in float32, and prints how losses and updates differ. It leaves nothing behind.
 
 examples:
   echo-jax report runs/quickstart
@@ -75,7 +77,9 @@ examples:
   echo-jax report scaling runs/on_1 runs/on_4 runs/on_16 --workdir runs/scaling
   echo-jax report collectives runs/lm --target v5e:2x2
   echo-jax report collectives --config configs/lm.py:tiny --config.xla.preset=fuse \\
-      --target h100x4 --bandwidth 450 --compute-ms 5"""
+      --target h100x4 --bandwidth 450 --compute-ms 5
+  echo-jax report precision --config configs/lm.py:tiny \\
+      --config.precision.compute=float16"""
 
 _PREPARE_EPILOG = """\
 It writes shards of records, and a dataset.json last. The same command goes on where it
@@ -176,7 +180,13 @@ def make_parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--config",
         metavar="FILE.py[:VARIANT]",
-        help="for collectives: the config file; its fields are flags",
+        help="for collectives and precision: the config file; its fields are flags",
+    )
+    report.add_argument(
+        "--updates",
+        type=int,
+        metavar="N",
+        help="for precision: how many updates (default: 5)",
     )
     report.add_argument(
         "--target",

@@ -110,6 +110,21 @@ def default_config() -> Config:
 
     config.model = ConfigDict()
 
+    config.precision = ConfigDict()
+    config.precision.compute = "float32"  # float32 | bfloat16 | float16
+    # What parameters are stored in, between updates; the optimizer computes in float32.
+    config.precision.params = "float32"  # float32 | bfloat16 | float16
+    # In which type devices sum gradients: auto | float32 | bfloat16 | float16; auto:
+    # the one that XLA sums them in, which may be precision.compute.
+    config.precision.reduce = "auto"
+    # The loss is multiplied by it, and the gradient divided; an update whose gradient
+    # is not finite is skipped: none | static | dynamic
+    config.precision.loss_scale = "none"
+    config.precision.init = 32768.0  # the first scale, or the static one
+    # Dynamic: it doubles with the update after so many that were not skipped in a row.
+    config.precision.growth = 2000
+    config.precision.min_scale = 1.0  # dynamic: an overflow there ends the run
+
     config.data = ConfigDict()
     config.data.source = ""
     config.data.pipeline = "grain"  # grain | tfdata: what runs the stages
@@ -138,11 +153,6 @@ def default_config() -> Config:
     # Whose examples batch norm takes its statistics of: all | device. Those of an
     # update, or with micro above 1 of a part of it. Replicas take their own.
     config.batch.statistics = "all"
-
-    config.precision = ConfigDict()
-    # In which type devices sum gradients: auto | float32 | bfloat16 | float16; auto:
-    # the one that the model computes in.
-    config.precision.reduce = "auto"
 
     # Replicas with parameters of their own, one on each device, that meet now and then.
     config.local = ConfigDict()

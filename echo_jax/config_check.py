@@ -56,6 +56,7 @@ _AT_LEAST = {
     "optim.b2": 0.0,
     "optim.weight_decay": 0.0,
     "optim.clip_norm": 0.0,
+    "precision.growth": 1,
     "data.eval_examples": 0,
     "data.shards": 0,
     "data.timeout_s": 0.0,
@@ -88,7 +89,10 @@ _CHOICES = {
     "batch.statistics": ("all", "device"),
     "local.schedule": SCHEDULES,
     "local.outer": ("mean", "nesterov"),
+    "precision.compute": ("float32", "bfloat16", "float16"),
+    "precision.params": ("float32", "bfloat16", "float16"),
     "precision.reduce": ("auto", "float32", "bfloat16", "float16"),
+    "precision.loss_scale": ("none", "static", "dynamic"),
     "xla.preset": ("default", "fuse", "overlap", "serial"),
 }
 
@@ -125,12 +129,14 @@ def check_config(config: Config) -> None:
             known = ", ".join(choices)
             _refuse(config, field, f"must be one of {known}", choices[0])
     for field, usual in (
-        ("lr", 0.001),
-        ("trust_coefficient", 0.001),
-        ("trust_clip", 10.0),
+        ("optim.lr", 0.001),
+        ("optim.trust_coefficient", 0.001),
+        ("optim.trust_clip", 10.0),
+        ("precision.init", 32768.0),
+        ("precision.min_scale", 1.0),
     ):
-        if not (math.isfinite(config.optim[field]) and config.optim[field] > 0):
-            _refuse(config, f"optim.{field}", "must be above 0", usual)
+        if not (math.isfinite(_get(config, field)) and _get(config, field) > 0):
+            _refuse(config, field, "must be above 0", usual)
     for field in ("start_fraction", "end_fraction"):
         if config.optim[field] > 1:
             _refuse(config, f"optim.{field}", "must be at most 1", 0.01)
@@ -141,6 +147,7 @@ def check_config(config: Config) -> None:
     _check_target(config)
     _check_optimizer(config)
     _check_schedule(config)
+    _check_precision(config)
     _check_mesh(config)
     _check_growth(config)
     _check_distributed(config)
@@ -339,6 +346,23 @@ def _check_fractions(config: Config) -> None:
         rule = f"must be {count + 1} numbers above 0 and at most 1, for {count} changes"
         fix = tuple(round(0.5 * 0.1**k, 6) for k in range(count + 1))
         _refuse(config, "optim.fractions", rule, fix)
+
+
+def _check_precision(config: Config) -> None:
+    """Refuses numbers of a loss scale that is not there, or begins too low."""
+    precision, defaults = config.precision, default_config().precision
+    kind = precision.loss_scale
+    for field, kinds in (
+        ("init", ("static", "dynamic")),
+        ("growth", ("dynamic",)),
+        ("min_scale", ("dynamic",)),
+    ):
+        if kind not in kinds and precision[field] != defaults[field]:
+            rule = f"needs --config.precision.loss_scale={' or '.join(kinds)}"
+            _refuse(config, f"precision.{field}", rule, defaults[field])
+    if kind == "dynamic" and precision.init < precision.min_scale:
+        rule = f"must be at least config.precision.min_scale={precision.min_scale}"
+        _refuse(config, "precision.init", rule, precision.min_scale)
 
 
 def _check_mesh(config: Config) -> None:

@@ -71,6 +71,8 @@ def broken_rules(config: Config) -> Iterator[tuple[str, str, Any]]:
         yield "batch.boundaries", "is for one model, not replicas", ()
     if config.batch.micro != 1:
         yield "batch.micro", "is for gradients that devices share, not replicas", 1
+    if config.precision.loss_scale != "none":
+        yield "precision.loss_scale", "is of one model, not replicas", "none"
     if config.precision.reduce != "auto":
         rule = "is the type of gradients that devices share, and replicas share none"
         yield "precision.reduce", rule, "auto"

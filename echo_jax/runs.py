@@ -19,6 +19,7 @@ from echo_jax.training.environment import check_workdir, lock_workdir
 from echo_jax.training.feeds import check_echo
 from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.interrupt import DataTimeoutError, Interrupted
+from echo_jax.training.precision_report import all_in_float32, compare_precision
 from echo_jax.training.probe import calibrate, probe_config
 from echo_jax.training.program import UpdateProgram, describe_update
 from echo_jax.training.sharding import make_mesh
@@ -37,6 +38,7 @@ __all__ = [
     "MissingCompilerError",
     "NonFiniteLossError",
     "describe_collectives",
+    "describe_precision",
     "has_ended",
     "is_alone",
     "is_main_process",
@@ -267,6 +269,44 @@ def describe_collectives(
         if isinstance(config, str | os.PathLike):
             return _describe_run(run_folder(config), target)
         return _describe(config, target)
+
+
+def describe_precision(config: Config, *, updates: int = 5) -> Any:
+    """Trains the first updates of a config, and the same in float32, and compares them.
+
+    Args:
+      config: A training config.
+      updates: How many.
+
+    Returns:
+      The `echo_jax.training.precision_report.PrecisionReport`; print it.
+
+    Raises:
+      ConfigRefusedError: The config cannot be run here, or is all in float32.
+
+    Example:
+      >>> half = {"precision.compute": "bfloat16"}
+      >>> report = describe_precision(load_config("configs/lm.py:tiny", half))
+      >>> report.skipped_updates
+      0
+    """
+    with _errors_of_the_config():
+        if "arms" in config:
+            raise ValueError("a study has several updates; name a config to train")
+        if config.local.schedule != "none":
+            raise ValueError(
+                f"config.local.schedule={config.local.schedule!r} has replicas, and "
+                "one model is compared; set --config.local.schedule=none"
+            )
+        if updates < 1:
+            raise ValueError(f"updates={updates} must be at least 1; 5 is a good one")
+        config = copy.deepcopy(config)
+        if config.data.threads == "auto":
+            config.data.threads = 1
+        check_config(config)
+        _refuse_processes(config)
+        plain = build(all_in_float32(config))
+        return compare_precision(config, build(config), plain, updates=updates)
 
 
 def _describe_run(workdir: RunPath, target: str) -> UpdateProgram:

@@ -203,6 +203,9 @@ class _Block(nn.Module):
         y = nn.LayerNorm(dtype=self.dtype, name="attention_norm")(x)
         qkv = dense(3 * width, "qkv")(y)
         qkv = qkv.reshape(batch, length, 3, self.num_heads, width // self.num_heads)
+        if self.dtype == jnp.float16:
+            # jax asks for a product of float16 that CPUs and TPUs do not have.
+            qkv = qkv.astype(jnp.float32)
         mask = None
         if segments is not None:
             mask = (segments[:, :, None] == segments[:, None, :])[:, None]

@@ -19,6 +19,7 @@ from echo_jax.training.finite import is_finite
 from echo_jax.training.gradients import Gradient, gradient_of, whole_gradient
 from echo_jax.training.local import LocalUpdates
 from echo_jax.training.optim import Optimizer
+from echo_jax.training.precision import Precision
 from echo_jax.training.sharding import (
     abstract,
     batch_sharding,
@@ -55,9 +56,9 @@ class CompiledStep(Protocol):
 class CompiledFunctions(Generic[State, Report]):
     """The functions of a run, with the arguments that never change.
 
-    They are compiled at their first call. Runs of equal tasks, optimizers, meshes and
-    options of XLA in one process share compilations, whatever the numbers of their
-    optimizers.
+    They are compiled at their first call. Runs of equal tasks, optimizers, precisions,
+    meshes and options of XLA in one process share compilations, whatever the numbers of
+    their optimizers.
 
     Attributes:
       mesh: The devices.
@@ -92,9 +93,9 @@ class CompiledFunctions(Generic[State, Report]):
           config: A checked training config.
           workload: Made from this config.
           run_inputs: ``(config, key) -> run``; here and below a pure function.
-          init_state: ``(key, task=..., optimizer=...) -> state``.
-          train_step: ``(state, batch, run, task=..., optimizer=..., gradient=...)``
-            gives the new state and a report.
+          init_state: ``(key, task=..., optimizer=..., precision=...) -> state``.
+          train_step: ``(state, batch, run, task=..., optimizer=..., precision=...,
+            gradient=...)`` gives the new state and a report.
           absent: Devices that are not here, for which `lower` alone can be used; by
             default those of the config's mesh.
 
@@ -114,6 +115,7 @@ class CompiledFunctions(Generic[State, Report]):
             train_step,
             workload.task,
             optimizer,
+            Precision.from_config(config),
             whole_gradient if local else gradient_of(config, self.mesh),
             self.mesh,
             self.xla_options,
@@ -247,17 +249,17 @@ class _Shared(Generic[State, Report]):
         train_step: Callable[..., tuple[State, Report]],
         task: Task,
         optimizer: Optimizer,
+        precision: Precision,
         gradient: Gradient,
         mesh: Mesh,
         options: XlaOptions,
         local: LocalUpdates | None,
     ):
-        self._step = functools.partial(
-            train_step, task=task, optimizer=optimizer, gradient=gradient
-        )
+        fixed = {"task": task, "optimizer": optimizer, "precision": precision}
+        self._step = functools.partial(train_step, **fixed, gradient=gradient)
         self._task, self._mesh, self._options = task, mesh, options
         self._local = local
-        init_one = functools.partial(init_state, task=task, optimizer=optimizer)
+        init_one = functools.partial(init_state, **fixed)
 
         def init(key: jax.Array) -> Any:
             return local.init(init_one(key)) if local else init_one(key)

@@ -56,6 +56,7 @@ _MAY_CHANGE = {
 _RENAMED = {
     "inner": "dispatch",
     "data.parts": "data.shards",
+    "model.dtype": "precision.compute",
     "echo.load.of": "echo.load.quantity",
 }
 

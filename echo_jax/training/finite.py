@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-__all__ = ["NonFiniteLossError", "is_finite"]
+__all__ = ["NonFiniteLossError", "OverflowsError", "is_finite"]
 
 
 class NonFiniteLossError(FloatingPointError):
@@ -18,11 +18,35 @@ class NonFiniteLossError(FloatingPointError):
 
     def __init__(self, what: str, update: int, saved: int | None):
         self.update = update
-        last = f"the last checkpoint, of update {saved}, is finite" if saved else ""
         super().__init__(
-            f"{what} {update} is not finite{last and '; ' + last}; use another "
+            f"{what} {update} is not finite{_saved(saved)}; use another "
             "--workdir with a lower --config.optim.lr or --config.optim.clip_norm=1.0"
         )
+
+
+class OverflowsError(NonFiniteLossError):
+    """A run with a loss scale has skipped what it may skip.
+
+    Attributes:
+      update: The one that was skipped once too often.
+    """
+
+    def __init__(self, update: int, factor: float, saved: int | None):
+        self.update = update
+        FloatingPointError.__init__(
+            self,
+            f"the loss or the gradient of update {update} is not finite, as of those "
+            "before it that were skipped, and the loss scale is down to "
+            f"{factor:g}{_saved(saved)}; use another --workdir with "
+            "--config.precision.compute=bfloat16, a lower --config.optim.lr or, of a "
+            "static scale, a lower --config.precision.init",
+        )
+
+
+def _saved(update: int | None) -> str:
+    if update is None:
+        return ""
+    return f"; the last checkpoint, of update {update}, is finite"
 
 
 def is_finite(state: Any) -> jax.Array:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, PartitionSpec
 from echo_jax.config import Config
 from echo_jax.config_batch import BatchGrowth
 from echo_jax.models.batch_norm import statistics_over
+from echo_jax.training.loss_scale import scale, unscale
 from echo_jax.workloads.base import Batch, Sums, Task, Variables
 
 __all__ = ["Computed", "Gradient", "SplitGradient", "gradient_of", "whole_gradient"]
@@ -27,7 +28,8 @@ class Computed(NamedTuple):
     """What an update computes of a batch.
 
     Attributes:
-      gradient: Of the mean loss, a tree like the parameters.
+      gradient: Of the mean loss, a tree like the parameters: of their types, or in
+        float32 where the loss was scaled, or the batch was computed in parts.
       losses: Of every example, ``float32[B]``.
       model_state: The collections other than the parameters, after the step.
       metrics: See `echo_jax.workloads.base.Task.loss`.
@@ -39,12 +41,16 @@ class Computed(NamedTuple):
     metrics: Sums
 
 
-Gradient = Callable[[Task, Variables, Batch, jax.Array], Computed]
-"""``(task, variables, batch, key) -> computed``, a pure function."""
+Gradient = Callable[[Task, Variables, Batch, jax.Array, jax.Array | None], Computed]
+"""``(task, variables, batch, key, factor) -> computed``, a pure function."""
 
 
 def whole_gradient(
-    task: Task, variables: Variables, batch: Batch, key: jax.Array
+    task: Task,
+    variables: Variables,
+    batch: Batch,
+    key: jax.Array,
+    factor: jax.Array | None,
 ) -> Computed:
     """Computes the gradient of a batch as one: what XLA splits, or a single device.
 
@@ -53,6 +59,8 @@ def whole_gradient(
       variables: All collections.
       batch: Without the echo's tags.
       key: Randomness of this update.
+      factor: What the loss is multiplied by while its gradient is computed, which is
+        then divided by it, in float32; None for nothing.
     """
     others = {name: tree for name, tree in variables.items() if name != "params"}
 
@@ -60,10 +68,10 @@ def whole_gradient(
         losses, model_state, metrics = task.loss(
             {"params": params, **others}, batch, key
         )
-        return losses.mean(), (losses, model_state, metrics)
+        return scale(losses.mean(), factor), (losses, model_state, metrics)
 
     gradient, aux = jax.grad(mean_loss, has_aux=True)(variables["params"])
-    return Computed(gradient, *aux)
+    return Computed(unscale(gradient, factor), *aux)
 
 
 @dataclass(frozen=True)
@@ -92,34 +100,49 @@ class SplitGradient:
     over_devices: bool = True
 
     def __call__(
-        self, task: Task, variables: Variables, batch: Batch, key: jax.Array
+        self,
+        task: Task,
+        variables: Variables,
+        batch: Batch,
+        key: jax.Array,
+        factor: jax.Array | None,
     ) -> Computed:
         """See `Gradient`."""
         axes = self.mesh.axis_names
         split, whole = PartitionSpec(axes), PartitionSpec()
 
-        def of_share(variables: Variables, share: Batch, key: jax.Array) -> Computed:
+        def of_share(
+            variables: Variables,
+            share: Batch,
+            key: jax.Array,
+            factor: jax.Array | None,
+        ) -> Computed:
             key = jax.random.fold_in(key, jax.lax.axis_index(axes))
             with statistics_over(axes if self.over_devices else ()):
-                computed = self._accumulated(task, variables, share, key)
+                computed = self._accumulated(task, variables, share, key, factor)
             return self._averaged(computed)
 
         specs: Any = (whole, split, whole, whole)
         return jax.shard_map(
             of_share,
             mesh=self.mesh,
-            in_specs=(whole, split, whole),
+            in_specs=(whole, split, whole, whole),
             out_specs=Computed(*specs),
             # With it, jax would sum gradients by itself, in a type of its own choice.
             check_vma=False,
-        )(variables, batch, key)
+        )(variables, batch, key, factor)
 
     def _accumulated(
-        self, task: Task, variables: Variables, share: Batch, key: jax.Array
+        self,
+        task: Task,
+        variables: Variables,
+        share: Batch,
+        key: jax.Array,
+        factor: jax.Array | None,
     ) -> Computed:
         """Returns what is computed of a device's share, with the mean gradient."""
         if self.micro == 1:
-            return whole_gradient(task, variables, share, key)
+            return whole_gradient(task, variables, share, key, factor)
         parts = jax.tree.map(
             lambda x: x.reshape(self.micro, len(x) // self.micro, *x.shape[1:]), share
         )
@@ -132,6 +155,7 @@ class SplitGradient:
                 {**variables, **model_state},
                 batch,
                 jax.random.fold_in(key, number),
+                factor,
             )
             total = jax.tree.map(
                 lambda total, new: total + new.astype(jnp.float32),
@@ -149,7 +173,7 @@ class SplitGradient:
             add, (zeros, others), numbered
         )
         return Computed(
-            jax.tree.map(lambda g, x: (g / self.micro).astype(x.dtype), total, params),
+            jax.tree.map(lambda total: total / self.micro, total),
             losses.reshape(-1),
             model_state,
             jax.tree.map(lambda x: x.sum(axis=0), metrics),

@@ -1,8 +1,8 @@
 """Optimizers for large batches, as in their papers: LARS, LAMB and RMSProp warm-up.
 
 Those of optax differ. Its LARS has the norm of a sum where the paper has a sum of
-norms; its LAMB adapts vectors too and bounds no norm. All compute in float32, whatever
-the type of the parameters: the norm of a half-precision gradient under- or overflows.
+norms; its LAMB adapts vectors too and bounds no norm. All are meant for gradients and
+parameters in float32: see `echo_jax.training.precision.in_float32`.
 """
 
 from collections.abc import Callable
@@ -60,9 +60,7 @@ def lars(
 
         return jax.tree.map(of_layer, grads, params, adapted(params))
 
-    return _in_float32(
-        optax.chain(optax.stateless(direction), optax.sgd(rate, momentum))
-    )
+    return optax.chain(optax.stateless(direction), optax.sgd(rate, momentum))
 
 
 def lamb(
@@ -104,13 +102,11 @@ def lamb(
 
         return jax.tree.map(of_layer, steps, params, adapted(params))
 
-    return _in_float32(
-        optax.chain(
-            optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
-            optax.add_decayed_weights(weight_decay, adapted),
-            optax.stateless(adapt),
-            optax.scale_by_learning_rate(rate),
-        )
+    return optax.chain(
+        optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
+        optax.add_decayed_weights(weight_decay, adapted),
+        optax.stateless(adapt),
+        optax.scale_by_learning_rate(rate),
     )
 
 
@@ -154,7 +150,7 @@ def rmsprop_warmup(
         return mixed, squares
 
     mixture = optax.GradientTransformation(init, update)
-    return _in_float32(optax.chain(mixture, optax.sgd(rate, momentum)))
+    return optax.chain(mixture, optax.sgd(rate, momentum))
 
 
 def sgd_share(update: Any, transition_updates: Any) -> jax.Array:
@@ -174,23 +170,3 @@ def sgd_share(update: Any, transition_updates: Any) -> jax.Array:
     beyond = update / transition_updates - 1
     rising = 0.5 * jnp.exp(4 * jnp.minimum(beyond, 0))
     return jnp.where(beyond < 0, rising, jnp.minimum(0.5 + 2 * beyond, 1.0))
-
-
-def _in_float32(
-    optimizer: optax.GradientTransformation,
-) -> optax.GradientTransformation:
-    """Has an optimizer see gradients and parameters, and keep its state, in float32."""
-
-    def init(params: optax.Params) -> optax.OptState:
-        return optimizer.init(_as_float32(params))
-
-    def update(
-        updates: optax.Updates, state: optax.OptState, params: Any = None
-    ) -> tuple[optax.Updates, optax.OptState]:
-        return optimizer.update(_as_float32(updates), state, _as_float32(params))
-
-    return optax.GradientTransformation(init, update)
-
-
-def _as_float32(tree: Any) -> Any:
-    return jax.tree.map(lambda x: x.astype(jnp.float32), tree)

@@ -21,6 +21,7 @@ from echo_jax.config import Config
 from echo_jax.config_batch import BatchGrowth
 from echo_jax.config_optimizer import OWN_OPTIMIZERS, optax_factory
 from echo_jax.training.large_batch import lamb, lars, rmsprop_warmup, sgd_share
+from echo_jax.training.precision import in_float32
 from echo_jax.training.schedules import (
     Numbers,
     learning_rate,
@@ -181,7 +182,7 @@ class Optimizer:
         )
 
     def init(self, params: Any) -> Any:
-        """Returns the state before the first update: a pytree of arrays."""
+        """Returns the state before the first update: a pytree of float32 arrays."""
         # No state begins with a number of these, so that any will do.
         numbers = dict.fromkeys((*_FLOATS, "sgd_share"), 0.5)
         state = self._transformation(numbers).init(params)
@@ -216,16 +217,16 @@ class Optimizer:
     def update(
         self, grads: Any, state: Any, params: Any, numbers: Numbers
     ) -> tuple[Any, Any]:
-        """Clips, decays and steps.
+        """Clips, decays and steps, all in float32.
 
         Args:
           grads: The gradient, a tree like the parameters.
           state: Of the optimizer.
-          params: The parameters.
+          params: The parameters, of any floating-point type.
           numbers: Of this update, from `at`.
 
         Returns:
-          What is to be added to the parameters, and the new state.
+          What is to be added to the parameters, in float32, and the new state.
         """
         transformation = self._transformation(numbers)
         if not self.staleness:
@@ -277,7 +278,7 @@ class Optimizer:
                 parts.append(rmsprop_warmup(rate, momentum=momentum, share=share))
             case name:
                 parts.append(_found(name, self.args)(rate))
-        return optax.chain(*parts)
+        return in_float32(optax.chain(*parts))
 
 
 # Trying an optimizer takes longer than finding it.

@@ -29,6 +29,7 @@ def make_summary(
     step_s: float,
     flops: UpdateFlops,
     profile: Mapping[str, Any] | None,
+    skipped_updates: int,
     params_sha256: str,
 ) -> dict[str, Any]:
     """Sums up a run.
@@ -45,6 +46,7 @@ def make_summary(
       step_s: Seconds of an update at work, as measured since then.
       flops: Of an update.
       profile: What a few updates spent in collectives; None if none were profiled.
+      skipped_updates: Those whose gradient overflowed, with a loss scale.
       params_sha256: Hash of the final parameters.
 
     Returns:
@@ -91,6 +93,7 @@ def make_summary(
         **seconds,
         **flops.rates(updates=totals.updates, seconds=seconds["wall_s"]),
         "profile": profile,
+        "skipped_updates": skipped_updates,
         "params_sha256": params_sha256,
         "rows": len(rows),
         "storage": storage,

@@ -38,7 +38,7 @@ from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT
 from echo_jax.folders import RunPath, run_folder
 from echo_jax.json_files import read_if_whole
 from echo_jax.lock import FolderLock
-from echo_jax.training import peers
+from echo_jax.training import loss_scale, peers
 from echo_jax.training.checkpoint import Checkpoints, params_sha256
 from echo_jax.training.clock import Clock, DeviceTime, Work
 from echo_jax.training.compiled import CompiledFunctions
@@ -61,7 +61,11 @@ from echo_jax.training.environment import (
 from echo_jax.training.evaluation import evaluate_split
 from echo_jax.training.feed import Input
 from echo_jax.training.feeds import check_echo, log_name
-from echo_jax.training.finite import NonFiniteLossError
+from echo_jax.training.finite import (
+    NonFiniteLossError,
+    OverflowsError,
+    is_finite,
+)
 from echo_jax.training.flops import UpdateFlops, count_flops
 from echo_jax.training.gradients import Gradient, whole_gradient
 from echo_jax.training.hlo import sent_bytes
@@ -72,8 +76,10 @@ from echo_jax.training.interrupt import (
     StopSignal,
 )
 from echo_jax.training.local import Meetings
+from echo_jax.training.loss_scale import LossScale, ScaleReport, scale_numbers
 from echo_jax.training.metrics import RowMaker, eval_row
 from echo_jax.training.optim import Hyperparams, Optimizer, hyperparams
+from echo_jax.training.precision import Precision
 from echo_jax.training.profile import Profile
 from echo_jax.training.progress import show_run
 from echo_jax.training.run_log import RunLog
@@ -116,7 +122,9 @@ class TrainState(struct.PyTreeNode):
       metrics: Sum and count of each of the task's metrics since then, in the order of
         their names, ``float32[MAX_METRICS, 2]``.
       first_bad_update: The first update whose loss was not finite, ``int32[]``,
-        counted from 1; 0 while there is none.
+        counted from 1; 0 while there is none. With a loss scale such an update is
+        skipped, and this is the first that was skipped once too often.
+      loss_scale: Where the loss scale stands; None without one.
     """
 
     update: jax.Array
@@ -126,6 +134,7 @@ class TrainState(struct.PyTreeNode):
     window: LossWindow
     metrics: jax.Array
     first_bad_update: jax.Array
+    loss_scale: LossScale | None
 
 
 class StepReport(struct.PyTreeNode):
@@ -136,12 +145,14 @@ class StepReport(struct.PyTreeNode):
       metrics: By name, sum and count of the task's metrics since then, ``float32[]``.
       learning_rate: Of this update, ``float32[]``.
       first_bad_update: See `TrainState`.
+      loss_scale: Of this update; None without one.
     """
 
     window: LossWindow
     metrics: Sums
     learning_rate: jax.Array
     first_bad_update: jax.Array
+    loss_scale: ScaleReport | None
 
     def row(self) -> dict[str, float]:
         """Returns its part of a logged row; waits until it is computed."""
@@ -149,6 +160,7 @@ class StepReport(struct.PyTreeNode):
         return {
             "loss": report.window.mean(),
             "learning_rate": float(report.learning_rate),
+            **(report.loss_scale.row() if report.loss_scale else {}),
             **report.window.mean_by_repeat(),
             **metric_means(report.metrics),
         }
@@ -161,28 +173,35 @@ class RunInputs(NamedTuple):
       key: Randomness of all updates; each folds in its own number.
       log_every: The windows start anew after every so many updates, ``int32[]``.
       hyperparams: The optimizer's numbers.
+      loss_scale: The loss scale's, ``float32[3]``; None without one.
     """
 
     key: jax.Array
     log_every: jax.Array
     hyperparams: Hyperparams
+    loss_scale: Any
 
 
 def run_inputs(config: Config, key: jax.Array) -> RunInputs:
     """Returns what a config makes the same at every update; see `RunInputs`."""
-    return RunInputs(key, jnp.int32(config.log_every), hyperparams(config))
+    return RunInputs(
+        key, jnp.int32(config.log_every), hyperparams(config), scale_numbers(config)
+    )
 
 
-def init_state(key: jax.Array, *, task: Task, optimizer: Optimizer) -> TrainState:
+def init_state(
+    key: jax.Array, *, task: Task, optimizer: Optimizer, precision: Precision
+) -> TrainState:
     """Returns the state before the first update.
 
     Args:
       key: Randomness of the parameters.
       task: The model.
       optimizer: The optimizer.
+      precision: What parameters are stored in, and whether the loss is scaled.
     """
     variables = dict(task.init(key))
-    params = variables.pop("params")
+    params = precision.stored(variables.pop("params"))
     return TrainState(
         update=jnp.zeros((), jnp.int32),
         params=params,
@@ -191,6 +210,7 @@ def init_state(key: jax.Array, *, task: Task, optimizer: Optimizer) -> TrainStat
         window=LossWindow.empty(),
         metrics=jnp.zeros((MAX_METRICS, 2), jnp.float32),
         first_bad_update=jnp.zeros((), jnp.int32),
+        loss_scale=None if precision.loss_scale == "none" else LossScale.at_start(),
     )
 
 
@@ -201,6 +221,7 @@ def train_step(
     *,
     task: Task,
     optimizer: Optimizer,
+    precision: Precision,
     gradient: Gradient = whole_gradient,
 ) -> tuple[TrainState, StepReport]:
     """Performs one update.
@@ -214,6 +235,7 @@ def train_step(
       run: The same at every update.
       task: Model and loss.
       optimizer: The optimizer, without its numbers.
+      precision: What parameters are stored in, and whether the loss is scaled.
       gradient: How the gradient of the batch is computed.
 
     Returns:
@@ -225,31 +247,46 @@ def train_step(
     batch = dict(batch)
     repeat = batch.pop("repeat")
     key = jax.random.fold_in(run.key, state.update)
-
+    scaler = state.loss_scale
+    factor: Any = None if scaler is None else scaler.factor(run.loss_scale)
     variables = {"params": state.params, **state.model_state}
-    grads, losses, model_state, metrics = gradient(task, variables, batch, key)
+    found = gradient(task, variables, batch, key, factor)
 
     numbers = optimizer.at(state.update, run.hyperparams)
-    changes, opt_state = optimizer.update(grads, state.opt_state, state.params, numbers)
+    changes, opt_state = optimizer.update(
+        found.gradient, state.opt_state, state.params, numbers
+    )
 
     is_new_window = state.update % run.log_every == 0
     window, sums = jax.tree.map(
         lambda kept: jnp.where(is_new_window, 0, kept), (state.window, state.metrics)
     )
-    window, sums = window.add(losses, repeat), sums + stacked_metrics(metrics)
-    is_first_bad = (state.first_bad_update == 0) & ~jnp.isfinite(losses.mean())
-    first_bad = jnp.where(is_first_bad, state.update + 1, state.first_bad_update)
-    new_state = TrainState(
-        update=state.update + 1,
+    skipped = state.replace(update=state.update + 1, window=window, metrics=sums)
+    new_state = skipped.replace(
         params=optax.apply_updates(state.params, changes),
-        model_state=model_state,
+        model_state=found.model_state,
         opt_state=opt_state,
-        window=window,
-        metrics=sums,
-        first_bad_update=first_bad,
+        window=window.add(found.losses, repeat),
+        metrics=sums + stacked_metrics(found.metrics),
     )
-    sums = named_metrics(sums, metrics)
-    return new_state, StepReport(window, sums, numbers["lr"], first_bad)
+    loss = found.losses.mean()
+    if scaler is None:
+        scale_report, is_bad = None, ~jnp.isfinite(loss)
+    else:
+        is_used = is_finite((loss, found.gradient, found.model_state))
+        new_state = loss_scale.select(is_used, new_state, skipped)
+        is_dynamic = precision.loss_scale == "dynamic"
+        scaler, is_bad = loss_scale.adjust(
+            scaler, run.loss_scale, is_used, is_dynamic=is_dynamic
+        )
+        scale_report = ScaleReport(factor, scaler.skipped_updates)
+    is_first_bad = (state.first_bad_update == 0) & is_bad
+    first_bad = jnp.where(is_first_bad, state.update + 1, state.first_bad_update)
+    new_state = new_state.replace(first_bad_update=first_bad, loss_scale=scaler)
+    sums = named_metrics(new_state.metrics, found.metrics)
+    return new_state, StepReport(
+        new_state.window, sums, numbers["lr"], first_bad, scale_report
+    )
 
 
 def compile_functions(
@@ -321,7 +358,8 @@ def train(
         another config.
       FolderError: The folder cannot be opened, or another process has it: see
         `echo_jax.lock`.
-      NonFiniteLossError: The loss became NaN or infinite.
+      NonFiniteLossError: The loss became NaN or infinite; with a loss scale, updates
+        were skipped once too often.
       Interrupted: Ctrl-C, SIGTERM or SIGHUP; the run is saved. A second one raises
         KeyboardInterrupt without saving.
       DataTimeoutError: The data did not come for ``config.data.timeout_s``; the run is
@@ -694,9 +732,7 @@ class Trainer:
                 continue
             report = self.compiled.read(report)
             if first_bad := int(report.first_bad_update):
-                raise NonFiniteLossError(
-                    "the loss of update", first_bad, self._checkpoints.latest()
-                )
+                raise self._not_finite(first_bad, report)
             if is_logged:
                 totals = self._totals_of_all(totals)
                 row = self._rows.train_row(
@@ -707,6 +743,12 @@ class Trainer:
                     step_s=self.device_time.step_s,
                 )
                 self.log.add(row)
+
+    def _not_finite(self, update: int, report: StepReport) -> NonFiniteLossError:
+        saved = self._checkpoints.latest()
+        if report.loss_scale is None:
+            return NonFiniteLossError("the loss of update", update, saved)
+        return OverflowsError(update, float(report.loss_scale.factor), saved)
 
     def _wait(self, dispatched: tuple[Totals, StepReport, Work]) -> None:
         _, report, work = dispatched
@@ -733,8 +775,14 @@ class Trainer:
             step_s=min(all_gather(self.device_time.step_s)),
             flops=self._flops,
             profile=profile,
+            skipped_updates=self._skipped_updates(),
             params_sha256=params_sha256(self.compiled.model(self.state).params),
         )
+
+    def _skipped_updates(self) -> int:
+        # Replicas have no loss scale, and their states none of this name.
+        scaler = getattr(self.state, "loss_scale", None)
+        return int(scaler.skipped_updates) if scaler else 0
 
     def _t_up_s(self, bounds: tuple[float, float]) -> float:
         return within(self.decided.rates.t_up_s, bounds)

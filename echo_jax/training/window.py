@@ -66,8 +66,12 @@ class LossWindow(struct.PyTreeNode):
         )
 
     def mean(self) -> float:
-        """Returns the mean loss of all examples; for a window on the host."""
-        return float(self.loss.sum() / self.count.sum())
+        """Returns the mean loss of all examples; for a window on the host.
+
+        NaN where there are none: a window of updates that were all skipped.
+        """
+        count = self.count.sum()
+        return float(self.loss.sum() / count) if count else math.nan
 
     def mean_by_repeat(self) -> dict[str, float]:
         """Returns the mean loss of every bucket with examples; see `mean`.

@@ -12,23 +12,21 @@ from echo_jax.data.stage_calls import stage_calls
 from echo_jax.data.stages import Stages
 from echo_jax.workloads.base import Augment, Evaluator, MakesEvaluation, Task, Workload
 
-__all__ = ["make_workload", "model_dtype"]
-
-_DTYPES = ("float32", "bfloat16", "float16")
+__all__ = ["compute_dtype", "make_workload"]
 
 
-def model_dtype(name: str) -> jnp.dtype:
-    """Returns the type that a model computes in, of ``config.model.dtype``.
+def compute_dtype(config: Any) -> jnp.dtype:
+    """Returns the type that a model computes in, ``config.precision.compute``.
 
     Raises:
-      ValueError: It is no floating-point type that models compute in.
+      ValueError: The config says it where earlier versions looked.
     """
-    if name not in _DTYPES:
+    if "dtype" in config.model:
         raise ValueError(
-            f"model.dtype={name!r} is unknown; use one of {', '.join(_DTYPES)}, such "
-            "as --config.model.dtype=bfloat16."
+            f"model.dtype={config.model.dtype!r} is precision.compute now; remove it, "
+            f"and set --config.precision.compute={config.model.dtype}."
         )
-    return jnp.dtype(name)
+    return jnp.dtype(config.precision.compute)
 
 
 def make_workload(

@@ -15,7 +15,7 @@ from echo_jax.data.images import decode_image, pad_crop_flip
 from echo_jax.data.stages import Stages
 from echo_jax.models.mobilenet import MobileNetV3
 from echo_jax.models.resnet import ResNet
-from echo_jax.workloads.assembly import make_workload, model_dtype
+from echo_jax.workloads.assembly import compute_dtype, make_workload
 from echo_jax.workloads.base import Workload
 from echo_jax.workloads.classification import ImageClassifier, check_smoothing
 from echo_jax.workloads.splits import open_splits
@@ -47,7 +47,7 @@ def build(config: Any) -> Workload:
     Args:
       config: The shared fields; ``data.source`` as `open_source` takes it, with images
         of 32x32; ``data.{augment, train_split, eval_split, train_examples}`` as
-        `open_splits` describes; and ``model.{name, norm, dtype, label_smoothing}``, for
+        `open_splits` describes; and ``model.{name, norm, label_smoothing}``, for
         a ResNet also ``model.{depth, width}``.
 
     Returns:
@@ -62,7 +62,7 @@ def build(config: Any) -> Workload:
     check_smoothing(sizes.label_smoothing)
     splits = open_splits(config, "images")
     decode = DecodeLabelled(splits.decode_record, _decode_small)
-    model = _network(sizes, len(splits.info["classes"]))
+    model = _network(config, len(splits.info["classes"]))
     return make_workload(
         config,
         task=ImageClassifier(
@@ -90,8 +90,8 @@ def build(config: Any) -> Workload:
     )
 
 
-def _network(sizes: Any, num_classes: int) -> nn.Module:
-    dtype = model_dtype(sizes.dtype)
+def _network(config: Any, num_classes: int) -> nn.Module:
+    sizes, dtype = config.model, compute_dtype(config)
     match sizes.name.rpartition("_"):
         case ("", "", "resnet"):
             return ResNet(num_classes, sizes.depth, sizes.width, sizes.norm, dtype)

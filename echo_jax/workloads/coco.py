@@ -30,7 +30,7 @@ from echo_jax.data.prepared import Prepared
 from echo_jax.data.sources import Subset
 from echo_jax.data.stages import RecordSource, Stages
 from echo_jax.models.ssd import SSD, map_sizes
-from echo_jax.workloads.assembly import make_workload, model_dtype
+from echo_jax.workloads.assembly import compute_dtype, make_workload
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 from echo_jax.workloads.detection_loss import Loss, detection_loss, make_targets
 from echo_jax.workloads.pixels import normalised
@@ -161,7 +161,7 @@ def build(config: Any) -> Workload:
         of kind coco; ``data.{train_split, eval_split, train_examples}`` as
         `open_splits` describes; ``data.augment``, names of ``ssd_crop``, ``flip`` and
         ``colour``; ``data.image_size`` and ``data.max_boxes``, see `DecodeBoxes`; and
-        ``model.{stage_sizes, width, loss, virtual_batch, dtype}``.
+        ``model.{stage_sizes, width, loss, virtual_batch}``.
 
     Returns:
       The workload; its metric is ``"mAP"``, a fraction.
@@ -265,6 +265,6 @@ def _make_task(config: Any, num_classes: int) -> Detector:
         width=sizes.width,
         score_bias=_FOCAL_PRIOR_LOGIT if is_focal else 0.0,
         virtual_batch=sizes.virtual_batch,
-        dtype=model_dtype(sizes.dtype),
+        dtype=compute_dtype(config),
     )
     return Detector(model, image_size, sizes.loss)

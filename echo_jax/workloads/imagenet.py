@@ -19,7 +19,7 @@ from echo_jax.data.host_colour import distort_colours
 from echo_jax.data.images import random_resized_crop, resize_center_crop
 from echo_jax.data.stages import Stages
 from echo_jax.models.imagenet_resnet import ImageNetResNet
-from echo_jax.workloads.assembly import make_workload, model_dtype
+from echo_jax.workloads.assembly import compute_dtype, make_workload
 from echo_jax.workloads.base import Workload
 from echo_jax.workloads.classification import ImageClassifier, check_smoothing
 from echo_jax.workloads.splits import open_splits
@@ -47,8 +47,7 @@ def build(config: Any) -> Workload:
         ``data.{train_split, eval_split, train_examples}`` as `open_splits` describes;
         ``data.augment``, of "crop", "flip" and "colour"; ``data.image_size``, and
         ``data.resize``, the shorter side of which it is the middle in evaluation; and
-        ``model.{stage_sizes, block, width, norm, virtual_batch, dtype,
-        label_smoothing}``.
+        ``model.{stage_sizes, block, width, norm, virtual_batch, label_smoothing}``.
 
     Returns:
       The workload; its metric is ``"accuracy"``, a fraction, and it evaluates
@@ -117,7 +116,7 @@ def _model(config: Any, num_classes: int) -> ImageNetResNet:
         block=sizes.block,
         width=sizes.width,
         virtual_batch=sizes.virtual_batch if is_ghost else None,
-        dtype=model_dtype(sizes.dtype),
+        dtype=compute_dtype(config),
     )
 
 

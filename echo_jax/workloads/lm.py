@@ -15,12 +15,12 @@ from echo_jax.data.evaluation import eval_batches
 from echo_jax.data.sequences import open_sequences
 from echo_jax.data.stages import Stages
 from echo_jax.models.transformer import Transformer
-from echo_jax.workloads.assembly import make_workload, model_dtype
+from echo_jax.workloads.assembly import compute_dtype, make_workload
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 
 __all__ = ["LanguageModel", "build"]
 
-_SIZES = ("seq_len", "d_model", "num_layers", "num_heads", "d_ff", "dropout", "dtype")
+_SIZES = ("seq_len", "d_model", "num_layers", "num_heads", "d_ff", "dropout")
 # What a config need not say; so the small model of bytes is as it always was.
 _CHOICES = {
     "positions": "learned",
@@ -137,7 +137,7 @@ def build(config: Any) -> Workload:
     Args:
       config: The shared fields, ``data.source`` (and ``data.tokenizer``, if there is
         such a field) as `open_sequences` takes them, and ``model.{seq_len, d_model,
-        num_layers, num_heads, d_ff, dropout, dtype}``. There may be
+        num_layers, num_heads, d_ff, dropout}``. There may be
         ``model.{positions, activation, bias, tied}``, see `Transformer`;
         ``model.vocab``, the number of tokens if more than the text has; and
         ``model.segments``: whether documents in one window are kept apart.
@@ -149,7 +149,7 @@ def build(config: Any) -> Workload:
       FileNotFoundError, ValueError: If the text cannot be read, a split holds no
         window, or a field does not fit.
     """
-    sizes = {**_CHOICES, **config.model}
+    sizes, dtype = {**_CHOICES, **config.model}, compute_dtype(config)
     _check(sizes)
     text = open_sequences(
         config.data.source, sizes["seq_len"], config.data.get("tokenizer", "")
@@ -168,7 +168,7 @@ def build(config: Any) -> Workload:
             f"{text.vocab}."
         )
     task = LanguageModel(
-        _make_model(sizes, vocab),
+        _make_model(sizes, vocab, dtype),
         eod=text.eod if sizes["segments"] else None,
         bytes_per_token=text.bytes_per_token,
     )
@@ -206,12 +206,12 @@ def _check(sizes: Mapping[str, Any]) -> None:
         )
 
 
-def _make_model(sizes: Mapping[str, Any], vocab: int) -> Transformer:
+def _make_model(sizes: Mapping[str, Any], vocab: int, dtype: jnp.dtype) -> Transformer:
     names = ("d_model", "num_layers", "num_heads", "d_ff", "dropout")
     names += ("positions", "activation", "bias", "tied")
     return Transformer(
         **{name: sizes[name] for name in names},
         vocab=vocab,
         max_len=sizes["seq_len"],
-        dtype=model_dtype(sizes["dtype"]),
+        dtype=dtype,
     )

@@ -14,7 +14,7 @@ from echo_jax.data.shapes import (
 )
 from echo_jax.data.stages import Stages
 from echo_jax.models.resnet import ResNet
-from echo_jax.workloads.assembly import make_workload, model_dtype
+from echo_jax.workloads.assembly import compute_dtype, make_workload
 from echo_jax.workloads.base import Workload
 from echo_jax.workloads.classification import ImageClassifier
 
@@ -34,7 +34,7 @@ def build(config: Any) -> Workload:
     Args:
       config: The shared fields with ``data.source="synthetic"``, the number of
         training images ``data.train_examples``, and
-        ``model.{depth, width, norm, dtype}``.
+        ``model.{depth, width, norm}``.
 
     Returns:
       The workload; its metric is ``"accuracy"``, a fraction.
@@ -54,7 +54,7 @@ def build(config: Any) -> Workload:
         depth=config.model.depth,
         width=config.model.width,
         norm=config.model.norm,
-        dtype=model_dtype(config.model.dtype),
+        dtype=compute_dtype(config),
     )
     return make_workload(
         config,

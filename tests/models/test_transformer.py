@@ -223,15 +223,16 @@ def test_logits_equal_those_of_the_equations(name, segments):
     np.testing.assert_allclose(logits, expected, rtol=2e-4, atol=2e-4)
 
 
-def test_a_tied_head_computes_in_bfloat16_and_answers_in_float32():
-    model = Transformer(**SIZES, **VARIANTS["gpt2"], dtype=jnp.bfloat16)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_tied_head_computes_in_half_precision_and_answers_in_float32(dtype):
+    model = Transformer(**SIZES, **VARIANTS["gpt2"], dtype=dtype)
     variables = init(model)
     logits = predict(model, variables, TOKENS)
     assert logits.dtype == jnp.float32
     exact = Transformer(**SIZES, **VARIANTS["gpt2"])
     np.testing.assert_allclose(logits, predict(exact, variables, TOKENS), atol=0.1)
-    # More digits than bfloat16 has: nothing was rounded on the way out.
-    assert (logits != logits.astype(jnp.bfloat16).astype(jnp.float32)).any()
+    # More digits than the type has: nothing was rounded on the way out.
+    assert (logits != logits.astype(dtype).astype(jnp.float32)).any()
 
 
 @pytest.mark.parametrize("field", ["positions", "activation"])

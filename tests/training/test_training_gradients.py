@@ -33,10 +33,10 @@ def batch_of(size):
     return {"x": x, "y": x.sum(axis=1) - x[:, 0]}
 
 
-def computed_by(gradient, task, size=16):
+def computed_by(gradient, task, size=16, factor=None):
     compute = jax.jit(gradient, static_argnums=0)
     return compute(
-        task, task.init(jax.random.key(1)), batch_of(size), jax.random.key(2)
+        task, task.init(jax.random.key(1)), batch_of(size), jax.random.key(2), factor
     )
 
 
@@ -55,6 +55,16 @@ def test_it_is_the_gradient_of_the_whole_batch(devices, micro):
     assert found.metrics["large"][0] == expected.metrics["large"][0]
     assert found.metrics["large"][1] == 16
     np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-6)
+
+
+@pytest.mark.parametrize("micro", [1, 4])
+def test_a_factor_of_the_loss_is_taken_out_again(micro):
+    gradient = SplitGradient(make_mesh(4, 1, 16), micro)
+    expected = computed_by(gradient, Plain())
+    found = computed_by(gradient, Plain(), factor=jnp.float32(1024))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected
+    )
 
 
 @pytest.mark.parametrize("micro", [1, 4])
@@ -78,7 +88,7 @@ def test_gradients_are_summed_in_the_type_that_is_asked_for(reduce):
     gradient = SplitGradient(mesh, reduce=reduce)
     compute = jax.jit(gradient, static_argnums=0)
     variables = Plain().init(jax.random.key(1))
-    program = compute.lower(Plain(), variables, batch_of(16), jax.random.key(2))
+    program = compute.lower(Plain(), variables, batch_of(16), jax.random.key(2), None)
     # As it is handed to XLA: for CPUs XLA sums in float32, whatever the type.
     assert f"tensor<4x16x{ {'bfloat16': 'bf16', 'float16': 'f16'}[reduce] }>" in (
         program.as_text()
@@ -170,7 +180,7 @@ def test_what_is_random_differs_from_device_to_device_and_part_to_part():
     gradient = SplitGradient(make_mesh(4, 1, 16), micro=2)
     variables = task.init(jax.random.key(1))
     found = jax.jit(gradient, static_argnums=0)(
-        task, variables, batch, jax.random.key(2)
+        task, variables, batch, jax.random.key(2), None
     )
     shares = np.asarray(found.losses).reshape(8, 2)
     assert len(np.unique(shares, axis=0)) == 8

@@ -278,6 +278,7 @@ def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
     [
         ({"inner": {"strategy": "loop", "updates": 0}}, "inner is config.dispatch"),
         ({"data": {"parts": 0}}, "data.parts is config.data.shards"),
+        ({"model": {"dtype": "float32"}}, "model.dtype is config.precision.compute"),
     ],
 )
 def test_a_run_of_an_earlier_version_is_refused_in_a_sentence(

@@ -351,5 +351,5 @@ def test_eight_photographs_are_learned_by_heart(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_soon")
 def test_nothing_is_compiled_after_the_second_update(folder):
-    counts = compilations_by_update(config_of(folder, model__dtype="bfloat16"))
+    counts = compilations_by_update(config_of(folder, precision__compute="bfloat16"))
     assert 0 < counts[0] <= counts[1] == counts[2] == counts[3] == counts[4]

@@ -23,12 +23,12 @@ def workload_of(name, after, **data):
         if name == "shapes":
             config.data.source = "synthetic"
             config.data.train_examples = 40
-            config.model.update(depth=8, width=8, norm="batch", dtype="float32")
+            config.model.update(depth=8, width=8, norm="batch")
         else:
             config.data.source = "stdlib"
             config.model.update(
                 seq_len=8, d_model=8, num_layers=1, num_heads=1, d_ff=8,
-                dropout=0.0, dtype="float32",
+                dropout=0.0,
             )  # fmt: skip
     return build(config)
 

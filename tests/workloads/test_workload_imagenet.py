@@ -125,7 +125,7 @@ def test_evaluation_sees_the_middle_of_every_image_of_its_split(folder, split):
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_soon")
 def test_nothing_is_compiled_after_the_second_update(folder):
-    sizes = {"model__stage_sizes": (1,), "model__dtype": "bfloat16"}
+    sizes = {"model__stage_sizes": (1,), "precision__compute": "bfloat16"}
     counts = compilations_by_update(config_of(folder, mesh__data=1, **sizes))
     assert 0 < counts[0] <= counts[1] == counts[2] == counts[3] == counts[4]
 

@@ -65,7 +65,6 @@ def config_of(source, **data):
             num_heads=2,
             d_ff=32,
             dropout=0.0,
-            dtype="float32",
         )
     return config
 

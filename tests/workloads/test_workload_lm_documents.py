@@ -34,7 +34,7 @@ SMALL = {
     "model.num_layers": 1,
     "model.num_heads": 2,
     "model.d_ff": 8,
-    "model.dtype": "float32",
+    "precision.compute": "float32",
 }
 RUN = {
     "updates": 4,
@@ -234,9 +234,8 @@ def test_every_variant_trains_and_counts(config_of, tmp_path, variant):
 @pytest.mark.parametrize("sweep", ["lm_batch_size", "lm_buffer", "lm_echo_factor"])
 def test_every_sweep_trains(tmp_path, sweep):
     study = load_config(f"{CONFIGS / 'sweeps' / sweep}.py:tiny")
-    small = {name: value for name, value in SMALL.items() if name != "model.dtype"}
     with study.unlocked():
-        study.base.update_from_flattened_dict({**small, "updates": 6, "eval_every": 6})
+        study.base.update_from_flattened_dict({**SMALL, "updates": 6, "eval_every": 6})
         study.base.update_from_flattened_dict({"mesh.data": 1, "checkpoint_every": 0})
         study.base.update_from_flattened_dict({"optim.warmup_updates": 1})
         study.base.dispatch.mode = "loop"

@@ -42,7 +42,7 @@ def config():
     config.data.eval_examples = 20
     with config.unlocked():
         config.data.train_examples = 64
-        config.model.update(depth=8, width=8, norm="batch", dtype="float32")
+        config.model.update(depth=8, width=8, norm="batch")
     return config
 
 
