@@ -21,6 +21,7 @@ GOLDEN = Path(__file__).parent / "golden"
 VARIANTS = {
     "cifar": ["", "cifar100,mobilenet", "tiny", "tiny,device"],
     "coco": ["", "tiny", "tiny,device"],
+    "communication": ["", "echo", "tiny"],
     "imagenet": ["", "tiny", "tiny,device"],
     "large_batch": ["", "echo", "tiny"],
     "lm": [
