@@ -81,8 +81,17 @@ def _frozen_after_each_file():
     _freeze()
 
 
+@functools.cache
+def _shared_soon():
+    """A cache of its own, so that no other test runs what was not optimized."""
+    from echo_jax.training import compiled
+
+    return functools.lru_cache(maxsize=8)(compiled._Shared)
+
+
 def _compiled_soon():
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("echo_jax.training.compiled._share", _shared_soon())
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         jax.config.update("jax_disable_most_optimizations", True)
         yield
