@@ -177,15 +177,15 @@ def test_a_read_that_fails_says_one_sentence_whatever_its_threads_run_into(
     assert capfd.readouterr().err == ""
 
 
-def test_what_threads_fail_with_is_not_lost_where_a_read_succeeds(
-    saved, tmp_path, monkeypatch
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_threads_fail_with_is_lost_where_a_read_fails_alone(
+    saved, tmp_path, monkeypatch, fails
 ):
-    """As an iterator of the user's own that is collected meanwhile."""
+    """It may be of an iterator of the user's own that is collected meanwhile."""
     told = []
     monkeypatch.setattr(sys, "unraisablehook", lambda each: told.append(each.exc_value))
-    checkpoints = Checkpoints(
-        run_folder(shutil.copytree(saved[0], tmp_path / "c")), keep=2
-    )
+    folder = shutil.copytree(saved[0], tmp_path / "c")
+    checkpoints = Checkpoints(run_folder(folder), keep=2)
     real = checkpoints._manager.restore
 
     class Fails:
@@ -194,12 +194,18 @@ def test_what_threads_fail_with_is_not_lost_where_a_read_succeeds(
 
     def restore(*args, **kwargs):
         Fails()
+        if fails:
+            raise OSError("unreadable")
         return real(*args, **kwargs)
 
     monkeypatch.setattr(checkpoints._manager, "restore", restore)
-    checkpoints.restore(2, saved[2])
+    if fails:
+        with pytest.raises(DamagedCheckpointError, match=r"OSError: unreadable"):
+            checkpoints.restore(2, saved[2])
+    else:
+        checkpoints.restore(2, saved[2])
     checkpoints.close()
-    assert [str(each) for each in told] == ["in vain"]
+    assert [str(each) for each in told] == ([] if fails else ["in vain"])
 
 
 def test_where_no_checkpoint_is_whole_nothing_is_begun(saved, tmp_path):

@@ -9,7 +9,11 @@ import pytest
 from tiny_workload import Regression, make_workload, rows_of, run, tiny_config
 
 from echo_jax.config_check import check_config
-from echo_jax.models.batch_norm import GhostBatchNorm, statistics_over
+from echo_jax.models.batch_norm import (
+    GhostBatchNorm,
+    statistics_axes,
+    statistics_over,
+)
 from echo_jax.models.resnet import norm_layer
 from echo_jax.training.gradients import SplitGradient, gradient_of, whole_gradient
 from echo_jax.training.program import describe_update
@@ -159,6 +163,25 @@ class Trained:
 
     def apply(self, variables, x, mutable):
         return self._norm.apply(variables, x, train=True, mutable=mutable)
+
+
+@dataclass(frozen=True)
+class Centred(Plain):
+    """Takes the mean of a batch from its features, as batch norm does."""
+
+    def loss(self, variables, batch, key):
+        mean = batch["x"].mean(axis=0)
+        if statistics_axes():
+            mean = jax.lax.pmean(mean, statistics_axes())
+        return super().loss(variables, {**batch, "x": batch["x"] - mean[None]}, key)
+
+
+@pytest.mark.parametrize("over_devices", [False, True])
+def test_a_model_learns_whose_statistics_it_takes(over_devices):
+    whole = computed_by(whole_gradient, Centred()).losses
+    gradient = SplitGradient(make_mesh(4, 1, 16), over_devices=over_devices)
+    found = computed_by(gradient, Centred()).losses
+    assert np.allclose(found, whole, rtol=1e-4) == over_devices
 
 
 def test_devices_own_statistics_are_averaged_in_the_state(tmp_path):
