@@ -311,8 +311,8 @@ def echo(
         fresh index, repeat).
       buffer_bytes: Sizes the buffer by memory over all devices instead of by
         ``spec.buffer``; 0 for the latter.
-      prefetch: Host batches that are read and sent ahead by a thread; 0 for none. None
-        is 2.
+      prefetch: Host batches that a thread sends ahead, and another one reads, at most
+        two more; 0 for none. None is 2.
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether to yield pairs of batch and `Tags`.
 

@@ -12,6 +12,7 @@ from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.driver import Driver, Turn
 from echo_jax.echo.keys import use_seed
 from echo_jax.echo.plans.base import BatchIndices, Plan
+from echo_jax.echo.read_ahead import ReadAhead
 from echo_jax.echo.reader import Reader
 from echo_jax.echo.source import Element
 from echo_jax.echo.stores.device import EchoBuffer, StepInput, jitted_write
@@ -120,8 +121,8 @@ class DeviceFeed:
           plan: Decides.
           buffer: Laid out for these batches and this plan.
           seed: Of the keys of uses; None for an input without them.
-          prefetch: Host batches that are read and sent ahead by a thread; 0 reads
-            when they are needed.
+          prefetch: Host batches that a thread sends ahead, and another one reads, at
+            most two more; 0 reads when they are needed.
           turn: Of whoever makes the feed a part of itself; its own by default.
 
         Raises:
@@ -132,9 +133,11 @@ class DeviceFeed:
         self._plan, self._seed = plan, seed
         self._ahead = plan.batches_ahead * plan.batch
         self._slots = _Slots(buffer)
-        # Any host batch may be the oldest with an item in use.
+        # To send a batch takes no time from the reading of the next.
+        self._upstream = ReadAhead(iter(iterable)) if prefetch else None
         reader = Reader(
-            iter(iterable),
+            self._upstream or iter(iterable),
+            # Any host batch may be the oldest with an item in use.
             anchor=plan.anchor,
             next_anchor=lambda row: row,
             # The thread holds it, so it must not hold the feed.
@@ -285,6 +288,8 @@ class DeviceFeed:
 
     def close(self) -> None:
         """Stops reading ahead, and refuses all further use."""
+        if self._upstream is not None:
+            self._upstream.close()
         self._driver.close()
 
 

@@ -137,7 +137,7 @@ class Driver:
         self.turn.consistent = True
         if need.must:
             self._reader.ensure(need.must)
-            return need.must
+            return need.must + min(need.may, max(0, self._reader.rows - need.must))
         return need.may if need.may and self._reader.is_ready(need.may) else 0
 
     def fill(self, uses: int, wanted: int, pending: int = 0) -> None:

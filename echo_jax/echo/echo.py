@@ -18,6 +18,8 @@ from echo_jax.echo.tree import tree_concatenate, tree_map
 
 __all__ = ["EchoIterator", "echo"]
 
+_NOTHING = tuple(np.zeros(0, np.int32) for _ in range(3))
+
 
 class EchoIterator(Iterator[Any]):
     """The iterator that `echo` returns; a context manager, which closes it."""
@@ -38,7 +40,9 @@ class EchoIterator(Iterator[Any]):
             raise ValueError("unbatch=True goes with batch=True; give both")
         ahead = prefetched(spec, prefetch)
         shape = (("batch",) if batch else ()) + (("unbatch",) if unbatch else ())
-        self._plan = plan = make_plan(spec, options=shape)
+        # Of stacked items those that are read already may be written together.
+        room = spec.batch_size if unbatch else 0
+        self._plan = plan = make_plan(spec, room=room, options=shape)
         self._is_identity = plan.is_identity and not batch and not ahead
         self._batch_size = spec.batch_size if batch else 0
         self._store: Any = ItemStore(plan.num_slots)
@@ -63,13 +67,15 @@ class EchoIterator(Iterator[Any]):
             self._next = self._next_batch
         else:
             self._next = self._pass_on if self._is_identity else self._next_use
-        # Where outputs are single uses: those that were decided together.
+        # Uses that were decided together: single ones, or those of batches.
         self._run: Sequence[Use] = ()
-        self._emitted = 0  # uses of the run that are handed out
+        self._batches = _NOTHING
+        self._decided = 0  # how many they are
+        self._emitted = 0  # and how many of them are handed out
 
     @property
     def _pending(self) -> int:
-        return len(self._run) - self._emitted
+        return self._decided - self._emitted
 
     @property
     def counts(self) -> Counts:
@@ -119,13 +125,14 @@ class EchoIterator(Iterator[Any]):
 
     def _next_use(self) -> tuple[Any, tuple[int, int]] | None:
         run, at, turn = self._run, self._emitted, self._turn
-        if at == len(run):
+        if at == self._decided:
             unit = self._plan.unit
             wanted = self._driver.wait(unit)
             turn.consistent = False
             self._driver.fill(unit, wanted)
             self._run = run = self._plan.run()
-            self._emitted = at = 0
+            self._decided, self._emitted = len(run), 0
+            at = 0
             if not run:
                 return None
         turn.consistent = False
@@ -137,23 +144,40 @@ class EchoIterator(Iterator[Any]):
         return item, (index, repeat)
 
     def _next_batch(self) -> tuple[Any, tuple[np.ndarray, np.ndarray]] | None:
-        driver, left = self._driver, self._batch_size
+        at, end = self._emitted, self._emitted + self._batch_size
+        if end > self._decided:
+            return self._decide_batches()
+        self._turn.consistent = False
+        slots, index, repeat = self._batches
+        batch = self._store.read(slots[at:end])
+        self._emitted = end
+        return batch, (index[at:end], repeat[at:end])
+
+    def _decide_batches(self) -> tuple[Any, tuple[np.ndarray, np.ndarray]] | None:
+        """Decides what follows from what is written, and hands out the first batch."""
+        driver, plan, left = self._driver, self._plan, self._batch_size
         wanted = driver.wait(left)
         self._turn.consistent = False
+        self._decided = self._emitted = 0
         parts, tags = [], []
+        ahead = left * plan.batches_ahead
         while left:
             if wanted:
                 driver.fill(left, wanted)
-            batch = self._plan.next(left)
-            if batch is None:
-                break
-            parts.append(self._store.read(batch.slots[0]))
-            tags.append((batch.fresh_index[0], batch.repeat[0]))
-            left -= batch.repeat.shape[1]
             # Once, but where a batch needs slots that it frees itself.
-            if not left or batch.last is None:
+            found = plan.next(left if parts else ahead)
+            if found is None:
                 break
-            wanted = self._plan.need(left).must
+            uses = found.slots[0], found.fresh_index[0], found.repeat[0]
+            if uses[0].size >= self._batch_size:
+                self._batches, self._decided = uses, uses[0].size
+                return self._next_batch()
+            parts.append(self._store.read(uses[0]))
+            tags.append(uses[1:])
+            left -= uses[0].size
+            if not left or found.last is None:
+                break
+            wanted = plan.need(left).must
         if not parts:
             return None
         if left and self._drop_remainder:
@@ -186,7 +210,8 @@ class EchoIterator(Iterator[Any]):
           ValueError: If the state is not one of this echo, or if the upstream no
             longer has the items that it had.
         """
-        self._run, self._emitted = self._driver.set_state(state), 0
+        self._run = self._driver.set_state(state)
+        self._decided, self._emitted = len(self._run), 0
         self._tags = None
 
     def close(self) -> None:

@@ -87,13 +87,17 @@ class Reader:
     """Takes rows from an upstream, up to so many ahead in a thread.
 
     The thread knows nothing of the reader: one that is dropped ends its thread.
+
+    Attributes:
+      resumable: Whether the upstream can be gone back in.
+      row: The number of the next row to be taken.
     """
 
     def __init__(
         self,
         iterator: Iterator[Any],
         *,
-        anchor: Callable[[], int],
+        anchor: Callable[[], int] | None = None,
         next_anchor: Callable[[int], int] | None,
         intake: Intake | None = None,
         depth: int = 0,
@@ -103,7 +107,8 @@ class Reader:
         Args:
           iterator: The upstream. With ``get_state`` and ``set_state`` it can be gone
             back in.
-          anchor: Returns the oldest row that a restore has to read again.
+          anchor: Returns the oldest row that a restore has to read again; by default
+            that is the next to be taken.
           next_anchor: From a row to the first one from there on that may become the
             anchor, a pure function; None if none ever does.
           intake: What is done with values as soon as they are read; by default they
@@ -118,7 +123,7 @@ class Reader:
         self._depth = depth
         self._queue = _Queue(depth)
         self._used = 0  # rows of the first element that are taken
-        self._row = 0  # the number of the next row to be taken
+        self.row = 0
         # Numbers of rows that are taken, and the upstream's states before them.
         self._saved: deque[tuple[int, Any]] = deque()
         self._thread: threading.Thread | None = None
@@ -212,9 +217,9 @@ class Reader:
                 queue.changed.notify_all()
         else:
             queue.rows -= done
-        self._row += rows
+        self.row += rows
         states = queue.states
-        while states and states[0][0] < self._row:
+        while states and states[0][0] < self.row:
             self._keep(states.popleft())
         return taken
 
@@ -241,7 +246,7 @@ class Reader:
         return taken, done
 
     def _keep(self, saved: tuple[int, Any]) -> None:
-        anchor = self._anchor()
+        anchor = self.row if self._anchor is None else self._anchor()
         while len(self._saved) > 1 and self._saved[1][0] <= anchor:
             self._saved.popleft()
         self._saved.append(saved)
@@ -289,7 +294,7 @@ class Reader:
         self._end_thread(None)
         self._queue = _Queue(self._depth)
         self._saved.clear()
-        self._used, self._row = 0, row
+        self._used, self.row = 0, row
         self._source.restore(state, row)
         self._queue.upcoming = self._source.upcoming
 
@@ -298,10 +303,7 @@ class Reader:
 
         Another thread that waits for the upstream is told so.
         """
-        queue = self._queue
-        with queue.lock:
-            queue.failure = ValueError("this echo was closed while it waited")
-            queue.changed.notify_all()
+        _refuse(self._queue)
         self._end_thread(_CLOSE_S)
         self._queue = _Queue(0)
         self._queue.ended = True
@@ -325,14 +327,15 @@ class Reader:
         )
         # A thread that sends data while the interpreter goes away would end the
         # process with a crash.
-        self._at_exit = weakref.finalize(self, _end, thread, queue, _CLOSE_S)
+        self._at_exit = weakref.finalize(self, _abandon, thread, queue)
         # Known before it runs: an interruption here leaves no second one that reads.
         queue.thread = self._thread = thread
         thread.start()
 
     def _raise_failure(self, queue: _Queue) -> None:
         failure, queue.failure = queue.failure, None
-        self._end_thread(None)
+        # It has ended, unless the reader was closed, and the thread is in a slow read.
+        self._end_thread(_CLOSE_S)
         assert failure is not None
         raise failure
 
@@ -341,6 +344,19 @@ class Reader:
             self._at_exit.detach()
             _end(self._thread, self._queue, wait_s)
             self._thread = None
+
+
+def _refuse(queue: _Queue) -> None:
+    """Tells whoever waits for a queue that nothing comes any more."""
+    with queue.lock:
+        queue.failure = ValueError("this echo was closed while it waited")
+        queue.changed.notify_all()
+
+
+def _abandon(thread: threading.Thread, queue: _Queue) -> None:
+    """Ends the thread of a reader that is gone."""
+    _refuse(queue)
+    _end(thread, queue, _CLOSE_S)
 
 
 def _end(thread: threading.Thread, queue: _Queue, wait_s: float | None) -> None:

@@ -154,6 +154,8 @@ class Schedule:
         """
         if self.constant is not None:
             step = self.constant.numerator
+            if self.denominator == 1:
+                return np.full(count, step, np.int64), 0
             total = carry + step * np.arange(count + 1, dtype=np.int64)
         else:
             total = carry + np.concatenate(

@@ -248,7 +248,7 @@ def test_reading_ahead_changes_nothing(order):
     spec = spec_of(order, "2")
     ahead = lane_echo(1, prefetch=3)
     assert_laws(
-        ahead, spec, num_items=15, laws=[1, 3, 4, 6, 7], read_ahead=5, positions=[9]
+        ahead, spec, num_items=15, laws=[1, 3, 4, 6, 7], read_ahead=7, positions=[9]
     )
     assert_laws(lane_echo(1), spec, num_items=15, laws=[8], others=[ahead])
 

@@ -19,6 +19,8 @@ from echo_jax.echo.plans.base import Need
 from echo_jax.echo.plans.fixed import FixedPlan
 
 STATE = FixedPlan(ej.EchoSpec()).get_state()
+# How many items are welcome before they are needed.
+ROOMS = st.sampled_from([0, 1, 7])
 TAKES = st.lists(st.integers(1, 20), min_size=1, max_size=20)
 
 
@@ -31,9 +33,9 @@ def tags_of(batch):
 class Driver:
     """Runs a plan over ``total`` items, and checks every step of it."""
 
-    def __init__(self, spec, total):
-        self.plan = FixedPlan(spec)
-        self.spec, self.total = spec, total
+    def __init__(self, spec, total, room=0):
+        self.plan = FixedPlan(spec, room=room)
+        self.spec, self.total, self.room = spec, total, room
         self.uses = spec.schedule.uses(0, total, 0)[0].tolist()
         self.used = Counter()
         self.written = 0
@@ -52,11 +54,14 @@ class Driver:
             self.follow(batch)
             left -= batch.repeat.shape[1]
         # What was wanted is what was written, at most to the end.
-        assert self.written == self.plan.counts().fresh <= self.total
+        fresh = self.plan.counts().fresh
+        assert fresh <= self.written <= min(fresh + self.room, self.total)
         assert len(self.emitted) - before <= n
-        assert len(self.slots) <= self.spec.buffer
+        assert len(self.slots) <= self.spec.buffer + self.room
         assert self.plan.counts() == ej.Counts(
-            self.written, len(self.emitted), sum(r > 0 for _, r in self.emitted)
+            1 + max((index for index, _ in self.emitted), default=-1),
+            len(self.emitted),
+            sum(r > 0 for _, r in self.emitted),
         )
         return len(self.emitted) - before
 
@@ -70,8 +75,8 @@ class Driver:
         if self.written + need.must > self.total:
             self.plan.end(self.total - self.written)
             need = self.plan.need(n)
-        assert need.may == 0
-        wanted = need.must
+        assert need.may == (self.room if need.must else 0)
+        wanted = min(need.must + need.may, self.total - self.written)
         while wanted:
             slots = self.plan.write(wanted)
             assert slots.dtype == np.int32 and slots.shape[0] == 1
@@ -106,28 +111,32 @@ class Driver:
     def restored(self):
         """A driver of a new plan that continues from this one's state."""
         state = json.loads(json.dumps(self.plan.get_state()))
-        other = Driver(self.spec, self.total)
+        other = Driver(self.spec, self.total, self.room)
         other.plan.check_state(state)
         restored = other.plan.set_state(state)
         assert restored.first == other.plan.anchor() == self.plan.anchor()
-        assert restored.first + restored.slots.shape[1] == self.written
+        # What was written and not used is read as if it never had been.
+        fresh = self.plan.counts().fresh
+        assert restored.first + restored.slots.shape[1] == fresh
         assert not restored.pending
         kept = restored.slots[0] < other.plan.num_slots
         items = restored.first + np.flatnonzero(kept)
         slots = restored.slots[0, kept]
         assert sorted(set(slots.tolist())) == list(range(items.size))
-        assert items.tolist() == sorted(self.slots.values())
+        assert items.tolist() == sorted(i for i in self.slots.values() if i < fresh)
         other.slots = dict(zip(slots.tolist(), items.tolist(), strict=True))
-        other.used, other.written = Counter(self.used), self.written
+        other.used, other.written = Counter(self.used), fresh
         other.emitted = list(self.emitted)
         assert other.plan.get_state() == state
         return other
 
 
 @settings(max_examples=100)
-@given(specs(), st.integers(0, 90), TAKES)
-def test_every_item_is_used_as_scheduled_and_slots_never_collide(spec, total, takes):
-    driver = Driver(spec, total)
+@given(specs(), st.integers(0, 90), TAKES, ROOMS)
+def test_every_item_is_used_as_scheduled_and_slots_never_collide(
+    spec, total, takes, room
+):
+    driver = Driver(spec, total, room)
     for n in takes:
         driver.take(n)
     driver.take_all(spec.batch_size)
@@ -137,9 +146,9 @@ def test_every_item_is_used_as_scheduled_and_slots_never_collide(spec, total, ta
 
 
 @settings(max_examples=50)
-@given(specs(), st.integers(0, 90), TAKES)
-def test_the_cut_into_takes_changes_nothing(spec, total, takes):
-    whole, cut = Driver(spec, total), Driver(spec, total)
+@given(specs(), st.integers(0, 90), TAKES, ROOMS)
+def test_neither_the_cut_into_takes_nor_room_changes_anything(spec, total, takes, room):
+    whole, cut = Driver(spec, total), Driver(spec, total, room)
     whole.take_all(spec.batch_size)
     for n in takes:
         cut.take(n)
@@ -148,9 +157,9 @@ def test_the_cut_into_takes_changes_nothing(spec, total, takes):
 
 
 @settings(max_examples=50)
-@given(specs(), st.integers(0, 90), TAKES)
-def test_a_plan_restored_anywhere_goes_on_alike(spec, total, takes):
-    driver = Driver(spec, total)
+@given(specs(), st.integers(0, 90), TAKES, ROOMS)
+def test_a_plan_restored_anywhere_goes_on_alike(spec, total, takes, room):
+    driver = Driver(spec, total, room)
     for n in takes:
         driver.take(n)
     other = driver.restored()

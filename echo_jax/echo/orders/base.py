@@ -1,7 +1,7 @@
 """What an order is: rounds of uses that follow from a few integers."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -32,10 +32,7 @@ class Piece:
     index: np.ndarray
     repeat: np.ndarray
     last: np.ndarray
-    newest: np.ndarray = field(init=False)
-
-    def __post_init__(self):
-        self.newest = np.maximum.accumulate(self.index)
+    newest: np.ndarray
 
 
 class OrderRounds(Protocol):

@@ -44,7 +44,7 @@ class Consecutive:
             )
             last = np.zeros(ends[-1], bool)
             last[ends - 1] = True
-            yield Piece(anchor, anchor, carry, index, repeat, last)
+            yield Piece(anchor, anchor, carry, index, repeat, last, newest=index)
             anchor, carry = anchor + uses.size, after
 
     def next_anchor(self, index: int) -> int:

@@ -87,7 +87,8 @@ class Shuffle:
             leaving &= (1 << (self._use_bits - self.repeat_bits - 1)) - 1
             leaving += first - self.delay
             del uses, now
-            yield Piece(round_, anchor, carry, leaving, repeat, last)
+            newest = np.maximum.accumulate(leaving)
+            yield Piece(round_, anchor, carry, leaving, repeat, last, newest)
             round_, anchor, carry, after = round_ + 1, first, after, next_carry
             first += self.delay
 

@@ -102,7 +102,8 @@ class ShuffleBuffer:
             left = np.pad(left, (0, incoming.uses.size - left.size))
             repeat = _count_off(index - anchor, left)
             last = repeat + 1 == incoming.uses[index - anchor]
-            yield Piece(round_, anchor, state, index, repeat, last)
+            newest = np.maximum.accumulate(index)
+            yield Piece(round_, anchor, state, index, repeat, last, newest)
             round_, first_draw = round_ + 1, first_draw + self.round_length
 
     def next_anchor(self, index: int) -> int:

@@ -352,44 +352,60 @@ class Spread:
         if len(sizes) == 1:
             size = sizes.pop()
             for low in range(0, max(size, 1), _INTERVALS_PER_PIECE):
-                # In each interval one use of each cohort, the oldest first.
-                part = slice(low, low + _INTERVALS_PER_PIECE)
-                yield self._piece(cohorts, round_, part, None)
+                yield self._intervals(cohorts, round_, low)
         else:
             # A seat's time is its share of the round.
             time = [np.arange(c.seats.size) / max(1, c.seats.size) for c in cohorts]
             order = np.argsort(np.concatenate(time), kind="stable")
-            yield self._piece(cohorts, round_, slice(None), order)
+            index = np.concatenate([c.seats + c.start for c in cohorts])[order]
+            ages = np.array([round_ - c.number for c in cohorts], np.int32)
+            repeat = np.repeat(ages, [c.seats.size for c in cohorts])[order]
+            uses = np.concatenate([c.uses[c.seats] for c in cohorts])[order]
+            newest = np.maximum.accumulate(index)
+            yield self._piece(cohorts, round_, index, repeat, newest, uses)
+
+    def _intervals(self, cohorts: deque[_Cohort], round_: int, low: int) -> Piece:
+        """In each interval from ``low`` on, a use of each cohort, the oldest first."""
+        part, first = slice(low, low + _INTERVALS_PER_PIECE), cohorts[-1].start + low
+        size = cohorts[-1].seats[part].size
+        index = np.empty((size, len(cohorts)), np.int64)
+        for at, cohort in enumerate(cohorts):
+            np.add(cohort.seats[part], cohort.start, out=index[:, at])
+        ages = np.array([round_ - cohort.number for cohort in cohorts], np.int32)
+        # The round's own items come in their order.
+        newest = np.empty_like(index)
+        newest[:, :-1] = np.arange(first - 1, first - 1 + size)[:, None]
+        newest[:, -1] = index[:, -1]
+        uses = None
+        if not self.uniform:
+            uses = np.stack([c.uses[c.seats[part]] for c in cohorts], axis=1)
+            uses = uses.reshape(-1)
+        return self._piece(
+            cohorts,
+            round_,
+            index.reshape(-1),
+            np.tile(ages, size),
+            newest.reshape(-1),
+            uses,
+        )
 
     def _piece(
         self,
         cohorts: deque[_Cohort],
         round_: int,
-        part: slice,
-        order: np.ndarray | None,
+        index: np.ndarray,
+        repeat: np.ndarray,
+        newest: np.ndarray,
+        uses: np.ndarray | None,
     ) -> Piece:
-        """The uses in some seats of all cohorts: in an order, or seat by seat."""
-        ages = [round_ - cohort.number for cohort in cohorts]
-
-        def merge(columns: list[np.ndarray]) -> np.ndarray:
-            if order is not None:
-                return np.concatenate(columns)[order]
-            merged = np.empty((columns[0].size, len(columns)), columns[0].dtype)
-            for at, column in enumerate(columns):
-                merged[:, at] = column
-            return merged.reshape(-1)
-
-        index = merge([c.seats[part] + c.start for c in cohorts])
-        repeat = merge(
-            [
-                np.broadcast_to(np.int32(age), c.seats[part].shape)
-                for age, c in zip(ages, cohorts, strict=True)
-            ]
-        )
+        """The uses of some seats that are still there."""
         if self.uniform:
             last = repeat == self.sizes.max_uses - 1
         else:
-            left = merge([c.uses[c.seats[part]] for c in cohorts]) - repeat
+            assert uses is not None
+            left = uses - repeat
             alive = left > 0
-            index, repeat, last = index[alive], repeat[alive], left[alive] == 1
-        return Piece(round_, cohorts[0].start, cohorts[0].carry, index, repeat, last)
+            index, repeat, newest = index[alive], repeat[alive], newest[alive]
+            last = left[alive] == 1
+        first = cohorts[0]
+        return Piece(round_, first.start, first.carry, index, repeat, last, newest)

@@ -30,7 +30,7 @@ class Need(NamedTuple):
 
     Attributes:
       must: Rows without which there are no next uses.
-      may: Rows that are welcome if they are ready; without them the buffer serves.
+      may: Rows beside them that are welcome if they are ready, and can wait.
     """
 
     must: int = 0

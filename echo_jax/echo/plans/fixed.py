@@ -36,8 +36,8 @@ class FixedPlan:
       num_slots: Slots of each lane: those of its order, and room for what is written
         before it is used.
       batch: Uses of each lane that make a batch.
-      batches_ahead: More than one in lanes: what follows from what is written is
-        decided in one go.
+      batches_ahead: More than one: what follows from what is written is decided in
+        one go.
       unit: 1: a use that is handed out by itself needs no others.
       is_identity: Whether every item is used once, in its order. A driver may then
         pass items on, and say so with `pass_on`.
@@ -58,6 +58,7 @@ class FixedPlan:
         *,
         lanes: Lanes | None = None,
         max_batches: int = 1,
+        room: int = 0,
         options: tuple[object, ...] = (),
     ):
         """Starts before the first use.
@@ -67,6 +68,7 @@ class FixedPlan:
           lanes: How fresh items come in; by default one at a time and in one lane, and
             a batch may be decided in parts.
           max_batches: The most batches that are decided at once.
+          room: Without lanes, how many fresh items are welcome before they are needed.
           options: What else shapes the sequence, so that a state is refused where it
             differs.
 
@@ -79,12 +81,14 @@ class FixedPlan:
         self._lanes = lanes or Lanes()
         self._lanes.check(batch_size=spec.batch_size)
         self.batch = spec.batch_size // self._lanes.count
-        self.batches_ahead = 1 if self._by_item else max(max_batches, _BATCHES_AHEAD)
+        # Items that come one by one are written for one batch.
+        alone = self._by_item and not room
+        self.batches_ahead = 1 if alone else max(max_batches, _BATCHES_AHEAD)
         # Of each lane: what was decided last, and perhaps not handed out yet.
         self._given: list[Uses] = []
         count = self._lanes.count
         specs = [lane_spec(spec, lane, count) for lane in self._lanes.own]
-        ahead = 0
+        self._room = ahead = room
         if not self._by_item:
             ahead = _room_ahead(specs[0], self._lanes.rows, max_batches)
             options = (*options, self._lanes.host_batch, count)
@@ -133,7 +137,7 @@ class FixedPlan:
         if not missing:
             return _NOTHING
         if self._by_item:
-            return Need(missing)
+            return Need(missing, self._room)
         rows, left = self._lanes.rows, plans[0].left
         wanted = -(-missing // rows) * rows
         return Need(must=wanted if left is None else min(wanted, left))
@@ -148,23 +152,12 @@ class FixedPlan:
     def next(self, uses: int) -> BatchIndices | None:
         """See `Plan`."""
         self._settle()
-        if not self._by_item:
-            return self._next_in_lanes(uses)
-        lane = self._plans[0]
-        found = lane.look(uses)
-        if found is None:
-            return None
-        lane.emit(found)
-        slots, index, repeat, last, _ = found
-        return BatchIndices(slots[None], index[None], repeat[None], last[None])
-
-    def _next_in_lanes(self, uses: int) -> BatchIndices | None:
         found = [plan.look(uses) for plan in self._plans]
         given = [each for each in found if each is not None]
         if len(given) < len(found):
             return None
         size = min([each.size for each in given])
-        if size > self.batch:
+        if self.batch < size < uses:
             size -= size % self.batch
         given = [each.part(0, size) for each in given]
         *columns, _ = zip(*given, strict=True)

@@ -270,13 +270,15 @@ class FixedLane:
         keep = piece.index < self._end
         if keep.all():
             return piece
+        index = piece.index[keep]
         return Piece(
             piece.round,
             piece.anchor,
             piece.carry,
-            piece.index[keep],
+            index,
             piece.repeat[keep],
             piece.last[keep],
+            np.maximum.accumulate(index),
         )
 
     def _read(self, piece: Piece, low: int, high: int) -> Uses:
