@@ -16,6 +16,7 @@ __all__ = [
     "ADAPTIVE",
     "DEVICE",
     "GRAIN",
+    "GROWING",
     "HOST",
     "STOCHASTIC",
     "Recipe",
@@ -110,6 +111,19 @@ STOCHASTIC = Recipe(
         "echo.buffer": 16,
         "echo.load.start": 0.5,
         "echo.load.end": 0.5,
+    },
+)
+GROWING = Recipe(
+    "growing, float16",
+    {
+        **_SPREAD,
+        "echo.where": "device",
+        "batch.boundaries": (4,),
+        "batch.factors": (2,),
+        "precision.compute": "float16",
+        "precision.loss_scale": "dynamic",
+        "precision.init": 2.0**20,
+        "precision.growth": 3,
     },
 )
 

@@ -16,6 +16,7 @@ from benchmarks.faults.runs import (
     ADAPTIVE,
     DEVICE,
     GRAIN,
+    GROWING,
     HOST,
     STOCHASTIC,
     Recipe,
@@ -227,12 +228,16 @@ def _after_full(
 
 
 _RECIPES = (HOST, GRAIN, DEVICE, STOCHASTIC)
+_KILLED = (*_RECIPES, GROWING, ADAPTIVE)
 F1 = Fault(
     name="F1",
     title="SIGKILL, one to three times, at any moment and before any write",
     holds="resumed to the same parameters, optimizer, stream and rows, to the bit",
     trials={
-        **{each.name: partial(kill_run, each) for each in (*_RECIPES, ADAPTIVE)},
+        **{
+            each.name: partial(kill_run, each)
+            for each in (*_RECIPES, GROWING, ADAPTIVE)
+        },
         "two processes": kill_pair,
         "study": kill_study,
         "prepare": kill_prepare,
