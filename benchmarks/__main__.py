@@ -25,6 +25,7 @@ from benchmarks import (
     saves,
     starved,
     trainer,
+    training_loop,
     verification,
 )
 from benchmarks.figures import draw_free_echo
@@ -54,6 +55,7 @@ _BENCHMARKS: dict[str, Callable[[], Result | list[Result]]] = {
     "draw": device.draw,
     "growth": growth.growth,
     "loop": plain_loop.plain_loop,
+    "own": training_loop.training_loop,
     "memory": host.memory,
     "plan": host.plan_cost,
     "import": trainer.import_time,

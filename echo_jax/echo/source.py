@@ -153,7 +153,7 @@ class Source:
         except BaseException as error:
             self.lost = error
             raise
-        row = first + (len(elements) if count > 1 else elements[0][2])
+        row = first + sum(end for _, _, end in elements)
         self.upcoming = (row, self._state_at(row) if row >= self._unsaved else None)
         return elements
 

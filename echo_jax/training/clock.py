@@ -3,8 +3,7 @@
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,8 +42,7 @@ class Clock:
         self._phase: Phase = "pause"
         self._since = now()
 
-    @contextmanager
-    def phase(self, phase: Phase) -> Iterator[None]:
+    def phase(self, phase: Phase) -> "_Spending":
         """Spends the time of a block on a phase.
 
         Args:
@@ -52,12 +50,7 @@ class Clock:
             on the input iterator) or ``"pause"`` (start-up, compilation,
             evaluation, checkpointing).
         """
-        before = self._phase
-        self._switch(phase)
-        try:
-            yield
-        finally:
-            self._switch(before)
+        return _Spending(self._switch, phase)
 
     def add(self, seconds: Mapping[str, float]) -> None:
         """Adds the seconds before the run was resumed.
@@ -79,10 +72,29 @@ class Clock:
         spent = {f"{phase}_s": seconds for phase, seconds in self._spent.items()}
         return {"wall_s": spent["train_s"] + spent["wait_s"], **spent}
 
-    def _switch(self, phase: Phase) -> None:
-        now = self._now()
-        self._spent[self._phase] += now - self._since
+    def _switch(self, phase: Phase) -> Phase:
+        """Spends what follows on a phase; returns the one before."""
+        now, before = self._now(), self._phase
+        self._spent[before] += now - self._since
         self._phase, self._since = phase, now
+        return before
+
+
+class _Spending:
+    """A block whose time is spent on a phase.
+
+    A class, because a generator takes several times as long, at every update.
+    """
+
+    def __init__(self, switch: Callable[[Phase], Phase], phase: Phase):
+        self._switch = switch
+        self._phase: Phase = phase
+
+    def __enter__(self) -> None:
+        self._before: Phase = self._switch(self._phase)
+
+    def __exit__(self, *error: object) -> None:
+        self._switch(self._before)
 
 
 @dataclass(eq=False)

@@ -82,6 +82,8 @@ class Dispatch:
           >>> [groups.group(done, total=100, stops=[10]) for done in (4, 8, 9, 12)]
           [4, 1, 1, 4]
         """
+        if self.steps == 1:
+            return 1
         end = done + self.steps
         if done % self.steps or end > total:
             return 1

@@ -35,6 +35,7 @@ __all__ = ["Profile"]
 
 # A viewer takes every annotation with a number for a step.
 _STEP = "training update"
+_NOTHING = contextlib.nullcontext()
 
 
 class Run(Protocol):
@@ -85,22 +86,22 @@ class Profile:
         if kept and done < kept["first_update"] and is_main_process():
             self._folder.remove()
 
-    @contextlib.contextmanager
-    def around(self) -> Iterator[None]:
+    def around(self) -> contextlib.AbstractContextManager[None]:
         """Surrounds the next updates, and traces them if they are due."""
         if self._is_due and self._run.totals.updates >= self._wanted.start:
             self._begin()
-        if self._begun is None:
-            yield
-            return
+        return _NOTHING if self._begun is None else self._traced(self._begun)
+
+    @contextlib.contextmanager
+    def _traced(self, begun: int) -> Iterator[None]:
         first = self._run.totals.updates
         with jax.profiler.StepTraceAnnotation(_STEP, step_num=first):
             yield
-            is_last = self._is_last(self._begun)
+            is_last = self._is_last(begun)
             if is_last:
                 self._finish_updates()
         if is_last:
-            self._end(self._begun)
+            self._end(begun)
 
     def close(self) -> None:
         """Drops a trace that was not finished."""

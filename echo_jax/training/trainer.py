@@ -421,6 +421,12 @@ def train_checked(
         stop = stack.enter_context(StopSignal(trainer.watchdog.stop))
         profile = stack.enter_context(closing(Profile(trainer)))
         stack.enter_context(trainer.clock.phase("train"))
+        # To look up a config's field takes longer than all else that is done with it.
+        last, eval_every = config.updates, config.eval_every
+        checkpoint_every, stop_at_target = (
+            config.checkpoint_every,
+            config.stop_at_target,
+        )
 
         while True:
             lock.check()
@@ -430,11 +436,11 @@ def train_checked(
                 start.keep()
                 unsaved = UNSAVED_WHERE_HELD if config.data.hold_batch else ""
                 raise Interrupted(updates, signum, unsaved=unsaved)
-            is_last = updates >= config.updates
-            if is_last or updates % config.eval_every == 0:
+            is_last = updates >= last
+            if is_last or updates % eval_every == 0:
                 trainer.evaluate()
-            is_last = is_last or (config.stop_at_target and trainer.log.met_target)
-            if is_last or _is_due(updates, config.checkpoint_every):
+            is_last = is_last or (stop_at_target and trainer.log.met_target)
+            if is_last or _is_due(updates, checkpoint_every):
                 trainer.save()
             if is_last:
                 break
@@ -557,6 +563,12 @@ class Trainer:
         self.device_time = DeviceTime(
             self.decided.rates.t_down_s, steps=self.decided.dispatch.steps
         )
+        self._log_every = config.log_every
+        self._group = partial(
+            self.decided.dispatch.group,
+            total=config.updates,
+            stops=log_stops(config),
+        )
         self._in_flight: deque[tuple[Totals, StepReport, Work]] = deque()
         # After how many updates the data of this process ended, if it did.
         self._ended_after: int | None = None
@@ -663,11 +675,7 @@ class Trainer:
           BadItemError: More fresh items are bad than may be skipped.
           ValueError: The data ended.
         """
-        num_updates = self.decided.dispatch.group(
-            self.totals.updates,
-            total=self.config.updates,
-            stops=log_stops(self.config),
-        )
+        num_updates = self._group(self.totals.updates)
         if self._ended_after is None:
             state = self.feed.state_before_take()
             what = f"the input of update {self.totals.updates + 1}"
@@ -727,7 +735,7 @@ class Trainer:
             self._wait(dispatched)
             # Reading costs a transfer, so the losses of the updates in between
             # are not read: the first bad one is remembered on the device.
-            is_logged = totals.updates % self.config.log_every == 0
+            is_logged = totals.updates % self._log_every == 0
             if not is_logged and leave:
                 continue
             report = self.compiled.read(report)
@@ -753,7 +761,8 @@ class Trainer:
     def _wait(self, dispatched: tuple[Totals, StepReport, Work]) -> None:
         _, report, work = dispatched
         self.device_time.look()
-        jax.block_until_ready(report)
+        # All that a program returns is ready together.
+        report.first_bad_update.block_until_ready()
         self.device_time.finished(work)
 
     def summary(self, profile: dict[str, Any] | None) -> dict[str, Any]:

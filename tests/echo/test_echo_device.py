@@ -216,6 +216,10 @@ def test_laws_of_lanes_on_eight_devices(order, factor, num_items, lane):
     )
 
 
+# Two batches that are sent ahead, one that is being sent, and two behind that.
+READ_AHEAD = 5 * 4
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("num_devices", [1, LANES])
 def test_laws_of_the_other_modes(num_devices, mode):
@@ -225,7 +229,7 @@ def test_laws_of_the_other_modes(num_devices, mode):
         num_items=16,
         laws=range(1, 12) if num_devices == 1 else [1, 2, 4, 6, 11],
         positions=[0, 3],
-        read_ahead=12,
+        read_ahead=READ_AHEAD,
     )
 
 
@@ -239,7 +243,7 @@ def test_laws_of_the_other_modes_for_many_specs(num_devices, mode):
         num_items=24,
         laws=range(1, 12) if num_devices == 1 else [*LANE_LAWS, 10, 11],
         positions=[0, 3],
-        read_ahead=12,
+        read_ahead=READ_AHEAD,
     )
 
 

@@ -114,6 +114,49 @@ def test_an_array_is_kept_with_its_dtype_and_values(kind):
             assert not np.shares_memory(leaf, array) or not leaf.size
 
 
+@pytest.mark.parametrize("kind", ARRAYS)
+@pytest.mark.parametrize("is_flat", [True, False])
+def test_items_that_are_read_together_are_kept_as_one_by_one(kind, is_flat):
+    array = ARRAYS[kind]
+    of_numbers = {"k": 0, "small": np.zeros(2), "large": np.zeros((40, 40))}
+
+    def item(k):
+        leaves = {"kind": array, **{name: x + k for name, x in of_numbers.items()}}
+        return leaves if is_flat else [leaves]
+
+    # All but the first of them, which are looked at, are read eight at a time.
+    spec = ej.EchoSpec(1, batch_size=8)
+    batches = [*ej.echo(map(item, range(40)), spec, batch=True)]
+    for first, batch in zip(range(0, 40, 8), batches, strict=True):
+        batch = batch if is_flat else batch[0]
+        assert batch["kind"].dtype == array.dtype
+        for row, k in enumerate(range(first, first + 8)):
+            np.testing.assert_array_equal(batch["kind"][row], array)
+            for name, x in of_numbers.items():
+                np.testing.assert_array_equal(batch[name][row], x + k)
+
+
+def test_one_bad_item_among_many_that_are_read_together_is_refused():
+    store, good = RingStore(4), {"a": np.zeros(2), "b": 1}
+    for _ in range(20):
+        store.prepare([good])
+    bad = [
+        {"a": np.zeros(3), "b": 1},
+        {"a": np.zeros(2, np.float32), "b": 1},
+        {"a": np.zeros(2), "b": 1.5},
+        {"a": np.zeros(2)},
+        {"a": np.zeros(2), "c": 1},
+        {"a": np.zeros(2), "b": 1, "c": 1},
+        {"a": np.ma.zeros(2), "b": 1},
+        [np.zeros(2), 1],
+    ]
+    for each in bad:
+        with pytest.raises(ValueError, match="item"):
+            store.prepare([good, good, each, good])
+    ((columns, first, end),) = store.prepare([good, good])
+    assert (len(columns), first, end) == (2, 0, 2)
+
+
 def test_an_item_keeps_the_order_of_its_memory():
     fortran, plain = ARRAYS["fortran"], np.zeros((2, 3))
     out = next(ej.echo([[fortran, plain]], ej.EchoSpec(2)))
@@ -295,9 +338,10 @@ def test_a_ring_looks_at_a_stack_before_it_writes_it():
 
 
 def test_a_restore_drops_the_rows_that_are_out_of_range():
-    for store in (RingStore(2, stacked=True), ItemStore(2)):
+    for store in (RingStore(2, stacked=True), RingStore(2), ItemStore(2)):
         is_ring = isinstance(store, RingStore)
-        given = [np.arange(3)] if is_ring else [np.int64(k) for k in range(3)]
+        is_stacked = is_ring and store._stacked
+        given = [np.arange(3)] if is_stacked else [np.int64(k) for k in range(3)]
         taken = taken_of(store, given)
         store.rewrite(np.array([[1, 2, 0]]), taken)
         found = store.read(np.arange(2)) if is_ring else map(store.read_one, range(2))

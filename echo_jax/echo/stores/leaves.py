@@ -12,6 +12,7 @@ import sys
 import zlib
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -266,7 +267,7 @@ class ReuseGuard:
         self.left = self._LOOKS
 
     def watch(self, leaves: list[Any]) -> list[Any]:
-        """Returns the leaves, to be checked later if they are among the first."""
+        """Returns leaves, or lists of them, to be checked if they are of the first."""
         if not self.left:
             return leaves
         self.left -= 1
@@ -288,7 +289,8 @@ class ReuseGuard:
 
     def _sum(self, leaves: Iterable[Any]) -> int:
         found = 0
-        for leaf in leaves:
+        parts = (leaf if type(leaf) is list else (leaf,) for leaf in leaves)
+        for leaf in chain.from_iterable(parts):
             if isinstance(leaf, np.ndarray) and leaf.size and not leaf.dtype.hasobject:
                 first = leaf.flat[: self._PART]
                 last = leaf.flat[-min(leaf.size, self._PART) :]
