@@ -24,6 +24,9 @@ from echo_jax.echo.spec import AdaptiveSpec, AnySpec
 
 __all__ = ["Driver", "Store", "Turn", "prefetched"]
 
+# Rows that are read again together: enough to spare Python for each of them, and few
+# beside a buffer, which has memory already.
+_AT_ONCE = 128
 _STATE_KEYS = {"plan", "skip", "upstream"}
 
 
@@ -223,8 +226,9 @@ class Driver:
         """Reads the items in use, after some that are not."""
         at, end = -skip, restored.slots.shape[1]
         while at < end:
-            self._reader.ensure(1)
-            rows = min(self._reader.rows, end - at, -at if at < 0 else end)
+            wanted = min(-at if at < 0 else end - at, _AT_ONCE)
+            self._reader.ensure(wanted)
+            rows = min(self._reader.rows, wanted)
             if not rows:
                 raise ValueError(
                     f"the upstream ended after {restored.first + at} items, but the "
