@@ -82,7 +82,7 @@ def p11() -> list[Result]:
             "x",
             f"Grain flat-map echo + window shuffle of {_BUFFER} uses",
             ratios,
-            "both over the same Grain source; ours reads one to two buffers again, by "
+            "both over the same Grain source; ours reads 1 to 1.25 buffers again, by "
             "where in a round it was saved: a repeat for each of ten places, evenly "
             "far apart",
         ),

@@ -176,7 +176,10 @@ class Driver:
             self.turn.consistent = False
             plan = self.plan.get_state(pending)
             self.turn.consistent = True
-            upstream, skip = self._reader.state_before(self.plan.anchor())
+            oldest = self.plan.oldest()
+            upstream, before = self._reader.state_before(oldest)
+            # Above 0 for rows before the anchor, below it for those that are not read.
+            skip = self.plan.anchor() - (oldest - before)
         return {"plan": plan, "skip": skip, "upstream": upstream}
 
     def set_state(self, state: Mapping[str, Any]) -> Sequence[Use]:
@@ -200,10 +203,10 @@ class Driver:
                     f"a state with the keys {keys!r:.200} is not an echo's; give what "
                     "get_state returned"
                 )
-            if type(state["skip"]) is not int or state["skip"] < 0:
+            if type(state["skip"]) is not int:
                 raise ValueError(
                     f"the state has skip={state['skip']!r:.40}, which must be an "
-                    "integer of at least 0; it is damaged"
+                    "integer; it is damaged"
                 )
             self._reader.check_resumable()
             self.plan.check_state(state["plan"])
@@ -213,6 +216,7 @@ class Driver:
             except ValueError:  # It has changed nothing.
                 self.turn.consistent = before
                 raise
+            self._check_skip(restored, state["skip"])
             self._reader.restore(state["upstream"], restored.first - state["skip"])
             self._store.clear()
             self._read_again(restored, state["skip"])
@@ -222,8 +226,17 @@ class Driver:
         self.turn.leave()
         return restored.pending
 
+    def _check_skip(self, restored: Restored, skip: int) -> None:
+        """Refuses a state whose upstream is past an item in use."""
+        unread = restored.slots[:, : max(0, -skip)]
+        if -skip > restored.slots.shape[1] or (unread < self.plan.num_slots).any():
+            raise ValueError(
+                f"the state has skip={skip}, by which items in use would not be read "
+                "again; it is damaged"
+            )
+
     def _read_again(self, restored: Restored, skip: int) -> None:
-        """Reads the items in use, after some that are not."""
+        """Reads the items in use, and what the upstream has before them or between."""
         at, end = -skip, restored.slots.shape[1]
         while at < end:
             wanted = min(-at if at < 0 else end - at, _AT_ONCE)

@@ -183,6 +183,23 @@ def test_plans_continue_from_every_state(at, total, num_batches, **sizes):
     assert resumed.plan.get_state() == whole.plan.get_state()
 
 
+@pytest.mark.parametrize("order", ["shuffle", "shuffle_buffer", "spread"])
+def test_the_oldest_row_is_the_first_that_a_restore_needs(order):
+    spec = ej.EchoSpec(2.5, 600, order, 32)
+    whole, resumed = FixedPlan(spec), FixedPlan(spec)
+    later_than_the_anchor = 0
+    for _ in range(200):
+        whole.write(whole.need(32).must)
+        whole.next(32)
+        state = whole.get_state()
+        restored = resumed.set_state(state)
+        (needed,) = np.nonzero(restored.slots[0] < whole.num_slots)
+        assert whole.oldest() == restored.first + needed[0]
+        assert whole.anchor() <= whole.oldest() < state["fresh"]
+        later_than_the_anchor += whole.anchor() < whole.oldest()
+    assert later_than_the_anchor > 50
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_items_are_read_when_they_are_needed_and_not_before(order):
     """With e = 4 and host batches of a batch: one in four batches, evenly."""

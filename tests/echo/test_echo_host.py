@@ -264,6 +264,58 @@ def test_an_upstream_without_states_echoes_but_has_none():
     assert "give an iterator that has both" in message
 
 
+def middle_states(order, *, batch):
+    """Uses of an echo with a large buffer, and states from all over a round."""
+    spec = ej.EchoSpec(2.5, 1000, order, 32)
+    echo = ej.echo(CountingUpstream(list(range(3000))), spec, batch=batch)
+    uses, states = [], {}
+    for position in range(100 if batch else 3200):
+        if position % (7 if batch else 211) == 0:
+            states[position] = echo.get_state()
+        uses.append(next(echo))
+    return spec, uses, states
+
+
+@pytest.mark.parametrize("batch", [True, False])
+@pytest.mark.parametrize("order", ["shuffle", "spread", "shuffle_buffer"])
+def test_a_restore_begins_to_read_near_the_oldest_item_in_use(order, batch):
+    spec, uses, states = middle_states(order, batch=batch)
+    for position, state in states.items():
+        upstream = CountingUpstream(list(range(3000)))
+        restored = ej.echo(upstream, spec, batch=batch)
+        restored.set_state(state)
+        if order == "shuffle":
+            # Those in use, what lies within a quarter of a round, and a batch.
+            assert upstream.reads <= 1.25 * spec.buffer + 32
+        for use in uses[position : position + 40]:
+            np.testing.assert_array_equal(next(restored), use)
+
+
+def test_a_state_that_begins_to_read_at_the_anchor_is_taken():
+    spec, uses, states = middle_states("shuffle", batch=True)
+    later = {p: state for p, state in states.items() if state["skip"] < 0}
+    assert len(later) > 3
+    for position, state in later.items():
+        anchor = {"next_item": state["plan"]["anchor"]}
+        restored = ej.echo(CountingUpstream(list(range(3000))), spec, batch=True)
+        restored.set_state(state | {"skip": 0, "upstream": anchor})
+        for use in uses[position : position + 40]:
+            np.testing.assert_array_equal(next(restored), use)
+
+
+def test_a_state_that_leaves_out_items_in_use_is_refused():
+    spec, _, states = middle_states("shuffle", batch=True)
+    for state in states.values():
+        fresh = state["plan"]["fresh"] - state["plan"]["anchor"]
+        for skip in {state["skip"] - 500, -fresh - 1} if fresh else {-1}:
+            echo = ej.echo(CountingUpstream(list(range(3000))), spec, batch=True)
+            with pytest.raises(ValueError, match=f"skip={skip}, .* it is damaged"):
+                echo.set_state(state | {"skip": skip})
+            with pytest.raises(RuntimeError, match="go to a saved state"):
+                next(echo)
+            echo.set_state(state)
+
+
 def test_an_upstream_that_got_shorter_is_noticed():
     spec = ej.EchoSpec(2, 8, "shuffle")
     echo = ej.echo(CountingUpstream(list(range(20))), spec)

@@ -262,6 +262,10 @@ class AdaptivePlan:
         """See `Plan`: the first item that came together with the oldest one held."""
         return self._ring.anchor(self._items[0].items)
 
+    def oldest(self) -> int:
+        """See `Plan`."""
+        return self.anchor()
+
     def next_anchor(self, row: int) -> int:
         """See `Plan`: the first of those that come together."""
         return -(-row // self._lanes.rows) * self._lanes.rows

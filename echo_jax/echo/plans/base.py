@@ -160,14 +160,21 @@ class Plan(Protocol):
         ...
 
     def anchor(self) -> int:
-        """Returns the oldest row of a lane that a restore has to read again.
+        """Returns the row of a lane that `Restored.first` is of a restored state.
 
         It is that of the latest state, or of the latest `need` if that is newer.
         """
         ...
 
+    def oldest(self) -> int:
+        """Returns the oldest row of a lane that a restore has to read again.
+
+        It is the anchor, or a later one, with no row in use between.
+        """
+        ...
+
     def next_anchor(self, row: int) -> int:
-        """Returns the first row from ``row`` on that can become the anchor."""
+        """Returns the first row from ``row`` on where reading again may begin."""
         ...
 
     def get_state(self, pending: int = 0) -> dict[str, Any]:

@@ -192,6 +192,10 @@ class FixedPlan:
         anchor, rows = min([plan.anchor() for plan in self._plans]), self._lanes.rows
         return anchor // rows * rows
 
+    def oldest(self) -> int:
+        """See `Plan`: in lanes, which may differ, the anchor, which they share."""
+        return self._plans[0].oldest() if self._by_item else self.anchor()
+
     def next_anchor(self, row: int) -> int:
         """See `Plan`."""
         return self._plans[0].next_anchor(row)

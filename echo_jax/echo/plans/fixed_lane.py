@@ -20,6 +20,8 @@ from echo_jax.echo.spec import EchoSpec
 
 __all__ = ["FixedLane", "Uses"]
 
+_LEAST_STRIDE = 64
+
 _STATE_KEYS = {
     "anchor",
     "carry",
@@ -101,6 +103,9 @@ class FixedLane:
         span = 1 << (self._rounds.window + self.num_slots).bit_length()
         self._slot_of = np.zeros(span, np.int32)
         self._wrap = span - 1
+        # Upstreams' states are looked at so often that a restore reads little in vain.
+        stride = self._rounds.window // 8
+        self._stride = stride if stride >= _LEAST_STRIDE else 0
         self._restart(dict.fromkeys(_STATE_KEYS, 0) | {"end": -1})
 
     def _restart(self, state: Mapping[str, int]) -> None:
@@ -138,12 +143,29 @@ class FixedLane:
         return None if self._end < 0 else self._end - self.written
 
     def anchor(self) -> int:
-        """Returns the oldest fresh item that a restore has to read again."""
+        """Returns the first fresh item that the state knows of."""
         return self._where()[1]
 
+    def oldest(self) -> int:
+        """Returns the oldest fresh item that a restore has to read again.
+
+        With a small buffer it is the anchor: there is little to spare.
+        """
+        if not self._stride:
+            return self.anchor()
+        items = np.arange(self.anchor(), self.written)
+        # What a slot holds is the last item that it was given to.
+        held = np.full(self.num_slots, self.fresh)
+        held[self._slot_of[items & self._wrap]] = items
+        held[self._free[: self._num_free]] = self.fresh
+        return min(self.fresh, int(held.min()))
+
     def next_anchor(self, index: int) -> int:
-        """Returns the first item from ``index`` on that can become the anchor."""
-        return self._rounds.next_anchor(index)
+        """Returns the first item from ``index`` on where reading again may begin."""
+        anchor = self._rounds.next_anchor(index)
+        if not self._stride:
+            return anchor
+        return min(anchor, -(-index // self._stride) * self._stride)
 
     def missing(self, uses: int) -> int:
         """Returns how many fresh items the next uses need beside those written.
@@ -361,7 +383,7 @@ class FixedLane:
             and state["carry"] // schedule.denominator <= self._rounds.max_departed
             and 0 <= state["round"] <= state["fresh"] + state["uses"] + window
             and (state["end"] == -1 or state["end"] >= state["fresh"])
-            and state["anchor"] == self.next_anchor(state["anchor"])
+            and state["anchor"] == self._rounds.next_anchor(state["anchor"])
             and self._comes_back(state)
         ):
             raise ValueError(

@@ -196,6 +196,10 @@ class StochasticPlan:
         """See `Plan`: the first item that came together with the oldest one held."""
         return self._ring.anchor(self._written)
 
+    def oldest(self) -> int:
+        """See `Plan`."""
+        return self.anchor()
+
     def next_anchor(self, row: int) -> int:
         """See `Plan`: the first of those that come together."""
         return -(-row // self.batch) * self.batch
