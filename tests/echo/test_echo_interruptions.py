@@ -145,6 +145,27 @@ def test_an_interruption_gives_no_wrong_item(store, mode):
     assert run.refused
 
 
+@pytest.mark.parametrize("store", ["items", "batches", "unbatch"])
+def test_an_interruption_anywhere_in_the_first_output_gives_no_wrong_item(store):
+    make_echo, spec = STORES[store], SPECS["fixed"]
+    with make_echo(spec) as echo:
+        due = [uses_of(output) for output in echo]
+    line, struck = 0, True
+    while struck:
+        line += 1
+        with make_echo(spec) as echo:
+            state, fault = echo.get_state(), Interruption(line, Interrupted)
+            struck, output = attempt(lambda echo=echo: next(echo), fault)
+            found = [] if struck else [uses_of(output)]
+            try:
+                found += [uses_of(output) for output in echo]
+            except RuntimeError:
+                echo.set_state(state)
+                found = [uses_of(output) for output in echo]
+            assert found == due
+    assert line > 100
+
+
 def test_an_interruption_between_blocks_of_loads_gives_no_wrong_item(monkeypatch):
     monkeypatch.setattr(stochastic, "_BLOCK", 1)
     run = run_of("items", "stochastic")

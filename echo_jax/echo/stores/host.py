@@ -288,9 +288,11 @@ class RingStore:
             shape, dtype = array.shape[lead:], array.dtype
             specs.append(_Leaf(path, keys[i] if flat else None, shape, dtype))
             arrays.append(np.empty((self._num_slots, *shape), dtype))
-        self._leaves, self._arrays, self._flat = specs, arrays, flat
+        self._leaves, self._arrays = specs, arrays
         self._are_small = [leaf.is_small for leaf in specs]
         self._structure = Structure(tree)
+        # Last, as it lets later items by: whatever comes before it lays out anew.
+        self._flat = flat
 
     def _refuse_structure(self, tree: Any) -> NoReturn:
         paths = [path for path, _ in flatten(tree)]
