@@ -60,9 +60,12 @@ class LossWindow(struct.PyTreeNode):
         # A comparison and a sum, not a scatter: its order is the same on every
         # backend and in every run.
         mine = bucket[:, None] == jnp.arange(REPEAT_BUCKETS)[None, :]
+        # Counted in float32, exactly for less than 16 million examples: devices then
+        # sum the counts together with the gradients, and integers apart from them.
+        count = mine.sum(axis=0, dtype=jnp.float32).astype(jnp.int32)
         return LossWindow(
             loss=self.loss + jnp.where(mine, losses[:, None], 0.0).sum(axis=0),
-            count=self.count + mine.sum(axis=0, dtype=jnp.int32),
+            count=self.count + count,
         )
 
     def mean(self) -> float:

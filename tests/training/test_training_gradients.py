@@ -77,12 +77,12 @@ def test_devices_meet_once_in_an_update(micro):
     workload = make_workload(config, task=Plain())
     found = describe_update(config, workload)
     (reduces,) = found.collectives
-    # One of numbers, and one of how many examples are which repeat.
-    assert (reduces.kind, reduces.count) == ("all-reduce", 2)
-    assert reduces.numbers["s32"] == 8
+    assert (reduces.kind, reduces.count) == ("all-reduce", 1)
+    assert set(reduces.numbers) == {"f32"}
     params = jax.eval_shape(Plain().init, jax.random.key(0))["params"]
     num_params = sum(x.size for x in jax.tree.leaves(params))
-    # The statistics, the metric's two sums, and the losses in eight buckets.
+    # The statistics, the metric's two sums, and in eight buckets the losses, and how
+    # many examples are which repeat.
     assert num_params <= reduces.numbers["f32"] <= num_params + 32
 
 
