@@ -6,17 +6,19 @@ from typing import Any
 from echo_jax.config import Config, default_config
 from echo_jax.echo.load_schedule import LoadSchedule
 
-__all__ = ["SCHEDULES", "broken_rules", "meeting_schedule"]
+__all__ = ["FALLING", "SCHEDULES", "broken_rules", "meeting_schedule"]
 
 SCHEDULES = ("none", "every", "bernoulli", "load", "cosine", "linear", "multistep")
 """When replicas meet; ``none``: there are none."""
 
-_FALLING = ("cosine", "linear", "multistep")
+FALLING = ("cosine", "linear", "multistep")
+"""Those by which they meet with a probability from one to another over the run."""
+
 # Which schedules a field belongs to.
 _BELONGS = {
     "every": ("every",),
-    "p": ("bernoulli", *_FALLING),
-    "p_end": _FALLING,
+    "p": ("bernoulli", *FALLING),
+    "p_end": FALLING,
     "outer": SCHEDULES[1:],
     "start_after": SCHEDULES[1:],
 }

@@ -10,7 +10,7 @@ twice the time of an update that sends nothing.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -29,12 +29,12 @@ from echo_jax.training.sharding import batch_sharding, replicated
 
 __all__ = ["LocalRun", "LocalState", "LocalUpdates", "Meetings", "Model", "Outer"]
 
-Report = TypeVar("Report")
-
 # Of the numbers that a seed names: apart from the streams of an echo.
 _MEETINGS = 0x3E37
 # Updates that are decided at once.
 _BLOCK = 1024
+# Beside a sum of squares that is 0.
+_TINY = 1e-30
 
 
 class Outer(struct.PyTreeNode):
@@ -56,10 +56,14 @@ class LocalState(struct.PyTreeNode):
       replicas: A training state whose arrays have a leading axis of the R replicas,
         one on each device.
       outer: None where replicas go on from their mean.
+      spread: How far each was from the mean where they met last: the squared
+        distance of its parameters, divided by the squared norm of the mean's,
+        ``float32[R]``; 0 before they meet.
     """
 
     replicas: Any
     outer: Outer | None
+    spread: jax.Array
 
 
 class LocalRun(NamedTuple):
@@ -74,7 +78,7 @@ class LocalRun(NamedTuple):
     outer: jax.Array
 
 
-class Model(NamedTuple):
+class Model(struct.PyTreeNode):
     """What is evaluated: a state without what training alone needs.
 
     Attributes:
@@ -121,11 +125,12 @@ class LocalUpdates:
         replicas = jax.tree.map(
             lambda x: jnp.broadcast_to(x, (self.mesh.size, *x.shape)), state
         )
+        spread = jnp.zeros(self.mesh.size, jnp.float32)
         if self.outer == "mean":
-            return LocalState(replicas, None)
+            return LocalState(replicas, None, spread)
         # No state begins with a number of these, so that any will do.
         kept = _nesterov(jnp.ones(2)).init(state.params)
-        return LocalState(replicas, Outer(state.params, kept))
+        return LocalState(replicas, Outer(state.params, kept), spread)
 
     def shardings(self, shapes: LocalState) -> LocalState:
         """Returns how a state of these shapes lies on the devices."""
@@ -133,6 +138,7 @@ class LocalUpdates:
         return LocalState(
             jax.tree.map(lambda _: split, shapes.replicas),
             jax.tree.map(lambda _: kept, shapes.outer),
+            cast(Any, split),
         )
 
     @property
@@ -147,17 +153,18 @@ class LocalUpdates:
 
     def step(
         self,
-        step: Callable[[Any, Any, Any], tuple[Any, Report]],
+        step: Callable[[Any, Any, Any], tuple[Any, Any]],
         state: LocalState,
         batch: Any,
         run: LocalRun,
         *,
         meets: bool,
-    ) -> tuple[LocalState, Report]:
+    ) -> tuple[LocalState, Any]:
         """Performs an update of every replica on its own part of a batch.
 
         Args:
-          step: ``(state, batch, inputs) -> (state, report)``, of one replica.
+          step: ``(state, batch, inputs) -> (state, report)``, of one replica; the
+            report has a ``replica_spread``, which is filled in here.
           state: Before it.
           batch: Of all replicas, one's examples after another's.
           run: The same at every update.
@@ -170,18 +177,21 @@ class LocalUpdates:
 
         def of_replica(
             state: LocalState, batch: Any, run: LocalRun
-        ) -> tuple[LocalState, Report]:
+        ) -> tuple[LocalState, Any]:
             replica = jax.tree.map(lambda x: x[0], state.replicas)
             key = jax.random.fold_in(run.inputs.key, jax.lax.axis_index(axes))
             replica, report = step(replica, batch, run.inputs._replace(key=key))
-            outer = state.outer
+            outer, spread = state.outer, state.spread[0]
             if meets:
-                replica, outer = self._met(replica, outer, run.outer)
-            replica, report = jax.tree.map(lambda x: x[None], (replica, report))
-            return LocalState(replica, outer), report
+                replica, outer, spread = self._met(replica, outer, run.outer)
+            report = report.replace(replica_spread=spread)
+            replica, report, spread = jax.tree.map(
+                lambda x: x[None], (replica, report, spread)
+            )
+            return LocalState(replica, outer, spread), report
 
         split, whole = PartitionSpec(axes), PartitionSpec()
-        states = LocalState(split, cast(Any, whole))
+        states = LocalState(split, cast(Any, whole), cast(Any, split))
         return jax.shard_map(
             of_replica,
             mesh=self.mesh,
@@ -192,16 +202,19 @@ class LocalUpdates:
 
     def _met(
         self, replica: Any, outer: Outer | None, numbers: jax.Array
-    ) -> tuple[Any, Outer | None]:
-        """Returns what a replica goes on from, and what is kept of it."""
+    ) -> tuple[Any, Outer | None, jax.Array]:
+        """Returns what a replica goes on from, what is kept, and how far it was."""
         mean = jax.tree.map(self._mean, (replica.params, replica.model_state))
         params, model_state = mean
+        moved = jax.tree.map(jnp.subtract, replica.params, params)
+        spread = _squared_norm(moved) / (_squared_norm(params) + _TINY)
         if outer is not None:
-            moved = jax.tree.map(jnp.subtract, outer.anchor, params)
-            changes, state = _nesterov(numbers).update(moved, outer.state)
+            descent = jax.tree.map(jnp.subtract, outer.anchor, params)
+            changes, state = _nesterov(numbers).update(descent, outer.state)
             params = optax.apply_updates(outer.anchor, changes)
             outer = Outer(params, state)
-        return replica.replace(params=params, model_state=model_state), outer
+        met = replica.replace(params=params, model_state=model_state)
+        return met, outer, spread
 
     def _mean(self, x: jax.Array) -> jax.Array:
         """Returns the mean over replicas of numbers; what counts is the same in all."""
@@ -226,8 +239,8 @@ class LocalUpdates:
         All processes have to ask for it.
 
         Args:
-          report: From `step`, with ``window``, ``metrics``, ``learning_rate`` and
-            ``first_bad_update``.
+          report: From `step`, with ``window``, ``metrics``, ``learning_rate``,
+            ``first_bad_update`` and ``replica_spread``.
         """
         of_each = jax.tree.map(fetch_global, report)
         window, metrics = jax.tree.map(
@@ -239,7 +252,15 @@ class LocalUpdates:
             metrics=metrics,
             learning_rate=of_each.learning_rate[0],
             first_bad_update=min(bad[bad > 0].tolist(), default=0),
+            replica_spread=np.sqrt(of_each.replica_spread.mean()),
         )
+
+
+def _squared_norm(tree: Any) -> jax.Array:
+    return sum(
+        (jnp.square(x.astype(jnp.float32)).sum() for x in jax.tree.leaves(tree)),
+        start=jnp.zeros((), jnp.float32),
+    )
 
 
 def _nesterov(numbers: jax.Array) -> optax.GradientTransformation:

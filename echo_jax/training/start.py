@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from echo_jax.config import Config
+from echo_jax.config_local import FALLING
 from echo_jax.folders import RunPath
 from echo_jax.json_files import read_json
 from echo_jax.training.distributed import is_main_process
@@ -80,7 +81,8 @@ class Start(TakenBack):
 
     Attributes:
       bent: What to say, in the first process, where another number of updates moves
-        the learning rates of a run that is resumed; ``""`` where none moves.
+        the learning rates of a run that is resumed, or the meetings of its replicas;
+        ``""`` where none moves.
 
     Example:
       >>> with Start(workdir, config) as start:
@@ -103,7 +105,7 @@ class Start(TakenBack):
             self.keep()
             return self
         if old := read_json(self._folder / "config.json", {"updates": int}):
-            self.bent = _bent_schedule(old["updates"], self._config)
+            self.bent = _bent(old["updates"], self._config)
         super().__enter__()
         try:
             claim_workdir(self._folder, self._config)
@@ -113,18 +115,29 @@ class Start(TakenBack):
         return self
 
 
-def _bent_schedule(before: int, config: Config) -> str:
-    optim = config.optim
-    is_told = optim.decay_updates or optim.boundaries
-    decays = optim.schedule in _DECAYING and not is_told
-    if not decays or before == config.updates:
+def _bent(before: int, config: Config) -> str:
+    optim, local, updates = config.optim, config.local.schedule, config.updates
+    if before == updates:
         return ""
-    return (
-        f"config.updates was {before} and is {config.updates}: the {optim.schedule} "
-        "schedule decays to the end of the run, so from here on the learning rate is "
-        f"that of a run of {config.updates} updates; a run that is begun with "
-        "--config.optim.decay_updates=N keeps its learning rates"
-    )
+    moved = []
+    if optim.schedule in _DECAYING and not (optim.decay_updates or optim.boundaries):
+        moved.append(
+            f"the {optim.schedule} schedule decays to the end of the run, so from here "
+            f"on the learning rate is that of a run of {updates} updates; a run that "
+            "is begun with --config.optim.decay_updates=N keeps its learning rates"
+        )
+    if local in FALLING:
+        moved.append(
+            "replicas meet less and less often until the end of the run, so from here "
+            f"on as often as in one of {updates} updates"
+        )
+    elif local != "none":
+        moved.append(
+            f"replicas met at the end of the run, after update {before}; one that is "
+            f"begun with {updates} updates may not meet there"
+        )
+    said = "; and ".join(moved)
+    return said and f"config.updates was {before} and is {updates}: {said}"
 
 
 def _content(file: RunPath) -> bytes | None:

@@ -146,6 +146,8 @@ class StepReport(struct.PyTreeNode):
       learning_rate: Of this update, ``float32[]``.
       first_bad_update: See `TrainState`.
       loss_scale: Of this update; None without one.
+      replica_spread: How far replicas were from their mean where they met last, as
+        a root mean square, beside the norm of the mean; None without replicas.
     """
 
     window: LossWindow
@@ -153,14 +155,17 @@ class StepReport(struct.PyTreeNode):
     learning_rate: jax.Array
     first_bad_update: jax.Array
     loss_scale: ScaleReport | None
+    replica_spread: Any = None
 
     def row(self) -> dict[str, float]:
         """Returns its part of a logged row; waits until it is computed."""
         report = jax.device_get(self)
+        spread = report.replica_spread
         return {
             "loss": report.window.mean(),
             "learning_rate": float(report.learning_rate),
             **(report.loss_scale.row() if report.loss_scale else {}),
+            **({} if spread is None else {"replica_spread": float(spread)}),
             **report.window.mean_by_repeat(),
             **metric_means(report.metrics),
         }

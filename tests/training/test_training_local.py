@@ -100,7 +100,9 @@ def test_meeting_after_every_update_is_data_parallelism():
     whole(*[False] * 20)
     assert_close(local.params(), whole.params(), atol=1e-5)
     one, all_of = local.compiled.read(local.report), jax.device_get(whole.report)
-    assert one.row() == pytest.approx(all_of.row(), rel=1e-4)
+    row = one.row()
+    del row["replica_spread"]
+    assert row == pytest.approx(all_of.row(), rel=1e-4)
 
 
 def test_replicas_go_apart_and_meet_at_their_mean():
@@ -120,6 +122,27 @@ def test_replicas_go_apart_and_meet_at_their_mean():
         x for x in jax.tree.leaves(after.opt_state) if x.shape[1:] == (4, 16)
     ]
     assert len(np.unique(momentum, axis=0)) == REPLICAS
+
+
+def test_a_row_has_how_far_replicas_were_apart_where_they_met():
+    def spread(updates):
+        return updates.compiled.read(updates.report).row()["replica_spread"]
+
+    apart, met = Updates(**EVERY, **SGD), Updates(**EVERY, **SGD)
+    apart(False, False, False)
+    assert spread(apart) == 0
+    met(False, False, True)
+    assert spread(met) > 0
+    # The third update of each replica, without a meeting, is where they then were.
+    each = jax.device_get(apart.state.replicas.params)
+    mean = mean_of(each)
+    moved = sum(((each[k] - mean[k]) ** 2).sum() for k in mean) / REPLICAS
+    norm = sum((mean[k] ** 2).sum() for k in mean)
+    assert spread(met) == pytest.approx((moved / norm) ** 0.5, rel=1e-4)
+    # It stands until they meet again.
+    before = spread(met)
+    met(False)
+    assert spread(met) == before
 
 
 def test_the_outer_step_is_that_of_nesterov_by_hand():

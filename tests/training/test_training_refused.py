@@ -135,6 +135,23 @@ def test_a_run_that_is_ahead_of_its_command_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("local", "said"),
+    [
+        ({"local__schedule": "every", "local__every": 3}, "after update 2; one that"),
+        ({"local__schedule": "linear", "local__p_end": 0.5}, "as in one of 4 updates"),
+    ],
+)
+def test_an_extension_says_that_it_moves_meetings(tmp_path, local, said):
+    text = io.StringIO()
+    for updates in (2, 4):
+        config = tiny_config(updates=updates, **local)
+        console = Console(file=text, width=400)
+        train(config, make_workload(config), tmp_path, console=console)
+    assert "config.updates was 2 and is 4: replicas me" in text.getvalue()
+    assert said in text.getvalue()
+
+
+@pytest.mark.parametrize(
     ("optim", "is_bent"),
     [
         ({"optim__schedule": "cosine"}, True),
@@ -156,4 +173,5 @@ def test_an_extension_says_that_it_bends_the_schedule(tmp_path, optim, is_bent):
     kind = optim["optim__schedule"]
     words = f"config.updates was 2 and is 4: the {kind} schedule decays to the end of"
     assert (words in longer) == is_bent
+    assert "replicas" not in longer
     assert "resumes after update 2" in longer

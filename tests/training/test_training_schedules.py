@@ -11,7 +11,7 @@ from tiny_workload import rows_of, run, tiny_config
 
 from echo_jax.config_check import check_config
 from echo_jax.training.optim import Optimizer, hyperparams
-from echo_jax.training.start import _bent_schedule
+from echo_jax.training.start import _bent
 
 
 def config_of(**fields):
@@ -220,4 +220,5 @@ def test_a_run_logs_the_rate_that_it_trains_with(tmp_path):
 )
 def test_what_ends_with_the_run_bends_where_it_is_extended(fields, bends):
     config = config_of(**{**fields, "decay_updates": 0})
-    assert bool(_bent_schedule(config.updates - 1, config)) is bends
+    assert bool(_bent(config.updates - 1, config)) is bends
+    assert not _bent(config.updates, config)
