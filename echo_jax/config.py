@@ -153,6 +153,10 @@ def default_config() -> Config:
     # Whose examples batch norm takes its statistics of: all | device. Those of an
     # update, or with micro above 1 of a part of it. Replicas take their own.
     config.batch.statistics = "all"
+    # What it evaluates with: moving (averages over updates) | last (those of the last
+    # update) | recompute (those of so many fresh batches, at every evaluation)
+    config.batch.norm = "moving"
+    config.batch.norm_batches = 16
 
     # Replicas with parameters of their own, one on each device, that meet now and then.
     config.local = ConfigDict()

@@ -1,7 +1,11 @@
-"""Batch normalisation over virtual batches (Hoffer et al. 2017, section 4)."""
+"""Batch normalisation over virtual batches (Hoffer et al. 2017, section 4).
+
+And what whoever trains says to all batch norms of a model, whichever they are: over
+which devices they take statistics, and whether they keep moving averages of them.
+"""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -10,9 +14,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-__all__ = ["GhostBatchNorm", "statistics_axes", "statistics_over"]
+__all__ = [
+    "GhostBatchNorm",
+    "merged_statistics",
+    "momentum_or_none",
+    "statistics_axes",
+    "statistics_of_batch",
+    "statistics_over",
+]
 
 _AXES: ContextVar[tuple[str, ...]] = ContextVar("axes", default=())
+_KEEPS_AVERAGES: ContextVar[bool] = ContextVar("keeps_averages", default=True)
 
 
 @contextlib.contextmanager
@@ -38,6 +50,49 @@ def statistics_axes() -> Any:
     As Flax takes them, which says that an axis is a single one.
     """
     return _AXES.get() or None
+
+
+@contextlib.contextmanager
+def statistics_of_batch() -> Iterator[None]:
+    """Has batch norms that are traced within keep the last batch's statistics alone."""
+    token = _KEEPS_AVERAGES.set(False)
+    try:
+        yield
+    finally:
+        _KEEPS_AVERAGES.reset(token)
+
+
+def momentum_or_none(momentum: float) -> float:
+    """Returns what running statistics keep at an update: 0 in `statistics_of_batch`."""
+    return momentum if _KEEPS_AVERAGES.get() else 0.0
+
+
+def merged_statistics(tree: Any, mean: Callable[[Any], Any]) -> Any:
+    """Returns the statistics of all examples from those of parts of equal size.
+
+    By the law of total variance the variance of all is the mean of the variances plus
+    the variance of the means, which a mean of the variances alone leaves out.
+
+    Args:
+      tree: The collections of a model without ``"params"``, one for each part: every
+        ``{"mean", "var"}`` in them is of a batch norm.
+      mean: Over the parts.
+
+    Returns:
+      The same without parts. What is no batch norm's is averaged.
+
+    Example:
+      >>> parts = {"mean": jnp.array([1.0, 5.0]), "var": jnp.array([0.0, 0.0])}
+      >>> merged = merged_statistics(parts, lambda x: x.mean(axis=0))
+      >>> float(merged["mean"]), float(merged["var"])
+      (3.0, 4.0)
+    """
+    if not isinstance(tree, Mapping):
+        return mean(tree)
+    if set(tree) != {"mean", "var"}:
+        return {name: merged_statistics(part, mean) for name, part in tree.items()}
+    means, squares = mean(tree["mean"]), mean(tree["var"] + lax.square(tree["mean"]))
+    return {"mean": means, "var": jnp.maximum(squares - lax.square(means), 0)}
 
 
 class GhostBatchNorm(nn.Module):
@@ -105,7 +160,7 @@ class GhostBatchNorm(nn.Module):
             axes = None if self.virtual_batch else statistics_axes()
             mean, var = _moments(groups, None if self.is_initializing() else axes)
             if not self.is_initializing():
-                kept = self.momentum
+                kept = momentum_or_none(self.momentum)
                 # Sums over the groups alone, so that devices meet once.
                 moments = mean, var + lax.square(mean)
                 means, squares = (x.reshape(-1, channels).mean(axis=0) for x in moments)

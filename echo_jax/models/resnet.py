@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from echo_jax.models.batch_norm import statistics_axes
+from echo_jax.models.batch_norm import momentum_or_none, statistics_axes
 
 __all__ = ["Norm", "ResNet", "norm_layer"]
 
@@ -144,7 +144,7 @@ def norm_layer(norm: Norm, dtype: jnp.dtype, train: bool, *, name: str) -> nn.Mo
         )
     return nn.BatchNorm(
         use_running_average=not train,
-        momentum=0.9,
+        momentum=momentum_or_none(0.9),
         dtype=dtype,
         axis_name=statistics_axes(),
         name=name,

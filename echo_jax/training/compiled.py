@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from echo_jax.config import Config
+from echo_jax.models.batch_norm import merged_statistics, statistics_of_batch
 from echo_jax.training.distributed import replicate
 from echo_jax.training.feed import Batching, Feed, HostBatching, HostInput, Input
 from echo_jax.training.finite import is_finite
@@ -28,7 +29,7 @@ from echo_jax.training.sharding import (
     replicated,
 )
 from echo_jax.training.xla_options import XlaOptions, xla_options
-from echo_jax.workloads.base import Batch, Sums, Task, Workload
+from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 
 __all__ = ["CompiledFunctions", "CompiledStep", "several_updates"]
 
@@ -73,6 +74,9 @@ class CompiledFunctions(Generic[State, Report]):
         evaluated; the state itself without local updates.
       evaluate: ``(model, batch) -> ({metric: (sum, count)}, outputs)``: what
         `Task.evaluate` and `Task.predict` return, on every device.
+      statistics: ``(model, batch) -> model_state`` with batch norm's statistics of a
+        training batch without tags alone.
+      merge: ``([model_state]) -> model_state`` of the batches of all of them.
       is_finite: ``(state) -> bool[]``, over all its floats.
       copy: ``(state) -> state`` in memory of its own, to be donated freely.
     """
@@ -126,6 +130,8 @@ class CompiledFunctions(Generic[State, Report]):
         self.init = shared.init
         self.model = shared.model
         self.evaluate = shared.evaluate
+        self.statistics = shared.statistics
+        self.merge = shared.merge
         self.is_finite = shared.is_finite
         self.copy = shared.copy
 
@@ -293,6 +299,14 @@ class _Shared(Generic[State, Report]):
             in_shardings=(model, batch_sharding(mesh)),
             out_shardings=on_all_devices,
         )
+        self.statistics: Callable[[Any, Batch], Variables] = jax.jit(
+            self._statistics,
+            in_shardings=(model, batch_sharding(mesh)),
+            out_shardings=on_all_devices,
+        )
+        self.merge: Callable[[Sequence[Variables]], Variables] = jax.jit(
+            _merged, in_shardings=on_all_devices, out_shardings=on_all_devices
+        )
         self.is_finite: Callable[[State], jax.Array] = jax.jit(
             is_finite, in_shardings=(self._state,), out_shardings=on_all_devices
         )
@@ -307,6 +321,12 @@ class _Shared(Generic[State, Report]):
         variables = {"params": model.params, **model.model_state}
         task = self._task
         return task.evaluate(variables, batch), task.predict(variables, batch)
+
+    def _statistics(self, model: Any, batch: Batch) -> Variables:
+        variables = {"params": model.params, **model.model_state}
+        with statistics_of_batch():
+            _, model_state, _ = self._task.loss(variables, batch, jax.random.key(0))
+        return model_state
 
     def _program(self, batching: Batching, scan: bool, meets: bool) -> CompiledStep:
         def program(
@@ -336,6 +356,11 @@ class _Shared(Generic[State, Report]):
             compiler_options=dict(self._options) or None,
         )
         return cast(CompiledStep, compiled)
+
+
+def _merged(parts: Sequence[Variables]) -> Variables:
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
+    return merged_statistics(stacked, lambda x: x.mean(axis=0))
 
 
 # A cache by value, because jit's own is by the identity of a function: the arms of

@@ -8,9 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from echo_jax.config import Config
 from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.distributed import all_gather, this_shard
+from echo_jax.training.recompute import with_recomputed_statistics
 from echo_jax.training.sharding import put_batch
 from echo_jax.training.watchdog import Watchdog
 from echo_jax.workloads.base import Batch, Evaluator, Workload
@@ -19,11 +21,16 @@ __all__ = ["evaluate", "evaluate_split"]
 
 
 def evaluate_split(
-    compiled: CompiledFunctions, state: Any, workload: Workload, watchdog: Watchdog
+    config: Config,
+    compiled: CompiledFunctions,
+    state: Any,
+    workload: Workload,
+    watchdog: Watchdog,
 ) -> dict[str, float]:
     """Returns every metric of a workload over its evaluation split.
 
     Args:
+      config: A checked training config.
       compiled: The run's functions.
       state: The state to evaluate; not changed.
       workload: Makes this process' part of the split.
@@ -32,10 +39,13 @@ def evaluate_split(
     Returns:
       What `evaluate` does, and what the task derives from it.
     """
+    model = compiled.model(state)
+    if config.batch.norm == "recompute":
+        model = with_recomputed_statistics(config, compiled, model, workload, watchdog)
     batches = workload.eval_batches(shard=this_shard())
     metrics = evaluate(
         compiled,
-        state,
+        model,
         watchdog.each(batches, "a batch of the evaluation"),
         evaluator=workload.evaluator() if workload.evaluator else None,
     )
@@ -44,7 +54,7 @@ def evaluate_split(
 
 def evaluate(
     compiled: CompiledFunctions,
-    state: Any,
+    model: Any,
     batches: Iterable[Batch],
     *,
     evaluator: Evaluator | None = None,
@@ -56,7 +66,7 @@ def evaluate(
 
     Args:
       compiled: The run's functions.
-      state: The state to evaluate; not changed.
+      model: From ``compiled.model``; not changed.
       batches: One pass over the split, each with ``"mask"``; of several processes,
         this one's rows.
       evaluator: A new one; it is given every batch with what the task predicts.
@@ -69,7 +79,6 @@ def evaluate(
       ValueError: There is no example, or a batch does not divide over the devices.
     """
     num_devices = compiled.mesh.size // jax.process_count()
-    model = compiled.model(state)
     parts = []
     in_flight: deque[tuple[Batch, Any]] = deque()
 

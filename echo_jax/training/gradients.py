@@ -17,11 +17,22 @@ from jax.sharding import Mesh, PartitionSpec
 
 from echo_jax.config import Config
 from echo_jax.config_batch import BatchGrowth
-from echo_jax.models.batch_norm import statistics_over
+from echo_jax.models.batch_norm import (
+    merged_statistics,
+    statistics_of_batch,
+    statistics_over,
+)
 from echo_jax.training.loss_scale import scale, unscale
 from echo_jax.workloads.base import Batch, Sums, Task, Variables
 
-__all__ = ["Computed", "Gradient", "SplitGradient", "gradient_of", "whole_gradient"]
+__all__ = [
+    "Computed",
+    "Gradient",
+    "SplitGradient",
+    "gradient_of",
+    "unaveraged_gradient",
+    "whole_gradient",
+]
 
 
 class Computed(NamedTuple):
@@ -74,6 +85,18 @@ def whole_gradient(
     return Computed(unscale(gradient, factor), *aux)
 
 
+def unaveraged_gradient(
+    task: Task,
+    variables: Variables,
+    batch: Batch,
+    key: jax.Array,
+    factor: jax.Array | None,
+) -> Computed:
+    """Does what `whole_gradient` does; batch norm keeps this batch's statistics."""
+    with statistics_of_batch():
+        return whole_gradient(task, variables, batch, key, factor)
+
+
 @dataclass(frozen=True)
 class SplitGradient:
     """Computes the gradient of every device's share, and averages them once.
@@ -89,6 +112,8 @@ class SplitGradient:
       over_devices: Whether batch norm takes the statistics of a micro-batch over all
         devices. Otherwise it takes each device's own, and nothing is sent until the
         end; the running ones then follow the mean of the devices' means and variances.
+      averages: Whether batch norm keeps moving averages of them. Otherwise it keeps
+        those of all parts of the last batch: see `merged_statistics`.
 
     Example:
       >>> gradient = SplitGradient(jax.make_mesh((8, 1), ("data", "fsdp")), micro=4)
@@ -98,6 +123,7 @@ class SplitGradient:
     micro: int = 1
     reduce: str = "float32"
     over_devices: bool = True
+    averages: bool = True
 
     def __call__(
         self,
@@ -141,8 +167,9 @@ class SplitGradient:
         factor: jax.Array | None,
     ) -> Computed:
         """Returns what is computed of a device's share, with the mean gradient."""
+        gradient = whole_gradient if self.averages else unaveraged_gradient
         if self.micro == 1:
-            return whole_gradient(task, variables, share, key, factor)
+            return gradient(task, variables, share, key, factor)
         parts = jax.tree.map(
             lambda x: x.reshape(self.micro, len(x) // self.micro, *x.shape[1:]), share
         )
@@ -150,7 +177,7 @@ class SplitGradient:
         def add(carry: Any, part: Any) -> tuple[Any, Any]:
             total, model_state = carry
             number, batch = part
-            computed = whole_gradient(
+            computed = gradient(
                 task,
                 {**variables, **model_state},
                 batch,
@@ -163,15 +190,18 @@ class SplitGradient:
                 computed.gradient,
             )
             metrics = jax.tree.map(jnp.float32, computed.metrics)
-            return (total, computed.model_state), (computed.losses, metrics)
+            model_state = computed.model_state
+            return (total, model_state), (computed.losses, metrics, model_state)
 
         params = variables["params"]
         others = {name: tree for name, tree in variables.items() if name != "params"}
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
         numbered = (jnp.arange(self.micro), parts)
-        (total, model_state), (losses, metrics) = jax.lax.scan(
+        (total, model_state), (losses, metrics, of_parts) = jax.lax.scan(
             add, (zeros, others), numbered
         )
+        if not self.averages:
+            model_state = merged_statistics(of_parts, _mean_of_parts)
         return Computed(
             jax.tree.map(lambda total: total / self.micro, total),
             losses.reshape(-1),
@@ -195,14 +225,25 @@ class SplitGradient:
         return Computed(
             jax.tree.map(average, computed.gradient),
             computed.losses,
-            jax.tree.map(lambda x: _mean(x, axes), computed.model_state),
+            self._averaged_state(computed.model_state, lambda x: _mean(x, axes)),
             jax.lax.psum(jax.tree.map(jnp.float32, computed.metrics), axes),
         )
+
+    def _averaged_state(
+        self, model_state: Variables, mean: Callable[[jax.Array], jax.Array]
+    ) -> Variables:
+        if self.averages:
+            return jax.tree.map(mean, model_state)
+        return merged_statistics(model_state, mean)
 
 
 def _mean(x: jax.Array, axes: Any) -> jax.Array:
     """Returns the mean over devices of numbers; what counts is the same on all."""
     return jax.lax.pmean(x, axes) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def _mean_of_parts(x: jax.Array) -> jax.Array:
+    return x.mean(axis=0) if jnp.issubdtype(x.dtype, jnp.floating) else x[-1]
 
 
 def gradient_of(config: Config, mesh: Mesh) -> Gradient:
@@ -217,8 +258,9 @@ def gradient_of(config: Config, mesh: Mesh) -> Gradient:
     """
     batch, reduce = config.batch, config.precision.reduce
     by_xla = batch.micro == 1 and batch.statistics == "all" and reduce == "auto"
+    averages = batch.norm != "last"
     if by_xla:
-        return whole_gradient
+        return whole_gradient if averages else unaveraged_gradient
     smallest = config.batch_size // BatchGrowth.of(config).parts(0)
     share = smallest // mesh.size
     if share % batch.micro:
@@ -233,4 +275,5 @@ def gradient_of(config: Config, mesh: Mesh) -> Gradient:
         batch.micro,
         "float32" if reduce == "auto" else reduce,
         batch.statistics == "all",
+        averages,
     )

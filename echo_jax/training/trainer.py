@@ -82,6 +82,7 @@ from echo_jax.training.optim import Hyperparams, Optimizer, hyperparams
 from echo_jax.training.precision import Precision
 from echo_jax.training.profile import Profile
 from echo_jax.training.progress import show_run
+from echo_jax.training.recompute import check_norm
 from echo_jax.training.run_log import RunLog
 from echo_jax.training.runfiles import write_json_once
 from echo_jax.training.start import Start
@@ -400,6 +401,7 @@ def train_checked(
     compiled = compile_functions(config, workload)
     # Here, so that an impossible echo is refused before anything is written.
     check_echo(config, workload, compiled.mesh)
+    check_norm(config, compiled, workload)
     if is_main_process():
         workdir.remove_unfinished()
     kept = read_if_whole(workdir / "summary.json", DECIDES_THE_END)
@@ -594,7 +596,7 @@ class Trainer:
         seconds, totals = self.clock.seconds(), self._totals_of_all()
         with self.clock.phase("pause"):
             metrics = evaluate_split(
-                self.compiled, self.state, self._workload, self.watchdog
+                self.config, self.compiled, self.state, self._workload, self.watchdog
             )
             self.log.add(eval_row(totals, seconds, metrics))
 

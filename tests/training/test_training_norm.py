@@ -1,0 +1,188 @@
+"""What batch norm evaluates with: averages, the last batch, or fresh batches."""
+
+from dataclasses import dataclass
+
+import flax.linen as nn
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_workload import (
+    NUM_EXAMPLES,
+    NUM_FEATURES,
+    example,
+    make_workload,
+    rows_of,
+    run,
+    tiny_config,
+)
+
+from echo_jax.config_check import check_config
+from echo_jax.models.batch_norm import GhostBatchNorm
+from echo_jax.models.resnet import norm_layer
+from echo_jax.training.evaluation import evaluate_split
+from echo_jax.training.gradients import gradient_of
+from echo_jax.training.trainer import compile_functions
+from echo_jax.training.watchdog import Watchdog
+from echo_jax.workloads.base import Task
+
+
+class Network(nn.Module):
+    """Normalises its input, which depends on no parameter."""
+
+    norm: str
+
+    @nn.compact
+    def __call__(self, x, train):
+        if self.norm == "flax":
+            x = norm_layer("batch", jnp.float32, train, name="norm")(x)
+        else:
+            size = 2 if self.norm == "ghost" else None
+            x = GhostBatchNorm(virtual_batch=size, name="norm")(x, train=train)
+        return nn.Dense(1)(x)[:, 0]
+
+
+@dataclass(frozen=True)
+class Normed(Task):
+    norm: str = "flax"
+
+    def init(self, key):
+        x = jnp.zeros((2, NUM_FEATURES))
+        return dict(Network(self.norm).init(key, x, train=False))
+
+    def loss(self, variables, batch, key):
+        y, new = Network(self.norm).apply(
+            variables, batch["x"], train=True, mutable=["batch_stats"]
+        )
+        return (y - batch["y"]) ** 2, dict(new), {}
+
+    def evaluate(self, variables, batch):
+        # What it evaluates with, instead of how good it is.
+        stats, mask = variables["batch_stats"]["norm"], batch["mask"]
+        return {
+            f"{name}_{i}": (stats[name][i] * mask.sum(), mask.sum())
+            for name in ("mean", "var")
+            for i in range(NUM_FEATURES)
+        } | {"loss": (mask.sum(), mask.sum())}
+
+
+def statistics_of(x):
+    """In the order of `Normed.evaluate`."""
+    return np.concatenate([x.mean(axis=0), x.var(axis=0)])
+
+
+def fresh_items(count, seed=0):
+    """The first fresh items of `make_workload`."""
+    order = grain.MapDataset.range(NUM_EXAMPLES).shuffle(seed=seed).repeat()
+    return np.stack([example(order[i])["x"] for i in range(count)])
+
+
+def evaluated(row):
+    names = [f"{name}_{i}" for name in ("mean", "var") for i in range(NUM_FEATURES)]
+    return np.array([row[f"eval_{name}"] for name in names])
+
+
+NORMS = ["flax", "whole", "ghost"]
+SPLITS = {
+    "one device": {},
+    "by xla": {"mesh__data": 4},
+    "own statistics": {"mesh__data": 4, "batch__statistics": "device"},
+    "parts": {"mesh__data": 4, "batch__micro": 2, "batch__statistics": "device"},
+    "parts of all": {"mesh__data": 4, "batch__micro": 2},
+}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("norm", NORMS)
+def test_last_keeps_the_mean_and_the_variance_of_the_whole_last_batch(norm, split):
+    config = tiny_config(batch_size=16, batch__norm="last", **SPLITS[split])
+    compiled = compile_functions(config, make_workload(config, task=Normed(norm)))
+    gradient, task = gradient_of(config, compiled.mesh), Normed(norm)
+    variables = task.init(jax.random.key(0))
+    x = np.random.default_rng(0).normal(3, 2, (16, NUM_FEATURES)).astype(np.float32)
+    # Examples whose devices and parts have means of their own.
+    x += 5 * np.arange(16, dtype=np.float32)[:, None]
+    batch = {"x": x, "y": x[:, 0]}
+    found = jax.jit(gradient, static_argnums=0)(
+        task, variables, batch, jax.random.key(1), None
+    )
+    stats = found.model_state["batch_stats"]["norm"]
+    np.testing.assert_allclose(stats["mean"], x.mean(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(stats["var"], x.var(axis=0), rtol=1e-3)
+
+
+@pytest.mark.parametrize("how", ["host", "device", "batch"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_recompute_evaluates_with_the_statistics_of_fresh_batches(tmp_path, norm, how):
+    where = {
+        "host": {"echo__factor": 2.0},
+        "device": {"echo__where": "device", "echo__after": "decode"},
+        "batch": {"echo__after": "batch"},
+    }[how]
+    task, options = Normed(norm), {"batch__norm_batches": 3, "mesh__data": 2, **where}
+    one = run(tmp_path / "a", task=task, batch__norm="recompute", **options)
+    expected = statistics_of(fresh_items(3 * 8))
+    rows = [row for row in rows_of(tmp_path / "a") if "eval_loss" in row]
+    assert len(rows) == 3
+    for row in rows:
+        np.testing.assert_allclose(evaluated(row), expected, rtol=1e-4, atol=1e-5)
+    # Nothing else is changed by it, neither the data nor what is trained.
+    other = run(tmp_path / "b", task=task, **options)
+    assert one["params_sha256"] == other["params_sha256"]
+    assert one["fresh"] == other["fresh"]
+    for row in rows_of(tmp_path / "b"):
+        if "eval_loss" in row:
+            assert not np.allclose(evaluated(row), expected, atol=0.01)
+
+
+def test_a_mean_of_replicas_has_statistics_of_its_own(tmp_path):
+    options = {"mesh__data": 4, "local__schedule": "every", "local__every": 5}
+    run(
+        tmp_path,
+        task=Normed(),
+        batch__norm="recompute",
+        batch__norm_batches=2,
+        **options,
+    )
+    row = [row for row in rows_of(tmp_path) if "eval_loss" in row][1]
+    expected = statistics_of(fresh_items(2 * 8))
+    np.testing.assert_allclose(evaluated(row), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", ["last", "recompute"])
+def test_a_model_without_batch_norm_is_refused_before_anything_is_written(
+    tmp_path, norm
+):
+    @dataclass(frozen=True)
+    class Plain(Normed):
+        def init(self, key):
+            return {"params": super().init(key)["params"]}
+
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError, match=rf"batch\.norm='{norm}' needs a model with"):
+        run(folder, task=Plain(), batch__norm=norm)
+    assert not folder.exists()
+
+
+def test_no_fresh_batch_is_refused():
+    config = tiny_config(batch__norm="recompute", batch__norm_batches=0)
+    with pytest.raises(ValueError, match="norm_batches=0 must be at least 1"):
+        check_config(config)
+
+
+def test_a_wait_for_them_is_watched(tmp_path):
+    config = tiny_config(batch__norm="recompute", batch__norm_batches=2)
+    workload = make_workload(config, task=Normed())
+    compiled = compile_functions(config, workload)
+    waits = []
+
+    class Watched(Watchdog):
+        def waiting(self, what, *args, **kwargs):
+            waits.append(what)
+            return super().waiting(what, *args, **kwargs)
+
+    watchdog = Watched()
+    state = compiled.init(compiled.init_key)
+    evaluate_split(config, compiled, state, workload, watchdog)
+    assert waits[:2] == [f"batch {i} of 2 for batch norm" for i in (1, 2)]
