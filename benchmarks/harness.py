@@ -81,7 +81,7 @@ class Result:
 
 
 def paired(
-    ours: Callable[[], float], peer: Callable[[], float], repeats: int = 5
+    ours: Callable[[], float], peer: Callable[[], float], repeats: int = 7
 ) -> tuple[float, list[float]]:
     """Runs two measurements in turn and compares them pair by pair.
 

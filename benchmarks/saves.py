@@ -78,7 +78,7 @@ def p11() -> list[Result]:
             "P11-restore",
             "time to restore and make the first batch, ours / Grain's refill",
             statistics.median(ratios),
-            "<= 0.5",
+            "<= 0.25",
             "x",
             f"Grain flat-map echo + window shuffle of {_BUFFER} uses",
             ratios,
