@@ -7,6 +7,7 @@ and what a network loses beside it come on top.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 __all__ = [
     "Exchange",
@@ -14,6 +15,7 @@ __all__ = [
     "Scaling",
     "describe_cost",
     "gradient_noise_scale",
+    "noise_of_parts",
     "parameter_server",
     "reduce_scatter_all_gather",
     "ring_all_reduce",
@@ -205,8 +207,7 @@ def describe_cost(
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class NoiseScale:
+class NoiseScale(NamedTuple):
     """How noisy gradients are; see `gradient_noise_scale`.
 
     Attributes:
@@ -214,8 +215,8 @@ class NoiseScale:
       variance: tr(Σ): of the gradients of single examples, summed over parameters.
     """
 
-    squared_norm: float
-    variance: float
+    squared_norm: Any
+    variance: Any
 
     @property
     def examples(self) -> float:
@@ -256,9 +257,20 @@ def gradient_noise_scale(
             f"part_norms has {parts} norms, of a batch of {batch_size}; give at least "
             "two, of equal parts of the batch"
         )
-    small, large = batch_size // parts, batch_size
-    of_small = sum(each**2 for each in part_norms) / parts
-    of_large = norm**2
-    squared_norm = (large * of_large - small * of_small) / (large - small)
-    variance = (of_small - of_large) / (1 / small - 1 / large)
+    square = sum(each**2 for each in part_norms) / parts
+    return noise_of_parts(square, norm**2, batch_size // parts, parts)
+
+
+def noise_of_parts(part_square: Any, square: Any, size: int, parts: int) -> NoiseScale:
+    """Does what `gradient_noise_scale` does, of numbers or of arrays.
+
+    Args:
+      part_square: The mean of the squared norms of the parts' mean gradients.
+      square: The squared norm of the mean gradient of the whole batch.
+      size: Examples in a part.
+      parts: How many there are, at least two.
+    """
+    # Of the whole batch, ``parts * size`` examples, in the paper's terms.
+    squared_norm = (parts * square - part_square) / (parts - 1)
+    variance = (part_square - square) * size * parts / (parts - 1)
     return NoiseScale(squared_norm, variance)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from echo_jax.config import Config
@@ -22,6 +23,7 @@ from echo_jax.models.batch_norm import (
     statistics_of_batch,
     statistics_over,
 )
+from echo_jax.training.cost_model import NoiseScale, noise_of_parts
 from echo_jax.training.loss_scale import scale, unscale
 from echo_jax.workloads.base import Batch, Sums, Task, Variables
 
@@ -30,6 +32,7 @@ __all__ = [
     "Gradient",
     "SplitGradient",
     "gradient_of",
+    "squared_norm",
     "unaveraged_gradient",
     "whole_gradient",
 ]
@@ -44,12 +47,14 @@ class Computed(NamedTuple):
       losses: Of every example, ``float32[B]``.
       model_state: The collections other than the parameters, after the step.
       metrics: See `echo_jax.workloads.base.Task.loss`.
+      noise: Of the gradient, where it is the mean of several; None where it is of one.
     """
 
     gradient: Any
     losses: jax.Array
     model_state: Variables
     metrics: Sums
+    noise: NoiseScale | None
 
 
 Gradient = Callable[[Task, Variables, Batch, jax.Array, jax.Array | None], Computed]
@@ -82,7 +87,7 @@ def whole_gradient(
         return scale(losses.mean(), factor), (losses, model_state, metrics)
 
     gradient, aux = jax.grad(mean_loss, has_aux=True)(variables["params"])
-    return Computed(unscale(gradient, factor), *aux)
+    return Computed(unscale(gradient, factor), *aux, noise=None)
 
 
 def unaveraged_gradient(
@@ -145,10 +150,10 @@ class SplitGradient:
         ) -> Computed:
             key = jax.random.fold_in(key, jax.lax.axis_index(axes))
             with statistics_over(axes if self.over_devices else ()):
-                computed = self._accumulated(task, variables, share, key, factor)
-            return self._averaged(computed)
+                found = self._accumulated(task, variables, share, key, factor)
+            return self._averaged(*found)
 
-        specs: Any = (whole, split, whole, whole)
+        specs: Any = (whole, split, whole, whole, whole)
         return jax.shard_map(
             of_share,
             mesh=self.mesh,
@@ -165,11 +170,15 @@ class SplitGradient:
         share: Batch,
         key: jax.Array,
         factor: jax.Array | None,
-    ) -> Computed:
-        """Returns what is computed of a device's share, with the mean gradient."""
+    ) -> tuple[Computed, jax.Array]:
+        """Returns what is computed of a device's share, with the mean gradient.
+
+        And the mean of the squared norms of the gradients that it is the mean of.
+        """
         gradient = whole_gradient if self.averages else unaveraged_gradient
         if self.micro == 1:
-            return gradient(task, variables, share, key, factor)
+            computed = gradient(task, variables, share, key, factor)
+            return computed, squared_norm(computed.gradient)
         parts = jax.tree.map(
             lambda x: x.reshape(self.micro, len(x) // self.micro, *x.shape[1:]), share
         )
@@ -191,25 +200,27 @@ class SplitGradient:
             )
             metrics = jax.tree.map(jnp.float32, computed.metrics)
             model_state = computed.model_state
-            return (total, model_state), (computed.losses, metrics, model_state)
+            square = squared_norm(computed.gradient)
+            return (total, model_state), (computed.losses, metrics, model_state, square)
 
         params = variables["params"]
         others = {name: tree for name, tree in variables.items() if name != "params"}
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
         numbered = (jnp.arange(self.micro), parts)
-        (total, model_state), (losses, metrics, of_parts) = jax.lax.scan(
-            add, (zeros, others), numbered
-        )
+        (total, model_state), of_parts = jax.lax.scan(add, (zeros, others), numbered)
+        losses, metrics, model_states, squares = of_parts
         if not self.averages:
-            model_state = merged_statistics(of_parts, _mean_of_parts)
-        return Computed(
+            model_state = merged_statistics(model_states, _mean_of_parts)
+        computed = Computed(
             jax.tree.map(lambda total: total / self.micro, total),
             losses.reshape(-1),
             model_state,
             jax.tree.map(lambda x: x.sum(axis=0), metrics),
+            noise=None,
         )
+        return computed, squares.mean()
 
-    def _averaged(self, computed: Computed) -> Computed:
+    def _averaged(self, computed: Computed, square: jax.Array) -> Computed:
         """Returns what is the same on all devices, but for the losses."""
         # One device has nothing to send.
         axes = self.mesh.axis_names if self.mesh.size > 1 else ()
@@ -222,11 +233,19 @@ class SplitGradient:
             part = (x / self.mesh.size).astype(reduce)
             return jax.lax.psum(part, axes).astype(x.dtype)
 
+        gradient = jax.tree.map(average, computed.gradient)
+        parts = self.mesh.size * self.micro
+        noise = None
+        if parts > 1:
+            size = len(computed.losses) // self.micro
+            square = jax.lax.pmean(square, axes)
+            noise = noise_of_parts(square, squared_norm(gradient), size, parts)
         return Computed(
-            jax.tree.map(average, computed.gradient),
+            gradient,
             computed.losses,
             self._averaged_state(computed.model_state, lambda x: _mean(x, axes)),
             jax.lax.psum(jax.tree.map(jnp.float32, computed.metrics), axes),
+            noise,
         )
 
     def _averaged_state(
@@ -235,6 +254,11 @@ class SplitGradient:
         if self.averages:
             return jax.tree.map(mean, model_state)
         return merged_statistics(model_state, mean)
+
+
+def squared_norm(tree: Any) -> jax.Array:
+    """Returns the sum of the squares of all numbers in a pytree, in float32."""
+    return optax.tree.norm(optax.tree.cast(tree, jnp.float32), squared=True)
 
 
 def _mean(x: jax.Array, axes: Any) -> jax.Array:

@@ -25,6 +25,7 @@ from echo_jax.config_local import meeting_schedule
 from echo_jax.echo.keys import mix, sequence
 from echo_jax.echo.plans.stochastic import decide_loads
 from echo_jax.training.distributed import fetch_global
+from echo_jax.training.gradients import squared_norm
 from echo_jax.training.sharding import batch_sharding, replicated
 
 __all__ = ["LocalRun", "LocalState", "LocalUpdates", "Meetings", "Model", "Outer"]
@@ -207,7 +208,7 @@ class LocalUpdates:
         mean = jax.tree.map(self._mean, (replica.params, replica.model_state))
         params, model_state = mean
         moved = jax.tree.map(jnp.subtract, replica.params, params)
-        spread = _squared_norm(moved) / (_squared_norm(params) + _TINY)
+        spread = squared_norm(moved) / (squared_norm(params) + _TINY)
         if outer is not None:
             descent = jax.tree.map(jnp.subtract, outer.anchor, params)
             changes, state = _nesterov(numbers).update(descent, outer.state)
@@ -239,28 +240,23 @@ class LocalUpdates:
         All processes have to ask for it.
 
         Args:
-          report: From `step`, with ``window``, ``metrics``, ``learning_rate``,
-            ``first_bad_update`` and ``replica_spread``.
+          report: From `step`, with ``window``, ``gradients``, ``metrics``,
+            ``learning_rate``, ``first_bad_update`` and ``replica_spread``.
         """
         of_each = jax.tree.map(fetch_global, report)
-        window, metrics = jax.tree.map(
-            lambda x: x.sum(axis=0), (of_each.window, of_each.metrics)
+        window, gradients, metrics = jax.tree.map(
+            lambda x: x.sum(axis=0),
+            (of_each.window, of_each.gradients, of_each.metrics),
         )
         bad = of_each.first_bad_update
         return of_each.replace(
             window=window,
+            gradients=gradients,
             metrics=metrics,
             learning_rate=of_each.learning_rate[0],
             first_bad_update=min(bad[bad > 0].tolist(), default=0),
             replica_spread=np.sqrt(of_each.replica_spread.mean()),
         )
-
-
-def _squared_norm(tree: Any) -> jax.Array:
-    return sum(
-        (jnp.square(x.astype(jnp.float32)).sum() for x in jax.tree.leaves(tree)),
-        start=jnp.zeros((), jnp.float32),
-    )
 
 
 def _nesterov(numbers: jax.Array) -> optax.GradientTransformation:

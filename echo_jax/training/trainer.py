@@ -67,7 +67,7 @@ from echo_jax.training.finite import (
     is_finite,
 )
 from echo_jax.training.flops import UpdateFlops, count_flops
-from echo_jax.training.gradients import Gradient, whole_gradient
+from echo_jax.training.gradients import Gradient, squared_norm, whole_gradient
 from echo_jax.training.hlo import sent_bytes
 from echo_jax.training.interrupt import (
     UNSAVED_WHERE_HELD,
@@ -91,6 +91,7 @@ from echo_jax.training.totals import Totals, gather_totals
 from echo_jax.training.watchdog import Stalled, Watchdog, describe_data
 from echo_jax.training.window import (
     MAX_METRICS,
+    GradientWindow,
     LossWindow,
     metric_means,
     named_metrics,
@@ -120,6 +121,7 @@ class TrainState(struct.PyTreeNode):
       model_state: Flax collections other than the parameters (batch statistics).
       opt_state: The optimizer's state.
       window: Losses since the last logged update.
+      gradients: Their norms since then, and their noise.
       metrics: Sum and count of each of the task's metrics since then, in the order of
         their names, ``float32[MAX_METRICS, 2]``.
       first_bad_update: The first update whose loss was not finite, ``int32[]``,
@@ -133,6 +135,7 @@ class TrainState(struct.PyTreeNode):
     model_state: Any
     opt_state: Any
     window: LossWindow
+    gradients: GradientWindow
     metrics: jax.Array
     first_bad_update: jax.Array
     loss_scale: LossScale | None
@@ -143,6 +146,7 @@ class StepReport(struct.PyTreeNode):
 
     Attributes:
       window: Losses since the last logged update, this one included.
+      gradients: Their norms since then, and their noise.
       metrics: By name, sum and count of the task's metrics since then, ``float32[]``.
       learning_rate: Of this update, ``float32[]``.
       first_bad_update: See `TrainState`.
@@ -152,6 +156,7 @@ class StepReport(struct.PyTreeNode):
     """
 
     window: LossWindow
+    gradients: GradientWindow
     metrics: Sums
     learning_rate: jax.Array
     first_bad_update: jax.Array
@@ -166,6 +171,7 @@ class StepReport(struct.PyTreeNode):
             "loss": report.window.mean(),
             "learning_rate": float(report.learning_rate),
             **(report.loss_scale.row() if report.loss_scale else {}),
+            **report.gradients.row(),
             **({} if spread is None else {"replica_spread": float(spread)}),
             **report.window.mean_by_repeat(),
             **metric_means(report.metrics),
@@ -214,6 +220,7 @@ def init_state(
         model_state=variables,
         opt_state=optimizer.init(params),
         window=LossWindow.empty(),
+        gradients=GradientWindow.empty(),
         metrics=jnp.zeros((MAX_METRICS, 2), jnp.float32),
         first_bad_update=jnp.zeros((), jnp.int32),
         loss_scale=None if precision.loss_scale == "none" else LossScale.at_start(),
@@ -264,15 +271,19 @@ def train_step(
     )
 
     is_new_window = state.update % run.log_every == 0
-    window, sums = jax.tree.map(
-        lambda kept: jnp.where(is_new_window, 0, kept), (state.window, state.metrics)
+    window, gradients, sums = jax.tree.map(
+        lambda kept: jnp.where(is_new_window, 0, kept),
+        (state.window, state.gradients, state.metrics),
     )
-    skipped = state.replace(update=state.update + 1, window=window, metrics=sums)
+    skipped = state.replace(
+        update=state.update + 1, window=window, gradients=gradients, metrics=sums
+    )
     new_state = skipped.replace(
         params=optax.apply_updates(state.params, changes),
         model_state=found.model_state,
         opt_state=opt_state,
         window=window.add(found.losses, repeat),
+        gradients=gradients.add(squared_norm(found.gradient), found.noise),
         metrics=sums + stacked_metrics(found.metrics),
     )
     loss = found.losses.mean()
@@ -291,7 +302,12 @@ def train_step(
     new_state = new_state.replace(first_bad_update=first_bad, loss_scale=scaler)
     sums = named_metrics(new_state.metrics, found.metrics)
     return new_state, StepReport(
-        new_state.window, sums, numbers["lr"], first_bad, scale_report
+        new_state.window,
+        new_state.gradients,
+        sums,
+        numbers["lr"],
+        first_bad,
+        scale_report,
     )
 
 

@@ -11,11 +11,13 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from echo_jax.training.cost_model import NoiseScale
 from echo_jax.workloads.base import Sums
 
 __all__ = [
     "MAX_METRICS",
     "REPEAT_BUCKETS",
+    "GradientWindow",
     "LossWindow",
     "metric_means",
     "named_metrics",
@@ -91,6 +93,51 @@ class LossWindow(struct.PyTreeNode):
             for i in range(REPEAT_BUCKETS)
             if self.count[i]
         }
+
+
+class GradientWindow(struct.PyTreeNode):
+    """Gradients since the last logged update, before they are clipped.
+
+    Attributes:
+      updates: How many, ``float32[]``.
+      square: Their squared norms, summed, ``float32[]``.
+      noise: What was estimated of their noise, summed, each ``float32[]``.
+    """
+
+    updates: jax.Array
+    square: jax.Array
+    noise: NoiseScale
+
+    @classmethod
+    def empty(cls) -> "GradientWindow":
+        """Returns a window with nothing in it."""
+        zero = jnp.zeros((), jnp.float32)
+        return cls(zero, zero, NoiseScale(zero, zero))
+
+    def add(self, square: jax.Array, noise: NoiseScale | None) -> "GradientWindow":
+        """Returns the window with an update added.
+
+        Args:
+          square: The squared norm of its gradient.
+          noise: As far as it is known.
+        """
+        if noise is not None:
+            noise = NoiseScale(*map(jnp.add, self.noise, noise))
+        return GradientWindow(
+            self.updates + 1, self.square + square, noise or self.noise
+        )
+
+    def row(self) -> dict[str, float]:
+        """Returns the root mean square of the norms, and the noise scale if known.
+
+        For a window on the host. The scale is the ratio of what was estimated on
+        average, and nothing where that makes no sense: see `NoiseScale.examples`.
+        """
+        if not self.updates:
+            return {"gradient_norm": math.nan}
+        row = {"gradient_norm": math.sqrt(self.square / self.updates)}
+        scale = NoiseScale(*map(float, self.noise)).examples
+        return row if math.isnan(scale) else {**row, "noise_scale": scale}
 
 
 def stacked_metrics(metrics: Sums) -> jax.Array:

@@ -1,10 +1,12 @@
 """The gradient of a batch, split by hand: what is computed, and what is sent."""
 
+import math
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from tiny_workload import Regression, make_workload, rows_of, run, tiny_config
 
@@ -15,9 +17,13 @@ from echo_jax.models.batch_norm import (
     statistics_over,
 )
 from echo_jax.models.resnet import norm_layer
+from echo_jax.training.cost_model import NoiseScale, gradient_noise_scale
 from echo_jax.training.gradients import SplitGradient, gradient_of, whole_gradient
+from echo_jax.training.loader import unechoed
 from echo_jax.training.program import describe_update
 from echo_jax.training.sharding import make_mesh
+from echo_jax.training.trainer import compile_functions
+from echo_jax.training.window import GradientWindow
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ def test_it_is_the_gradient_of_the_whole_batch(devices, micro):
     found = computed_by(SplitGradient(mesh, micro), Plain())
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-        found,
+        found._replace(noise=None),
         expected,
     )
     # Counts are exact, and the losses are those of the examples in their order.
@@ -84,6 +90,64 @@ def test_devices_meet_once_in_an_update(micro):
     # The statistics, the metric's two sums, and in eight buckets the losses, and how
     # many examples are which repeat.
     assert num_params <= reduces.numbers["f32"] <= num_params + 32
+
+
+@pytest.mark.parametrize(("devices", "micro"), [(4, 1), (1, 4), (4, 2)])
+def test_the_noise_is_that_of_the_parts_gradients(devices, micro):
+    found = computed_by(SplitGradient(make_mesh(devices, 1, 16), micro), Plain())
+    variables, batch = Plain().init(jax.random.key(1)), batch_of(16)
+    parts = devices * micro
+
+    def norm(rows):
+        part = {name: x[rows] for name, x in batch.items()}
+        one = whole_gradient(Plain(), variables, part, jax.random.key(2), None)
+        return float(optax.tree.norm(one.gradient))
+
+    norms = [norm(rows) for rows in np.arange(16).reshape(parts, -1)]
+    expected = gradient_noise_scale(norms, norm(slice(None)), batch_size=16)
+    assert found.noise == pytest.approx(expected, rel=1e-4)
+    assert computed_by(SplitGradient(make_mesh(1, 1, 16)), Plain()).noise is None
+
+
+def test_a_row_has_the_norm_of_the_gradients_since_the_last_one(tmp_path):
+    options = {"updates": 4, "log_every": 2, "mesh__data": 2, "optim__clip_norm": 1e-3}
+    options |= {"optim__name": "sgd", "optim__lr": 1.0, "optim__warmup_updates": 0}
+    options |= {"optim__schedule": "constant", "checkpoint_every": 1}
+    run(tmp_path / "whole", task=Plain(), **options)
+    run(tmp_path / "parts", task=Plain(), batch__micro=2, **options)
+    whole, parts = (
+        [row for row in rows_of(tmp_path / name) if row["kind"] == "train"]
+        for name in ("whole", "parts")
+    )
+    task = Plain()
+    config = tiny_config(**options)
+    workload = make_workload(config, task=task)
+    compiled = compile_functions(config, workload)
+    state, squares = compiled.init(compiled.init_key), []
+    batches = iter(workload.train_dataset(unechoed(config)))
+    for _ in range(4):
+        batch = next(batches)
+        items = {name: batch[name] for name in ("x", "y")}
+        variables = {"params": state.params, **state.model_state}
+        one = whole_gradient(task, variables, items, jax.random.key(0), None)
+        squares.append(float(optax.tree.norm(one.gradient)) ** 2)
+        state, _ = compiled.step_on_batch(state, batch)
+    for row, part, pair in zip(whole, parts, (squares[:2], squares[2:]), strict=True):
+        assert row["gradient_norm"] == pytest.approx(np.mean(pair) ** 0.5, rel=1e-4)
+        assert part["gradient_norm"] == pytest.approx(row["gradient_norm"], rel=1e-4)
+        assert "noise_scale" not in row
+    assert any("noise_scale" in part for part in parts)
+
+
+def test_the_noise_scale_of_a_row_is_the_ratio_of_the_averages():
+    window = GradientWindow.empty()
+    assert math.isnan(window.row()["gradient_norm"])
+    for square, noise in ((9.0, NoiseScale(4.0, 20.0)), (16.0, NoiseScale(-2.0, 10.0))):
+        window = window.add(square, noise)
+    expected = {"gradient_norm": 12.5**0.5, "noise_scale": 15.0}
+    assert jax.device_get(window).row() == pytest.approx(expected)
+    window = window.add(1.0, NoiseScale(-3.0, 5.0))
+    assert set(window.row()) == {"gradient_norm"}
 
 
 @pytest.mark.parametrize("reduce", ["bfloat16", "float16"])

@@ -100,9 +100,11 @@ def test_meeting_after_every_update_is_data_parallelism():
     whole(*[False] * 20)
     assert_close(local.params(), whole.params(), atol=1e-5)
     one, all_of = local.compiled.read(local.report), jax.device_get(whole.report)
-    row = one.row()
+    row, expected = one.row(), all_of.row()
     del row["replica_spread"]
-    assert row == pytest.approx(all_of.row(), rel=1e-4)
+    # A replica's own gradient is as noisy as the few examples that it is of.
+    assert row.pop("gradient_norm") > expected.pop("gradient_norm")
+    assert row == pytest.approx(expected, rel=1e-4)
 
 
 def test_replicas_go_apart_and_meet_at_their_mean():
