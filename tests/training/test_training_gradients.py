@@ -112,7 +112,7 @@ def test_the_noise_is_that_of_the_parts_gradients(devices, micro):
 def test_a_row_has_the_norm_of_the_gradients_since_the_last_one(tmp_path):
     options = {"updates": 4, "log_every": 2, "mesh__data": 2, "optim__clip_norm": 1e-3}
     options |= {"optim__name": "sgd", "optim__lr": 1.0, "optim__warmup_updates": 0}
-    options |= {"optim__schedule": "constant", "checkpoint_every": 1}
+    options |= {"optim__schedule": "constant"}
     run(tmp_path / "whole", task=Plain(), **options)
     run(tmp_path / "parts", task=Plain(), batch__micro=2, **options)
     whole, parts = (
