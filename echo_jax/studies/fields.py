@@ -16,6 +16,7 @@ SUMMARY: dict[str, Any] = {
     "fresh": _NUMBER,
     "repeats": _NUMBER,
     "updates": _NUMBER,
+    "bytes_sent?": _NUMBER,
     "rows?": int,
     "wall_s": _NUMBER,
     "t_down_s": _NUMBER,
@@ -61,4 +62,5 @@ STUDY: dict[str, Any] = {
 def row(metric: str) -> dict[str, Any]:
     """Returns the fields of an evaluation."""
     counts = ("updates", "fresh", "repeats", "wall_s")
-    return {**dict.fromkeys(counts, _NUMBER), f"eval_{metric}": _MAYBE}
+    numbers = dict.fromkeys((*counts, "bytes_sent?"), _NUMBER)
+    return {**numbers, f"eval_{metric}": _MAYBE}

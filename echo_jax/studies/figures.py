@@ -1,4 +1,4 @@
-"""The figure of a study: the metric against each of the three costs."""
+"""The figure of a study: the metric against each of its costs."""
 
 import math
 import os
@@ -25,22 +25,25 @@ __all__ = ["COLOURS", "MARKERS", "STYLE", "write_figure", "write_png"]
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 # A second sign beside the colour, for print in grey.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+# Of the first seven arms, and of those who have their colours again.
+_DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """One cost axis: the field of the metrics' rows and of the summary."""
+    """One cost axis: the field of the metrics' rows."""
 
     label: str
     field: str
-    at_target: str
 
 
 _PANELS = (
-    _Panel("fresh examples read", "fresh", "fresh_to_target"),
-    _Panel("updates", "updates", "updates_to_target"),
-    _Panel("seconds of training", "wall_s", "seconds_to_target"),
+    _Panel("fresh examples read", "fresh"),
+    _Panel("updates", "updates"),
+    _Panel("seconds of training", "wall_s"),
 )
+_BYTES = _Panel("bytes sent by a device", "bytes_sent")
+_PANEL_INCHES = 3.8
 
 STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -68,8 +71,9 @@ def write_figure(study: Study, stem: str | os.PathLike[str]) -> tuple[RunPath, R
     """Draws the study and writes it as PNG and as SVG.
 
     Three panels share the metric's axis: it is plotted against fresh examples,
-    updates and seconds of training. The target is a dashed line, and a marker
-    shows where an arm met it.
+    updates and seconds of training. Where devices send more for an update in one run
+    than in another, there is a fourth, of the bytes. The target is a dashed line, and a
+    marker shows where an arm met it.
 
     Args:
       study: The runs to compare.
@@ -104,9 +108,11 @@ def write_png(figure: Figure, path: RunPath) -> None:
 
 
 def _draw(study: Study) -> Figure:
-    figure = Figure(figsize=(11.5, 4.4), facecolor="white")
-    axes: Sequence[Axes] = figure.subplots(1, 3, sharey=True)
-    for ax, panel in zip(axes, _PANELS, strict=True):
+    panels = (*_PANELS, _BYTES) if study.sends_unevenly else _PANELS
+    size = _PANEL_INCHES * len(panels), 4.4
+    figure = Figure(figsize=size, facecolor="white")
+    axes: Sequence[Axes] = figure.subplots(1, len(panels), sharey=True)
+    for ax, panel in zip(axes, panels, strict=True):
         for index, run in enumerate(study.runs):
             _draw_run(ax, panel, run, index)
         _draw_target(ax, study)
@@ -124,20 +130,18 @@ def _draw(study: Study) -> Figure:
 def _draw_run(ax: Axes, panel: _Panel, run: Run, index: int) -> None:
     colour = COLOURS[index % len(COLOURS)]
     ax.plot(
-        [row[panel.field] for row in run.evals],
+        [row.get(panel.field, 0) for row in run.evals],
         run.values,
         color=colour,
+        linestyle=_dashes(index),
         # The baseline shows behind an arm that runs along it.
         linewidth=2.8 if index == 0 else 1.7,
         solid_joinstyle="round",
     )
     if run.reached:
-        x = run.summary[panel.at_target]
-        row = next(r for r in run.evals if r[panel.field] >= x)
-        y = row[f"eval_{run.metric}"]
         ax.plot(
-            [x],
-            [y],
+            [run.at_target.get(panel.field, 0)],
+            [run.at_target[f"eval_{run.metric}"]],
             marker=MARKERS[index % len(MARKERS)],
             color=colour,
             # Smaller and smaller: markers in one place all show.
@@ -147,6 +151,10 @@ def _draw_run(ax: Axes, panel: _Panel, run: Run, index: int) -> None:
             clip_on=False,
             zorder=5 + index,
         )
+
+
+def _dashes(index: int) -> Any:
+    return _DASHES[index // len(COLOURS) % len(_DASHES)]
 
 
 def _draw_target(ax: Axes, study: Study) -> None:
@@ -200,6 +208,7 @@ def _head(figure: Figure, study: Study, axes: Sequence[Axes]) -> None:
             marker=MARKERS[index % len(MARKERS)],
             markersize=7,
             markeredgecolor="white",
+            linestyle=_dashes(index),
             linewidth=1.8,
         )
         for index in range(len(study.runs))

@@ -23,6 +23,10 @@ class StudyError(ValueError):
     """A folder that cannot be reported on; the message says what to do."""
 
 
+# Updates that send more than so many times as much as others differ in what they send.
+_EVEN_BYTES = 1.01
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished run.
@@ -72,6 +76,17 @@ class Run:
         return choose(finite, default=math.nan)
 
     @property
+    def at_target(self) -> Mapping[str, Any]:
+        """The evaluation that met the target, where one did."""
+        updates = self.summary["updates_to_target"]
+        return next(row for row in self.evals if row["updates"] == updates)
+
+    @property
+    def bytes_sent(self) -> float:
+        """What came out of collectives on each device; 0 where that was not counted."""
+        return self.summary.get("bytes_sent", 0)
+
+    @property
     def simulated_storage(self) -> bool:
         """Whether reads went through a storage model instead of a real storage."""
         return bool(self.summary["simulated_storage"])
@@ -102,6 +117,12 @@ class Study:
     def baseline(self) -> Run | None:
         """The run that all others are relative to: the arm named ``baseline``."""
         return next((run for run in self.runs if run.name == "baseline"), None)
+
+    @property
+    def sends_unevenly(self) -> bool:
+        """Whether devices send more for an update in one run than in another."""
+        each = [run.bytes_sent / max(run.summary["updates"], 1) for run in self.runs]
+        return max(each) > _EVEN_BYTES * min(each)
 
     @property
     def caveats(self) -> list[str]:

@@ -7,11 +7,11 @@ waited before.
 
 import html
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from rich import box
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
@@ -165,6 +165,9 @@ def notes(study: Study) -> list[str]:
             "run: if it is the same step, something else used the machine, and the "
             "seconds do not compare."
         )
+    if study.sends_unevenly:
+        sent = (f"{run.name} {decimal(int(run.bytes_sent))}" for run in study.runs)
+        lines.append(f"Sent by each device in the whole run: {', '.join(sent)}.")
     if "simulated storage" in study.caveats:
         lines.append(f"Simulated storage: {_storage_in_words(study)}.")
     if "synthetic data" in study.caveats:
@@ -229,7 +232,7 @@ def _arm_row(run: Run, baseline: Run | None) -> ArmRow:
     if run.reached and baseline is not None and baseline.reached:
         base = _costs(baseline)
         relative = (costs[0] / base[0], costs[1] / base[1], costs[2] / base[2])
-        repeats = _row_at_target(run)["repeats"]
+        repeats = run.at_target["repeats"]
         if repeats:
             repeat_worth = (base[0] - costs[0]) / repeats
     return ArmRow(
@@ -254,12 +257,6 @@ def _costs(run: Run) -> tuple[int, int, float]:
     else:
         names = ("fresh", "updates", "wall_s")
     return summary[names[0]], summary[names[1]], summary[names[2]]
-
-
-def _row_at_target(run: Run) -> Mapping[str, Any]:
-    """The evaluation that met the target: it knows the repeats used until then."""
-    updates = run.summary["updates_to_target"]
-    return next(row for row in run.evals if row["updates"] == updates)
 
 
 def _echo_in_words(run: Run) -> str:

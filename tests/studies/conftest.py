@@ -17,6 +17,7 @@ def write_run(
     losses: tuple[float, ...] = (3.0, 2.0, 1.0),
     target: float = 1.0,
     seconds_per_update: float = 0.5,
+    bytes_per_update: int | None = None,
     simulated_storage: bool = True,
     synthetic_data: bool = False,
     **summary: Any,
@@ -32,6 +33,8 @@ def write_run(
             "fresh": fresh,
             "repeats": updates * BATCH - fresh,
         }
+        if bytes_per_update is not None:
+            counts["bytes_sent"] = updates * bytes_per_update
         rows.append({"kind": "train", **counts, **clocks, "loss": loss + 0.1})
         rows.append({"kind": "eval", **counts, **clocks, "eval_loss": loss})
     evals = rows[1::2]
@@ -73,6 +76,8 @@ def write_run(
         "simulated_storage": simulated_storage,
         "finished": True,
     }
+    if bytes_per_update is not None:
+        facts["bytes_sent"] = evals[-1]["bytes_sent"]
     environment = {
         "python": "3.11.0",
         "versions": {"jax": "0.10.2"},

@@ -121,6 +121,25 @@ def test_the_figure_names_every_arm_once_and_the_caveat(tmp_path, make_run):
     assert texts.count("eval loss") == 1
 
 
+@pytest.mark.parametrize(
+    ("sent", "differ"), [((400, 25), True), ((400, 400), False), ((None, None), False)]
+)
+def test_bytes_are_an_axis_where_updates_differ_in_them(
+    tmp_path, make_run, sent, differ
+):
+    runs = [
+        make_run(tmp_path / name, bytes_per_update=each)
+        for name, each in zip("ab", sent, strict=True)
+    ]
+    study = read_runs(runs)
+    write_report(study, tmp_path)
+    texts = _comments((tmp_path / "figure.svg").read_text())
+    assert ("bytes sent by a device" in texts) == differ
+    table = (tmp_path / "table.md").read_text()
+    said = "Sent by each device in the whole run: a 120.0 kB, b 7.5 kB."
+    assert (said in table) == differ
+
+
 def test_the_figure_is_the_same_every_time(tmp_path, make_study):
     study = read_study(make_study(tmp_path, ARMS))
     for name in ("a", "b"):
