@@ -6,19 +6,19 @@ from typing import Any
 from echo_jax.config import Config, default_config
 from echo_jax.echo.load_schedule import LoadSchedule
 
-__all__ = ["FALLING", "SCHEDULES", "broken_rules", "meeting_schedule"]
+__all__ = ["CHANGING", "SCHEDULES", "broken_rules", "meeting_schedule"]
 
 SCHEDULES = ("none", "every", "bernoulli", "load", "cosine", "linear", "multistep")
 """When replicas meet; ``none``: there are none."""
 
-FALLING = ("cosine", "linear", "multistep")
+CHANGING = ("cosine", "linear", "multistep")
 """Those by which they meet with a probability from one to another over the run."""
 
 # Which schedules a field belongs to.
 _BELONGS = {
     "every": ("every",),
-    "p": ("bernoulli", *FALLING),
-    "p_end": FALLING,
+    "p": ("bernoulli", *CHANGING),
+    "p_end": CHANGING,
     "outer": SCHEDULES[1:],
     "start_after": SCHEDULES[1:],
 }
@@ -73,6 +73,9 @@ def broken_rules(config: Config) -> Iterator[tuple[str, str, Any]]:
         yield "batch.boundaries", "is for one model, not replicas", ()
     if config.batch.micro != 1:
         yield "batch.micro", "is for gradients that devices share, not replicas", 1
+    if config.batch.norm == "last":
+        rule = "is of one model, and the mean of replicas has seen no batch"
+        yield "batch.norm", rule, "recompute"
     if config.precision.loss_scale != "none":
         yield "precision.loss_scale", "is of one model, not replicas", "none"
     if config.precision.reduce != "auto":

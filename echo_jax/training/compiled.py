@@ -17,7 +17,12 @@ from echo_jax.models.batch_norm import merged_statistics, statistics_of_batch
 from echo_jax.training.distributed import replicate
 from echo_jax.training.feed import Batching, Feed, HostBatching, HostInput, Input
 from echo_jax.training.finite import is_finite
-from echo_jax.training.gradients import Gradient, gradient_of, whole_gradient
+from echo_jax.training.gradients import (
+    Gradient,
+    gradient_of,
+    mean_of_parts,
+    whole_gradient,
+)
 from echo_jax.training.local import LocalUpdates
 from echo_jax.training.optim import Optimizer
 from echo_jax.training.precision import Precision
@@ -360,7 +365,7 @@ class _Shared(Generic[State, Report]):
 
 def _merged(parts: Sequence[Variables]) -> Variables:
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
-    return merged_statistics(stacked, lambda x: x.mean(axis=0))
+    return merged_statistics(stacked, mean_of_parts)
 
 
 # A cache by value, because jit's own is by the identity of a function: the arms of

@@ -6,6 +6,8 @@ Split by hand, with `jax.shard_map`, each device has a gradient of its own, whic
 accumulated over micro-batches, and is then averaged in the type that is asked for.
 """
 
+import contextlib
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,8 +34,9 @@ __all__ = [
     "Gradient",
     "SplitGradient",
     "gradient_of",
+    "mean_of_parts",
+    "mean_over_devices",
     "squared_norm",
-    "unaveraged_gradient",
     "whole_gradient",
 ]
 
@@ -67,6 +70,8 @@ def whole_gradient(
     batch: Batch,
     key: jax.Array,
     factor: jax.Array | None,
+    *,
+    averages: bool = True,
 ) -> Computed:
     """Computes the gradient of a batch as one: what XLA splits, or a single device.
 
@@ -77,6 +82,8 @@ def whole_gradient(
       key: Randomness of this update.
       factor: What the loss is multiplied by while its gradient is computed, which is
         then divided by it, in float32; None for nothing.
+      averages: Whether batch norm keeps moving averages of its statistics, or those of
+        this batch alone.
     """
     others = {name: tree for name, tree in variables.items() if name != "params"}
 
@@ -86,20 +93,13 @@ def whole_gradient(
         )
         return scale(losses.mean(), factor), (losses, model_state, metrics)
 
-    gradient, aux = jax.grad(mean_loss, has_aux=True)(variables["params"])
+    with contextlib.nullcontext() if averages else statistics_of_batch():
+        gradient, aux = jax.grad(mean_loss, has_aux=True)(variables["params"])
     return Computed(unscale(gradient, factor), *aux, noise=None)
 
 
-def unaveraged_gradient(
-    task: Task,
-    variables: Variables,
-    batch: Batch,
-    key: jax.Array,
-    factor: jax.Array | None,
-) -> Computed:
-    """Does what `whole_gradient` does; batch norm keeps this batch's statistics."""
-    with statistics_of_batch():
-        return whole_gradient(task, variables, batch, key, factor)
+# One object, so that equal runs share a compilation.
+_UNAVERAGED: Gradient = functools.partial(whole_gradient, averages=False)
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class SplitGradient:
 
         And the mean of the squared norms of the gradients that it is the mean of.
         """
-        gradient = whole_gradient if self.averages else unaveraged_gradient
+        gradient = functools.partial(whole_gradient, averages=self.averages)
         if self.micro == 1:
             computed = gradient(task, variables, share, key, factor)
             return computed, squared_norm(computed.gradient)
@@ -210,7 +210,7 @@ class SplitGradient:
         (total, model_state), of_parts = jax.lax.scan(add, (zeros, others), numbered)
         losses, metrics, model_states, squares = of_parts
         if not self.averages:
-            model_state = merged_statistics(model_states, _mean_of_parts)
+            model_state = merged_statistics(model_states, mean_of_parts)
         computed = Computed(
             jax.tree.map(lambda total: total / self.micro, total),
             losses.reshape(-1),
@@ -243,14 +243,13 @@ class SplitGradient:
         return Computed(
             gradient,
             computed.losses,
-            self._averaged_state(computed.model_state, lambda x: _mean(x, axes)),
+            self._averaged_state(computed.model_state, axes),
             jax.lax.psum(jax.tree.map(jnp.float32, computed.metrics), axes),
             noise,
         )
 
-    def _averaged_state(
-        self, model_state: Variables, mean: Callable[[jax.Array], jax.Array]
-    ) -> Variables:
+    def _averaged_state(self, model_state: Variables, axes: Any) -> Variables:
+        mean = functools.partial(mean_over_devices, axes=axes)
         if self.averages:
             return jax.tree.map(mean, model_state)
         return merged_statistics(model_state, mean)
@@ -261,12 +260,13 @@ def squared_norm(tree: Any) -> jax.Array:
     return optax.tree.norm(optax.tree.cast(tree, jnp.float32), squared=True)
 
 
-def _mean(x: jax.Array, axes: Any) -> jax.Array:
-    """Returns the mean over devices of numbers; what counts is the same on all."""
+def mean_over_devices(x: jax.Array, axes: Any) -> jax.Array:
+    """Returns the mean over axes of a mesh; of integers, which are equal, any."""
     return jax.lax.pmean(x, axes) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
-def _mean_of_parts(x: jax.Array) -> jax.Array:
+def mean_of_parts(x: jax.Array) -> jax.Array:
+    """Returns the mean over the leading axis; of integers, which count, the last."""
     return x.mean(axis=0) if jnp.issubdtype(x.dtype, jnp.floating) else x[-1]
 
 
@@ -284,7 +284,7 @@ def gradient_of(config: Config, mesh: Mesh) -> Gradient:
     by_xla = batch.micro == 1 and batch.statistics == "all" and reduce == "auto"
     averages = batch.norm != "last"
     if by_xla:
-        return whole_gradient if averages else unaveraged_gradient
+        return whole_gradient if averages else _UNAVERAGED
     smallest = config.batch_size // BatchGrowth.of(config).parts(0)
     share = smallest // mesh.size
     if share % batch.micro:

@@ -25,7 +25,11 @@ from echo_jax.config_local import meeting_schedule
 from echo_jax.echo.keys import mix, sequence
 from echo_jax.echo.plans.stochastic import decide_loads
 from echo_jax.training.distributed import fetch_global
-from echo_jax.training.gradients import squared_norm
+from echo_jax.training.gradients import (
+    mean_of_parts,
+    mean_over_devices,
+    squared_norm,
+)
 from echo_jax.training.sharding import batch_sharding, replicated
 
 __all__ = ["LocalRun", "LocalState", "LocalUpdates", "Meetings", "Model", "Outer"]
@@ -205,8 +209,11 @@ class LocalUpdates:
         self, replica: Any, outer: Outer | None, numbers: jax.Array
     ) -> tuple[Any, Outer | None, jax.Array]:
         """Returns what a replica goes on from, what is kept, and how far it was."""
-        mean = jax.tree.map(self._mean, (replica.params, replica.model_state))
-        params, model_state = mean
+        # One device has nothing to send.
+        axes = self.mesh.axis_names if self.mesh.size > 1 else ()
+        params, model_state = jax.tree.map(
+            lambda x: mean_over_devices(x, axes), (replica.params, replica.model_state)
+        )
         moved = jax.tree.map(jnp.subtract, replica.params, params)
         spread = squared_norm(moved) / (squared_norm(params) + _TINY)
         if outer is not None:
@@ -217,22 +224,11 @@ class LocalUpdates:
         met = replica.replace(params=params, model_state=model_state)
         return met, outer, spread
 
-    def _mean(self, x: jax.Array) -> jax.Array:
-        """Returns the mean over replicas of numbers; what counts is the same in all."""
-        if self.mesh.size == 1 or not jnp.issubdtype(x.dtype, jnp.floating):
-            return x
-        return jax.lax.pmean(x, self.mesh.axis_names)
-
     def model(self, state: LocalState) -> Model:
         """Returns what is evaluated: the anchor if there is one, or else the mean."""
-
-        def mean(x: jax.Array) -> jax.Array:
-            is_number = jnp.issubdtype(x.dtype, jnp.floating)
-            return x.mean(axis=0) if is_number else x[0]
-
         replicas, outer = state.replicas, state.outer
-        params = jax.tree.map(mean, replicas.params) if outer is None else outer.anchor
-        return Model(params, jax.tree.map(mean, replicas.model_state))
+        mean = jax.tree.map(mean_of_parts, (replicas.params, replicas.model_state))
+        return Model(mean[0] if outer is None else outer.anchor, mean[1])
 
     def read(self, report: Any) -> Any:
         """Returns the report of all replicas together, on the host.

@@ -7,7 +7,6 @@ at the end of a training).
 """
 
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import jax
@@ -15,7 +14,8 @@ import jax
 from echo_jax.config import Config
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.distributed import this_shard
-from echo_jax.training.loader import JoinedBatches, next_batch, unechoed
+from echo_jax.training.feed import JoinedBatches
+from echo_jax.training.loader import next_batch, unechoed
 from echo_jax.training.sharding import put_batch
 from echo_jax.training.watchdog import Watchdog
 from echo_jax.workloads.base import Batch, Workload
@@ -86,7 +86,7 @@ def _fresh_batches(
 ) -> Iterator[Batch]:
     num_batches = config.batch.norm_batches
     dataset = workload.train_dataset(unechoed(config), this_shard())
-    with closing(JoinedBatches([dataset])) as batches:
+    with watchdog.closing(JoinedBatches([dataset])) as batches:
         for number in range(num_batches):
             what = f"batch {number + 1} of {num_batches} for batch norm"
             with watchdog.waiting(what):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from echo_jax.config import Config
-from echo_jax.config_local import FALLING
+from echo_jax.config_local import CHANGING
 from echo_jax.folders import RunPath
 from echo_jax.json_files import read_json
 from echo_jax.training.distributed import is_main_process
@@ -126,9 +126,9 @@ def _bent(before: int, config: Config) -> str:
             f"on the learning rate is that of a run of {updates} updates; a run that "
             "is begun with --config.optim.decay_updates=N keeps its learning rates"
         )
-    if local in FALLING:
+    if local in CHANGING:
         moved.append(
-            "replicas meet less and less often until the end of the run, so from here "
+            "replicas meet by a schedule that ends with the run, so from here "
             f"on as often as in one of {updates} updates"
         )
     elif local != "none":

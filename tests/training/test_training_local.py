@@ -424,6 +424,7 @@ def test_without_delay_nothing_is_kept():
             {**EVERY, "batch__boundaries": (8,), "batch__factors": (2,)},
             r"boundaries=\(8,\) is for one model, not replicas; .*=\(\)",
         ),
+        ({**EVERY, "batch__norm": "last"}, r"norm='last' is of one model.*=recompute"),
         ({**EVERY, "precision__reduce": "float32"}, r"reduce='float32' is the type"),
         ({**EVERY, "dispatch__mode": "scan"}, r"mode='scan' has no place .*=loop"),
         ({**DILOCO, "local__outer_momentum": 1.0}, r"outer_momentum=1.0 must be below"),

@@ -138,7 +138,10 @@ def test_a_run_that_is_ahead_of_its_command_is_refused(tmp_path):
     ("local", "said"),
     [
         ({"local__schedule": "every", "local__every": 3}, "after update 2; one that"),
-        ({"local__schedule": "linear", "local__p_end": 0.5}, "as in one of 4 updates"),
+        (
+            {"local__schedule": "linear", "local__p_end": 0.5},
+            "ends with the run, so from here on as often",
+        ),
     ],
 )
 def test_an_extension_says_that_it_moves_meetings(tmp_path, local, said):

@@ -214,6 +214,40 @@ def test_an_evaluation_whose_data_hangs_ends_the_run_and_saves_it(tmp_path, cloc
     assert saved_update(tmp_path) == 5
 
 
+def test_batches_for_batch_norm_that_hang_end_the_run_and_are_not_waited_for(
+    tmp_path, clock
+):
+    config = tiny_config(eval_every=5, batch__norm="recompute")
+    workload = make_workload(config)
+    evaluated, closed = [], []
+
+    class Hung:
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            clock.runs = True
+            threading.Event().wait()
+
+        def close(self):
+            closed.append(self)
+
+    def train_dataset(spec, *args):
+        return Hung() if evaluated else workload.train_dataset(spec, *args)
+
+    def eval_batches(shard):
+        evaluated.append(shard)
+        return workload.eval_batches(shard=shard)
+
+    hung = dataclasses.replace(
+        workload, train_dataset=train_dataset, eval_batches=eval_batches
+    )
+    with pytest.raises(DataTimeoutError, match=r"1 of 16 for batch norm since .* 5, a"):
+        train(config, hung, tmp_path)
+    assert saved_update(tmp_path) == 5
+    assert not closed
+
+
 def test_a_run_whose_data_never_comes_ends_and_is_not_saved(tmp_path, clock):
     config = tiny_config()
     workload = make_workload(config)
