@@ -5,6 +5,7 @@ import gc
 import hashlib
 import json
 import logging
+import os
 import sys
 import time
 import traceback
@@ -125,7 +126,7 @@ class Checkpoints:
         # Orbax writes it later, in another thread: a copy does not change until
         # then, and what JSON cannot hold is found out here.
         host = json.loads(json.dumps(host, allow_nan=False))
-        content = {"arrays": checksums(state), "host": host}
+        content = {"sums": checksums(state), "host": host}
         self._seal()
         self._forget_sums(update)
         self._unsealed = update
@@ -171,13 +172,18 @@ class Checkpoints:
                 ),
             )
         state, content = item["state"], item["host"]
+        if isinstance(content, dict) and "sums" not in content:
+            raise DamagedCheckpointError(
+                f"{where} was saved by an earlier version, whose checksums are not "
+                "known to this one"
+            )
         if not isinstance(content, dict) or content.pop("sha256", "") != _sha256(
             content
         ):
             raise DamagedCheckpointError(
                 f"{where} is damaged: its host part is not what was saved"
             )
-        saved, found = content["arrays"], checksums(state)
+        saved, found = content["sums"], checksums(state)
         differing = [path for path in found if saved.get(path) != found[path]]
         if differing or len(saved) != len(found):
             raise DamagedCheckpointError(
@@ -270,9 +276,12 @@ class Checkpoints:
 
     def _file_sums(self, update: int) -> dict[str, str]:
         """Returns the size of every file of a checkpoint, of small ones the CRC-32."""
-        folder = Path(self._directory / str(update))
-        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        return {path.relative_to(folder).as_posix(): _sum(path) for path in files}
+        folder = str(Path(self._directory / str(update)))
+        return {
+            os.path.relpath(path, folder): _sum(path)
+            for within, _, names in os.walk(folder)
+            for path in [os.path.join(within, name) for name in names]
+        }
 
     def _sums_of(self, update: int | str) -> RunPath:
         return self._directory / f"{update}.sums.json"
@@ -378,11 +387,12 @@ def _forget(error: BaseException | None) -> None:
         logger.setLevel(level)
 
 
-def _sum(path: Path) -> str:
-    size = path.stat().st_size
+def _sum(path: str) -> str:
+    size = os.stat(path).st_size
     if size > _SUMMED_BYTES:
         return str(size)
-    return f"{size}:{zlib.crc32(path.read_bytes()):08x}"
+    with open(path, "rb") as file:
+        return f"{size}:{zlib.crc32(file.read()):08x}"
 
 
 def _sha256(content: Any) -> str:

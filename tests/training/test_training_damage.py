@@ -9,6 +9,7 @@ import zlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -57,17 +58,35 @@ def test_a_checksum_sees_what_lies_where():
 
 
 @pytest.mark.parametrize("spec", [P(), P("data"), P(None, "data")])
-def test_a_checksum_is_that_of_earlier_versions_on_every_mesh(spec):
+def test_a_checksum_is_the_same_in_every_version_and_on_every_mesh(spec):
     """Another one would make all checkpoints damaged that are there already."""
     mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
     value = jnp.arange(48.0).reshape(8, 6)
     state = {"a": jax.device_put(value, NamedSharding(mesh, spec))}
     state |= {"b": jnp.arange(16, dtype=jnp.bfloat16), "c": jax.random.key(0)}
     assert checksums(state) == {
-        "['a']": "fcd7d09ba81c90bd",
-        "['b']": "0616e1845f1a1114",
-        "['c']": "49cdda841707b369",
+        "['a']": "c1cf2abaa2832173",
+        "['b']": "1fae525c1c83b23b",
+        "['c']": "11fd02ebb1f728f8",
     }
+
+
+def mixed(word):
+    word = (word ^ (word >> 16)) * 0x85EBCA6B % 2**32
+    word = (word ^ (word >> 13)) * 0xC2B2AE35 % 2**32
+    return word ^ (word >> 16)
+
+
+def test_a_checksum_is_that_computed_by_hand():
+    first = second = 0
+    words = np.random.default_rng(0).integers(0, 2**32, 50, np.uint32)
+    for place, word in enumerate(words.tolist()):
+        one = mixed(word ^ (place * 0x9E3779B1 % 2**32))
+        other = (one + place * 0x85EBCA77) % 2**32
+        other = (other ^ (other >> 15)) * 0xC2B2AE35 % 2**32
+        first, second = first + one, second + (other ^ (other >> 16))
+    by_hand = f"{first % 2**32:08x}{second % 2**32:08x}"
+    assert checksums({"a": words.reshape(5, 10)}) == {"['a']": by_hand}
 
 
 def functions():
@@ -116,6 +135,19 @@ def check_damage(saved, folder, seed):
     assert found_again and (found_again.update, found_again.damaged) == (2, {}), where
     again.close()
     return bool(found.damaged)
+
+
+def test_a_checkpoint_with_other_checksums_is_said_to_be_of_an_earlier_version(
+    saved, tmp_path
+):
+    _, states, abstract_state = saved
+    with ocp.CheckpointManager(tmp_path) as manager:
+        state, host = ocp.args.StandardSave(states[1]), ocp.args.JsonSave({"host": {}})
+        manager.save(1, args=ocp.args.Composite(state=state, host=host))
+    checkpoints = Checkpoints(run_folder(tmp_path), keep=1)
+    with pytest.raises(DamagedCheckpointError, match=r"1 in .* an earlier version"):
+        checkpoints.restore_newest(abstract_state)
+    checkpoints.close()
 
 
 def test_what_a_disk_does_to_a_checkpoint_is_seen(saved, tmp_path):
