@@ -28,12 +28,14 @@ class _Slots:
       buffer: Their layout.
       arrays: The slots.
       guard: Looks at the first host batches.
+      rewritten_rows: Those of a host batch, which is written as a whole.
       untouched: Whether nothing was ever written.
     """
 
     def __init__(self, buffer: EchoBuffer):
         self.buffer = buffer
         self.guard = ReuseGuard()
+        self.rewritten_rows = buffer.rows // buffer.num_lanes
         self.arrays = buffer.init()
         self.untouched = True
         self._scatter = jitted_write(buffer)

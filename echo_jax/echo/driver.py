@@ -24,14 +24,18 @@ from echo_jax.echo.spec import AdaptiveSpec, AnySpec
 
 __all__ = ["Driver", "Store", "Turn", "prefetched"]
 
-# Rows that are read again together: enough to spare Python for each of them, and few
-# beside a buffer, which has memory already.
-_AT_ONCE = 128
 _STATE_KEYS = {"plan", "skip", "upstream"}
 
 
 class Store(Protocol):
-    """Slots that hold items."""
+    """Slots that hold items.
+
+    Attributes:
+      rewritten_rows: How many rows of each lane are read again together, at most, so
+        that they take little memory beside the slots.
+    """
+
+    rewritten_rows: int
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
         """Puts rows into slots.
@@ -238,8 +242,9 @@ class Driver:
     def _read_again(self, restored: Restored, skip: int) -> None:
         """Reads the items in use, and what the upstream has before them or between."""
         at, end = -skip, restored.slots.shape[1]
+        most = self._store.rewritten_rows
         while at < end:
-            wanted = min(-at if at < 0 else end - at, _AT_ONCE)
+            wanted = min(-at if at < 0 else end - at, most)
             self._reader.ensure(wanted)
             rows = min(self._reader.rows, wanted)
             if not rows:

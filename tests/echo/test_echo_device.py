@@ -532,6 +532,33 @@ def test_states_of_batches_that_no_restore_needs_are_not_kept():
     assert max(kept[200:]) <= max(kept[:100]) < 20
 
 
+@pytest.mark.parametrize("num_devices", [1, 2])
+@pytest.mark.parametrize("rows", [40, 100, 384])
+@pytest.mark.parametrize("is_fixed", [True, False])
+def test_host_batches_of_any_size_are_read_again_as_a_whole(
+    is_fixed, rows, num_devices
+):
+    load = ej.LoadSchedule(start=0.4, end=0.4)
+    spec = (
+        ej.EchoSpec(4, 3 * rows, "spread", rows)
+        if is_fixed
+        else ej.StochasticSpec(load, 3 * rows, rows)
+    )
+
+    def start():
+        return device.echo(Chunks(9, rows), spec, mesh=mesh_of(num_devices), tags=True)
+
+    with closing(start()) as echo, closing(start()) as later:
+        assert len([*itertools.islice(echo, 14)]) == 14
+        later.set_state(echo.get_state())
+        pairs = [*zip(echo, later, strict=True)]
+    assert pairs
+    for (batch, tags), (found, found_tags) in pairs:
+        assert found["index"].tolist() == found_tags.fresh_index.tolist()
+        assert found["index"].tolist() == batch["index"].tolist()
+        assert found_tags.repeat.tolist() == tags.repeat.tolist()
+
+
 def test_the_state_is_small_whatever_the_buffer_holds():
     state = {}
     for size in (32, 4096):

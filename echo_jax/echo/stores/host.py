@@ -27,6 +27,9 @@ from echo_jax.echo.tree import Structure, flatten, tree_map
 
 __all__ = ["ItemStore", "RingStore"]
 
+# Enough to spare Python for each row, and few beside a buffer, which is there already.
+_REWRITTEN_ROWS = 128
+
 
 class ItemStore:
     """Keeps items as they are and hands them out one at a time.
@@ -35,6 +38,8 @@ class ItemStore:
     view of that copy. A leaf that is neither an array nor immutable, such as an
     object of one's own without arrays in it, is deep-copied at every use.
     """
+
+    rewritten_rows = _REWRITTEN_ROWS
 
     def __init__(self, num_slots: int):
         """Makes a store of empty slots."""
@@ -107,6 +112,8 @@ class RingStore:
     Items are copied into the arrays when they are written, and out of them when they
     are read. Leaves come out as plain arrays of their dtype, stacked.
     """
+
+    rewritten_rows = _REWRITTEN_ROWS
 
     def __init__(self, num_slots: int, *, stacked: bool = False):
         """Makes a store whose arrays are laid out by the first item.
