@@ -142,8 +142,15 @@ def _study(args: argparse.Namespace, extras: Sequence[str]) -> int:
     from echo_jax import runs
 
     with _exits_of(runs):
-        runs.run_study(config, workdir)
-    return _show([workdir], workdir)
+        runs.run_study(config, workdir, jobs=args.jobs)
+    try:
+        return _show([workdir], workdir)
+    except _Exit as end:
+        if not isinstance(end.__cause__, runs.FolderInUseError):
+            raise
+        # Another process has ended the same search just now.
+        print(f"another process writes {printable(workdir / 'report.html')}")
+        return 0
 
 
 def _probe(args: argparse.Namespace, extras: Sequence[str]) -> int:
@@ -178,9 +185,13 @@ def _exits_of(runs: ModuleType) -> Iterator[None]:
         yield
     except (runs.ConfigRefusedError, FolderError) as error:
         raise _Exit(WRONG_USE, error) from error
-    except (runs.DamagedCheckpointError, runs.NonFiniteLossError) as error:
+    except (
+        runs.DamagedCheckpointError,
+        runs.LostWorkerError,
+        runs.NonFiniteLossError,
+    ) as error:
         raise _Exit(_FAILED, error) from error
-    except (runs.DataTimeoutError, runs.Interrupted) as error:
+    except (runs.DataTimeoutError, runs.Interrupted, runs.StudyStopped) as error:
         raise _Exit(error.exit_code, error) from error
 
 
@@ -247,9 +258,17 @@ def _prepare(args: argparse.Namespace, extras: Sequence[str]) -> int:
 def _show(folders: Sequence[RunPath], workdir: RunPath) -> int:
     """Prints the table of one study or of runs; writes it, figure and report."""
     # Imported here: matplotlib takes a second, and --help does without.
+    from echo_jax.searches.comparison import is_searched, read_search
+    from echo_jax.searches.report import write_search_report
+    from echo_jax.searches.table import search_table
     from echo_jax.studies.report import write_report
     from echo_jax.studies.table import terminal_table
 
+    if len(folders) == 1 and is_searched(folders[0]):
+        with _refused_studies():
+            search = read_search(folders[0])
+            report = write_search_report(search, workdir)
+        return _shown(search_table(search), workdir / "curves.png", report)
     is_study = len(folders) == 1 and (folders[0] / "study.json").exists()
     with _refused_studies():
         study = read_study(folders[0]) if is_study else read_runs(folders)

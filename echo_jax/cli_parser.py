@@ -47,8 +47,13 @@ The arms run one after another. A field of all arms is --config.base.FIELD=VALUE
 arm, if the config file sets it there, --config.arms.ARM.FIELD=VALUE.
 The same command with the same workdir resumes: finished arms are kept.
 
-example:
-  echo-jax study --config configs/quickstart.py --workdir runs/quickstart"""
+A study that searches (--config.search.*, --config.confirm.*) is many small trials, made
+by one process for each core, and by every other call with the same workdir, on this or
+another machine. More points, repeats or streams keep the trials that there are.
+
+examples:
+  echo-jax study --config configs/quickstart.py --workdir runs/quickstart
+  echo-jax study --config configs/sweeps/s1_placement.py --workdir runs/s1"""
 
 _PROBE_EPILOG = """\
 It measures the loader alone, the step alone and both together, in turns, without
@@ -152,6 +157,14 @@ def make_parser() -> argparse.ArgumentParser:
             help="receives the results, here or in gs://BUCKET/FOLDER; resumes what "
             "it already holds",
         )
+    study.add_argument(
+        "--jobs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of a study that searches: processes that make trials (default: one for "
+        "each core of a CPU, or one on an accelerator)",
+    )
     probe.add_argument(
         "--seconds",
         type=float,

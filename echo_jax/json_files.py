@@ -146,14 +146,17 @@ def read_if_whole(
         return None
 
 
-def write_json(path: RunPath, content: Mapping[str, Any]) -> None:
+def write_json(
+    path: RunPath, content: Mapping[str, Any], *, indent: int | None = 2
+) -> None:
     """Writes a JSON file so that a reader sees the old file or the new one.
 
     Args:
       path: The file; replaced if it exists.
       content: Plain data. NaN and infinities become null, which JSON has.
+      indent: Spaces before each level; None for a single line.
     """
-    path.write(json.dumps(seal(plain(content)), indent=2) + "\n")
+    path.write(json.dumps(seal(plain(content)), indent=indent) + "\n")
 
 
 def read_line(line: bytes) -> dict[str, Any]:

@@ -10,9 +10,11 @@ from typing import Any
 from echo_jax.config import Config
 from echo_jax.config_check import check_config
 from echo_jax.config_saved import read_config
+from echo_jax.config_study import arm_names, protocol_of
 from echo_jax.folders import RunPath, run_folder
 from echo_jax.json_files import DamagedFileError, read_json, write_json
 from echo_jax.lock import FolderInUseError, FolderLock
+from echo_jax.searches.workers import LostWorkerError, StudyStopped, run_search
 from echo_jax.training import distributed, peers
 from echo_jax.training.checkpoint import DamagedCheckpointError
 from echo_jax.training.environment import check_workdir, lock_workdir
@@ -35,8 +37,10 @@ __all__ = [
     "DataTimeoutError",
     "FolderInUseError",
     "Interrupted",
+    "LostWorkerError",
     "MissingCompilerError",
     "NonFiniteLossError",
+    "StudyStopped",
     "describe_collectives",
     "describe_precision",
     "has_ended",
@@ -115,22 +119,31 @@ def run_train(
         return train_checked(config, workload, workdir, lock)
 
 
-def run_study(config: Config, workdir: str | os.PathLike[str]) -> None:
-    """Trains the arms of a study one after another, in this process.
+def run_study(
+    config: Config, workdir: str | os.PathLike[str], *, jobs: int = 0
+) -> None:
+    """Trains the arms of a study, in order.
 
     The same call with the same folder resumes: a finished arm is kept, and an
-    unfinished one goes on. With a ``storage_ratio``, the step time of the base is
-    measured before the first arm, and ``data.storage.latency_s`` of all arms set
-    so that a fresh batch takes that many steps. It is kept in ``study.json``, and a
-    resumed study reads from the same storage.
+    unfinished one goes on. Without a search or streams to confirm on
+    (`echo_jax.config_study.default_study`), an arm is one run, and runs in this
+    process. With them it is many small trials, made by several processes, and by other
+    calls with the same folder, wherever they are.
+
+    With a ``storage_ratio``, the step time of the base is measured before the first
+    arm, and ``data.storage.latency_s`` of all arms set so that a fresh batch takes that
+    many steps. It is kept in ``study.json``, and a resumed study reads from the same
+    storage.
 
     Args:
-      config: A study: ``name``, ``base`` (a training config), ``arms`` (for each
-        name, what differs from the base) and ``storage_ratio`` (0 leaves the
-        storage of the base as it is).
-      workdir: The study's folder; each arm gets a run folder in it.
+      config: A study, see `echo_jax.config_study.default_study`.
+      workdir: The study's folder; each arm gets a run folder in it, or its trials are
+        written to the folder ``trials``.
+      jobs: Processes that make trials; 0 for one on each core of a CPU, or one on an
+        accelerator.
 
     Raises:
+      LostWorkerError, StudyStopped: Of trials.
       ConfigRefusedError, FolderInUseError, NonFiniteLossError, Interrupted,
       DataTimeoutError: As in `run_train`. The folders of all arms are locked from the
         first to the last.
@@ -141,7 +154,21 @@ def run_study(config: Config, workdir: str | os.PathLike[str]) -> None:
     with _errors_of_the_config():
         workdir = run_folder(workdir)
         arms = _arm_configs(config)
+        protocol = protocol_of(config)
+        if jobs < 0 or (jobs and protocol is None):
+            raise ValueError(
+                f"jobs={jobs}: processes make the trials of a search; leave it out"
+            )
+        if protocol:
+            _make_ready_for_trials(arms)
         _check_echoes(arms, workdir)
+        if protocol:
+            _refuse_other_study(workdir, is_searched=True)
+    if protocol:
+        workdir.mkdir()
+        _write_study(config, workdir, calibration={})
+        run_search(protocol, arms, workdir, jobs=jobs)
+        return
     with contextlib.ExitStack() as stack:
         with _errors_of_the_config():
             folders = [workdir, *(workdir / name for name in arms)]
@@ -153,6 +180,7 @@ def _run_arms(
     config: Config, arms: Mapping[str, Config], workdir: RunPath, lock: FolderLock
 ) -> None:
     with _errors_of_the_config():
+        _refuse_other_study(workdir, is_searched=False)
         calibration = _kept_calibration(config, workdir)
     if calibration is None:
         calibration = _calibrate(config, say=print)
@@ -165,15 +193,8 @@ def _run_arms(
         # Now, so that no arm runs for minutes before a later one is refused.
         for name, arm in arms.items():
             check_workdir(workdir / name, arm)
-    metadata = {
-        "name": config.name,
-        "base_config": config.base.to_dict(),
-        "arms": list(arms),
-        "storage": storage,
-        "calibration": calibration,
-    }
     with TakenBack(workdir, ["study.json"]) as start:
-        write_json(workdir / "study.json", metadata)
+        _write_study(config, workdir, calibration, storage)
         for number, (name, arm) in enumerate(arms.items(), start=1):
             print(f"\nArm {number} of {len(arms)}: {name}", flush=True)
             lock.check()
@@ -185,6 +206,53 @@ def _run_arms(
                 # An arm whose start was refused has left nothing.
                 if (workdir / name / "config.json").exists():
                     start.keep()
+
+
+def _write_study(
+    config: Config,
+    workdir: RunPath,
+    calibration: Mapping[str, float],
+    storage: Mapping[str, Any] | None = None,
+) -> None:
+    metadata = {
+        "name": config.name,
+        "base_config": config.base.to_dict(),
+        "arms": [*arm_names(config)],
+        "storage": storage or config.base.data.storage.to_dict(),
+        "calibration": calibration,
+    }
+    if protocol_of(config):
+        metadata["arm_configs"] = config.arms.to_dict()
+        for name in ("search", "confirm", "stop"):
+            metadata[name] = config[name].to_dict()
+        metadata["paper"] = config.paper.to_dict()
+        metadata["falsifiers"] = [*map(dict, config.falsifiers)]
+    write_json(workdir / "study.json", metadata)
+
+
+def _refuse_other_study(workdir: RunPath, *, is_searched: bool) -> None:
+    kept = read_json(workdir / "study.json", {"name": str})
+    if kept is not None and ("search" in kept) != is_searched:
+        kinds = "runs", "trials of a search"
+        raise ValueError(
+            f"{workdir} holds a study of {kinds[not is_searched]}, and this one is of "
+            f"{kinds[is_searched]}; use another --workdir"
+        )
+
+
+def _make_ready_for_trials(arms: Mapping[str, Config]) -> None:
+    """Takes out of configs what would make two trials of a seed differ."""
+    for name, arm in arms.items():
+        if arm.echo.factor == "auto" or arm.echo.replay:
+            raise ValueError(
+                f"arm {name}: a trial is made by its config alone; give echo.factor a "
+                "number, and leave echo.replay out"
+            )
+        if arm.data.threads == "auto":
+            arm.data.threads = 1
+        if arm.dispatch.mode == "auto":
+            arm.dispatch.mode = "loop"
+        arm.checkpoint_every = 0
 
 
 def run_probe(
@@ -371,7 +439,8 @@ def _arm_configs(config: Config) -> dict[str, Config]:
             "leaves the storage as it is"
         )
     arms = {}
-    for name, differences in config.arms.items():
+    for name in arm_names(config):
+        differences = config.arms[name]
         if not _ARM_NAME.fullmatch(name):
             raise ValueError(
                 f"arm {name!r} cannot name a folder; use letters, digits, '.', '_', '-'"

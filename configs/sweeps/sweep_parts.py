@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -9,10 +10,14 @@ from echo_jax.config import load_config
 
 __all__ = [
     "buffer_arms",
+    "byte_lm",
     "check_variant",
     "factor_arms",
+    "less_than",
     "placement_arms",
     "placement_study",
+    "search_space",
+    "small_resnet",
     "start_study",
 ]
 
@@ -117,3 +122,77 @@ def factor_arms(updates: Mapping[int, int]) -> ConfigDict:
         if most:
             arms[name].updates = most
     return arms
+
+
+def byte_lm(batch_size: int = 32, *, tiny: bool = False) -> ConfigDict:
+    """Returns the config of a byte-level Transformer that trains in seconds on a core.
+
+    Args:
+      batch_size: Sequences of 32 bytes.
+      tiny: Whether it is for a smoke test.
+    """
+    config = load_config(str(_CONFIGS / "quickstart.py")).base
+    config.batch_size = batch_size
+    config.updates = 1600
+    config.eval_every = config.log_every = 10
+    config.target = 2.4
+    config.echo.buffer = 512
+    config.optim.warmup_updates = 20
+    with config.unlocked():
+        config.model.update({"seq_len": 32, "d_model": 32, "d_ff": 128})
+    if tiny:
+        config.updates, config.target = 60, 3.6
+        config.data.eval_examples = 64
+        config.echo.buffer = 64
+    return config
+
+
+def small_resnet(batch_size: int = 64) -> ConfigDict:
+    """Returns the config of a ResNet-8 of width 8 on CIFAR-10, to an accuracy of 45 %.
+
+    Args:
+      batch_size: Images.
+    """
+    config = load_config(str(_CONFIGS / "cifar.py:tiny"))
+    config.batch_size = batch_size
+    config.updates = 1600
+    config.target = 0.45
+    config.stop_at_target = True
+    config.eval_every = config.log_every = 25
+    config.optim.schedule = "constant"
+    config.optim.warmup_updates = 25
+    config.echo.buffer = 2000
+    with config.unlocked():
+        config.model.width = 8
+    return config
+
+
+def search_space(study: ConfigDict, *, tiny: bool = False) -> None:
+    """Sets how the arms of a study are searched and confirmed, by their optimizer.
+
+    The spaces began as those of AlgoPerf's archived searches. In a pilot (8 points, one
+    search) the best momenta lay at their lower edge, so that they were moved.
+
+    Args:
+      study: From `echo_jax.config_study.default_study`.
+      tiny: Whether it is for a smoke test.
+    """
+    spaces = {
+        "adamw": {"lr": "log:5e-4:3e-2", "b1": "log1m:0.05:0.8"},
+        "sgd": {"lr": "log:0.01:2", "momentum": "log1m:0.02:0.5"},
+    }
+    study.search.space = ConfigDict({"optim": spaces[study.base.optim.name]})
+    study.search.points, study.search.repeats = (2, 2) if tiny else (16, 3)
+    study.confirm.streams = 2 if tiny else 8
+
+
+def less_than(arm: str, other: str, says: str, bound: float = 1.0) -> dict[str, Any]:
+    """Returns a falsifier: that an arm needs fewer fresh examples than another one.
+
+    Args:
+      arm: The one that would need fewer.
+      other: The one that is expected to.
+      says: What that would mean.
+      bound: Of the arm's fresh examples over the other's.
+    """
+    return {"says": says, "arm": arm, "over": other, "below": bound}

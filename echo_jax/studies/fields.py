@@ -2,7 +2,7 @@
 
 from typing import Any
 
-__all__ = ["CONFIG", "ENVIRONMENT", "STORAGE", "STUDY", "SUMMARY", "row"]
+__all__ = ["CONFIG", "ENVIRONMENT", "SEARCH", "STORAGE", "STUDY", "SUMMARY", "row"]
 
 _NUMBER = int | float
 _MAYBE = int | float | None
@@ -56,6 +56,28 @@ STUDY: dict[str, Any] = {
     "arms": list,
     "calibration": dict,
     "storage": dict,
+}
+# Of one that searched.
+SEARCH: dict[str, Any] = {
+    "name": str,
+    "arms": list,
+    "base_config": dict,
+    "base_config.target": _NUMBER,
+    "base_config.batch_size": int,
+    "base_config.workload": str,
+    "base_config.model": dict,
+    "base_config.data.source": str,
+    "base_config.optim.name": str,
+    "base_config.optim.schedule": str,
+    "base_config.optim.warmup_updates": int,
+    "search.space": dict,
+    "search.points": int,
+    "search.repeats": int,
+    "search.seed": int,
+    "confirm.streams": int,
+    "stop.cut": _NUMBER,
+    "falsifiers": list,
+    "paper?": dict,
 }
 
 

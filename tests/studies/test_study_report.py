@@ -51,7 +51,8 @@ def test_the_report_needs_nothing_from_elsewhere(tmp_path, make_study):
 def test_the_report_shows_table_notes_and_configs(tmp_path, make_study):
     study = read_study(make_study(tmp_path, ARMS))
     page = write_report(study, tmp_path).read_text()
-    assert "<td>baseline</td><td>none</td><td>4,000 (1.00x)</td>" in page
+    words = '<td class="text">baseline</td><td class="text">none</td>'
+    assert f"{words}<td>4,000 (1.00x)</td>" in page
     assert "<td>not in 500</td>" in page
     assert "<li>Simulated storage: 2.5 ms a read (constant).</li>" in page
     assert '<p class="caveats">simulated storage</p>' in page
@@ -85,7 +86,7 @@ def test_hostile_names_are_escaped_everywhere(tmp_path, make_run):
     study = read_runs(runs, name="<script>alert(2)</script>")
     page = write_report(study, tmp_path).read_text()
     assert not {"script", "img"} & set(_tags(page))
-    assert "<td>&lt;img src=x onerror=&quot;alert(1)&quot;&gt;</td>" in page
+    assert '">&lt;img src=x onerror=&quot;alert(1)&quot;&gt;</td>' in page
     ET.fromstring((tmp_path / "figure.svg").read_text())
 
 

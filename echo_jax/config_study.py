@@ -1,0 +1,116 @@
+"""The fields of a study: arms that are compared, and how each is searched."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from echo_jax.config import Config
+from echo_jax.searches.space import Space
+from echo_jax.searches.trials import Protocol
+
+__all__ = ["arm_names", "default_study", "protocol_of"]
+
+
+def default_study(
+    name: str, base: Config, arms: Mapping[str, Any], *, storage_ratio: float = 0.0
+) -> Config:
+    """Returns a study, unlocked.
+
+    Args:
+      name: Its title.
+      base: A training config.
+      arms: For each name, in the order in which they run, what differs from the base.
+      storage_ratio: R, to which reading is slowed down; 0 leaves it as it is.
+
+    Example:
+      >>> from echo_jax.config import default_config
+      >>> arms = {"baseline": {}, "batch": {"echo": {"factor": 2.0}}}
+      >>> study = default_study("Batch echoing", default_config(), arms)
+      >>> study.search.space = ConfigDict({"optim": {"lr": "log:1e-4:1e-2"}})
+    """
+    study = ConfigDict()
+    study.name = name
+    study.storage_ratio = storage_ratio
+    study.base = base
+    study.arms = ConfigDict(dict(arms))
+    study.order = tuple(arms)  # A config sorts its fields.
+    # Fields of the base and what is tried, nested: {"optim": {"lr": "log:1e-4:1e-2"}}.
+    # Without any, every arm is trained as it is.
+    study.search = ConfigDict()
+    study.search.space = ConfigDict()
+    study.search.points = 16  # of a search; powers of two fill a space best
+    study.search.repeats = 5  # searches of each arm, independent of each other
+    study.search.seed = 0
+    # New streams (data, initialisation, dropout) on which the best point of each search
+    # is trained. Without a search: on which every arm is; 0 trains it once, as a run.
+    study.confirm = ConfigDict()
+    study.confirm.streams = 0
+    # A trial of a search ends after so many times the updates of the best one before
+    # it, for it has lost; 0: it goes on.
+    study.stop = ConfigDict()
+    study.stop.cut = 2.0
+    # What would show that the study's expectation is wrong, written down before it is
+    # run: see `echo_jax.searches.comparison.Falsifier`.
+    study.falsifiers = ()
+    # Fresh examples of an arm over the baseline's, as somebody has published them.
+    study.paper = ConfigDict()
+    return study
+
+
+def arm_names(study: Config) -> Sequence[str]:
+    """Returns the names of a study's arms, in the order in which they run.
+
+    Raises:
+      ValueError: The order leaves one out, or has one that there is not.
+    """
+    names = list(study.arms)
+    order = study.get("order", None) or names
+    if sorted(order) != sorted(names):
+        raise ValueError(
+            f"config.order={tuple(order)} must have each of the arms once: "
+            f"{', '.join(names)}"
+        )
+    return list(order)
+
+
+def protocol_of(study: Config) -> Protocol | None:
+    """Returns how a study is searched and confirmed; None if each arm is one run.
+
+    Raises:
+      ValueError: A field has an impossible value.
+    """
+    if "search" not in study:
+        return None
+    space = Space.parse(study.search.space.to_dict())
+    streams = study.confirm.streams
+    if not space.axes and not streams:
+        return None
+    if study.storage_ratio:
+        raise ValueError(
+            f"config.storage_ratio={study.storage_ratio:g} is for seconds, and a "
+            "search compares counts; set --config.storage_ratio=0"
+        )
+    for name, least in (("points", 1), ("repeats", 1), ("seed", 0)):
+        if study.search[name] < least:
+            raise ValueError(
+                f"config.search.{name}={study.search[name]} must be at least {least}"
+            )
+    if streams < 0 or not 0 <= study.stop.cut < float("inf"):
+        raise ValueError(
+            f"config.confirm.streams={streams} and config.stop.cut={study.stop.cut} "
+            "must be at least 0"
+        )
+    if 0 < study.stop.cut < 1:
+        raise ValueError(
+            f"config.stop.cut={study.stop.cut} would end the best trials; use 2, or 0"
+        )
+    return Protocol(
+        arms=tuple(arm_names(study)),
+        space=space,
+        points=study.search.points,
+        repeats=study.search.repeats if space.axes else 1,
+        streams=streams,
+        seed=study.search.seed,
+        cut=study.stop.cut,
+    )

@@ -1,0 +1,1 @@
+"""Studies that search: what is tried, how trials are made, and what they show."""

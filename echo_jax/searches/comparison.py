@@ -1,0 +1,312 @@
+"""The arms of a study that searched, compared: what each needed, and how surely."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from echo_jax.folders import RunPath, run_folder
+from echo_jax.json_files import DamagedFileError, read_json
+from echo_jax.printable import printable
+from echo_jax.searches.space import Space
+from echo_jax.searches.statistics import Interval, expected_best, mean_interval
+from echo_jax.searches.trials import Protocol, Trial, Unit, best_of, read_unit
+from echo_jax.studies import fields
+from echo_jax.studies.runs import StudyError
+
+__all__ = ["ArmResult", "Falsified", "Search", "Searched", "is_searched", "read_search"]
+
+BASELINE = "baseline"
+
+
+class Searched(NamedTuple):
+    """What one search of an arm found.
+
+    Attributes:
+      trials: All of them.
+      best: The one whose point was confirmed; None if none met the target.
+      confirmed: On new streams.
+    """
+
+    trials: Sequence[Trial]
+    best: Trial | None
+    confirmed: Sequence[Trial]
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """One line of the comparison.
+
+    Attributes:
+      name: The arm.
+      searches: One for each repeat; of an arm that was not searched, a single one.
+      fresh: Fresh examples to the target beside the baseline's: a ratio. None without a
+        baseline, a target, or streams that can be paired.
+      updates: The same of updates.
+      final: The last value of the metric less the baseline's.
+      is_bound: Whether a stream did not meet the target, and was counted with what it
+        had read by then: then the ratios are at least so large.
+    """
+
+    name: str
+    searches: Sequence[Searched]
+    fresh: Interval | None
+    updates: Interval | None
+    final: Interval | None
+    is_bound: bool
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All trials of all searches."""
+        return [trial for each in self.searches for trial in each.trials]
+
+    @property
+    def confirmed(self) -> list[Trial]:
+        """All trials on new streams."""
+        return [trial for each in self.searches for trial in each.confirmed]
+
+    @property
+    def infeasible(self) -> float:
+        """The part of the searches' trials that diverged, or could not be trained."""
+        bad = [trial.outcome in ("diverged", "failed") for trial in self.trials]
+        return sum(bad) / len(bad) if bad else 0.0
+
+    @property
+    def best_scores(self) -> list[float]:
+        """The score of every search's best trial."""
+        return [each.best.score or 0 for each in self.searches if each.best]
+
+    @property
+    def n(self) -> str:
+        """How many trials on new streams: of how many searches' best points, or so."""
+        sizes = [len(each.confirmed) for each in self.searches if each.confirmed]
+        return f"{len(sizes)} x {max(sizes)}" if len(sizes) > 1 else f"{sum(sizes)}"
+
+    def expected_best(self, k: int) -> float | None:
+        """Returns what a search of k trials would have found, on average."""
+        found = [
+            expected_best([trial.score for trial in each.trials], k)
+            for each in self.searches
+            if len(each.trials) >= k
+        ]
+        known = [score for score in found if score is not None]
+        return sum(known) / len(known) if known else None
+
+    def mean(self, name: str) -> float | None:
+        """Returns the mean of a field over the new streams; None if one lacks it."""
+        values = [getattr(trial, name) for trial in self.confirmed]
+        if not values or None in values:
+            return None
+        return float(np.mean(values))
+
+
+class Falsified(NamedTuple):
+    """What became of something that would show an expectation to be wrong.
+
+    Attributes:
+      says: What it would mean.
+      arm: Whose cost is divided, or from whose last value is subtracted.
+      over: The other arm.
+      ratio: Of the fresh examples of two arms, or the difference of their last values.
+      bound: Below which it would be met.
+      is_met: None where the interval holds the bound, so that nobody can tell.
+    """
+
+    says: str
+    arm: str
+    over: str
+    ratio: Interval
+    bound: float
+    is_met: bool | None
+
+
+@dataclass(frozen=True)
+class Search:
+    """A study that searched, or trained its arms on several streams.
+
+    Attributes:
+      name: The heading of the report.
+      base: The config of the arms, plain fields.
+      protocol: How they were searched.
+      arms: In their order, the baseline first.
+      falsifiers: What was written down before.
+      paper: Published ratios to a baseline's fresh examples, by arm.
+    """
+
+    name: str
+    base: Mapping[str, Any]
+    protocol: Protocol
+    arms: Sequence[ArmResult]
+    falsifiers: Sequence[Falsified]
+    paper: Mapping[str, float]
+
+    @property
+    def has_target(self) -> bool:
+        """Whether arms are compared by what they needed to reach a target."""
+        return bool(self.base["target"])
+
+    @property
+    def setting(self) -> str:
+        """Says what was trained: data, model, batch and optimizer."""
+        base = self.base
+        model = ", ".join(f"{k} {v}" for k, v in base["model"].items())
+        optim = base["optim"]
+        target = f", to {base['target']:g}" if self.has_target else ""
+        return (
+            f"{base['workload']} on {base['data']['source']} ({model}), batches of "
+            f"{base['batch_size']}, {optim['name']}, {optim['schedule']} rate after "
+            f"{optim['warmup_updates']} updates{target}"
+        )
+
+
+def is_searched(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds a study that searched."""
+    try:
+        return "search" in (read_json(run_folder(folder) / "study.json") or {})
+    except DamagedFileError:
+        return False
+
+
+def read_search(folder: str | os.PathLike[str]) -> Search:
+    """Reads a study that searched, as far as it is.
+
+    Args:
+      folder: A ``--workdir`` of ``echo-jax study``.
+
+    Raises:
+      StudyError: A file is damaged, or no trial was made yet.
+    """
+    folder = run_folder(folder)
+    try:
+        metadata = read_json(folder / "study.json", fields.SEARCH)
+        if metadata is None:
+            raise StudyError(f"{folder} holds no study.json, so it is no study")
+        protocol = _protocol(metadata)
+        results = {arm: _searches(folder, protocol, arm) for arm in protocol.arms}
+    except StudyError:
+        raise
+    except ValueError as error:
+        raise StudyError(str(error)) from None
+    if not any(each.trials or each.confirmed for r in results.values() for each in r):
+        raise StudyError(f"{folder} holds no trials yet; run its study first")
+    has_target = bool(metadata["base_config"]["target"])
+    baseline = results.get(BASELINE)
+    names = sorted(protocol.arms, key=lambda arm: arm != BASELINE)
+    return Search(
+        name=printable(metadata["name"]),
+        base=metadata["base_config"],
+        protocol=protocol,
+        arms=[_result(name, results[name], baseline, has_target) for name in names],
+        falsifiers=[
+            found
+            for each in metadata["falsifiers"]
+            if (found := _falsified(each, results, has_target))
+        ],
+        paper=metadata.get("paper", {}),
+    )
+
+
+def _protocol(metadata: Mapping[str, Any]) -> Protocol:
+    search = metadata["search"]
+    space = Space.parse(search["space"])
+    return Protocol(
+        arms=tuple(printable(arm) for arm in metadata["arms"]),
+        space=space,
+        points=search["points"],
+        repeats=search["repeats"] if space.axes else 1,
+        streams=metadata["confirm"]["streams"],
+        seed=search["seed"],
+        cut=metadata["stop"]["cut"],
+    )
+
+
+def _searches(folder: RunPath, protocol: Protocol, arm: str) -> list[Searched]:
+    found = []
+    for repeat in range(protocol.repeats):
+        unit = Unit(arm, "search", repeat)
+        trials = read_unit(folder, unit) if protocol.space.axes else []
+        confirmed = read_unit(folder, Unit(arm, "confirm", repeat))
+        found.append(Searched(trials, best_of(trials), confirmed))
+    return found
+
+
+def _result(
+    name: str,
+    searches: Sequence[Searched],
+    baseline: Sequence[Searched] | None,
+    has_target: bool,
+) -> ArmResult:
+    fresh = updates = final = None
+    is_bound = any(trial.score is None for each in searches for trial in each.confirmed)
+    if baseline is not None and name != BASELINE:
+        if has_target:
+            fresh = _ratio(searches, baseline, "fresh")
+            updates = _ratio(searches, baseline, "updates")
+        else:
+            final = _difference(searches, baseline)
+    return ArmResult(name, searches, fresh, updates, final, is_bound)
+
+
+def _ratio(
+    arm: Sequence[Searched], other: Sequence[Searched], what: str
+) -> Interval | None:
+    """Returns the ratio of two arms' costs, paired by search and stream."""
+    pairs = _pairs(arm, other)
+    if not pairs:
+        return None
+    logs = [
+        [math.log(_cost(a, what) / _cost(b, what)) for a, b in row] for row in pairs
+    ]
+    return mean_interval(logs).exp()
+
+
+def _difference(arm: Sequence[Searched], other: Sequence[Searched]) -> Interval | None:
+    """Returns how much larger an arm's last values are."""
+    pairs = _pairs(arm, other)
+    if not pairs or any(t.final is None for row in pairs for p in row for t in p):
+        return None
+    return mean_interval([[a.final - b.final for a, b in row] for row in pairs])  # type: ignore[operator]
+
+
+def _pairs(
+    arm: Sequence[Searched], other: Sequence[Searched]
+) -> list[list[tuple[Trial, Trial]]]:
+    """Returns the trials of two arms of the same search and stream.
+
+    As many streams as all searches have.
+    """
+    rows = [
+        list(zip(a.confirmed, b.confirmed, strict=False))
+        for a, b in zip(arm, other, strict=True)
+        if a.confirmed and b.confirmed
+    ]
+    width = min(map(len, rows), default=0)
+    return [row[:width] for row in rows]
+
+
+def _cost(trial: Trial, what: str) -> float:
+    """Returns fresh examples or updates to the target, or all if it was not met."""
+    met = getattr(trial, f"{what}_to_target")
+    return met if met is not None else max(getattr(trial, what), default=1)
+
+
+def _falsified(
+    given: Mapping[str, Any],
+    results: Mapping[str, Sequence[Searched]],
+    has_target: bool,
+) -> Falsified | None:
+    arm, other = results.get(given["arm"]), results.get(given["over"])
+    if arm is None or other is None:
+        return None
+    ratio = _ratio(arm, other, "fresh") if has_target else _difference(arm, other)
+    if ratio is None:
+        return None
+    bound = float(given["below"])
+    is_met = None
+    if ratio.high < bound or ratio.low >= bound:
+        is_met = ratio.high < bound
+    says, name, over = (printable(given[key]) for key in ("says", "arm", "over"))
+    return Falsified(says, name, over, ratio, bound, is_met)

@@ -1,0 +1,42 @@
+"""The report of a study that searched: table, figures, and a page with both."""
+
+import os
+
+from echo_jax.folders import RunPath, run_folder
+from echo_jax.lock import REPORT_LOCK_NAME, FolderLock
+from echo_jax.searches.comparison import Search
+from echo_jax.searches.figures import write_search_figures
+from echo_jax.searches.table import headings, notes, rows, write_search_markdown
+from echo_jax.studies.page import figure, items, page, plain_json, table
+
+__all__ = ["write_search_report"]
+
+
+def write_search_report(search: Search, folder: str | os.PathLike[str]) -> RunPath:
+    """Writes everything that shows a study that searched.
+
+    Args:
+      search: The study.
+      folder: Receives ``table.md``, ``report.html``, and each figure as PNG and SVG;
+        made if it does not exist.
+
+    Returns:
+      The path of ``report.html``.
+
+    Example:
+      >>> write_search_report(read_search("runs/s1"), "runs/s1")
+    """
+    folder = run_folder(folder)
+    with FolderLock(folder, name=REPORT_LOCK_NAME):
+        write_search_markdown(search, folder / "table.md")
+        drawn = write_search_figures(search, folder)
+        parts = [
+            *(figure(path.read_bytes().decode()) for path in drawn),
+            table(headings(search), rows(search), texts=2),
+            items(notes(search)),
+            "<h2>The config of the arms</h2>",
+            plain_json(search.base),
+        ]
+        report = folder / "report.html"
+        report.write(page(search.name, search.setting, parts))
+    return report

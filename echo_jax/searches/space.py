@@ -1,0 +1,170 @@
+"""Where a search looks: an interval or a choice for each field, and its points.
+
+Points are quasi-random (Bousquet et al. 2017; Choi et al. 2019, section 3): they fill a
+space more evenly than random ones. The first N of a longer search are those of one of
+N points, so that a search can be made longer.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import qmc
+
+__all__ = ["Axis", "Space", "flat_fields"]
+
+_SCALES = ("linear", "log", "log1m")
+# What of the unit interval counts as the edge of an axis.
+_EDGE = 0.1
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The values of a field that are tried.
+
+    Attributes:
+      scale: ``linear``; ``log``, evenly over orders of magnitude; ``log1m``: 1 less the
+        value is so, as for a momentum near 1; ``choice``.
+      low: The lower end of an interval; of ``log1m`` that of 1 less the value.
+      high: The upper end.
+      choices: Of a ``choice``; numbers, or texts.
+
+    Example:
+      >>> Axis.parse("log:1e-4:1e-2").at(0.5)
+      0.001
+      >>> Axis.parse("choice:1,2,4").at(0.9)
+      4
+    """
+
+    scale: str
+    low: float = 0.0
+    high: float = 0.0
+    choices: tuple[Any, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> "Axis":
+        """Reads ``SCALE:LOW:HIGH``, or ``choice:A,B,...``.
+
+        Raises:
+          ValueError: It is neither, or no interval.
+        """
+        scale, _, rest = str(text).partition(":")
+        if scale == "choice" and rest:
+            return cls(scale, choices=tuple(map(_value, rest.split(","))))
+        try:
+            low, high = map(float, rest.split(":"))
+        except ValueError:
+            low = high = math.nan
+        if scale not in _SCALES or not low < high or (scale != "linear" and low <= 0):
+            raise ValueError(
+                f"{text!r} is no space to search; give SCALE:LOW:HIGH, such as "
+                f"log:1e-4:1e-2, with a SCALE of {', '.join(_SCALES)} and LOW above 0 "
+                "but for linear; or choice:A,B"
+            )
+        return cls(scale, low, high)
+
+    def at(self, place: float) -> Any:
+        """Returns the value at a place in [0, 1), to six digits."""
+        if self.scale == "choice":
+            return self.choices[int(place * len(self.choices))]
+        if self.scale == "linear":
+            return _short(self.low + place * (self.high - self.low))
+        value = self.low * (self.high / self.low) ** place
+        return _short(1 - value if self.scale == "log1m" else value)
+
+    def is_edge(self, value: Any) -> bool:
+        """Whether a value lies in the outer tenth on either side; no choice does."""
+        if self.scale == "choice":
+            return False
+        value = 1 - value if self.scale == "log1m" else value
+        ends = self.low, self.high, value
+        low, high, at = ends if self.scale == "linear" else map(math.log, ends)
+        place = (at - low) / (high - low)
+        return not _EDGE <= place <= 1 - _EDGE
+
+
+@dataclass(frozen=True)
+class Space:
+    """The fields of a config that are searched.
+
+    Attributes:
+      axes: By the field's dotted name, sorted.
+
+    Example:
+      >>> space = Space.parse({"optim": {"lr": "log:1e-4:1e-2"}})
+      >>> [*space.axes]
+      ['optim.lr']
+      >>> len(space.points(8, seed=0))
+      8
+    """
+
+    axes: Mapping[str, Axis]
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> "Space":
+        """Reads the axes of fields, nested as in a config.
+
+        Raises:
+          ValueError: One is none; it is named.
+        """
+        axes = {}
+        for name, text in sorted(flat_fields(fields).items()):
+            try:
+                axes[name] = Axis.parse(text)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+        return cls(axes)
+
+    def points(self, number: int, seed: int) -> list[dict[str, Any]]:
+        """Returns the values of all fields at so many points; the same for a seed.
+
+        Args:
+          number: How many.
+          seed: Names the sequence: of Sobol, scrambled.
+        """
+        if not self.axes:
+            return [{}] * number
+        sequence = qmc.Sobol(len(self.axes), rng=np.random.default_rng(seed))
+        whole = max(1, number - 1).bit_length()  # Sobol wants powers of two.
+        return [
+            {
+                name: axis.at(float(place))
+                for (name, axis), place in zip(self.axes.items(), row, strict=True)
+            }
+            for row in sequence.random_base2(whole)[:number]
+        ]
+
+    def edges(self, point: Mapping[str, Any]) -> list[str]:
+        """Returns the fields of which a point lies at the edge of what was tried."""
+        return [name for name, axis in self.axes.items() if axis.is_edge(point[name])]
+
+
+def flat_fields(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested fields by their dotted names.
+
+    Example:
+      >>> flat_fields({"optim": {"lr": 0.1}})
+      {'optim.lr': 0.1}
+    """
+    found = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            found |= flat_fields(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")

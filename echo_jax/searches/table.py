@@ -1,0 +1,189 @@
+"""The table of a study that searched: what each arm's tuned points needed."""
+
+import math
+import os
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from echo_jax.folders import run_file
+from echo_jax.searches.comparison import BASELINE, ArmResult, Falsified, Search
+from echo_jax.searches.statistics import Interval, relative_seconds
+from echo_jax.studies.table import markdown_row, markdown_text
+
+__all__ = ["headings", "notes", "rows", "search_table", "write_search_markdown"]
+
+_RATIOS = (1, 2, 4, 8)
+
+
+def headings(search: Search) -> tuple[str, ...]:
+    """Returns the names of the columns; the first two are words."""
+    tuned = ("arm", "tuned")
+    searched = ("infeasible", "best of searches") if search.protocol.space.axes else ()
+    end = ("final", "best", "n")
+    if not search.has_target:
+        return (*tuned, *searched, "final less the baseline's", *end)
+    seconds = tuple(f"s at R={ratio}" for ratio in _RATIOS)
+    costs = ("fresh examples", "fresh, ratio", "updates, ratio", *seconds, "published")
+    return (*tuned, *searched, *costs, *end)
+
+
+def rows(search: Search) -> list[tuple[str, ...]]:
+    """Formats an arm as text, one cell for each of `headings`."""
+    return [_cells(search, arm) for arm in search.arms]
+
+
+def _cells(search: Search, arm: ArmResult) -> tuple[str, ...]:
+    cells = [arm.name, _tuned(search, arm)]
+    if search.protocol.space.axes:
+        scores = arm.best_scores
+        spread = f"{min(scores):,.5g} to {max(scores):,.5g}" if scores else "none"
+        cells += [f"{arm.infeasible:.0%}", spread]
+    if search.has_target:
+        at_least = "≥ " if arm.is_bound else ""
+        fresh = arm.mean("fresh_to_target")
+        cells += [
+            "—" if fresh is None else f"{fresh:,.0f}",
+            at_least + _interval(arm.fresh),
+            at_least + _interval(arm.updates),
+            *(_seconds(search, arm, ratio) for ratio in _RATIOS),
+            f"{search.paper[arm.name]:.2f}" if arm.name in search.paper else "—",
+        ]
+    else:
+        cells.append(_interval(arm.final))
+    for name in ("final", "best"):
+        value = arm.mean(name)
+        cells.append("—" if value is None else f"{value:.4g}")
+    return (*cells, arm.n)
+
+
+def _tuned(search: Search, arm: ArmResult) -> str:
+    """The best point of all searches; a star where it lies at the edge."""
+    found = [each.best for each in arm.searches if each.best]
+    if not found:
+        return "as it is" if not search.protocol.space.axes else "none met the target"
+    best = min(found, key=lambda trial: trial.score or 0)
+    edges = search.protocol.space.edges(best.point)
+    return ", ".join(
+        f"{name.rpartition('.')[2]} {value:.3g}{'*' if name in edges else ''}"
+        if isinstance(value, float)
+        else f"{name.rpartition('.')[2]} {value}"
+        for name, value in best.point.items()
+    )
+
+
+def _interval(found: Interval | None) -> str:
+    if found is None:
+        return "—"
+    if math.isnan(found.low):
+        return f"{found.value:.3g}"
+    return f"{found.value:.3g} ({found.low:.3g} to {found.high:.3g})"
+
+
+def _seconds(search: Search, arm: ArmResult, ratio: int) -> str:
+    """Seconds beside the baseline's, by arithmetic."""
+    baseline = next((each for each in search.arms if each.name == BASELINE), None)
+    if baseline is None:
+        return "—"
+    times = []
+    for each in (arm, baseline):
+        fresh, updates = each.mean("fresh_to_target"), each.mean("updates_to_target")
+        if fresh is None or updates is None:
+            return "—"
+        size = search.base["batch_size"]
+        times.append(relative_seconds(fresh, updates, batch_size=size, ratio=ratio))
+    return f"{times[0] / times[1]:.2f}"
+
+
+def notes(search: Search) -> list[str]:
+    """Says what the table's numbers mean, and what was expected of them."""
+    protocol = search.protocol
+    lines = [f"{search.setting}."]
+    if protocol.space.axes:
+        space = ", ".join(
+            f"{name} {axis.scale} {axis.low:g} to {axis.high:g}"
+            if not axis.choices
+            else f"{name} of {', '.join(map(str, axis.choices))}"
+            for name, axis in protocol.space.axes.items()
+        )
+        lines.append(
+            f"Every arm: {protocol.repeats} searches of {protocol.points} points, "
+            f"quasi-random, each on a stream of its own; {space}. The best point of "
+            f"each search was trained on {protocol.streams} new streams. *: it lies in "
+            "the outer tenth of what was tried."
+        )
+    else:
+        lines.append(f"Every arm on {protocol.streams} streams, nothing tuned.")
+    lines.append(
+        "Ratios: to the baseline, paired by stream and search; in brackets 95 % "
+        "intervals (BCa bootstrap over searches and streams). log1m: 1 less the value."
+    )
+    if search.has_target:
+        lines.append(
+            "Seconds: by arithmetic from the counts, beside the baseline's, if a fresh "
+            "batch takes R steps and loading and training go on at the same time."
+        )
+    for arm in search.arms:
+        if arm.is_bound:
+            missed = sum(trial.score is None for trial in arm.confirmed)
+            lines.append(
+                f"{arm.name} missed the target on {missed} of {len(arm.confirmed)} "
+                "streams; what it had read by then is counted for them."
+            )
+    sign = "/" if search.has_target else "-"
+    return lines + [_said(each, sign) for each in search.falsifiers]
+
+
+def _said(each: Falsified, sign: str) -> str:
+    verdict = {True: "It is", False: "It is not", None: "Nobody can tell"}[each.is_met]
+    return (
+        f'Falsifier, written down before: "{each.says}", if {each.arm} {sign} '
+        f"{each.over} is below {each.bound:.3g}. {verdict}: {_interval(each.ratio)}."
+    )
+
+
+def search_table(search: Search) -> Table:
+    """Makes the table for a terminal, without the seconds."""
+    table = Table(
+        title=Text(f"{search.name}\n", style="bold"),
+        caption=Text("\n".join(["", *notes(search)])),
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
+    names = headings(search)
+    shown = [
+        k
+        for k, name in enumerate(names)
+        if name in ("arm", "tuned", "infeasible", "n", "fresh, ratio", "updates, ratio")
+        or name.startswith("final less")
+    ]
+    for k in shown:
+        table.add_column(
+            Text(names[k]), justify="left" if k < 2 else "right", overflow="fold"
+        )
+    for row in rows(search):
+        table.add_row(*(Text(row[k]) for k in shown))
+    return table
+
+
+def write_search_markdown(search: Search, path: str | os.PathLike[str]) -> None:
+    """Writes the table as Markdown.
+
+    Args:
+      search: The study.
+      path: The file, such as ``table.md``.
+    """
+    names = headings(search)
+    lines = [
+        f"**{markdown_text(search.name)}**",
+        "",
+        markdown_row(names),
+        markdown_row(["---", "---", *["---:"] * (len(names) - 2)]),
+        *(markdown_row(map(markdown_text, row)) for row in rows(search)),
+        "",
+        *(f"- {markdown_text(note)}" for note in notes(search)),
+    ]
+    run_file(path).write("\n".join(lines) + "\n")

@@ -1,0 +1,313 @@
+"""Runs a search in several processes, and shows how far it is.
+
+On a CPU there is a process for each core, bound to it: so many small trainings side by
+side take half the time of one after another with all cores each. Accelerators are not
+shared, and have one process. Workers on other machines that have the same folder take
+part: see `echo_jax.searches.trials`.
+"""
+
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from rich.console import Console
+
+from echo_jax import ending
+from echo_jax.config import Config
+from echo_jax.folders import RunPath, run_folder
+from echo_jax.printable import printable
+from echo_jax.searches.trials import Protocol, Trial, Unit, best_of, read_unit
+
+__all__ = ["LostWorkerError", "StudyStopped", "run_search"]
+
+_LOOK_EVERY_S = 1.0
+_OTHERS_EVERY_S = 10.0
+# How long workers have to end after a signal; then they are killed.
+_GRACE_S = 20.0
+
+
+class StudyStopped(Exception):
+    """A search was stopped by a signal; the same command goes on with it.
+
+    Attributes:
+      exit_code: As a shell reports it: 130 after Ctrl-C, 143 after SIGTERM.
+    """
+
+    def __init__(self, signum: int):
+        self.exit_code = 128 + signum
+        name = signal.Signals(signum).name
+        super().__init__(f"stopped by {name}; the trials that have ended are kept")
+
+
+class LostWorkerError(Exception):
+    """A worker ended with an error, or was killed."""
+
+
+def run_search(
+    protocol: Protocol,
+    arms: Mapping[str, Config],
+    workdir: RunPath,
+    *,
+    jobs: int = 0,
+    console: Console | None = None,
+) -> None:
+    """Makes all trials of a study that are missing.
+
+    Args:
+      protocol: Of the study.
+      arms: The training config of each.
+      workdir: Of the study; others may be making trials in it.
+      jobs: Processes; 0 for one on each core of a CPU, or one on an accelerator.
+      console: Where progress is shown; None for standard output.
+
+    Raises:
+      LostWorkerError: See there; what it has made is kept.
+      StudyStopped: A signal stopped it.
+    """
+    (workdir / "trials").mkdir()
+    progress = _Progress(protocol, workdir, console or Console())
+    jobs = jobs or _num_jobs()
+    cores = sorted(os.sched_getaffinity(0)) if jobs > 1 else []
+    with _Stop() as stop:
+        while progress.missing():
+            with _Workers(protocol, arms, workdir, jobs, cores) as workers:
+                workers.watch(progress, stop)
+            if progress.missing() and not stop.asked.wait(0):
+                progress.note("others make the rest; waits for them")
+                stop.asked.wait(_OTHERS_EVERY_S)
+            if stop.asked.is_set():
+                raise StudyStopped(stop.signum)
+
+
+class _Stop:
+    """Hears the first signal that asks for an end; a second one ends the command.
+
+    Attributes:
+      asked: Whether one did.
+      signum: Which.
+    """
+
+    def __init__(self) -> None:
+        self.asked, self.signum = threading.Event(), 0
+        self._listener = ending.SignalThread(self._hear)
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "_Stop":
+        self._listener.__enter__()
+        if threading.current_thread() is threading.main_thread():
+            for signum in ending.stop_signals():
+                if signal.getsignal(signum) != signal.SIG_IGN:
+                    # The thread hears of it, too.
+                    self._before[signum] = signal.signal(signum, lambda *_: None)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        self._listener.__exit__()
+
+    def _hear(self, signum: int) -> None:
+        if self.asked.is_set() and ending.owns_process():
+            message = str(StudyStopped(signum))
+            ending.end(128 + signum, message, resumes=True)
+        self.signum = signum
+        self.asked.set()
+
+
+class _Workers:
+    """The processes that make trials."""
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        arms: Mapping[str, Config],
+        workdir: RunPath,
+        jobs: int,
+        cores: Sequence[int],
+    ):
+        context = multiprocessing.get_context("spawn")
+        self._said: Any = context.Queue()
+        self._processes: list[BaseProcess] = [
+            context.Process(
+                target=_work,
+                args=(
+                    protocol,
+                    dict(arms),
+                    str(workdir),
+                    cores[number % len(cores)] if cores else None,
+                    self._said,
+                ),
+                daemon=True,
+            )
+            for number in range(jobs)
+        ]
+
+    def __enter__(self) -> "_Workers":
+        for process in self._processes:
+            process.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self._processes:
+            process.join(_GRACE_S if process.is_alive() else None)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def watch(self, progress: "_Progress", stop: _Stop) -> None:
+        """Shows what the workers say until all have ended, or a signal came."""
+        while True:
+            alive = [process for process in self._processes if process.is_alive()]
+            try:
+                while True:
+                    said = self._said.get(timeout=_LOOK_EVERY_S if alive else 0)
+                    if isinstance(said, str):
+                        raise LostWorkerError(said)
+                    progress.show(*said)
+            except queue.Empty:
+                pass
+            except LostWorkerError:
+                self._signal(signal.SIGTERM)
+                raise
+            if stop.asked.is_set():
+                self._signal(signal.SIGTERM)
+                return
+            if not alive:
+                break
+        lost = [p.exitcode for p in self._processes if p.exitcode]
+        if lost:
+            raise LostWorkerError(
+                f"a process that makes trials ended with status {lost[0]}; the trials "
+                "that have ended are kept: run the same command again, perhaps with "
+                "fewer --jobs"
+            )
+
+    def _signal(self, number: int) -> None:
+        for process in self._processes:
+            if process.is_alive() and process.pid:
+                os.kill(process.pid, number)
+
+
+def _work(
+    protocol: Protocol,
+    arms: Mapping[str, Config],
+    workdir: str,
+    core: int | None,
+    said: Any,
+) -> None:
+    """Makes trials in a process of its own."""
+    if core is not None:
+        # Before jax counts the cores, for its threads.
+        os.sched_setaffinity(0, {core})
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    # Imported here: it imports jax.
+    from echo_jax.searches.making import make_trials
+    from echo_jax.training.interrupt import Interrupted
+
+    try:
+        make_trials(
+            protocol,
+            arms,
+            run_folder(workdir),
+            lambda unit, trial: said.put((unit, trial)),
+        )
+    except (Interrupted, KeyboardInterrupt):
+        sys.exit(0)  # Who sent the signal knows.
+    except Exception as error:
+        said.put(f"{type(error).__name__}: {error}")
+        sys.exit(1)
+
+
+def _end_with(parent: int) -> None:
+    """Stops this process when the one that started it is gone."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_EVERY_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _num_jobs() -> int:
+    """One for each core of a CPU, one on an accelerator."""
+    # Asked in a process of its own: an accelerator belongs to who asks for it.
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        backend = pool.apply(_backend)
+    return len(os.sched_getaffinity(0)) if backend == "cpu" else 1
+
+
+def _backend() -> str:
+    # Imported here, for the process that is asked.
+    import jax
+
+    return jax.default_backend()
+
+
+class _Progress:
+    """How far a search is, in lines."""
+
+    def __init__(self, protocol: Protocol, workdir: RunPath, console: Console):
+        self._protocol, self._workdir, self._console = protocol, workdir, console
+        self._began_s, self._made = time.monotonic(), 0
+        self._best: dict[str, float] = {}
+        for unit in protocol.units():
+            for trial in read_unit(workdir, unit) if unit.kind == "search" else []:
+                self._note_best(unit, trial)
+
+    def missing(self) -> int:
+        """Returns how many trials nobody has made yet, as far as is known."""
+        protocol, missing = self._protocol, 0
+        for unit in protocol.units():
+            made = read_unit(self._workdir, unit)
+            whole = protocol.size(unit)
+            if unit.kind == "confirm" and protocol.space.axes:
+                found = read_unit(self._workdir, unit.search)
+                if len(found) >= protocol.points and best_of(found) is None:
+                    whole = 0  # Nothing to confirm.
+            missing += whole - len(made)
+        return missing
+
+    def show(self, unit: Unit, trial: Trial) -> None:
+        """Shows a trial that has ended."""
+        self._made += 1
+        self._note_best(unit, trial)
+        missing, protocol = self.missing(), self._protocol
+        total = sum(protocol.size(each) for each in protocol.units())
+        left_s = missing * (time.monotonic() - self._began_s) / self._made
+        left = time.strftime("%H:%M:%S", time.gmtime(left_s))
+        days = f"{int(left_s // 86400)} d " if left_s >= 86400 else ""
+        values = "  ".join(f"{name} {value}" for name, value in trial.point.items())
+        best = self._best.get(unit.arm)
+        self.note(
+            f"trial {total - missing}/{total}  {unit} #{trial.number}  "
+            f"{_outcome(trial)}  {values}"
+            + (f"  best {best:,.6g}" if best else "")
+            + f"  ETA {days}{left}"
+        )
+
+    def note(self, line: str) -> None:
+        """Shows a line, with the time."""
+        self._console.print(
+            f"{time.strftime('%H:%M:%S')}  {printable(line)}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    def _note_best(self, unit: Unit, trial: Trial) -> None:
+        if unit.kind == "search" and trial.score is not None:
+            best = self._best.get(unit.arm, trial.score)
+            self._best[unit.arm] = min(best, trial.score)
+
+
+def _outcome(trial: Trial) -> str:
+    if trial.fresh_to_target is not None:
+        return f"{trial.fresh_to_target:,.6g} fresh examples"
+    if trial.final is not None and trial.outcome == "ended":
+        return f"{trial.final:g} at the end"
+    return f"{trial.outcome} {trial.message:.60}".strip()

@@ -1,0 +1,98 @@
+"""A search as a command: killed at any time, and shared by several processes."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+STUDY = [
+    *(sys.executable, "-m", "echo_jax", "study"),
+    *("--config", "configs/sweeps/s4_lag.py:tiny", "--config.search.repeats=1"),
+]
+TOTAL = 4 * (2 + 2)
+
+
+def start(workdir, *options):
+    return subprocess.Popen(
+        [*STUDY, "--workdir", workdir, *options],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+
+
+def files(workdir):
+    return {p.name: p.read_bytes() for p in (workdir / "trials").glob("*.json")}
+
+
+def said(process):
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    return re.findall(r"trial \d+/\d+  (\S+ #\d+)", output)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    made = said(start(folder, "--jobs=1"))
+    assert len(made) == len({*made}) == TOTAL
+    return folder, files(folder)
+
+
+def test_a_study_leaves_a_report(whole):
+    folder, _ = whole
+    names = {"table.md", "report.html", "curves.png", "ratios.png", "trials.png"}
+    assert names <= {path.name for path in folder.iterdir()}
+    table = (folder / "table.md").read_text()
+    assert "| lag_4 |" in table and "95 % intervals" in table
+
+
+def test_a_search_that_is_killed_ten_times_loses_and_changes_no_trial(tmp_path, whole):
+    rng = random.Random(0)
+    for number in range(10):
+        process = start(tmp_path)
+        time.sleep(rng.uniform(2, 14))
+        if number % 2:
+            # All of it, as a machine that is switched off.
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            # Its workers find out that they are left, and end.
+            process.kill()
+        process.communicate(timeout=60)
+    said(start(tmp_path))
+    assert files(tmp_path) == whole[1]
+
+
+def test_two_processes_on_one_folder_share_the_trials(tmp_path, whole):
+    both = [start(tmp_path, "--jobs=1") for _ in range(2)]
+    made = [said(process) for process in both]
+    assert all(made)
+    assert sorted(made[0] + made[1]) == sorted({*made[0], *made[1]})
+    assert len(made[0]) + len(made[1]) == TOTAL
+    assert files(tmp_path) == whole[1]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_search_and_the_same_command_goes_on(tmp_path, whole, signum):
+    process = start(tmp_path)
+    for line in process.stdout:
+        if "trial 3/" in line:
+            break
+    process.send_signal(signum)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signum, output
+    assert "the trials that have ended are kept" in output
+    assert len(said(start(tmp_path))) < TOTAL
+    assert files(tmp_path) == whole[1]

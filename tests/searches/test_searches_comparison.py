@@ -1,0 +1,263 @@
+"""Studies that searched, read back and compared: against hand-computed numbers."""
+
+import json
+import math
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echo_jax.cli import main
+from echo_jax.folders import run_folder
+from echo_jax.json_files import write_json
+from echo_jax.searches.comparison import read_search
+from echo_jax.searches.space import Axis, Space
+from echo_jax.searches.table import headings, notes, rows
+from echo_jax.searches.trials import Trial, Unit, best_of, crossing, write_unit
+from echo_jax.studies.runs import StudyError
+
+BASE = {
+    "workload": "lm",
+    "target": 2.0,
+    "batch_size": 32,
+    "model": {"d_model": 8},
+    "data": {"source": "stdlib"},
+    "optim": {"name": "adamw", "schedule": "constant", "warmup_updates": 5},
+}
+# Updates to the target, by arm: of two searches' best points, on three streams.
+COSTS = {
+    "baseline": [[100, 110, 120], [90, 105, 100]],
+    "spread": [[105, 120, 118], [95, 100, 104]],
+}
+FACTORS = {"baseline": 1, "spread": 4}
+
+
+def trial(number, updates, factor, point, *, stream=0, reached=True):
+    fresh = updates * 32 / factor
+    return Trial(
+        number=number,
+        stream=stream,
+        point=point,
+        outcome="reached" if reached else "cut",
+        limit=1000,
+        score=fresh if reached else None,
+        updates_to_target=updates if reached else None,
+        fresh_to_target=fresh if reached else None,
+        best=1.9,
+        final=1.95,
+        updates=[0, 60, 130],
+        fresh=[0, 60 * 32 // factor, 130 * 32 // factor],
+        values=[5.0, 3.0, 1.95],
+    )
+
+
+def make_study(path, costs=COSTS, *, target=2.0, falsifiers=()):
+    metadata = {
+        "name": "A study",
+        "arms": list(costs),
+        "base_config": {**BASE, "target": target},
+        "search": {
+            "space": {"optim": {"lr": "log:1e-4:1e-2"}},
+            "points": 2,
+            "repeats": 2,
+            "seed": 0,
+        },
+        "confirm": {"streams": 3},
+        "stop": {"cut": 2.0},
+        "falsifiers": list(falsifiers),
+        "paper": {"spread": 0.312},
+    }
+    folder = run_folder(path)
+    (folder / "trials").mkdir()
+    write_json(folder / "study.json", metadata)
+    for arm, searches in costs.items():
+        factor = FACTORS[arm]
+        for repeat, streams in enumerate(searches):
+            tried = [
+                trial(0, 300, factor, {"optim.lr": 9.9e-3}, reached=False),
+                trial(1, 101, factor, {"optim.lr": 1e-3 * (repeat + 1)}),
+            ]
+            write_unit(folder, Unit(arm, "search", repeat), "", tried)
+            point = tried[1].point
+            found = [
+                trial(k, updates or 500, factor, point, stream=k, reached=bool(updates))
+                for k, updates in enumerate(streams)
+            ]
+            write_unit(folder, Unit(arm, "confirm", repeat), "", found)
+    return folder
+
+
+def test_ratios_are_geometric_means_over_pairs_with_their_interval(tmp_path):
+    search = read_search(make_study(tmp_path))
+    assert [arm.name for arm in search.arms] == ["baseline", "spread"]
+    spread = search.arms[1]
+    logs = np.log(COSTS["spread"]) - np.log(COSTS["baseline"])
+    assert spread.updates.value == pytest.approx(math.exp(logs.mean()))
+    assert spread.fresh.value == pytest.approx(math.exp(logs.mean()) / 4)
+    assert spread.updates.low < spread.updates.value < spread.updates.high
+    # At a quarter of the reads: the same interval, four times smaller.
+    for one, other in zip(spread.fresh, spread.updates, strict=True):
+        assert one == pytest.approx(other / 4)
+    assert search.arms[0].fresh is None and not spread.is_bound
+    assert spread.expected_best(1) == 101 * 8
+    assert spread.best_scores == [101 * 8] * 2 and spread.infeasible == 0
+    assert spread.n == "2 x 3"
+
+
+def test_the_table_says_what_each_arm_needed(tmp_path):
+    search = read_search(make_study(tmp_path))
+    names = headings(search)
+    table = [dict(zip(names, row, strict=True)) for row in rows(search)]
+    assert table[1]["tuned"] == "lr 0.001" and table[1]["published"] == "0.31"
+    mean = np.mean(COSTS["spread"]) * 8
+    assert table[1]["fresh examples"] == f"{mean:,.0f}"
+    # At R = 1 the updates decide, at R = 8 the reads.
+    updates = np.mean(COSTS["spread"]) / np.mean(COSTS["baseline"])
+    assert table[1]["s at R=1"] == f"{updates:.2f}"
+    assert table[1]["s at R=8"] == f"{updates / 4:.2f}"
+    assert any("2 searches of 2 points" in note for note in notes(search))
+
+
+def test_a_stream_that_missed_the_target_counts_with_what_it_read(tmp_path):
+    costs = {**COSTS, "spread": [[105, 120, 0], [95, 100, 104]]}
+    search = read_search(make_study(tmp_path, costs))
+    spread = search.arms[1]
+    expected = np.log([105, 120, 130, 95, 100, 104]) - np.log(
+        np.ravel(COSTS["baseline"])
+    )
+    assert spread.is_bound
+    assert spread.updates.value == pytest.approx(math.exp(expected.mean()))
+    assert any("missed the target on 1 of 6" in note for note in notes(search))
+    assert rows(search)[1][headings(search).index("fresh, ratio")].startswith("≥ ")
+
+
+def test_without_a_target_the_last_values_are_subtracted(tmp_path):
+    folder = make_study(tmp_path, target=0.0)
+    for repeat in range(2):
+        for arm, final in (("baseline", 2.0), ("spread", 1.75)):
+            unit = Unit(arm, "confirm", repeat)
+            row = replace(trial(0, 100, 1, {"optim.lr": 1e-3}), final=final)
+            found = [replace(row, number=k) for k in range(3)]
+            write_unit(folder, unit, "", found)
+    search = read_search(folder)
+    assert search.arms[1].final == (-0.25, -0.25, -0.25)
+    assert search.arms[1].fresh is None
+    assert "final less the baseline's" in headings(search)
+
+
+@pytest.mark.parametrize(
+    ("below", "verdict"), [(0.5, "It is: "), (0.1, "It is not"), (0.258, "Nobody can")]
+)
+def test_what_would_show_an_expectation_to_be_wrong_is_judged(tmp_path, below, verdict):
+    given = {"says": "so", "arm": "spread", "over": "baseline", "below": below}
+    search = read_search(make_study(tmp_path, falsifiers=[given]))
+    (found,) = search.falsifiers
+    assert found.ratio == search.arms[1].fresh
+    line = notes(search)[-1]
+    assert f'"so", if spread / baseline is below {below:.3g}. {verdict}' in line
+
+
+def test_the_command_writes_the_table_the_figures_and_the_page(tmp_path, capsys):
+    folder = make_study(tmp_path / "study")
+    assert main(["report", str(folder), "--workdir", str(tmp_path / "report")]) == 0
+    names = {path.name for path in (tmp_path / "report").iterdir()}
+    figures = {
+        f"{n}.{kind}" for n in ("curves", "ratios", "trials") for kind in ("png", "svg")
+    }
+    assert names == figures | {"table.md", "report.html"}
+    assert "spread" in capsys.readouterr().out
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert page.count("<svg") == 3 and "prefers-color-scheme: dark" in page
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda row: row.pop("score"),
+        lambda row: row.update(outcome="won"),
+        lambda row: row.update(number=7),
+        lambda row: row["values"].pop(),
+        lambda row: row.update(updates=["0", 1, 2]),
+        lambda row: row.update(point=3),
+    ],
+)
+def test_a_damaged_file_of_trials_is_refused(tmp_path, change):
+    folder = make_study(tmp_path)
+    row = asdict(trial(0, 100, 1, {"optim.lr": 1e-3}))
+    change(row)
+    path = tmp_path / "trials" / "baseline.search-0.json"
+    path.write_text(json.dumps({"made_of": "", "trials": [row]}))
+    with pytest.raises(StudyError, match=r"baseline\.search-0\.json is damaged"):
+        read_search(folder)
+
+
+def test_a_flipped_bit_in_a_file_of_trials_is_seen(tmp_path):
+    folder = make_study(tmp_path)
+    path = tmp_path / "trials" / "spread.confirm-1.json"
+    path.write_text(path.read_text().replace("95", "94", 1))
+    with pytest.raises(StudyError, match="checksum that it was written with"):
+        read_search(folder)
+
+
+def test_a_study_without_trials_is_refused(tmp_path):
+    folder = make_study(tmp_path, {"baseline": []})
+    with pytest.raises(StudyError, match="holds no trials yet"):
+        read_search(folder)
+
+
+@given(st.integers(1, 33), st.integers(0, 5))
+def test_more_points_begin_with_those_of_fewer(number, seed):
+    space = Space.parse({"optim": {"lr": "log:1e-4:1e-2", "b1": "log1m:0.01:0.5"}})
+    points = space.points(number, seed)
+    assert points == space.points(64, seed)[:number]
+    assert len({point["optim.lr"] for point in points}) == number
+    assert all(1e-4 <= point["optim.lr"] <= 1e-2 for point in points)
+    assert all(0.5 <= point["optim.b1"] <= 0.99 for point in points)
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "middle", "edge"),
+    [
+        ("linear:-1:3", -1.0, 1.0, 2.7),
+        ("log:1e-4:1", 1e-4, 1e-2, 0.5),
+        ("log1m:0.01:1", 0.99, 0.9, 0.989),
+    ],
+)
+def test_an_axis_is_even_on_its_scale(text, low, middle, edge):
+    axis = Axis.parse(text)
+    assert axis.at(0.0) == low and axis.at(0.5) == middle
+    assert axis.is_edge(edge) and not axis.is_edge(middle)
+
+
+@pytest.mark.parametrize(
+    "text", ["log:0:1", "log:1:0.1", "cubic:0:1", "log:1", "log:a:b", "choice:", "3"]
+)
+def test_what_is_no_space_is_refused_with_an_example(text):
+    with pytest.raises(ValueError, match=r"optim\.lr: .* is no space to search; give"):
+        Space.parse({"optim": {"lr": text}})
+
+
+def test_the_first_of_equal_scores_is_best():
+    tried = [trial(k, u, 1, {}, reached=r) for k, u, r in [(0, 9, False), (1, 5, True)]]
+    assert best_of(tried) is tried[1]
+    assert best_of([*tried, trial(2, 5, 1, {})]) is tried[1]
+    assert best_of(tried[:1]) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "target", "mode", "expected"),
+    [
+        ([5.0, 3.0, 2.0], 2.25, "min", (17.5, 560.0)),
+        ([0.1, 0.3, 0.5], 0.4, "max", (15.0, 480.0)),
+        ([5.0, None, 2.0], 2.25, "min", (20.0, 640.0)),
+        ([2.0, 3.0, 1.0], 2.25, "min", (0.0, 0.0)),
+        ([5.0, 2.25, 3.0], 2.25, "min", (10.0, 320.0)),
+        ([5.0, 4.0, 3.0], 2.25, "min", None),
+    ],
+)
+def test_a_target_is_met_on_the_line_between_two_evaluations(
+    values, target, mode, expected
+):
+    assert crossing([0, 10, 20], [0, 320, 640], values, target, mode) == expected
