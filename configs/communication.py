@@ -28,6 +28,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from echo_jax.config import load_config
+from echo_jax.config_study import default_study, set_arms
 
 _CONFIGS = Path(__file__).parent
 _ECHO = {
@@ -53,10 +54,8 @@ def get_config(variant: str = "") -> ConfigDict:
     """
     if variant not in ("", "echo", "tiny"):
         raise ValueError(f"variant {variant!r} is unknown; use echo, tiny, or none.")
-    study = ConfigDict()
-    study.name = "What devices say to each other"
-    study.storage_ratio = 0.0
-    study.base = load_config(str(_CONFIGS / "quickstart.py")).base
+    base = load_config(str(_CONFIGS / "quickstart.py")).base
+    study = default_study("What devices say to each other", base, {})
     study.base.updates = 2048
     study.base.stop_at_target = False
     study.base.checkpoint_every = 0
@@ -71,7 +70,8 @@ def get_config(variant: str = "") -> ConfigDict:
     study.base.optim.warmup_updates = updates // 64
     every, by_chance = {"schedule": "every"}, {"schedule": "bernoulli"}
     post_local = {**every, "every": 16, "start_after": updates // 2}
-    study.arms = ConfigDict(
+    set_arms(
+        study,
         {
             "baseline": {},
             "accumulate_4": _accumulated(study.base, 4),
@@ -83,7 +83,7 @@ def get_config(variant: str = "") -> ConfigDict:
             "post_local": {"local": post_local},
             "diloco": {"local": {**every, "every": 16, "outer": "nesterov"}},
             "stale_4": {"local": {"staleness": 4}},
-        }
+        },
     )
     return study.lock()
 

@@ -20,10 +20,12 @@ test on synthetic shapes, which ends within two minutes.
 """
 
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from echo_jax.config import load_config
+from echo_jax.config_study import default_study, set_arms
 
 _CONFIGS = Path(__file__).parent
 _TIMES = 8
@@ -40,10 +42,8 @@ def get_config(variant: str = "") -> ConfigDict:
         raise ValueError(f"variant {variant!r} is unknown; use echo, tiny, or none.")
     is_tiny = variant == "tiny"
     file = "shapes.py:tiny" if is_tiny else "cifar.py:tiny"
-    study = ConfigDict()
-    study.name = "Eight times the batch, at equal examples"
-    study.storage_ratio = 0.0
-    study.base = load_config(str(_CONFIGS / file))
+    base = load_config(str(_CONFIGS / file))
+    study = default_study("Eight times the batch, at equal examples", base, {})
     if is_tiny:
         study.base.update({"batch_size": 8, "updates": 64, "checkpoint_every": 0})
         study.name += ": a smoke test"
@@ -54,11 +54,11 @@ def get_config(variant: str = "") -> ConfigDict:
     study.base.optim.update(
         {"schedule": "cosine", "warmup_updates": study.base.updates // 16}
     )
-    study.arms = _arms(study.base.batch_size, study.base.updates)
+    set_arms(study, _arms(study.base.batch_size, study.base.updates))
     return study.lock()
 
 
-def _arms(batch_size: int, updates: int) -> ConfigDict:
+def _arms(batch_size: int, updates: int) -> dict[str, Any]:
     """Returns the arms beside a baseline of so many updates."""
     large = {
         "batch_size": _TIMES * batch_size,
@@ -77,22 +77,20 @@ def _arms(batch_size: int, updates: int) -> ConfigDict:
         "batch": {"boundaries": ends, "factors": (4, 2)},
         "optim": {"schedule": "constant"},
     }
-    return ConfigDict(
-        {
-            "baseline": {},
-            "untuned": large,
-            "linear": {**large, "optim": warm},
-            "lars": {**large, "optim": {**large["optim"], "name": "lars", "lr": 10.0}},
-            "lamb": {**large, "optim": {**large["optim"], "name": "lamb", "lr": 0.02}},
-            "growing": growing,
-            "onecycle": {
-                **large,
-                "optim": {
-                    **linear,
-                    "schedule": "onecycle",
-                    "warmup_updates": 0,
-                    "start_fraction": 0.04,
-                },
+    return {
+        "baseline": {},
+        "untuned": large,
+        "linear": {**large, "optim": warm},
+        "lars": {**large, "optim": {**large["optim"], "name": "lars", "lr": 10.0}},
+        "lamb": {**large, "optim": {**large["optim"], "name": "lamb", "lr": 0.02}},
+        "growing": growing,
+        "onecycle": {
+            **large,
+            "optim": {
+                **linear,
+                "schedule": "onecycle",
+                "warmup_updates": 0,
+                "start_fraction": 0.04,
             },
-        }
-    )
+        },
+    }

@@ -34,6 +34,7 @@ both.
 from ml_collections import ConfigDict
 
 from echo_jax.config import default_config
+from echo_jax.config_study import default_study, set_arms
 
 _RATIOS = {"": 4.0, "fed": 0.5, "tiny": 4.0, "which": 4.0, "bursty": 4.0}
 _NAMES = {
@@ -89,10 +90,8 @@ def get_config(variant: str = "") -> ConfigDict:
         raise ValueError(
             f"variant {variant!r} is unknown; use one of {known}, or none."
         )
-    study = ConfigDict()
-    study.name = _NAMES[variant]
-    study.storage_ratio = _RATIOS[variant]
-    study.base = _base()
+    ratio = _RATIOS[variant]
+    study = default_study(_NAMES[variant], _base(), {}, storage_ratio=ratio)
     buffer = 512  # Examples: 16 batches.
     if variant == "tiny":
         study.base.update(_TINY)
@@ -101,15 +100,16 @@ def get_config(variant: str = "") -> ConfigDict:
         study.base.data.storage.distribution = "bursty"
     arms = {"which": _WHICH, "bursty": _BURSTY}.get(variant)
     if arms:
-        study.arms = ConfigDict({name: {"echo": echo} for name, echo in arms.items()})
+        set_arms(study, {name: {"echo": echo} for name, echo in arms.items()})
         return study.lock()
-    study.arms = ConfigDict(
+    set_arms(
+        study,
         {
             "baseline": {"echo": {"factor": 1.0}},
             "batch_echo": {"echo": {"factor": 4.0, "after": "batch"}},
             "shuffle": {"echo": {"factor": 4.0, "order": "shuffle", "buffer": buffer}},
             "spread": {"echo": {"factor": 4.0, "order": "spread", "buffer": buffer}},
-        }
+        },
     )
     return study.lock()
 

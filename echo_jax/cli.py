@@ -1,4 +1,4 @@
-"""The command line: ``echo-jax train | study | probe | report | prepare``.
+"""The command line: ``echo-jax train | study | sweep | probe | report | prepare``.
 
 What a command needs is imported inside its branch: jax alone takes seconds to
 import, and ``--help`` and a mistyped field should answer at once.
@@ -33,7 +33,7 @@ __all__ = ["main"]
 _FAILED = 1
 _LINE_EVERY_S = 10.0
 _INTERRUPTED = 130  # 128 + SIGINT, as shells report it; SIGTERM is 143, SIGHUP 129
-_TRAINING = ("train", "study", "probe")  # with jax, and threads in native code
+_TRAINING = ("train", "study", "sweep", "probe")  # with jax, and threads in native code
 
 
 class _Exit(Exception):
@@ -136,13 +136,16 @@ def _train(args: argparse.Namespace, extras: Sequence[str]) -> int:
 
 
 def _study(args: argparse.Namespace, extras: Sequence[str]) -> int:
-    config = _load(args.config, extras)
-    workdir = _folder(args.workdir)
+    return _search(_load(args.config, extras), _folder(args.workdir), args.jobs)
+
+
+def _search(study: Config, workdir: RunPath, jobs: int) -> int:
+    """Runs a study, and shows it."""
     # Imported here: it imports jax.
     from echo_jax import runs
 
     with _exits_of(runs):
-        runs.run_study(config, workdir, jobs=args.jobs)
+        runs.run_study(study, workdir, jobs=jobs)
     try:
         return _show([workdir], workdir)
     except _Exit as end:
@@ -151,6 +154,26 @@ def _study(args: argparse.Namespace, extras: Sequence[str]) -> int:
         # Another process has ended the same search just now.
         print(f"another process writes {printable(workdir / 'report.html')}")
         return 0
+
+
+def _sweep(args: argparse.Namespace, extras: Sequence[str]) -> int:
+    config = _load(args.config, extras)
+    workdir = _folder(args.workdir)
+    over = dict(each.partition("=")[::2] for each in args.over)
+    # Imported here: it imports SciPy.
+    from echo_jax.config_study import sweep_of
+
+    try:
+        study = sweep_of(
+            config,
+            over,
+            name=f"{args.config}, over {', '.join(over)}",
+            points=args.points,
+            streams=args.seeds,
+        )
+    except ValueError as error:
+        raise _Exit(WRONG_USE, error) from error
+    return _search(study, workdir, args.jobs)
 
 
 def _probe(args: argparse.Namespace, extras: Sequence[str]) -> int:
@@ -396,6 +419,7 @@ def _load(path: str, flags_given: Sequence[str]) -> Config:
 _COMMANDS = {
     "train": _train,
     "study": _study,
+    "sweep": _sweep,
     "probe": _probe,
     "report": _report,
     "prepare": _prepare,

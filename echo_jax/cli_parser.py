@@ -16,6 +16,8 @@ _EPILOG = """\
 examples:
   echo-jax study --config configs/quickstart.py --workdir runs/quickstart
   echo-jax train --config configs/lm.py:tiny --workdir runs/lm
+  echo-jax sweep --config configs/lm.py:tiny --over optim.lr=log:1e-3:1e-1 \
+      --workdir runs/lr
   echo-jax probe --config configs/quickstart.py
   echo-jax report runs/quickstart
   echo-jax prepare images photos/ --holdout 0.05 --out data/photos
@@ -54,6 +56,19 @@ another machine. More points, repeats or streams keep the trials that there are.
 examples:
   echo-jax study --config configs/quickstart.py --workdir runs/quickstart
   echo-jax study --config configs/sweeps/s1_placement.py --workdir runs/s1"""
+
+_SWEEP_EPILOG = """\
+A study of one config: trains it at quasi-random points of what is tried, then the best
+of them on new seeds, and shows what each needed to reach the config's target, or its
+last metric. SCALE is log, linear, or log1m: evenly over orders of magnitude of 1 less
+the value. Every other field is a flag, --config.FIELD=VALUE. The same command with the
+same workdir resumes, also with more points or seeds.
+
+examples:
+  echo-jax sweep --config configs/lm.py:tiny --workdir runs/lr \\
+      --over optim.lr=log:1e-3:1e-1 --points 16 --seeds 3
+  echo-jax sweep --config configs/lm.py:tiny --workdir runs/two \\
+      --over optim.lr=log:1e-3:1e-1 --over echo.factor=choice:1.0,2.0,4.0"""
 
 _PROBE_EPILOG = """\
 It measures the loader alone, the step alone and both together, in turns, without
@@ -141,15 +156,16 @@ def make_parser() -> argparse.ArgumentParser:
 
     train = add("train", "train one model", _TRAIN_EPILOG)
     study = add("study", "train the arms of a study and compare them", _STUDY_EPILOG)
+    sweep = add("sweep", "search the fields of a config", _SWEEP_EPILOG)
     probe = add("probe", "measure whether an echo would help", _PROBE_EPILOG)
-    for command in (train, study, probe):
+    for command in (train, study, sweep, probe):
         command.add_argument(
             "--config",
             required=True,
             metavar="FILE.py[:VARIANT]",
             help="the config file, and which of its variants",
         )
-    for command in (train, study):
+    for command in (train, study, sweep):
         command.add_argument(
             "--workdir",
             required=True,
@@ -157,14 +173,36 @@ def make_parser() -> argparse.ArgumentParser:
             help="receives the results, here or in gs://BUCKET/FOLDER; resumes what "
             "it already holds",
         )
-    study.add_argument(
-        "--jobs",
-        type=int,
-        default=0,
-        metavar="N",
-        help="of a study that searches: processes that make trials (default: one for "
-        "each core of a CPU, or one on an accelerator)",
+    sweep.add_argument(
+        "--over",
+        action="append",
+        default=[],
+        metavar="FIELD=SCALE:LOW:HIGH",
+        help="what is tried of a field; or FIELD=choice:A,B; may be repeated",
     )
+    sweep.add_argument(
+        "--points",
+        type=int,
+        default=16,
+        metavar="N",
+        help="how many points are tried (default: 16)",
+    )
+    sweep.add_argument(
+        "--seeds",
+        type=int,
+        default=3,
+        metavar="N",
+        help="on how many new seeds the best point is trained again (default: 3)",
+    )
+    for command in (study, sweep):
+        command.add_argument(
+            "--jobs",
+            type=int,
+            default=0,
+            metavar="N",
+            help="of a search: processes that make trials (default: one for each core "
+            "of a CPU, or one on an accelerator)",
+        )
     probe.add_argument(
         "--seconds",
         type=float,

@@ -1,15 +1,16 @@
 """The fields of a study: arms that are compared, and how each is searched."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from echo_jax.config import Config
-from echo_jax.searches.space import Space
+from echo_jax.searches.space import Space, flat_fields
 from echo_jax.searches.trials import Protocol
 
-__all__ = ["arm_names", "default_study", "protocol_of"]
+__all__ = ["arm_names", "default_study", "protocol_of", "set_arms", "sweep_of"]
 
 
 def default_study(
@@ -33,8 +34,7 @@ def default_study(
     study.name = name
     study.storage_ratio = storage_ratio
     study.base = base
-    study.arms = ConfigDict(dict(arms))
-    study.order = tuple(arms)  # A config sorts its fields.
+    set_arms(study, arms)
     # Fields of the base and what is tried, nested: {"optim": {"lr": "log:1e-4:1e-2"}}.
     # Without any, every arm is trained as it is.
     study.search = ConfigDict()
@@ -56,6 +56,61 @@ def default_study(
     # Fresh examples of an arm over the baseline's, as somebody has published them.
     study.paper = ConfigDict()
     return study
+
+
+def set_arms(study: Config, arms: Mapping[str, Any]) -> None:
+    """Sets the arms of a study, in the order in which they run.
+
+    Args:
+      study: Unlocked.
+      arms: For each name what differs from the base.
+    """
+    study.arms = ConfigDict(dict(arms))
+    study.order = tuple(arms)  # A config sorts its fields.
+
+
+def sweep_of(
+    config: Config, over: Mapping[str, str], *, name: str, points: int, streams: int
+) -> Config:
+    """Returns the study of one training config: which values of its fields are best.
+
+    Args:
+      config: A training config.
+      over: What is tried of each field, by its dotted name: ``log:1e-4:1e-2``.
+      name: Its title.
+      points: How many are tried.
+      streams: On which the best one is trained again.
+
+    Raises:
+      ValueError: There is nothing to try, or not that field; or it is a study.
+
+    Example:
+      >>> from echo_jax.config import default_config
+      >>> over = {"optim.lr": "log:1e-4:1e-2"}
+      >>> sweep_of(default_config(), over, name="lr", points=8, streams=3).search.points
+      8
+    """
+    if "arms" in config:
+        raise ValueError("this config is a study already; run it with 'echo-jax study'")
+    if not over:
+        raise ValueError("there is nothing to try; add --over FIELD=log:LOW:HIGH")
+    study = default_study(name, config, {"baseline": {}})
+    fields = flat_fields(config.to_dict())
+    for field, text in over.items():
+        if field not in fields:
+            close = difflib.get_close_matches(field, fields, n=1)
+            meant = f", did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"config has no field {field!r}{meant}")
+        group = study.search.space
+        *groups, last = field.split(".")
+        for part in groups:
+            if part not in group:
+                group[part] = ConfigDict()
+            group = group[part]
+        group[last] = text
+    study.search.points, study.search.repeats = points, 1
+    study.confirm.streams = streams
+    return study.lock()
 
 
 def arm_names(study: Config) -> Sequence[str]:

@@ -14,6 +14,7 @@ from echo_jax.config_study import arm_names, protocol_of
 from echo_jax.folders import RunPath, run_folder
 from echo_jax.json_files import DamagedFileError, read_json, write_json
 from echo_jax.lock import FolderInUseError, FolderLock
+from echo_jax.searches.making import num_missing
 from echo_jax.searches.workers import LostWorkerError, StudyStopped, run_search
 from echo_jax.training import distributed, peers
 from echo_jax.training.checkpoint import DamagedCheckpointError
@@ -164,6 +165,9 @@ def run_study(
         _check_echoes(arms, workdir)
         if protocol:
             _refuse_other_study(workdir, is_searched=True)
+            for unit in protocol.units():
+                # Refuses the trials of another one.
+                num_missing(protocol, arms[unit.arm], workdir, unit)
     if protocol:
         workdir.mkdir()
         _write_study(config, workdir, calibration={})
@@ -243,10 +247,12 @@ def _refuse_other_study(workdir: RunPath, *, is_searched: bool) -> None:
 def _make_ready_for_trials(arms: Mapping[str, Config]) -> None:
     """Takes out of configs what would make two trials of a seed differ."""
     for name, arm in arms.items():
-        if arm.echo.factor == "auto" or arm.echo.replay:
+        decided = arm.echo.factor == "auto" or arm.echo.mode == "adaptive"
+        if decided or arm.echo.replay:
             raise ValueError(
-                f"arm {name}: a trial is made by its config alone; give echo.factor a "
-                "number, and leave echo.replay out"
+                f"arm {name}: what a trial does is decided by its config alone, not "
+                "by what is measured; give echo.factor a number, set echo.mode to "
+                "fixed or stochastic, and leave echo.replay out"
             )
         if arm.data.threads == "auto":
             arm.data.threads = 1

@@ -44,7 +44,7 @@ def _refused(argv: list[str], capsys) -> str:
     return line
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["study"], ["report"]])
+@pytest.mark.parametrize("command", [[], ["train"], ["study"], ["sweep"], ["report"]])
 def test_help_shows_an_example(command, capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main([*command, "--help"])
@@ -450,3 +450,40 @@ def test_a_study_whose_first_arm_is_refused_leaves_nothing_behind(
     assert cli.main([*argv, "--config.storage_ratio=0"]) == 1
     assert "it has 40x40 pixels" in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "there is nothing to try; add --over"),
+        (
+            ["--over", "optim.rl=log:1:2"],
+            "no field 'optim.rl', did you mean 'optim.lr'",
+        ),
+        (["--over", "optim.lr"], "optim.lr: '' is no space to search; give SCALE:LOW"),
+        (["--over", "optim.lr=log:0:1"], "'log:0:1' is no space to search"),
+        (
+            ["--over", "optim.lr=log:1:2", "--points", "0"],
+            "config.search.points=0 must be at least 1",
+        ),
+        (["--over", "optim.lr=log:1:2", "--jobs=-1"], "jobs=-1"),
+        (
+            ["--over", "echo.cap=choice:1,2", "--config.echo.mode=adaptive"],
+            "its config",
+        ),
+    ],
+)
+def test_a_sweep_that_cannot_be_run_is_refused_in_a_sentence(
+    tmp_path, capsys, argv, message
+):
+    folder = tmp_path / "sweep"
+    config = ["--config", LM, "--workdir", str(folder)]
+    assert message in _refused(["sweep", *config, *argv], capsys)
+    assert not folder.exists()
+
+
+def test_a_sweep_of_a_study_is_refused(tmp_path, capsys):
+    study = f"{ROOT}/configs/quickstart.py"
+    config = ["--config", study, "--workdir", str(tmp_path / "sweep")]
+    said = _refused(["sweep", *config, "--over", "optim.lr=log:1:2"], capsys)
+    assert "is a study already; run it with 'echo-jax study'" in said

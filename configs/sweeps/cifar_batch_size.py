@@ -18,6 +18,8 @@ is the study of size 128.
 from ml_collections import ConfigDict
 from sweep_parts import check_variant, placement_arms, start_study
 
+from echo_jax.config_study import set_arms
+
 # As many images as 250 thousand updates of 128, which the paper gives echoed batches.
 _UPDATES = {"32": 1_000_000, "128": 250_000, "512": 62_500, "2048": 15_625}
 
@@ -42,5 +44,5 @@ def get_config(variant: str = "") -> ConfigDict:
         study.base.optim.warmup_updates = 5 * 50_000 // int(size)
         study.base.optim.decay_updates = 64_000 * 128 // int(size)
     study.name = f"ResNet-32 on CIFAR-10, in batches of {study.base.batch_size}"
-    study.arms = placement_arms("batch", "after", "before")
+    set_arms(study, placement_arms("batch", "after", "before"))
     return study.lock()

@@ -11,6 +11,8 @@ is the small network of ``configs/cifar.py:tiny``, to 45 %, with smaller buffers
 from ml_collections import ConfigDict
 from sweep_parts import buffer_arms, check_variant, start_study
 
+from echo_jax.config_study import set_arms
+
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the study.
@@ -25,8 +27,8 @@ def get_config(variant: str = "") -> ConfigDict:
     )
     study.base.stop_at_target = True
     if variant:
-        study.arms = buffer_arms("before", (1, 10), (128, 1024))
+        set_arms(study, buffer_arms("before", (1, 10), (128, 1024)))
     else:
         study.base.updates = 250_000  # Enough for echoed batches in figure 3.
-        study.arms = buffer_arms("before", (1, 10, 100), (1000, 10_000, 50_000))
+        set_arms(study, buffer_arms("before", (1, 10, 100), (1000, 10_000, 50_000)))
     return study.lock()

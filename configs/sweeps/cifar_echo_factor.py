@@ -10,6 +10,8 @@ to 45 %.
 from ml_collections import ConfigDict
 from sweep_parts import check_variant, factor_arms, start_study
 
+from echo_jax.config_study import set_arms
+
 _FACTORS = (1, 2, 4, 8, 16)
 
 
@@ -25,5 +27,5 @@ def get_config(variant: str = "") -> ConfigDict:
         "cifar.py:tiny" if variant else "cifar.py",
     )
     study.base.stop_at_target = True
-    study.arms = factor_arms(dict.fromkeys(_FACTORS, 0))
+    set_arms(study, factor_arms(dict.fromkeys(_FACTORS, 0)))
     return study.lock()

@@ -21,6 +21,8 @@ is the study of size 1024.
 from ml_collections import ConfigDict
 from sweep_parts import check_variant, placement_arms, start_study
 
+from echo_jax.config_study import set_arms
+
 # As many images as 192.5 thousand updates of 1024, the paper's for echoed batches.
 _UPDATES = {"256": 770_000, "1024": 192_500, "4096": 48_125, "16384": 12_032}
 
@@ -44,5 +46,5 @@ def get_config(variant: str = "") -> ConfigDict:
         study.base.optim.warmup_updates = 5 * 1_281_167 // int(size)
         study.base.updates = _UPDATES[size]
     study.name = f"ResNet-50 on ImageNet, in batches of {study.base.batch_size}"
-    study.arms = placement_arms("batch", "after", "before")
+    set_arms(study, placement_arms("batch", "after", "before"))
     return study.lock()

@@ -14,6 +14,8 @@ examples, and 45.1, 25.0, 18.5, 14.7 and 13.8 hours. ``:tiny`` is the small netw
 from ml_collections import ConfigDict
 from sweep_parts import check_variant, factor_arms, start_study
 
+from echo_jax.config_study import set_arms
+
 _FACTORS = (1, 2, 3, 4, 5)
 
 
@@ -30,5 +32,5 @@ def get_config(variant: str = "") -> ConfigDict:
         ratio=6.0,
     )
     study.base.stop_at_target = True
-    study.arms = factor_arms(dict.fromkeys(_FACTORS, 0))
+    set_arms(study, factor_arms(dict.fromkeys(_FACTORS, 0)))
     return study.lock()

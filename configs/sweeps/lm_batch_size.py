@@ -20,6 +20,8 @@ is the study of size 1024.
 from ml_collections import ConfigDict
 from sweep_parts import check_variant, placement_arms, start_study
 
+from echo_jax.config_study import set_arms
+
 # With room above what the slowest of the paper's arms took: echoed batches.
 _UPDATES = {"64": 250_000, "256": 80_000, "1024": 40_000, "4096": 20_000}
 
@@ -41,5 +43,5 @@ def get_config(variant: str = "") -> ConfigDict:
         study.base.batch_size = int(size)
         study.base.updates = _UPDATES[size]
     study.name = f"A Transformer on LM1B, in batches of {study.base.batch_size}"
-    study.arms = placement_arms("batch", "example")
+    set_arms(study, placement_arms("batch", "example"))
     return study.lock()

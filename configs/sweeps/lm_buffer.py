@@ -14,6 +14,8 @@ echoed batches, and 9.1, 8.0 and 7.6 million with echoed examples; 15.6 without 
 from ml_collections import ConfigDict
 from sweep_parts import buffer_arms, check_variant, start_study
 
+from echo_jax.config_study import set_arms
+
 _BATCHES = (1, 10, 100)
 
 
@@ -29,9 +31,9 @@ def get_config(variant: str = "") -> ConfigDict:
         "lm.py:tiny" if variant else "lm.py",
     )
     if variant:
-        study.arms = buffer_arms("example", _BATCHES, (128, 512, 2048))
+        set_arms(study, buffer_arms("example", _BATCHES, (128, 512, 2048)))
     else:
         # With room above what the slowest of the paper's arms took: echoed batches.
         study.base.updates = 40_000
-        study.arms = buffer_arms("example", _BATCHES, (10**5, 10**6, 10**7))
+        set_arms(study, buffer_arms("example", _BATCHES, (10**5, 10**6, 10**7)))
     return study.lock()

@@ -15,6 +15,8 @@ smoke test on bytes.
 from ml_collections import ConfigDict
 from sweep_parts import check_variant, factor_arms, start_study
 
+from echo_jax.config_study import set_arms
+
 _UPDATES = {1: 20_000, 2: 20_000, 4: 30_000, 8: 80_000, 16: 160_000}
 
 
@@ -34,5 +36,5 @@ def get_config(variant: str = "") -> ConfigDict:
         study.base.batch_size = 4096
     if is_tiny:
         study.base.echo.buffer = 128
-    study.arms = factor_arms(dict.fromkeys(_UPDATES, 0) if is_tiny else _UPDATES)
+    set_arms(study, factor_arms(dict.fromkeys(_UPDATES, 0) if is_tiny else _UPDATES))
     return study.lock()

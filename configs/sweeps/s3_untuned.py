@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from sweep_parts import check_variant, less_than
 
 # The baseline's best point of the first search of s2_factor.py:32.
-_POINT = {"lr": 0.00948781, "b1": 0.862118}
+_POINT = {"lr": 0.0073142, "b1": 0.70341}
 
 
 def get_config(variant: str = "") -> ConfigDict:

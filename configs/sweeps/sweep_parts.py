@@ -7,6 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from echo_jax.config import load_config
+from echo_jax.config_study import default_study, set_arms
 
 __all__ = [
     "buffer_arms",
@@ -53,19 +54,13 @@ def start_study(name: str, config: str, *, ratio: float = 0.0) -> ConfigDict:
       config: The config of its runs, such as ``"cifar.py:tiny"``.
       ratio: R, to which reading is slowed down; 0 leaves it as it is.
     """
-    study = ConfigDict()
-    study.name = name
-    study.storage_ratio = ratio
-    study.base = load_config(str(_CONFIGS / config))
-    study.arms = ConfigDict()
-    return study
+    base = load_config(str(_CONFIGS / config))
+    return default_study(name, base, {}, storage_ratio=ratio)
 
 
-def placement_arms(*names: str) -> ConfigDict:
+def placement_arms(*names: str) -> dict[str, Any]:
     """Returns a baseline, and an echo of factor 2 at each of some places."""
-    return ConfigDict(
-        {"baseline": _BASELINE, **{name: _PLACEMENTS[name] for name in names}}
-    )
+    return {"baseline": _BASELINE, **{name: _PLACEMENTS[name] for name in names}}
 
 
 def placement_study(
@@ -82,13 +77,15 @@ def placement_study(
     check_variant(variant, ("tiny",))
     study = start_study(name, f"{config}:tiny" if variant else config)
     study.base.stop_at_target = True
-    study.arms = placement_arms("batch", "after", "before", "spread")
+    set_arms(study, placement_arms("batch", "after", "before", "spread"))
     for arm, most in () if variant else updates.items():
         study.arms[arm].updates = most
     return study.lock()
 
 
-def buffer_arms(name: str, batches: Sequence[int], items: Sequence[int]) -> ConfigDict:
+def buffer_arms(
+    name: str, batches: Sequence[int], items: Sequence[int]
+) -> dict[str, Any]:
     """Returns a baseline, and an echo of factor 2 in buffers of several sizes.
 
     Args:
@@ -98,29 +95,29 @@ def buffer_arms(name: str, batches: Sequence[int], items: Sequence[int]) -> Conf
     """
     arms = placement_arms()
     for size in batches:
-        arm = arms[f"batch_{size}"] = ConfigDict(_PLACEMENTS["batch"])
-        arm.echo.order = "consecutive" if size == 1 else "shuffle"
-        arm.echo.buffer = size
+        order = "consecutive" if size == 1 else "shuffle"
+        echo = {**_PLACEMENTS["batch"]["echo"], "order": order, "buffer": size}
+        arms[f"batch_{size}"] = {"echo": echo}
     for size in items:
-        arm = arms[f"{name}_{size}"] = ConfigDict(_PLACEMENTS[name])
-        arm.echo.buffer = size
+        echo = {**_PLACEMENTS[name]["echo"], "buffer": size}
+        arms[f"{name}_{size}"] = {"echo": echo}
     return arms
 
 
-def factor_arms(updates: Mapping[int, int]) -> ConfigDict:
+def factor_arms(updates: Mapping[int, int]) -> dict[str, Any]:
     """Returns an arm for each echo factor, with the updates that it may take.
 
     Args:
       updates: By factor; 0 for as many as the base has.
     """
-    arms = ConfigDict()
+    arms: dict[str, Any] = {}
     for factor, most in updates.items():
         name = "baseline" if factor == 1 else f"e{factor:02}"
         # Without an echo the order is that of the records, which are shuffled already.
         order = "consecutive" if factor == 1 else "shuffle"
         arms[name] = {"echo": {"factor": float(factor), "order": order}}
         if most:
-            arms[name].updates = most
+            arms[name]["updates"] = most
     return arms
 
 

@@ -108,7 +108,7 @@ def notes(search: Search) -> list[str]:
             for name, axis in protocol.space.axes.items()
         )
         lines.append(
-            f"Every arm: {protocol.repeats} searches of {protocol.points} points, "
+            f"Searches of each arm: {protocol.repeats}, of {protocol.points} points, "
             f"quasi-random, each on a stream of its own; {space}. The best point of "
             f"each search was trained on {protocol.streams} new streams. *: it lies in "
             "the outer tenth of what was tried."

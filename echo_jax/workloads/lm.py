@@ -17,6 +17,7 @@ from echo_jax.data.stages import Stages
 from echo_jax.models.transformer import Transformer
 from echo_jax.workloads.assembly import compute_dtype, make_workload
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
+from echo_jax.workloads.splits import limited
 
 __all__ = ["LanguageModel", "build"]
 
@@ -136,7 +137,8 @@ def build(config: Any) -> Workload:
 
     Args:
       config: The shared fields, ``data.source`` (and ``data.tokenizer``, if there is
-        such a field) as `open_sequences` takes them, and ``model.{seq_len, d_model,
+        such a field) as `open_sequences` takes them, perhaps ``data.train_examples``,
+        see `limited`, and ``model.{seq_len, d_model,
         num_layers, num_heads, d_ff, dropout}``. There may be
         ``model.{positions, activation, bias, tied}``, see `Transformer`;
         ``model.vocab``, the number of tokens if more than the text has; and
@@ -167,6 +169,7 @@ def build(config: Any) -> Workload:
             f"data.source={config.data.source!r}; use --config.model.vocab="
             f"{text.vocab}."
         )
+    train = limited(text.train, config.data.get("train_examples", 0), "train")
     task = LanguageModel(
         _make_model(sizes, vocab, dtype),
         eod=text.eod if sizes["segments"] else None,
@@ -177,7 +180,7 @@ def build(config: Any) -> Workload:
         task=task,
         metric="loss",
         mode="min",
-        stages=Stages(text.train, text.decode),
+        stages=Stages(train, text.decode),
         # Decoded at the first evaluation, and kept.
         eval_batches=functools.cache(
             functools.partial(
@@ -188,7 +191,7 @@ def build(config: Any) -> Workload:
                 max_examples=config.data.eval_examples,
             )
         ),
-        data_metadata=text.metadata,
+        data_metadata={**text.metadata, "train_examples": len(train)},
     )
 
 

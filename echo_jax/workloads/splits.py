@@ -8,7 +8,7 @@ from echo_jax.data.evaluation import sample_indices
 from echo_jax.data.sources import DescribedSource, Kind, Subset, open_source
 from echo_jax.data.stages import RecordSource
 
-__all__ = ["Splits", "open_splits"]
+__all__ = ["Splits", "limited", "open_splits"]
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,7 @@ def open_splits(config: Any, kind: Kind) -> Splits:
     """
     data = config.data
     source, decode_record = open_source(data.source, data.train_split, kind)
-    wanted = data.train_examples
-    if not 0 <= wanted <= len(source):
-        raise ValueError(
-            f"data.train_examples={wanted} is none of 0 to {len(source)}, which split "
-            f"{data.train_split!r} has; set --config.data.train_examples=0 for all."
-        )
-    train: RecordSource = source
-    if wanted:
-        train = Subset(source, sample_indices(len(source), wanted))
+    train = limited(source, data.train_examples, data.train_split)
     if data.eval_split == data.train_split:
         evaluation_source, evaluation = source, train
     else:
@@ -80,3 +72,24 @@ def open_splits(config: Any, kind: Kind) -> Splits:
             "evaluation": evaluation_source.metadata(),
         },
     )
+
+
+def limited(source: RecordSource, wanted: int, split: str) -> RecordSource:
+    """Returns some examples of a source, always the same ones, or the source itself.
+
+    Args:
+      source: Of training examples.
+      wanted: ``data.train_examples``; 0 for all.
+      split: Its name.
+
+    Raises:
+      ValueError: It has fewer.
+    """
+    if not 0 <= wanted <= len(source):
+        raise ValueError(
+            f"data.train_examples={wanted} is none of 0 to {len(source)}, which split "
+            f"{split!r} has; set --config.data.train_examples=0 for all."
+        )
+    if not wanted:
+        return source
+    return Subset(source, sample_indices(len(source), wanted))

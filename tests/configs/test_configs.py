@@ -54,6 +54,8 @@ VARIANTS = {
     "sweeps/s2_factor": ["", "8", "128", "tiny"],
     "sweeps/s3_untuned": ["", "tiny"],
     "sweeps/s4_lag": ["", "8", "tiny"],
+    "sweeps/s5_epochs": ["", "tiny"],
+    "sweeps/s6_schedules": ["", "tiny"],
 }
 # What the configs import.
 NO_CONFIGS = {"echo_variants", "sweeps/sweep_parts"}

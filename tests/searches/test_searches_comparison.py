@@ -117,7 +117,7 @@ def test_the_table_says_what_each_arm_needed(tmp_path):
     updates = np.mean(COSTS["spread"]) / np.mean(COSTS["baseline"])
     assert table[1]["s at R=1"] == f"{updates:.2f}"
     assert table[1]["s at R=8"] == f"{updates / 4:.2f}"
-    assert any("2 searches of 2 points" in note for note in notes(search))
+    assert any("each arm: 2, of 2 points" in note for note in notes(search))
 
 
 def test_a_stream_that_missed_the_target_counts_with_what_it_read(tmp_path):

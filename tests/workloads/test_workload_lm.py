@@ -1,3 +1,5 @@
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -213,3 +215,24 @@ def test_impossible_model_is_refused(text_file, field, value, named):
     config.model[field] = value
     with pytest.raises(ValueError, match=named):
         build(config)
+
+
+def test_a_run_may_know_some_windows_alone_and_always_the_same_ones(text_file):
+    def windows(examples, seed):
+        config = config_of(text_file)
+        with config.unlocked():
+            config.data.train_examples = examples
+        config.seed = seed
+        workload = build(config)
+        iterator = iter(workload.train_dataset(EchoSpec()))
+        batches = itertools.islice(iterator, 150)
+        rows = {row.tobytes() for batch in batches for row in batch["tokens"]}
+        iterator.close()
+        return rows, workload.metadata["data"]["train_examples"]
+
+    (some, count), (again, _) = windows(5, 0), windows(5, 1)
+    assert (len(some), count) == (5, 5) and some == again
+    every, _ = windows(0, 0)
+    assert some < every
+    with pytest.raises(ValueError, match=r"train_examples=9999 is none of 0 to \d+"):
+        windows(9999, 0)

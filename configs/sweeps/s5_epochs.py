@@ -1,0 +1,63 @@
+"""Echo, epochs or a cache: the same updates, and an eighth of the reads.
+
+    echo-jax study --config configs/sweeps/s5_epochs.py --workdir runs/s5
+
+A byte-level Transformer on the Python standard library's source code takes 512 updates
+of 32, and its last loss is compared. Every arm is searched over learning rate,
+momentum and weight decay:
+
+    baseline    16,384 fresh examples: what no echo can beat
+    epochs      8 epochs of 2,048 examples, read anew in each of them
+    cache       2,048 fresh examples, each used 8 times, all of them in memory
+    echo_512    the same, 512 of them in memory; echo_64 and batch with less
+
+All arms but the baseline see 2,048 different examples; ``epochs`` reads 16,384, the
+others 2,048. ``:tiny`` is a smoke test.
+"""
+
+from ml_collections import ConfigDict
+from sweep_parts import byte_lm, check_variant, less_than, search_space
+
+from echo_jax.config_study import default_study
+
+_FACTOR = 8
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    """Returns the study.
+
+    Args:
+      variant: ``""`` or ``"tiny"``.
+    """
+    check_variant(variant, ("tiny",))
+    base = byte_lm(tiny=bool(variant))
+    base.updates = 64 if variant else 512
+    base.eval_every = base.updates // 8
+    base.target, base.stop_at_target = 0.0, False
+    distinct = base.updates * base.batch_size // _FACTOR
+    with base.unlocked():
+        base.data.train_examples = 0
+
+    def echo(buffer: int) -> dict:
+        return {"factor": float(_FACTOR), "order": "spread", "buffer": buffer}
+
+    batch = {"factor": float(_FACTOR), "after": "batch", "buffer": 1}
+    arms = {
+        "baseline": {},
+        "epochs": {"data": {"train_examples": distinct}},
+        "cache": {"echo": echo(distinct)},
+        "echo_512": {"echo": echo(distinct // 4)},
+        "echo_64": {"echo": echo(64)},
+        "batch": {"echo": batch},
+    }
+    study = default_study(
+        "Echo, epochs or a cache, at equal updates: byte-level LM, B = 32", base, arms
+    )
+    search_space(study, tiny=bool(variant))
+    study.search.space.optim.weight_decay = "log:1e-3:1"
+    study.falsifiers = (
+        less_than("epochs", "cache", "epochs are better than a cache", 0.0),
+        less_than("epochs", "echo_512", "epochs are better than an echo", 0.0),
+        less_than("echo_512", "baseline", "repeats are better than fresh data", 0.0),
+    )
+    return study.lock()
