@@ -164,8 +164,9 @@ class Search:
 
 def is_searched(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder holds a study that searched."""
+    folder = run_folder(folder)
     try:
-        return "search" in (read_json(run_folder(folder) / "study.json") or {})
+        return folder.is_dir() and "search" in (read_json(folder / "study.json") or {})
     except DamagedFileError:
         return False
 

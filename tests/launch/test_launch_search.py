@@ -14,16 +14,19 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-STUDY = [
-    *(sys.executable, "-m", "echo_jax", "study"),
-    *("--config", "configs/sweeps/s4_lag.py:tiny", "--config.search.repeats=1"),
-]
+STUDY = [sys.executable, "-m", "echo_jax", "study", "--config.search.repeats=1"]
+STUDIES = sorted(
+    path.stem
+    for path in (ROOT / "configs" / "sweeps").glob("s[0-9]_*.py")
+    if path.stem != "s4_lag"
+)
 TOTAL = 4 * (2 + 2)
 
 
-def start(workdir, *options):
+def start(workdir, *options, name="s4_lag"):
+    config = f"configs/sweeps/{name}.py:tiny"
     return subprocess.Popen(
-        [*STUDY, "--workdir", workdir, *options],
+        [*STUDY, "--config", config, "--workdir", workdir, *options],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -63,7 +66,7 @@ def test_a_search_that_is_killed_ten_times_loses_and_changes_no_trial(tmp_path, 
     rng = random.Random(0)
     for number in range(10):
         process = start(tmp_path)
-        time.sleep(rng.uniform(2, 14))
+        time.sleep(rng.uniform(2, 9))
         if number % 2:
             # All of it, as a machine that is switched off.
             os.killpg(process.pid, signal.SIGKILL)
@@ -96,3 +99,12 @@ def test_a_signal_ends_a_search_and_the_same_command_goes_on(tmp_path, whole, si
     assert "the trials that have ended are kept" in output
     assert len(said(start(tmp_path))) < TOTAL
     assert files(tmp_path) == whole[1]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_small_version_of_every_study_runs(tmp_path, name):
+    options = ["--config.search.points=1", "--config.confirm.streams=1"]
+    if name == "s3_untuned":
+        options = options[1:]
+    assert said(start(tmp_path, *options, name=name))
+    assert (tmp_path / "report.html").exists()
