@@ -13,7 +13,14 @@ from echo_jax.json_files import DamagedFileError, read_json
 from echo_jax.printable import printable
 from echo_jax.searches.space import Space
 from echo_jax.searches.statistics import Interval, expected_best, mean_interval
-from echo_jax.searches.trials import Protocol, Trial, Unit, best_of, read_unit
+from echo_jax.searches.trials import (
+    Protocol,
+    Trial,
+    Unit,
+    best_of,
+    read_environments,
+    read_unit,
+)
 from echo_jax.studies import fields
 from echo_jax.studies.runs import StudyError
 
@@ -133,6 +140,7 @@ class Search:
       protocol: How they were searched.
       arms: In their order, the baseline first.
       falsifiers: What was written down before.
+      environments: Those on which trials were made.
       paper: Published ratios to a baseline's fresh examples, by arm.
     """
 
@@ -141,6 +149,7 @@ class Search:
     protocol: Protocol
     arms: Sequence[ArmResult]
     falsifiers: Sequence[Falsified]
+    environments: Sequence[Mapping[str, Any]]
     paper: Mapping[str, float]
 
     @property
@@ -187,6 +196,11 @@ def read_search(folder: str | os.PathLike[str]) -> Search:
             raise StudyError(f"{folder} holds no study.json, so it is no study")
         protocol = _protocol(metadata)
         results = {arm: _searches(folder, protocol, arm) for arm in protocol.arms}
+        environments: list[Mapping[str, Any]] = []
+        for unit in protocol.units():
+            for each in read_environments(folder, unit):
+                if each not in environments:
+                    environments.append(each)
     except StudyError:
         raise
     except ValueError as error:
@@ -206,6 +220,7 @@ def read_search(folder: str | os.PathLike[str]) -> Search:
             for each in metadata["falsifiers"]
             if (found := _falsified(each, results, has_target))
         ],
+        environments=environments,
         paper=metadata.get("paper", {}),
     )
 

@@ -26,6 +26,7 @@ from echo_jax.searches.trials import (
     Unit,
     crossing,
     made_of,
+    read_environments,
     read_unit,
     write_unit,
 )
@@ -40,6 +41,8 @@ __all__ = ["make_trials", "num_missing"]
 # are no result.
 _FAILURES = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 _DIGITS = 6
+# What is kept of a run's environment: nothing that is measured.
+_ENVIRONMENT = ("python", "versions", "backend", "devices", "commit", "workload")
 
 
 def make_trials(
@@ -61,15 +64,20 @@ def make_trials(
       DataTimeoutError: The data did not come.
       ValueError: The folder holds trials of another study.
     """
-    for unit in protocol.units():
-        arm = arms[unit.arm]
-        if not num_missing(protocol, arm, workdir, unit):
-            continue
-        try:
-            with FolderLock(workdir / "trials", name=f".{unit}.lock") as lock:
-                _make_unit(protocol, arm, workdir, unit, lock, on_made)
-        except FolderInUseError:
-            continue  # Whoever has it makes it.
+    is_over = False
+    while not is_over:
+        # What others have ended meanwhile may be confirmed now.
+        is_over = True
+        for unit in protocol.units():
+            arm = arms[unit.arm]
+            if not num_missing(protocol, arm, workdir, unit):
+                continue
+            try:
+                with FolderLock(workdir / "trials", name=f".{unit}.lock") as lock:
+                    _make_unit(protocol, arm, workdir, unit, lock, on_made)
+            except FolderInUseError:
+                continue  # Whoever has it makes it.
+            is_over = False
 
 
 def num_missing(protocol: Protocol, arm: Config, workdir: RunPath, unit: Unit) -> int:
@@ -132,6 +140,7 @@ def _make_unit(
     deciding = _deciding(protocol, arm, unit)
     points = _points(protocol, workdir, unit)
     trials = _made(protocol, arm, workdir, unit, points)
+    environments = read_environments(workdir, unit) if trials else []
     for number in range(len(trials), len(points)):
         config = copy.deepcopy(arm)
         config.seed = config.echo.seed = protocol.stream(unit, number)
@@ -140,19 +149,20 @@ def _make_unit(
         config.optim.decay_updates = config.optim.decay_updates or config.updates
         if unit.kind == "search" and config.local.schedule == "none":
             config.updates = protocol.limit(config.updates, config.eval_every, trials)
-        trial = replace(
-            _trained(config, lock), number=number, point=dict(points[number])
-        )
+        found, environment = _trained(config, lock)
+        trial = replace(found, number=number, point=dict(points[number]))
+        if environment and environment not in environments:
+            environments.append(environment)
         if trial.outcome == "short" and config.updates < arm.updates:
             trial = replace(trial, outcome="cut")
         trials.append(trial)
         lock.check()
-        write_unit(workdir, unit, deciding, trials)
+        write_unit(workdir, unit, deciding, trials, environments)
         on_made(unit, trial)
 
 
-def _trained(config: Config, lock: FolderLock) -> Trial:
-    """Trains a trial, and returns what became of it, without its place."""
+def _trained(config: Config, lock: FolderLock) -> tuple[Trial, dict[str, Any]]:
+    """Trains a trial; returns what became of it, without its place, and on what."""
     known = {"number": 0, "stream": config.seed, "point": {}, "limit": config.updates}
     with tempfile.TemporaryDirectory(prefix="trial-") as folder:
         console = Console(file=io.StringIO())
@@ -162,10 +172,10 @@ def _trained(config: Config, lock: FolderLock) -> Trial:
                 config, build(config), run_folder(folder), lock, console=console
             )
         except NonFiniteLossError as error:
-            return Trial(**known, outcome="diverged", message=str(error))
+            return Trial(**known, outcome="diverged", message=str(error)), {}
         except _FAILURES as error:
             message = f"{type(error).__name__}: {error}".partition("\n")[0]
-            return Trial(**known, outcome="failed", message=message)
+            return Trial(**known, outcome="failed", message=message), {}
         run = read_run(folder)
     updates = [row["updates"] for row in run.evals]
     fresh = [row["fresh"] for row in run.evals]
@@ -178,7 +188,8 @@ def _trained(config: Config, lock: FolderLock) -> Trial:
     else:
         met = crossing(updates, fresh, values, run.target, mode)
         outcome, score = ("reached", met[1]) if met else ("short", None)
-    return Trial(
+    environment = {name: run.environment[name] for name in _ENVIRONMENT}
+    trial = Trial(
         **known,
         outcome=outcome,
         score=score,
@@ -190,6 +201,7 @@ def _trained(config: Config, lock: FolderLock) -> Trial:
         fresh=fresh,
         values=values,
     )
+    return trial, environment
 
 
 def _short(value: float) -> float | None:

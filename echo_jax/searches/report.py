@@ -34,6 +34,8 @@ def write_search_report(search: Search, folder: str | os.PathLike[str]) -> RunPa
             *(figure(path.read_bytes().decode()) for path in drawn),
             table(headings(search), rows(search), texts=2),
             items(notes(search)),
+            *["<h2>What it ran on</h2>"] * bool(search.environments),
+            *map(plain_json, search.environments),
             "<h2>The config of the arms</h2>",
             plain_json(search.base),
         ]

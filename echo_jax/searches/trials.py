@@ -34,6 +34,7 @@ __all__ = [
     "best_of",
     "crossing",
     "made_of",
+    "read_environments",
     "read_unit",
     "write_unit",
 ]
@@ -60,7 +61,7 @@ _TRIAL: dict[str, Any] = {
     "fresh": list,
     "values": list,
 }
-_UNIT: dict[str, Any] = {"made_of": str, "trials": list}
+_UNIT: dict[str, Any] = {"made_of": str, "trials": list, "environments?": list}
 
 
 @dataclass(frozen=True)
@@ -310,9 +311,33 @@ def _trials(path: RunPath, rows: Sequence[Any]) -> Iterator[Trial]:
         yield Trial(**{**row, "message": printable(row["message"])})
 
 
+def read_environments(workdir: RunPath, unit: Unit) -> list[Mapping[str, Any]]:
+    """Reads on what the trials of a unit were made: software, machine and data.
+
+    Returns:
+      Those that differ; none of trials of an earlier version.
+
+    Raises:
+      DamagedFileError: It was not written like this.
+    """
+    path = unit.path(workdir)
+    found = (read_json(path, _UNIT) or {}).get("environments", [])
+    if not all(isinstance(each, dict) for each in found):
+        raise DamagedFileError(path, "an environment is none")
+    return list(found)
+
+
 def write_unit(
-    workdir: RunPath, unit: Unit, made_of: str, trials: Sequence[Trial]
+    workdir: RunPath,
+    unit: Unit,
+    made_of: str,
+    trials: Sequence[Trial],
+    environments: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Replaces the file of a unit; for who has locked it."""
-    content = {"made_of": made_of, "trials": [asdict(trial) for trial in trials]}
+    content = {
+        "made_of": made_of,
+        "environments": [*environments],
+        "trials": [asdict(trial) for trial in trials],
+    }
     write_json(unit.path(workdir), content, indent=None)

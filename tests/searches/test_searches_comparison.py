@@ -193,6 +193,21 @@ def test_a_damaged_file_of_trials_is_refused(tmp_path, change):
         read_search(folder)
 
 
+def test_the_page_says_on_what_the_trials_were_made(tmp_path):
+    folder = make_study(tmp_path)
+    unit, made = Unit("spread", "confirm", 0), {"python": "3.11.7", "commit": "abc"}
+    trials = [trial(0, 100, 4, {"optim.lr": 1e-3})]
+    write_unit(folder, unit, "", trials, [made, {**made, "commit": "def"}])
+    assert [each["commit"] for each in read_search(folder).environments] == [
+        "abc",
+        "def",
+    ]
+    assert main(["report", str(tmp_path)]) == 0
+    assert (
+        "&quot;commit&quot;: &quot;def&quot;" in (tmp_path / "report.html").read_text()
+    )
+
+
 def test_a_flipped_bit_in_a_file_of_trials_is_seen(tmp_path):
     folder = make_study(tmp_path)
     path = tmp_path / "trials" / "spread.confirm-1.json"

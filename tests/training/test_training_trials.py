@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import platform
 
 import pytest
 from tiny_workload import make_workload, tiny_config
@@ -12,7 +13,13 @@ from echo_jax.lock import FolderLock
 from echo_jax.searches import making as search
 from echo_jax.searches.making import make_trials, num_missing
 from echo_jax.searches.space import Space
-from echo_jax.searches.trials import Protocol, Unit, best_of, read_unit
+from echo_jax.searches.trials import (
+    Protocol,
+    Unit,
+    best_of,
+    read_environments,
+    read_unit,
+)
 
 SPACE = {"optim": {"lr": "log:1e-3:1e-1"}}
 
@@ -78,6 +85,13 @@ def test_every_search_and_every_confirmation_is_made_once(whole):
         assert [t.point for t in confirmed] == [best.point] * 2
         # New streams, the same for all arms.
         assert [t.stream for t in confirmed] == [1000, 1001]
+
+
+def test_a_file_says_on_what_its_trials_were_made(whole):
+    for unit in protocol().units():
+        (found,) = read_environments(run_folder(whole[0]), unit)
+        assert found["python"] == platform.python_version()
+        assert found["workload"]["data"] == {"synthetic": True}
 
 
 def test_fresh_examples_and_updates_are_counted_until_the_target(whole):
