@@ -116,17 +116,11 @@ def sweep_of(
 def arm_names(study: Config) -> Sequence[str]:
     """Returns the names of a study's arms, in the order in which they run.
 
-    Raises:
-      ValueError: The order leaves one out, or has one that there is not.
+    Arms that the order does not name, such as those that were added later, come last.
     """
     names = list(study.arms)
-    order = study.get("order", None) or names
-    if sorted(order) != sorted(names):
-        raise ValueError(
-            f"config.order={tuple(order)} must have each of the arms once: "
-            f"{', '.join(names)}"
-        )
-    return list(order)
+    ordered = [name for name in study.get("order", ()) if name in names]
+    return [*ordered, *(name for name in names if name not in ordered)]
 
 
 def protocol_of(study: Config) -> Protocol | None:

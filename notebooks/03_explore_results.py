@@ -56,6 +56,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from IPython.display import Image, Markdown, display
 
+from echo_jax.searches.comparison import read_search
+from echo_jax.searches.figures import write_search_figures
+from echo_jax.searches.statistics import relative_seconds
 from echo_jax.studies.figures import write_figure
 from echo_jax.studies.runs import read_study
 from echo_jax.studies.table import arm_rows, write_markdown
@@ -185,6 +188,61 @@ few = ("baseline", "batch_echo", "spread_buffer_96", "spread")
 some = replace(which, runs=[arms[name] for name in few])
 png, _ = write_figure(some, OUT / "some")
 display(Image(str(png)))
+
+# %% [markdown]
+# ## Every arm tuned
+#
+# Those arms share one learning rate and one seed. `results/s2_32` is of a study in
+# which every factor was searched, and then trained on new streams of data: its trials
+# are files, too. Below, what each factor takes beside the baseline, in fresh examples
+# and updates, with 95 % intervals.
+
+# %%
+search = read_search(ROOT / "results/s2_32")
+for arm in search.arms[1:]:
+    fresh, updates = arm.fresh, arm.updates
+    print(
+        f"{arm.name:4} fresh {fresh.value:.3f} ({fresh.low:.3f} to {fresh.high:.3f})"
+        f"   updates {updates.value:.2f} ({updates.low:.2f} to {updates.high:.2f})"
+    )
+
+# %% [markdown]
+# Which factor is best for which loading speed? A training takes as long as whichever
+# has more to do: the loader, which needs R steps' time for a fresh batch, or the
+# accelerator. So the counts give the seconds for every R at once, beside the
+# baseline's at that R; the lowest line is the factor to choose.
+
+# %%
+ratios = [0.25 * k for k in range(2, 65)]
+
+
+def times(arm):
+    """Returns how long an arm takes at each R, in steps."""
+    fresh, updates = arm.mean("fresh_to_target"), arm.mean("updates_to_target")
+    size = search.base["batch_size"]
+    return [
+        relative_seconds(fresh, updates, batch_size=size, ratio=ratio)
+        for ratio in ratios
+    ]
+
+
+baseline = times(search.arms[0])
+figure, ax = plt.subplots(figsize=(7, 4), layout="constrained")
+for arm in search.arms:
+    beside = [a / b for a, b in zip(times(arm), baseline, strict=True)]
+    ax.plot(ratios, beside, label=arm.name)
+ax.set(xlabel="R", ylabel="time beside the baseline's", title=search.name)
+ax.set_ylim(bottom=0)
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# And how much does the learning rate matter? Every trial of the searches, with a ring
+# around the best of each:
+
+# %%
+write_search_figures(search, OUT / "s2_32")
+display(Image(str(OUT / "s2_32" / "trials.png")))
 
 # %% [markdown]
 # ## Does it learn the repeats by heart?

@@ -42,7 +42,7 @@ def write_search_figures(
 
     Args:
       search: The study.
-      folder: Receives them.
+      folder: Receives them; made if it does not exist.
 
     Returns:
       The paths of the SVGs.
@@ -54,6 +54,7 @@ def write_search_figures(
         drawn.append(("trials", _trials))
     paths = []
     folder = run_folder(folder)
+    folder.mkdir()
     with mpl.rc_context(STYLE):
         for name, draw in drawn:
             figure = draw(search)
