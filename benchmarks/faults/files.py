@@ -30,6 +30,7 @@ __all__ = ["F4"]
 
 _ROOT = Path(__file__).parents[2]
 _STUDY = _ROOT / "results" / "fed"
+_SEARCH = _ROOT / "results" / "s3"
 _SMALL = ("config.json", "environment.json", "summary.json", "metrics.jsonl")
 
 
@@ -213,6 +214,16 @@ def _save(folder: Path) -> _Saved:
     return _Saved(folder, states, jax.eval_shape(lambda: first))
 
 
+def _published_search(folder: Path) -> Path:
+    return Path(shutil.copytree(_SEARCH, folder / "search"))
+
+
+def _read_search(folder: Path) -> Any:
+    from echo_jax.searches.comparison import read_search
+
+    return dataclasses.asdict(read_search(folder))
+
+
 def checkpoint_trial(rng: random.Random, bench: Bench) -> Outcome:
     """Damages the newest checkpoint: it is passed over, or read as it was saved."""
     from echo_jax.folders import run_folder
@@ -288,6 +299,9 @@ F4 = Fault(
         "summary.json": partial(_study, "summary.json"),
         "metrics.jsonl": partial(_study, "metrics.jsonl"),
         "study.json": partial(_study, "study.json"),
+        "trials of a search": partial(
+            _read_after, _published_search, _read_search, "search", "*.json"
+        ),
         "rows of a resumed run": partial(
             _read_after, _sealed_study, _read_rows, "study", "baseline/metrics.jsonl"
         ),

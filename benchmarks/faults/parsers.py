@@ -22,6 +22,7 @@ __all__ = ["F6"]
 _LIMIT_S = 60.0
 _LM = Path(__file__).parents[2] / "configs" / "lm.py"
 _FED = Path(__file__).parents[2] / "results" / "fed" / "baseline"
+_SEARCH = _FED.parents[1] / "s3"
 _TEXT = b"It was a dark and stormy night; the rain fell in torrents.\n" * 20
 
 
@@ -88,6 +89,20 @@ def _study(path: str) -> None:
     from echo_jax.studies.table import terminal_table
 
     terminal_table(read_study(Path(path).parent))
+
+
+def _search(path: str) -> None:
+    from echo_jax.searches.comparison import read_search
+    from echo_jax.searches.table import search_table
+
+    search_table(read_search(Path(path).parent))
+
+
+def _trials(path: str) -> None:
+    folder = Path(path).parent / "search"
+    shutil.copytree(_SEARCH, folder, dirs_exist_ok=True)
+    shutil.copy(path, folder / "trials")
+    _search(str(folder / "study.json"))
 
 
 def _log(path: str) -> None:
@@ -177,6 +192,11 @@ def _some_log(folder: Path) -> bytes:
 def _published(name: str, folder: Path) -> bytes:
     """Without a checksum, as a stranger may write it: what is wrong in it is read."""
     return (_FED / name).read_bytes()
+
+
+def _searched(name: str, folder: Path) -> bytes:
+    content = json.loads((_SEARCH / name).read_bytes())
+    return json.dumps({k: v for k, v in content.items() if k != "crc32"}).encode()
 
 
 def _some_config(folder: Path) -> bytes:
@@ -288,6 +308,12 @@ F6 = Fault(
             partial(_published, "../study.json"),
             _study,
             beside=_FED.parent,
+        ),
+        "search: study.json": _parser(
+            "study.json", partial(_searched, "study.json"), _search, beside=_SEARCH
+        ),
+        "search: trials": _parser(
+            "e4.confirm-0.json", partial(_searched, "trials/e4.confirm-0.json"), _trials
         ),
         "decision log": _parser("tape.json", _some_log, _log),
         "config flags": _parser("flags.txt", _some_flags, _flags),

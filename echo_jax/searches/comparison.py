@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from echo_jax.folders import RunPath, run_folder
-from echo_jax.json_files import DamagedFileError, read_json
+from echo_jax.json_files import DamagedFileError, missing, read_json
 from echo_jax.printable import printable
 from echo_jax.searches.space import Space
 from echo_jax.searches.statistics import Interval, expected_best, mean_interval
@@ -27,6 +27,8 @@ from echo_jax.studies.runs import StudyError
 __all__ = ["ArmResult", "Falsified", "Search", "Searched", "is_searched", "read_search"]
 
 BASELINE = "baseline"
+# More would take for ever to look for.
+_MOST_UNITS = 100_000
 
 
 class Searched(NamedTuple):
@@ -194,6 +196,7 @@ def read_search(folder: str | os.PathLike[str]) -> Search:
         metadata = read_json(folder / "study.json", fields.SEARCH)
         if metadata is None:
             raise StudyError(f"{folder} holds no study.json, so it is no study")
+        _refuse_damaged(folder / "study.json", metadata)
         protocol = _protocol(metadata)
         results = {arm: _searches(folder, protocol, arm) for arm in protocol.arms}
         environments: list[Mapping[str, Any]] = []
@@ -225,6 +228,24 @@ def read_search(folder: str | os.PathLike[str]) -> Search:
     )
 
 
+def _refuse_damaged(path: RunPath, metadata: Mapping[str, Any]) -> None:
+    """Refuses what no study has written, and reading would choke on."""
+    arms, search = metadata["arms"], metadata["search"]
+    if not all(isinstance(arm, str) for arm in arms) or len({*arms}) < len(arms):
+        raise DamagedFileError(path, "its arms are no names")
+    if not 1 <= search["repeats"] * max(1, len(arms)) <= _MOST_UNITS:
+        raise DamagedFileError(path, f"'search.repeats' is {search['repeats']!r:.40}")
+    if metadata["base_config"]["batch_size"] < 1:
+        raise DamagedFileError(path, "'base_config.batch_size' is below 1")
+    for each in metadata["falsifiers"]:
+        what = "one is none" if not isinstance(each, dict) else ""
+        if what := what or missing(each, fields.FALSIFIER):
+            raise DamagedFileError(path, f"of its falsifiers, {what}")
+    for arm, ratio in metadata.get("paper", {}).items():
+        if not isinstance(ratio, int | float):
+            raise DamagedFileError(path, f"'paper.{printable(arm)}' is no number")
+
+
 def _protocol(metadata: Mapping[str, Any]) -> Protocol:
     search = metadata["search"]
     space = Space.parse(search["space"])
@@ -244,6 +265,9 @@ def _searches(folder: RunPath, protocol: Protocol, arm: str) -> list[Searched]:
     for repeat in range(protocol.repeats):
         unit = Unit(arm, "search", repeat)
         trials = read_unit(folder, unit) if protocol.space.axes else []
+        for trial in trials:
+            if {*trial.point} != {*protocol.space.axes}:
+                raise DamagedFileError(unit.path(folder), "points of another space")
         confirmed = read_unit(folder, Unit(arm, "confirm", repeat))
         found.append(Searched(trials, best_of(trials), confirmed))
     return found
@@ -306,7 +330,8 @@ def _pairs(
 def _cost(trial: Trial, what: str) -> float:
     """Returns fresh examples or updates to the target, or all if it was not met."""
     met = getattr(trial, f"{what}_to_target")
-    return met if met is not None else max(getattr(trial, what), default=1)
+    cost = met if met is not None else max(getattr(trial, what), default=1)
+    return max(cost, 1)  # Some meet it before the first update.
 
 
 def _falsified(

@@ -79,6 +79,8 @@ class Axis:
         if self.scale == "choice":
             return False
         value = 1 - value if self.scale == "log1m" else value
+        if not value > 0 and self.scale != "linear":
+            return True  # Of another space.
         ends = self.low, self.high, value
         low, high, at = ends if self.scale == "linear" else map(math.log, ends)
         place = (at - low) / (high - low)

@@ -93,7 +93,7 @@ def _seconds(search: Search, arm: ArmResult, ratio: int) -> str:
             return "—"
         size = search.base["batch_size"]
         times.append(relative_seconds(fresh, updates, batch_size=size, ratio=ratio))
-    return f"{times[0] / times[1]:.2f}"
+    return f"{times[0] / times[1]:.2f}" if times[1] else "—"
 
 
 def notes(search: Search) -> list[str]:

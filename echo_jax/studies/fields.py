@@ -2,7 +2,16 @@
 
 from typing import Any
 
-__all__ = ["CONFIG", "ENVIRONMENT", "SEARCH", "STORAGE", "STUDY", "SUMMARY", "row"]
+__all__ = [
+    "CONFIG",
+    "ENVIRONMENT",
+    "FALSIFIER",
+    "SEARCH",
+    "STORAGE",
+    "STUDY",
+    "SUMMARY",
+    "row",
+]
 
 _NUMBER = int | float
 _MAYBE = int | float | None
@@ -79,6 +88,7 @@ SEARCH: dict[str, Any] = {
     "falsifiers": list,
     "paper?": dict,
 }
+FALSIFIER: dict[str, Any] = {"says": str, "arm": str, "over": str, "below": _NUMBER}
 
 
 def row(metric: str) -> dict[str, Any]:

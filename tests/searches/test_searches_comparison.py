@@ -216,6 +216,52 @@ def test_a_flipped_bit_in_a_file_of_trials_is_seen(tmp_path):
         read_search(folder)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda m: m["search"].update(repeats=10**12),
+            "'search.repeats' is 1000000000",
+        ),
+        (lambda m: m["search"].update(repeats=0), "'search.repeats' is 0"),
+        (lambda m: m.update(arms=["baseline", 3]), "its arms are no names"),
+        (lambda m: m.update(arms=["../../x"]), "'..' is no name of something in"),
+        (lambda m: m.update(falsifiers=["no"]), "of its falsifiers, one is none"),
+        (lambda m: m.update(falsifiers=[{"says": "so"}]), "falsifiers, it lacks 'arm'"),
+        (
+            lambda m: m.update(paper={"spread": "a third"}),
+            "'paper.spread' is no number",
+        ),
+        (lambda m: m["base_config"].update(batch_size=0), "batch_size' is below 1"),
+        (lambda m: m["search"].update(space={"seed": "log:1:2"}), "of another space"),
+        (lambda m: m["search"].update(space={"seed": "log"}), "is no space to search"),
+    ],
+)
+def test_a_stranger_s_study_is_refused_in_a_sentence(tmp_path, capsys, change, said):
+    folder = make_study(tmp_path)
+    metadata = json.loads((tmp_path / "study.json").read_text())
+    del metadata["crc32"]
+    change(metadata)
+    (tmp_path / "study.json").write_text(json.dumps(metadata))
+    assert main(["report", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_a_target_that_is_met_before_the_first_update_counts_as_one(tmp_path):
+    folder = make_study(tmp_path)
+    for repeat in range(2):
+        met = replace(
+            trial(0, 100, 4, {"optim.lr": 1e-3}), updates_to_target=0, fresh_to_target=0
+        )
+        found = [replace(met, number=k) for k in range(3)]
+        write_unit(folder, Unit("spread", "confirm", repeat), "", found)
+    search = read_search(folder)
+    expected = -np.log(COSTS["baseline"]).mean()
+    assert search.arms[1].updates.value == pytest.approx(math.exp(expected))
+    assert len(rows(search)) == 2
+
+
 def test_a_study_without_trials_is_refused(tmp_path):
     folder = make_study(tmp_path, {"baseline": []})
     with pytest.raises(StudyError, match="holds no trials yet"):
