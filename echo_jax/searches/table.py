@@ -20,7 +20,10 @@ _RATIOS = (1, 2, 4, 8)
 def headings(search: Search) -> tuple[str, ...]:
     """Returns the names of the columns; the first two are words."""
     tuned = ("arm", "tuned")
-    searched = ("infeasible", "best of searches") if search.protocol.space.axes else ()
+    searched: tuple[str, ...] = ()
+    if search.protocol.space.axes:
+        fewer = f"expected best of {_fewer(search)}"
+        searched = ("infeasible", "best of searches", fewer)
     end = ("final", "best", "n")
     if not search.has_target:
         return (*tuned, *searched, "final less the baseline's", *end)
@@ -39,7 +42,9 @@ def _cells(search: Search, arm: ArmResult) -> tuple[str, ...]:
     if search.protocol.space.axes:
         scores = arm.best_scores
         spread = f"{min(scores):,.5g} to {max(scores):,.5g}" if scores else "none"
+        fewer = arm.expected_best(_fewer(search))
         cells += [f"{arm.infeasible:.0%}", spread]
+        cells.append("—" if fewer is None else f"{fewer:,.5g}")
     if search.has_target:
         at_least = "≥ " if arm.is_bound else ""
         fresh = arm.mean("fresh_to_target")
@@ -56,6 +61,11 @@ def _cells(search: Search, arm: ArmResult) -> tuple[str, ...]:
         value = arm.mean(name)
         cells.append("—" if value is None else f"{value:.4g}")
     return (*cells, arm.n)
+
+
+def _fewer(search: Search) -> int:
+    """The trials of a search of half the budget."""
+    return max(1, search.protocol.points // 2)
 
 
 def _tuned(search: Search, arm: ArmResult) -> str:
@@ -111,7 +121,8 @@ def notes(search: Search) -> list[str]:
             f"Searches of each arm: {protocol.repeats}, of {protocol.points} points, "
             f"quasi-random, each on a stream of its own; {space}. The best point of "
             f"each search was trained on {protocol.streams} new streams. *: it lies in "
-            "the outer tenth of what was tried."
+            "the outer tenth of what was tried. Expected best: the mean over searches "
+            "of half as many trials, drawn from these."
         )
     else:
         lines.append(f"Every arm on {protocol.streams} streams, nothing tuned.")

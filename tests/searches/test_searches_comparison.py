@@ -110,6 +110,7 @@ def test_the_table_says_what_each_arm_needed(tmp_path):
     search = read_search(make_study(tmp_path))
     names = headings(search)
     table = [dict(zip(names, row, strict=True)) for row in rows(search)]
+    assert table[1]["expected best of 1"] == table[1]["best of searches"][:3] == "808"
     assert table[1]["tuned"] == "lr 0.001" and table[1]["published"] == "0.31"
     mean = np.mean(COSTS["spread"]) * 8
     assert table[1]["fresh examples"] == f"{mean:,.0f}"
