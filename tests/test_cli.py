@@ -377,7 +377,7 @@ def test_report_compares_run_folders(study, tmp_path, capsys):
     folders = [str(study / "baseline"), str(study / "spread")]
     assert cli.main(["report", *folders, "--workdir", str(tmp_path / "out")]) == 0
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "<td>spread</td>" in page
+    assert ">spread</td>" in page
     assert "<td>shuffle</td>" not in page
 
 

@@ -263,7 +263,7 @@ def final_state(workdir: Path) -> dict[str, Any]:
     }
     return {
         "params_sha256": summary_of(workdir)["params_sha256"],
-        "arrays": content["arrays"],
+        "arrays": content["sums"],
         "stream": content["host"]["data"],
         "counts": counts,
     }
