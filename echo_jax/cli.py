@@ -208,13 +208,14 @@ def _exits_of(runs: ModuleType) -> Iterator[None]:
         yield
     except (runs.ConfigRefusedError, FolderError) as error:
         raise _Exit(WRONG_USE, error) from error
-    except (
-        runs.DamagedCheckpointError,
-        runs.LostWorkerError,
-        runs.NonFiniteLossError,
-    ) as error:
+    except (runs.DamagedCheckpointError, runs.NonFiniteLossError) as error:
         raise _Exit(_FAILED, error) from error
-    except (runs.DataTimeoutError, runs.Interrupted, runs.StudyStopped) as error:
+    except (
+        runs.DataTimeoutError,
+        runs.Interrupted,
+        runs.LostWorkerError,
+        runs.StudyStopped,
+    ) as error:
         raise _Exit(error.exit_code, error) from error
 
 

@@ -16,7 +16,7 @@ _EPILOG = """\
 examples:
   echo-jax study --config configs/quickstart.py --workdir runs/quickstart
   echo-jax train --config configs/lm.py:tiny --workdir runs/lm
-  echo-jax sweep --config configs/lm.py:tiny --over optim.lr=log:1e-3:1e-1 \
+  echo-jax sweep --config configs/lm.py:tiny --over optim.lr=log:1e-3:1e-1 \\
       --workdir runs/lr
   echo-jax probe --config configs/quickstart.py
   echo-jax report runs/quickstart
@@ -49,7 +49,7 @@ The arms run one after another. A field of all arms is --config.base.FIELD=VALUE
 arm, if the config file sets it there, --config.arms.ARM.FIELD=VALUE.
 The same command with the same workdir resumes: finished arms are kept.
 
-A study that searches (--config.search.*, --config.confirm.*) is many small trials, made
+A study with a search space (the field search of its config) is many small trials, made
 by one process for each core, and by every other call with the same workdir, on this or
 another machine. More points, repeats or streams keep the trials that there are.
 

@@ -1,7 +1,7 @@
 """The fields of a study: arms that are compared, and how each is searched."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -51,7 +51,8 @@ def default_study(
     study.stop = ConfigDict()
     study.stop.cut = 2.0
     # What would show that the study's expectation is wrong, written down before it is
-    # run: see `echo_jax.searches.comparison.Falsifier`.
+    # run: dicts of what `echo_jax.searches.comparison.Falsified` calls says, arm, over
+    # and below, its bound.
     study.falsifiers = ()
     # Fresh examples of an arm over the baseline's, as somebody has published them.
     study.paper = ConfigDict()
@@ -113,7 +114,7 @@ def sweep_of(
     return study.lock()
 
 
-def arm_names(study: Config) -> Sequence[str]:
+def arm_names(study: Config) -> list[str]:
     """Returns the names of a study's arms, in the order in which they run.
 
     Arms that the order does not name, such as those that were added later, come last.

@@ -3,10 +3,16 @@
 import contextlib
 import copy
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from echo_jax.arms import (
+    arm_configs,
+    calibrate_storage,
+    check_echoes,
+    kept_calibration,
+    make_ready_for_trials,
+)
 from echo_jax.config import Config
 from echo_jax.config_check import check_config
 from echo_jax.config_saved import read_config
@@ -14,23 +20,26 @@ from echo_jax.config_study import arm_names, protocol_of
 from echo_jax.folders import RunPath, run_folder
 from echo_jax.json_files import DamagedFileError, read_json, write_json
 from echo_jax.lock import FolderInUseError, FolderLock
+from echo_jax.refusals import (
+    ConfigRefusedError,
+    checked_workload,
+    errors_of_the_config,
+    refuse_processes,
+)
 from echo_jax.searches.making import num_missing
 from echo_jax.searches.workers import LostWorkerError, StudyStopped, run_search
 from echo_jax.training import distributed, peers
 from echo_jax.training.checkpoint import DamagedCheckpointError
 from echo_jax.training.environment import check_workdir, lock_workdir
-from echo_jax.training.feeds import check_echo
 from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.interrupt import DataTimeoutError, Interrupted
 from echo_jax.training.precision_report import all_in_float32, compare_precision
-from echo_jax.training.probe import calibrate, probe_config
+from echo_jax.training.probe import probe_config
 from echo_jax.training.program import UpdateProgram, describe_update
-from echo_jax.training.sharding import make_mesh
 from echo_jax.training.start import TakenBack
-from echo_jax.training.target import MissingCompilerError, Target, make_target
+from echo_jax.training.target import MissingCompilerError, make_target
 from echo_jax.training.trainer import train_checked
 from echo_jax.workloads import build
-from echo_jax.workloads.base import Workload
 
 __all__ = [
     "ConfigRefusedError",
@@ -51,13 +60,6 @@ __all__ = [
     "run_study",
     "run_train",
 ]
-
-# An arm's name is the name of a folder and a heading.
-_ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-class ConfigRefusedError(ValueError):
-    """A config that cannot be run as it is; the message says what to change."""
 
 
 def is_main_process() -> bool:
@@ -103,16 +105,16 @@ def run_train(
       >>> run_train(config, "runs/lm")["updates"]
       60
     """
-    with _errors_of_the_config():
+    with errors_of_the_config():
         workdir = run_folder(workdir)
         if "arms" in config:
             raise ValueError("this config is a study; run it with 'echo-jax study'")
         check_config(config)
     with contextlib.ExitStack() as stack:
-        with _errors_of_the_config():
+        with errors_of_the_config():
             if connect:
                 stack.enter_context(distributed.connected(config))
-            workload = _checked_workload(config)
+            workload = checked_workload(config)
             lock = stack.enter_context(lock_workdir(workdir))
             # Now that no other run can write into it.
             if is_main_process():
@@ -152,17 +154,17 @@ def run_study(
     Example:
       >>> run_study(load_config("configs/quickstart.py:tiny"), "runs/quickstart")
     """
-    with _errors_of_the_config():
+    with errors_of_the_config():
         workdir = run_folder(workdir)
-        arms = _arm_configs(config)
+        arms = arm_configs(config)
         protocol = protocol_of(config)
         if jobs < 0 or (jobs and protocol is None):
             raise ValueError(
                 f"jobs={jobs}: processes make the trials of a search; leave it out"
             )
         if protocol:
-            _make_ready_for_trials(arms)
-        _check_echoes(arms, workdir)
+            make_ready_for_trials(arms)
+        check_echoes(arms, workdir)
         if protocol:
             _refuse_other_study(workdir, is_searched=True)
             for unit in protocol.units():
@@ -174,7 +176,7 @@ def run_study(
         run_search(protocol, arms, workdir, jobs=jobs)
         return
     with contextlib.ExitStack() as stack:
-        with _errors_of_the_config():
+        with errors_of_the_config():
             folders = [workdir, *(workdir / name for name in arms)]
             lock = stack.enter_context(FolderLock(*folders))
         _run_arms(config, arms, workdir, lock)
@@ -183,17 +185,17 @@ def run_study(
 def _run_arms(
     config: Config, arms: Mapping[str, Config], workdir: RunPath, lock: FolderLock
 ) -> None:
-    with _errors_of_the_config():
+    with errors_of_the_config():
         _refuse_other_study(workdir, is_searched=False)
-        calibration = _kept_calibration(config, workdir)
+        calibration = kept_calibration(config, workdir)
     if calibration is None:
-        calibration = _calibrate(config, say=print)
+        calibration = calibrate_storage(config, say=print)
     storage = config.base.data.storage.to_dict()
     if calibration:
         storage["latency_s"] = calibration["latency_s"]
         for arm in arms.values():
             arm.data.storage.latency_s = calibration["latency_s"]
-    with _errors_of_the_config():
+    with errors_of_the_config():
         # Now, so that no arm runs for minutes before a later one is refused.
         for name, arm in arms.items():
             check_workdir(workdir / name, arm)
@@ -203,8 +205,8 @@ def _run_arms(
             print(f"\nArm {number} of {len(arms)}: {name}", flush=True)
             lock.check()
             try:
-                with _errors_of_the_config():
-                    workload = _checked_workload(arm)
+                with errors_of_the_config():
+                    workload = checked_workload(arm)
                 train_checked(arm, workload, workdir / name, lock)
             finally:
                 # An arm whose start was refused has left nothing.
@@ -244,23 +246,6 @@ def _refuse_other_study(workdir: RunPath, *, is_searched: bool) -> None:
         )
 
 
-def _make_ready_for_trials(arms: Mapping[str, Config]) -> None:
-    """Takes out of configs what would make two trials of a seed differ."""
-    for name, arm in arms.items():
-        decided = arm.echo.factor == "auto" or arm.echo.mode == "adaptive"
-        if decided or arm.echo.replay:
-            raise ValueError(
-                f"arm {name}: what a trial does is decided by its config alone, not "
-                "by what is measured; give echo.factor a number, set echo.mode to "
-                "fixed or stochastic, and leave echo.replay out"
-            )
-        if arm.data.threads == "auto":
-            arm.data.threads = 1
-        if arm.dispatch.mode == "auto":
-            arm.dispatch.mode = "loop"
-        arm.checkpoint_every = 0
-
-
 def run_probe(
     config: Config,
     *,
@@ -288,20 +273,20 @@ def run_probe(
       >>> run_probe(load_config("configs/quickstart.py")).advised_factor
       4.0
     """
-    with _errors_of_the_config():
+    with errors_of_the_config():
         if not seconds > 0:
             raise ValueError(f"seconds={seconds} must be above 0; 20 is a good choice")
         is_study = "arms" in config
         if is_study:
-            _arm_configs(config)
+            arm_configs(config)
         base = copy.deepcopy(config.base if is_study else config).lock()
         check_config(base)
-        _refuse_processes(base)
+        refuse_processes(base)
     if is_study:
-        found = _calibrate(config, say=lambda what: on_progress(what, 0.0))
+        found = calibrate_storage(config, say=lambda what: on_progress(what, 0.0))
         if found:
             base.data.storage.latency_s = found["latency_s"]
-    with _errors_of_the_config():
+    with errors_of_the_config():
         on_progress("Reading the data", 0.0)
         workload = build(base)
         stages = workload.stage_calls()
@@ -339,7 +324,7 @@ def describe_collectives(
       >>> describe_collectives(load_config("configs/lm.py:tiny")).host_transfers
       0
     """
-    with _errors_of_the_config():
+    with errors_of_the_config():
         if isinstance(config, str | os.PathLike):
             return _describe_run(run_folder(config), target)
         return _describe(config, target)
@@ -364,7 +349,7 @@ def describe_precision(config: Config, *, updates: int = 5) -> Any:
       >>> report.skipped_updates
       0
     """
-    with _errors_of_the_config():
+    with errors_of_the_config():
         if "arms" in config:
             raise ValueError("a study has several updates; name a config to train")
         if config.local.schedule != "none":
@@ -378,7 +363,7 @@ def describe_precision(config: Config, *, updates: int = 5) -> Any:
         if config.data.threads == "auto":
             config.data.threads = 1
         check_config(config)
-        _refuse_processes(config)
+        refuse_processes(config)
         plain = build(all_in_float32(config))
         return compare_precision(config, build(config), plain, updates=updates)
 
@@ -396,130 +381,6 @@ def _describe(config: Config, target: str) -> UpdateProgram:
     if "arms" in config:
         raise ValueError("a study has several updates; name a config to train")
     check_config(config)
-    _refuse_processes(config)
+    refuse_processes(config)
     devices = make_target(target) if target else None
-    return describe_update(config, _checked_workload(config, devices), devices)
-
-
-def _checked_workload(config: Config, target: Target | None = None) -> Workload:
-    """Returns the workload of a checked config, whose echo is possible with it."""
-    workload = build(config)
-    devices = target.devices if target else None
-    mesh = make_mesh(
-        config.mesh.data, config.mesh.fsdp, config.batch_size, devices=devices
-    )
-    check_echo(config, workload, mesh)
-    return workload
-
-
-@contextlib.contextmanager
-def _errors_of_the_config() -> Iterator[None]:
-    """Marks what a preparation refuses as an error of the config."""
-    try:
-        yield
-    except FolderInUseError:
-        raise
-    except (OSError, TypeError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # What the system refuses is no matter of the config.
-        raise ConfigRefusedError(str(error)) from error
-
-
-def _refuse_processes(config: Config) -> None:
-    """Refuses a config of several processes."""
-    wanted = config.distributed.num_processes
-    if wanted > 1:
-        raise ValueError(
-            f"config.distributed.num_processes={wanted}: a study and a probe run in "
-            "one process; train in several with 'echo-jax train'"
-        )
-
-
-def _arm_configs(config: Config) -> dict[str, Config]:
-    """Returns the training config of every arm, checked."""
-    if "arms" not in config:
-        raise ValueError("this config has no arms; run it with 'echo-jax train'")
-    if not config.storage_ratio >= 0:
-        raise ValueError(
-            f"config.storage_ratio={config.storage_ratio} must be at least 0, which "
-            "leaves the storage as it is"
-        )
-    arms = {}
-    for name in arm_names(config):
-        differences = config.arms[name]
-        if not _ARM_NAME.fullmatch(name):
-            raise ValueError(
-                f"arm {name!r} cannot name a folder; use letters, digits, '.', '_', '-'"
-            )
-        # Not by way of a plain dict, which knows no types.
-        arm = copy.deepcopy(config.base).lock()
-        try:
-            arm.update(differences.to_dict())
-            check_config(arm)
-            _refuse_processes(arm)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"arm {name}: {error}") from error
-        arms[name] = arm
-    return arms
-
-
-def _check_echoes(arms: Mapping[str, Config], workdir: RunPath) -> None:
-    """Refuses a study with an arm whose echo cannot be, before anything has run."""
-    for name, arm in arms.items():
-        checked = copy.deepcopy(arm)
-        # The log of an arm before it may not be there yet.
-        if checked.echo.replay.startswith(f"{workdir}/"):
-            checked.echo.replay = ""
-        try:
-            _checked_workload(checked)
-        except (OSError, TypeError, ValueError) as error:
-            raise ValueError(f"arm {name}: {error}") from error
-
-
-def _kept_calibration(config: Config, workdir: RunPath) -> dict[str, float] | None:
-    """Returns what an earlier call measured: None before the first, {} if nothing."""
-    kept = read_json(workdir / "study.json", {"calibration": dict})
-    if kept is None:
-        return None
-    calibration = kept["calibration"]
-    if calibration and not isinstance(calibration.get("latency_s"), int | float):
-        raise ValueError(
-            f"{workdir / 'study.json'} is damaged: its calibration has no latency_s; "
-            "use another --workdir"
-        )
-    if calibration.get("storage_ratio", 0.0) != config.storage_ratio:
-        raise ValueError(
-            f"{workdir} holds a study of another storage_ratio; resume it with the "
-            "old one, or use another --workdir"
-        )
-    return calibration
-
-
-def _calibrate(config: Config, say: Callable[[str], Any]) -> dict[str, float]:
-    """Measures the base, and chooses the latency that gives the wanted R."""
-    ratio, base = config.storage_ratio, config.base
-    if not ratio:
-        return {}
-    if base.data.threads == "auto":
-        raise ConfigRefusedError(
-            f"config.base.data.threads='auto' would hide the storage that "
-            f"storage_ratio={ratio:g} simulates; set --config.base.data.threads=1"
-        )
-    with _errors_of_the_config():
-        workload = build(base)
-    say(f"Measuring a training step, to simulate a storage with R = {ratio:g}")
-    rates = calibrate(base, workload, note=say)
-    # Reads that wait at the same time share the wait.
-    readers = max(base.data.threads, 1) * max(base.data.workers, 1)
-    wait_s = max(ratio * rates.t_down_s - rates.t_up_s, 0.0)
-    latency_s = wait_s * readers / base.batch_size
-    say(
-        f"A step takes {rates.t_down_s * 1e3:.1f} ms: "
-        f"a read will take {latency_s * 1e3:.2f} ms"
-    )
-    return {
-        "storage_ratio": ratio,
-        "t_down_s": rates.t_down_s,
-        "t_up_without_latency_s": rates.t_up_s,
-        "latency_s": latency_s,
-    }
+    return describe_update(config, checked_workload(config, devices), devices)

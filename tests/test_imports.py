@@ -19,6 +19,16 @@ ROOT = Path(__file__).parents[1] / "echo_jax"
 ALLOWED = {
     "__init__": {"echo"},
     "__main__": {"cli"},
+    "arms": {
+        "config",
+        "config_check",
+        "config_study",
+        "folders",
+        "json_files",
+        "refusals",
+        "training",
+        "workloads",
+    },
     "bucket": set(),
     "cli": {
         "cli_parser",
@@ -66,7 +76,9 @@ ALLOWED = {
     "models": {"models"},
     "prepare_command": {"data.prepare", "data.prepared", "printable"},
     "printable": set(),
+    "refusals": {"config", "lock", "training", "workloads"},
     "runs": {
+        "arms",
         "config",
         "config_check",
         "config_saved",
@@ -74,6 +86,7 @@ ALLOWED = {
         "folders",
         "json_files",
         "lock",
+        "refusals",
         "searches.making",
         "searches.workers",
         "training",

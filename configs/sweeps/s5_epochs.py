@@ -30,10 +30,7 @@ def get_config(variant: str = "") -> ConfigDict:
       variant: ``""`` or ``"tiny"``.
     """
     check_variant(variant, ("tiny",))
-    base = byte_lm(tiny=bool(variant))
-    base.updates = 64 if variant else 512
-    base.eval_every = base.updates // 8
-    base.target, base.stop_at_target = 0.0, False
+    base = byte_lm(updates=64 if variant else 512, tiny=bool(variant))
     distinct = base.updates * base.batch_size // _FACTOR
     with base.unlocked():
         base.data.train_examples = 0

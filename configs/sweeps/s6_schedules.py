@@ -28,10 +28,7 @@ def get_config(variant: str = "") -> ConfigDict:
       variant: ``""`` or ``"tiny"``.
     """
     check_variant(variant, ("tiny",))
-    base = byte_lm(tiny=bool(variant))
-    base.updates = 32 if variant else 400
-    base.eval_every = base.updates // 8
-    base.target, base.stop_at_target = 0.0, False
+    base = byte_lm(updates=32 if variant else 400, tiny=bool(variant))
     place = {"where": "device", "after": "decode", "buffer": 64 if variant else 512}
 
     def coin(schedule: str, start: float, end: float) -> dict:

@@ -121,11 +121,14 @@ def factor_arms(updates: Mapping[int, int]) -> dict[str, Any]:
     return arms
 
 
-def byte_lm(batch_size: int = 32, *, tiny: bool = False) -> ConfigDict:
+def byte_lm(
+    batch_size: int = 32, *, updates: int = 0, tiny: bool = False
+) -> ConfigDict:
     """Returns the config of a byte-level Transformer that trains in seconds on a core.
 
     Args:
       batch_size: Sequences of 32 bytes.
+      updates: So many, and the last of eight evaluations counts; 0 trains to a target.
       tiny: Whether it is for a smoke test.
     """
     config = load_config(str(_CONFIGS / "quickstart.py")).base
@@ -141,6 +144,9 @@ def byte_lm(batch_size: int = 32, *, tiny: bool = False) -> ConfigDict:
         config.updates, config.target = 60, 3.6
         config.data.eval_examples = 64
         config.echo.buffer = 64
+    if updates:
+        config.updates, config.eval_every = updates, updates // 8
+        config.target, config.stop_at_target = 0.0, False
     return config
 
 

@@ -22,11 +22,10 @@ from echo_jax.searches.trials import (
     read_unit,
 )
 from echo_jax.studies import fields
-from echo_jax.studies.runs import StudyError
+from echo_jax.studies.runs import BASELINE, StudyError
 
 __all__ = ["ArmResult", "Falsified", "Search", "Searched", "is_searched", "read_search"]
 
-BASELINE = "baseline"
 # More would take for ever to look for.
 _MOST_UNITS = 100_000
 
@@ -90,7 +89,7 @@ class ArmResult:
 
     @property
     def n(self) -> str:
-        """How many trials on new streams: of how many searches' best points, or so."""
+        """How many trials on new streams: searches, and streams of each; or streams."""
         sizes = [len(each.confirmed) for each in self.searches if each.confirmed]
         return f"{len(sizes)} x {max(sizes)}" if len(sizes) > 1 else f"{sum(sizes)}"
 
@@ -305,10 +304,11 @@ def _ratio(
 
 def _difference(arm: Sequence[Searched], other: Sequence[Searched]) -> Interval | None:
     """Returns how much larger an arm's last values are."""
-    pairs = _pairs(arm, other)
-    if not pairs or any(t.final is None for row in pairs for p in row for t in p):
-        return None
-    return mean_interval([[a.final - b.final for a, b in row] for row in pairs])  # type: ignore[operator]
+    pairs = [[(a.final, b.final) for a, b in row] for row in _pairs(arm, other)]
+    known = [[a - b for a, b in r if a is not None and b is not None] for r in pairs]
+    if not pairs or [*map(len, known)] != [*map(len, pairs)]:
+        return None  # One that diverged has no last value.
+    return mean_interval(known)
 
 
 def _pairs(

@@ -20,9 +20,10 @@ from matplotlib.ticker import (
 )
 
 from echo_jax.folders import RunPath, run_folder
-from echo_jax.searches.comparison import BASELINE, ArmResult, Search
+from echo_jax.searches.comparison import ArmResult, Search
 from echo_jax.searches.statistics import Interval
 from echo_jax.studies.figures import COLOURS, MARKERS, STYLE, write_png
+from echo_jax.studies.runs import BASELINE
 
 __all__ = ["write_search_figures"]
 

@@ -125,8 +125,7 @@ def _points(
     if unit.kind == "search":
         return protocol.points_of(unit, [])
     found = read_unit(workdir, unit.search)
-    is_searched = not protocol.space.axes or len(found) >= protocol.points
-    return protocol.points_of(unit, found) if is_searched else []
+    return protocol.points_of(unit, found) if protocol.is_over(found) else []
 
 
 def _make_unit(

@@ -7,10 +7,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from echo_jax.folders import run_file
-from echo_jax.searches.comparison import BASELINE, ArmResult, Falsified, Search
+from echo_jax.searches.comparison import ArmResult, Falsified, Search
 from echo_jax.searches.statistics import Interval, relative_seconds
-from echo_jax.studies.table import markdown_row, markdown_text
+from echo_jax.studies.runs import BASELINE
+from echo_jax.studies.table import write_table
 
 __all__ = ["headings", "notes", "rows", "search_table", "write_search_markdown"]
 
@@ -187,14 +187,4 @@ def write_search_markdown(search: Search, path: str | os.PathLike[str]) -> None:
       search: The study.
       path: The file, such as ``table.md``.
     """
-    names = headings(search)
-    lines = [
-        f"**{markdown_text(search.name)}**",
-        "",
-        markdown_row(names),
-        markdown_row(["---", "---", *["---:"] * (len(names) - 2)]),
-        *(markdown_row(map(markdown_text, row)) for row in rows(search)),
-        "",
-        *(f"- {markdown_text(note)}" for note in notes(search)),
-    ]
-    run_file(path).write("\n".join(lines) + "\n")
+    write_table(path, search.name, headings(search), rows(search), notes(search))

@@ -168,6 +168,10 @@ class Protocol:
         """Returns how many trials a unit has, if its search has found a point."""
         return self.points if unit.kind == "search" else self.streams
 
+    def is_over(self, found: Sequence[Trial]) -> bool:
+        """Whether a search with these trials has all, so that its best is known."""
+        return not self.space.axes or len(found) >= self.points
+
     def stream(self, unit: Unit, number: int) -> int:
         """Returns the stream of a trial."""
         if unit.kind == "search":

@@ -1,9 +1,9 @@
 """Runs a search in several processes, and shows how far it is.
 
-On a CPU there is a process for each core, bound to it: so many small trainings side by
-side take half the time of one after another with all cores each. Accelerators are not
-shared, and have one process. Workers on other machines that have the same folder take
-part: see `echo_jax.searches.trials`.
+On a CPU there is a process for each core, bound to it, since a small training has
+little for a second core to do. Accelerators are not shared, and have one process.
+Workers on other machines that have the same folder take part: see
+`echo_jax.searches.trials`.
 """
 
 import multiprocessing
@@ -23,7 +23,7 @@ from echo_jax import ending
 from echo_jax.config import Config
 from echo_jax.folders import RunPath, run_folder
 from echo_jax.printable import printable
-from echo_jax.searches.trials import Protocol, Trial, Unit, best_of, read_unit
+from echo_jax.searches.trials import Protocol, Trial, Unit, read_unit
 
 __all__ = ["LostWorkerError", "StudyStopped", "run_search"]
 
@@ -47,7 +47,15 @@ class StudyStopped(Exception):
 
 
 class LostWorkerError(Exception):
-    """A worker ended with an error, or was killed."""
+    """A worker ended with an error, or was killed.
+
+    Attributes:
+      exit_code: For a command that ends because of it.
+    """
+
+    def __init__(self, message: str, exit_code: int = 1):
+        self.exit_code = exit_code
+        super().__init__(message)
 
 
 def run_search(
@@ -76,10 +84,10 @@ def run_search(
     jobs = jobs or _num_jobs()
     cores = sorted(os.sched_getaffinity(0)) if jobs > 1 else []
     with _Stop() as stop:
-        while progress.missing():
+        while progress.read():
             with _Workers(protocol, arms, workdir, jobs, cores) as workers:
                 workers.watch(progress, stop)
-            if progress.missing() and not stop.asked.wait(0):
+            if progress.read() and not stop.asked.wait(0):
                 progress.note("others make the rest; waits for them")
                 stop.asked.wait(_OTHERS_EVERY_S)
             if stop.asked.is_set():
@@ -155,8 +163,9 @@ class _Workers:
         return self
 
     def __exit__(self, *error: object) -> None:
+        deadline_s = time.monotonic() + _GRACE_S
         for process in self._processes:
-            process.join(_GRACE_S if process.is_alive() else None)
+            process.join(max(deadline_s - time.monotonic(), 0))
             if process.is_alive():
                 process.kill()
                 process.join()
@@ -168,8 +177,8 @@ class _Workers:
             try:
                 while True:
                     said = self._said.get(timeout=_LOOK_EVERY_S if alive else 0)
-                    if isinstance(said, str):
-                        raise LostWorkerError(said)
+                    if isinstance(said, LostWorkerError):
+                        raise said
                     progress.show(*said)
             except queue.Empty:
                 pass
@@ -221,7 +230,8 @@ def _work(
     except (Interrupted, KeyboardInterrupt):
         sys.exit(0)  # Who sent the signal knows.
     except Exception as error:
-        said.put(f"{type(error).__name__}: {error}")
+        message = f"{type(error).__name__}: {error}"
+        said.put(LostWorkerError(message, getattr(error, "exit_code", 1)))
         sys.exit(1)
 
 
@@ -255,29 +265,31 @@ class _Progress:
         self._protocol, self._workdir, self._console = protocol, workdir, console
         self._began_s, self._made = time.monotonic(), 0
         self._best: dict[str, float] = {}
-        for unit in protocol.units():
-            for trial in read_unit(workdir, unit) if unit.kind == "search" else []:
-                self._note_best(unit, trial)
+        self._missing: dict[Unit, int] = {}
 
-    def missing(self) -> int:
+    def read(self) -> int:
         """Returns how many trials nobody has made yet, as far as is known."""
-        protocol, missing = self._protocol, 0
+        protocol, searches = self._protocol, {}
         for unit in protocol.units():
             made = read_unit(self._workdir, unit)
             whole = protocol.size(unit)
-            if unit.kind == "confirm" and protocol.space.axes:
-                found = read_unit(self._workdir, unit.search)
-                if len(found) >= protocol.points and best_of(found) is None:
-                    whole = 0  # Nothing to confirm.
-            missing += whole - len(made)
-        return missing
+            if unit.kind == "search":
+                searches[unit] = made
+                for trial in made:
+                    self._note_best(unit, trial)
+            elif protocol.is_over(found := searches.get(unit.search, [])):
+                whole = len(protocol.points_of(unit, found))
+            self._missing[unit] = max(whole - len(made), 0)
+        return sum(self._missing.values())
 
     def show(self, unit: Unit, trial: Trial) -> None:
         """Shows a trial that has ended."""
         self._made += 1
         self._note_best(unit, trial)
-        missing, protocol = self.missing(), self._protocol
-        total = sum(protocol.size(each) for each in protocol.units())
+        # What others have made is seen when the folder is read again.
+        self._missing[unit] = max(self._missing[unit] - 1, 0)
+        missing = sum(self._missing.values())
+        total = sum(map(self._protocol.size, self._missing))
         left_s = missing * (time.monotonic() - self._began_s) / self._made
         left = time.strftime("%H:%M:%S", time.gmtime(left_s))
         days = f"{int(left_s // 86400)} d " if left_s >= 86400 else ""

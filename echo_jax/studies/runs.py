@@ -16,7 +16,18 @@ from echo_jax.json_files import DamagedFileError, missing, read_json, read_line
 from echo_jax.printable import printable
 from echo_jax.studies import fields
 
-__all__ = ["Run", "Study", "StudyError", "read_run", "read_runs", "read_study"]
+__all__ = [
+    "BASELINE",
+    "Run",
+    "Study",
+    "StudyError",
+    "read_run",
+    "read_runs",
+    "read_study",
+]
+
+BASELINE = "baseline"
+"""The name of the arm to which the others are compared."""
 
 
 class StudyError(ValueError):
@@ -116,7 +127,7 @@ class Study:
     @property
     def baseline(self) -> Run | None:
         """The run that all others are relative to: the arm named ``baseline``."""
-        return next((run for run in self.runs if run.name == "baseline"), None)
+        return next((run for run in self.runs if run.name == BASELINE), None)
 
     @property
     def sends_unevenly(self) -> bool:
@@ -215,7 +226,7 @@ def read_study(folder: str | os.PathLike[str]) -> Study:
     if not all(isinstance(arm, str) for arm in metadata["arms"]):
         raise StudyError(f"{folder / 'study.json'} is damaged: its arms are no names")
     # A config sorts its arms by name, so that any may stand before the baseline.
-    arms = sorted(metadata["arms"], key=lambda arm: arm != "baseline")
+    arms = sorted(metadata["arms"], key=lambda arm: arm != BASELINE)
     runs = [read_run(folder / arm) for arm in arms]
     _check_comparable(runs)
     return Study(metadata["name"], runs, metadata["calibration"], metadata["storage"])

@@ -7,7 +7,7 @@ waited before.
 
 import html
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -214,14 +214,34 @@ def write_markdown(study: Study, path: str | os.PathLike[str]) -> None:
       path: The file, such as ``table.md``.
     """
     title = ", ".join([study.name, *study.caveats])
+    rows = map(cells, arm_rows(study))
+    write_table(path, title, HEADINGS, rows, notes(study))
+
+
+def write_table(
+    path: str | os.PathLike[str],
+    title: str,
+    headings: Sequence[str],
+    rows: Iterable[Iterable[str]],
+    notes: Iterable[str],
+) -> None:
+    """Writes a table as Markdown, with plain texts in its cells.
+
+    Args:
+      path: The file, such as ``table.md``.
+      title: Stands above it.
+      headings: Of its columns; the first two are set to the left.
+      rows: A text for each column.
+      notes: Stand below it.
+    """
     lines = [
         f"**{markdown_text(title)}**",
         "",
-        markdown_row(HEADINGS),
-        markdown_row(["---", "---", *["---:"] * (len(HEADINGS) - 2)]),
-        *(markdown_row(map(markdown_text, cells(row))) for row in arm_rows(study)),
+        markdown_row(headings),
+        markdown_row(["---", "---", *["---:"] * (len(headings) - 2)]),
+        *(markdown_row(map(markdown_text, row)) for row in rows),
         "",
-        *(f"- {markdown_text(note)}" for note in notes(study)),
+        *(f"- {markdown_text(note)}" for note in notes),
     ]
     run_file(path).write("\n".join(lines) + "\n")
 

@@ -108,3 +108,10 @@ def test_a_small_version_of_every_study_runs(tmp_path, name):
         options = options[1:]
     assert said(start(tmp_path, *options, name=name))
     assert (tmp_path / "report.html").exists()
+
+
+def test_data_that_does_not_come_ends_a_search_with_a_status_of_its_own(tmp_path):
+    stuck = "--config.base.data.storage.latency_s=60", "--config.base.data.timeout_s=2"
+    output, _ = (process := start(tmp_path, *stuck)).communicate(timeout=120)
+    assert process.returncode == 75, output
+    assert "timeout_s" in output

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from tiny_workload import make_workload, run, stop_at, tiny_config
 
-from echo_jax import runs
+from echo_jax import refusals, runs
 from echo_jax.lock import LOCK_NAME
 from echo_jax.training import Interrupted, environment, train
 from echo_jax.training.trainer import Trainer
@@ -50,7 +50,7 @@ def train_two_arms(config, workdir):
 def test_a_start_judges_a_folder_once_and_behind_its_lock(
     tmp_path, monkeypatch, begin, num_runs
 ):
-    monkeypatch.setattr(runs, "build", make_workload)
+    monkeypatch.setattr(refusals, "build", make_workload)
     begin(tiny_config(updates=2), tmp_path)
     judged, differing = [], environment._differing
 

@@ -1,0 +1,180 @@
+"""The arms of a study before they run: their configs, and the storage that all read."""
+
+import copy
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from echo_jax.config import Config
+from echo_jax.config_check import check_config
+from echo_jax.config_study import arm_names
+from echo_jax.folders import RunPath
+from echo_jax.json_files import read_json
+from echo_jax.refusals import (
+    ConfigRefusedError,
+    checked_workload,
+    errors_of_the_config,
+    refuse_processes,
+)
+from echo_jax.training.probe import calibrate
+from echo_jax.workloads import build
+
+__all__ = [
+    "arm_configs",
+    "calibrate_storage",
+    "check_echoes",
+    "kept_calibration",
+    "make_ready_for_trials",
+]
+
+# An arm's name is the name of a folder and a heading.
+_ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def arm_configs(config: Config) -> dict[str, Config]:
+    """Returns the training config of every arm, checked, in their order.
+
+    Args:
+      config: A study.
+
+    Raises:
+      ValueError: It is none, or an arm cannot be trained.
+    """
+    if "arms" not in config:
+        raise ValueError("this config has no arms; run it with 'echo-jax train'")
+    if not config.storage_ratio >= 0:
+        raise ValueError(
+            f"config.storage_ratio={config.storage_ratio} must be at least 0, which "
+            "leaves the storage as it is"
+        )
+    arms = {}
+    for name in arm_names(config):
+        differences = config.arms[name]
+        if not _ARM_NAME.fullmatch(name):
+            raise ValueError(
+                f"arm {name!r} cannot name a folder; use letters, digits, '.', '_', '-'"
+            )
+        # Not by way of a plain dict, which knows no types.
+        arm = copy.deepcopy(config.base).lock()
+        try:
+            arm.update(differences.to_dict())
+            check_config(arm)
+            refuse_processes(arm)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"arm {name}: {error}") from error
+        arms[name] = arm
+    return arms
+
+
+def check_echoes(arms: Mapping[str, Config], workdir: RunPath) -> None:
+    """Refuses a study with an arm whose echo cannot be, before anything has run.
+
+    Args:
+      arms: From `arm_configs`.
+      workdir: Of the study.
+
+    Raises:
+      ValueError: Such an arm, by its name.
+    """
+    for name, arm in arms.items():
+        checked = copy.deepcopy(arm)
+        # The log of an arm before it may not be there yet.
+        if checked.echo.replay.startswith(f"{workdir}/"):
+            checked.echo.replay = ""
+        try:
+            checked_workload(checked)
+        except (OSError, TypeError, ValueError) as error:
+            raise ValueError(f"arm {name}: {error}") from error
+
+
+def make_ready_for_trials(arms: Mapping[str, Config]) -> None:
+    """Takes out of configs what would make two trials of a seed differ.
+
+    Args:
+      arms: From `arm_configs`; changed in place.
+
+    Raises:
+      ValueError: An arm decides by what it measures.
+    """
+    for name, arm in arms.items():
+        decided = arm.echo.factor == "auto" or arm.echo.mode == "adaptive"
+        if decided or arm.echo.replay:
+            raise ValueError(
+                f"arm {name}: what a trial does is decided by its config alone, not "
+                "by what is measured; give echo.factor a number, set echo.mode to "
+                "fixed or stochastic, and leave echo.replay out"
+            )
+        if arm.data.threads == "auto":
+            arm.data.threads = 1
+        if arm.dispatch.mode == "auto":
+            arm.dispatch.mode = "loop"
+        arm.checkpoint_every = 0
+
+
+def kept_calibration(config: Config, workdir: RunPath) -> dict[str, float] | None:
+    """Returns what an earlier call measured: None before the first, {} if nothing.
+
+    Args:
+      config: A study.
+      workdir: Of the study.
+
+    Raises:
+      ValueError: It was for another storage, or is damaged.
+    """
+    kept = read_json(workdir / "study.json", {"calibration": dict})
+    if kept is None:
+        return None
+    calibration = kept["calibration"]
+    if calibration and not isinstance(calibration.get("latency_s"), int | float):
+        raise ValueError(
+            f"{workdir / 'study.json'} is damaged: its calibration has no latency_s; "
+            "use another --workdir"
+        )
+    if calibration.get("storage_ratio", 0.0) != config.storage_ratio:
+        raise ValueError(
+            f"{workdir} holds a study of another storage_ratio; resume it with the "
+            "old one, or use another --workdir"
+        )
+    return calibration
+
+
+def calibrate_storage(config: Config, say: Callable[[str], Any]) -> dict[str, float]:
+    """Measures the base, and chooses the latency that gives the wanted R.
+
+    Args:
+      config: A study.
+      say: Told what is measured.
+
+    Returns:
+      ``storage_ratio``, and in seconds ``t_down_s``, ``t_up_without_latency_s`` and
+      ``latency_s``, the last of one read; nothing without a wanted R.
+
+    Raises:
+      ConfigRefusedError: It cannot be measured.
+    """
+    ratio, base = config.storage_ratio, config.base
+    if not ratio:
+        return {}
+    if base.data.threads == "auto":
+        raise ConfigRefusedError(
+            f"config.base.data.threads='auto' would hide the storage that "
+            f"storage_ratio={ratio:g} simulates; set --config.base.data.threads=1"
+        )
+    with errors_of_the_config():
+        workload = build(base)
+    say(f"Measuring a training step, to simulate a storage with R = {ratio:g}")
+    rates = calibrate(base, workload, note=say)
+    # Reads that wait at the same time share the wait.
+    readers = max(base.data.threads, 1) * max(base.data.workers, 1)
+    wait_s = max(ratio * rates.t_down_s - rates.t_up_s, 0.0)
+    latency_s = wait_s * readers / base.batch_size
+    say(
+        f"A step takes {rates.t_down_s * 1e3:.1f} ms: "
+        f"a read will take {latency_s * 1e3:.2f} ms"
+    )
+    return {
+        "storage_ratio": ratio,
+        "t_down_s": rates.t_down_s,
+        "t_up_without_latency_s": rates.t_up_s,
+        "latency_s": latency_s,
+    }

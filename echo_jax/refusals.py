@@ -1,0 +1,74 @@
+"""What is refused before a command has begun, as an error of its config."""
+
+import contextlib
+from collections.abc import Iterator
+
+from echo_jax.config import Config
+from echo_jax.lock import FolderInUseError
+from echo_jax.training.feeds import check_echo
+from echo_jax.training.sharding import make_mesh
+from echo_jax.training.target import Target
+from echo_jax.workloads import build
+from echo_jax.workloads.base import Workload
+
+__all__ = [
+    "ConfigRefusedError",
+    "checked_workload",
+    "errors_of_the_config",
+    "refuse_processes",
+]
+
+
+class ConfigRefusedError(ValueError):
+    """A config that cannot be run as it is; the message says what to change."""
+
+
+@contextlib.contextmanager
+def errors_of_the_config() -> Iterator[None]:
+    """Marks what a preparation refuses as an error of the config.
+
+    Raises:
+      ConfigRefusedError: For a `ValueError` or `TypeError`, and an `OSError` that does
+        not come from the system; others pass.
+    """
+    try:
+        yield
+    except FolderInUseError:
+        raise
+    except (OSError, TypeError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # What the system refuses is no matter of the config.
+        raise ConfigRefusedError(str(error)) from error
+
+
+def refuse_processes(config: Config) -> None:
+    """Refuses a config of several processes.
+
+    Raises:
+      ValueError: It is one.
+    """
+    wanted = config.distributed.num_processes
+    if wanted > 1:
+        raise ValueError(
+            f"config.distributed.num_processes={wanted}: a study and a probe run in "
+            "one process; train in several with 'echo-jax train'"
+        )
+
+
+def checked_workload(config: Config, target: Target | None = None) -> Workload:
+    """Returns the workload of a checked config, whose echo is possible with it.
+
+    Args:
+      config: A training config.
+      target: Devices that are not here, if it is for them.
+
+    Raises:
+      ValueError: It is not possible; or the data cannot be opened.
+    """
+    workload = build(config)
+    devices = target.devices if target else None
+    mesh = make_mesh(
+        config.mesh.data, config.mesh.fsdp, config.batch_size, devices=devices
+    )
+    check_echo(config, workload, mesh)
+    return workload
