@@ -282,6 +282,11 @@ def _prepare(args: argparse.Namespace, extras: Sequence[str]) -> int:
 def _show(folders: Sequence[RunPath], workdir: RunPath) -> int:
     """Prints the table of one study or of runs; writes it, figure and report."""
     # Imported here: matplotlib takes a second, and --help does without.
+    from echo_jax.searches.best_arms import (
+        best_arms,
+        best_arms_table,
+        write_best_arms,
+    )
     from echo_jax.searches.comparison import is_searched, read_search
     from echo_jax.searches.report import write_search_report
     from echo_jax.searches.table import search_table
@@ -293,6 +298,11 @@ def _show(folders: Sequence[RunPath], workdir: RunPath) -> int:
             search = read_search(folders[0])
             report = write_search_report(search, workdir)
         return _shown(search_table(search), workdir / "curves.png", report)
+    if all(map(is_searched, folders)):
+        with _refused_studies():
+            found = [(each, best_arms(each)) for each in map(read_search, folders)]
+            files = write_best_arms(found, workdir)
+        return _shown(best_arms_table(found), *files)
     is_study = len(folders) == 1 and (folders[0] / "study.json").exists()
     with _refused_studies():
         study = read_study(folders[0]) if is_study else read_runs(folders)

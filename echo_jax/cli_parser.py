@@ -81,7 +81,8 @@ examples:
   echo-jax probe --config configs/lm.py:bytes --seconds 60 --json probe.json"""
 
 _REPORT_EPILOG = """\
-It prints a table, and writes table.md, figure.png, figure.svg and report.html.
+It prints a table, and writes table.md, figure.png, figure.svg and report.html. Of
+several studies that searched, it says which arm of each is the fastest at which R.
 After the word scaling, runs of one training on different numbers of devices are
 compared instead: throughput and efficiency. (A folder of that name is ./scaling.)
 After the word collectives, the update of one run, or of a --config, is compiled, for
@@ -94,6 +95,7 @@ in float32, and prints how losses and updates differ. It leaves nothing behind.
 examples:
   echo-jax report runs/quickstart
   echo-jax report runs/baseline runs/spread --workdir runs/compared
+  echo-jax report results/s2_8 results/s2_32 --workdir runs/best
   echo-jax report scaling runs/on_1 runs/on_4 runs/on_16 --workdir runs/scaling
   echo-jax report collectives runs/lm --target v5e:2x2
   echo-jax report collectives --config configs/lm.py:tiny --config.xla.preset=fuse \\

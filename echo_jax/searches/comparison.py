@@ -12,7 +12,12 @@ from echo_jax.folders import RunPath, run_folder
 from echo_jax.json_files import DamagedFileError, missing, read_json
 from echo_jax.printable import printable
 from echo_jax.searches.space import Space
-from echo_jax.searches.statistics import Interval, expected_best, mean_interval
+from echo_jax.searches.statistics import (
+    Interval,
+    expected_best,
+    mean_interval,
+    relative_seconds,
+)
 from echo_jax.searches.trials import (
     Protocol,
     Trial,
@@ -24,7 +29,15 @@ from echo_jax.searches.trials import (
 from echo_jax.studies import fields
 from echo_jax.studies.runs import BASELINE, StudyError
 
-__all__ = ["ArmResult", "Falsified", "Search", "Searched", "is_searched", "read_search"]
+__all__ = [
+    "ArmResult",
+    "Falsified",
+    "Search",
+    "Searched",
+    "is_searched",
+    "log_speedups",
+    "read_search",
+]
 
 # More would take for ever to look for.
 _MOST_UNITS = 100_000
@@ -293,13 +306,11 @@ def _ratio(
     arm: Sequence[Searched], other: Sequence[Searched], what: str
 ) -> Interval | None:
     """Returns the ratio of two arms' costs, paired by search and stream."""
-    pairs = _pairs(arm, other)
-    if not pairs:
-        return None
-    logs = [
-        [math.log(_cost(a, what) / _cost(b, what)) for a, b in row] for row in pairs
+    found = [
+        [math.log(_cost(a, what) / _cost(b, what)) for a, b in row]
+        for row in _pairs(arm, other)
     ]
-    return mean_interval(logs).exp()
+    return mean_interval(found).exp() if found else None
 
 
 def _difference(arm: Sequence[Searched], other: Sequence[Searched]) -> Interval | None:
@@ -309,6 +320,35 @@ def _difference(arm: Sequence[Searched], other: Sequence[Searched]) -> Interval 
     if not pairs or [*map(len, known)] != [*map(len, pairs)]:
         return None  # One that diverged has no last value.
     return mean_interval(known)
+
+
+def log_speedups(
+    arm: ArmResult, other: ArmResult, *, batch_size: int, ratio: float
+) -> np.ndarray:
+    """Returns the logarithm of how many times as fast an arm is as another one.
+
+    By arithmetic from the counts: `echo_jax.searches.statistics.relative_seconds`.
+
+    Args:
+      arm: The one.
+      other: The other one, of the same study.
+      batch_size: Of that study.
+      ratio: R, the steps that a fresh batch takes.
+
+    Returns:
+      ``float64[searches, streams]``, to the target; empty without streams that can be
+      paired.
+    """
+
+    def seconds(trial: Trial) -> float:
+        fresh, updates = _cost(trial, "fresh"), _cost(trial, "updates")
+        return relative_seconds(fresh, updates, batch_size=batch_size, ratio=ratio)
+
+    found = [
+        [math.log(seconds(b) / seconds(a)) for a, b in row]
+        for row in _pairs(arm.searches, other.searches)
+    ]
+    return np.array(found, float)
 
 
 def _pairs(

@@ -1,15 +1,13 @@
 """The figures of a study that searched: curves, ratios with intervals, every trial."""
 
+import functools
 import math
 import os
 from collections.abc import Callable
-from io import BytesIO
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import (
     EngFormatter,
@@ -22,7 +20,7 @@ from matplotlib.ticker import (
 from echo_jax.folders import RunPath, run_folder
 from echo_jax.searches.comparison import ArmResult, Search
 from echo_jax.searches.statistics import Interval
-from echo_jax.studies.figures import COLOURS, MARKERS, STYLE, write_png
+from echo_jax.studies.figures import COLOURS, MARKERS, write_drawn
 from echo_jax.studies.runs import BASELINE
 
 __all__ = ["write_search_figures"]
@@ -56,17 +54,9 @@ def write_search_figures(
     paths = []
     folder = run_folder(folder)
     folder.mkdir()
-    with mpl.rc_context(STYLE):
-        for name, draw in drawn:
-            figure = draw(search)
-            write_png(figure, folder / f"{name}.png")
-            content = BytesIO()
-            FigureCanvasSVG(figure).print_figure(
-                content, format="svg", metadata={"Date": None}
-            )
-            path = folder / f"{name}.svg"
-            path.write(content.getvalue())
-            paths.append(path)
+    for name, draw in drawn:
+        _, svg = write_drawn(functools.partial(draw, search), folder / name)
+        paths.append(svg)
     return paths
 
 

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -18,7 +18,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from echo_jax.folders import RunPath, run_file
 from echo_jax.studies.runs import Run, Study
 
-__all__ = ["COLOURS", "MARKERS", "STYLE", "write_figure", "write_png"]
+__all__ = ["COLOURS", "MARKERS", "STYLE", "write_drawn", "write_figure", "write_png"]
 
 # Okabe and Ito (2008): told apart with every common colour blindness. Black is
 # the first, so that the baseline is the line in the neutral colour.
@@ -82,10 +82,25 @@ def write_figure(study: Study, stem: str | os.PathLike[str]) -> tuple[RunPath, R
     Returns:
       The paths of the PNG and of the SVG.
     """
+    return write_drawn(lambda: _draw(study), stem)
+
+
+def write_drawn(
+    draw: Callable[[], Figure], stem: str | os.PathLike[str]
+) -> tuple[RunPath, RunPath]:
+    """Draws a figure in the style of all of them, and writes it as PNG and as SVG.
+
+    Args:
+      draw: Draws it, without pyplot.
+      stem: The file name without its suffix.
+
+    Returns:
+      The paths of the PNG and of the SVG.
+    """
     stem = run_file(stem)
     png, svg = (stem.parent / f"{stem.name}{suffix}" for suffix in (".png", ".svg"))
     with mpl.rc_context(STYLE):
-        figure = _draw(study)
+        figure = draw()
         write_png(figure, png)
         drawn = BytesIO()
         FigureCanvasSVG(figure).print_figure(

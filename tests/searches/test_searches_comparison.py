@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 from echo_jax.cli import main
 from echo_jax.folders import run_folder
 from echo_jax.json_files import write_json
+from echo_jax.searches.best_arms import best_arms
 from echo_jax.searches.comparison import read_search
 from echo_jax.searches.space import Axis, Space
+from echo_jax.searches.statistics import mean_interval
 from echo_jax.searches.table import headings, notes, rows
 from echo_jax.searches.trials import Trial, Unit, best_of, crossing, write_unit
 from echo_jax.studies.runs import StudyError
@@ -323,3 +326,35 @@ def test_a_target_is_met_on_the_line_between_two_evaluations(
     values, target, mode, expected
 ):
     assert crossing([0, 10, 20], [0, 320, 640], values, target, mode) == expected
+
+
+def test_the_fastest_arm_follows_from_the_counts_at_every_ratio(tmp_path, capsys):
+    folder = make_study(tmp_path / "a")
+    logs = np.log(COSTS["spread"]) - np.log(COSTS["baseline"])
+    at_1, at_2, at_8 = best_arms(read_search(folder), [1.0, 2.0, 8.0])
+    # At R = 1 a repeat costs what a fresh example costs, and is worth less.
+    assert at_1.name == "baseline" and tuple(at_1.speedup) == (1.0, 1.0, 1.0)
+    assert at_1.alike == (["spread"] if -mean_interval(logs).low >= 0 else [])
+    # At R = 2 the baseline waits, and an echo of 4 does not; at R = 8 both do.
+    assert at_2.name == at_8.name == "spread" and not at_8.alike
+    assert at_2.speedup.value == pytest.approx(2 / math.exp(logs.mean()))
+    assert at_8.speedup.value == pytest.approx(4 / math.exp(logs.mean()))
+    interval = mean_interval(-logs).exp()
+    assert at_8.speedup.low == pytest.approx(4 * interval.low)
+
+    make_study(tmp_path / "b")
+    command = ["report", *(str(tmp_path / name) for name in "ab")]
+    assert main([*command, "--workdir", str(tmp_path / "c")]) == 0
+    assert "no echo" in capsys.readouterr().out
+    table = (tmp_path / "c" / "table.md").read_text()
+    assert table.count("| A study | spread | 8 | 3.8") == 2
+    assert {"best.png", "best.svg", "report.html"} <= {*os.listdir(tmp_path / "c")}
+
+
+def test_a_study_without_a_fastest_arm_is_refused_in_a_sentence(tmp_path, capsys):
+    make_study(tmp_path / "a")
+    make_study(tmp_path / "b", {"spread": COSTS["spread"]})
+    command = ["report", *(str(tmp_path / name) for name in "ab")]
+    assert main([*command, "--workdir", str(tmp_path / "c")]) == 2
+    said = capsys.readouterr().err
+    assert "no arm 'baseline'" in said and said.count("\n") == 1

@@ -1,0 +1,228 @@
+"""Which arm is the fastest at which R, in one or several studies that searched."""
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from echo_jax.folders import RunPath, run_folder
+from echo_jax.lock import REPORT_LOCK_NAME, FolderLock
+from echo_jax.searches.comparison import ArmResult, Search, log_speedups
+from echo_jax.searches.statistics import Interval, mean_interval
+from echo_jax.studies import page
+from echo_jax.studies.figures import COLOURS, write_drawn
+from echo_jax.studies.runs import BASELINE, StudyError
+from echo_jax.studies.table import write_table
+
+__all__ = ["BestArm", "Found", "best_arms", "best_arms_table", "write_best_arms"]
+
+_RATIOS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
+_TITLE = "Which arm is the fastest at which R"
+_HEADINGS = ("study", "fastest", "R", "times as fast as the baseline", "as fast")
+_NOTES = (
+    "R: the steps that a fresh batch takes. Seconds by arithmetic from the counts of "
+    "fresh examples and updates, if loading and training go on at the same time.",
+    "In brackets 95 % intervals (BCa bootstrap over searches and streams). The fastest "
+    "is chosen on the streams that its interval is from.",
+    "As fast: arms that nobody can tell from the fastest, whose intervals beside it "
+    "hold 1.",
+)
+
+
+class BestArm(NamedTuple):
+    """The fastest arm at one R.
+
+    Attributes:
+      ratio: R, the steps that a fresh batch takes.
+      name: The arm: ``baseline`` where nothing should be echoed.
+      speedup: How many times as fast as the baseline it is.
+      alike: The arms that cannot be told from it.
+    """
+
+    ratio: float
+    name: str
+    speedup: Interval
+    alike: Sequence[str]
+
+
+Found = Sequence[tuple[Search, Sequence[BestArm]]]
+"""Studies, and the fastest arms of each."""
+
+
+def best_arms(search: Search, ratios: Sequence[float] = _RATIOS) -> list[BestArm]:
+    """Returns the fastest arm of a study for each R.
+
+    Args:
+      search: A study with a target and a baseline.
+      ratios: The values of R.
+
+    Raises:
+      StudyError: It has none, or no stream of them is whole.
+
+    Example:
+      >>> best_arms(read_search("results/s2_32"), [4.0])[0].name
+      'e4'
+    """
+    found = []
+    size = search.base["batch_size"]
+    for ratio in ratios:
+        best, gains = _fastest(search, ratio)
+        alike = []
+        for arm in search.arms:
+            beside = log_speedups(best, arm, batch_size=size, ratio=ratio)
+            if arm is not best and beside.size and mean_interval(beside).low <= 0:
+                alike.append(arm.name)
+        found.append(BestArm(ratio, best.name, mean_interval(gains).exp(), alike))
+    return found
+
+
+def _fastest(search: Search, ratio: float) -> tuple[ArmResult, np.ndarray]:
+    """Returns the fastest arm, and its logarithmic gains on the baseline."""
+    baseline = next((arm for arm in search.arms if arm.name == BASELINE), None)
+    if baseline is None or not search.has_target:
+        raise StudyError(
+            f"{search.name} has no arm {BASELINE!r} or no target, so that no arm is "
+            "the fastest; leave it out"
+        )
+    size = search.base["batch_size"]
+    found = [
+        (arm, gains)
+        for arm in search.arms
+        if (gains := log_speedups(arm, baseline, batch_size=size, ratio=ratio)).size
+    ]
+    if not found:
+        raise StudyError(f"{search.name} has no trials on new streams yet")
+    # Of equals the first, which is the baseline, or repeats less.
+    return max(found, key=lambda each: each[1].mean())
+
+
+def best_arms_table(found: Found) -> Table:
+    """Makes the table for a terminal.
+
+    Args:
+      found: Studies, and what `best_arms` returns of each.
+    """
+    table = Table(
+        title=Text(f"{_TITLE}\n", style="bold"),
+        caption=Text("\n".join(["", *_NOTES])),
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
+    for place, name in enumerate(_HEADINGS):
+        table.add_column(name, justify="left" if place < 2 else "right")
+    before = ""
+    for study, *cells in _rows(found):
+        table.add_row(*map(Text, (study if study != before else "", *cells)))
+        before = study
+    return table
+
+
+def write_best_arms(found: Found, folder: str | os.PathLike[str]) -> list[RunPath]:
+    """Writes which arm is the fastest as a table, a figure, and a page with both.
+
+    Args:
+      found: Studies, and what `best_arms` returns of each.
+      folder: Receives ``table.md``, ``best.png``, ``best.svg`` and ``report.html``;
+        made if it does not exist.
+
+    Returns:
+      The paths of the PNG and of the page.
+    """
+    folder = run_folder(folder)
+    rows = _rows(found)
+    with FolderLock(folder, name=REPORT_LOCK_NAME):
+        write_table(folder / "table.md", _TITLE, _HEADINGS, rows, _NOTES)
+        png, svg = write_drawn(lambda: _draw(found), folder / "best")
+        parts = [
+            page.figure(svg.read_bytes().decode()),
+            page.table(_HEADINGS, rows, texts=2),
+            page.items([*_NOTES, *(f"{s.name}: {s.setting}." for s, _ in found)]),
+        ]
+        report = folder / "report.html"
+        report.write(page.page(_TITLE, "", parts))
+    return [png, report]
+
+
+def _rows(found: Found) -> list[tuple[str, ...]]:
+    rows = []
+    for search, bests in found:
+        for best in bests:
+            value, low, high = best.speedup
+            name, gain = best.name, f"{value:.2f} ({low:.2f} to {high:.2f})"
+            if name == BASELINE:
+                name, gain = "no echo", ""
+            alike = ", ".join(best.alike) or "none"
+            rows.append((search.name, name, f"{best.ratio:g}", gain, alike))
+    return rows
+
+
+def _draw(found: Found) -> Figure:
+    searches = [search for search, _ in found]
+    height = 3.6 + 0.7 * len(searches)
+    figure = Figure(figsize=(9.0, height), facecolor="white", layout="constrained")
+    figure.suptitle(
+        "\n".join([_TITLE, *sorted({s.setting for s in searches})]), fontsize=8
+    )
+    above, below = figure.subplots(
+        2, 1, sharex=True, gridspec_kw={"height_ratios": (3, 0.7 * len(searches) + 0.2)}
+    )
+    ratios = np.geomspace(_RATIOS[0], _RATIOS[-1], 65)
+    names = list(dict.fromkeys(arm.name for each in searches for arm in each.arms))
+    for place, (search, bests) in enumerate(found):
+        _draw_gain(above, search, bests, place)
+        _draw_band(below, search, place, ratios, names)
+    above.set_ylabel("times as fast as\nthe baseline")
+    above.set_yscale("log", base=2)
+    above.yaxis.set_major_locator(FixedLocator(_RATIOS))
+    above.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    above.axhline(1, color="#777777", lw=1)
+    above.legend(frameon=False, fontsize=8)
+    below.set_yticks([])
+    below.set_ylim(len(searches) - 0.5, -0.75)
+    below.grid(visible=False)
+    below.set_xscale("log", base=2)
+    below.set_xlim(_RATIOS[0], _RATIOS[-1])
+    below.xaxis.set_major_locator(FixedLocator(_RATIOS))
+    below.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    below.xaxis.set_minor_locator(NullLocator())
+    above.yaxis.set_minor_locator(NullLocator())
+    below.set_xlabel(
+        "R: steps that a fresh batch takes (seconds by arithmetic); grey: no echo"
+    )
+    return figure
+
+
+def _draw_gain(ax: Axes, search: Search, found: Sequence[BestArm], place: int) -> None:
+    style: dict[str, Any] = {"color": COLOURS[place % len(COLOURS)]}
+    ratios = [best.ratio for best in found]
+    values = [best.speedup.value for best in found]
+    ax.plot(ratios, values, marker="o", ms=4, label=search.name, **style)
+    for best in found:
+        ax.plot([best.ratio] * 2, [best.speedup.low, best.speedup.high], lw=1, **style)
+
+
+def _draw_band(
+    ax: Axes, search: Search, place: int, ratios: np.ndarray, names: Sequence[str]
+) -> None:
+    """Draws from which R to which one each arm is the fastest."""
+    found = [_fastest(search, ratio)[0].name for ratio in ratios]
+    edges = [0, *(k for k in range(1, len(found)) if found[k] != found[k - 1])]
+    for start, end in zip(edges, [*edges[1:], len(found) - 1], strict=True):
+        name = found[start]
+        colour = COLOURS[names.index(name) % len(COLOURS)]
+        left, right = ratios[start], ratios[end]
+        ax.barh(place, right - left, left=left, height=0.6, color=colour, alpha=0.35)
+        if name != BASELINE:
+            ax.text(
+                (left * right) ** 0.5, place, name, ha="center", va="center", size=8
+            )
+    ax.text(ratios[0], place - 0.36, f" {search.name}", va="bottom", size=8)
