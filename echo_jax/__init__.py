@@ -16,6 +16,7 @@ from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.echo import EchoIterator, echo
 from echo_jax.echo.finite import BadItemError, FiniteIterator, check_finite
 from echo_jax.echo.instrument.probe import probe
+from echo_jax.echo.instrument.worth import RepeatWorth, mean_worth, worth_of_repeats
 from echo_jax.echo.keys import use_seed
 from echo_jax.echo.load_schedule import LoadSchedule
 from echo_jax.echo.schedule import FactorByItem
@@ -37,17 +38,20 @@ __all__ = [
     "FactorByItem",
     "FiniteIterator",
     "LoadSchedule",
+    "RepeatWorth",
     "StochasticSpec",
     "Tags",
     "check_finite",
     "device",
     "echo",
     "grain",
+    "mean_worth",
     "probe",
     "rates",
     "testing",
     "tfdata",
     "use_seed",
+    "worth_of_repeats",
 ]
 
 # Loaded when first asked for: some bring jax or TensorFlow with them.

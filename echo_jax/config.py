@@ -41,6 +41,9 @@ def default_config() -> Config:
     config.stop_at_target = False
     config.log_every = 50
     config.eval_every = 100
+    # After every so many updates a branch is trained on fresh data alone until the next
+    # evaluation, to say what repeats are worth; 0: never.
+    config.probe_repeats = 0
     # 0 saves at the end only. A stop by a signal always saves.
     config.checkpoint_every = 200
     config.keep_checkpoints = 2

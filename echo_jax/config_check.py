@@ -34,6 +34,7 @@ _AT_LEAST = {
     "batch_size": 1,
     "log_every": 1,
     "eval_every": 1,
+    "probe_repeats": 0,
     "checkpoint_every": 0,
     "keep_checkpoints": 1,
     "echo.cap": 1,
@@ -154,8 +155,28 @@ def check_config(config: Config) -> None:
     _check_growth(config)
     _check_distributed(config)
     _check_profile(config)
+    _check_branches(config)
     for field, rule, fix in broken_rules(config):
         _refuse(config, field, rule, fix)
+
+
+def _check_branches(config: Config) -> None:
+    """Refuses branches on fresh data that the run could not be compared with."""
+    every = config.probe_repeats
+    if not every:
+        return
+    if every % config.eval_every:
+        rule = f"must be a multiple of config.eval_every={config.eval_every}"
+        _refuse(config, "probe_repeats", rule, 10 * config.eval_every)
+    for field, usual in (
+        ("data.hold_batch", False),
+        ("local.schedule", "none"),
+        ("batch.boundaries", ()),
+    ):
+        value = _get(config, field)
+        if value != usual:
+            rule = f"does not go with config.{field}={value!r}"
+            _refuse(config, "probe_repeats", rule, 0)
 
 
 def _get(config: Config, field: str) -> Any:

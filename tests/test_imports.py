@@ -105,7 +105,14 @@ ALLOWED = {
         "training",
         "workloads",
     },
-    "studies": {"folders", "json_files", "lock", "printable", "studies"},
+    "studies": {
+        "echo.instrument.worth",
+        "folders",
+        "json_files",
+        "lock",
+        "printable",
+        "studies",
+    },
     "training": {
         "config",
         "config_batch",

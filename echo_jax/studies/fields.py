@@ -95,4 +95,4 @@ def row(metric: str) -> dict[str, Any]:
     """Returns the fields of an evaluation."""
     counts = ("updates", "fresh", "repeats", "wall_s")
     numbers = dict.fromkeys((*counts, "bytes_sent?"), _NUMBER)
-    return {**numbers, f"eval_{metric}": _MAYBE}
+    return {**numbers, "after_fresh?": _MAYBE, f"eval_{metric}": _MAYBE}

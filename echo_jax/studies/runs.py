@@ -4,6 +4,7 @@ A run folder is what `echo_jax.training` leaves behind; this module needs the
 files alone, so a study can be looked at on a machine without an accelerator.
 """
 
+import itertools
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from echo_jax.echo.instrument.worth import RepeatWorth
 from echo_jax.folders import RunPath, run_folder
 from echo_jax.json_files import DamagedFileError, missing, read_json, read_line
 from echo_jax.printable import printable
@@ -78,6 +80,29 @@ class Run:
         values = [row[f"eval_{self.metric}"] for row in self.evals]
         # JSON has no NaN: the files hold null.
         return [math.nan if value is None else value for value in values]
+
+    @property
+    def branches(self) -> list[RepeatWorth]:
+        """What the branches on fresh data found, see `config.probe_repeats`."""
+        found = []
+        sign = -1 if self.summary["mode"] == "max" else 1
+        points = zip(self.evals, self.values, strict=True)
+        for (row, start), (end, value) in itertools.pairwise(points):
+            after_fresh = row.get("after_fresh")
+            fresh, repeats = (end[name] - row[name] for name in ("fresh", "repeats"))
+            if after_fresh is None or not fresh + repeats:
+                continue
+            if not math.isfinite(start + value + after_fresh):
+                continue
+            found.append(
+                RepeatWorth(
+                    start=sign * start,
+                    echoed=sign * value,
+                    fresh=sign * after_fresh,
+                    fresh_part=fresh / (fresh + repeats),
+                )
+            )
+        return found
 
     @property
     def best(self) -> float:

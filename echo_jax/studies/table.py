@@ -15,6 +15,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from echo_jax.echo.instrument.worth import mean_worth
 from echo_jax.folders import run_file
 from echo_jax.studies.runs import Run, Study
 
@@ -158,6 +159,12 @@ def notes(study: Study) -> list[str]:
         for run in study.runs
         if run.target is not None and not run.reached
     ]
+    for run in study.runs:
+        if branches := run.branches:
+            lines.append(
+                f"{run.name}: a repeat was worth {mean_worth(branches):.2f} fresh "
+                f"examples, by {len(branches)} branches on fresh data alone."
+            )
     steps = [run.summary["t_down_s"] * 1e3 for run in study.runs]
     if max(steps) > _EVEN_STEPS * min(steps):
         lines.append(

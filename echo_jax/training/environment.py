@@ -50,6 +50,7 @@ _MAY_CHANGE = {
     "log_every",
     "eval_every",
     "checkpoint_every",
+    "probe_repeats",
 }
 
 # Fields and groups of fields of earlier versions, whose runs cannot go on.

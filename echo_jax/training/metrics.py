@@ -7,6 +7,7 @@ from echo_jax.training.flops import UpdateFlops
 from echo_jax.training.totals import Totals
 
 __all__ = [
+    "AFTER_FRESH",
     "RowMaker",
     "eval_row",
     "first_to_meet",
@@ -74,6 +75,11 @@ class RowMaker:
             "fresh_per_s": fresh / elapsed_s,
             **self._flops.rates(updates=updates, seconds=elapsed_s),
         }
+
+
+AFTER_FRESH = "after_fresh"
+"""Of the row of an evaluation: the metric where the run had trained on fresh data alone
+until the next one, see `echo_jax.training.fresh_branch`."""
 
 
 def eval_row(

@@ -67,6 +67,11 @@ from echo_jax.training.finite import (
     is_finite,
 )
 from echo_jax.training.flops import UpdateFlops, count_flops
+from echo_jax.training.fresh_branch import (
+    check_branches,
+    has_branch,
+    metric_after_fresh,
+)
 from echo_jax.training.gradients import Gradient, squared_norm, whole_gradient
 from echo_jax.training.hlo import sent_bytes
 from echo_jax.training.interrupt import (
@@ -77,7 +82,7 @@ from echo_jax.training.interrupt import (
 )
 from echo_jax.training.local import Meetings
 from echo_jax.training.loss_scale import LossScale, ScaleReport, scale_numbers
-from echo_jax.training.metrics import RowMaker, eval_row
+from echo_jax.training.metrics import AFTER_FRESH, RowMaker, eval_row
 from echo_jax.training.optim import Hyperparams, Optimizer, hyperparams
 from echo_jax.training.precision import Precision
 from echo_jax.training.profile import Profile
@@ -418,6 +423,7 @@ def train_checked(
     # Here, so that an impossible echo is refused before anything is written.
     check_echo(config, workload, compiled.mesh)
     check_norm(config, compiled, workload)
+    check_branches(config, workload)
     if is_main_process():
         workdir.remove_unfinished()
     kept = read_if_whole(workdir / "summary.json", DECIDES_THE_END)
@@ -611,10 +617,14 @@ class Trainer:
         self.read(leave=0)
         seconds, totals = self.clock.seconds(), self._totals_of_all()
         with self.clock.phase("pause"):
-            metrics = evaluate_split(
-                self.config, self.compiled, self.state, self._workload, self.watchdog
-            )
-            self.log.add(eval_row(totals, seconds, metrics))
+            given = self._workload, self.watchdog
+            metrics = evaluate_split(self.config, self.compiled, self.state, *given)
+            row = eval_row(totals, seconds, metrics)
+            if has_branch(self.config, totals.updates):
+                row[AFTER_FRESH] = metric_after_fresh(
+                    self.config, self.compiled, self.state, totals.updates, *given
+                )
+            self.log.add(row)
 
     def save(self, data: list[Any] | None = None) -> None:
         """Saves the run, once all updates are computed; the writing goes on behind.

@@ -68,6 +68,7 @@ def make_workload(
             fresh_dataset=functools.partial(fresh_batches, stages, pipeline),
             stage_calls=functools.partial(stage_calls, stages, pipeline),
             with_threads=lambda threads: read_by(replace(pipeline, threads=threads)),
+            with_seed=lambda seed: read_by(replace(pipeline, seed=seed)),
             eval_batches=eval_batches,
             evaluator=evaluator,
             augment_on_device=augment_on_device,

@@ -182,6 +182,9 @@ class Workload:
         default: ``{}``.
       with_threads: Makes the same workload, read by so many threads; None by default,
         where ``data.threads`` cannot be left open.
+      with_seed: Makes the same workload, whose training data comes in the order, and
+        is augmented as, of another seed; None by default, where ``probe_repeats`` is
+        refused.
       metadata: What was read, for ``environment.json`` (corpus hash, sizes, and
         whether data or storage is synthetic or simulated).
     """
@@ -197,4 +200,5 @@ class Workload:
     augment_on_device: Augment | None = None
     stage_calls: Callable[[], Mapping[str, Callable[[], Any]]] = dict
     with_threads: "Callable[[int], Workload] | None" = None
+    with_seed: "Callable[[int], Workload] | None" = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
