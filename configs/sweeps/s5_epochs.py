@@ -8,12 +8,15 @@ momentum and weight decay:
 
     baseline    16,384 fresh examples: what no echo can beat
     epochs      8 epochs of 2,048 examples, read anew in each of them
-    cache       2,048 fresh examples, each used 8 times, all of them in memory
-    echo_512    the same, 512 of them in memory; echo_64 and batch with less
+    cache       the same examples, each used 8 times, as many of them in memory
+    echo_512    the same with 512 in memory; echo_64 and batch with less
 
-All arms but the baseline see 2,048 different examples; ``epochs`` reads 16,384, the
-others 2,048. ``:tiny`` is a smoke test.
+All arms but the baseline know the same 2,048 examples. ``epochs`` reads 16,384 times,
+``batch`` 2,048 times, and the others as often and what they have begun to use at the
+end: ``cache`` 2,993 times. ``:tiny`` is a smoke test.
 """
+
+from typing import Any
 
 from ml_collections import ConfigDict
 from sweep_parts import byte_lm, check_variant, less_than, search_space
@@ -35,17 +38,17 @@ def get_config(variant: str = "") -> ConfigDict:
     with base.unlocked():
         base.data.train_examples = 0
 
-    def echo(buffer: int) -> dict:
-        return {"factor": float(_FACTOR), "order": "spread", "buffer": buffer}
+    def few(**echo: Any) -> dict[str, Any]:
+        return {"data": {"train_examples": distinct}, "echo": echo}
 
-    batch = {"factor": float(_FACTOR), "after": "batch", "buffer": 1}
+    often, apart = {"factor": float(_FACTOR)}, {"order": "spread"}
     arms = {
         "baseline": {},
-        "epochs": {"data": {"train_examples": distinct}},
-        "cache": {"echo": echo(distinct)},
-        "echo_512": {"echo": echo(distinct // 4)},
-        "echo_64": {"echo": echo(64)},
-        "batch": {"echo": batch},
+        "epochs": few(),
+        "cache": few(**often, **apart, buffer=distinct),
+        "echo_512": few(**often, **apart, buffer=distinct // 4),
+        "echo_64": few(**often, **apart, buffer=64),
+        "batch": few(**often, after="batch", buffer=1),
     }
     study = default_study(
         "Echo, epochs or a cache, at equal updates: byte-level LM, B = 32", base, arms

@@ -26,7 +26,8 @@ def headings(search: Search) -> tuple[str, ...]:
         searched = ("infeasible", "best of searches", fewer)
     end = ("final", "best", "n")
     if not search.has_target:
-        return (*tuned, *searched, "final less the baseline's", *end)
+        reads = "fresh examples, of the whole run"
+        return (*tuned, *searched, reads, "final less the baseline's", *end)
     seconds = tuple(f"s at R={ratio}" for ratio in _RATIOS)
     costs = ("fresh examples", "fresh, ratio", "updates, ratio", *seconds, "published")
     return (*tuned, *searched, *costs, *end)
@@ -56,6 +57,8 @@ def _cells(search: Search, arm: ArmResult) -> tuple[str, ...]:
             f"{search.paper[arm.name]:.2f}" if arm.name in search.paper else "—",
         ]
     else:
+        reads = [trial.fresh[-1] for trial in arm.confirmed if trial.fresh]
+        cells.append(f"{sum(reads) / len(reads):,.0f}" if reads else "—")
         cells.append(_interval(arm.final))
     for name in ("final", "best"):
         value = arm.mean(name)
@@ -126,8 +129,9 @@ def notes(search: Search) -> list[str]:
         )
     else:
         lines.append(f"Every arm on {protocol.streams} streams, nothing tuned.")
+    what = "Ratios: to" if search.has_target else "Differences: from"
     lines.append(
-        "Ratios: to the baseline, paired by stream and search; in brackets 95 % "
+        f"{what} the baseline, paired by stream and search; in brackets 95 % "
         "intervals (BCa bootstrap over searches and streams). log1m: 1 less the value."
     )
     if search.has_target:
