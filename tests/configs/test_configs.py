@@ -56,6 +56,7 @@ VARIANTS = {
     "sweeps/s4_lag": ["", "8", "tiny"],
     "sweeps/s5_epochs": ["", "tiny"],
     "sweeps/s6_schedules": ["", "tiny"],
+    "sweeps/s7_communication": ["", "echo", "tiny"],
 }
 # What the configs import.
 NO_CONFIGS = {"echo_variants", "sweeps/sweep_parts"}

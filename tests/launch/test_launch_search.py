@@ -21,6 +21,7 @@ STUDIES = sorted(
     if path.stem != "s4_lag"
 )
 TOTAL = 4 * (2 + 2)
+DEVICES = {"s7_communication": {"JAX_NUM_CPU_DEVICES": "4", "NPROC": "8"}}
 
 
 def start(workdir, *options, name="s4_lag"):
@@ -32,7 +33,7 @@ def start(workdir, *options, name="s4_lag"):
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", **DEVICES.get(name, {})},
     )
 
 

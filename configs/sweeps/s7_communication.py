@@ -1,0 +1,71 @@
+r"""What devices may leave unsaid: a quarter of the bytes, in four ways, every arm tuned.
+
+    NPROC=8 JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=4 \
+      echo-jax study --config configs/sweeps/s7_communication.py --workdir runs/s7
+
+A byte-level Transformer on the Python standard library's source code learns from 16,384
+examples on 4 devices (another number of devices is another study), and its last loss is
+compared:
+
+    baseline      512 updates of 32, gradients summed at each of them
+    accumulate    128 updates of 128, of 4 parts each
+    every         replicas that meet after every 4th update
+    bernoulli     replicas that meet after each with probability 1/4
+    diloco        replicas that meet after every 4th, with an outer step
+
+All but the baseline send a quarter of its bytes. Every arm is searched. With ``:echo``
+every example is used 4 times, by the device that has it, at a quarter of the reads.
+``:tiny`` is a smoke test.
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+from sweep_parts import byte_lm, check_variant, less_than, search_space
+
+from echo_jax.config_study import default_study
+
+_PARTS = 4
+
+
+def get_config(variant: str = "") -> ConfigDict:
+    """Returns the study.
+
+    Args:
+      variant: ``""``, ``"echo"`` or ``"tiny"``.
+    """
+    check_variant(variant, ("echo", "tiny"))
+    is_tiny = variant == "tiny"
+    base = byte_lm(updates=32 if is_tiny else 512, tiny=is_tiny)
+    echo: dict[str, Any] = {"where": "device", "after": "decode", "order": "spread"}
+    if variant == "echo":
+        base.echo.update({"factor": 4.0, **echo})
+
+    def replicas(**how: Any) -> dict[str, Any]:
+        return {"local": how}
+
+    arms = {
+        "baseline": {},
+        "accumulate": {
+            "batch_size": _PARTS * base.batch_size,
+            "batch": {"micro": _PARTS},
+            "updates": base.updates // _PARTS,
+            "eval_every": base.eval_every // _PARTS,
+            "log_every": max(1, base.log_every // _PARTS),
+            "optim": {"warmup_updates": base.optim.warmup_updates // _PARTS},
+        },
+        "every": replicas(schedule="every", every=_PARTS),
+        "bernoulli": replicas(schedule="bernoulli", p=1 / _PARTS),
+        "diloco": replicas(schedule="every", every=_PARTS, outer="nesterov"),
+    }
+    used = ", each used four times" if variant == "echo" else ""
+    study = default_study(
+        f"A quarter of the bytes: byte-level LM, B = 32 on 4 devices{used}", base, arms
+    )
+    search_space(study, tiny=is_tiny)
+    study.falsifiers = (
+        less_than("accumulate", "every", "accumulation is worth more", 0.0),
+        less_than("every", "bernoulli", "a period is better than a chance", 0.0),
+        less_than("every", "baseline", "replicas are better than one model", 0.0),
+    )
+    return study.lock()
