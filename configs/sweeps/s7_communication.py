@@ -1,4 +1,4 @@
-r"""What devices may leave unsaid: a quarter of the bytes, in four ways, every arm tuned.
+r"""What devices may leave unsaid: a quarter of the bytes in four ways, every arm tuned.
 
     NPROC=8 JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=4 \
       echo-jax study --config configs/sweeps/s7_communication.py --workdir runs/s7

@@ -148,6 +148,7 @@ def _options(flag: str) -> OptionNames:
         workers=f"{flag}.data.workers",
         prefetch=f"{flag}.data.prefetch",
         seconds="--seconds",
+        worth=f"{flag}.probe_repeats",
         device=f"on the accelerator ({flag}.echo.where=device)",
         placements=("decode", "augment", "batch"),
         echo=(

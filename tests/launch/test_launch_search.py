@@ -41,16 +41,19 @@ def files(workdir):
     return {p.name: p.read_bytes() for p in (workdir / "trials").glob("*.json")}
 
 
-def said(process):
+def said(process, counts=None):
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
+    if counts:
+        assert re.findall(r"trial (\d+/\d+)  ", output) == counts
     return re.findall(r"trial \d+/\d+  (\S+ #\d+)", output)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    made = said(start(folder, "--jobs=1"))
+    counts = [f"{number}/{TOTAL}" for number in range(1, TOTAL + 1)]
+    made = said(start(folder, "--jobs=1"), counts)
     assert len(made) == len({*made}) == TOTAL
     return folder, files(folder)
 

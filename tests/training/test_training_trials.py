@@ -125,6 +125,17 @@ def test_a_trial_ends_after_so_many_times_the_updates_of_the_best_before_it(whol
     assert min(limits) < 40
 
 
+def test_what_is_cut_has_learnt_as_if_it_were_not(tmp_path):
+    of = arms(optim__schedule="cosine")
+    of.pop("batch")
+    for name, cut in (("cut", 1.2), ("whole", 0.0)):
+        make(tmp_path / name, protocol(arms=("baseline",), cut=cut), of)
+    both = [trials(tmp_path / name, "baseline.search-0") for name in ("cut", "whole")]
+    for one, other in zip(*both, strict=True):
+        assert one.values == other.values[: len(one.values)]
+    assert any(len(a.values) < len(b.values) for a, b in zip(*both, strict=True))
+
+
 @pytest.mark.parametrize("stop_after", [2, 5])
 def test_a_search_that_is_stopped_goes_on_and_ends_alike(tmp_path, whole, stop_after):
     made = itertools.count(1)
