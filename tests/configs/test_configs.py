@@ -50,6 +50,7 @@ VARIANTS = {
     "sweeps/lm_batch_size": ["", "64", "tiny"],
     "sweeps/lm_buffer": ["", "tiny"],
     "sweeps/lm_echo_factor": ["", "4096", "tiny"],
+    "sweeps/lm_seconds": ["", "2", "8", "tiny"],
     "sweeps/s1_placement": ["", "cifar", "tiny"],
     "sweeps/s2_factor": ["", "8", "128", "tiny"],
     "sweeps/s3_untuned": ["", "tiny"],
