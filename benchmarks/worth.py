@@ -3,8 +3,7 @@
 ``python -m benchmarks.worth --workdir runs/worth`` trains tuned arms of the published
 studies again, with branches on fresh data (`config.probe_repeats`), and compares what
 these and three rivals say with what the studies measured: fresh examples that a repeat
-replaced until the target. It takes about twenty minutes, and goes on where it was
-stopped.
+replaced until the target. It takes some minutes, and goes on where it was stopped.
 """
 
 import argparse

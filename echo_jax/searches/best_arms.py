@@ -68,7 +68,7 @@ def best_arms(search: Search, ratios: Sequence[float] = _RATIOS) -> list[BestArm
 
     Example:
       >>> best_arms(read_search("results/s2_32"), [4.0])[0].name
-      'e4'
+      'e8'
     """
     found = []
     size = search.base["batch_size"]
