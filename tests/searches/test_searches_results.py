@@ -1,10 +1,12 @@
 """The published trials of the studies: whole, and what their tables say."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from echo_jax.folders import run_folder
+from echo_jax.searches.best_arms import best_arms
 from echo_jax.searches.comparison import is_searched, read_search
 from echo_jax.searches.table import write_search_markdown
 
@@ -32,3 +34,45 @@ def test_every_trial_of_the_protocol_is_published(name):
         if protocol.space.axes:
             assert len(arm.trials) == protocol.repeats * protocol.points
         assert len(arm.confirmed) == protocol.repeats * protocol.streams
+
+
+NUMBER = r"([-+]?\d+\.\d+)"
+# That of a probe, in an example, is followed by how it was measured.
+INTERVAL = re.compile(rf"{NUMBER}x?(?: \(|, ){NUMBER} to {NUMBER}(?![\d:])")
+
+
+def measured(search):
+    """The intervals that a study has found, and their inverses and negatives."""
+    found = [i for arm in search.arms for i in (arm.fresh, arm.updates, arm.final) if i]
+    found += [each.ratio for each in search.falsifiers]
+    if search.has_target:
+        found += [best.speedup for best in best_arms(search)]
+    for value, low, high in found:
+        yield value, low, high
+        if search.has_target:
+            yield 1 / value, 1 / high, 1 / low
+        else:
+            yield -value, -high, -low
+
+
+def is_rounded(texts, interval):
+    """Whether numbers are those of an interval, at as many digits as they have."""
+    return all(
+        abs(float(text) - number) <= 0.501 * 10 ** -len(text.partition(".")[2])
+        for text, number in zip(texts, interval, strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def known():
+    return [i for name in STUDIES for i in measured(read_search(RESULTS / name))]
+
+
+@pytest.mark.parametrize(
+    ("page", "least"), [("results.md", 70), ("which-echo.md", 5), ("../README.md", 4)]
+)
+def test_every_interval_of_a_page_is_one_of_the_published_trials(known, page, least):
+    text = (RESULTS.parent / "docs" / page).read_text()
+    said = INTERVAL.findall(text)
+    assert len(said) >= least
+    assert not [each for each in said if not any(is_rounded(each, i) for i in known)]
