@@ -16,7 +16,7 @@ from echo_jax.data import prepare
 from echo_jax.data.images import decode_image
 from echo_jax.data.prepared import Prepared, open_prepared, unpack
 from echo_jax.folders import run_folder
-from echo_jax.training import checkpoint
+from echo_jax.training import checkpoint_reader
 from echo_jax.training.checkpoint import Checkpoints
 
 __all__ = ["reading", "restore"]
@@ -33,7 +33,7 @@ def restore(pairs: int = 21) -> Result:
         for k in range(_ARRAYS)
     }
     shapes = jax.eval_shape(lambda: params)
-    saved = checkpoint.checksums(params)
+    saved = checkpoint_reader.checksums(params)
     with tempfile.TemporaryDirectory() as folder:
         path = run_folder(folder) / "checkpoints"
         saver = Checkpoints(path, keep=1)
@@ -47,7 +47,7 @@ def restore(pairs: int = 21) -> Result:
         def unverified() -> float:
             with (
                 mock.patch.object(Checkpoints, "_differing_files", lambda *_: []),
-                mock.patch.object(checkpoint, "checksums", lambda _: saved),
+                mock.patch.object(checkpoint_reader, "checksums", lambda _: saved),
             ):
                 return verified()
 

@@ -29,7 +29,7 @@ from echo_jax.refusals import (
 from echo_jax.searches.making import num_missing
 from echo_jax.searches.workers import LostWorkerError, StudyStopped, run_search
 from echo_jax.training import distributed, peers
-from echo_jax.training.checkpoint import DamagedCheckpointError
+from echo_jax.training.checkpoint_reader import DamagedCheckpointError
 from echo_jax.training.environment import check_workdir, lock_workdir
 from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.interrupt import DataTimeoutError, Interrupted

@@ -23,7 +23,7 @@ from benchmarks.faults.campaign import (
 from benchmarks.faults.damage import flip_or_cut, mutate
 from benchmarks.faults.processes import Ended, isolated
 from echo_jax import json_files
-from echo_jax.training import checkpoint
+from echo_jax.training import checkpoint, checkpoint_reader
 from echo_jax.training.environment import code_commit
 
 QUICK = ("F4", "F7", "F12")  # in this process
@@ -109,7 +109,7 @@ def _fail():
 
 
 def _say():
-    raise checkpoint.DamagedCheckpointError("it is damaged")
+    raise checkpoint_reader.DamagedCheckpointError("it is damaged")
 
 
 def _crash():

@@ -1,16 +1,9 @@
 """Checkpoints: everything a run needs to go on as if it had never stopped."""
 
 import contextlib
-import gc
 import hashlib
 import json
-import logging
-import os
-import sys
 import time
-import traceback
-import warnings
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +14,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from echo_jax.folders import RunPath
+from echo_jax.training.checkpoint_reader import (
+    CheckpointReader,
+    DamagedCheckpointError,
+    sha256_of,
+)
 from echo_jax.training.checksum import checksums
 from echo_jax.training.distributed import (
     all_gather,
@@ -29,20 +27,12 @@ from echo_jax.training.distributed import (
     is_main_process,
 )
 
-__all__ = ["Checkpoints", "DamagedCheckpointError", "Restored", "params_sha256"]
+__all__ = ["Checkpoints", "Restored", "params_sha256"]
 
 State = TypeVar("State")
 
-# Larger files hold arrays, which have checksums of their own.
-_SUMMED_BYTES = 1 << 18
-# How long reads take that are under way where another failed.
-_READS_END_S = 0.2
 # How long the end of a run is held up for a save under way.
 _SETTLE_S = 5.0
-
-
-class DamagedCheckpointError(ValueError):
-    """A checkpoint that cannot be read, or holds something else than was saved."""
 
 
 class Restored(NamedTuple, Generic[State]):
@@ -61,7 +51,7 @@ class Restored(NamedTuple, Generic[State]):
     damaged: dict[int, str]
 
 
-class Checkpoints:
+class Checkpoints(CheckpointReader):
     """One item-set per update: the state on the devices, and the host's part.
 
     Device state and data position are saved as one, because a checkpoint that
@@ -83,23 +73,14 @@ class Checkpoints:
     def __init__(self, directory: RunPath, *, keep: int):
         # create=True makes missing parents too; a stale, half-written save of an
         # killed process is removed, so that its update can be saved again.
-        self._directory = directory
-        path = directory.for_others()
-        self._manager = ocp.CheckpointManager(
-            path if directory.in_bucket else path.absolute(),
-            options=ocp.CheckpointManagerOptions(
+        super().__init__(
+            directory,
+            ocp.CheckpointManagerOptions(
                 max_to_keep=keep, create=True, cleanup_tmp_directories=True
             ),
         )
         self._unsealed: int | None = None  # the checkpoint whose files have no sums
         self._sealing = ThreadPoolExecutor(1)
-
-    def latest(self) -> int | None:
-        """Returns the update of the newest whole checkpoint, None without one.
-
-        The one that is being saved counts; see `settle`.
-        """
-        return self._manager.latest_step()
 
     def settle(self) -> bool:
         """Waits for a save under way, for seconds; returns whether all are whole."""
@@ -135,62 +116,9 @@ class Checkpoints:
                 update,
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(state),
-                    host=ocp.args.JsonSave({**content, "sha256": _sha256(content)}),
+                    host=ocp.args.JsonSave({**content, "sha256": sha256_of(content)}),
                 ),
             )
-
-    def restore(
-        self, update: int, abstract_state: State
-    ) -> tuple[State, dict[str, Any]]:
-        """Reads a checkpoint.
-
-        Args:
-          update: Of a whole checkpoint.
-          abstract_state: Shapes, types and shardings to restore to; these need not
-            be the devices that saved it.
-
-        Returns:
-          The state, and the host's part.
-
-        Raises:
-          DamagedCheckpointError: It cannot be read, or is not what was saved.
-        """
-        where = f"the checkpoint of update {update} in {self._directory}"
-        differing = broadcast_from_first(
-            self._differing_files(update) if is_main_process() else []
-        )
-        if differing:
-            raise DamagedCheckpointError(
-                f"{where} is damaged: {differing[0]} is not what was saved"
-            )
-        with _one_sentence(where):
-            item = self._manager.restore(
-                update,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardRestore(abstract_state),
-                    host=ocp.args.JsonRestore(),
-                ),
-            )
-        state, content = item["state"], item["host"]
-        if isinstance(content, dict) and "sums" not in content:
-            raise DamagedCheckpointError(
-                f"{where} was saved by an earlier version, whose checksums are not "
-                "known to this one"
-            )
-        if not isinstance(content, dict) or content.pop("sha256", "") != _sha256(
-            content
-        ):
-            raise DamagedCheckpointError(
-                f"{where} is damaged: its host part is not what was saved"
-            )
-        saved, found = content["sums"], checksums(state)
-        differing = [path for path in found if saved.get(path) != found[path]]
-        if differing or len(saved) != len(found):
-            raise DamagedCheckpointError(
-                f"{where} is damaged: {len(differing)} of {len(found)} arrays are not "
-                f"what was saved, such as {(differing or [*saved])[0]}"
-            )
-        return state, content["host"]
 
     def restore_newest(self, abstract_state: State) -> Restored[State] | None:
         """Reads the newest checkpoint that is not damaged, and sets newer ones aside.
@@ -205,7 +133,7 @@ class Checkpoints:
           DamagedCheckpointError: All that there are.
         """
         damaged: dict[int, str] = {}
-        for update in sorted(self._manager.all_steps(), reverse=True):
+        for update in self.updates():
             found, failure = None, ""
             try:
                 found = self.restore(update, abstract_state)
@@ -249,7 +177,7 @@ class Checkpoints:
         # It may be removed meanwhile, as one too many.
         with contextlib.suppress(FileNotFoundError):
             content = {"files": self._file_sums(update)}
-            text = json.dumps({**content, "sha256": _sha256(content)}, indent=1)
+            text = json.dumps({**content, "sha256": sha256_of(content)}, indent=1)
             self._sums_of(update).write(text + "\n")
         for path in Path(self._directory).glob("*.sums.json"):
             number = path.name.partition(".")[0]
@@ -259,32 +187,6 @@ class Checkpoints:
     def _forget_sums(self, update: int | str) -> None:
         if not self._directory.in_bucket and is_main_process():
             Path(self._sums_of(update)).unlink(missing_ok=True)
-
-    def _differing_files(self, update: int) -> list[str]:
-        """Returns the files of a checkpoint that are not as they were."""
-        try:
-            content = json.loads(self._sums_of(update).read_text())
-            is_whole = content.pop("sha256") == _sha256(content)
-            saved = content["files"] if is_whole else {}
-        except (AttributeError, KeyError, OSError, TypeError, ValueError):
-            return []
-        if not saved:
-            return []
-        found = self._file_sums(update)
-        names = sorted(saved.keys() | found.keys())
-        return [name for name in names if saved.get(name) != found.get(name)]
-
-    def _file_sums(self, update: int) -> dict[str, str]:
-        """Returns the size of every file of a checkpoint, of small ones the CRC-32."""
-        folder = str(Path(self._directory / str(update)))
-        return {
-            os.path.relpath(path, folder): _sum(path)
-            for within, _, names in os.walk(folder)
-            for path in [os.path.join(within, name) for name in names]
-        }
-
-    def _sums_of(self, update: int | str) -> RunPath:
-        return self._directory / f"{update}.sums.json"
 
     def _set_aside(self, update: int) -> None:
         """Renames a damaged checkpoint, so that its update can be saved again."""
@@ -301,7 +203,7 @@ class Checkpoints:
         """Waits until all saves are whole."""
         self._seal()
         self._sealing.shutdown()
-        self._manager.close()
+        super().close()
 
 
 def params_sha256(params: Any) -> str:
@@ -332,68 +234,3 @@ def params_sha256(params: Any) -> str:
             "nothing of this run is to be trusted"
         )
     return found[0]
-
-
-@contextlib.contextmanager
-def _one_sentence(where: str) -> Iterator[None]:
-    """Raises one sentence for whatever Orbax and TensorStore stumble over.
-
-    Where one read fails, others are under way, and what their threads run into would
-    be printed: as exceptions that nobody can be raised, by the logger of asyncio, and
-    as warnings. It is kept back, and lost where a read fails.
-    """
-    hook, kept = sys.unraisablehook, []
-    sys.unraisablehook = kept.append
-    try:
-        yield
-    except Exception as error:
-        reason = _first_cause(error)
-        sys.unraisablehook = _ignore
-        kept.clear()
-        _forget(error)
-        raise DamagedCheckpointError(
-            f"{where} cannot be read ({reason:.300})"
-        ) from None
-    finally:
-        sys.unraisablehook = hook
-        for each in kept:
-            hook(each)
-
-
-def _ignore(unraisable: object) -> None:
-    del unraisable
-
-
-def _first_cause(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
-
-
-def _forget(error: BaseException | None) -> None:
-    """Lets go what a failed restore holds, when the reads under way have ended."""
-    logger = logging.getLogger("asyncio")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            while error is not None:
-                traceback.clear_frames(error.__traceback__)
-                error.__traceback__, error = None, error.__context__
-            time.sleep(_READS_END_S)
-            gc.collect()
-    finally:
-        logger.setLevel(level)
-
-
-def _sum(path: str) -> str:
-    size = os.stat(path).st_size
-    if size > _SUMMED_BYTES:
-        return str(size)
-    with open(path, "rb") as file:
-        return f"{size}:{zlib.crc32(file.read()):08x}"
-
-
-def _sha256(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -18,12 +18,9 @@ from tiny_workload import make_workload, run, tiny_config
 from benchmarks.faults.damage import damage
 from echo_jax.folders import run_folder
 from echo_jax.json_files import read_json
-from echo_jax.training import checkpoint
-from echo_jax.training.checkpoint import (
-    Checkpoints,
-    DamagedCheckpointError,
-    params_sha256,
-)
+from echo_jax.training import checkpoint_reader
+from echo_jax.training.checkpoint import Checkpoints, params_sha256
+from echo_jax.training.checkpoint_reader import DamagedCheckpointError
 from echo_jax.training.checksum import checksums
 from echo_jax.training.trainer import compile_functions
 
@@ -164,7 +161,7 @@ def test_whatever_a_disk_does_to_a_checkpoint_is_seen(saved, tmp_path):
 def test_every_file_has_its_size_in_the_sums_and_a_small_one_all_its_bytes(
     saved, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(checkpoint, "_SUMMED_BYTES", 512)
+    monkeypatch.setattr(checkpoint_reader, "_SUMMED_BYTES", 512)
     checkpoints = Checkpoints(run_folder(tmp_path), keep=1)
     checkpoints.save(1, saved[1][1], {})
     checkpoints.close()
