@@ -15,7 +15,12 @@ from echo_jax.data.packing import (
     sample_documents,
 )
 from echo_jax.data.prepare.errors import PrepareError
-from echo_jax.data.prepare.tokenizer import ByteTokenizer, SubwordTokenizer, Tokenizer
+from echo_jax.data.prepare.tokenizer import (
+    TOKENIZER_FILE,
+    ByteTokenizer,
+    SubwordTokenizer,
+    Tokenizer,
+)
 from echo_jax.data.prepared import Prepared
 from echo_jax.data.sources import open_source
 from echo_jax.data.stages import Item, RecordSource
@@ -42,6 +47,7 @@ class Sequences:
       eod: The token between documents; None if there is none.
       bytes_per_token: Of the validation text, on average, if tokens that end documents
         count and are no bytes.
+      tokenizer: Makes tokens of a text, and a text of tokens.
       metadata: What was read, as JSON values.
     """
 
@@ -51,7 +57,28 @@ class Sequences:
     vocab: int
     eod: int | None
     bytes_per_token: float
+    tokenizer: Tokenizer
     metadata: dict[str, Any]
+
+    @property
+    def task_info(self) -> dict[str, Any]:
+        """What a language model has to know of its tokens, as JSON values.
+
+        ``tokenizer`` is ``"bytes"``, or the file of `task_files` that holds its model.
+        """
+        return {
+            "vocab": self.vocab,
+            "eod": self.eod,
+            "bytes_per_token": self.bytes_per_token,
+            "tokenizer": next(iter(self.task_files), "bytes"),
+        }
+
+    @property
+    def task_files(self) -> dict[str, bytes]:
+        """The model of the tokenizer, by the name of its file; none of one of bytes."""
+        if isinstance(self.tokenizer, SubwordTokenizer):
+            return {TOKENIZER_FILE: self.tokenizer.model}
+        return {}
 
 
 def open_sequences(source: str, seq_len: int, tokenizer: str = "") -> Sequences:
@@ -99,6 +126,7 @@ def _bytes(source: str, seq_len: int) -> Sequences:
         vocab=_NUM_BYTES,
         eod=None,
         bytes_per_token=1.0,
+        tokenizer=ByteTokenizer(),
         metadata={
             **corpus.metadata,
             "synthetic": False,
@@ -127,6 +155,7 @@ def _prepared(folder: str, seq_len: int) -> Sequences:
         vocab=vocab,
         eod=info["eod"],
         bytes_per_token=judged["bytes"] / judged["tokens"],
+        tokenizer=_tokenizer_of(blocks["validation"]),
         metadata={
             "source": folder,
             "synthetic": False,
@@ -143,6 +172,13 @@ def _prepared(folder: str, seq_len: int) -> Sequences:
             ),
         },
     )
+
+
+def _tokenizer_of(blocks: Prepared) -> Tokenizer:
+    """Returns the tokenizer that a prepared text was made with, from its folder."""
+    if blocks.info["tokenizer"] == "bytes":
+        return ByteTokenizer()
+    return _load_tokenizer(str(blocks.folder / TOKENIZER_FILE))
 
 
 def _block_tokens(blocks: Prepared) -> Iterator[np.ndarray]:
@@ -178,6 +214,7 @@ def _packed(source: str, seq_len: int, name: str) -> Sequences:
         vocab=tokenizer.vocab_size,
         eod=tokenizer.eod,
         bytes_per_token=num_bytes / num_tokens,
+        tokenizer=tokenizer,
         metadata={
             **opened["train"].metadata(),
             "synthetic": False,

@@ -77,8 +77,9 @@ class CompiledFunctions(Generic[State, Report]):
       init: ``(key) -> state``.
       model: ``(state) -> model``, with ``params`` and ``model_state``: what is
         evaluated; the state itself without local updates.
-      evaluate: ``(model, batch) -> ({metric: (sum, count)}, outputs)``: what
-        `Task.evaluate` and `Task.predict` return, on every device.
+      evaluate: ``(model, batch) -> ({metric: (sum, count)}, outputs)``, on every
+        device: what `Task.evaluate` returns, and `Task.predict`, if the workload has
+        an evaluator for it; else ``{}``.
       statistics: ``(model, batch) -> model_state`` with batch norm's statistics of a
         training batch without tags alone.
       merge: ``([model_state]) -> model_state`` of the batches of all of them.
@@ -129,6 +130,7 @@ class CompiledFunctions(Generic[State, Report]):
             self.mesh,
             self.xla_options,
             local,
+            workload.evaluator is not None,
         )
         self._shared = shared
         self.abstract_state = shared.abstract_state
@@ -265,11 +267,12 @@ class _Shared(Generic[State, Report]):
         mesh: Mesh,
         options: XlaOptions,
         local: LocalUpdates | None,
+        predicts: bool,
     ):
         fixed = {"task": task, "optimizer": optimizer, "precision": precision}
         self._step = functools.partial(train_step, **fixed, gradient=gradient)
         self._task, self._mesh, self._options = task, mesh, options
-        self._local = local
+        self._local, self._predicts = local, predicts
         init_one = functools.partial(init_state, **fixed)
 
         def init(key: jax.Array) -> Any:
@@ -325,7 +328,8 @@ class _Shared(Generic[State, Report]):
     def _evaluate(self, model: Any, batch: Batch) -> tuple[Sums, Any]:
         variables = {"params": model.params, **model.model_state}
         task = self._task
-        return task.evaluate(variables, batch), task.predict(variables, batch)
+        outputs = task.predict(variables, batch) if self._predicts else {}
+        return task.evaluate(variables, batch), outputs
 
     def _statistics(self, model: Any, batch: Batch) -> Variables:
         variables = {"params": model.params, **model.model_state}

@@ -10,13 +10,14 @@ from echo_jax.workloads.base import Batch, Task, Variables, Workload
 __all__ = ["WORKLOADS", "Batch", "Task", "Variables", "Workload", "build"]
 
 WORKLOADS = {
-    "cifar": cifar.build,
-    "coco": coco.build,
-    "imagenet": imagenet.build,
-    "lm": lm.build,
-    "shapes": shapes.build,
+    "cifar": cifar,
+    "coco": coco,
+    "imagenet": imagenet,
+    "lm": lm,
+    "shapes": shapes,
 }
-"""How each workload is built from a config, by name."""
+"""The module of each workload, by name: with ``build(config)``, and ``task_of(config,
+task_info)`` for its task alone, where its data is not."""
 
 
 def build(config: Any) -> Workload:
@@ -48,7 +49,7 @@ def build(config: Any) -> Workload:
             raise ValueError(
                 f"model.{name}={value} must be at least 1; set --config.model.{name}=1."
             )
-    workload = WORKLOADS[config.workload](config)
+    workload = WORKLOADS[config.workload].build(config)
     # Without computing anything: a model that cannot be is refused here and now.
     jax.eval_shape(lambda: workload.task.init(jax.random.key(0)))
     return workload

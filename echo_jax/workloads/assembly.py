@@ -40,6 +40,8 @@ def make_workload(
     data_metadata: Mapping[str, Any],
     evaluator: Callable[[], Evaluator] | None = None,
     augment_on_device: Augment | None = None,
+    task_info: Mapping[str, Any],
+    task_files: Mapping[str, bytes] | None = None,
 ) -> Workload:
     """Puts a workload together.
 
@@ -53,6 +55,8 @@ def make_workload(
       data_metadata: What was read.
       evaluator: Makes what judges one pass, beside the task.
       augment_on_device: What is done on the devices to every use of a decoded item.
+      task_info: What the task was made with beside the config.
+      task_files: Files that belong to it.
 
     Returns:
       The workload, called ``config.workload``.
@@ -76,6 +80,8 @@ def make_workload(
                 "data": dict(data_metadata),
                 "storage": pipeline.storage.metadata(),
             },
+            task_info=task_info,
+            task_files=task_files or {},
         )
 
     return read_by(PipelineSpec.from_config(config))

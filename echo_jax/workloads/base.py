@@ -141,17 +141,19 @@ class Task(abc.ABC):
         return {}
 
     def predict(self, variables: Variables, batch: Batch) -> dict[str, jax.Array]:
-        """Returns what an evaluator needs of every example, ``[B, ...]``.
+        """Returns what the model says of every example, ``[B, ...]``.
 
-        It is compiled together with `evaluate`, so that what both compute is computed
-        once. By default there is nothing.
+        For who uses a trained model, and for an evaluator. For the latter it is
+        compiled together with `evaluate`, so that what both compute is computed once.
 
         Args:
           variables: All collections.
-          batch: An evaluation batch.
+          batch: What the model sees of a batch is enough: no labels, and no mask.
+
+        Raises:
+          NotImplementedError: The task has nothing to say.
         """
-        del variables, batch
-        return {}
+        raise NotImplementedError(f"{type(self).__name__} predicts nothing")
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,10 @@ class Workload:
         refused.
       metadata: What was read, for ``environment.json`` (corpus hash, sizes, and
         whether data or storage is synthetic or simulated).
+      task_info: What the task was made with beside the config, as plain data: what its
+        outputs mean, such as the names of classes. A trained model is used with it
+        where the data is not.
+      task_files: Files that belong to it, such as a tokenizer's, by name.
     """
 
     name: str
@@ -202,3 +208,5 @@ class Workload:
     with_threads: "Callable[[int], Workload] | None" = None
     with_seed: "Callable[[int], Workload] | None" = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    task_info: Mapping[str, Any] = field(default_factory=dict)
+    task_files: Mapping[str, bytes] = field(default_factory=dict)

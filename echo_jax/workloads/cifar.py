@@ -1,6 +1,7 @@
 """CIFAR-10 and CIFAR-100: a ResNet or a MobileNetV3 on images of 32x32 pixels."""
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -11,8 +12,8 @@ from echo_jax.data.classification import DecodeLabelled, Encoded
 from echo_jax.data.evaluation import eval_batches
 from echo_jax.data.host_augment import HostAugment, OnImage, choose_stages
 from echo_jax.data.host_colour import distort_colours
-from echo_jax.data.images import decode_image, pad_crop_flip
-from echo_jax.data.stages import Stages
+from echo_jax.data.images import decode_image, pad_crop_flip, resize_center_crop
+from echo_jax.data.stages import Item, Stages
 from echo_jax.models.mobilenet import MobileNetV3
 from echo_jax.models.resnet import ResNet
 from echo_jax.workloads.assembly import compute_dtype, make_workload
@@ -20,7 +21,7 @@ from echo_jax.workloads.base import Workload
 from echo_jax.workloads.classification import ImageClassifier, check_smoothing
 from echo_jax.workloads.splits import open_splits
 
-__all__ = ["build"]
+__all__ = ["build", "decode_input", "task_of"]
 
 _IMAGE_SIZE = 32
 _PADDING = 4
@@ -56,22 +57,16 @@ def build(config: Any) -> Workload:
     Raises:
       ValueError: If the data is not there, or is other data, or a field does not fit.
     """
-    sizes = config.model
     on_host = choose_stages(config.data.augment, _ON_HOST)
     on_device = choose_stages(config.data.augment, _ON_DEVICE)
-    check_smoothing(sizes.label_smoothing)
+    check_smoothing(config.model.label_smoothing)
     splits = open_splits(config, "images")
     decode = DecodeLabelled(splits.decode_record, _decode_small)
-    model = _network(config, len(splits.info["classes"]))
+    task_info = {"classes": splits.info["classes"]}
     return make_workload(
         config,
-        task=ImageClassifier(
-            model,
-            _IMAGE_SIZE,
-            _PIXEL_MEAN,
-            _PIXEL_SCALE,
-            label_smoothing=sizes.label_smoothing,
-        ),
+        task=task_of(config, task_info),
+        task_info=task_info,
         metric="accuracy",
         mode="max",
         stages=Stages(splits.train, decode, HostAugment(on_host) if on_host else None),
@@ -88,6 +83,23 @@ def build(config: Any) -> Workload:
         augment_on_device=Augment(on_device) if on_device else None,
         data_metadata=splits.metadata,
     )
+
+
+def task_of(config: Any, task_info: Mapping[str, Any]) -> ImageClassifier:
+    """Returns the task of a config, for data with these ``classes``."""
+    return ImageClassifier(
+        _network(config, len(task_info["classes"])),
+        _IMAGE_SIZE,
+        _PIXEL_MEAN,
+        _PIXEL_SCALE,
+        label_smoothing=config.model.label_smoothing,
+    )
+
+
+def decode_input(config: Any, encoded: Encoded) -> Item:
+    """Returns the item of an image of any size, of which it takes the middle."""
+    del config
+    return {"image": resize_center_crop(encoded, size=_IMAGE_SIZE, resize=_IMAGE_SIZE)}
 
 
 def _network(config: Any, num_classes: int) -> nn.Module:

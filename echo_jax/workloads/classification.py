@@ -94,6 +94,12 @@ class ImageClassifier(Task):
         count = mask.sum()
         return {name: ((value * mask).sum(), count) for name, value in values.items()}
 
+    def predict(self, variables: Variables, batch: Batch) -> dict[str, jax.Array]:
+        """Returns how likely each class is, ``"probabilities"``, ``float32[B, K]``."""
+        images = self._pixels(batch)
+        logits = cast(jax.Array, self.model.apply(variables, images, train=False))
+        return {"probabilities": jax.nn.softmax(logits)}
+
     def _pixels(self, batch: Batch) -> jax.Array:
         return normalised(batch["image"], self.pixel_mean, self.pixel_scale)
 

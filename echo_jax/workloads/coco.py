@@ -1,7 +1,7 @@
 """Detection on COCO: SSD, from records to COCO's mean average precision."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from faster_coco_eval import COCO
 
 from echo_jax.data.augment import Augment, ColourDistortion, Flip
+from echo_jax.data.classification import Encoded
 from echo_jax.data.detection.anchors import boxes_per_cell, default_boxes
 from echo_jax.data.detection.boxes import decode_boxes
 from echo_jax.data.detection.coco_eval import (
@@ -21,14 +22,19 @@ from echo_jax.data.detection.coco_eval import (
 from echo_jax.data.detection.crop import SsdCrop
 from echo_jax.data.detection.host_augment import flip, ssd_crop
 from echo_jax.data.detection.nms import NmsSettings, detect
-from echo_jax.data.detection.records import DecodeBoxes, DecodeForEvaluation
+from echo_jax.data.detection.records import (
+    DecodeBoxes,
+    DecodeForEvaluation,
+    resize_to_square,
+)
 from echo_jax.data.evaluation import sample_indices, stream_eval_batches
 from echo_jax.data.host_augment import HostAugment, OnImage, choose_stages
 from echo_jax.data.host_colour import distort_colours
+from echo_jax.data.images import decode_image
 from echo_jax.data.pipeline_spec import PipelineSpec
 from echo_jax.data.prepared import Prepared
 from echo_jax.data.sources import Subset
-from echo_jax.data.stages import RecordSource, Stages
+from echo_jax.data.stages import Item, RecordSource, Stages
 from echo_jax.models.ssd import SSD, map_sizes
 from echo_jax.workloads.assembly import compute_dtype, make_workload
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
@@ -36,7 +42,7 @@ from echo_jax.workloads.detection_loss import Loss, detection_loss, make_targets
 from echo_jax.workloads.pixels import normalised
 from echo_jax.workloads.splits import Splits, open_splits
 
-__all__ = ["Detector", "build"]
+__all__ = ["Detector", "build", "decode_input", "task_of"]
 
 # More would make the finest map coarser than its default boxes are meant for.
 _NUM_STAGES = 3
@@ -179,7 +185,7 @@ def build(config: Any) -> Workload:
         )
     splits = open_splits(config, "coco")
     categories = splits.info["categories"]
-    task = _make_task(config, len(categories))
+    task_info = {"categories": categories}
     decode = DecodeBoxes(
         splits.decode_record, size=config.data.image_size, max_boxes=data.max_boxes
     )
@@ -187,7 +193,8 @@ def build(config: Any) -> Workload:
     judged = _Judged(splits, Subset(splits.evaluation, chosen))
     return make_workload(
         config,
-        task=task,
+        task=task_of(config, task_info),
+        task_info=task_info,
         metric="mAP",
         mode="max",
         stages=Stages(splits.train, decode, HostAugment(on_host) if on_host else None),
@@ -245,8 +252,10 @@ class _Judged:
             yield self._splits.decode_record(self.records[index])
 
 
-def _make_task(config: Any, num_classes: int) -> Detector:
+def task_of(config: Any, task_info: Mapping[str, Any]) -> Detector:
+    """Returns the task of a config, for data with these ``categories``."""
     sizes, image_size = config.model, config.data.image_size
+    num_classes = len(task_info["categories"])
     if len(sizes.stage_sizes) != _NUM_STAGES:
         raise ValueError(
             f"model.stage_sizes={sizes.stage_sizes} must be blocks of {_NUM_STAGES} "
@@ -268,3 +277,9 @@ def _make_task(config: Any, num_classes: int) -> Detector:
         dtype=compute_dtype(config),
     )
     return Detector(model, image_size, sizes.loss)
+
+
+def decode_input(config: Any, encoded: Encoded) -> Item:
+    """Returns the item of an image of any size, without objects."""
+    image = resize_to_square(decode_image(encoded), config.data.image_size)
+    return {"image": image}

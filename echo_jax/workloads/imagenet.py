@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from echo_jax.data.augment import (
@@ -17,14 +17,14 @@ from echo_jax.data.evaluation import stream_eval_batches
 from echo_jax.data.host_augment import HostAugment, OnImage, choose_stages, flip
 from echo_jax.data.host_colour import distort_colours
 from echo_jax.data.images import random_resized_crop, resize_center_crop
-from echo_jax.data.stages import Stages
+from echo_jax.data.stages import Item, Stages
 from echo_jax.models.imagenet_resnet import ImageNetResNet
 from echo_jax.workloads.assembly import compute_dtype, make_workload
 from echo_jax.workloads.base import Workload
 from echo_jax.workloads.classification import ImageClassifier, check_smoothing
 from echo_jax.workloads.splits import open_splits
 
-__all__ = ["build"]
+__all__ = ["build", "decode_input", "task_of"]
 
 # Mean and standard deviation of ImageNet's pixels, as everybody uses them: 0.485,
 # 0.456, 0.406 and 0.229, 0.224, 0.225 of white.
@@ -65,16 +65,11 @@ def build(config: Any) -> Workload:
             f"data.resize={data.resize}; set --config.data.resize={data.image_size}."
         )
     splits = open_splits(config, "images")
+    task_info = {"classes": splits.info["classes"]}
     return make_workload(
         config,
-        task=ImageClassifier(
-            _model(config, len(splits.info["classes"])),
-            data.image_size,
-            _PIXEL_MEAN,
-            _PIXEL_SCALE,
-            label_smoothing=config.model.label_smoothing,
-            has_top_5=True,
-        ),
+        task=task_of(config, task_info),
+        task_info=task_info,
         metric="accuracy",
         mode="max",
         stages=Stages(
@@ -94,6 +89,23 @@ def build(config: Any) -> Workload:
         augment_on_device=on_device,
         data_metadata=splits.metadata,
     )
+
+
+def task_of(config: Any, task_info: Mapping[str, Any]) -> ImageClassifier:
+    """Returns the task of a config, for data with these ``classes``."""
+    return ImageClassifier(
+        _model(config, len(task_info["classes"])),
+        config.data.image_size,
+        _PIXEL_MEAN,
+        _PIXEL_SCALE,
+        label_smoothing=config.model.label_smoothing,
+        has_top_5=True,
+    )
+
+
+def decode_input(config: Any, encoded: Encoded) -> Item:
+    """Returns the item of a photograph, as it is in evaluation."""
+    return {"image": _middle(config)(encoded)}
 
 
 def _model(config: Any, num_classes: int) -> ImageNetResNet:

@@ -19,7 +19,7 @@ from echo_jax.workloads.assembly import compute_dtype, make_workload
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 from echo_jax.workloads.splits import limited
 
-__all__ = ["LanguageModel", "build"]
+__all__ = ["LanguageModel", "build", "task_of"]
 
 _SIZES = ("seq_len", "d_model", "num_layers", "num_heads", "d_ff", "dropout")
 # What a config need not say; so the small model of bytes is as it always was.
@@ -93,6 +93,16 @@ class LanguageModel(Task):
         total = ((losses * real).sum(axis=-1) * mask).sum()
         return {"loss": (total, (real.sum(axis=-1) * mask).sum())}
 
+    def predict(self, variables: Variables, batch: Batch) -> dict[str, jax.Array]:
+        """Returns the logits of every next token, ``"logits"``, ``float32[B, T, V]``.
+
+        Args:
+          variables: All collections.
+          batch: ``"tokens"``, ``[B, T]``; entry t of the logits is about token t + 1.
+        """
+        tokens = jnp.asarray(batch["tokens"], jnp.int32)
+        return {"logits": self._logits(variables, tokens, None)}
+
     def derive(self, means: Mapping[str, float]) -> dict[str, float]:
         """Returns ``"perplexity"``, per token, and ``"bits_per_byte"`` if known."""
         loss = means["loss"]
@@ -107,20 +117,25 @@ class LanguageModel(Task):
     ) -> jax.Array:
         """Returns the loss of every predicted token, ``float32[B, T]``."""
         tokens = jnp.asarray(tokens, jnp.int32)
+        logits = self._logits(variables, tokens[:, :-1], dropout_key)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+
+    def _logits(
+        self, variables: Variables, tokens: jax.Array, dropout_key: jax.Array | None
+    ) -> jax.Array:
+        """Returns the logits of every next token, ``float32[B, T, V]``."""
         segments = None
         if self.eod is not None:
-            segments = (tokens[:, :-1] == self.eod).cumsum(axis=1)
+            segments = (tokens == self.eod).cumsum(axis=1)
         is_training = dropout_key is not None
         logits = self.model.apply(
             variables,
-            tokens[:, :-1],
+            tokens,
             train=is_training,
             segments=segments,
             rngs={"dropout": dropout_key} if is_training else None,
         )
-        return optax.softmax_cross_entropy_with_integer_labels(
-            cast(jax.Array, logits), tokens[:, 1:]
-        )
+        return cast(jax.Array, logits)
 
 
 def _is_real(batch: Batch, losses: jax.Array) -> jax.Array:
@@ -151,8 +166,7 @@ def build(config: Any) -> Workload:
       FileNotFoundError, ValueError: If the text cannot be read, a split holds no
         window, or a field does not fit.
     """
-    sizes, dtype = {**_CHOICES, **config.model}, compute_dtype(config)
-    _check(sizes)
+    sizes = _sizes(config)
     text = open_sequences(
         config.data.source, sizes["seq_len"], config.data.get("tokenizer", "")
     )
@@ -162,22 +176,12 @@ def build(config: Any) -> Workload:
             f"{config.data.source!r} has no token between them; use "
             "--config.model.segments=False."
         )
-    vocab = sizes["vocab"] or text.vocab
-    if vocab < text.vocab:
-        raise ValueError(
-            f"model.vocab={vocab} is less than the {text.vocab} tokens of "
-            f"data.source={config.data.source!r}; use --config.model.vocab="
-            f"{text.vocab}."
-        )
     train = limited(text.train, config.data.get("train_examples", 0), "train")
-    task = LanguageModel(
-        _make_model(sizes, vocab, dtype),
-        eod=text.eod if sizes["segments"] else None,
-        bytes_per_token=text.bytes_per_token,
-    )
     return make_workload(
         config,
-        task=task,
+        task=task_of(config, text.task_info),
+        task_info=text.task_info,
+        task_files=text.task_files,
         metric="loss",
         mode="min",
         stages=Stages(train, text.decode),
@@ -195,7 +199,33 @@ def build(config: Any) -> Workload:
     )
 
 
-def _check(sizes: Mapping[str, Any]) -> None:
+def task_of(config: Any, task_info: Mapping[str, Any]) -> LanguageModel:
+    """Returns the task of a config, for text of these tokens.
+
+    Args:
+      config: See `build`.
+      task_info: ``vocab``, ``eod`` and ``bytes_per_token``, see `Sequences`.
+
+    Raises:
+      ValueError: The model is for fewer tokens, or a field does not fit.
+    """
+    sizes, known = _sizes(config), task_info["vocab"]
+    vocab = sizes["vocab"] or known
+    if vocab < known:
+        raise ValueError(
+            f"model.vocab={vocab} is less than the {known} tokens of "
+            f"data.source={config.data.source!r}; use --config.model.vocab={known}."
+        )
+    return LanguageModel(
+        _make_model(sizes, vocab, compute_dtype(config)),
+        eod=task_info["eod"] if sizes["segments"] else None,
+        bytes_per_token=task_info["bytes_per_token"],
+    )
+
+
+def _sizes(config: Any) -> dict[str, Any]:
+    """Returns the fields of the model, those that it need not say included."""
+    sizes = {**_CHOICES, **config.model}
     unknown = sizes.keys() - _SIZES - _CHOICES.keys()
     if unknown:
         raise ValueError(
@@ -207,6 +237,7 @@ def _check(sizes: Mapping[str, Any]) -> None:
             f"model.dropout={sizes['dropout']} must be at least 0 and below 1; set "
             "--config.model.dropout=0.0."
         )
+    return sizes
 
 
 def _make_model(sizes: Mapping[str, Any], vocab: int, dtype: jnp.dtype) -> Transformer:

@@ -1,9 +1,12 @@
 """Classification of synthetic images: a small ResNet on drawn shapes."""
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
+from echo_jax.data.classification import Encoded
 from echo_jax.data.evaluation import eval_batches
+from echo_jax.data.images import resize_center_crop
 from echo_jax.data.shapes import (
     CLASS_NAMES,
     IMAGE_SIZE,
@@ -12,13 +15,13 @@ from echo_jax.data.shapes import (
     augment_shapes,
     decode_shape,
 )
-from echo_jax.data.stages import Stages
+from echo_jax.data.stages import Item, Stages
 from echo_jax.models.resnet import ResNet
 from echo_jax.workloads.assembly import compute_dtype, make_workload
 from echo_jax.workloads.base import Workload
 from echo_jax.workloads.classification import ImageClassifier
 
-__all__ = ["build"]
+__all__ = ["build", "decode_input", "task_of"]
 
 # One data set for all runs: a run's seed shuffles and augments it, no more.
 _TRAIN_SEED, _VALIDATION_SEED = 0, 1
@@ -49,16 +52,11 @@ def build(config: Any) -> Workload:
         )
     train = ShapeRecords(config.data.train_examples, _TRAIN_SEED)
     validation = ShapeRecords(_VALIDATION_IMAGES, _VALIDATION_SEED)
-    model = ResNet(
-        num_classes=len(CLASS_NAMES),
-        depth=config.model.depth,
-        width=config.model.width,
-        norm=config.model.norm,
-        dtype=compute_dtype(config),
-    )
+    task_info = {"classes": list(CLASS_NAMES)}
     return make_workload(
         config,
-        task=ImageClassifier(model, IMAGE_SIZE, _PIXEL_MEAN, _PIXEL_SCALE),
+        task=task_of(config, task_info),
+        task_info=task_info,
         metric="accuracy",
         mode="max",
         stages=Stages(train, decode_shape, augment_shape),
@@ -81,3 +79,21 @@ def build(config: Any) -> Workload:
             "validation": validation.metadata(),
         },
     )
+
+
+def task_of(config: Any, task_info: Mapping[str, Any]) -> ImageClassifier:
+    """Returns the task of a config, for data with these ``classes``."""
+    model = ResNet(
+        num_classes=len(task_info["classes"]),
+        depth=config.model.depth,
+        width=config.model.width,
+        norm=config.model.norm,
+        dtype=compute_dtype(config),
+    )
+    return ImageClassifier(model, IMAGE_SIZE, _PIXEL_MEAN, _PIXEL_SCALE)
+
+
+def decode_input(config: Any, encoded: Encoded) -> Item:
+    """Returns the item of an image of any size, of which it takes the middle."""
+    del config
+    return {"image": resize_center_crop(encoded, size=IMAGE_SIZE, resize=IMAGE_SIZE)}

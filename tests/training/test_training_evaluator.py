@@ -36,7 +36,7 @@ class Median:
 
 def judged(devices):
     config = tiny_config(mesh__data=devices)
-    workload = make_workload(config, task=Predicting())
+    workload = replace(make_workload(config, task=Predicting()), evaluator=Median)
     compiled = compile_functions(config, workload)
     state = compiled.init(compiled.init_key)
     evaluator = Median()

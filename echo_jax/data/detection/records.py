@@ -10,7 +10,7 @@ import numpy as np
 from echo_jax.data.images import decode_image
 from echo_jax.data.stages import Item
 
-__all__ = ["DecodeBoxes", "DecodeForEvaluation"]
+__all__ = ["DecodeBoxes", "DecodeForEvaluation", "resize_to_square"]
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,7 @@ class DecodeBoxes:
                 f"and its record says {size}: its boxes would be wrong. Prepare it "
                 "again, with the annotations of these images."
             )
-        # Averages where it reduces, which keeps small objects; else bilinear.
-        is_larger = min(size) > self.size
-        how = cv2.INTER_AREA if is_larger else cv2.INTER_LINEAR
-        return cv2.resize(image, (self.size, self.size), interpolation=how)
+        return resize_to_square(image, self.size)
 
 
 @dataclass(frozen=True)
@@ -95,6 +92,19 @@ class DecodeForEvaluation:
             **self.decode.item(entries),
             **{name: np.asarray(entries[name], np.int64) for name in about},
         }
+
+
+def resize_to_square(image: np.ndarray, size: int) -> np.ndarray:
+    """Returns an image as a square, ``uint8[size, size, 3]``, whatever its sides were.
+
+    Args:
+      image: ``uint8[height, width, 3]``.
+      size: In pixels.
+    """
+    # Averages where it reduces, which keeps small objects; else bilinear.
+    is_larger = min(image.shape[:2]) > size
+    how = cv2.INTER_AREA if is_larger else cv2.INTER_LINEAR
+    return cv2.resize(image, (size, size), interpolation=how)
 
 
 def _objects(entries: dict[str, Any], most: int) -> tuple[np.ndarray, np.ndarray]:

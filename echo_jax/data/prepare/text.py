@@ -27,6 +27,7 @@ from echo_jax.data.prepare.job import (
 )
 from echo_jax.data.prepare.parallel import ordered_map
 from echo_jax.data.prepare.tokenizer import (
+    TOKENIZER_FILE,
     ByteTokenizer,
     SubwordTokenizer,
     Tokenizer,
@@ -37,7 +38,6 @@ from echo_jax.data.prepare.workspace import Workspace
 
 __all__ = ["TextSettings", "prepare_text"]
 
-_MODEL_FILE = "tokenizer.model"
 _TOKENIZERS = ("sentencepiece", "bytes")
 _OTHER_PACKED = (".zst", ".zip", ".7z", ".tgz", ".tar", ".parquet")
 
@@ -169,7 +169,7 @@ def prepare_text(
         dtype = token_dtype(tokenizer.vocab_size)
         return work.publish(
             _write(work, splits, tokenizer, settings, text.block),
-            files=[_MODEL_FILE] if text.tokenizer == "sentencepiece" else [],
+            files=[TOKENIZER_FILE] if text.tokenizer == "sentencepiece" else [],
             info={
                 "kind": "text",
                 "features": {"tokens": f"{dtype}[block + 1], little-endian"},
@@ -258,7 +258,7 @@ def _tokenizer(
     """Returns the tokenizer; a learnt or given model is put beside the shards."""
     if text.tokenizer == "bytes":
         return ByteTokenizer()
-    path = work.file(_MODEL_FILE)
+    path = work.file(TOKENIZER_FILE)
     if text.tokenizer_model:
         model = text.tokenizer_model.read_bytes()
     elif path.exists():
@@ -282,7 +282,7 @@ def _tokenizer(
         raise PrepareError(
             f"--tokenizer-model={text.tokenizer_model}: {error}"
         ) from error
-    work.write_file(_MODEL_FILE, model)
+    work.write_file(TOKENIZER_FILE, model)
     return tokenizer
 
 

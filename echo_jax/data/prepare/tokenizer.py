@@ -3,7 +3,7 @@
 import heapq
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +13,17 @@ import sentencepiece
 from echo_jax.data.prepare.errors import PrepareError
 from echo_jax.echo.keys import use_seed
 
-__all__ = ["ByteTokenizer", "SubwordTokenizer", "Tokenizer", "sample", "train_subwords"]
+__all__ = [
+    "TOKENIZER_FILE",
+    "ByteTokenizer",
+    "SubwordTokenizer",
+    "Tokenizer",
+    "sample",
+    "train_subwords",
+]
+
+TOKENIZER_FILE = "tokenizer.model"
+"""Holds a model of sentencepiece, beside the data or in a run folder."""
 
 _SAMPLE_BYTES = 64 * 1024**2
 _SEED = 0
@@ -43,6 +53,10 @@ class Tokenizer(Protocol):
         """Returns the ids of a text, ``int32[n]``."""
         ...
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids; one that ends a document is left out."""
+        ...
+
 
 @dataclass(frozen=True)
 class ByteTokenizer:
@@ -60,12 +74,19 @@ class ByteTokenizer:
         """Returns the ids of a text, ``int32[n]``."""
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids; bytes that are no UTF-8 become U+FFFD."""
+        return bytes(i for i in ids if i < self.eod).decode(errors="replace")
+
 
 class SubwordTokenizer:
     """The pieces of a sentencepiece model.
 
     Args:
       model: The content of its file.
+
+    Attributes:
+      model: The same.
 
     Raises:
       PrepareError: If it is no such model, or knows no end of a sentence, which ends
@@ -77,6 +98,7 @@ class SubwordTokenizer:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
             raise PrepareError(f"it is no sentencepiece model: {error}") from error
+        self.model = model
         self.vocab_size = self._processor.vocab_size()
         self.eod = self._processor.eos_id()
         if self.eod < 0:
@@ -88,6 +110,10 @@ class SubwordTokenizer:
     def encode(self, text: str) -> np.ndarray:
         """Returns the ids of a text, ``int32[n]``."""
         return np.array(self._processor.encode(text), np.int32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids; one that ends a document is left out."""
+        return self._processor.decode([int(i) for i in ids if i != self.eod])
 
 
 def train_subwords(lines: Iterable[str], vocab_size: int) -> bytes:
