@@ -8,8 +8,7 @@ The trainer, its workloads and the studies are subpackages.
 """
 
 import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from echo_jax.echo.counts import Counts, Tags
 from echo_jax.echo.decision_log import DecisionLog
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from echo_jax.echo import laws as testing
     from echo_jax.echo.adapters import grain, tfdata
     from echo_jax.echo.instrument import rates
+    from echo_jax.inference.run import load_run
 
 __all__ = [
     "AdaptiveSpec",
@@ -45,6 +45,7 @@ __all__ = [
     "device",
     "echo",
     "grain",
+    "load_run",
     "mean_worth",
     "probe",
     "rates",
@@ -56,15 +57,17 @@ __all__ = [
 
 # Loaded when first asked for: some bring jax or TensorFlow with them.
 _LAZY = {
-    "device": "device",
-    "grain": "adapters.grain",
-    "rates": "instrument.rates",
-    "testing": "laws",
-    "tfdata": "adapters.tfdata",
+    "device": "echo.device",
+    "grain": "echo.adapters.grain",
+    "rates": "echo.instrument.rates",
+    "testing": "echo.laws",
+    "tfdata": "echo.adapters.tfdata",
 }
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return importlib.import_module(f"echo_jax.echo.{_LAZY[name]}")
+        return importlib.import_module(f"echo_jax.{_LAZY[name]}")
+    if name == "load_run":
+        return importlib.import_module("echo_jax.inference.run").load_run
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The command line: ``echo-jax train | study | sweep | probe | report | prepare``.
+"""The command line, ``echo-jax COMMAND``: what each command does.
 
 What a command needs is imported inside its branch: jax alone takes seconds to
 import, and ``--help`` and a mistyped field should answer at once.
@@ -6,19 +6,21 @@ import, and ``--help`` and a mistyped field should answer at once.
 
 import argparse
 import contextlib
+import functools
 import math
 import os
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import rich
+from rich.table import Table
 
-from echo_jax import ending, prepare_command
+from echo_jax import ending, model_commands, prepare_command
 from echo_jax.cli_parser import WRONG_USE, make_parser
 from echo_jax.config import Config
 from echo_jax.config_flags import load_with_flags
@@ -279,6 +281,23 @@ def _prepare(args: argparse.Namespace, extras: Sequence[str]) -> int:
     return 0
 
 
+def _use(
+    command: Callable[[argparse.Namespace], list[Any]],
+    args: argparse.Namespace,
+    extras: Sequence[str],
+) -> int:
+    """Runs a command on a trained run, and prints what it says."""
+    if extras:
+        raise _Exit(WRONG_USE, f"unknown option {extras[0]!r}; see --help")
+    try:
+        said = command(args)
+    except (FolderError, ModuleNotFoundError, ValueError) as error:
+        raise _Exit(WRONG_USE, error) from error
+    for each in said:
+        rich.print(each) if isinstance(each, Table) else print(each)
+    return 0
+
+
 def _show(folders: Sequence[RunPath], workdir: RunPath) -> int:
     """Prints the table of one study or of runs; writes it, figure and report."""
     # Imported here: matplotlib takes a second, and --help does without.
@@ -433,5 +452,8 @@ _COMMANDS = {
     "sweep": _sweep,
     "probe": _probe,
     "report": _report,
+    "evaluate": functools.partial(_use, model_commands.run_evaluate),
+    "predict": functools.partial(_use, model_commands.run_predict),
+    "export": functools.partial(_use, model_commands.run_export),
     "prepare": _prepare,
 }

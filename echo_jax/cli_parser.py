@@ -4,7 +4,7 @@ import argparse
 import functools
 from typing import Any, NoReturn
 
-from echo_jax import ending, prepare_command
+from echo_jax import ending, model_commands, prepare_command
 from echo_jax.printable import printable
 
 __all__ = ["WRONG_USE", "make_parser"]
@@ -20,6 +20,7 @@ examples:
       --workdir runs/lr
   echo-jax probe --config configs/quickstart.py
   echo-jax report runs/quickstart
+  echo-jax predict runs/lm --text "def "
   echo-jax prepare images photos/ --holdout 0.05 --out data/photos
 
 Each command has a --help of its own."""
@@ -265,6 +266,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="MS",
         help="for its cost: a device computes its part of an update in so long",
     )
+    model_commands.add_commands(add)
     prepare = add(
         "prepare", "turn files of yours into data to train on", _PREPARE_EPILOG
     )

@@ -34,6 +34,9 @@ def default_config() -> Config:
     config = ConfigDict()
     config.workload = "lm"
     config.seed = 0
+    # A run folder, or a file of 'echo-jax export --to safetensors', whose arrays of the
+    # same name and shape a run begins with.
+    config.init_from = ""
     config.updates = 1000
     config.batch_size = 32
     # 0 is "no target": neither a loss of 0 nor an accuracy of 0 is one.

@@ -148,7 +148,7 @@ def test_every_field_of_a_config_exists():
         assert field in fields, f"{where}: there is no config.{field}"
 
 
-KINDS = "train|study|probe|report|prepare"
+KINDS = "train|study|sweep|probe|report|evaluate|predict|export|prepare"
 _REST = r"[^`#;&\n]+"
 
 

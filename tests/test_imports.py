@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1] / "echo_jax"
 # What each package, or each module beside them, may import from the project: a
 # package's name stands for all of its modules.
 ALLOWED = {
-    "__init__": {"echo"},
+    "__init__": {"echo", "inference.run"},
     "__main__": {"cli"},
     "arms": {
         "config",
@@ -39,6 +39,7 @@ ALLOWED = {
         "ending",
         "failures",
         "folders",
+        "model_commands",
         "prepare_command",
         "printable",
         "runs",
@@ -46,7 +47,7 @@ ALLOWED = {
         "studies",
         "training.cost_model",
     },
-    "cli_parser": {"ending", "prepare_command", "printable"},
+    "cli_parser": {"ending", "model_commands", "prepare_command", "printable"},
     "config": {"config_auto"},
     "config_auto": set(),
     "config_check": {
@@ -70,9 +71,26 @@ ALLOWED = {
     "ending": set(),
     "failures": set(),
     "folders": {"bucket"},
+    "inference": {
+        "config",
+        "config_saved",
+        "data.prepare",
+        "folders",
+        "inference",
+        "json_files",
+        "training",
+        "workloads",
+    },
     "json_files": {"folders"},
     "lock": {"countdown", "folders", "lock_file"},
     "lock_file": {"folders"},
+    "model_commands": {
+        "countdown",
+        "data.images",
+        "folders",
+        "inference",
+        "printable",
+    },
     "models": {"models"},
     "prepare_command": {"data.prepare", "data.prepared", "printable"},
     "printable": set(),
@@ -148,6 +166,7 @@ ALLOWED_OUTSIDE = {
     "countdown": {"rich"},
     "echo": {"numpy"},
     "ending": set(),
+    "model_commands": {"numpy", "rich"},
     "folders": {"etils"},
     "lock": set(),
     "lock_file": {"google"},

@@ -81,7 +81,12 @@ class Sequences:
         return {}
 
 
-def open_sequences(source: str, seq_len: int, tokenizer: str = "") -> Sequences:
+def open_sequences(
+    source: str,
+    seq_len: int,
+    tokenizer: str = "",
+    splits: tuple[str, str] = ("train", "validation"),
+) -> Sequences:
     """Opens the text that ``data.source`` names.
 
     Args:
@@ -90,6 +95,7 @@ def open_sequences(source: str, seq_len: int, tokenizer: str = "") -> Sequences:
         ``"tfds:NAME"``, documents that are tokenised when they are read.
       seq_len: Tokens in a sequence, T.
       tokenizer: For documents: the file of a SentencePiece model, or ``"bytes"``.
+      splits: What is trained on, and what is evaluated.
 
     Returns:
       The windows. Their metadata hold ``unigram_nats``, the loss of counting tokens.
@@ -104,21 +110,28 @@ def open_sequences(source: str, seq_len: int, tokenizer: str = "") -> Sequences:
       256
     """
     if source.startswith("tfds:"):
-        return _packed(source, seq_len, tokenizer)
+        return _packed(source, seq_len, tokenizer, splits)
     if tokenizer:
         raise ValueError(
             f"data.tokenizer={tokenizer!r} goes with documents of tfds:NAME; "
             f"data.source={source!r} is read as it is. Use --config.data.tokenizer=''."
         )
     if not source or Path(source).expanduser().is_dir():
-        return _prepared(str(Path(source).expanduser()) if source else "", seq_len)
-    return _bytes(source, seq_len)
+        folder = str(Path(source).expanduser()) if source else ""
+        return _prepared(folder, seq_len, splits)
+    return _bytes(source, seq_len, splits)
 
 
-def _bytes(source: str, seq_len: int) -> Sequences:
+def _bytes(source: str, seq_len: int, splits: tuple[str, str]) -> Sequences:
     corpus = load_corpus(source)
-    train = TextWindows(corpus.train, seq_len + 1)
-    validation = TextWindows(corpus.validation, seq_len + 1)
+    texts = {"train": corpus.train, "validation": corpus.validation}
+    for split in splits:
+        if split not in texts:
+            raise ValueError(
+                f"data.source={source!r} has no split {split!r}; it has "
+                f"{', '.join(texts)}."
+            )
+    train, validation = (TextWindows(texts[split], seq_len + 1) for split in splits)
     return Sequences(
         train=train,
         validation=validation,
@@ -134,17 +147,17 @@ def _bytes(source: str, seq_len: int) -> Sequences:
             "train_examples": len(train),
             "validation_examples": len(validation),
             "unigram_nats": unigram_nats(
-                [corpus.train], [corpus.validation], _NUM_BYTES
+                [texts[splits[0]]], [texts[splits[1]]], _NUM_BYTES
             ),
         },
     )
 
 
-def _prepared(folder: str, seq_len: int) -> Sequences:
+def _prepared(folder: str, seq_len: int, splits: tuple[str, str]) -> Sequences:
     blocks, windows = {}, {}
-    for split in ("train", "validation"):
-        blocks[split], _ = open_source(folder, split, "text")
-        windows[split] = TokenWindows(blocks[split], seq_len)
+    for name, split in zip(("train", "validation"), splits, strict=True):
+        blocks[name], _ = open_source(folder, split, "text")
+        windows[name] = TokenWindows(blocks[name], seq_len)
     info = blocks["validation"].info
     vocab = info["vocab_size"]
     judged = info["splits"][blocks["validation"].split]
@@ -190,19 +203,19 @@ def _block_tokens(blocks: Prepared) -> Iterator[np.ndarray]:
         yield decode(whole[index])["tokens"][1:]
 
 
-def _packed(source: str, seq_len: int, name: str) -> Sequences:
+def _packed(source: str, seq_len: int, name: str, splits: tuple[str, str]) -> Sequences:
     tokenizer = _load_tokenizer(name)
     sampled: dict[str, list[np.ndarray]] = {}
     opened, num_bytes = {}, 0
-    for split in ("train", "validation"):
-        records, decode_record = open_source(source, split, "text")
-        documents = sample_documents(records, decode_record)
-        sampled[split] = [
+    _, decode_record = open_source(source, splits[0], "text")
+    for place, split in zip(("train", "validation"), splits, strict=True):
+        opened[place], _ = open_source(source, split, "text")
+        documents = sample_documents(opened[place], decode_record)
+        sampled[place] = [
             np.append(tokenizer.encode(text.decode(errors="replace")), tokenizer.eod)
             for text in documents
         ]
         num_bytes = sum(map(len, documents))
-        opened[split] = records
     fit = choose_group([len(tokens) for tokens in sampled["train"]], seq_len)
     windows = {
         split: GroupedRecords(records, fit.records) for split, records in opened.items()

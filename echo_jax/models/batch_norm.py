@@ -179,13 +179,14 @@ class GhostBatchNorm(nn.Module):
 
 def _grouped(x: jax.Array, virtual_batch: int | None) -> jax.Array:
     """Returns ``[G, B / G, ..., C]``: one group, or one for each virtual batch."""
-    size = virtual_batch or len(x)
-    if len(x) % size:
+    if virtual_batch is None:
+        return x[None]
+    if len(x) % virtual_batch:
         raise ValueError(
-            f"a batch of {len(x)} is no multiple of virtual_batch={size}; change one "
-            "of them, or use virtual_batch=None"
+            f"a batch of {len(x)} is no multiple of virtual_batch={virtual_batch}; "
+            "change one of them, or use virtual_batch=None"
         )
-    return x.reshape(len(x) // size, size, *x.shape[1:])
+    return x.reshape(len(x) // virtual_batch, virtual_batch, *x.shape[1:])
 
 
 def _moments(

@@ -136,7 +136,7 @@ class SSD(nn.Module):
             name=name,
         )(x)
         # Losses are differences of large numbers: bfloat16 would round them.
-        return y.astype(jnp.float32).reshape(len(x), -1, outputs)
+        return y.astype(jnp.float32).reshape(x.shape[0], -1, outputs)
 
 
 def map_sizes(image_size: int) -> tuple[int, ...]:

@@ -54,8 +54,7 @@ class CheckpointReader:
         path = directory.for_others()
         self._manager = ocp.CheckpointManager(
             path if directory.in_bucket else path.absolute(),
-            options=options
-            or ocp.CheckpointManagerOptions(read_only=True, create=False),
+            options=options or ocp.CheckpointManagerOptions(create=False),
         )
 
     def latest(self) -> int | None:
@@ -87,14 +86,7 @@ class CheckpointReader:
         Raises:
           DamagedCheckpointError: It cannot be read, or is not what was saved.
         """
-        where = f"the checkpoint of update {update} in {self._directory}"
-        differing = broadcast_from_first(
-            self._differing_files(update) if is_main_process() else []
-        )
-        if differing:
-            raise DamagedCheckpointError(
-                f"{where} is damaged: {differing[0]} is not what was saved"
-            )
+        where = self._check_files(update)
         wanted: Any = ocp.args.StandardRestore(abstract_state)
         if is_part:
             wanted = ocp.args.PyTreeRestore(
@@ -133,6 +125,36 @@ class CheckpointReader:
                 f"what was saved, such as {(differing or [*saved])[0]}"
             )
         return state, content["host"]
+
+    def shapes(self, update: int) -> dict[str, Any]:
+        """Returns the state of a checkpoint as nested dicts, without its arrays.
+
+        Args:
+          update: Of a whole checkpoint.
+
+        Returns:
+          In place of every array, something with its ``shape`` and ``dtype``.
+
+        Raises:
+          DamagedCheckpointError: It cannot be read.
+        """
+        where = self._check_files(update)
+        with _one_sentence(where):
+            handler = ocp.PyTreeCheckpointHandler()
+            found = handler.metadata(self._manager.directory / str(update) / "state")
+        return found.tree
+
+    def _check_files(self, update: int) -> str:
+        """Returns the name of a checkpoint for errors, if its files are as saved."""
+        where = f"the checkpoint of update {update} in {self._directory}"
+        differing = broadcast_from_first(
+            self._differing_files(update) if is_main_process() else []
+        )
+        if differing:
+            raise DamagedCheckpointError(
+                f"{where} is damaged: {differing[0]} is not what was saved"
+            )
+        return where
 
     def close(self) -> None:
         """Lets Orbax go."""

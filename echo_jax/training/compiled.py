@@ -24,6 +24,7 @@ from echo_jax.training.gradients import (
     whole_gradient,
 )
 from echo_jax.training.local import LocalUpdates
+from echo_jax.training.model import Model
 from echo_jax.training.optim import Optimizer
 from echo_jax.training.precision import Precision
 from echo_jax.training.sharding import (
@@ -74,9 +75,10 @@ class CompiledFunctions(Generic[State, Report]):
       init_key: Randomness of the parameters.
       run: What is the same at every update.
       abstract_state: Shapes, types and shardings of a state.
-      init: ``(key) -> state``.
-      model: ``(state) -> model``, with ``params`` and ``model_state``: what is
-        evaluated; the state itself without local updates.
+      variables: Shapes and types of the task's variables, as they are drawn.
+      init: ``(key, taken={}) -> state``; what was taken from another model is not
+        drawn.
+      model: ``(state) -> model``, what is evaluated; see `training.model`.
       evaluate: ``(model, batch) -> ({metric: (sum, count)}, outputs)``, on every
         device: what `Task.evaluate` returns, and `Task.predict`, if the workload has
         an evaluator for it; else ``{}``.
@@ -103,7 +105,8 @@ class CompiledFunctions(Generic[State, Report]):
           config: A checked training config.
           workload: Made from this config.
           run_inputs: ``(config, key) -> run``; here and below a pure function.
-          init_state: ``(key, task=..., optimizer=..., precision=...) -> state``.
+          init_state: ``(key, taken, task=..., optimizer=..., precision=...)`` gives
+            the state.
           train_step: ``(state, batch, run, task=..., optimizer=..., precision=...,
             gradient=...)`` gives the new state and a report.
           absent: Devices that are not here, for which `lower` alone can be used; by
@@ -134,6 +137,7 @@ class CompiledFunctions(Generic[State, Report]):
         )
         self._shared = shared
         self.abstract_state = shared.abstract_state
+        self.variables = shared.variables
         self.init = shared.init
         self.model = shared.model
         self.evaluate = shared.evaluate
@@ -275,8 +279,9 @@ class _Shared(Generic[State, Report]):
         self._local, self._predicts = local, predicts
         init_one = functools.partial(init_state, **fixed)
 
-        def init(key: jax.Array) -> Any:
-            return local.init(init_one(key)) if local else init_one(key)
+        def init(key: jax.Array, taken: Variables | None = None) -> Any:
+            state = init_one(key, taken or {})
+            return local.init(state) if local else state
 
         shapes = jax.eval_shape(init, jax.random.key(0))
         on_all_devices = replicated(mesh)
@@ -293,21 +298,20 @@ class _Shared(Generic[State, Report]):
             shapes,
             self._state,
         )
-        self.init: Callable[[jax.Array], State] = jax.jit(
-            init, out_shardings=self._state
-        )
-        self.model: Callable[[State], Any] = lambda state: state
+        self.variables = jax.eval_shape(task.init, jax.random.key(0))
+        self.init: Callable[..., State] = jax.jit(init, out_shardings=self._state)
+        self.model: Callable[[State], Model] = _model
         if local:
             self.model = jax.jit(
                 local.model, in_shardings=(self._state,), out_shardings=on_all_devices
             )
-        model = on_all_devices if local else self._state
-        self.evaluate: Callable[[Any, Batch], tuple[Sums, Any]] = jax.jit(
+        model = on_all_devices if local else _model(self._state)
+        self.evaluate: Callable[[Model, Batch], tuple[Sums, Any]] = jax.jit(
             self._evaluate,
             in_shardings=(model, batch_sharding(mesh)),
             out_shardings=on_all_devices,
         )
-        self.statistics: Callable[[Any, Batch], Variables] = jax.jit(
+        self.statistics: Callable[[Model, Batch], Variables] = jax.jit(
             self._statistics,
             in_shardings=(model, batch_sharding(mesh)),
             out_shardings=on_all_devices,
@@ -325,16 +329,15 @@ class _Shared(Generic[State, Report]):
         )
         self.program = functools.lru_cache(maxsize=32)(self._program)
 
-    def _evaluate(self, model: Any, batch: Batch) -> tuple[Sums, Any]:
-        variables = {"params": model.params, **model.model_state}
-        task = self._task
+    def _evaluate(self, model: Model, batch: Batch) -> tuple[Sums, Any]:
+        task, variables = self._task, model.variables
         outputs = task.predict(variables, batch) if self._predicts else {}
         return task.evaluate(variables, batch), outputs
 
-    def _statistics(self, model: Any, batch: Batch) -> Variables:
-        variables = {"params": model.params, **model.model_state}
+    def _statistics(self, model: Model, batch: Batch) -> Variables:
+        key = jax.random.key(0)
         with statistics_of_batch():
-            _, model_state, _ = self._task.loss(variables, batch, jax.random.key(0))
+            _, model_state, _ = self._task.loss(model.variables, batch, key)
         return model_state
 
     def _program(self, batching: Batching, scan: bool, meets: bool) -> CompiledStep:
@@ -365,6 +368,10 @@ class _Shared(Generic[State, Report]):
             compiler_options=dict(self._options) or None,
         )
         return cast(CompiledStep, compiled)
+
+
+def _model(state: Any) -> Model:
+    return Model(state.params, state.model_state)
 
 
 def _merged(parts: Sequence[Variables]) -> Variables:

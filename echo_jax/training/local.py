@@ -30,9 +30,17 @@ from echo_jax.training.gradients import (
     mean_over_devices,
     squared_norm,
 )
+from echo_jax.training.model import Model
 from echo_jax.training.sharding import batch_sharding, replicated
 
-__all__ = ["LocalRun", "LocalState", "LocalUpdates", "Meetings", "Model", "Outer"]
+__all__ = [
+    "LocalRun",
+    "LocalState",
+    "LocalUpdates",
+    "Meetings",
+    "Outer",
+    "model_of",
+]
 
 # Of the numbers that a seed names: apart from the streams of an echo.
 _MEETINGS = 0x3E37
@@ -81,18 +89,6 @@ class LocalRun(NamedTuple):
 
     inputs: Any
     outer: jax.Array
-
-
-class Model(struct.PyTreeNode):
-    """What is evaluated: a state without what training alone needs.
-
-    Attributes:
-      params: The parameters.
-      model_state: The collections other than them.
-    """
-
-    params: Any
-    model_state: Any
 
 
 @dataclass(frozen=True)
@@ -225,10 +221,8 @@ class LocalUpdates:
         return met, outer, spread
 
     def model(self, state: LocalState) -> Model:
-        """Returns what is evaluated: the anchor if there is one, or else the mean."""
-        replicas, outer = state.replicas, state.outer
-        mean = jax.tree.map(mean_of_parts, (replicas.params, replicas.model_state))
-        return Model(mean[0] if outer is None else outer.anchor, mean[1])
+        """Returns what is evaluated; see `model_of`."""
+        return model_of(state.replicas, state.outer and state.outer.anchor)
 
     def read(self, report: Any) -> Any:
         """Returns the report of all replicas together, on the host.
@@ -253,6 +247,17 @@ class LocalUpdates:
             first_bad_update=min(bad[bad > 0].tolist(), default=0),
             replica_spread=np.sqrt(of_each.replica_spread.mean()),
         )
+
+
+def model_of(replicas: Any, anchor: Any = None) -> Model:
+    """Returns the model of replicas: the anchor if there is one, or else their mean.
+
+    Args:
+      replicas: ``params`` and ``model_state`` of all, with a leading axis.
+      anchor: See `Outer`.
+    """
+    mean = jax.tree.map(mean_of_parts, (replicas.params, replicas.model_state))
+    return Model(mean[0] if anchor is None else anchor, mean[1])
 
 
 def _nesterov(numbers: jax.Array) -> optax.GradientTransformation:

@@ -9,11 +9,10 @@ from echo_jax.echo.instrument.advice import OptionNames
 from echo_jax.echo.instrument.probe import probe
 from echo_jax.echo.instrument.probe_report import ProbeReport
 from echo_jax.training.feed import JoinedBatches
-from echo_jax.training.interrupt import DataTimeoutError
 from echo_jax.training.loader import measure_loader, unechoed
 from echo_jax.training.measure import Rates, measure_rates
 from echo_jax.training.trainer import compile_functions
-from echo_jax.training.watchdog import Stalled, Watchdog, describe_data
+from echo_jax.training.watchdog import Watchdog
 from echo_jax.workloads.base import Batch, Workload
 
 __all__ = ["calibrate", "probe_config"]
@@ -44,7 +43,7 @@ def calibrate(
     """
     compiled = compile_functions(config, workload)
     state = compiled.init(compiled.init_key)
-    with _watchdog(config, note) as watchdog:
+    with Watchdog.of_data(config, note) as watchdog:
         return measure_rates(
             compiled,
             state,
@@ -92,7 +91,7 @@ def probe_config(
     def note(line: str) -> None:
         on_progress(line, part_done)
 
-    with _watchdog(config, note) as watchdog:
+    with Watchdog.of_data(config, note) as watchdog:
         if config.data.threads == "auto":
             loader = measure_loader(workload, config, watchdog=watchdog, note=note)
             workload = loader.workload
@@ -110,16 +109,6 @@ def probe_config(
             options=_options(flag),
             on_progress=show,
         )
-
-
-def _watchdog(config: Config, note: Callable[[str], Any]) -> Watchdog:
-    return Watchdog(
-        describe_data(config), timeout_s=config.data.timeout_s, note=note, end=_timeout
-    )
-
-
-def _timeout(stalled: Stalled) -> DataTimeoutError:
-    return DataTimeoutError(stalled.what, 0, unsaved="there was nothing to save")
 
 
 def _watched(call: Callable[[], Any], what: str, watchdog: Watchdog) -> Any:

@@ -1,7 +1,7 @@
 """The start of a run: what it writes, and takes back if it fails."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 from echo_jax.config import Config
@@ -10,6 +10,7 @@ from echo_jax.folders import RunPath
 from echo_jax.json_files import read_json
 from echo_jax.training.distributed import is_main_process
 from echo_jax.training.environment import claim_workdir
+from echo_jax.training.task_file import TASK_FILE
 
 __all__ = ["Start", "TakenBack"]
 
@@ -78,6 +79,7 @@ class Start(TakenBack):
     Args:
       workdir: The run folder, which `environment.check_workdir` has let pass.
       config: Written to ``config.json`` by the first process.
+      task_files: Names of files that belong to the task.
 
     Attributes:
       bent: What to say, in the first process, where another number of updates moves
@@ -91,11 +93,13 @@ class Start(TakenBack):
       ...     start.keep()
     """
 
-    def __init__(self, workdir: RunPath, config: Config):
+    def __init__(
+        self, workdir: RunPath, config: Config, task_files: Iterable[str] = ()
+    ):
         super().__init__(
             workdir,
             replaced=("config.json", "environment.json"),
-            added=("metrics.jsonl", "checkpoints"),
+            added=("metrics.jsonl", "checkpoints", TASK_FILE, *task_files),
         )
         self._config = config
         self.bent = ""

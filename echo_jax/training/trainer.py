@@ -92,7 +92,9 @@ from echo_jax.training.run_log import RunLog
 from echo_jax.training.runfiles import write_json_once
 from echo_jax.training.start import Start
 from echo_jax.training.summary import DECIDES_THE_END, is_finished, make_summary
+from echo_jax.training.task_file import write_task
 from echo_jax.training.totals import Totals, gather_totals
+from echo_jax.training.warm_start import WarmStart, replaced, warm_start
 from echo_jax.training.watchdog import Stalled, Watchdog, describe_data
 from echo_jax.training.window import (
     MAX_METRICS,
@@ -102,7 +104,7 @@ from echo_jax.training.window import (
     named_metrics,
     stacked_metrics,
 )
-from echo_jax.workloads.base import Batch, Sums, Task, Workload
+from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 
 __all__ = [
     "RunInputs",
@@ -207,17 +209,23 @@ def run_inputs(config: Config, key: jax.Array) -> RunInputs:
 
 
 def init_state(
-    key: jax.Array, *, task: Task, optimizer: Optimizer, precision: Precision
+    key: jax.Array,
+    taken: Variables,
+    *,
+    task: Task,
+    optimizer: Optimizer,
+    precision: Precision,
 ) -> TrainState:
     """Returns the state before the first update.
 
     Args:
       key: Randomness of the parameters.
+      taken: Variables that are not drawn: see `training.warm_start`.
       task: The model.
       optimizer: The optimizer.
       precision: What parameters are stored in, and whether the loss is scaled.
     """
-    variables = dict(task.init(key))
+    variables = replaced(task.init(key), taken)
     params = precision.stored(variables.pop("params"))
     return TrainState(
         update=jnp.zeros((), jnp.int32),
@@ -432,8 +440,9 @@ def train_checked(
         return summary
 
     with ExitStack() as stack:
-        start = stack.enter_context(Start(workdir, config))
+        start = stack.enter_context(Start(workdir, config, workload.task_files))
         check_shared(workdir)
+        before = read_if_whole(workdir / "environment.json") or {}
         environment = describe_environment(workload.metadata)
         environment["xla_options"] = dict(compiled.xla_options)
         if compiled.local:
@@ -441,8 +450,14 @@ def train_checked(
             if is_main_process():
                 check_replicas(workdir, replicas)
         write_json_once(workdir / "environment.json", environment)
+        if is_main_process():
+            write_task(workdir, workload)
         trainer = Trainer(config, workload, workdir, compiled, console, stack)
         environment["chosen"] = trainer.decided.chosen()
+        if trainer.warm_start:
+            environment["init_from"] = trainer.warm_start.report()
+        elif "init_from" in before and trainer.totals.updates:
+            environment["init_from"] = before["init_from"]
         write_json_once(workdir / "environment.json", environment)
         if trainer.totals.updates and start.bent:
             trainer.progress.note(start.bent)
@@ -496,6 +511,8 @@ class Trainer:
       workdir: The run folder.
       compiled: The run's functions.
       state: After all dispatched updates; perhaps not computed yet.
+      warm_start: What the run began with of another one; None if nothing, or if it
+        goes on from its own checkpoint.
       totals: Of all dispatched updates; their time at work is known when they are
         read.
       decided: What it decided at its start, or was decided before it was resumed.
@@ -543,12 +560,15 @@ class Trainer:
         before = restored.host if restored else None
         if restored:
             check_saved(config, workload.metadata, restored.update, restored.host)
-        self.state = restored.state if restored else compiled.init(compiled.init_key)
+        self.warm_start = None if restored else self._warm_start()
+        self.state = restored.state if restored else self._first_state()
         self.totals = Totals.resumed(before["totals"] if before else [])
         # The devices' work before is counted already.
         self._busy_before_s = self.totals.busy_s
         self.progress = show_run(config, restored, console)
         note = self.progress.note
+        if self.warm_start:
+            note(str(self.warm_start))
         self._unsaved = "nothing was trained yet"
         self.watchdog = Watchdog(
             describe_data(config),
@@ -606,6 +626,16 @@ class Trainer:
         if jax.process_count() > 1:
             # The others are in the middle of an update, and can only do it together.
             self._unsaved = "a save takes all processes"
+
+    def _warm_start(self) -> WarmStart | None:
+        source = self.config.init_from
+        if not source:
+            return None
+        return warm_start(source, self.compiled.variables)
+
+    def _first_state(self) -> TrainState:
+        taken = self.warm_start.taken if self.warm_start else {}
+        return self.compiled.init(self.compiled.init_key, taken)
 
     def evaluate(self) -> None:
         """Evaluates the state, once all updates are computed.

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
 from echo_jax import ending
 from echo_jax.config import Config
+from echo_jax.training.interrupt import DataTimeoutError
 
 __all__ = ["Stalled", "Watchdog", "describe_data"]
 
@@ -121,6 +122,24 @@ class Watchdog:
         self._is_abandoned = False
         self._done = threading.Event()
         self._main: int | None = None
+
+    @classmethod
+    def of_data(cls, config: Config, note: Callable[[str], Any]) -> Self:
+        """Returns one for who reads the data of a config, and has nothing to save.
+
+        Args:
+          config: A training config.
+          note: See the class.
+        """
+
+        def end(stalled: Stalled) -> DataTimeoutError:
+            return DataTimeoutError(
+                stalled.what, 0, unsaved="there was nothing to save"
+            )
+
+        return cls(
+            describe_data(config), timeout_s=config.data.timeout_s, note=note, end=end
+        )
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():

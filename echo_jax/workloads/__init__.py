@@ -1,5 +1,6 @@
 """What can be trained: data, model, loss, metric and target, one file each."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -7,7 +8,16 @@ import jax
 from echo_jax.workloads import cifar, coco, imagenet, lm, shapes
 from echo_jax.workloads.base import Batch, Task, Variables, Workload
 
-__all__ = ["WORKLOADS", "Batch", "Task", "Variables", "Workload", "build"]
+__all__ = [
+    "WORKLOADS",
+    "Batch",
+    "Task",
+    "Variables",
+    "Workload",
+    "build",
+    "decode_input",
+    "make_task",
+]
 
 WORKLOADS = {
     "cifar": cifar,
@@ -39,6 +49,39 @@ def build(config: Any) -> Workload:
       >>> build(config).metric
       'loss'
     """
+    workload = _module(config).build(config)
+    # Without computing anything: a model that cannot be is refused here and now.
+    jax.eval_shape(lambda: workload.task.init(jax.random.key(0)))
+    return workload
+
+
+def make_task(config: Any, task_info: Mapping[str, Any]) -> Task:
+    """Makes the task of a training config without its data.
+
+    Args:
+      config: See `build`.
+      task_info: See `Workload.task_info`; of the same workload.
+
+    Raises:
+      ValueError: See `build`.
+    """
+    return _module(config).task_of(config, task_info)
+
+
+def decode_input(config: Any, encoded: Any) -> dict[str, Any]:
+    """Returns the item that a workload of images makes of a file, as in evaluation.
+
+    Args:
+      config: See `build`; its workload is one of images.
+      encoded: The file's bytes, or ``uint8[height, width, 3 or 1]``, of any size.
+
+    Raises:
+      ValueError: It is no image.
+    """
+    return _module(config).decode_input(config, encoded)
+
+
+def _module(config: Any) -> Any:
     if config.workload not in WORKLOADS:
         raise ValueError(
             f"workload={config.workload!r} is unknown; use one of "
@@ -49,7 +92,4 @@ def build(config: Any) -> Workload:
             raise ValueError(
                 f"model.{name}={value} must be at least 1; set --config.model.{name}=1."
             )
-    workload = WORKLOADS[config.workload].build(config)
-    # Without computing anything: a model that cannot be is refused here and now.
-    jax.eval_shape(lambda: workload.task.init(jax.random.key(0)))
-    return workload
+    return WORKLOADS[config.workload]

@@ -155,6 +155,14 @@ class Task(abc.ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} predicts nothing")
 
+    def input_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns what `predict` sees of a batch of so many examples.
+
+        Raises:
+          NotImplementedError: The task has nothing to say.
+        """
+        raise NotImplementedError(f"{type(self).__name__} predicts nothing")
+
 
 @dataclass(frozen=True)
 class Workload:

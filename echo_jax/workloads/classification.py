@@ -100,6 +100,11 @@ class ImageClassifier(Task):
         logits = cast(jax.Array, self.model.apply(variables, images, train=False))
         return {"probabilities": jax.nn.softmax(logits)}
 
+    def input_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the shape of ``"image"``, ``uint8[B, S, S, 3]``."""
+        shape = (batch_size, self.image_size, self.image_size, 3)
+        return {"image": jax.ShapeDtypeStruct(shape, jnp.uint8)}
+
     def _pixels(self, batch: Batch) -> jax.Array:
         return normalised(batch["image"], self.pixel_mean, self.pixel_scale)
 

@@ -129,6 +129,11 @@ class Detector(Task):
         detections = jax.vmap(functools.partial(detect, settings=self.nms))
         return detections(boxes, scores)._asdict()
 
+    def input_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the shape of ``"image"``, ``uint8[B, S, S, 3]``."""
+        shape = (batch_size, self.image_size, self.image_size, 3)
+        return {"image": jax.ShapeDtypeStruct(shape, jnp.uint8)}
+
     def _predicted(
         self, variables: Variables, batch: Batch
     ) -> tuple[jax.Array, jax.Array]:

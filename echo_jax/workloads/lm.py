@@ -103,6 +103,11 @@ class LanguageModel(Task):
         tokens = jnp.asarray(batch["tokens"], jnp.int32)
         return {"logits": self._logits(variables, tokens, None)}
 
+    def input_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the shape of ``"tokens"``, ``int32[B, T]``."""
+        shape = (batch_size, self.model.max_len)
+        return {"tokens": jax.ShapeDtypeStruct(shape, jnp.int32)}
+
     def derive(self, means: Mapping[str, float]) -> dict[str, float]:
         """Returns ``"perplexity"``, per token, and ``"bits_per_byte"`` if known."""
         loss = means["loss"]
@@ -152,9 +157,9 @@ def build(config: Any) -> Workload:
 
     Args:
       config: The shared fields, ``data.source`` (and ``data.tokenizer``, if there is
-        such a field) as `open_sequences` takes them, perhaps ``data.train_examples``,
-        see `limited`, and ``model.{seq_len, d_model,
-        num_layers, num_heads, d_ff, dropout}``. There may be
+        such a field) as `open_sequences` takes them, perhaps ``data.{train_split,
+        eval_split}``, and ``data.train_examples``, see `limited`, and
+        ``model.{seq_len, d_model, num_layers, num_heads, d_ff, dropout}``. There may be
         ``model.{positions, activation, bias, tied}``, see `Transformer`;
         ``model.vocab``, the number of tokens if more than the text has; and
         ``model.segments``: whether documents in one window are kept apart.
@@ -167,8 +172,12 @@ def build(config: Any) -> Workload:
         window, or a field does not fit.
     """
     sizes = _sizes(config)
+    data = config.data
     text = open_sequences(
-        config.data.source, sizes["seq_len"], config.data.get("tokenizer", "")
+        data.source,
+        sizes["seq_len"],
+        data.get("tokenizer", ""),
+        (data.get("train_split", "train"), data.get("eval_split", "validation")),
     )
     if sizes["segments"] and text.eod is None:
         raise ValueError(
@@ -176,7 +185,7 @@ def build(config: Any) -> Workload:
             f"{config.data.source!r} has no token between them; use "
             "--config.model.segments=False."
         )
-    train = limited(text.train, config.data.get("train_examples", 0), "train")
+    train = limited(text.train, data.get("train_examples", 0), "train")
     return make_workload(
         config,
         task=task_of(config, text.task_info),
@@ -192,7 +201,7 @@ def build(config: Any) -> Workload:
                 text.validation,
                 text.decode,
                 batch_size=config.batch_size,
-                max_examples=config.data.eval_examples,
+                max_examples=data.eval_examples,
             )
         ),
         data_metadata={**text.metadata, "train_examples": len(train)},

@@ -43,19 +43,19 @@ def decode(record):
 def functions(request):
     config = tiny_config(mesh__data=request.param)
     compiled = compile_functions(config, make_workload(config, task=Logarithms()))
-    return compiled, compiled.init(compiled.init_key)
+    return compiled, compiled.model(compiled.init(compiled.init_key))
 
 
 @pytest.mark.parametrize("batch_size", [8, 16])
 def test_every_example_counts_once_and_padding_never(functions, batch_size):
-    compiled, state = functions
+    compiled, model = functions
     rng = np.random.default_rng(0)
     for size in range(1, 18):
         numbers = rng.integers(1, 100, size)
         source = [bytes([number]) for number in numbers]
         batches = eval_batches(source, decode, batch_size=batch_size)
         assert {len(batch["x"]) for batch in batches} == {batch_size}
-        found = evaluate(compiled, state, batches)
+        found = evaluate(compiled, model, batches)
         # Sums of small whole numbers are exact in any order.
         assert found["sum"] == (numbers * WEIGHT).sum() / size
         np.testing.assert_allclose(found["log"], np.log(numbers).mean(), rtol=1e-6)
@@ -64,14 +64,14 @@ def test_every_example_counts_once_and_padding_never(functions, batch_size):
 
 
 def test_a_batch_that_does_not_divide_over_the_devices_is_refused(functions):
-    compiled, state = functions
+    compiled, model = functions
     if compiled.mesh.size == 1:
         return
     with pytest.raises(ValueError, match="batch of 3 does not divide"):
-        evaluate(compiled, state, eval_batches([b"1"], decode, batch_size=3))
+        evaluate(compiled, model, eval_batches([b"1"], decode, batch_size=3))
 
 
 def test_a_split_without_examples_is_refused(functions):
-    compiled, state = functions
+    compiled, model = functions
     with pytest.raises(ValueError, match="has no example"):
-        evaluate(compiled, state, eval_batches([], decode, batch_size=8))
+        evaluate(compiled, model, eval_batches([], decode, batch_size=8))

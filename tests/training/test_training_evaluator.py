@@ -38,10 +38,10 @@ def judged(devices):
     config = tiny_config(mesh__data=devices)
     workload = replace(make_workload(config, task=Predicting()), evaluator=Median)
     compiled = compile_functions(config, workload)
-    state = compiled.init(compiled.init_key)
+    model = compiled.model(compiled.init(compiled.init_key))
     evaluator = Median()
-    metrics = evaluate(compiled, state, workload.eval_batches(), evaluator=evaluator)
-    return metrics, evaluator, evaluate(compiled, state, workload.eval_batches())
+    metrics = evaluate(compiled, model, workload.eval_batches(), evaluator=evaluator)
+    return metrics, evaluator, evaluate(compiled, model, workload.eval_batches())
 
 
 def test_an_evaluator_is_given_every_batch_in_order_once():

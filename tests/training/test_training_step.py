@@ -173,7 +173,7 @@ def test_evaluation_is_the_mean_over_the_examples_not_over_the_batches(data):
     config = tiny_config(mesh__data=data)
     compiled = compile_functions(config, make_workload(config))
     state = compiled.init(compiled.init_key)
-    metrics = evaluate(compiled, state, eval_split(config))
+    metrics = evaluate(compiled, compiled.model(state), eval_split(config))
     items = [example(1000 + i) for i in range(10)]
     everything = {
         "x": np.stack([item["x"] for item in items]),
@@ -191,10 +191,10 @@ def test_evaluation_refuses_what_it_cannot_merge():
     compiled = functions_of(mesh__data=8)
     state = compiled.init(compiled.init_key)
     with pytest.raises(ValueError, match=r"split has no example"):
-        evaluate(compiled, state, [])
+        evaluate(compiled, compiled.model(state), [])
     empty = {**eval_split(tiny_config())[0], "mask": np.zeros(8, np.float32)}
     with pytest.raises(ValueError, match=r"split has no example"):
-        evaluate(compiled, state, [empty])
+        evaluate(compiled, compiled.model(state), [empty])
     short = {name: x[:6] for name, x in empty.items()}
     with pytest.raises(ValueError, match=r"batch of 6 does not divide over the 8 dev"):
-        evaluate(compiled, state, [short])
+        evaluate(compiled, compiled.model(state), [short])

@@ -125,7 +125,7 @@ def metrics_of(folder, *, devices, batch_size, **overrides):
     compiled = compile_functions(config, workload)
     return evaluate(
         compiled,
-        compiled.init(jax.random.key(0)),
+        compiled.model(compiled.init(jax.random.key(0))),
         workload.eval_batches(),
         evaluator=workload.evaluator(),
     )

@@ -176,16 +176,16 @@ def test_evaluation_is_exact_for_all_sizes_and_devices(config_of, variant):
         config = config_of(variant, batch_size=batch_size, mesh__data=devices)
         workload = build(config)
         compiled = compile_functions(config, workload)
-        state = compiled.init(compiled.init_key)
+        model = compiled.model(compiled.init(compiled.init_key))
         batches = list(workload.eval_batches())
         assert 0 in batches[-1]["mask"]
-        found.add(round(evaluate(compiled, state, batches)["loss"], 4))
+        found.add(round(evaluate(compiled, model, batches)["loss"], 4))
         tokens = sum(
             (batch.get("length", np.full(batch_size, 9)) - 1)[batch["mask"] > 0].sum()
             for batch in batches
         )
         counted = sum(
-            float(compiled.evaluate(state, batch)[0]["loss"][1]) for batch in batches
+            float(compiled.evaluate(model, batch)[0]["loss"][1]) for batch in batches
         )
         assert counted == tokens
     assert len(found) == 1

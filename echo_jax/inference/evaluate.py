@@ -1,0 +1,144 @@
+"""A trained run, evaluated again: on its own data, another split, or other data."""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from echo_jax.config import Config
+from echo_jax.inference.run import TrainedRun
+from echo_jax.training.evaluation import evaluate
+from echo_jax.training.model import Model
+from echo_jax.training.recompute import with_recomputed_statistics
+from echo_jax.training.trainer import compile_functions
+from echo_jax.training.watchdog import Watchdog
+from echo_jax.workloads import Workload, build
+
+__all__ = ["Evaluation", "evaluate_run"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found.
+
+    Attributes:
+      workdir: Of the run.
+      update: Of its checkpoint.
+      source: The data, as ``data.source`` names it.
+      split: The split; ``""`` where the workload has but one to be evaluated on.
+      metric: The metric that targets of this workload refer to.
+      metrics: All of them, by name.
+    """
+
+    workdir: str
+    update: int
+    source: str
+    split: str
+    metric: str
+    metrics: dict[str, float]
+
+
+def evaluate_run(
+    run: TrainedRun,
+    *,
+    source: str = "",
+    split: str = "",
+    max_examples: int | None = None,
+    note: Callable[[str], Any] = lambda said: None,
+) -> Evaluation:
+    """Evaluates a trained run on as many devices as it was trained on, or all here.
+
+    Args:
+      run: From `load_run`.
+      source: Other data, as ``data.source`` names it, with the same classes or tokens;
+        by default that of the run.
+      split: By default the one that the run was evaluated on.
+      max_examples: Always the same ones; 0 for all; by default as in the run.
+      note: Told what is waited for, where data takes long.
+
+    Raises:
+      ValueError: The data is not there, or has other classes or tokens; or the workload
+        has no such split.
+      DataTimeoutError: The data did not come.
+
+    Example:
+      >>> evaluate_run(load_run("runs/cifar10"), split="test").metrics["accuracy"]
+      0.8712
+    """
+    config = _evaluation_config(run, source, split, max_examples)
+    workload = build(config)
+    _check_same_task(run, workload, config.data.source)
+    compiled = compile_functions(config, workload)
+    model: Any = Model.of(run.variables)
+    with Watchdog.of_data(config, note) as watchdog:
+        if config.batch.norm == "recompute":
+            own = _evaluation_config(run, "", "", None)
+            model = with_recomputed_statistics(
+                own, compiled, model, build(own), watchdog
+            )
+        metrics = evaluate(
+            compiled,
+            model,
+            watchdog.each(workload.eval_batches(), "a batch of the evaluation"),
+            evaluator=workload.evaluator() if workload.evaluator else None,
+        )
+    return Evaluation(
+        workdir=str(run.workdir),
+        update=run.update,
+        source=config.data.source,
+        split=config.data.get("eval_split", ""),
+        metric=workload.metric,
+        metrics=metrics | workload.task.derive(metrics),
+    )
+
+
+def _evaluation_config(
+    run: TrainedRun, source: str, split: str, max_examples: int | None
+) -> Config:
+    """Returns the config of the run, as one device or several evaluate it here."""
+    config = copy.deepcopy(run.config).unlock()
+    config.local.schedule = "none"
+    config.batch.micro, config.batch.boundaries, config.batch.factors = 1, (), ()
+    config.mesh.data = _num_devices(config)
+    config.mesh.fsdp = 1
+    data = config.data
+    if max_examples is not None:
+        data.eval_examples = max_examples
+    data.source = source or data.source
+    if split:
+        if config.workload == "shapes":
+            raise ValueError("workload 'shapes' draws its images, and has no splits")
+        data.eval_split = split
+    if source or split:
+        # The other data need not have what the run was trained on.
+        data.train_split = data.get("eval_split", "validation")
+        data.train_examples = 0
+    return config.lock()
+
+
+def _num_devices(config: Config) -> int:
+    """Returns on how many devices: as many as in training, if they are here."""
+    here, mesh = jax.local_device_count(), config.mesh
+    wanted = here if mesh.data == -1 else min(here, mesh.data * mesh.fsdp)
+    return math.gcd(config.batch_size, wanted)
+
+
+def _check_same_task(run: TrainedRun, workload: Workload, source: str) -> None:
+    """Refuses data whose labels or tokens mean something else."""
+    for name in ("classes", "categories", "vocab", "eod"):
+        here, there = run.task_info.get(name), workload.task_info.get(name)
+        if here != there:
+            raise ValueError(
+                f"data.source={source!r} has other {name} than {run.workdir} was "
+                f"trained on: {there!r:.200}, not {here!r:.200}; prepare it with the "
+                "same ones, in the same order"
+            )
+    if dict(run.task_files) != dict(workload.task_files):
+        raise ValueError(
+            f"data.source={source!r} was prepared with another tokenizer than "
+            f"{run.workdir} was trained with; prepare it with --tokenizer-model="
+            f"{run.workdir}/{next(iter(run.task_files), '')}"
+        )

@@ -1,0 +1,78 @@
+"""A trained run as files that other programs read: its weights, or its program."""
+
+import os
+from typing import Any
+
+import jax
+from jax import export
+
+from echo_jax.folders import RunPath, run_file
+from echo_jax.inference.run import TrainedRun
+from echo_jax.training.weights import SUFFIX, write_weights
+
+__all__ = ["KINDS", "export_run"]
+
+KINDS = ("safetensors", "stablehlo")
+"""What a run can be exported to."""
+
+_PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def export_run(run: TrainedRun, to: str, path: str | os.PathLike[str] = "") -> RunPath:
+    """Writes a trained run into a file.
+
+    ``"safetensors"``: all variables, by names such as ``params/head/kernel``, with the
+    config and what its outputs mean as metadata. ``config.init_from`` reads it.
+
+    ``"stablehlo"``: the program of `Task.predict` with the weights in it, for CPUs,
+    GPUs and TPUs and batches of any size. It is called where neither echo_jax nor flax
+    is installed: ``jax.export.deserialize(data).call(batch)``. jax reads programs of
+    at most half a year ago, so keep the weights, too.
+
+    Args:
+      run: From `load_run`.
+      to: One of the two.
+      path: The file, here or in a bucket; by default in the run folder.
+
+    Returns:
+      The file.
+
+    Raises:
+      ValueError: There is no such kind.
+      ModuleNotFoundError: The extra ``export`` is not installed.
+      OSError: The file cannot be written.
+
+    Example:
+      >>> str(export_run(load_run("runs/cifar10"), "safetensors"))
+      'runs/cifar10/model.safetensors'
+    """
+    if to not in KINDS:
+        raise ValueError(f"to={to!r} is unknown; use one of {', '.join(KINDS)}")
+    suffix = SUFFIX if to == "safetensors" else ".stablehlo"
+    file = run_file(path) if path else run.workdir / f"model{suffix}"
+    if to == "safetensors":
+        metadata = {
+            "config": run.config.to_dict(),
+            "task": dict(run.task_info),
+            "update": run.update,
+        }
+        write_weights(file, run.variables, metadata)
+    else:
+        file.write(_program(run))
+    return file
+
+
+def _program(run: TrainedRun) -> bytes:
+    try:
+        import flatbuffers  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "to export a program needs flatbuffers: pip install 'echo-jax[export]'"
+        ) from error
+    (size,) = export.symbolic_shape("batch")
+    shapes: dict[str, Any] = {
+        name: jax.ShapeDtypeStruct((size, *shape.shape[1:]), shape.dtype)
+        for name, shape in run.task.input_shapes(1).items()
+    }
+    predict = jax.jit(lambda batch: run.task.predict(run.variables, batch))
+    return bytes(export.export(predict, platforms=_PLATFORMS)(shapes).serialize())

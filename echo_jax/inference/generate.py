@@ -1,0 +1,102 @@
+"""Texts, continued token by token."""
+
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from echo_jax.workloads.base import Variables
+from echo_jax.workloads.lm import LanguageModel
+
+__all__ = ["Generator"]
+
+
+class Generator:
+    """Continues sequences of tokens.
+
+    Every token is computed from the last T before it, anew: nothing is kept from one
+    to the next, so that a text may grow beyond T, and one program serves all lengths.
+
+    Args:
+      task: The language model.
+      variables: Its parameters.
+      vocab: Tokens that its tokenizer knows; others are never drawn.
+      eod: The token that ends a document, and begins the next; None if there is none.
+    """
+
+    def __init__(
+        self, task: LanguageModel, variables: Variables, vocab: int, eod: int | None
+    ):
+        self._length = task.model.max_len
+        self._vocab, self._eod = vocab, eod
+        self._next = functools.partial(_next_jitted, task, vocab, variables)
+
+    def __call__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_tokens: int,
+        *,
+        temperature: float,
+        seed: int,
+    ) -> list[list[int]]:
+        """Returns what follows each prompt, without the token that ends a document.
+
+        Args:
+          prompts: Tokens; empty ones begin a document.
+          num_tokens: At most so many are added.
+          temperature: What logits are divided by; 0 takes the likeliest token.
+          seed: Of what is drawn. What is drawn for a prompt depends on its place.
+
+        Raises:
+          ValueError: See `TrainedRun.generate`.
+        """
+        if num_tokens < 1:
+            raise ValueError(f"tokens={num_tokens} must be at least 1")
+        if not 0 <= temperature < math.inf:
+            raise ValueError(f"temperature={temperature} must be at least 0")
+        start = [] if self._eod is None else [self._eod]
+        rows = [[*start, *prompt] for prompt in prompts]
+        if not all(rows):
+            raise ValueError(
+                "an empty text cannot be continued by a model that knows no beginning "
+                "of a document; begin it with a word"
+            )
+        begun = [len(row) for row in rows]
+        is_open = [True] * len(rows)
+        for number in range(num_tokens):
+            if not any(is_open):
+                break
+            windows = [row[-self._length :] for row in rows]
+            tokens = np.zeros((len(rows), self._length), np.int32)
+            for row, window in zip(tokens, windows, strict=True):
+                row[: len(window)] = window
+            lengths = np.array([len(window) for window in windows], np.int32)
+            key = jax.random.fold_in(jax.random.key(seed), number)
+            drawn = np.asarray(self._next(tokens, lengths, key, float(temperature)))
+            for index, token in enumerate(drawn.tolist()):
+                is_open[index] &= token != self._eod
+                if is_open[index]:
+                    rows[index].append(token)
+        return [row[at:] for row, at in zip(rows, begun, strict=True)]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _next_jitted(
+    task: LanguageModel,
+    vocab: int,
+    variables: Variables,
+    tokens: jax.Array,
+    lengths: jax.Array,
+    key: jax.Array,
+    temperature: jax.Array,
+) -> jax.Array:
+    """Draws the token that follows each row, ``int32[B]``."""
+    logits = task.predict(variables, {"tokens": tokens})["logits"]
+    last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)[:, 0]
+    last = jnp.where(jnp.arange(last.shape[1])[None] < vocab, last, -jnp.inf)
+    # Where it is 0 the draw is not used.
+    drawn = jax.random.categorical(key, last / jnp.maximum(temperature, 1e-6))
+    return jnp.where(temperature > 0, drawn, last.argmax(axis=-1))

@@ -1,0 +1,252 @@
+"""A trained run, loaded: its model, and all that its model needs to be used."""
+
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import numpy as np
+from flax import traverse_util
+
+from echo_jax.config import Config
+from echo_jax.config_saved import read_config
+from echo_jax.data.prepare.tokenizer import ByteTokenizer, SubwordTokenizer, Tokenizer
+from echo_jax.folders import RunPath, run_folder
+from echo_jax.inference.generate import Generator
+from echo_jax.json_files import DamagedFileError
+from echo_jax.training.saved_model import read_model
+from echo_jax.training.task_file import TASK_FILE, read_task
+from echo_jax.workloads import decode_input, make_task
+from echo_jax.workloads.base import Batch, Task, Variables
+from echo_jax.workloads.lm import LanguageModel
+
+__all__ = ["Input", "TrainedRun", "load_run"]
+
+Input = str | os.PathLike[str] | bytes | np.ndarray
+"""An image: a file's path, its bytes, or ``uint8[height, width, 3 or 1]``. Or a text,
+which is a ``str`` itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedRun:
+    """A trained model, with the preprocessing of its task.
+
+    Attributes:
+      workdir: Where it was trained.
+      config: Of its training, locked.
+      update: Updates done.
+      task: Model and loss, as pure functions; see `echo_jax.workloads.Task`.
+      variables: Parameters and other collections, on the first device.
+      task_info: What the outputs mean: ``classes``, ``categories`` or ``vocab``.
+      task_files: Files that belong to it, such as a tokenizer's.
+
+    Example:
+      >>> run = load_run("runs/cifar10")
+      >>> found = run.predict(["cat.jpg", "ship.png"])["probabilities"]
+      >>> [run.classes[i] for i in found.argmax(axis=1)]
+      ['cat', 'ship']
+    """
+
+    workdir: RunPath
+    config: Config
+    update: int
+    task: Task
+    variables: Variables
+    task_info: Mapping[str, Any]
+    task_files: Mapping[str, bytes]
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes, in the order of the model's outputs; of text none."""
+        categories = self.task_info.get("categories", [])
+        return self.task_info.get("classes", [each["name"] for each in categories])
+
+    @property
+    def is_of_text(self) -> bool:
+        """Whether inputs are texts, not images."""
+        return isinstance(self.task, LanguageModel)
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Makes tokens of a text, and a text of tokens; of a language model."""
+        name = self.task_info["tokenizer"]
+        if name == "bytes":
+            return ByteTokenizer()
+        return SubwordTokenizer(self.task_files[name])
+
+    def read(self, inputs: Sequence[Input]) -> Batch:
+        """Makes a batch of inputs, preprocessed as in evaluation.
+
+        Args:
+          inputs: At least one image or text.
+
+        Returns:
+          ``"image"``, ``uint8[B, S, S, 3]``; or ``"tokens"``, ``int32[B, T]`` with
+          zeros behind the end of shorter texts, and ``"length"``, ``int32[B]``.
+
+        Raises:
+          ValueError: One cannot be read, or a text is longer than the model's T.
+        """
+        if not len(inputs):
+            raise ValueError("there is nothing to predict; give one input at least")
+        if self.is_of_text:
+            return self._read_texts(inputs)
+        items = [_named(self.config, each) for each in inputs]
+        return {name: np.stack([item[name] for item in items]) for name in items[0]}
+
+    def predict(self, batch: Batch | Sequence[Input]) -> dict[str, np.ndarray]:
+        """Returns what the model says of every example; see its `Task.predict`.
+
+        Args:
+          batch: Arrays with a leading axis of size B, as `read` makes them; or inputs
+            for it, of which as many are computed at a time as the config's batch has.
+
+        Returns:
+          By name, with a leading axis of size B: ``"probabilities"`` of the classes,
+          ``float32[B, K]``; of a detector ``"boxes"``, ``float32[B, D, 4]``, as
+          fractions of the image (ymin, xmin, ymax, xmax), and ``"scores"`` and
+          ``"labels"``, ``[B, D]``, the highest score first, and 0 where there are no
+          more; of a language model ``"logits"`` of the token after each, ``float32[B,
+          T, V]``.
+
+        Raises:
+          ValueError: See `read`.
+        """
+        if isinstance(batch, Mapping):
+            return self._compute(batch)
+        parts = []
+        rows = min(len(batch), self.config.batch_size) or 1
+        for start in range(0, len(batch) or 1, rows):
+            inputs = batch[start : start + rows]
+            read = self.read(inputs)
+            # The last ones are filled up, so that nothing is compiled for them.
+            filled = {
+                name: np.resize(array, (rows, *array.shape[1:]))
+                for name, array in read.items()
+            }
+            computed = self._compute(filled)
+            parts.append({name: x[: len(inputs)] for name, x in computed.items()})
+        return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        tokens: int = 128,
+        temperature: float = 1.0,
+        seed: int = 0,
+    ) -> list[str]:
+        """Continues texts, token by token; see `Generator`.
+
+        Args:
+          prompts: The texts.
+          tokens: At most so many are added to each; fewer where the document ends.
+          temperature: What logits are divided by; 0 takes the likeliest token.
+          seed: Of what is drawn.
+
+        Returns:
+          What follows each of them.
+
+        Raises:
+          ValueError: The model is none of language, a prompt is empty and the model
+            knows no beginning of a document, or a number cannot be used.
+        """
+        if not isinstance(self.task, LanguageModel):
+            raise ValueError(
+                f"{self.workdir} was trained on images, and continues no text"
+            )
+        generator = Generator(
+            self.task, self.variables, self.task_info["vocab"], self.task_info["eod"]
+        )
+        encoded = [self.tokenizer.encode(prompt).tolist() for prompt in prompts]
+        added = generator(encoded, tokens, temperature=temperature, seed=seed)
+        return [self.tokenizer.decode(each) for each in added]
+
+    @functools.cached_property
+    def _jitted(self) -> Any:
+        return jax.jit(self.task.predict)
+
+    def _compute(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        outputs = self._jitted(self.variables, dict(batch))
+        return {name: np.asarray(x) for name, x in jax.device_get(outputs).items()}
+
+    def _read_texts(self, texts: Sequence[Input]) -> Batch:
+        length = cast(LanguageModel, self.task).model.max_len
+        tokens = np.zeros((len(texts), length), np.int32)
+        lengths = np.zeros(len(texts), np.int32)
+        for row, text in enumerate(texts):
+            if not isinstance(text, str):
+                raise ValueError(f"{text!r:.60} is no text; give str")
+            encoded = self.tokenizer.encode(text)
+            if len(encoded) > length:
+                raise ValueError(
+                    f"a text of {len(encoded)} tokens is longer than the model's "
+                    f"{length}; give parts of it"
+                )
+            tokens[row, : len(encoded)], lengths[row] = encoded, len(encoded)
+        return {"tokens": tokens, "length": lengths}
+
+
+def load_run(workdir: str | os.PathLike[str], update: int | None = None) -> TrainedRun:
+    """Loads a trained model, wherever it was trained, and without its data.
+
+    Nothing in the folder is changed; the run may still be training.
+
+    Args:
+      workdir: The run folder, a path or ``gs://BUCKET/FOLDER``.
+      update: Of which checkpoint; None for the newest. Where that one is damaged, the
+        one before it is loaded, and a warning says so.
+
+    Raises:
+      ValueError: The folder holds no run, no checkpoint, or none of that update; or
+        what it holds is damaged.
+      FolderError: The folder cannot be opened.
+
+    Example:
+      >>> run = ej.load_run("runs/wikitext2")
+      >>> run.generate(["The museum was"], tokens=20, temperature=0.0)
+      [' built in the early 19th century , and the ...']
+    """
+    folder = run_folder(workdir)
+    config, (info, files) = read_config(folder), read_task(folder)
+    try:
+        task = make_task(config, info)
+        wanted = jax.eval_shape(task.init, jax.random.key(0))
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        # Of a model that no run of ours would have.
+        what = f"it does not fit config.json ({error!r})"
+        raise DamagedFileError(folder / TASK_FILE, what) from error
+    saved = read_model(folder, update)
+    variables = saved.model.variables
+    if _shapes(variables) != _shapes(wanted):
+        raise DamagedFileError(
+            folder / "config.json", "the checkpoint holds another model"
+        )
+    return TrainedRun(
+        workdir=folder,
+        config=config.lock(),
+        update=saved.update,
+        task=task,
+        variables=variables,
+        task_info=info,
+        task_files=files,
+    )
+
+
+def _shapes(variables: Variables) -> dict[Any, tuple[int, ...]]:
+    flat: dict[Any, Any] = traverse_util.flatten_dict(variables)
+    return {path: array.shape for path, array in flat.items()}
+
+
+def _named(config: Config, image: Input) -> dict[str, Any]:
+    """Returns the item of an image; errors name the file."""
+    if isinstance(image, bytes | np.ndarray):
+        return decode_input(config, image)
+    path = Path(image)
+    try:
+        return decode_input(config, path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error

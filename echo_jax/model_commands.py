@@ -1,0 +1,280 @@
+"""``echo-jax evaluate | predict | export``: their options, and what they say."""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from echo_jax.countdown import Countdown
+from echo_jax.folders import RunPath, run_folder
+from echo_jax.printable import printable
+
+__all__ = ["add_commands", "run_evaluate", "run_export", "run_predict"]
+
+_EVALUATE_EPILOG = """\
+It evaluates on all devices of this machine, as training does: on the run's own
+evaluation split, on another one, such as a test split that nothing was chosen by, or on
+other data with the same classes or tokens. Nothing in the folder is changed.
+
+examples:
+  echo-jax evaluate runs/cifar10 --split test
+  echo-jax evaluate runs/cifar10 --data data/my_photos --json found.json"""
+
+_PREDICT_EPILOG = """\
+Images are classified, or what is found in them is drawn into copies of them. Text is
+continued: that of files, or what is given with --text. Sizes, class names and the
+tokenizer are those of the run; its data need not be there.
+
+examples:
+  echo-jax predict runs/cifar10 cat.jpg ship.png
+  echo-jax predict runs/coco street.jpg --out found
+  echo-jax predict runs/wikitext2 --text "The museum was" --tokens 40"""
+
+_EXPORT_EPILOG = """\
+safetensors: the weights, for other programs and for --config.init_from. stablehlo: the
+program with its weights, which jax.export.deserialize(data).call(batch) runs where
+echo_jax is not. Needs pip install 'echo-jax[export]'.
+
+examples:
+  echo-jax export runs/cifar10 --to safetensors
+  echo-jax export runs/cifar10 --to stablehlo --out cifar10.stablehlo"""
+
+_MOST_CLASSES = 5
+# Of a prompt, before what follows it.
+_CONTEXT = 400
+
+
+def add_commands(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
+    """Adds the commands for trained runs.
+
+    Args:
+      add: Makes a parser of a name, what it is about, and what is said at its end.
+    """
+    evaluate = add("evaluate", "evaluate a trained run again", _EVALUATE_EPILOG)
+    predict = add("predict", "use a trained run on files of yours", _PREDICT_EPILOG)
+    export = add("export", "write a trained run for other programs", _EXPORT_EPILOG)
+    for command in (evaluate, predict, export):
+        command.add_argument(
+            "workdir",
+            metavar="WORKDIR",
+            help="a run folder, here or gs://BUCKET/FOLDER",
+        )
+        command.add_argument(
+            "--update",
+            type=int,
+            metavar="N",
+            help="use the checkpoint of this update (default: the newest)",
+        )
+    evaluate.add_argument(
+        "--split", default="", help="(default: the one that the run was evaluated on)"
+    )
+    evaluate.add_argument(
+        "--data",
+        default="",
+        metavar="SOURCE",
+        help="other data, as config.data.source names it (default: that of the run)",
+    )
+    evaluate.add_argument(
+        "--examples",
+        type=int,
+        metavar="N",
+        help="so many of the split, always the same ones; 0 for all (default: as in "
+        "the run)",
+    )
+    predict.add_argument("files", nargs="*", metavar="FILE", help="images, or texts")
+    predict.add_argument(
+        "--text", action="append", default=[], help="a text to be continued"
+    )
+    predict.add_argument(
+        "--tokens",
+        type=int,
+        default=128,
+        metavar="N",
+        help="add at most so many to each text (default: %(default)s)",
+    )
+    predict.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        metavar="T",
+        help="0 takes the likeliest token, 1 draws by the model's own probabilities "
+        "(default: %(default)s)",
+    )
+    predict.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of what is drawn (default: 0)"
+    )
+    predict.add_argument(
+        "--min-score",
+        type=float,
+        default=0.3,
+        metavar="P",
+        help="draw no box of a lower score (default: %(default)s)",
+    )
+    predict.add_argument(
+        "--out",
+        default="predictions",
+        metavar="FOLDER",
+        help="receives pictures with boxes (default: %(default)s)",
+    )
+    for command in (evaluate, predict):
+        command.add_argument(
+            "--json", type=Path, metavar="FILE", help="also write what is found as JSON"
+        )
+    export.add_argument(
+        "--to",
+        required=True,
+        choices=("safetensors", "stablehlo"),
+        help="weights, or a program",
+    )
+    export.add_argument(
+        "--out",
+        default="",
+        metavar="FILE",
+        help="(default: model.safetensors or model.stablehlo in the run folder)",
+    )
+
+
+def run_evaluate(args: argparse.Namespace) -> list[Any]:
+    """Evaluates a run; returns what to print.
+
+    Raises:
+      ValueError, OSError: It cannot be loaded, or the data is not what it needs.
+    """
+    # Imported here and below: they import jax.
+    from echo_jax.inference.evaluate import evaluate_run
+    from echo_jax.inference.run import load_run
+
+    with Countdown() as countdown:
+        countdown.show("Loading the run", 0.0)
+        run = load_run(args.workdir, args.update)
+        countdown.show("Evaluating it", 0.1)
+        found = evaluate_run(
+            run,
+            source=args.data,
+            split=args.split,
+            max_examples=args.examples,
+            note=lambda said: countdown.show(said, 0.1),
+        )
+    table = Table(
+        title=printable(f"{found.workdir}, update {found.update}"),
+        caption=printable(" ".join(filter(None, [found.source, found.split]))),
+    )
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    first = found.metric
+    for name in sorted(found.metrics, key=lambda name: (name != first, name)):
+        table.add_row(printable(name), f"{found.metrics[name]:.6g}")
+    _write_json(args.json, vars(found))
+    return [table]
+
+
+def run_predict(args: argparse.Namespace) -> list[Any]:
+    """Predicts of files; returns what to print.
+
+    Raises:
+      ValueError, OSError: The run cannot be loaded, or a file cannot be read.
+    """
+    from echo_jax.inference.run import load_run
+
+    run = load_run(args.workdir, args.update)
+    if args.text and not run.is_of_text:
+        raise ValueError(
+            f"--text is for models of text, and {args.workdir} was trained on images; "
+            "name files"
+        )
+    if not args.files and not args.text:
+        raise ValueError("there is nothing to predict; name files after WORKDIR")
+    if run.is_of_text:
+        return _continue_texts(run, args)
+    outputs = run.predict(args.files)
+    if "boxes" in outputs:
+        return _draw_detections(run, args, outputs)
+    return _name_classes(run, args, outputs["probabilities"])
+
+
+def run_export(args: argparse.Namespace) -> list[Any]:
+    """Exports a run; returns what to print.
+
+    Raises:
+      ValueError, OSError: The run cannot be loaded, or the file not be written.
+      ModuleNotFoundError: The extra is not installed.
+    """
+    from echo_jax.inference.export import export_run
+    from echo_jax.inference.run import load_run
+
+    run = load_run(args.workdir, args.update)
+    return [printable(export_run(run, args.to, args.out))]
+
+
+def _continue_texts(run: Any, args: argparse.Namespace) -> list[Any]:
+    prompts = [Path(file).read_text(encoding="utf-8") for file in args.files]
+    prompts += args.text
+    added = run.generate(
+        prompts, tokens=args.tokens, temperature=args.temperature, seed=args.seed
+    )
+    names = [*args.files, *args.text]
+    _write_json(args.json, dict(zip(names, added, strict=True)))
+    said = []
+    for prompt, text in zip(prompts, added, strict=True):
+        # Line by line, for what a model writes may be anything.
+        lines = f"{prompt[-_CONTEXT:]}{text}".split("\n")
+        said.append("\n".join(map(printable, lines)) + "\n")
+    return said
+
+
+def _name_classes(
+    run: Any, args: argparse.Namespace, probabilities: np.ndarray
+) -> list[Any]:
+    best = np.argsort(-probabilities, axis=1)[:, :_MOST_CLASSES]
+    table = Table(title=printable(f"{args.workdir}, update {run.update}"))
+    table.add_column("file", overflow="fold")
+    table.add_column("class", overflow="fold")
+    table.add_column("others", overflow="fold")
+    found = {}
+    for file, order, row in zip(args.files, best, probabilities, strict=True):
+        named = [(run.classes[index], float(row[index])) for index in order]
+        found[file] = [{"class": name, "probability": p} for name, p in named]
+        first, *others = (f"{printable(name)} {p:.1%}" for name, p in named)
+        table.add_row(printable(file), first, ", ".join(others))
+    _write_json(args.json, found)
+    return [table]
+
+
+def _draw_detections(
+    run: Any, args: argparse.Namespace, outputs: dict[str, np.ndarray]
+) -> list[Any]:
+    from echo_jax.data.images import decode_image
+    from echo_jax.inference.pictures import draw_boxes
+
+    folder = run_folder(args.out)
+    folder.mkdir()
+    said, found = [], {}
+    for row, file in enumerate(args.files):
+        is_sure = outputs["scores"][row] >= max(args.min_score, 1e-9)
+        boxes, scores, labels = (
+            outputs[name][row][is_sure] for name in ("boxes", "scores", "labels")
+        )
+        names = [run.classes[label] for label in labels]
+        image = decode_image(Path(file).read_bytes())
+        texts = [
+            f"{printable(name)} {score:.2f}"
+            for name, score in zip(names, scores, strict=True)
+        ]
+        picture: RunPath = folder / f"{Path(file).stem}.png"
+        picture.write(draw_boxes(image, boxes, labels.tolist(), texts))
+        found[file] = [
+            {"class": name, "score": float(score), "box": box.tolist()}
+            for name, score, box in zip(names, scores, boxes, strict=True)
+        ]
+        said.append(f"{printable(picture)}  {', '.join(texts) or 'nothing found'}")
+    _write_json(args.json, found)
+    return said
+
+
+def _write_json(path: Path | None, content: Any) -> None:
+    if path is not None:
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,158 @@
+"""``echo-jax evaluate | predict | export`` as they are typed."""
+
+import io
+import json
+
+import cv2
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+from trained_runs import write_text
+
+import echo_jax as ej
+from echo_jax import cli
+from echo_jax.config import load_config
+from echo_jax.data.detection.anchors import boxes_per_cell
+from echo_jax.folders import run_folder
+from echo_jax.inference import run as run_module
+from echo_jax.inference.pictures import draw_boxes
+from echo_jax.inference.run import TrainedRun
+from echo_jax.models.ssd import SSD, map_sizes
+from echo_jax.workloads.coco import Detector
+
+
+def said(capsys, *argv):
+    assert cli.main([str(each) for each in argv]) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys, *argv):
+    assert cli.main([str(each) for each in argv]) == 2
+    return capsys.readouterr().err
+
+
+@pytest.fixture
+def images(tmp_path):
+    files = [tmp_path / "a.png", tmp_path / "b.jpg"]
+    for number, file in enumerate(files):
+        pixels = np.random.default_rng(number).integers(0, 255, (40, 60, 3), np.uint8)
+        cv2.imwrite(str(file), pixels)
+    return files
+
+
+def test_an_evaluation_is_printed_and_written(shapes_run, tmp_path, capsys):
+    folder, summary = shapes_run
+    out = said(capsys, "evaluate", folder, "--json", tmp_path / "found.json")
+    assert f"{summary['final']['accuracy']:.6g}" in out and "update 2" in out
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["metrics"] == summary["final"]
+    assert found["metric"] == "accuracy"
+
+
+def test_other_data_can_be_named(lm_run, tmp_path, capsys):
+    text = write_text(tmp_path)
+    assert "perplexity" in said(capsys, "evaluate", lm_run[0], "--data", text)
+    line = refused(capsys, "evaluate", lm_run[0], "--data", text, "--split", "test")
+    assert "has no split 'test'; it has train, validation" in line
+
+
+def test_images_are_classified(shapes_run, images, tmp_path, capsys):
+    run = ej.load_run(shapes_run[0])
+    probabilities = run.predict(images)["probabilities"]
+    json_file = tmp_path / "found.json"
+    out = said(capsys, "predict", shapes_run[0], *images, "--json", json_file)
+    found = json.loads(json_file.read_text())
+    for file, row in zip(images, probabilities, strict=True):
+        best = [run.classes[index] for index in np.argsort(-row)[:5]]
+        assert [each["class"] for each in found[str(file)]] == best
+        assert found[str(file)][0]["probability"] == pytest.approx(row.max())
+        assert f"{best[0]} {row.max():.1%}" in out
+
+
+def test_texts_are_continued_and_steer_no_terminal(lm_run, tmp_path, capsys):
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("99 bottles\x1b[2J\n")
+    command = ["predict", lm_run[0], prompt, "--text", "7 of", "--tokens", 5]
+    out = said(capsys, *command, "--temperature", 0, "--json", tmp_path / "f.json")
+    found = json.loads((tmp_path / "f.json").read_text())
+    run = ej.load_run(lm_run[0])
+    prompts = [prompt.read_text(), "7 of"]
+    wanted = run.generate(prompts, tokens=5, temperature=0.0)
+    assert [*found.values()] == wanted and [*found] == [str(prompt), "7 of"]
+    assert "99 bottles\\x1b[2J\n" in out and "\x1b" not in out
+
+
+def detector(folder):
+    """A detector that was not trained: it is unsure of everything."""
+    size = 64
+    config = load_config("configs/coco.py:tiny")
+    config.data.image_size = size
+    model = SSD(
+        num_outputs=4,
+        boxes_per_cell=boxes_per_cell(map_sizes(size)),
+        stage_sizes=(1, 1, 1),
+        width=8,
+    )
+    task = Detector(model, size)
+    variables = dict(jax.jit(task.init)(jax.random.key(0)))
+    names = [{"id": k, "name": name} for k, name in enumerate(("cat", "dog", "cow"))]
+    info = {"categories": names}
+    return TrainedRun(run_folder(folder), config, 1, task, variables, info, {})
+
+
+def test_what_is_found_is_drawn(images, tmp_path, capsys, monkeypatch):
+    run = detector(tmp_path)
+    monkeypatch.setattr(run_module, "load_run", lambda *args: run)
+    outputs = run.predict(images)
+    least = float(np.sort(outputs["scores"].ravel())[-3])
+    command = ["predict", "runs/coco", *images, "--out", tmp_path / "out"]
+    out = said(capsys, *command, "--min-score", least, "--json", tmp_path / "f.json")
+    found = json.loads((tmp_path / "f.json").read_text())
+    assert sum(map(len, found.values())) == 3
+    for file in images:
+        with Image.open(tmp_path / "out" / f"{file.stem}.png") as picture:
+            assert picture.size == (60, 40)
+        assert f"{file.stem}.png" in out
+    assert "nothing found" in said(capsys, *command, "--min-score", 1.0)
+
+
+def test_a_box_is_drawn_where_it_is():
+    grey = np.full((100, 200, 3), 128, np.uint8)
+    png = draw_boxes(grey, np.array([[0.5, 0.25, 0.9, 0.75]]), [0], ["cat 0.93"])
+    drawn = np.asarray(Image.open(io.BytesIO(png)))
+    orange = (drawn == (0xE6, 0x9F, 0x00)).all(axis=-1)
+    assert orange[50, 50:150].all() and orange[90, 50:150].all()  # its sides
+    assert orange[50:90, 50].all() and orange[50:90, 150].all()
+    assert not orange[55:85, 55:145].any()  # and nothing within
+    changed = (drawn != 128).any(axis=-1)
+    assert changed[:50].any()  # its name, above
+    assert not changed[95:].any() and not changed[:, 155:].any()
+
+
+@pytest.mark.parametrize(("to", "name"), [("safetensors", None), ("stablehlo", "m.x")])
+def test_a_run_is_exported(to, name, lm_run, tmp_path, capsys):
+    out = ["--out", tmp_path / name] if name else []
+    file = tmp_path / name if name else lm_run[0] / f"model.{to}"
+    assert said(capsys, "export", lm_run[0], "--to", to, *out) == f"{file}\n"
+    assert file.stat().st_size > 1000
+    file.unlink()
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["evaluate", "nowhere"], "nowhere holds no config.json, so it is no run"),
+        (["evaluate", "{shapes}", "--split", "x"], "draws its images, and has no spl"),
+        (["evaluate", "{shapes}", "--bogus"], "unknown option '--bogus'; see --help"),
+        (["predict", "{shapes}"], "there is nothing to predict; name files after WORK"),
+        (["predict", "{shapes}", "no.jpg"], "no.jpg: No such file or directory"),
+        (["predict", "{shapes}", "--text", "x"], "--text is for models of text"),
+        (["predict", "{lm}", "--text", "x", "--tokens", "0"], "tokens=0 must be at l"),
+        (["predict", "{lm}", "--update", "9", "--text", "x"], "no checkpoint of updat"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_line(argv, says, lm_run, shapes_run, capsys):
+    argv = [each.format(lm=lm_run[0], shapes=shapes_run[0]) for each in argv]
+    err = refused(capsys, *argv)
+    assert says in err.splitlines()[-1]
