@@ -43,6 +43,9 @@ def default_config() -> Config:
     config.target = 0.0
     config.stop_at_target = False
     config.log_every = 50
+    config.log = ConfigDict()
+    # Where else: tensorboard, wandb; into WORKDIR.
+    config.log.to = ()
     config.eval_every = 100
     # After every so many updates a branch is trained on fresh data alone until the next
     # evaluation, to say what repeats are worth; 0: never.

@@ -63,7 +63,7 @@ _RENAMED = {
 
 # Where a run is carried out, and who looks at it, is no part of what it is; nor is what
 # ends it.
-_NO_PART = {"distributed", "profile"}
+_NO_PART = {"distributed", "log", "profile"}
 _NO_PART_OF_DATA = {"timeout_s", "check_finite", "max_bad"}
 
 

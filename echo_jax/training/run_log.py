@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from echo_jax.config import Config
 from echo_jax.folders import RunPath
 from echo_jax.training.checkpoint import Restored
 from echo_jax.training.distributed import is_main_process
+from echo_jax.training.loggers import open_loggers, scalars_of
 from echo_jax.training.metrics import first_to_meet
 from echo_jax.training.progress import Progress
 from echo_jax.training.runfiles import MetricsFile
@@ -57,6 +60,9 @@ class RunLog:
             row = {"kind": "restored", "updates": saved, "damaged": damaged}
             self._file.append(row)
         self.rows = self._file.rows
+        self._loggers = (
+            open_loggers(config, workdir, saved or 0) if is_main_process() else ()
+        )
         self._look_back()
 
     def add(self, row: Mapping[str, Any]) -> None:
@@ -69,8 +75,26 @@ class RunLog:
         row = {**row, **mark}
         self._file.append(row)
         self._progress.row(row)
+        for logger in self._loggers:
+            logger.scalars(row["updates"], scalars_of(row))
         if row["kind"] == "eval":
             self._look_back()
+
+    def arrays(self, update: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """Shows arrays as histograms, where ``config.log.to`` says.
+
+        Args:
+          update: Updates done.
+          arrays: By name.
+        """
+        for logger in self._loggers:
+            logger.histograms(update, arrays)
+
+    def close(self) -> None:
+        """Makes sure that all rows are written, everywhere."""
+        self.flush()
+        for logger in self._loggers:
+            logger.close()
 
     def flush(self) -> None:
         """Makes sure that all rows are in the file; see `MetricsFile.flush`."""

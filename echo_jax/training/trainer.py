@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import struct
+from flax import struct, traverse_util
 from jax.sharding import Mesh
 from rich.console import Console
 
@@ -47,6 +47,7 @@ from echo_jax.training.dispatch import log_stops
 from echo_jax.training.distributed import (
     all_gather,
     broadcast_from_first,
+    fetch_global,
     is_main_process,
 )
 from echo_jax.training.environment import (
@@ -81,6 +82,7 @@ from echo_jax.training.interrupt import (
     StopSignal,
 )
 from echo_jax.training.local import Meetings
+from echo_jax.training.loggers import check_loggers
 from echo_jax.training.loss_scale import LossScale, ScaleReport, scale_numbers
 from echo_jax.training.metrics import AFTER_FRESH, RowMaker, eval_row
 from echo_jax.training.optim import Hyperparams, Optimizer, hyperparams
@@ -432,6 +434,7 @@ def train_checked(
     check_echo(config, workload, compiled.mesh)
     check_norm(config, compiled, workload)
     check_branches(config, workload)
+    check_loggers(config.log.to, workdir)
     if is_main_process():
         workdir.remove_unfinished()
     kept = read_if_whole(workdir / "summary.json", DECIDES_THE_END)
@@ -596,7 +599,7 @@ class Trainer:
                 self.feed.set_state(data)
             self.clock.add(before["clock"])
         self.log = RunLog(config, workload, workdir, restored, self.progress)
-        stack.callback(self.log.flush)
+        stack.callback(self.log.close)
         self._flops = count_flops(compiled, self.state, self.feed)
         if BatchGrowth.of(config):
             self._flops = UpdateFlops(None, None)  # Of no two updates the same.
@@ -655,6 +658,13 @@ class Trainer:
                     self.config, self.compiled, self.state, totals.updates, *given
                 )
             self.log.add(row)
+            if self.config.log.to:
+                params = self.compiled.model(self.state).params
+                flat: dict[str, Any] = traverse_util.flatten_dict(
+                    {"params": params}, sep="/"
+                )
+                arrays = {name: fetch_global(array) for name, array in flat.items()}
+                self.log.arrays(totals.updates, arrays)
 
     def save(self, data: list[Any] | None = None) -> None:
         """Saves the run, once all updates are computed; the writing goes on behind.
