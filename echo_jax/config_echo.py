@@ -5,7 +5,13 @@ from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.load_schedule import LoadSchedule
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, StochasticSpec
 
-__all__ = ["echo_spec", "largest_factor", "leaves_factor_open", "load_schedule"]
+__all__ = [
+    "describe_echo",
+    "echo_spec",
+    "largest_factor",
+    "leaves_factor_open",
+    "load_schedule",
+]
 
 
 def leaves_factor_open(config: Config) -> bool:
@@ -54,3 +60,38 @@ def echo_spec(
     if factor is None:
         factor = largest_factor(config)
     return EchoSpec(factor, echo.buffer, echo.order, batch_size, echo.seed)
+
+
+def describe_echo(config: Config) -> str:
+    """Says in a sentence what is repeated, how often, and from where.
+
+    Example:
+      >>> describe_echo(load_config("configs/lm.py:tiny", {"echo.factor": 2.0}))
+      'echo: every batch 2 times, after batch, in order consecutive'
+    """
+    echo = config.echo
+    item = "batch" if echo.after == "batch" else "example"
+    items = "batches" if item == "batch" else "examples"
+    where = f"{echo.buffer:,} of them on the {echo.where}"
+    if echo.mode == "adaptive":
+        return (
+            f"echo: after {echo.after}, what is fresh if it is ready, else an {item} "
+            f"again, each at most {echo.cap} times, from the last {where}"
+        )
+    if echo.mode == "stochastic":
+        load = load_schedule(config)
+        return (
+            f"echo: after {echo.after}, a coin says before each update whether fresh "
+            f"data is loaded ({load.schedule}, {load.quantity} from {load.start:g} to "
+            f"{load.end:g}), else {items} of the last {where} are used again"
+        )
+    if echo.factor == 1:
+        return f"no echo: every {item} is used once"
+    times = f"{echo.factor} times"
+    if leaves_factor_open(config):
+        times = f"as often as the loader needs, at most {echo.cap} times"
+    kept = "" if echo.order == "consecutive" else f", from {where}"
+    return (
+        f"echo: every {item} {times.replace('.0 ', ' ')}, after {echo.after}, in order "
+        f"{echo.order}{kept}"
+    )

@@ -5,8 +5,9 @@ import pytest
 from absl import flags
 from ml_collections import config_flags
 
-from echo_jax.config import default_config, load_config
+from echo_jax.config import default_config, load_config, override
 from echo_jax.config_check import check_config
+from echo_jax.config_echo import describe_echo
 
 
 def config_with(**fields):
@@ -18,6 +19,10 @@ def config_with(**fields):
 
 
 ON_DEVICE = {"echo__where": "device", "echo__after": "decode"}
+STOCHASTIC_LOAD = {
+    "echo.mode": "stochastic",
+    "echo.load": {"schedule": "linear", "end": 0.25, "updates": 9},
+}
 STOCHASTIC = {**ON_DEVICE, "echo__mode": "stochastic"}
 
 
@@ -282,3 +287,41 @@ def flagged(flag):
     )
     values(["", flag])
     return config
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({}, "no echo: every batch is used once"),
+        (
+            {"echo.factor": 2.0},
+            "echo: every batch 2 times, after batch, in order consecutive",
+        ),
+        (
+            {"echo.factor": 2.5, "echo.after": "decode", "echo.order": "spread"},
+            "echo: every example 2.5 times, after decode, in order spread, from 1,024 "
+            "of them on the host",
+        ),
+        (
+            {"echo.factor": "auto", "echo.after": "augment", "echo.order": "shuffle"},
+            "echo: every example as often as the loader needs, at most 4 times, after "
+            "augment, in order shuffle, from 1,024 of them on the host",
+        ),
+        (
+            {"echo.mode": "adaptive", "echo.after": "decode", "echo.where": "device"},
+            "echo: after decode, what is fresh if it is ready, else an example again, "
+            "each at most 4 times, from the last 1,024 of them on the device",
+        ),
+        (
+            STOCHASTIC_LOAD,
+            "echo: after batch, a coin says before each update whether fresh data is "
+            "loaded (linear, p from 1 to 0.25), else batches of the last 1,024 of them "
+            "on the host are used again",
+        ),
+    ],
+)
+def test_an_echo_is_said_in_a_sentence(fields, says):
+    config = default_config()
+    config.echo.buffer = 1024
+    override(config, fields)
+    assert describe_echo(config) == says

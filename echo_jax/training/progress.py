@@ -1,19 +1,26 @@
 """What a person sees of a run: a bar on a terminal, lines elsewhere."""
 
+import contextlib
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 from rich import progress
 from rich.console import Console
 
 from echo_jax.config import Config
+from echo_jax.config_echo import describe_echo
 from echo_jax.printable import printable
 from echo_jax.training.checkpoint import Restored
 from echo_jax.training.distributed import is_main_process
 from echo_jax.training.metrics import train_metrics
 
 __all__ = ["Progress", "show_run"]
+
+
+# After how long it is said what takes so long.
+_WONDERS_S = 3.0
 
 
 class Progress:
@@ -35,7 +42,7 @@ class Progress:
         self._console = console or Console()
         self._total, self._first, self._done = total, done, done
         self._mark = f"{mark}  " if mark else ""
-        self._started = time.perf_counter()
+        self._started: float | None = None  # when the first update was sent
         self._bar = None
         if self._console.is_terminal:
             self._bar = progress.Progress(
@@ -69,6 +76,9 @@ class Progress:
         Args:
           done: Updates of the whole run.
         """
+        if self._started is None:
+            # What it took until then is compiling, for the most part.
+            self._first, self._started = done, time.perf_counter()
         self._done = done
         if self._bar:
             self._bar.update(self._task, completed=done)
@@ -115,20 +125,37 @@ class Progress:
             soft_wrap=True,
         )
 
+    @contextlib.contextmanager
+    def slow(self, what: str) -> Iterator[None]:
+        """Says what is done, if it takes so long that a person wonders.
+
+        Args:
+          what: Such as "compiling the update".
+        """
+        timer = threading.Timer(_WONDERS_S, self.note, [f"{what} ..."])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def _eta(self) -> str:
-        """Returns the time left at the mean speed since the start or the resumption."""
-        speed = (self._done - self._first) / (time.perf_counter() - self._started)
+        """Returns the time left at the mean speed since the first update was sent."""
+        elapsed_s = time.perf_counter() - (self._started or 0.0)
+        speed = (self._done - self._first) / elapsed_s
         seconds = round((self._total - self._done) / speed) if speed else 0
         return f"ETA {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
 def show_run(
-    config: Config, restored: Restored | None, console: Console | None
+    config: Config, model: str, restored: Restored | None, console: Console | None
 ) -> Progress:
     """Returns what shows a run, and has told how it starts.
 
     Args:
       config: The run's config.
+      model: Its size, see `echo_jax.training.model.size_of`.
       restored: What the run goes on from; None at its start.
       console: Where to; None for standard output. One process shows what all of them
         do.
@@ -142,6 +169,9 @@ def show_run(
     )
     if is_held:
         shown.note("shows the ceiling of speed, and writes no checkpoint")
+    if not restored:
+        shown.note(f"model: {model}")
+        shown.note(describe_echo(config))
     if restored:
         for reason in restored.damaged.values():
             shown.note(f"{reason}; it is set aside")

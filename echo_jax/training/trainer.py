@@ -85,6 +85,7 @@ from echo_jax.training.local import Meetings
 from echo_jax.training.loggers import check_loggers
 from echo_jax.training.loss_scale import LossScale, ScaleReport, scale_numbers
 from echo_jax.training.metrics import AFTER_FRESH, RowMaker, eval_row
+from echo_jax.training.model import size_of
 from echo_jax.training.optim import Hyperparams, Optimizer, hyperparams
 from echo_jax.training.precision import Precision
 from echo_jax.training.profile import Profile
@@ -568,7 +569,8 @@ class Trainer:
         self.totals = Totals.resumed(before["totals"] if before else [])
         # The devices' work before is counted already.
         self._busy_before_s = self.totals.busy_s
-        self.progress = show_run(config, restored, console)
+        size = size_of(compiled.variables["params"])
+        self.progress = show_run(config, size, restored, console)
         note = self.progress.note
         if self.warm_start:
             note(str(self.warm_start))
@@ -582,15 +584,16 @@ class Trainer:
         )
         stack.enter_context(self.watchdog)
         peers.when_stop_asked(partial(self.watchdog.stop, signal.SIGTERM))
-        self.decided = decide(
-            config,
-            workload,
-            compiled,
-            self.state,
-            before=before,
-            watchdog=self.watchdog,
-            note=note,
-        )
+        with self.progress.slow("compiling the update, and measuring it"):
+            self.decided = decide(
+                config,
+                workload,
+                compiled,
+                self.state,
+                before=before,
+                watchdog=self.watchdog,
+                note=note,
+            )
         self.feed = self.decided.feed
         stack.enter_context(self.watchdog.closing(self.feed))
         if before:
@@ -649,7 +652,10 @@ class Trainer:
             return
         self.read(leave=0)
         seconds, totals = self.clock.seconds(), self._totals_of_all()
-        with self.clock.phase("pause"):
+        slow = self.progress.slow(
+            f"evaluating update {totals.updates}, which is compiled at first"
+        )
+        with self.clock.phase("pause"), slow:
             given = self._workload, self.watchdog
             metrics = evaluate_split(self.config, self.compiled, self.state, *given)
             row = eval_row(totals, seconds, metrics)

@@ -20,3 +20,9 @@ def bucket(served):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STORAGE_EMULATOR_HOST", address)
         yield bucket
+
+
+@pytest.fixture(autouse=True)
+def _nobody_wonders(monkeypatch):
+    """On a busy machine anything may take long, and tests compare what is printed."""
+    monkeypatch.setattr("echo_jax.training.progress._WONDERS_S", 1000.0)

@@ -74,6 +74,7 @@ def workload_of(config):
             {"x": np.zeros((8, 4), np.float32), "y": np.ones(8), "mask": np.ones(8)}
         ],
         data_metadata={"synthetic": True},
+        task_info={},
         augment_on_device=lambda batch, keys: batch,
     )
 

@@ -234,7 +234,7 @@ def shown(workdir, **overrides):
 
 
 def test_says_how_large_the_buffer_is_before_it_trains(tmp_path):
-    first, second, *_ = shown(tmp_path, **DEVICE).splitlines()
+    _, _, first, second, *_ = shown(tmp_path, **DEVICE).splitlines()
     # Four float32 features, and a target.
     assert re.search(r"echo buffer: \d+ items of 20 bytes", first)
     assert "update 0" in second
@@ -242,7 +242,7 @@ def test_says_how_large_the_buffer_is_before_it_trains(tmp_path):
 
 def test_a_buffer_by_bytes_holds_as_much_as_fits(tmp_path):
     options = {**DEVICE, "echo__buffer": 1, "echo__buffer_bytes": 2000}
-    line = shown(tmp_path, **options).splitlines()[0]
+    line = shown(tmp_path, **options).splitlines()[2]
     found = re.search(r"echo buffer: (\d+) items of 20 bytes", line)
     assert found and 90 <= int(found[1]) <= 100
 

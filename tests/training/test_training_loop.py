@@ -47,8 +47,9 @@ def test_a_run_leaves_what_its_readers_need(tmp_path):
     assert json_of(tmp_path, "summary.json") == summary
     config = tiny_config(echo__factor=2.5).to_dict()
     # How it is carried out and looked at is no part of a run.
-    del config["distributed"], config["profile"], config["data"]["timeout_s"]
-    del config["data"]["check_finite"], config["data"]["max_bad"]
+    del config["distributed"], config["log"], config["profile"]
+    for name in ("timeout_s", "check_finite", "max_bad"):
+        del config["data"][name]
     assert json_of(tmp_path, "config.json") == json.loads(json.dumps(config))
 
     environment = json_of(tmp_path, "environment.json")
@@ -413,7 +414,12 @@ def shown(tmp_path, **options):
 
 
 def test_progress_is_plain_lines_in_a_file(tmp_path):
-    lines = shown(tmp_path).splitlines()
+    *about, lines = shown(tmp_path).split("\n", 2)
+    assert [line[10:] for line in about] == [
+        "model: 96 parameters in 3 arrays: first 64, bias 16, second 16",
+        "no echo: every batch is used once",
+    ]
+    lines = lines.splitlines()
     assert len(lines) == 6
     assert re.fullmatch(r"\d\d:\d\d:\d\d  update 0  eval_loss \S+", lines[0])
     assert re.fullmatch(

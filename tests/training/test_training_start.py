@@ -3,6 +3,7 @@
 import io
 import json
 import signal
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from tiny_workload import make_workload, rows_of, run, stop_at, tiny_config
 
 from echo_jax.folders import run_folder
 from echo_jax.training import Interrupted, decide, train
+from echo_jax.training import progress as progress_module
 from echo_jax.training.checkpoint import Checkpoints
 from echo_jax.training.feed import HeldFeed, HostFeed, JoinedBatches
 from echo_jax.training.feeds import make_echo_spec
@@ -195,3 +197,41 @@ def test_what_is_shown_of_a_run_is_no_markup():
         progress.note("reads [/] and \x1b]0;title\x07")
     assert "[one batch held]  update" in text.getvalue()
     assert r"reads [/] and \x1b]0;title\x07" in text.getvalue()
+
+
+def test_what_takes_long_is_said_and_what_does_not_is_not(monkeypatch):
+    monkeypatch.setattr(progress_module, "_WONDERS_S", 0.05)
+    text = io.StringIO()
+    shown = Progress(Console(file=text), total=4, done=0)
+    with shown.slow("compiling the update"):
+        while "compiling" not in text.getvalue():
+            time.sleep(0.01)
+    monkeypatch.setattr(progress_module, "_WONDERS_S", 1000.0)
+    with shown.slow("compiling something else"):
+        pass
+    assert text.getvalue().endswith("  compiling the update ...\n")
+
+
+def test_the_time_left_does_not_count_what_was_compiled(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress_module.time, "perf_counter", lambda: now[0])
+    text = io.StringIO()
+    shown = Progress(Console(file=text, width=200), total=101, done=0)
+    now[0] += 600  # of compiling
+    row = {"kind": "train", "updates": 1, "loss": 1.0, "idle_fraction": 0.0}
+    for update in (1, 2, 3):
+        shown.update(update)
+        now[0] += 2
+    shown.row({**row, "examples_per_s": 4.0})
+    # Two updates since the first took 6 s; 98 are left.
+    assert "ETA 0:04:54" in text.getvalue()
+
+
+def test_a_run_says_its_size_and_its_echo_once(tmp_path):
+    for updates in (2, 4):
+        config = tiny_config(updates=updates)
+        text = io.StringIO()
+        console = Console(file=text, width=200)
+        train(config, make_workload(config), tmp_path, console=console)
+        said = "parameters in" in text.getvalue(), "no echo: every" in text.getvalue()
+        assert said == ((True, True) if updates == 2 else (False, False))
