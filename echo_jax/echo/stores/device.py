@@ -12,7 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from echo_jax.echo.stores.host_batch import check_integers, layout_of
+from echo_jax.echo.stores.host_batch import (
+    as_host_batch,
+    check_integers,
+    layout_of,
+)
 from echo_jax.echo.stores.slot_layout import SlotLayout
 
 __all__ = ["Augment", "EchoBuffer", "StepInput", "default_mesh", "jitted_write"]
@@ -101,7 +105,7 @@ class EchoBuffer:
                 f"num_lanes={num_lanes} is not a multiple of the {mesh.size} devices; "
                 f"use {math.ceil(num_lanes / mesh.size) * mesh.size}"
             )
-        structure, rows, items = layout_of(batch)
+        structure, rows, items = layout_of(as_host_batch(batch))
         tiled = mesh.devices.flat[0].platform == "tpu"
         return cls(structure, items, num_slots, num_lanes, mesh, rows, tiled)
 
@@ -201,6 +205,7 @@ class EchoBuffer:
           ValueError: It has another number of rows, other leaves, shapes or dtypes,
             or an integer that does not fit.
         """
+        batch = as_host_batch(batch)
         structure, rows, items = layout_of(batch)
         if structure != self.structure or items != self.items:
             raise ValueError(

@@ -1,15 +1,29 @@
 """Host batches that a device can hold: what they are made of, and what is refused."""
 
 import functools
+import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from echo_jax.echo.stores.leaves import check_foreign
+from echo_jax.echo.stores.leaves import check_foreign, of_torch
 
-__all__ = ["check_integers", "layout_of"]
+__all__ = ["as_host_batch", "check_integers", "layout_of"]
+
+
+def as_host_batch(batch: Any) -> Any:
+    """Returns a batch with arrays, in the same memory, for the tensors of torch.
+
+    Raises:
+      ValueError: A tensor does not become an array; see `of_torch`.
+    """
+    if "torch" not in sys.modules:
+        return batch
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: of_torch(jax.tree_util.keystr(path), leaf), batch
+    )
 
 
 def layout_of(batch: Any) -> tuple[Any, int, tuple[jax.ShapeDtypeStruct, ...]]:

@@ -25,6 +25,7 @@ __all__ = [
     "check_leaf",
     "frozen",
     "is_plain",
+    "of_torch",
     "read_only",
     "view",
 ]
@@ -125,6 +126,7 @@ def as_array(path: str, leaf: Any) -> np.ndarray:
     """
     kind = type(leaf)
     if kind is not np.ndarray and kind not in NUMBERS:
+        leaf = of_torch(path, leaf)
         check_foreign(path, leaf)
         if isinstance(leaf, _CLASSES):
             raise ValueError(
@@ -151,6 +153,31 @@ def as_array(path: str, leaf: Any) -> np.ndarray:
             "into batches; use batch=False, or pad ragged rows to one length"
         )
     return array
+
+
+def of_torch(path: str, leaf: Any) -> Any:
+    """Returns the array of a torch tensor, in the same memory; any other leaf as it is.
+
+    Args:
+      path: Of the leaf in its item.
+      leaf: Any.
+
+    Raises:
+      ValueError: NumPy has no such array: the tensor lies on a GPU, is sparse, has
+        gradients, or numbers such as bfloat16.
+    """
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    if tensor is None or not isinstance(leaf, tensor):
+        return leaf
+    try:
+        return leaf.numpy()
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(
+            f"leaf item{path} is a {leaf.dtype} tensor of layout {leaf.layout} on "
+            f"{leaf.device}, which does not become a NumPy array "
+            f"({str(error).partition(chr(10))[0]}); convert it before the echo, with "
+            ".detach(), .cpu(), .to_dense() or .float()"
+        ) from error
 
 
 def frozen(leaf: Any) -> Any:

@@ -1,0 +1,190 @@
+"""The recipes of docs/loaders.md, each run as a program of its own."""
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import echo_jax as ej
+
+PAGE = Path(__file__).parents[1] / "docs/loaders.md"
+BLOCKS = re.findall(r"(?ms)^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"))
+EXAMPLES, BATCH_SIZE = 96, 32
+
+# What the page calls the reader's own. Steps print what they train on.
+MINE = """
+import numpy as np
+
+def example(i):
+    return {"image": np.full((4, 4), i, np.float32), "label": i}
+
+class Dataset:
+    def __len__(self):
+        return 96
+    def __getitem__(self, i):
+        if i >= 96:
+            raise IndexError
+        return example(i)
+
+dataset = Dataset()
+rows = np.arange(96).reshape(3, 32)
+loader = [
+    {"image": np.stack([example(i)["image"] for i in row]), "label": row}
+    for row in rows
+]
+pairs = [(batch["image"].reshape(32, 16), batch["label"][:, None]) for batch in loader]
+
+def train_step(batch):
+    assert type(batch["image"]) is np.ndarray and batch["image"].dtype == np.float32
+    assert batch["label"].dtype == np.int64
+    assert (batch["image"] == batch["label"][:, None, None]).all()
+    print("update", *batch["label"].tolist())
+"""
+MODEL = """
+import keras
+keras.utils.set_random_seed(0)
+model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.0), "mse")
+"""
+
+
+def run(block, folder, *, also=""):
+    """Runs a block and returns what it printed, and how it warned."""
+    (folder / "mine.py").write_text(MINE + (MODEL if "keras" in block else ""))
+    (folder / "recipe.py").write_text(block + also)
+    done = subprocess.run(
+        [sys.executable, "recipe.py"],
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def block_with(word):
+    (block,) = (block for block in BLOCKS if word in block)
+    return block
+
+
+def uses(stdout):
+    """How often each example was trained on, and the sizes of the batches."""
+    batches = re.findall("(?m)^update (.*)$", stdout)
+    labels = [list(map(int, batch.split())) for batch in batches]
+    return Counter(label for batch in labels for label in batch), [*map(len, labels)]
+
+
+def test_every_block_of_the_page_is_run():
+    assert len(BLOCKS) == 4
+    words = ("import loader", "batch_size=32)\nspec", "forkserver", "KERAS_BACKEND")
+    assert {block_with(word) for word in words} == set(BLOCKS)
+
+
+def test_any_iterator(tmp_path):
+    counted, sizes = uses(run(block_with("import loader"), tmp_path)[0])
+    assert counted == dict.fromkeys(range(EXAMPLES), 4)
+    assert sizes == [BATCH_SIZE] * 12
+
+
+def test_the_loader_of_torch(tmp_path):
+    pytest.importorskip("torch", reason="torch is not installed: docs/loaders.md")
+    counted, sizes = uses(run(block_with("batch_size=32)\nspec"), tmp_path)[0])
+    assert counted == dict.fromkeys(range(EXAMPLES), 4)
+    assert sizes == [BATCH_SIZE] * 12
+
+
+def test_workers_of_torch_beside_jax(tmp_path):
+    pytest.importorskip("torch", reason="torch is not installed: docs/loaders.md")
+    block = "import jax\njax.numpy.zeros(1)\n" + block_with("forkserver")
+    stdout, stderr = run(block, tmp_path)
+    counted, _ = uses(stdout)
+    assert counted.keys() == set(range(EXAMPLES))
+    assert 1 <= min(counted.values()) <= max(counted.values()) <= 4
+    assert "fork" not in stderr
+
+
+AND_GRAIN = """
+import grain
+import numpy as np
+
+print("updates", int(model.optimizer.iterations))
+x, y = (np.concatenate(parts) for parts in zip(*pairs))
+dataset = grain.MapDataset.source([*zip(x, y)]).to_iter_dataset()
+model.fit(ej.grain.echo(dataset, spec, batch=True), verbose=0)
+print("updates", int(model.optimizer.iterations))
+"""
+
+
+@pytest.mark.slow
+def test_keras_makes_an_update_of_every_echoed_batch(tmp_path):
+    pytest.importorskip("keras", reason="keras is not installed")
+    stdout, _ = run(block_with("KERAS_BACKEND"), tmp_path, also=AND_GRAIN)
+    assert "updates 12\nupdates 24\n" in stdout
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="torch is not installed")
+
+
+SPEC = ej.EchoSpec(factor=2, order="spread", buffer=16, batch_size=8)
+
+
+def test_tensors_become_the_arrays_that_they_are(torch):
+    numbers = {
+        "f2": torch.float16,
+        "i4": torch.int32,
+        "u1": torch.uint8,
+        "?": torch.bool,
+    }
+    for name, dtype in numbers.items():
+        tensor = torch.arange(16).reshape(8, 2).to(dtype)
+        arrays = {"x": tensor.numpy().copy()}
+        for stream in ([{"x": tensor}], [{"x": row} for row in tensor]):
+            unbatch = len(stream) == 1
+            options = {"batch": True, "unbatch": unbatch}
+            batches = list(ej.echo(stream, SPEC, **options))
+            assert all(batch["x"].dtype == np.dtype(name) for batch in batches)
+            expected = list(ej.echo([arrays], SPEC, batch=True, unbatch=True))
+            np.testing.assert_array_equal(
+                np.concatenate([batch["x"] for batch in batches]),
+                np.concatenate([batch["x"] for batch in expected]),
+            )
+
+
+def test_the_devices_take_tensors(torch):
+    tensor = torch.arange(16, dtype=torch.int32).reshape(8, 2)
+    spec = ej.EchoSpec(factor=2, order="shuffle", buffer=64, batch_size=8)
+    first, second = ej.device.echo([{"x": tensor}], spec)
+    seen = np.concatenate([first["x"], second["x"]])
+    assert sorted(map(tuple, seen)) == sorted(map(tuple, [*tensor.numpy()] * 2))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda x: x.bfloat16(), "BFloat16"),
+        (lambda x: x.requires_grad_(), "requires grad"),
+        (lambda x: x.to_sparse(), "Sparse"),
+        (lambda x: x.to("meta"), "on meta"),
+    ],
+)
+def test_tensors_without_an_array_are_refused(torch, change, reason):
+    stream = [{"x": change(torch.zeros(8, 2))}]
+    for echo in (
+        ej.echo(stream, SPEC, batch=True),
+        ej.echo(stream, SPEC, batch=True, unbatch=True),
+        ej.device.echo(stream, SPEC, prefetch=0),
+    ):
+        with pytest.raises(
+            ValueError, match=r"leaf item\['x'\] is a torch\."
+        ) as caught:
+            next(echo)
+        assert reason in str(caught.value) and ".detach()" in str(caught.value)
+
+
+def test_single_tensors_are_refused_with_the_way(torch):
+    with pytest.raises(ValueError, match=r"cannot copy; convert it with \.numpy\(\)"):
+        next(ej.echo([{"x": torch.zeros(2)}], SPEC))
