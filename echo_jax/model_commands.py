@@ -85,6 +85,11 @@ def add_commands(add: Callable[[str, str, str], argparse.ArgumentParser]) -> Non
         help="so many of the split, always the same ones; 0 for all (default: as in "
         "the run)",
     )
+    evaluate.add_argument(
+        "--report",
+        metavar="FOLDER",
+        help="also write evaluation.html there: what was confused, found or written",
+    )
     predict.add_argument("files", nargs="*", metavar="FILE", help="images, or texts")
     predict.add_argument(
         "--text", action="append", default=[], help="a text to be continued"
@@ -169,7 +174,12 @@ def run_evaluate(args: argparse.Namespace) -> list[Any]:
     for name in sorted(found.metrics, key=lambda name: (name != first, name)):
         table.add_row(printable(name), f"{found.metrics[name]:.6g}")
     _write_json(args.json, vars(found))
-    return [table]
+    if args.report is None:
+        return [table]
+    # Imported here: matplotlib takes a second.
+    from echo_jax.inference.report import write_evaluation
+
+    return [table, printable(write_evaluation(run, found, args.report))]
 
 
 def run_predict(args: argparse.Namespace) -> list[Any]:

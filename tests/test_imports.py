@@ -78,6 +78,7 @@ ALLOWED = {
         "folders",
         "inference",
         "json_files",
+        "studies.page",
         "training",
         "workloads",
     },

@@ -17,7 +17,7 @@ from echo_jax.training.trainer import compile_functions
 from echo_jax.training.watchdog import Watchdog
 from echo_jax.workloads import Workload, build
 
-__all__ = ["Evaluation", "evaluate_run"]
+__all__ = ["Evaluation", "evaluate_run", "open_evaluation"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Evaluation:
       update: Of its checkpoint.
       source: The data, as ``data.source`` names it.
       split: The split; ``""`` where the workload has but one to be evaluated on.
+      asked_split: The split that was asked for; ``""`` for that of the run.
+      max_examples: How many examples were asked for, see `evaluate_run`.
       metric: The metric that targets of this workload refer to.
       metrics: All of them, by name.
     """
@@ -37,6 +39,8 @@ class Evaluation:
     update: int
     source: str
     split: str
+    asked_split: str
+    max_examples: int | None
     metric: str
     metrics: dict[str, float]
 
@@ -68,9 +72,7 @@ def evaluate_run(
       >>> evaluate_run(load_run("runs/cifar10"), split="test").metrics["accuracy"]
       0.8712
     """
-    config = _evaluation_config(run, source, split, max_examples)
-    workload = build(config)
-    _check_same_task(run, workload, config.data.source)
+    config, workload = open_evaluation(run, source, split, max_examples)
     compiled = compile_functions(config, workload)
     model: Any = Model.of(run.variables)
     with Watchdog.of_data(config, note) as watchdog:
@@ -90,9 +92,25 @@ def evaluate_run(
         update=run.update,
         source=config.data.source,
         split=config.data.get("eval_split", ""),
+        asked_split=split,
+        max_examples=max_examples,
         metric=workload.metric,
         metrics=metrics | workload.task.derive(metrics),
     )
+
+
+def open_evaluation(
+    run: TrainedRun, source: str, split: str, max_examples: int | None
+) -> tuple[Config, Workload]:
+    """Opens the data of an evaluation; see `evaluate_run`.
+
+    Returns:
+      The config of the run as it is evaluated here, and its workload.
+    """
+    config = _evaluation_config(run, source, split, max_examples)
+    workload = build(config)
+    _check_same_task(run, workload, config.data.source)
+    return config, workload
 
 
 def _evaluation_config(
@@ -107,12 +125,13 @@ def _evaluation_config(
     data = config.data
     if max_examples is not None:
         data.eval_examples = max_examples
+    is_other = bool(split) or source not in ("", data.source)
     data.source = source or data.source
     if split:
         if config.workload == "shapes":
             raise ValueError("workload 'shapes' draws its images, and has no splits")
         data.eval_split = split
-    if source or split:
+    if is_other:
         # The other data need not have what the run was trained on.
         data.train_split = data.get("eval_split", "validation")
         data.train_examples = 0

@@ -1,0 +1,170 @@
+"""An evaluation as people look at it: what was confused, found or written."""
+
+import base64
+import html
+import io
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from PIL import Image
+
+from echo_jax.folders import RunPath, run_folder
+from echo_jax.inference.evaluate import Evaluation, open_evaluation
+from echo_jax.inference.pictures import draw_boxes
+from echo_jax.inference.run import TrainedRun
+from echo_jax.studies.page import figure, items, page, table
+
+__all__ = ["write_evaluation"]
+
+# Beyond them a matrix cannot be read.
+_MOST_CLASSES = 30
+_MOST_CONFUSED = 12
+_EXAMPLES = 12
+_DRAWN = 6
+_PICTURE_PIXELS = 160
+_MIN_SCORE = 0.3
+_PROMPTS, _PROMPT_SHARE, _ADDED = 4, 0.5, 64
+
+
+def write_evaluation(
+    run: TrainedRun, found: Evaluation, folder: str | os.PathLike[str]
+) -> RunPath:
+    """Writes a page about an evaluation, which opens offline.
+
+    Of a classifier it shows how often which class was taken for which, and the first
+    images; of a detector its boxes in them; of a language model how it continues texts
+    of the split.
+
+    Args:
+      run: That was evaluated.
+      found: From `echo_jax.inference.evaluate.evaluate_run`.
+      folder: Receives ``evaluation.html``.
+
+    Returns:
+      The page.
+
+    Raises:
+      ValueError, OSError: See `evaluate_run`; or the page cannot be written.
+    """
+    _, workload = open_evaluation(
+        run, found.source, found.asked_split, found.max_examples
+    )
+    batches = workload.eval_batches()
+    if run.is_of_text:
+        shown = _texts(run, batches)
+    elif "categories" in run.task_info:
+        shown = _detections(run, batches)
+    else:
+        shown = _classes(run, batches)
+    values = [(name, f"{value:.6g}") for name, value in sorted(found.metrics.items())]
+    title = f"{found.workdir}, update {found.update}"
+    where = " ".join(filter(None, [found.source, found.split]))
+    parts = [table(("metric", "value"), values, texts=1), *shown]
+    file = run_folder(folder) / "evaluation.html"
+    file.parent.mkdir()
+    file.write(page(title, f"Evaluated on {where}.", parts))
+    return file
+
+
+def _classes(run: TrainedRun, batches: Iterable[Any]) -> Iterator[str]:
+    num_classes = len(run.classes)
+    counts = np.zeros((num_classes, num_classes), np.int64)
+    pictures: list[str] = []
+    for batch in batches:
+        probabilities = run.predict(batch)["probabilities"]
+        is_real = batch["mask"] > 0
+        labels, taken = batch["label"][is_real], probabilities.argmax(axis=1)[is_real]
+        np.add.at(counts, (labels, taken), 1)
+        for row in range(min(len(labels), _EXAMPLES - len(pictures))):
+            name, label = run.classes[taken[row]], run.classes[labels[row]]
+            said = f"{name} {probabilities[is_real][row, taken[row]]:.0%}"
+            said += "" if name == label else f", is {label}"
+            pictures.append(_picture(batch["image"][is_real][row], said))
+    yield "<h2>Which class was taken for which</h2>"
+    if num_classes <= _MOST_CLASSES:
+        yield figure(_matrix(counts, run.classes))
+    yield table(("is", "taken for", "images"), _confused(counts, run.classes), texts=2)
+    yield "<h2>The first images</h2>"
+    yield f"<div>{''.join(pictures)}</div>"
+
+
+def _confused(counts: np.ndarray, names: list[str]) -> Iterator[tuple[str, str, str]]:
+    """Yields the classes that were taken for each other the most often."""
+    wrong = counts - np.diag(np.diag(counts))
+    for index in np.argsort(-wrong, axis=None, kind="stable")[:_MOST_CONFUSED]:
+        label, taken = np.unravel_index(index, wrong.shape)
+        if wrong[label, taken]:
+            of = counts[label].sum()
+            yield names[label], names[taken], f"{wrong[label, taken]:,} of {of:,}"
+
+
+def _matrix(counts: np.ndarray, names: list[str]) -> str:
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    size = 3 + 0.35 * len(names)
+    drawing = Figure(figsize=(size, size), layout="constrained")
+    axes = drawing.add_subplot()
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    axes.set_xticks(range(len(names)), names, rotation=90)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlabel("taken for")
+    axes.set_ylabel("is")
+    axes.set_title("Percent of the images of each class")
+    for (row, column), share in np.ndenumerate(shares):
+        if share >= 0.005:
+            colour = "white" if share > 0.5 else "black"
+            text = f"{100 * share:.0f}"
+            axes.text(column, row, text, ha="center", va="center", color=colour, size=8)
+    text_file = io.StringIO()
+    drawing.savefig(text_file, format="svg")
+    return text_file.getvalue()
+
+
+def _detections(run: TrainedRun, batches: Iterable[Any]) -> Iterator[str]:
+    yield f"<h2>What was found with a score of at least {_MIN_SCORE}</h2>"
+    pictures: list[str] = []
+    for batch in batches:
+        if len(pictures) >= _DRAWN:
+            break
+        found = run.predict({"image": batch["image"]})
+        for row in np.flatnonzero(batch["mask"])[: _DRAWN - len(pictures)]:
+            is_sure = found["scores"][row] >= _MIN_SCORE
+            labels = found["labels"][row][is_sure].tolist()
+            names = [run.classes[label] for label in labels]
+            image = np.asarray(Image.fromarray(batch["image"][row]).resize((480, 480)))
+            drawn = draw_boxes(image, found["boxes"][row][is_sure], labels, names)
+            pictures.append(_embedded(drawn, 480, ", ".join(names) or "nothing"))
+    yield f"<div>{''.join(pictures)}</div>"
+
+
+def _texts(run: TrainedRun, batches: Iterable[Any]) -> Iterator[str]:
+    tokens = next(iter(batches))["tokens"][:_PROMPTS]
+    cut = max(1, int(tokens.shape[1] * _PROMPT_SHARE))
+    decode = run.tokenizer.decode
+    prompts = [decode(row[:cut].tolist()) for row in tokens]
+    yield "<h2>How texts of the split go on</h2>"
+    for temperature in (0.0, 0.8):
+        added = run.generate(prompts, tokens=_ADDED, temperature=temperature)
+        yield f"<h3>By the model, temperature {temperature:g}</h3>"
+        for prompt, text in zip(prompts, added, strict=True):
+            yield f"<pre>{html.escape(prompt)}<b>{html.escape(text)}</b></pre>"
+    yield "<h3>In the text itself</h3>"
+    yield items(decode(row.tolist()) for row in tokens)
+
+
+def _picture(pixels: np.ndarray, said: str) -> str:
+    data = io.BytesIO()
+    Image.fromarray(pixels).save(data, format="PNG")
+    return _embedded(data.getvalue(), _PICTURE_PIXELS, said)
+
+
+def _embedded(png: bytes, width: int, said: str) -> str:
+    text = base64.b64encode(png).decode()
+    return (
+        f'<figure style="display: inline-block; width: {width}px; margin: 4px">'
+        f'<img alt="{html.escape(said)}" width="{width}" style="max-width: 100%; '
+        f'image-rendering: pixelated" src="data:image/png;base64,{text}">'
+        f"<figcaption>{html.escape(said)}</figcaption></figure>"
+    )
