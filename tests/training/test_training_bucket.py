@@ -19,8 +19,10 @@ from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.folders import FolderError, RunPath, run_folder
 from echo_jax.json_files import read_line, unseal
 from echo_jax.training import Interrupted, runfiles
+from echo_jax.training.checkpoint import params_sha256
 from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.runfiles import MetricsFile
+from echo_jax.training.saved_model import read_model
 
 ROOT = Path(__file__).parents[2]
 WORKDIR = "gs://bucket/runs/a"
@@ -56,6 +58,16 @@ def test_stopped_and_resumed_as_in_a_folder(bucket, in_folder):
     run(WORKDIR, **RUN)
     assert_same(bucket.files("runs/a"), in_folder)
     assert bucket.writes["runs/a/config.json"] == 1
+
+
+def test_its_model_is_read_alone(bucket):
+    summary = run(WORKDIR, **RUN)
+    before = bucket.files("runs/a")
+    found = read_model(run_folder(WORKDIR))
+    assert found.update == summary["updates"]
+    assert params_sha256(found.model.params) == summary["params_sha256"]
+    assert read_model(run_folder(WORKDIR), 8).update == 8
+    assert bucket.files("runs/a") == before
 
 
 def test_a_client_that_was_chosen_before_is_not_used(bucket, monkeypatch):
