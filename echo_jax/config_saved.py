@@ -48,6 +48,7 @@ def read_config(workdir: RunPath) -> Config:
                     config.data[name] = _hashable(value)
         override(config, fields)
         _refuse_texts(config)
+        _refuse_code(config)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamagedFileError(path, error) from error
     chosen = (read_json(workdir / "environment.json", _CHOSEN) or {}).get("chosen", {})
@@ -75,3 +76,12 @@ def _refuse_texts(config: Config) -> None:
                 f"config.xla.options sets {name} to a text, which may name a file, and "
                 "is not done for a run folder: give its config file to --config"
             )
+
+
+def _refuse_code(config: Config) -> None:
+    """Refuses data that is a class to be imported: a config may do that, no folder."""
+    if config.data.source.startswith("python:"):
+        raise ValueError(
+            f"config.data.source={config.data.source!r} names code, which is not run "
+            "for a run folder: give its config file to --config"
+        )

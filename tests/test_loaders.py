@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import echo_jax as ej
+from echo_jax.data.sources import open_source
 
 PAGE = Path(__file__).parents[1] / "docs/loaders.md"
 BLOCKS = re.findall(r"(?ms)^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"))
@@ -77,8 +78,9 @@ def uses(stdout):
 
 
 def test_every_block_of_the_page_is_run():
-    assert len(BLOCKS) == 4
+    assert len(BLOCKS) == 5
     words = ("import loader", "batch_size=32)\nspec", "forkserver", "KERAS_BACKEND")
+    words += ("class Photographs",)
     assert {block_with(word) for word in words} == set(BLOCKS)
 
 
@@ -122,6 +124,28 @@ def test_keras_makes_an_update_of_every_echoed_batch(tmp_path):
     pytest.importorskip("keras", reason="keras is not installed")
     stdout, _ = run(block_with("KERAS_BACKEND"), tmp_path, also=AND_GRAIN)
     assert "updates 12\nupdates 24\n" in stdout
+
+
+def test_a_class_of_ones_own_is_a_source(tmp_path, monkeypatch):
+    module = f"""
+from pathlib import Path
+
+def my_paths(split):
+    return sorted((Path({str(tmp_path)!r}) / split).rglob("*.png"))
+
+{block_with("class Photographs")}"""
+    (tmp_path / "photographs.py").write_text(module)
+    for name in ("train/cat/1.png", "train/dog/2.png", "validation/dog/3.png"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    monkeypatch.syspath_prepend(tmp_path)
+    records, decode = open_source("python:photographs:Photographs", "train", "images")
+    assert records.info["classes"] == ["cat", "dog"]
+    assert [decode(records[i]) for i in range(len(records))] == [
+        {"image": b"train/cat/1.png", "label": 0, "name": "1.png"},
+        {"image": b"train/dog/2.png", "label": 1, "name": "2.png"},
+    ]
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from echo_jax.data.prepare.tokenizer import (
     Tokenizer,
 )
 from echo_jax.data.prepared import Prepared
-from echo_jax.data.sources import open_source
+from echo_jax.data.sources import is_made_by_others, open_source
 from echo_jax.data.stages import Item, RecordSource
 from echo_jax.data.text import TextWindows, decode_window, load_corpus
 from echo_jax.data.tokens import DecodeTokens, TokenWindows, unigram_nats
@@ -92,7 +92,8 @@ def open_sequences(
     Args:
       source: ``"stdlib"`` or files of text, whose bytes are the tokens, see
         `load_corpus`; a folder that ``echo-jax prepare text`` has written; or
-        ``"tfds:NAME"``, documents that are tokenised when they are read.
+        documents of others, such as ``"tfds:NAME"``, that are tokenised when they are
+        read; see `echo_jax.data.sources`.
       seq_len: Tokens in a sequence, T.
       tokenizer: For documents: the file of a SentencePiece model, or ``"bytes"``.
       splits: What is trained on, and what is evaluated.
@@ -109,11 +110,11 @@ def open_sequences(
       >>> open_sequences("stdlib", seq_len=64).vocab
       256
     """
-    if source.startswith("tfds:"):
+    if is_made_by_others(source):
         return _packed(source, seq_len, tokenizer, splits)
     if tokenizer:
         raise ValueError(
-            f"data.tokenizer={tokenizer!r} goes with documents of tfds:NAME; "
+            f"data.tokenizer={tokenizer!r} goes with documents of others (tfds:NAME); "
             f"data.source={source!r} is read as it is. Use --config.data.tokenizer=''."
         )
     if not source or Path(source).expanduser().is_dir():

@@ -1,4 +1,12 @@
-"""Where records come from: a prepared folder, or tensorflow-datasets.
+"""Where records come from: a prepared folder, or what others have made.
+
+    data.source                       what is read
+    FOLDER                            what `echo-jax prepare` has written
+    tfds:NAME                         tensorflow-datasets
+    hf:NAME, hf:FOLDER                Hugging Face datasets
+    wds:FOLDER, wds:PATTERN           shards of WebDataset
+    arrayrecord:FOLDER, :PATTERN      ArrayRecord files of one's own
+    python:package.module:Class       a class of one's own
 
 A workload asks for a split by its own word and for a kind of data; what it gets back
 is the same dict for every example, wherever the records lie:
@@ -18,11 +26,11 @@ from typing import Any, Literal, Protocol
 from echo_jax.data.prepared import open_prepared, read_info, unpack
 from echo_jax.data.stages import RecordSource
 
-__all__ = ["DescribedSource", "Kind", "Subset", "open_source"]
+__all__ = ["DescribedSource", "Kind", "Subset", "is_made_by_others", "open_source"]
 
 Kind = Literal["images", "coco", "text"]
 
-_TFDS = "tfds:"
+_SCHEMES = ("tfds", "hf", "wds", "arrayrecord", "python")
 # What others call the split that a workload asks for, the best name first.
 _ALSO_CALLED = {"validation": ("validation", "valid", "val", "test")}
 
@@ -75,8 +83,8 @@ def open_source(
     """Opens a split of the data that ``data.source`` names.
 
     Args:
-      source: A prepared folder, or ``"tfds:NAME"`` or ``"tfds:NAME/CONFIG"`` for a
-        dataset that tensorflow-datasets has prepared as ``array_record``.
+      source: A prepared folder, or what others have made, see the module and the
+        class for each; ``"tfds:NAME"`` has to be prepared as ``array_record``.
       split: The workload's word: ``"train"`` or ``"validation"``. Where there is no
         split of the name ``validation``, it is ``valid``, ``val`` or ``test``.
       kind: What the records must be.
@@ -93,11 +101,8 @@ def open_source(
       >>> decode_record(records[0])["label"]
       3
     """
-    if source.startswith(_TFDS):
-        # Imported here: it takes 0.7 s, which a prepared folder does not need.
-        from echo_jax.data.tfds_source import TfdsData
-
-        data = TfdsData(source.removeprefix(_TFDS), kind)
+    if is_made_by_others(source):
+        data = _data_class(source)(source.partition(":")[2], kind)
         return data.open(_split_of(source, split, data.splits))
     if not source:
         raise ValueError(
@@ -113,6 +118,41 @@ def open_source(
     return open_prepared(source, _split_of(source, split, info["splits"])), unpack
 
 
+def is_made_by_others(source: str) -> bool:
+    """Whether ``data.source`` names other data than a prepared folder or files.
+
+    Example:
+      >>> is_made_by_others("hf:rotten_tomatoes"), is_made_by_others("data/cifar10")
+      (True, False)
+    """
+    scheme, colon, _ = source.partition(":")
+    return bool(colon) and scheme in _SCHEMES
+
+
+def _data_class(source: str) -> Any:
+    """Imports what reads a source: each takes time or packages that others spare."""
+    match source.partition(":")[0]:
+        case "tfds":
+            from echo_jax.data.tfds_source import TfdsData
+
+            return TfdsData
+        case "hf":
+            from echo_jax.data.hf_source import HuggingFaceData
+
+            return HuggingFaceData
+        case "wds":
+            from echo_jax.data.wds_source import WebData
+
+            return WebData
+        case "arrayrecord":
+            from echo_jax.data.array_record_source import ArrayRecordData
+
+            return ArrayRecordData
+    from echo_jax.data.python_source import PythonData
+
+    return PythonData
+
+
 def _split_of(source: str, wanted: str, splits: Iterable[str]) -> str:
     """Returns the name that a split has there."""
     splits = list(splits)
@@ -121,5 +161,6 @@ def _split_of(source: str, wanted: str, splits: Iterable[str]) -> str:
             return name
     raise ValueError(
         f"data.source={source!r} has no split {wanted!r}; it has {', '.join(splits)}. "
-        f"Prepare it with a split named {wanted}."
+        f"Name one with --config.data.train_split or eval_split, if the workload has "
+        "them, or make one of that name."
     )

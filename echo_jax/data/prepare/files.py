@@ -13,7 +13,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 from echo_jax.data.compressed import (
     DAMAGED,
@@ -24,7 +24,7 @@ from echo_jax.data.compressed import (
 from echo_jax.data.prepare.errors import PrepareError
 from echo_jax.data.prepare.job import OnProgress, Progress
 
-__all__ = ["Entry", "Files", "file_metadata", "open_files"]
+__all__ = ["Entry", "Files", "file_metadata", "open_files", "plain_members"]
 
 _MAX_NAME_CHARS = 1024
 # Names are in the archive's headers: what tarfile reads at once is no larger.
@@ -227,6 +227,61 @@ class _Tar:
                 f"{str(self._path)!r} is damaged, cut off, or not to be trusted: "
                 f"{error}"
             ) from error
+
+
+def plain_members(path: Path) -> Iterator[tuple[Entry, int]]:
+    """Yields the files of an unpacked archive, and where each begins in it.
+
+    Headers alone are read, so this takes no time in proportion to the bytes.
+
+    Args:
+      path: A ``.tar`` file.
+
+    Raises:
+      PrepareError: It is damaged or cut off, or holds what no archive of data should.
+    """
+    try:
+        with path.open("rb") as plain:
+            size = plain.seek(0, os.SEEK_END)
+            plain.seek(0)
+            stream = _Headers(plain)
+            with tarfile.open(fileobj=cast(Any, stream), mode="r:") as archive:
+                while (info := archive.next()) is not None:
+                    cast(Any, archive).members.clear()  # Or it keeps them all.
+                    if info.offset_data + info.size > size:
+                        raise EOFError("it has no end")
+                    if (entry := _entry(info)) is not None:
+                        yield entry, info.offset_data
+            if stream.last != bytes(tarfile.BLOCKSIZE):
+                raise EOFError("it has no end")
+    except (*DAMAGED, tarfile.TarError, ValueError) as error:
+        raise PrepareError(
+            f"{str(path)!r} is damaged, cut off, or not to be trusted: {error}"
+        ) from error
+
+
+class _Headers:
+    """A file of which no more than a header is read at once.
+
+    Attributes:
+      last: What was read last.
+    """
+
+    def __init__(self, stream: BinaryIO):
+        self._stream = stream
+        self.last = b""
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        return self._stream.seek(position, whence)
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= _MAX_HEADER_BYTES:
+            raise ValueError(f"a header of {size} bytes is too long")
+        self.last = self._stream.read(size)
+        return self.last
 
 
 def _entry(info: tarfile.TarInfo) -> Entry | None:

@@ -1,0 +1,97 @@
+"""ArrayRecord files of one's own, by index.
+
+A record of kind images is what `echo_jax.data.prepared.pack` makes of its dict, and one
+of kind text a document, as UTF-8.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from array_record.python.array_record_data_source import ArrayRecordDataSource
+
+from echo_jax.data.foreign_records import ForeignRecords, open_foreign
+from echo_jax.data.prepared import unpack
+from echo_jax.data.shard_files import find_shards, read_classes, shards_metadata
+
+__all__ = ["ArrayRecordData"]
+
+
+class ArrayRecordData:
+    """Files ``*.array_record``, and for images ``classes.txt`` beside them.
+
+    Attributes:
+      splits: The names of its splits.
+    """
+
+    def __init__(self, name: str, kind: str):
+        """Finds them.
+
+        Args:
+          name: A folder or a pattern, see `find_shards`.
+          kind: What the records must be.
+
+        Raises:
+          ValueError: There are no such files, or nobody says which classes they have.
+        """
+        self._source, self._kind = f"arrayrecord:{name}", kind
+        self._files = find_shards(self._source, name, ".array_record")
+        self.splits = list(self._files)
+        self._about: dict[str, Any] = {}
+        if kind == "coco":
+            raise ValueError(
+                f"data.source={self._source!r} has images or text; scenes are read "
+                "from what `echo-jax prepare coco` has made."
+            )
+        if kind == "images":
+            folder = next(iter(self._files.values()))[0].parent
+            classes = read_classes(folder)
+            if not classes:
+                raise ValueError(
+                    f"data.source={self._source!r} says no classes: put their names, "
+                    f"in the order of labels, into {str(folder / 'classes.txt')!r}, "
+                    "one a line."
+                )
+            self._about["classes"] = classes
+
+    def open(
+        self, split: str
+    ) -> tuple[ForeignRecords, Callable[[bytes], dict[str, Any]]]:
+        """Returns the records of a split, and what decodes one.
+
+        Args:
+          split: One of ``splits``.
+
+        Raises:
+          ValueError: A file cannot be read, or its records are of another kind.
+        """
+        paths = self._files[split]
+        try:
+            source = ArrayRecordDataSource([str(path) for path in paths])
+            examples = _Unpacked(source, self._kind)
+            len(examples)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"data.source={self._source!r} cannot be read: "
+                f"{str(error).partition(';')[0]}; write it anew with array_record."
+            ) from error
+        info = {
+            "kind": self._kind,
+            "splits": {name: {} for name in self.splits},
+            **self._about,
+        }
+        facts = {"source": self._source, "split": split, **shards_metadata(paths)}
+        return open_foreign(examples, info, facts)
+
+
+class _Unpacked:
+    """The dicts that records hold."""
+
+    def __init__(self, source: ArrayRecordDataSource, kind: str):
+        self._source, self._kind = source, kind
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int, /) -> dict[str, Any]:
+        record = self._source[index]
+        return {"text": record} if self._kind == "text" else unpack(record)

@@ -1,0 +1,197 @@
+"""Hugging Face datasets, by index: of a name, or of a local folder.
+
+Images stay encoded until the workload decodes them. Nothing that comes with a dataset
+is run: the package reads Arrow and Parquet, and its own JSON.
+"""
+
+import importlib
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from echo_jax.data.foreign_records import ForeignRecords, open_foreign
+from echo_jax.data.shard_files import find_shards, shards_metadata
+
+try:
+    # By name: type checkers need not have it.
+    datasets: Any = importlib.import_module("datasets")
+except ImportError as error:
+    raise ValueError(
+        "data.source=hf:… is read with the package datasets, which is not installed: "
+        "pip install 'echo-jax[hf]'."
+    ) from error
+
+__all__ = ["HuggingFaceData"]
+
+# Which columns a kind has, and the feature by which each is found.
+_COLUMNS = {"images": ("image", "label"), "text": ("text",)}
+_OPTIONS = ("config", "image", "label", "text")
+
+
+class HuggingFaceData:
+    """A dataset with a column of images and one of classes, or one of text.
+
+    They are found by their features (``Image``, ``ClassLabel``, ``string``) where there
+    is one of each, and named otherwise: ``hf:NAME?image=photo&label=fine_label``.
+
+    Attributes:
+      splits: The names of its splits.
+    """
+
+    def __init__(self, name: str, kind: str):
+        """Opens it.
+
+        Args:
+          name: A folder of ``save_to_disk``, or of Parquet files that are called by
+            their splits (see `find_shards`); else a name, from the cache or the hub as
+            the package is set up (``HF_HUB_OFFLINE=1``: from the cache alone). Then
+            perhaps ``?`` and ``config``, or names of columns.
+          kind: What the examples must be.
+
+        Raises:
+          ValueError: There is no such dataset, or a column is missing.
+        """
+        self._source, self._kind = f"hf:{name}", kind
+        if kind not in _COLUMNS:
+            raise ValueError(
+                f"data.source={self._source!r} has images or text; scenes are read "
+                "from what `echo-jax prepare coco` has made."
+            )
+        path, _, query = name.partition("?")
+        options = dict(urllib.parse.parse_qsl(query))
+        if unknown := options.keys() - set(_OPTIONS):
+            raise ValueError(
+                f"data.source={self._source!r} sets {min(unknown)}; what may follow "
+                f"the ? is {', '.join(_OPTIONS)}."
+            )
+        self._splits = _opened(self._source, path, options.get("config"))
+        self.splits = list(self._splits)
+        features = next(iter(self._splits.values())).features
+        self._columns = {
+            column: self._column(features, column, options.get(column))
+            for column in _COLUMNS[kind]
+        }
+
+    def _column(self, features: Any, wanted: str, named: str | None) -> str:
+        """Returns the column that is meant."""
+        fitting = [name for name, what in features.items() if _fits(what, wanted)]
+        if named is None and len(fitting) == 1:
+            return fitting[0]
+        if named is not None and named in fitting:
+            return named
+        if named is None and wanted in fitting:
+            return wanted
+        what = {"image": "Image", "label": "ClassLabel", "text": "text"}[wanted]
+        raise ValueError(
+            f"data.source={self._source!r} has {', '.join(fitting) or 'no column'} of "
+            f"feature {what}"
+            + (f", and none called {named!r}" if named else "")
+            + f", among {', '.join(features)}; name one as in hf:NAME?{wanted}=COLUMN, "
+            "or give it the feature with cast_column."
+        )
+
+    def open(
+        self, split: str
+    ) -> tuple[ForeignRecords, Callable[[bytes], dict[str, Any]]]:
+        """Returns the records of a split, and what decodes one.
+
+        Args:
+          split: One of ``splits``.
+
+        Raises:
+          ValueError: There is no example, or it holds a path for an image.
+        """
+        data = self._splits[split]
+        about: dict[str, Any] = {
+            "kind": self._kind,
+            "splits": {name: {"examples": len(s)} for name, s in self._splits.items()},
+        }
+        if self._kind == "images":
+            about["classes"] = data.features[self._columns["label"]].names
+        facts = {
+            "source": self._source,
+            "split": split,
+            "columns": dict(self._columns),
+            **_files_of(data),
+        }
+        columns = list(self._columns.values())
+        data = data.with_format(None).select_columns(columns)
+        if self._kind == "images":
+            image = self._columns["image"]
+            data = data.cast_column(image, datasets.Image(decode=False))
+        return open_foreign(_Rows(data, self._columns), about, facts)
+
+
+class _Rows:
+    """The dicts of a dataset's rows."""
+
+    def __init__(self, data: Any, columns: dict[str, str]):
+        self._data, self._columns = data, columns
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int, /) -> dict[str, Any]:
+        row = self._data[index]
+        if "text" in self._columns:
+            return {"text": (row[self._columns["text"]] or "").encode()}
+        image = row[self._columns["image"]]
+        if not image or image["bytes"] is None:
+            raise ValueError(
+                f"row {index} has no bytes of an image, but {image!r:.80}; read the "
+                "folder that dataset.save_to_disk makes: it puts the bytes there."
+            )
+        return {
+            "image": image["bytes"],
+            "label": row[self._columns["label"]],
+            "name": image["path"] or str(index),
+        }
+
+
+def _fits(feature: Any, wanted: str) -> bool:
+    if wanted == "image":
+        return isinstance(feature, datasets.Image)
+    if wanted == "label":
+        return isinstance(feature, datasets.ClassLabel)
+    return getattr(feature, "dtype", None) in ("string", "large_string") and isinstance(
+        feature, datasets.Value
+    )
+
+
+def _opened(source: str, path: str, config: str | None) -> dict[str, Any]:
+    """Returns the splits of a dataset, by name."""
+    folder = Path(path).expanduser()
+    datasets.disable_progress_bars()
+    try:
+        if not folder.is_dir():
+            found = datasets.load_dataset(path, config)
+        elif any((folder / name).is_file() for name in _OF_SAVE_TO_DISK):
+            found = datasets.load_from_disk(str(folder))
+        else:
+            shards = find_shards(source, path, ".parquet")
+            files = {split: list(map(str, paths)) for split, paths in shards.items()}
+            found = datasets.load_dataset("parquet", data_files=files)
+    except Exception as error:  # Of many packages: files, Arrow, the hub.
+        if isinstance(error, ValueError) and source in str(error):
+            raise
+        said = str(error).partition("\n")[0] or type(error).__name__
+        raise ValueError(
+            f"data.source={source!r} cannot be opened ({said}); name a folder of "
+            "save_to_disk or of Parquet files, or a dataset that is in the cache."
+        ) from error
+    finally:
+        datasets.enable_progress_bars()
+    if isinstance(found, datasets.Dataset):
+        return {str(found.split or "train"): found}
+    return {str(split): data for split, data in found.items()}
+
+
+# What `save_to_disk` writes of several splits, and of one.
+_OF_SAVE_TO_DISK = ("dataset_dict.json", "state.json")
+
+
+def _files_of(data: Any) -> dict[str, Any]:
+    """Returns the metadata of the Arrow files that a dataset is read from."""
+    paths = [Path(file["filename"]) for file in data.cache_files]
+    return shards_metadata(paths)

@@ -1,0 +1,120 @@
+"""Which files hold which split, where a source is a folder or a pattern of shards."""
+
+import glob
+import hashlib
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+__all__ = ["find_shards", "read_classes", "shards_metadata"]
+
+_SPLITS = ("train", "validation", "valid", "val", "test")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_MAX_SHARDS = 100_000
+_MAX_CLASSES_BYTES = 1 << 20
+# An index stands at the end of a file of records, and the names of columns.
+_TAIL_BYTES = 1 << 16
+
+
+def find_shards(source: str, pattern: str, suffix: str) -> dict[str, list[Path]]:
+    """Returns the files of each split, sorted by name.
+
+    A file belongs to the split whose name is a word of its own in the file's, as in
+    ``train-00000.tar`` and ``photos_val.tar``.
+
+    Args:
+      source: ``data.source``, for errors.
+      pattern: A folder, or paths as a shell takes them: ``{train,val}-{000..009}.tar``.
+      suffix: Of the files, such as ``".tar"``.
+
+    Raises:
+      ValueError: A file is missing, or names no split.
+
+    Example:
+      >>> find_shards("wds:data", "data", ".tar")["train"]
+      [PosixPath('data/train-0.tar'), PosixPath('data/train-1.tar')]
+    """
+    pattern = str(Path(pattern).expanduser())
+    if Path(pattern).is_dir():
+        found = sorted(Path(pattern).glob(f"*{suffix}"))
+    else:
+        found = []
+        for name in _expanded(pattern):
+            paths = [name] if Path(name).is_file() else sorted(glob.glob(name))
+            if not paths:
+                raise ValueError(f"data.source={source!r}: there is no file {name!r}.")
+            found += map(Path, paths)
+    if not found:
+        raise ValueError(
+            f"data.source={source!r}: {pattern!r} holds no file that ends with "
+            f"{suffix}; name a folder, or files: FOLDER/train-{{000..009}}{suffix}."
+        )
+    splits: dict[str, list[Path]] = {}
+    for path in found:
+        words = re.split(r"[^a-z]+", path.name.lower())
+        named = [split for split in _SPLITS if split in words]
+        if len(named) != 1 or not path.is_file() or path.suffix != suffix:
+            raise ValueError(
+                f"data.source={source!r}: {str(path)!r} is no file that ends with "
+                f"{suffix} and names one split; call it as in train-000{suffix}, with "
+                f"one of {', '.join(_SPLITS)}."
+            )
+        splits.setdefault(named[0], []).append(path)
+    return splits
+
+
+def _expanded(pattern: str) -> list[str]:
+    """Returns what a shell makes of the braces of a pattern."""
+    parts: list[list[str]] = []
+    total = 1
+    for i, part in enumerate(re.split(r"\{([^{}]*)\}", pattern)):
+        if i % 2 == 0:
+            parts.append([part])
+        elif found := _RANGE.fullmatch(part):
+            first, last = found.groups()
+            count = int(last) - int(first) + 1
+            if count > _MAX_SHARDS:
+                raise ValueError(f"{{{part}}} is more than {_MAX_SHARDS} files.")
+            numbers = range(int(first), int(last) + 1)
+            parts.append([str(number).zfill(len(first)) for number in numbers])
+        else:
+            parts.append(part.split(","))
+        total *= len(parts[-1])
+        if total > _MAX_SHARDS:
+            raise ValueError(f"{pattern!r} is more than {_MAX_SHARDS} files.")
+    return ["".join(each) for each in itertools.product(*parts)]
+
+
+def read_classes(folder: Path) -> list[str] | None:
+    """Returns the lines of a folder's ``classes.txt``, in the order of labels.
+
+    Raises:
+      ValueError: It is too long, or no UTF-8.
+    """
+    path = folder / "classes.txt"
+    if not path.is_file():
+        return None
+    if path.stat().st_size > _MAX_CLASSES_BYTES:
+        raise ValueError(f"{str(path)!r} is longer than {_MAX_CLASSES_BYTES} bytes.")
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(path)!r} is no UTF-8 text: {error}.") from error
+
+
+def shards_metadata(paths: list[Path]) -> dict[str, Any]:
+    """Returns how many files there are, their bytes, and a fingerprint.
+
+    The fingerprint is of names, sizes and the last 64 KiB of every file: all of them
+    are not read, for that takes minutes where there are many.
+    """
+    digest, total = hashlib.sha256(), 0
+    for path in paths:
+        with path.open("rb") as stream:
+            size = stream.seek(0, 2)
+            stream.seek(max(0, size - _TAIL_BYTES))
+            digest.update(f"{path.name}\0{size}\0".encode())
+            digest.update(stream.read(_TAIL_BYTES))
+        total += size
+    return {"files": len(paths), "bytes": total, "fingerprint": digest.hexdigest()}

@@ -1,0 +1,204 @@
+"""Shards of WebDataset, read where they lie and by index.
+
+An example is what the neighbouring members of an archive have in common before the
+first dot of their names. Where they begin is noted once, from the headers alone, so
+that any example is one read: a stream could be neither shuffled as a whole nor resumed.
+Nothing is unpacked, and no name in an archive becomes a path.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from echo_jax.data.foreign_records import ForeignRecords, open_foreign
+from echo_jax.data.prepare.files import Entry, plain_members
+from echo_jax.data.shard_files import find_shards, read_classes, shards_metadata
+
+__all__ = ["WebData"]
+
+# Endings of the member that a kind is about.
+_CONTENT = {
+    "images": (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm"),
+    "text": (".txt",),
+}
+_LABEL = ".cls"
+_MAX_LABEL_BYTES = 16
+_MAX_CLASSES = 1_000_000
+_MAX_CONTENT_BYTES = 256 * 1024**2
+
+
+class WebData:
+    """Archives ``*.tar`` whose examples have an image and a label, or a text.
+
+    The label is a number in a member ``.cls``. The names of classes are the lines of
+    ``classes.txt`` beside the archives; without it they are the numbers up to the
+    largest label of all splits.
+
+    Attributes:
+      splits: The names of its splits.
+    """
+
+    def __init__(self, name: str, kind: str):
+        """Finds the archives, and notes where their examples begin.
+
+        Args:
+          name: A folder or a pattern, see `find_shards`.
+          kind: What the examples must be.
+
+        Raises:
+          ValueError: There are no such archives, or one is damaged or hostile, or an
+            example lacks a member.
+        """
+        self._source, self._kind = f"wds:{name}", kind
+        if kind not in _CONTENT:
+            raise ValueError(
+                f"data.source={self._source!r} has images or text; scenes are read "
+                "from what `echo-jax prepare coco` has made."
+            )
+        self._files = find_shards(self._source, name, ".tar")
+        self.splits = list(self._files)
+        self._indices = {
+            split: [_indexed(path, kind) for path in paths]
+            for split, paths in self._files.items()
+        }
+        self._classes: list[str] = []
+        if kind == "images":
+            labels = [s.label for all in self._indices.values() for i in all for s in i]
+            folder = next(iter(self._files.values()))[0].parent
+            count = max(labels, default=-1) + 1
+            self._classes = read_classes(folder) or [str(i) for i in range(count)]
+
+    def open(
+        self, split: str
+    ) -> tuple[ForeignRecords, Callable[[bytes], dict[str, Any]]]:
+        """Returns the records of a split, and what decodes one.
+
+        Args:
+          split: One of ``splits``.
+
+        Raises:
+          ValueError: There is no example.
+        """
+        paths = self._files[split]
+        info: dict[str, Any] = {
+            "kind": self._kind,
+            "splits": {
+                name: {"examples": sum(map(len, indices))}
+                for name, indices in self._indices.items()
+            },
+        }
+        if self._kind == "images":
+            info["classes"] = self._classes
+        facts = {"source": self._source, "split": split, **shards_metadata(paths)}
+        examples = _Members(paths, self._indices[split], self._kind)
+        return open_foreign(examples, info, facts)
+
+
+class _Sample(NamedTuple):
+    """Where the content of an example lies, its label, and what it is called."""
+
+    offset: int
+    bytes: int
+    label: int
+    name: str
+
+
+class _Members:
+    """The dicts of the examples in some archives; each is read by itself."""
+
+    def __init__(self, paths: list[Path], indices: list[list[_Sample]], kind: str):
+        self._paths, self._kind = paths, kind
+        sizes = [len(index) for index in indices]
+        self._shard = np.repeat(np.arange(len(paths), dtype=np.int32), sizes)
+        columns = [column for index in indices for column in index]
+        self._places = np.array([s[:3] for s in columns], np.int64).reshape(-1, 3)
+        self._names = [s.name for s in columns]
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int, /) -> dict[str, Any]:
+        path = self._paths[self._shard[index]]
+        offset, size, label = self._places[index].tolist()
+        with path.open("rb", buffering=0) as stream:
+            content = os.pread(stream.fileno(), size, offset)
+        if len(content) != size:
+            raise ValueError(
+                f"{str(path)!r} ends within {self._names[index]!r}: it was changed "
+                "while it was read; start again."
+            )
+        if self._kind == "text":
+            return {"text": content}
+        return {"image": content, "label": label, "name": self._names[index]}
+
+
+def _indexed(path: Path, kind: str) -> list[_Sample]:
+    """Returns the examples of an archive; kept while its size and time stay."""
+    status = path.stat()
+    return _index(path, kind, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=4096)
+def _index(path: Path, kind: str, size: int, changed: int) -> list[_Sample]:
+    del size, changed  # They are a part of the key.
+    with path.open("rb") as stream:
+        return [
+            _sample(path, stream.fileno(), key, members, kind)
+            for key, members in _examples(path)
+        ]
+
+
+def _examples(path: Path) -> Iterator[tuple[str, dict[str, tuple[Entry, int]]]]:
+    """Yields the members of each example, by the ending of their names."""
+    key, members = "", {}
+    for entry, offset in plain_members(path):
+        folder, slash, name = entry.name.rpartition("/")
+        stem, dot, ending = name.partition(".")
+        now, ending = folder + slash + stem, (dot + ending).lower()
+        if now != key and members:
+            yield key, members
+            members = {}
+        if ending in members:
+            raise ValueError(
+                f"{str(path)!r} has two members {entry.name!r}, of one example; write "
+                "it anew with names of their own."
+            )
+        key = now
+        members[ending] = entry, offset
+    if members:
+        yield key, members
+
+
+def _sample(
+    path: Path, file: int, key: str, members: dict[str, tuple[Entry, int]], kind: str
+) -> _Sample:
+    found = [ending for ending in _CONTENT[kind] if ending in members]
+    needed = [f"one of {', '.join(_CONTENT[kind])}"] if len(found) != 1 else []
+    if kind == "images" and _LABEL not in members:
+        needed.append(f"{_LABEL}, its label")
+    if needed:
+        raise ValueError(
+            f"example {key!r} in {str(path)!r} has {', '.join(members)}, and kind "
+            f"{kind} needs {' and '.join(needed)}."
+        )
+    entry, offset = members[found[0]]
+    if entry.bytes > _MAX_CONTENT_BYTES:
+        raise ValueError(
+            f"member {entry.name!r} in {str(path)!r} has {entry.bytes} bytes, more "
+            f"than {_MAX_CONTENT_BYTES}; leave it out."
+        )
+    label = 0
+    if kind == "images":
+        text, at = members[_LABEL]
+        digits = os.pread(file, min(text.bytes, _MAX_LABEL_BYTES), at).strip()
+        if not digits.isdigit() or int(digits) >= _MAX_CLASSES:
+            raise ValueError(
+                f"member {text.name!r} in {str(path)!r} is {digits!r}; a label is a "
+                f"number from 0 to {_MAX_CLASSES - 1}."
+            )
+        label = int(digits)
+    return _Sample(offset, entry.bytes, label, entry.name)
