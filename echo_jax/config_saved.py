@@ -9,7 +9,7 @@ from echo_jax.config_optimizer import parse_args
 from echo_jax.folders import RunPath
 from echo_jax.json_files import DamagedFileError, read_json
 
-__all__ = ["read_config"]
+__all__ = ["read_config", "refuse_code"]
 
 _CONFIG: dict[str, Any] = {"workload": str, "model": dict, "data": dict}
 _CHOSEN: dict[str, Any] = {"chosen?.echo_factor": int | float, "chosen?.threads": int}
@@ -48,7 +48,6 @@ def read_config(workdir: RunPath) -> Config:
                     config.data[name] = _hashable(value)
         override(config, fields)
         _refuse_texts(config)
-        _refuse_code(config)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamagedFileError(path, error) from error
     chosen = (read_json(workdir / "environment.json", _CHOSEN) or {}).get("chosen", {})
@@ -78,8 +77,17 @@ def _refuse_texts(config: Config) -> None:
             )
 
 
-def _refuse_code(config: Config) -> None:
-    """Refuses data that is a class to be imported: a config may do that, no folder."""
+def refuse_code(config: Config) -> None:
+    """Refuses data that is a class to be imported: a config may do that, no folder.
+
+    For who opens the data of a run folder; its model can be loaded without.
+
+    Args:
+      config: From `read_config`.
+
+    Raises:
+      ValueError: It is such data.
+    """
     if config.data.source.startswith("python:"):
         raise ValueError(
             f"config.data.source={config.data.source!r} names code, which is not run "

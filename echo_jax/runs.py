@@ -15,7 +15,7 @@ from echo_jax.arms import (
 )
 from echo_jax.config import Config
 from echo_jax.config_check import check_config
-from echo_jax.config_saved import read_config
+from echo_jax.config_saved import read_config, refuse_code
 from echo_jax.config_study import arm_names, protocol_of
 from echo_jax.folders import RunPath, run_folder
 from echo_jax.json_files import DamagedFileError, read_json, write_json
@@ -370,6 +370,7 @@ def describe_precision(config: Config, *, updates: int = 5) -> Any:
 
 def _describe_run(workdir: RunPath, target: str) -> UpdateProgram:
     config = read_config(workdir)
+    refuse_code(config)
     try:
         return _describe(config, target)
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:

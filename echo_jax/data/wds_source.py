@@ -67,7 +67,12 @@ class WebData:
         }
         self._classes: list[str] = []
         if kind == "images":
-            labels = [s.label for all in self._indices.values() for i in all for s in i]
+            labels = [
+                sample.label
+                for indices in self._indices.values()
+                for index in indices
+                for sample in index
+            ]
             folder = next(iter(self._files.values()))[0].parent
             count = max(labels, default=-1) + 1
             self._classes = read_classes(folder) or [str(i) for i in range(count)]

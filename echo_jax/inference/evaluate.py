@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from echo_jax.config import Config
+from echo_jax.config_saved import refuse_code
 from echo_jax.inference.run import TrainedRun
 from echo_jax.training.evaluation import evaluate
 from echo_jax.training.model import Model
@@ -125,6 +126,8 @@ def _evaluation_config(
     data = config.data
     if max_examples is not None:
         data.eval_examples = max_examples
+    if not source:
+        refuse_code(config)
     is_other = bool(split) or source not in ("", data.source)
     data.source = source or data.source
     if split:

@@ -231,7 +231,7 @@ def _hashes(metadata: Mapping[str, Any]) -> Iterator[str]:
     for name, value in sorted(metadata.items()):
         if isinstance(value, Mapping):
             yield from _hashes(value)
-        elif name == "sha256":
+        elif name in ("sha256", "fingerprint"):
             yield value
 
 

@@ -15,13 +15,15 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from echo_jax.config import load_config
-from echo_jax.config_saved import read_config
+from echo_jax.config_saved import read_config, refuse_code
 from echo_jax.data.prepared import pack
 from echo_jax.data.sequences import open_sequences
 from echo_jax.data.shard_files import find_shards
 from echo_jax.data.sources import open_source
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.folders import run_folder
+from echo_jax.inference.evaluate import evaluate_run
+from echo_jax.inference.run import load_run
 from echo_jax.runs import run_train
 from echo_jax.workloads import build
 
@@ -325,7 +327,11 @@ def test_the_config_of_a_run_folder_names_no_code(tmp_path, compiled_soon):
     with pytest.raises(
         ValueError, match="names code, which is not run for a run folder"
     ):
-        read_config(run_folder(tmp_path))
+        refuse_code(read_config(run_folder(tmp_path)))
+    run = load_run(tmp_path)  # Its model needs no data.
+    with pytest.raises(ValueError, match="names code"):
+        evaluate_run(run)
+    assert evaluate_run(run, source=f"python:{__name__}:Images").metrics
 
 
 def one_example(tmp_path, *members):
