@@ -10,13 +10,18 @@ from echo_jax.printable import printable
 __all__ = ["add_kinds", "run"]
 
 _IMAGES_EPILOG = """\
-A SOURCE is a folder or a .tar, .tar.gz, .tar.xz or .tar.bz2 file, in which every
-image lies in a folder with the name of its class. SPLIT=SOURCE says which split
-it is; without SPLIT= it is train. Images keep their bytes and their order.
+A SOURCE is a folder, a .zip, .tar, .tar.gz, .tar.xz or .tar.bz2 file, or a folder
+within such a file, in which every image lies in a folder with the name of its class.
+SPLIT=SOURCE says which split it is; without SPLIT= it is train. Images keep their
+bytes and their order.
 
 examples:
   echo-jax prepare images train=train.tar.gz validation=test.tar.gz --out data/cifar10
-  echo-jax prepare images photos/ --holdout 0.05 --out data/photos"""
+  echo-jax prepare images photos/ --holdout 0.05 --out data/photos
+  echo-jax prepare images train=tiny-imagenet-200.zip/tiny-imagenet-200/train \\
+      validation=tiny-imagenet-200.zip/tiny-imagenet-200/val --out data/tiny_imagenet
+  echo-jax prepare images train=train/ validation=ILSVRC2012_img_val.tar \\
+      --classes val.csv --out data/imagenet"""
 
 _COCO_EPILOG = """\
 A SOURCE is ANNOTATIONS:IMAGES: an instances_*.json, plain or .gz, .xz, .bz2, and a
@@ -89,6 +94,17 @@ def add_kinds(
         default=256,
         metavar="T",
         help="tokens of a record: the model's sequence length (default: %(default)s)",
+    )
+    images.add_argument(
+        "--classes",
+        default="auto",
+        metavar="HOW",
+        help="what names the class of an image: first, the outermost folder below its "
+        "SOURCE that is not the same for all; last, the folder that it lies in; a .csv "
+        "or .tsv FILE with a row of file and class for each image of a split; auto, "
+        "like last, but passes over a folder of one name in all classes, reads "
+        "Tiny-ImageNet's val_annotations.txt, and refuses what looks wrong "
+        "(default: %(default)s)",
     )
     verify = add(
         "verify",
@@ -177,7 +193,7 @@ def run(args: argparse.Namespace, on_progress: Callable[[str, float], None]) -> 
         on_progress=on_progress,
     )
     if args.kind == "images":
-        info = prepare.prepare_images(args.sources, settings)
+        info = prepare.prepare_images(args.sources, settings, args.classes)
     elif args.kind == "coco":
         info = prepare.prepare_coco(args.sources, settings)
     else:
@@ -205,8 +221,8 @@ def _summary(info: Mapping[str, Any]) -> list[str]:
             if name in metadata
         )
         lines.append(
-            f"{split}: {metadata['examples']} examples{more}, {size:.1f} MB in "
-            f"{shards} shard{'s' if shards > 1 else ''}"
+            f"{split}: {metadata['examples']} examples{more}{_classes(metadata)}, "
+            f"{size:.1f} MB in {shards} shard{'s' if shards > 1 else ''}"
         )
     if clipped := info.get("clipped_boxes"):
         lines.append(f"boxes clipped to their image: {clipped}")
@@ -228,3 +244,15 @@ def _summary(info: Mapping[str, Any]) -> list[str]:
             "or --holdout 0.05, with another --out"
         )
     return lines
+
+
+def _classes(metadata: Mapping[str, Any]) -> str:
+    """Returns of how many classes a split has how many images; empty without any."""
+    counts = metadata.get("of_class")
+    if counts is None:
+        return ""
+    least, most = min(filter(None, counts)), max(counts)
+    here, known = sum(map(bool, counts)), len(counts)
+    of = f"{known}" if here == known else f"{here} of {known}"
+    each = f"{most}" if least == most else f"{least} to {most}"
+    return f" in {of} class{'es' if known > 1 else ''} of {each} each"

@@ -3,6 +3,7 @@
 import io
 import json
 import tarfile
+import zipfile
 from pathlib import Path
 
 import cv2
@@ -25,6 +26,22 @@ def class_folders(num_images=12, classes=("cat", "ant")):
     }
 
 
+TINY_IMAGENET = {
+    "wnids.txt": b"n02\nn01\n",
+    **{
+        f"train/n{k % 2 + 1:02}/images/n{k % 2 + 1:02}_{k}.JPEG": make_image(k)
+        for k in range(6)
+    },
+    "train/n01/n01_boxes.txt": b"n01_0.JPEG\t0\t0\t9\t9\n",
+    "train/n02/n02_boxes.txt": b"n02_1.JPEG\t0\t0\t9\t9\n",
+    **{f"val/images/val_{k}.JPEG": make_image(50 + k) for k in range(3)},
+    "val/val_annotations.txt": b"val_0.JPEG\tn02\t0\t0\t9\t9\n"
+    b"val_1.JPEG\tn01\t0\t0\t9\t9\nval_2.JPEG\tn02\t0\t0\t9\t9\n",
+    **{f"test/images/test_{k}.JPEG": make_image(70 + k) for k in range(2)},
+}
+"""Tiny-ImageNet's own layout."""
+
+
 def write_folder(folder, files):
     for name, content in files.items():
         path = Path(folder) / name
@@ -43,6 +60,14 @@ def write_tar(path, files, mode="w"):
             member = tarfile.TarInfo(name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
+    return str(path)
+
+
+def write_zip(path, files, method=zipfile.ZIP_DEFLATED):
+    """Writes a zip; a key may be a ZipInfo, which says more than a name."""
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
     return str(path)
 
 

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 from prepare_cases import (
+    TINY_IMAGENET,
     class_folders,
     coco_json,
     contents,
     make_image,
     write_folder,
     write_tar,
+    write_zip,
 )
 
 from echo_jax import cli, countdown
@@ -32,6 +34,12 @@ def folder(tmp_path, monkeypatch):
     write_tar("train.tar.gz", class_folders(8), "w:gz")
     write_tar("test.tar.gz", class_folders(4), "w:gz")
     write_folder("photos", class_folders(80))
+    tiny = "tiny-imagenet-200/"
+    write_zip("tiny-imagenet-200.zip", {tiny + k: v for k, v in TINY_IMAGENET.items()})
+    write_folder("train", class_folders(8))
+    names = [f"ILSVRC2012_val_{number:08}" for number in (1, 2)]
+    write_tar("ILSVRC2012_img_val.tar", {f"{n}.JPEG": make_image(0) for n in names})
+    Path("val.csv").write_text(f"{names[0]},cat\n{names[1]},ant\n")
     box = {"id": 1, "image_id": 1, "category_id": 7, "bbox": [0, 0, 5, 5]}
     instances = coco_json({1: ("a.jpg", 12, 10)}, [box])
     images = {"a.jpg": make_image(1)}
@@ -94,7 +102,7 @@ def test_it_says_what_was_made_and_what_was_not(folder, capsys):
     lines = out.splitlines()
     size = read_info("out")["splits"]["train"]["shards"][0]["bytes"] / 1e6
     assert status == 0 and lines == [
-        f"train: 80 examples, {size:.1f} MB in 1 shard",
+        f"train: 80 examples in 2 classes of 40 each, {size:.1f} MB in 1 shard",
         "skipped: 1 empty file, 1 truncated",
         "  train: cat/cut.jpg (truncated)",
         "  train: cat/empty.jpg (empty file)",
@@ -145,6 +153,9 @@ def test_a_tokenizer_is_used_again(folder, capsys):
         ("images photos --out x --max-bad some", "--max-bad=some is neither a number"),
         ("images photos --out books", "--out=books holds '0.txt' and is no prepared"),
         ("images nothing --out x", "'nothing': there is no such file or folder"),
+        ("images photos --out x --classes folder", "--classes=folder is none of auto"),
+        ("images photos --out x --classes no.csv", "--classes=no.csv cannot be read"),
+        ("images photos/cat --out x", "lies in a folder below its source"),
         ("text books --out x --document page", "invalid choice: 'page'"),
         ("coco instances.json --out x", "give one ANNOTATIONS:IMAGES"),
         ("verify photos", "'photos' is no prepared folder"),

@@ -5,11 +5,13 @@ import gzip
 import io
 import lzma
 import os
+import stat
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
-from prepare_cases import write_folder, write_tar
+from prepare_cases import write_folder, write_tar, write_zip
 
 from echo_jax.data import compressed
 from echo_jax.data.compressed import ForwardReader, UnpackError, unpacked_chunks
@@ -86,10 +88,12 @@ def test_what_is_no_file_in_a_folder_is_refused(tmp_path):
     assert "name that is not printable UTF-8" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["x.zip", "x.tgz", "x.gz", "x", "x.tar.zst"])
+@pytest.mark.parametrize("name", ["x.7z", "x.tgz", "x.gz", "x", "x.tar.zst"])
 def test_another_kind_of_file_is_refused(tmp_path, name):
     (tmp_path / name).write_bytes(b"")
-    assert "neither a folder nor a file named .tar, .tar.gz" in refusal(tmp_path / name)
+    assert "neither a folder nor a file named .zip, .tar, .tar.gz" in refusal(
+        tmp_path / name
+    )
 
 
 def test_a_missing_source_is_refused(tmp_path):
@@ -168,6 +172,87 @@ def test_damage_is_refused(tmp_path):
     content[len(content) // 2] ^= 0xFF
     path.write_bytes(content)
     assert "damaged" in refusal(path)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("wanted", [[], [0], [3], [1, 2], [0, 1, 2, 3]])
+def test_any_part_of_a_zip_is_read(tmp_path, method, wanted):
+    path = write_zip(tmp_path / "x.zip", {".git/a": b"1", "b/": b"", **FILES}, method)
+    files = open_files(Path(path), lambda what, part: None)
+    assert [entry.name for entry in files.entries] == [*FILES]
+    # In any order.
+    read = [get() for get in reversed([*files.contents(wanted, 600)])]
+    assert read[::-1] == [[*FILES.values()][index][:601] for index in wanted]
+
+
+@pytest.mark.parametrize("name", ["x.zip", "x.tar", "x.tar.gz"])
+def test_a_folder_of_an_archive_is_a_source(tmp_path, name):
+    path = tmp_path / name
+    files = {"a/b/c.bin": b"1", "a/d.bin": b"2", "ab/e.bin": b"3", "a/f.bin": b"4"}
+    if name == "x.zip":
+        write_zip(path, files)
+    else:
+        write_tar(path, files, MODES[name[1:]])
+    assert listed(path / "a") == {"b/c.bin": b"1", "d.bin": b"2", "f.bin": b"4"}
+    assert listed(path / "a" / "b") == {"c.bin": b"1"}
+    below = open_files(path / "a", lambda what, part: None)
+    whole = open_files(path, lambda what, part: None)
+    assert below.metadata == {**whole.metadata, "path": f"{path}/a"}
+    assert [get() for get in below.contents([0, 2], 9)] == [b"1", b"4"]
+    with pytest.raises(PrepareError, match="holds no folder 'c'; name one that it has"):
+        open_files(path / "c", lambda what, part: None)
+
+
+def zip_member(name, **fields):
+    info = zipfile.ZipInfo(name)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        (zip_member("../up"), "'../up' leads out of the folder"),
+        (zip_member("/etc/x"), "leads out of the folder"),
+        (zip_member("a\x1b[2Jb"), "'a\\x1b[2Jb' has a name that is not printable"),
+        (zip_member("n" * 1025), "more than 1024 characters"),
+        (zip_member("l", external_attr=(stat.S_IFLNK | 0o777) << 16), "is a link or"),
+        (zip_member("p", external_attr=stat.S_IFIFO << 16), "is a link or a device"),
+        (zip_member("b", compress_type=zipfile.ZIP_BZIP2), "by another method"),
+    ],
+)
+def test_what_no_zip_of_data_holds_is_refused(tmp_path, member, message):
+    path = write_zip(tmp_path / "x.zip", {**FILES, member: b"elsewhere"})
+    assert message in refusal(path)
+
+
+def test_a_zip_is_not_believed(tmp_path):
+    path = Path(write_zip(tmp_path / "x.zip", {"a": b"1" * 700, "b": b"2"}))
+    whole = path.read_bytes()
+    first, second = (whole.index(b"PK\1\2", at) for at in (0, whole.rindex(b"PK\1\2")))
+    sizes = zipfile.ZipFile(path).infolist()
+
+    def changed(at, value):
+        return whole[:at] + value + whole[at + len(value) :]
+
+    huge = (sizes[0].compress_size * 1032 + 1).to_bytes(4, "little")
+    path.write_bytes(changed(first + 24, huge))
+    assert "'a' claims to unpack to" in refusal(path)
+    path.write_bytes(changed(first + 8, b"\1\0"))
+    assert "'a' is encrypted" in refusal(path)
+    # Two members of the same bytes.
+    path.write_bytes(changed(second + 20, len(whole).to_bytes(4, "little")))
+    assert "packed from the same bytes" in refusal(path)
+    # Its content is another than its checksum says.
+    path.write_bytes(changed(31, b"\0\0"))
+    files = open_files(path, lambda what, part: None)
+    (read,) = files.contents([0], 10_000)
+    with pytest.raises(OSError, match="'a' is damaged"):
+        read()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        assert "cut off" in refusal(path)
 
 
 PACK = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}

@@ -15,6 +15,7 @@ from prepare_cases import (
     records,
     write_folder,
     write_tar,
+    write_zip,
 )
 
 from echo_jax.data.prepare import PrepareError, Settings, prepare_images, workspace
@@ -79,12 +80,15 @@ def test_dataset_json_says_what_there_is(source, tmp_path):
     assert contents(out).keys() == {"dataset.json", *names}
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".bz2"])
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz", ".bz2", ".zip"])
 def test_an_archive_gives_what_its_folder_does(source, tmp_path, suffix):
     # In the order of names, as a folder is read.
     files = {f"train/{name}": FILES[name] for name in sorted(FILES)}
-    path = tmp_path / f"x.tar{suffix}"
-    write_tar(path, files, f"w:{suffix[1:]}")
+    path = tmp_path / (f"x.tar{suffix}" if suffix != ".zip" else "x.zip")
+    if suffix == ".zip":
+        write_zip(path, files)
+    else:
+        write_tar(path, files, f"w:{suffix[1:]}")
     prepare(tmp_path / "tar", f"train={path}")
     prepare(tmp_path / "folder", source)
     expected = records(tmp_path / "folder", "train")
@@ -378,10 +382,33 @@ def test_names_are_told_up_to_a_hundred(tmp_path):
     assert len(info["skipped"]["first"]) == 100
 
 
-def test_an_unknown_class_is_bad(source, tmp_path):
-    other = write_folder(tmp_path / "other", {"val/1.jpg": make_image(1)})
-    message = refusal(tmp_path / "out", source, f"validation={other}")
-    assert "validation: 'val/1.jpg' (of unknown class)" in message
+def test_images_of_an_unknown_class_are_bad(source, tmp_path):
+    few = {"bee/1.jpg": make_image(1), "cat/2.jpg": make_image(2)}
+    other = write_folder(tmp_path / "other", few)
+    sources = source, f"validation={other}"
+    message = refusal(tmp_path / "out", *sources)
+    assert message.startswith(
+        "split 'validation' has 1 images of 1 classes that train has not, such as "
+        "'bee', by their folders, and train has 2, such as 'ant'; say with --classes"
+    )
+    assert message.endswith("or leave such images out with --max-bad=1")
+    info = prepare(tmp_path / "out", *sources, max_bad="1")
+    assert info["skipped"]["first"] == [
+        {"split": "validation", "name": "bee/1.jpg", "reason": "of unknown class"}
+    ]
+    assert info["splits"]["validation"]["of_class"] == [0, 1]
+
+
+def test_the_images_of_each_class_are_counted(tmp_path):
+    files = {**class_folders(9), "ant/cut.jpg": FILES["ant/001.jpg"][:-9]}
+    source = write_folder(tmp_path / "x", files)
+    info = prepare(tmp_path / "out", source, holdout=0.4, max_bad="1")
+    for split in ("train", "validation"):
+        labels = [record["label"] for record in records(tmp_path / "out", split)]
+        counts = [labels.count(0), labels.count(1)]
+        assert info["splits"][split]["of_class"] == counts
+    total = [info["splits"][s]["of_class"] for s in ("train", "validation")]
+    assert [sum(of) for of in zip(*total, strict=True)] == [4, 5]
 
 
 def test_a_name_that_is_there_twice_is_bad(tmp_path):
@@ -395,14 +422,18 @@ def test_a_name_that_is_there_twice_is_bad(tmp_path):
 
 
 def test_a_split_without_a_good_image_is_refused(tmp_path):
-    source = write_folder(tmp_path / "x", {"cat/1.jpg": b""})
+    source = write_folder(tmp_path / "x", {"cat/1.jpg": b"", "ant/1.jpg": b""})
     assert "no image is left for split 'train'" in refusal(
-        tmp_path / "out", source, max_bad="1"
+        tmp_path / "out", source, max_bad="2"
     )
     (tmp_path / "empty").mkdir()
-    assert "no .jpg, .jpeg or .png file in" in refusal(
+    assert "where there are none; unpack" in refusal(
         tmp_path / "out2", f"{tmp_path}/empty"
     )
+    # ILSVRC2012_img_train.tar, as it is downloaded.
+    of_tars = {"n01440764.tar": b"", "n01443537.tar": b"", "README": b""}
+    said = refusal(tmp_path / "out3", write_tar(tmp_path / "x.tar", of_tars))
+    assert "where there are 2 .tar, 1 without an ending; unpack" in said
 
 
 def test_what_is_held_out_goes_by_names_alone(source, tmp_path):

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from echo_jax.data.prepare.coco_json import Image, check_box, read_annotations
+from echo_jax.data.prepare.entries import file_metadata
 from echo_jax.data.prepare.errors import Bad, PrepareError, Skipped, allowed
 from echo_jax.data.prepare.examples import Example, hold_out, is_image, write_splits
-from echo_jax.data.prepare.files import file_metadata, open_files
+from echo_jax.data.prepare.files import open_files
 from echo_jax.data.prepare.job import Settings, parse_sources
 from echo_jax.data.prepare.workspace import Workspace
 

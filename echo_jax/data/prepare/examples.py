@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from echo_jax.data.prepare.entries import Files
 from echo_jax.data.prepare.errors import Bad, BadExampleError, PrepareError, Skipped
-from echo_jax.data.prepare.files import Files
 from echo_jax.data.prepare.image_check import MAX_IMAGE_BYTES, check_image
 from echo_jax.data.prepare.job import HELD_OUT, Progress, Settings, is_held_out
 from echo_jax.data.prepare.parallel import ordered_map

@@ -1,12 +1,16 @@
-"""Labelled images: a folder or archive of class folders becomes shards."""
+"""Labelled images: folders, archives or a list of files and classes become shards."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from echo_jax.data.prepare.class_lists import CLASSES, read_list
+from echo_jax.data.prepare.classes import ClassNames, check_classes, class_names
+from echo_jax.data.prepare.entries import Files, Image, file_metadata
 from echo_jax.data.prepare.errors import Bad, PrepareError, Skipped, allowed
 from echo_jax.data.prepare.examples import Example, hold_out, is_image, write_splits
-from echo_jax.data.prepare.files import Files, open_files
+from echo_jax.data.prepare.files import open_files
 from echo_jax.data.prepare.job import Settings, parse_sources
 from echo_jax.data.prepare.workspace import Workspace
 
@@ -17,20 +21,28 @@ _FEATURES = {
     "label": "int, the index in classes",
     "name": "str, the file's path in the source",
 }
+_MAX_SHOWN = 3
 
 
-def prepare_images(arguments: Sequence[str], settings: Settings) -> dict[str, Any]:
+def prepare_images(
+    arguments: Sequence[str], settings: Settings, classes: str = "auto"
+) -> dict[str, Any]:
     """Makes a prepared folder of labelled images.
 
-    The class of an image is the name of the folder that it lies in; labels are
-    positions in the sorted class names of the train split. Images keep the order of
-    their source, class after class in a folder: readers shuffle by index. They keep
-    their bytes too: nothing is encoded again.
+    Labels are positions in the sorted class names of the train split. Images keep the
+    order of their source, class after class in a folder: readers shuffle by index.
+    They keep their bytes too: nothing is encoded again.
 
     Args:
-      arguments: ``SPLIT=SOURCE`` or ``SOURCE``: folders or tar archives of class
-        folders.
+      arguments: ``SPLIT=SOURCE`` or ``SOURCE``: folders, tar or zip archives, or
+        folders within archives.
       settings: The rest of the command.
+      classes: What names the class of an image: ``"last"``, the folder that it lies
+        in; ``"first"``, the outermost folder below its source that is not the same for
+        all; ``"auto"``, the same as last, but that a folder of one name in all
+        classes is passed over, Tiny-ImageNet's list of validation images is read, and
+        what looks wrong is refused; or a ``.csv`` or ``.tsv`` file with a row of file
+        and class for each image, for the splits of which it names any.
 
     Returns:
       The content of ``dataset.json``.
@@ -43,39 +55,51 @@ def prepare_images(arguments: Sequence[str], settings: Settings) -> dict[str, An
       >>> prepare_images(["train=train.tar.gz"], Settings(out=Path("data/cifar10")))
     """
     sources = parse_sources(arguments, settings.holdout)
-    options = settings.options(sources, kind="images")
+    listed = {} if classes in CLASSES else read_list(Path(classes))
+    more = {} if classes == "auto" else {"classes": classes}
+    options = settings.options(sources, kind="images", **more)
     with Workspace(settings.out, options, settings.on_progress) as work:
         files = {
             split: [open_files(Path(path), settings.on_progress) for path in paths]
             for split, paths in sources.items()
         }
         metadata = {split: [part.metadata for part in files[split]] for split in files}
+        if listed:
+            metadata["classes"] = [file_metadata(Path(classes))]
         if (info := work.begin(metadata)) is not None:
             return info
-        found = {split: _images(split, parts) for split, parts in files.items()}
-        classes = _classes(found)
-        total = sum(len(images) for images in found.values())
+        images = {split: _images(split, parts) for split, parts in files.items()}
+        found = class_names(images, classes, listed)
+        known = found["train"].names if "train" in found else _all_names(found.values())
+        names = sorted({*known} - {""})
+        total = sum(map(len, images.values()))
         skipped = Skipped(allowed(settings.max_bad, total), total)
+        check_classes(found, names, classes, skipped.limit)
         splits = {
-            split: _labelled(split, images, classes, skipped)
-            for split, images in found.items()
+            split: _labelled(split, of, found[split], names, skipped)
+            for split, of in images.items()
         }
         skipped.check()
         splits = hold_out(splits, settings.holdout)
-        write_splits(work, splits, settings, skipped)
+        unusable = write_splits(work, splits, settings, skipped)
+        about = {}
+        for split, examples in splits.items():
+            good = [e for e in examples if (split, e.name) not in unusable]
+            counts = Counter(example.entries["label"] for example in good)
+            about[split] = {"of_class": [counts[i] for i in range(len(names))]}
         return work.publish(
-            {split: {} for split in splits},
+            about,
             files=[],
             info={
                 "kind": "images",
                 "features": _FEATURES,
-                "classes": classes,
+                "classes": names,
                 "skipped": skipped.metadata(),
             },
         )
 
 
-def _images(split: str, parts: Sequence[Files]) -> list[tuple[Files, int]]:
+def _images(split: str, parts: Sequence[Files]) -> list[Image]:
     """Returns the images of a split: in which source, and which entry of it."""
     images = [
         (files, index)
@@ -85,41 +109,39 @@ def _images(split: str, parts: Sequence[Files]) -> list[tuple[Files, int]]:
     ]
     if not images:
         paths = ", ".join(repr(files.metadata["path"]) for files in parts)
+        suffixes = Counter(
+            PurePosixPath(entry.name).suffix.lower() or "without an ending"
+            for files in parts
+            for entry in files.entries
+        ).most_common(_MAX_SHOWN)
+        there = ", ".join(f"{number} {suffix}" for suffix, number in suffixes)
         raise PrepareError(
-            f"split {split!r}: there is no .jpg, .jpeg or .png file in {paths}"
+            f"split {split!r}: there is no .jpg, .jpeg or .png file in {paths}, where "
+            f"there are {there or 'none'}; unpack or convert what holds the images"
         )
     return images
 
 
-def _classes(found: Mapping[str, Sequence[tuple[Files, int]]]) -> list[str]:
-    """Returns the class names of the train split, or of all if there is none."""
-    of = [found["train"]] if "train" in found else list(found.values())
-    names = {
-        _class_of(files.entries[index].name) for images in of for files, index in images
-    }
-    return sorted(names - {""})
-
-
-def _class_of(name: str) -> str:
-    """Returns the name of the folder that a file lies in; empty if in none."""
-    return PurePosixPath(name).parent.name
+def _all_names(found: Collection[ClassNames]) -> set[str]:
+    return {name for of in found for name in of.names}
 
 
 def _labelled(
     split: str,
-    images: Sequence[tuple[Files, int]],
+    images: Sequence[Image],
+    of_class: ClassNames,
     classes: Sequence[str],
     skipped: Skipped,
 ) -> list[Example]:
     """Returns the images of a split with their labels."""
     labels = {name: label for label, name in enumerate(classes)}
     names, examples = set(), []
-    for files, index in images:
+    for (files, index), class_name in zip(images, of_class.names, strict=True):
         name = files.entries[index].name
-        label = labels.get(_class_of(name))
+        label = labels.get(class_name)
         if label is None:
-            known = "in no class folder" if not _class_of(name) else "of unknown class"
-            skipped.add(Bad(split, name, known))
+            reason = "of unknown class" if class_name else of_class.without
+            skipped.add(Bad(split, name, reason))
         elif (id(files), name) in names:
             skipped.add(Bad(split, name, "twice in the source"))
         else:

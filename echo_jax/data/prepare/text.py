@@ -10,6 +10,7 @@ from typing import Any
 from echo_jax.data.compressed import DAMAGED, UnpackError, unpacked_chunks
 from echo_jax.data.prepare.blocks import BlockStream, token_dtype
 from echo_jax.data.prepare.documents import DOCUMENTS, Piece, pieces
+from echo_jax.data.prepare.entries import file_metadata
 from echo_jax.data.prepare.errors import (
     Bad,
     BadExampleError,
@@ -17,7 +18,7 @@ from echo_jax.data.prepare.errors import (
     Skipped,
     allowed,
 )
-from echo_jax.data.prepare.files import file_metadata, open_files
+from echo_jax.data.prepare.files import open_files
 from echo_jax.data.prepare.job import (
     HELD_OUT,
     Progress,

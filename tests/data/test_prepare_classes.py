@@ -1,0 +1,186 @@
+"""The class of an image is what its user meant, or it is refused in a sentence."""
+
+from pathlib import Path
+
+import pytest
+from prepare_cases import (
+    TINY_IMAGENET,
+    make_image,
+    records,
+    write_folder,
+    write_tar,
+    write_zip,
+)
+
+from echo_jax.data.prepare import PrepareError, Settings, prepare_images
+
+IMAGE = make_image(0)
+
+
+def prepare(tmp_path, *sources, classes="auto", **settings):
+    """The classes, and by split the class of each image by name."""
+    out = tmp_path / "out"
+    info = prepare_images(sources, Settings(out=out, **settings), classes)
+    return info["classes"], {
+        split: {r["name"]: info["classes"][r["label"]] for r in records(out, split)}
+        for split in info["splits"]
+    }
+
+
+def refusal(tmp_path, *sources, **more):
+    with pytest.raises(PrepareError) as caught:
+        prepare(tmp_path, *sources, **more)
+    assert not (tmp_path / "out").exists()
+    return str(caught.value)
+
+
+def folder(tmp_path, *names, at="x"):
+    return write_folder(tmp_path / at, dict.fromkeys(names, IMAGE))
+
+
+@pytest.mark.parametrize("kind", ["folder", "x.zip", "x.tar", "x.tar.gz"])
+def test_tiny_imagenet_is_read_as_it_is_downloaded(tmp_path, kind):
+    files = {f"tiny-imagenet-200/{k}": v for k, v in TINY_IMAGENET.items()}
+    if kind == "folder":
+        path = write_folder(tmp_path / kind, files)
+    elif kind == "x.zip":
+        path = write_zip(tmp_path / kind, files)
+    else:
+        path = write_tar(tmp_path / kind, files, "w:gz" if ".gz" in kind else "w")
+    top = f"{path}/tiny-imagenet-200"
+    sources = f"train={top}/train", f"validation={top}/val"
+    classes, found = prepare(tmp_path, *sources)
+    assert classes == ["n01", "n02"]
+    assert found == {
+        "train": {
+            f"n{k % 2 + 1:02}/images/n{k % 2 + 1:02}_{k}.JPEG": f"n{k % 2 + 1:02}"
+            for k in range(6)
+        },
+        "validation": {
+            "images/val_0.JPEG": "n02",
+            "images/val_1.JPEG": "n01",
+            "images/val_2.JPEG": "n02",
+        },
+    }
+    said = refusal(tmp_path / "whole", path)
+    assert said == (
+        f"{path!r} holds folders of several splits; name those that you want one by "
+        f"one, as in train={top}/train validation={top}/val test={top}/test"
+    )
+    # Nobody says what these are.
+    said = refusal(tmp_path / "test", f"train={top}/train", f"test={top}/test")
+    assert "has 2 images of 1 classes that train has not, such as 'images'" in said
+
+
+def test_a_list_in_a_source_that_cannot_be_read_is_named(tmp_path):
+    path = folder(tmp_path, "images/a.jpg", "images/b.jpg")
+    Path(path, "val_annotations.txt").write_text("a.jpg\tcat\na.jpg\tant\n")
+    said = refusal(tmp_path, path)
+    assert (
+        "'val_annotations.txt' of" in said and "'a.jpg' is of class 'cat' and" in said
+    )
+    Path(path, "val_annotations.txt").write_text("a.jpg\tcat\n")
+    said = refusal(tmp_path, path, max_bad="1")
+    assert "all 2 images of split 'train' are of one class, 'cat', by val_anno" in said
+
+
+@pytest.mark.parametrize(
+    ("names", "how", "expected"),
+    [
+        ("t/cat/1.jpg t/ant/2.jpg", "auto", "cat ant"),
+        ("t/cat/1.jpg t/ant/2.jpg", "last", "cat ant"),
+        ("t/cat/1.jpg t/ant/2.jpg", "first", "cat ant"),
+        # The folder that tells images apart, however many of one name lie below it.
+        ("cat/x/y/1.jpg ant/x/y/2.jpg", "auto", "cat ant"),
+        ("cat/x/y/1.jpg ant/x/y/2.jpg", "last", "y y"),
+        ("cat/x/y/1.jpg ant/x/y/2.jpg", "first", "cat ant"),
+        # A taxonomy.
+        ("pet/cat/1.jpg pet/dog/2.jpg wild/ant/3.jpg", "auto", "cat dog ant"),
+        ("pet/cat/1.jpg pet/dog/2.jpg wild/ant/3.jpg", "first", "pet pet wild"),
+        ("cat/a/1.jpg cat/b/2.jpg ant/a/3.jpg", "first", "cat cat ant"),
+        ("cat/a/1.jpg cat/b/2.jpg ant/a/3.jpg", "last", "a b a"),
+        ("cat/1.jpg cat/old/2.jpg ant/3.jpg", "first", "cat cat ant"),
+        # One class is what was asked for.
+        ("cat/1.jpg cat/2.jpg", "last", "cat cat"),
+        ("t/cat/1.jpg t/cat/2.jpg", "first", "cat cat"),
+    ],
+)
+def test_folders_name_classes(tmp_path, names, how, expected):
+    names = names.split()
+    _, found = prepare(tmp_path, folder(tmp_path, *names), classes=how)
+    assert found["train"] == dict(zip(names, expected.split(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("images/1.jpg images/2.jpg", "all 2 images of split 'train' are of one class"),
+        ("1.jpg 2.jpg", "no image of split 'train' lies in a folder below its source"),
+        (
+            "cat/a/1.jpg cat/b/2.jpg ant/a/3.jpg",
+            "are 'ant/a' and 'cat/a': --classes fi",
+        ),
+        ("cat/1.jpg cat/old/2.jpg ant/3.jpg", "there are 'cat' and 'cat/old'"),
+        ("train/cat/1.jpg val/ant/2.jpg", "holds folders of several splits"),
+        ("d/Train/cat/1.jpg d/test/ant/2.jpg", "train="),
+    ],
+)
+def test_what_looks_wrong_is_refused(tmp_path, names, message):
+    assert message in refusal(tmp_path, folder(tmp_path, *names.split()))
+
+
+def test_a_list_names_classes(tmp_path):
+    train = folder(tmp_path, "cat/1.jpg", "ant/2.jpg", at="train")
+    names = [f"ILSVRC2012_val_{number:08}.JPEG" for number in range(1, 4)]
+    val = write_tar(tmp_path / "val.tar", {f"val/{name}": IMAGE for name in names})
+    table = tmp_path / "val.csv"
+    sources = train, f"validation={val}"
+    # With and without endings and folders, and a row of titles.
+    table.write_text(
+        f"file,class\n{names[0]},ant\n{names[1][:-5]},cat\nval/{names[2]},ant\n"
+    )
+    classes, found = prepare(tmp_path, *sources, classes=str(table))
+    assert classes == ["ant", "cat"]
+    assert found["train"] == {"ant/2.jpg": "ant", "cat/1.jpg": "cat"}
+    assert [*found["validation"].values()] == ["ant", "cat", "ant"]
+    table.write_text(f"{names[0]},ant\n{names[1]},cat\n")
+    with pytest.raises(PrepareError, match="the source has changed"):
+        prepare(tmp_path, *sources, classes=str(table))
+    assert f"'val/{names[2]}' (not in val.csv)" in refusal(
+        tmp_path / "two", *sources, classes=str(table)
+    )
+    # A column of numbers, where the folders of train have names.
+    table = tmp_path / "val.tsv"
+    table.write_text("".join(f"{name}\t{k}\n" for k, name in enumerate(names)))
+    said = refusal(tmp_path / "three", *sources, classes=str(table))
+    assert "such as '0', by val.tsv, and train has 2, such as 'ant'; say with" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"", "it is empty"),
+        ("a.csv", b"1.jpg\n", "line 1 has no file and class"),
+        ("a.csv", b"1.jpg,\n", "line 1 has no file and class"),
+        (
+            "a.csv",
+            b"1.jpg,cat\n1.jpg,ant\n",
+            "'1.jpg' is of class 'cat' and of 'ant', in",
+        ),
+        ("a.csv", b"\xff,cat", "cannot be read"),
+        ("a.csv", b'"1.jpg,cat', "cannot be read"),
+        ("a.csv", b"9.jpg,cat\n", "its first file is '9.jpg', and the first image 'ca"),
+        (
+            "a.txt",
+            b"1.jpg,cat",
+            "is none of auto, first, last, and no .csv or .tsv file",
+        ),
+        ("gone.csv", None, "cannot be read"),
+    ],
+)
+def test_a_list_that_is_none_is_refused(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    path = folder(tmp_path, "cat/1.jpg", "cat/2.jpg")
+    said = refusal(tmp_path, path, classes=f"{tmp_path}/{name}")
+    assert message in said and f"--classes={tmp_path}/{name}" in said
