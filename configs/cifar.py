@@ -28,7 +28,7 @@ Variants of ``configs/echo_variants.py``, joined by commas, say where the echo i
 ``configs/cifar.py:tiny,spread`` is the small run with every decoded image used twice.
 """
 
-from echo_variants import apply_variants
+from echo_variants import ECHO_VARIANTS, apply_variants
 from ml_collections import ConfigDict
 
 from echo_jax.config import default_config
@@ -73,8 +73,7 @@ def get_config(variant: str = "") -> ConfigDict:
         config.model.width = 16
         config.model.norm = "batch"
         config.model.label_smoothing = 0.0
-    own = {"tiny": _make_tiny, "cifar100": _use_cifar100, "mobilenet": _use_mobilenet}
-    apply_variants(config, variant, own)
+    apply_variants(config, variant, _OWN)
     return config
 
 
@@ -102,3 +101,7 @@ def _make_tiny(config: ConfigDict) -> None:
     config.optim.decay_updates = 0
     config.optim.warmup_updates = 50
     config.model.depth = 8
+
+
+_OWN = {"tiny": _make_tiny, "cifar100": _use_cifar100, "mobilenet": _use_mobilenet}
+VARIANTS = (*_OWN, *ECHO_VARIANTS)

@@ -27,7 +27,7 @@ small objects that share their best default box with another one.
 Variants of ``configs/echo_variants.py``, joined by commas, say where the echo is.
 """
 
-from echo_variants import apply_variants
+from echo_variants import ECHO_VARIANTS, apply_variants
 from ml_collections import ConfigDict
 
 from echo_jax.config import default_config
@@ -73,7 +73,7 @@ def get_config(variant: str = "") -> ConfigDict:
         config.model.width = 64
         config.model.loss = "multibox"
         config.model.virtual_batch = 128
-    apply_variants(config, variant, {"tiny": _make_tiny})
+    apply_variants(config, variant, _OWN)
     return config
 
 
@@ -101,3 +101,7 @@ def _make_tiny(config: ConfigDict) -> None:
     config.model.width = 16
     config.model.virtual_batch = 8
     config.precision.compute = "float32"
+
+
+_OWN = {"tiny": _make_tiny}
+VARIANTS = (*_OWN, *ECHO_VARIANTS)

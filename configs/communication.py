@@ -30,6 +30,8 @@ from ml_collections import ConfigDict
 from echo_jax.config import load_config
 from echo_jax.config_study import default_study, set_arms
 
+VARIANTS = ("echo", "tiny")
+
 _CONFIGS = Path(__file__).parent
 _ECHO = {
     "where": "device",
@@ -52,7 +54,7 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""``, ``"echo"`` or ``"tiny"``.
     """
-    if variant not in ("", "echo", "tiny"):
+    if variant not in ("", *VARIANTS):
         raise ValueError(f"variant {variant!r} is unknown; use echo, tiny, or none.")
     base = load_config(str(_CONFIGS / "quickstart.py")).base
     study = default_study("What devices say to each other", base, {})

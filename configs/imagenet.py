@@ -28,7 +28,7 @@ Variants of ``configs/echo_variants.py``, joined by commas, say where the echo i
 ``configs/imagenet.py:device`` uses every decoded image twice, on the accelerators.
 """
 
-from echo_variants import apply_variants
+from echo_variants import ECHO_VARIANTS, apply_variants
 from ml_collections import ConfigDict
 
 from echo_jax.config import default_config
@@ -73,7 +73,7 @@ def get_config(variant: str = "") -> ConfigDict:
         config.model.norm = "ghost"
         config.model.virtual_batch = 32
         config.model.label_smoothing = 0.0
-    apply_variants(config, variant, {"tiny": _make_tiny})
+    apply_variants(config, variant, _OWN)
     return config
 
 
@@ -99,3 +99,7 @@ def _make_tiny(config: ConfigDict) -> None:
     config.model.width = 16
     config.model.virtual_batch = 16
     config.precision.compute = "float32"
+
+
+_OWN = {"tiny": _make_tiny}
+VARIANTS = (*_OWN, *ECHO_VARIANTS)

@@ -27,6 +27,8 @@ from ml_collections import ConfigDict
 from echo_jax.config import load_config
 from echo_jax.config_study import default_study, set_arms
 
+VARIANTS = ("echo", "tiny")
+
 _CONFIGS = Path(__file__).parent
 _TIMES = 8
 _ECHO = {"after": "decode", "order": "spread", "factor": 4.0, "buffer": 4096}
@@ -38,7 +40,7 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""``, ``"echo"`` or ``"tiny"``.
     """
-    if variant not in ("", "echo", "tiny"):
+    if variant not in ("", *VARIANTS):
         raise ValueError(f"variant {variant!r} is unknown; use echo, tiny, or none.")
     is_tiny = variant == "tiny"
     file = "shapes.py:tiny" if is_tiny else "cifar.py:tiny"

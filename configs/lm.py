@@ -49,7 +49,7 @@ GPT-2's form on the same pieces, ended at 5.360 and 1.983, in 4 minutes beside o
 jobs (seed 0, one run).
 """
 
-from echo_variants import apply_variant, apply_variants
+from echo_variants import ECHO_VARIANTS, apply_variant, apply_variants
 from ml_collections import ConfigDict
 
 from echo_jax.config import default_config
@@ -91,19 +91,7 @@ def get_config(variant: str = "") -> ConfigDict:
         config.model.bias = True
         config.model.tied = True
         config.model.segments = True
-    own = {
-        "lm1b": lambda config: None,
-        "c4": _make_c4,
-        "wikitext103": _make_wikitext103,
-        "wikitext2": _make_wikitext2,
-        "gpt2": _make_gpt2,
-        "bytes": _make_bytes,
-        "tiny": _make_tiny,
-        "example": lambda config: apply_variant(config, "before"),
-        "before": _refuse_augmentation,
-        "after": _refuse_augmentation,
-    }
-    apply_variants(config, variant, own)
+    apply_variants(config, variant, _OWN)
     return config
 
 
@@ -255,3 +243,22 @@ def _refuse_augmentation(config: ConfigDict) -> None:
         "variants 'before' and 'after' mean augmentation, of which text has none: both "
         "would be the same echo. Use 'example'."
     )
+
+
+_OWN = {
+    "lm1b": lambda config: None,
+    "c4": _make_c4,
+    "wikitext103": _make_wikitext103,
+    "wikitext2": _make_wikitext2,
+    "gpt2": _make_gpt2,
+    "bytes": _make_bytes,
+    "tiny": _make_tiny,
+    "example": lambda config: apply_variant(config, "before"),
+    "before": _refuse_augmentation,
+    "after": _refuse_augmentation,
+}
+VARIANTS = tuple(
+    name
+    for name in {**_OWN, **ECHO_VARIANTS}
+    if _OWN.get(name) is not _refuse_augmentation
+)

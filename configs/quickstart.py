@@ -44,6 +44,7 @@ _NAMES = {
     "which": "Which echo? One small language model, R = 4",
     "bursty": "Which echo, where storage is bursty? One small language model, R = 4",
 }
+VARIANTS = tuple(filter(None, _NAMES))
 
 _DEVICE = {"where": "device", "after": "decode", "buffer": 512}
 _ON_DEVICE = {
@@ -86,10 +87,8 @@ def get_config(variant: str = "") -> ConfigDict:
         ``"bursty"``.
     """
     if variant not in _NAMES:
-        known = ", ".join(filter(None, _NAMES))
-        raise ValueError(
-            f"variant {variant!r} is unknown; use one of {known}, or none."
-        )
+        known = ", ".join(VARIANTS)
+        raise ValueError(f"variant {variant!r} is unknown; use {known}, or none.")
     ratio = _RATIOS[variant]
     study = default_study(_NAMES[variant], _base(), {}, storage_ratio=ratio)
     buffer = 512  # Examples: 16 batches.

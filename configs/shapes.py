@@ -17,6 +17,8 @@ from ml_collections import ConfigDict
 
 from echo_jax.config import default_config
 
+VARIANTS = ("tiny",)
+
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the config.
@@ -24,6 +26,8 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""``, or ``"tiny"`` for a run of a minute on two CPU cores.
     """
+    if variant not in ("", *VARIANTS):
+        raise ValueError(f"variant {variant!r} is unknown; use tiny, or none.")
     config = default_config()
     config.workload = "shapes"
     config.updates = 1000
@@ -53,6 +57,4 @@ def get_config(variant: str = "") -> ConfigDict:
         config.data.eval_examples = 128
         config.optim.warmup_updates = 10
         config.model.width = 8
-    elif variant:
-        raise ValueError(f"variant {variant!r} is unknown; use 'tiny' or none.")
     return config

@@ -20,7 +20,7 @@ from typing import Any
 import rich
 from rich.table import Table
 
-from echo_jax import ending, model_commands, prepare_command
+from echo_jax import configs_command, ending, model_commands, prepare_command
 from echo_jax.cli_parser import WRONG_USE, make_parser
 from echo_jax.config import Config
 from echo_jax.config_flags import load_with_flags
@@ -455,5 +455,6 @@ _COMMANDS = {
     "evaluate": functools.partial(_use, model_commands.run_evaluate),
     "predict": functools.partial(_use, model_commands.run_predict),
     "export": functools.partial(_use, model_commands.run_export),
+    "configs": functools.partial(_use, configs_command.run),
     "prepare": _prepare,
 }

@@ -4,7 +4,7 @@ import argparse
 import functools
 from typing import Any, NoReturn
 
-from echo_jax import ending, model_commands, prepare_command
+from echo_jax import configs_command, ending, model_commands, prepare_command
 from echo_jax.printable import printable
 
 __all__ = ["WRONG_USE", "make_parser"]
@@ -14,11 +14,12 @@ WRONG_USE = 2
 
 _EPILOG = """\
 examples:
-  echo-jax study --config configs/quickstart.py --workdir runs/quickstart
-  echo-jax train --config configs/lm.py:tiny --workdir runs/lm
-  echo-jax sweep --config configs/lm.py:tiny --over optim.lr=log:1e-3:1e-1 \\
+  echo-jax configs
+  echo-jax study --config quickstart --workdir runs/quickstart
+  echo-jax train --config lm:tiny --workdir runs/lm
+  echo-jax sweep --config lm:tiny --over optim.lr=log:1e-3:1e-1 \\
       --workdir runs/lr
-  echo-jax probe --config configs/quickstart.py
+  echo-jax probe --config quickstart
   echo-jax report runs/quickstart
   echo-jax predict runs/lm --text "def "
   echo-jax prepare images photos/ --holdout 0.05 --out data/photos
@@ -165,8 +166,9 @@ def make_parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--config",
             required=True,
-            metavar="FILE.py[:VARIANT]",
-            help="the config file, and which of its variants",
+            metavar="CONFIG[:VARIANT]",
+            help="a config file, or the name of one that 'echo-jax configs' lists, and "
+            "which of its variants",
         )
     for command in (train, study, sweep):
         command.add_argument(
@@ -233,8 +235,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     report.add_argument(
         "--config",
-        metavar="FILE.py[:VARIANT]",
-        help="for collectives and precision: the config file; its fields are flags",
+        metavar="CONFIG[:VARIANT]",
+        help="for collectives and precision: the config; its fields are flags",
     )
     report.add_argument(
         "--updates",
@@ -267,6 +269,12 @@ def make_parser() -> argparse.ArgumentParser:
         help="for its cost: a device computes its part of an update in so long",
     )
     model_commands.add_commands(add)
+    configs = add(
+        "configs",
+        "list the configs that come along, or copy one",
+        configs_command.CONFIGS_EPILOG,
+    )
+    configs_command.add_actions(configs)
     prepare = add(
         "prepare", "turn files of yours into data to train on", _PREPARE_EPILOG
     )

@@ -5,17 +5,13 @@ config file starts from `default_config`, sets what its experiment differs in,
 and adds ``model``.
 """
 
-import contextlib
-import importlib.util
-import sys
-import traceback
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from ml_collections import ConfigDict
 
 from echo_jax.config_auto import auto_field
+from echo_jax.config_files import failures_of, find_config, import_config
 
 __all__ = ["Config", "default_config", "load_config", "override"]
 
@@ -218,8 +214,10 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config
     """Loads a config file, as ``--config`` does on the command line.
 
     Args:
-      name: ``"PATH.py"`` or ``"PATH.py:VARIANT"``. The file defines
-        ``get_config(variant)``; without a variant it is called without arguments.
+      name: ``"PATH.py"`` or ``"PATH.py:VARIANT"``, or the name of a config that comes
+        with the package, such as ``"lm"`` or ``"sweeps/s1_placement:tiny"``. The file
+        defines ``get_config(variant)``; without a variant it is called without
+        arguments.
       overrides: What differs: nested (``{"echo": {"factor": 2.0}}``), by dotted
         names (``{"echo.factor": 2.0}``), or both.
 
@@ -228,6 +226,7 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config
 
     Raises:
       FileNotFoundError: There is no such file.
+      OSError: It cannot be read.
       AttributeError: The file defines no ``get_config``, or an override names a
         field that the config does not have.
       TypeError: An override is of another type than the field.
@@ -239,21 +238,9 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config
       2.0
     """
     file, _, variant = name.partition(":")
-    path = Path(file)
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"config {file!r} is no file, looked up from {Path.cwd()}; "
-            "give PATH.py or PATH.py:VARIANT"
-        )
-    module_spec = importlib.util.spec_from_file_location(path.stem, path)
-    if module_spec is None or module_spec.loader is None:
-        raise FileNotFoundError(f"config {file!r} is no Python file; give PATH.py")
-    module = importlib.util.module_from_spec(module_spec)
-    with _importing_from(path.parent.resolve()), _failures_of(path):
-        module_spec.loader.exec_module(module)
-    if not hasattr(module, "get_config"):
-        raise AttributeError(f"{file} defines no get_config(); add that function")
-    with _failures_of(path):
+    path = find_config(file)
+    module = import_config(path)
+    with failures_of(path):
         config = module.get_config(variant) if variant else module.get_config()
     if not isinstance(config, ConfigDict):
         raise ValueError(
@@ -262,40 +249,6 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config
         )
     override(config, overrides or {})
     return config.lock()
-
-
-@contextlib.contextmanager
-def _failures_of(path: Path) -> Iterator[None]:
-    """Names the config file, and its line, where it fails by accident."""
-    try:
-        yield
-    except ValueError:
-        raise  # What a config refuses, such as a variant, it says itself.
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-        if isinstance(error, SyntaxError):
-            lines.append(error.lineno)
-        where = f", line {lines[-1]}" if lines else ""
-        raise ValueError(
-            f"config {path}{where}, fails: {type(error).__name__}: {error}"
-        ) from error
-
-
-@contextlib.contextmanager
-def _importing_from(folder: Path) -> Iterator[None]:
-    """Lets a config import what lies beside it, as a script may."""
-    before = set(sys.modules)
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-        # Another folder's config may import another module of the same name.
-        for name in set(sys.modules) - before:
-            file = getattr(sys.modules[name], "__file__", None)
-            if file and Path(file).parent == folder:
-                del sys.modules[name]
 
 
 def override(config: Config, overrides: Mapping[str, Any], prefix: str = "") -> None:

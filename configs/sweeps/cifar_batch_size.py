@@ -22,6 +22,7 @@ from echo_jax.config_study import set_arms
 
 # As many images as 250 thousand updates of 128, which the paper gives echoed batches.
 _UPDATES = {"32": 1_000_000, "128": 250_000, "512": 62_500, "2048": 15_625}
+VARIANTS = (*_UPDATES, "tiny")
 
 
 def get_config(variant: str = "") -> ConfigDict:
@@ -33,7 +34,7 @@ def get_config(variant: str = "") -> ConfigDict:
     """
     size = variant or "128"
     is_tiny = size == "tiny"
-    check_variant(variant, (*_UPDATES, "tiny"))
+    check_variant(variant, VARIANTS)
     study = start_study("", "cifar.py:tiny" if is_tiny else "cifar.py")
     study.base.stop_at_target = True
     if not is_tiny:

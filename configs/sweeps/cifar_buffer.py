@@ -13,6 +13,8 @@ from sweep_parts import buffer_arms, check_variant, start_study
 
 from echo_jax.config_study import set_arms
 
+VARIANTS = ("tiny",)
+
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the study.
@@ -20,7 +22,7 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""`` or ``"tiny"``.
     """
-    check_variant(variant, ("tiny",))
+    check_variant(variant, VARIANTS)
     study = start_study(
         "What a larger buffer is worth: ResNet-32 on CIFAR-10",
         "cifar.py:tiny" if variant else "cifar.py",

@@ -14,6 +14,8 @@ from echo_jax.config_study import set_arms
 
 _FACTORS = (1, 2, 4, 8, 16)
 
+VARIANTS = ("tiny",)
+
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the study.
@@ -21,7 +23,7 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""`` or ``"tiny"``.
     """
-    check_variant(variant, ("tiny",))
+    check_variant(variant, VARIANTS)
     study = start_study(
         "How large an echo factor may be: ResNet-32 on CIFAR-10",
         "cifar.py:tiny" if variant else "cifar.py",

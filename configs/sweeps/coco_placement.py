@@ -16,6 +16,8 @@ from sweep_parts import placement_study
 
 _UPDATES = {"batch": 50_000, "after": 37_500}
 
+VARIANTS = ("tiny",)
+
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the study.

@@ -25,6 +25,7 @@ from echo_jax.config_study import set_arms
 
 # As many images as 192.5 thousand updates of 1024, the paper's for echoed batches.
 _UPDATES = {"256": 770_000, "1024": 192_500, "4096": 48_125, "16384": 12_032}
+VARIANTS = (*_UPDATES, "tiny")
 
 
 def get_config(variant: str = "") -> ConfigDict:
@@ -36,7 +37,7 @@ def get_config(variant: str = "") -> ConfigDict:
     """
     size = variant or "1024"
     is_tiny = size == "tiny"
-    check_variant(variant, (*_UPDATES, "tiny"))
+    check_variant(variant, VARIANTS)
     study = start_study("", "imagenet.py:tiny" if is_tiny else "imagenet.py")
     study.base.stop_at_target = True
     if not is_tiny:

@@ -18,6 +18,8 @@ from echo_jax.config_study import set_arms
 
 _FACTORS = (1, 2, 3, 4, 5)
 
+VARIANTS = ("tiny",)
+
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the study.
@@ -25,7 +27,7 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""`` or ``"tiny"``.
     """
-    check_variant(variant, ("tiny",))
+    check_variant(variant, VARIANTS)
     study = start_study(
         "What echoing saves: ResNet-50 on ImageNet, R = 6",
         "imagenet.py:tiny" if variant else "imagenet.py",

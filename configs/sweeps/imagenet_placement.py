@@ -16,6 +16,8 @@ from sweep_parts import placement_study
 
 _UPDATES = {"batch": 192_500, "after": 165_000}
 
+VARIANTS = ("tiny",)
+
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the study.

@@ -24,6 +24,7 @@ from echo_jax.config_study import set_arms
 
 # With room above what the slowest of the paper's arms took: echoed batches.
 _UPDATES = {"64": 250_000, "256": 80_000, "1024": 40_000, "4096": 20_000}
+VARIANTS = (*_UPDATES, "tiny")
 
 
 def get_config(variant: str = "") -> ConfigDict:
@@ -35,7 +36,7 @@ def get_config(variant: str = "") -> ConfigDict:
     """
     size = variant or "1024"
     is_tiny = size == "tiny"
-    check_variant(variant, (*_UPDATES, "tiny"))
+    check_variant(variant, VARIANTS)
     study = start_study("", "lm.py:tiny" if is_tiny else "lm.py")
     if is_tiny:
         study.base.echo.buffer = 128

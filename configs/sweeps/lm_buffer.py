@@ -18,6 +18,8 @@ from echo_jax.config_study import set_arms
 
 _BATCHES = (1, 10, 100)
 
+VARIANTS = ("tiny",)
+
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the study.
@@ -25,7 +27,7 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""`` or ``"tiny"``.
     """
-    check_variant(variant, ("tiny",))
+    check_variant(variant, VARIANTS)
     study = start_study(
         "What a larger buffer is worth: a Transformer on LM1B",
         "lm.py:tiny" if variant else "lm.py",

@@ -19,6 +19,8 @@ from echo_jax.config_study import set_arms
 
 _UPDATES = {1: 20_000, 2: 20_000, 4: 30_000, 8: 80_000, 16: 160_000}
 
+VARIANTS = ("4096", "tiny")
+
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the study.
@@ -26,7 +28,7 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""``, ``"4096"`` or ``"tiny"``.
     """
-    check_variant(variant, ("4096", "tiny"))
+    check_variant(variant, VARIANTS)
     is_tiny = variant == "tiny"
     study = start_study(
         "How large an echo factor may be: a Transformer on LM1B",

@@ -13,6 +13,8 @@ import s3_untuned
 from ml_collections import ConfigDict
 from sweep_parts import check_variant
 
+VARIANTS = ("2", "4", "8", "tiny")
+
 
 def get_config(variant: str = "4") -> ConfigDict:
     """Returns the study.
@@ -20,7 +22,7 @@ def get_config(variant: str = "4") -> ConfigDict:
     Args:
       variant: R: ``"2"``, ``"4"`` or ``"8"``; or ``"tiny"``.
     """
-    check_variant(variant, ("2", "4", "8", "tiny"))
+    check_variant(variant, VARIANTS)
     is_tiny = variant == "tiny"
     study = s3_untuned.get_config("tiny" if is_tiny else "")
     study = study.copy_and_resolve_references()

@@ -45,6 +45,8 @@ _CIFAR_ARMS = {
 _PAPER_CIFAR = {"batch": 0.848, "after": 0.658, "before": 0.576}
 _PAPER_LM = {"batch": 0.684, "shuffle_buffer": 0.516}
 
+VARIANTS = ("cifar", "tiny")
+
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the study.
@@ -52,7 +54,7 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""``, ``"cifar"`` or ``"tiny"``.
     """
-    check_variant(variant, ("cifar", "tiny"))
+    check_variant(variant, VARIANTS)
     is_cifar = variant == "cifar"
     base = small_resnet() if is_cifar else byte_lm(tiny=variant == "tiny")
     arms = _CIFAR_ARMS if is_cifar else _LM_ARMS

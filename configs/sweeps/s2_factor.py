@@ -16,6 +16,8 @@ from echo_jax.config_study import default_study
 # Updates that a trial may take, and between evaluations: smaller batches need more.
 _UPDATES = {8: (6000, 25), 32: (1600, 10), 128: (800, 5)}
 
+VARIANTS = ("8", "32", "128", "tiny")
+
 
 def get_config(variant: str = "32") -> ConfigDict:
     """Returns the study.
@@ -23,7 +25,7 @@ def get_config(variant: str = "32") -> ConfigDict:
     Args:
       variant: ``"8"``, ``"32"``, ``"128"`` or ``"tiny"``.
     """
-    check_variant(variant, ("8", "32", "128", "tiny"))
+    check_variant(variant, VARIANTS)
     is_tiny = variant == "tiny"
     batch_size = 32 if is_tiny else int(variant)
     base = byte_lm(batch_size, tiny=is_tiny)

@@ -14,6 +14,8 @@ from sweep_parts import check_variant, less_than
 # The baseline's best point of the first search of s2_factor.py:32.
 _POINT = {"lr": 0.0073142, "b1": 0.70341}
 
+VARIANTS = ("tiny",)
+
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the study.
@@ -21,7 +23,7 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""`` or ``"tiny"``.
     """
-    check_variant(variant, ("tiny",))
+    check_variant(variant, VARIANTS)
     study = s2_factor.get_config(variant or "32").copy_and_resolve_references()
     with study.unlocked():
         study.name = "Nothing re-tuned: byte-level LM, B = 32"

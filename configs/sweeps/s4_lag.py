@@ -16,6 +16,8 @@ from echo_jax.config_study import default_study
 
 _LAGS = (4, 16, 64)
 
+VARIANTS = ("8", "32", "tiny")
+
 
 def get_config(variant: str = "32") -> ConfigDict:
     """Returns the study.
@@ -23,7 +25,7 @@ def get_config(variant: str = "32") -> ConfigDict:
     Args:
       variant: ``"8"``, ``"32"`` or ``"tiny"``.
     """
-    check_variant(variant, ("8", "32", "tiny"))
+    check_variant(variant, VARIANTS)
     is_tiny = variant == "tiny"
     batch_size = 32 if is_tiny else int(variant)
     base = byte_lm(batch_size, tiny=is_tiny)

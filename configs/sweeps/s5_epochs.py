@@ -25,6 +25,8 @@ from echo_jax.config_study import default_study
 
 _FACTOR = 8
 
+VARIANTS = ("tiny",)
+
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the study.
@@ -32,7 +34,7 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""`` or ``"tiny"``.
     """
-    check_variant(variant, ("tiny",))
+    check_variant(variant, VARIANTS)
     base = byte_lm(updates=64 if variant else 512, tiny=bool(variant))
     distinct = base.updates * base.batch_size // _FACTOR
     with base.unlocked():

@@ -20,6 +20,8 @@ from sweep_parts import byte_lm, check_variant, less_than, search_space
 
 from echo_jax.config_study import default_study
 
+VARIANTS = ("tiny",)
+
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the study.
@@ -27,7 +29,7 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""`` or ``"tiny"``.
     """
-    check_variant(variant, ("tiny",))
+    check_variant(variant, VARIANTS)
     base = byte_lm(updates=32 if variant else 400, tiny=bool(variant))
     place = {"where": "device", "after": "decode", "buffer": 64 if variant else 512}
 

@@ -27,6 +27,8 @@ from echo_jax.config_study import default_study
 
 _PARTS = 4
 
+VARIANTS = ("echo", "tiny")
+
 
 def get_config(variant: str = "") -> ConfigDict:
     """Returns the study.
@@ -34,7 +36,7 @@ def get_config(variant: str = "") -> ConfigDict:
     Args:
       variant: ``""``, ``"echo"`` or ``"tiny"``.
     """
-    check_variant(variant, ("echo", "tiny"))
+    check_variant(variant, VARIANTS)
     is_tiny = variant == "tiny"
     base = byte_lm(updates=32 if is_tiny else 512, tiny=is_tiny)
     echo: dict[str, Any] = {"where": "device", "after": "decode", "order": "spread"}

@@ -1,0 +1,238 @@
+"""Config files: where a named one lies, how it is run, and a copy of one to change.
+
+The package brings the configs of this project along. In its wheel they lie in the
+folder ``configs`` of the package, and in a checkout beside the package.
+"""
+
+import ast
+import contextlib
+import difflib
+import importlib.util
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from echo_jax.folders import FolderError, RunPath, run_folder
+
+__all__ = [
+    "copy_config",
+    "failures_of",
+    "find_config",
+    "import_config",
+    "packaged_configs",
+]
+
+_PACKAGE = Path(__file__).parent
+_CONFIG_FILE = re.compile(r"([\w/]+\.py)(:.*)?")
+
+
+def _folder() -> Path:
+    """Returns the folder of the configs that come with the package."""
+    in_wheel = _PACKAGE / "configs"
+    return in_wheel if in_wheel.is_dir() else _PACKAGE.parent / "configs"
+
+
+def packaged_configs() -> dict[str, Path]:
+    """Returns the files of the configs that come with the package, by their names.
+
+    A name is that of the file in the folder of configs, without ``.py``. Files that
+    only others import are none of them.
+
+    Example:
+      >>> list(packaged_configs())[:2]
+      ['cifar', 'coco']
+    """
+    folder = _folder()
+    files = {
+        path.relative_to(folder).with_suffix("").as_posix(): path
+        for path in folder.rglob("*.py")
+    }
+    # Those in the folder itself first.
+    names = sorted(files, key=lambda name: ("/" in name, name))
+    return {name: files[name] for name in names if _is_config(files[name])}
+
+
+def _is_config(path: Path) -> bool:
+    return "\ndef get_config(" in path.read_text(encoding="utf-8")
+
+
+def find_config(file: str) -> Path:
+    """Returns the file of a config.
+
+    Args:
+      file: A path, or a name of `packaged_configs`; a file that exists wins.
+
+    Raises:
+      FileNotFoundError: It is neither.
+    """
+    path = Path(file)
+    if path.is_file():
+        return path
+    known = packaged_configs()
+    if file in known:
+        return known[file]
+    if path.is_dir():
+        raise FileNotFoundError(
+            f"config {file!r} is a folder; give PATH.py or PATH.py:VARIANT of a file "
+            "in it"
+        )
+    # What was typed as in a checkout, or without the folder, means one as well.
+    stem = file.removesuffix(".py").removeprefix("configs/")
+    last = {name.rpartition("/")[2]: name for name in known}
+    close = [*difflib.get_close_matches(stem, known, n=1)] or [
+        last[word] for word in difflib.get_close_matches(stem, last, n=1)
+    ]
+    fix = (
+        f"did you mean {close[0]!r}, which comes with echo-jax?"
+        if close
+        else f"give PATH.py, or one that comes with echo-jax: {', '.join(known)}"
+    )
+    raise FileNotFoundError(
+        f"config {file!r} is no file, looked up from {Path.cwd()}; {fix}"
+    )
+
+
+def import_config(path: Path) -> ModuleType:
+    """Runs a config file, and returns it as a module.
+
+    Args:
+      path: The file. It may import what lies beside it.
+
+    Raises:
+      AttributeError: It defines no ``get_config``.
+      FileNotFoundError: It is no Python file.
+      OSError: It cannot be read.
+      ValueError: It fails.
+    """
+    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    if module_spec is None or module_spec.loader is None:
+        raise FileNotFoundError(
+            f"config {str(path)!r} is no Python file; give one whose name ends in .py"
+        )
+    path.open("rb").close()  # What cannot be read is no failure of the file.
+    module = importlib.util.module_from_spec(module_spec)
+    with _importing_from(path.parent.resolve()), failures_of(path):
+        module_spec.loader.exec_module(module)
+    if not callable(getattr(module, "get_config", None)):
+        raise AttributeError(
+            f"config {str(path)!r} defines no get_config(); add that function"
+        )
+    return module
+
+
+@contextlib.contextmanager
+def failures_of(path: Path) -> Iterator[None]:
+    """Names a config file, and its line, where it fails by accident.
+
+    Args:
+      path: The file.
+
+    Raises:
+      ValueError: It failed; or it refuses something, which it says itself.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        if isinstance(error, ValueError) and _is_refusal(frames[-1], path):
+            raise
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        if isinstance(error, SyntaxError) and error.filename == str(path):
+            lines.append(error.lineno)
+        where = f", line {lines[-1]}" if lines else ""
+        raise ValueError(
+            f"config {str(path)!r}{where}, fails: {type(error).__name__}: {error}; "
+            "correct it there"
+        ) from error
+
+
+def _is_refusal(frame: traceback.FrameSummary, path: Path) -> bool:
+    """Whether an error was raised by a config, or by this package, on purpose."""
+    folders = (_PACKAGE, path.parent, path.resolve().parent, _folder())
+    is_ours = any(Path(frame.filename).is_relative_to(each) for each in folders)
+    return is_ours and (frame.line or "").startswith("raise ")
+
+
+@contextlib.contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    """Lets a config import what lies beside it, as a script may."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        # Another folder's config may import another module of the same name.
+        for name in set(sys.modules) - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file and Path(file).parent == folder:
+                del sys.modules[name]
+
+
+def copy_config(name: str, folder: str | os.PathLike[str]) -> list[RunPath]:
+    """Copies a config that comes with the package, and the files that it needs.
+
+    Args:
+      name: One of `packaged_configs`.
+      folder: Receives them, in folders as they lie in the package; made if it is not
+        there. A file that is there with the same content is kept.
+
+    Returns:
+      The copies, that of the config first.
+
+    Raises:
+      ValueError: There is no such config.
+      FolderError: Another file of that name is there, and nothing was copied; or the
+        folder cannot be one.
+
+    Example:
+      >>> [path.name for path in copy_config("lm", "configs")]
+      ['lm.py', 'echo_variants.py']
+    """
+    known = packaged_configs()
+    if name not in known:
+        raise ValueError(
+            f"config {name!r} does not come with echo-jax; use one of "
+            f"{', '.join(known)}"
+        )
+    target = run_folder(folder)
+    files: dict[RunPath, str] = {}
+    for path in _needed(known[name]):
+        copy = target
+        for part in path.relative_to(_folder()).parts:
+            copy /= part
+        files[copy] = path.read_text(encoding="utf-8")
+    for copy, text in files.items():
+        if copy.exists() and copy.read_text() != text:
+            raise FolderError(
+                f"{copy} is there, and is another file; name another folder, or remove "
+                "it"
+            )
+    for copy, text in files.items():
+        copy.parent.mkdir()
+        copy.write(text)
+    return [*files]
+
+
+def _needed(config: Path) -> list[Path]:
+    """Returns a packaged config and all files that it imports, or loads by name."""
+    needed = [config]
+    for path in needed:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Import(names=names):
+                    found = [path.parent / f"{each.name}.py" for each in names]
+                case ast.ImportFrom(module=str(module)):
+                    found = [path.parent / f"{module}.py"]
+                case ast.Constant(value=str(text)) if loaded := _CONFIG_FILE.fullmatch(
+                    text
+                ):
+                    found = [_folder() / loaded[1]]
+                case _:
+                    continue
+            needed += [each for each in found if each.is_file() and each not in needed]
+    return needed

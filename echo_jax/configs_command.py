@@ -1,0 +1,88 @@
+"""``echo-jax configs``: its options, and what it says."""
+
+import argparse
+import os
+import textwrap
+
+from echo_jax.config import load_config
+from echo_jax.config_files import copy_config, import_config, packaged_configs
+from echo_jax.printable import printable
+
+__all__ = ["CONFIGS_EPILOG", "add_actions", "run"]
+
+CONFIGS_EPILOG = """\
+Each is a value of --config by its name alone, or NAME:VARIANT. Variants of cifar, coco,
+imagenet and lm may be joined by commas: lm:wikitext2,tiny. A copy is yours to change,
+and is named by its path.
+
+examples:
+  echo-jax configs
+  echo-jax study --config quickstart:tiny --workdir runs/quickstart
+  echo-jax configs copy lm
+  echo-jax train --config configs/lm.py:tiny --workdir runs/lm"""
+
+_INDENT = " " * 4
+
+
+def add_actions(configs: argparse.ArgumentParser) -> None:
+    """Adds what can be done with configs.
+
+    Args:
+      configs: The parser of the command.
+    """
+    actions = configs.add_subparsers(dest="action", metavar="copy")
+    copy = actions.add_parser(
+        "copy",
+        help="copy a config, and what it imports, to change it",
+        description="Copy a config that comes with echo-jax, and what it imports.",
+        epilog="example:\n  echo-jax configs copy lm",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    copy.add_argument("name", metavar="NAME", help="as 'echo-jax configs' lists it")
+    copy.add_argument(
+        "folder",
+        nargs="?",
+        default="configs",
+        metavar="FOLDER",
+        help="receives it (default: %(default)s)",
+    )
+
+
+def run(args: argparse.Namespace) -> list[str]:
+    """Runs the command.
+
+    Args:
+      args: Of its parser.
+
+    Returns:
+      What it says.
+
+    Raises:
+      FolderError: The copy cannot be written.
+      ValueError: There is no such config.
+    """
+    return [_copied(args.name, args.folder) if args.action else _listed()]
+
+
+def _listed() -> str:
+    """Says which configs there are: what each is, and its variants."""
+    said = []
+    for name, path in packaged_configs().items():
+        module = import_config(path)
+        about, *_ = (module.__doc__ or "").splitlines()
+        variants = "  ".join(f":{variant}" for variant in module.VARIANTS)
+        said += [name, f"{_INDENT}{about}"]
+        said += textwrap.wrap(
+            variants, 88, initial_indent=_INDENT, subsequent_indent=_INDENT
+        )
+    return "\n".join(said)
+
+
+def _copied(name: str, folder: str | os.PathLike[str]) -> str:
+    """Copies a config, and says where it is and how it is run."""
+    copies = copy_config(name, folder)
+    config = str(copies[0])
+    verb = "study" if "arms" in load_config(name) else "train"
+    run = name.rpartition("/")[2]
+    command = f"echo-jax {verb} --config {config} --workdir runs/{run}"
+    return "\n".join([*map(printable, copies), "", printable(command)])
