@@ -1,0 +1,40 @@
+"""The documentation as a site: the pages of docs/, the notebooks and the docstrings.
+
+    pip install -e '.[docs]'
+    sphinx-build -W --keep-going -b html -c docs/site . public
+
+The source is the whole repository, so that pages may link to results and notebooks.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+project = "echo_jax"
+author = "the authors of echo_jax"
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "generated",
+]
+include_patterns = [
+    "*.md",
+    "docs/*.md",
+    "docs/site/*.md",
+    "notebooks/*.ipynb",
+    "results/*/table.md",
+    "results/seconds/*/table.md",
+]
+# Dimensions, units and defaults stand in the text.
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+root_doc = "docs/site/index"
+html_theme = "furo"
+html_title = "echo_jax"
+# Outputs are those that are stored; the tests run the notebooks.
+nb_execution_mode = "off"
+myst_heading_anchors = 4
+# Tables of results are reached by the pages that are about them.
+suppress_warnings = ["toc.not_included"]
