@@ -5,6 +5,7 @@ is run: the package reads Arrow and Parquet, and its own JSON.
 """
 
 import importlib
+import os
 import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,9 @@ from typing import Any
 from echo_jax.data.foreign_records import ForeignRecords, open_foreign
 from echo_jax.data.shard_files import find_shards, shards_metadata
 
+# A run reads what is there, and says so at once where it is not. The package reads
+# this when it is imported; who sets it to 0 lets it ask the hub.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 try:
     # By name: type checkers need not have it.
     datasets: Any = importlib.import_module("datasets")
@@ -44,9 +48,9 @@ class HuggingFaceData:
 
         Args:
           name: A folder of ``save_to_disk``, or of Parquet files that are called by
-            their splits (see `find_shards`); else a name, from the cache or the hub as
-            the package is set up (``HF_HUB_OFFLINE=1``: from the cache alone). Then
-            perhaps ``?`` and ``config``, or names of columns.
+            their splits (see `find_shards`); else a name that is in the package's
+            cache (with ``HF_HUB_OFFLINE=0`` also one of the hub). Then perhaps ``?``
+            and ``config``, or names of columns.
           kind: What the examples must be.
 
         Raises:
@@ -178,7 +182,8 @@ def _opened(source: str, path: str, config: str | None) -> dict[str, Any]:
         said = str(error).partition("\n")[0] or type(error).__name__
         raise ValueError(
             f"data.source={source!r} cannot be opened ({said}); name a folder of "
-            "save_to_disk or of Parquet files, or a dataset that is in the cache."
+            "save_to_disk or of Parquet files, or a dataset that "
+            "datasets.load_dataset has put into the cache before."
         ) from error
     finally:
         datasets.enable_progress_bars()

@@ -3,7 +3,9 @@
 import io
 import itertools
 import json
+import os
 import pickle
+import shutil
 import sys
 import tarfile
 from contextlib import closing
@@ -164,6 +166,29 @@ def write_parquet(folder, kind):
     return f"hf:{folder}"
 
 
+def write_cache(folder, kind):
+    """What the cache holds after a dataset was loaded by its name."""
+    datasets = pytest.importorskip("datasets", reason="pip install 'echo-jax[hf]'")
+    name = f"echo-jax/{kind}"
+    for split, data in hugging_face(kind).items():
+        data.to_parquet(str(folder / f"{split}.parquet"))
+    files = {split: str(folder / f"{split}.parquet") for split in SIZES}
+    cached = f"{os.environ['HF_HOME']}/datasets"
+    builder = datasets.load_dataset_builder(
+        "parquet", data_files=files, cache_dir=str(folder)
+    )
+    builder.download_and_prepare()
+    made = Path(builder.cache_dir)
+    copy = Path(cached) / f"echo-jax___{kind}/default/0.0.0" / made.name
+    shutil.copytree(made, copy)
+    info = json.loads((copy / "dataset_info.json").read_text())
+    info.update(dataset_name=kind, config_name="default")
+    (copy / "dataset_info.json").write_text(json.dumps(info))
+    for path in copy.glob("parquet-*.arrow"):
+        path.rename(copy / path.name.replace("parquet", kind, 1))
+    return f"hf:{name}"
+
+
 def write_python(folder, kind):
     del folder
     return f"python:{__name__}:{'Images' if kind == 'images' else 'Texts'}"
@@ -174,6 +199,7 @@ FORMATS = {
     "arrayrecord": write_array_record,
     "hf": write_hf,
     "parquet": write_parquet,
+    "cache": write_cache,
     "python": write_python,
 }
 
