@@ -35,6 +35,7 @@ html_theme = "furo"
 html_title = "echo_jax"
 # Outputs are those that are stored; the tests run the notebooks.
 nb_execution_mode = "off"
+smartquotes = False  # --options are typed.
 myst_heading_anchors = 4
 # Tables of results are reached by the pages that are about them.
 suppress_warnings = ["toc.not_included"]
