@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 # An arm's name is the name of a folder and a heading.
-_ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def arm_configs(config: Config) -> dict[str, Config]:
@@ -52,7 +52,7 @@ def arm_configs(config: Config) -> dict[str, Config]:
         differences = config.arms[name]
         if not _ARM_NAME.fullmatch(name):
             raise ValueError(
-                f"arm {name!r} cannot name a folder; use letters, digits, '.', '_', '-'"
+                f"arm {name!r} cannot name a folder; use letters, digits, '_', '-'"
             )
         # Not by way of a plain dict, which knows no types.
         arm = copy.deepcopy(config.base).lock()

@@ -5,7 +5,8 @@ config file starts from `default_config`, sets what its experiment differs in,
 and adds ``model``.
 """
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from ml_collections import ConfigDict
@@ -240,8 +241,10 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config
     file, _, variant = name.partition(":")
     path = find_config(file)
     module = import_config(path)
+    variants = (variant,) if variant else ()
+    _check_call(file, module.get_config, variants)
     with failures_of(path):
-        config = module.get_config(variant) if variant else module.get_config()
+        config = module.get_config(*variants)
     if not isinstance(config, ConfigDict):
         raise ValueError(
             f"get_config() of {file} returned {config!r:.60}; it has to return an "
@@ -249,6 +252,21 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config
         )
     override(config, overrides or {})
     return config.lock()
+
+
+def _check_call(
+    file: str, get_config: Callable[..., Any], variants: tuple[str, ...]
+) -> None:
+    """Refuses a variant where a config takes none, and none where it needs one."""
+    try:
+        inspect.signature(get_config).bind(*variants)
+    except TypeError as error:
+        raise ValueError(
+            f"config {file!r} has no variants; leave :{variants[0]} out"
+            if variants
+            else f"config {file!r} needs a variant: give {file}:VARIANT, or let "
+            "get_config() be called without one"
+        ) from error
 
 
 def override(config: Config, overrides: Mapping[str, Any], prefix: str = "") -> None:
@@ -274,5 +292,14 @@ def override(config: Config, overrides: Mapping[str, Any], prefix: str = "") -> 
             value = {rest: value}
         if isinstance(value, Mapping) and isinstance(config[field], ConfigDict):
             override(config[field], value, f"{prefix}{field}.")
-        else:
+            continue
+        try:
             config[field] = value
+        except TypeError as error:
+            kind = config.get_type(field)
+            if kind not in (bool, float, int, str, tuple):
+                raise  # A field of ours, which says what it takes.
+            raise TypeError(
+                f"config.{prefix}{field}={value!r} is no {kind.__name__}, and the "
+                f"field holds one: {config[field]!r}"
+            ) from error

@@ -4,12 +4,14 @@ A field of a `ConfigDict` has the type of its default, and an untyped one would 
 anything. These have types of their own, on the command line too.
 """
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from absl import flags
 from ml_collections import FieldReference, config_flags
 
-__all__ = ["FloatOrAuto", "IntOrAuto", "auto_field"]
+__all__ = ["FloatOrAuto", "IntOrAuto", "auto_field", "whole_number"]
 
 _AUTO = "auto"
 
@@ -46,6 +48,30 @@ def auto_field(default: float | str) -> FieldReference:
     return _AutoField(default, field_type=IntOrAuto if of_integers else FloatOrAuto)
 
 
+def whole_number(text: Any) -> int:
+    """Reads a whole number, however it is written.
+
+    Args:
+      text: Such as ``"1000"``, ``"1_000"``, ``"1e3"`` or ``"0x10"``; or an integer.
+
+    Raises:
+      ValueError: It is none.
+
+    Example:
+      >>> whole_number("1e3")
+      1000
+    """
+    if not isinstance(text, str):
+        return int(text)
+    with contextlib.suppress(ValueError):
+        return int(text, 0)
+    value = float(text)
+    # A float says no larger one exactly.
+    if not (value.is_integer() and abs(value) <= 2**53):
+        raise ValueError(f"{text!r} is no whole number")
+    return int(value)
+
+
 class _AutoField(FieldReference):
     def set(self, value: Any, type_safe: bool = True) -> None:
         """Sets the value, which `FieldReference` calls for the default too."""
@@ -55,7 +81,7 @@ class _AutoField(FieldReference):
 class _AutoParser(flags.ArgumentParser):
     """Reads such a field from the command line."""
 
-    def __init__(self, field_type: type, number: type[int] | type[float], kind: str):
+    def __init__(self, field_type: type, number: Callable[[Any], float], kind: str):
         super().__init__()
         self._type, self._number, self._kind = field_type, number, kind
         self.syntactic_help = f"{kind}, or 'auto'"
@@ -72,7 +98,7 @@ class _AutoParser(flags.ArgumentParser):
 
 
 _NUMBER = _AutoParser(FloatOrAuto, float, "a number")
-_INTEGER = _AutoParser(IntOrAuto, int, "an integer")
+_INTEGER = _AutoParser(IntOrAuto, whole_number, "an integer")
 config_flags.register_flag_parser_for_type(FloatOrAuto, _NUMBER)
 config_flags.register_flag_parser_for_type(IntOrAuto, _INTEGER)
 

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from echo_jax.config import Config, default_config
 from echo_jax.config_batch import BatchGrowth
 from echo_jax.config_echo import echo_spec, load_schedule
@@ -120,6 +122,7 @@ def check_config(config: Config) -> None:
       Traceback (most recent call last):
       ValueError: config.batch_size=0 must be at least 1; set --config.batch_size=1
     """
+    _check_fields(config, default_config())
     for field, least in _AT_LEAST.items():
         value = _get(config, field)
         if not (math.isfinite(value) and value >= least):
@@ -158,6 +161,18 @@ def check_config(config: Config) -> None:
     _check_branches(config)
     for field, rule, fix in broken_rules(config):
         _refuse(config, field, rule, fix)
+
+
+def _check_fields(config: Config, shared: Config, prefix: str = "") -> None:
+    """Refuses a config that was made in another way than from `default_config`."""
+    for name, default in shared.items():
+        if name not in config:
+            raise ValueError(
+                f"the config has no field {prefix + name!r}; let get_config() begin "
+                "with echo_jax.config.default_config(), which has them all"
+            )
+        if isinstance(default, ConfigDict):
+            _check_fields(config[name], default, f"{prefix}{name}.")
 
 
 def _check_branches(config: Config) -> None:

@@ -75,6 +75,10 @@ def find_config(file: str) -> Path:
     known = packaged_configs()
     if file in known:
         return known[file]
+    if not file:
+        raise FileNotFoundError(
+            "config '' names none; give PATH.py, or a config's name"
+        )
     if path.is_dir():
         raise FileNotFoundError(
             f"config {file!r} is a folder; give PATH.py or PATH.py:VARIANT of a file "
@@ -86,11 +90,12 @@ def find_config(file: str) -> Path:
     close = [*difflib.get_close_matches(stem, known, n=1)] or [
         last[word] for word in difflib.get_close_matches(stem, last, n=1)
     ]
-    fix = (
-        f"did you mean {close[0]!r}, which comes with echo-jax?"
-        if close
-        else f"give PATH.py, or one that comes with echo-jax: {', '.join(known)}"
-    )
+    if close:
+        fix = f"did you mean {close[0]!r}, which comes with echo-jax?"
+    elif file.endswith(".py"):
+        fix = "give PATH.py, or the name of one that 'echo-jax configs' lists"
+    else:
+        fix = f"give PATH.py, or one that comes with echo-jax: {', '.join(known)}"
     raise FileNotFoundError(
         f"config {file!r} is no file, looked up from {Path.cwd()}; {fix}"
     )
@@ -140,19 +145,35 @@ def failures_of(path: Path) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         if isinstance(error, ValueError) and _is_refusal(frames[-1], path):
             raise
-        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-        if isinstance(error, SyntaxError) and error.filename == str(path):
+        # As importlib names it.
+        name = str(path.absolute())
+        lines = [frame.lineno for frame in frames if frame.filename == name]
+        if isinstance(error, SyntaxError) and error.filename == name:
             lines.append(error.lineno)
         where = f", line {lines[-1]}" if lines else ""
         raise ValueError(
-            f"config {str(path)!r}{where}, fails: {type(error).__name__}: {error}; "
-            "correct it there"
+            f"config {str(path)!r}{where}, fails: {_said(error)}; correct it there"
         ) from error
+
+
+def _said(error: BaseException) -> str:
+    """Says what a config ran into, where ml_collections would print all of it."""
+    said = f"{error}"
+    if unknown := re.search(r'Key "(.+?)" does not exist', said):
+        meant = re.search(r'Did you mean "(.+?)"', said)
+        return (
+            f"the config has no field {unknown[1]!r}"
+            f"{f', did you mean {meant[1]!r}?' if meant else ''}; a new one is set "
+            "within config.unlocked()"
+        )
+    if other := re.search(r"'(.+?)' \(reference\)\. (.*) is of .* '(.+?)'>$", said):
+        return f"field {other[1]!r} is of type {other[3]}, which {other[2]!r} is not"
+    return f"{type(error).__name__}: {said.partition(chr(10))[0]}"
 
 
 def _is_refusal(frame: traceback.FrameSummary, path: Path) -> bool:
     """Whether an error was raised by a config, or by this package, on purpose."""
-    folders = (_PACKAGE, path.parent, path.resolve().parent, _folder())
+    folders = (_PACKAGE, path.absolute().parent, _folder())
     is_ours = any(Path(frame.filename).is_relative_to(each) for each in folders)
     return is_ours and (frame.line or "").startswith("raise ")
 

@@ -9,6 +9,8 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from echo_jax.config import Config, load_config
+from echo_jax.config_auto import whole_number
+from echo_jax.config_optional import OPTIONAL_FIELDS
 
 __all__ = ["load_with_flags"]
 
@@ -17,7 +19,8 @@ def load_with_flags(path: str, flags_given: Sequence[str]) -> Config:
     """Loads a config file and applies ``--config.FIELD=VALUE`` flags to it.
 
     Args:
-      path: ``FILE.py`` or ``FILE.py:VARIANT``; see `echo_jax.config.load_config`.
+      path: A file, or a config's name, with a variant or without; see
+        `echo_jax.config.load_config`.
       flags_given: The words of a command line that belong to the config.
 
     Raises:
@@ -33,6 +36,7 @@ def load_with_flags(path: str, flags_given: Sequence[str]) -> Config:
     config = load_config(path)
     for flag in flags_given:
         if re.match("-+[A-Za-z]", flag):  # Not the value -1 of a flag before it.
+            _add_optional(flag, config)
             _check_flag(flag, config)
     values = flags.FlagValues()
     command_line = ["echo-jax", *flags_given]
@@ -42,11 +46,60 @@ def load_with_flags(path: str, flags_given: Sequence[str]) -> Config:
             "config", config, flag_values=values, sys_argv=command_line
         )
         leftover = values(command_line)[1:]
+    except flags.IllegalFlagValueError as error:
+        raise ValueError(_of_value(str(error), config)) from error
     except flags.Error as error:
-        raise ValueError(str(error)) from error
+        # A flag at the end of the line, without a value.
+        raise ValueError(_of_value(f"{error}: it needs a value", config)) from error
     if leftover:
         raise ValueError(f"{leftover[0]!r} belongs to no option; remove it")
     return config
+
+
+class _WholeNumber(flags.IntegerParser):
+    """Reads 1e3 as well, which Python's `int` does not."""
+
+    def convert(self, argument: Any) -> int:
+        return whole_number(argument)
+
+
+config_flags.register_flag_parser_for_type(int, _WholeNumber())
+
+_TAKES = {
+    int: "a whole number, such as 10 or 1e3",
+    float: "a number, such as 0.1 or 1e-3",
+    bool: "true or false",
+    tuple: "values in parentheses, such as (5, 9) or (5,)",
+}
+
+
+def _of_value(said: str, config: Config) -> str:
+    """Says of a value that does not fit what its field takes."""
+    found = re.search(r"(?s)--config\.([\w.]+)(=.*?)?: (.*)", said)
+    if found is None:
+        return said
+    field, value, reason = found.groups(default="")
+    *groups, last = field.split(".")
+    for group in groups:
+        config = config[group]
+    takes = _TAKES.get(config.get_type(last))
+    if takes and value:
+        reason = f"it takes {takes}"
+    return f"--config.{field}{value}: {reason}; it is {config[last]!r} without the flag"
+
+
+def _add_optional(flag: str, config: Config) -> None:
+    """Adds a field that a flag sets, and the config of its workload may leave out."""
+    if "base" in config and flag.startswith("--config.base."):
+        config, flag = config.base, flag.replace("--config.base.", "--config.", 1)
+    optional = OPTIONAL_FIELDS.get(config.get("workload", ""), {})
+    found = re.match(r"--config\.(\w+)\.(\w+)", flag)
+    if found is None or found[2] not in optional.get(found[1], {}):
+        return
+    group, field = config[found[1]], found[2]
+    if field not in group:
+        with config.unlocked():
+            group[field] = optional[found[1]][field]
 
 
 def _check_flag(flag: str, config: Config) -> None:
@@ -57,17 +110,35 @@ def _check_flag(flag: str, config: Config) -> None:
             f"unknown option {name!r}{_did_you_mean(name, ['--config', '--workdir'])}",
         )
     node: Any = config
-    seen = "config"
-    for part in name.split(".")[1:]:
+    seen, kind = "config", ConfigDict
+    path = name.split(".")[1:]
+    for part in path:
         fields = list(node) if isinstance(node, ConfigDict) else []
         if part not in fields:
             raise ValueError(
                 f"{name}: {seen} has no field {part!r}{_did_you_mean(part, fields)}"
-                f"; it has {', '.join(fields) or 'no fields: it is a value'}",
+                f"; it has {', '.join(fields) or 'no fields: it is a value'}"
+                f"{_of_all_arms(path, config)}"
             )
+        kind = node.get_type(part)
         node, seen = node[part], f"{seen}.{part}"
     if isinstance(node, ConfigDict):
         raise ValueError(f"{name} is a group; set one of its fields: {', '.join(node)}")
+    if name.startswith("--no") and kind is not bool:
+        raise ValueError(
+            f"{name} is for a field that is true or false; set --{name[4:]}=VALUE"
+        )
+
+
+def _of_all_arms(path: Sequence[str], config: Config) -> str:
+    """Says of a study's field that is not where it was looked for where it may be."""
+    path = path[2:] if path[0] == "arms" else path
+    node: Any = config.get("base")
+    for part in path:
+        if not isinstance(node, ConfigDict) or part not in node:
+            return ""
+        node = node[part]
+    return f"; of all arms it is --config.base.{'.'.join(path)}" if path else ""
 
 
 def _did_you_mean(word: str, known: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from echo_jax import cli, runs
+from echo_jax.config_flags import load_with_flags
 
 LONG_S = 600  # What takes longer hangs, however busy the machine is.
 ROOT = Path(__file__).parents[1]
@@ -133,10 +134,18 @@ def test_a_config_is_checked_once(monkeypatch, tmp_path):
         ("--config.ecko.factor=3", "config has no field 'ecko', did you mean 'echo'?"),
         ("--config.seed.x=3", "config.seed has no field 'x'; it has no fields"),
         ("--config.echo=3", "--config.echo is a group; set one of its fields: after"),
-        ("--config.seed=1.5", "--config.seed=1.5: invalid literal for int()"),
+        (
+            "--config.seed=1.5",
+            "--config.seed=1.5: it takes a whole number, such as 10 or 1e3; it is 0 ",
+        ),
+        ("--config.seed=2e-3", "--config.seed=2e-3: it takes a whole number"),
+        ("--config.optim.lr=fast", "lr=fast: it takes a number, such as 0.1 or 1e-3"),
+        ("--config.stop_at_target=2", "stop_at_target=2: it takes true or false"),
+        ("--config.optim.boundaries=(5,", "(5,: it takes values in parentheses"),
+        ("--noconfig.seed", "for a field that is true or false; set --config.seed="),
         ("--config.echo.factor=many", "it takes a number, or 'auto'"),
         ("--config.data.threads=2.5", "it takes an integer, or 'auto'"),
-        ("--config.echo.factor", "Missing value for flag --config.echo.factor"),
+        ("--config.echo.factor", "--config.echo.factor: it needs a value; it is 1.0"),
         ("--workdri=x", "unknown option '--workdri', did you mean '--workdir'?"),
         ("stray", "'stray' belongs to no option; remove it"),
         ("--config.batch_size=0", "config.batch_size=0 must be at least 1; set --con"),
@@ -153,6 +162,35 @@ def test_what_is_mistyped_is_named_in_one_line(flag, message, tmp_path, capsys):
     assert message in line
     # A corrected command must not find the folder taken.
     assert not workdir.exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--config.updates=1e3", 1000),
+        ("--config.updates=1_000", 1000),
+        ("--config.data.threads=1e1", 10),
+        ("--config.model.vocab=300", 300),
+        ("--config.model.positions=sinusoidal", "sinusoidal"),
+        ("--config.data.train_examples=64", 64),
+    ],
+)
+def test_a_flag_sets_what_is_meant(flag, value):
+    config = load_with_flags(LM, [flag])
+    for name in flag.partition("=")[0].split(".")[1:]:
+        config = config[name]
+    assert config == value and type(config) is type(value)
+
+
+def test_a_field_that_a_config_leaves_out_is_set_for_the_base_of_a_study():
+    study = load_with_flags(f"{QUICKSTART}:tiny", ["--config.base.model.tied"])
+    assert study.base.model.tied is True
+
+
+@pytest.mark.parametrize("field", ["updates", "arms.spread.updates"])
+def test_a_field_of_all_arms_is_named(field, capsys):
+    argv = ["study", "--config", QUICKSTART, "--workdir", "x", f"--config.{field}=5"]
+    assert "; of all arms it is --config.base.updates" in _refused(argv, capsys)
 
 
 @pytest.mark.parametrize("where", ["host", "device"])

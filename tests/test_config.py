@@ -203,7 +203,7 @@ def test_an_override_of_an_unknown_field_or_another_type_is_refused(config_file)
         AttributeError, match=r"no field 'echo\.facto'; it has echo\.af"
     ):
         load_config(str(config_file), {"echo.facto": 2.0})
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match=r"config\.batch_size=1\.5 is no int, and the"):
         load_config(str(config_file), {"batch_size": 1.5})
 
 
@@ -215,6 +215,36 @@ def test_a_missing_file_or_function_is_named(tmp_path):
         load_config(str(tmp_path / "empty.py"))
 
 
+MADE = """
+from echo_jax.config import default_config
+def get_config():
+    c = default_config()
+    {}
+    return c
+"""
+
+
+def test_a_variant_of_a_config_without_any_is_refused(tmp_path):
+    (tmp_path / "own.py").write_text(MADE.format("pass"))
+    with pytest.raises(ValueError, match=r"own\.py' has no variants; leave :tiny out"):
+        load_config(f"{tmp_path / 'own.py'}:tiny")
+
+
+def test_a_failure_is_found_in_a_file_that_is_named_from_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("\n1 / 0\n")
+    with pytest.raises(ValueError, match=r"^config 'own\.py', line 2, fails: Zero"):
+        load_config("own.py")
+
+
+def test_a_config_of_other_fields_is_refused():
+    config = default_config()
+    with config.unlocked():
+        del config.echo.cap
+    with pytest.raises(ValueError, match=r"no field 'echo\.cap'; let get_config"):
+        check_config(config)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -223,6 +253,15 @@ def test_a_missing_file_or_function_is_named(tmp_path):
         ("def get_config():\n  return {}['x']\n", "line 2, fails: KeyError: 'x'"),
         ("def get_config():\n  return 1\n", "returned 1; it has to return an ml_coll"),
         ("def get_config():\n  raise ValueError('mine')\n", "^mine$"),
+        ("def get_config():\n  return int('x')\n", "line 2, fails: ValueError: inval"),
+        ("import sys\ndef get_config():\n  sys.exit(3)\n", "line 3, fails: SystemExit"),
+        ("def get_config(a, b):\n  pass\n", "own.py' needs a variant: give "),
+        (
+            MADE.format("c.updates = 'ten'"),
+            "field 'updates' is of type int, which 'ten",
+        ),
+        (MADE.format("c.update = 9"), "has no field 'update', did you mean 'updates'"),
+        (MADE.format("c.echo.factr = 9"), "has no field 'factr', did you mean 'facto"),
     ],
 )
 def test_a_file_that_fails_is_named_with_its_line(tmp_path, text, message):

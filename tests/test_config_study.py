@@ -25,6 +25,11 @@ def test_arms_run_in_the_order_in_which_they_are_written():
     assert arm_names(made) == ["b", "z"]
 
 
+def test_an_arm_whose_name_no_flag_could_hold_is_refused():
+    with pytest.raises(ValueError, match=r"arm 'a\.b' has a dot, .* name it 'a_b'"):
+        default_study("a study", default_config(), {"a.b": {}})
+
+
 def test_arms_that_the_order_does_not_name_come_last():
     made = study()
     made.arms = ConfigDict({"c": {}, "b": {}, "a": {}, "d": {}})

@@ -68,9 +68,10 @@ ALLOWED = {
     "config_batch": {"config"},
     "config_echo": {"config", "echo"},
     "config_files": {"folders"},
-    "config_flags": {"config"},
+    "config_flags": {"config", "config_auto", "config_optional"},
     "config_local": {"config", "echo.load_schedule"},
     "config_optimizer": set(),
+    "config_optional": set(),
     "config_saved": {"config", "config_optimizer", "folders", "json_files"},
     "config_study": {"config", "searches.space", "searches.trials"},
     "configs_command": {"config", "config_files", "printable"},
@@ -158,7 +159,7 @@ ALLOWED = {
         "training",
         "workloads.base",
     },
-    "workloads": {"data", "echo", "models", "workloads"},
+    "workloads": {"config_optional", "data", "echo", "models", "workloads"},
 }
 
 # What may be imported from outside, beside the standard library. Packages that

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from echo_jax.config_optional import OPTIONAL_FIELDS
 from echo_jax.data.evaluation import eval_batches
 from echo_jax.data.sequences import open_sequences
 from echo_jax.data.stages import Stages
@@ -22,15 +23,7 @@ from echo_jax.workloads.splits import limited
 __all__ = ["LanguageModel", "build", "task_of"]
 
 _SIZES = ("seq_len", "d_model", "num_layers", "num_heads", "d_ff", "dropout")
-# What a config need not say; so the small model of bytes is as it always was.
-_CHOICES = {
-    "positions": "learned",
-    "activation": "gelu",
-    "bias": False,
-    "tied": False,
-    "vocab": 0,
-    "segments": False,
-}
+_OPTIONAL = OPTIONAL_FIELDS["lm"]
 
 
 @dataclass(frozen=True)
@@ -172,12 +165,12 @@ def build(config: Any) -> Workload:
         window, or a field does not fit.
     """
     sizes = _sizes(config)
-    data = config.data
+    data = {**_OPTIONAL["data"], **config.data}
     text = open_sequences(
-        data.source,
+        data["source"],
         sizes["seq_len"],
-        data.get("tokenizer", ""),
-        (data.get("train_split", "train"), data.get("eval_split", "validation")),
+        data["tokenizer"],
+        (data["train_split"], data["eval_split"]),
     )
     if sizes["segments"] and text.eod is None:
         raise ValueError(
@@ -185,7 +178,7 @@ def build(config: Any) -> Workload:
             f"{config.data.source!r} has no token between them; use "
             "--config.model.segments=False."
         )
-    train = limited(text.train, data.get("train_examples", 0), "train")
+    train = limited(text.train, data["train_examples"], "train")
     return make_workload(
         config,
         task=task_of(config, text.task_info),
@@ -201,7 +194,7 @@ def build(config: Any) -> Workload:
                 text.validation,
                 text.decode,
                 batch_size=config.batch_size,
-                max_examples=data.eval_examples,
+                max_examples=data["eval_examples"],
             )
         ),
         data_metadata={**text.metadata, "train_examples": len(train)},
@@ -234,12 +227,12 @@ def task_of(config: Any, task_info: Mapping[str, Any]) -> LanguageModel:
 
 def _sizes(config: Any) -> dict[str, Any]:
     """Returns the fields of the model, those that it need not say included."""
-    sizes = {**_CHOICES, **config.model}
-    unknown = sizes.keys() - _SIZES - _CHOICES.keys()
+    sizes = {**_OPTIONAL["model"], **config.model}
+    unknown = sizes.keys() - _SIZES - _OPTIONAL["model"].keys()
     if unknown:
         raise ValueError(
             f"model.{min(unknown)} is no field of workload 'lm'; it has "
-            f"{', '.join([*_SIZES, *_CHOICES])}."
+            f"{', '.join([*_SIZES, *_OPTIONAL['model']])}."
         )
     if not 0 <= sizes["dropout"] < 1:
         raise ValueError(
