@@ -39,7 +39,8 @@ several.
 
 examples:
   echo-jax prepare text train=train.txt.xz validation=valid.txt.xz --out data/wikitext2
-  echo-jax prepare text books/ --holdout 0.05 --tokenizer bytes --out data/books"""
+  echo-jax prepare text books/ --holdout 0.05 --tokenizer bytes --out data/books
+  echo-jax prepare text input.txt --holdout 0.1 --tokenizer bytes --out data/one"""
 
 _VERIFY_EPILOG = """\
 example:
@@ -131,7 +132,7 @@ def _add_common(kind: argparse.ArgumentParser) -> None:
         default=0.0,
         metavar="SHARE",
         help="make a validation split of this share of train, chosen by a hash of "
-        "names (default: none)",
+        "names; of a single text file that is one document, its end (default: none)",
     )
     kind.add_argument(
         "--max-bad",

@@ -45,8 +45,9 @@ class Sequences:
         hold filling.
       vocab: Number of tokens.
       eod: The token between documents; None if there is none.
-      bytes_per_token: Of the validation text, on average, if tokens that end documents
-        count and are no bytes.
+      bytes_per_token: Of the validation text: its bytes, as its file counts them, with
+        the line ends and blank lines between documents, over its tokens, with those
+        that end documents. So bits per byte are the same whatever a document is.
       tokenizer: Makes tokens of a text, and a text of tokens.
       metadata: What was read, as JSON values.
     """

@@ -93,8 +93,8 @@ def test_counting_does_not_depend_on_the_parts():
 def test_a_prepared_text(folder):
     text = open_sequences(str(folder), seq_len=8)
     assert (text.vocab, text.eod) == (257, EOD)
-    # No line end is a byte of a document, and every end of one is a token.
-    num_bytes = sum(len(line) - 1 for line in DOCUMENTS[:20])
+    # Every line end is a byte of the file, and every end of a document a token.
+    num_bytes = sum(map(len, DOCUMENTS[:20]))
     assert text.bytes_per_token == num_bytes / len(stream_of(DOCUMENTS[:20]))
     # All tokens of a small text, the very first and the rest of a block apart.
     train, validation = (

@@ -51,6 +51,7 @@ def folder(tmp_path, monkeypatch):
     write_tar("train.tar", images)
     book = b"It was a dark and stormy night. " * 50
     write_folder("books", {f"{number}.txt": book for number in range(100)})
+    Path("input.txt").write_bytes(book * 9)
     Path("train.txt.xz").write_bytes(lzma.compress(book * 9))
     Path("valid.txt.xz").write_bytes(lzma.compress(book))
     return tmp_path

@@ -76,7 +76,7 @@ def texts(path, document):
         whole[-1].append(piece.text)
         if piece.ends:
             whole.append([])
-    assert whole.pop() == []
+    assert "".join(whole.pop()) == ""
     return ["".join(parts) for parts in whole]
 
 
@@ -156,6 +156,9 @@ def test_documents_do_not_depend_on_how_they_are_read(
         patch.setattr(compressed, "_CHUNK_BYTES", chunk)
         patch.setattr(documents, "_PIECE_CHARS", chars)
         assert texts(path, "file") == [content]
+        for document in documents.DOCUMENTS:
+            found = sum(piece.bytes for piece in pieces(path, document))
+            assert found == len(content.encode())
         assert all(len(piece.text) <= chars for piece in pieces(path, "file"))
         lines = [line for line in content.split("\n") if line.strip()]
         found = texts(path, "line")
@@ -263,7 +266,7 @@ def test_all_splits_have_the_subwords_of_train(tmp_path):
     assert stream(records(out, "validation")) == tokens[:kept]
     metadata = info["splits"]["validation"]
     assert metadata["documents"] == len(lines)
-    assert metadata["bytes"] == sum(len(line.encode()) for line in lines)
+    assert metadata["bytes"] == len(make_text(20, seed=1).encode())
 
 
 def test_a_model_is_used_again(tmp_path, model):
@@ -335,6 +338,63 @@ def test_held_out_documents_are_the_rest(tmp_path):
     held_out = {n for n in range(60) if is_held_out(f"a.txt:{n}", 0.4)}
     assert found["validation"] == held_out - {max(held_out)}
     assert found["train"] == {*range(59)} - held_out
+
+
+@pytest.mark.parametrize(
+    ("document", "tokens", "num_documents"),
+    # By hand: the bytes of documents, and an end for each.
+    [("file", 18 + 1, 1), ("line", 10 + 4, 4), ("blank", 12 + 2, 2)],
+)
+def test_bytes_are_those_of_the_file_whatever_a_document_is(
+    tmp_path, document, tokens, num_documents
+):
+    content = b"\nab\ncd\n\n \nefg\nhij\n"
+    (tmp_path / "a.txt").write_bytes(content)
+    info = prepare(
+        tmp_path / "out", f"{tmp_path}/a.txt", text={"document": document, "block": 1}
+    )
+    split = info["splits"]["train"]
+    assert split["bytes"] == 18
+    assert (split["tokens"], split["documents"]) == (tokens, num_documents)
+
+
+@pytest.mark.parametrize("document", documents.DOCUMENTS)
+def test_held_out_bytes_and_the_others_are_those_of_the_file(tmp_path, document):
+    content = make_text(300, seed=3).encode()
+    (tmp_path / "a.txt").write_bytes(content)
+    text = {"document": document, "block": 3}
+    info = prepare(tmp_path / "out", f"{tmp_path}/a.txt", text=text, holdout=0.3)
+    splits = info["splits"]
+    assert sum(split["bytes"] for split in splits.values()) == len(content)
+
+
+@pytest.mark.parametrize(("share", "num_lines"), [(0.25, 2), (0.2, 2), (0.125, 1)])
+def test_the_end_of_a_single_file_is_held_out(tmp_path, share, num_lines):
+    lines = [f"line {k}\n".encode() for k in range(8)]
+    (tmp_path / "a.txt").write_bytes(b"".join(lines))
+    prepare(tmp_path / "out", f"{tmp_path}/a.txt", text={"block": 1}, holdout=share)
+    kept = stream(records(tmp_path / "out", "train"))
+    held_out = stream(records(tmp_path / "out", "validation"))
+    assert kept == [*b"".join(lines[: 8 - num_lines]), EOD]
+    assert held_out == [*b"".join(lines[8 - num_lines :]), EOD]
+
+
+@given(content=CONTENTS.filter(bool), at=st.integers(0, 300), chars=st.integers(2, 20))
+@settings(max_examples=150)
+def test_a_cut_loses_nothing(tmp_path_factory, content, at, chars):
+    path = tmp_path_factory.mktemp("text") / "a"
+    path.write_bytes(content.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "_PIECE_CHARS", chars)
+        parts = [
+            [*documents.cut(pieces(path, "file"), at, is_before=is_before)]
+            for is_before in (True, False)
+        ]
+    before, after = ("".join(piece.text for piece in part) for part in parts)
+    assert before + after == content
+    assert len(before.encode()) <= max(at, 4)
+    assert all(not part or part[-1].ends for part in parts)
+    assert sum(piece.ends for piece in parts[0]) <= 1
 
 
 BAD = {

@@ -41,7 +41,7 @@ class BlockStream:
       is_done: Whether no further block is to come.
       documents: Documents that ended so far.
       tokens: Tokens so far, with those that end documents.
-      bytes: Bytes of text so far, in UTF-8.
+      bytes: Bytes of the files so far, with those between documents.
     """
 
     def __init__(
@@ -121,4 +121,4 @@ class BlockStream:
         tokens = self._tokenizer.encode(piece.text)
         if piece.ends:
             tokens = np.append(tokens, self._tokenizer.eod)
-        return tokens.astype(self._dtype), len(piece.text.encode()), piece.ends
+        return tokens.astype(self._dtype), piece.bytes, piece.ends

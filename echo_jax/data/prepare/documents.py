@@ -1,13 +1,13 @@
 """Text files as pieces of documents: bounded in size, whatever the files hold."""
 
 import codecs
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from echo_jax.data.compressed import unpacked_chunks
 
-__all__ = ["DOCUMENTS", "Piece", "pieces"]
+__all__ = ["DOCUMENTS", "Piece", "cut", "pieces"]
 
 _PIECE_CHARS = 64 * 1024
 
@@ -20,11 +20,19 @@ class Piece:
       document: The document's number in its file, from 0 on.
       text: The text; may be empty.
       ends: Whether the document ends here.
+      apart: Bytes of the file beside the text that belong to no document: line ends
+        and blank lines after it, and before the first document.
     """
 
     document: int
     text: str
     ends: bool
+    apart: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the file that the piece stands for."""
+        return len(self.text.encode()) + self.apart
 
 
 def pieces(path: Path, document: str) -> Iterator[Piece]:
@@ -37,7 +45,9 @@ def pieces(path: Path, document: str) -> Iterator[Piece]:
         without the last line end).
 
     Yields:
-      The pieces, in order; every document has one that ends it, its last.
+      The pieces, in order; every document has one that ends it, its last. Their
+      bytes are those of the file, each counted once. A file without a document, of
+      blank lines alone, is a piece without a text that ends nothing.
 
     Raises:
       UnicodeDecodeError: If the file is not UTF-8.
@@ -49,7 +59,60 @@ def pieces(path: Path, document: str) -> Iterator[Piece]:
       >>> [piece.text for piece in pieces(Path("a.txt"), "line")]
       ['one', 'two']
     """
-    return DOCUMENTS[document](_lines(path))
+    last, apart = None, 0
+    for found in DOCUMENTS[document](_lines(path)):
+        if isinstance(found, int):
+            apart += found
+            continue
+        if last is not None:
+            yield Piece(last.document, last.text, last.ends, apart)
+            apart = 0
+        last = found
+    if last is None and apart:
+        last = Piece(0, "", ends=False)
+    if last is not None:
+        yield Piece(last.document, last.text, last.ends, apart)
+
+
+def cut(found: Iterable[Piece], at: int, *, is_before: bool) -> Iterator[Piece]:
+    r"""Yields one of two parts of a stream of pieces, cut after a line.
+
+    Args:
+      found: The pieces.
+      at: In bytes of the stream, where to cut: after the last line end in the piece
+        before it, else after the last blank, else after the last character. What
+        this cuts in two is a document in either part.
+      is_before: Whether the part before is wanted, or the one after.
+
+    Example:
+      >>> whole = [Piece(0, "one\ntwo\n", ends=True)]
+      >>> [piece.text for piece in cut(whole, 6, is_before=False)]
+      ['two\n']
+    """
+    position, last = 0, None
+    for piece in found:
+        start, position = position, position + piece.bytes
+        if position <= at:
+            part = piece if is_before else None
+        elif start >= at:
+            part = None if is_before else piece
+        else:
+            text = piece.text.encode()[: at - start].decode(errors="ignore")
+            ends = text.rfind("\n") + 1, text.rfind(" ") + 1, len(text)
+            head = piece.text[: next(filter(None, ends), 0)]
+            tail = piece.text[len(head) :]
+            part = (
+                Piece(piece.document, head, ends=True)
+                if is_before
+                else Piece(piece.document, tail, piece.ends, piece.apart)
+            )
+        if part is not None:
+            last = part
+            yield part
+        if is_before and position >= at:
+            break
+    if is_before and last is not None and not last.ends:
+        yield Piece(last.document, "", ends=True)
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -74,7 +137,7 @@ def _bounded(line: str) -> Iterator[str]:
         yield line[start : start + _PIECE_CHARS]
 
 
-def _by_file(lines: Iterator[str]) -> Iterator[Piece]:
+def _by_file(lines: Iterator[str]) -> Iterator[Piece | int]:
     parts, size = [], 0
     for line in lines:
         if parts and size + len(line) > _PIECE_CHARS:
@@ -85,7 +148,7 @@ def _by_file(lines: Iterator[str]) -> Iterator[Piece]:
     yield Piece(0, "".join(parts), ends=True)
 
 
-def _by_line(lines: Iterator[str]) -> Iterator[Piece]:
+def _by_line(lines: Iterator[str]) -> Iterator[Piece | int]:
     number, is_inside = 0, False
     for line in lines:
         text = line.removesuffix("\n")
@@ -94,31 +157,44 @@ def _by_line(lines: Iterator[str]) -> Iterator[Piece]:
             yield Piece(number, text, ends)
             is_inside = not ends
             number += ends
+            yield int(ends)
+        else:
+            yield len(line.encode())
     if is_inside:
         yield Piece(number, "", ends=True)
 
 
-def _by_blank(lines: Iterator[str]) -> Iterator[Piece]:
+def _by_blank(lines: Iterator[str]) -> Iterator[Piece | int]:
     number, parts, size, is_at_start = 0, [], 0, True
     for line in lines:
         is_blank = is_at_start and not line.strip() and len(line) < _PIECE_CHARS
         is_at_start = line.endswith("\n")
         if is_blank and parts:
-            yield Piece(number, "".join(parts).removesuffix("\n"), ends=True)
+            yield from _ended(number, parts)
             number, parts, size = number + 1, [], 0
-        elif not is_blank:
+        if is_blank:
+            yield len(line.encode())
+        else:
             if parts and size + len(line) > _PIECE_CHARS:
                 yield Piece(number, "".join(parts), ends=False)
                 parts, size = [], 0
             parts.append(line)
             size += len(line)
     if parts:
-        yield Piece(number, "".join(parts).removesuffix("\n"), ends=True)
+        yield from _ended(number, parts)
 
 
-DOCUMENTS: dict[str, Callable[[Iterator[str]], Iterator[Piece]]] = {
+def _ended(number: int, parts: list[str]) -> Iterator[Piece | int]:
+    """Yields the last piece of a document, without its last line end, and that."""
+    whole = "".join(parts)
+    text = whole.removesuffix("\n")
+    yield Piece(number, text, ends=True)
+    yield len(whole) - len(text)
+
+
+DOCUMENTS: dict[str, Callable[[Iterator[str]], Iterator[Piece | int]]] = {
     "file": _by_file,
     "line": _by_line,
     "blank": _by_blank,
 }
-"""What a document may be."""
+"""What a document may be: its pieces, and between them the bytes that are in none."""

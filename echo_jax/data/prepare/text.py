@@ -9,7 +9,7 @@ from typing import Any
 
 from echo_jax.data.compressed import DAMAGED, UnpackError, unpacked_chunks
 from echo_jax.data.prepare.blocks import BlockStream, token_dtype
-from echo_jax.data.prepare.documents import DOCUMENTS, Piece, pieces
+from echo_jax.data.prepare.documents import DOCUMENTS, Piece, cut, pieces
 from echo_jax.data.prepare.entries import file_metadata
 from echo_jax.data.prepare.errors import (
     Bad,
@@ -108,11 +108,26 @@ class _Split:
 
     def pieces(self) -> Iterator[Piece]:
         """Yields the documents in pieces."""
-        for file in self.files:
-            for piece in pieces(file.path, self.document):
-                name = f"{file.name}:{piece.document}"
-                if is_held_out(name, self.holdout) == self.takes_held_out:
-                    yield piece
+        found = (
+            (file, piece)
+            for file in self.files
+            for piece in pieces(file.path, self.document)
+        )
+        if self._is_cut():
+            total = sum(file.bytes for file in self.files)
+            at = total - round(total * self.holdout)
+            every = (piece for _, piece in found)
+            yield from cut(every, at, is_before=not self.takes_held_out)
+            return
+        for file, piece in found:
+            name = f"{file.name}:{piece.document}"
+            if is_held_out(name, self.holdout) == self.takes_held_out:
+                yield piece
+
+    def _is_cut(self) -> bool:
+        """Whether the end of the text is held out: no file is by its name, or all."""
+        held_out = {is_held_out(f"{file.name}:0", self.holdout) for file in self.files}
+        return bool(self.holdout) and self.document == "file" and len(held_out) == 1
 
 
 def prepare_text(
@@ -125,6 +140,11 @@ def prepare_text(
     next, so that every token but the first is predicted once. What is left at the
     end, less than a block, is left out, and counted. Subwords are learnt from the
     train split, and all splits are encoded with them.
+
+    What is held out are documents, by a hash of their names and numbers. Where these
+    are whole files, and so few that none would be held out or all, it is the end of
+    the text, cut after a line. The bytes of a split are those of its files, each
+    counted once, with the line ends and blank lines between documents.
 
     Args:
       arguments: ``SPLIT=SOURCE`` or ``SOURCE``: text files, plain or packed, or
@@ -324,7 +344,7 @@ def _write(
         if not number:
             raise PrepareError(
                 f"split {name!r} has {stream.tokens} tokens, and a block takes "
-                f"{block + 1}; name more text, or lower --block"
+                f"{block + 1}; name more text, lower --block, or set another --holdout"
             )
         about[name] = {
             "documents": stream.documents,
