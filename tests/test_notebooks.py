@@ -40,7 +40,7 @@ def install_cell(path: Path) -> str:
 
 
 def test_every_notebook_is_a_pair():
-    assert len(NOTEBOOKS) == 3
+    assert len(NOTEBOOKS) == 4
     scripts = {path.stem for path in FOLDER.glob("*.py")}
     assert {path.stem for path in NOTEBOOKS} == scripts
 

@@ -1,0 +1,151 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Use a trained model
+#
+# [![Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/OWNER/REPO/blob/main/notebooks/04_use_a_trained_model.ipynb)
+#
+# A run folder is enough to use what was trained: `ej.load_run` needs neither the data
+# nor the devices of the training. This notebook trains two small models, loads them,
+# evaluates one again, looks at what it predicts, continues a text, writes weights and a
+# program for others, and begins another run with what was learnt.
+#
+# It takes about two minutes on two CPU cores. The images are drawn, and the text is
+# Python's own standard library, so that nothing has to be downloaded.
+#
+# **In Colab**: replace `OWNER/REPO` in the badge's address and in the next cell by the
+# place where your copy of the repository lies. Elsewhere, install it in a checkout
+# first, by `pip install -e '.[notebooks,export]'`; the next cell then does nothing.
+
+# %%
+import importlib.util
+import os
+import subprocess
+import sys
+
+REPOSITORY = "https://github.com/OWNER/REPO"  # needed if echo_jax is not installed
+
+# ECHO_JAX_TINY=1 in the environment makes everything small: a smoke test for CI, which
+# shows that the cells work, and nothing about echoing.
+TINY = os.environ.get("ECHO_JAX_TINY") == "1"
+
+if importlib.util.find_spec("echo_jax") is None:
+    if "OWNER/REPO" in REPOSITORY:
+        raise SystemExit(
+            "Set REPOSITORY in this cell to the address, and run it again."
+        )
+    subprocess.run(
+        ["git", "clone", "--depth=1", REPOSITORY, "echo_jax_checkout"], check=True
+    )
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "./echo_jax_checkout"]
+    subprocess.run(install, check=True)
+    importlib.invalidate_caches()
+
+# %%
+import tempfile
+from pathlib import Path
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+
+import echo_jax as ej
+from echo_jax.config import load_config
+from echo_jax.inference.evaluate import evaluate_run
+from echo_jax.inference.export import export_run
+from echo_jax.runs import run_train
+from echo_jax.workloads import build
+
+OUT = Path(tempfile.mkdtemp())  # receives what this notebook writes
+
+# %% [markdown]
+# ## Train
+#
+# A ResNet that tells eight shapes apart. What it would need of its data later, the
+# names of the classes, it keeps in its run folder.
+
+# %%
+updates = {} if TINY else {"updates": 200, "data.train_examples": 4096}
+config = load_config("shapes:tiny", updates)
+summary = run_train(config, OUT / "shapes")
+sorted(path.name for path in (OUT / "shapes").iterdir())
+
+# %% [markdown]
+# ## Load, and evaluate again
+#
+# The evaluation of a loaded run is that of its training, to the bit.
+
+# %%
+run = ej.load_run(OUT / "shapes")
+found = evaluate_run(run)
+assert found.metrics == summary["final"]
+print(run.update, run.classes, found.metrics)
+
+# %% [markdown]
+# ## Predict
+#
+# `run.predict` takes files, encoded images or arrays of any size, and does to them what
+# evaluation does. Here they are arrays, from the evaluation split.
+
+# %%
+batch = next(iter(build(run.config).eval_batches()))
+probabilities = run.predict([*batch["image"][:8]])["probabilities"]
+figure, axes = plt.subplots(2, 4, figsize=(9, 5))
+for ax, image, label, row in zip(
+    axes.flat, batch["image"], batch["label"], probabilities, strict=False
+):
+    ax.imshow(image)
+    named = f"{run.classes[row.argmax()]} {row.max():.0%}"
+    ax.set_title(f"{named}\nis {run.classes[label]}")
+    ax.set_axis_off()
+figure.tight_layout()
+plt.show()
+
+# %% [markdown]
+# From a terminal, `echo-jax predict RUN photo.jpg` does the same; a detector draws the
+# boxes that it finds, and `echo-jax evaluate RUN --report FOLDER` makes a page.
+#
+# ## Continue a text
+#
+# A language model keeps its tokenizer. This one has read the standard library for
+# some seconds, byte by byte.
+
+# %%
+lm = load_config("lm:tiny", {} if TINY else {"updates": 300})
+run_train(lm, OUT / "lm")
+reader = ej.load_run(OUT / "lm")
+for text in reader.generate(["def ", "import "], tokens=80, temperature=0.7):
+    print(repr(text))
+
+# %% [markdown]
+# ## For other programs
+#
+# The weights as safetensors, and the program with its weights as StableHLO: jax alone
+# runs it, on CPUs, GPUs and TPUs, for batches of any size.
+
+# %%
+weights = export_run(run, "safetensors")
+program = export_run(run, "stablehlo")
+called = jax.export.deserialize(bytearray(Path(program).read_bytes()))
+same = called.call({"image": batch["image"][:3]})["probabilities"]
+np.testing.assert_allclose(same, probabilities[:3], rtol=1e-4, atol=1e-6)
+print(weights.name, program.name, called.platforms)
+
+# %% [markdown]
+# ## Begin another run with it
+#
+# `config.init_from` takes a run folder or a file of weights. Arrays of the same name
+# and shape are taken; the run says which were not.
+
+# %%
+config = load_config("shapes:tiny", {**updates, "init_from": str(weights), "seed": 1})
+config.updates = 20 if TINY else 50
+tuned = run_train(config, OUT / "tuned")
+before, after = (each["final"]["accuracy"] for each in (summary, tuned))
+print(f"accuracy {before:.3f}, then {after:.3f}")
