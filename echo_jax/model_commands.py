@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ from echo_jax.printable import printable
 __all__ = ["add_commands", "run_evaluate", "run_export", "run_predict"]
 
 _EVALUATE_EPILOG = """\
-It evaluates on all devices of this machine, as training does: on the run's own
-evaluation split, on another one, such as a test split that nothing was chosen by, or on
-other data with the same classes or tokens. Nothing in the folder is changed.
+It evaluates on as many devices as the run was trained on, or all that are here: on the
+run's own evaluation split, on another one, such as a test split that nothing was chosen
+by, or on other data with the same classes or tokens. Nothing in the folder is changed.
 
 examples:
   echo-jax evaluate runs/cifar10 --split test
@@ -221,19 +222,26 @@ def run_export(args: argparse.Namespace) -> list[Any]:
 
 
 def _continue_texts(run: Any, args: argparse.Namespace) -> list[Any]:
-    prompts = [Path(file).read_text(encoding="utf-8") for file in args.files]
-    prompts += args.text
+    prompts = [*map(_text_of, args.files), *args.text]
     added = run.generate(
         prompts, tokens=args.tokens, temperature=args.temperature, seed=args.seed
     )
     names = [*args.files, *args.text]
-    _write_json(args.json, dict(zip(names, added, strict=True)))
+    found = [{"of": o, "text": text} for o, text in zip(names, added, strict=True)]
+    _write_json(args.json, found)
     said = []
     for prompt, text in zip(prompts, added, strict=True):
         # Line by line, for what a model writes may be anything.
         lines = f"{prompt[-_CONTEXT:]}{text}".split("\n")
         said.append("\n".join(map(printable, lines)) + "\n")
     return said
+
+
+def _text_of(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not text in UTF-8 ({error})") from error
 
 
 def _name_classes(
@@ -262,7 +270,7 @@ def _draw_detections(
 
     folder = run_folder(args.out)
     folder.mkdir()
-    said, found = [], {}
+    said, found, names_taken = [], {}, Counter[str]()
     for row, file in enumerate(args.files):
         is_sure = outputs["scores"][row] >= max(args.min_score, 1e-9)
         boxes, scores, labels = (
@@ -274,7 +282,11 @@ def _draw_detections(
             f"{printable(name)} {score:.2f}"
             for name, score in zip(names, scores, strict=True)
         ]
-        picture: RunPath = folder / f"{Path(file).stem}.png"
+        # Files of one name, from several folders, have a picture each.
+        stem = Path(file).stem
+        names_taken[stem] += 1
+        number = f"-{names_taken[stem]}" if names_taken[stem] > 1 else ""
+        picture: RunPath = folder / f"{stem}{number}.png"
         picture.write(draw_boxes(image, boxes, labels.tolist(), texts))
         found[file] = [
             {"class": name, "score": float(score), "box": box.tolist()}

@@ -79,7 +79,8 @@ def test_texts_are_continued_and_steer_no_terminal(lm_run, tmp_path, capsys):
     run = ej.load_run(lm_run[0])
     prompts = [prompt.read_text(), "7 of"]
     wanted = run.generate(prompts, tokens=5, temperature=0.0)
-    assert [*found.values()] == wanted and [*found] == [str(prompt), "7 of"]
+    names = [str(prompt), "7 of"]
+    assert found == [{"of": n, "text": t} for n, t in zip(names, wanted, strict=True)]
     assert "99 bottles\\x1b[2J\n" in out and "\x1b" not in out
 
 
@@ -117,6 +118,20 @@ def test_what_is_found_is_drawn(images, tmp_path, capsys, monkeypatch):
     assert "nothing found" in said(capsys, *command, "--min-score", 1.0)
 
 
+def test_files_of_one_name_have_a_picture_each(images, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run_module, "load_run", lambda *args: detector(tmp_path))
+    other = tmp_path / "elsewhere" / images[0].name
+    other.parent.mkdir()
+    cv2.imwrite(str(other), np.zeros((30, 50, 3), np.uint8))
+    out = tmp_path / "out"
+    said(capsys, "predict", "runs/coco", images[0], other, "--out", out)
+    sizes = []
+    for name in ("a.png", "a-2.png"):
+        with Image.open(out / name) as picture:
+            sizes.append(picture.size)
+    assert sizes == [(60, 40), (50, 30)]
+
+
 def test_a_box_is_drawn_where_it_is():
     grey = np.full((100, 200, 3), 128, np.uint8)
     png = draw_boxes(grey, np.array([[0.5, 0.25, 0.9, 0.75]]), [0], ["cat 0.93"])
@@ -146,6 +161,7 @@ def test_a_run_is_exported(to, name, lm_run, tmp_path, capsys):
         (["evaluate", "{shapes}", "--split", "x"], "draws its images, and has no spl"),
         (["evaluate", "{shapes}", "--bogus"], "unknown option '--bogus'; see --help"),
         (["predict", "{shapes}"], "there is nothing to predict; name files after WORK"),
+        (["predict", "{lm}", "{shapes}/model.bin"], "is not text in UTF-8"),
         (["predict", "{shapes}", "no.jpg"], "no.jpg: No such file or directory"),
         (["predict", "{shapes}", "--text", "x"], "--text is for models of text"),
         (["predict", "{lm}", "--text", "x", "--tokens", "0"], "tokens=0 must be at l"),
@@ -153,6 +169,7 @@ def test_a_run_is_exported(to, name, lm_run, tmp_path, capsys):
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(argv, says, lm_run, shapes_run, capsys):
+    (shapes_run[0] / "model.bin").write_bytes(b"\xff\xfe")
     argv = [each.format(lm=lm_run[0], shapes=shapes_run[0]) for each in argv]
     err = refused(capsys, *argv)
     assert says in err.splitlines()[-1]
