@@ -9,7 +9,7 @@ from typing import Any
 
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-from echo_jax.data.foreign_records import ForeignRecords, open_foreign
+from echo_jax.data.foreign_records import ForeignRecords, open_foreign, refuse_scenes
 from echo_jax.data.prepared import unpack
 from echo_jax.data.shard_files import find_shards, read_classes, shards_metadata
 
@@ -37,11 +37,7 @@ class ArrayRecordData:
         self._files = find_shards(self._source, name, ".array_record")
         self.splits = list(self._files)
         self._about: dict[str, Any] = {}
-        if kind == "coco":
-            raise ValueError(
-                f"data.source={self._source!r} has images or text; scenes are read "
-                "from what `echo-jax prepare coco` has made."
-            )
+        refuse_scenes(self._source, kind)
         if kind == "images":
             folder = next(iter(self._files.values()))[0].parent
             classes = read_classes(folder)
@@ -74,13 +70,13 @@ class ArrayRecordData:
                 f"data.source={self._source!r} cannot be read: "
                 f"{str(error).partition(';')[0]}; write it anew with array_record."
             ) from error
-        info = {
-            "kind": self._kind,
-            "splits": {name: {} for name in self.splits},
+        return open_foreign(
+            examples,
+            self._kind,
+            splits={name: {} for name in self.splits},
+            facts={"source": self._source, "split": split, **shards_metadata(paths)},
             **self._about,
-        }
-        facts = {"source": self._source, "split": split, **shards_metadata(paths)}
-        return open_foreign(examples, info, facts)
+        )
 
 
 class _Unpacked:

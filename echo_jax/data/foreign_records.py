@@ -4,13 +4,13 @@ What reads them gives a dict for each index; here it is looked at, and packed as
 record of a prepared folder is, so that the stages behind see no difference.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from echo_jax.data.prepared import pack, unpack
 
-__all__ = ["Examples", "ForeignRecords", "open_foreign"]
+__all__ = ["Examples", "ForeignRecords", "open_foreign", "refuse_scenes"]
 
 # The entries of a kind, as `echo_jax.data.sources` describes them.
 _ENTRIES: dict[str, dict[str, type]] = {
@@ -68,8 +68,26 @@ class ForeignRecords:
         return dict(self.facts)
 
 
+def refuse_scenes(source: str, kind: str) -> None:
+    """Refuses scenes, for sources that have none.
+
+    Raises:
+      ValueError: The kind is coco.
+    """
+    if kind == "coco":
+        raise ValueError(
+            f"data.source={source!r} has images or text; scenes are read from what "
+            "`echo-jax prepare coco` has made."
+        )
+
+
 def open_foreign(
-    examples: Examples, info: dict[str, Any], facts: dict[str, Any]
+    examples: Examples,
+    kind: str,
+    *,
+    splits: Mapping[str, Mapping[str, Any]],
+    facts: Mapping[str, Any],
+    **about: Any,
 ) -> tuple[ForeignRecords, Callable[[bytes], dict[str, Any]]]:
     """Returns the records of a split, and what turns one into the dict of its kind.
 
@@ -77,18 +95,22 @@ def open_foreign(
 
     Args:
       examples: What reads the dicts.
-      info: See `echo_jax.data.sources.DescribedSource`.
+      kind: Of the examples.
+      splits: All splits of the source, and what is known of each.
       facts: ``source`` and ``split``, and what else says what was read.
+      **about: ``classes`` or ``categories``, see
+        `echo_jax.data.sources.DescribedSource`.
 
     Raises:
       ValueError: There is no example, or the first one is none of that kind.
     """
-    facts = {**facts, "kind": info["kind"], "examples": len(examples)}
+    facts = {**facts, "kind": kind, "examples": len(examples)}
     if not len(examples):
         raise ValueError(
             f"data.source={facts['source']!r} has no example in split "
             f"{facts['split']!r}; name data that has."
         )
+    info = {"kind": kind, "splits": dict(splits), **about}
     records = ForeignRecords(examples, info, facts)
     records[0]
     return records, unpack

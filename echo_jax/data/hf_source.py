@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from echo_jax.data.foreign_records import ForeignRecords, open_foreign
+from echo_jax.data.foreign_records import ForeignRecords, open_foreign, refuse_scenes
 from echo_jax.data.shard_files import find_shards, shards_metadata
 
 # A run reads what is there, and says so at once where it is not. The package reads
@@ -57,11 +57,7 @@ class HuggingFaceData:
           ValueError: There is no such dataset, or a column is missing.
         """
         self._source, self._kind = f"hf:{name}", kind
-        if kind not in _COLUMNS:
-            raise ValueError(
-                f"data.source={self._source!r} has images or text; scenes are read "
-                "from what `echo-jax prepare coco` has made."
-            )
+        refuse_scenes(self._source, kind)
         path, _, query = name.partition("?")
         options = dict(urllib.parse.parse_qsl(query))
         if unknown := options.keys() - set(_OPTIONS):
@@ -107,10 +103,7 @@ class HuggingFaceData:
           ValueError: There is no example, or it holds a path for an image.
         """
         data = self._splits[split]
-        about: dict[str, Any] = {
-            "kind": self._kind,
-            "splits": {name: {"examples": len(s)} for name, s in self._splits.items()},
-        }
+        about = {}
         if self._kind == "images":
             about["classes"] = data.features[self._columns["label"]].names
         facts = {
@@ -124,7 +117,13 @@ class HuggingFaceData:
         if self._kind == "images":
             image = self._columns["image"]
             data = data.cast_column(image, datasets.Image(decode=False))
-        return open_foreign(_Rows(data, self._columns), about, facts)
+        return open_foreign(
+            _Rows(data, self._columns),
+            self._kind,
+            splits={name: {"examples": len(s)} for name, s in self._splits.items()},
+            facts=facts,
+            **about,
+        )
 
 
 class _Rows:

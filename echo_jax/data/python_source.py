@@ -67,15 +67,14 @@ class PythonData:
           ValueError: Its examples are of another kind.
         """
         examples = self._class(split)
-        info: dict[str, Any] = {
-            "kind": self._kind,
-            "splits": {name: {} for name in self.splits},
-        }
-        for name in _ABOUT[self._kind]:
-            info[name] = list(getattr(self._class, name))
         own = examples.metadata() if hasattr(examples, "metadata") else {}
-        facts = {**own, "source": self._source, "split": split}
-        return open_foreign(examples, info, facts)
+        return open_foreign(
+            examples,
+            self._kind,
+            splits={name: {} for name in self.splits},
+            facts={**own, "source": self._source, "split": split},
+            **{name: list(getattr(self._class, name)) for name in _ABOUT[self._kind]},
+        )
 
 
 # What a class must say of its kind of examples.

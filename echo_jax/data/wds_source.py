@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from echo_jax.data.foreign_records import ForeignRecords, open_foreign
+from echo_jax.data.foreign_records import ForeignRecords, open_foreign, refuse_scenes
 from echo_jax.data.prepare.archives import plain_members
 from echo_jax.data.prepare.entries import Entry
 from echo_jax.data.shard_files import find_shards, read_classes, shards_metadata
@@ -55,18 +55,14 @@ class WebData:
             example lacks a member.
         """
         self._source, self._kind = f"wds:{name}", kind
-        if kind not in _CONTENT:
-            raise ValueError(
-                f"data.source={self._source!r} has images or text; scenes are read "
-                "from what `echo-jax prepare coco` has made."
-            )
+        refuse_scenes(self._source, kind)
         self._files = find_shards(self._source, name, ".tar")
         self.splits = list(self._files)
         self._indices = {
             split: [_indexed(path, kind) for path in paths]
             for split, paths in self._files.items()
         }
-        self._classes: list[str] = []
+        self._about: dict[str, Any] = {}
         if kind == "images":
             labels = [
                 sample.label
@@ -76,7 +72,8 @@ class WebData:
             ]
             folder = next(iter(self._files.values()))[0].parent
             count = max(labels, default=-1) + 1
-            self._classes = read_classes(folder) or [str(i) for i in range(count)]
+            classes = read_classes(folder) or [str(i) for i in range(count)]
+            self._about["classes"] = classes
 
     def open(
         self, split: str
@@ -90,18 +87,16 @@ class WebData:
           ValueError: There is no example.
         """
         paths = self._files[split]
-        info: dict[str, Any] = {
-            "kind": self._kind,
-            "splits": {
+        return open_foreign(
+            _Members(paths, self._indices[split], self._kind),
+            self._kind,
+            splits={
                 name: {"examples": sum(map(len, indices))}
                 for name, indices in self._indices.items()
             },
-        }
-        if self._kind == "images":
-            info["classes"] = self._classes
-        facts = {"source": self._source, "split": split, **shards_metadata(paths)}
-        examples = _Members(paths, self._indices[split], self._kind)
-        return open_foreign(examples, info, facts)
+            facts={"source": self._source, "split": split, **shards_metadata(paths)},
+            **self._about,
+        )
 
 
 class _Sample(NamedTuple):
