@@ -6,15 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors import safe_open
+from trained_runs import untrained_detector
 
 import echo_jax as ej
-from echo_jax.data.detection.anchors import boxes_per_cell
 from echo_jax.folders import FolderError, run_folder
 from echo_jax.inference.export import export_run
-from echo_jax.inference.run import TrainedRun
-from echo_jax.models.ssd import SSD, map_sizes
 from echo_jax.training.weights import flat_arrays, read_weights, write_weights
-from echo_jax.workloads.coco import Detector
 
 
 def test_weights_are_read_back_to_the_bit_with_what_they_mean(shapes_run, tmp_path):
@@ -75,18 +72,9 @@ def test_a_program_predicts_alike_for_batches_of_any_size(lm_run, shapes_run, tm
 
 @pytest.mark.slow
 def test_a_detector_is_exported_with_its_suppression_of_overlaps(tmp_path):
-    size = 64
-    model = SSD(
-        num_outputs=4,
-        boxes_per_cell=boxes_per_cell(map_sizes(size)),
-        stage_sizes=(1, 1, 1),
-        width=8,
-    )
-    task = Detector(model, size)
-    variables = dict(jax.jit(task.init)(jax.random.key(0)))
-    run = TrainedRun(run_folder(tmp_path), None, 1, task, variables, {}, {})
+    run = untrained_detector(tmp_path)
     program = program_of(export_run(run, "stablehlo"))
-    images = np.random.default_rng(0).integers(0, 255, (3, size, size, 3), np.uint8)
+    images = np.random.default_rng(0).integers(0, 255, (3, 64, 64, 3), np.uint8)
     found, wanted = program.call({"image": images}), run.predict({"image": images})
     assert found["boxes"].shape == wanted["boxes"].shape
     np.testing.assert_allclose(found["scores"], wanted["scores"], rtol=1e-4, atol=1e-6)

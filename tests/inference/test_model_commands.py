@@ -4,22 +4,15 @@ import io
 import json
 
 import cv2
-import jax
 import numpy as np
 import pytest
 from PIL import Image
-from trained_runs import write_text
+from trained_runs import untrained_detector, write_text
 
 import echo_jax as ej
 from echo_jax import cli
-from echo_jax.config import load_config
-from echo_jax.data.detection.anchors import boxes_per_cell
-from echo_jax.folders import run_folder
 from echo_jax.inference import run as run_module
 from echo_jax.inference.pictures import draw_boxes
-from echo_jax.inference.run import TrainedRun
-from echo_jax.models.ssd import SSD, map_sizes
-from echo_jax.workloads.coco import Detector
 
 
 def said(capsys, *argv):
@@ -84,26 +77,8 @@ def test_texts_are_continued_and_steer_no_terminal(lm_run, tmp_path, capsys):
     assert "99 bottles\\x1b[2J\n" in out and "\x1b" not in out
 
 
-def detector(folder):
-    """A detector that was not trained: it is unsure of everything."""
-    size = 64
-    config = load_config("configs/coco.py:tiny")
-    config.data.image_size = size
-    model = SSD(
-        num_outputs=4,
-        boxes_per_cell=boxes_per_cell(map_sizes(size)),
-        stage_sizes=(1, 1, 1),
-        width=8,
-    )
-    task = Detector(model, size)
-    variables = dict(jax.jit(task.init)(jax.random.key(0)))
-    names = [{"id": k, "name": name} for k, name in enumerate(("cat", "dog", "cow"))]
-    info = {"categories": names}
-    return TrainedRun(run_folder(folder), config, 1, task, variables, info, {})
-
-
 def test_what_is_found_is_drawn(images, tmp_path, capsys, monkeypatch):
-    run = detector(tmp_path)
+    run = untrained_detector(tmp_path)
     monkeypatch.setattr(run_module, "load_run", lambda *args: run)
     outputs = run.predict(images)
     least = float(np.sort(outputs["scores"].ravel())[-3])
@@ -119,7 +94,9 @@ def test_what_is_found_is_drawn(images, tmp_path, capsys, monkeypatch):
 
 
 def test_files_of_one_name_have_a_picture_each(images, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(run_module, "load_run", lambda *args: detector(tmp_path))
+    monkeypatch.setattr(
+        run_module, "load_run", lambda *args: untrained_detector(tmp_path)
+    )
     other = tmp_path / "elsewhere" / images[0].name
     other.parent.mkdir()
     cv2.imwrite(str(other), np.zeros((30, 50, 3), np.uint8))

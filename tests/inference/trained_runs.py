@@ -1,6 +1,11 @@
 """Configs of small runs, for the tests of all that is done with a trained one."""
 
-from echo_jax.config import default_config
+import jax
+
+from echo_jax.config import default_config, load_config
+from echo_jax.folders import run_folder
+from echo_jax.inference.run import TrainedRun
+from echo_jax.workloads import make_task
 
 
 def lm_config(source, **overrides):
@@ -43,3 +48,15 @@ def write_text(folder):
     file = folder / "text.txt"
     file.write_text("".join(f"{i} bottles of beer on the wall.\n" for i in range(400)))
     return file
+
+
+def untrained_detector(folder):
+    """A run of a tiny detector that was not trained: it is unsure of everything."""
+    config = load_config("coco:tiny")
+    config.data.image_size = 64
+    config.model.stage_sizes, config.model.width = (1, 1, 1), 8
+    names = [{"id": k, "name": name} for k, name in enumerate(("cat", "dog", "cow"))]
+    info = {"categories": names}
+    task = make_task(config, info)
+    variables = dict(jax.jit(task.init)(jax.random.key(0)))
+    return TrainedRun(run_folder(folder), config, 1, task, variables, info, {})
