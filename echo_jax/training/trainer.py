@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import struct, traverse_util
+from flax import struct
 from jax.sharding import Mesh
 from rich.console import Console
 
@@ -47,7 +47,6 @@ from echo_jax.training.dispatch import log_stops
 from echo_jax.training.distributed import (
     all_gather,
     broadcast_from_first,
-    fetch_global,
     is_main_process,
 )
 from echo_jax.training.environment import (
@@ -97,8 +96,9 @@ from echo_jax.training.start import Start
 from echo_jax.training.summary import DECIDES_THE_END, is_finished, make_summary
 from echo_jax.training.task_file import write_task
 from echo_jax.training.totals import Totals, gather_totals
-from echo_jax.training.warm_start import WarmStart, replaced, warm_start
+from echo_jax.training.warm_start import replaced, warm_start
 from echo_jax.training.watchdog import Stalled, Watchdog, describe_data
+from echo_jax.training.weights import flat_arrays
 from echo_jax.training.window import (
     MAX_METRICS,
     GradientWindow,
@@ -564,8 +564,15 @@ class Trainer:
         before = restored.host if restored else None
         if restored:
             check_saved(config, workload.metadata, restored.update, restored.host)
-        self.warm_start = None if restored else self._warm_start()
-        self.state = restored.state if restored else self._first_state()
+        self.warm_start = (
+            warm_start(config.init_from, compiled.variables)
+            if config.init_from and not restored
+            else None
+        )
+        taken = self.warm_start.taken if self.warm_start else {}
+        self.state = (
+            restored.state if restored else compiled.init(compiled.init_key, taken)
+        )
         self.totals = Totals.resumed(before["totals"] if before else [])
         # The devices' work before is counted already.
         self._busy_before_s = self.totals.busy_s
@@ -633,16 +640,6 @@ class Trainer:
             # The others are in the middle of an update, and can only do it together.
             self._unsaved = "a save takes all processes"
 
-    def _warm_start(self) -> WarmStart | None:
-        source = self.config.init_from
-        if not source:
-            return None
-        return warm_start(source, self.compiled.variables)
-
-    def _first_state(self) -> TrainState:
-        taken = self.warm_start.taken if self.warm_start else {}
-        return self.compiled.init(self.compiled.init_key, taken)
-
     def evaluate(self) -> None:
         """Evaluates the state, once all updates are computed.
 
@@ -666,11 +663,7 @@ class Trainer:
             self.log.add(row)
             if self.config.log.to:
                 params = self.compiled.model(self.state).params
-                flat: dict[str, Any] = traverse_util.flatten_dict(
-                    {"params": params}, sep="/"
-                )
-                arrays = {name: fetch_global(array) for name, array in flat.items()}
-                self.log.arrays(totals.updates, arrays)
+                self.log.arrays(totals.updates, flat_arrays({"params": params}))
 
     def save(self, data: list[Any] | None = None) -> None:
         """Saves the run, once all updates are computed; the writing goes on behind.

@@ -3,13 +3,13 @@
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
-import jax
 import numpy as np
 from flax import traverse_util
 
 from echo_jax.folders import FolderError, run_file
+from echo_jax.training.distributed import fetch_global
 
 __all__ = ["SUFFIX", "flat_arrays", "read_weights", "write_weights"]
 
@@ -19,12 +19,14 @@ SUFFIX = ".safetensors"
 def flat_arrays(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Returns the arrays of nested dicts on the host, by names joined by ``/``.
 
+    All processes of a run have to call it.
+
     Example:
       >>> [*flat_arrays({"params": {"head": {"kernel": jnp.ones(3)}}})]
       ['params/head/kernel']
     """
     flat = traverse_util.flatten_dict(dict(variables), sep="/")
-    return {name: np.asarray(jax.device_get(array)) for name, array in flat.items()}
+    return {name: fetch_global(cast(Any, array)) for name, array in flat.items()}
 
 
 def write_weights(
