@@ -476,3 +476,16 @@ def test_a_package_that_is_missing_is_named_with_the_extra(monkeypatch):
     monkeypatch.delitem(sys.modules, "echo_jax.data.hf_source", raising=False)
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert "pip install 'echo-jax[hf]'" in refusal("hf:anything")
+
+
+def test_a_run_does_not_go_on_with_other_shards(tmp_path, compiled_soon):
+    (tmp_path / "data").mkdir()
+    source = write_wds(tmp_path / "data", "images")
+    run_train(config_of(source, updates=2), tmp_path / "run")
+    shards = sorted((tmp_path / "data").glob("train-*.tar"))
+    contents = [shard.read_bytes() for shard in shards]
+    assert len({*contents}) == 2
+    for shard, content in zip(shards, reversed(contents), strict=True):
+        shard.write_bytes(content)
+    with pytest.raises(ValueError, match="was trained on other data than those"):
+        run_train(config_of(source, updates=4), tmp_path / "run")
