@@ -184,6 +184,12 @@ def test_the_model_of_replicas_is_the_one_that_is_evaluated(outer, tmp_path):
     kernels = jax.tree.leaves(run.variables)
     assert all(len(array.devices()) == 1 for array in kernels)
     assert evaluate_run(run).metrics == pytest.approx(summary["final"], rel=1e-5)
+    # Between two meetings, too, where the anchor is not the mean.
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    evals = [row for row in map(json.loads, lines) if row["kind"] == "eval"]
+    (then,) = (row["eval_loss"] for row in evals if row["updates"] == 2)
+    found = evaluate_run(ej.load_run(tmp_path / "run", 2)).metrics["loss"]
+    assert found == pytest.approx(then, rel=1e-6)
     if outer == "nesterov":
         assert params_sha256(run.variables["params"]) == summary["params_sha256"]
 
