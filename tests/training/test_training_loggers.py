@@ -1,4 +1,5 @@
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -110,3 +111,14 @@ def test_a_link_in_place_of_a_folder_is_not_followed(tmp_path):
         with pytest.raises(OSError, match=f"run/{name} is a link where a folder belon"):
             run(tmp_path / "run", 2, name)
     assert not [*(tmp_path / "elsewhere").iterdir()]
+
+
+def test_what_is_done_again_is_shown_once(tmp_path):
+    run(tmp_path, 4, "tensorboard")
+    # As after a kill: the last checkpoint is that of update 2.
+    shutil.rmtree(tmp_path / "checkpoints" / "4")
+    (tmp_path / "checkpoints" / "4.sums.json").unlink(missing_ok=True)
+    (tmp_path / "summary.json").unlink()
+    run(tmp_path, 4, "tensorboard")
+    steps = [event.step for event in read(tmp_path).Scalars("train/loss")]
+    assert steps == [1, 2, 3, 4]
