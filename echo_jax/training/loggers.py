@@ -38,8 +38,11 @@ class _TensorBoard:
 
         folder = (workdir / "tensorboard").for_others()
         # What was logged after the checkpoint is done again, and replaced.
+        # A file's name has the second of its start, in which two may start.
         self._writer = SummaryWriter(
-            os.fspath(folder), purge_step=resumed_from + 1 if resumed_from else None
+            os.fspath(folder),
+            purge_step=resumed_from + 1 if resumed_from else None,
+            filename_suffix=f".{resumed_from:012}",
         )
         if not resumed_from:
             self._writer.add_text("config", f"```\n{config.to_json(indent=1)}\n```")
