@@ -32,7 +32,9 @@ class Transformer(nn.Module):
         sub-layer's output.
       dtype: Of the computation; parameters, softmax and logits are float32.
       positions: ``"learned"``, or ``"sinusoidal"`` (Vaswani et al. 2017, section 3.5),
-        which embeddings are scaled up for by the root of the width, as there.
+        which embeddings are scaled up for by the root of the width, as there, and
+        the logits of a tied head down by it: an untrained model would else expect
+        every token to follow itself.
       activation: ``"gelu"`` (its tanh form, as in GPT-2) or ``"relu"``.
       bias: Whether the dense layers of the blocks have biases.
       tied: Whether the head is the embedding, transposed (Press and Wolf 2017).
@@ -100,9 +102,10 @@ class Transformer(nn.Module):
         # The loss is a difference of large numbers: bfloat16 logits would round it.
         if self.tied:
             table = embed.embedding.astype(self.dtype)
-            return jnp.einsum(
+            logits = jnp.einsum(
                 "btd,vd->btv", x, table, preferred_element_type=jnp.float32
             )
+            return logits if self.positions == "learned" else logits / self._scale
         return nn.Dense(
             self.vocab,
             use_bias=False,
@@ -110,6 +113,11 @@ class Transformer(nn.Module):
             kernel_init=nn.initializers.zeros,
             name="head",
         )(x)
+
+    @property
+    def _scale(self) -> float:
+        """Of embeddings beside sinusoids, whose variance is 1/2 (section 3.4)."""
+        return self.d_model**0.5
 
     def _check(self, length: int) -> None:
         if length > self.max_len:
@@ -139,7 +147,7 @@ class Transformer(nn.Module):
             )
         else:
             table = _sinusoids(self.max_len, self.d_model)
-            x = x * jnp.asarray(self.d_model**0.5, x.dtype)
+            x = x * jnp.asarray(self._scale, x.dtype)
         if segments is None:
             # (1, T, D), not (T, D): ranks are promoted nowhere in this project.
             return x + table[None, : x.shape[1]].astype(self.dtype)

@@ -202,7 +202,20 @@ def by_hand(p, tokens, segments, variant):
         )
     x = layer_norm(x, p["norm"])
     head = p["embed"]["embedding"].T if variant.get("tied") else p["head"]["kernel"]
-    return x @ head
+    logits = x @ head
+    return logits / np.sqrt(8) if variant.get("positions") == "sinusoidal" else logits
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_an_untrained_model_knows_nothing(name):
+    sizes = {**SIZES, "vocab": 4000, "d_model": 512, "num_heads": 8}
+    model = Transformer(**sizes, **VARIANTS[name])
+    tokens = np.random.default_rng(0).integers(0, 4000, (32, 7))
+    variables = model.init(jax.random.key(0), tokens[:, :-1], train=False)
+    log_probs = jax.nn.log_softmax(predict(model, variables, tokens[:, :-1]))
+    loss = -np.take_along_axis(log_probs, tokens[:, 1:, None], -1).mean()
+    # Logits of GPT-2's tied head have a variance of 1, and half of it is the loss's.
+    assert loss == pytest.approx(np.log(4000), rel=0.07 if name == "gpt2" else 0.01)
 
 
 @pytest.mark.parametrize(
