@@ -63,6 +63,8 @@ def make_summary(
         "workload": workload.name,
         "metric": workload.metric,
         "mode": workload.mode,
+        # Of a classifier: the name of each output.
+        **{k: v for k, v in workload.task_info.items() if k == "classes"},
         "target": config.target or None,
         "reached": met is not None,
         **totals.counts(),

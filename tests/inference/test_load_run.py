@@ -44,6 +44,11 @@ def test_an_evaluation_is_that_of_the_training_to_the_bit(shapes_run):
     assert (found.metric, found.source, found.split) == ("accuracy", "synthetic", "")
 
 
+def test_the_summary_of_a_classifier_names_its_classes(shapes_run, lm_run):
+    kept = json.loads((shapes_run[0] / "summary.json").read_text())
+    assert kept["classes"] == list(CLASS_NAMES) and "classes" not in lm_run[1]
+
+
 def test_nothing_in_the_folder_changes_not_even_what_is_being_saved(lm_run, tmp_path):
     folder = copied(lm_run[0], tmp_path)
     unfinished = folder / "checkpoints" / "6.orbax-checkpoint-tmp"
