@@ -9,6 +9,7 @@ import inspect
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -210,3 +211,20 @@ def test_every_file_exists():
     for where, link in _in_documents(r"\]\(([^)#]+)\)"):
         if "://" not in link:
             assert (ROOT / where).parent.joinpath(link).exists(), f"{where}: {link}"
+
+
+def test_the_constraints_are_the_versions_of_the_published_results():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.split("==") for line in lines if not line.startswith("#"))
+    recorded = [
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in ROOT.glob("results/*/*/environment.json")
+    ]
+    assert len(recorded) > 20
+    for environment in recorded:
+        assert f"Python {environment['python']}:" in lines[0]
+        del environment["versions"]["echo-jax"]
+        assert environment["versions"].items() <= pinned.items()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    for each in project["project"]["dependencies"]:
+        assert re.match(r"[\w-]+", each)[0] in pinned
