@@ -20,8 +20,9 @@
 # It takes about a minute on two CPU cores, nearly all of it for the study at the end.
 #
 # **In Colab**: replace `OWNER/REPO` in the badge's address and in the next cell by the
-# place where your copy of the repository lies. Elsewhere, install it in a checkout
-# first, by `pip install -e '.[notebooks]'`; the next cell then does nothing.
+# place where your copy of the repository lies, or name a wheel: nothing has to be
+# cloned. Where echo_jax is installed, as by `pip install -e '.[notebooks]'` in a
+# checkout, the next cell does nothing.
 
 # %%
 import importlib.util
@@ -29,23 +30,21 @@ import os
 import subprocess
 import sys
 
-REPOSITORY = "https://github.com/OWNER/REPO"  # needed if echo_jax is not installed
+# What pip installs where echo_jax is missing: of a repository, or a wheel's address.
+ECHO_JAX = "echo-jax[export] @ git+https://github.com/OWNER/REPO"
 
 # ECHO_JAX_TINY=1 in the environment makes everything small: a smoke test for CI, which
 # shows that the cells work, and nothing about echoing.
 TINY = os.environ.get("ECHO_JAX_TINY") == "1"
 
 if importlib.util.find_spec("echo_jax") is None:
-    if "OWNER/REPO" in REPOSITORY:
-        raise SystemExit(
-            "Set REPOSITORY in this cell to the address, and run it again."
-        )
-    subprocess.run(
-        ["git", "clone", "--depth=1", REPOSITORY, "echo_jax_checkout"], check=True
-    )
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "./echo_jax_checkout"]
+    if "OWNER/REPO" in ECHO_JAX:
+        raise SystemExit("Set ECHO_JAX in this cell to the address, and run it again.")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", ECHO_JAX]
     subprocess.run(install, check=True)
     importlib.invalidate_caches()
+    if "numpy" in sys.modules:  # Perhaps an older one than is installed by now.
+        raise SystemExit("Installed. Restart the session, and run all cells again.")
 
 # %%
 import json
@@ -54,6 +53,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+from etils import epath
 from IPython.display import Image, Markdown, display
 
 from echo_jax.searches.comparison import read_search
@@ -63,10 +63,18 @@ from echo_jax.studies.figures import write_figure
 from echo_jax.studies.runs import read_study
 from echo_jax.studies.table import arm_rows, write_markdown
 
-# The repository: where this notebook lies, or what the cell above has cloned.
-here = Path.cwd().resolve()
-places = (here, *here.parents, here / "echo_jax_checkout")
-ROOT = next(place for place in places if (place / "results/which").is_dir())
+# Where the published runs lie: a folder, or gs://BUCKET/FOLDER; by default `results`,
+# here or above, as in a checkout.
+RESULTS = os.environ.get("ECHO_JAX_RESULTS", "")
+if not RESULTS:
+    here = Path.cwd()
+    found = [
+        each for each in (here, *here.parents) if (each / "results/which").is_dir()
+    ]
+    if not found:
+        raise SystemExit("Set RESULTS in this cell to a folder, and run it again.")
+    RESULTS = found[0] / "results"
+RESULTS = epath.Path(RESULTS)
 OUT = Path(tempfile.mkdtemp())  # receives what this notebook writes
 
 # %% [markdown]
@@ -78,9 +86,9 @@ OUT = Path(tempfile.mkdtemp())  # receives what this notebook writes
 # same loss.
 
 # %%
-folder = ROOT / "results/which/spread"
+folder = RESULTS / "which/spread"
 for path in sorted(folder.iterdir()):
-    print(f"{path.name:20}{path.stat().st_size:9,} bytes")
+    print(f"{path.name:20}{path.stat().length:9,} bytes")
 
 # %% [markdown]
 # - `summary.json`: what the run came to;
@@ -118,7 +126,7 @@ for kind in ("train", "eval"):
 # within a buffer; every example four times, evenly far apart.
 
 # %%
-study = read_study(ROOT / "results/quickstart")
+study = read_study(RESULTS / "quickstart")
 png, _ = write_figure(study, OUT / "quickstart")
 display(Image(str(png)))
 
@@ -141,7 +149,7 @@ display(Markdown((OUT / "table.md").read_text()))
 # twelve arms took, relative to the baseline. To the left of the line is cheaper.
 
 # %%
-which = read_study(ROOT / "results/which")
+which = read_study(RESULTS / "which")
 rows = sorted(arm_rows(which), key=lambda row: row.relative[2])
 names = [row.name for row in rows]
 
@@ -198,7 +206,7 @@ display(Image(str(png)))
 # and updates, with 95 % intervals.
 
 # %%
-search = read_search(ROOT / "results/s2_32")
+search = read_search(RESULTS / "s2_32")
 for arm in search.arms[1:]:
     fresh, updates = arm.fresh, arm.updates
     print(
@@ -262,7 +270,7 @@ figure, panels = plt.subplots(
     1, 3, figsize=(12, 3.4), sharey=True, layout="constrained"
 )
 for panel, (arm, words) in zip(panels, ARMS.items(), strict=True):
-    rows = read_rows(ROOT / "results/which" / arm, "train")
+    rows = read_rows(RESULTS / "which" / arm, "train")
     updates = [row["updates"] for row in rows]
     for use, colour in ((0, "black"), (3, "#D55E00")):
         losses = [row[f"loss_repeat_{use}"] for row in rows]
@@ -299,7 +307,7 @@ from echo_jax.runs import run_study, run_train
 ADAPTIVE = {"mode": "adaptive", "cap": 4, "buffer": 64, "where": "host"}
 STOCHASTIC = {"mode": "stochastic", "buffer": 64, "load": {"start": 0.25, "end": 0.25}}
 
-config = load_config(str(ROOT / "configs/quickstart.py:tiny"))
+config = load_config("quickstart:tiny")
 with config.unlocked():
     if TINY:
         config.arms = {"baseline": config.arms.baseline}

@@ -20,8 +20,9 @@
 # Python's own standard library, so that nothing has to be downloaded.
 #
 # **In Colab**: replace `OWNER/REPO` in the badge's address and in the next cell by the
-# place where your copy of the repository lies. Elsewhere, install it in a checkout
-# first, by `pip install -e '.[notebooks,export]'`; the next cell then does nothing.
+# place where your copy of the repository lies, or name a wheel: nothing has to be
+# cloned. Where echo_jax is installed, as by `pip install -e '.[notebooks,export]'` in a
+# checkout, the next cell does nothing.
 
 # %%
 import importlib.util
@@ -29,23 +30,21 @@ import os
 import subprocess
 import sys
 
-REPOSITORY = "https://github.com/OWNER/REPO"  # needed if echo_jax is not installed
+# What pip installs where echo_jax is missing: of a repository, or a wheel's address.
+ECHO_JAX = "echo-jax[export] @ git+https://github.com/OWNER/REPO"
 
 # ECHO_JAX_TINY=1 in the environment makes everything small: a smoke test for CI, which
 # shows that the cells work, and nothing about echoing.
 TINY = os.environ.get("ECHO_JAX_TINY") == "1"
 
 if importlib.util.find_spec("echo_jax") is None:
-    if "OWNER/REPO" in REPOSITORY:
-        raise SystemExit(
-            "Set REPOSITORY in this cell to the address, and run it again."
-        )
-    subprocess.run(
-        ["git", "clone", "--depth=1", REPOSITORY, "echo_jax_checkout"], check=True
-    )
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "./echo_jax_checkout"]
+    if "OWNER/REPO" in ECHO_JAX:
+        raise SystemExit("Set ECHO_JAX in this cell to the address, and run it again.")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", ECHO_JAX]
     subprocess.run(install, check=True)
     importlib.invalidate_caches()
+    if "numpy" in sys.modules:  # Perhaps an older one than is installed by now.
+        raise SystemExit("Installed. Restart the session, and run all cells again.")
 
 # %%
 import tempfile

@@ -47,8 +47,8 @@ SOURCE = "\n".join(
 SCRIPTS = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("*.sh"))
 PACKAGE = ROOT / "echo_jax"
 
-# Of git, pip, jupytext and tensorboard.
-FOREIGN_OPTIONS = {"--depth", "--logdir", "--quiet", "--sync"}
+# Of pip, jupytext and tensorboard.
+FOREIGN_OPTIONS = {"--logdir", "--quiet", "--sync"}
 # Of torch and kauldron.
 FOREIGN_CLASSES = {"DataLoader", "PyGrainPipeline"}
 # In a run folder, or a permission in a bucket.

@@ -1,6 +1,7 @@
 """The notebooks: pairs of files in step, without outputs, ready for Colab, working."""
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -76,7 +77,10 @@ def test_a_notebook_opens_in_colab(path):
     ]
     # Whoever opens it has to be told what a placeholder is.
     assert SLUG != "OWNER/REPO" or "replace `OWNER/REPO`" in badge
-    assert f'REPOSITORY = "https://github.com/{SLUG}"' in install_cell(path)
+    assert (
+        f'ECHO_JAX = "echo-jax[export] @ git+https://github.com/{SLUG}"'
+        in install_cell(path)
+    )
 
 
 def test_all_notebooks_begin_with_the_same_install_cell():
@@ -89,27 +93,49 @@ def test_where_echo_jax_is_installed_the_install_cell_does_nothing(monkeypatch):
     exec(install_cell(NOTEBOOKS[0]), {})
 
 
-def test_elsewhere_the_install_cell_installs_a_clone(monkeypatch):
+def test_elsewhere_the_install_cell_installs_it_and_clones_nothing(monkeypatch):
     commands = []
     monkeypatch.setattr(
         subprocess, "run", lambda command, check: commands.append(command)
     )
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    wheel = "echo-jax[export] @ https://example.org/echo_jax-0.1.0-py3-none-any.whl"
     source = install_cell(NOTEBOOKS[0])
-    address = "https://github.com/someone/echo"
-    exec(source.replace(f"https://github.com/{SLUG}", address), {})
-    clone, install = commands
-    assert clone == ["git", "clone", "--depth=1", address, "echo_jax_checkout"]
-    assert install[:4] == [sys.executable, "-m", "pip", "install"]
-    assert install[-1] == "./echo_jax_checkout"
+    source = source.replace(f"echo-jax[export] @ git+https://github.com/{SLUG}", wheel)
+    # An older NumPy that is imported already would stay.
+    with pytest.raises(SystemExit, match="Restart the session"):
+        exec(source, {})
+    monkeypatch.delitem(sys.modules, "numpy")
+    exec(source, {})
+    assert commands == [[sys.executable, "-m", "pip", "install", "--quiet", wheel]] * 2
 
 
-def test_a_placeholder_is_never_cloned(monkeypatch):
+def test_a_placeholder_is_never_installed(monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: pytest.fail())
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     source = install_cell(NOTEBOOKS[0]).replace(SLUG, "OWNER/REPO")
-    with pytest.raises(SystemExit, match="Set REPOSITORY"):
+    with pytest.raises(SystemExit, match="Set ECHO_JAX"):
         exec(source, {})
+
+
+def results_of(monkeypatch, folder, **environment):
+    """Runs the cell that finds the published runs, and returns where they are."""
+    monkeypatch.chdir(folder)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (cell,) = (each for each in read(NOTEBOOKS[2]).cells if "RESULTS = " in each.source)
+    found: dict = {"os": os}
+    exec(cell.source, found)
+    return os.fspath(found["RESULTS"])
+
+
+def test_results_are_read_from_a_checkout_a_folder_or_a_bucket(tmp_path, monkeypatch):
+    assert results_of(monkeypatch, FOLDER) == str(ROOT / "results")
+    assert results_of(monkeypatch, ROOT) == str(ROOT / "results")
+    with pytest.raises(SystemExit, match="Set RESULTS"):
+        results_of(monkeypatch, tmp_path)
+    for place in (str(tmp_path), "gs://bucket/results"):
+        assert results_of(monkeypatch, tmp_path, ECHO_JAX_RESULTS=place) == place
 
 
 @pytest.mark.slow
