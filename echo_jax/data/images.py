@@ -6,18 +6,20 @@ averages are better pixels than those that an interpolation would skip over. Wha
 cut out begins at a whole pixel there, at most half a pixel of the result away. Rows
 below what is cut out are not decoded at all, where the file holds its rows in order.
 
-The orientation that a camera notes in EXIF is ignored, as by TensorFlow's decoder and
-in what is published on ImageNet: boxes and sizes refer to the pixels as they are
-stored. Grey images become red, green and blue; so does CMYK; transparency is dropped.
+Images stand upright, as the camera notes in EXIF, unless they are asked for as they are
+stored: the boxes of a detection data set refer to those pixels. Grey images become red,
+green and blue; so does CMYK; transparency is dropped.
 """
 
 import math
 import struct
-from typing import NamedTuple
+from collections.abc import Callable
 
 import cv2
 import numpy as np
 
+from echo_jax.data.jpeg_header import JpegHeader, jpeg_header
+from echo_jax.data.orientation import Box, turn_of
 from echo_jax.echo.keys import mix
 
 __all__ = [
@@ -33,7 +35,8 @@ __all__ = [
 # get into their way. Every process that decodes imports this.
 cv2.setNumThreads(0)
 
-_FULL = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+_UPRIGHT = cv2.IMREAD_COLOR_RGB
+_FULL = _UPRIGHT | cv2.IMREAD_IGNORE_ORIENTATION
 # OpenCV's names for the scales include an order of colours; the bits alone do not.
 _SCALES = {
     8: cv2.IMREAD_REDUCED_GRAYSCALE_8 | _FULL,
@@ -41,13 +44,7 @@ _SCALES = {
     2: cv2.IMREAD_REDUCED_GRAYSCALE_2 | _FULL,
     1: _FULL,
 }
-# Start-of-frame markers: those with the image's size. C4, C8 and CC are others.
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-# Of these, the ones whose rows are stored in order.
-_SEQUENTIAL = frozenset((0xC0, 0xC1))
-_SCAN, _RESTARTS, _END = 0xDA, 0xDD, b"\xff\xd9"
-# Phones say so that another picture follows.
-_APP2, _MULTIPLE = 0xE2, b"MPF\0"
+_END = b"\xff\xd9"
 # More than a decoder looks ahead.
 _NO_END = bytes(64)
 # A row of pixels depends on the next rows of colour, which may be half as many, and a
@@ -68,14 +65,15 @@ def decode_jpeg(data: bytes) -> np.ndarray:
     Raises:
       ValueError: If the bytes are no readable image.
     """
-    return _decode(data, _FULL)
+    return _decode(data, _UPRIGHT)
 
 
-def decode_image(encoded: bytes | np.ndarray) -> np.ndarray:
+def decode_image(encoded: bytes | np.ndarray, *, as_stored: bool = False) -> np.ndarray:
     """Returns an image, whether it is encoded or decoded already.
 
     Args:
       encoded: A file's bytes, or ``uint8[height, width, 3 or 1]``.
+      as_stored: Whether the turn that a file asks for is left out.
 
     Returns:
       ``uint8[height, width, 3]``, in the order red, green, blue; an array of three
@@ -85,7 +83,7 @@ def decode_image(encoded: bytes | np.ndarray) -> np.ndarray:
       ValueError: If it is no image.
     """
     if isinstance(encoded, bytes):
-        return decode_jpeg(encoded)
+        return _decode(encoded, _FULL if as_stored else _UPRIGHT)
     if encoded.dtype != np.uint8 or encoded.ndim != 3 or encoded.shape[2] not in (1, 3):
         raise ValueError(
             f"An array of {encoded.dtype} and shape {encoded.shape} is no image; give "
@@ -103,8 +101,8 @@ def jpeg_size(data: bytes) -> tuple[int, int] | None:
     Returns:
       The two, in pixels as they are stored; None if it is no JPEG file.
     """
-    frame = _frame(data)
-    return None if frame is None else (frame.height, frame.width)
+    header = jpeg_header(data)
+    return None if header is None else (header.height, header.width)
 
 
 def random_resized_crop(
@@ -137,13 +135,11 @@ def random_resized_crop(
     Source:
       Szegedy et al. 2014, "Going deeper with convolutions", section 6.
     """
-    if isinstance(encoded, bytes) and (known := jpeg_size(encoded)):
-        box = _random_box(known[0], known[1], seed, area, ratio)
-        return _resized(encoded, known, box, size)
-    image = decode_image(encoded)
-    height, width = image.shape[:2]
-    box = _random_box(height, width, seed, area, ratio)
-    return _resized(image, (height, width), box, size)
+    return _crop(
+        encoded,
+        lambda height, width: _random_box(height, width, seed, area, ratio),
+        size,
+    )
 
 
 def resize_center_crop(
@@ -170,14 +166,12 @@ def resize_center_crop(
             f"size={size} must be at least 1 and at most resize={resize}, the shorter "
             "side that it is cut from."
         )
-    known = jpeg_size(encoded) if isinstance(encoded, bytes) else None
-    if known is None:
-        encoded = decode_image(encoded)
-        known = encoded.shape[:2]
-    height, width = known
-    side = min(height, width) * size / resize
-    box = _Box((height - side) / 2, (width - side) / 2, side, side)
-    return _resized(encoded, known, box, size)
+
+    def middle(height: int, width: int) -> Box:
+        side = min(height, width) * size / resize
+        return Box((height - side) / 2, (width - side) / 2, side, side)
+
+    return _crop(encoded, middle, size)
 
 
 def pad_crop_flip(image: np.ndarray, seed: int, *, padding: int) -> np.ndarray:
@@ -213,22 +207,13 @@ def pad_crop_flip(image: np.ndarray, seed: int, *, padding: int) -> np.ndarray:
     return np.ascontiguousarray(crop[:, ::-1] if is_flipped else crop)
 
 
-class _Box(NamedTuple):
-    """A part of an image, in its pixels."""
-
-    top: float
-    left: float
-    height: float
-    width: float
-
-
 def _random_box(
     height: int,
     width: int,
     seed: int,
     area: tuple[float, float],
     ratio: tuple[float, float],
-) -> _Box:
+) -> Box:
     """Draws the part that `random_resized_crop` cuts out."""
     draws = mix(int(seed), np.arange(4 * _CROP_TRIES)) >> np.uint64(11)
     uniform = (draws * 2.0**-53).tolist()
@@ -241,23 +226,45 @@ def _random_box(
         if 0 < wide <= width and 0 < high <= height:
             top = int(uniform[at + 2] * (height - high + 1))
             left = int(uniform[at + 3] * (width - wide + 1))
-            return _Box(top, left, high, wide)
+            return Box(top, left, high, wide)
     high = min(height, max(1, round(width / ratio[0])))
     wide = min(width, max(1, round(height * ratio[1])))
-    return _Box((height - high) / 2, (width - wide) / 2, high, wide)
+    return Box((height - high) / 2, (width - wide) / 2, high, wide)
+
+
+def _crop(
+    encoded: bytes | np.ndarray, choose: Callable[[int, int], Box], size: int
+) -> np.ndarray:
+    """Returns the part that is chosen by an upright height and width, as a square."""
+    header = jpeg_header(encoded) if isinstance(encoded, bytes) else None
+    if not isinstance(encoded, bytes) or header is None:
+        image = decode_image(encoded)
+        height, width = image.shape[:2]
+        return _resized(image, (height, width), choose(height, width), size)
+    turn, known = turn_of(header.orientation), (header.height, header.width)
+    upright = turn.size(*known)
+    box = turn.stored(choose(*upright), *upright)
+    room = max(min(box.height, box.width) / size, 1)
+    scale = next(scale for scale in _SCALES if scale <= room)
+    data = _without_rows_below(encoded, header, math.ceil(box.top + box.height))
+    # Turned when it is small.
+    part = _resized(_decode(data, _SCALES[scale]), known, box, size, scale)
+    return turn.upright(part)
 
 
 def _resized(
-    encoded: bytes | np.ndarray, known: tuple[int, int], box: _Box, size: int
+    image: np.ndarray, known: tuple[int, int], box: Box, size: int, scale: int = 1
 ) -> np.ndarray:
-    """Returns a part of an image of known height and width, as a square."""
+    """Returns a part of an image as a square.
+
+    Args:
+      image: The image, or as much of it as the part takes, at 1 / `scale` of its size.
+      known: Height and width of the whole.
+      box: The part, in pixels of the whole.
+      size: Height and width of the result.
+      scale: See above.
+    """
     height, width = known
-    scale, image = 1, encoded
-    if isinstance(image, bytes):
-        room = max(min(box.height, box.width) / size, 1)
-        scale = next(scale for scale in _SCALES if scale <= room)
-        image = _without_rows_below(image, math.ceil(box.top + box.height))
-        image = _decode(image, _SCALES[scale])
     across = math.ceil(height / scale) / height
     along = math.ceil(width / scale) / width
     top, left = _near(box.top * across), _near(box.left * along)
@@ -270,7 +277,7 @@ def _resized(
     return cv2.resize(part, (size, size), interpolation=how)
 
 
-def _without_rows_below(data: bytes, bottom: int) -> bytes:
+def _without_rows_below(data: bytes, header: JpegHeader, bottom: int) -> bytes:
     """Returns the JPEG file of an image that ends a little below a row.
 
     Its header says so, and the decoder does not even unpack the rest. The rows above
@@ -280,60 +287,13 @@ def _without_rows_below(data: bytes, bottom: int) -> bytes:
     Zeros take the place of the mark at its end: a decoder that finds it behind more
     data than the rows took warns on standard error, for every single image.
     """
-    frame, height = _frame(data), bottom + _ROWS_BELOW
-    if frame is None or not frame.is_in_order or height >= frame.height:
+    height = bottom + _ROWS_BELOW
+    if not header.is_in_order or height >= header.height:
         return data
     # Looked for only where it is not at the end: that would take a tenth of the time.
-    end = len(data) - 2 if data.endswith(_END) else data.find(_END, frame.scan)
-    rest = memoryview(data)[frame.at + 2 : end if end > 0 else len(data)]
-    return b"".join((data[: frame.at], struct.pack(">H", height), rest, _NO_END))
-
-
-class _Frame(NamedTuple):
-    """What the header of a JPEG file says.
-
-    Attributes:
-      at: Where the height stands, two bytes long; the width follows.
-      scan: Where the pixels begin.
-      is_in_order: Whether rows are stored from the top to the bottom, all colours of
-        one together, and without marks between them or another picture behind.
-      height: In pixels.
-      width: In pixels.
-    """
-
-    at: int
-    scan: int
-    is_in_order: bool
-    height: int
-    width: int
-
-
-def _frame(data: bytes) -> _Frame | None:
-    if data[:2] != b"\xff\xd8":
-        return None
-    at, frame, is_in_order = 2, None, True
-    while at + 10 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
-        if marker in _FRAMES:
-            height, width, colours = struct.unpack_from(">HHB", data, at + 5)
-            if not (height and width):
-                return None
-            is_in_order &= marker in _SEQUENTIAL
-            frame = at + 5, height, width, colours
-        elif marker == _RESTARTS:
-            is_in_order &= data[at + 4 : at + 6] == bytes(2)
-        elif marker == _APP2:
-            is_in_order &= not data.startswith(_MULTIPLE, at + 4)
-        elif marker == _SCAN:
-            break
-        # A marker may be preceded by any number of fill bytes.
-        at += 1 if marker == 0xFF else 2 + struct.unpack_from(">H", data, at + 2)[0]
-    if frame is None:
-        return None
-    place, height, width, colours = frame
-    # A scan that begins with fewer colours is one of several.
-    is_whole = at + 10 <= len(data) and data[at + 4] == colours
-    return _Frame(place, at, is_in_order and is_whole, height, width)
+    end = len(data) - 2 if data.endswith(_END) else data.find(_END, header.scan)
+    rest = memoryview(data)[header.at + 2 : end if end > 0 else len(data)]
+    return b"".join((data[: header.at], struct.pack(">H", height), rest, _NO_END))
 
 
 def _near(place: float) -> int:

@@ -155,7 +155,8 @@ class _Scene:
 
     def __call__(self, record: bytes) -> dict[str, Any]:
         example = _parsed(self.features, record)
-        image, objects = decode_image(example["image"]), example["objects"]
+        image = decode_image(example["image"], as_stored=True)
+        objects = example["objects"]
         height, width = image.shape[:2]
         boxes = np.array(objects["bbox"], np.float32).reshape(-1, 4)
         scale = np.array([height, width, height, width], np.float32)

@@ -7,7 +7,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from PIL import Image
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
 
 from echo_jax.data import images
 from echo_jax.data.images import (
@@ -18,6 +20,7 @@ from echo_jax.data.images import (
     random_resized_crop,
     resize_center_crop,
 )
+from echo_jax.data.jpeg_header import jpeg_header
 
 
 def test_decodes_jpeg_to_red_green_blue():
@@ -29,6 +32,15 @@ def test_decodes_jpeg_to_red_green_blue():
     assert decoded.shape == image.shape and decoded.dtype == np.uint8
     assert np.abs(decoded[:, 2:8].astype(int) - image[:, 2:8]).max() < 8
     assert np.abs(decoded[:, 16:22].astype(int) - image[:, 16:22]).max() < 8
+
+
+@pytest.mark.parametrize("kind", ["png", "webp", "bmp", "gif"])
+def test_other_formats_are_decoded_as_by_pillow(kind):
+    file = io.BytesIO()
+    Image.fromarray(smooth(30, 20)).save(file, kind)
+    with Image.open(file) as other:
+        pixels = np.asarray(other.convert("RGB"))
+    np.testing.assert_array_equal(decode_image(file.getvalue()), pixels)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8\xff", b"GIF89a, but not really"])
@@ -95,11 +107,52 @@ def test_grey_cmyk_and_turned_images_become_red_green_blue():
     file = io.BytesIO()
     Image.fromarray(image).convert("CMYK").save(file, "JPEG", quality=95)
     assert difference(decode_jpeg(file.getvalue()), image) < 4
+
+
+def turned(image, orientation, order="<"):
     exif = Image.Exif()
-    exif[0x0112] = 6  # a quarter turn
-    turned = jpeg(image, exif=exif)
-    assert decode_jpeg(turned).shape == image.shape
-    assert jpeg_size(turned) == (40, 60)
+    exif.endian = order
+    exif[0x010F] = "a camera"
+    exif[0x0112] = orientation
+    return jpeg(image, exif=exif)
+
+
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_stand_upright(orientation, order):
+    """As Pillow says, whole and in parts, with whatever is left out of a decode."""
+    stored = smooth(400, 600)
+    data = turned(stored, orientation, order)
+    with Image.open(io.BytesIO(data)) as other:
+        upright = np.asarray(ImageOps.exif_transpose(other))
+    assert jpeg_header(data).orientation == orientation
+    assert jpeg_size(data) == (400, 600)
+    assert difference(decode_jpeg(data), upright) < 1
+    assert difference(decode_image(data, as_stored=True), stored) < 2
+    # Half a pixel apart at most, which is less than any wrong turn makes.
+    for size in (20, 90):
+        part = resize_center_crop(data, size, resize=100)
+        assert difference(part, resize_center_crop(upright, size, resize=100)) < 5
+        for seed in range(10):
+            part = random_resized_crop(data, seed, size)
+            assert difference(part, random_resized_crop(upright, seed, size)) < 5
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 65535])
+def test_no_known_orientation_is_none(orientation):
+    data = turned(smooth(40, 60), orientation)
+    assert jpeg_header(data).orientation == 1
+    assert decode_jpeg(data).shape == (40, 60, 3)
+
+
+@given(st.binary(max_size=60), st.sampled_from([b"", b"II*\0\x08\0\0\0", b"MM\0*"]))
+def test_any_bytes_may_stand_in_exif(content, start):
+    content = b"Exif\0\0" + start + content
+    segment = b"\xff\xe1" + struct.pack(">H", len(content) + 2) + content
+    data = jpeg(smooth(40, 60))
+    header = jpeg_header(data[:2] + segment + data[2:])
+    assert (header.height, header.width) == (40, 60)
+    assert 1 <= header.orientation <= 8
 
 
 def test_arrays_are_images_already():
@@ -239,7 +292,7 @@ def test_rows_that_are_not_decoded_change_no_bit(options, monkeypatch, capfd):
     )
     cut = [random_resized_crop(data, seed, s) for s in (8, 60) for seed in range(30)]
     rows = [len(image) for image in decoded]
-    monkeypatch.setattr(images, "_without_rows_below", lambda data, bottom: data)
+    monkeypatch.setattr(images, "_without_rows_below", lambda data, *rest: data)
     decoded.clear()
     whole = [random_resized_crop(data, seed, s) for s in (8, 60) for seed in range(30)]
     for ours, other in zip(cut, whole, strict=True):

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from prepare_cases import make_image
 
 from echo_jax.data.prepare import image_check
 from echo_jax.data.prepare.errors import BadExampleError
-from echo_jax.data.prepare.image_check import check_image
+from echo_jax.data.prepare.image_check import _NO_IMAGE, check_image
 
 JPEG, PNG = make_image(0, ".jpg", (30, 20)), make_image(0, ".png", (30, 20))
 
@@ -52,6 +53,56 @@ def test_a_whole_png_passes(channels, dtype):
     assert check_image(data) == (30, 20)
 
 
+OTHERS = {
+    "BMP": {},
+    "GIF": {},
+    "WEBP": {},
+    "WEBP lossless": {"lossless": True},
+    "WEBP with more": {"exif": b"Exif\0\0II*\0\x08\0\0\0\0\0", "lossless": True},
+    "GIF animated": {"save_all": True},
+    "WEBP animated": {"save_all": True},
+}
+
+
+def other(name, size=(30, 20)):
+    rng = np.random.default_rng(0)
+    first, *more = (
+        Image.fromarray(rng.integers(0, 256, (*size, 3), np.uint8)) for _ in range(3)
+    )
+    file = io.BytesIO()
+    options = {**OTHERS[name]}
+    if "save_all" in options:
+        options["append_images"] = more
+    first.save(file, name.partition(" ")[0], **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_whole_files_of_other_formats_pass_and_cut_ones_do_not(name):
+    data = other(name)
+    assert check_image(data) == (30, 20)
+    known = {"empty file", "truncated", "corrupt", _NO_IMAGE}
+    for length in range(0, len(data) if "animated" not in name else 900, 7):
+        assert reason(data[:length]) in known
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "sides"),
+    [
+        ("BMP", 18, struct.pack("<ii", 20_000, -20_000)),
+        ("GIF", 6, struct.pack("<HH", 20_000, 20_000)),
+        ("WEBP", 26, struct.pack("<HH", 16_000, 16_000)),
+        ("WEBP lossless", 21, b"\xff\xff\xff\x0f"),
+        ("WEBP with more", 24, b"\xff\xff\0\xff\xff\0"),
+    ],
+)
+def test_huge_files_of_other_formats_are_not_decoded(monkeypatch, name, at, sides):
+    data = other(name)
+    monkeypatch.setattr(image_check.Image, "open", None)
+    huge = data[:at] + sides + data[at + len(sides) :]
+    assert reason(huge) == "not between 1 and 67108864 pixels"
+
+
 def test_the_size_is_before_rotation():
     # An EXIF segment that says: rotated by 90 degrees.
     exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
@@ -65,7 +116,7 @@ def test_the_size_is_before_rotation():
 @given(st.integers(0, len(JPEG) - 1))
 @settings(max_examples=200)
 def test_no_cut_jpeg_passes(length):
-    known = {"empty file", "neither JPEG nor PNG", "truncated"}
+    known = {"empty file", _NO_IMAGE, "truncated"}
     assert reason(JPEG[:length]) in known
     assert length < 3 or reason(JPEG[:length]) == "truncated"
 
@@ -74,7 +125,7 @@ def test_no_cut_jpeg_passes(length):
 @settings(max_examples=100)
 def test_no_cut_png_passes(length):
     # Also one that lacks no more than the end mark, with which a decoder is content.
-    known = {"empty file", "neither JPEG nor PNG", "truncated"}
+    known = {"empty file", _NO_IMAGE, "truncated"}
     assert reason(PNG[:length]) in known
     assert length < 8 or reason(PNG[:length]) == "truncated"
 
@@ -94,7 +145,7 @@ def test_zeros_in_place_of_the_rest_do_not_pass():
 
 def test_damage_is_found():
     assert reason(PNG[:60] + b"\0\0\0\0" + PNG[64:]) in ("corrupt", "truncated")
-    assert reason(JPEG[:2] + b"\0" + JPEG[3:]) == "neither JPEG nor PNG"
+    assert reason(JPEG[:2] + b"\0" + JPEG[3:]) == _NO_IMAGE
     assert reason(JPEG[:20] + b"\0" * 4 + JPEG[24:]) == "corrupt"
 
 
@@ -102,8 +153,11 @@ def test_damage_is_found():
     ("data", "expected"),
     [
         (b"", "empty file"),
-        (b"GIF89a" + bytes(100), "neither JPEG nor PNG"),
-        (b"<html>not found</html>", "neither JPEG nor PNG"),
+        (b"II*\0" + bytes(100), _NO_IMAGE),
+        (b"GIF89a", "truncated"),
+        (b"GIF89a\x01\0\x01\0" + bytes(100), "corrupt"),
+        (b"RIFF\x22\0\0\0WEBPVP8 ", "truncated"),
+        (b"<html>not found</html>", _NO_IMAGE),
         (b"\xff\xd8\xff", "truncated"),
         (b"\xff\xd8\xff\xff" * 100, "truncated"),
         (b"\x89PNG\r\n\x1a\n", "truncated"),

@@ -315,7 +315,7 @@ BAD = {
     "empty.jpg": (b"", "empty file"),
     "cut.jpg": (make_image(0)[:-10], "truncated"),
     "cut.png": (make_image(0, ".png")[:-40], "truncated"),
-    "page.jpg": (b"<html>", "neither JPEG nor PNG"),
+    "page.jpg": (b"<html>", "no JPEG, PNG, WebP, BMP or GIF: convert it to one"),
 }
 
 
@@ -340,7 +340,7 @@ def test_bad_images_are_skipped_counted_and_named(tmp_path, suffix):
     assert info["skipped"]["reasons"] == {
         "empty file": 1,
         "in no class folder": 1,
-        "neither JPEG nor PNG": 1,
+        "no JPEG, PNG, WebP, BMP or GIF: convert it to one": 1,
         "truncated": 2,
     }
     found = {bad["name"]: bad["reason"] for bad in info["skipped"]["first"]}

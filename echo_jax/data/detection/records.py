@@ -61,7 +61,7 @@ class DecodeBoxes:
 
     def _image(self, entries: dict[str, Any]) -> np.ndarray:
         try:
-            image = decode_image(entries["image"])
+            image = decode_image(entries["image"], as_stored=True)
         except ValueError as error:
             raise ValueError(f"image {entries['image_id']}: {error}") from error
         size = (entries["height"], entries["width"])

@@ -19,7 +19,7 @@ from echo_jax.data.prepare.workspace import Workspace
 __all__ = ["prepare_coco"]
 
 _FEATURES = {
-    "image": "bytes of a JPEG or PNG file, as found",
+    "image": "bytes of a JPEG, PNG, WebP, BMP or GIF file, as found",
     "image_id": "int, COCO's",
     "height": "int, pixels as stored: a rotation that the file asks for is not applied",
     "width": "int, pixels as stored",

@@ -16,7 +16,9 @@ from echo_jax.data.prepared import pack
 
 __all__ = ["Example", "hold_out", "is_image", "write_splits"]
 
-_IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
+_READ = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
+# Images as well: counted and named, rather than passed over.
+_UNREAD = (".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Example:
 
 def is_image(name: str) -> bool:
     """Tells by its name whether a file should be an image."""
-    return name.lower().endswith(_IMAGE_SUFFIXES)
+    return name.lower().endswith((*_READ, *_UNREAD))
 
 
 def hold_out(

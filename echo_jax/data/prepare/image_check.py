@@ -6,14 +6,17 @@ from collections.abc import Iterator
 
 from PIL import Image
 
+from echo_jax.data.images import decode_jpeg
 from echo_jax.data.prepare.errors import BadExampleError
 
 __all__ = ["MAX_IMAGE_BYTES", "check_image"]
 
 MAX_IMAGE_BYTES = 64 * 1024**2
 _MAX_PIXELS = 64 * 1024**2
+_NO_IMAGE = "no JPEG, PNG, WebP, BMP or GIF: convert it to one"
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+_BMP, _GIF, _RIFF, _WEBP = b"BM", b"GIF8", b"RIFF", b"WEBP"
 _END_OF_IMAGE = b"\xff\xd9"
 # The last chunk of a PNG is always the same: no data, its name, its checksum.
 _END_OF_PNG = b"\0\0\0\0IEND\xaeB`\x82"
@@ -42,10 +45,11 @@ def check_image(data: bytes) -> tuple[int, int]:
     huge is never decoded. A JPEG is decoded at an eighth of its size, which reads
     every byte of it at less than the price of all pixels. Decoders differ in what
     they accept: the end mark is looked for as well, and whether a PNG's data hold all
-    of its rows, because a decoder may be content with what is there.
+    of its rows, because a decoder may be content with what is there. The rarer formats
+    are decoded by what will read them, too. Of an animation it is the first picture.
 
     Args:
-      data: A JPEG or PNG file.
+      data: A JPEG, PNG, WebP, BMP or GIF file.
 
     Returns:
       Height and width in pixels, as stored: before any rotation that the file asks
@@ -58,30 +62,34 @@ def check_image(data: bytes) -> tuple[int, int]:
         raise BadExampleError("empty file")
     if len(data) > MAX_IMAGE_BYTES:
         raise BadExampleError(f"file of more than {MAX_IMAGE_BYTES} bytes")
+    scan = None
     if data.startswith(_JPEG):
+        kind = "JPEG"
         height, width, scan = _jpeg_header(data)
     elif data.startswith(_PNG):
+        kind = "PNG"
         if len(data) < 24:
             raise BadExampleError("truncated")
         width, height = (int.from_bytes(data[i : i + 4]) for i in (16, 20))
-        scan = None
         if _END_OF_PNG not in data:
             raise BadExampleError("truncated")
     else:
-        raise BadExampleError("neither JPEG nor PNG")
+        kind, height, width = _other_header(data)
     if not 0 < height * width <= _MAX_PIXELS:
         raise BadExampleError(f"not between 1 and {_MAX_PIXELS} pixels")
     if scan is not None and data.rfind(_END_OF_IMAGE) < scan:
         raise BadExampleError("truncated")
     try:
-        with Image.open(io.BytesIO(data), formats=["JPEG", "PNG"]) as image:
+        with Image.open(io.BytesIO(data), formats=[kind]) as image:
             image.draft("L", (1, 1))
             image.load()
+        if kind not in ("JPEG", "PNG"):
+            decode_jpeg(data)
     # Decoders raise of everything on hostile input.
     except Exception as error:
         cut = "truncated" in str(error)
         raise BadExampleError("truncated" if cut else "corrupt") from error
-    if scan is None and not _holds_all_rows(data):
+    if kind == "PNG" and not _holds_all_rows(data):
         raise BadExampleError("truncated")
     return height, width
 
@@ -122,6 +130,34 @@ def _image_data(png: bytes) -> Iterator[bytes]:
         if png[position + 4 : start] == b"IDAT":
             yield png[start : start + size]
         position = start + size + 4
+
+
+def _other_header(data: bytes) -> tuple[str, int, int]:
+    """Returns the format, height and width of a file that is no JPEG and no PNG."""
+
+    def number(at: int, size: int) -> int:
+        return int.from_bytes(data[at : at + size], "little")
+
+    if data.startswith(_GIF):
+        if len(data) < 10:
+            raise BadExampleError("truncated")
+        return "GIF", number(8, 2), number(6, 2)
+    if data.startswith(_BMP) and len(data) >= 26:
+        # Rows are stored from the bottom to the top, unless the height is negative.
+        height = number(22, 4)
+        return "BMP", min(height, 2**32 - height), number(18, 4)
+    if data.startswith(_RIFF) and data[8:12] == _WEBP:
+        if len(data) < max(30, 8 + number(4, 4)):
+            raise BadExampleError("truncated")
+        match data[12:16]:
+            case b"VP8X":
+                return "WEBP", 1 + number(27, 3), 1 + number(24, 3)
+            case b"VP8L":
+                sides = number(21, 4)
+                return "WEBP", 1 + (sides >> 14 & 0x3FFF), 1 + (sides & 0x3FFF)
+            case b"VP8 ":
+                return "WEBP", number(28, 2) & 0x3FFF, number(26, 2) & 0x3FFF
+    raise BadExampleError(_NO_IMAGE)
 
 
 def _jpeg_header(data: bytes) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
 """Labelled images: folders, archives or a list of files and classes become shards."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,7 +17,7 @@ from echo_jax.data.prepare.workspace import Workspace
 __all__ = ["prepare_images"]
 
 _FEATURES = {
-    "image": "bytes of a JPEG or PNG file, as found",
+    "image": "bytes of a JPEG, PNG, WebP, BMP or GIF file, as found",
     "label": "int, the index in classes",
     "name": "str, the file's path in the source",
 }
@@ -70,8 +70,8 @@ def prepare_images(
             return info
         images = {split: _images(split, parts) for split, parts in files.items()}
         found = class_names(images, classes, listed)
-        known = found["train"].names if "train" in found else _all_names(found.values())
-        names = sorted({*known} - {""})
+        of_train = [found["train"]] if "train" in found else found.values()
+        names = sorted({name for of in of_train for name in of.names} - {""})
         total = sum(map(len, images.values()))
         skipped = Skipped(allowed(settings.max_bad, total), total)
         check_classes(found, names, classes, skipped.limit)
@@ -116,14 +116,11 @@ def _images(split: str, parts: Sequence[Files]) -> list[Image]:
         ).most_common(_MAX_SHOWN)
         there = ", ".join(f"{number} {suffix}" for suffix, number in suffixes)
         raise PrepareError(
-            f"split {split!r}: there is no .jpg, .jpeg or .png file in {paths}, where "
-            f"there are {there or 'none'}; unpack or convert what holds the images"
+            f"split {split!r}: there is no image file, such as .jpg or .png, in "
+            f"{paths}, where there are {there or 'none'}; unpack or convert what holds "
+            "the images"
         )
     return images
-
-
-def _all_names(found: Collection[ClassNames]) -> set[str]:
-    return {name for of in found for name in of.names}
 
 
 def _labelled(

@@ -1,0 +1,93 @@
+"""What the header of a JPEG file says of its pixels."""
+
+import struct
+from typing import Literal, NamedTuple
+
+__all__ = ["JpegHeader", "jpeg_header"]
+
+# Start-of-frame markers: those with the image's size. C4, C8 and CC are others.
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+# Of these, the ones whose rows are stored in order.
+_SEQUENTIAL = frozenset((0xC0, 0xC1))
+_SCAN, _RESTARTS = 0xDA, 0xDD
+_APP1, _EXIF = 0xE1, b"Exif\0\0"
+# Phones say so that another picture follows.
+_APP2, _MULTIPLE = 0xE2, b"MPF\0"
+_BYTE_ORDERS: dict[bytes, Literal["little", "big"]] = {b"II*\0": "little", b"MM\0*": "big"}
+_ORIENTATION, _ENTRY_BYTES = 0x0112, 12
+
+
+class JpegHeader(NamedTuple):
+    """What the header of a JPEG file says.
+
+    Attributes:
+      at: Where the height stands, two bytes long; the width follows.
+      scan: Where the pixels begin.
+      is_in_order: Whether rows are stored from the top to the bottom, all colours of
+        one together, and without marks between them or another picture behind.
+      height: In pixels, as stored.
+      width: In pixels, as stored.
+      orientation: From 1 to 8: how it is turned to stand upright, by EXIF.
+    """
+
+    at: int
+    scan: int
+    is_in_order: bool
+    height: int
+    width: int
+    orientation: int
+
+
+def jpeg_header(data: bytes) -> JpegHeader | None:
+    """Returns what the header of a JPEG file says; None if it is no such file."""
+    if data[:2] != b"\xff\xd8":
+        return None
+    at, frame, is_in_order, orientation = 2, None, True, 0
+    while at + 10 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker in _FRAMES:
+            height, width, colours = struct.unpack_from(">HHB", data, at + 5)
+            if not (height and width):
+                return None
+            is_in_order &= marker in _SEQUENTIAL
+            frame = at + 5, height, width, colours
+        elif marker == _RESTARTS:
+            is_in_order &= data[at + 4 : at + 6] == bytes(2)
+        elif marker == _APP1 and not orientation:
+            size = struct.unpack_from(">H", data, at + 2)[0]
+            orientation = _orientation(data[at + 4 : at + 2 + size])
+        elif marker == _APP2:
+            is_in_order &= not data.startswith(_MULTIPLE, at + 4)
+        elif marker == _SCAN:
+            break
+        # A marker may be preceded by any number of fill bytes.
+        at += 1 if marker == 0xFF else 2 + struct.unpack_from(">H", data, at + 2)[0]
+    if frame is None:
+        return None
+    place, height, width, colours = frame
+    # A scan that begins with fewer colours is one of several.
+    is_whole = at + 10 <= len(data) and data[at + 4] == colours
+    is_in_order &= is_whole
+    return JpegHeader(place, at, is_in_order, height, width, orientation or 1)
+
+
+def _orientation(segment: bytes) -> int:
+    """Returns the orientation in an EXIF segment; 0 if there is none."""
+    tiff = segment.removeprefix(_EXIF)
+    order = _BYTE_ORDERS.get(tiff[:4])
+    if order is None or len(tiff) == len(segment):
+        return 0
+
+    def number(at: int, size: int) -> int:
+        return int.from_bytes(tiff[at : at + size], order)
+
+    first = number(4, 4)
+    for entry in range(number(first, 2)):
+        at = first + 2 + entry * _ENTRY_BYTES
+        if at + _ENTRY_BYTES > len(tiff):
+            break
+        if number(at, 2) == _ORIENTATION:
+            # A short number stands in the entry itself.
+            found = number(at + 8, 2)
+            return found if 1 <= found <= 8 else 0
+    return 0
