@@ -4,7 +4,19 @@
     echo-jax train --config configs/imagenet.py --workdir runs/imagenet
 
 TRAIN and VALIDATION are folders or archives of class folders; ``tfds:imagenet2012``
-names what tensorflow-datasets has prepared. It wants accelerators (bfloat16), and a
+names what tensorflow-datasets has prepared. Of ``ILSVRC2012_img_train.tar``, which holds
+an archive for each class, TRAIN is the folder into which each was unpacked, in a folder
+of its name. ``ILSVRC2012_img_val.tar`` is read as it is, with ``--classes val.csv``,
+which this makes of two files of the devkit:
+
+    import scipy.io
+    synsets = scipy.io.loadmat("meta.mat", squeeze_me=True)["synsets"]
+    name_of = {str(synset["ILSVRC2012_ID"]): synset["WNID"] for synset in synsets}
+    with open("val.csv", "w") as file:
+        for n, line in enumerate(open("ILSVRC2012_validation_ground_truth.txt"), 1):
+            print(f"ILSVRC2012_val_{n:08},{name_of[line.strip()]}", file=file)
+
+It wants accelerators (bfloat16), and a
 host with 16 cores or more: ``--config.data.workers`` says how many read and decode.
 
 The paper states batch, optimizer, budget, target, buffer, virtual batches of 32 for

@@ -24,13 +24,17 @@ examples:
       --classes val.csv --out data/imagenet"""
 
 _COCO_EPILOG = """\
-A SOURCE is ANNOTATIONS:IMAGES: an instances_*.json, plain or .gz, .xz, .bz2, and a
-folder or tar archive of images. SPLIT=SOURCE says which split it is; without SPLIT=
-it is train.
+A SOURCE is ANNOTATIONS:IMAGES: an instances_*.json, plain, .gz, .xz, .bz2 or within a
+.zip, and a folder, .zip or tar archive of images, which need not be unpacked.
+SPLIT=SOURCE says which split it is; without SPLIT= it is train.
 
-example:
+examples:
   echo-jax prepare coco train=instances_train2017.json:train2017/ \\
-      validation=instances_val2017.json:val2017/ --out data/coco"""
+      validation=instances_val2017.json:val2017/ --out data/coco
+  echo-jax prepare coco \\
+      train=annotations.zip/annotations/instances_train2017.json:train2017.zip \\
+      validation=annotations.zip/annotations/instances_val2017.json:val2017.zip \\
+      --out data/coco2017"""
 
 _TEXT_EPILOG = """\
 A SOURCE is a text file in UTF-8, plain or .gz, .xz, .bz2, or a folder of such files.

@@ -13,7 +13,10 @@ _SCAN, _RESTARTS = 0xDA, 0xDD
 _APP1, _EXIF = 0xE1, b"Exif\0\0"
 # Phones say so that another picture follows.
 _APP2, _MULTIPLE = 0xE2, b"MPF\0"
-_BYTE_ORDERS: dict[bytes, Literal["little", "big"]] = {b"II*\0": "little", b"MM\0*": "big"}
+_BYTE_ORDERS: dict[bytes, Literal["little", "big"]] = {
+    b"II*\0": "little",
+    b"MM\0*": "big",
+}
 _ORIENTATION, _ENTRY_BYTES = 0x0112, 12
 
 
@@ -39,7 +42,7 @@ class JpegHeader(NamedTuple):
 
 
 def jpeg_header(data: bytes) -> JpegHeader | None:
-    """Returns what the header of a JPEG file says; None if it is no such file."""
+    """Returns what a JPEG file's header says; None if it is no such file."""
     if data[:2] != b"\xff\xd8":
         return None
     at, frame, is_in_order, orientation = 2, None, True, 0

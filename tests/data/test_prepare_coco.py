@@ -16,6 +16,7 @@ from prepare_cases import (
     records,
     write_folder,
     write_tar,
+    write_zip,
 )
 from pycocotools.coco import COCO
 
@@ -70,6 +71,42 @@ def test_boxes_labels_and_areas_are_those_of_the_annotations(tmp_path):
     assert boxes_of(found[8]) == [[0, 0, 16, 12]]
     assert boxes_of(found[5]) == [] and found[5]["labels"] == b""
     assert info["clipped_boxes"] == 1 and info["skipped"]["count"] == 0
+
+
+def test_archives_are_read_as_they_are_downloaded(tmp_path):
+    prepare(tmp_path)
+    annotations = {
+        "annotations/captions_train2017.json": b"{}",
+        "annotations/instances_train2017.json": coco_json(IMAGES, BOXES),
+    }
+    packed = write_zip(tmp_path / "annotations_trainval2017.zip", annotations)
+    images = {f"train2017/{name}": FILES[name] for name in sorted(FILES)}
+    images = write_zip(tmp_path / "train2017.zip", images)
+    source = f"{packed}/annotations/instances_train2017.json:{images}"
+    info = prepare_coco([source], Settings(out=tmp_path / "zips"))
+    assert records(tmp_path / "zips", "train") == records(tmp_path / "out", "train")
+    size = Path(packed).stat().st_size
+    (metadata, _) = info["source"]["train"]
+    assert metadata["path"] == source.partition(":")[0] and metadata["bytes"] == size
+    for name in ("", "/instances_train2017.json"):
+        with pytest.raises(PrepareError) as caught:
+            prepare_coco([f"{packed}{name}:{images}"], Settings(out=tmp_path / "no"))
+        assert f"as in {packed}/FILE: annotations/captions_train2017.json, ann" in str(
+            caught.value
+        )
+    archive = write_tar(tmp_path / "a.tar", annotations)
+    with pytest.raises(
+        PrepareError, match=r"lies in 'a\.tar', which is no \.zip; unpack"
+    ):
+        prepare_coco([f"{archive}/x.json:{images}"], Settings(out=tmp_path / "no"))
+
+
+def test_a_packed_bomb_in_a_zip_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(parser, "_ANY_RATIO_BYTES", 2**16)
+    content = b'{"categories": [], "images": [' + b"{}," * 100_000 + b"{}]}"
+    path = write_zip(tmp_path / "a.zip", {"a.json": content})
+    with pytest.raises(PrepareError, match="what it holds takes more than"):
+        parser.read_annotations(Path(path, "a.json"))
 
 
 def test_records_have_the_images_as_found(tmp_path):

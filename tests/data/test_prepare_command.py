@@ -24,6 +24,7 @@ from echo_jax.data.prepare import text, workspace
 from echo_jax.data.prepare.tokenizer import train_subwords
 from echo_jax.data.prepared import read_info
 
+SPLITS = ("train", "val")
 KINDS = ("images", "coco", "text", "verify")
 
 
@@ -48,6 +49,9 @@ def folder(tmp_path, monkeypatch):
     Path("instances.json.gz").write_bytes(gzip.compress(instances))
     for name in ("train2017", "val2017"):
         write_folder(name, images)
+        write_zip(f"{name}.zip", {f"{name}/{key}": images[key] for key in images})
+    of_split = {f"annotations/instances_{s}2017.json": instances for s in SPLITS}
+    write_zip("annotations.zip", of_split)
     write_tar("train.tar", images)
     book = b"It was a dark and stormy night. " * 50
     write_folder("books", {f"{number}.txt": book for number in range(100)})

@@ -184,6 +184,10 @@ class ZipFiles:
         for index in wanted:
             yield functools.partial(self._read, self._members[index], max_bytes + 1)
 
+    def packed_bytes(self, index: int) -> int:
+        """Returns how many bytes of the archive a file takes."""
+        return self._members[index].compress_size
+
     def chunks(self, index: int) -> Iterator[bytes]:
         """Yields what is in a file, in chunks of at most a MiB.
 

@@ -12,7 +12,7 @@ from echo_jax.data.prepare.coco_json import Image, check_box, read_annotations
 from echo_jax.data.prepare.entries import file_metadata
 from echo_jax.data.prepare.errors import Bad, PrepareError, Skipped, allowed
 from echo_jax.data.prepare.examples import Example, hold_out, is_image, write_splits
-from echo_jax.data.prepare.files import open_files
+from echo_jax.data.prepare.files import archive_of, open_files
 from echo_jax.data.prepare.job import Settings, parse_sources
 from echo_jax.data.prepare.workspace import Workspace
 
@@ -42,7 +42,8 @@ def prepare_coco(arguments: Sequence[str], settings: Settings) -> dict[str, Any]
 
     Args:
       arguments: ``SPLIT=ANNOTATIONS:IMAGES`` or ``ANNOTATIONS:IMAGES``: a JSON file,
-        plain or packed, and a folder or tar archive. One for each split.
+        plain, packed, or in a zip archive, and a folder or archive of images. One for
+        each split.
       settings: The rest of the command.
 
     Returns:
@@ -123,7 +124,11 @@ class _Source:
             )
         self.files = open_files(Path(images), settings.on_progress)
         try:
-            self.metadata = [file_metadata(Path(annotations)), self.files.metadata]
+            file, _ = archive_of(Path(annotations))
+            self.metadata = [
+                {**file_metadata(file or Path(annotations)), "path": annotations},
+                self.files.metadata,
+            ]
         except OSError as error:
             raise PrepareError(f"{annotations!r} cannot be read: {error}") from error
         settings.on_progress(f"reading {Path(annotations).name}", 0.0)

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from echo_jax.data.compressed import DAMAGED, unpacked_chunks
+from echo_jax.data.prepare.archives import ZipFiles
 from echo_jax.data.prepare.errors import PrepareError
+from echo_jax.data.prepare.files import archive_of
 from echo_jax.data.prepare.json_fields import read_fields
 
 __all__ = ["Annotations", "Box", "Image", "check_box", "read_annotations"]
@@ -92,20 +94,23 @@ class Annotations:
 
 
 def read_annotations(path: Path) -> Annotations:
-    """Reads an ``instances_*.json``, plain or packed.
+    """Reads an ``instances_*.json``, plain, packed, or in a zip archive.
 
     The file is streamed, and what is kept of it takes 256 MiB of memory at most, or
-    100 times the size of the file if that is more.
+    100 times the size of the file if that is more, as it is packed.
 
     Args:
-      path: The file.
+      path: The file; in an archive, as in ``annotations.zip/instances.json``.
 
     Raises:
       PrepareError: If it is damaged, not of COCO's format, or would take more memory.
     """
     try:
-        limit = max(path.stat().st_size * _MAX_RATIO, _ANY_RATIO_BYTES)
-        content = read_fields(_chunks(path), _FIELDS, without=_UNREAD, max_bytes=limit)
+        size, chunks = _open(path)
+        limit = max(size * _MAX_RATIO, _ANY_RATIO_BYTES)
+        content = read_fields(
+            _bounded(chunks), _FIELDS, without=_UNREAD, max_bytes=limit
+        )
         categories = _categories(_list(content, "categories"))
         images = [_image(found) for found in _list(content, "images")]
         boxes: dict[int, list[dict[str, Any]]] = {
@@ -171,9 +176,28 @@ def check_box(
     )
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
+def _open(path: Path) -> tuple[int, Iterator[bytes]]:
+    """Returns how large a file is as it lies, and what is in it."""
+    archive, name = archive_of(path)
+    if archive is None or not (name or path.suffix.lower() == ".zip"):
+        return path.stat().st_size, unpacked_chunks(path)
+    if archive.suffix.lower() != ".zip":
+        raise ValueError(f"it lies in {archive.name!r}, which is no .zip; unpack that")
+    files = ZipFiles(archive)
+    names = [entry.name for entry in files.entries]
+    if name not in names:
+        there = ", ".join(each for each in names if each.endswith(".json"))
+        raise ValueError(
+            f"{archive.name!r} holds no such file; name one that it has, as in "
+            f"{archive}/FILE: {there[:_MAX_NAME_CHARS] or 'there is no .json'}"
+        )
+    index = names.index(name)
+    return files.packed_bytes(index), files.chunks(index)
+
+
+def _bounded(chunks: Iterator[bytes]) -> Iterator[bytes]:
     num_bytes = 0
-    for chunk in unpacked_chunks(path):
+    for chunk in chunks:
         num_bytes += len(chunk)
         if num_bytes > _MAX_JSON_BYTES:
             raise ValueError(f"it is larger than {_MAX_JSON_BYTES} bytes")
