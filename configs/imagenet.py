@@ -4,9 +4,8 @@
     echo-jax train --config configs/imagenet.py --workdir runs/imagenet
 
 TRAIN and VALIDATION are folders or archives of class folders; ``tfds:imagenet2012``
-names what tensorflow-datasets has prepared. Of ``ILSVRC2012_img_train.tar``, which holds
-an archive for each class, TRAIN is the folder into which each was unpacked, in a folder
-of its name. ``ILSVRC2012_img_val.tar`` is read as it is, with ``--classes val.csv``,
+names what tensorflow-datasets has prepared. ``ILSVRC2012_img_train.tar`` holds an
+archive for each class: unpack each into a folder of its name, and TRAIN is theirs. ``ILSVRC2012_img_val.tar`` is read as it is, with ``--classes val.csv``,
 which this makes of two files of the devkit:
 
     import scipy.io

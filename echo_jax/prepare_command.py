@@ -12,12 +12,15 @@ __all__ = ["add_kinds", "run"]
 _IMAGES_EPILOG = """\
 A SOURCE is a folder, a .zip, .tar, .tar.gz, .tar.xz or .tar.bz2 file, or a folder
 within such a file, in which every image lies in a folder with the name of its class.
-SPLIT=SOURCE says which split it is; without SPLIT= it is train. Images keep their
-bytes and their order.
+Or it is a .parquet file of images and labels, as Hugging Face has them, a SOURCE for
+each file (pip install 'echo-jax[parquet]'). SPLIT=SOURCE says which split it is;
+without SPLIT= it is train. Images keep their bytes and their order.
 
 examples:
   echo-jax prepare images train=train.tar.gz validation=test.tar.gz --out data/cifar10
   echo-jax prepare images photos/ --holdout 0.05 --out data/photos
+  echo-jax prepare images train=train-00000-of-00001.parquet \\
+      validation=test-00000-of-00001.parquet --out data/cifar10_hf
   echo-jax prepare images train=tiny-imagenet-200.zip/tiny-imagenet-200/train \\
       validation=tiny-imagenet-200.zip/tiny-imagenet-200/val --out data/tiny_imagenet
   echo-jax prepare images train=train/ validation=ILSVRC2012_img_val.tar \\

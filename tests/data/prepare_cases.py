@@ -8,6 +8,7 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pytest
 
 from echo_jax.data.prepared import open_prepared, unpack
 
@@ -68,6 +69,23 @@ def write_zip(path, files, method=zipfile.ZIP_DEFLATED):
     with zipfile.ZipFile(path, "w", method) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
+    return str(path)
+
+
+def write_parquet(path, labels, *, names=("cat", "ant"), group=3, images=None):
+    """Writes images with labels as Hugging Face's cifar10 has them."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    kind = {"names": [*names], "_type": "ClassLabel"}
+    about = {"info": {"features": {"img": {"_type": "Image"}, "label": kind}}}
+    labels = [label % len(names) for label in labels]
+    images = images or [make_image(k, ".png") for k in range(len(labels))]
+    image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    rows = [{"bytes": each, "path": None} for each in images]
+    table = pyarrow.table(
+        {"img": pyarrow.array(rows, image), "label": labels}
+    ).replace_schema_metadata({"huggingface": json.dumps(about)})
+    parquet.write_table(table, path, row_group_size=group)
     return str(path)
 
 

@@ -12,10 +12,16 @@ from echo_jax.data.prepare.archives import TarFiles, ZipFiles
 from echo_jax.data.prepare.entries import Entry, Files, ReadFile, name_problem
 from echo_jax.data.prepare.errors import PrepareError
 from echo_jax.data.prepare.job import OnProgress
+from echo_jax.data.prepare.parquet import ParquetFiles
 
 __all__ = ["archive_of", "open_files"]
 
-_ARCHIVES = (".zip", ".tar", *(f".tar{suffix}" for suffix in PACKED_SUFFIXES))
+_ARCHIVES = (
+    ".zip",
+    ".tar",
+    *(f".tar{suffix}" for suffix in PACKED_SUFFIXES),
+    ".parquet",
+)
 _MAX_SHOWN = 5
 
 
@@ -24,7 +30,8 @@ def open_files(path: Path, on_progress: OnProgress) -> Files:
 
     Args:
       path: A folder, a ``.zip``, ``.tar``, ``.tar.gz``, ``.tar.bz2`` or ``.tar.xz``
-        file, or a folder within such a file, as in ``images.zip/images/train``.
+        file, or a folder within such a file, as in ``images.zip/images/train``; or a
+        ``.parquet`` file of images, whose folders are the classes.
       on_progress: Told how far the scan is.
 
     Returns:
@@ -45,8 +52,14 @@ def open_files(path: Path, on_progress: OnProgress) -> Files:
             f"{str(archive)!r} is neither a folder nor a file named "
             f"{', '.join(_ARCHIVES)}; unpack it, and name the folder"
         )
-    is_zip = archive.suffix.lower() == ".zip"
-    files = ZipFiles(archive) if is_zip else TarFiles(archive, on_progress)
+    files: Files
+    match archive.suffix.lower():
+        case ".zip":
+            files = ZipFiles(archive)
+        case ".parquet":
+            files = ParquetFiles(archive)
+        case _:
+            files = TarFiles(archive, on_progress)
     return _Below(files, folder) if folder else files
 
 
