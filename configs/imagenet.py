@@ -5,8 +5,9 @@
 
 TRAIN and VALIDATION are folders or archives of class folders; ``tfds:imagenet2012``
 names what tensorflow-datasets has prepared. ``ILSVRC2012_img_train.tar`` holds an
-archive for each class: unpack each into a folder of its name, and TRAIN is theirs. ``ILSVRC2012_img_val.tar`` is read as it is, with ``--classes val.csv``,
-which this makes of two files of the devkit:
+archive for each class: unpack each into a folder of its name, and TRAIN is theirs.
+``ILSVRC2012_img_val.tar`` is read as it is, with ``--classes val.csv``, which this
+makes of two files of the devkit:
 
     import scipy.io
     synsets = scipy.io.loadmat("meta.mat", squeeze_me=True)["synsets"]
@@ -15,8 +16,8 @@ which this makes of two files of the devkit:
         for n, line in enumerate(open("ILSVRC2012_validation_ground_truth.txt"), 1):
             print(f"ILSVRC2012_val_{n:08},{name_of[line.strip()]}", file=file)
 
-It wants accelerators (bfloat16), and a
-host with 16 cores or more: ``--config.data.workers`` says how many read and decode.
+It wants accelerators (bfloat16), and a host with 16 cores or more:
+``--config.data.workers`` says how many read and decode.
 
 The paper states batch, optimizer, budget, target, buffer, virtual batches of 32 for
 batch norm, and that the learning rate falls linearly to a thousandth; what it tuned is

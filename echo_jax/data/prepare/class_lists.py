@@ -63,11 +63,15 @@ def tiny_imagenet(images: Sequence[Image]) -> dict[tuple[int, int], str]:
     """Returns the classes that Tiny-ImageNet's own lists give to images."""
     found = {}
     for files in {id(files): files for files, _ in images}.values():
+        lists = [
+            (index, entry)
+            for index, entry in enumerate(files.entries)
+            if f"/{entry.name}".endswith(f"/{TINY_IMAGENET}")
+        ]
+        if not lists:
+            continue
         of_name = {entry.name: index for index, entry in enumerate(files.entries)}
-        for index, entry in enumerate(files.entries):
-            path = PurePosixPath(entry.name)
-            if path.name != TINY_IMAGENET:
-                continue
+        for index, entry in lists:
             (read,) = files.contents([index], _MAX_LIST_BYTES)
             try:
                 rows = _rows(read(), "\t")
@@ -77,7 +81,9 @@ def tiny_imagenet(images: Sequence[Image]) -> dict[tuple[int, int], str]:
                     f"{error}; say with --classes FILE.csv what it should"
                 ) from error
             for name, of_class in rows.items():
-                image = of_name.get(str(path.parent / "images" / name))
+                image = of_name.get(
+                    str(PurePosixPath(entry.name).parent / "images" / name)
+                )
                 if image is not None:
                     found[id(files), image] = of_class
     return found

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from echo_jax.data.prepare.class_lists import (
     TINY_IMAGENET,
@@ -123,7 +123,7 @@ def check_classes(
 
 def _by_folder(images: Sequence[Image], how: str) -> list[str]:
     """Returns the class that its folders give to each image; empty without folders."""
-    folders = [PurePosixPath(f.entries[i].name).parts[:-1] for f, i in images]
+    folders = [_folders(image) for image in images]
     if how == "first":
         depths = {}
         for (files, _), of in zip(images, folders, strict=True):
@@ -138,6 +138,12 @@ def _by_folder(images: Sequence[Image], how: str) -> list[str]:
     level = _level(folders)
     _refuse_nested(images, folders, level)
     return [of[-level] if len(of) >= level else "" for of in folders]
+
+
+def _folders(image: Image) -> tuple[str, ...]:
+    """Returns the folders that an image lies in, from the outermost on."""
+    files, index = image
+    return tuple(files.entries[index].name.split("/")[:-1])
 
 
 def _first_difference(folders: Sequence[tuple[str, ...]]) -> int:
@@ -159,11 +165,7 @@ def _level(folders: Sequence[tuple[str, ...]]) -> int:
 def _refuse_splits(images: Sequence[Image]) -> None:
     """Refuses a source that holds a folder for each split."""
     for files in {id(files): files for files, _ in images}.values():
-        of_source = [
-            PurePosixPath(files.entries[i].name).parts[:-1]
-            for found, i in images
-            if found is files
-        ]
+        of_source = [_folders(image) for image in images if image[0] is files]
         depth = _first_difference(of_source)
         names = sorted({of[depth] for of in of_source if len(of) > depth})
         splits = {
