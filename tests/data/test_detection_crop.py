@@ -1,4 +1,5 @@
 import functools
+import io
 
 import cv2
 import jax
@@ -6,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from detection_reference import overlap
+from PIL import Image
 
 from echo_jax.data.augment import Augment, Flip
 from echo_jax.data.detection import host_augment
@@ -222,6 +224,21 @@ def test_evaluation_knows_which_image_it_is():
     item = DecodeForEvaluation(decode)(record([[0, 0, 5, 5]]))
     assert (item["image_id"], item["height"], item["width"]) == (17, 40, 80)
     assert item.keys() - decode(record([])).keys() == {"image_id", "height", "width"}
+
+
+def test_boxes_lie_in_the_pixels_as_stored():
+    """However the camera was held: COCO's boxes know nothing of EXIF."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = io.BytesIO()
+    pixels = np.full((40, 80, 3), 90, np.uint8)
+    pixels[:20] = 200
+    Image.fromarray(pixels).save(file, "JPEG", quality=95, exif=exif)
+    turned = {**record([[0, 0, 20, 80]]), "image": file.getvalue()}
+    item = DecodeBoxes(dict, 20, 1)(turned)
+    assert abs(item["image"][:9].astype(int) - 200).max() < 5
+    assert abs(item["image"][11:].astype(int) - 90).max() < 5
+    np.testing.assert_array_equal(item["boxes"], [[0, 0, 0.5, 1]])
 
 
 def test_other_images_than_the_record_says_are_refused():
