@@ -4,13 +4,17 @@ import argparse
 import functools
 from typing import Any, NoReturn
 
-from echo_jax import configs_command, ending, model_commands, prepare_command
+from echo_jax import (
+    configs_command,
+    ending,
+    model_commands,
+    prepare_command,
+    report_command,
+)
+from echo_jax.command_end import WRONG_USE
 from echo_jax.printable import printable
 
-__all__ = ["WRONG_USE", "make_parser"]
-
-WRONG_USE = 2
-"""The exit status of a command that cannot be run as it was typed."""
+__all__ = ["make_parser"]
 
 _EPILOG = """\
 examples:
@@ -81,29 +85,6 @@ Every field of the config is a flag: --config.FIELD=VALUE, and of a study's base
 examples:
   echo-jax probe --config configs/quickstart.py
   echo-jax probe --config configs/lm.py:bytes --seconds 60 --json probe.json"""
-
-_REPORT_EPILOG = """\
-It prints a table, and writes table.md, figure.png, figure.svg and report.html. Of
-several studies that searched, it says which arm of each is the fastest at which R.
-After the word scaling, runs of one training on different numbers of devices are
-compared instead: throughput and efficiency. (A folder of that name is ./scaling.)
-After the word collectives, the update of one run, or of a --config, is compiled, for
-the devices of this machine or for a --target that is not here, and what it sends, keeps
-and hands over is printed; with --bandwidth also what sending costs, by arithmetic. It
-opens the data that the config names, for one batch, and runs nothing.
-The word precision alone, with --config, trains a few updates of a config and the same
-in float32, and prints how losses and updates differ. It leaves nothing behind.
-
-examples:
-  echo-jax report runs/quickstart
-  echo-jax report runs/baseline runs/spread --workdir runs/compared
-  echo-jax report results/s2_8 results/s2_32 --workdir runs/best
-  echo-jax report scaling runs/on_1 runs/on_4 runs/on_16 --workdir runs/scaling
-  echo-jax report collectives runs/lm --target v5e:2x2
-  echo-jax report collectives --config configs/lm.py:tiny --config.xla.preset=fuse \\
-      --target h100x4 --bandwidth 450 --compute-ms 5
-  echo-jax report precision --config configs/lm.py:tiny \\
-      --config.precision.compute=float16"""
 
 _PREPARE_EPILOG = """\
 It writes shards of records, and a dataset.json last. The same command goes on where it
@@ -220,54 +201,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="also write the report to a file, as JSON; - prints the JSON instead",
     )
-    report = add("report", "compare finished runs", _REPORT_EPILOG)
-    report.add_argument(
-        "folders",
-        nargs="+",
-        metavar="FOLDER",
-        help="a study, or runs to compare; each may be gs://BUCKET/FOLDER; before "
-        "them perhaps the word scaling or collectives",
-    )
-    report.add_argument(
-        "--workdir",
-        metavar="FOLDER",
-        help="receives the report (default: the study, or the only run)",
-    )
-    report.add_argument(
-        "--config",
-        metavar="CONFIG[:VARIANT]",
-        help="for collectives and precision: the config; its fields are flags",
-    )
-    report.add_argument(
-        "--updates",
-        type=int,
-        metavar="N",
-        help="for precision: how many updates (default: 5)",
-    )
-    report.add_argument(
-        "--target",
-        metavar="DEVICES",
-        help="for collectives: compile for v5e:2x2, h100x4, ... instead of the devices "
-        "here; needs pip install 'echo-jax[aot]'",
-    )
-    report.add_argument(
-        "--bandwidth",
-        type=float,
-        metavar="GB/S",
-        help="for collectives: what a device can send; says what sending costs",
-    )
-    report.add_argument(
-        "--devices",
-        type=int,
-        metavar="N",
-        help="for its cost: on so many devices (default: those it is compiled for)",
-    )
-    report.add_argument(
-        "--compute-ms",
-        type=float,
-        metavar="MS",
-        help="for its cost: a device computes its part of an update in so long",
-    )
+    report_command.add_command(add)
     model_commands.add_commands(add)
     configs = add(
         "configs",

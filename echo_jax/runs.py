@@ -18,6 +18,7 @@ from echo_jax.config_check import check_config
 from echo_jax.config_saved import read_config, refuse_code
 from echo_jax.config_study import arm_names, protocol_of
 from echo_jax.folders import RunPath, run_folder
+from echo_jax.inference.examples import write_examples
 from echo_jax.json_files import DamagedFileError, read_json, write_json
 from echo_jax.lock import FolderInUseError, FolderLock
 from echo_jax.refusals import (
@@ -59,6 +60,7 @@ __all__ = [
     "run_probe",
     "run_study",
     "run_train",
+    "show_examples",
 ]
 
 
@@ -366,6 +368,59 @@ def describe_precision(config: Config, *, updates: int = 5) -> Any:
         refuse_processes(config)
         plain = build(all_in_float32(config))
         return compare_precision(config, build(config), plain, updates=updates)
+
+
+def show_examples(
+    config: Config | str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    *,
+    updates: int = 100,
+    on_progress: Callable[[str, float], None] = lambda what, done: None,
+) -> RunPath:
+    """Draws the first examples of a training, and what updates see at each use.
+
+    Args:
+      config: A training config, or a run folder.
+      folder: Receives ``examples.html``.
+      updates: So many are looked through at most.
+      on_progress: Called with what is read, and the part that is done.
+
+    Returns:
+      The page.
+
+    Raises:
+      ConfigRefusedError: The config cannot be run here.
+
+    Example:
+      >>> show_examples(load_config("configs/shapes.py:tiny"), "runs/looked_at").name
+      'examples.html'
+    """
+    with errors_of_the_config():
+        if updates < 1:
+            raise ValueError(f"updates={updates} must be at least 1; 100 is a good one")
+        read = _given_or_read(config)
+        if "arms" in read:
+            raise ValueError("a study has several trainings; name a config to train")
+        if read.data.threads == "auto":
+            read.data.threads = 1
+        check_config(read)
+        refuse_processes(read)
+        return write_examples(
+            read,
+            checked_workload(read),
+            folder,
+            most_updates=updates,
+            on_progress=on_progress,
+        )
+
+
+def _given_or_read(config: Config | str | os.PathLike[str]) -> Config:
+    """Returns a config that may be changed: a copy, or that of a run folder."""
+    if not isinstance(config, str | os.PathLike):
+        return copy.deepcopy(config)
+    read = read_config(run_folder(config))
+    refuse_code(read)
+    return read
 
 
 def _describe_run(workdir: RunPath, target: str) -> UpdateProgram:

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import echo_jax
-from echo_jax import cli
 from echo_jax.cli_parser import make_parser
+from echo_jax.command_end import typed_config
 from echo_jax.config import default_config
 from echo_jax.config_check import check_config
 
@@ -35,7 +35,7 @@ HELP = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
     for path in (
         ROOT / "echo_jax/cli_parser.py",
-        ROOT / "echo_jax/prepare_command.py",
+        *ROOT.glob("echo_jax/*_command*.py"),
         *ROOT.glob("configs/**/*.py"),
     )
 }
@@ -182,7 +182,7 @@ def test_every_command_can_be_parsed_with_its_config():
         name = getattr(args, "config", None)
         if name and name != "CONFIG":
             num_configs += 1
-            config = cli._load(str(ROOT / name) if ".py" in name else name, extras)
+            config = typed_config(str(ROOT / name) if ".py" in name else name, extras)
             check_config(config.get("base", config))
         else:
             assert not extras, f"{where}: {line}"

@@ -1,12 +1,14 @@
-"""Boxes with names, drawn into a picture."""
+"""Pictures for people: with boxes and names drawn into them, and in pages."""
 
+import base64
+import html
 import io
 from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-__all__ = ["draw_boxes"]
+__all__ = ["draw_boxes", "embedded", "png_of"]
 
 # Told apart on photographs, light and dark, and by most who see few colours (Okabe and
 # Ito 2008).
@@ -45,6 +47,36 @@ def draw_boxes(
         y = top - text_height if top >= text_height else top
         draw.rectangle((x, y, x + text_width, y + text_height), fill=colour)
         draw.text((x + thick, y + thick), texts[index], fill="black", font=font)
+    return _saved(picture)
+
+
+def png_of(image: np.ndarray) -> bytes:
+    """Returns a PNG of an image.
+
+    Args:
+      image: ``uint8[height, width, 3]``.
+    """
+    return _saved(Image.fromarray(image))
+
+
+def embedded(png: bytes, width: int, said: str) -> str:
+    """Returns HTML that shows a picture, and needs no other file.
+
+    Args:
+      png: The picture.
+      width: In a page, in pixels.
+      said: Text below it.
+    """
+    text = base64.b64encode(png).decode()
+    return (
+        f'<figure style="display: inline-block; width: {width}px; margin: 4px">'
+        f'<img alt="{html.escape(said)}" width="{width}" style="max-width: 100%; '
+        f'image-rendering: pixelated" src="data:image/png;base64,{text}">'
+        f"<figcaption>{html.escape(said)}</figcaption></figure>"
+    )
+
+
+def _saved(picture: Image.Image) -> bytes:
     data = io.BytesIO()
     picture.save(data, format="PNG")
     return data.getvalue()

@@ -1,6 +1,5 @@
 """An evaluation as people look at it: what was confused, found or written."""
 
-import base64
 import html
 import io
 import os
@@ -13,7 +12,7 @@ from PIL import Image
 
 from echo_jax.folders import RunPath, run_folder
 from echo_jax.inference.evaluate import Evaluation, open_evaluation
-from echo_jax.inference.pictures import draw_boxes
+from echo_jax.inference.pictures import draw_boxes, embedded, png_of
 from echo_jax.inference.run import TrainedRun
 from echo_jax.studies.page import figure, items, page, table
 
@@ -82,7 +81,9 @@ def _classes(run: TrainedRun, batches: Iterable[Any]) -> Iterator[str]:
             name, label = run.classes[taken[row]], run.classes[labels[row]]
             said = f"{name} {probabilities[is_real][row, taken[row]]:.0%}"
             said += "" if name == label else f", is {label}"
-            pictures.append(_picture(batch["image"][is_real][row], said))
+            pictures.append(
+                embedded(png_of(batch["image"][is_real][row]), _PICTURE_PIXELS, said)
+            )
     yield "<h2>Which class was taken for which</h2>"
     if num_classes <= _MOST_CLASSES:
         yield figure(_matrix(counts, run.classes))
@@ -135,7 +136,7 @@ def _detections(run: TrainedRun, batches: Iterable[Any]) -> Iterator[str]:
             names = [run.classes[label] for label in labels]
             image = np.asarray(Image.fromarray(batch["image"][row]).resize((480, 480)))
             drawn = draw_boxes(image, found["boxes"][row][is_sure], labels, names)
-            pictures.append(_embedded(drawn, 480, ", ".join(names) or "nothing"))
+            pictures.append(embedded(drawn, 480, ", ".join(names) or "nothing"))
     yield f"<div>{''.join(pictures)}</div>"
 
 
@@ -152,19 +153,3 @@ def _texts(run: TrainedRun, batches: Iterable[Any]) -> Iterator[str]:
             yield f"<pre>{html.escape(prompt)}<b>{html.escape(text)}</b></pre>"
     yield "<h3>In the text itself</h3>"
     yield items(decode(row.tolist()) for row in tokens)
-
-
-def _picture(pixels: np.ndarray, said: str) -> str:
-    data = io.BytesIO()
-    Image.fromarray(pixels).save(data, format="PNG")
-    return _embedded(data.getvalue(), _PICTURE_PIXELS, said)
-
-
-def _embedded(png: bytes, width: int, said: str) -> str:
-    text = base64.b64encode(png).decode()
-    return (
-        f'<figure style="display: inline-block; width: {width}px; margin: 4px">'
-        f'<img alt="{html.escape(said)}" width="{width}" style="max-width: 100%; '
-        f'image-rendering: pixelated" src="data:image/png;base64,{text}">'
-        f"<figcaption>{html.escape(said)}</figcaption></figure>"
-    )

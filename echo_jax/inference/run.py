@@ -13,9 +13,10 @@ from flax import traverse_util
 
 from echo_jax.config import Config
 from echo_jax.config_saved import read_config
-from echo_jax.data.prepare.tokenizer import ByteTokenizer, SubwordTokenizer, Tokenizer
+from echo_jax.data.prepare.tokenizer import Tokenizer
 from echo_jax.folders import RunPath, run_folder
 from echo_jax.inference.generate import Generator
+from echo_jax.inference.meaning import class_names, tokenizer_of
 from echo_jax.json_files import DamagedFileError
 from echo_jax.training.saved_model import read_model
 from echo_jax.training.task_file import TASK_FILE, read_task
@@ -61,8 +62,7 @@ class TrainedRun:
     @property
     def classes(self) -> list[str]:
         """Names of the classes, in the order of the model's outputs; of text none."""
-        categories = self.task_info.get("categories", [])
-        return self.task_info.get("classes", [each["name"] for each in categories])
+        return class_names(self.task_info)
 
     @property
     def is_of_text(self) -> bool:
@@ -72,10 +72,7 @@ class TrainedRun:
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
         """Makes tokens of a text, and a text of tokens; of a language model."""
-        name = self.task_info["tokenizer"]
-        if name == "bytes":
-            return ByteTokenizer()
-        return SubwordTokenizer(self.task_files[name])
+        return tokenizer_of(self.task_info, self.task_files)
 
     def read(self, inputs: Sequence[Input]) -> Batch:
         """Makes a batch of inputs, preprocessed as in evaluation.

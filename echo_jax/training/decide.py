@@ -22,7 +22,7 @@ from echo_jax.training.growing import GrowingFeed
 from echo_jax.training.loader import measure_loader
 from echo_jax.training.measure import Rates, measure_step
 from echo_jax.training.watchdog import Watchdog
-from echo_jax.workloads.base import Workload
+from echo_jax.workloads.base import Batch, Workload
 
 __all__ = ["Decided", "decide"]
 
@@ -39,6 +39,7 @@ class Decided:
       threads: Concurrent reads, which the config may leave open. They are chosen anew
         where a run resumes: they change no result, and the machine may be another.
       rates: What it was decided by.
+      sample: A batch of what is upstream of the feed, on the host.
     """
 
     shards: Sequence[DataShard]
@@ -47,6 +48,7 @@ class Decided:
     factor: float
     threads: int
     rates: Rates
+    sample: Batch
 
     def chosen(self) -> dict[str, Any]:
         """Returns what was decided by measuring, for ``environment.json``."""
@@ -132,7 +134,7 @@ def decide(
         # Now, for later it would stop the training.
         for held in feed.hold_sizes():
             jax.block_until_ready(compiled.step(compiled.copy(state), feed, held))
-    return Decided(shards, feed, dispatch, factor, loader.threads, rates)
+    return Decided(shards, feed, dispatch, factor, loader.threads, rates, loader.sample)
 
 
 def _most_updates(config: Config, ratio: float) -> float:

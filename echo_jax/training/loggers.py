@@ -25,6 +25,10 @@ class Logger(Protocol):
         """Takes arrays by name, after so many updates."""
         ...
 
+    def images(self, update: int, images: Mapping[str, np.ndarray]) -> None:
+        """Takes ``uint8[N, height, width, 3]`` by name, after so many updates."""
+        ...
+
     def close(self) -> None:
         """Writes what is not written yet."""
         ...
@@ -54,6 +58,10 @@ class _TensorBoard:
     def histograms(self, update: int, arrays: Mapping[str, np.ndarray]) -> None:
         for name, array in arrays.items():
             self._writer.add_histogram(name, array.astype(np.float32), update)
+
+    def images(self, update: int, images: Mapping[str, np.ndarray]) -> None:
+        for name, pixels in images.items():
+            self._writer.add_images(name, pixels, update, dataformats="NHWC")
 
     def close(self) -> None:
         self._writer.close()
@@ -89,6 +97,10 @@ class _Wandb:
             name: self._wandb.Histogram(array.astype(np.float32).ravel().tolist())
             for name, array in arrays.items()
         }
+        self._run.log({"updates": update, **made})
+
+    def images(self, update: int, images: Mapping[str, np.ndarray]) -> None:
+        made = {name: [*map(self._wandb.Image, each)] for name, each in images.items()}
         self._run.log({"updates": update, **made})
 
     def close(self) -> None:

@@ -13,9 +13,12 @@ from echo_jax.training.loggers import open_loggers, scalars_of
 from echo_jax.training.metrics import first_to_meet
 from echo_jax.training.progress import Progress
 from echo_jax.training.runfiles import MetricsFile
-from echo_jax.workloads.base import Workload
+from echo_jax.workloads.base import Batch, Workload
 
 __all__ = ["RunLog"]
+
+# Of a batch, as many as can be looked at.
+_IMAGES = 16
 
 
 class RunLog:
@@ -89,6 +92,20 @@ class RunLog:
         """
         for logger in self._loggers:
             logger.histograms(update, arrays)
+
+    def examples(self, batch: Batch) -> None:
+        """Shows the images of a first batch, if there are any.
+
+        Args:
+          batch: On the host.
+        """
+        images = {
+            f"examples/{name}": np.asarray(x[:_IMAGES])
+            for name, x in batch.items()
+            if x.dtype == np.uint8 and x.ndim == 4 and x.shape[-1] == 3
+        }
+        for logger in self._loggers:
+            logger.images(0, images)
 
     def close(self) -> None:
         """Makes sure that all rows are written, everywhere."""

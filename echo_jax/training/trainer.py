@@ -610,6 +610,8 @@ class Trainer:
             self.clock.add(before["clock"])
         self.log = RunLog(config, workload, workdir, restored, self.progress)
         stack.callback(self.log.close)
+        if not restored:
+            self.log.examples(self.decided.sample)
         self._flops = count_flops(compiled, self.state, self.feed)
         if BatchGrowth.of(config):
             self._flops = UpdateFlops(None, None)  # Of no two updates the same.

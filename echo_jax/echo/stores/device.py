@@ -40,6 +40,11 @@ class StepInput(NamedTuple):
     uses: Any
 
     @property
+    def slot(self) -> Any:
+        """The slot of its lane that every row is read from, ``int32[K, B]``."""
+        return self.uses[:, _SLOT]
+
+    @property
     def repeat(self) -> Any:
         """Which use of its item every row is, ``int32[K, B]``."""
         return self.uses[:, _REPEAT]

@@ -1,0 +1,87 @@
+"""How a command ends that fails, or that cannot be run as it was typed."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+
+from echo_jax.config import Config
+from echo_jax.config_flags import load_with_flags
+from echo_jax.failures import sentence
+from echo_jax.folders import FolderError, RunPath, run_folder
+
+__all__ = ["FAILED", "WRONG_USE", "Exit", "exits_of", "typed_config", "typed_folder"]
+
+FAILED = 1
+"""The exit status of a command that failed."""
+
+WRONG_USE = 2
+"""The exit status of a command that cannot be run as it was typed."""
+
+
+class Exit(Exception):
+    """The end of a command that did not succeed.
+
+    Attributes:
+      status: The exit status.
+    """
+
+    def __init__(self, status: int, message: str | BaseException):
+        is_error = isinstance(message, BaseException)
+        super().__init__(sentence(message) if is_error else message)
+        self.status = status
+
+
+@contextlib.contextmanager
+def exits_of(runs: ModuleType) -> Iterator[None]:
+    """Turns how `echo_jax.runs` may end into exits of the command.
+
+    Args:
+      runs: That module, which imports jax.
+
+    Raises:
+      Exit: In place of its errors.
+    """
+    try:
+        yield
+    except (runs.ConfigRefusedError, FolderError) as error:
+        raise Exit(WRONG_USE, error) from error
+    except (runs.DamagedCheckpointError, runs.NonFiniteLossError) as error:
+        raise Exit(FAILED, error) from error
+    except (
+        runs.DataTimeoutError,
+        runs.Interrupted,
+        runs.LostWorkerError,
+        runs.StudyStopped,
+    ) as error:
+        raise Exit(error.exit_code, error) from error
+
+
+def typed_folder(path: str) -> RunPath:
+    """Opens a run folder.
+
+    Raises:
+      Exit: It cannot be one.
+    """
+    try:
+        return run_folder(path)
+    except FolderError as error:
+        raise Exit(WRONG_USE, error) from error
+
+
+def typed_config(path: str, flags_given: Sequence[str]) -> Config:
+    """Loads a config with its flags.
+
+    Args:
+      path: As ``--config`` takes it.
+      flags_given: Such as ``--config.updates=5``.
+
+    Raises:
+      Exit: It cannot be loaded, or a flag does not fit it.
+    """
+    try:
+        return load_with_flags(path, flags_given)
+    except OSError as error:
+        raise Exit(WRONG_USE, error) from error
+    except (AttributeError, ValueError) as error:
+        # Also in the words of the config file, such as those on its variants.
+        raise Exit(WRONG_USE, str(error)) from error

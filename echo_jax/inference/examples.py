@@ -1,0 +1,152 @@
+"""What a training sees, as people look at it: its first examples, and their uses."""
+
+import html
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from echo_jax.config import Config
+from echo_jax.config_echo import describe_echo
+from echo_jax.folders import RunPath, run_folder
+from echo_jax.inference.meaning import class_names, tokenizer_of
+from echo_jax.inference.pictures import draw_boxes, embedded, png_of
+from echo_jax.studies.page import items, page
+from echo_jax.training.uses import Use, first_uses
+from echo_jax.workloads.base import Workload
+
+__all__ = ["write_examples"]
+
+_EXAMPLES = 8
+# Of one example: of more the last is shown as well.
+_SHOWN = 8
+_PICTURE_PIXELS = 144
+
+
+def write_examples(
+    config: Config,
+    workload: Workload,
+    folder: str | os.PathLike[str],
+    *,
+    most_updates: int,
+    on_progress: Callable[[str, float], None] = lambda what, done: None,
+) -> RunPath:
+    """Writes a page of a training's first examples, which opens offline.
+
+    Every use of each stands beside the others, as updates get it: cropped, coloured,
+    with the boxes that are left.
+
+    Args:
+      config: A checked training config.
+      workload: Made from it.
+      folder: Receives ``examples.html``.
+      most_updates: See `echo_jax.training.uses.first_uses`.
+      on_progress: See there.
+
+    Returns:
+      The page.
+
+    Raises:
+      ValueError, OSError: The echo is impossible, or the page cannot be written.
+    """
+    found = first_uses(
+        config,
+        workload,
+        examples=_EXAMPLES,
+        most_updates=most_updates,
+        on_progress=on_progress,
+    )
+    said = describe_echo(config)
+    parts = [items(_counts(found, config)), *_rows(found, workload)]
+    title = f"The first examples of {config.workload}, as updates see them"
+    file = run_folder(folder) / "examples.html"
+    file.parent.mkdir()
+    file.write(page(title, f"{said[:1].upper()}{said[1:]}.", parts))
+    return file
+
+
+def _counts(found: Sequence[Sequence[Use]], config: Config) -> Iterator[str]:
+    """Yields what is true of all of them, in sentences."""
+    repeats = [(uses[0], use) for uses in found for use in uses[1:]]
+    if not repeats:
+        yield f"{len(found)} examples, none of which is used again"
+        return
+    changed = sum(not _is_same(first.example, use.example) for first, use in repeats)
+    last = max(use.update for _, use in repeats)
+    yield (
+        f"{len(repeats)} repeats of {len(found)} examples up to update {last}: "
+        f"{changed} differ from the first use, {len(repeats) - changed} are the same "
+        "to the bit"
+    )
+    waits = [
+        after.update - before.update
+        for uses in found
+        for before, after in itertools.pairwise(uses)
+    ]
+    yield (
+        f"From a use to the next one: {min(waits)} to {max(waits)} updates, "
+        f"{np.mean(waits):.1f} in the mean"
+    )
+    if config.echo.mode == "adaptive":
+        yield (
+            "Nothing was trained between two updates, so an adaptive echo repeated as "
+            "much as it may"
+        )
+
+
+def _is_same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
+    return all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def _rows(found: Sequence[Sequence[Use]], workload: Workload) -> Iterator[str]:
+    for number, uses in enumerate(found, 1):
+        about = _label(uses[0], workload)
+        yield f"<h2>Example {number}{': ' * bool(about)}{html.escape(about)}</h2>"
+        left_out = len(uses) - _SHOWN
+        shown = uses if left_out <= 0 else [*uses[: _SHOWN - 1], uses[-1]]
+        if "image" in uses[0].example:
+            yield f"<div>{''.join(_picture(use, workload) for use in shown)}</div>"
+        else:
+            yield from _texts(uses, workload)
+        if left_out > 0 and "image" in uses[0].example:
+            yield items([f"{left_out} more uses lie before the last one"])
+
+
+def _label(use: Use, workload: Workload) -> str:
+    if "label" not in use.example:
+        return ""
+    return class_names(workload.task_info)[int(use.example["label"])]
+
+
+def _picture(use: Use, workload: Workload) -> str:
+    said = f"update {use.update}, {_which(use)}"
+    pixels = use.example["image"]
+    if "boxes" not in use.example:
+        return embedded(png_of(pixels), _PICTURE_PIXELS, said)
+    is_real = use.example["box_mask"] > 0
+    labels = use.example["box_labels"][is_real].tolist()
+    names = [class_names(workload.task_info)[label] for label in labels]
+    drawn = draw_boxes(pixels, use.example["boxes"][is_real], labels, names)
+    return embedded(drawn, 2 * _PICTURE_PIXELS, said)
+
+
+def _which(use: Use) -> str:
+    return f"repeat {use.repeat}" if use.repeat else "fresh"
+
+
+def _texts(uses: Sequence[Use], workload: Workload) -> Iterator[str]:
+    """Yields every text once, with where it is used."""
+    tokenizer = tokenizer_of(workload.task_info, workload.task_files)
+    seen: list[tuple[np.ndarray, list[Use]]] = []
+    for use in uses:
+        tokens = use.example["tokens"]
+        same = (found for known, found in seen if np.array_equal(known, tokens))
+        known = next(same, None)
+        if known is None:
+            seen.append((tokens, [use]))
+        else:
+            known.append(use)
+    for tokens, found in seen:
+        yield f"<pre>{html.escape(tokenizer.decode(tokens.tolist()))}</pre>"
+        yield items(["; ".join(f"update {u.update}, {_which(u)}" for u in found)])

@@ -1,0 +1,324 @@
+"""``echo-jax report``: its options, and what it shows."""
+
+import argparse
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import rich
+
+from echo_jax.command_end import WRONG_USE, Exit, exits_of, typed_config, typed_folder
+from echo_jax.countdown import Countdown
+from echo_jax.folders import FolderError, RunPath
+from echo_jax.printable import printable
+from echo_jax.studies.runs import StudyError, read_runs, read_study
+
+__all__ = ["add_command", "run", "show"]
+
+_EPILOG = """\
+It prints a table, and writes table.md, figure.png, figure.svg and report.html. Of
+several studies that searched, it says which arm of each is the fastest at which R.
+After the word scaling, runs of one training on different numbers of devices are
+compared instead: throughput and efficiency. (A folder of that name is ./scaling.)
+After the word collectives, the update of one run, or of a --config, is compiled, for
+the devices of this machine or for a --target that is not here, and what it sends, keeps
+and hands over is printed; with --bandwidth also what sending costs, by arithmetic. It
+opens the data that the config names, for one batch, and runs nothing.
+After the word examples, the first examples of a run, or of a --config, are drawn, with
+each of their uses as updates see them: examples.html.
+The word precision alone, with --config, trains a few updates of a config and the same
+in float32, and prints how losses and updates differ. It leaves nothing behind.
+
+examples:
+  echo-jax report runs/quickstart
+  echo-jax report runs/baseline runs/spread --workdir runs/compared
+  echo-jax report results/s2_8 results/s2_32 --workdir runs/best
+  echo-jax report scaling runs/on_1 runs/on_4 runs/on_16 --workdir runs/scaling
+  echo-jax report collectives runs/lm --target v5e:2x2
+  echo-jax report collectives --config configs/lm.py:tiny --config.xla.preset=fuse \\
+      --target h100x4 --bandwidth 450 --compute-ms 5
+  echo-jax report examples --config configs/shapes.py:tiny --workdir runs/looked_at
+  echo-jax report precision --config configs/lm.py:tiny \\
+      --config.precision.compute=float16"""
+
+
+def add_command(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
+    """Adds the command.
+
+    Args:
+      add: Makes a parser of a name, what it is about, and what is said at its end.
+    """
+    report = add("report", "compare finished runs", _EPILOG)
+    report.add_argument(
+        "folders",
+        nargs="+",
+        metavar="FOLDER",
+        help="a study, or runs to compare; each may be gs://BUCKET/FOLDER; before "
+        "them perhaps the word scaling, collectives, examples or precision",
+    )
+    report.add_argument(
+        "--workdir",
+        metavar="FOLDER",
+        help="receives the report (default: the study, or the only run)",
+    )
+    report.add_argument(
+        "--config",
+        metavar="CONFIG[:VARIANT]",
+        help="for collectives, examples and precision: the config; its fields are "
+        "flags",
+    )
+    report.add_argument(
+        "--updates",
+        type=int,
+        metavar="N",
+        help="for precision: how many updates (default: 5); for examples: at most so "
+        "many (default: 100)",
+    )
+    report.add_argument(
+        "--target",
+        metavar="DEVICES",
+        help="for collectives: compile for v5e:2x2, h100x4, ... instead of the devices "
+        "here; needs pip install 'echo-jax[aot]'",
+    )
+    report.add_argument(
+        "--bandwidth",
+        type=float,
+        metavar="GB/S",
+        help="for collectives: what a device can send; says what sending costs",
+    )
+    report.add_argument(
+        "--devices",
+        type=int,
+        metavar="N",
+        help="for its cost: on so many devices (default: those it is compiled for)",
+    )
+    report.add_argument(
+        "--compute-ms",
+        type=float,
+        metavar="MS",
+        help="for its cost: a device computes its part of an update in so long",
+    )
+
+
+# Of the command report: which of its words an option belongs to.
+_OPTIONS_OF_WORDS = {
+    "config": ("collectives", "examples", "precision"),
+    "updates": ("examples", "precision"),
+    **dict.fromkeys(("target", "bandwidth", "devices", "compute_ms"), ("collectives",)),
+}
+
+
+def run(args: argparse.Namespace, extras: Sequence[str]) -> int:
+    """Runs the command.
+
+    Args:
+      args: What its parser found.
+      extras: What it left over: fields of a config.
+
+    Returns:
+      The exit status.
+
+    Raises:
+      Exit: It cannot be run as it was typed, or failed.
+    """
+    # The words, not paths: ./scaling is a folder.
+    word = args.folders[0]
+    for name, words in _OPTIONS_OF_WORDS.items():
+        if getattr(args, name) is not None and word not in words:
+            option, of = f"--{name.replace('_', '-')}", " and ".join(words)
+            plural = "s" if len(words) > 1 else ""
+            raise Exit(
+                WRONG_USE, f"{option} belongs to the word{plural} {of}; leave it out"
+            )
+    if word == "collectives":
+        return _show_collectives(args, extras)
+    if word == "precision":
+        return _show_precision(args, extras)
+    if word == "examples":
+        return _show_examples(args, extras)
+    if extras:
+        raise Exit(WRONG_USE, f"unknown option {extras[0]!r}; see --help")
+    is_scaling = args.folders[0] == "scaling"
+    folders = [typed_folder(folder) for folder in args.folders[is_scaling:]]
+    if not folders:
+        raise Exit(
+            WRONG_USE,
+            "scaling needs run folders after it; a folder of that name is ./scaling",
+        )
+    if len(folders) > 1 and args.workdir is None:
+        raise Exit(
+            WRONG_USE,
+            "several run folders need a folder for the report: add --workdir FOLDER",
+        )
+    workdir = folders[0] if args.workdir is None else typed_folder(args.workdir)
+    return (_show_scaling if is_scaling else show)(folders, workdir)
+
+
+def show(folders: Sequence[RunPath], workdir: RunPath) -> int:
+    """Prints the table of one study, or of runs; writes it, figure and report.
+
+    Args:
+      folders: Of a study, or of the runs.
+      workdir: Receives what is written.
+
+    Returns:
+      The exit status.
+
+    Raises:
+      Exit: They cannot be compared.
+    """
+    # Imported here: matplotlib takes a second, and --help does without.
+    from echo_jax.searches.best_arms import (
+        best_arms,
+        best_arms_table,
+        write_best_arms,
+    )
+    from echo_jax.searches.comparison import is_searched, read_search
+    from echo_jax.searches.report import write_search_report
+    from echo_jax.searches.table import search_table
+    from echo_jax.studies.report import write_report
+    from echo_jax.studies.table import terminal_table
+
+    if len(folders) == 1 and is_searched(folders[0]):
+        with _refused_studies():
+            search = read_search(folders[0])
+            report = write_search_report(search, workdir)
+        return _shown(search_table(search), workdir / "curves.png", report)
+    if all(map(is_searched, folders)):
+        with _refused_studies():
+            found = [(each, best_arms(each)) for each in map(read_search, folders)]
+            files = write_best_arms(found, workdir)
+        return _shown(best_arms_table(found), *files)
+    is_study = len(folders) == 1 and (folders[0] / "study.json").exists()
+    with _refused_studies():
+        study = read_study(folders[0]) if is_study else read_runs(folders)
+        report = write_report(study, workdir)
+    return _shown(terminal_table(study), workdir / "figure.png", report)
+
+
+def _show_scaling(folders: Sequence[RunPath], workdir: RunPath) -> int:
+    """Prints throughput by devices; writes it and its figure."""
+    # Imported here: matplotlib takes a second, and --help does without.
+    from echo_jax.studies.scaling import read_scaling, terminal_tables
+    from echo_jax.studies.scaling_figure import write_scaling
+
+    with _refused_studies():
+        groups = read_scaling(folders)
+        files = write_scaling(groups, workdir)
+    return _shown(terminal_tables(groups), *files)
+
+
+def _show_precision(args: argparse.Namespace, extras: Sequence[str]) -> int:
+    """Prints what the precision of a config changes in its first updates."""
+    if args.config is None or len(args.folders) > 1:
+        raise Exit(
+            WRONG_USE,
+            "precision needs a config: add --config FILE.py, and no folder; a folder "
+            "of that name is ./precision",
+        )
+    config = typed_config(args.config, extras)
+    # Imported here: it imports jax.
+    from echo_jax import runs
+
+    with exits_of(runs):
+        updates = 5 if args.updates is None else args.updates
+        print(runs.describe_precision(config, updates=updates))
+    return 0
+
+
+def _show_examples(args: argparse.Namespace, extras: Sequence[str]) -> int:
+    """Draws the first examples of a config or a run, and each of their uses."""
+    config = _config_or_run(args, extras)
+    if args.workdir is None and args.config is not None:
+        raise Exit(
+            WRONG_USE, "examples needs a folder for its page: add --workdir FOLDER"
+        )
+    folder = typed_folder(args.workdir or args.folders[1])
+    # Imported here: it imports jax.
+    from echo_jax import runs
+
+    updates = 100 if args.updates is None else args.updates
+    with exits_of(runs), Countdown(line_every_s=10.0) as countdown:
+        page = runs.show_examples(
+            config, folder, updates=updates, on_progress=countdown.show
+        )
+    print(printable(page))
+    return 0
+
+
+def _show_collectives(args: argparse.Namespace, extras: Sequence[str]) -> int:
+    """Prints what the compiled update of a config or a run sends, and what it costs."""
+    config = _config_or_run(args, extras)
+    for name in ("bandwidth", "devices", "compute_ms"):
+        value, option = getattr(args, name), f"--{name.replace('_', '-')}"
+        if value is not None and not 0 < value < math.inf:
+            raise Exit(WRONG_USE, f"{option}={value:g} must be above 0, and finite")
+        if value is not None and args.bandwidth is None:
+            raise Exit(
+                WRONG_USE,
+                f"{option} is for the cost of sending: add --bandwidth GB/S, what a "
+                "device can send",
+            )
+    if args.target:
+        # Read as jax is imported: no plugin looks for devices, and says that it has
+        # found none.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    # Imported here: it imports jax.
+    from echo_jax import runs
+    from echo_jax.training.cost_model import describe_cost
+
+    with exits_of(runs):
+        found = runs.describe_collectives(config, target=args.target or "")
+    if args.target:
+        print(f"Compiled for {args.target}, which is not here, and not run.")
+    print(found)
+    if args.bandwidth is not None:
+        said = describe_cost(
+            found.gradient_bytes,
+            args.devices or found.num_devices,
+            bytes_per_s=args.bandwidth * 1e9,
+            examples_per_device=found.examples / found.num_devices,
+            compute_s=None if args.compute_ms is None else args.compute_ms / 1e3,
+        )
+        print(f"\n{said}")
+    return 0
+
+
+def _config_or_run(args: argparse.Namespace, extras: Sequence[str]) -> Any:
+    """Returns the config, or the run folder, that is meant."""
+    word, *runs_given = args.folders
+    if (args.config is None) == (not runs_given):
+        raise Exit(
+            WRONG_USE,
+            f"{word} needs a config or a run: add --config FILE.py, or one run folder; "
+            f"a folder of that name is ./{word}",
+        )
+    if args.config is not None:
+        return typed_config(args.config, extras)
+    if len(runs_given) > 1:
+        raise Exit(WRONG_USE, f"{word} takes one run folder; leave the others out")
+    if extras:
+        raise Exit(
+            WRONG_USE,
+            f"unknown option {extras[0]!r}: fields belong to --config FILE.py",
+        )
+    return typed_folder(runs_given[0])
+
+
+@contextlib.contextmanager
+def _refused_studies() -> Iterator[None]:
+    """Turns run folders that cannot be compared into an exit."""
+    try:
+        yield
+    except (FolderError, StudyError) as error:
+        raise Exit(WRONG_USE, error) from error
+
+
+def _shown(table: Any, *files: RunPath) -> int:
+    """Prints a table and the files that hold it."""
+    rich.print()
+    rich.print(table)
+    print("", *map(printable, files), sep="\n")
+    return 0

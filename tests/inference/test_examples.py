@@ -1,0 +1,145 @@
+import base64
+import io
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from trained_runs import lm_config, shapes_config, write_text
+
+from echo_jax import cli
+from echo_jax.config_echo import echo_spec
+from echo_jax.inference.examples import write_examples
+from echo_jax.runs import run_train, show_examples
+from echo_jax.training.uses import first_uses
+from echo_jax.workloads import build
+
+ECHO = {"echo.factor": 3.0, "echo.order": "spread", "echo.buffer": 16}
+STOCHASTIC = {"echo.mode": "stochastic", "echo.load.start": 0.5, "echo.load.end": 0.5}
+
+
+def uses_of(config, **options):
+    options = {"examples": 8, "most_updates": 60, **options}
+    return first_uses(config, build(config), **options)
+
+
+@pytest.mark.parametrize("after", ["decode", "augment", "batch"])
+def test_every_use_is_what_the_pipeline_hands_out(after):
+    config = shapes_config(**ECHO, **{"echo.after": after})
+    if after == "batch":
+        config.echo.order = "consecutive"
+    wanted = {}
+    batches = iter(build(config).train_dataset(echo_spec(config)))
+    for update in range(1, 40):
+        batch = next(batches)
+        for row, index in enumerate(batch["fresh_index"].tolist()):
+            item = (index, row if after == "batch" else 0)
+            use = (update, int(batch["repeat"][row]), batch["image"][row])
+            wanted.setdefault(item, []).append(use)
+    found = uses_of(config)
+    assert len(found) == 8
+    for uses, expected in zip(found, [*wanted.values()][:8], strict=True):
+        assert [use.repeat for use in uses] == [0, 1, 2]
+        for use, (update, repeat, image) in zip(uses, expected, strict=True):
+            assert (use.update, use.repeat) == (update, repeat)
+            np.testing.assert_array_equal(use.example["image"], image)
+            assert use.example.keys() == {"image", "label"}
+
+
+@pytest.mark.parametrize("mode", [ECHO, {**STOCHASTIC, "echo.buffer": 16}])
+def test_a_slot_that_another_example_has_taken_is_not_mistaken_for_a_use(mode):
+    where = {"echo.where": "device", "echo.after": "augment"}
+    found = uses_of(shapes_config(**mode, **where))
+    images = [uses[0].example["image"] for uses in found]
+    assert len({image.tobytes() for image in images}) == 8
+    assert any(len(uses) > 1 for uses in found)
+    for uses, image in zip(found, images, strict=True):
+        assert [use.repeat for use in uses] == [*range(len(uses))]
+        for use in uses:
+            np.testing.assert_array_equal(use.example["image"], image)
+
+
+def test_uses_on_the_devices_are_augmented_there(tmp_path):
+    config = shapes_config(**ECHO, **{"echo.where": "device", "echo.after": "decode"})
+    page = write_examples(config, build(config), tmp_path, most_updates=60).read_text()
+    assert re.search(r"16 repeats of 8 examples up to update \d+: 16 differ", page)
+
+
+def test_what_grows_or_is_held_is_read_as_what_it_is_made_of():
+    plain = shapes_config(**ECHO)
+    grows = shapes_config(
+        **ECHO, **{"batch.boundaries": (1,), "batch.factors": (2,), "updates": 4}
+    )
+    held = shapes_config(**ECHO, **{"data.hold_batch": True})
+    wanted = [[use[:2] for use in uses] for uses in uses_of(plain)]
+    for config in (grows, held):
+        assert [[use[:2] for use in uses] for uses in uses_of(config)] == wanted
+
+
+def test_every_use_is_a_picture_with_its_update(tmp_path):
+    config = shapes_config(**ECHO)
+    page = write_examples(config, build(config), tmp_path, most_updates=60).read_text()
+    found = uses_of(config)
+    said = re.findall(r'base64,([^"]*)"><figcaption>([^<]*)<', page)
+    flat = [use for uses in found for use in uses]
+    for (data, caption), use in zip(said, flat, strict=True):
+        image = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
+        np.testing.assert_array_equal(image, use.example["image"])
+        which = f"repeat {use.repeat}" if use.repeat else "fresh"
+        assert caption == f"update {use.update}, {which}"
+
+
+def test_a_text_stands_once_with_all_of_its_uses(tmp_path):
+    source = write_text(tmp_path)
+    source.write_text(source.read_text().replace("beer", "<beer>"))
+    page = show_examples(lm_config(source, **ECHO), tmp_path / "page").read_text()
+    assert page.count("<pre>") == 8
+    assert len(re.findall(r"update \d+, (?:fresh|repeat [12])", page)) == 24
+    assert "16 are the same to the bit" in page
+    assert "&lt;beer" in page and "<beer" not in page
+
+
+def test_without_an_echo_a_first_batch_is_read(tmp_path):
+    config = shapes_config()
+    assert [len(uses) for uses in uses_of(config)] == [1] * 8
+    page = show_examples(config, tmp_path).read_text()
+    assert "8 examples, none of which is used again" in page
+
+
+def test_the_examples_of_a_run_are_drawn_into_it(shapes_run, capsys):
+    folder = shapes_run[0]
+    assert cli.main(["report", "examples", str(folder), "--updates", "5"]) == 0
+    assert capsys.readouterr().out == f"{folder / 'examples.html'}\n"
+    assert "as updates see them" in (folder / "examples.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ("examples", "examples needs a config or a run"),
+        ("examples --config shapes:tiny", "add --workdir FOLDER"),
+        ("examples --config quickstart:tiny --workdir X", "name a config to train"),
+        ("examples --config shapes:tiny --workdir X --updates 0", "must be at least 1"),
+        ("examples --config shapes:tiny --workdir X --target x", "belongs to the word"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said(typed, says, tmp_path, capsys):
+    argv = typed.replace("X", str(tmp_path / "x")).split()
+    assert cli.main(["report", *argv]) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_tensorboard_shows_the_images_of_the_first_batch(tmp_path):
+    config = shapes_config()
+    config.log.to = ("tensorboard",)
+    run_train(config, tmp_path)
+    read = EventAccumulator(str(tmp_path / "tensorboard"))
+    read.Reload()
+    (shown,) = read.Images("examples/image")
+    assert (shown.step, shown.width, shown.height) == (0, 8 * 32, 32)
+    grid = np.asarray(Image.open(io.BytesIO(shown.encoded_image_string)))
+    drawn = {image.tobytes() for image in np.split(grid, 8, axis=1)}
+    batch = next(iter(build(config).train_dataset(echo_spec(config))))
+    assert drawn == {image.tobytes() for image in batch["image"]}
