@@ -69,7 +69,8 @@ def embedded(png: bytes, width: int, said: str) -> str:
     """
     text = base64.b64encode(png).decode()
     return (
-        f'<figure style="display: inline-block; width: {width}px; margin: 4px">'
+        f'<figure style="display: inline-block; vertical-align: top; width: {width}px; '
+        'max-width: 100%; margin: 4px">'
         f'<img alt="{html.escape(said)}" width="{width}" style="max-width: 100%; '
         f'image-rendering: pixelated" src="data:image/png;base64,{text}">'
         f"<figcaption>{html.escape(said)}</figcaption></figure>"

@@ -14,7 +14,7 @@ from echo_jax.folders import RunPath, run_folder
 from echo_jax.inference.evaluate import Evaluation, open_evaluation
 from echo_jax.inference.pictures import draw_boxes, embedded, png_of
 from echo_jax.inference.run import TrainedRun
-from echo_jax.studies.page import figure, items, page, table
+from echo_jax.studies.page import figure, page, table
 
 __all__ = ["write_evaluation"]
 
@@ -152,4 +152,5 @@ def _texts(run: TrainedRun, batches: Iterable[Any]) -> Iterator[str]:
         for prompt, text in zip(prompts, added, strict=True):
             yield f"<pre>{html.escape(prompt)}<b>{html.escape(text)}</b></pre>"
     yield "<h3>In the text itself</h3>"
-    yield items(decode(row.tolist()) for row in tokens)
+    for row in tokens:
+        yield f"<pre>{html.escape(decode(row.tolist()))}</pre>"

@@ -11,18 +11,21 @@ _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
        max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; margin-bottom: 0; }
+h1 { font-size: 1.6rem; margin-bottom: 0; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin-top: 2.5rem; }
+h3 { font-size: 1rem; }
 .caveats { color: #8a3b00; margin-top: 0.2rem; }
 .scroll { overflow-x: auto; }
-svg { width: 100%; height: auto; }
+/* On a phone a figure scrolls: its words would be too small. */
+svg { max-width: max(100%, 44rem); height: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.35rem 0.8rem; text-align: right; white-space: nowrap;
          border-bottom: 1px solid #8884; }
 th { border-bottom: 2px solid #888; }
 .text { text-align: left; }
-ul { color: #444; }
-pre { background: #8881; padding: 0.8rem; overflow-x: auto; font-size: 0.85rem; }
+ul { color: #444; padding-left: 1.3rem; }
+pre { background: #8881; padding: 0.8rem; font-size: 0.85rem; white-space: pre-wrap;
+      overflow-wrap: anywhere; max-height: 40rem; overflow-y: auto; }
 @media (prefers-color-scheme: dark) {
   body { color: #e6e6e6; background: #161616; }
   .caveats { color: #ffb27a; }

@@ -55,7 +55,7 @@ def test_a_language_model_goes_on_from_texts_of_the_split(lm_run, tmp_path):
     text.write_text(text.read_text().replace("beer", "<beer>"))
     run = ej.load_run(lm_run[0])
     page = page_of(run, tmp_path / "report", source=str(text))
-    assert page.count("<pre>") == 8
+    assert page.count("<pre>") == 12
     assert "&lt;be" in page and "<be" not in page
     assert f"Evaluated on {text}." in page
 
