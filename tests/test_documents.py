@@ -28,6 +28,7 @@ DOCUMENTS = {
     for path in (
         ROOT / "README.md",
         *ROOT.glob("docs/*.md"),
+        ROOT / "docs/site/index.md",
         *ROOT.glob("notebooks/*.py"),
     )
 }

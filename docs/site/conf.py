@@ -33,7 +33,10 @@ autodoc_member_order = "bysource"
 root_doc = "docs/site/index"
 html_theme = "furo"
 html_title = "echo_jax"
-# Outputs are those that are stored; the tests run the notebooks.
+html_show_copyright = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+# Outputs are those that run_notebooks.py has stored.
 nb_execution_mode = "off"
 smartquotes = False  # --options are typed.
 myst_heading_anchors = 4

@@ -18,7 +18,7 @@ _HELP_COLUMNS = 88
 def fields_page(config: Mapping[str, Any], source: str) -> str:
     """Lists the fields of a config, in the order of its source.
 
-    Fields of a group stand below a heading; those of none come first.
+    Fields of a group stand below its name; those of none come first, below "run".
 
     Args:
       config: With the defaults.
@@ -41,11 +41,12 @@ def fields_page(config: Mapping[str, Any], source: str) -> str:
         rows[name.split(".")[0] if "." in name else ""].append(" | ".join(cells))
     lines = []
     for group, of_group in rows.items():
-        if group and of_group:
-            lines += [f"## {group}", "", about[group], ""]
-        if of_group:
-            lines += ["| field | default | |", "| --- | --- | --- |"]
-            lines += [f"| {row} |" for row in of_group] + [""]
+        if not of_group:
+            continue
+        # MyST loses what stands before the first heading of a directive.
+        lines += [f"## {group or 'run'}", "", about[group], ""]
+        lines += ["| field | default | |", "| --- | --- | --- |"]
+        lines += [f"| {row} |" for row in of_group] + [""]
     return "\n".join(lines)
 
 
