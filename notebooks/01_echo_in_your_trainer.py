@@ -21,7 +21,8 @@
 #
 # It takes about two minutes on two CPU cores. The slow storage is simulated: it
 # sleeps. The images are synthetic, so that nothing has to be downloaded. The rest is
-# real.
+# real. What stands below the cells is of one run, on two cores that other work used as
+# well: all seconds are theirs, and so are R and the factor that follows from it.
 #
 # **In Colab**: replace `OWNER/REPO` in the badge's address and in the next cell by the
 # place where your copy of the repository lies, or name a wheel: nothing has to be
@@ -308,11 +309,10 @@ for name, rows in curves.items():
 
 # %% [markdown]
 # The last column is the time at which an arm first had the loss with which the loop
-# without an echo ended. In one run on two CPU cores, which had other work as well (R =
-# 5.7, e = 4), it was 14.0 s, 6.8 s with `ej.echo` and 5.2 s with `ej.device.echo`. The
-# seconds are of that machine, but the losses follow from the factor and the seeds: at e
-# = 4, with three initial networks, the held-out loss ended at 1.65 to 1.81 without an
-# echo, at 1.18 to 1.26 with `ej.echo`, and at 0.92 to 0.98 with `ej.device.echo`.
+# without an echo ended. The losses follow from the factor and the seeds, not from the
+# speed of a machine: at e = 4, with three initial networks, the held-out loss ended at
+# 1.65 to 1.81 without an echo, at 1.18 to 1.26 with `ej.echo`, and at 0.92 to 0.98
+# with `ej.device.echo`.
 # Repeats that are augmented anew stay useful for longer.
 #
 # ## A loader that stalls
@@ -376,9 +376,7 @@ for name, spec in specs.items():
 # fast it takes none in advance, and when the loader stalls it soon waits. The adaptive
 # one has taken what came, and lives on it.
 #
-# In one run on two CPU cores, which had other work as well, they made 120, 281 and 422
-# updates from 120, 78 and 118 fresh batches, and ended with a loss of 1.97, 1.67 and
-# 1.57. `docs/which-echo.md` says when adaptive is the right mode; where a constant R is
+# `docs/which-echo.md` says when adaptive is the right mode; where a constant R is
 # known, a fixed factor is, since its repeats lie further apart.
 #
 # What an adaptive echo decides depends on the clock, so it is kept: `log` has a bit for

@@ -108,7 +108,7 @@ FRAMES = (*plt.get_cmap("tab10").colors, (0, 0, 0))
 
 
 def show_image(panel, image, item, use):
-    panel.imshow(image)
+    panel.imshow(image, interpolation="nearest")
     panel.set(xticks=[], yticks=[])
     for spine in panel.spines.values():
         spine.set(color=FRAMES[item % len(FRAMES)], linewidth=4)

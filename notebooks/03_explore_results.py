@@ -18,6 +18,8 @@
 # study of its own, with adaptive and stochastic echo, and repeats a run to the bit.
 #
 # It takes about a minute on two CPU cores, nearly all of it for the study at the end.
+# What stands below the cells is of one run, on two cores that other work used as well:
+# the seconds of that study are theirs.
 #
 # **In Colab**: replace `OWNER/REPO` in the badge's address and in the next cell by the
 # place where your copy of the repository lies, or name a wheel: nothing has to be

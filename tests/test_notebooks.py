@@ -1,14 +1,16 @@
-"""The notebooks: pairs of files in step, without outputs, ready for Colab, working."""
+"""The notebooks: pairs of files in step, with outputs, ready for Colab, working."""
 
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+from hashlib import sha256
 from pathlib import Path
 
-import jupytext
+import jupytext.cli
 import nbformat
 import pytest
 from nbclient import NotebookClient
@@ -17,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 SYNC = "run `jupytext --sync notebooks/*.py`"
+AGAIN = "run `python docs/site/run_notebooks.py`"
 
 # Where the project lies, as a GitHub "owner/name". The project names no address yet:
 # once it does, in [project.urls], badges and install cells have to name it as well.
@@ -24,6 +27,12 @@ URLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls
 SLUG = URLS.get("Repository", "https://github.com/OWNER/REPO").split("github.com/")[1]
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+# What runs them and stores their outputs.
+sys.path.insert(0, str(ROOT / "docs/site"))
+storing = importlib.import_module("run_notebooks")
+sys.path.pop(0)
 
 
 def read(path: Path) -> nbformat.NotebookNode:
@@ -57,15 +66,79 @@ def test_the_two_files_say_the_same(path):
 
 
 @each_notebook
-def test_a_notebook_is_valid_and_holds_no_output(path):
+def test_a_notebook_is_valid_and_its_outputs_are_whole_and_of_no_machine(path):
     notebook = read(path)
     nbformat.validate(notebook)
+    assert notebook.metadata.keys() == {"jupytext", "kernelspec", "outputs_of_code"}
     assert notebook.metadata.kernelspec.name == "python3"
     for cell in notebook.cells:
         assert cell.metadata.keys() <= {"lines_to_next_cell"}
-        if cell.cell_type == "code":
-            assert cell.outputs == []
-            assert cell.execution_count is None
+    assert storing.what_is_wrong(notebook) == [], AGAIN
+
+
+def stream(text, name="stdout"):
+    return nbformat.v4.new_output("stream", name=name, text=text)
+
+
+def stored_cell(source, *outputs, number=1):
+    return nbformat.v4.new_code_cell(
+        source, outputs=list(outputs), execution_count=number
+    )
+
+
+ERROR = nbformat.v4.new_output("error", ename="E", evalue="", traceback=[])
+LARGE = stream(400_000 * "x")
+PICTURE = nbformat.v4.new_output("display_data", {"image/png": ""})
+TABLE = nbformat.v4.new_output("display_data", {"text/html": "<b>/home/me</b>"})
+RATES = stream("4 GB/s, results/which, a/b/c, </td></tr>, https://x.org/a/b, 1/2/3")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cell"),
+    [
+        (None, stored_cell("print(1)", RATES)),
+        (None, stored_cell("def f():\n    print(1)")),
+        (None, stored_cell("plt.show()\nplt.show()", PICTURE, PICTURE)),
+        ("was not run in its turn", stored_cell("1", number=None)),
+        ("was not run in its turn", stored_cell("1", number=2)),
+        ("shows nothing", stored_cell("for x in y:\n    print(x)")),
+        ("lacks pictures", stored_cell("plt.show()\nplt.show()", PICTURE)),
+        ("shows an error", stored_cell("1", ERROR)),
+        ("writes to standard error", stored_cell("1", stream("x", "stderr"))),
+        ("shows a path of a machine", stored_cell("1", stream("in /tmp/ab3/c"))),
+        ("shows a path of a machine", stored_cell("1", stream("'C:\\Users"))),
+        ("shows a path of a machine", stored_cell("1", TABLE)),
+        ("writes for a terminal", stored_cell("1", stream("\x1b[2Kdone"))),
+        ("bytes are more than 400,000", stored_cell("1", LARGE)),
+    ],
+)
+def test_what_may_not_be_stored_is_found(wrong, cell):
+    notebook = nbformat.v4.new_notebook(cells=[cell])
+    notebook.metadata["outputs_of_code"] = sha256(cell.source.encode()).hexdigest()[:16]
+    found = storing.what_is_wrong(notebook)
+    if wrong is None:
+        assert found == []
+    else:
+        assert len(found) == 1
+        assert found[0].endswith(wrong)
+
+
+def test_an_edit_of_text_keeps_outputs_and_one_of_code_asks_for_them(tmp_path):
+    for name in ("jupytext.toml", NOTEBOOKS[1].name):
+        shutil.copy(FOLDER / name, tmp_path)
+    notebook, script = tmp_path / NOTEBOOKS[1].name, tmp_path / "02_where_to_echo.py"
+
+    def edited(old, new):
+        text = NOTEBOOKS[1].with_suffix(".py").read_text()
+        assert old in text
+        script.write_text(text.replace(old, new, 1))
+        jupytext.cli.jupytext(["--quiet", "--sync", str(script)])
+        assert new in script.read_text()
+        return storing.what_is_wrong(read(notebook))
+
+    assert edited("# # Where to echo", "# # Where should one echo") == []
+    wrong = edited("FACTOR, BATCH = 4, 8", "FACTOR, BATCH = 2, 8")
+    assert "its code has changed since it was run" in wrong
 
 
 @each_notebook
@@ -151,7 +224,7 @@ def test_a_notebook_runs_in_tiny_mode(path, monkeypatch):
     assert [o.text for o in outputs if o.get("name") == "stderr"] == []
     figures = [o for o in outputs if "image/png" in o.get("data", {})]
     shows = sum(
-        len(re.findall(r"plt\.show\(\)|display\(Image", cell.source))
+        storing.num_pictures(cell.source)
         for cell in notebook.cells
         if cell.cell_type == "code"
     )

@@ -27,7 +27,7 @@ class Progress:
     """Shows a run on a console.
 
     On a terminal: a bar with the time left and the last logged numbers. Elsewhere,
-    as in a log file: a line with the time of day for every logged row.
+    as in a log file or a notebook: a line with the time of day for every logged row.
 
     Args:
       console: Where to; None for standard output.
@@ -40,6 +40,9 @@ class Progress:
         self, console: Console | None, *, total: int, done: int, mark: str = ""
     ):
         self._console = console or Console()
+        if self._console.is_jupyter:
+            # Lines, as in a log file: of HTML each would be a block of its own.
+            self._console = Console(force_jupyter=False, force_terminal=False)
         self._total, self._first, self._done = total, done, done
         self._mark = f"{mark}  " if mark else ""
         self._started: float | None = None  # when the first update was sent

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import rich.console
 from rich.console import Console
 from tiny_workload import make_workload, rows_of, run, stop_at, tiny_config
 
@@ -197,6 +198,17 @@ def test_what_is_shown_of_a_run_is_no_markup():
         progress.note("reads [/] and \x1b]0;title\x07")
     assert "[one batch held]  update" in text.getvalue()
     assert r"reads [/] and \x1b]0;title\x07" in text.getvalue()
+
+
+def test_a_notebook_is_shown_lines_of_text(monkeypatch, capsys):
+    monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
+    # As Jupyter does.
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with Progress(None, total=4, done=0) as progress:
+        progress.note("a step takes 2 ms")
+        progress.update(1)
+    shown = capsys.readouterr().out
+    assert shown[8:] == "  a step takes 2 ms\n"
 
 
 def test_what_takes_long_is_said_and_what_does_not_is_not(monkeypatch):
