@@ -49,9 +49,9 @@ SCRIPTS = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("*.sh
 PACKAGE = ROOT / "echo_jax"
 
 # Of pip, jupytext and tensorboard.
-FOREIGN_OPTIONS = {"--logdir", "--quiet", "--sync"}
+FOREIGN_OPTIONS = {"--extra-index-url", "--logdir", "--quiet", "--sync"}
 # Of torch and kauldron.
-FOREIGN_CLASSES = {"DataLoader", "PyGrainPipeline"}
+FOREIGN_CLASSES = {"DataLoader", "IterableDataset", "PyGrainPipeline"}
 # In a run folder, or a permission in a bucket.
 FOREIGN_PATHS = re.compile("checkpoints/|profile/|roles/")
 

@@ -1,5 +1,7 @@
 """The recipes of docs/loaders.md, each run as a program of its own."""
 
+import itertools
+import os
 import re
 import subprocess
 import sys
@@ -45,6 +47,48 @@ def train_step(batch):
     assert (batch["image"] == batch["label"][:, None, None]).all()
     print("update", *batch["label"].tolist())
 """
+LEARNS = """
+import jax
+import jax.numpy as jnp
+
+reads = 0
+
+class CountedDataset(Dataset):
+    def __getitem__(self, i):
+        global reads
+        reads += i < 96
+        return super().__getitem__(i)
+
+def loss(weights, batch):
+    x, y = batch["image"].reshape(-1, 16) / 96, batch["label"] / 96
+    return jnp.mean((x @ weights - y) ** 2)
+
+@jax.jit
+def sgd(weights, batch):
+    return weights - 0.02 * jax.grad(loss)(weights, batch)
+
+dataset = CountedDataset()
+every = {"image": np.concatenate([b["image"] for b in loader]), "label": rows.ravel()}
+weights = jnp.zeros(16)
+
+def train_step(batch):
+    global weights
+    weights = sgd(weights, batch)
+    print("loss", float(loss(weights, every)), "reads", reads)
+"""
+STOPS = """
+import os
+
+train = train_step
+stop_after = int(os.environ.get("STOP_AFTER", 0))
+
+def train_step(batch):
+    global stop_after
+    stop_after -= 1
+    train(batch)
+    if not stop_after:
+        raise SystemExit("killed")
+"""
 MODEL = """
 import keras
 keras.utils.set_random_seed(0)
@@ -53,15 +97,17 @@ model.compile(keras.optimizers.SGD(0.0), "mse")
 """
 
 
-def run(block, folder, *, also=""):
+def run(block, folder, *, mine="", also="", stop_after=0):
     """Runs a block and returns what it printed, and how it warned."""
-    (folder / "mine.py").write_text(MINE + (MODEL if "keras" in block else ""))
+    folder.mkdir(exist_ok=True)
+    (folder / "mine.py").write_text(MINE + mine)
     (folder / "recipe.py").write_text(block + also)
     done = subprocess.run(
         [sys.executable, "recipe.py"],
         cwd=folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "STOP_AFTER": str(stop_after)},
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == (1 if stop_after else 0), done.stderr
     return done.stdout, done.stderr
 
 
@@ -78,9 +124,9 @@ def uses(stdout):
 
 
 def test_every_block_of_the_page_is_run():
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 6
     words = ("import loader", "batch_size=32)\nspec", "forkserver", "KERAS_BACKEND")
-    words += ("class Photographs",)
+    words += ("StatefulDataLoader", "class Photographs")
     assert {block_with(word) for word in words} == set(BLOCKS)
 
 
@@ -107,6 +153,34 @@ def test_workers_of_torch_beside_jax(tmp_path):
     assert "fork" not in stderr
 
 
+def test_a_model_in_jax_learns_from_the_loader_of_torch(tmp_path):
+    pytest.importorskip("torch", reason="torch is not installed: docs/loaders.md")
+    stdout, _ = run(block_with("batch_size=32)\nspec"), tmp_path, mine=LEARNS)
+    rows = re.findall("(?m)^loss (.*) reads (.*)$", stdout)
+    losses = [float(loss) for loss, _ in rows]
+    assert len(losses) == 12 and int(rows[-1][1]) == EXAMPLES
+    assert losses[0] > 0.1 and losses[-1] < 0.001
+
+
+@pytest.mark.slow
+def test_a_killed_recipe_goes_on_to_the_bit(tmp_path):
+    pytest.importorskip("torchdata", reason="torchdata is not installed")
+
+    def updates(seed, folder, **options):
+        block = f"import torch\ntorch.manual_seed({seed})\n"
+        block += block_with("StatefulDataLoader")
+        stdout, _ = run(block, tmp_path / folder, mine=STOPS, **options)
+        return re.findall("(?m)^update (.*)$", stdout)
+
+    expected = updates(0, "whole")
+    assert uses("\n".join(f"update {row}" for row in expected))[0] == dict.fromkeys(
+        range(EXAMPLES), 12
+    )
+    assert updates(0, "killed", stop_after=15) == expected[:15]
+    # The order is that of the state, not that of the seed.
+    assert updates(1, "killed") == expected[10:]
+
+
 AND_GRAIN = """
 import grain
 import numpy as np
@@ -122,7 +196,7 @@ print("updates", int(model.optimizer.iterations))
 @pytest.mark.slow
 def test_keras_makes_an_update_of_every_echoed_batch(tmp_path):
     pytest.importorskip("keras", reason="keras is not installed")
-    stdout, _ = run(block_with("KERAS_BACKEND"), tmp_path, also=AND_GRAIN)
+    stdout, _ = run(block_with("KERAS_BACKEND"), tmp_path, mine=MODEL, also=AND_GRAIN)
     assert "updates 12\nupdates 24\n" in stdout
 
 
@@ -212,3 +286,52 @@ def test_tensors_without_an_array_are_refused(torch, change, reason):
 def test_single_tensors_are_refused_with_the_way(torch):
     with pytest.raises(ValueError, match=r"cannot copy; convert it with \.numpy\(\)"):
         next(ej.echo([{"x": torch.zeros(2)}], SPEC))
+
+
+class Rows:
+    """A dataset of torch; at the top, so that workers can import it."""
+
+    def __len__(self):
+        return EXAMPLES
+
+    def __getitem__(self, i):
+        return {"label": i}
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # by torchdata 0.11
+@pytest.mark.parametrize(
+    ("make_echo", "workers"),
+    [
+        (ej.echo, 0),
+        (ej.device.echo, 0),
+        pytest.param(ej.echo, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_the_echo_of_a_stateful_loader_resumes_to_the_bit(torch, make_echo, workers):
+    stateful = pytest.importorskip(
+        "torchdata.stateful_dataloader", reason="torchdata is not installed"
+    )
+
+    def make(seed):
+        sampler = stateful.sampler.RandomSampler(
+            Rows(), generator=torch.Generator().manual_seed(seed)
+        )
+        context = {"multiprocessing_context": "forkserver"} if workers else {}
+        loader = stateful.StatefulDataLoader(
+            Rows(), batch_size=8, sampler=sampler, num_workers=workers, **context
+        )
+        spec = ej.EchoSpec(factor=3, order="spread", buffer=96, batch_size=16)
+        options = {"batch": True, "unbatch": True} if make_echo is ej.echo else {}
+        return make_echo(loader, spec, **options)
+
+    def labels(echo):
+        return [np.asarray(batch["label"]).tolist() for batch in echo]
+
+    expected = labels(make(0))
+    assert len(expected) == 18
+    for taken in (7,) if workers else range(len(expected) + 1):
+        echo = make(0)
+        assert labels(itertools.islice(echo, taken)) == expected[:taken]
+        other = make(1)
+        other.set_state(echo.get_state())
+        assert labels(other) == expected[taken:]

@@ -35,6 +35,7 @@ from echo_jax.echo.plans.base import Plan
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.source import is_resumable
 from echo_jax.echo.spec import AnySpec
+from echo_jax.echo.stateful import iterator_of
 from echo_jax.echo.stores.device import Augment, EchoBuffer, StepInput
 
 __all__ = [
@@ -299,7 +300,9 @@ def echo(
 
     Args:
       batches: Host batches: pytrees of arrays with a leading axis, all of one size,
-        which need not be that of the training batches.
+        which need not be that of the training batches. With ``get_state`` and
+        ``set_state`` on their iterator, or ``state_dict`` and ``load_state_dict`` on
+        themselves, the echo's state can be saved.
       spec: What the echo does: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
         ``batch_size`` is that of the training batches,
         ``buffer`` counts examples over all devices.
@@ -341,7 +344,7 @@ def echo(
         drop_remainder,
         tags,
     )
-    return DeviceEchoIterator(iter(batches), spec, options)
+    return DeviceEchoIterator(iterator_of(batches), spec, options)
 
 
 def _plan_of(spec: AnySpec, lanes: Lanes, buffer: int) -> Plan:

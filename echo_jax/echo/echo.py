@@ -12,6 +12,7 @@ from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import Use
 from echo_jax.echo.reader import Reader
 from echo_jax.echo.spec import AnySpec
+from echo_jax.echo.stateful import iterator_of
 from echo_jax.echo.stores.host import ItemStore, RingStore
 from echo_jax.echo.stores.leaves import read_only
 from echo_jax.echo.tree import tree_concatenate, tree_map
@@ -253,7 +254,8 @@ def echo(
     Args:
       iterable: Yields pytrees of dicts, lists and tuples with array leaves, and
         does not write into an item after it has yielded it. With ``get_state`` and
-        ``set_state`` on its iterator the echo has them too.
+        ``set_state`` on its iterator, or ``state_dict`` and ``load_state_dict`` on
+        itself, as loaders of PyTorch have, the echo's state can be saved.
       spec: What the echo does: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
       batch: Whether to stack ``spec.batch_size`` uses into one output, leaf by
         leaf along a new first axis. Much faster than stacking them later. Items
@@ -281,7 +283,7 @@ def echo(
       [10, 20, 20]
     """
     return EchoIterator(
-        iter(iterable),
+        iterator_of(iterable),
         spec,
         batch=batch,
         unbatch=unbatch,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from echo_jax.echo.source import is_resumable
+from echo_jax.echo.stateful import iterator_of
 from echo_jax.echo.tree import flatten
 
 __all__ = [
@@ -166,8 +167,8 @@ def check_finite(iterable: Iterable[Any], *, max_bad: int = 0) -> FiniteIterator
     see ``config.data.check_finite``.
 
     Args:
-      iterable: Yields pytrees. With ``get_state`` and ``set_state`` on its iterator
-        the result has them too.
+      iterable: Yields pytrees. With ``get_state`` and ``set_state`` on its iterator,
+        or ``state_dict`` and ``load_state_dict`` on itself, the result has the former.
       max_bad: How many items that are not finite are skipped; the next one is an
         error.
 
@@ -185,4 +186,4 @@ def check_finite(iterable: Iterable[Any], *, max_bad: int = 0) -> FiniteIterator
     """
     if max_bad < 0:
         raise ValueError(f"max_bad={max_bad} is negative; use 0 to skip none")
-    return FiniteIterator(iter(iterable), max_bad)
+    return FiniteIterator(iterator_of(iterable), max_bad)

@@ -261,7 +261,8 @@ class Reader:
             raise TypeError(
                 f"the upstream of this echo, a {type(self._source.iterator).__name__}, "
                 "has no get_state and set_state, so the echo's state cannot be saved; "
-                "give an iterator that has both, such as a Grain iterator"
+                "give an iterator that has both, such as a Grain iterator, or a loader "
+                "with state_dict and load_state_dict, such as a StatefulDataLoader"
             )
 
     def state_before(self, row: int) -> tuple[Any, int]:

@@ -1,0 +1,100 @@
+"""Loaders with state_dict and load_state_dict: their echo obeys the laws, too."""
+
+import itertools
+
+import numpy as np
+import pytest
+from echo_cases import host_batches, host_echo, spec_of
+
+import echo_jax as ej
+from echo_jax.echo.laws import CountingUpstream, assert_echo_laws
+
+
+class Loader:
+    """Keeps its state as a StatefulDataLoader does.
+
+    The state is that of the latest pass, and one that was loaded is where the next pass
+    begins: at the first item where it is that of a pass that has ended.
+    """
+
+    def __init__(self, upstream):
+        self.upstream = upstream
+        self.num_passes = self.ended = 0
+        self.begins_at = 0
+
+    def __iter__(self):
+        self.num_passes += 1
+        self.upstream.set_state({"next_item": self.begins_at})
+        self.ended = self.begins_at = 0
+        return self
+
+    def __next__(self):
+        try:
+            return next(self.upstream)
+        except StopIteration:
+            self.ended = 1
+            raise
+
+    def state_dict(self):
+        return {**self.upstream.get_state(), "ended": self.ended}
+
+    def load_state_dict(self, state):
+        self.begins_at = 0 if state["ended"] else state["next_item"]
+
+
+@pytest.mark.parametrize("make_echo", [host_echo, host_batches])
+@pytest.mark.parametrize("order", ["consecutive", "shuffle", "spread"])
+def test_the_echo_of_a_stateful_loader_obeys_the_laws(make_echo, order):
+    assert_echo_laws(
+        lambda upstream, spec: make_echo(Loader(upstream), spec),
+        spec_of(order, "2"),
+        others=[make_echo],
+    )
+
+
+def batches(count):
+    return [{"x": np.arange(8 * k, 8 * k + 8)} for k in range(count)]
+
+
+STACKED = {"batch": True, "unbatch": True}
+
+
+@pytest.mark.parametrize(
+    ("make_echo", "factor", "options"),
+    [(ej.echo, 1, {}), (ej.echo, 2, STACKED), (ej.device.echo, 2, {})],
+)
+def test_a_restored_pass_ends_where_the_pass_ends(make_echo, factor, options):
+    def make():
+        loader = Loader(CountingUpstream(batches(5)))
+        spec = ej.EchoSpec(factor, batch_size=8)
+        return loader, make_echo(loader, spec, **options)
+
+    outputs = [np.asarray(batch["x"]) for batch in make()[1]]
+    assert len(outputs) == 5 * factor
+    for taken in (0, 1, len(outputs), len(outputs) + 1):
+        _, echo = make()
+        assert len([*itertools.islice(echo, taken)]) == min(taken, len(outputs))
+        loader, other = make()
+        other.set_state(echo.get_state())
+        rest = [np.asarray(batch["x"]) for batch in other]
+        np.testing.assert_array_equal(rest, outputs[taken:] or np.zeros(0))
+        # Workers start with a pass. An echo on the devices looks at a batch first.
+        assert loader.num_passes <= (1 if make_echo is ej.echo else 2)
+
+
+def test_an_echo_of_the_next_epoch_begins_at_its_start():
+    loader = Loader(CountingUpstream(batches(3)))
+    for _ in range(2):
+        echo = ej.echo(loader, ej.EchoSpec(2))
+        state = echo.get_state()
+        assert state["upstream"]["loader"]["next_item"] == 0
+        assert len([*echo]) == 6
+
+
+def test_items_that_are_looked_at_keep_the_state_of_their_loader():
+    items = ej.check_finite(Loader(CountingUpstream([1.0, np.nan, 2.0])), max_bad=1)
+    assert next(items) == 1.0
+    state = items.get_state()
+    items = ej.check_finite(Loader(CountingUpstream([1.0, np.nan, 2.0])), max_bad=1)
+    items.set_state(state)
+    assert [*items] == [2.0]
