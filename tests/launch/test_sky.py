@@ -1,0 +1,59 @@
+"""sky.yaml: that it says what SkyPilot knows, and asks for what we have."""
+
+import re
+import shlex
+import subprocess
+import tomllib
+
+import pytest
+import yaml
+from launch_cloud import ROOT
+
+from echo_jax import cli
+from echo_jax.cli_parser import make_parser
+from echo_jax.config_check import check_config
+
+TASK = yaml.safe_load((ROOT / "sky.yaml").read_text(encoding="utf-8"))
+# Of SkyPilot's reference of task YAML, what is used here.
+KNOWN = {"name", "resources", "workdir", "envs", "setup", "run"}
+KNOWN_RESOURCES = {
+    "infra", "accelerators", "accelerator_args", "use_spot", "job_recovery"
+}  # fmt: skip
+
+
+def test_the_fields_are_those_of_skypilot():
+    assert TASK.keys() == KNOWN
+    assert TASK["resources"].keys() == KNOWN_RESOURCES
+    # Without a value it has to be given.
+    assert [name for name, value in TASK["envs"].items() if value is None] == [
+        "WORKDIR"
+    ]
+
+
+def test_it_trains_with_a_config_that_we_have():
+    envs = TASK["envs"] | {"WORKDIR": "gs://bucket/runs/lm"}
+    line = re.sub(r"\$(\w+)", lambda found: envs[found[1]], TASK["run"])
+    exec_, program, *words = shlex.split(line)
+    assert exec_ == "exec" and program.endswith("/bin/echo-jax")
+    args, extras = make_parser().parse_known_args(words)
+    assert (args.command, args.workdir, extras) == ("train", envs["WORKDIR"], [])
+    check_config(cli._load(str(ROOT / args.config), extras))
+
+
+@pytest.mark.parametrize("extra", [TASK["envs"]["EXTRA"], "cuda"])
+def test_it_installs_extras_that_we_have(extra):
+    (wanted,) = re.findall(r'"\.\[(.*)\]"', TASK["setup"].replace("$EXTRA", extra))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert set(wanted.split(",")) <= project["project"]["optional-dependencies"].keys()
+
+
+@pytest.mark.parametrize("part", ["setup", "run"])
+def test_bash_reads_its_commands(part):
+    subprocess.run(["bash", "-n"], input=TASK[part], text=True, check=True)
+
+
+def test_the_machine_is_what_launch_tpu_would_make(cloud):
+    machine = TASK["resources"]["accelerators"].removeprefix("tpu-")
+    done = cloud.launch("create", f"--type={machine}", "--dry-run")
+    version = TASK["resources"]["accelerator_args"]["runtime_version"]
+    assert f"--version={version}" in done.stdout
