@@ -124,9 +124,9 @@ def uses(stdout):
 
 
 def test_every_block_of_the_page_is_run():
-    assert len(BLOCKS) == 6
+    assert len(BLOCKS) == 7
     words = ("import loader", "batch_size=32)\nspec", "forkserver", "KERAS_BACKEND")
-    words += ("StatefulDataLoader", "class Photographs")
+    words += ("StatefulDataLoader", "class Photographs", "class Echoed")
     assert {block_with(word) for word in words} == set(BLOCKS)
 
 
@@ -198,6 +198,25 @@ def test_keras_makes_an_update_of_every_echoed_batch(tmp_path):
     pytest.importorskip("keras", reason="keras is not installed")
     stdout, _ = run(block_with("KERAS_BACKEND"), tmp_path, mine=MODEL, also=AND_GRAIN)
     assert "updates 12\nupdates 24\n" in stdout
+
+
+READ_ALL = """
+from mine import rows
+
+batches = Echoed(
+    data_source=[{"label": i} for i in rows.ravel()],
+    shuffle=True, seed=0, num_epochs=1, batch_size=32, num_workers=0,
+)
+for batch in batches:
+    print("update", *batch["label"].tolist())
+"""
+
+
+def test_the_data_source_of_kauldron(tmp_path):
+    pytest.importorskip("kauldron", reason="kauldron is not installed")
+    counted, sizes = uses(run(block_with("class Echoed"), tmp_path, also=READ_ALL)[0])
+    assert counted == dict.fromkeys(range(EXAMPLES), 4)
+    assert sizes == [BATCH_SIZE] * 12
 
 
 def test_a_class_of_ones_own_is_a_source(tmp_path, monkeypatch):
