@@ -13,8 +13,9 @@ from trained_runs import lm_config, shapes_config, write_text
 import echo_jax as ej
 from echo_jax.data.prepare.tokenizer import SubwordTokenizer
 from echo_jax.data.shapes import CLASS_NAMES
+from echo_jax.folders import run_folder
 from echo_jax.inference.evaluate import evaluate_run
-from echo_jax.json_files import DamagedFileError
+from echo_jax.json_files import DamagedFileError, write_json
 from echo_jax.runs import run_train
 from echo_jax.training.checkpoint import params_sha256
 from echo_jax.workloads import build
@@ -107,6 +108,14 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(lm_run, tmp_path):
         ej.load_run(folder, 4)
 
 
+def widen(run):
+    """Has the config of a run say that its model is wider than it is."""
+    config = json.loads((run / "config.json").read_text())
+    del config["crc32"]
+    config["model"]["d_ff"] *= 2
+    write_json(run_folder(run) / "config.json", config)
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
@@ -128,6 +137,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(lm_run, tmp_path):
             ),
             "'..' is no name",
         ),
+        (widen, r"config\.json is damaged: the checkpoint holds another model"),
     ],
 )
 def test_what_is_missing_or_damaged_is_said(damage, says, lm_run, tmp_path):
