@@ -13,6 +13,7 @@ import pytest
 import echo_jax as ej
 from echo_jax import cli, runs
 from echo_jax.config_check import check_config
+from echo_jax.config_flags import load_with_flags
 from echo_jax.data.pipeline import PipelineSpec
 from echo_jax.data.stage_calls import stage_calls
 from echo_jax.data.stages import Stages
@@ -68,7 +69,7 @@ def test_advice_names_fields_of_the_config(probed):
 
 @pytest.mark.slow
 def test_what_a_probe_advises_can_be_run(probed):
-    config = cli._load(QUICKSTART, probed[0]["how"].split())
+    config = load_with_flags(QUICKSTART, probed[0]["how"].split())
     check_config(config.base)
     assert config.base.echo.order == "spread"
 
@@ -83,7 +84,7 @@ def test_advice_is_flags_of_the_config_that_was_given(path, flag, monkeypatch):
     monkeypatch.setattr(
         probe, "probe", lambda *args, **kw: options.append(kw["options"])
     )
-    config = cli._load(f"{ROOT}/configs/{path}", [])
+    config = load_with_flags(f"{ROOT}/configs/{path}", [])
     if "arms" in config:
         config.storage_ratio = 0.0
     runs.run_probe(config)
@@ -92,7 +93,7 @@ def test_advice_is_flags_of_the_config_that_was_given(path, flag, monkeypatch):
     names = [found.threads, found.workers, found.prefetch, *after.split()]
     assert all(name.startswith(flag) for name in names)
     assert f"({flag}echo.where=device)" in found.device
-    cli._load(f"{ROOT}/configs/{path}", after.split())
+    load_with_flags(f"{ROOT}/configs/{path}", after.split())
 
 
 class _Report:

@@ -45,7 +45,31 @@ class _LoaderIterator(Iterator[Any]):
 
 
 def iterator_of(iterable: Iterable[Any]) -> Iterator[Any]:
-    """Returns an iterator, with a state wherever the iterable offers one."""
+    """Returns an iterator, with a state wherever the iterable offers one.
+
+    Args:
+      iterable: Anything to iterate over. Where it has ``state_dict`` and
+        ``load_state_dict``, the iterator has ``get_state`` and ``set_state``.
+
+    Example:
+      >>> class Loader:
+      ...     at = 0
+      ...     def __iter__(self):
+      ...         while self.at < 3:
+      ...             self.at += 1
+      ...             yield self.at
+      ...     def state_dict(self):
+      ...         return {"at": self.at}
+      ...     def load_state_dict(self, state):
+      ...         self.at = state["at"]
+      >>> items = iterator_of(Loader())
+      >>> next(items), items.get_state()
+      (1, {'ended': 0, 'loader': {'at': 1}})
+      >>> again = iterator_of(Loader())
+      >>> again.set_state(items.get_state())
+      >>> list(again)
+      [2, 3]
+    """
     methods = ("state_dict", "load_state_dict")
     if all(callable(getattr(iterable, name, None)) for name in methods):
         return _LoaderIterator(iterable)

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from launch_cloud import ROOT
 
-from echo_jax import cli
 from echo_jax.cli_parser import make_parser
 from echo_jax.config_check import check_config
+from echo_jax.config_flags import load_with_flags
 
 TASK = yaml.safe_load((ROOT / "sky.yaml").read_text(encoding="utf-8"))
 # Of SkyPilot's reference of task YAML, what is used here.
@@ -37,7 +37,7 @@ def test_it_trains_with_a_config_that_we_have():
     assert exec_ == "exec" and program.endswith("/bin/echo-jax")
     args, extras = make_parser().parse_known_args(words)
     assert (args.command, args.workdir, extras) == ("train", envs["WORKDIR"], [])
-    check_config(cli._load(str(ROOT / args.config), extras))
+    check_config(load_with_flags(str(ROOT / args.config), extras))
 
 
 @pytest.mark.parametrize("extra", [TASK["envs"]["EXTRA"], "cuda"])
