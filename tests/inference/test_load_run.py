@@ -83,7 +83,14 @@ def test_no_flipped_bit_makes_another_model(lm_run, tmp_path):
     (folder / "checkpoints" / "4.sums.json").unlink()
     wanted = params_sha256(ej.load_run(folder, 4).variables)
     said = []
-    for place in range(len(whole) // 16, len(whole), len(whole) // 8):
+
+    def is_seen():
+        return any("arrays are not what was saved" in line for line in said)
+
+    # Where the model lies in the file follows from which thread wrote it first.
+    for number, place in enumerate(np.random.default_rng(0).permutation(len(whole))):
+        if (number >= 8 and is_seen()) or number == 64:
+            break
         data = bytearray(whole)
         data[place] ^= 1
         largest.write_bytes(data)
@@ -92,7 +99,7 @@ def test_no_flipped_bit_makes_another_model(lm_run, tmp_path):
             assert params_sha256(ej.load_run(folder, 4).variables) == wanted
         except ValueError as error:
             said.append(str(error))
-    assert any("arrays are not what was saved" in line for line in said), said
+    assert is_seen(), said
 
 
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(lm_run, tmp_path):
@@ -214,6 +221,7 @@ def test_other_data_must_mean_the_same(lm_run, shapes_run, tmp_path):
         evaluate_run(ej.load_run(shapes_run[0]), split="test")
 
 
+@pytest.mark.usefixtures("compiled_soon")
 @pytest.mark.parametrize("outer", ["mean", "nesterov"])
 def test_the_model_of_replicas_is_the_one_that_is_evaluated(outer, tmp_path):
     config = lm_config(write_text(tmp_path), **{"mesh.data": 2})
@@ -233,12 +241,14 @@ def test_the_model_of_replicas_is_the_one_that_is_evaluated(outer, tmp_path):
         assert params_sha256(run.variables["params"]) == summary["params_sha256"]
 
 
+@pytest.mark.usefixtures("compiled_soon")
 def test_statistics_are_recomputed_where_the_run_did(tmp_path):
     config = shapes_config(**{"batch.norm": "recompute", "batch.norm_batches": 2})
     summary = run_train(config, tmp_path / "run")
     assert evaluate_run(ej.load_run(tmp_path / "run")).metrics == summary["final"]
 
 
+@pytest.mark.usefixtures("compiled_soon")
 def test_a_tokenizer_comes_with_the_run(tmp_path):
     data = prepare(tmp_path, tokenizer="sentencepiece", vocab=300)
     config = lm_config(data, **{"model.seq_len": 12})

@@ -77,6 +77,7 @@ def test_texts_are_continued_and_steer_no_terminal(lm_run, tmp_path, capsys):
     assert "99 bottles\\x1b[2J\n" in out and "\x1b" not in out
 
 
+@pytest.mark.usefixtures("compiled_soon")
 def test_what_is_found_is_drawn(images, tmp_path, capsys, monkeypatch):
     run = untrained_detector(tmp_path)
     monkeypatch.setattr(run_module, "load_run", lambda *args: run)
@@ -93,6 +94,7 @@ def test_what_is_found_is_drawn(images, tmp_path, capsys, monkeypatch):
     assert "nothing found" in said(capsys, *command, "--min-score", 1.0)
 
 
+@pytest.mark.usefixtures("compiled_soon")
 def test_files_of_one_name_have_a_picture_each(images, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
         run_module, "load_run", lambda *args: untrained_detector(tmp_path)

@@ -48,6 +48,7 @@ def test_a_run_begins_where_the_other_ended(kind, schedule, lm_run, text, tmp_pa
     assert first_loss(tmp_path / "run") == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.usefixtures("compiled_soon")
 def test_what_does_not_fit_is_made_anew_and_said(lm_run, text, tmp_path, capsys):
     report = begin(text, tmp_path / "run", lm_run[0], **{"model.d_ff": 8})
     name = "params/block_0/ff_in/kernel"
@@ -73,6 +74,7 @@ def test_what_does_not_fit_is_made_anew_and_said(lm_run, text, tmp_path, capsys)
         np.testing.assert_array_equal(array, wanted)
 
 
+@pytest.mark.usefixtures("compiled_soon")
 def test_arrays_of_other_models_are_left_out(shapes_run, lm_run, text, tmp_path):
     with pytest.raises(ValueError, match="has no array that this model has, too"):
         begin(text, tmp_path / "run", shapes_run[0])
@@ -98,6 +100,7 @@ def test_a_resumed_run_does_not_need_the_other_one(lm_run, text, tmp_path):
     assert environment and len(environment["init_from"]["taken"]) > 10
 
 
+@pytest.mark.usefixtures("compiled_soon")
 def test_an_optimizer_that_keeps_parameters_begins_with_those(lm_run, text, tmp_path):
     """Schedule-free averages parameters: it evaluates what its state holds."""
     overrides = {"optim.name": "optax.contrib.schedule_free_sgd", "optim.lr": 1e-30}
