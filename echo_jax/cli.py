@@ -12,9 +12,11 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import rich
+from rich.console import Console
 from rich.table import Table
 
 from echo_jax import (
@@ -37,6 +39,7 @@ from echo_jax.config import Config
 from echo_jax.countdown import Countdown
 from echo_jax.failures import forget, quiet_libraries, sentence, status_of
 from echo_jax.folders import FolderError, RunPath
+from echo_jax.notes import Notes
 from echo_jax.printable import printable
 
 __all__ = ["main"]
@@ -123,12 +126,18 @@ def _one_line(message: str) -> str:
     return " ".join(line.strip() for line in message.split("\n")).strip()
 
 
+def _import_runs(*, is_quiet: bool = False) -> ModuleType:
+    """Imports what trains, and says so if it takes long."""
+    with Notes(Console(quiet=is_quiet)).slow("importing jax"):
+        # Imported here: it imports jax.
+        from echo_jax import runs
+    return runs
+
+
 def _train(args: argparse.Namespace, extras: Sequence[str]) -> int:
     config = typed_config(args.config, extras)
     workdir = typed_folder(args.workdir)
-    # Imported here: it imports jax.
-    from echo_jax import runs
-
+    runs = _import_runs(is_quiet=config.distributed.process_id > 0)
     with exits_of(runs):
         runs.run_train(config, workdir, connect=True)
     if runs.is_main_process():
@@ -144,9 +153,7 @@ def _study(args: argparse.Namespace, extras: Sequence[str]) -> int:
 
 def _search(study: Config, workdir: RunPath, jobs: int) -> int:
     """Runs a study, and shows it."""
-    # Imported here: it imports jax.
-    from echo_jax import runs
-
+    runs = _import_runs()
     with exits_of(runs):
         runs.run_study(study, workdir, jobs=jobs)
     try:

@@ -5,6 +5,7 @@ Python: never while that thread compiles, or waits in native code. But the signa
 written to a socket as it arrives. A thread that reads there hears of every signal.
 """
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -36,6 +37,8 @@ _last_words = threading.Lock()
 _before_exit: Callable[[], object] = bool  # does nothing
 _abort_handler: object = None  # is called by C, and so has to stay
 _OUTPUT, _ERRORS = 1, 2  # descriptors
+# To the start of an empty line, with a cursor: a bar on the terminal hides it.
+_LEAVES_BAR = b"\r\x1b[2K\x1b[?25h"
 
 
 def owns_process() -> bool:
@@ -92,6 +95,9 @@ def end(status: int, message: object = "", *, resumes: bool = False) -> NoReturn
         for worker in multiprocessing.active_children():
             worker.kill()
         # Not by way of Python's files, whose locks another thread may hold for ever.
+        if os.isatty(_OUTPUT):
+            with contextlib.suppress(OSError):  # It may have been hung up.
+                os.write(_OUTPUT, _LEAVES_BAR)
         os.write(_ERRORS, "".join(f"{line}\n" for line in lines).encode())
         _before_exit()
     finally:

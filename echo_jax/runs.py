@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rich.console import Console
+
 from echo_jax.arms import (
     arm_configs,
     calibrate_storage,
@@ -21,6 +23,7 @@ from echo_jax.folders import RunPath, run_folder
 from echo_jax.inference.examples import write_examples
 from echo_jax.json_files import DamagedFileError, read_json, write_json
 from echo_jax.lock import FolderInUseError, FolderLock
+from echo_jax.notes import Notes
 from echo_jax.refusals import (
     ConfigRefusedError,
     checked_workload,
@@ -41,6 +44,7 @@ from echo_jax.training.start import TakenBack
 from echo_jax.training.target import MissingCompilerError, make_target
 from echo_jax.training.trainer import train_checked
 from echo_jax.workloads import build
+from echo_jax.workloads.base import Workload
 
 __all__ = [
     "ConfigRefusedError",
@@ -116,12 +120,19 @@ def run_train(
         with errors_of_the_config():
             if connect:
                 stack.enter_context(distributed.connected(config))
-            workload = checked_workload(config)
+            workload = _read(config)
             lock = stack.enter_context(lock_workdir(workdir))
             # Now that no other run can write into it.
             if is_main_process():
                 check_workdir(workdir, config)
         return train_checked(config, workload, workdir, lock)
+
+
+def _read(config: Config) -> Workload:
+    """Opens or draws the data of a run, and says so if it takes long."""
+    notes = Notes(Console(quiet=not is_main_process()))
+    with notes.slow("reading the data"):
+        return checked_workload(config)
 
 
 def run_study(
@@ -166,7 +177,8 @@ def run_study(
             )
         if protocol:
             make_ready_for_trials(arms)
-        check_echoes(arms, workdir)
+        with Notes().slow("looking at the data of every arm"):
+            check_echoes(arms, workdir)
         if protocol:
             _refuse_other_study(workdir, is_searched=True)
             for unit in protocol.units():
@@ -208,7 +220,7 @@ def _run_arms(
             lock.check()
             try:
                 with errors_of_the_config():
-                    workload = checked_workload(arm)
+                    workload = _read(arm)
                 train_checked(arm, workload, workdir / name, lock)
             finally:
                 # An arm whose start was refused has left nothing.

@@ -1,5 +1,7 @@
 """The command `echo-jax` before anything of the package is there."""
 
+import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +42,18 @@ def test_ctrl_c_while_python_imports_ends_it_in_one_line(command):
 def test_it_is_the_command(argv, status):
     code = "import sys, echo_jax_command; sys.exit(echo_jax_command.main())"
     assert run(code, *argv).returncode == status
+
+
+def test_a_command_that_ends_at_once_leaves_the_terminal_a_cursor_and_a_line():
+    primary, terminal = pty.openpty()
+    code = "from echo_jax import ending; ending.end(3, 'ends')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=terminal, stderr=subprocess.PIPE
+    )
+    os.close(terminal)
+    assert (done.returncode, done.stderr) == (3, b": ends\n")
+    assert os.read(primary, 99) == b"\r\x1b[2K\x1b[?25h"
+    os.close(primary)
 
 
 @pytest.mark.parametrize(("call", "status"), [("_exit(75)", 75), ("getpid()", -6)])

@@ -1,7 +1,6 @@
 """What a person sees of a run: a bar on a terminal, lines elsewhere."""
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
@@ -11,7 +10,7 @@ from rich.console import Console
 
 from echo_jax.config import Config
 from echo_jax.config_echo import describe_echo
-from echo_jax.printable import printable
+from echo_jax.notes import Notes, silent_s
 from echo_jax.training.checkpoint import Restored
 from echo_jax.training.distributed import is_main_process
 from echo_jax.training.metrics import train_metrics
@@ -19,34 +18,28 @@ from echo_jax.training.metrics import train_metrics
 __all__ = ["Progress", "show_run"]
 
 
-# After how long it is said what takes so long.
-_WONDERS_S = 3.0
+# How long updates go by without a line, where there is no bar.
+_LINE_EVERY_S = 10.0
 
 
-class Progress:
+class Progress(Notes):
     """Shows a run on a console.
 
-    On a terminal: a bar with the time left and the last logged numbers. Elsewhere,
-    as in a log file or a notebook: a line with the time of day for every logged row.
+    On a terminal: a bar with the time left, and the last logged numbers or what takes
+    long. Elsewhere, as in a log file or a notebook: a line with the time of day for
+    every logged row, and for how far it is where none came for a while.
 
     Args:
       console: Where to; None for standard output.
       total: Updates of the whole run.
-      done: Updates done when it is resumed.
       mark: Put before every line, and beside the bar.
     """
 
-    def __init__(
-        self, console: Console | None, *, total: int, done: int, mark: str = ""
-    ):
-        self._console = console or Console()
-        if self._console.is_jupyter:
-            # Lines, as in a log file: of HTML each would be a block of its own.
-            self._console = Console(force_jupyter=False, force_terminal=False)
-        self._total, self._first, self._done = total, done, done
-        self._mark = f"{mark}  " if mark else ""
+    def __init__(self, console: Console | None, *, total: int, mark: str = ""):
+        super().__init__(console, mark=mark)
+        self._total, self._first, self._done = total, 0, 0
         self._started: float | None = None  # when the first update was sent
-        self._bar = None
+        self._bar, self._numbers = None, ""
         if self._console.is_terminal:
             self._bar = progress.Progress(
                 progress.TextColumn(f"{self._mark}update", markup=False),
@@ -60,9 +53,7 @@ class Progress:
                 # The host's cores are the trainer's.
                 refresh_per_second=2,
             )
-            self._task = self._bar.add_task(
-                "train", total=total, completed=done, numbers=""
-            )
+            self._task = self._bar.add_task("train", total=total, numbers="")
 
     def __enter__(self) -> Self:
         if self._bar:
@@ -72,6 +63,24 @@ class Progress:
     def __exit__(self, *error: object) -> None:
         if self._bar:
             self._bar.stop()
+
+    def begins(self, config: Config, model: str) -> None:
+        """Says what is trained.
+
+        Args:
+          config: The run's config.
+          model: What it is, and how large.
+        """
+        self.note(f"model: {model}")
+        self.note(describe_echo(config))
+
+    def resumes(self, restored: Restored) -> None:
+        """Says what the run goes on from."""
+        for reason in restored.damaged.values():
+            self.note(f"{reason}; it is set aside")
+        self.note(f"resumes after update {restored.update}")
+        if self._bar:
+            self._bar.reset(self._task, completed=restored.update)
 
     def update(self, done: int) -> None:
         """Moves the bar.
@@ -85,6 +94,8 @@ class Progress:
         self._done = done
         if self._bar:
             self._bar.update(self._task, completed=done)
+        elif self._done > self._first and silent_s() >= _LINE_EVERY_S:
+            self.note(f"update {done}/{self._total}  {self._eta()}")
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Shows a row of ``metrics.jsonl``.
@@ -109,39 +120,29 @@ class Progress:
         if "mfu" in row:
             numbers += f"  MFU {row['mfu']:.0%}"
         if self._bar:
+            self._numbers = numbers
             self._bar.update(self._task, numbers=numbers)
         else:
             self.note(
                 f"update {row['updates']}/{self._total}  {numbers}  {self._eta()}"
             )
 
-    def note(self, text: str) -> None:
-        """Prints a line.
-
-        Args:
-          text: One line; the time of day is put before it.
-        """
-        self._console.print(
-            f"{time.strftime('%H:%M:%S')}  {self._mark}{printable(text)}",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-
     @contextlib.contextmanager
     def slow(self, what: str) -> Iterator[None]:
-        """Says what is done, if it takes so long that a person wonders.
+        """Says what is done: beside the bar, or as `Notes` does, if it takes long.
 
         Args:
           what: Such as "compiling the update".
         """
-        timer = threading.Timer(_WONDERS_S, self.note, [f"{what} ..."])
-        timer.daemon = True
-        timer.start()
+        if not self._bar:
+            with super().slow(what):
+                yield
+            return
+        self._bar.update(self._task, numbers=f"{what} ...")
         try:
             yield
         finally:
-            timer.cancel()
+            self._bar.update(self._task, numbers=self._numbers)
 
     def _eta(self) -> str:
         """Returns the time left at the mean speed since the first update was sent."""
@@ -151,15 +152,11 @@ class Progress:
         return f"ETA {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
-def show_run(
-    config: Config, model: str, restored: Restored | None, console: Console | None
-) -> Progress:
-    """Returns what shows a run, and has told how it starts.
+def show_run(config: Config, console: Console | None) -> Progress:
+    """Returns what shows a run.
 
     Args:
       config: The run's config.
-      model: Its size, see `echo_jax.training.model.size_of`.
-      restored: What the run goes on from; None at its start.
       console: Where to; None for standard output. One process shows what all of them
         do.
     """
@@ -167,16 +164,8 @@ def show_run(
     shown = Progress(
         console if is_main_process() else Console(quiet=True),
         total=config.updates,
-        done=restored.update if restored else 0,
         mark="[one batch held]" if is_held else "",
     )
     if is_held:
         shown.note("shows the ceiling of speed, and writes no checkpoint")
-    if not restored:
-        shown.note(f"model: {model}")
-        shown.note(describe_echo(config))
-    if restored:
-        for reason in restored.damaged.values():
-            shown.note(f"{reason}; it is set aside")
-        shown.note(f"resumes after update {restored.update}")
     return shown

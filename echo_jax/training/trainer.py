@@ -96,7 +96,7 @@ from echo_jax.training.start import Start
 from echo_jax.training.summary import DECIDES_THE_END, is_finished, make_summary
 from echo_jax.training.task_file import write_task
 from echo_jax.training.totals import Totals, gather_totals
-from echo_jax.training.warm_start import replaced, warm_start
+from echo_jax.training.warm_start import WarmStart, replaced, warm_start
 from echo_jax.training.watchdog import Stalled, Watchdog, describe_data
 from echo_jax.training.weights import flat_arrays
 from echo_jax.training.window import (
@@ -465,7 +465,6 @@ def train_checked(
         write_json_once(workdir / "environment.json", environment)
         if trainer.totals.updates and start.bent:
             trainer.progress.note(start.bent)
-        stack.enter_context(trainer.progress)
         stop = stack.enter_context(StopSignal(trainer.watchdog.stop))
         profile = stack.enter_context(closing(Profile(trainer)))
         stack.enter_context(trainer.clock.phase("train"))
@@ -560,27 +559,25 @@ class Trainer:
             workdir / "checkpoints", keep=config.keep_checkpoints
         )
         stack.enter_context(closing(self._checkpoints))
-        restored = self._checkpoints.restore_newest(compiled.abstract_state)
+        self.progress = stack.enter_context(show_run(config, console))
+        note = self.progress.note
+        with self.progress.slow("looking for a checkpoint, and reading it"):
+            restored = self._checkpoints.restore_newest(compiled.abstract_state)
         before = restored.host if restored else None
         if restored:
             check_saved(config, workload.metadata, restored.update, restored.host)
-        self.warm_start = (
-            warm_start(config.init_from, compiled.variables)
-            if config.init_from and not restored
-            else None
-        )
-        taken = self.warm_start.taken if self.warm_start else {}
-        self.state = (
-            restored.state if restored else compiled.init(compiled.init_key, taken)
-        )
+        self.warm_start: WarmStart | None = None
+        if restored:
+            self.progress.resumes(restored)
+            self.state = restored.state
+        else:
+            # Before anything is compiled.
+            self.progress.begins(config, size_of(compiled.variables["params"]))
+            with self.progress.slow("initialising the model"):
+                self.state = self._first_state()
         self.totals = Totals.resumed(before["totals"] if before else [])
         # The devices' work before is counted already.
         self._busy_before_s = self.totals.busy_s
-        size = size_of(compiled.variables["params"])
-        self.progress = show_run(config, size, restored, console)
-        note = self.progress.note
-        if self.warm_start:
-            note(str(self.warm_start))
         self._unsaved = "nothing was trained yet"
         self.watchdog = Watchdog(
             describe_data(config),
@@ -641,6 +638,15 @@ class Trainer:
         if jax.process_count() > 1:
             # The others are in the middle of an update, and can only do it together.
             self._unsaved = "a save takes all processes"
+
+    def _first_state(self) -> TrainState:
+        """Returns the state before the first update, and says what it begins with."""
+        compiled, taken = self.compiled, {}
+        if self.config.init_from:
+            self.warm_start = warm_start(self.config.init_from, compiled.variables)
+            taken = self.warm_start.taken
+            self.progress.note(str(self.warm_start))
+        return compiled.init(compiled.init_key, taken)
 
     def evaluate(self) -> None:
         """Evaluates the state, once all updates are computed.

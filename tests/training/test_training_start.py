@@ -3,15 +3,23 @@
 import io
 import json
 import signal
-import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import rich.console
+from compilations import counted_compilations
 from rich.console import Console
-from tiny_workload import make_workload, rows_of, run, stop_at, tiny_config
+from tiny_workload import (
+    Regression,
+    make_workload,
+    rows_of,
+    run,
+    stop_at,
+    tiny_config,
+)
 
+from echo_jax import notes
 from echo_jax.folders import run_folder
 from echo_jax.training import Interrupted, decide, train
 from echo_jax.training import progress as progress_module
@@ -194,7 +202,7 @@ def test_how_many_updates_a_fresh_batch_serves(overrides, most):
 def test_what_is_shown_of_a_run_is_no_markup():
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=200)
-    with Progress(console, total=4, done=0, mark="[one batch held]") as progress:
+    with Progress(console, total=4, mark="[one batch held]") as progress:
         progress.note("reads [/] and \x1b]0;title\x07")
     assert "[one batch held]  update" in text.getvalue()
     assert r"reads [/] and \x1b]0;title\x07" in text.getvalue()
@@ -204,31 +212,71 @@ def test_a_notebook_is_shown_lines_of_text(monkeypatch, capsys):
     monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
     # As Jupyter does.
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with Progress(None, total=4, done=0) as progress:
+    with Progress(None, total=4) as progress:
         progress.note("a step takes 2 ms")
         progress.update(1)
     shown = capsys.readouterr().out
     assert shown[8:] == "  a step takes 2 ms\n"
 
 
-def test_what_takes_long_is_said_and_what_does_not_is_not(monkeypatch):
-    monkeypatch.setattr(progress_module, "_WONDERS_S", 0.05)
+def test_a_bar_says_what_takes_long_beside_it():
     text = io.StringIO()
-    shown = Progress(Console(file=text), total=4, done=0)
-    with shown.slow("compiling the update"):
-        while "compiling" not in text.getvalue():
-            time.sleep(0.01)
-    monkeypatch.setattr(progress_module, "_WONDERS_S", 1000.0)
-    with shown.slow("compiling something else"):
-        pass
-    assert text.getvalue().endswith("  compiling the update ...\n")
+    console = Console(file=text, force_terminal=True, width=200)
+    with Progress(console, total=4) as shown:
+        with shown.slow("compiling the update"):
+            shown._bar.refresh()
+        during = len(text.getvalue())
+        shown._bar.refresh()
+    assert "compiling the update ..." in text.getvalue()[:during]
+    assert "compiling" not in text.getvalue()[during:]
+
+
+def test_updates_without_a_row_are_said_now_and_then(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(notes.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(notes.time, "perf_counter", lambda: now[0])
+    text = io.StringIO()
+    shown = Progress(Console(file=text, width=200), total=10_100)
+
+    def said_by(updates, update_s):
+        before = len(text.getvalue())
+        for _ in range(updates):
+            now[0] += update_s
+            shown.update(shown._done + 1)
+        return [line[10:] for line in text.getvalue()[before:].splitlines()]
+
+    shown.note("begins")
+    assert said_by(1, 60.0) == []  # How fast it is nobody knows yet.
+    shown.note("update 1 is evaluated")
+    wanted = ["update 11/10100  ETA 2:48:09", "update 21/10100  ETA 2:47:59"]
+    assert said_by(25, 1.0) == wanted
+    shown.note("a row")
+    assert said_by(9, 1.0) == []
+    assert len(said_by(10_000, 0.002)) == 2
+
+
+def test_what_is_trained_is_said_before_anything_is_compiled(tmp_path, monkeypatch):
+    text = io.StringIO()
+
+    def refuse(trainer):
+        raise ValueError("compiles")
+
+    monkeypatch.setattr(Trainer, "_first_state", refuse)
+    config = tiny_config()
+    # Compiled by no other test.
+    workload = make_workload(config, task=Regression(width=15))
+    with counted_compilations() as compiled, pytest.raises(ValueError, match="compile"):
+        train(config, workload, tmp_path, console=Console(file=text, width=200))
+    lines = text.getvalue().splitlines()
+    assert [line.split()[1] for line in lines] == ["model:", "no"]
+    assert not compiled
 
 
 def test_the_time_left_does_not_count_what_was_compiled(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(progress_module.time, "perf_counter", lambda: now[0])
     text = io.StringIO()
-    shown = Progress(Console(file=text, width=200), total=101, done=0)
+    shown = Progress(Console(file=text, width=200), total=101)
     now[0] += 600  # of compiling
     row = {"kind": "train", "updates": 1, "loss": 1.0, "idle_fraction": 0.0}
     for update in (1, 2, 3):
