@@ -21,6 +21,7 @@ from echo_jax.cli_parser import make_parser
 from echo_jax.command_end import typed_config
 from echo_jax.config import default_config
 from echo_jax.config_check import check_config
+from echo_jax.training.model import MODEL_FILE
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = {
@@ -132,7 +133,7 @@ def test_every_class_is_in_the_source():
 
 
 def test_every_field_of_a_config_exists():
-    fields = set()
+    fields = {MODEL_FILE}  # A file is no field, but looks like one.
 
     def add(config: dict, prefix: str = "") -> None:
         for name, value in config.items():

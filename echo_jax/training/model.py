@@ -1,5 +1,6 @@
 """A trained model: the part of a training state that is evaluated, saved and used."""
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +8,12 @@ from typing import Any
 import jax
 from flax import struct
 
-__all__ = ["Model", "size_of"]
+from echo_jax.folders import RunPath
+from echo_jax.workloads.base import Task
+
+__all__ = ["MODEL_FILE", "Model", "size_of", "write_table"]
+
+MODEL_FILE = "model.txt"
 
 
 # Parts of a model that are named by their size.
@@ -58,3 +64,19 @@ def size_of(params: Any) -> str:
     more = f" and {rest} more" if rest else ""
     total = sum(parts.values())
     return f"{total:,} parameters in {len(leaves)} arrays: {named}{more}"
+
+
+def write_table(workdir: RunPath, task: Task) -> None:
+    """Writes what a model consists of to ``model.txt``, for people.
+
+    Args:
+      workdir: The run folder.
+      task: The model's.
+    """
+    (workdir / MODEL_FILE).write(_table(task))
+
+
+@functools.lru_cache(maxsize=8)
+def _table(task: Task) -> str:
+    """Is kept by value, because the trials of a search have equal tasks."""
+    return task.table()

@@ -84,7 +84,7 @@ from echo_jax.training.local import Meetings
 from echo_jax.training.loggers import check_loggers
 from echo_jax.training.loss_scale import LossScale, ScaleReport, scale_numbers
 from echo_jax.training.metrics import AFTER_FRESH, RowMaker, eval_row
-from echo_jax.training.model import size_of
+from echo_jax.training.model import MODEL_FILE, size_of, write_table
 from echo_jax.training.optim import Hyperparams, Optimizer, hyperparams
 from echo_jax.training.precision import Precision
 from echo_jax.training.profile import Profile
@@ -572,7 +572,10 @@ class Trainer:
             self.state = restored.state
         else:
             # Before anything is compiled.
-            self.progress.begins(config, size_of(compiled.variables["params"]))
+            size = size_of(compiled.variables["params"])
+            self.progress.begins(config, f"{size}; see {MODEL_FILE}")
+            if is_main_process():
+                write_table(workdir, workload.task)
             with self.progress.slow("initialising the model"):
                 self.state = self._first_state()
         self.totals = Totals.resumed(before["totals"] if before else [])

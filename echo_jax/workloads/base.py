@@ -126,6 +126,19 @@ class Task(abc.ABC):
             padding.
         """
 
+    def table(self) -> str:
+        """Returns what the model consists of, as lines to be read by people.
+
+        By default these are the arrays of `init`, with their types and shapes. Nothing
+        is compiled for it.
+        """
+        arrays = jax.tree.leaves_with_path(jax.eval_shape(self.init, jax.random.key(0)))
+        return "".join(
+            f"{jax.tree_util.keystr(path, simple=True, separator='/')}  {array.dtype}"
+            f"[{','.join(map(str, array.shape))}]\n"
+            for path, array in arrays
+        )
+
     def derive(self, means: Mapping[str, float]) -> dict[str, float]:
         """Returns metrics that follow from the means over the whole split.
 

@@ -6,10 +6,12 @@ from typing import cast
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.typing import ArrayLike
 
 from echo_jax.workloads.base import Batch, Sums, Task, Variables
+from echo_jax.workloads.module_table import module_table
 from echo_jax.workloads.pixels import Channels, normalised
 
 __all__ = ["ImageClassifier", "check_smoothing"]
@@ -53,6 +55,11 @@ class ImageClassifier(Task):
         """Returns freshly initialised variables."""
         images = jnp.zeros((1, self.image_size, self.image_size, 3), jnp.float32)
         return dict(self.model.init(key, images, train=False))
+
+    def table(self) -> str:
+        """Returns Flax's table of the modules."""
+        shape = (1, self.image_size, self.image_size, 3)
+        return module_table(self.model, np.zeros(shape, np.float32))
 
     def loss(
         self, variables: Variables, batch: Batch, key: jax.Array

@@ -8,6 +8,7 @@ from typing import Any, cast, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from faster_coco_eval import COCO
 
 from echo_jax.data.augment import Augment, ColourDistortion, Flip
@@ -39,6 +40,7 @@ from echo_jax.models.ssd import SSD, map_sizes
 from echo_jax.workloads.assembly import compute_dtype, make_workload
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 from echo_jax.workloads.detection_loss import Loss, detection_loss, make_targets
+from echo_jax.workloads.module_table import module_table
 from echo_jax.workloads.pixels import normalised
 from echo_jax.workloads.splits import Splits, open_splits
 
@@ -98,6 +100,11 @@ class Detector(Task):
         """Returns freshly initialised variables."""
         images = jnp.zeros((1, self.image_size, self.image_size, 3), jnp.float32)
         return dict(self.model.init(key, images, train=False))
+
+    def table(self) -> str:
+        """Returns Flax's table of the modules."""
+        shape = (1, self.image_size, self.image_size, 3)
+        return module_table(self.model, np.zeros(shape, np.float32))
 
     def loss(
         self, variables: Variables, batch: Batch, key: jax.Array

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.typing import ArrayLike
 
@@ -18,6 +19,7 @@ from echo_jax.data.stages import Stages
 from echo_jax.models.transformer import Transformer
 from echo_jax.workloads.assembly import compute_dtype, make_workload
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
+from echo_jax.workloads.module_table import module_table
 from echo_jax.workloads.splits import limited
 
 __all__ = ["LanguageModel", "build", "task_of"]
@@ -61,6 +63,10 @@ class LanguageModel(Task):
         """Returns freshly initialised variables."""
         tokens = jnp.zeros((1, self.model.max_len), jnp.int32)
         return dict(self.model.init(key, tokens, train=False))
+
+    def table(self) -> str:
+        """Returns Flax's table of the modules."""
+        return module_table(self.model, np.zeros((1, self.model.max_len), np.int32))
 
     def loss(
         self, variables: Variables, batch: Batch, key: jax.Array
