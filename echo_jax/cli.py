@@ -126,9 +126,10 @@ def _one_line(message: str) -> str:
     return " ".join(line.strip() for line in message.split("\n")).strip()
 
 
-def _import_runs(*, is_quiet: bool = False) -> ModuleType:
-    """Imports what trains, and says so if it takes long."""
-    with Notes(Console(quiet=is_quiet)).slow("importing jax"):
+def _import_runs(config: Config) -> ModuleType:
+    """Imports what trains, and says so if it takes long: in the first process."""
+    is_first = not config.get("distributed", {}).get("process_id", 0)
+    with Notes(Console(quiet=not is_first)).slow("importing jax"):
         # Imported here: it imports jax.
         from echo_jax import runs
     return runs
@@ -137,7 +138,7 @@ def _import_runs(*, is_quiet: bool = False) -> ModuleType:
 def _train(args: argparse.Namespace, extras: Sequence[str]) -> int:
     config = typed_config(args.config, extras)
     workdir = typed_folder(args.workdir)
-    runs = _import_runs(is_quiet=config.distributed.process_id > 0)
+    runs = _import_runs(config)
     with exits_of(runs):
         runs.run_train(config, workdir, connect=True)
     if runs.is_main_process():
@@ -153,7 +154,7 @@ def _study(args: argparse.Namespace, extras: Sequence[str]) -> int:
 
 def _search(study: Config, workdir: RunPath, jobs: int) -> int:
     """Runs a study, and shows it."""
-    runs = _import_runs()
+    runs = _import_runs(study)
     with exits_of(runs):
         runs.run_study(study, workdir, jobs=jobs)
     try:

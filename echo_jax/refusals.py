@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from echo_jax.config import Config
 from echo_jax.lock import FolderInUseError
-from echo_jax.training.feeds import check_echo
+from echo_jax.training.feeds import check_data, check_echo
 from echo_jax.training.sharding import make_mesh
 from echo_jax.training.target import Target
 from echo_jax.workloads import build
@@ -56,14 +56,14 @@ def refuse_processes(config: Config) -> None:
 
 
 def checked_workload(config: Config, target: Target | None = None) -> Workload:
-    """Returns the workload of a checked config, whose echo is possible with it.
+    """Returns the workload of a checked config, whose data and echo are possible.
 
     Args:
       config: A training config.
       target: Devices that are not here, if it is for them.
 
     Raises:
-      ValueError: It is not possible; or the data cannot be opened.
+      OSError, ValueError: They are not possible; or the data cannot be opened.
     """
     workload = build(config)
     devices = target.devices if target else None
@@ -71,4 +71,5 @@ def checked_workload(config: Config, target: Target | None = None) -> Workload:
         config.mesh.data, config.mesh.fsdp, config.batch_size, devices=devices
     )
     check_echo(config, workload, mesh)
+    check_data(config, workload)
     return workload

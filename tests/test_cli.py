@@ -153,6 +153,11 @@ def test_a_config_is_checked_once(monkeypatch, tmp_path):
         ("--config.model.dtype=float32", "config.model has no field 'dtype'"),
         ("--config.workload=lmm", "lmm"),
         ("--config.data.source=none.txt", "none.txt"),
+        (
+            "--config.data.train_examples=15",
+            "config.batch_size=32 is more than the 15 examples that are trained on, so "
+            "that a batch would hold one several times; set --config.batch_size=8, or",
+        ),
     ],
 )
 def test_what_is_mistyped_is_named_in_one_line(flag, message, tmp_path, capsys):

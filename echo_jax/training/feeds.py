@@ -38,7 +38,14 @@ from echo_jax.training.feed import (
 from echo_jax.training.growing import GrowingFeed
 from echo_jax.workloads.base import Augment, Batch, Workload
 
-__all__ = ["check_echo", "log_name", "make_echo_spec", "open_feed", "outline_feed"]
+__all__ = [
+    "check_data",
+    "check_echo",
+    "log_name",
+    "make_echo_spec",
+    "open_feed",
+    "outline_feed",
+]
 
 
 def make_echo_spec(
@@ -63,6 +70,29 @@ def make_echo_spec(
 def log_name(shard: int) -> str:
     """Returns the name of the file of a shard's decisions."""
     return f"tape-{shard}.json" if shard else "tape.json"
+
+
+def check_data(config: Config, workload: Workload) -> None:
+    """Refuses data that cannot be trained on, by its number and its first example.
+
+    Args:
+      config: A checked training config.
+      workload: Made from this config.
+
+    Raises:
+      OSError: The example cannot be read.
+      ValueError: A batch is larger than all of the data, or the example is not what
+        the workload takes.
+    """
+    known, wanted = workload.num_examples, config.batch_size
+    if known is not None and wanted > known:
+        fits = 2 ** (known.bit_length() - 1)
+        raise ValueError(
+            f"config.batch_size={wanted} is more than the {known} examples that are "
+            "trained on, so that a batch would hold one several times; set "
+            f"--config.batch_size={fits}, or train on more"
+        )
+    workload.first_item()
 
 
 def check_echo(config: Config, workload: Workload, mesh: Mesh) -> None:

@@ -60,7 +60,7 @@ from echo_jax.training.environment import (
 )
 from echo_jax.training.evaluation import evaluate_split
 from echo_jax.training.feed import Input
-from echo_jax.training.feeds import check_echo, log_name
+from echo_jax.training.feeds import check_data, check_echo, log_name
 from echo_jax.training.finite import (
     NonFiniteLossError,
     OverflowsError,
@@ -433,6 +433,7 @@ def train_checked(
     compiled = compile_functions(config, workload)
     # Here, so that an impossible echo is refused before anything is written.
     check_echo(config, workload, compiled.mesh)
+    check_data(config, workload)
     check_norm(config, compiled, workload)
     check_branches(config, workload)
     check_loggers(config.log.to, workdir)

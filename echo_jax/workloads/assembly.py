@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
 from echo_jax.data.stage_calls import stage_calls
-from echo_jax.data.stages import Stages
+from echo_jax.data.stages import Guarded, Item, Stages
 from echo_jax.workloads.base import Augment, Evaluator, MakesEvaluation, Task, Workload
 
 __all__ = ["compute_dtype", "make_workload"]
@@ -70,6 +70,8 @@ def make_workload(
             mode=mode,
             train_dataset=functools.partial(train_dataset, stages, pipeline),
             fresh_dataset=functools.partial(fresh_batches, stages, pipeline),
+            num_examples=len(stages.source),
+            first_item=functools.partial(_first_item, stages),
             stage_calls=functools.partial(stage_calls, stages, pipeline),
             with_threads=lambda threads: read_by(replace(pipeline, threads=threads)),
             with_seed=lambda seed: read_by(replace(pipeline, seed=seed)),
@@ -85,3 +87,7 @@ def make_workload(
         )
 
     return read_by(PipelineSpec.from_config(config))
+
+
+def _first_item(stages: Stages) -> Item:
+    return Guarded("decode", stages.decode)(stages.source[0])

@@ -200,6 +200,10 @@ class Workload:
         `Task.evaluate`; None if that is all.
       augment_on_device: What is done on the devices to every use of a decoded item;
         hashable. None if nothing is random.
+      num_examples: How many examples are trained on; None by default, where it is not
+        known.
+      first_item: Reads and decodes the first of them, so that data that does not fit
+        is refused before anything is compiled; by default nothing is looked at.
       stage_calls: Makes functions that do what each stage of the training pipeline
         does for one batch, by the stage's name and in order, to be timed. None by
         default: ``{}``.
@@ -225,6 +229,8 @@ class Workload:
     eval_batches: MakesEvaluation
     evaluator: Callable[[], Evaluator] | None = None
     augment_on_device: Augment | None = None
+    num_examples: int | None = None
+    first_item: Callable[[], Any] = bool
     stage_calls: Callable[[], Mapping[str, Callable[[], Any]]] = dict
     with_threads: "Callable[[int], Workload] | None" = None
     with_seed: "Callable[[int], Workload] | None" = None

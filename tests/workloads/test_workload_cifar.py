@@ -13,6 +13,7 @@ from echo_jax.config import load_config
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.models import ResNet
 from echo_jax.models.mobilenet import MobileNetV3
+from echo_jax.refusals import checked_workload
 from echo_jax.workloads import build
 from echo_jax.workloads.cifar import _ON_DEVICE, _ON_HOST
 
@@ -171,6 +172,17 @@ def test_images_of_another_size_are_refused_by_name(tmp_path):
     message = r"class_1/0001\.jpg': it has 30x40 pixels, and workload 'cifar' takes 32x"
     with pytest.raises(ValueError, match=message):
         take(workload.train_dataset(EchoSpec()), 1)
+
+
+def test_data_that_does_not_fit_is_refused_before_anything_is_made(tmp_path):
+    folder = prepare(tmp_path, [(40, 30), (32, 32)], SMALL[:2])
+    with pytest.raises(ValueError, match=r"batch_size=8 is more than the 2 examples"):
+        checked_workload(config_of(folder))
+    fits = {"batch_size": 2, "mesh__data": 1}
+    with pytest.raises(ValueError, match=r"it has 30x40 pixels, and workload 'cifar'"):
+        checked_workload(config_of(folder, **fits))
+    config = config_of(folder, **fits, data__train_split="validation")
+    assert checked_workload(config).num_examples == 2
 
 
 @pytest.mark.parametrize(
