@@ -10,6 +10,7 @@ import numpy as np
 
 from echo_jax.config import Config
 from echo_jax.folders import RunPath
+from echo_jax.training.distributed import is_main_process
 
 __all__ = ["LOGGERS", "Logger", "check_loggers", "open_loggers"]
 
@@ -111,14 +112,16 @@ LOGGERS: Mapping[str, Callable[[RunPath, Config, int], Logger]] = {
     "tensorboard": _TensorBoard,
     "wandb": _Wandb,
 }
-"""What ``config.log.to`` may name; extras of the same names install them."""
+"""What ``config.log.to`` may name: extras of these names install them, and folders of
+these names in the run folder are what they write."""
 
 
 def check_loggers(names: Sequence[str], workdir: RunPath) -> None:
     """Refuses loggers that cannot log.
 
     Raises:
-      ValueError: One is unknown or not installed, or the folder is in a bucket.
+      ValueError: One is unknown, not installed or not logged in, or the folder is in a
+        bucket.
     """
     for name in names:
         if name not in LOGGERS:
@@ -140,6 +143,28 @@ def check_loggers(names: Sequence[str], workdir: RunPath) -> None:
                 f"config.log.to={name!r} needs {package}: pip install "
                 f"'echo-jax[{name}]'"
             ) from error
+    if "wandb" in names and is_main_process():
+        _log_in()
+
+
+def _log_in() -> None:
+    """Looks for a key of Weights & Biases; on a terminal it is asked for.
+
+    Raises:
+      ValueError: There is none, or none that can be one.
+    """
+    import wandb
+
+    if wandb.setup().settings.mode != "online":
+        return
+    try:
+        # Whether it is the right one is seen where the run begins.
+        wandb.login(verify=False)
+    except wandb.Error as error:
+        raise ValueError(
+            f"config.log.to='wandb' is not logged in ({error}); run 'wandb login', or "
+            "set the environment variable WANDB_MODE=offline"
+        ) from error
 
 
 def open_loggers(

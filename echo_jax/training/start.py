@@ -10,6 +10,7 @@ from echo_jax.folders import RunPath
 from echo_jax.json_files import read_json
 from echo_jax.training.distributed import is_main_process
 from echo_jax.training.environment import claim_workdir
+from echo_jax.training.loggers import LOGGERS
 from echo_jax.training.model import MODEL_FILE
 from echo_jax.training.task_file import TASK_FILE
 
@@ -100,7 +101,11 @@ class Start(TakenBack):
         super().__init__(
             workdir,
             replaced=("config.json", "environment.json"),
-            added=("metrics.jsonl", "checkpoints", MODEL_FILE, TASK_FILE, *task_files),
+            added=(
+                *("metrics.jsonl", "checkpoints", MODEL_FILE, TASK_FILE),
+                *LOGGERS,
+                *task_files,
+            ),
         )
         self._config = config
         self.bent = ""

@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_workload import make_workload, tiny_config
 
@@ -98,12 +99,31 @@ def test_a_logger_that_is_not_installed_is_refused_at_once(name, tmp_path, monke
     assert not (tmp_path / "run" / "config.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [(None, "No API key configured"), ("short", "WANDB_API_KEY invalid")],
+)
+def test_wandb_without_a_login_is_refused_at_once(tmp_path, monkeypatch, key, why):
+    wandb.teardown()  # It keeps what the environment was.
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    if key:
+        monkeypatch.setenv("WANDB_API_KEY", key)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    with pytest.raises(ValueError, match=rf"{why}.*'wandb login'.*WANDB_MODE=offline"):
+        run(tmp_path / "run", 2, "wandb")
+    wandb.teardown()
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_unknown_logger_is_refused(tmp_path):
     with pytest.raises(ValueError, match="'clearml', which is unknown; use tensorboa"):
         run(tmp_path / "run", 2, "clearml")
 
 
-def test_a_link_in_place_of_a_folder_is_not_followed(tmp_path):
+def test_a_link_in_place_of_a_folder_is_not_followed(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
     (tmp_path / "run").mkdir()
     (tmp_path / "elsewhere").mkdir()
     for name in ("tensorboard", "wandb"):

@@ -73,7 +73,7 @@ def test_a_refused_start_is_in_nobodys_way(tmp_path):
 def test_a_refused_start_takes_nothing_that_was_there(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "metrics.jsonl").write_text("")
-    start(tmp_path)
+    start(tmp_path, log__to=("tensorboard",))
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"notes.txt", "metrics.jsonl"}
 
