@@ -106,6 +106,22 @@ def test_huge_files_of_other_formats_are_not_decoded(monkeypatch, name, at, side
     assert reason(huge) == "not between 1 and 67108864 pixels"
 
 
+def test_a_gif_is_as_large_as_its_picture(monkeypatch):
+    """Which may be larger than the screen that its header begins with."""
+    data = other("GIF", (40, 30))
+    data = data[:6] + struct.pack("<HH", 1, 1) + data[10:]
+    monkeypatch.setattr(image_check, "_MAX_PIXELS", 40 * 30 - 1)
+    monkeypatch.setattr(image_check.Image, "open", None)
+    assert reason(data) == "not between 1 and 1199 pixels"
+
+
+def test_the_short_header_of_a_bmp_is_known():
+    """That of OS/2, whose sides take two bytes each."""
+    header = struct.pack("<2sIHHI", b"BM", 38, 0, 0, 26)
+    header += struct.pack("<IHHHH", 12, 2, 1, 1, 24)
+    assert check_image(header + bytes(8)) == (1, 2)
+
+
 def test_the_size_is_before_rotation():
     # An EXIF segment that says: rotated by 90 degrees.
     exif = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"
@@ -157,7 +173,8 @@ def test_damage_is_found():
     [
         (b"", "empty file"),
         (b"II*\0" + bytes(100), _NO_IMAGE),
-        (b"GIF89a", "truncated"),
+        (b"GIF89a", "corrupt"),
+        (b"BM", "corrupt"),
         (b"GIF89a\x01\0\x01\0" + bytes(100), "corrupt"),
         (b"RIFF\x22\0\0\0WEBPVP8 ", "truncated"),
         (b"<html>not found</html>", _NO_IMAGE),

@@ -4,9 +4,10 @@ import io
 import zlib
 from collections.abc import Iterator
 
-from PIL import Image
+from PIL import BmpImagePlugin, GifImagePlugin, Image
 
 from echo_jax.data.images import decode_jpeg
+from echo_jax.data.jpeg_header import jpeg_header
 from echo_jax.data.prepare.errors import BadExampleError
 
 __all__ = ["MAX_IMAGE_BYTES", "check_image"]
@@ -17,10 +18,9 @@ _NO_IMAGE = "no JPEG, PNG, WebP, BMP or GIF: convert it to one"
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _BMP, _GIF, _RIFF, _WEBP = b"BM", b"GIF8", b"RIFF", b"WEBP"
-_END_OF_IMAGE = b"\xff\xd9"
+_START_OF_SCAN, _END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
 # The last chunk of a PNG is always the same: no data, its name, its checksum.
 _END_OF_PNG = b"\0\0\0\0IEND\xaeB`\x82"
-_START_OF_SCAN = 0xDA
 # Values of a pixel in each colour type of a PNG.
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 # First column, first row, and steps of both, of each pass of an interlaced PNG.
@@ -34,8 +34,6 @@ _PNG_PASSES = (
     (0, 1, 1, 2),
 )
 _INFLATED_BYTES = 1024**2
-# Start of frame: 0xC0 to 0xCF, but for three markers of tables.
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 def check_image(data: bytes) -> tuple[int, int]:
@@ -132,50 +130,48 @@ def _image_data(png: bytes) -> Iterator[bytes]:
         position = start + size + 4
 
 
+def _jpeg_header(data: bytes) -> tuple[int, int, int]:
+    """Returns height, width and where the first scan begins."""
+    header = jpeg_header(data)
+    if header is None or not data.startswith(_START_OF_SCAN, header.scan):
+        is_cut = not data.endswith(_END_OF_IMAGE)
+        raise BadExampleError("truncated" if is_cut else "corrupt")
+    return header.height, header.width, header.scan
+
+
 def _other_header(data: bytes) -> tuple[str, int, int]:
     """Returns the format, height and width of a file that is no JPEG and no PNG."""
+    if data.startswith(_RIFF) and data[8:12] == _WEBP:
+        return "WEBP", *_webp_header(data)
+    # Not by `Image.open`, which warns of sizes that are refused here.
+    if data.startswith(_GIF):
+        kind, reader = "GIF", GifImagePlugin.GifImageFile
+    elif data.startswith(_BMP):
+        kind, reader = "BMP", BmpImagePlugin.BmpImageFile
+    else:
+        raise BadExampleError(_NO_IMAGE)
+    try:
+        with reader(io.BytesIO(data)) as image:
+            return kind, image.height, image.width
+    # A decoder raises of everything on hostile input.
+    except Exception as error:
+        raise BadExampleError("corrupt") from error
+
+
+def _webp_header(data: bytes) -> tuple[int, int]:
+    """Returns height and width, which Pillow knows once it has memory for the image."""
 
     def number(at: int, size: int) -> int:
         return int.from_bytes(data[at : at + size], "little")
 
-    if data.startswith(_GIF):
-        if len(data) < 10:
-            raise BadExampleError("truncated")
-        return "GIF", number(8, 2), number(6, 2)
-    if data.startswith(_BMP) and len(data) >= 26:
-        # Rows are stored from the bottom to the top, unless the height is negative.
-        height = number(22, 4)
-        return "BMP", min(height, 2**32 - height), number(18, 4)
-    if data.startswith(_RIFF) and data[8:12] == _WEBP:
-        if len(data) < max(30, 8 + number(4, 4)):
-            raise BadExampleError("truncated")
-        match data[12:16]:
-            case b"VP8X":
-                return "WEBP", 1 + number(27, 3), 1 + number(24, 3)
-            case b"VP8L":
-                sides = number(21, 4)
-                return "WEBP", 1 + (sides >> 14 & 0x3FFF), 1 + (sides & 0x3FFF)
-            case b"VP8 ":
-                return "WEBP", number(28, 2) & 0x3FFF, number(26, 2) & 0x3FFF
+    if len(data) < max(30, 8 + number(4, 4)):
+        raise BadExampleError("truncated")
+    match data[12:16]:
+        case b"VP8X":
+            return 1 + number(27, 3), 1 + number(24, 3)
+        case b"VP8L":
+            sides = number(21, 4)
+            return 1 + (sides >> 14 & 0x3FFF), 1 + (sides & 0x3FFF)
+        case b"VP8 ":
+            return number(28, 2) & 0x3FFF, number(26, 2) & 0x3FFF
     raise BadExampleError(_NO_IMAGE)
-
-
-def _jpeg_header(data: bytes) -> tuple[int, int, int]:
-    """Returns height, width and where the first scan begins."""
-    position, size = 2, None
-    while position + 4 <= len(data):
-        if data[position] != 0xFF:
-            raise BadExampleError("corrupt")
-        marker = data[position + 1]
-        if marker == 0xFF:  # Markers may be preceded by fill bytes.
-            position += 1
-            continue
-        if marker == _START_OF_SCAN and size:
-            return *size, position
-        if marker in _FRAMES:
-            height, width = (
-                int.from_bytes(data[position + i : position + i + 2]) for i in (5, 7)
-            )
-            size = height, width
-        position += 2 + int.from_bytes(data[position + 2 : position + 4])
-    raise BadExampleError("truncated")
