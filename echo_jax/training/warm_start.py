@@ -1,8 +1,8 @@
 """Beginning a run with what another one has learnt: ``config.init_from``."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -63,7 +63,7 @@ def warm_start(source: str, shapes: Variables) -> WarmStart:
 
     Args:
       source: A run folder, whose newest checkpoint is taken, or a file of
-        ``echo-jax export --to safetensors``.
+        ``echo-jax export --to safetensors``; here, or in a bucket.
       shapes: Of the new run's variables.
 
     Raises:
@@ -107,7 +107,7 @@ def replaced(variables: Variables, taken: Variables) -> Variables:
 def _arrays_of(source: str) -> dict[str, np.ndarray]:
     """Returns all arrays of a source by their names, such as ``params/head/kernel``."""
     if source.endswith(SUFFIX):
-        return read_weights(Path(source).expanduser())
+        return read_weights(os.path.expanduser(source))
     return flat_arrays(read_model(run_folder(source)).model.variables)
 
 

@@ -1,14 +1,16 @@
 """Weights as a file that other programs read, too: safetensors."""
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
 from flax import traverse_util
 
-from echo_jax.folders import FolderError, run_file
+from echo_jax.folders import FolderError, RunPath, run_file
 from echo_jax.training.distributed import fetch_global
 
 __all__ = ["SUFFIX", "flat_arrays", "read_weights", "write_weights"]
@@ -61,7 +63,7 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """Reads the arrays of a file, by their names.
 
     Args:
-      path: A local file.
+      path: The file, here or ``gs://BUCKET/FOLDER/FILE`` as text.
 
     Raises:
       ModuleNotFoundError: safetensors is not installed; the message says how.
@@ -70,15 +72,31 @@ def read_weights(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     _check_installed()
     from safetensors import SafetensorError, safe_open
 
+    file = run_file(path)
     try:
-        with safe_open(os.fspath(path), framework="np") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        with _on_disk(file) as name, safe_open(name, framework="np") as opened:
+            return {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
-        raise FolderError(f"there is no file {os.fspath(path)!r}") from error
+        raise FolderError(f"there is no file {str(file)!r}") from error
     except SafetensorError as error:
         raise FolderError(
-            f"{os.fspath(path)!r} is no file of safetensors: {error}"
+            f"{str(file)!r} is no file of safetensors: {error}"
         ) from error
+
+
+@contextlib.contextmanager
+def _on_disk(file: RunPath) -> Iterator[str]:
+    """Gives the name of a file as it is, or of a copy of one in a bucket.
+
+    From a file alone safetensors reads bfloat16 into NumPy, not from bytes.
+    """
+    if not file.in_bucket:
+        yield os.fspath(file)
+        return
+    with tempfile.NamedTemporaryFile(suffix=SUFFIX) as copy:
+        copy.write(file.read_bytes())
+        copy.flush()
+        yield copy.name
 
 
 def _check_installed() -> None:

@@ -6,6 +6,9 @@ import shutil
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from etils import epath
 from etils.epath import gpath
@@ -13,6 +16,7 @@ from fake_gcs import Bucket, serve
 from test_training_resume import ECHOES, exact
 from tiny_workload import run, stop_at
 
+import echo_jax as ej
 from echo_jax import cli
 from echo_jax.bucket import _open, open_bucket
 from echo_jax.echo.decision_log import DecisionLog
@@ -23,6 +27,7 @@ from echo_jax.training.checkpoint import params_sha256
 from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.runfiles import MetricsFile
 from echo_jax.training.saved_model import read_model
+from echo_jax.training.weights import read_weights, write_weights
 
 ROOT = Path(__file__).parents[2]
 WORKDIR = "gs://bucket/runs/a"
@@ -220,6 +225,32 @@ def refused(workdir, capsys):
     assert cli.main([*LM, workdir]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line
+
+
+@pytest.mark.slow
+def test_a_trained_model_is_used_and_begun_with_there(bucket, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{i} bottles of beer on the wall.\n" for i in range(400)))
+    fields = f"data.source={text} data.eval_examples=16 mesh.data=1 updates=2 "
+    fields += "optim.warmup_updates=0 model.seq_len=16 model.d_model=8 model.d_ff=8 "
+    fields += "dispatch.mode=loop dispatch.steps=1"
+    small = [f"--config.{each}" for each in fields.split()]
+    assert cli.main([*LM, WORKDIR, *small]) == 0
+    trained = ej.load_run(WORKDIR)
+    weights = "gs://bucket/x/model.safetensors"
+    assert cli.main(["export", WORKDIR, "--to", "safetensors", "--out", weights]) == 0
+    begun = [*LM, "gs://bucket/runs/b", *small, "--config.optim.lr=1e-30"]
+    assert cli.main([*begun, f"--config.init_from={weights}"]) == 0
+    found = ej.load_run("gs://bucket/runs/b").variables
+    jax.tree.map(np.testing.assert_array_equal, found, trained.variables)
+    write_weights(weights, {"params": {"x": jnp.ones(3, jnp.bfloat16)}}, {})
+    assert read_weights(weights)["params/x"].tolist() == [1, 1, 1]
+    missing = "gs://bucket/x/no.safetensors"
+    with pytest.raises(FolderError, match=f"there is no file '{missing}'"):
+        read_weights(missing)
+    bucket.put("x/no.safetensors", b"something else")
+    with pytest.raises(FolderError, match=f"'{missing}' is no file of safetensors"):
+        read_weights(missing)
 
 
 def test_without_credentials_the_command_says_so(monkeypatch, capsys, tmp_path):
