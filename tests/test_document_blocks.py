@@ -1,0 +1,193 @@
+"""Every Python block of README.md and the pages beside it is run, with stand-ins.
+
+What a page calls the reader's own is a stand-in here; docs/loaders.md, whose blocks are
+programs, is run by `test_loaders`. Lines of the shell are not run here: .ci/run runs
+those of README.md and docs/training.md that train on one machine. All others are parsed
+with their configs by `test_documents` and no more: those of docs/large-batches.md,
+docs/scaling.md, docs/results.md, docs/benchmarks.md and docs/faults.md, and those that
+need a cloud, whose script `tests/launch` runs with a stand-in for gcloud.
+"""
+
+import re
+from pathlib import Path
+
+import grain
+import jax
+import numpy as np
+import pytest
+
+import echo_jax as ej
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/site/*.md")]
+# `test_loaders` says how many it has.
+PAGES.remove(ROOT / "docs/loaders.md")
+BLOCKS = {
+    page.relative_to(ROOT).as_posix(): re.findall(
+        r"(?ms)^```(?:python|diff)\n(.*?)^```", page.read_text(encoding="utf-8")
+    )
+    for page in PAGES
+}
+# A word for each block, in the order of the page; each is run by a test below.
+WORDS = {
+    "README.md": ("my_iterator", "AdaptiveSpec"),
+    "docs/library.md": ("ej.probe", "ej.device.echo", "replay", "ej.grain.echo"),
+    "docs/scaling.md": ("gradient_noise_scale",),
+    "docs/site/index.md": ("ej.probe",),
+}
+IMAGES, BATCH_SIZE = 512, 32
+# The one line that loads TensorFlow, which takes ten seconds.
+TF_LINE = "tf_ds = tf_dataset.apply(ej.tfdata.echo(ej.EchoSpec(factor=2)))\n"
+
+
+class Loader:
+    """A loader of the reader's, of batches of images, that has a state."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at >= IMAGES:
+            raise StopIteration
+        self.at += BATCH_SIZE
+        labels = np.arange(self.at - BATCH_SIZE, self.at)
+        return {"image": np.zeros((BATCH_SIZE, 8, 8, 3), np.uint8), "label": labels}
+
+    def get_state(self):
+        return {"at": self.at}
+
+    def set_state(self, state):
+        self.at = state["at"]
+
+
+class Uses:
+    """How often each example was trained on, by steps of the reader's."""
+
+    def __init__(self):
+        self.batches = []
+
+    def __call__(self, batch):
+        self.batches.append(np.asarray(batch["label"]))
+        return np.zeros(())
+
+    def step(self, params, state, batch):
+        return params, state, self(batch)
+
+    def train_step(self, state, batch):
+        self(batch)
+        return state
+
+    def counts(self):
+        return np.bincount(np.concatenate(self.batches), minlength=IMAGES)
+
+
+def block_with(page, word):
+    (block,) = (block for block in BLOCKS[page] if word in block)
+    return block
+
+
+def run(page, word, **mine):
+    """Runs the block of a page that has a word in it; of a diff what it leads to."""
+    assert word in WORDS[page]
+    block = block_with(page, word)
+    if re.search("(?m)^[-+]", block):
+        block = re.sub("(?m)^.", "", re.sub("(?m)^-.*\n", "", block))
+    names = {"ej": ej, "np": np, **mine}
+    exec(compile(block, page, "exec"), names)
+    return names
+
+
+def test_every_block_is_run():
+    for page, blocks in BLOCKS.items():
+        run_here = [block_with(page, word) for word in WORDS.get(page, ())]
+        assert run_here == blocks, page
+
+
+@pytest.fixture
+def uses():
+    return Uses()
+
+
+def test_the_loop_of_the_readme(uses):
+    items = ({"label": i} for i in range(IMAGES))
+    mine = {"my_iterator": items, "params": 0, "state": 0, "step": uses.step}
+    run("README.md", "my_iterator", **mine)
+    assert (uses.counts() == 4).all()
+    assert {len(batch) for batch in uses.batches} == {64}
+
+
+def test_the_loop_that_two_lines_change(uses):
+    mine = {"loader": Loader(), "params": 0, "state": 0, "step": uses.step}
+    run("README.md", "AdaptiveSpec", **mine)
+    assert (uses.counts() == 4).all()
+
+
+@pytest.mark.parametrize("page", ["docs/library.md", "docs/site/index.md"])
+def test_the_probe(page, uses, capsys, monkeypatch):
+    monkeypatch.setitem(ej.probe.__kwdefaults__, "seconds", 0.2)
+
+    def batches():
+        while True:
+            yield from Loader()
+
+    run(page, "ej.probe", loader=batches(), train_step=uses)
+    assert "Step alone" in capsys.readouterr().out
+
+
+def test_an_echo_on_the_accelerator(uses):
+    mine = {"host_batches": Loader(), "state": 0, "train_step": uses.train_step}
+    names = run("docs/library.md", "ej.device.echo", **mine)
+    assert (uses.counts() == 4).all()
+    assert isinstance(names["batch"]["image"], jax.Array)
+
+
+def test_an_echo_is_saved_and_replayed(uses):
+    spec = ej.AdaptiveSpec(cap=3, buffer=256, batch_size=32)
+    mine = {"loader": Loader(), "spec": spec, "state": 0}
+    names = run("docs/library.md", "replay", train_step=uses.train_step, **mine)
+    assert set(uses.counts()) <= {1, 2, 3}
+    with ej.echo(Loader(), spec, batch=True, unbatch=True, prefetch=2) as ended:
+        ended.set_state(names["checkpoint"])
+        assert [*ended] == []
+    assert names["spec"].replay == names["batches"].log
+
+
+def make_my_echo(upstream, spec):
+    return ej.echo(upstream, spec, tags=True)
+
+
+@pytest.mark.parametrize(
+    "with_tensorflow", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
+def test_echoes_of_others_tags_and_laws(with_tensorflow, monkeypatch):
+    assert any(TF_LINE in block for block in BLOCKS["docs/library.md"])
+    mine = {
+        "grain_iter_dataset": grain.MapDataset.range(9).to_iter_dataset(),
+        "items": range(9),
+        "spec": ej.EchoSpec(factor=2),
+        "seed": 0,
+        "make_my_echo": make_my_echo,
+    }
+    if with_tensorflow:
+        import tensorflow as tf
+
+        mine["tf_dataset"] = tf.data.Dataset.range(9)
+    else:
+        without = [each.replace(TF_LINE, "") for each in BLOCKS["docs/library.md"]]
+        monkeypatch.setitem(BLOCKS, "docs/library.md", without)
+    names = run("docs/library.md", "ej.grain.echo", **mine)
+    twice = np.repeat(np.arange(9), 2).tolist()
+    assert [*names["ds"]] == twice
+    assert names["tags"] == ej.Tags(8, 1)
+    if with_tensorflow:
+        assert [*map(int, names["tf_ds"])] == twice
+
+
+def test_the_noise_scale(capsys):
+    run("docs/scaling.md", "gradient_noise_scale")
+    (found,) = re.findall(r"a noise scale of (.*) examples", capsys.readouterr().out)
+    # The page says why it is 6.
+    assert float(found) == pytest.approx(6, rel=0.1)
