@@ -234,7 +234,7 @@ def _use(
         raise Exit(WRONG_USE, f"unknown option {extras[0]!r}; see --help")
     try:
         said = command(args)
-    except (FolderError, ModuleNotFoundError, ValueError) as error:
+    except (FolderError, ImportError, ValueError) as error:
         raise Exit(WRONG_USE, error) from error
     for each in said:
         rich.print(each) if isinstance(each, Table) else print(each)

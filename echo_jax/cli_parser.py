@@ -31,8 +31,10 @@ examples:
 Each command has a --help of its own."""
 
 _TRAIN_EPILOG = """\
-Every field of the config is a flag: --config.FIELD=VALUE. echo_jax/config.py says what
-each means; a mistyped one is answered with those that there are.
+Every field of the config is a flag: --config.FIELD=VALUE. 'echo-jax configs show lm'
+shows those of a config and what each means, as the site's page on fields does; a
+mistyped one is answered with those that there are. 'echo-jax configs copy lm' makes a
+file of your own.
 The same command with the same workdir resumes.
 
 Ctrl-C, SIGTERM or SIGHUP saves and ends, also while the data hangs; a second one ends

@@ -4,7 +4,9 @@ import argparse
 import os
 import textwrap
 
+from echo_jax.command_end import typed_config
 from echo_jax.config import load_config
+from echo_jax.config_fields import field_lines
 from echo_jax.config_files import copy_config, import_config, packaged_configs
 from echo_jax.printable import printable
 
@@ -17,6 +19,7 @@ and is named by its path.
 
 examples:
   echo-jax configs
+  echo-jax configs show lm:tiny
   echo-jax study --config quickstart:tiny --workdir runs/quickstart
   echo-jax configs copy lm
   echo-jax train --config configs/lm.py:tiny --workdir runs/lm"""
@@ -30,7 +33,15 @@ def add_actions(configs: argparse.ArgumentParser) -> None:
     Args:
       configs: The parser of the command.
     """
-    actions = configs.add_subparsers(dest="action", metavar="copy")
+    actions = configs.add_subparsers(dest="action", metavar="show | copy")
+    show = actions.add_parser(
+        "show",
+        help="show every field of a config as a flag, with what it is",
+        description="Show every field of a config as the flag that sets it.",
+        epilog="example:\n  echo-jax configs show lm:tiny",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    show.add_argument("name", metavar="CONFIG[:VARIANT]", help="as --config takes it")
     copy = actions.add_parser(
         "copy",
         help="copy a config, and what it imports, to change it",
@@ -58,9 +69,12 @@ def run(args: argparse.Namespace) -> list[str]:
       What it says.
 
     Raises:
+      Exit: The config to be shown cannot be loaded.
       FolderError: The copy cannot be written.
       ValueError: There is no such config.
     """
+    if args.action == "show":
+        return [_shown(args.name)]
     return [_copied(args.name, args.folder) if args.action else _listed()]
 
 
@@ -74,6 +88,17 @@ def _listed() -> str:
         said += [name, f"{_INDENT}{about}"]
         said += textwrap.wrap(
             variants, 88, initial_indent=_INDENT, subsequent_indent=_INDENT
+        )
+    return "\n".join(said)
+
+
+def _shown(name: str) -> str:
+    """Says what every field of a config is set to, and what it is."""
+    said = []
+    for flag, about in field_lines(typed_config(name, ())):
+        said.append(printable(flag))
+        said += textwrap.wrap(
+            about, 88, initial_indent=_INDENT, subsequent_indent=_INDENT
         )
     return "\n".join(said)
 

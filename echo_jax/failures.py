@@ -159,7 +159,7 @@ def _is_ours(error: BaseException) -> bool:
     """Whether this package has written the message of an error."""
     if type(error).__module__.partition(".")[0] == _PACKAGE.name:
         return True
-    if not isinstance(error, ValueError | RuntimeError | OSError) or (
+    if not isinstance(error, ValueError | RuntimeError | OSError | ImportError) or (
         error.__traceback__ is None
     ):
         return False

@@ -27,11 +27,13 @@ examples:
 
 _PREDICT_EPILOG = """\
 Images are classified, or what is found in them is drawn into copies of them. Text is
-continued: that of files, or what is given with --text. Sizes, class names and the
-tokenizer are those of the run; its data need not be there.
+continued: that of files, or what is given with --text. Of a folder the images right in
+it are taken, by name. Sizes, class names and the tokenizer are those of the run; its
+data need not be there.
 
 examples:
   echo-jax predict runs/cifar10 cat.jpg ship.png
+  echo-jax predict runs/cifar10 photos/
   echo-jax predict runs/coco street.jpg --out found
   echo-jax predict runs/wikitext2 --text "The museum was" --tokens 40"""
 
@@ -91,7 +93,12 @@ def add_commands(add: Callable[[str, str, str], argparse.ArgumentParser]) -> Non
         metavar="FOLDER",
         help="also write evaluation.html there: what was confused, found or written",
     )
-    predict.add_argument("files", nargs="*", metavar="FILE", help="images, or texts")
+    predict.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="images, a folder of images, or texts",
+    )
     predict.add_argument(
         "--text", action="append", default=[], help="a text to be continued"
     )
@@ -201,6 +208,7 @@ def run_predict(args: argparse.Namespace) -> list[Any]:
         raise ValueError("there is nothing to predict; name files after WORKDIR")
     if run.is_of_text:
         return _continue_texts(run, args)
+    args.files = [each for named in args.files for each in _images_of(named)]
     outputs = run.predict(args.files)
     if "boxes" in outputs:
         return _draw_detections(run, args, outputs)
@@ -221,6 +229,27 @@ def run_export(args: argparse.Namespace) -> list[Any]:
     return [printable(export_run(run, args.to, args.out))]
 
 
+def _images_of(named: str) -> list[str]:
+    """Returns a file, or the images right in a folder, by name; hidden ones are not."""
+    folder = Path(named)
+    if not folder.is_dir():
+        return [named]
+    # Imported here: it imports OpenCV.
+    from echo_jax.data.prepare.examples import is_image
+
+    images = sorted(
+        str(path)
+        for path in folder.iterdir()
+        if is_image(path.name) and not path.name.startswith(".") and path.is_file()
+    )
+    if not images:
+        raise ValueError(
+            f"the folder {named} holds no image right in it, such as .jpg or .png; "
+            "name one that does, or files"
+        )
+    return images
+
+
 def _continue_texts(run: Any, args: argparse.Namespace) -> list[Any]:
     prompts = [*map(_text_of, args.files), *args.text]
     added = run.generate(
@@ -238,6 +267,8 @@ def _continue_texts(run: Any, args: argparse.Namespace) -> list[Any]:
 
 
 def _text_of(file: str) -> str:
+    if Path(file).is_dir():
+        raise ValueError(f"{file} is a folder; name the files of text in it")
     try:
         return Path(file).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

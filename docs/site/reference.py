@@ -2,15 +2,13 @@
 
 import argparse
 import functools
-import io
-import re
-import tokenize
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from echo_jax.config_fields import described_fields
+
 __all__ = ["commands_page", "fields_page"]
 
-_FIELD = re.compile(r"\s*config\.([\w.]+) = ")
 # What --help is wrapped at, whatever the terminal in which the site is made.
 _HELP_COLUMNS = 88
 
@@ -22,15 +20,14 @@ def fields_page(config: Mapping[str, Any], source: str) -> str:
 
     Args:
       config: With the defaults.
-      source: Of the function that makes it. What is said of a field or a group is the
-        comment behind its line, or in the lines above it.
+      source: Of the function that makes it: see `described_fields`.
 
     Returns:
       Tables of field, default and description.
     """
     rows: dict[str, list[str]] = {"": []}
     about = {"": ""}
-    for name, said in _described(source):
+    for name, said in described_fields(source):
         value = functools.reduce(lambda at, word: at[word], name.split("."), config)
         is_group = hasattr(value, "keys")
         if is_group and "." not in name:
@@ -48,25 +45,6 @@ def fields_page(config: Mapping[str, Any], source: str) -> str:
         lines += ["| field | default | |", "| --- | --- | --- |"]
         lines += [f"| {row} |" for row in of_group] + [""]
     return "\n".join(lines)
-
-
-def _described(source: str) -> Iterator[tuple[str, str]]:
-    """Yields name and description of all that a source sets."""
-    comments = {
-        token.start[0]: token.string.removeprefix("#").strip()
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    lines = source.split("\n")
-    for number, line in enumerate(lines, start=1):
-        if not (found := _FIELD.match(line)):
-            continue
-        said = [comments[number]] if number in comments else []
-        above = number - 1
-        while above in comments and lines[above - 1].strip().startswith("#"):
-            said.insert(0, comments[above])
-            above -= 1
-        yield found[1], " ".join(said)
 
 
 def commands_page(parser: argparse.ArgumentParser) -> str:

@@ -85,8 +85,10 @@ class TrainedRun:
           zeros behind the end of shorter texts, and ``"length"``, ``int32[B]``.
 
         Raises:
-          ValueError: One cannot be read, or a text is longer than the model's T.
+          ValueError: One cannot be read, a text is longer than the model's T, or it is
+            one input and no list of them.
         """
+        _refuse_single(inputs)
         if not len(inputs):
             raise ValueError("there is nothing to predict; give one input at least")
         if self.is_of_text:
@@ -114,6 +116,7 @@ class TrainedRun:
         """
         if isinstance(batch, Mapping):
             return self._compute(batch)
+        _refuse_single(batch)
         parts = []
         rows = min(len(batch), self.config.batch_size) or 1
         for start in range(0, len(batch) or 1, rows):
@@ -149,8 +152,10 @@ class TrainedRun:
 
         Raises:
           ValueError: The model is none of language, a prompt is empty and the model
-            knows no beginning of a document, or a number cannot be used.
+            knows no beginning of a document, a number cannot be used, or it is one
+            prompt and no list of them.
         """
+        _refuse_single(prompts)
         if not isinstance(self.task, LanguageModel):
             raise ValueError(
                 f"{self.workdir} was trained on images, and continues no text"
@@ -236,6 +241,14 @@ def load_run(workdir: str | os.PathLike[str], update: int | None = None) -> Trai
 def _shapes(variables: Variables) -> dict[Any, tuple[int, ...]]:
     flat: dict[Any, Any] = traverse_util.flatten_dict(variables)
     return {path: array.shape for path, array in flat.items()}
+
+
+def _refuse_single(inputs: Any) -> None:
+    """Refuses one input where a list belongs: a text is a list of letters, too."""
+    if isinstance(inputs, str | bytes | os.PathLike):
+        raise ValueError(
+            f"{inputs!r:.60} is a single input; give a list, [{inputs!r:.60}]"
+        )
 
 
 def _named(config: Config, image: Input) -> dict[str, Any]:

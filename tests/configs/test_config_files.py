@@ -9,6 +9,7 @@ import pytest
 from echo_jax import cli, config_files
 from echo_jax.config import load_config
 from echo_jax.config_files import copy_config, import_config, packaged_configs
+from echo_jax.config_flags import load_with_flags
 
 ROOT = Path(__file__).parents[2]
 NAMES = [*packaged_configs()]
@@ -93,6 +94,19 @@ def test_the_list_says_what_each_config_is_and_its_variants(capsys):
         == "    A small ResNet on synthetic images of eight shapes, stored as JPEG."
     )
     assert lines[lines.index("quickstart") + 2] == "    :fed  :tiny  :which  :bursty"
+
+
+def test_a_config_is_shown_as_flags_with_what_they_are(capsys):
+    assert cli.main(["configs", "show", "lm:tiny"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    flags = [line for line in lines if line.startswith("--config.")]
+    shown = load_with_flags("lm:tiny", [*flags])
+    assert shown.to_dict() == load_config("lm:tiny").to_dict()
+    at = lines.index("--config.init_from=")
+    assert lines[at + 1].startswith("    A run folder, or a file of 'echo-jax export")
+    assert cli.main(["configs", "show", "quickstart"]) == 0
+    assert "--config.base.init_from=\n    A run folder" in capsys.readouterr().out
+    assert cli.main(["configs", "show", "no"]) == 2
 
 
 @pytest.mark.parametrize("name", COPIED)

@@ -195,6 +195,16 @@ def test_images_are_read_as_in_evaluation_and_of_any_size(shapes_run, tmp_path):
         run.predict([])
 
 
+def test_one_input_is_no_list_of_inputs(shapes_run, lm_run):
+    run = ej.load_run(shapes_run[0])
+    for single in ("cat.jpg", Path("cat.jpg"), b"\xff\xd8\xff"):
+        for use in (run.predict, run.read):
+            with pytest.raises(ValueError, match="is a single input; give a list, \\["):
+                use(single)
+    with pytest.raises(ValueError, match="'The museum was' is a single input"):
+        ej.load_run(lm_run[0]).generate("The museum was")
+
+
 def test_many_inputs_are_computed_as_a_batch_is(shapes_run):
     run = ej.load_run(shapes_run[0])
     images = np.random.default_rng(0).integers(0, 255, (19, 32, 32, 3), np.uint8)

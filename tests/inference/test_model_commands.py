@@ -1,7 +1,9 @@
 """``echo-jax evaluate | predict | export`` as they are typed."""
 
+import importlib
 import io
 import json
+import sys
 
 import cv2
 import numpy as np
@@ -11,6 +13,7 @@ from trained_runs import untrained_detector, write_text
 
 import echo_jax as ej
 from echo_jax import cli
+from echo_jax.inference import evaluate as evaluate_module
 from echo_jax.inference import run as run_module
 from echo_jax.inference.pictures import draw_boxes
 
@@ -61,6 +64,38 @@ def test_images_are_classified(shapes_run, images, tmp_path, capsys):
         assert [each["class"] for each in found[str(file)]] == best
         assert found[str(file)][0]["probability"] == pytest.approx(row.max())
         assert f"{best[0]} {row.max():.1%}" in out
+
+
+def test_what_an_evaluation_needs_and_is_not_installed_is_named(
+    shapes_run, capsys, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    monkeypatch.delitem(sys.modules, "echo_jax.echo.adapters.tfdata", raising=False)
+
+    def evaluate(*args, **options):
+        importlib.import_module("echo_jax.echo.adapters.tfdata")
+
+    monkeypatch.setattr(evaluate_module, "evaluate_run", evaluate)
+    line = refused(capsys, "evaluate", shapes_run[0])
+    assert "TensorFlow, which is not installed" in line and "echo-jax[tfdata]" in line
+    assert "unexpected" not in line
+
+
+def test_a_folder_is_the_images_in_it(shapes_run, lm_run, images, tmp_path, capsys):
+    folder = tmp_path / "photos"
+    (folder / "more").mkdir(parents=True)
+    for name in ("b.png", "a.PNG", ".hidden.png", "more/c.png"):
+        (folder / name).write_bytes(images[0].read_bytes())
+    (folder / "notes.txt").write_text("no image")
+    out = tmp_path / "found.json"
+    said(capsys, "predict", shapes_run[0], folder, images[1], "--json", out)
+    wanted = [folder / "a.PNG", folder / "b.png", images[1]]
+    assert [*json.loads(out.read_text())] == [*map(str, wanted)]
+    (tmp_path / "empty").mkdir()
+    line = refused(capsys, "predict", shapes_run[0], tmp_path / "empty")
+    assert "empty holds no image right in it" in line
+    line = refused(capsys, "predict", lm_run[0], folder)
+    assert "photos is a folder; name the files of text in it" in line
 
 
 def test_texts_are_continued_and_steer_no_terminal(lm_run, tmp_path, capsys):

@@ -1,0 +1,62 @@
+"""The fields of a config, with what the comments of `echo_jax.config` say of them."""
+
+import inspect
+import io
+import re
+import tokenize
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from echo_jax.config import Config, default_config
+
+__all__ = ["described_fields", "field_lines"]
+
+_FIELD = re.compile(r"\s*config\.([\w.]+) = ")
+
+
+def field_lines(config: Config) -> Iterator[tuple[str, str]]:
+    """Yields every field of a config as the flag that sets it, and what it is.
+
+    Args:
+      config: Of a training, or of a study, which has one for all of its arms.
+
+    Example:
+      >>> dict(field_lines(default_config()))["--config.seed=0"]
+      ''
+    """
+    about = dict(described_fields(inspect.getsource(default_config)))
+    for name, value in _leaves(config):
+        said = about.get(name.removeprefix("base."), "")
+        yield f"--config.{name}={value}", said
+
+
+def described_fields(source: str) -> Iterator[tuple[str, str]]:
+    """Yields name and description of all fields that a source sets.
+
+    Args:
+      source: Of a function that makes a config. What is said of a field or a group is
+        the comment behind its line, or in the lines above it.
+    """
+    comments = {
+        token.start[0]: token.string.removeprefix("#").strip()
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    lines = source.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not (found := _FIELD.match(line)):
+            continue
+        said = [comments[number]] if number in comments else []
+        above = number - 1
+        while above in comments and lines[above - 1].strip().startswith("#"):
+            said.insert(0, comments[above])
+            above -= 1
+        yield found[1], " ".join(said)
+
+
+def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        if hasattr(value, "keys"):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
