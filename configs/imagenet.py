@@ -1,20 +1,12 @@
 """ResNet-50 v1.5 on ImageNet to 75 % top-1: the protocol of Choi et al. 2019.
 
-    echo-jax prepare images train=TRAIN validation=VALIDATION --out data/imagenet
+    echo-jax prepare images train=ILSVRC2012_img_train.tar \
+        validation=ILSVRC2012_img_val.tar --classes ILSVRC2012_devkit_t12.tar.gz \
+        --out data/imagenet
     echo-jax train --config configs/imagenet.py --workdir runs/imagenet
 
-TRAIN and VALIDATION are folders or archives of class folders; ``tfds:imagenet2012``
-names what tensorflow-datasets has prepared. ``ILSVRC2012_img_train.tar`` holds an
-archive for each class: unpack each into a folder of its name, and TRAIN is theirs.
-``ILSVRC2012_img_val.tar`` is read as it is, with ``--classes val.csv``, which this
-makes of two files of the devkit:
-
-    import scipy.io
-    synsets = scipy.io.loadmat("meta.mat", squeeze_me=True)["synsets"]
-    name_of = {str(synset["ILSVRC2012_ID"]): synset["WNID"] for synset in synsets}
-    with open("val.csv", "w") as file:
-        for n, line in enumerate(open("ILSVRC2012_validation_ground_truth.txt"), 1):
-            print(f"ILSVRC2012_val_{n:08},{name_of[line.strip()]}", file=file)
+The three files are read as they are downloaded; folders or archives of class folders
+will do as well, and ``tfds:imagenet2012`` names what tensorflow-datasets has prepared.
 
 It wants accelerators (bfloat16), and a host with 16 cores or more:
 ``--config.data.workers`` says how many read and decode.

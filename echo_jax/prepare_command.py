@@ -11,7 +11,8 @@ __all__ = ["add_kinds", "run"]
 
 _IMAGES_EPILOG = """\
 A SOURCE is a folder, a .zip, .tar, .tar.gz, .tar.xz or .tar.bz2 file, or a folder
-within such a file, in which every image lies in a folder with the name of its class.
+within such a file, in which every image lies in a folder with the name of its class;
+an archive within an archive is such a folder, too.
 Or it is a .parquet file of images and labels, as Hugging Face has them, a SOURCE for
 each file (pip install 'echo-jax[parquet]'). SPLIT=SOURCE says which split it is;
 without SPLIT= it is train. Images keep their bytes and their order.
@@ -23,8 +24,9 @@ examples:
       validation=test-00000-of-00001.parquet --out data/cifar10_hf
   echo-jax prepare images train=tiny-imagenet-200.zip/tiny-imagenet-200/train \\
       validation=tiny-imagenet-200.zip/tiny-imagenet-200/val --out data/tiny_imagenet
-  echo-jax prepare images train=train/ validation=ILSVRC2012_img_val.tar \\
-      --classes val.csv --out data/imagenet"""
+  echo-jax prepare images train=ILSVRC2012_img_train.tar \\
+      validation=ILSVRC2012_img_val.tar --classes ILSVRC2012_devkit_t12.tar.gz \\
+      --out data/imagenet"""
 
 _COCO_EPILOG = """\
 A SOURCE is ANNOTATIONS:IMAGES: an instances_*.json, plain, .gz, .xz, .bz2 or within a
@@ -109,7 +111,8 @@ def add_kinds(
         metavar="HOW",
         help="what names the class of an image: first, the outermost folder below its "
         "SOURCE that is not the same for all; last, the folder that it lies in; a .csv "
-        "or .tsv FILE with a row of file and class for each image of a split; auto, "
+        "or .tsv FILE with a row of file and class for each image of a split; the "
+        "devkit of ImageNet, ILSVRC2012_devkit_t12.tar.gz, for its validation; auto, "
         "like last, but passes over a folder of one name in all classes, reads "
         "Tiny-ImageNet's val_annotations.txt, and refuses what looks wrong "
         "(default: %(default)s)",

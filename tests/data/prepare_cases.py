@@ -9,6 +9,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+import scipy.io
 
 from echo_jax.data.prepared import open_prepared, unpack
 
@@ -53,7 +54,13 @@ def write_folder(folder, files):
 
 def write_tar(path, files, mode="w"):
     """Writes a tar; a value that is a TarInfo is a member without content."""
-    with tarfile.open(path, mode) as archive:
+    with open(path, "wb") as file:
+        write_tar_to(file, files, mode)
+    return str(path)
+
+
+def write_tar_to(file, files, mode="w"):
+    with tarfile.open(fileobj=file, mode=mode) as archive:
         for name, content in files.items():
             if isinstance(content, tarfile.TarInfo):
                 archive.addfile(content)
@@ -61,7 +68,6 @@ def write_tar(path, files, mode="w"):
             member = tarfile.TarInfo(name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
-    return str(path)
 
 
 def write_zip(path, files, method=zipfile.ZIP_DEFLATED):
@@ -70,6 +76,46 @@ def write_zip(path, files, method=zipfile.ZIP_DEFLATED):
         for name, content in files.items():
             archive.writestr(name, content)
     return str(path)
+
+
+def write_devkit(path, classes, truth, *, packed=True, **more):
+    """Writes a kit in the layout of ImageNet's; classes by their numbers."""
+    fields = ("ILSVRC2012_ID", "WNID", "words", "num_children", "children")
+    synsets = np.zeros((len(classes), 1), [(name, object) for name in fields])
+    for row, (number, name) in enumerate(classes.items()):
+        synsets[row, 0] = (number, name, "an animal", 0, np.zeros(0))
+    meta = io.BytesIO()
+    scipy.io.savemat(meta, {"synsets": synsets}, do_compression=packed)
+    files = {
+        "readme.txt": b"of 2012",
+        "data/meta.mat": meta.getvalue(),
+        "data/ILSVRC2012_validation_ground_truth.txt": truth,
+        **more,
+    }
+    kit = {f"ILSVRC2012_devkit_t12/{name}": data for name, data in files.items()}
+    return write_tar(path, kit, "w:gz")
+
+
+def write_imagenet(folder, *, packed=True):
+    """Writes the three files of ImageNet: of train, of validation, and the devkit."""
+    folder, train = Path(folder), {}
+    for name in ("n02000002", "n01000001"):
+        images = {f"{name}_{k}.JPEG": make_image(0) for k in range(2)}
+        write_tar_to(file := io.BytesIO(), images)
+        train[f"{name}.tar"] = file.getvalue()
+    images = {f"ILSVRC2012_val_{n:08}.JPEG": make_image(0) for n in (1, 2, 3)}
+    # Numbers in an order of their own, and one of a class that is no leaf.
+    known = {7: "n02000002", 3: "n01000001", 1001: "n00000009"}
+    return (
+        write_tar(folder / "ILSVRC2012_img_train.tar", train),
+        write_tar(folder / "ILSVRC2012_img_val.tar", images),
+        write_devkit(
+            folder / "ILSVRC2012_devkit_t12.tar.gz",
+            known,
+            b"3\n7\n3\n",
+            packed=packed,
+        ),
+    )
 
 
 def write_parquet(path, labels, *, names=("cat", "ant"), group=3, images=None):

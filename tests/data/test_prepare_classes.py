@@ -1,5 +1,7 @@
 """The class of an image is what its user meant, or it is refused in a sentence."""
 
+import struct
+import zlib
 from pathlib import Path
 
 import pytest
@@ -7,12 +9,19 @@ from prepare_cases import (
     TINY_IMAGENET,
     make_image,
     records,
+    write_devkit,
     write_folder,
+    write_imagenet,
     write_tar,
     write_zip,
 )
 
-from echo_jax.data.prepare import PrepareError, Settings, prepare_images
+from echo_jax.data.prepare import (
+    PrepareError,
+    Settings,
+    imagenet_devkit,
+    prepare_images,
+)
 
 IMAGE = make_image(0)
 
@@ -154,6 +163,48 @@ def test_a_list_names_classes(tmp_path):
     table.write_text("".join(f"{name}\t{k}\n" for k, name in enumerate(names)))
     said = refusal(tmp_path / "three", *sources, classes=str(table))
     assert "such as '0', by val.tsv, and train has 2, such as 'ant'; say with" in said
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_imagenet_is_read_as_it_is_downloaded(tmp_path, packed):
+    train, val, kit = write_imagenet(tmp_path, packed=packed)
+    classes, found = prepare(tmp_path, train, f"validation={val}", classes=kit)
+    assert classes == ["n01000001", "n02000002"]
+    assert found["train"] == {
+        "n02000002/n02000002_0.JPEG": "n02000002",
+        "n02000002/n02000002_1.JPEG": "n02000002",
+        "n01000001/n01000001_0.JPEG": "n01000001",
+        "n01000001/n01000001_1.JPEG": "n01000001",
+    }
+    assert [*found["validation"].values()] == ["n01000001", "n02000002", "n01000001"]
+
+
+def test_a_devkit_that_is_none_is_refused(tmp_path, monkeypatch):
+    path = folder(tmp_path, "cat/1.jpg")
+    known = {1: "n01000001", 3: "n01000003"}
+
+    def refused(*args, **more):
+        kit = write_devkit(tmp_path / "kit.tar.gz", *args, **more)
+        said = refusal(tmp_path, path, classes=kit)
+        assert f"--classes={kit} cannot be read" in said
+        return said
+
+    assert "has '2', which data/meta.mat has not" in refused(known, b"1\n2\n")
+    assert "has a class '../etc', and no n01440764" in refused(
+        {**known, 3: "../etc"}, b"1\n"
+    )
+    meta = {"data/meta.mat": b"no MATLAB file" * 20}
+    assert "meta.mat is no list of classes" in refused(known, b"1\n", **meta)
+    cut = {"data/meta.mat": b"x" * 126 + b"IM" + b"\x0f\0\0\0\xff\0\0\0x"}
+    assert "meta.mat is no list of classes" in refused(known, b"1\n", **cut)
+    bomb = zlib.compress(bytes(10**6))
+    packed = b"x" * 126 + b"IM" + struct.pack("<II", 15, len(bomb)) + bomb
+    monkeypatch.setattr(imagenet_devkit, "_MAX_BYTES", 10**5)
+    assert "unpacks to more than" in refused(known, b"1\n", **{"data/meta.mat": packed})
+    assert "is larger than 100000 bytes" in refused(known, b"1\n" * 10**5)
+    images = write_tar(tmp_path / "images.tar.gz", {"cat/1.jpg": IMAGE}, "w:gz")
+    said = refusal(tmp_path, path, classes=images)
+    assert "it holds no data/meta.mat, as ImageNet's devkit does" in said
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from prepare_cases import (
     contents,
     make_image,
     write_folder,
+    write_imagenet,
     write_parquet,
     write_tar,
     write_zip,
@@ -38,12 +39,9 @@ def folder(tmp_path, monkeypatch):
     write_folder("photos", class_folders(80))
     tiny = "tiny-imagenet-200/"
     write_zip("tiny-imagenet-200.zip", {tiny + k: v for k, v in TINY_IMAGENET.items()})
-    write_folder("train", class_folders(8))
     for split in ("train", "test"):
         write_parquet(f"{split}-00000-of-00001.parquet", range(8))
-    names = [f"ILSVRC2012_val_{number:08}" for number in (1, 2)]
-    write_tar("ILSVRC2012_img_val.tar", {f"{n}.JPEG": make_image(0) for n in names})
-    Path("val.csv").write_text(f"{names[0]},cat\n{names[1]},ant\n")
+    write_imagenet(tmp_path)
     box = {"id": 1, "image_id": 1, "category_id": 7, "bbox": [0, 0, 5, 5]}
     instances = coco_json({1: ("a.jpg", 12, 10)}, [box])
     images = {"a.jpg": make_image(1)}

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from prepare_cases import write_folder, write_tar, write_zip
+from prepare_cases import write_folder, write_tar, write_tar_to, write_zip
 
 from echo_jax.data import compressed
 from echo_jax.data.compressed import ForwardReader, UnpackError, unpacked_chunks
@@ -48,6 +48,60 @@ def test_any_part_of_an_archive_is_read(tmp_path, suffix, wanted):
     files = open_files(Path(path), lambda what, part: None)
     read = [get() for get in files.contents(wanted, 600)]
     assert read == [[*FILES.values()][index][:601] for index in wanted]
+
+
+def tar_of(files):
+    """The bytes of an archive."""
+    file = io.BytesIO()
+    write_tar_to(file, files)
+    return file.getvalue()
+
+
+NESTED = {
+    "n01.tar": tar_of({"n01_1.JPEG": b"1" * 700, "n01_2.JPEG": b"2"}),
+    "list.txt": b"a list",
+    "sub/n02.TAR": tar_of({"a/n02_1.JPEG": b"3" * 512, ".hidden": b"4"}),
+}
+AS_FOLDERS = {
+    "n01/n01_1.JPEG": b"1" * 700,
+    "n01/n01_2.JPEG": b"2",
+    "list.txt": b"a list",
+    "sub/n02/a/n02_1.JPEG": b"3" * 512,
+}
+
+
+@pytest.mark.parametrize("suffix", MODES)
+def test_an_archive_within_an_archive_is_a_folder(tmp_path, suffix):
+    path = write_tar(tmp_path / f"x{suffix}", NESTED, MODES[suffix])
+    assert [*listed(path).items()] == [*AS_FOLDERS.items()]
+    assert listed(f"{path}/n01") == {"n01_1.JPEG": b"1" * 700, "n01_2.JPEG": b"2"}
+    # Within that one an archive is a file like any other.
+    within = tar_of({"deep.tar": NESTED["n01.tar"]})
+    path = write_tar(tmp_path / f"y{suffix}", {"n03.tar": within}, MODES[suffix])
+    assert listed(path, 10**6) == {"n03/deep.tar": NESTED["n01.tar"]}
+
+
+def test_an_archive_within_an_archive_is_not_believed(tmp_path):
+    def refused(inner, after=b""):
+        outer = {"n01.tar": inner, "b.bin": after}
+        return refusal(write_tar(tmp_path / "x.tar", outer))
+
+    info = tarfile.TarInfo("../x.jpg")
+    assert "leads out of the folder" in refused(tar_of({"x": info}))
+    info = tarfile.TarInfo("x.jpg")
+    info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    assert "is a link, a device or a sparse file" in refused(tar_of({"x": info}))
+    assert "'n01', an archive in it, has no end" in refused(b"")
+    assert "an archive in it is none" in refused(b"no archive" * 100)
+    # A member that reaches into what follows its archive.
+    info = tarfile.TarInfo("x.jpg")
+    info.size = 1 << 20
+    reaching = info.tobuf() + b"1" * 512
+    assert "claims more than there is" in refused(reaching, bytes(1 << 21))
+    whole = NESTED["n01.tar"]
+    # A whole one ends by zeros, and so may one that is cut among them.
+    for length in range(1, whole.rindex(b"2") + 512, 256):
+        assert "not to be trusted" in refused(whole[:length], b"3" * 2000), length
 
 
 def test_a_folder_is_read_in_the_order_of_names(tmp_path):

@@ -29,6 +29,7 @@ __all__ = ["TarFiles", "ZipFiles", "plain_members"]
 # Names are in the archive's headers: what tarfile reads at once is no larger.
 _MAX_HEADER_BYTES = 1024**2
 _CHUNK_BYTES = 1024**2
+_TAR = ".tar"
 # What zlib makes of a byte at most; a header may claim more.
 _MAX_DEFLATE_RATIO = 1032
 _ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -38,6 +39,9 @@ _ZIP_DAMAGED = (*DAMAGED, zipfile.BadZipFile, NotImplementedError, struct.error)
 
 class TarFiles:
     """The files of a tar archive, but hidden ones.
+
+    An archive within it, as ImageNet has one for each class, is a folder of its name:
+    ``n01440764.tar`` holds the files of ``n01440764/``. One within that is a file.
 
     Args:
       path: A ``.tar`` file, plain or packed.
@@ -85,15 +89,8 @@ class TarFiles:
             unpacked_chunks(self._path, on_packed), max_read_bytes=_MAX_HEADER_BYTES
         )
         try:
-            # Mode "r:" is for what is unpacked already.
-            with tarfile.open(fileobj=cast(Any, stream), mode="r:") as archive:
-                while (info := archive.next()) is not None:
-                    cast(Any, archive).members.clear()  # Or it keeps them all.
-                    if (entry := _tar_entry(info)) is not None:
-                        yield entry, stream
-            # A header that is cut off ends an archive as well, says tarfile.
-            if stream.last != bytes(tarfile.BLOCKSIZE):
-                raise EOFError("it has no end")
+            for entry in _tar_entries(stream):
+                yield entry, stream
             # What is packed has a checksum at its end.
             while stream.take(_MAX_HEADER_BYTES):
                 pass
@@ -124,6 +121,61 @@ def plain_members(path: Path) -> Iterator[tuple[Entry, int]]:
                 raise EOFError("it has no end")
     except (*DAMAGED, tarfile.TarError, ValueError) as error:
         raise _untrusted(path, error) from error
+
+
+def _tar_entries(
+    stream: "ForwardReader | _Within", folder: str | None = None
+) -> Iterator[Entry]:
+    """Yields the files of an archive; at each the stream is where its bytes begin.
+
+    Args:
+      stream: What is unpacked already.
+      folder: What an archive is called that lies within another one.
+
+    Raises:
+      EOFError, OSError, ValueError, tarfile.TarError: It is damaged, or holds what no
+        archive of data should.
+    """
+    with tarfile.open(fileobj=cast(Any, stream), mode="r:") as archive:
+        while (info := archive.next()) is not None:
+            cast(Any, archive).members.clear()  # Or it keeps them all.
+            if (entry := _tar_entry(info)) is None:
+                continue
+            if folder is not None:
+                yield Entry(f"{folder}/{entry.name}", entry.bytes)
+            elif entry.name.lower().endswith(_TAR):
+                within = _Within(stream, info.size)
+                yield from _tar_entries(within, entry.name[: -len(_TAR)])
+            else:
+                yield entry
+    # A header that is cut off ends an archive as well, says tarfile.
+    if stream.last != bytes(tarfile.BLOCKSIZE):
+        what = "it" if folder is None else f"{folder!r}, an archive in it,"
+        raise EOFError(f"{what} has no end")
+
+
+class _Within:
+    """A part of a stream, from where it is on, beyond which nothing is read.
+
+    Attributes:
+      last: What was read last.
+    """
+
+    def __init__(self, stream: Any, size: int):
+        self._stream, self._end = stream, stream.tell() + size
+        self.last = b""
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        if not self.tell() <= position <= self._end:
+            raise EOFError("an archive in it is none, or claims more than there is")
+        return self._stream.seek(position, whence)
+
+    def read(self, size: int) -> bytes:
+        self.last = self._stream.read(min(size, self._end - self.tell()))
+        return self.last
 
 
 class _Headers:

@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from echo_jax.data.prepare.entries import Image
 from echo_jax.data.prepare.errors import PrepareError
+from echo_jax.data.prepare.imagenet_devkit import is_devkit, read_devkit
 
 __all__ = ["CLASSES", "TINY_IMAGENET", "listed_class", "read_list", "tiny_imagenet"]
 
@@ -26,7 +27,8 @@ def read_list(path: Path) -> dict[str, str]:
     Args:
       path: A ``.csv`` or ``.tsv`` file in UTF-8: a row for each image, of which the
         first column names the file, with its ending or without, with its folders or
-        without, and the second its class. A row of titles does no harm.
+        without, and the second its class. A row of titles does no harm. Or the
+        devkit of ImageNet, ``ILSVRC2012_devkit_t12.tar.gz``.
 
     Returns:
       The class by file.
@@ -34,12 +36,14 @@ def read_list(path: Path) -> dict[str, str]:
     Raises:
       PrepareError: If it is no such file, or gives a file two classes.
     """
-    if path.suffix.lower() not in _DELIMITERS:
+    if path.suffix.lower() not in _DELIMITERS and not is_devkit(path):
         raise PrepareError(
             f"--classes={path} is none of {', '.join(CLASSES)}, and no .csv or .tsv "
-            "file"
+            "file, nor the .tar.gz of ImageNet's devkit"
         )
     try:
+        if is_devkit(path):
+            return read_devkit(path)
         with path.open("rb") as stream:
             content = stream.read(_MAX_LIST_BYTES + 1)
         if len(content) > _MAX_LIST_BYTES:

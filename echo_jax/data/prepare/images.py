@@ -42,7 +42,8 @@ def prepare_images(
         all; ``"auto"``, the same as last, but that a folder of one name in all
         classes is passed over, Tiny-ImageNet's list of validation images is read, and
         what looks wrong is refused; or a ``.csv`` or ``.tsv`` file with a row of file
-        and class for each image, for the splits of which it names any.
+        and class for each image, for the splits of which it names any; or the devkit
+        of ImageNet, which does so for its validation images.
 
     Returns:
       The content of ``dataset.json``.
