@@ -1,4 +1,4 @@
-"""The arms of a study before they run: their configs, and the storage that all read."""
+"""The arms of a study: their configs, the storage that all read, and how one runs."""
 
 import copy
 import re
@@ -10,13 +10,18 @@ from echo_jax.config_check import check_config
 from echo_jax.config_study import arm_names
 from echo_jax.folders import RunPath
 from echo_jax.json_files import read_json
+from echo_jax.lock import FolderLock
 from echo_jax.refusals import (
     ConfigRefusedError,
     checked_workload,
     errors_of_the_config,
+    read_workload,
     refuse_processes,
 )
+from echo_jax.training.diverged import read_diverged, write_diverged
+from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.probe import calibrate
+from echo_jax.training.trainer import train_checked
 from echo_jax.workloads import build
 
 __all__ = [
@@ -25,6 +30,7 @@ __all__ = [
     "check_echoes",
     "kept_calibration",
     "make_ready_for_trials",
+    "train_arm",
 ]
 
 # An arm's name is the name of a folder and a heading.
@@ -178,3 +184,30 @@ def calibrate_storage(config: Config, say: Callable[[str], Any]) -> dict[str, fl
         "t_up_without_latency_s": rates.t_up_s,
         "latency_s": latency_s,
     }
+
+
+def train_arm(config: Config, workdir: RunPath, lock: FolderLock) -> int | None:
+    """Trains an arm to its end, unless it is known to diverge.
+
+    Args:
+      config: Of the arm.
+      workdir: Its run folder, which `check_workdir` has let pass.
+      lock: Holds that folder.
+
+    Returns:
+      The update at which it diverges, now or in an earlier call; None if it does not.
+
+    Raises:
+      ConfigRefusedError, Interrupted, DataTimeoutError: See `train`.
+    """
+    update = read_diverged(workdir, config)
+    if update is not None:
+        return update
+    with errors_of_the_config():
+        workload = read_workload(config)
+    try:
+        train_checked(config, workload, workdir, lock)
+    except NonFiniteLossError as error:
+        write_diverged(workdir, config, workload, error)
+        return error.update
+    return None

@@ -3,8 +3,12 @@
 import contextlib
 from collections.abc import Iterator
 
+from rich.console import Console
+
 from echo_jax.config import Config
 from echo_jax.lock import FolderInUseError
+from echo_jax.notes import Notes
+from echo_jax.training.distributed import is_main_process
 from echo_jax.training.feeds import check_data, check_echo
 from echo_jax.training.sharding import make_mesh
 from echo_jax.training.target import Target
@@ -15,6 +19,7 @@ __all__ = [
     "ConfigRefusedError",
     "checked_workload",
     "errors_of_the_config",
+    "read_workload",
     "refuse_processes",
 ]
 
@@ -73,3 +78,14 @@ def checked_workload(config: Config, target: Target | None = None) -> Workload:
     check_echo(config, workload, mesh)
     check_data(config, workload)
     return workload
+
+
+def read_workload(config: Config) -> Workload:
+    """Does what `checked_workload` does, and says that data is read if it takes long.
+
+    Args:
+      config: See `checked_workload`.
+    """
+    notes = Notes(Console(quiet=not is_main_process()))
+    with notes.slow("reading the data"):
+        return checked_workload(config)

@@ -6,14 +6,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rich.console import Console
-
 from echo_jax.arms import (
     arm_configs,
     calibrate_storage,
     check_echoes,
     kept_calibration,
     make_ready_for_trials,
+    train_arm,
 )
 from echo_jax.config import Config
 from echo_jax.config_check import check_config
@@ -28,6 +27,7 @@ from echo_jax.refusals import (
     ConfigRefusedError,
     checked_workload,
     errors_of_the_config,
+    read_workload,
     refuse_processes,
 )
 from echo_jax.searches.making import num_missing
@@ -44,7 +44,6 @@ from echo_jax.training.start import TakenBack
 from echo_jax.training.target import MissingCompilerError, make_target
 from echo_jax.training.trainer import train_checked
 from echo_jax.workloads import build
-from echo_jax.workloads.base import Workload
 
 __all__ = [
     "ConfigRefusedError",
@@ -120,19 +119,12 @@ def run_train(
         with errors_of_the_config():
             if connect:
                 stack.enter_context(distributed.connected(config))
-            workload = _read(config)
+            workload = read_workload(config)
             lock = stack.enter_context(lock_workdir(workdir))
             # Now that no other run can write into it.
             if is_main_process():
                 check_workdir(workdir, config)
         return train_checked(config, workload, workdir, lock)
-
-
-def _read(config: Config) -> Workload:
-    """Opens or draws the data of a run, and says so if it takes long."""
-    notes = Notes(Console(quiet=not is_main_process()))
-    with notes.slow("reading the data"):
-        return checked_workload(config)
 
 
 def run_study(
@@ -141,8 +133,9 @@ def run_study(
     """Trains the arms of a study, in order.
 
     The same call with the same folder resumes: a finished arm is kept, and an
-    unfinished one goes on. Without a search or streams to confirm on
-    (`echo_jax.config_study.default_study`), an arm is one run, and runs in this
+    unfinished one goes on. An arm that diverges is a result like the others: it is
+    marked in its folder, and not trained again. Without a search or streams to confirm
+    on (`echo_jax.config_study.default_study`), an arm is one run, and runs in this
     process. With them it is many small trials, made by several processes, and by other
     calls with the same folder, wherever they are.
 
@@ -160,9 +153,8 @@ def run_study(
 
     Raises:
       LostWorkerError, StudyStopped: Of trials.
-      ConfigRefusedError, FolderInUseError, NonFiniteLossError, Interrupted,
-      DataTimeoutError: As in `run_train`. The folders of all arms are locked from the
-        first to the last.
+      ConfigRefusedError, FolderInUseError, Interrupted, DataTimeoutError: As in
+        `run_train`. The folders of all arms are locked from the first to the last.
 
     Example:
       >>> run_study(load_config("configs/quickstart.py:tiny"), "runs/quickstart")
@@ -219,9 +211,9 @@ def _run_arms(
             print(f"\nArm {number} of {len(arms)}: {name}", flush=True)
             lock.check()
             try:
-                with errors_of_the_config():
-                    workload = _read(arm)
-                train_checked(arm, workload, workdir / name, lock)
+                update = train_arm(arm, workdir / name, lock)
+                if update is not None:
+                    print(f"{name} diverged at update {update}: the study marks it")
             finally:
                 # An arm whose start was refused has left nothing.
                 if (workdir / name / "config.json").exists():

@@ -25,6 +25,7 @@ ALLOWED = {
         "config_study",
         "folders",
         "json_files",
+        "lock",
         "refusals",
         "training",
         "workloads",

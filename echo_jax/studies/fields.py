@@ -4,6 +4,7 @@ from typing import Any
 
 __all__ = [
     "CONFIG",
+    "DIVERGED",
     "ENVIRONMENT",
     "FALSIFIER",
     "SEARCH",
@@ -43,6 +44,22 @@ SUMMARY: dict[str, Any] = {
     "echo.buffer": _NUMBER,
     "profile?": dict | None,
 }
+# Of a run that a study has marked as diverged.
+DIVERGED: dict[str, Any] = {
+    "workload": str,
+    "metric": str,
+    "mode": str,
+    "target": _MAYBE,
+    "update": int,
+    "rows": int,
+    "simulated_storage": bool,
+    "storage": dict,
+    "echo": dict,
+    "echo.factor": _NUMBER,
+    "echo.after": str,
+    "echo.order": str,
+    "echo.buffer": _NUMBER,
+}
 # Of a run whose storage was simulated.
 STORAGE: dict[str, Any] = {
     "storage.latency_s": _NUMBER,
@@ -55,7 +72,6 @@ ENVIRONMENT: dict[str, Any] = {
     "workload.data.synthetic": bool,
 }
 CONFIG: dict[str, Any] = {
-    "eval_every": _NUMBER,
     "data?": dict,
     "mesh?.data": int,
     "mesh?.fsdp": int,

@@ -153,6 +153,15 @@ def _draw_run(ax: Axes, panel: _Panel, run: Run, index: int) -> None:
         linewidth=2.8 if index == 0 else 1.7,
         solid_joinstyle="round",
     )
+    if run.diverged is not None:
+        ax.plot(
+            [run.evals[-1].get(panel.field, 0)],
+            [run.values[-1]],
+            marker="x",
+            color=colour,
+            markersize=8,
+            markeredgewidth=2.0,
+        )
     if run.reached:
         ax.plot(
             [run.at_target.get(panel.field, 0)],
@@ -166,6 +175,12 @@ def _draw_run(ax: Axes, panel: _Panel, run: Run, index: int) -> None:
             clip_on=False,
             zorder=5 + index,
         )
+
+
+def _label(run: Run) -> str:
+    if run.diverged is None:
+        return run.name
+    return f"{run.name} (x: diverged at update {run.diverged:,})"
 
 
 def _dashes(index: int) -> Any:
@@ -182,10 +197,10 @@ def _limits(study: Study) -> tuple[float, float]:
     """Limits of the metric's axis, with room for the target's line.
 
     The first tenth of each run's evaluations may lie outside: the fall from the
-    untrained value would leave no room for what is compared.
+    untrained value would leave no room for what is compared. So may what diverged.
     """
     values = [study.runs[0].target] if study.runs[0].target is not None else []
-    for run in study.runs:
+    for run in [run for run in study.runs if run.diverged is None] or study.runs:
         late = run.values[len(run.values) // 10 :]
         values += [value for value in late if math.isfinite(value)]
     if not values:
@@ -230,7 +245,7 @@ def _head(figure: Figure, study: Study, axes: Sequence[Axes]) -> None:
     ]
     figure.legend(
         handles,
-        [run.name for run in study.runs],
+        [_label(run) for run in study.runs],
         loc="upper left",
         bbox_to_anchor=(0.0, 0.875),
         ncols=min(len(handles), 6),

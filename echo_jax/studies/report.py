@@ -8,7 +8,7 @@ from echo_jax.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.studies.figures import write_figure
 from echo_jax.studies.page import figure, items, page, plain_json, table
 from echo_jax.studies.runs import Study
-from echo_jax.studies.table import HEADINGS, arm_rows, cells, notes, write_markdown
+from echo_jax.studies.table import arm_rows, cells, headings, notes, write_markdown
 
 __all__ = ["write_report"]
 
@@ -41,7 +41,7 @@ def _page(study: Study, svg: str) -> str:
     parts = [
         figure(svg),
         "<h2>To the target</h2>",
-        table(HEADINGS, map(cells, arm_rows(study)), texts=2),
+        table(headings(study), map(cells, arm_rows(study)), texts=2),
         items(notes(study)),
         "<h2>What it ran on</h2>",
         plain_json(study.runs[0].environment),

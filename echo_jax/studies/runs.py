@@ -36,21 +36,29 @@ class StudyError(ValueError):
     """A folder that cannot be reported on; the message says what to do."""
 
 
+# What a run that diverged has none of.
+_UNKNOWN: dict[str, Any] = {
+    "reached": False,
+    **dict.fromkeys(("fresh_to_target", "updates_to_target", "seconds_to_target")),
+    **dict.fromkeys(("R", "idle_fraction", "t_down_s")),
+}
 # Updates that send more than so many times as much as others differ in what they send.
 _EVEN_BYTES = 1.01
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run.
+    """A run that is over: finished, or diverged.
 
     Attributes:
       name: The folder's name: the arm, in a study.
       config: ``config.json``; ``{}`` if it was left out, as of the runs that this
         project publishes.
       environment: ``environment.json``.
-      summary: ``summary.json``.
+      summary: ``summary.json``; of one that diverged, what is known of it, with None
+        for the rest.
       evals: The rows of ``metrics.jsonl`` that hold an evaluation, in order.
+      diverged: The update at which it diverged, if it did.
     """
 
     name: str
@@ -58,6 +66,7 @@ class Run:
     environment: Mapping[str, Any]
     summary: Mapping[str, Any]
     evals: Sequence[Mapping[str, Any]]
+    diverged: int | None = None
 
     @property
     def metric(self) -> str:
@@ -112,6 +121,13 @@ class Run:
         return choose(finite, default=math.nan)
 
     @property
+    def evaluated_every(self) -> int | None:
+        """Updates between evaluations; None of a run with a single one."""
+        updates = [row["updates"] for row in self.evals]
+        # The last one comes at the run's end.
+        return max((b - a for a, b in itertools.pairwise(updates)), default=None)
+
+    @property
     def at_target(self) -> Mapping[str, Any]:
         """The evaluation that met the target, where one did."""
         updates = self.summary["updates_to_target"]
@@ -157,8 +173,12 @@ class Study:
     @property
     def sends_unevenly(self) -> bool:
         """Whether devices send more for an update in one run than in another."""
-        each = [run.bytes_sent / max(run.summary["updates"], 1) for run in self.runs]
-        return max(each) > _EVEN_BYTES * min(each)
+        each = [
+            run.bytes_sent / max(run.summary["updates"], 1)
+            for run in self.runs
+            if run.diverged is None
+        ]
+        return max(each, default=0) > _EVEN_BYTES * min(each, default=0)
 
     @property
     def caveats(self) -> list[str]:
@@ -172,7 +192,7 @@ class Study:
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
-    """Reads one finished run.
+    """Reads one run that is over: finished, or marked as diverged.
 
     Args:
       folder: A ``--workdir`` of ``echo-jax train``, or one arm of a study.
@@ -188,7 +208,8 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     if not folder.is_dir():
         raise StudyError(f"{folder} is no folder; name the --workdir of a run")
     has_config = (folder / "config.json").exists()
-    if not (folder / "summary.json").exists():
+    diverged = _read_diverged(folder)
+    if diverged is None and not (folder / "summary.json").exists():
         if not has_config:
             raise StudyError(
                 f"{folder} holds no config.json, so it is no run folder; "
@@ -199,12 +220,18 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
             "with the command that started it"
         )
     rows = _read_rows(folder / "metrics.jsonl")
+    evals = [row for row in rows if row.get("kind") == "eval"]
+    if diverged is None:
+        summary = _read_json(folder / "summary.json", fields.SUMMARY)
+    else:
+        summary = {**_UNKNOWN, **diverged, **(evals[-1] if evals else {})}
     run = Run(
         name=printable(folder.name or Path.cwd().name),
         config=_read_json(folder / "config.json", fields.CONFIG) if has_config else {},
         environment=_read_json(folder / "environment.json", fields.ENVIRONMENT),
-        summary=_read_json(folder / "summary.json", fields.SUMMARY),
-        evals=[row for row in rows if row.get("kind") == "eval"],
+        summary=summary,
+        evals=evals,
+        diverged=None if diverged is None else diverged["update"],
     )
     _check_rows(run, len(rows), folder)
     _check_run(run, folder)
@@ -255,6 +282,19 @@ def read_study(folder: str | os.PathLike[str]) -> Study:
     runs = [read_run(folder / arm) for arm in arms]
     _check_comparable(runs)
     return Study(metadata["name"], runs, metadata["calibration"], metadata["storage"])
+
+
+def _read_diverged(folder: RunPath) -> dict[str, Any] | None:
+    """Returns what a study kept of a run that diverged, later than it finished."""
+    if not (folder / "diverged.json").exists():
+        return None
+    diverged = _read_json(folder / "diverged.json", fields.DIVERGED)
+    if (folder / "summary.json").exists():
+        finished = _read_json(folder / "summary.json", {"updates": int})
+        # It was shorter, and then went on.
+        if finished["updates"] >= diverged["update"]:
+            return None
+    return diverged
 
 
 def _read_json(path: RunPath, needed: Mapping[str, Any]) -> dict[str, Any]:

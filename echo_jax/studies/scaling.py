@@ -144,6 +144,12 @@ def read_scaling(folders: Iterable[str | os.PathLike[str]]) -> list[Scaling]:
         different numbers of devices.
     """
     runs = [read_run(folder) for folder in folders]
+    for run in runs:
+        if run.diverged is not None:
+            raise StudyError(
+                f"{run.name} diverged at update {run.diverged}, and was not timed; "
+                "leave it out"
+            )
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(_what_is_trained(run), []).append(run)

@@ -6,6 +6,7 @@ waited before.
 """
 
 import html
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,10 @@ from echo_jax.folders import run_file
 from echo_jax.studies.runs import Run, Study
 
 __all__ = [
-    "HEADINGS",
     "ArmRow",
     "arm_rows",
     "cells",
+    "headings",
     "markdown_row",
     "markdown_text",
     "notes",
@@ -31,17 +32,10 @@ __all__ = [
     "write_markdown",
 ]
 
-HEADINGS = (
-    "arm",
-    "echo",
-    "fresh examples",
-    "updates",
-    "seconds",
-    "idle",
-    "R",
-    "repeat's worth",
-)
-
+# How it echoes, and what follows from R, are left to the Markdown table and the report.
+_NOT_IN_TERMINAL = ("echo", "idle")
+# Names up to this length stay whole; what stands beside them is folded.
+_WHOLE_NAME = 20
 # On a machine of one's own, the same step takes the same time within a few percent.
 _EVEN_STEPS = 1.25
 
@@ -55,11 +49,14 @@ class ArmRow:
       echo: Factor, placement and order in words.
       reached: Whether the target was met. If not, the three costs are those of
         the whole run: lower bounds.
+      diverged: The update at which it diverged; None if it did not.
       fresh: Fresh examples read.
       updates: Optimizer steps.
       seconds: Training time in seconds, without evaluation, saving and compiling.
       relative: The three costs, each divided by the baseline's; None where the
         arm or the baseline did not reach the target.
+      final: The metric at the last evaluation; None of an arm that diverged.
+      best: The best value of any evaluation; NaN if none was finite.
       idle_fraction: The fraction of the run that the accelerator waited; below 0
         if the steps ran faster than the one that was timed.
       ratio: R, measured in the run: time per fresh batch over time per step.
@@ -71,13 +68,24 @@ class ArmRow:
     name: str
     echo: str
     reached: bool
+    diverged: int | None
     fresh: int
     updates: int
     seconds: float
     relative: tuple[float, float, float] | None
+    final: float | None
+    best: float
     idle_fraction: float | None
     ratio: float | None
     repeat_worth: float | None
+
+
+def headings(study: Study) -> tuple[str, ...]:
+    """Returns the names of the columns; the first two are words."""
+    metric = study.runs[0].metric
+    costs = ("fresh examples", "updates", "seconds")
+    values = (f"final {metric}", f"best {metric}")
+    return ("arm", "echo", *costs, *values, "idle", "R", "repeat's worth")
 
 
 def arm_rows(study: Study) -> list[ArmRow]:
@@ -93,7 +101,7 @@ def arm_rows(study: Study) -> list[ArmRow]:
 
 
 def cells(row: ArmRow) -> tuple[str, ...]:
-    """Formats a row as text, one cell for each of `HEADINGS`.
+    """Formats a row as text, one cell for each of `headings`.
 
     Args:
       row: From `arm_rows`.
@@ -101,10 +109,12 @@ def cells(row: ArmRow) -> tuple[str, ...]:
     Returns:
       The cells. A cost is followed by what it is relative to the baseline, as in
       ``"3,355 (0.33x)"``; an arm that did not reach the target gets
-      ``"not in 9,600"``.
+      ``"not in 9,600"``, and one that diverged says when in place of its updates.
     """
     costs = (f"{row.fresh:,}", f"{row.updates:,}", f"{row.seconds:.1f}")
-    if not row.reached:
+    if row.diverged is not None:
+        costs = ("—", f"diverged at update {row.diverged:,}", "—")
+    elif not row.reached:
         costs = tuple(f"not in {cost}" for cost in costs)
     elif row.relative is not None:
         costs = tuple(
@@ -116,6 +126,8 @@ def cells(row: ArmRow) -> tuple[str, ...]:
         row.name,
         row.echo,
         *costs,
+        _metric(row.final),
+        _metric(row.best),
         _optional(idle, "{:.0%}"),
         _optional(row.ratio, "{:.2f}"),
         _optional(row.repeat_worth, "{:.2f}"),
@@ -137,7 +149,7 @@ def notes(study: Study) -> list[str]:
         lines.append("The runs had no target: the costs are those of the whole run.")
     else:
         comparison = "at least" if first.summary["mode"] == "max" else "at most"
-        every = sorted({run.config["eval_every"] for run in study.runs if run.config})
+        every = sorted({run.evaluated_every or 0 for run in study.runs} - {0})
         looked = f", looked at every {' or '.join(map(str, every))} updates"
         lines.append(
             f"Target: eval {first.metric} {comparison} {first.target:g}"
@@ -149,24 +161,31 @@ def notes(study: Study) -> list[str]:
         lines.append("x: relative to the baseline; below 1 is cheaper.")
     lines += [
         "Seconds: training and waiting for input, without evaluation, saving and "
-        "compiling. Idle: the part of it in which no step could run.",
+        "compiling.",
+        "Idle: the part of the seconds in which no step could run.",
         "R: seconds per fresh batch over seconds per step, measured in each run.",
         "Repeat's worth: fresh examples that one repeat replaced on average "
         "(1: as good as fresh, 0: worth nothing).",
     ]
-    lines += [
-        f"{run.name} did not reach the target; its best was {run.best:.4g}."
-        for run in study.runs
-        if run.target is not None and not run.reached
-    ]
+    for run in study.runs:
+        if run.diverged is not None:
+            lines.append(
+                f"{run.name} diverged: its loss, or what it had learnt, was not finite "
+                f"from update {run.diverged:,} on."
+            )
+        elif run.target is not None and not run.reached:
+            lines.append(
+                f"{run.name} did not reach the target; its best was {run.best:.4g}."
+            )
     for run in study.runs:
         if branches := run.branches:
             lines.append(
                 f"{run.name}: a repeat was worth {mean_worth(branches):.2f} fresh "
                 f"examples, by {len(branches)} branches on fresh data alone."
             )
-    steps = [run.summary["t_down_s"] * 1e3 for run in study.runs]
-    if max(steps) > _EVEN_STEPS * min(steps):
+    timed = [run for run in study.runs if run.diverged is None]
+    steps = [run.summary["t_down_s"] * 1e3 for run in timed]
+    if timed and max(steps) > _EVEN_STEPS * min(steps):
         lines.append(
             f"A step took {min(steps):.3g} to {max(steps):.3g} ms, depending on the "
             "run: if it is the same step, something else used the machine, and the "
@@ -189,27 +208,35 @@ def terminal_table(study: Study) -> Table:
       study: The runs to compare.
 
     Returns:
-      A table for ``rich.print``, which fits into 80 columns: how each arm echoes
-      is left to the Markdown table and the report.
+      A table for ``rich.print``, which fits into 80 columns: how each arm echoes, and
+      how much of its time it was idle, is left to the Markdown table and the report.
     """
     title = ", ".join([study.name, *study.caveats])
+    said = [note for note in notes(study) if not note.startswith("Idle:")]
     table = Table(
         title=Text(f"{title}\n", style="bold"),
-        caption=Text("\n".join(["", *notes(study)])),
+        caption=Text("\n".join(["", *said])),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         show_edge=False,
     )
-    shown = [index for index, heading in enumerate(HEADINGS) if heading != "echo"]
+    names = headings(study)
+    shown = [index for index, name in enumerate(names) if name not in _NOT_IN_TERMINAL]
+    longest = max(len(run.name) for run in study.runs)
     for index in shown:
-        justify = "left" if index == 0 else "right"
-        heading = HEADINGS[index].replace("repeat's ", "repeat's\n")
-        table.add_column(Text(heading), justify=justify, overflow="fold")
+        table.add_column(
+            Text(names[index].replace(" ", "\n")),
+            justify="right" if index else "left",
+            overflow="fold",
+            no_wrap=index == 0 and longest <= _WHOLE_NAME,
+        )
     for row in arm_rows(study):
-        row_cells = cells(row)
+        name, *others = cells(row)
+        # What a cost is relative to the baseline stands below it.
+        folded = [name, *(cell.replace(" (", "\n(") for cell in others)]
         # Text, not str: a name with square brackets is no markup.
-        table.add_row(*(Text(row_cells[index]) for index in shown))
+        table.add_row(*(Text(folded[index]) for index in shown))
     return table
 
 
@@ -222,7 +249,7 @@ def write_markdown(study: Study, path: str | os.PathLike[str]) -> None:
     """
     title = ", ".join([study.name, *study.caveats])
     rows = map(cells, arm_rows(study))
-    write_table(path, title, HEADINGS, rows, notes(study))
+    write_table(path, title, headings(study), rows, notes(study))
 
 
 def write_table(
@@ -265,11 +292,14 @@ def _arm_row(run: Run, baseline: Run | None) -> ArmRow:
     return ArmRow(
         name=run.name,
         echo=_echo_in_words(run),
-        reached=run.reached or run.target is None,
+        reached=run.diverged is None and (run.reached or run.target is None),
+        diverged=run.diverged,
         fresh=costs[0],
         updates=costs[1],
         seconds=costs[2],
         relative=relative,
+        final=None if run.diverged is not None else run.values[-1],
+        best=run.best,
         idle_fraction=summary["idle_fraction"],
         ratio=summary["R"],
         repeat_worth=repeat_worth,
@@ -312,6 +342,10 @@ def _storage_in_words(study: Study) -> str:
 
 def _optional(value: float | None, pattern: str) -> str:
     return "—" if value is None else pattern.format(value)
+
+
+def _metric(value: float | None) -> str:
+    return "—" if value is None or math.isnan(value) else f"{value:.4g}"
 
 
 def markdown_text(text: str) -> str:

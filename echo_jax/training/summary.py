@@ -11,10 +11,31 @@ from echo_jax.training.metrics import first_to_meet, idle_fraction, train_metric
 from echo_jax.training.totals import Totals
 from echo_jax.workloads.base import Workload
 
-__all__ = ["DECIDES_THE_END", "is_finished", "make_summary"]
+__all__ = ["DECIDES_THE_END", "describe_run", "is_finished", "make_summary"]
 
 DECIDES_THE_END = {"target": int | float | None, "reached": bool, "updates": int}
 """The fields by which `is_finished` goes, and their types."""
+
+
+def describe_run(config: Config, workload: Workload) -> dict[str, Any]:
+    """Returns what is known of a run before it begins.
+
+    Args:
+      config: The run's config.
+      workload: What is trained.
+    """
+    storage = config.data.storage.to_dict()
+    return {
+        "workload": workload.name,
+        "metric": workload.metric,
+        "mode": workload.mode,
+        # Of a classifier: the name of each output.
+        **{k: v for k, v in workload.task_info.items() if k == "classes"},
+        "target": config.target or None,
+        "echo": config.echo.to_dict(),
+        "storage": storage,
+        "simulated_storage": bool(storage["latency_s"] or storage["bytes_per_s"]),
+    }
 
 
 def make_summary(
@@ -57,15 +78,10 @@ def make_summary(
     )
     final = [row for row in rows if row["kind"] == "eval"][-1]
     last = next((row for row in reversed(rows) if row["kind"] == "train"), None)
-    storage = config.data.storage.to_dict()
-    echo = config.echo.to_dict()
+    known = describe_run(config, workload)
+    echo = known["echo"]
     return {
-        "workload": workload.name,
-        "metric": workload.metric,
-        "mode": workload.mode,
-        # Of a classifier: the name of each output.
-        **{k: v for k, v in workload.task_info.items() if k == "classes"},
-        "target": config.target or None,
+        **known,
         "reached": met is not None,
         **totals.counts(),
         "fresh_to_target": met and met["fresh"],
@@ -98,8 +114,6 @@ def make_summary(
         "skipped_updates": skipped_updates,
         "params_sha256": params_sha256,
         "rows": len(rows),
-        "storage": storage,
-        "simulated_storage": bool(storage["latency_s"] or storage["bytes_per_s"]),
         "finished": True,
     }
 

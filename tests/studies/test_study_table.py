@@ -1,5 +1,6 @@
 import io
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,9 +8,9 @@ from rich.console import Console
 
 from echo_jax.studies.runs import read_run, read_runs, read_study
 from echo_jax.studies.table import (
-    HEADINGS,
     arm_rows,
     cells,
+    headings,
     notes,
     terminal_table,
     write_markdown,
@@ -79,13 +80,16 @@ def test_without_a_target_the_costs_are_those_of_the_run(tmp_path, make_run):
 
 
 def test_cells_match_the_headings(tmp_path, make_study):
-    _, spread, _ = arm_rows(read_study(make_study(tmp_path, ARMS)))
-    assert dict(zip(HEADINGS, cells(spread), strict=True)) == {
+    study = read_study(make_study(tmp_path, ARMS))
+    _, spread, _ = arm_rows(study)
+    assert dict(zip(headings(study), cells(spread), strict=True)) == {
         "arm": "spread",
         "echo": "4x after augment, spread, buffer 512",
         "fresh examples": "1,250 (0.31x)",
         "updates": "500 (1.25x)",
         "seconds": "62.5 (0.31x)",
+        "final loss": "0.99",
+        "best loss": "0.99",
         "idle": "75%",
         "R": "4.00",
         "repeat's worth": "0.73",
@@ -93,9 +97,21 @@ def test_cells_match_the_headings(tmp_path, make_study):
 
 
 def test_steps_faster_than_the_timed_one_are_no_negative_idle(tmp_path, make_run):
-    (row,) = arm_rows(read_runs([make_run(tmp_path / "arm", idle_fraction=-0.04)]))
+    study = read_runs([make_run(tmp_path / "arm", idle_fraction=-0.04)])
+    (row,) = arm_rows(study)
     assert row.idle_fraction == -0.04
-    assert cells(row)[HEADINGS.index("idle")] == "0%"
+    assert cells(row)[headings(study).index("idle")] == "0%"
+
+
+def test_every_row_has_the_final_and_the_best_value_without_a_target_too(
+    tmp_path, make_run
+):
+    losses = (3.0, 1.25, 2.00049)
+    study = read_runs([make_run(tmp_path / "arm", losses=losses, target=0.0)])
+    found = dict(zip(headings(study), cells(arm_rows(study)[0]), strict=True))
+    assert (found["final loss"], found["best loss"]) == ("2", "1.25")
+    study = read_runs([make_run(tmp_path / "nan", losses=(math.nan,), target=0.0)])
+    assert cells(arm_rows(study)[0])[5:7] == ("—", "—")
 
 
 def test_a_note_in_markdown_is_text_whatever_it_names(tmp_path, make_run):
@@ -136,7 +152,7 @@ def test_modes_and_places_of_an_echo_are_named(tmp_path, make_run, echo, words):
 def test_what_was_not_measured_is_a_dash(tmp_path, make_run):
     folder = make_run(tmp_path / "baseline", R=None, idle_fraction=None)
     (row,) = arm_rows(read_runs([folder]))
-    assert cells(row)[5:] == ("—", "—", "—")
+    assert cells(row)[7:] == ("—", "—", "—")
 
 
 def test_notes_say_what_is_simulated(tmp_path, make_run):
@@ -159,11 +175,13 @@ def test_notes_say_that_the_machine_was_busy(tmp_path, make_run, slowest, is_tol
 
 def test_the_terminal_table_fits_into_80_columns(tmp_path, make_study):
     text = _text(read_study(make_study(tmp_path, ARMS)))
-    (line,) = [line for line in text.splitlines() if line.startswith("spread")]
-    assert line.split() == [
-        *("spread", "1,250", "(0.31x)", "500", "(1.25x)", "62.5", "(0.31x)"),
-        *("75%", "4.00", "0.73"),
+    lines = text.splitlines()
+    at = next(k for k, line in enumerate(lines) if line.startswith("spread"))
+    assert lines[at].split() == [
+        *("spread", "1,250", "500", "62.5", "0.99", "0.99", "4.00", "0.73")
     ]
+    assert lines[at + 1].split() == ["(0.31x)", "(1.25x)", "(0.31x)"]
+    assert "final" in text and "75%" not in text and "Idle" not in text
     assert "a study, simulated storage" in text
 
 
@@ -177,10 +195,10 @@ def test_markdown_holds_every_cell_and_note(tmp_path, make_study):
     write_markdown(study, tmp_path / "table.md")
     lines = (tmp_path / "table.md").read_text().splitlines()
     assert lines[0] == "**a study, simulated storage**"
-    assert lines[2] == f"| {' | '.join(HEADINGS)} |"
+    assert lines[2] == f"| {' | '.join(headings(study))} |"
     assert lines[4] == (
         "| baseline | none | 4,000 (1.00x) | 400 (1.00x) | 200.0 (1.00x) "
-        "| 75% | 4.00 | — |"
+        "| 0.9 | 0.9 | 75% | 4.00 | — |"
     )
     assert [line[2:] for line in lines if line.startswith("- ")] == notes(study)
 
