@@ -345,7 +345,7 @@ def _optional(value: float | None, pattern: str) -> str:
 
 
 def _metric(value: float | None) -> str:
-    return "—" if value is None or math.isnan(value) else f"{value:.4g}"
+    return "—" if value is None or math.isnan(value) else f"{value:#.4g}"
 
 
 def markdown_text(text: str) -> str:

@@ -88,8 +88,8 @@ def test_cells_match_the_headings(tmp_path, make_study):
         "fresh examples": "1,250 (0.31x)",
         "updates": "500 (1.25x)",
         "seconds": "62.5 (0.31x)",
-        "final loss": "0.99",
-        "best loss": "0.99",
+        "final loss": "0.9900",
+        "best loss": "0.9900",
         "idle": "75%",
         "R": "4.00",
         "repeat's worth": "0.73",
@@ -109,7 +109,7 @@ def test_every_row_has_the_final_and_the_best_value_without_a_target_too(
     losses = (3.0, 1.25, 2.00049)
     study = read_runs([make_run(tmp_path / "arm", losses=losses, target=0.0)])
     found = dict(zip(headings(study), cells(arm_rows(study)[0]), strict=True))
-    assert (found["final loss"], found["best loss"]) == ("2", "1.25")
+    assert (found["final loss"], found["best loss"]) == ("2.000", "1.250")
     study = read_runs([make_run(tmp_path / "nan", losses=(math.nan,), target=0.0)])
     assert cells(arm_rows(study)[0])[5:7] == ("—", "—")
 
@@ -178,7 +178,7 @@ def test_the_terminal_table_fits_into_80_columns(tmp_path, make_study):
     lines = text.splitlines()
     at = next(k for k, line in enumerate(lines) if line.startswith("spread"))
     assert lines[at].split() == [
-        *("spread", "1,250", "500", "62.5", "0.99", "0.99", "4.00", "0.73")
+        *("spread", "1,250", "500", "62.5", "0.9900", "0.9900", "4.00", "0.73")
     ]
     assert lines[at + 1].split() == ["(0.31x)", "(1.25x)", "(0.31x)"]
     assert "final" in text and "75%" not in text and "Idle" not in text
@@ -198,7 +198,7 @@ def test_markdown_holds_every_cell_and_note(tmp_path, make_study):
     assert lines[2] == f"| {' | '.join(headings(study))} |"
     assert lines[4] == (
         "| baseline | none | 4,000 (1.00x) | 400 (1.00x) | 200.0 (1.00x) "
-        "| 0.9 | 0.9 | 75% | 4.00 | — |"
+        "| 0.9000 | 0.9000 | 75% | 4.00 | — |"
     )
     assert [line[2:] for line in lines if line.startswith("- ")] == notes(study)
 
