@@ -19,7 +19,8 @@ __all__ = ["add_command", "run", "show"]
 
 _EPILOG = """\
 It prints a table, and writes table.md, figure.png, figure.svg and report.html. Of
-several studies that searched, it says which arm of each is the fastest at which R.
+several studies that searched, it says which arm of each is the fastest at which R; of
+several others that differ in the seed alone, what each arm needed over the seeds.
 After the word scaling, runs of one training on different numbers of devices are
 compared instead: throughput and efficiency. (A folder of that name is ./scaling.)
 After the word collectives, the update of one run, or of a --config, is compiled, for
@@ -35,6 +36,7 @@ examples:
   echo-jax report runs/quickstart
   echo-jax report runs/baseline runs/spread --workdir runs/compared
   echo-jax report results/s2_8 results/s2_32 --workdir runs/best
+  echo-jax report runs/quickstart runs/quickstart_1 --workdir runs/seeds
   echo-jax report scaling runs/on_1 runs/on_4 runs/on_16 --workdir runs/scaling
   echo-jax report collectives runs/lm --target v5e:2x2
   echo-jax report collectives --config configs/lm.py:tiny --config.xla.preset=fuse \\
@@ -179,6 +181,7 @@ def show(folders: Sequence[RunPath], workdir: RunPath) -> int:
     from echo_jax.searches.report import write_search_report
     from echo_jax.searches.table import search_table
     from echo_jax.studies.report import write_report
+    from echo_jax.studies.seeds import read_seeds, seeds_table, write_seeds_report
     from echo_jax.studies.table import terminal_table
 
     if len(folders) == 1 and is_searched(folders[0]):
@@ -191,9 +194,14 @@ def show(folders: Sequence[RunPath], workdir: RunPath) -> int:
             found = [(each, best_arms(each)) for each in map(read_search, folders)]
             files = write_best_arms(found, workdir)
         return _shown(best_arms_table(found), *files)
-    is_study = len(folders) == 1 and (folders[0] / "study.json").exists()
+    are_studies = [(folder / "study.json").exists() for folder in folders]
+    if len(folders) > 1 and all(are_studies):
+        with _refused_studies():
+            seeds = read_seeds(folders)
+            files = write_seeds_report(seeds, workdir)
+        return _shown(seeds_table(seeds), *files)
     with _refused_studies():
-        study = read_study(folders[0]) if is_study else read_runs(folders)
+        study = read_study(folders[0]) if are_studies == [True] else read_runs(folders)
         report = write_report(study, workdir)
     return _shown(terminal_table(study), workdir / "figure.png", report)
 

@@ -28,6 +28,7 @@ from echo_jax.searches.trials import (
 )
 from echo_jax.studies import fields
 from echo_jax.studies.runs import BASELINE, StudyError
+from echo_jax.studies.setting import setting_in_words
 
 __all__ = [
     "ArmResult",
@@ -174,15 +175,7 @@ class Search:
     @property
     def setting(self) -> str:
         """Says what was trained: data, model, batch and optimizer."""
-        base = self.base
-        model = ", ".join(f"{k} {v}" for k, v in base["model"].items())
-        optim = base["optim"]
-        target = f", to {base['target']:g}" if self.has_target else ""
-        return (
-            f"{base['workload']} on {base['data']['source']} ({model}), batches of "
-            f"{base['batch_size']}, {optim['name']}, {optim['schedule']} rate after "
-            f"{optim['warmup_updates']} updates{target}"
-        )
+        return setting_in_words(self.base)
 
 
 def is_searched(folder: str | os.PathLike[str]) -> bool:

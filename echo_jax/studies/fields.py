@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from echo_jax.studies.setting import FIELDS
+
 __all__ = [
     "CONFIG",
     "DIVERGED",
@@ -79,6 +81,7 @@ CONFIG: dict[str, Any] = {
 STUDY: dict[str, Any] = {
     "name": str,
     "arms": list,
+    "base_config?": dict,
     "calibration": dict,
     "storage": dict,
 }
@@ -87,14 +90,7 @@ SEARCH: dict[str, Any] = {
     "name": str,
     "arms": list,
     "base_config": dict,
-    "base_config.target": _NUMBER,
-    "base_config.batch_size": int,
-    "base_config.workload": str,
-    "base_config.model": dict,
-    "base_config.data.source": str,
-    "base_config.optim.name": str,
-    "base_config.optim.schedule": str,
-    "base_config.optim.warmup_updates": int,
+    **{f"base_config.{name}": kind for name, kind in FIELDS.items()},
     "search.space": dict,
     "search.points": int,
     "search.repeats": int,

@@ -18,7 +18,15 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from echo_jax.folders import RunPath, run_file
 from echo_jax.studies.runs import Run, Study
 
-__all__ = ["COLOURS", "MARKERS", "STYLE", "write_drawn", "write_figure", "write_png"]
+__all__ = [
+    "COLOURS",
+    "MARKERS",
+    "STYLE",
+    "mean_curve",
+    "write_drawn",
+    "write_figure",
+    "write_png",
+]
 
 # Okabe and Ito (2008): told apart with every common colour blindness. Black is
 # the first, so that the baseline is the line in the neutral colour.
@@ -67,7 +75,12 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def write_figure(study: Study, stem: str | os.PathLike[str]) -> tuple[RunPath, RunPath]:
+def write_figure(
+    study: Study,
+    stem: str | os.PathLike[str],
+    *,
+    arms: Sequence[Sequence[Run]] | None = None,
+) -> tuple[RunPath, RunPath]:
     """Draws the study and writes it as PNG and as SVG.
 
     Three panels share the metric's axis: it is plotted against fresh examples,
@@ -78,11 +91,32 @@ def write_figure(study: Study, stem: str | os.PathLike[str]) -> tuple[RunPath, R
     Args:
       study: The runs to compare.
       stem: The file name without its suffix, such as ``runs/s/figure``.
+      arms: Which of them are of one arm: its mean is drawn bold, and each of its runs
+        thin. By default each is one of its own.
 
     Returns:
       The paths of the PNG and of the SVG.
     """
-    return write_drawn(lambda: _draw(study), stem)
+    return write_drawn(lambda: _draw(study, arms or [[r] for r in study.runs]), stem)
+
+
+def mean_curve(
+    curves: Sequence[Sequence[tuple[float, float]]],
+) -> list[tuple[float, float]]:
+    """Returns the mean of curves, as far as all of them go.
+
+    Args:
+      curves: Points (cost, metric), one for each evaluation.
+
+    Example:
+      >>> mean_curve([[(0, 4.0), (10, 2.0)], [(0, 5.0), (12, 3.0), (24, 1.0)]])
+      [(0.0, 4.5), (11.0, 2.5)]
+    """
+    means = []
+    for points in zip(*curves, strict=False):
+        x, y = zip(*points, strict=True)
+        means.append((sum(x) / len(x), sum(y) / len(y)))
+    return means
 
 
 def write_drawn(
@@ -122,37 +156,50 @@ def write_png(figure: Figure, path: RunPath) -> None:
     path.write(drawn.getvalue())
 
 
-def _draw(study: Study) -> Figure:
+def _draw(study: Study, arms: Sequence[Sequence[Run]]) -> Figure:
     panels = (*_PANELS, _BYTES) if study.sends_unevenly else _PANELS
-    size = _PANEL_INCHES * len(panels), 4.4
+    size = _PANEL_INCHES * len(panels), 4.7
     figure = Figure(figsize=size, facecolor="white")
     axes: Sequence[Axes] = figure.subplots(1, len(panels), sharey=True)
     for ax, panel in zip(axes, panels, strict=True):
-        for index, run in enumerate(study.runs):
-            _draw_run(ax, panel, run, index)
+        for index, runs in enumerate(arms):
+            _draw_arm(ax, panel, runs, index)
         _draw_target(ax, study)
         ax.set_xlabel(panel.label)
         ax.set_xlim(left=0)
         ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         if panel.field != "wall_s":
             ax.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes[0].set_ylabel(f"eval {study.runs[0].metric}")
+    axes[0].set_ylabel(f"evaluation {study.runs[0].metric}")
     axes[0].set_ylim(*_limits(study))
-    _head(figure, study, axes)
+    _head(figure, study, [*map(_label, arms)])
     return figure
 
 
-def _draw_run(ax: Axes, panel: _Panel, run: Run, index: int) -> None:
+def _draw_arm(ax: Axes, panel: _Panel, runs: Sequence[Run], index: int) -> None:
+    style = {
+        "color": COLOURS[index % len(COLOURS)],
+        "linestyle": _dashes(index),
+        "solid_joinstyle": "round",
+    }
+    curves = []
+    for run in runs:
+        costs = [row.get(panel.field, 0) for row in run.evals]
+        curves.append([*zip(costs, run.values, strict=True)])
+    # The baseline shows behind an arm that runs along it.
+    width = 2.8 if index == 0 else 1.7
+    if len(runs) > 1:
+        for curve in curves:
+            ax.plot(*zip(*curve, strict=True), linewidth=0.7, alpha=0.5, **style)
+    whole = [c for c, run in zip(curves, runs, strict=True) if run.diverged is None]
+    ax.plot(*zip(*mean_curve(whole or curves), strict=True), linewidth=width, **style)
+    for run in runs:
+        _mark_end(ax, panel, run, index)
+
+
+def _mark_end(ax: Axes, panel: _Panel, run: Run, index: int) -> None:
+    """Marks where a run met the target, or diverged."""
     colour = COLOURS[index % len(COLOURS)]
-    ax.plot(
-        [row.get(panel.field, 0) for row in run.evals],
-        run.values,
-        color=colour,
-        linestyle=_dashes(index),
-        # The baseline shows behind an arm that runs along it.
-        linewidth=2.8 if index == 0 else 1.7,
-        solid_joinstyle="round",
-    )
     if run.diverged is not None:
         ax.plot(
             [run.evals[-1].get(panel.field, 0)],
@@ -177,10 +224,13 @@ def _draw_run(ax: Axes, panel: _Panel, run: Run, index: int) -> None:
         )
 
 
-def _label(run: Run) -> str:
-    if run.diverged is None:
-        return run.name
-    return f"{run.name} (x: diverged at update {run.diverged:,})"
+def _label(runs: Sequence[Run]) -> str:
+    ends = [run.diverged for run in runs if run.diverged is not None]
+    if not ends:
+        return runs[0].name
+    if len(runs) == 1:
+        return f"{runs[0].name} (x: diverged at update {ends[0]:,})"
+    return f"{runs[0].name} (x: {len(ends)} of {len(runs)} diverged)"
 
 
 def _dashes(index: int) -> Any:
@@ -215,11 +265,12 @@ def _range(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _head(figure: Figure, study: Study, axes: Sequence[Axes]) -> None:
-    """Writes title, subtitle and the one legend above the panels."""
+def _head(figure: Figure, study: Study, names: Sequence[str]) -> None:
+    """Writes title, setting, subtitle and the one legend above the panels."""
     first = study.runs[0]
-    figure.subplots_adjust(left=0.065, right=0.985, bottom=0.125, top=0.76, wspace=0.1)
+    figure.subplots_adjust(left=0.065, right=0.985, bottom=0.12, top=0.72, wspace=0.1)
     figure.text(0.012, 0.945, study.name, fontsize=14, weight="bold", color="#111111")
+    figure.text(0.012, 0.9, study.setting, fontsize=9, color="#555555")
     words = list(study.caveats)
     ratios = [run.summary["R"] for run in study.runs if run.summary["R"] is not None]
     if ratios:
@@ -229,7 +280,7 @@ def _head(figure: Figure, study: Study, axes: Sequence[Axes]) -> None:
         words.append("marker: where an arm met it")
     subtitle = ";  ".join(words)
     subtitle = subtitle[:1].upper() + subtitle[1:]
-    figure.text(0.012, 0.89, subtitle, fontsize=10, color="#555555")
+    figure.text(0.012, 0.855, subtitle, fontsize=9, color="#555555")
     handles = [
         Line2D(
             [],
@@ -241,13 +292,13 @@ def _head(figure: Figure, study: Study, axes: Sequence[Axes]) -> None:
             linestyle=_dashes(index),
             linewidth=1.8,
         )
-        for index in range(len(study.runs))
+        for index in range(len(names))
     ]
     figure.legend(
         handles,
-        [_label(run) for run in study.runs],
+        names,
         loc="upper left",
-        bbox_to_anchor=(0.0, 0.875),
+        bbox_to_anchor=(0.0, 0.84),
         ncols=min(len(handles), 6),
         frameon=False,
         handlelength=2.2,

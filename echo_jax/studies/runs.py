@@ -8,7 +8,7 @@ import itertools
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from echo_jax.folders import RunPath, run_folder
 from echo_jax.json_files import DamagedFileError, missing, read_json, read_line
 from echo_jax.printable import printable
 from echo_jax.studies import fields
+from echo_jax.studies.setting import setting_in_words
 
 __all__ = [
     "BASELINE",
@@ -158,12 +159,21 @@ class Study:
       runs: In the order of the table.
       calibration: What was measured before the arms ran, ``{}`` if nothing.
       storage: The storage that the arms read from, ``{}`` if not recorded.
+      base: The config from which the arms differ, ``{}`` if there is none.
     """
 
     name: str
     runs: Sequence[Run]
     calibration: Mapping[str, Any]
     storage: Mapping[str, Any]
+    base: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def setting(self) -> str:
+        """Says what was trained; nothing if that is not known, or not the same."""
+        configs = [self.base] if self.base else [run.config for run in self.runs]
+        found = {setting_in_words(config) for config in configs}
+        return found.pop() if len(found) == 1 else ""
 
     @property
     def baseline(self) -> Run | None:
@@ -281,7 +291,13 @@ def read_study(folder: str | os.PathLike[str]) -> Study:
     arms = sorted(metadata["arms"], key=lambda arm: arm != BASELINE)
     runs = [read_run(folder / arm) for arm in arms]
     _check_comparable(runs)
-    return Study(metadata["name"], runs, metadata["calibration"], metadata["storage"])
+    return Study(
+        name=metadata["name"],
+        runs=runs,
+        calibration=metadata["calibration"],
+        storage=metadata["storage"],
+        base=metadata.get("base_config", {}),
+    )
 
 
 def _read_diverged(folder: RunPath) -> dict[str, Any] | None:
@@ -384,7 +400,7 @@ def _check_comparable(runs: Sequence[Run]) -> None:
                 f"two run folders are named {name!r}; rename one, since the name "
                 "is what tells them apart in the table"
             )
-    for field in ("workload", "metric", "target"):
-        values = {run.name: run.summary[field] for run in runs}
+    for name in ("workload", "metric", "target"):
+        values = {run.name: run.summary[name] for run in runs}
         if len(set(values.values())) > 1:
-            raise StudyError(f"runs of different {field} cannot be compared: {values}")
+            raise StudyError(f"runs of different {name} cannot be compared: {values}")

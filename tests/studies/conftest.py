@@ -98,14 +98,16 @@ def write_run(
     return folder
 
 
-def write_study(folder: Path, arms: dict[str, dict[str, Any]]) -> Path:
+def write_study(
+    folder: Path, arms: dict[str, dict[str, Any]], base: dict[str, Any] | None = None
+) -> Path:
     """Writes a study; ``arms`` maps a name to the arguments of `write_run`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, arguments in arms.items():
         write_run(folder / name, **arguments)
     facts = {
         "name": "a study",
-        "base_config": {},
+        "base_config": base or {},
         "arms": list(arms),
         "storage": {"latency_s": 0.0025},
         "calibration": {"t_down_s": 0.02},

@@ -119,7 +119,7 @@ def test_the_figure_names_every_arm_once_and_the_caveat(tmp_path, make_run):
     )
     for label in ("fresh examples read", "updates", "seconds of training"):
         assert texts.count(label) == 1
-    assert texts.count("eval loss") == 1
+    assert texts.count("evaluation loss") == 1
 
 
 @pytest.mark.parametrize(

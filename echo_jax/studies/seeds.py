@@ -1,0 +1,262 @@
+"""Studies that differ in the seed alone, as one: each arm over its seeds."""
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from echo_jax.folders import RunPath, run_folder
+from echo_jax.lock import REPORT_LOCK_NAME, FolderLock
+from echo_jax.studies.figures import write_figure
+from echo_jax.studies.page import figure, items, page, plain_json, table
+from echo_jax.studies.runs import Run, Study, StudyError, read_study
+from echo_jax.studies.table import ArmRow, arm_rows, write_table
+
+__all__ = ["Seeds", "read_seeds", "seeds_table", "write_seeds_report"]
+
+_X_OF = ("fresh", "updates", "seconds")
+# The best value, and what is relative to the baseline, are left to the files.
+_IN_TERMINAL = 6
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """Studies of one config with several seeds.
+
+    Attributes:
+      studies: One for each seed, with the same arms.
+      seeds: Theirs.
+    """
+
+    studies: Sequence[Study]
+    seeds: Sequence[int]
+
+    @property
+    def arms(self) -> list[list[Run]]:
+        """The runs of each arm, in the order of the seeds."""
+        return [
+            list(runs) for runs in zip(*(s.runs for s in self.studies), strict=True)
+        ]
+
+    @property
+    def rows(self) -> list[list[ArmRow]]:
+        """The rows of each arm, in the same order."""
+        each = (arm_rows(study) for study in self.studies)
+        return [list(rows) for rows in zip(*each, strict=True)]
+
+    @property
+    def joined(self) -> Study:
+        """All runs as one study, for what is true of all of them."""
+        first = self.studies[0]
+        runs = [run for study in self.studies for run in study.runs]
+        return Study(first.name, runs, {}, first.storage, first.base)
+
+    @property
+    def title(self) -> str:
+        """The name of the studies, their seeds, and what a reader must know."""
+        of = ", ".join(map(str, self.seeds))
+        return ", ".join([f"{self.studies[0].name}, seeds {of}", *self.joined.caveats])
+
+
+def read_seeds(folders: Sequence[str | os.PathLike[str]]) -> Seeds:
+    """Reads studies that differ in the seed alone.
+
+    A field that only one of two configs has is of another version, and no difference.
+
+    Args:
+      folders: Each a ``--workdir`` of ``echo-jax study``.
+
+    Returns:
+      The studies in the order given.
+
+    Raises:
+      StudyError: A folder cannot be read, or they differ in more, or in less.
+    """
+    studies = [read_study(folder) for folder in folders]
+    seeds: list[Any] = [study.base.get("seed") for study in studies]
+    first = _identity(studies[0])
+    for folder, seed, study in zip(folders, seeds, studies, strict=True):
+        if not isinstance(seed, int):
+            raise StudyError(f"{folder} does not say its seed; leave it out")
+        if seeds.count(seed) > 1:
+            raise StudyError(
+                f"two of the studies have seed {seed}, and a seed counts once; name "
+                "studies that were begun with another --config.base.seed each"
+            )
+        new = _identity(study)
+        for name in sorted(first.keys() & new.keys()):
+            if first[name] != new[name]:
+                raise StudyError(
+                    f"{folder} and {folders[0]} differ in {name} ({new[name]!r:.60}, "
+                    f"{first[name]!r:.60}); name studies that differ in "
+                    "--config.base.seed alone"
+                )
+    return Seeds(studies, seeds)
+
+
+def _identity(study: Study) -> dict[str, Any]:
+    """Returns what studies of several seeds have in common, by name."""
+    same: dict[str, Any] = {
+        "the arms": [run.name for run in study.runs],
+        "storage_ratio": study.calibration.get("storage_ratio", 0.0),
+        **_flat(study.base, ""),
+    }
+    for run in study.runs:
+        same |= _flat(run.config, f"{run.name}: ")
+        # What was asked for: a factor of "auto" is measured anew.
+        echo = {
+            **run.summary["echo"],
+            "factor": run.summary["echo"].get("factor_asked"),
+        }
+        same |= _flat(echo, f"{run.name}: echo.")
+    ignored = ["seed"]
+    if study.calibration:
+        # It is what gives the wanted R on the machine.
+        ignored.append("data.storage.latency_s")
+    return {
+        name: value
+        for name, value in same.items()
+        if name.rpartition(": ")[2] not in ignored
+    }
+
+
+def _flat(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def _headings(seeds: Seeds) -> tuple[str, ...]:
+    metric = seeds.joined.runs[0].metric
+    costs = ("fresh examples", "updates", "seconds")
+    relative = tuple(f"{name}, x" for name in _X_OF)
+    sent = ("bytes sent",) * seeds.joined.sends_unevenly
+    values = (f"final {metric}", f"best {metric}")
+    return ("arm", "n", *costs, values[0], values[1], *relative, *sent)
+
+
+def _cells(seeds: Seeds) -> Iterator[tuple[str, ...]]:
+    for rows, runs in zip(seeds.rows, seeds.arms, strict=True):
+        reached = [row for row in rows if row.reached]
+        n = f"{len(rows)}"
+        if len(reached) < len(rows):
+            n = f"{len(reached)} of {n}"
+        relative = [row.relative for row in reached if row.relative is not None]
+        sent = [run.bytes_sent for run in runs if run.diverged is None]
+        yield (
+            rows[0].name,
+            n,
+            _spread([row.fresh for row in reached], "{:,.0f}".format),
+            _spread([row.updates for row in reached], "{:,.0f}".format),
+            _spread([row.seconds for row in reached], "{:.1f}".format),
+            _spread([r.final for r in rows if r.final is not None], "{:#.4g}".format),
+            _spread([row.best for row in rows], "{:#.4g}".format),
+            *(_spread([x[k] for x in relative], "{:.2f}".format) for k in range(3)),
+            *[_spread(sent, lambda value: decimal(round(value)))]
+            * seeds.joined.sends_unevenly,
+        )
+
+
+def _spread(values: Sequence[float], in_words: Callable[[float], str]) -> str:
+    """Says the mean of values, and in brackets the least and the largest."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return "—"
+    mean = in_words(sum(finite) / len(finite))
+    low, high = in_words(min(finite)), in_words(max(finite))
+    return mean if low == high else f"{mean} ({low} to {high})"
+
+
+def _notes(seeds: Seeds) -> list[str]:
+    target = seeds.joined.runs[0].target
+    lines = ["Of every arm the mean over seeds, in brackets the least and the largest."]
+    if target is None:
+        lines.append("The runs had no target: the costs are those of the whole run.")
+    else:
+        lines.append(
+            f"Target: eval {seeds.joined.runs[0].metric} {target:g}. Costs are those "
+            "of the n seeds that met it."
+        )
+    lines.append(
+        "Seconds: training and waiting for input, without evaluation, saving and "
+        "compiling."
+    )
+    lines.append("x: relative to the baseline of the same seed; below 1 is cheaper.")
+    if seeds.studies[0].setting:
+        lines.append(f"{seeds.studies[0].setting}.")
+    for seed, study in zip(seeds.seeds, seeds.studies, strict=True):
+        for run in study.runs:
+            if run.diverged is not None:
+                lines.append(
+                    f"{run.name}, seed {seed}, diverged at update {run.diverged:,}."
+                )
+    return lines
+
+
+def seeds_table(seeds: Seeds) -> Table:
+    """Makes the table for a terminal; see `_IN_TERMINAL`.
+
+    Args:
+      seeds: From `read_seeds`.
+    """
+    said = [note for note in _notes(seeds) if not note.startswith("x:")]
+    shown = Table(
+        title=Text(f"{seeds.title}\n", style="bold"),
+        caption=Text("\n".join(["", *said])),
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
+    for place, name in enumerate(_headings(seeds)[:_IN_TERMINAL]):
+        shown.add_column(
+            Text(name), justify="right" if place else "left", overflow="fold"
+        )
+    for row in _cells(seeds):
+        folded = [cell.replace(" (", "\n(") for cell in row[1:_IN_TERMINAL]]
+        shown.add_row(*map(Text, [row[0], *folded]))
+    return shown
+
+
+def write_seeds_report(
+    seeds: Seeds, folder: str | os.PathLike[str]
+) -> tuple[RunPath, RunPath]:
+    """Writes everything that shows an arm over its seeds: table, figure and page.
+
+    Args:
+      seeds: From `read_seeds`.
+      folder: Receives ``table.md``, ``figure.png``, ``figure.svg`` and
+        ``report.html``; made if it does not exist.
+
+    Returns:
+      The paths of the PNG and of the page.
+
+    Example:
+      >>> write_seeds_report(read_seeds(["runs/s", "runs/s_1"]), "runs/both")
+    """
+    folder = run_folder(folder)
+    headings, notes = _headings(seeds), _notes(seeds)
+    with FolderLock(folder, name=REPORT_LOCK_NAME):
+        cells = list(_cells(seeds))
+        write_table(folder / "table.md", seeds.title, headings, cells, notes)
+        png, svg = write_figure(seeds.joined, folder / "figure", arms=seeds.arms)
+        parts = [
+            figure(svg.read_bytes().decode()),
+            table(headings, cells, texts=1),
+            items(notes),
+            "<h2>What it ran on</h2>",
+            plain_json(seeds.joined.runs[0].environment),
+        ]
+        report = folder / "report.html"
+        report.write(page(seeds.title, ", ".join(seeds.joined.caveats), parts))
+    return png, report
