@@ -40,6 +40,8 @@ __all__ = [
     "read_search",
 ]
 
+# Of trials of earlier versions, which do not say theirs.
+_METRICS = {"cifar": "accuracy", "lm": "loss"}
 # More would take for ever to look for.
 _MOST_UNITS = 100_000
 
@@ -171,6 +173,23 @@ class Search:
     def has_target(self) -> bool:
         """Whether arms are compared by what they needed to reach a target."""
         return bool(self.base["target"])
+
+    @property
+    def metric(self) -> str:
+        """What is evaluated, such as ``"loss"``."""
+        said = next((e["metric"] for e in self.environments if "metric" in e), None)
+        return printable(str(said or _METRICS.get(self.base["workload"], "metric")))
+
+    @property
+    def mode(self) -> str:
+        """Whether the metric is to be small, ``min``, or large, ``max``."""
+        for arm in self.arms:
+            for trial in (*arm.trials, *arm.confirmed):
+                if self.has_target and trial.values and trial.values[0] is not None:
+                    return "max" if trial.values[0] < self.base["target"] else "min"
+                if not self.has_target and trial.score:
+                    return "min" if trial.score == trial.final else "max"
+        return "min"
 
     @property
     def setting(self) -> str:

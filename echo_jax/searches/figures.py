@@ -3,9 +3,10 @@
 import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -20,13 +21,20 @@ from matplotlib.ticker import (
 from echo_jax.folders import RunPath, run_folder
 from echo_jax.searches.comparison import ArmResult, Search
 from echo_jax.searches.statistics import Interval
-from echo_jax.studies.figures import COLOURS, MARKERS, write_drawn
+from echo_jax.searches.trials import crossing
+from echo_jax.studies.figures import COLOURS, MARKERS, mean_curve, write_drawn
 from echo_jax.studies.runs import BASELINE
 
-__all__ = ["write_search_figures"]
+__all__ = ["fence", "mean_points", "write_search_figures"]
 
 _RATIO = 4  # R of the seconds that are drawn
 _WIDTH = 11.0
+# Of a mean curve to a target.
+_VALUES = 60
+# What lies further from the middle half than so many times its width is drawn apart.
+_FAR = 3.0
+
+_Cost = Callable[[float, float], float]
 
 
 def write_search_figures(
@@ -72,30 +80,35 @@ def _titled(search: Search, height: float, *columns: float) -> tuple[Figure, Any
 def _curves(search: Search) -> Figure:
     figure, axes = _titled(search, 5.0, 1, 1, 1)
     size = search.base["batch_size"]
-    costs = (
-        ("fresh examples read", lambda t, k: t.fresh[k]),
-        ("updates", lambda t, k: t.updates[k]),
+    costs: tuple[tuple[str, _Cost], ...] = (
+        ("fresh examples read", lambda updates, fresh: fresh),
+        ("updates", lambda updates, fresh: updates),
         (
             f"time in steps, R = {_RATIO} (by arithmetic)",
-            lambda t, k: max(t.fresh[k] / size * _RATIO, t.updates[k]),
+            lambda updates, fresh: max(fresh / size * _RATIO, updates),
         ),
     )
     for ax, (label, cost) in zip(axes, costs, strict=True):
         for number, arm in enumerate(search.arms):
             for trial in arm.confirmed:
+                rows = zip(trial.updates, trial.fresh, trial.values, strict=True)
                 points = [
-                    (cost(trial, k), value)
-                    for k, value in enumerate(trial.values)
-                    if value is not None
+                    (cost(u, f), value) for u, f, value in rows if value is not None
                 ]
                 if points:
                     ax.plot(
                         *zip(*points, strict=True),
                         color=_colour(number),
-                        linewidth=0.6,
-                        alpha=0.5,
+                        linewidth=0.5,
+                        alpha=0.3,
+                        zorder=1.5,
                     )
-            ax.plot([], [], color=_colour(number), label=arm.name)
+        for number, arm in enumerate(search.arms):
+            points = mean_points(search, arm, cost)
+            x, y = zip(*points, strict=True) if points else ((), ())
+            # On white, so that it is seen before its streams.
+            ax.plot(x, y, color="white", linewidth=4.4, zorder=3)
+            ax.plot(x, y, color=_colour(number), lw=2.4, label=arm.name, zorder=4)
         if search.has_target:
             ax.axhline(search.base["target"], color="#777777", dashes=(4, 3), lw=1)
         ax.set_xlabel(label)
@@ -103,9 +116,55 @@ def _curves(search: Search) -> Figure:
         ax.xaxis.set_major_locator(MaxNLocator(5))
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         _zoom(ax, search)
-    axes[0].set_ylabel("metric, on the evaluation split")
-    axes[-1].legend(frameon=False, fontsize=8)
+    axes[0].set_ylabel(f"evaluation {search.metric}")
+    handles, names = axes[0].get_legend_handles_labels()
+    what = "mean cost\nof each value" if search.has_target else "mean"
+    _legend(figure, handles, names, f"thin: a stream\nbold: {what}")
     return figure
+
+
+def mean_points(
+    search: Search, arm: ArmResult, cost: _Cost
+) -> list[tuple[float, float]]:
+    """Returns the mean curve of an arm's new streams.
+
+    Streams end where they meet a target, so with one it is the mean cost at which they
+    meet each value on the way to it, and ends at the mean cost of the target.
+
+    Args:
+      search: The study.
+      arm: One of its arms.
+      cost: Of updates and fresh examples.
+
+    Returns:
+      Points (cost, metric); with a target only values that every stream has met.
+    """
+    if not search.has_target:
+        return mean_curve(
+            [
+                [
+                    (cost(u, f), math.nan if value is None else value)
+                    for u, f, value in zip(t.updates, t.fresh, t.values, strict=True)
+                ]
+                for t in arm.confirmed
+                if t.values
+            ]
+        )
+    firsts = [t.values[0] for t in arm.confirmed if t.values]
+    starts = [value for value in firsts if value is not None]
+    if not starts:
+        return []
+    points = []
+    for value in np.linspace(sum(starts) / len(starts), search.base["target"], _VALUES):
+        met = [
+            crossing(t.updates, t.fresh, t.values, float(value), search.mode)
+            for t in arm.confirmed
+            if t.values
+        ]
+        known = [cost(*each) for each in met if each is not None]
+        if len(known) == len(met):
+            points.append((sum(known) / len(known), float(value)))
+    return points
 
 
 def _zoom(ax: Axes, search: Search) -> None:
@@ -142,7 +201,8 @@ def _ratios(search: Search) -> Figure:
         ("updates, ratio to the baseline", lambda arm: arm.updates, 1.0),
     ]
     if not search.has_target:
-        found = [("last value less the baseline's", lambda arm: arm.final, 0.0)]
+        less = f"last evaluation {search.metric} less the baseline's"
+        found = [(less, lambda arm: arm.final, 0.0)]
     arms = [arm for arm in search.arms if arm.name != BASELINE]
     figure, axes = _titled(search, 1.9 + 0.34 * len(arms), *[1.0] * len(found))
     for ax, (label, of, neutral) in zip(axes, found, strict=True):
@@ -185,40 +245,90 @@ def _trials(search: Search) -> Figure:
     axes_of = search.protocol.space.axes
     name = max(axes_of, key=lambda n: axes_of[n].high / (axes_of[n].low or 1))
     figure, (ax,) = _titled(search, 5.0, 1)
-    worst = max(
-        [trial.score or 0 for arm in search.arms for trial in arm.trials], default=1
-    )
+    scores = [t.score for arm in search.arms for t in arm.trials if t.score is not None]
+    sign = -1 if search.mode == "max" and not search.has_target else 1
+    most = max(scores, default=1.0) if search.has_target else fence(scores)
+    apart = _apart(search, scores, most)
     for number, arm in enumerate(search.arms):
-        style = {"color": _colour(number), "alpha": 0.6, "linestyle": "none"}
-        got = [(t.point[name], t.score) for t in arm.trials if t.score is not None]
-        lost = [t.point[name] for t in arm.trials if t.score is None]
+        style = {"color": _colour(number), "linestyle": "none"}
         marker = MARKERS[number % len(MARKERS)]
-        if got:
-            ax.plot(
-                *zip(*got, strict=True), marker=marker, ms=4, label=arm.name, **style
-            )
-        ax.plot(lost, [worst * 1.15] * len(lost), marker="x", ms=5, **style)
+        got = [(t.point[name], t.score) for t in arm.trials if t.score is not None]
+        ax.plot(
+            [x for x, _ in got],
+            [sign * (score if score <= most else apart) for _, score in got],
+            marker=marker,
+            ms=4,
+            alpha=0.6,
+            label=arm.name,
+            **style,
+        )
+        lost = [t.point[name] for t in arm.trials if t.score is None]
+        ax.plot(lost, [sign * apart] * len(lost), marker="x", ms=5, alpha=0.6, **style)
         for each in arm.searches:
             if each.best:
-                ax.plot(
-                    each.best.point[name],
-                    each.best.score,
-                    marker=marker,
-                    ms=10,
-                    mfc="none",
-                    color=_colour(number),
-                )
+                x, y = each.best.point[name], sign * (each.best.score or 0)
+                ax.plot(x, y, marker=marker, ms=10, mfc="none", **style)
     if axes_of[name].scale == "log":
         ax.set_xscale("log")
         _label_logarithmically(ax.xaxis)
-    if search.has_target and worst > 0:
+    if search.has_target and most > 0:
         ax.set_yscale("log")
         _label_logarithmically(ax.yaxis)
+    beyond = [score for score in scores if score > most]
+    if beyond:
+        ax.axhline(sign * (most + apart) / 2, color="#777777", lw=0.8)
+        ax.text(
+            0.01,
+            sign * apart,
+            f" beyond: {sign * min(beyond):.3g} to {sign * max(beyond):.3g}",
+            transform=ax.get_yaxis_transform(),
+            va="center",
+            size=8,
+        )
     ax.set_xlabel(name)
-    what = "fresh examples to the target" if search.has_target else "score"
-    ax.set_ylabel(f"{what} (x: cut, missed it or diverged)")
-    ax.legend(frameon=False, fontsize=8, title="ring: best of a search")
+    if search.has_target:
+        ax.set_ylabel("fresh examples to the target (x: cut, missed it or diverged)")
+    else:
+        ax.set_ylabel(f"last evaluation {search.metric} (x: diverged)")
+    handles, names = ax.get_legend_handles_labels()
+    _legend(figure, handles, names, "ring: best\nof a search")
     return figure
+
+
+def fence(scores: Sequence[float]) -> float:
+    """Returns the largest score that is drawn where it lies, not apart.
+
+    Args:
+      scores: Of all trials; smaller is better.
+
+    Example:
+      >>> fence([2.0, 2.1, 2.2, 2.4, 38.0])
+      2.4
+    """
+    if not scores:
+        return 1.0
+    low, high = np.percentile(scores, [25, 75])
+    return max(score for score in scores if score <= high + _FAR * (high - low))
+
+
+def _apart(search: Search, scores: Sequence[float], most: float) -> float:
+    """Returns where what has no score is drawn, and what lies beyond the fence."""
+    if search.has_target:
+        return most * 1.15
+    return most + 0.1 * (most - min(scores, default=most) or 1.0)
+
+
+def _legend(figure: Figure, handles: Any, names: Sequence[str], title: str) -> None:
+    """Writes the one legend beside the panels, over none of the points."""
+    figure.legend(
+        handles,
+        names,
+        title=title,
+        loc="outside right center",
+        frameon=False,
+        fontsize=8,
+        title_fontsize=8,
+    )
 
 
 def _label_logarithmically(axis: Axis) -> None:

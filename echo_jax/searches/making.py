@@ -188,6 +188,7 @@ def _trained(config: Config, lock: FolderLock) -> tuple[Trial, dict[str, Any]]:
         met = crossing(updates, fresh, values, run.target, mode)
         outcome, score = ("reached", met[1]) if met else ("short", None)
     environment = {name: run.environment[name] for name in _ENVIRONMENT}
+    environment["metric"] = run.metric
     trial = Trial(
         **known,
         outcome=outcome,
