@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_jax import cli, runs
+from echo_jax import arms, cli, runs
 from echo_jax.config_flags import load_with_flags
 
 LONG_S = 600  # What takes longer hangs, however busy the machine is.
@@ -488,7 +488,7 @@ def test_a_study_whose_first_arm_is_refused_leaves_nothing_behind(
     def refuse(config, workload, workdir, lock):
         raise ValueError("image 'a': it has 40x40 pixels")
 
-    monkeypatch.setattr(runs, "train_checked", refuse)
+    monkeypatch.setattr(arms, "train_checked", refuse)
     argv = ["study", "--config", f"{QUICKSTART}:tiny", "--workdir", f"{tmp_path}/x"]
     assert cli.main([*argv, "--config.storage_ratio=0"]) == 1
     assert "it has 40x40 pixels" in capsys.readouterr().err

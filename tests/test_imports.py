@@ -128,7 +128,7 @@ ALLOWED = {
         "studies",
         "training.cost_model",
     },
-    "refusals": {"config", "lock", "training", "workloads"},
+    "refusals": {"config", "lock", "notes", "training", "workloads"},
     "runs": {
         "arms",
         "config",
