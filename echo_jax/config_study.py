@@ -51,8 +51,9 @@ def default_study(
     study.stop = ConfigDict()
     study.stop.cut = 2.0
     # What would show that the study's expectation is wrong, written down before it is
-    # run: dicts of what `echo_jax.searches.comparison.Falsified` calls says, arm, over
-    # and below, its bound.
+    # run, and refused if it differs once there are trials: dicts of what
+    # `echo_jax.searches.comparison.Falsified` calls says, arm, over and below, its
+    # bound.
     study.falsifiers = ()
     # Fresh examples of an arm over the baseline's, as somebody has published them.
     study.paper = ConfigDict()

@@ -30,7 +30,7 @@ from echo_jax.refusals import (
     read_workload,
     refuse_processes,
 )
-from echo_jax.searches.making import num_missing
+from echo_jax.searches.making import num_missing, refuse_other_falsifiers
 from echo_jax.searches.workers import LostWorkerError, StudyStopped, run_search
 from echo_jax.training import distributed, peers
 from echo_jax.training.checkpoint_reader import DamagedCheckpointError
@@ -173,6 +173,7 @@ def run_study(
             check_echoes(arms, workdir)
         if protocol:
             _refuse_other_study(workdir, is_searched=True)
+            refuse_other_falsifiers(config.falsifiers, protocol, workdir)
             for unit in protocol.units():
                 # Refuses the trials of another one.
                 num_missing(protocol, arms[unit.arm], workdir, unit)

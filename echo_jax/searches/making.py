@@ -18,6 +18,7 @@ from rich.console import Console
 from echo_jax.config import Config, default_config
 from echo_jax.config_check import check_config
 from echo_jax.folders import RunPath, run_folder
+from echo_jax.json_files import read_json
 from echo_jax.lock import FolderInUseError, FolderLock
 from echo_jax.searches.space import flat_fields
 from echo_jax.searches.trials import (
@@ -35,7 +36,7 @@ from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.trainer import train_checked
 from echo_jax.workloads import build
 
-__all__ = ["make_trials", "num_missing"]
+__all__ = ["make_trials", "num_missing", "refuse_other_falsifiers"]
 
 # What a config that cannot be trained at a point raises; files that cannot be written
 # are no result.
@@ -94,6 +95,40 @@ def num_missing(protocol: Protocol, arm: Config, workdir: RunPath, unit: Unit) -
     """
     points = _points(protocol, workdir, unit)
     return len(points) - len(_made(protocol, arm, workdir, unit, points))
+
+
+def refuse_other_falsifiers(
+    falsifiers: Sequence[Mapping[str, Any]], protocol: Protocol, workdir: RunPath
+) -> None:
+    """Refuses falsifiers that were not written down before the trials were made.
+
+    What else a study says may not change either where it decides its trials
+    (`num_missing`); more searches, points and streams may be asked for.
+
+    Args:
+      falsifiers: Of the study that is to be made.
+      protocol: Of that study.
+      workdir: Of the study; as long as it holds no trials, anything may be said.
+
+    Raises:
+      ValueError: They differ from those that stand in ``study.json``.
+    """
+    wanted = {"arms": list, "falsifiers?": list}
+    kept = read_json(workdir / "study.json", wanted)
+    if kept is None or kept.get("falsifiers", []) == [*map(dict, falsifiers)]:
+        return
+    has_trials = any(
+        Unit(arm, kind, repeat).path(workdir).exists()
+        for arm in kept["arms"]
+        for kind in ("search", "confirm")
+        for repeat in range(protocol.repeats)
+    )
+    if has_trials:
+        raise ValueError(
+            f"{workdir} holds trials, and config.falsifiers are not those that its "
+            "study.json had before them; leave them as they were, or use another "
+            "--workdir"
+        )
 
 
 def _made(

@@ -1,11 +1,15 @@
 """The published trials of the studies: whole, and what their tables say."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from echo_jax import runs
+from echo_jax.config import load_config
 from echo_jax.folders import run_folder
+from echo_jax.json_files import read_json
 from echo_jax.searches.best_arms import best_arms
 from echo_jax.searches.comparison import is_searched, read_search
 from echo_jax.searches.table import write_search_markdown
@@ -34,6 +38,32 @@ def test_every_trial_of_the_protocol_is_published(name):
         if protocol.space.axes:
             assert len(arm.trials) == protocol.repeats * protocol.points
         assert len(arm.confirmed) == protocol.repeats * protocol.streams
+
+
+def test_falsifiers_are_those_from_before_the_trials(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(runs, "run_search", lambda *a, **k: asked.append(a[0].streams))
+    monkeypatch.setattr(runs, "check_echoes", lambda *_: None)  # It reads the data.
+    folder = tmp_path / "s3"
+    shutil.copytree(RESULTS / "s3", folder)
+    study = load_config(str(RESULTS.parent / "configs/sweeps/s3_untuned.py"))
+    # As published, and longer.
+    runs.run_study(study, folder)
+    study.confirm.streams += 1
+    runs.run_study(study, folder)
+    assert asked == [16, 17]
+    before = (folder / "study.json").read_bytes()
+    first, *rest = study.falsifiers
+    new = {"says": "hindsight", "arm": "e4", "over": "baseline", "below": 0.4}
+    moved = {**first, "below": 0.9}
+    for other in ((moved, *rest), (first, *rest, new), ()):
+        study.falsifiers = other
+        with pytest.raises(runs.ConfigRefusedError, match="falsifiers are not those"):
+            runs.run_study(study, folder)
+    assert (folder / "study.json").read_bytes() == before
+    shutil.rmtree(folder / "trials")
+    runs.run_study(study, folder)
+    assert read_json(run_folder(folder) / "study.json")["falsifiers"] == []
 
 
 NUMBER = r"([-+]?\d+\.\d+)"
