@@ -20,6 +20,7 @@ from lock_owners import (
 )
 
 from echo_jax import cli, lock, runs
+from echo_jax.config_flags import load_with_flags
 from echo_jax.folders import FolderError, run_folder
 from echo_jax.lock import LOCK_NAME, REPORT_LOCK_NAME, FolderInUseError, FolderLock
 from echo_jax.lock_file import DiskFile
@@ -332,8 +333,8 @@ def test_a_study_has_the_folders_of_all_its_arms(tmp_path, monkeypatch, capsys):
         assert f"is in use by process {os.getpid()}" in capsys.readouterr().err
 
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "train_checked", train)
-        runs.run_study(cli.load_with_flags(STUDY[1], STUDY[2:]), tmp_path)
+        patch.setattr("echo_jax.arms.train_checked", train)
+        runs.run_study(load_with_flags(STUDY[1], STUDY[2:]), tmp_path)
     arms = ["baseline", "batch_echo", "shuffle", "spread"]
     assert trained == [(arm, 2) for arm in arms for _ in range(2)]
 

@@ -29,8 +29,8 @@ _HEADINGS = ("study", "fastest", "R", "times as fast as the baseline", "as fast"
 _NOTES = (
     "R: the steps that a fresh batch takes. Seconds by arithmetic from the counts of "
     "fresh examples and updates, if loading and training go on at the same time.",
-    "In brackets 95 % intervals (BCa bootstrap over searches and streams). The fastest "
-    "is chosen on the streams that its interval is from.",
+    "In brackets 95 % intervals (BCa bootstrap over searches and streams, as long as "
+    "Student's). The fastest is chosen on the streams that its interval is from.",
     "As fast: arms that nobody can tell from the fastest, whose intervals beside it "
     "hold 1.",
 )
@@ -111,7 +111,7 @@ def best_arms_table(found: Found) -> Table:
     """
     table = Table(
         title=Text(f"{_TITLE}\n", style="bold"),
-        caption=Text("\n".join(["", *_NOTES])),
+        caption=Text("\n".join(["", *_notes(found)])),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -138,14 +138,14 @@ def write_best_arms(found: Found, folder: str | os.PathLike[str]) -> list[RunPat
       The paths of the PNG and of the page.
     """
     folder = run_folder(folder)
-    rows = _rows(found)
+    rows, notes = _rows(found), _notes(found)
     with FolderLock(folder, name=REPORT_LOCK_NAME):
-        write_table(folder / "table.md", _TITLE, _HEADINGS, rows, _NOTES)
+        write_table(folder / "table.md", _TITLE, _HEADINGS, rows, notes)
         png, svg = write_drawn(lambda: _draw(found), folder / "best")
         parts = [
             page.figure(svg.read_bytes().decode()),
             page.table(_HEADINGS, rows, texts=2),
-            page.items([*_NOTES, *(f"{s.name}: {s.setting}." for s, _ in found)]),
+            page.items([*notes, *(f"{s.name}: {s.setting}." for s, _ in found)]),
         ]
         report = folder / "report.html"
         report.write(page.page(_TITLE, "", parts))
@@ -163,6 +163,36 @@ def _rows(found: Found) -> list[tuple[str, ...]]:
             alike = ", ".join(best.alike) or "none"
             rows.append((search.name, name, f"{best.ratio:g}", gain, alike))
     return rows
+
+
+def _notes(found: Found) -> list[str]:
+    """Says what the table's numbers mean, and whether larger batches bear more."""
+    ordered = sorted(found, key=lambda each: each[0].base["batch_size"])
+    names = [[arm.name for arm in search.arms] for search, _ in ordered]
+    sizes = [search.base["batch_size"] for search, _ in ordered]
+    if len({*sizes}) < 2 or any(each != names[0] for each in names):
+        return [*_NOTES]
+    later, earlier = [], []
+    for least, most in zip(ordered[0][1], ordered[-1][1], strict=True):
+        (first, last), (low, high) = (_places(each, names[0]) for each in (least, most))
+        if low > last:
+            later.append(f"{least.ratio:g}")
+        elif high < first:
+            earlier.append(f"{least.ratio:g}")
+    return [
+        *_NOTES,
+        "Falsifier of these studies together: the fastest arm comes no later in their "
+        f"order where batches are larger. From batches of {sizes[0]} to {sizes[-1]} it "
+        f"surely comes later at R = {', '.join(later) or 'none of these'}, and surely "
+        f"earlier at R = {', '.join(earlier) or 'none of these'}. Arms that are as "
+        "fast may be the fastest.",
+    ]
+
+
+def _places(best: BestArm, names: Sequence[str]) -> tuple[int, int]:
+    """Returns the first and the last place of the arms that may be the fastest."""
+    places = [names.index(name) for name in (best.name, *best.alike)]
+    return min(places), max(places)
 
 
 def _draw(found: Found) -> Figure:

@@ -10,8 +10,6 @@ from scipy import stats
 __all__ = ["Interval", "expected_best", "mean_interval", "relative_seconds"]
 
 _RESAMPLES = 4999
-# No level is higher: so few resamples lie beyond it.
-_HIGHEST = 0.999
 
 
 class Interval(NamedTuple):
@@ -38,11 +36,21 @@ def mean_interval(
     """Returns the mean of paired differences, with a bootstrap interval.
 
     Searches and streams are resampled independently of each other, since every search's
-    best point is trained on every stream (Owen 2007, "The pigeonhole bootstrap"), and
-    the ends are those of BCa (Efron 1987), by `scipy.stats.bootstrap`. With few of them
-    such intervals are too short; so the level is raised as Student's t asks for
-    (Hesterberg 2015, section 5.3), with the degrees of freedom that Satterthwaite's
-    rule gives for the variances of searches, streams and the rest.
+    best point is trained on every stream (Owen 2007, "The pigeonhole bootstrap"). The
+    ends are those of BCa (Efron 1987), by `scipy.stats.bootstrap`. But resamples of few
+    numbers reach little further than these: of three searches that differ by more than
+    their streams do, such an interval holds the truth nine times in ten. So it is
+    stretched from the mean, until it is as long as Student's interval; how much of it
+    lies on which side stays that of BCa.
+
+    Student's interval of two random factors adds the squares of two half-lengths, each
+    with the degrees of freedom of its own factor; such a sum holds the truth at least
+    as often as it says, whatever the variances are (Banerjee 1960). One is that of the
+    means of the searches, in which chance is, too, and it is no shorter than chance
+    alone would have it, for three means may agree by luck; the other that of the
+    streams, without chance. With the degrees of freedom of Satterthwaite's rule it
+    would be too short wherever three searches happen to agree. The price is up to 98 %
+    in place of 95 where searches do not differ more than streams.
 
     Args:
       differences: ``[searches, streams]``, such as log ratios of an arm's costs to the
@@ -63,10 +71,13 @@ def mean_interval(
         return Interval(mean, math.nan, math.nan)
     if np.ptp(table) == 0:
         return Interval(mean, mean, mean)
+    apart = (table - mean) / np.ptp(table)
 
     def statistic(*picks: np.ndarray, axis: int = -1) -> np.ndarray:
-        rows, columns = _both(table, picks)
-        return table[rows[..., :, None], columns[..., None, :]].mean(axis=(-1, -2))
+        rows, columns = _both(apart, picks)
+        means = apart[rows[..., :, None], columns[..., None, :]].mean(axis=(-1, -2))
+        # BCa counts those below the mean, which no rounding error should decide.
+        return means.round(9)
 
     # An axis of one cannot be resampled.
     axes = tuple(np.arange(n) for n in table.shape if n > 1)
@@ -76,12 +87,13 @@ def mean_interval(
         n_resamples=_RESAMPLES,
         batch=500,
         vectorized=True,
-        confidence_level=_raised(confidence, _degrees_of_freedom(table)),
+        confidence_level=confidence,
         method="BCa",
         rng=np.random.default_rng(0),
     )
     low, high = map(float, found.confidence_interval)
-    return Interval(mean, low, high)
+    stretch = 2 * _half_length(table, confidence) / (high - low)
+    return Interval(mean, mean + stretch * low, mean + stretch * high)
 
 
 def _both(
@@ -95,30 +107,27 @@ def _both(
     return (picks[0], one) if table.shape[1] == 1 else (one, picks[0])
 
 
-def _degrees_of_freedom(table: np.ndarray) -> float:
-    """Satterthwaite's, of the mean of a table with two random factors."""
-    searches, streams = table.shape
+def _half_length(table: np.ndarray, confidence: float) -> float:
+    """Half the length of Student's interval of the mean of a table."""
+
+    def square(variance: float, n: int, free: int) -> float:
+        factor = float(stats.t.ppf(0.5 + confidence / 2, free))
+        return factor**2 * variance / n
+
+    n = table.size
     if 1 in table.shape:
-        return table.size - 1
+        return math.sqrt(square(table.var(ddof=1), n, n - 1))
+    searches, streams = table.shape
     by_search, by_stream = table.mean(axis=1), table.mean(axis=0)
     rest = table - by_search[:, None] - by_stream + table.mean()
     free = (searches - 1) * (streams - 1)
-    noise = (rest**2).sum() / free
-    parts = np.array(
-        [
-            max(streams * by_search.var(ddof=1) - noise, 0.0),
-            max(searches * by_stream.var(ddof=1) - noise, 0.0),
-            noise,
-        ]
+    chance = (rest**2).sum() / free
+    of_searches = square(by_search.var(ddof=1), searches, searches - 1)
+    of_streams = max(by_stream.var(ddof=1) - chance / searches, 0.0)
+    return math.sqrt(
+        max(of_searches, square(chance, n, free))
+        + square(of_streams, streams, streams - 1)
     )
-    total = parts.sum() ** 2
-    return float(total / (parts**2 / [searches - 1, streams - 1, free]).sum())
-
-
-def _raised(confidence: float, free: float) -> float:
-    """Returns the level at which a bootstrap of few numbers is right."""
-    wide = stats.t.ppf(0.5 + confidence / 2, free) * math.sqrt((free + 1) / free)
-    return min(1 - 2 * float(stats.norm.sf(wide)), _HIGHEST)
 
 
 def expected_best(scores: Sequence[float | None], k: int) -> float | None:

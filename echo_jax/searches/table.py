@@ -72,18 +72,19 @@ def _fewer(search: Search) -> int:
 
 
 def _tuned(search: Search, arm: ArmResult) -> str:
-    """The best point of all searches; a star where it lies at the edge."""
+    """The best point of all searches, and of how many the best lies at an edge."""
     found = [each.best for each in arm.searches if each.best]
     if not found:
         return "as it is" if not search.protocol.space.axes else "none met the target"
     best = min(found, key=lambda trial: trial.score or 0)
-    edges = search.protocol.space.edges(best.point)
-    return ", ".join(
-        f"{name.rpartition('.')[2]} {value:.3g}{'*' if name in edges else ''}"
-        if isinstance(value, float)
-        else f"{name.rpartition('.')[2]} {value}"
-        for name, value in best.point.items()
-    )
+    edges = [search.protocol.space.edges(trial.point) for trial in found]
+    cells = []
+    for name, value in best.point.items():
+        shown = f"{value:.3g}" if isinstance(value, float) else f"{value}"
+        at_edge = sum(name in each for each in edges)
+        mark = f" (*{at_edge} of {len(found)})" if at_edge else ""
+        cells.append(f"{name.rpartition('.')[2]} {shown}{mark}")
+    return ", ".join(cells)
 
 
 def _interval(found: Interval | None) -> str:
@@ -123,16 +124,18 @@ def notes(search: Search) -> list[str]:
         lines.append(
             f"Searches of each arm: {protocol.repeats}, of {protocol.points} points, "
             f"quasi-random, each on a stream of its own; {space}. The best point of "
-            f"each search was trained on {protocol.streams} new streams. *: it lies in "
-            "the outer tenth of what was tried. Expected best: the mean over searches "
-            "of half as many trials, drawn from these."
+            f"each search was trained on {protocol.streams} new streams; tuned: the "
+            "best of them all. *1 of 3: of so many searches the best point lies in the "
+            "outer tenth of what was tried. Expected best: the mean over searches of "
+            "half as many trials, drawn from these."
         )
     else:
         lines.append(f"Every arm on {protocol.streams} streams, nothing tuned.")
     what = "Ratios: to" if search.has_target else "Differences: from"
     lines.append(
         f"{what} the baseline, paired by stream and search; in brackets 95 % "
-        "intervals (BCa bootstrap over searches and streams). log1m: 1 less the value."
+        "intervals (BCa bootstrap over searches and streams, as long as Student's). "
+        "log1m: 1 less the value."
     )
     if search.has_target:
         lines.append(

@@ -310,7 +310,7 @@ def test_a_starved_trainer_is_told_how_to_echo():
     assert "2.00 s instead of 8.00 s" in text
     assert "idle 50% of the time" in text
     # A quarter of the time for an update, and as many updates as in the studies.
-    assert "to the same loss takes 0.22 to 0.28 of the time" in text
+    assert "to the same loss takes 0.21 to 0.29 of the time" in text
     assert "ej.worth_of_repeats shows" in text
     # A hundred batches of 32.
     assert "Keep 3200 examples (44.8 kB)" in text

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from search_folders import COSTS, make_study, trial
 
 from echo_jax.cli import main
-from echo_jax.searches.best_arms import best_arms
+from echo_jax.json_files import write_json
+from echo_jax.searches.best_arms import best_arms, best_arms_table
 from echo_jax.searches.comparison import read_search
 from echo_jax.searches.space import Axis, Space
 from echo_jax.searches.statistics import mean_interval
@@ -51,6 +52,19 @@ def test_the_table_says_what_each_arm_needed(tmp_path):
     assert table[1]["s at R=1"] == f"{updates:.2f}"
     assert table[1]["s at R=8"] == f"{updates / 4:.2f}"
     assert any("each arm: 2, of 2 points" in note for note in notes(search))
+
+
+def test_the_table_says_how_many_searches_have_their_best_at_the_edge(tmp_path):
+    folder = make_study(tmp_path)
+    tried = [trial(k, 99 + k, 4, {"optim.lr": 9.9e-3 / (k + 1)}) for k in range(2)]
+    # Of the two the other search found the better point.
+    tried = [replace(row, score=row.score + 100) for row in tried]
+    write_unit(folder, Unit("spread", "search", 1), "", tried)
+    search = read_search(folder)
+    assert (
+        rows(search)[1][1] == "lr 0.001 (*1 of 2)" and rows(search)[0][1] == "lr 0.001"
+    )
+    assert any("*1 of 3: of so many searches" in note for note in notes(search))
 
 
 def test_a_stream_that_missed_the_target_counts_with_what_it_read(tmp_path):
@@ -278,6 +292,25 @@ def test_the_fastest_arm_follows_from_the_counts_at_every_ratio(tmp_path, capsys
     table = (tmp_path / "c" / "table.md").read_text()
     assert table.count("| A study | spread | 8 | 3.8") == 2
     assert {"best.png", "best.svg", "report.html"} <= {*os.listdir(tmp_path / "c")}
+
+
+@pytest.mark.parametrize(("size", "later"), [(64, "8"), (32, None)])
+def test_studies_of_several_batch_sizes_say_whether_the_fastest_arm_rises(
+    tmp_path, size, later
+):
+    # With batches of 32 it needs nine times the updates, with larger ones hardly more.
+    slow = [[9 * updates for updates in row] for row in COSTS["spread"]]
+    make_study(tmp_path / "a", {**COSTS, "spread": slow})
+    folder = make_study(tmp_path / "b")
+    metadata = json.loads((tmp_path / "b" / "study.json").read_text())
+    del metadata["crc32"]
+    metadata["base_config"]["batch_size"] = size
+    write_json(folder / "study.json", metadata)
+    searches = [read_search(tmp_path / name) for name in "ba"]
+    found = [(each, best_arms(each, [1.0, 2.0, 8.0])) for each in searches]
+    said = best_arms_table(found).caption.plain
+    wanted = f"batches of 32 to {size} it surely comes later at R = {later}, and surely"
+    assert (wanted in said, "Falsifier" in said) == (bool(later), bool(later))
 
 
 def test_a_study_without_a_fastest_arm_is_refused_in_a_sentence(tmp_path, capsys):

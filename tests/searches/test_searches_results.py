@@ -8,6 +8,7 @@ import pytest
 
 from echo_jax import runs
 from echo_jax.config import load_config
+from echo_jax.echo.instrument import advice
 from echo_jax.folders import run_folder
 from echo_jax.json_files import read_json
 from echo_jax.searches.best_arms import best_arms
@@ -99,10 +100,24 @@ def known():
 
 
 @pytest.mark.parametrize(
-    ("page", "least"), [("results.md", 70), ("which-echo.md", 5), ("../README.md", 4)]
+    ("page", "least"), [("results.md", 70), ("which-echo.md", 7), ("../README.md", 4)]
 )
 def test_every_interval_of_a_page_is_one_of_the_published_trials(known, page, least):
     text = (RESULTS.parent / "docs" / page).read_text()
     said = INTERVAL.findall(text)
     assert len(said) >= least
     assert not [each for each in said if not any(is_rounded(each, i) for i in known)]
+
+
+def test_the_probe_advises_with_the_intervals_of_the_published_factors():
+    studies = [read_search(RESULTS / f"s2_{size}") for size in (8, 32, 128)]
+    arms = [arm for study in studies for arm in study.arms]
+
+    def around(factor):
+        found = [arm.updates for arm in arms if arm.name == f"e{factor}"]
+        lows, highs = [each.low for each in found], [each.high for each in found]
+        return round(min(lows), 2), round(max(highs), 2)
+
+    said = advice._UPDATES_BESIDE_FRESH
+    assert {factor: around(factor) for factor in said} == said
+    assert around(16) == advice._UPDATES_BESIDE_FRESH_ABOVE
