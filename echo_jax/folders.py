@@ -123,6 +123,10 @@ class RunPath:
         """Whether a folder is there."""
         return self._kind() == stat.S_IFDIR
 
+    def is_file(self) -> bool:
+        """Whether a regular file is there; a link is none."""
+        return self._kind() == stat.S_IFREG
+
     @_named_in_errors
     def read_bytes(self, max_bytes: int = _MAX_BYTES) -> bytes:
         """Reads a file.

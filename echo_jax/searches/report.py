@@ -11,6 +11,12 @@ from echo_jax.studies.page import figure, items, page, plain_json, table
 
 __all__ = ["write_search_report"]
 
+_PICTURES = (
+    "<p>Trials leave no run folders behind: <code>echo-jax report examples --config "
+    "CONFIG --workdir FOLDER</code> draws the first examples of a training, with each "
+    "of their uses.</p>"
+)
+
 
 def write_search_report(search: Search, folder: str | os.PathLike[str]) -> RunPath:
     """Writes everything that shows a study that searched.
@@ -34,6 +40,7 @@ def write_search_report(search: Search, folder: str | os.PathLike[str]) -> RunPa
             *(figure(path.read_bytes().decode()) for path in drawn),
             table(headings(search), rows(search), texts=2),
             items(notes(search)),
+            _PICTURES,
             *["<h2>What it ran on</h2>"] * bool(search.environments),
             *map(plain_json, search.environments),
             "<h2>The config of the arms</h2>",

@@ -7,6 +7,7 @@ from echo_jax.folders import RunPath, run_folder
 from echo_jax.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.studies.figures import write_figure
 from echo_jax.studies.page import figure, items, page, plain_json, table
+from echo_jax.studies.pictures import picture_links
 from echo_jax.studies.runs import Study
 from echo_jax.studies.table import arm_rows, cells, headings, notes, write_markdown
 
@@ -23,7 +24,8 @@ def write_report(study: Study, folder: str | os.PathLike[str]) -> RunPath:
 
     Returns:
       The path of ``report.html``, which holds the table and the figure and opens
-      without a network.
+      without a network. Pages of examples and predictions that lie in the folder are
+      linked.
 
     Example:
       >>> write_report(read_study("runs/quickstart"), "runs/quickstart")
@@ -33,16 +35,17 @@ def write_report(study: Study, folder: str | os.PathLike[str]) -> RunPath:
         write_markdown(study, folder / "table.md")
         _, svg = write_figure(study, folder / "figure")
         report = folder / "report.html"
-        report.write(_page(study, svg.read_bytes().decode()))
+        report.write(_page(study, svg.read_bytes().decode(), folder))
     return report
 
 
-def _page(study: Study, svg: str) -> str:
+def _page(study: Study, svg: str, folder: RunPath) -> str:
     parts = [
         figure(svg),
         "<h2>To the target</h2>",
         table(headings(study), map(cells, arm_rows(study)), texts=2),
         items(notes(study)),
+        *picture_links(folder, [run.name for run in study.runs]),
         "<h2>What it ran on</h2>",
         plain_json(study.runs[0].environment),
         *_before_the_arms(study),

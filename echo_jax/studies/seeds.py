@@ -110,10 +110,8 @@ def _identity(study: Study) -> dict[str, Any]:
     for run in study.runs:
         same |= _flat(run.config, f"{run.name}: ")
         # What was asked for: a factor of "auto" is measured anew.
-        echo = {
-            **run.summary["echo"],
-            "factor": run.summary["echo"].get("factor_asked"),
-        }
+        echo = run.summary["echo"]
+        echo = {**echo, "factor": echo.get("factor_asked", echo["factor"])}
         same |= _flat(echo, f"{run.name}: echo.")
     ignored = ["seed"]
     if study.calibration:

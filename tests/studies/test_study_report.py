@@ -48,6 +48,62 @@ def test_the_report_needs_nothing_from_elsewhere(tmp_path, make_study):
     assert page.count("<svg") == 1
 
 
+def _links(page: str) -> list[str]:
+    return re.findall(r'<a href="([^"]*)"', page)
+
+
+def test_pages_of_examples_are_linked_where_they_lie_and_named_where_not(
+    tmp_path, make_study
+):
+    study = read_study(make_study(tmp_path, {"baseline": {}, "arm": {}}))
+    page = write_report(study, tmp_path).read_text()
+    assert not _links(page) and "echo-jax report examples RUN" in page
+    for name in ("baseline/examples.html", "arm/examples.html", "arm/evaluation.html"):
+        (tmp_path / name).write_text("a page")
+    # Beside a study it is none of its runs'.
+    (tmp_path / "evaluation.html").write_text("a page")
+    page = write_report(study, tmp_path).read_text()
+    assert _links(page) == [
+        *("baseline/examples.html", "arm/examples.html", "arm/evaluation.html")
+    ]
+    assert "echo-jax evaluate RUN" in page
+    (tmp_path / "baseline/evaluation.html").write_text("a page")
+    page = write_report(study, tmp_path).read_text()
+    assert len(_links(page)) == 4 and "echo-jax evaluate RUN" not in page
+    # The folder of a report that is elsewhere has none of them.
+    assert not _links(write_report(study, tmp_path / "out").read_text())
+
+
+def test_a_report_in_the_folder_of_its_run_links_the_pages_beside_it(
+    tmp_path, make_run
+):
+    folder = make_run(tmp_path / "a")
+    (folder / "evaluation.html").write_text("a page")
+    page = write_report(read_runs([folder]), folder).read_text()
+    assert _links(page) == ["evaluation.html"]
+    assert _links(write_report(read_runs([folder]), tmp_path).read_text()) == [
+        "a/evaluation.html"
+    ]
+
+
+def test_no_link_of_a_stranger_is_linked(tmp_path, make_study, make_run):
+    elsewhere = tmp_path / "mine.html"
+    elsewhere.write_text("mine")
+    out = tmp_path / "out"
+    make_study(out, {"baseline": {}, "arm": {}})
+    (out / "arm/examples.html").symlink_to(elsewhere)
+    (out / "arm/evaluation.html").mkdir()
+    assert not _links(write_report(read_study(out), out).read_text())
+    # Nor a page in a folder that is one, or by the name of a script.
+    runs = [make_run(tmp_path / name) for name in ("linked", "javascript:alert(1)")]
+    (runs[0] / "examples.html").write_text("a page")
+    (out / "linked").symlink_to(runs[0])
+    (out / "javascript:alert(1)").mkdir()
+    (out / "javascript:alert(1)/examples.html").write_text("a page")
+    page = write_report(read_runs(runs), out).read_text()
+    assert _links(page) == ["javascript%3Aalert%281%29/examples.html"]
+
+
 def test_the_report_shows_table_notes_and_configs(tmp_path, make_study):
     study = read_study(make_study(tmp_path, ARMS))
     page = write_report(study, tmp_path).read_text()
