@@ -234,7 +234,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     if diverged is None:
         summary = _read_json(folder / "summary.json", fields.SUMMARY)
     else:
-        summary = {**_UNKNOWN, **diverged, **(evals[-1] if evals else {})}
+        summary = {**diverged, **_UNKNOWN, **(evals[-1] if evals else {})}
     run = Run(
         name=printable(folder.name or Path.cwd().name),
         config=_read_json(folder / "config.json", fields.CONFIG) if has_config else {},

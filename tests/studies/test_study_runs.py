@@ -204,3 +204,20 @@ def test_a_damaged_study_is_named(tmp_path, make_study, field, value, message):
     file.write_text(json.dumps({**json.loads(file.read_text()), field: value}))
     with pytest.raises(StudyError, match=message):
         read_study(tmp_path)
+
+
+def test_a_run_that_diverged_is_read_unless_it_finished_later(tmp_path, make_run):
+    folder = make_run(tmp_path / "arm", losses=(3.0, 2.0, 1.0))
+    facts = json.loads((folder / "summary.json").read_text())
+    diverged = folder / "diverged.json"
+    # Of 300 updates it finished; then it went on.
+    for update, found in ((300, None), (350, 350)):
+        diverged.write_text(json.dumps({**facts, "update": update, "rows": 6}))
+        assert read_run(folder).diverged == found
+    (folder / "summary.json").unlink()
+    run = read_run(folder)
+    assert not run.reached and run.summary["R"] is None
+    assert run.summary["updates"] == 300 and run.best == 1.0
+    diverged.write_text(json.dumps({**facts, "update": "350", "rows": 6}))
+    with pytest.raises(StudyError, match=r"diverged\.json is damaged: 'update' is"):
+        read_run(folder)
