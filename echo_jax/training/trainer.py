@@ -556,12 +556,12 @@ class Trainer:
         self.config, self.workdir, self.compiled = config, workdir, compiled
         self.clock = Clock()
         self._workload = workload
+        self.progress = stack.enter_context(show_run(config, console))
+        note = self.progress.note
         self._checkpoints = Checkpoints(
             workdir / "checkpoints", keep=config.keep_checkpoints
         )
-        stack.enter_context(closing(self._checkpoints))
-        self.progress = stack.enter_context(show_run(config, console))
-        note = self.progress.note
+        stack.callback(self._close_checkpoints)
         with self.progress.slow("looking for a checkpoint, and reading it"):
             restored = self._checkpoints.restore_newest(compiled.abstract_state)
         before = restored.host if restored else None
@@ -606,7 +606,9 @@ class Trainer:
         stack.enter_context(self.watchdog.closing(self.feed))
         if before:
             data = [before["data"][shard.index] for shard in self.decided.shards]
-            with self.watchdog.waiting("the items in use, to be read again"):
+            what = "the items in use, to be read again"
+            slow = self.progress.slow(f"waiting for {what}")
+            with slow, self.watchdog.waiting(what):
                 self.feed.set_state(data)
             self.clock.add(before["clock"])
         self.log = RunLog(config, workload, workdir, restored, self.progress)
@@ -618,12 +620,13 @@ class Trainer:
             self._flops = UpdateFlops(None, None)  # Of no two updates the same.
         self._meetings = Meetings(config)
         # Compiles what was not measured.
-        self._bytes_sent = {
-            meets: sent_bytes(
-                compiled.trace(self.state, self.feed, meets=meets).lower().compile()
-            )
-            for meets in ([False, True] if compiled.local else [False])
-        }
+        with self.progress.slow("compiling what the update sends"):
+            self._bytes_sent = {
+                meets: sent_bytes(
+                    compiled.trace(self.state, self.feed, meets=meets).lower().compile()
+                )
+                for meets in ([False, True] if compiled.local else [False])
+            }
         self._rows = RowMaker(self.totals, self.clock.seconds(), self._flops)
         self.device_time = DeviceTime(
             self.decided.rates.t_down_s, steps=self.decided.dispatch.steps
@@ -689,7 +692,8 @@ class Trainer:
           NonFiniteLossError: The state, or a loss on the way to it, is not finite.
         """
         self.read(leave=0)
-        with self.clock.phase("pause"):
+        slow = self.progress.slow(f"saving update {self.totals.updates}")
+        with self.clock.phase("pause"), slow:
             if not self.compiled.is_finite(self.state):
                 raise NonFiniteLossError(
                     "the state after update",
@@ -715,6 +719,10 @@ class Trainer:
             }
             self.log.flush()
             self._checkpoints.save(self.totals.updates, self.state, host)
+
+    def _close_checkpoints(self) -> None:
+        with self.progress.slow("writing the last checkpoint"):
+            self._checkpoints.close()
 
     def _end_stalled(self, stalled: Stalled) -> Interrupted | DataTimeoutError:
         """Saves what can be saved; returns what the run ends with."""

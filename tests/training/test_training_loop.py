@@ -416,7 +416,7 @@ def shown(tmp_path, **options):
 def test_progress_is_plain_lines_in_a_file(tmp_path):
     *about, lines = shown(tmp_path).split("\n", 2)
     assert [line[10:] for line in about] == [
-        "model: 96 parameters in 3 arrays: first 64, bias 16, second 16",
+        "model: 96 parameters in 3 arrays: first 64, bias 16, second 16; see model.txt",
         "no echo: every batch is used once",
     ]
     lines = lines.splitlines()
