@@ -2,6 +2,7 @@
 
     pip install -e '.[docs]'
     sphinx-build -W --keep-going -b html -c docs/site . public
+    sphinx-build -b linkcheck -c docs/site . build/links    # with access to the net
 
 The source is the whole repository, so that pages may link to results and notebooks.
 """
@@ -42,3 +43,8 @@ smartquotes = False  # --options are typed.
 myst_heading_anchors = 4
 # Tables of results are reached by the pages that are about them.
 suppress_warnings = ["toc.not_included"]
+# Addresses that answer nobody else: of one's own machine, and of a repository that the
+# project has not named yet.
+linkcheck_ignore = [r"https?://(localhost|127\.0\.0\.1)\b", r"https://.*\bOWNER/REPO\b"]
+linkcheck_timeout = 15
+linkcheck_retries = 2
