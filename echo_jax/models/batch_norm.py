@@ -16,6 +16,7 @@ from jax import lax
 
 __all__ = [
     "GhostBatchNorm",
+    "map_norms",
     "merged_statistics",
     "momentum_or_none",
     "statistics_axes",
@@ -67,16 +68,23 @@ def momentum_or_none(momentum: float) -> float:
     return momentum if _KEEPS_AVERAGES.get() else 0.0
 
 
-def merged_statistics(tree: Any, mean: Callable[[Any], Any]) -> Any:
+def merged_statistics(
+    tree: Any, mean: Callable[[Any], Any], before: Any = None, kept: Any = None
+) -> Any:
     """Returns the statistics of all examples from those of parts of equal size.
 
     By the law of total variance the variance of all is the mean of the variances plus
-    the variance of the means, which a mean of the variances alone leaves out.
+    the variance of the means, which a mean of the variances alone leaves out. Moving
+    averages have moved by a part 1 - m of the way to those of the examples, and so
+    their means lie nearer together: it is their variance divided by 1 - m that counts.
 
     Args:
       tree: The collections of a model without ``"params"``, one for each part: every
         ``{"mean", "var"}`` in them is of a batch norm.
       mean: Over the parts.
+      before: The same collections before the update, without parts, where statistics
+        are moving averages; None where they are of the parts' examples alone.
+      kept: The momentum m of these averages, in collections of the same structure.
 
     Returns:
       The same without parts. What is no batch norm's is averaged.
@@ -87,12 +95,46 @@ def merged_statistics(tree: Any, mean: Callable[[Any], Any]) -> Any:
       >>> float(merged["mean"]), float(merged["var"])
       (3.0, 4.0)
     """
+
+    def of_norm(stats: Any, before: Any, kept: Any) -> Any:
+        if before is None:
+            before = kept = {"mean": jnp.zeros(())}
+        # Norms that keep all of what was before have not moved.
+        step = jnp.maximum(1 - kept["mean"], 1e-6)
+        # About what is the same for all parts, so that little is lost by rounding.
+        moved = stats["mean"] - jnp.broadcast_to(before["mean"], stats["mean"].shape)
+        square = lax.square(moved) / jnp.broadcast_to(step, moved.shape)
+        means, squares = mean(moved), mean(stats["var"] + square)
+        var = jnp.maximum(squares - lax.square(means) / step, 0)
+        return {"mean": before["mean"] + means, "var": var}
+
+    return map_norms(of_norm, lambda x, *_: mean(x), tree, before, kept)
+
+
+def map_norms(
+    of_norm: Callable[..., Any], of_other: Callable[..., Any], tree: Any, *rest: Any
+) -> Any:
+    """Returns collections in which batch norms' statistics are mapped by themselves.
+
+    Args:
+      of_norm: Gets every ``{"mean", "var"}``.
+      of_other: Gets every other array.
+      tree: The collections of a model without ``"params"``.
+      *rest: Of the same structure, or None; passed on.
+
+    Example:
+      >>> tree = {"norm": {"mean": 1, "var": 2}, "count": 3}
+      >>> map_norms(lambda stats: stats, lambda x: -x, tree)
+      {'norm': {'mean': 1, 'var': 2}, 'count': -3}
+    """
     if not isinstance(tree, Mapping):
-        return mean(tree)
-    if set(tree) != {"mean", "var"}:
-        return {name: merged_statistics(part, mean) for name, part in tree.items()}
-    means, squares = mean(tree["mean"]), mean(tree["var"] + lax.square(tree["mean"]))
-    return {"mean": means, "var": jnp.maximum(squares - lax.square(means), 0)}
+        return of_other(tree, *rest)
+    if set(tree) == {"mean", "var"}:
+        return of_norm(tree, *rest)
+    return {
+        name: map_norms(of_norm, of_other, part, *(x and x[name] for x in rest))
+        for name, part in tree.items()
+    }
 
 
 class GhostBatchNorm(nn.Module):

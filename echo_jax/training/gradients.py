@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
@@ -116,9 +117,10 @@ class SplitGradient:
       reduce: The type in which gradients are averaged over the devices.
       over_devices: Whether batch norm takes the statistics of a micro-batch over all
         devices. Otherwise it takes each device's own, and nothing is sent until the
-        end; the running ones then follow the mean of the devices' means and variances.
-      averages: Whether batch norm keeps moving averages of them. Otherwise it keeps
-        those of all parts of the last batch: see `merged_statistics`.
+        end.
+      averages: Whether batch norm keeps moving averages. In both cases what it keeps
+        is of all examples of the batch: each part moves the same averages, which are
+        then merged, so that momentum counts once an update: see `merged_statistics`.
 
     Example:
       >>> gradient = SplitGradient(jax.make_mesh((8, 1), ("data", "fsdp")), micro=4)
@@ -151,7 +153,7 @@ class SplitGradient:
             key = jax.random.fold_in(key, jax.lax.axis_index(axes))
             with statistics_over(axes if self.over_devices else ()):
                 found = self._accumulated(task, variables, share, key, factor)
-            return self._averaged(*found)
+            return self._averaged(variables, *found)
 
         specs: Any = (whole, split, whole, whole, whole)
         return jax.shard_map(
@@ -170,64 +172,61 @@ class SplitGradient:
         share: Batch,
         key: jax.Array,
         factor: jax.Array | None,
-    ) -> tuple[Computed, jax.Array]:
+    ) -> tuple[Computed, Variables, jax.Array]:
         """Returns what is computed of a device's share, with the mean gradient.
 
-        And the mean of the squared norms of the gradients that it is the mean of.
+        And what each part keeps of the state before it; and the mean of the squared
+        norms of the gradients that it is the mean of.
         """
-        gradient = functools.partial(whole_gradient, averages=self.averages)
+        gradient = _and_what_is_kept(
+            functools.partial(whole_gradient, averages=self.averages)
+        )
         if self.micro == 1:
-            computed = gradient(task, variables, share, key, factor)
-            return computed, squared_norm(computed.gradient)
+            computed, kept = gradient(task, variables, share, key, factor)
+            return computed, kept, squared_norm(computed.gradient)
         parts = jax.tree.map(
             lambda x: x.reshape(self.micro, len(x) // self.micro, *x.shape[1:]), share
         )
 
-        def add(carry: Any, part: Any) -> tuple[Any, Any]:
-            total, model_state = carry
+        def add(total: Any, part: Any) -> tuple[Any, Any]:
             number, batch = part
-            computed = gradient(
-                task,
-                {**variables, **model_state},
-                batch,
-                jax.random.fold_in(key, number),
-                factor,
-            )
+            part_key = jax.random.fold_in(key, number)
+            computed, kept = gradient(task, variables, batch, part_key, factor)
             total = jax.tree.map(
                 lambda total, new: total + new.astype(jnp.float32),
                 total,
                 computed.gradient,
             )
             metrics = jax.tree.map(jnp.float32, computed.metrics)
-            model_state = computed.model_state
             square = squared_norm(computed.gradient)
-            return (total, model_state), (computed.losses, metrics, model_state, square)
+            found = computed.losses, metrics, computed.model_state, kept, square
+            return total, found
 
-        params = variables["params"]
-        others = {name: tree for name, tree in variables.items() if name != "params"}
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params)
-        numbered = (jnp.arange(self.micro), parts)
-        (total, model_state), of_parts = jax.lax.scan(add, (zeros, others), numbered)
-        losses, metrics, model_states, squares = of_parts
-        if not self.averages:
-            model_state = merged_statistics(model_states, mean_of_parts)
+        zeros = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, jnp.float32), variables["params"]
+        )
+        total, of_parts = jax.lax.scan(add, zeros, (jnp.arange(self.micro), parts))
+        losses, metrics, states, kept, squares = of_parts
+        kept = jax.tree.map(mean_of_parts, kept)
         computed = Computed(
             jax.tree.map(lambda total: total / self.micro, total),
             losses.reshape(-1),
-            model_state,
+            merged_statistics(states, mean_of_parts, variables, kept),
             jax.tree.map(lambda x: x.sum(axis=0), metrics),
             noise=None,
         )
-        return computed, squares.mean()
+        return computed, kept, squares.mean()
 
-    def _averaged(self, computed: Computed, square: jax.Array) -> Computed:
+    def _averaged(
+        self, before: Variables, computed: Computed, kept: Variables, square: jax.Array
+    ) -> Computed:
         """Returns what is the same on all devices, but for the losses."""
         # One device has nothing to send.
         axes = self.mesh.axis_names if self.mesh.size > 1 else ()
         reduce = jnp.dtype(self.reduce)
 
         def average(x: jax.Array) -> jax.Array:
-            if not jnp.issubdtype(x.dtype, jnp.floating):
+            if not _is_float(x):
                 return x
             # Divided before: a sum of float16 might overflow.
             part = (x / self.mesh.size).astype(reduce)
@@ -235,6 +234,7 @@ class SplitGradient:
 
         gradient = jax.tree.map(average, computed.gradient)
         parts = self.mesh.size * self.micro
+        mean = functools.partial(mean_over_devices, axes=axes)
         noise = None
         if parts > 1:
             size = len(computed.losses) // self.micro
@@ -243,16 +243,51 @@ class SplitGradient:
         return Computed(
             gradient,
             computed.losses,
-            self._averaged_state(computed.model_state, axes),
+            merged_statistics(computed.model_state, mean, before, kept),
             jax.lax.psum(jax.tree.map(jnp.float32, computed.metrics), axes),
             noise,
         )
 
-    def _averaged_state(self, model_state: Variables, axes: Any) -> Variables:
-        mean = functools.partial(mean_over_devices, axes=axes)
-        if self.averages:
-            return jax.tree.map(mean, model_state)
-        return merged_statistics(model_state, mean)
+
+def _and_what_is_kept(
+    gradient: Gradient,
+) -> Callable[..., tuple[Computed, Variables]]:
+    """Returns a function that also says how much of a model's state stays in it.
+
+    That is the momentum of a moving average, of whatever norm: the derivative of an
+    average by what it was before. Norms in training read nothing else of the state, so
+    that it is computed beside the gradient by a few constants.
+    """
+
+    def wrapped(
+        task: Task,
+        variables: Variables,
+        batch: Batch,
+        key: jax.Array,
+        factor: jax.Array | None,
+    ) -> tuple[Computed, Variables]:
+        params = {"params": variables["params"]}
+        state = {name: tree for name, tree in variables.items() if name != "params"}
+        computed, change = jax.jvp(
+            lambda state: gradient(task, {**params, **state}, batch, key, factor),
+            (state,),
+            (jax.tree.map(_tangent, state),),
+        )
+        return computed, jax.tree.map(
+            lambda x, kept: kept if _is_float(x) else jnp.zeros(x.shape),
+            computed.model_state,
+            change.model_state,
+        )
+
+    return wrapped
+
+
+def _tangent(x: jax.Array) -> Any:
+    return jnp.ones_like(x) if _is_float(x) else np.zeros(x.shape, jax.dtypes.float0)
+
+
+def _is_float(x: jax.Array) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def squared_norm(tree: Any) -> jax.Array:
@@ -262,12 +297,12 @@ def squared_norm(tree: Any) -> jax.Array:
 
 def mean_over_devices(x: jax.Array, axes: Any) -> jax.Array:
     """Returns the mean over axes of a mesh; of integers, which are equal, any."""
-    return jax.lax.pmean(x, axes) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    return jax.lax.pmean(x, axes) if _is_float(x) else x
 
 
 def mean_of_parts(x: jax.Array) -> jax.Array:
     """Returns the mean over the leading axis; of integers, which count, the last."""
-    return x.mean(axis=0) if jnp.issubdtype(x.dtype, jnp.floating) else x[-1]
+    return x.mean(axis=0) if _is_float(x) else x[-1]
 
 
 def gradient_of(config: Config, mesh: Mesh) -> Gradient:

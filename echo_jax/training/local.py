@@ -8,6 +8,7 @@ so that nobody has to agree on anything. `jax.lax.cond` would decide on the devi
 twice the time of an update that sends nothing.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -24,6 +25,7 @@ from echo_jax.config_echo import load_schedule
 from echo_jax.config_local import meeting_schedule
 from echo_jax.echo.keys import mix, sequence
 from echo_jax.echo.plans.stochastic import decide_loads
+from echo_jax.models.batch_norm import map_norms, merged_statistics
 from echo_jax.training.distributed import fetch_global
 from echo_jax.training.gradients import (
     mean_of_parts,
@@ -96,8 +98,11 @@ class LocalUpdates:
     """How replicas are kept, updated and brought together; pure functions.
 
     Each replica keeps its own state of the optimizer, also where replicas meet. Batch
-    norm takes the statistics of a replica's own examples, and what is random in a model
-    is drawn for each. Hashable, so that equal ones share a compilation.
+    norm takes the statistics of a replica's own examples, and each replica keeps its
+    own running ones, which training does not read: merged where replicas meet, they
+    would begin anew to differ, and what differs in their means would be seen in part.
+    See `model_of` for those of the model that is evaluated. What is random in a model
+    is drawn for each replica. Hashable, so that equal ones share a compilation.
 
     Attributes:
       mesh: The devices, one for each replica.
@@ -207,9 +212,9 @@ class LocalUpdates:
         """Returns what a replica goes on from, what is kept, and how far it was."""
         # One device has nothing to send.
         axes = self.mesh.axis_names if self.mesh.size > 1 else ()
-        params, model_state = jax.tree.map(
-            lambda x: mean_over_devices(x, axes), (replica.params, replica.model_state)
-        )
+        mean = functools.partial(mean_over_devices, axes=axes)
+        params = jax.tree.map(mean, replica.params)
+        model_state = map_norms(lambda stats: stats, mean, replica.model_state)
         moved = jax.tree.map(jnp.subtract, replica.params, params)
         spread = squared_norm(moved) / (squared_norm(params) + _TINY)
         if outer is not None:
@@ -252,12 +257,18 @@ class LocalUpdates:
 def model_of(replicas: Any, anchor: Any = None) -> Model:
     """Returns the model of replicas: the anchor if there is one, or else their mean.
 
+    Its batch norms have the running statistics of all replicas' examples: the mean of
+    their means, and the mean of their variances plus the variance of their means. What
+    differs in these from batch to batch has averaged out of them, and what differs for
+    good, such as the examples that a replica sees, is in them.
+
     Args:
       replicas: ``params`` and ``model_state`` of all, with a leading axis.
       anchor: See `Outer`.
     """
-    mean = jax.tree.map(mean_of_parts, (replicas.params, replicas.model_state))
-    return Model(mean[0] if anchor is None else anchor, mean[1])
+    mean = jax.tree.map(mean_of_parts, replicas.params)
+    statistics = merged_statistics(replicas.model_state, mean_of_parts)
+    return Model(mean if anchor is None else anchor, statistics)
 
 
 def _nesterov(numbers: jax.Array) -> optax.GradientTransformation:

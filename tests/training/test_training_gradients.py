@@ -248,11 +248,12 @@ def test_a_model_learns_whose_statistics_it_takes(over_devices):
     assert np.allclose(found, whole, rtol=1e-4) == over_devices
 
 
-def test_devices_own_statistics_are_averaged_in_the_state(tmp_path):
+@pytest.mark.parametrize("micro", [1, 2])
+def test_a_state_that_is_no_batch_norms_is_averaged_once_an_update(micro):
     """The running mean of the task moves by a mean of equal shares: of all."""
     task = Regression(dropout=0.0)
     whole = computed_by(whole_gradient, task)
-    gradient = SplitGradient(make_mesh(4, 1, 16), micro=1, over_devices=False)
+    gradient = SplitGradient(make_mesh(4, 1, 16), micro, over_devices=False)
     found = computed_by(gradient, task)
     np.testing.assert_allclose(
         found.model_state["batch_stats"]["mean"],

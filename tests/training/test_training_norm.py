@@ -22,7 +22,8 @@ from echo_jax.config_check import check_config
 from echo_jax.models.batch_norm import GhostBatchNorm
 from echo_jax.models.resnet import norm_layer
 from echo_jax.training.evaluation import evaluate_split
-from echo_jax.training.gradients import gradient_of
+from echo_jax.training.feed import HostBatching, HostInput
+from echo_jax.training.gradients import gradient_of, whole_gradient
 from echo_jax.training.trainer import compile_functions
 from echo_jax.training.watchdog import Watchdog
 from echo_jax.workloads.base import Task
@@ -87,29 +88,87 @@ NORMS = ["flax", "whole", "ghost"]
 SPLITS = {
     "one device": {},
     "by xla": {"mesh__data": 4},
+    "by hand": {"mesh__data": 4, "precision__reduce": "float32"},
     "own statistics": {"mesh__data": 4, "batch__statistics": "device"},
     "parts": {"mesh__data": 4, "batch__micro": 2, "batch__statistics": "device"},
     "parts of all": {"mesh__data": 4, "batch__micro": 2},
 }
 
 
-@pytest.mark.parametrize("split", SPLITS)
+def far_apart():
+    """A batch whose devices and parts have means of their own."""
+    x = np.random.default_rng(0).normal(3, 2, (16, NUM_FEATURES)).astype(np.float32)
+    x += 5 * np.arange(16, dtype=np.float32)[:, None]
+    return {"x": x, "y": x[:, 0]}
+
+
+@pytest.mark.parametrize(
+    ("keeps", "split"),
+    [("last", "by xla"), ("last", "parts"), *(("moving", split) for split in SPLITS)],
+)
 @pytest.mark.parametrize("norm", NORMS)
-def test_last_keeps_the_mean_and_the_variance_of_the_whole_last_batch(norm, split):
-    config = tiny_config(batch_size=16, batch__norm="last", **SPLITS[split])
+def test_statistics_are_the_mean_and_the_variance_of_the_whole_batch(
+    norm, keeps, split
+):
+    config = tiny_config(batch_size=16, batch__norm=keeps, **SPLITS[split])
     compiled = compile_functions(config, make_workload(config, task=Normed(norm)))
     gradient, task = gradient_of(config, compiled.mesh), Normed(norm)
-    variables = task.init(jax.random.key(0))
-    x = np.random.default_rng(0).normal(3, 2, (16, NUM_FEATURES)).astype(np.float32)
-    # Examples whose devices and parts have means of their own.
-    x += 5 * np.arange(16, dtype=np.float32)[:, None]
-    batch = {"x": x, "y": x[:, 0]}
+    variables, batch = task.init(jax.random.key(0)), far_apart()
     found = jax.jit(gradient, static_argnums=0)(
         task, variables, batch, jax.random.key(1), None
     )
-    stats = found.model_state["batch_stats"]["norm"]
-    np.testing.assert_allclose(stats["mean"], x.mean(axis=0), rtol=1e-4)
-    np.testing.assert_allclose(stats["var"], x.var(axis=0), rtol=1e-3)
+    before, stats = (
+        tree["batch_stats"]["norm"] for tree in (variables, found.model_state)
+    )
+    momentum = 0.9 if keeps == "moving" else 0.0
+    for name, expected in (
+        ("mean", batch["x"].mean(axis=0)),
+        ("var", batch["x"].var(axis=0)),
+    ):
+        of_batch = (stats[name] - momentum * before[name]) / (1 - momentum)
+        np.testing.assert_allclose(of_batch, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("momentum", [0.5, 1.0])
+def test_any_momentum_counts_once_an_update(momentum):
+    @dataclass(frozen=True)
+    class Other(Normed):
+        def loss(self, variables, batch, key):
+            norm = nn.BatchNorm(False, momentum=momentum)
+            stats = {"batch_stats": variables["batch_stats"]["norm"]}
+            params = {"params": variables["params"]["norm"]}
+            y, new = norm.apply(params | stats, batch["x"], mutable=["batch_stats"])
+            return y[:, 0] ** 2, {"batch_stats": {"norm": new["batch_stats"]}}, {}
+
+    config = tiny_config(batch_size=16, **SPLITS["parts"])
+    mesh = compile_functions(config, make_workload(config, task=Other())).mesh
+    variables, batch = Other().init(jax.random.key(0)), far_apart()
+    variables["batch_stats"]["norm"]["mean"] = jnp.full(NUM_FEATURES, 7.0)
+    one, split = (
+        jax.jit(gradient, static_argnums=0)(
+            Other(), variables, batch, jax.random.key(1), None
+        ).model_state["batch_stats"]["norm"]
+        for gradient in (whole_gradient, gradient_of(config, mesh))
+    )
+    for name in ("mean", "var"):
+        np.testing.assert_allclose(split[name], one[name], rtol=1e-4)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_replicas_have_the_variance_of_all_their_examples(norm):
+    options = {"mesh__data": 4, "local__schedule": "every", "local__every": 3}
+    config = tiny_config(batch_size=16, optim__lr=0.0, **options)
+    compiled = compile_functions(config, make_workload(config, task=Normed(norm)))
+    state, batch = compiled.init(compiled.init_key), far_apart()
+    batching = HostBatching(compiled.mesh)
+    inputs = HostInput.of([batch | {"repeat": np.zeros(16, np.int32)}])
+    # Until nothing is left of the averages before them.
+    for update in range(120):
+        program = compiled.program(batching, meets=update % 3 == 2)
+        state, _ = program(state, (), batching.send(inputs), compiled.run)
+    stats = compiled.model(state).model_state["batch_stats"]["norm"]
+    np.testing.assert_allclose(stats["mean"], batch["x"].mean(axis=0), rtol=1e-3)
+    np.testing.assert_allclose(stats["var"], batch["x"].var(axis=0), rtol=1e-3)
 
 
 @pytest.mark.parametrize(
