@@ -60,8 +60,9 @@ def optax_factory(name: str, args: str) -> OptaxFactory:
       The optimizer as a function of its learning rate alone.
 
     Raises:
-      ValueError: There is no such optimizer, it does not take these arguments, or it
-        needs more than gradients and parameters.
+      ValueError: There is no such optimizer, it does not take these arguments, it
+        needs more than gradients and parameters, or the model that it trains is not
+        its parameters.
 
     Example:
       >>> optimizer = optax_factory("optax.lion", '{"b1": 0.95}')(1e-4)
@@ -76,6 +77,13 @@ def optax_factory(name: str, args: str) -> OptaxFactory:
             f"config.optim.name={name!r} is no public optimizer of optax; use "
             f"{', '.join(OWN_OPTIMIZERS)}, or a function of optax or optax.contrib "
             "that takes a learning_rate, such as --config.optim.name=optax.lion"
+        )
+    if found.__name__.startswith("schedule_free"):
+        raise ValueError(
+            f"config.optim.name={name!r} trains an average that is no parameter, and "
+            "runs evaluate and save the parameters that gradients are taken at; use "
+            "another optimizer with --config.optim.schedule=warmup_stable_decay, which "
+            "needs to know as little of a run's length before its cooldown"
         )
     kwargs = parse_args(args)
 

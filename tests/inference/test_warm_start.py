@@ -98,13 +98,3 @@ def test_a_resumed_run_does_not_need_the_other_one(lm_run, text, tmp_path):
     )
     environment = read_json(run_folder(tmp_path / "run") / "environment.json")
     assert environment and len(environment["init_from"]["taken"]) > 10
-
-
-@pytest.mark.usefixtures("compiled_soon")
-def test_an_optimizer_that_keeps_parameters_begins_with_those(lm_run, text, tmp_path):
-    """Schedule-free averages parameters: it evaluates what its state holds."""
-    overrides = {"optim.name": "optax.contrib.schedule_free_sgd", "optim.lr": 1e-30}
-    begin(text, tmp_path / "run", lm_run[0], **overrides)
-    source = flat_arrays(ej.load_run(lm_run[0]).variables)
-    for name, array in flat_arrays(ej.load_run(tmp_path / "run").variables).items():
-        np.testing.assert_allclose(array, source[name], rtol=1e-5, atol=1e-7)

@@ -111,29 +111,47 @@ def test_an_array_of_zeros_begins_to_train(name):
     np.testing.assert_array_equal(still["w"], np.zeros((2, 2)))
 
 
-@pytest.mark.parametrize("size", [1e-4, 1e-3])
-def test_norms_of_half_precision_are_those_of_single_precision(size):
-    """In float16 the square of 1e-4 is 0, and the sum of squares of ones overflows."""
-    shape = (512, 512)
+@pytest.mark.parametrize(
+    ("size", "ratio", "of_optax", "unconverted"),
+    [(1e-4, 10, 1, 1), (1e-3, 1, np.inf, np.nan)],
+)
+def test_norms_of_half_precision_are_those_of_single_precision(
+    size, ratio, of_optax, unconverted
+):
+    """In float16 the square of 1e-4 is 0, and 512 x 512 ones have an infinite norm."""
+    weights = {"w": jnp.ones((512, 512), jnp.float16)}
+    grads = {"w": jnp.full((512, 512), size, jnp.float16)}
 
+    def assert_ratio(change, expected):
+        found = np.asarray(change["w"], np.float32) / np.float32(grads["w"])
+        np.testing.assert_allclose(found, np.full_like(found, -expected), rtol=1e-3)
+
+    # 0.001 * 512 / (512 size).
+    (ours,) = steps(weights, grads, name="lars", momentum=0.0)
+    assert ours["w"].dtype == jnp.float32
+    assert_ratio(ours, ratio)
+    theirs = optax.lars(1.0, weight_decay=0.0, trust_coefficient=0.001, momentum=0.0)
+    assert_ratio(theirs.update(grads, theirs.init(weights), weights)[0], of_optax)
+    raw = large_batch.lars(
+        1.0,
+        momentum=None,
+        weight_decay=0.0,
+        trust_coefficient=0.001,
+        adapted=lambda params: jax.tree.map(lambda x: True, params),
+    )
+    assert_ratio(raw.update(grads, raw.init(weights), weights)[0], unconverted)
+
+
+def test_lamb_of_half_precision_is_that_of_single_precision():
     def step_of(dtype):
-        weights = {"w": jnp.full(shape, 1e-3, dtype)}
-        grads = {"w": jnp.full(shape, size, dtype)}
-        fields = {"name": "lars", "momentum": 0.9, "trust_coefficient": 1.0}
-        return steps(weights, grads, 2, **fields)[1]["w"]
+        weights = {"w": jnp.ones((512, 512), dtype)}
+        # The square of the first is 0 in float16.
+        grads = {"w": jnp.tile(jnp.array([1e-4, 1e-2], dtype), (512, 256))}
+        return steps(weights, grads, 2, name="lamb", lr=0.1)[1]["w"]
 
     half = step_of(jnp.float16)
     assert half.dtype == jnp.float32
     np.testing.assert_allclose(half, step_of(jnp.float32), rtol=0.01)
-    # |w| / |g| times g: as long as the weights.
-    (first,) = steps(
-        {"w": jnp.full(shape, 1e-3, jnp.float16)},
-        {"w": jnp.full(shape, size, jnp.float16)},
-        name="lars",
-        momentum=0.0,
-        trust_coefficient=1.0,
-    )
-    np.testing.assert_allclose(first["w"], np.full(shape, -1e-3), rtol=0.01)
 
 
 def test_rmsprop_warmup_by_hand():

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_workload import tiny_config
+from tiny_workload import make_workload, tiny_config
 
 from echo_jax.config_check import check_config
 from echo_jax.training.optim import Optimizer, hyperparams
+from echo_jax.training.trainer import compile_functions
 
 
 def config_of(**fields):
@@ -87,6 +88,48 @@ def test_an_optimizer_of_optax_is_found_by_name(b1, expected):
     np.testing.assert_allclose(new, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("optax.adafactor", {"min_dim_size_to_factor": 2}),
+        ("optax.lion", {"b1": 0.8}),
+        ("optax.novograd", {}),
+        ("optax.contrib.ademamix", {"b3": 0.99}),
+        ("optax.contrib.dadapt_adamw", {}),
+        ("optax.contrib.muon", {"weight_decay": 0.1}),
+        ("optax.contrib.prodigy", {}),
+    ],
+)
+def test_an_optimizer_of_optax_steps_as_optax_does(name, args):
+    params = {"bias": jnp.ones(3), "matrix": jnp.arange(6.0).reshape(3, 2)}
+
+    def grads_of(params):
+        return jax.tree.map(lambda x: 0.1 * x + jnp.cos(x), params)
+
+    rates = {"schedule": "constant", "warmup_updates": 0, "lr": 0.02}
+    found = updated(params, grads_of, 2, name=name, args=json.dumps(args), **rates)
+    module = optax.contrib if "contrib" in name else optax
+    optimizer = getattr(module, name.rpartition(".")[2])(0.02, **args)
+    expected, state = params, optimizer.init(params)
+    for _ in range(2):
+        changes, state = optimizer.update(grads_of(expected), state, expected)
+        expected = optax.apply_updates(expected, changes)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected
+    )
+    assert not np.allclose(found["matrix"], params["matrix"], rtol=1e-6)
+
+
+def test_an_optimizer_that_keeps_parameters_begins_with_those_that_were_taken():
+    """Prodigy keeps those that it began with."""
+    config = tiny_config(optim__name="optax.contrib.prodigy")
+    compiled = compile_functions(config, make_workload(config))
+    taken = {"params": {"bias": np.full(16, 3.0, np.float32)}}
+    state = compiled.init(compiled.init_key, taken)
+    kept = [np.all(x == 3) for x in jax.tree.leaves(state.opt_state) if x.ndim]
+    assert sum(kept) == 1
+
+
 def test_the_arguments_of_an_optimizer_of_optax_count():
     def after(args):
         new = updated(
@@ -111,6 +154,10 @@ def test_the_arguments_of_an_optimizer_of_optax_count():
         ({"name": "optax.cosine_decay_schedule"}, "is no public optimizer"),
         # It searches along a line, and asks for the loss as a function.
         ({"name": "optax.lbfgs"}, "'optax.lbfgs' cannot train with config.optim.args"),
+        (
+            {"name": "optax.contrib.schedule_free_adamw"},
+            "trains an average that is no parameter.*warmup_stable_decay",
+        ),
         ({"name": "optax.lion", "args": '{"b3": 1}'}, "cannot train with .*b3"),
         ({"name": "optax.lion", "args": "b1=1"}, "is no JSON object of numbers"),
         ({"name": "optax.lion", "args": '{"mask": {}}'}, "is no JSON object"),
