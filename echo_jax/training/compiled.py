@@ -121,8 +121,10 @@ class CompiledFunctions(Generic[State, Report]):
         )
         optimizer = Optimizer.from_config(config)
         self.local = local = LocalUpdates.from_config(config, self.mesh)
-        platform = self.mesh.devices.flat[0].platform
-        self.xla_options = xla_options(config, platform, absent=absent)
+        device = self.mesh.devices.flat[0]
+        self.xla_options = xla_options(
+            config, device.platform, device.device_kind, absent=absent
+        )
         shared: _Shared[State, Report] = _share(
             init_state,
             train_step,

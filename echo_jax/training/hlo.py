@@ -1,6 +1,8 @@
 """What a compiled program sends, as XLA prints it: its collectives, by their kind.
 
-The body of a loop counts once, however often it runs.
+The body of a loop counts once, however often it runs. On TPUs an all-reduce that runs
+beside other operations is printed once at its start, once in every operation that it
+runs beside, and once at its end: these are one.
 """
 
 import math
@@ -26,6 +28,12 @@ _FREE = ("bitcast", "constant", "get-tuple-element", "parameter", "tuple")
 # "  ROOT %name = type opcode(operands), attributes"
 _OPERATION = re.compile(r"\s*(?:ROOT )?%?([\w.-]+) = (.*?) ([a-z][a-z0-9-]*)\((.*)")
 _ARRAY = re.compile(r"\b([a-z]+\d+\w*|pred)\[([\d,]*)\]")
+# "%name (parameters) -> type {"
+_COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.-]+) \(.*\{$")
+_CALLS = re.compile(r"calls=%?([\w.-]+)")
+# A piece of a collective of a TPU, of all the pieces with the same numbers.
+_PIECE = re.compile(r'channel_id=(\d+).*chain_id="(\d+)"')
+_FUSED_START, _FUSED_DONE = "async-collective-start", "async-collective-done"
 _COMMENT = re.compile(r"/\*.*?\*/")
 
 
@@ -76,19 +84,37 @@ def operations(text: str) -> tuple[tuple[Collectives, ...], int]:
     numbers: dict[str, Counter[str]] = {kind: Counter() for kind in _KINDS}
     between: dict[str, list[int]] = {kind: [] for kind in _KINDS}
     started: dict[str, tuple[str, int]] = {}
+    pieces: set[tuple[str, ...]] = set()
+    fused: dict[str, str] = {}
     place = host_transfers = 0
+    computation = ""
     for line in _COMMENT.sub("", text).splitlines():
         found = _OPERATION.match(line)
         if not found:
+            begins = _COMPUTATION.match(line)
+            computation = begins[1] if begins else computation
             continue
         name, shape, opcode, rest = found.groups()
         place += opcode not in _FREE
         host_transfers += opcode in _TO_HOST or _calls_host(opcode, rest)
         kind = opcode.removesuffix("-start")
         if kind in _KINDS:
+            piece = _PIECE.search(rest)
+            if piece:
+                fused[computation] = kind
+                if piece.groups() in pieces:
+                    continue
+                pieces.add(piece.groups())
             counts[kind] += 1
             numbers[kind].update(_numbers(shape, opcode))
             started[name] = kind, place
+        elif name.startswith(_FUSED_START) and opcode == "fusion":
+            called = _CALLS.search(rest)
+            started[name] = fused.get(called[1] if called else "", ""), place
+        elif name.startswith(_FUSED_DONE) and opcode == "fusion":
+            kind, begun = started.pop(name.replace(_FUSED_DONE, _FUSED_START), ("", 0))
+            if kind:
+                between[kind].append(place - begun - 1)
         elif opcode.endswith("-done"):
             for operand in re.findall(r"%?([\w.-]+)", rest.partition(")")[0]):
                 if operand in started:

@@ -4,18 +4,19 @@ The compiler for TPUs comes with libtpu, that for GPUs with jax's plugin for CUD
 extra ``aot`` has both. Nothing can be run or timed on such devices.
 """
 
+import contextlib
 import importlib.util
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 from jax.experimental import topologies
 
-__all__ = ["MissingCompilerError", "Target", "make_target"]
+__all__ = ["MissingCompilerError", "Target", "make_target", "not_cached"]
 
 _TPUS = ("v4", "v5e", "v5p", "v6e")
 _TPU = re.compile(rf"({'|'.join(_TPUS)}):\d+(x\d+)+")
@@ -69,19 +70,27 @@ class Target:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def compile(self, lowered: Any) -> Any:
-        """Compiles a program that was lowered for the devices.
-
-        It is not kept in jax's cache of compiled programs, which could not load it.
+        """Compiles a program that was lowered for the devices; see `not_cached`.
 
         Args:
           lowered: From ``jax.jit(...).lower(...)``.
         """
-        before = jax.config.values["jax_persistent_cache_min_compile_time_secs"]
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
-        try:
+        with not_cached():
             return lowered.compile(compiler_options=dict(self.options))
-        finally:
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
+
+
+@contextlib.contextmanager
+def not_cached() -> Iterator[None]:
+    """Keeps what is compiled within out of jax's cache of compiled programs.
+
+    It could not load what is for devices that are not here.
+    """
+    before = jax.config.values["jax_persistent_cache_min_compile_time_secs"]
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", math.inf)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
 
 
 def make_target(name: str) -> Target:

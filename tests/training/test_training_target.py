@@ -1,15 +1,22 @@
 """Devices that are not here: their names, what is missing for them, their programs."""
 
 import importlib.util
+from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
 import pytest
-from tiny_workload import make_workload, tiny_config
+from jax.sharding import NamedSharding, PartitionSpec
+from tiny_workload import Regression, make_workload, tiny_config
 
 from echo_jax.training import target as target_module
+from echo_jax.training.hlo import operations
 from echo_jax.training.program import describe_update
-from echo_jax.training.sharding import make_mesh
+from echo_jax.training.sharding import batch_sharding, make_mesh
 from echo_jax.training.target import MissingCompilerError, make_target
+from echo_jax.training.xla_options import xla_options
 
+NUM_PARAMS = 96
 SPREAD = {"echo__order": "spread", "echo__factor": 2.0, "echo__buffer": 4000}
 
 
@@ -87,3 +94,69 @@ def test_an_option_that_the_target_does_not_know_is_refused(name):
     config = tiny_config(mesh__data=-1, xla__options='{"nonsense": 1}')
     with pytest.raises(ValueError, match=r"cannot compile for (gpu|tpu) .*'nonsense'"):
         describe_update(config, make_workload(config), make_target(name))
+
+
+@dataclass(frozen=True)
+class Half(Regression):
+    """Computes in bfloat16, all but the loss."""
+
+    def loss(self, variables, batch, key):
+        params = jax.tree.map(jnp.bfloat16, variables["params"])
+        hidden = self._hidden(params, jnp.bfloat16(batch["x"]))
+        found = jnp.float32(hidden @ params["second"])[:, 0]
+        others = {"batch_stats": variables["batch_stats"]}
+        return (found - batch["y"]) ** 2, others, {}
+
+
+@pytest.mark.parametrize("name", TARGETS[:1])
+@pytest.mark.parametrize(
+    ("reduce", "in_bfloat16"),
+    [
+        # XLA sums a gradient in the type that it is computed in.
+        ("auto", NUM_PARAMS),
+        ("bfloat16", NUM_PARAMS),
+        ("float32", 0),
+    ],
+)
+def test_gradients_are_summed_there_in_the_type_that_is_asked_for(
+    name, reduce, in_bfloat16
+):
+    config = tiny_config(mesh__data=-1, precision__reduce=reduce)
+    workload = make_workload(config, task=Half())
+    (reduces,) = describe_update(config, workload, make_target(name)).collectives
+    assert reduces.kind == "all-reduce"
+    assert reduces.numbers.get("bf16", 0) == in_bfloat16
+    # The others are the losses and the counts of eight buckets, and statistics.
+    assert 16 <= sum(reduces.numbers.values()) - NUM_PARAMS <= 32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS[:1])
+def test_all_reduces_run_there_beside_products_where_an_overlap_is_asked_for(name):
+    target, rows, width = make_target(name), 4096, 1024
+    mesh = make_mesh(4, 1, rows, devices=target.devices)
+    # Of 8 MB each: what is summed together with others does not run beside products.
+    shapes = [(width, 2 * width), (2 * width, width), (width, 2 * width)]
+    params = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    x = jax.ShapeDtypeStruct((rows, width), jnp.float32)
+
+    def loss(params, x):
+        for matrix in params:
+            x = jnp.tanh(x @ matrix)
+        return x.sum()
+
+    kind = mesh.devices.flat[0].device_kind
+    config = tiny_config(xla__preset="overlap")
+    options = dict(xla_options(config, "tpu", kind, absent=mesh))
+    whole = NamedSharding(mesh, PartitionSpec())
+    program = jax.jit(
+        jax.grad(loss),
+        in_shardings=(whole, batch_sharding(mesh)),
+        out_shardings=whole,
+        compiler_options=options,
+    )
+    text = target.compile(program.lower(params, x)).as_text()
+    ((reduces,), _) = operations(text)
+    # They have a start, products, and an end, and are counted once.
+    assert reduces.between and min(reduces.between) >= 1
+    assert reduces.numbers == {"f32": 6 * width**2}

@@ -69,6 +69,16 @@ def test_presets_say_how_much_is_reduced_together(platform):
     assert options("fuse", **{name: 7}) == {name: 7}
 
 
+def test_what_a_kind_of_devices_takes_is_of_that_kind_alone():
+    def options(preset, kind):
+        return dict(xla_options(tiny_config(xla__preset=preset), "tpu", kind))
+
+    plain = options("overlap", "TPU v6 lite")
+    more = options("overlap", "TPU v5 lite")
+    assert plain.items() < more.items() and more["xla_enable_async_all_reduce"] is True
+    assert options("serial", "TPU v5 lite") == options("serial", "TPU v6 lite")
+
+
 def test_on_cpus_presets_have_no_options():
     for preset in ("default", "fuse", "overlap", "serial"):
         assert xla_options(tiny_config(xla__preset=preset), "cpu") == ()
