@@ -240,13 +240,16 @@ class CompiledFunctions(Generic[State, Report]):
         """
         return self.local.read(report) if self.local else report
 
-    def lower(self, batching: Batching, arrays: Any, inputs: Any) -> Any:
+    def lower(
+        self, batching: Batching, arrays: Any, inputs: Any, *, meets: bool = False
+    ) -> Any:
         """Returns the program of one update before XLA compiles it, of shapes alone.
 
         Args:
           batching: See `program`.
           arrays: Shapes and types of what a feed keeps on the devices.
           inputs: Shapes and types of the input of one update.
+          meets: See `program`.
         """
         given = (
             abstract(tree, sharding)
@@ -256,7 +259,8 @@ class CompiledFunctions(Generic[State, Report]):
                 (jax.eval_shape(self._make_run), replicated(self.mesh)),
             )
         )
-        return self.program(batching).trace(self.abstract_state, *given).lower()
+        program = self.program(batching, meets=meets)
+        return program.trace(self.abstract_state, *given).lower()
 
 
 class _Shared(Generic[State, Report]):

@@ -43,7 +43,8 @@ class UpdateProgram:
       kind: Of which kind they are.
       examples: Of an update, over all devices.
       gradient_bytes: Of all gradients, in the types of the parameters.
-      collectives: By their kind.
+      collectives: By their kind; with local updates those of an update after which
+        replicas do not meet, as all of the numbers below.
       donated_bytes: Of the state, whose memory is handed over.
       reused_bytes: Of memory that the new state takes over from the old one, with what
         fills up tiles on a TPU.
@@ -55,6 +56,8 @@ class UpdateProgram:
       temporary_bytes: Beside arguments and results. A copy of the buffer would be here.
       peak_bytes: Arguments, results and what lies beside them.
       host_transfers: Operations that send to the host or wait for it.
+      meeting: With local updates, the collectives of an update after which replicas
+        meet; None without.
 
     Example:
       >>> summed = Collectives("all-reduce", 2, {"f32": 500_000, "bf16": 1_000_000})
@@ -79,21 +82,14 @@ class UpdateProgram:
     buffer_bytes: int = 0
     rewritten_bytes: int = 0
     write_temporary_bytes: int = 0
+    meeting: tuple[Collectives, ...] | None = None
 
     def __str__(self) -> str:
         on = f"{self.num_devices} {self.kind} devices"
         lines = [f"An update on {on}, for each of them:"]
-        for each in self.collectives:
-            of = ", ".join(f"{name}: {n:,}" for name, n in each.numbers.items())
-            line = (
-                f"{each.kind:18} {each.count:3}   {_megabytes(each.num_bytes)}   {of}"
-            )
-            if each.between:
-                between = ", ".join(map(str, each.between))
-                line += f"   operations from start to end: {between}"
-            lines.append(line)
-        if not self.collectives:
-            lines.append("no collectives")
+        lines += _lines(self.collectives)
+        if self.meeting is not None:
+            lines += ["and where replicas meet after it:", *_lines(self.meeting)]
         donated, reused = map(_megabytes, (self.donated_bytes, self.reused_bytes))
         peak, temporary = map(_megabytes, (self.peak_bytes, self.temporary_bytes))
         lines += [
@@ -109,6 +105,18 @@ class UpdateProgram:
             )
         lines.append(f"{self.host_transfers} transfers to or from the host")
         return "\n".join(lines)
+
+
+def _lines(collectives: tuple[Collectives, ...]) -> list[str]:
+    lines = []
+    for each in collectives:
+        of = ", ".join(f"{name}: {n:,}" for name, n in each.numbers.items())
+        line = f"{each.kind:18} {each.count:3}   {_megabytes(each.num_bytes)}   {of}"
+        if each.between:
+            between = ", ".join(map(str, each.between))
+            line += f"   operations from start to end: {between}"
+        lines.append(line)
+    return lines or ["no collectives"]
 
 
 def describe_update(
@@ -135,10 +143,17 @@ def describe_update(
     outline = outline_feed(
         config, workload, mesh, factor=largest_factor(config), sample=sample
     )
-    lowered = compiled.lower(*outline)
-    program = target.compile(lowered) if target else lowered.compile()
+
+    def compile_lowered(lowered: Any) -> Any:
+        return target.compile(lowered) if target else lowered.compile()
+
+    program = compile_lowered(compiled.lower(*outline))
     memory = program.memory_analysis()
     collectives, host_transfers = operations(program.as_text() or "")
+    meeting = None
+    if compiled.local:
+        meets = compile_lowered(compiled.lower(*outline, meets=True))
+        meeting, _ = operations(meets.as_text() or "")
     model = jax.eval_shape(compiled.model, compiled.abstract_state)
     params = jax.tree.leaves(model.params)
     device = mesh.devices.flat[0]
@@ -153,6 +168,7 @@ def describe_update(
         temporary_bytes=memory.temp_size_in_bytes,
         peak_bytes=_peak_bytes(memory),
         host_transfers=host_transfers,
+        meeting=meeting,
     )
     batching, slots, _ = outline
     if not isinstance(batching, DeviceBatching):
@@ -163,8 +179,7 @@ def describe_update(
     into = jax.ShapeDtypeStruct((buffer.num_lanes, rows), jnp.int32)
     jitted: Any = jitted_write(buffer)
     write = jitted.lower(slots, fresh, abstract(into, buffer.sharding))
-    written = target.compile(write) if target else write.compile()
-    memory = written.memory_analysis()
+    memory = compile_lowered(write).memory_analysis()
     return replace(
         found,
         buffer_bytes=_bytes_of_each(slots),

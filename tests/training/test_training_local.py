@@ -22,6 +22,7 @@ from echo_jax.training.loader import measure_loader
 from echo_jax.training.local import Meetings
 from echo_jax.training.measure import held_feed
 from echo_jax.training.optim import Optimizer, hyperparams
+from echo_jax.training.program import describe_update
 from echo_jax.training.trainer import Trainer, compile_functions
 
 REPLICAS = 4
@@ -196,6 +197,20 @@ def test_the_quiet_program_sends_nothing_and_the_other_the_parameters(echo):
     assert (reduces.kind, reduces.count) == ("all-reduce", 1)
     assert reduces.numbers == {"f32": NUM_PARAMS}
     assert sent_bytes(meeting) == 4 * NUM_PARAMS
+
+
+def test_a_report_has_both_programs():
+    config = tiny_config(**EVERY)
+    found = describe_update(config, make_workload(config, task=Plain()))
+    assert found.collectives == ()
+    assert found.meeting is not None
+    (reduces,) = found.meeting
+    assert reduces.numbers == {"f32": NUM_PARAMS}
+    said = str(found).splitlines()
+    assert said[1:3] == ["no collectives", "and where replicas meet after it:"]
+    assert said[3].startswith("all-reduce           1   0.000384 MB   f32: 96")
+    one = tiny_config(mesh__data=2)
+    assert describe_update(one, make_workload(one)).meeting is None
 
 
 def meetings(updates=12, **overrides):

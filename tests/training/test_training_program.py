@@ -130,3 +130,30 @@ def test_with_fsdp_a_device_holds_a_part_of_the_state():
         return describe_update(config, make_workload(config)).donated_bytes
 
     assert donated(mesh__fsdp=4) < donated(mesh__data=4)
+
+
+def test_an_all_reduce_that_runs_in_pieces_is_one():
+    """As XLA prints one for a TPU, which starts and ends in operations of their own."""
+
+    def piece(name, number):
+        return f"""%{name} (p: f32[8]) -> f32[8] {{
+  %p = f32[8]{{0}} parameter(0)
+  ROOT %all-reduce.{number} = f32[8]{{0}} all-reduce(%p), channel_id=3, \
+frontend_attributes={{chain_id="0"}}
+}}
+"""
+
+    text = f"""{piece("begin", 1)}{piece("beside", 2)}{piece("end", 3)}
+ENTRY %main (p: f32[8]) -> f32[8] {{
+  %p = f32[8]{{0}} parameter(0)
+  %async-collective-start.2 = f32[8]{{0}} fusion(%p), calls=%begin
+  %fusion.1 = f32[8]{{0}} fusion(%async-collective-start.2), calls=%beside
+  %copy.1 = f32[8]{{0}} copy(%p)
+  %async-collective-done.2 = f32[8]{{0}} fusion(%fusion.1), calls=%end
+  ROOT %all-reduce.9 = f32[4]{{0}} all-reduce(%p), channel_id=4
+}}
+"""
+    assert operations(text) == (
+        (Collectives("all-reduce", 2, {"f32": 12}, between=(2,)),),
+        0,
+    )
