@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rich.console import Console
+
 from echo_jax.arms import (
     arm_configs,
     calibrate_storage,
@@ -118,7 +120,10 @@ def run_train(
     with contextlib.ExitStack() as stack:
         with errors_of_the_config():
             if connect:
-                stack.enter_context(distributed.connected(config))
+                is_first = config.distributed.process_id == 0
+                notes = Notes(Console(quiet=not is_first))
+                with notes.slow("looking for the other processes"):
+                    stack.enter_context(distributed.connected(config))
             workload = read_workload(config)
             lock = stack.enter_context(lock_workdir(workdir))
             # Now that no other run can write into it.
