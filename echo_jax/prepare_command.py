@@ -111,8 +111,8 @@ def add_kinds(
         metavar="HOW",
         help="what names the class of an image: first, the outermost folder below its "
         "SOURCE that is not the same for all; last, the folder that it lies in; a .csv "
-        "or .tsv FILE with a row of file and class for each image of a split; the "
-        "devkit of ImageNet, ILSVRC2012_devkit_t12.tar.gz, for its validation; auto, "
+        "or .tsv FILE with a row of file and class for each image of a split; "
+        "ImageNet's ILSVRC2012_devkit_t12.tar.gz, for its validation images; auto, "
         "like last, but passes over a folder of one name in all classes, reads "
         "Tiny-ImageNet's val_annotations.txt, and refuses what looks wrong "
         "(default: %(default)s)",
