@@ -9,6 +9,7 @@ size. The path to the folder itself is the user's own, and may have links in it.
 
 import contextlib
 import functools
+import io
 import os
 import re
 import secrets
@@ -140,17 +141,26 @@ class RunPath:
         """
         if self.in_bucket:
             return self._remote.read_bytes()
-        with self.open_parent() as parent:
-            # Without waiting, since a named pipe would wait for ever.
-            opened = self.open_in(parent, os.O_RDONLY | os.O_NONBLOCK)
-        with open(opened, "rb") as file:
-            size = os.fstat(opened).st_size
+        with self.open_file() as file:
+            size = os.fstat(file.fileno()).st_size
             if size > max_bytes:
                 raise FolderError(
                     f"{self} has {size} bytes, and at most {max_bytes} are read; it is "
                     "not one that echo_jax has written"
                 )
             return file.read(max_bytes)
+
+    @_named_in_errors
+    def open_file(self) -> io.BufferedReader:
+        """Opens a file of any size for reading; not in a bucket.
+
+        Raises:
+          FileNotFoundError: There is none.
+          FolderError: It is no regular file.
+        """
+        with self.open_parent() as parent:
+            # Without waiting, since a named pipe would wait for ever.
+            return open(self.open_in(parent, os.O_RDONLY | os.O_NONBLOCK), "rb")
 
     def read_text(self) -> str:
         """Reads a file of text; see `read_bytes`.

@@ -279,24 +279,11 @@ def _tokenizer(
     """Returns the tokenizer; a learnt or given model is put beside the shards."""
     if text.tokenizer == "bytes":
         return ByteTokenizer()
-    path = work.file(TOKENIZER_FILE)
     if text.tokenizer_model:
         model = text.tokenizer_model.read_bytes()
-    elif path.exists():
-        model = path.read_bytes()
-    elif "train" not in splits:
-        raise PrepareError(
-            "subwords are learnt from the train split, and there is none; name one, "
-            "or a --tokenizer-model, or set --tokenizer=bytes"
-        )
     else:
-        settings.on_progress(f"learning {text.vocab} subwords", 0.0)
-        lines = (
-            line
-            for piece in splits["train"].pieces()
-            for line in piece.text.split("\n")
-        )
-        model = train_subwords(sample(lines), text.vocab)
+        found = work.read_file(TOKENIZER_FILE)
+        model = found or _learnt(splits, settings, text.vocab)
     try:
         tokenizer = SubwordTokenizer(model)
     except PrepareError as error:
@@ -305,6 +292,20 @@ def _tokenizer(
         ) from error
     work.write_file(TOKENIZER_FILE, model)
     return tokenizer
+
+
+def _learnt(splits: dict[str, _Split], settings: Settings, vocab: int) -> bytes:
+    """Returns the model that the train split gives, the same each time."""
+    if "train" not in splits:
+        raise PrepareError(
+            "subwords are learnt from the train split, and there is none; name one, "
+            "or a --tokenizer-model, or set --tokenizer=bytes"
+        )
+    settings.on_progress(f"learning {vocab} subwords", 0.0)
+    lines = (
+        line for piece in splits["train"].pieces() for line in piece.text.split("\n")
+    )
+    return train_subwords(sample(lines), vocab)
 
 
 def _write(

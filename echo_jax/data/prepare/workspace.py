@@ -2,7 +2,8 @@
 
 Until all is done, everything lies in ``DIR/.prepare``. A shard counts once its note
 is there, which is written after the shard itself is on the disk; what a kill leaves
-half written has no note and is written again.
+half written has no note and is written again. A later sitting compares a shard with
+its note, which has its hash, and makes again what is not as it was written.
 """
 
 import hashlib
@@ -13,13 +14,22 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from array_record.python.array_record_module import ArrayRecordWriter
+from array_record.python.array_record_module import (
+    ArrayRecordReader,
+    ArrayRecordWriter,
+)
 
 from echo_jax.data.prepare.errors import PrepareError, difference
 from echo_jax.data.prepare.job import OnProgress
 from echo_jax.data.prepared import DATASET_FILE, FORMAT, read_info
-from echo_jax.folders import is_unfinished, run_folder
-from echo_jax.json_files import seal
+from echo_jax.folders import RunPath, is_unfinished, run_folder
+from echo_jax.json_files import (
+    DamagedFileError,
+    read_if_whole,
+    read_json,
+    seal,
+    write_json,
+)
 from echo_jax.lock import LOCK_NAME, FolderLock
 
 __all__ = ["Workspace"]
@@ -29,6 +39,8 @@ __all__ = ["Workspace"]
 _WRITER_OPTIONS = "group_size:1,uncompressed"
 _WORK_FOLDER = ".prepare"
 _PLAN_FILE = "plan.json"
+_OF_PLAN = {"options": dict, "source": dict}
+_OF_SHARD = {"shard.examples": int, "shard.bytes": int, "shard.sha256": str}
 
 
 class Workspace:
@@ -38,10 +50,12 @@ class Workspace:
       out: The folder; made if there is none.
       options: What decides the content, beside the source: a second sitting must
         have the same.
-      on_progress: Told how long it waits for another process, which may be gone.
+      on_progress: Told how long it waits for another process, which may be gone, and
+        which shard is made again.
 
     Raises:
-      PrepareError: If the folder holds anything else, or what other options made.
+      PrepareError: If the folder holds anything else, or what other options made, or
+        if nothing says any more what its shards are made of.
       FolderInUseError: If another process is writing it.
     """
 
@@ -53,7 +67,12 @@ class Workspace:
     ):
         self._out, self._work = out, out / _WORK_FOLDER
         self._options = _as_json(options)
+        self._on_progress = on_progress or (lambda what, part: None)
         self._lock = FolderLock(run_folder(out), on_wait=on_progress)
+        # Of this sitting: what was compared or written, and need not be again.
+        self._plan: dict[str, Any] = {}
+        self._notes: dict[tuple[str, int], dict[str, Any]] = {}
+        self._files: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> Self:
         # What is left of a lock by a kill says nothing of what the folder is.
@@ -95,24 +114,40 @@ class Workspace:
         Raises:
           PrepareError: If the source is not what the earlier sitting has read.
         """
-        source = _as_json(source)
+        self._plan = {"options": self._options, "source": _as_json(source)}
         if (self._out / DATASET_FILE).exists():
             info = read_info(self._out)
-            if info["source"] != source:
+            if info["source"] != self._plan["source"]:
                 raise self._changed()
             shutil.rmtree(self._work)
             return info
-        plan = {"options": self._options, "source": source}
-        if _read_json(self._work / _PLAN_FILE) != plan:
+        if self._read_plan() != self._plan:
             if self._has_shards():
                 raise self._changed()
             self._forget()
-            self._write(f"{_WORK_FOLDER}/{_PLAN_FILE}", _json_bytes(plan))
+            write_json(self._inside(_PLAN_FILE), self._plan)
         return None
 
     def note(self, split: str, number: int) -> dict[str, Any] | None:
-        """Returns what is known of a finished shard; None if it is not finished."""
-        return _read_json(self._work / f"{split}-{number:05}.json")
+        """Returns what is known of a finished shard; None if it has to be made.
+
+        One that is not what its note says, or whose note is damaged, is no longer
+        finished, which is said.
+        """
+        if (split, number) in self._notes:
+            return self._notes[split, number]
+        path = self._note_path(split, number)
+        try:
+            if (note := read_json(path, _OF_SHARD)) is None:
+                return None
+            if (what := self._difference(split, number, note["shard"])) is None:
+                self._notes[split, number] = note
+                return note
+        except DamagedFileError as error:
+            what = f"its note is damaged: {error.what}"
+        self._on_progress(f"making shard {number} of {split} again ({what})", 0.0)
+        (self._work / path.name).unlink()
+        return None
 
     def write_shard(
         self, split: str, number: int, records: Iterable[bytes], rest: dict[str, Any]
@@ -140,16 +175,28 @@ class Workspace:
         finally:
             writer.close()
         note = {"shard": {"examples": examples, **_size_and_hash(path)}, **rest}
-        self._write(f"{_WORK_FOLDER}/{split}-{number:05}.json", _json_bytes(note))
+        write_json(self._note_path(split, number), note)
+        self._notes[split, number] = note
         return note
 
-    def file(self, name: str) -> Path:
-        """Returns where a file beside the shards lies while it is worked on."""
-        return self._work / name
+    def read_file(self, name: str) -> bytes | None:
+        """Returns a file beside the shards; None if it is not there as it was written.
+
+        Args:
+          name: As `write_file` had it, in an earlier sitting.
+        """
+        about = read_if_whole(self._inside(f"{name}.json"))
+        try:
+            content = self._inside(name).read_bytes()
+        except FileNotFoundError:
+            return None
+        return content if _size_and_hash_of(content) == about else None
 
     def write_file(self, name: str, content: bytes) -> None:
         """Writes a file that lies beside the shards."""
-        self._write(f"{_WORK_FOLDER}/{name}", content)
+        self._inside(name).write(content)
+        self._files[name] = _size_and_hash_of(content)
+        write_json(self._inside(f"{name}.json"), self._files[name])
 
     def publish(
         self,
@@ -183,33 +230,72 @@ class Workspace:
             about[split] = {"examples": examples, **metadata, "shards": notes}
         beside = []
         for name in files:
-            path = self._work / name
-            beside.append({"file": name, **_size_and_hash(path)})
+            beside.append({"file": name, **self._files[name]})
             moves[self._work / name] = name
         for path, name in moves.items():
             if path.exists():
                 path.replace(self._out / name)
-        plan = _read_json(self._work / _PLAN_FILE) or {}
-        whole = {"format": FORMAT, **info, "splits": about, "files": beside, **plan}
-        self._write(DATASET_FILE, _json_bytes(seal(whole)))
+        whole = {"format": FORMAT, **info, "splits": about, "files": beside}
+        content = _json_bytes(seal(whole | self._plan))
+        (run_folder(self._out) / DATASET_FILE).write(content)
         shutil.rmtree(self._work)
         return read_info(self._out)
 
-    def _write(self, name: str, content: bytes) -> None:
-        (run_folder(self._out) / name).write(content)
+    def _inside(self, name: str) -> RunPath:
+        return run_folder(self._out) / _WORK_FOLDER / name
+
+    def _note_path(self, split: str, number: int) -> RunPath:
+        return self._inside(f"{split}-{number:05}.json")
 
     def _shard_path(self, split: str, number: int) -> Path:
         return self._work / f"{split}-{number:05}.arrayrecord"
 
+    def _difference(
+        self, split: str, number: int, shard: Mapping[str, Any]
+    ) -> str | None:
+        """Says how a shard differs from its note; None if it does not."""
+        path = self._shard_path(split, number)
+        if not path.exists():
+            # Where publishing was stopped, it is in its place already.
+            placed = self._out.glob(f"{split}-{number:05}-of-*.arrayrecord")
+            path = next(placed, path)
+        try:
+            found = _size_and_hash(path)
+        except FileNotFoundError:
+            return "it is gone"
+        if any(found[name] != shard[name] for name in found):
+            return "it has another hash than its note says"
+        # A note of an earlier version has no checksum.
+        reader = ArrayRecordReader(str(path))
+        examples = reader.num_records()
+        reader.close()
+        if examples != shard["examples"]:
+            return f"it has {examples} records, and its note says {shard['examples']}"
+        return None
+
     def _has_shards(self) -> bool:
-        """Tells whether any shard is finished."""
-        return any(self._work.glob("*-*.json"))
+        """Tells whether any shard is finished, as it was written or not."""
+        return any(self._work.glob("*-*[0-9].json"))
+
+    def _read_plan(self) -> dict[str, Any] | None:
+        """Returns what was planned; a plan without a shard can be made again."""
+        try:
+            plan = read_json(self._inside(_PLAN_FILE), _OF_PLAN)
+            return plan and {name: plan[name] for name in _OF_PLAN}
+        except DamagedFileError as error:
+            if not self._has_shards():
+                return None
+            raise PrepareError(
+                f"{self._inside(_PLAN_FILE)} is damaged: {error.what}; nothing else "
+                "says what the shards beside it are made of, so remove "
+                f"--out={self._out} and repeat the command"
+            ) from error
 
     def _check_options(self) -> None:
         """Refuses what other options have made; forgets it if it is no shard yet."""
         if (self._out / DATASET_FILE).exists():
             before = read_info(self._out)["options"]
-        elif (plan := _read_json(self._work / _PLAN_FILE)) is not None:
+        elif (plan := self._read_plan()) is not None:
             before = plan["options"]
         else:
             return
@@ -252,10 +338,15 @@ def _names(out: Path) -> set[str]:
 
 def _size_and_hash(path: Path) -> dict[str, Any]:
     """Puts a file on the disk; returns its size and hash."""
-    with path.open("rb") as stream:
+    with (run_folder(path.parent) / path.name).open_file() as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         os.fsync(stream.fileno())
         return {"bytes": stream.tell(), "sha256": digest}
+
+
+def _size_and_hash_of(content: bytes) -> dict[str, Any]:
+    """Returns the size and the hash of a file's content."""
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def _as_json(value: Any) -> Any:
@@ -265,10 +356,3 @@ def _as_json(value: Any) -> Any:
 
 def _json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def _read_json(path: Path) -> Any | None:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
