@@ -5,6 +5,7 @@ folder without it was never finished, and nothing of it is read.
 """
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, SupportsIndex, cast
 import msgpack
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-from echo_jax.folders import FolderError, run_folder
+from echo_jax.folders import FolderError, RunPath, run_folder
 from echo_jax.json_files import DamagedFileError, read_json
 
 __all__ = [
@@ -58,7 +59,7 @@ def open_prepared(folder: str | Path, split: str) -> "Prepared":
 
     Raises:
       PreparedError: If the folder is not finished or of another format, if a shard
-        is missing or of another size, or if there is no such split.
+        is missing, a link or of another size, or if there is no such split.
 
     Example:
       >>> records = open_prepared("data/cifar10", "train")
@@ -86,7 +87,7 @@ def read_info(folder: str | Path) -> dict[str, Any]:
 
     Raises:
       PreparedError: If the folder is not finished, is of another format, or lacks a
-        file, or if a file has another size than when it was written.
+        file, or if a file is a link or has another size than when it was written.
     """
     path = run_folder(folder) / DATASET_FILE
     try:
@@ -168,6 +169,23 @@ class Prepared:
                 f"`echo-jax prepare verify {self.folder}`. {_AGAIN}"
             ) from error
 
+    def read_file(self, name: str) -> bytes:
+        """Reads a file beside the shards, such as a tokenizer.
+
+        Args:
+          name: The file's.
+
+        Raises:
+          PreparedError: If there is no such file, or it is not what was written.
+        """
+        for file in self.info.get("files", []):
+            if file["file"] == name:
+                path = run_folder(self.folder) / name
+                content = path.read_bytes(file["bytes"])
+                _check_hash(path, hashlib.sha256(content).hexdigest(), file)
+                return content
+        raise PreparedError(f"{str(self.folder)!r} has no file {name!r}. {_AGAIN}")
+
     def metadata(self) -> dict[str, Any]:
         """Returns what was read, as JSON values: the sizes, and a hash of it all."""
         digest = hashlib.sha256()
@@ -197,13 +215,10 @@ def verify(folder: str | Path) -> int:
     """
     files = _files(read_info(folder))
     for file in files:
-        with (Path(folder) / file["file"]).open("rb") as stream:
+        path = run_folder(folder) / file["file"]
+        with path.open_file() as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
-        if found != file["sha256"]:
-            raise PreparedError(
-                f"{str(Path(folder) / file['file'])!r} has the hash {found}, and was "
-                f"written with {file['sha256']}: it was changed since. {_AGAIN}"
-            )
+        _check_hash(path, found, file)
     return len(files)
 
 
@@ -277,10 +292,24 @@ def _check_file(folder: Path, file: dict[str, Any]) -> None:
     name = file["file"]
     if not _FILE_NAME.fullmatch(name):
         raise ValueError(f"file {name!r} lies outside of the folder")
-    path = folder / name
-    size = path.stat().st_size if path.is_file() else None
+    path = run_folder(folder) / name
+    try:
+        with path.open_file() as stream:
+            size = os.fstat(stream.fileno()).st_size
+    except FileNotFoundError:
+        size = None
+    except FolderError as error:
+        raise PreparedError(f"{error}. {_AGAIN}") from error
     if size != file["bytes"]:
         raise PreparedError(
             f"{str(path)!r} is {'missing' if size is None else f'{size} bytes long'}; "
             f"it was written with {file['bytes']} bytes. {_AGAIN}"
+        )
+
+
+def _check_hash(path: RunPath, found: str, file: Mapping[str, Any]) -> None:
+    if found != file["sha256"]:
+        raise PreparedError(
+            f"{str(path)!r} has the hash {found}, and was written with "
+            f"{file['sha256']}: it was changed since. {_AGAIN}"
         )

@@ -193,7 +193,7 @@ def _tokenizer_of(blocks: Prepared) -> Tokenizer:
     """Returns the tokenizer that a prepared text was made with, from its folder."""
     if blocks.info["tokenizer"] == "bytes":
         return ByteTokenizer()
-    return _load_tokenizer(str(blocks.folder / TOKENIZER_FILE))
+    return SubwordTokenizer(blocks.read_file(TOKENIZER_FILE))
 
 
 def _block_tokens(blocks: Prepared) -> Iterator[np.ndarray]:

@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast, get_args
 
 import jax
@@ -248,8 +247,7 @@ class _Judged:
         categories = source.info["categories"]
         if isinstance(source, Prepared):
             name = source.info["splits"][source.split]["annotations"]
-            # A file beside the shards, whatever the name says.
-            return read_ground_truth(source.folder / Path(name).name, categories)
+            return read_ground_truth(source.read_file(name), categories, name=name)
         return ground_truth_of(self._entries(), categories)
 
     @functools.cached_property

@@ -1,5 +1,6 @@
 """The reader of prepared folders: exact, and strict about what it reads."""
 
+import hashlib
 import json
 import os
 import pickle
@@ -164,6 +165,35 @@ def test_a_shard_of_another_size_is_refused(folder):
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(PreparedError, match=f"{shard.name}' is .* bytes long; it was"):
         open_prepared(folder, "train")
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_shard_that_leads_elsewhere_is_refused(folder, tmp_path, kind):
+    shard = min(folder.glob("*.arrayrecord"))
+    mine = tmp_path / "mine"
+    shard.rename(mine)
+    if kind == "pipe":
+        os.mkfifo(shard)  # Whoever opens it waits for ever.
+    else:
+        shard.symlink_to(mine)
+    for read in (verify, lambda folder: open_prepared(folder, "train")[0]):
+        with pytest.raises(PreparedError, match=r"is a (link|named pipe) where a file"):
+            read(folder)
+
+
+def test_a_file_beside_the_shards_is_what_was_written(folder):
+    content = b"subwords"
+    (folder / "tokenizer.model").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    about = {"file": "tokenizer.model", "bytes": len(content), "sha256": digest}
+    change(folder, lambda info: info.update(files=[about]))
+    prepared = open_prepared(folder, "train")
+    assert prepared.read_file("tokenizer.model") == content
+    with pytest.raises(PreparedError, match=r"has no file '\.\./source/cat/000.jpg'"):
+        prepared.read_file("../source/cat/000.jpg")
+    (folder / "tokenizer.model").write_bytes(b"subwordt")
+    with pytest.raises(PreparedError, match=r"tokenizer\.model' has the hash"):
+        open_prepared(folder, "train").read_file("tokenizer.model")
 
 
 def test_verify_finds_a_changed_byte(folder):

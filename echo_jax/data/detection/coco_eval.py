@@ -3,7 +3,6 @@
 import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,9 @@ METRICS = (
     "AR_large",
 )
 """COCO's 12 numbers, in its order; the first is over overlaps of 0.5 to 0.95."""
+
+# What a file of gzip begins with.
+_GZIP = b"\x1f\x8b"
 
 
 class CocoEvaluator:
@@ -109,12 +111,15 @@ class CocoEvaluator:
         return dict(zip(METRICS, numbers, strict=True))
 
 
-def read_ground_truth(path: Path, categories: Sequence[Mapping[str, Any]]) -> COCO:
+def read_ground_truth(
+    data: bytes, categories: Sequence[Mapping[str, Any]], *, name: str
+) -> COCO:
     """Reads the annotations of a split, as COCO publishes them.
 
     Args:
-      path: An ``instances_*.json``, or gzip of one.
+      data: The content of an ``instances_*.json``, or gzip of it.
       categories: ``{"id", "name"}`` of every label, in order.
+      name: What the file is called in an error.
 
     Returns:
       The ground truth, whose categories are these.
@@ -122,13 +127,13 @@ def read_ground_truth(path: Path, categories: Sequence[Mapping[str, Any]]) -> CO
     Raises:
       ValueError: If the file is no such JSON.
     """
-    data = path.read_bytes()
     try:
-        truth = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        is_packed = data.startswith(_GZIP)
+        truth = json.loads(gzip.decompress(data) if is_packed else data)
         return COCO({**truth, "categories": list(categories)})
     except (OSError, EOFError, ValueError, TypeError, KeyError) as error:
         raise ValueError(
-            f"{str(path)!r} holds no COCO annotations: {error!r}. Prepare the data "
+            f"{name!r} holds no COCO annotations: {error!r}. Prepare the data "
             "again, with `echo-jax prepare coco`."
         ) from error
 
