@@ -1,4 +1,5 @@
 import json
+import os
 import sys
 
 import jax
@@ -86,6 +87,45 @@ def test_what_is_no_file_of_weights_is_refused(tmp_path):
         read_weights(tmp_path / "x.safetensors")
     with pytest.raises(FolderError, match="there is no file"):
         read_weights(tmp_path / "y.safetensors")
+
+
+def test_whatever_bit_of_an_array_has_changed_is_seen(tmp_path):
+    file = tmp_path / "a.safetensors"
+    arrays = {"a": np.arange(6, dtype=np.float32), "b": jnp.ones(4, jnp.bfloat16)}
+    write_weights(file, {"params": arrays}, {"update": 3})
+    whole = file.read_bytes()
+    start = 8 + int.from_bytes(whole[:8], "little")
+    assert len(whole) - start == 6 * 4 + 4 * 2
+    for bit in range(8 * start, 8 * len(whole)):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(changed)
+        with pytest.raises(FolderError, match=r"is damaged: .params/[ab]. is not what"):
+            read_weights(file)
+    for before, after, said in (
+        (b"params/a", b"params/c", "its hashes are not those of its arrays"),
+        (b'{\\"params', b'[\\"params', "its hashes cannot be read"),
+    ):
+        file.write_bytes(whole.replace(before, after, 1))
+        with pytest.raises(FolderError, match=f"is damaged: {said}"):
+            read_weights(file)
+
+
+def test_weights_of_other_programs_and_links_are_read(tmp_path):
+    from safetensors.numpy import save_file
+
+    save_file({"params/a": np.ones(3)}, tmp_path / "a.safetensors")
+    (tmp_path / "link.safetensors").symlink_to("a.safetensors")
+    (found,) = read_weights(tmp_path / "link.safetensors").values()
+    np.testing.assert_array_equal(found, np.ones(3))
+
+
+def test_nobody_waits_for_weights_in_a_named_pipe(tmp_path):
+    os.mkfifo(tmp_path / "a.safetensors")
+    (tmp_path / "b.safetensors").symlink_to("a.safetensors")
+    for name in ("a", "b"):
+        with pytest.raises(FolderError, match="is a named pipe where a file belongs"):
+            read_weights(tmp_path / f"{name}.safetensors")
 
 
 @pytest.mark.parametrize(
