@@ -9,6 +9,8 @@ import base64
 import binascii
 import json
 import os
+import secrets
+import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -172,15 +174,18 @@ class DecisionLog(Sequence[bool]):
           OSError: If it cannot be written; a file that was there stays as it was.
         """
         path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with temporary.open("w", encoding="ascii") as file:
+        # A name that nobody can know before, and a file that is not there yet: else a
+        # link of that name would lead to a file that is overwritten.
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
+        with temporary.open("x", encoding="ascii") as file:
+            try:
                 file.write(self.to_text())
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+                os.replace(temporary, path)
+            except BaseException:
+                temporary.unlink()
+                raise
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "DecisionLog":
@@ -190,7 +195,11 @@ class DecisionLog(Sequence[bool]):
           OSError: If there is no such file.
           ValueError: If it is not a decision log.
         """
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ValueError(
+                    f"{os.fspath(path)} is not a decision log: it is no regular file"
+                )
             return cls.read(file, name=os.fspath(path))
 
     @classmethod
@@ -291,6 +300,11 @@ def log_of(state: Mapping[str, Any]) -> DecisionLog | None:
     """
     log = state["plan"].get("log")
     return None if log is None else DecisionLog.from_json(log)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Opens a file without waiting, since a named pipe would wait for ever."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _packed(decisions: bytes | bytearray) -> bytes:

@@ -281,6 +281,31 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["run.tape"]
 
 
+def test_a_log_is_written_through_no_link(tmp_path, monkeypatch):
+    """A stranger's folder may hold one of the name that is used until all is there."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    path = tmp_path / "run" / "tape.json"
+    path.parent.mkdir()
+    path.symlink_to(victim)
+    (path.parent / f".tape.json.{os.getpid()}").symlink_to(victim)
+    DecisionLog([True]).save(path)
+    assert DecisionLog.load(path) == DecisionLog([True])
+    # Not even if the name were known.
+    monkeypatch.setattr(decision_log.secrets, "token_hex", lambda size: "ab" * size)
+    (path.parent / f".tape.json.{'ab' * 8}.new").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        DecisionLog([False]).save(path)
+    assert victim.read_text() == "mine"
+    assert DecisionLog.load(path) == DecisionLog([True])
+
+
+def test_nobody_waits_for_a_log_in_a_named_pipe(tmp_path):
+    os.mkfifo(tmp_path / "tape.json")
+    with pytest.raises(ValueError, match=r"tape\.json is not a decision log: it is"):
+        DecisionLog.load(tmp_path / "tape.json")
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff\x00", b"[" * 100_000, b"9" * 9999])
 def test_a_file_that_is_no_json_is_refused(tmp_path, content):
     path = tmp_path / "bad.tape"
