@@ -231,6 +231,7 @@ def test_other_data_must_mean_the_same(lm_run, shapes_run, tmp_path):
         evaluate_run(ej.load_run(shapes_run[0]), split="test")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_soon")
 @pytest.mark.parametrize("outer", ["mean", "nesterov"])
 def test_the_model_of_replicas_is_the_one_that_is_evaluated(outer, tmp_path):
@@ -258,6 +259,7 @@ def test_statistics_are_recomputed_where_the_run_did(tmp_path):
     assert evaluate_run(ej.load_run(tmp_path / "run")).metrics == summary["final"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_soon")
 def test_a_tokenizer_comes_with_the_run(tmp_path):
     data = prepare(tmp_path, tokenizer="sentencepiece", vocab=300)

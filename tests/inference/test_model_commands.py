@@ -112,6 +112,7 @@ def test_texts_are_continued_and_steer_no_terminal(lm_run, tmp_path, capsys):
     assert "99 bottles\\x1b[2J\n" in out and "\x1b" not in out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_soon")
 def test_what_is_found_is_drawn(images, tmp_path, capsys, monkeypatch):
     run = untrained_detector(tmp_path)

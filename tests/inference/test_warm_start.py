@@ -33,7 +33,9 @@ def first_loss(workdir):
 
 
 @pytest.mark.parametrize("kind", ["run", "safetensors"])
-@pytest.mark.parametrize("schedule", ["none", "every"])
+@pytest.mark.parametrize(
+    "schedule", ["none", pytest.param("every", marks=pytest.mark.slow)]
+)
 def test_a_run_begins_where_the_other_ended(kind, schedule, lm_run, text, tmp_path):
     folder, summary = lm_run
     source = folder
@@ -48,6 +50,7 @@ def test_a_run_begins_where_the_other_ended(kind, schedule, lm_run, text, tmp_pa
     assert first_loss(tmp_path / "run") == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_soon")
 def test_what_does_not_fit_is_made_anew_and_said(lm_run, text, tmp_path, capsys):
     report = begin(text, tmp_path / "run", lm_run[0], **{"model.d_ff": 8})

@@ -249,7 +249,9 @@ def test_a_stopped_run_is_resumed_to_the_bit(tmp_path, mode):
     assert whole["skipped_updates"] >= skipped.get(mode, 0)
 
 
-@pytest.mark.parametrize("dispatch", ["scan", "unroll"])
+@pytest.mark.parametrize(
+    "dispatch", ["scan", pytest.param("unroll", marks=pytest.mark.slow)]
+)
 def test_a_group_skips_as_the_loop_does(tmp_path, dispatch):
     loop = run(tmp_path / "loop", **TWICE)
     group = run(

@@ -196,6 +196,7 @@ def test_recompute_evaluates_with_the_statistics_of_fresh_batches(tmp_path, norm
             assert not np.allclose(evaluated(row), expected, atol=0.01)
 
 
+@pytest.mark.slow
 def test_a_mean_of_replicas_has_statistics_of_its_own(tmp_path):
     options = {"mesh__data": 4, "local__schedule": "every", "local__every": 5}
     run(
