@@ -7,6 +7,7 @@ Nothing is unpacked, and no name in an archive becomes a path.
 """
 
 import functools
+import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,15 +87,16 @@ class WebData:
         Raises:
           ValueError: There is no example.
         """
-        paths = self._files[split]
+        paths, indices = self._files[split], self._indices[split]
+        facts = {"source": self._source, "split": split, **shards_metadata(paths)}
         return open_foreign(
-            _Members(paths, self._indices[split], self._kind),
+            _Members(paths, indices, self._kind),
             self._kind,
             splits={
                 name: {"examples": sum(map(len, indices))}
                 for name, indices in self._indices.items()
             },
-            facts={"source": self._source, "split": split, **shards_metadata(paths)},
+            facts={**facts, "examples_fingerprint": _fingerprint(indices)},
             **self._about,
         )
 
@@ -106,6 +108,14 @@ class _Sample(NamedTuple):
     bytes: int
     label: int
     name: str
+
+
+def _fingerprint(indices: list[list[_Sample]]) -> str:
+    """Returns a hash of what is known of all examples before they are read."""
+    digest = hashlib.sha256()
+    for index in indices:
+        digest.update(repr([tuple(sample) for sample in index]).encode())
+    return digest.hexdigest()
 
 
 class _Members:

@@ -18,9 +18,10 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 from echo_jax.config import load_config
 from echo_jax.config_saved import read_config, refuse_code
+from echo_jax.data import wds_source
 from echo_jax.data.prepared import pack
 from echo_jax.data.sequences import open_sequences
-from echo_jax.data.shard_files import find_shards
+from echo_jax.data.shard_files import find_shards, shards_metadata
 from echo_jax.data.sources import open_source
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.folders import run_folder
@@ -489,3 +490,49 @@ def test_a_run_does_not_go_on_with_other_shards(tmp_path, compiled_soon):
         shard.write_bytes(content)
     with pytest.raises(ValueError, match="was trained on other data than those"):
         run_train(config_of(source, updates=4), tmp_path / "run")
+
+
+def flip(path, byte):
+    with path.open("r+b") as file:
+        file.seek(byte)
+        (before,) = file.read(1)
+        file.seek(byte)
+        file.write(bytes([before ^ 1]))
+
+
+def fingerprint_without(path, byte):
+    """The fingerprint of a file in which one byte is another."""
+    flip(path, byte)
+    found = shards_metadata([path])["fingerprint"]
+    flip(path, byte)
+    return found
+
+
+def test_a_fingerprint_is_of_what_the_docs_say(tmp_path):
+    """16 pieces of 64 KiB, from the first byte to the last; all of 1 MiB."""
+    rng = np.random.default_rng(0)
+    for mib in (1, 7):
+        path = tmp_path / "train.tar"
+        size = (mib << 20) + 4 * (mib > 1)
+        path.write_bytes(rng.bytes(size))
+        whole = shards_metadata([path])["fingerprint"]
+        starts = [k * (size - (1 << 16)) // 15 for k in range(16)]
+        seen = [byte for at in starts for byte in (at, at + (1 << 16) - 1)]
+        assert seen[0] == 0 and seen[-1] == size - 1
+        assert all(fingerprint_without(path, byte) != whole for byte in seen)
+        between = (starts[7] + starts[8] + (1 << 16)) // 2
+        assert (fingerprint_without(path, between) == whole) is (mib > 1)
+        assert shards_metadata([path])["fingerprint"] == whole
+
+
+def test_another_label_is_seen_wherever_it_lies(tmp_path, monkeypatch):
+    """Labels, names and sizes are known of all examples; here nothing else is."""
+    monkeypatch.setattr(wds_source, "shards_metadata", lambda paths: {})
+    found = []
+    for name, label in (("a.jpg", b"1"), ("a.jpg", b"2"), ("b.jpg", b"1")):
+        members = [(name, b"\xff\xd8"), (f"{name[0]}.cls", label)]
+        write_tar(tmp_path / "train-0.tar", members)
+        (tmp_path / "classes.txt").write_text("\n".join("abc"))
+        records, _ = open_source(f"wds:{tmp_path}", "train", "images")
+        found.append(records.metadata()["examples_fingerprint"])
+    assert len({*found}) == 3
