@@ -310,6 +310,11 @@ MORE_MODES = {
     "multistep": {**EVERY, "local__schedule": "multistep", "local__p_end": 0.2},
     "post": {**EVERY, "local__every": 4, "local__start_after": 3},
     "diloco of an echo": {**DILOCO, **STOCHASTIC},
+    # Of one model.
+    "growing": {"batch__boundaries": (8,), "batch__factors": (2,), "mesh__data": 2},
+    "micro": {"mesh__data": 2, "batch__micro": 2, "batch__statistics": "device"},
+    "last": {"mesh__data": 2, "batch__micro": 2, "batch__norm": "last"},
+    "recompute": {"batch__norm": "recompute", "batch__norm_batches": 2},
 }
 
 
@@ -402,6 +407,23 @@ def test_late_gradients_are_stable_up_to_the_known_rate(staleness, side):
     assert (path[: staleness + 1] == 1).all() and path[staleness + 1] != 1
     early, late = path[100:200].max(), path[1100:1200].max()
     assert (late < 0.1 * early) if side < 1 else not (late < 10 * early)
+
+
+def test_without_delay_it_is_sgd_to_the_bit():
+    config = tiny_config(**SGD, optim__nesterov=False, optim__schedule="constant")
+    config.optim.warmup_updates = 0
+    assert config.local.staleness == 0
+    optimizer, numbers = Optimizer.from_config(config), hyperparams(config)
+    plain = optax.sgd(jnp.float32(0.05), jnp.float32(0.9))
+    params = {"x": jnp.linspace(-1, 2, 7, dtype=jnp.float32)}
+    state, expected = optimizer.init(params), plain.init(params)
+    for update in range(3):
+        grads = jax.tree.map(jnp.sin, params)
+        current = optimizer.at(update, numbers)
+        changes, state = optimizer.update(grads, state, params, current)
+        wanted, expected = plain.update(grads, expected, params)
+        np.testing.assert_array_equal(changes["x"], wanted["x"])
+        params = optax.apply_updates(params, changes)
 
 
 def test_without_delay_nothing_is_kept():

@@ -34,7 +34,8 @@ def config_of(request, tmp_path):
             return imagenet_config(prepare(tmp_path, SIZES, SIZES[:8]), **fields)
         if name == "coco":
             return coco_config(request.getfixturevalue("coco_folder"), **fields)
-        return load_config(f"configs/{name}.py:tiny", fields)
+        named = {name.replace("__", "."): value for name, value in fields.items()}
+        return load_config(f"configs/{name}.py:tiny", named)
 
     return make
 
@@ -81,3 +82,28 @@ def test_any_mesh_trains_alike(config_of, name, fields):
         losses, sizes = trained(config, batches, data, fsdp)
         np.testing.assert_allclose(losses, alone, rtol=1e-5)
         assert max(sizes) == fsdp
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_soon")
+@pytest.mark.parametrize("name", ["lm", "shapes", "cifar", "imagenet", "coco"])
+def test_float16_trains_every_workload(config_of, name):
+    def after_two(**precision):
+        config = config_of(name, **{"batch_size": 8, "mesh__data": 1, **precision})
+        with closing(iter(build(config).train_dataset(EchoSpec(batch_size=8)))) as data:
+            batches = [*itertools.islice(data, 2)]
+        compiled = compile_functions(config, build(config))
+        state, losses = compiled.init(compiled.init_key), []
+        for batch in batches:
+            state, report = compiled.step_on_batch(state, batch)
+            losses.append(float(report.window.loss.sum()))
+        return losses, jax.device_get(state)
+
+    half = {"precision__compute": "float16", "precision__loss_scale": "static"}
+    losses, state = after_two(**half, precision__init=64.0)
+    expected, plain = after_two()
+    assert int(state.loss_scale.skipped_updates) == 0
+    np.testing.assert_allclose(losses, expected, rtol=0.02)
+    arrays, wanted = map(jax.tree.leaves, (state.params, plain.params))
+    assert {x.dtype.name for x in arrays} == {"float32"}
+    assert any((x != y).any() for x, y in zip(arrays, wanted, strict=True))
