@@ -18,6 +18,16 @@ from benchmarks.faults.campaign import (
     unless_equal,
 )
 from benchmarks.faults.damage import damage
+from benchmarks.faults.made_files import (
+    go_on_preparing,
+    read_exported,
+    read_kept_task,
+    read_tokenizer,
+    write_exported,
+    write_kept_task,
+    write_stopped,
+    write_text,
+)
 from benchmarks.faults.runs import (
     HOST,
     final_state,
@@ -311,6 +321,16 @@ F4 = Fault(
         "dataset.json": partial(_images, _read_prepared, "images", "dataset.json"),
         "records": partial(_images, _read_prepared, "images", "*.arrayrecord"),
         "prepare verify": partial(_images, _verified, "images", "*"),
+        "tokenizer.model": partial(
+            _read_after, write_text, read_tokenizer, "prepared text", "tokenizer.model"
+        ),
+        "stopped prepare": partial(
+            _read_after, write_stopped, go_on_preparing, "stopped", ".prepare/*"
+        ),
+        "task.json": partial(_read_after, write_kept_task, read_kept_task, "task", "*"),
+        "exported weights": partial(
+            _read_after, write_exported, read_exported, "exported", "*"
+        ),
         "resumed run": run_trial,
     },
     limit_s=120.0,
