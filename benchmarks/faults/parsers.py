@@ -14,6 +14,16 @@ from pathlib import Path
 from benchmarks.faults.campaign import Bench, CannotBeginError, Fault, Outcome
 from benchmarks.faults.damage import mutate
 from benchmarks.faults.files import write_images
+from benchmarks.faults.parsed_files import (
+    read_class_list,
+    read_shard,
+    read_tensors,
+    some_class_list,
+    some_parquet,
+    some_shard,
+    some_tensors,
+    some_zip,
+)
 from benchmarks.faults.processes import isolated
 from echo_jax.config import default_config
 
@@ -290,6 +300,13 @@ F6 = Fault(
         "tar.gz": _parser(
             "a.tar.gz", lambda f: _tar(f, "w"), _images_of, gzip.compress
         ),
+        "zip": _parser("a.zip", some_zip, _images_of),
+        "parquet": _parser("a.parquet", some_parquet, _images_of),
+        "shard of WebDataset": _parser("train-0.tar", some_shard, read_shard),
+        "list of classes": _parser(
+            "a.csv", some_class_list, read_class_list, beside="beside"
+        ),
+        "safetensors": _parser("a.safetensors", some_tensors, read_tensors),
         "COCO json": _parser("a.json", _annotations, _coco),
         "COCO json.gz": _parser("a.json.gz", _annotations, _coco, gzip.compress),
         "text": _parser("a.txt", lambda _: _TEXT, _text),
