@@ -69,12 +69,13 @@ def main(argv: Sequence[str] | None = None) -> int:
       0
     """
     try:
-        if argv is None and sys.argv[1:2] and sys.argv[1] in _TRAINING:
-            with ending.EndsAtOnce(["echo-jax", *sys.argv[1:]]):
-                return _of_this_process(sys.argv[1:])
-        status = _run(sys.argv[1:] if argv is None else list(argv))
-        ending.flush_output()
-        return status
+        if argv is not None:
+            return _run(list(argv))
+        argv = sys.argv[1:]
+        with contextlib.ExitStack() as stack:
+            if argv and argv[0] in _TRAINING:
+                stack.enter_context(ending.EndsAtOnce(["echo-jax", *argv]))
+            return _of_this_process(argv)
     except BrokenPipeError:
         # Another pipe, such as that of a worker process, is a failure like any other.
         # The rest goes nowhere, as the note on SIGPIPE in the documentation of Python's
@@ -87,14 +88,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _of_this_process(argv: list[str]) -> int:
     """Runs a command that has the process for itself."""
     status = _run(argv)
-    ending.flush_output()
-    if status > WRONG_USE:
-        # Imported here: it imports jax.
-        from echo_jax import runs
-
-        if runs.is_alone() or runs.has_ended():
-            # Threads that wait for data, or compile, are not waited for.
-            ending.end(status)
+    # Without it no thread has been started, and importing it takes seconds.
+    runs = sys.modules.get("echo_jax.runs")
+    if status and (runs is None or runs.is_alone() or runs.has_ended()):
+        # Threads that wait for data, compile, or find that a checkpoint cannot be
+        # saved, are not waited for: what they would say is said.
+        ending.end(status)
     return status
 
 
@@ -102,7 +101,10 @@ def _run(argv: list[str]) -> int:
     args, extras = make_parser().parse_known_args(argv)
     with contextlib.nullcontext() if args.debug else quiet_libraries():
         try:
-            return _COMMANDS[args.command](args, extras)
+            status = _COMMANDS[args.command](args, extras)
+            # While Python ends nobody could catch an error.
+            ending.flush_output()
+            return status
         except Exit as end:
             error, status, message = end, end.status, str(end)
         except KeyboardInterrupt as end:
@@ -115,9 +117,12 @@ def _run(argv: list[str]) -> int:
         if args.debug:
             traceback.print_exception(error)
         forget(error)
-    print(f"echo-jax {args.command}: {printable(_one_line(message))}", file=sys.stderr)
-    if status > WRONG_USE:
-        print(f"  {shlex.join(['echo-jax', *argv])}", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            ending.flush_output()
+        said = f"echo-jax {args.command}: {printable(_one_line(message))}"
+        print(said, file=sys.stderr)
+        if status > WRONG_USE:
+            print(f"  {shlex.join(['echo-jax', *argv])}", file=sys.stderr)
     return status
 
 

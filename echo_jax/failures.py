@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import sys
 import threading
 import traceback
@@ -17,6 +18,7 @@ from pathlib import Path
 __all__ = ["forget", "quiet_libraries", "sentence", "status_of"]
 
 _PACKAGE = Path(__file__).parent
+_OUTPUT = 1  # the descriptor
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # What libraries say only in words: theirs around those of the system.
 _IN_WORDS = (*_FULL, errno.EFBIG, errno.EIO, errno.EROFS, errno.EMFILE)
@@ -33,7 +35,7 @@ _FIXES = {
 }
 _OF_THE_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM)
 _OF_JAX = ("JaxRuntimeError", "XlaRuntimeError")
-_QUOTED_FILE = re.compile(r'"(/[^"]+)"|writing (/[^;]+);')
+_QUOTED_FILE = re.compile(r'"(/[^"]+)"|(?:writing|opening) ([^;]+);')
 _ORBAX_PART = ".orbax-checkpoint-tmp"
 # What Grain says of a process that reads, and is gone.
 _DEAD_WORKER = re.compile(r"Worker process was terminated .* exit code (-?\d+)")
@@ -114,11 +116,21 @@ def _of_system(error: BaseException) -> str | None:
     name = "a file" if file is None else os.fsdecode(file)
     if number not in _FULL:
         return "; ".join(filter(None, (f"{name}: {what}", _FIXES.get(number))))
+    if file is None and _is_output_full():
+        name = "the file of standard output"
     free = "" if file is None else _free(name)
     return (
         f"{name} cannot be written: {what}{free}; free some, and the same command goes "
         "on from what is whole"
     )
+
+
+def _is_output_full() -> bool:
+    """Whether what is printed goes to a file whose disk is full."""
+    with contextlib.suppress(OSError):
+        is_file = stat.S_ISREG(os.fstat(_OUTPUT).st_mode)
+        return is_file and not os.fstatvfs(_OUTPUT).f_bavail
+    return False
 
 
 def _free(file: str) -> str:

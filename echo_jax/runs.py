@@ -76,7 +76,7 @@ def is_main_process() -> bool:
 
 def is_alone() -> bool:
     """Whether this process is the only one of its run."""
-    return distributed.this_shard().count == 1
+    return not peers.this_one()
 
 
 def has_ended() -> bool:

@@ -1,15 +1,18 @@
 """What fails is said in one line, with the fix; tracebacks come with --debug alone."""
 
 import errno
+import functools
 import logging
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import jax
 import pytest
 
-from echo_jax import cli, runs
+from echo_jax import cli, ending, runs
 from echo_jax.config import default_config
 from echo_jax.config_check import check_config
 from echo_jax.failures import quiet_libraries
@@ -66,6 +69,11 @@ def fail(monkeypatch, tmp_path, capfd):
             ["/r/t.arrayrecord cannot be written"],
         ),
         (
+            RuntimeError(f"open() failed: {FULL}; opening out/t.arrayrecord; Failed"),
+            1,
+            ["train: out/t.arrayrecord cannot be written"],
+        ),
+        (
             jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nof 9 GB"),
             1,
             ["the devices failed: RES", "Out of memory; ", "lower --config.batch_size"],
@@ -102,6 +110,41 @@ def test_a_full_disk_says_how_much_is_free(fail, tmp_path):
     _, err = fail(OSError(errno.ENOSPC, FULL, str(tmp_path / "not" / "there.json")))
     assert f"there.json cannot be written: {FULL} (" in err
     assert " MB are free there); free some, and the same command goes on" in err
+
+
+def test_a_failure_ends_the_process_with_its_threads(fail, monkeypatch):
+    """Threads of a save that failed fail again while Python ends, and say so."""
+    ends = []
+    monkeypatch.setattr(ending, "end", ends.append)
+    monkeypatch.setattr(sys, "argv", ["echo-jax"])
+    run = functools.partial(fail, OSError(errno.ENOSPC, FULL, "/r/metrics.jsonl"))
+    run()
+    assert not ends  # A program that calls the command goes on.
+    main = cli.main
+    monkeypatch.setattr(cli, "main", lambda argv: sys.argv.extend(argv) or main())
+    run()
+    assert ends == [1]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_printing_to_a_full_disk_is_said_in_a_line(monkeypatch):
+    code = """
+import os, sys
+from echo_jax import cli, failures
+failures._is_output_full = lambda: True  # /dev/full is no file.
+sys.argv[1:] = ["configs"]
+sys.exit(cli.main())
+"""
+    with open("/dev/full", "w") as full:
+        monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        f"echo-jax configs: the file of standard output cannot be written: {FULL}"
+    )
 
 
 def test_what_we_say_ourselves_is_not_unexpected(monkeypatch, capfd, tmp_path):

@@ -15,6 +15,7 @@ from benchmarks.faults.__main__ import FAULTS, main
 from benchmarks.faults.campaign import (
     Bench,
     Fault,
+    NotHereError,
     Verdict,
     held,
     run_campaign,
@@ -31,8 +32,8 @@ QUICK = ("F4", "F7", "F12")  # in this process
 # campaigns alone: tests of their own look at workers, devices and several processes.
 COMMANDS = {
     "F1": ("host", "Grain", "device", "stochastic", "adaptive", "study", "prepare"),
-    "F2": ("host",),
-    "F3": ("host, disk", "host, limit"),
+    "F2": ("host", "workers"),
+    "F3": ("host, disk", "host, limit", "host, small disk"),
     "F4": ("resumed run",),
     "F7": ("loss, host", "loss, device"),
     "F11": ("report", "train", "prepared folder", "archive", "decision log"),
@@ -44,7 +45,13 @@ def campaign(fault, folder, trials, kinds=None):
     """Runs trials of some kinds; returns their counts, and what failed."""
     chosen = {k: t for k, t in fault.trials.items() if kinds is None or k in kinds}
     fault = dataclasses.replace(fault, trials=chosen)
-    (*_, tallies) = run_campaign(fault, SEED, Bench(folder), trials=trials)
+    (*_, tallies) = run_campaign(
+        fault,
+        SEED,
+        Bench(folder),
+        trials=trials,
+        on_skip=lambda kind, why: pytest.skip(f"{kind}: {why}"),
+    )
     counts = sum((tally.counts for tally in tallies.values()), start=Counter())
     return counts, [each for tally in tallies.values() for each in tally.failures]
 
@@ -150,12 +157,30 @@ def test_a_trial_ends_in_time_and_never_the_campaign(tmp_path, trial, verdict):
         (1, "echo-jax train: a sentence", False),
         (1, "Traceback (most recent call last):\n  ...", True),
         (1, "echo-jax train: unexpected KeyError; this may be a bug: run", True),
+        (1, "echo-jax train: a file cannot be written: No space left", True),
         (-9, "", False),
         (-11, "", True),
     ],
 )
 def test_what_a_command_says_is_looked_at(status, output, is_unsaid):
     assert bool(Ended(status, output, 0).unsaid()) == is_unsaid
+
+
+def test_what_cannot_be_run_here_is_said_once_and_does_not_count(tmp_path):
+    def refuse(rng, bench):
+        raise NotHereError("no disk")
+
+    fault = Fault("X", "planted", "never", {"a": refuse, "b": lambda *_: held()})
+    skipped = []
+    (*_, tallies) = run_campaign(
+        fault,
+        SEED,
+        Bench(tmp_path),
+        trials=4,
+        on_skip=lambda *what: skipped.append(what),
+    )
+    assert skipped == [("a", "no disk")]
+    assert (tallies["a"].trials, tallies["b"].trials) == (0, 2)
 
 
 def test_a_trial_follows_from_seed_and_number(tmp_path):

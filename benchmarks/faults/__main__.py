@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from benchmarks.faults.campaign import (
     Bench,
     CannotBeginError,
     Fault,
+    NotHereError,
     Outcome,
     Tally,
     Verdict,
@@ -116,8 +118,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_one(fault: Fault, seed: int, number: int, bench: Bench) -> int:
-    outcome = run_trial(fault, seed, number, bench)
-    _print(Console(), fault, number, seed, outcome)
+    console = Console()
+    try:
+        outcome = run_trial(fault, seed, number, bench)
+    except NotHereError as error:
+        _print_skipped(console, fault, fault.kind(number), error)
+        return 0
+    _print(console, fault, number, seed, outcome)
     return int(outcome.verdict is not Verdict.HELD)
 
 
@@ -145,6 +152,7 @@ def _run(
                     trials=trials,
                     seconds=seconds,
                     on_trial=shown.add,
+                    on_skip=partial(_print_skipped, progress.console, FAULTS[name]),
                 ):
                     tallies[name] = counts
         except KeyboardInterrupt:
@@ -193,6 +201,12 @@ def _print(
         markup=False,
         highlight=False,
     )
+
+
+def _print_skipped(
+    console: Console, fault: Fault, kind: str, why: str | NotHereError
+) -> None:
+    console.print(f"{fault.name}, {kind}: skipped: {why}", markup=False)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ __all__ = [
     "Bench",
     "CannotBeginError",
     "Fault",
+    "NotHereError",
     "Outcome",
     "Overdue",
     "Tally",
@@ -62,6 +63,10 @@ class Overdue(BaseException):
 
 class CannotBeginError(Exception):
     """What trials start from cannot be made: the campaign, not a trial, has failed."""
+
+
+class NotHereError(Exception):
+    """What a kind of trial needs is not allowed on this machine: it does not count."""
 
 
 class Bench:
@@ -165,6 +170,19 @@ class Tally:
         """How many there were."""
         return self.counts.total()
 
+    def add(self, number: int, outcome: Outcome) -> None:
+        """Counts one more.
+
+        Args:
+          number: Of the trial.
+          outcome: How it ended.
+        """
+        self.counts[outcome.verdict] += 1
+        if outcome.verdict is not Verdict.HELD:
+            verdict = outcome.verdict.value
+            failure = {"trial": number, "verdict": verdict, "note": outcome.note}
+            self.failures.append(failure)
+
 
 def held(note: str = "") -> Outcome:
     """A trial that ended as it should."""
@@ -195,6 +213,7 @@ def run_trial(fault: Fault, seed: int, number: int, bench: Bench) -> Outcome:
 
     Raises:
       CannotBeginError: What it starts from cannot be made.
+      NotHereError: It cannot be run here.
     """
     rng = random.Random(f"{fault.name} {seed} {number}")
     try:
@@ -202,7 +221,7 @@ def run_trial(fault: Fault, seed: int, number: int, bench: Bench) -> Outcome:
             return fault.trials[fault.kind(number)](rng, bench)
     except Overdue:
         return Outcome(Verdict.HUNG, f"more than {fault.limit_s:g} s")
-    except CannotBeginError:
+    except (CannotBeginError, NotHereError):
         raise
     except Exception as error:
         note = f"{type(error).__name__}: {error}"
@@ -218,6 +237,7 @@ def run_campaign(
     trials: int | None = None,
     seconds: float | None = None,
     on_trial: Callable[[int, str, Outcome], None] = lambda *what: None,
+    on_skip: Callable[[str, str], None] = lambda *what: None,
 ) -> Iterator[dict[str, Tally]]:
     """Runs trials until their number or the time is reached.
 
@@ -228,26 +248,25 @@ def run_campaign(
       trials: How many; None for as many as the time allows.
       seconds: How long new ones are begun; None for no limit.
       on_trial: Told the number of each that has ended, its kind, and how it ended.
+      on_skip: Told a kind that cannot be run here, once, and why.
 
     Yields:
       The counts by kind, after each trial: an interrupted campaign has them.
     """
     tallies = {kind: Tally() for kind in fault.trials}
     started, number = time.monotonic(), 0
+    skipped: set[str] = set()
     while (trials is None or number < trials) and (
         seconds is None or time.monotonic() - started < seconds
     ):
-        outcome = run_trial(fault, seed, number, bench)
-        tally = tallies[fault.kind(number)]
-        tally.counts[outcome.verdict] += 1
-        if outcome.verdict is not Verdict.HELD:
-            tally.failures.append(
-                {
-                    "trial": number,
-                    "verdict": outcome.verdict.value,
-                    "note": outcome.note,
-                }
-            )
-        on_trial(number, fault.kind(number), outcome)
+        kind = fault.kind(number)
+        try:
+            if kind not in skipped:
+                outcome = run_trial(fault, seed, number, bench)
+                tallies[kind].add(number, outcome)
+                on_trial(number, kind, outcome)
+        except NotHereError as error:
+            skipped.add(kind)
+            on_skip(kind, str(error))
         number += 1
         yield tallies

@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -41,6 +42,8 @@ _PRELOADED = (
     "matplotlib.figure",
 )
 _MEMORY_BYTES = 1 << 30  # that a parser may take beyond what the process has
+# In place of what it was, and of the name of the file.
+_UNSAID = ("this may be a bug", "a file cannot be written")
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 # Files that are opened to be written, and what moves and removes them.
 _WRITES = ("os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir")
@@ -94,7 +97,7 @@ class Ended:
         """What is printed that is no sentence of ours; ``""`` if nothing."""
         if "Traceback (most recent call last)" in self.output:
             return f"a traceback: {self.line}"
-        if "this may be a bug" in self.output:
+        if any(words in self.output for words in _UNSAID):
             return self.line
         if self.status < 0 and self.status != -signal.SIGKILL:
             return f"died of {signal.Signals(-self.status).name}: {self.line}"
@@ -201,6 +204,7 @@ def _run(
         status = end.code if isinstance(end.code, int) else 1
     finally:
         # As a command of its own does, and a process of multiprocessing does not.
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -19,6 +19,7 @@ __all__ = [
     "GROWING",
     "HOST",
     "STOCHASTIC",
+    "WORKERS",
     "Recipe",
     "Whole",
     "failed",
@@ -91,6 +92,7 @@ _SPREAD = {
 }
 HOST = Recipe("host", {**_SPREAD, "echo.order": "shuffle"})
 GRAIN = Recipe("Grain", {**_SPREAD, "data.workers": 1})
+WORKERS = Recipe("workers", {**HOST.echo, "data.workers": 2})
 DEVICE = Recipe("device", {**_SPREAD, "echo.where": "device"})
 ADAPTIVE = Recipe(
     "adaptive",

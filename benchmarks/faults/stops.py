@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.faults.campaign import Bench, Fault, Outcome, Verdict, held
+from benchmarks.faults.disks import resize, small_disk
 from benchmarks.faults.files import write_images
 from benchmarks.faults.pairs import Pair, made_by_pair
 from benchmarks.faults.processes import Ended, command, killed, started, wait
@@ -19,6 +20,7 @@ from benchmarks.faults.runs import (
     GROWING,
     HOST,
     STOCHASTIC,
+    WORKERS,
     Recipe,
     Whole,
     failed,
@@ -38,6 +40,8 @@ _LIMIT_S = 300.0
 _GRACE_S = 60.0
 _MAX_KILLS = 3
 _MAX_SMALL_WRITES = 20
+_PAGE_BYTES = 4096
+_LARGE_BYTES = 1 << 26  # more than a run needs
 _RESERVE = 1.2  # of an unbroken run's time, within which a moment is drawn
 
 
@@ -79,16 +83,25 @@ def kill_run(recipe: Recipe, rng: random.Random, bench: Bench) -> Outcome:
     ended, what = _resumed(argv, folder, whole, rng)
     if outcome := failed(ended, what):
         return outcome
-    if recipe is ADAPTIVE:
-        # What it decides depends on time: a run that replays its log is the whole one.
+    if replay := _replay(recipe, folder):
         other = bench.folder / "replayed"
-        replay = {"echo__replay": str(folder / "tape.json")}
         ended = trained(bench, recipe, other, more=replay)
         if outcome := failed(ended, f"{what}, replayed"):
             return outcome
     if not same_end(folder, other):
         return Outcome(Verdict.WRONG, f"{what}: another end than unbroken")
     return held(what)
+
+
+def _replay(recipe: Recipe, folder: Path) -> dict[str, str]:
+    """What an unbroken run needs to decide as one did whose decisions depend on time.
+
+    Args:
+      recipe: Of both.
+      folder: Of the one that has ended.
+    """
+    is_adaptive = recipe.echo.get("echo.mode") == "adaptive"
+    return {"echo__replay": str(folder / "tape.json")} if is_adaptive else {}
 
 
 def kill_pair(rng: random.Random, bench: Bench) -> Outcome:
@@ -185,7 +198,8 @@ def stop_run(recipe: Recipe, rng: random.Random, bench: Bench) -> Outcome:
     recipe = dataclasses.replace(recipe, updates=saved + recipe.every)
     other = bench.folder / "whole"
     for each in (folder, other):
-        ended = trained(bench, recipe, each)
+        more = {} if each is folder else _replay(recipe, folder)
+        ended = trained(bench, recipe, each, more=more)
         if outcome := failed(ended, what):
             return outcome
     if final_state(folder) != final_state(other):
@@ -213,6 +227,22 @@ def limit_files(recipe: Recipe, rng: random.Random, bench: Bench) -> Outcome:
     return _after_full(recipe, folder, whole, ended, what, bench)
 
 
+def small_disk_of(recipe: Recipe, rng: random.Random, bench: Bench) -> Outcome:
+    """Runs on a disk that is too small, and then goes on with more room."""
+    with small_disk(bench.folder / "disk", _PAGE_BYTES) as disk:
+        whole = unbroken(bench, recipe)
+        needed = sum(path.stat().st_size for path in whole.folder.rglob("*"))
+        size = rng.randint(1, needed // _PAGE_BYTES) * _PAGE_BYTES
+        resize(disk, size)
+        folder = disk / "run"
+        argv = recipe.argv(source_of(bench), folder)
+        # What it prints is not on that disk.
+        ended = command(argv, bench.folder / "run.log", _LIMIT_S)
+        resize(disk, _LARGE_BYTES)
+        what = f"a disk of {size} bytes"
+        return _after_full(recipe, folder, whole, ended, what, bench)
+
+
 def _after_full(
     recipe: Recipe, folder: Path, whole: Whole, ended: Ended, what: str, bench: Bench
 ) -> Outcome:
@@ -234,10 +264,7 @@ F1 = Fault(
     title="SIGKILL, one to three times, at any moment and before any write",
     holds="resumed to the same parameters, optimizer, stream and rows, to the bit",
     trials={
-        **{
-            each.name: partial(kill_run, each)
-            for each in (*_RECIPES, GROWING, ADAPTIVE)
-        },
+        **{each.name: partial(kill_run, each) for each in _KILLED},
         "two processes": kill_pair,
         "study": kill_study,
         "prepare": kill_prepare,
@@ -248,7 +275,9 @@ F2 = Fault(
     name="F2",
     title="SIGTERM, SIGINT or SIGHUP at any moment",
     holds=f"saved within {_GRACE_S:g} s, and resumed to the same end, to the bit",
-    trials={each.name: partial(stop_run, each) for each in _RECIPES},
+    trials={
+        each.name: partial(stop_run, each) for each in (*_RECIPES, ADAPTIVE, WORKERS)
+    },
     limit_s=4 * _LIMIT_S,
 )
 F3 = Fault(
@@ -258,6 +287,7 @@ F3 = Fault(
     trials={
         **{f"{each.name}, disk": partial(fill_disk, each) for each in (HOST, DEVICE)},
         "host, limit": partial(limit_files, HOST),
+        "host, small disk": partial(small_disk_of, HOST),
     },
     limit_s=4 * _LIMIT_S,
 )

@@ -20,6 +20,7 @@ from benchmarks.faults.runs import (
     ADAPTIVE,
     DEVICE,
     HOST,
+    WORKERS,
     Recipe,
     failed,
     final_state,
@@ -36,13 +37,12 @@ __all__ = ["F5", "F7", "F8", "F9", "F10"]
 _LIMIT_S = 300.0
 _TIMEOUT_S = 20.0  # of data, where a worker hangs
 _DATA_DID_NOT_COME = 75
-_WORKERS = Recipe("workers", {**HOST.echo, "data.workers": 2})
 
 
 def break_worker(signum: int, rng: random.Random, bench: Bench) -> Outcome:
     """Sends a worker a signal: the run goes on, or ends in a sentence, and resumes."""
     folder, log = bench.folder / "run", bench.folder / "run.log"
-    longer = dataclasses.replace(_WORKERS, updates=100_000)
+    longer = dataclasses.replace(WORKERS, updates=100_000)
     argv = longer.argv(source_of(bench), folder, data__timeout_s=_TIMEOUT_S)
     process = started(argv, log)
     try:
@@ -64,10 +64,10 @@ def break_worker(signum: int, rng: random.Random, bench: Bench) -> Outcome:
         return Outcome(Verdict.TRACEBACK, f"{what}: {unsaid}")
     if ended.status not in (1, 128 + signal.SIGTERM, _DATA_DID_NOT_COME):
         return Outcome(Verdict.WRONG, f"{what}: exit {ended.status}: {ended.line}")
-    end = (last_saved(folder) or 0) + _WORKERS.every
+    end = (last_saved(folder) or 0) + WORKERS.every
     other = bench.folder / "whole"
     # What threads read is what workers read.
-    for each, recipe in ((folder, _WORKERS), (other, HOST)):
+    for each, recipe in ((folder, WORKERS), (other, HOST)):
         again = trained(bench, dataclasses.replace(recipe, updates=end), each)
         if outcome := failed(again, f"{what}, resumed"):
             return outcome

@@ -203,7 +203,8 @@ class Checkpoints(CheckpointReader):
         """Waits until all saves are whole."""
         self._seal()
         self._sealing.shutdown()
-        super().close()
+        with self._named_in_errors():
+            super().close()
 
 
 def params_sha256(params: Any) -> str:
