@@ -15,6 +15,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn, Self
 
@@ -94,6 +95,7 @@ def end(status: int, message: object = "", *, resumes: bool = False) -> NoReturn
             lines.append(f"  {shlex.join(_program)}")
         for worker in multiprocessing.active_children():
             worker.kill()
+        _kill_spawned()
         # Not by way of Python's files, whose locks another thread may hold for ever.
         if os.isatty(_OUTPUT):
             with contextlib.suppress(OSError):  # It may have been hung up.
@@ -102,6 +104,24 @@ def end(status: int, message: object = "", *, resumes: bool = False) -> NoReturn
         _before_exit()
     finally:
         os._exit(status)
+
+
+def _kill_spawned() -> None:
+    """Kills workers that are being started, which `multiprocessing` does not list yet.
+
+    They read what they are to do from this process, and would say for pages that it
+    breaks off. Linux alone says which they are.
+    """
+    for path in Path("/proc").glob("[0-9]*"):
+        # Others end meanwhile.
+        with contextlib.suppress(OSError):
+            parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
+            # Python's tracker of resources is another child, and frees them.
+            if (
+                int(parent) == os.getpid()
+                and b"spawn_main" in (path / "cmdline").read_bytes()
+            ):
+                os.kill(int(path.name), signal.SIGKILL)
 
 
 def flush_output() -> None:
