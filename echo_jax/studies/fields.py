@@ -30,6 +30,8 @@ SUMMARY: dict[str, Any] = {
     "updates": _NUMBER,
     "bytes_sent?": _NUMBER,
     "rows?": int,
+    "restored?": list,
+    "rows_lost?": int,
     "wall_s": _NUMBER,
     "t_down_s": _NUMBER,
     "R": _MAYBE,

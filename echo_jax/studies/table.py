@@ -198,6 +198,20 @@ def notes(study: Study) -> list[str]:
         lines.append(f"Simulated storage: {_storage_in_words(study)}.")
     if "synthetic data" in study.caveats:
         lines.append("Synthetic data: the examples were made by a program.")
+    return [*lines, *_notes_on_damage(study)]
+
+
+def _notes_on_damage(study: Study) -> list[str]:
+    """Says which runs went on after what was written of them had been damaged."""
+    lines = []
+    for run in study.runs:
+        if updates := run.summary.get("restored"):
+            lines.append(
+                f"{run.name} went on from an older checkpoint where that of update "
+                f"{', '.join(map(str, updates))} was damaged."
+            )
+        if lost := run.summary.get("rows_lost"):
+            lines.append(f"{run.name} lost {lost} rows of metrics.jsonl to damage.")
     return lines
 
 

@@ -1,6 +1,6 @@
 """The rows of ``metrics.jsonl``, and what is read off them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from echo_jax.training.flops import UpdateFlops
@@ -12,6 +12,8 @@ __all__ = [
     "eval_row",
     "first_to_meet",
     "idle_fraction",
+    "restored_counts",
+    "restored_row",
     "train_metrics",
 ]
 
@@ -122,6 +124,41 @@ def train_metrics(row: Mapping[str, Any]) -> dict[str, float]:
         name.removeprefix("train_"): value
         for name, value in row.items()
         if name.startswith("train_") and name != "train_s"
+    }
+
+
+def restored_row(
+    update: int | None, damaged: Iterable[int], rows_lost: int
+) -> dict[str, Any]:
+    """Returns the row of a run that goes on after something was damaged.
+
+    Args:
+      update: Updates done.
+      damaged: Those of newer checkpoints, which were passed over.
+      rows_lost: Rows up to here that are gone.
+    """
+    return {
+        "kind": "restored",
+        "updates": update,
+        "damaged": sorted(damaged),
+        "rows_lost": rows_lost,
+    }
+
+
+def restored_counts(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns what damage has cost in all sittings of a run.
+
+    Args:
+      rows: All of them.
+
+    Returns:
+      ``restored``, the updates of checkpoints that were passed over, and ``rows_lost``.
+    """
+    found = [row for row in rows if row["kind"] == "restored"]
+    return {
+        "restored": sorted({update for row in found for update in row["damaged"]}),
+        # Rows of earlier versions do not say.
+        "rows_lost": sum(row.get("rows_lost", 0) for row in found),
     }
 
 

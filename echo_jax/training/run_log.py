@@ -10,7 +10,7 @@ from echo_jax.folders import RunPath
 from echo_jax.training.checkpoint import Restored
 from echo_jax.training.distributed import is_main_process
 from echo_jax.training.loggers import open_loggers, scalars_of
-from echo_jax.training.metrics import first_to_meet
+from echo_jax.training.metrics import first_to_meet, restored_row
 from echo_jax.training.progress import Progress
 from echo_jax.training.runfiles import MetricsFile
 from echo_jax.workloads.base import Batch, Workload
@@ -58,10 +58,9 @@ class RunLog:
             progress.note(f"metrics.jsonl: lines {lines} are damaged, and dropped")
         if number := self._file.num_missing:
             progress.note(f"metrics.jsonl: {number} rows up to update {saved} are gone")
-        if restored and restored.damaged:
-            damaged = sorted(restored.damaged)
-            row = {"kind": "restored", "updates": saved, "damaged": damaged}
-            self._file.append(row)
+        damaged, lost = restored.damaged if restored else {}, self._file.num_lost
+        if damaged or lost:
+            self._file.append(restored_row(saved, damaged, lost))
         self.rows = self._file.rows
         self._loggers = (
             open_loggers(config, workdir, saved or 0) if is_main_process() else ()

@@ -48,6 +48,7 @@ class MetricsFile:
       rows: All rows.
       damaged: The numbers of the lines that were dropped as damaged.
       num_missing: How many of ``num_rows`` are gone.
+      num_lost: How many rows are gone, also where ``num_rows`` is not known.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class MetricsFile:
         if resumed_from is not None:
             self.rows, self.damaged = _rows_until(path, resumed_from)
         self.num_missing = max(0, num_rows - len(self.rows))
+        self.num_lost = self.num_missing if num_rows else len(self.damaged)
         if writes:
             self._write()
 

@@ -7,7 +7,12 @@ from typing import Any
 from echo_jax.config import Config
 from echo_jax.training.decide import Decided
 from echo_jax.training.flops import UpdateFlops
-from echo_jax.training.metrics import first_to_meet, idle_fraction, train_metrics
+from echo_jax.training.metrics import (
+    first_to_meet,
+    idle_fraction,
+    restored_counts,
+    train_metrics,
+)
 from echo_jax.training.totals import Totals
 from echo_jax.workloads.base import Workload
 
@@ -112,6 +117,7 @@ def make_summary(
         **flops.rates(updates=totals.updates, seconds=seconds["wall_s"]),
         "profile": profile,
         "skipped_updates": skipped_updates,
+        **restored_counts(rows),
         "params_sha256": params_sha256,
         "rows": len(rows),
         "finished": True,

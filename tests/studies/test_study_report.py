@@ -116,6 +116,18 @@ def test_the_report_shows_table_notes_and_configs(tmp_path, make_study):
     assert "Measured before the arms ran" in page
 
 
+def test_damage_that_a_run_went_on_after_is_said_below_the_table(tmp_path, make_study):
+    arms = {"baseline": {}, "arm": {"restored": [4, 8], "rows_lost": 2}}
+    said = [
+        "arm went on from an older checkpoint where that of update 4, 8 was damaged.",
+        "arm lost 2 rows of metrics.jsonl to damage.",
+    ]
+    page = write_report(read_study(make_study(tmp_path, arms)), tmp_path).read_text()
+    table = (tmp_path / "table.md").read_text()
+    assert all(f"<li>{note}</li>" in page and f"- {note}\n" in table for note in said)
+    assert "baseline went" not in page
+
+
 def test_a_report_shows_the_configs_that_there_are(tmp_path, make_study):
     folder = make_study(tmp_path / "s", {"baseline": {}, "arm": {}})
     (folder / "arm/config.json").unlink()

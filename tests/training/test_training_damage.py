@@ -265,4 +265,18 @@ def test_a_run_goes_on_from_the_checkpoint_before_to_the_same_end(tmp_path):
     assert (tmp_path / "broken" / "checkpoints" / "8.damaged-0").is_dir()
     rows = (tmp_path / "broken" / "metrics.jsonl").read_text()
     assert '"kind": "restored", "updates": 4, "damaged": [8]' in rows
+    assert (whole["restored"], whole["rows_lost"]) == ([], 0)
+    assert (summary["restored"], summary["rows_lost"]) == ([8], 0)
     assert read_json(run_folder(tmp_path / "broken") / "config.json")["updates"] == 12
+
+
+def test_a_summary_counts_the_rows_that_damage_took(tmp_path):
+    """Also those of a sitting before the last."""
+    options = {"checkpoint_every": 4, "log_every": 2}
+    for updates, lost in ((8, 0), (12, 1), (16, 1)):
+        summary = run(tmp_path, updates=updates, **options)
+        assert summary["rows_lost"] == lost
+        if updates == 8:
+            file = tmp_path / "metrics.jsonl"
+            first, _, *others = file.read_bytes().splitlines(keepends=True)
+            file.write_bytes(b"".join([first, b"{damaged\n", *others]))

@@ -65,6 +65,7 @@ def test_a_damaged_line_costs_no_other_row(tmp_path, damage):
     resumed = MetricsFile(file, resumed_from=4)
     assert [row["updates"] for row in resumed.rows] == [1, 2, 4]
     assert resumed.damaged == [3]
+    assert resumed.num_lost == 1
 
 
 def test_rows_that_were_cut_off_at_the_end_of_a_line_are_counted(tmp_path):
@@ -76,7 +77,7 @@ def test_rows_that_were_cut_off_at_the_end_of_a_line_are_counted(tmp_path):
         for row in rows[:kept]:
             metrics.append(row)
         resumed = MetricsFile(file, resumed_from=4, num_rows=4)
-        assert resumed.num_missing == max(0, 4 - kept)
+        assert resumed.num_missing == resumed.num_lost == max(0, 4 - kept)
         assert resumed.damaged == []
 
 
