@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from echo_jax.folders import FolderError, run_folder
+
 __all__ = ["find_shards", "read_classes", "shards_metadata"]
 
 _SPLITS = ("train", "validation", "valid", "val", "test")
@@ -91,16 +93,19 @@ def _expanded(pattern: str) -> list[str]:
 def read_classes(folder: Path) -> list[str] | None:
     """Returns the lines of a folder's ``classes.txt``, in the order of labels.
 
+    A link is not followed: what it leads to would be in everything that names classes.
+
     Raises:
-      ValueError: It is too long, or no UTF-8.
+      ValueError: It is no regular file, too long, or no UTF-8.
     """
-    path = folder / "classes.txt"
-    if not path.is_file():
-        return None
-    if path.stat().st_size > _MAX_CLASSES_BYTES:
-        raise ValueError(f"{str(path)!r} is longer than {_MAX_CLASSES_BYTES} bytes.")
+    path = run_folder(folder) / "classes.txt"
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_bytes(_MAX_CLASSES_BYTES).decode().splitlines()
+    except FileNotFoundError:
+        return None
+    except FolderError as error:
+        most = f"put a file of at most {_MAX_CLASSES_BYTES} bytes there"
+        raise ValueError(f"{error}; {most}.") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{str(path)!r} is no UTF-8 text: {error}.") from error
 

@@ -426,6 +426,19 @@ def test_records_say_no_classes_by_themselves(tmp_path):
     assert "cannot be read" in refusal(source)
 
 
+def test_names_of_classes_are_read_through_no_link(tmp_path):
+    """They go into files of a run, which are shown to others."""
+    write_tar(tmp_path / "train-0.tar", [("a.jpg", b"\xff\xd8"), ("a.cls", b"0")])
+    secret = tmp_path / "credentials"
+    secret.write_text("password")
+    classes = tmp_path / "classes.txt"
+    classes.symlink_to(secret)
+    assert "is a link where a file belongs" in refusal(f"wds:{tmp_path}")
+    classes.unlink()
+    os.mkfifo(classes)  # Whoever opens it waits for ever.
+    assert "is a named pipe where a file belongs" in refusal(f"wds:{tmp_path}")
+
+
 def test_shards_are_found_by_the_words_of_their_names(tmp_path):
     for name in ("train-000.tar", "train-001.tar", "x_val_0.tar"):
         (tmp_path / name).touch()
