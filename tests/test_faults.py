@@ -36,7 +36,16 @@ COMMANDS = {
     "F3": ("host, disk", "host, limit", "host, small disk"),
     "F4": ("resumed run",),
     "F7": ("loss, host", "loss, device"),
-    "F11": ("report", "train", "prepared folder", "archive", "decision log"),
+    "F11": (
+        "report",
+        "train",
+        "export",
+        "search",
+        "shards of WebDataset",
+        "prepared folder",
+        "archive",
+        "decision log",
+    ),
 }
 SEED = 7
 

@@ -1,5 +1,6 @@
 """F11: links, pipes, pickles and names that lead elsewhere, in files of strangers."""
 
+import dataclasses
 import io
 import os
 import pickle
@@ -10,12 +11,14 @@ from pathlib import Path
 
 from benchmarks.faults.campaign import Bench, Fault, Outcome, Verdict, held
 from benchmarks.faults.files import write_images
-from benchmarks.faults.processes import Ended, command
+from benchmarks.faults.parsed_files import read_shard, some_shard
+from benchmarks.faults.processes import Ended, command, isolated
 from benchmarks.faults.runs import HOST, last_saved, source_of, trained, unbroken
 
 __all__ = ["F11"]
 
 _LIMIT_S = 120.0
+_SEARCH = Path(__file__).parents[2] / "results" / "s3"
 _SECRET = "aws_secret_access_key = 12345"
 _FILES = ("config.json", "environment.json", "metrics.jsonl", "summary.json")
 _REPORT = ("table.md", "figure.png", "figure.svg", "report.html")
@@ -31,6 +34,10 @@ class _Home:
         (folder / "kept" / "9" / "file").write_text("mine")
         (folder / ".bashrc").write_text("mine")
         (folder / "credentials").write_text(f'{{"updates": "{_SECRET}"}}')
+        self.look()
+
+    def look(self) -> None:
+        """Takes the files as they are for what they have to be."""
         self._before = self._seen()
 
     def _seen(self) -> dict[Path, tuple[int, ...]]:
@@ -94,6 +101,14 @@ def _plant(path: Path, home: _Home, rng: random.Random) -> str:
     return f"{path.name}: {what}"
 
 
+def _linked(path: Path, home: _Home) -> str:
+    """Puts a link to a file of the same content in the place of a file."""
+    shutil.move(path, home.folder / path.name)
+    os.symlink(home.folder / path.name, path)
+    home.look()
+    return f"{path.name}: link to a file like it"
+
+
 def _stranger(bench: Bench) -> tuple[Path, _Home]:
     whole = unbroken(bench, HOST).folder
     return (
@@ -124,6 +139,65 @@ def train(rng: random.Random, bench: Bench) -> Outcome:
     return home.judge(ended, what, folder)
 
 
+def predict(rng: random.Random, bench: Bench) -> Outcome:
+    """Uses the model in a stranger's run folder."""
+    return _used(["predict", "--text", "It was", "--tokens", "2"], (), rng, bench)
+
+
+def export(rng: random.Random, bench: Bench) -> Outcome:
+    """Exports the model in a stranger's run folder, into that folder."""
+    made = ("model.safetensors", ".model.safetensors.new")
+    return _used(["export", "--to", "safetensors"], made, rng, bench)
+
+
+def _used(
+    words: list[str], made: tuple[str, ...], rng: random.Random, bench: Bench
+) -> Outcome:
+    """Gives a command a stranger's run folder, with something in it or in its place.
+
+    Args:
+      words: The command and its options.
+      made: What it writes there.
+      rng: Decides what lies where.
+      bench: Where.
+    """
+    folder, home = _stranger(bench)
+    saved = folder / "checkpoints" / str(last_saved(folder))
+    inside = [path for path in sorted(saved.rglob("*")) if path != saved]
+    names = ("config.json", "task.json", "checkpoints", *made)
+    path = rng.choice([*(folder / name for name in names), saved, rng.choice(inside)])
+    what = _plant(path, home, rng)
+    argv = [words[0], str(folder), *words[1:]]
+    return home.judge(command(argv, bench.folder / "log.txt", _LIMIT_S), what, folder)
+
+
+def search(rng: random.Random, bench: Bench) -> Outcome:
+    """Reports on a stranger's search."""
+    folder = Path(shutil.copytree(_SEARCH, bench.folder / "search"))
+    home = _Home(bench.folder / "home")
+    trials = sorted((folder / "trials").iterdir())
+    names = ("study.json", "trials", *_REPORT, *(f".{name}.new" for name in _REPORT))
+    path = rng.choice([*(folder / name for name in names), *rng.sample(trials, 4)])
+    what = _plant(path, home, rng)
+    ended = command(["report", str(folder)], bench.folder / "log.txt", _LIMIT_S)
+    return home.judge(ended, what, folder)
+
+
+def shards(rng: random.Random, bench: Bench) -> Outcome:
+    """Reads a stranger's shards of WebDataset."""
+    folder = bench.folder / "data"
+    folder.mkdir()
+    (folder / "train-0.tar").write_bytes(bench.once("shard", some_shard))
+    (folder / "classes.txt").write_text("ant\ncat\n")
+    home = _Home(bench.folder / "home")
+    names = ("train-0.tar", "train-1.tar", "classes.txt")
+    what = _plant(folder / rng.choice(names), home, rng)
+    read = isolated(read_shard, str(folder / "train-0.tar"), limit_s=_LIMIT_S)
+    if read.verdict is not Verdict.HELD:
+        return dataclasses.replace(read, note=f"{what}: {read.note}")
+    return home.judge(Ended(0, read.note, writes=0), what, folder)
+
+
 def prepared(rng: random.Random, bench: Bench) -> Outcome:
     """Reads a stranger's prepared folder."""
 
@@ -137,7 +211,8 @@ def prepared(rng: random.Random, bench: Bench) -> Outcome:
     folder = bench.folder / "data"
     shutil.copytree(bench.once("prepared", make), folder)
     home = _Home(bench.folder / "home")
-    what = _plant(rng.choice(sorted(folder.iterdir())), home, rng)
+    path = rng.choice(sorted(folder.iterdir()))
+    what = _linked(path, home) if rng.random() < 0.3 else _plant(path, home, rng)
     argv = ["prepare", "verify", str(folder)]
     ended = command(argv, bench.folder / "log.txt", _LIMIT_S)
     return home.judge(ended, what, folder)
@@ -213,6 +288,10 @@ F11 = Fault(
     trials={
         "report": report,
         "train": train,
+        "predict": predict,
+        "export": export,
+        "search": search,
+        "shards of WebDataset": shards,
         "prepared folder": prepared,
         "archive": archive,
         "decision log": tape,

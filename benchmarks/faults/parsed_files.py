@@ -65,11 +65,13 @@ def some_shard(folder: Path) -> bytes:
 
 
 def read_shard(path: str) -> None:
-    """Reads every example of a shard, and its image."""
+    """Reads what is known of a shard, every example, and its image."""
     from echo_jax.data.images import decode_image
     from echo_jax.data.sources import open_source
 
     records, decode = open_source(f"wds:{Path(path).parent}", "train", "images")
+    # The names of classes go into files of a run, which may be published.
+    Path(path).with_name("known.json").write_text(json.dumps(records.info))
     for index in range(min(len(records), 100)):
         decode_image(decode(records[index])["image"])
 
