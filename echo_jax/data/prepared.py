@@ -14,6 +14,7 @@ from typing import Any, SupportsIndex, cast
 
 import msgpack
 from array_record.python.array_record_data_source import ArrayRecordDataSource
+from array_record.python.array_record_module import ArrayRecordReader
 
 from echo_jax.folders import FolderError, RunPath, run_folder
 from echo_jax.json_files import DamagedFileError, read_json
@@ -24,6 +25,7 @@ __all__ = [
     "Prepared",
     "PreparedError",
     "Value",
+    "count_records",
     "open_prepared",
     "pack",
     "read_info",
@@ -202,7 +204,7 @@ class Prepared:
 
 
 def verify(folder: str | Path) -> int:
-    """Compares the hash of every file of a prepared folder.
+    """Compares the hash of every file of a prepared folder, and counts its records.
 
     Args:
       folder: The ``--out`` of ``echo-jax prepare``.
@@ -219,7 +221,21 @@ def verify(folder: str | Path) -> int:
         with path.open_file() as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
         _check_hash(path, found, file)
+        if "examples" in file and (number := count_records(path)) != file["examples"]:
+            raise PreparedError(
+                f"{str(path)!r} holds {number} records, and {DATASET_FILE} says "
+                f"{file['examples']}. {_AGAIN}"
+            )
     return len(files)
+
+
+def count_records(shard: str | os.PathLike[str]) -> int:
+    """Returns how many records a shard holds, by its own index."""
+    reader = ArrayRecordReader(os.fspath(shard))
+    try:
+        return reader.num_records()
+    finally:
+        reader.close()
 
 
 def pack(entries: Mapping[str, Value]) -> bytes:

@@ -167,6 +167,22 @@ def test_a_shard_of_another_size_is_refused(folder):
         open_prepared(folder, "train")
 
 
+def test_verify_counts_the_records_of_shards(folder):
+    """As a version that believed a damaged note has published them."""
+
+    def count_one_more(info):
+        split = info["splits"]["train"]
+        split["examples"] += 1
+        split["shards"][1]["examples"] += 1
+
+    change(folder, count_one_more)
+    assert len(open_prepared(folder, "train")) == 11
+    with pytest.raises(
+        PreparedError, match=r"holds \d records, and dataset\.json says"
+    ):
+        verify(folder)
+
+
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_a_shard_that_leads_elsewhere_is_refused(folder, tmp_path, kind):
     shard = min(folder.glob("*.arrayrecord"))

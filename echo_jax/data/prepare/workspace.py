@@ -14,14 +14,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from array_record.python.array_record_module import (
-    ArrayRecordReader,
-    ArrayRecordWriter,
-)
+from array_record.python.array_record_module import ArrayRecordWriter
 
 from echo_jax.data.prepare.errors import PrepareError, difference
 from echo_jax.data.prepare.job import OnProgress
-from echo_jax.data.prepared import DATASET_FILE, FORMAT, read_info
+from echo_jax.data.prepared import DATASET_FILE, FORMAT, count_records, read_info
 from echo_jax.folders import RunPath, is_unfinished, run_folder
 from echo_jax.json_files import (
     DamagedFileError,
@@ -266,10 +263,7 @@ class Workspace:
         if any(found[name] != shard[name] for name in found):
             return "it has another hash than its note says"
         # A note of an earlier version has no checksum.
-        reader = ArrayRecordReader(str(path))
-        examples = reader.num_records()
-        reader.close()
-        if examples != shard["examples"]:
+        if (examples := count_records(path)) != shard["examples"]:
             return f"it has {examples} records, and its note says {shard['examples']}"
         return None
 
