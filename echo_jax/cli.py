@@ -90,7 +90,10 @@ def _of_this_process(argv: list[str]) -> int:
     status = _run(argv)
     # Without it no thread has been started, and importing it takes seconds.
     runs = sys.modules.get("echo_jax.runs")
-    if status and (runs is None or runs.is_alone() or runs.has_ended()):
+    is_shared = runs is not None and not runs.is_alone()
+    if status == WRONG_USE and is_shared:
+        status = FAILED  # which is what the other processes were told
+    if status and (runs is None or not is_shared or runs.has_ended()):
         # Threads that wait for data, compile, or find that a checkpoint cannot be
         # saved, are not waited for: what they would say is said.
         ending.end(status)
