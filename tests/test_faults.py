@@ -2,8 +2,10 @@
 
 import ctypes
 import dataclasses
+import itertools
 import json
 import random
+import signal
 import time
 from collections import Counter
 
@@ -11,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks.faults import stops
 from benchmarks.faults.__main__ import FAULTS, main
 from benchmarks.faults.campaign import (
     Bench,
@@ -32,7 +35,7 @@ QUICK = ("F4", "F7", "F12")  # in this process
 # campaigns alone: tests of their own look at workers, devices and several processes.
 COMMANDS = {
     "F1": ("host", "Grain", "device", "stochastic", "adaptive", "study", "prepare"),
-    "F2": ("host", "workers"),
+    "F2": ("host", "prepare"),
     "F3": ("host, disk", "host, limit", "host, small disk"),
     "F4": ("resumed run",),
     "F7": ("loss, host", "loss, device"),
@@ -226,14 +229,43 @@ def test_the_command_counts_says_and_documents(tmp_path, capsys, monkeypatch):
     assert found["commit"] == code_commit()
     page = docs.read_text()
     assert f"--trials 4`, code of {code_commit() or 'no checkout'}\n" in page
-    assert "| F4 | decision log | 2 | 2 | 0 | 0 | 0 | 0 | 0 |" in page
+    assert "| F4 | decision log | 2 |  | 2 | 0 | 0 | 0 | 0 | 0 |" in page
     assert "`python -m benchmarks.faults F4 --seed 5 --trial 1`" in page
     # It is run again as it was, and adds up with what was counted before.
     assert main(["F4", "--seed", "5", "--trial", "3"]) == 1
     assert main(["F4", "--seed", "5", "--trial", "2"]) == 0
     again = [*argv, "--add", str(record), "--docs", str(docs)]
     assert main(again) == 1
-    assert "| F4 | decision log | 4 | 4 |" in docs.read_text()
+    assert "| F4 | decision log | 4 |  | 4 |" in docs.read_text()
+
+
+def test_kills_that_struck_are_counted_and_old_records_have_none(tmp_path, monkeypatch):
+    """A kill that came after the end of the command is none."""
+    statuses = itertools.cycle([-signal.SIGKILL, 0])
+    monkeypatch.setattr(stops, "command", lambda *_, **__: Ended(next(statuses), "", 0))
+
+    def kill(rng, bench):
+        whole = stops.Whole(tmp_path, writes=3, seconds=0.0)
+        rng.random = lambda: 0.0  # before a write, not at a moment
+        for _ in range(4):
+            stops._kill_once([], tmp_path / "log", whole, rng, bench)
+        return held()
+
+    fault = dataclasses.replace(FAULTS["F1"], trials={"host": kill})
+    monkeypatch.setitem(FAULTS, "F1", fault)
+    docs, record = tmp_path / "faults.md", tmp_path / "out.json"
+    argv = ["F1", "--docs", str(docs)]
+    assert main([*argv, "--trials", "2", "--json", str(record)]) == 0
+    assert "| F1 | host | 2 | 4 | 2 |" in docs.read_text()
+    main([*argv, "--trials", "0", "--add", str(record), "--add", str(record)])
+    page = docs.read_text()
+    assert "| F1 | host | 4 | 8 | 4 |" in page and " | 4 | 8 | 0 |\n" in page
+    content = json.loads(record.read_text())
+    for each in content["campaigns"]:
+        del each["kills"]
+    record.write_text(json.dumps(content))
+    main([*argv, "--trials", "0", "--add", str(record)])
+    assert "| F1 | host | 2 |  | 2 |" in docs.read_text()
 
 
 def test_what_is_mistyped_is_said(capsys):

@@ -74,12 +74,13 @@ class Bench:
 
     Attributes:
       folder: Of the trial, empty at its start.
+      kills: Of the trial, those that struck a process that was running.
     """
 
     def __init__(self, root: Path):
         self._root, self._made = root, {}
         self._limit_s = 0.0
-        self.folder = root
+        self.folder, self.kills = root, 0
 
     def once(self, name: str, make: Callable[[Path], T]) -> T:
         """Returns what is made once for all trials; it does not count for their time.
@@ -108,7 +109,7 @@ class Bench:
         def end(signum: int, frame: object) -> None:
             raise Overdue
 
-        self.folder = Path(tempfile.mkdtemp(dir=self._root))
+        self.folder, self.kills = Path(tempfile.mkdtemp(dir=self._root)), 0
         before = signal.signal(signal.SIGALRM, end)
         self._limit_s = limit_s
         signal.setitimer(signal.ITIMER_REAL, limit_s)
@@ -160,24 +161,28 @@ class Tally:
     Attributes:
       counts: By verdict.
       failures: Number, verdict and note of each trial that did not hold.
+      kills: Those that struck a process that was running.
     """
 
     counts: Counter[Verdict] = field(default_factory=Counter)
     failures: list[dict[str, Any]] = field(default_factory=list)
+    kills: int = 0
 
     @property
     def trials(self) -> int:
         """How many there were."""
         return self.counts.total()
 
-    def add(self, number: int, outcome: Outcome) -> None:
+    def add(self, number: int, outcome: Outcome, kills: int) -> None:
         """Counts one more.
 
         Args:
           number: Of the trial.
           outcome: How it ended.
+          kills: See `Bench`.
         """
         self.counts[outcome.verdict] += 1
+        self.kills += kills
         if outcome.verdict is not Verdict.HELD:
             verdict = outcome.verdict.value
             failure = {"trial": number, "verdict": verdict, "note": outcome.note}
@@ -263,7 +268,7 @@ def run_campaign(
         try:
             if kind not in skipped:
                 outcome = run_trial(fault, seed, number, bench)
-                tallies[kind].add(number, outcome)
+                tallies[kind].add(number, outcome, bench.kills)
                 on_trial(number, kind, outcome)
         except NotHereError as error:
             skipped.add(kind)

@@ -49,13 +49,19 @@ def _rows(
             ]
             counts = sum((tally.counts for tally in found), start=Counter())
             failures = [each for tally in found for each in tally.failures]
+            kills = sum(tally.kills for tally in found)
             if counts.total():
-                rows.append((name, kind, Tally(counts, failures)))
+                rows.append((name, kind, Tally(counts, failures, kills)))
     return rows
 
 
 def _numbers(tally: Tally) -> list[str]:
-    return [str(n) for n in (tally.trials, *(tally.counts[v] for v in Verdict))]
+    verdicts = [str(tally.counts[verdict]) for verdict in Verdict]
+    return [str(tally.trials), _count(tally.kills), *verdicts]
+
+
+def _count(kills: int) -> str:
+    return str(kills or "")
 
 
 def table(faults: Mapping[str, Fault], campaigns: Sequence[Campaign]) -> Table:
@@ -67,8 +73,8 @@ def table(faults: Mapping[str, Fault], campaigns: Sequence[Campaign]) -> Table:
     """
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     shown.add_column("fault")
-    shown.add_column("kind")
-    for heading in ("trials", *(verdict.value for verdict in Verdict)):
+    shown.add_column("kind", overflow="fold")
+    for heading in ("trials", "kills", *(verdict.value for verdict in Verdict)):
         shown.add_column(heading, justify="right")
     for name, kind, tally in _rows(faults, campaigns):
         shown.add_row(name, kind, *_numbers(tally))
@@ -92,6 +98,7 @@ def as_json(campaigns: Sequence[Campaign]) -> dict[str, Any]:
                 "id": name,
                 "kind": kind,
                 "trials": tally.trials,
+                "kills": tally.kills,
                 **{verdict.value: tally.counts[verdict] for verdict in Verdict},
                 "failures": tally.failures,
             }
@@ -110,7 +117,9 @@ def read_campaign(file: Path) -> Campaign:
     for each in content["campaigns"]:
         counts = Counter({verdict: each[verdict.value] for verdict in Verdict})
         kinds = tallies.setdefault(each["id"], {})
-        kinds[each["kind"]] = Tally(+counts, each["failures"])
+        # Records that are older do not say.
+        kills = each.get("kills", 0)
+        kinds[each["kind"]] = Tally(+counts, each["failures"], kills)
     return Campaign(
         content["command"],
         content["commit"],
@@ -141,6 +150,7 @@ def document(faults: Mapping[str, Fault], campaigns: Sequence[Campaign]) -> str:
     meanings = "\n".join(
         f"| {name} | {fault.title} | {fault.holds} "
         f"| {sum(tally.trials for of, _, tally in rows if of == name)} "
+        f"| {_count(sum(tally.kills for of, _, tally in rows if of == name))} "
         f"| {sum(len(tally.failures) for of, _, tally in rows if of == name)} |"
         for name, fault in faults.items()
         if any(of == name for of, _, _ in rows)
@@ -161,19 +171,21 @@ Every trial follows from the seed and its number, and one that failed stands bel
 the command that runs it again. A failure is: **wrong**, another result; **silent**,
 damage that was not noticed and changed the result; **hung**, over its limit of time;
 **escaped**, a file outside of its folder read or written, or code run; **traceback**, a
-traceback, a crash, or memory used up in place of a sentence.
+traceback, a crash, or memory used up in place of a sentence. A trial may kill more than
+once: kills are those that struck a process that was running. Records from before they
+were counted have none.
 
 Machine: {about["system"]} {about["processor"]}, {about["cores"]} cores, Python
 {about["python"]}; {packages}.
 
-| id | what is done | a trial holds if it is | trials | failures |
-| --- | --- | --- | ---: | ---: |
+| id | what is done | a trial holds if it is | trials | kills | failures |
+| --- | --- | --- | ---: | ---: | ---: |
 {meanings}
 
 By kind of run or file:
 
-| id | kind | trials | {verdicts} |
-| --- | --- | ---: {"| ---: " * len(Verdict)}|
+| id | kind | trials | kills | {verdicts} |
+| --- | --- | ---: | ---: {"| ---: " * len(Verdict)}|
 {kinds}
 
 {"Failures:" if failed else "No trial failed."}

@@ -1,12 +1,15 @@
 """F1 to F3: runs that are killed, stopped, or find the disk full, and go on."""
 
+import contextlib
 import dataclasses
 import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.faults.campaign import Bench, Fault, Outcome, Verdict, held
 from benchmarks.faults.disks import resize, small_disk
@@ -39,13 +42,19 @@ __all__ = ["F1", "F2", "F3"]
 _LIMIT_S = 300.0
 _GRACE_S = 60.0
 _MAX_KILLS = 3
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _MAX_SMALL_WRITES = 20
 _PAGE_BYTES = 4096
 _LARGE_BYTES = 1 << 26  # more than a run needs
 _RESERVE = 1.2  # of an unbroken run's time, within which a moment is drawn
 
+# Breaks the command of a folder as often as it wants to, and lets it end.
+_Ends = Callable[[list[str], Path, Whole, random.Random, Bench], tuple[Ended, str]]
 
-def _kill_once(argv: list[str], log: Path, whole: Whole, rng: random.Random) -> str:
+
+def _kill_once(
+    argv: list[str], log: Path, whole: Whole, rng: random.Random, bench: Bench
+) -> str:
     """Starts a command and kills it at a moment; says at which.
 
     It is that of a write, counted, so that nothing between two of them is left out,
@@ -53,26 +62,64 @@ def _kill_once(argv: list[str], log: Path, whole: Whole, rng: random.Random) -> 
     """
     if rng.random() < 0.5:
         at = rng.randint(1, max(1, whole.writes))
-        command(argv, log, _LIMIT_S, die_at=at)
+        ended = command(argv, log, _LIMIT_S, die_at=at)
+        bench.kills += ended.status == -signal.SIGKILL
         return f"before write {at}"
     moment = rng.uniform(0.0, _RESERVE * whole.seconds)
     process = started(argv, log)
     try:
         process.join(moment)
     finally:
-        killed(process)
+        _strike(process, bench)
     return f"after {moment:.2f} s"
 
 
+def _strike(process: Any, bench: Bench) -> None:
+    """Kills a process, and counts that unless it had ended."""
+    killed(process)
+    bench.kills += process.exitcode == -signal.SIGKILL
+
+
 def _resumed(
-    argv: list[str], folder: Path, whole: Whole, rng: random.Random
+    argv: list[str], folder: Path, whole: Whole, rng: random.Random, bench: Bench
 ) -> tuple[Ended, str]:
     """Kills a command a few times, and lets it end; says when it was killed."""
     log = folder.with_name(f"{folder.name}.log")
     kills = [
-        _kill_once(argv, log, whole, rng) for _ in range(rng.randint(1, _MAX_KILLS))
+        _kill_once(argv, log, whole, rng, bench)
+        for _ in range(rng.randint(1, _MAX_KILLS))
     ]
     return command(argv, log, _LIMIT_S), f"killed {', '.join(kills)}"
+
+
+def _stopped(
+    argv: list[str], folder: Path, whole: Whole, rng: random.Random, bench: Bench
+) -> tuple[Ended, str]:
+    """Stops a command, and lets it end; says by what.
+
+    A command that has not ended as it should when it was stopped is the one that ends.
+    """
+    log = folder.with_name(f"{folder.name}.log")
+    signum = rng.choice(_SIGNALS)
+    process = started(argv, log)
+    try:
+        while not log.with_suffix(".begun").exists():
+            time.sleep(0.01)
+        moment = rng.uniform(0.0, _RESERVE * whole.seconds)
+        process.join(moment)
+        # It may have ended before.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signum)
+        ended = wait(process, log, _GRACE_S)
+    finally:
+        killed(process)
+    what = f"{signum.name} after {moment:.2f} s"
+    # Where it does not look for signals, it ends as the system has it.
+    if ended.status in (-signum, 128 + signum):
+        ended = dataclasses.replace(ended, status=0)
+    if failed(ended, what):
+        return ended, what
+    return command(argv, log, _LIMIT_S), what
 
 
 def kill_run(recipe: Recipe, rng: random.Random, bench: Bench) -> Outcome:
@@ -80,7 +127,7 @@ def kill_run(recipe: Recipe, rng: random.Random, bench: Bench) -> Outcome:
     whole = unbroken(bench, recipe)
     folder, other = bench.folder / "run", whole.folder
     argv = recipe.argv(source_of(bench), folder)
-    ended, what = _resumed(argv, folder, whole, rng)
+    ended, what = _resumed(argv, folder, whole, rng, bench)
     if outcome := failed(ended, what):
         return outcome
     if replay := _replay(recipe, folder):
@@ -113,8 +160,9 @@ def kill_pair(rng: random.Random, bench: Bench) -> Outcome:
         first, after_s = rng.randrange(2), rng.uniform(0.0, 2.0)
         with Pair(bench, HOST, folder) as pair:
             pair.processes[first].join(moment)
-            killed(pair.processes[first])
+            _strike(pair.processes[first], bench)
             pair.processes[1 - first].join(after_s)
+            _strike(pair.processes[1 - first], bench)
         kills.append(f"{first} after {moment:.2f} s")
     what = f"killed process {', '.join(kills)}"
     with Pair(bench, HOST, folder) as pair:
@@ -126,8 +174,36 @@ def kill_pair(rng: random.Random, bench: Bench) -> Outcome:
     return held(what)
 
 
-def kill_prepare(rng: random.Random, bench: Bench) -> Outcome:
-    """Kills a preparation: goes on to the same files, byte for byte."""
+def stop_pair(rng: random.Random, bench: Bench) -> Outcome:
+    """Stops two processes, as a launcher does: they go on to the same end."""
+    whole = bench.once("pair", partial(made_by_pair, bench, HOST))
+    folder, signum = bench.folder / "run", rng.choice(_SIGNALS)
+    moment = rng.uniform(0.0, _RESERVE * whole.seconds)
+    what = f"{signum.name} to both after {moment:.2f} s"
+    with Pair(bench, HOST, folder) as pair:
+        pair.processes[0].join(moment)
+        for process in pair.processes:
+            # It may have ended before.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signum)
+        for ended in pair.wait(_GRACE_S):
+            # By the signal, or by what jax's runtime makes of it.
+            if ended.status not in (-signum, 128 + signum, 128 + signal.SIGTERM):
+                if outcome := failed(ended, what):
+                    return outcome
+            elif "Traceback" in ended.output:
+                return Outcome(Verdict.TRACEBACK, f"{what}: {ended.output[-300:]}")
+    with Pair(bench, HOST, folder) as pair:
+        for ended in pair.wait(_LIMIT_S):
+            if outcome := failed(ended, what):
+                return outcome
+    if not same_end(folder, whole.folder):
+        return Outcome(Verdict.WRONG, f"{what}: another end than unbroken")
+    return held(what)
+
+
+def break_prepare(end: _Ends, rng: random.Random, bench: Bench) -> Outcome:
+    """Kills or stops a preparation: goes on to the same files, byte for byte."""
     source = bench.once("images", lambda folder: write_images(folder / "photos", 60))
 
     def argv_of(out: Path) -> list[str]:
@@ -136,7 +212,7 @@ def kill_prepare(rng: random.Random, bench: Bench) -> Outcome:
 
     whole = bench.once("prepared", partial(made_by, argv_of))
     folder = bench.folder / "out"
-    ended, what = _resumed(argv_of(folder), folder, whole, rng)
+    ended, what = end(argv_of(folder), folder, whole, rng, bench)
     if outcome := failed(ended, what):
         return outcome
     if _contents(folder) != _contents(whole.folder):
@@ -152,12 +228,12 @@ def _contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def kill_study(rng: random.Random, bench: Bench) -> Outcome:
-    """Kills a study of two arms: each ends as it does in an unbroken one."""
+def break_study(end: _Ends, rng: random.Random, bench: Bench) -> Outcome:
+    """Kills or stops a study of two arms: each ends as it does in an unbroken one."""
     argv_of = partial(study_argv, source_of(bench))
     whole = bench.once("study", partial(made_by, argv_of))
     folder = bench.folder / "study"
-    ended, what = _resumed(argv_of(folder), folder, whole, rng)
+    ended, what = end(argv_of(folder), folder, whole, rng, bench)
     if outcome := failed(ended, what):
         return outcome
     for arm in ("baseline", "spread"):
@@ -180,7 +256,7 @@ def stop_run(recipe: Recipe, rng: random.Random, bench: Bench) -> Outcome:
             time.sleep(0.01)
         moment = rng.uniform(0.0, _RESERVE * whole.seconds)
         process.join(moment)
-        signum = rng.choice((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+        signum = rng.choice(_SIGNALS)
         what = f"{signum.name} after {moment:.2f} s"
         os.kill(process.pid, signum)
         ended = wait(process, log, _GRACE_S)
@@ -266,8 +342,8 @@ F1 = Fault(
     trials={
         **{each.name: partial(kill_run, each) for each in _KILLED},
         "two processes": kill_pair,
-        "study": kill_study,
-        "prepare": kill_prepare,
+        "study": partial(break_study, _resumed),
+        "prepare": partial(break_prepare, _resumed),
     },
     limit_s=4 * _LIMIT_S,
 )
@@ -276,13 +352,19 @@ F2 = Fault(
     title="SIGTERM, SIGINT or SIGHUP at any moment",
     holds=f"saved within {_GRACE_S:g} s, and resumed to the same end, to the bit",
     trials={
-        each.name: partial(stop_run, each) for each in (*_RECIPES, ADAPTIVE, WORKERS)
+        **{
+            each.name: partial(stop_run, each)
+            for each in (*_RECIPES, ADAPTIVE, WORKERS)
+        },
+        "two processes": stop_pair,
+        "study": partial(break_study, _stopped),
+        "prepare": partial(break_prepare, _stopped),
     },
     limit_s=4 * _LIMIT_S,
 )
 F3 = Fault(
     name="F3",
-    title="A full disk at any write, and a limit to the size of files",
+    title="A full disk at any write, one too small, and a limit to the size of files",
     holds="said in a sentence, and the same command goes on to the same end",
     trials={
         **{f"{each.name}, disk": partial(fill_disk, each) for each in (HOST, DEVICE)},
