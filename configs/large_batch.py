@@ -13,10 +13,11 @@ A small ResNet learns CIFAR-10 (``data/cifar10``, as ``configs/cifar.py`` has it
     growing        B, then 4 B, then 8 B, with a rate that stays (Smith et al. 2018)
     onecycle       8 B, up to the rate of `linear` and down (Smith and Topin 2019)
 
-Nothing is tuned, and the rates of LARS and LAMB are guesses: a study that finds them
-is still to be made. ``:echo`` uses every image 4 times (after decoding, spread over a
-buffer of 4,096), at equal updates and so a quarter of the reads. ``:tiny`` is a smoke
-test on synthetic shapes, which ends within two minutes.
+Nothing is tuned, and the rates of LARS and LAMB are guesses;
+``sweeps/s8_large_batch.py`` searches them, with a smaller model. ``:echo`` uses every
+image 4 times (after decoding, spread over a buffer of 4,096), at equal updates and so a
+quarter of the reads. ``:tiny`` is a smoke test on synthetic shapes, which ends within
+two minutes.
 """
 
 from pathlib import Path

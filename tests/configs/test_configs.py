@@ -58,6 +58,7 @@ VARIANTS = {
     "sweeps/s5_epochs": ["", "tiny"],
     "sweeps/s6_schedules": ["", "tiny"],
     "sweeps/s7_communication": ["", "echo", "tiny"],
+    "sweeps/s8_large_batch": ["", "tiny"],
 }
 # What the configs import.
 NO_CONFIGS = {"echo_variants", "sweeps/sweep_parts"}
