@@ -41,9 +41,10 @@ class EchoIterator(Iterator[Any]):
             raise ValueError("unbatch=True goes with batch=True; give both")
         ahead = prefetched(spec, prefetch)
         shape = (("batch",) if batch else ()) + (("unbatch",) if unbatch else ())
+        room = spec.batch_size if batch else 0
         # Of stacked items those that are read already may be written together.
-        room = spec.batch_size if unbatch else 0
-        self._plan = plan = make_plan(spec, room=room, options=shape)
+        welcome = room if unbatch else 0
+        self._plan = plan = make_plan(spec, room=room, welcome=welcome, options=shape)
         self._is_identity = plan.is_identity and not batch and not ahead
         self._batch_size = spec.batch_size if batch else 0
         self._store: Any = ItemStore(plan.num_slots)
@@ -65,12 +66,18 @@ class EchoIterator(Iterator[Any]):
         self._turn = self._driver.turn
         self._tags: tuple[Any, Any] | None = None  # as plain as it can be: it is often
         if batch:
-            self._next = self._next_batch
+            is_ahead = plan.batches_ahead > 1 and not unbatch
+            self._next = self._next_ahead if is_ahead else self._next_batch
+            # As many as are decided from what is written already.
+            self._together = 1 if is_ahead else plan.batches_ahead
         else:
             self._next = self._pass_on if self._is_identity else self._next_use
         # Uses that were decided together: single ones, or those of batches.
         self._run: Sequence[Use] = ()
         self._batches = _NOTHING
+        # Of batches that are decided ahead of their items: the slots of these, the
+        # first of them, and the item before which each batch can be made.
+        self._promised, self._first, self._before = _NOTHING[0], 0, [0]
         self._decided = 0  # how many they are
         self._emitted = 0  # and how many of them are handed out
 
@@ -154,6 +161,59 @@ class EchoIterator(Iterator[Any]):
         self._emitted = end
         return batch, (index[at:end], repeat[at:end])
 
+    def _next_ahead(self) -> tuple[Any, tuple[np.ndarray, np.ndarray]] | None:
+        """The next batch, decided before its items are read, but for the last ones."""
+        if self._emitted == self._decided and not self._decide_ahead():
+            return self._decide_batches()
+        reader = self._reader
+        before = self._before[self._emitted // self._batch_size]
+        missing = before - reader.row
+        if missing > 0:
+            reader.ensure(missing)
+            if reader.rows < missing:
+                self._take_back()
+                return self._decide_batches()
+            self._turn.consistent = False
+            at = reader.row - self._first
+            slots = self._promised[None, at : at + missing]
+            self._store.write(slots, reader.take(missing))
+        return self._next_batch()
+
+    def _decide_ahead(self) -> bool:
+        """Decides batches as far as there are slots; tells whether there is one.
+
+        What batches are made of follows from the spec, and what is read for each is
+        what it needs: an item that is in none of them has been given a slot, and
+        nothing else.
+        """
+        plan, size, self._turn.consistent = self._plan, self._batch_size, False
+        uses = size * plan.batches_ahead
+        rows, row = plan.need(uses).must, self._reader.row
+        unread = self._promised[row - self._first :]
+        self._promised = np.concatenate([unread, plan.write(rows)[0]])
+        self._first = row
+        found = plan.next(uses)
+        self._emitted = 0
+        self._decided = 0 if found is None else found.slots.shape[1]
+        if found is None or self._decided < size:
+            self._take_back()
+            return False
+        index = found.fresh_index[0]
+        self._batches = found.slots[0], index, found.repeat[0]
+        newest = index.reshape(-1, size).max(axis=1)
+        self._before = (np.maximum.accumulate(newest) + 1).tolist()
+        self._turn.consistent = True
+        return True
+
+    def _take_back(self) -> None:
+        """Forgets the batches that were decided ahead of items that did not come."""
+        self._turn.consistent = False
+        rows = self._first + self._promised.size - self._reader.row
+        self._plan.take_back(rows, self._pending)  # pyright: ignore
+        self._promised = _NOTHING[0]
+        self._decided = self._emitted = 0
+        self._turn.consistent = True
+
     def _decide_batches(self) -> tuple[Any, tuple[np.ndarray, np.ndarray]] | None:
         """Decides what follows from what is written, and hands out the first batch."""
         driver, plan, left = self._driver, self._plan, self._batch_size
@@ -161,7 +221,7 @@ class EchoIterator(Iterator[Any]):
         self._turn.consistent = False
         self._decided = self._emitted = 0
         parts, tags = [], []
-        ahead = left * plan.batches_ahead
+        ahead = left * self._together
         while left:
             if wanted:
                 driver.fill(left, wanted)
@@ -213,6 +273,7 @@ class EchoIterator(Iterator[Any]):
         """
         self._run = self._driver.set_state(state)
         self._decided, self._emitted = len(self._run), 0
+        self._promised, self._first = _NOTHING[0], self._reader.row
         self._tags = None
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import echo_jax as ej
 from echo_jax.echo.orders import rounds_of
 from echo_jax.echo.orders.consecutive import Consecutive
-from echo_jax.echo.plans.base import Need
+from echo_jax.echo.plans.base import BatchIndices, Need
 from echo_jax.echo.plans.fixed import FixedPlan
 
 STATE = FixedPlan(ej.EchoSpec()).get_state()
@@ -34,7 +34,7 @@ class Driver:
     """Runs a plan over ``total`` items, and checks every step of it."""
 
     def __init__(self, spec, total, room=0):
-        self.plan = FixedPlan(spec, room=room)
+        self.plan = FixedPlan(spec, room=room, welcome=room)
         self.spec, self.total, self.room = spec, total, room
         self.uses = spec.schedule.uses(0, total, 0)[0].tolist()
         self.used = Counter()
@@ -88,6 +88,23 @@ class Driver:
                 assert slot not in self.slots, "the item in it has uses left"
                 self.slots[slot] = self.written
                 self.written += 1
+
+    def take_some(self, n, most):
+        """Has ``n`` uses decided before their items are there, and takes a few."""
+        slots = self.plan.write(self.plan.need(n).must)[0].tolist()
+        found = self.plan.next(n)
+        index = np.zeros(0, int) if found is None else found.fresh_index[0]
+        newest = np.maximum.accumulate(index)
+        uses = min(most, int(newest.searchsorted(self.total)))
+        came = max(0, int(newest[uses - 1]) + 1 - self.written) if uses else 0
+        for slot in slots[:came]:
+            assert slot not in self.slots, "the item in it has uses left"
+            self.slots[slot] = self.written
+            self.written += 1
+        if uses:
+            columns = (found.slots, found.fresh_index, found.repeat, found.last)
+            self.follow(BatchIndices(*(column[:, :uses] for column in columns)))
+        self.plan.take_back(len(slots) - came, index.size - uses)
 
     def follow(self, batch):
         columns = (batch.slots, batch.fresh_index, batch.repeat, batch.last)
@@ -170,6 +187,20 @@ def test_a_plan_restored_anywhere_goes_on_alike(spec, total, takes, room):
     driver.take_all(spec.batch_size)
     other.take_all(7)
     assert other.emitted == driver.emitted
+
+
+@settings(max_examples=50)
+@given(specs(), st.integers(0, 90), TAKES, ROOMS, st.integers(0, 99))
+def test_what_was_decided_for_rows_that_did_not_come_is_forgotten(
+    spec, total, takes, room, most
+):
+    whole, driver = Driver(spec, total), Driver(spec, total, room)
+    whole.take_all(spec.batch_size)
+    for n in takes:
+        driver.take_some(3 * n, most)
+        driver.take(n)
+    driver.take_all(spec.batch_size)
+    assert driver.emitted == whole.emitted
 
 
 @settings(max_examples=50)

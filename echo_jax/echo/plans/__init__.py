@@ -18,6 +18,7 @@ def make_plan(
     lanes: Lanes | None = None,
     max_batches: int = 1,
     room: int = 0,
+    welcome: int = 0,
     options: tuple[object, ...] = (),
 ) -> Plan:
     """Returns the plan of a spec, of whichever mode.
@@ -26,7 +27,9 @@ def make_plan(
       spec: The echo, over all lanes.
       lanes: How fresh items come in; by default as the mode needs them, in one lane.
       max_batches: The most batches that are decided at once.
-      room: Items that a fixed echo without lanes may write before it needs them.
+      room: Items of a fixed echo without lanes that may have slots before they are
+        needed, so that batches are decided together.
+      welcome: As many of them are read where they are ready.
       options: What else shapes the sequence, so that a state is refused where it
         differs.
 
@@ -42,4 +45,4 @@ def make_plan(
         return AdaptivePlan(spec, **shape)
     if isinstance(spec, StochasticSpec):
         return StochasticPlan(spec, max_batches=max_batches, **shape)
-    return FixedPlan(spec, max_batches=max_batches, room=room, **shape)
+    return FixedPlan(spec, max_batches=max_batches, room=room, welcome=welcome, **shape)

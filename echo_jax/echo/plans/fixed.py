@@ -59,6 +59,7 @@ class FixedPlan:
         lanes: Lanes | None = None,
         max_batches: int = 1,
         room: int = 0,
+        welcome: int = 0,
         options: tuple[object, ...] = (),
     ):
         """Starts before the first use.
@@ -68,7 +69,9 @@ class FixedPlan:
           lanes: How fresh items come in; by default one at a time and in one lane, and
             a batch may be decided in parts.
           max_batches: The most batches that are decided at once.
-          room: Without lanes, how many fresh items are welcome before they are needed.
+          room: Without lanes, how many fresh items may have slots before they are
+            needed; without any, one batch is decided at a time.
+          welcome: As many of them are read where they are ready.
           options: What else shapes the sequence, so that a state is refused where it
             differs.
 
@@ -88,7 +91,7 @@ class FixedPlan:
         self._given: list[Uses] = []
         count = self._lanes.count
         specs = [lane_spec(spec, lane, count) for lane in self._lanes.own]
-        self._room = ahead = room
+        ahead, self._welcome = room, welcome
         if not self._by_item:
             ahead = _room_ahead(specs[0], self._lanes.rows, max_batches)
             options = (*options, self._lanes.host_batch, count)
@@ -137,7 +140,7 @@ class FixedPlan:
         if not missing:
             return _NOTHING
         if self._by_item:
-            return Need(missing, self._room)
+            return Need(missing, self._welcome)
         rows, left = self._lanes.rows, plans[0].left
         wanted = -(-missing // rows) * rows
         return Need(must=wanted if left is None else min(wanted, left))
@@ -164,6 +167,17 @@ class FixedPlan:
         slots, index, repeat, last = map(_stacked, columns)
         self._given = given
         return BatchIndices(slots, self._lanes.global_index(index), repeat, last)
+
+    def take_back(self, rows: int, pending: int) -> None:
+        """Forgets what was decided for rows that did not come, without lanes.
+
+        Args:
+          rows: The last ones that were given slots.
+          pending: The latest uses, none of which is handed out.
+        """
+        self._settle(pending)
+        self._given = []
+        self._plans[0].take_back(rows)
 
     def run(self) -> list[Use]:
         """See `Plan`."""

@@ -203,6 +203,18 @@ class FixedLane:
         self._assign(slots)
         return slots
 
+    def take_back(self, items: int) -> None:
+        """Has the last items that got slots give them back; no use of them is emitted.
+
+        Args:
+          items: How many.
+        """
+        last = np.arange(self.written - items, self.written)
+        end = self._num_free + items
+        self._free[self._num_free : end] = self._slot_of.take(last & self._wrap)
+        self._num_free = end
+        self.written -= items
+
     def look(self, uses: int) -> Uses | None:
         """Returns the next uses, up to the first whose item is not written.
 
