@@ -81,10 +81,10 @@ def _dataset(path: str) -> None:
 
 def _record(path: str) -> None:
     from echo_jax.data.detection.records import DecodeBoxes
-    from echo_jax.data.prepared import unpack
+    from echo_jax.data.entries import DecodeRecord
 
     data = Path(path).read_bytes()
-    DecodeBoxes(size=8, max_boxes=4, decode_record=unpack)(data)
+    DecodeBoxes(size=8, max_boxes=4, decode_record=DecodeRecord("coco"))(data)
 
 
 def _run_of(path: str) -> None:
@@ -188,6 +188,7 @@ def _some_record(folder: Path) -> bytes:
             "boxes": boxes.tobytes(),
             "labels": np.int32([1]).tobytes(),
             "crowd": np.uint8([0]).tobytes(),
+            "area": np.float32([16]).tobytes(),
         }
     )
 

@@ -8,25 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from echo_jax.data.entries import ENTRIES, problem_of
 from echo_jax.data.prepared import pack, unpack
 
 __all__ = ["Examples", "ForeignRecords", "open_foreign", "refuse_scenes"]
-
-# The entries of a kind, as `echo_jax.data.sources` describes them.
-_ENTRIES: dict[str, dict[str, type]] = {
-    "images": {"image": bytes, "label": int, "name": str},
-    "text": {"text": bytes},
-    "coco": {
-        "image": bytes,
-        "image_id": int,
-        "height": int,
-        "width": int,
-        "boxes": bytes,
-        "labels": bytes,
-        "crowd": bytes,
-        "area": bytes,
-    },
-}
 
 
 class Examples(Protocol):
@@ -118,14 +103,12 @@ def open_foreign(
 
 def _problem(info: dict[str, Any], example: Any) -> str:
     """Says what is wrong with an example; nothing if it is one of its kind."""
-    entries = _ENTRIES[info["kind"]]
+    entries = ENTRIES[info["kind"]]
     if not isinstance(example, dict) or example.keys() != entries.keys():
         found = ", ".join(example) if isinstance(example, dict) else repr(example)[:80]
         return f"is {found}; kind {info['kind']} is a dict of {', '.join(entries)}."
-    for name, kind in entries.items():
-        if type(example[name]) is not kind:
-            found = type(example[name]).__name__
-            return f"has {name!r} of type {found}; give {kind.__name__}."
+    if problem := problem_of(entries, example):
+        return problem
     num_classes = len(info.get("classes", ()))
     if num_classes and not 0 <= example["label"] < num_classes:
         return f"has label {example['label']}; there are {num_classes} classes."

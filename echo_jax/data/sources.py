@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from echo_jax.data.prepared import open_prepared, read_info, unpack
+from echo_jax.data.entries import DecodeRecord
+from echo_jax.data.prepared import open_prepared, read_info
 from echo_jax.data.stages import RecordSource
 
 __all__ = ["DescribedSource", "Kind", "Subset", "is_made_by_others", "open_source"]
@@ -115,7 +116,8 @@ def open_source(
             f"data.source={source!r} holds {info['kind']}, and this workload reads "
             f"{kind}; prepare such data with `echo-jax prepare {kind}`."
         )
-    return open_prepared(source, _split_of(source, split, info["splits"])), unpack
+    records = open_prepared(source, _split_of(source, split, info["splits"]))
+    return records, DecodeRecord(kind)
 
 
 def is_made_by_others(source: str) -> bool:

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from echo_jax.data.entries import DecodeRecord
 from echo_jax.data.prepare.blocks import token_dtype
-from echo_jax.data.prepared import Prepared, unpack
+from echo_jax.data.prepared import Prepared
 
 __all__ = ["DecodeTokens", "TokenWindows", "unigram_nats"]
 
 _COUNTED_AT_ONCE = 1 << 20
+
+_decode_block = DecodeRecord("text")
 
 
 class TokenWindows:
@@ -55,8 +58,7 @@ class TokenWindows:
 
     def __getitem__(self, index: int) -> bytes:
         block, window = divmod(index, self._each)
-        tokens = unpack(self._blocks[block])["tokens"]
-        assert isinstance(tokens, bytes)
+        tokens = _decode_block(self._blocks[block])["tokens"]
         start = window * self._stride
         return tokens[start : start + self._length]
 

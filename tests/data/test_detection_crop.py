@@ -241,6 +241,14 @@ def test_boxes_lie_in_the_pixels_as_stored():
     np.testing.assert_array_equal(item["boxes"], [[0, 0, 0.5, 1]])
 
 
+@pytest.mark.parametrize("name", ["boxes", "labels", "crowd"])
+def test_a_record_of_more_boxes_than_labels_is_refused(name):
+    scene = record([[0, 0, 5, 5], [0, 0, 9, 9]])
+    scene[name] *= 2
+    with pytest.raises(ValueError, match=r"17 has \d boxes, \d labels and \d flags"):
+        DecodeBoxes(dict, 8, 4)(scene)
+
+
 def test_other_images_than_the_record_says_are_refused():
     with pytest.raises(ValueError, match=r"image 17 has \(80, 40\) rows .*\(40, 80\)"):
         DecodeBoxes(dict, 20, 2)(record([], size=(80, 40)))

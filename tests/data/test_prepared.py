@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from prepare_cases import class_folders, write_folder
 
+from echo_jax.data.entries import DecodeRecord
 from echo_jax.data.prepare import Settings, prepare_images
 from echo_jax.data.prepared import (
     PreparedError,
@@ -268,3 +269,37 @@ def test_packed_entries_come_back():
 def test_what_is_no_record_is_refused(record):
     with pytest.raises(ValueError, match=r"record"):
         unpack(record)
+
+
+RECORDS = {
+    "images": {"image": b"JPEG", "label": 3, "name": "cat/1.jpg"},
+    "coco": {
+        **dict.fromkeys(["image_id", "height", "width"], 5),
+        **dict.fromkeys(["image", "boxes", "labels", "crowd", "area"], b""),
+    },
+    "text": {"tokens": b"abc"},
+}
+OTHERS = {bytes: [1, "x"], int: [b"x", 1.0, -1, 2**63], str: [1, b"x"]}
+ENTRIES_OF_KINDS = [(kind, name) for kind, record in RECORDS.items() for name in record]
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_a_record_becomes_the_dict_of_its_kind(kind):
+    assert DecodeRecord(kind)(pack(RECORDS[kind])) == RECORDS[kind]
+
+
+@pytest.mark.parametrize(("kind", "name"), ENTRIES_OF_KINDS)
+def test_a_record_that_lacks_an_entry_or_has_another_type_is_refused(kind, name):
+    record = dict(RECORDS[kind])
+    record[name + "_"] = value = record.pop(name)
+    with pytest.raises(ValueError, match=f"bytes has no {name}. .*echo-jax prepare"):
+        DecodeRecord(kind)(pack(record))
+    for other in OTHERS[type(value)]:
+        with pytest.raises(ValueError, match=f"record .* has '{name}'"):
+            DecodeRecord(kind)(pack(RECORDS[kind] | {name: other}))
+
+
+def test_a_label_that_no_array_of_labels_can_hold_is_refused():
+    record = RECORDS["images"] | {"label": 2**31}
+    with pytest.raises(ValueError, match=r"'label' 2147483648, outside of \[0, 21474"):
+        DecodeRecord("images")(pack(record))

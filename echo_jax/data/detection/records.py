@@ -30,7 +30,7 @@ class DecodeBoxes:
       max_boxes: Objects that are kept: those of the largest area.
 
     Example:
-      >>> decode = DecodeBoxes(unpack, size=300, max_boxes=100)
+      >>> decode = DecodeBoxes(DecodeRecord("coco"), size=300, max_boxes=100)
       >>> sorted(decode(record))
       ['box_labels', 'box_mask', 'boxes', 'image']
     """
@@ -113,8 +113,14 @@ def _objects(entries: dict[str, Any], most: int) -> tuple[np.ndarray, np.ndarray
     whole = np.array([height, width, height, width], np.float32)
     boxes = np.frombuffer(entries["boxes"], "<f4").reshape(-1, 4) / whole
     labels = np.frombuffer(entries["labels"], "<i4")
+    crowd = np.frombuffer(entries["crowd"], np.uint8)
+    if not len(boxes) == len(labels) == len(crowd):
+        raise ValueError(
+            f"image {entries['image_id']} has {len(boxes)} boxes, {len(labels)} labels "
+            f"and {len(crowd)} flags of crowds; its record is damaged"
+        )
     area = np.prod(np.maximum(boxes[:, 2:] - boxes[:, :2], 0), axis=1)
-    is_object = (np.frombuffer(entries["crowd"], np.uint8) == 0) & (area > 0)
+    is_object = (crowd == 0) & (area > 0)
     # The largest ones, in the order of the record.
     order = np.argsort(np.where(is_object, -area, np.inf), kind="stable")
     kept = np.sort(order[: min(most, is_object.sum())])
