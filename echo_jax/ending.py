@@ -15,6 +15,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn, Self
@@ -193,6 +194,10 @@ class EndsAtOnce:
     For a command at its start and at its end: there is nothing to save, or it is saved.
     A run has signals for itself as long as it trains; see `training.interrupt`.
 
+    Ctrl-C goes to all processes that a terminal shows. Those that this one starts
+    meanwhile have it blocked from their first instruction on: Python would end them
+    with a traceback until they are told otherwise.
+
     Args:
       argv: The command: ``["echo-jax", "train", ...]``.
 
@@ -217,6 +222,11 @@ class EndsAtOnce:
             for signum in stop_signals()
             if signal.getsignal(signum) != signal.SIG_IGN
         }
+        # Its start unblocks Ctrl-C in the thread that it is started from.
+        resource_tracker.ensure_running()
+        # Threads and processes inherit that. The listener, which was started before,
+        # is left to take the signal.
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -224,6 +234,7 @@ class EndsAtOnce:
         for signum, handler in self._handlers.items():
             signal.signal(signum, handler)
         self._listener.__exit__()
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         _program = ()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:

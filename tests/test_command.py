@@ -90,3 +90,30 @@ multiprocessing.get_context("spawn").Process(target=print, args=read).start()
 """
     done = run(code, str(tmp_path / "is_reading"))
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
+
+
+def test_ctrl_c_is_blocked_in_the_processes_of_a_command_and_ends_the_command():
+    code = """
+import multiprocessing, os, signal, threading
+from echo_jax import ending
+def tell():
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        blocked = pool.apply(signal.pthread_sigmask, (signal.SIG_BLOCK, ()))
+        print(signal.SIGINT in blocked, flush=True)
+for _ in range(2):
+    with ending.EndsAtOnce(["echo-jax", "train"]):
+        tell()
+        thread = threading.Thread(target=tell)
+        thread.start()
+        thread.join()
+    print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()), flush=True)
+with ending.EndsAtOnce(["echo-jax", "train"]):
+    os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait()
+"""
+    done = run(code)
+    assert done.returncode == 130
+    assert done.stdout.split() == 2 * ["True", "True", "False"]
+    first, second = done.stderr.splitlines()
+    assert first.startswith("echo-jax train: interrupted by SIGINT")
+    assert second == "  echo-jax train"
