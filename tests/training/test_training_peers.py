@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 
 import jax
 import pytest
@@ -119,12 +120,24 @@ def test_a_first_process_that_does_not_answer_is_named_by_all(run):
 def test_a_process_that_is_aborted_says_so_if_the_first_one_is_gone(run):
     with socket.create_server(("127.0.0.1", 0)) as first:
         address = "{}:{}".format(*first.getsockname())
-        run.each[2].before_abort(address)  # It is aborted for another reason.
-    with pytest.raises(Ended) as end:
+        caller = threading.Thread(target=run.each[2].before_abort, args=(address,))
+        caller.start()
+        call, _ = first.accept()
+        with call:
+            call.send(b"-")
+            caller.join()  # It is aborted for another reason.
+        # As it is being killed, the first one takes calls that it does not answer.
+        end_of_first = threading.Timer(0.2, first.close)
+        end_of_first.start()
+        with pytest.raises(Ended) as dying:
+            run.each[2].before_abort(address)
+        end_of_first.join()
+    with pytest.raises(Ended) as gone:
         run.each[2].before_abort(address)
-    status, said, resumes = end.value.args
-    assert (status, resumes) == (LOST, True)
-    assert said.startswith("process 0 of 3 does not answer any more: ")
+    for end in (dying, gone):
+        status, said, resumes = end.value.args
+        assert (status, resumes) == (LOST, True)
+        assert said.startswith("process 0 of 3 does not answer any more: ")
 
 
 def test_who_has_left_is_not_missed(run):
