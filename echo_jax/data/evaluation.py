@@ -9,11 +9,12 @@ from echo_jax.data.stages import Item, RecordSource
 from echo_jax.echo.keys import use_seed
 from echo_jax.echo.shard import SINGLE, DataShard
 
-__all__ = ["eval_batches", "sample_indices", "stream_eval_batches"]
+__all__ = ["THREADS", "eval_batches", "sample_indices", "stream_eval_batches"]
 
 # Every run, whatever its own seed, is judged on the same examples.
 _SAMPLE_SEED = 0
-_THREADS = 4
+THREADS = 4
+"""That read and decode, where nothing else is said."""
 
 
 def eval_batches(
@@ -22,7 +23,7 @@ def eval_batches(
     *,
     batch_size: int,
     max_examples: int = 0,
-    threads: int = _THREADS,
+    threads: int = THREADS,
     shard: DataShard = SINGLE,
 ) -> list[Item]:
     """Decodes a split, or a sample of it, into batches of one size.
@@ -68,7 +69,7 @@ def stream_eval_batches(
     *,
     batch_size: int,
     max_examples: int = 0,
-    threads: int = _THREADS,
+    threads: int = THREADS,
     shard: DataShard = SINGLE,
 ) -> Iterator[Item]:
     """Yields the batches of `eval_batches`, of which two are in memory at a time.

@@ -73,16 +73,16 @@ def log_name(shard: int) -> str:
 
 
 def check_data(config: Config, workload: Workload) -> None:
-    """Refuses data that cannot be trained on, by its number and its first example.
+    """Refuses data that cannot be trained on, by its number and its first examples.
 
     Args:
       config: A checked training config.
       workload: Made from this config.
 
     Raises:
-      OSError: The example cannot be read.
-      ValueError: A batch is larger than all of the data, or the example is not what
-        the workload takes.
+      OSError: The first example of a split cannot be read.
+      ValueError: A batch is larger than all of the data, or the first example of a
+        split is not what the workload takes.
     """
     known, wanted = workload.num_examples, config.batch_size
     if known is not None and wanted > known:
@@ -92,7 +92,7 @@ def check_data(config: Config, workload: Workload) -> None:
             "trained on, so that a batch would hold one several times; set "
             f"--config.batch_size={fits}, or train on more"
         )
-    workload.first_item()
+    workload.first_items()
 
 
 def check_echo(config: Config, workload: Workload, mesh: Mesh) -> None:

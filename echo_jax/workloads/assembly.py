@@ -7,10 +7,16 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
+from echo_jax.data.evaluation import (
+    THREADS,
+    eval_batches,
+    sample_indices,
+    stream_eval_batches,
+)
 from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
 from echo_jax.data.stage_calls import stage_calls
-from echo_jax.data.stages import Guarded, Item, Stages
-from echo_jax.workloads.base import Augment, Evaluator, MakesEvaluation, Task, Workload
+from echo_jax.data.stages import Guarded, Stages
+from echo_jax.workloads.base import Augment, Evaluator, Task, Workload
 
 __all__ = ["compute_dtype", "make_workload"]
 
@@ -36,8 +42,10 @@ def make_workload(
     metric: str,
     mode: Literal["min", "max"],
     stages: Stages,
-    eval_batches: MakesEvaluation,
+    evaluated: Stages,
     data_metadata: Mapping[str, Any],
+    keeps_evaluated: bool = False,
+    eval_threads: int = THREADS,
     evaluator: Callable[[], Evaluator] | None = None,
     augment_on_device: Augment | None = None,
     task_info: Mapping[str, Any],
@@ -51,7 +59,10 @@ def make_workload(
       metric: See `Workload`, here and below.
       mode: Whether a better metric is smaller or larger.
       stages: The training records, and what they go through on the host.
-      eval_batches: Makes one pass over the evaluation split.
+      evaluated: The evaluation records, and how one is decoded there.
+      keeps_evaluated: Whether they are decoded at the first evaluation, and kept;
+        otherwise they are decoded at each.
+      eval_threads: That read and decode them.
       data_metadata: What was read.
       evaluator: Makes what judges one pass, beside the task.
       augment_on_device: What is done on the devices to every use of a decoded item.
@@ -61,6 +72,22 @@ def make_workload(
     Returns:
       The workload, called ``config.workload``.
     """
+    most_evaluated = config.data.eval_examples
+    evaluation = functools.partial(
+        eval_batches if keeps_evaluated else stream_eval_batches,
+        evaluated.source,
+        evaluated.decode,
+        batch_size=config.batch_size,
+        max_examples=most_evaluated,
+        threads=eval_threads,
+    )
+    if keeps_evaluated:
+        evaluation = functools.cache(evaluation)
+
+    def first_items() -> None:
+        Guarded("decode", stages.decode)(stages.source[0])
+        for index in sample_indices(len(evaluated.source), most_evaluated)[:1]:
+            evaluated.decode(evaluated.source[index])
 
     def read_by(pipeline: PipelineSpec) -> Workload:
         return Workload(
@@ -71,11 +98,11 @@ def make_workload(
             train_dataset=functools.partial(train_dataset, stages, pipeline),
             fresh_dataset=functools.partial(fresh_batches, stages, pipeline),
             num_examples=len(stages.source),
-            first_item=functools.partial(_first_item, stages),
+            first_items=first_items,
             stage_calls=functools.partial(stage_calls, stages, pipeline),
             with_threads=lambda threads: read_by(replace(pipeline, threads=threads)),
             with_seed=lambda seed: read_by(replace(pipeline, seed=seed)),
-            eval_batches=eval_batches,
+            eval_batches=evaluation,
             evaluator=evaluator,
             augment_on_device=augment_on_device,
             metadata={
@@ -87,7 +114,3 @@ def make_workload(
         )
 
     return read_by(PipelineSpec.from_config(config))
-
-
-def _first_item(stages: Stages) -> Item:
-    return Guarded("decode", stages.decode)(stages.source[0])

@@ -202,8 +202,9 @@ class Workload:
         hashable. None if nothing is random.
       num_examples: How many examples are trained on; None by default, where it is not
         known.
-      first_item: Reads and decodes the first of them, so that data that does not fit
-        is refused before anything is compiled; by default nothing is looked at.
+      first_items: Reads and decodes the first example of each split, so that data that
+        does not fit is refused before anything is compiled; by default nothing is
+        looked at.
       stage_calls: Makes functions that do what each stage of the training pipeline
         does for one batch, by the stage's name and in order, to be timed. None by
         default: ``{}``.
@@ -230,7 +231,7 @@ class Workload:
     evaluator: Callable[[], Evaluator] | None = None
     augment_on_device: Augment | None = None
     num_examples: int | None = None
-    first_item: Callable[[], Any] = bool
+    first_items: Callable[[], Any] = bool
     stage_calls: Callable[[], Mapping[str, Callable[[], Any]]] = dict
     with_threads: "Callable[[int], Workload] | None" = None
     with_seed: "Callable[[int], Workload] | None" = None

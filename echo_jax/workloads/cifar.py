@@ -9,7 +9,6 @@ import numpy as np
 
 from echo_jax.data.augment import Augment, ColourDistortion, Flip, PadCrop
 from echo_jax.data.classification import DecodeLabelled, Encoded
-from echo_jax.data.evaluation import eval_batches
 from echo_jax.data.host_augment import HostAugment, OnImage, choose_stages
 from echo_jax.data.host_colour import distort_colours
 from echo_jax.data.images import decode_image, pad_crop_flip, resize_center_crop
@@ -70,16 +69,9 @@ def build(config: Any) -> Workload:
         metric="accuracy",
         mode="max",
         stages=Stages(splits.train, decode, HostAugment(on_host) if on_host else None),
-        # Decoded at the first evaluation, and kept: 31 MB for 10,000 images.
-        eval_batches=functools.cache(
-            functools.partial(
-                eval_batches,
-                splits.evaluation,
-                decode,
-                batch_size=config.batch_size,
-                max_examples=config.data.eval_examples,
-            )
-        ),
+        evaluated=Stages(splits.evaluation, decode),
+        # 31 MB for 10,000 images.
+        keeps_evaluated=True,
         augment_on_device=Augment(on_device) if on_device else None,
         data_metadata=splits.metadata,
     )

@@ -27,7 +27,7 @@ from echo_jax.data.detection.records import (
     DecodeForEvaluation,
     resize_to_square,
 )
-from echo_jax.data.evaluation import sample_indices, stream_eval_batches
+from echo_jax.data.evaluation import sample_indices
 from echo_jax.data.host_augment import HostAugment, OnImage, choose_stages
 from echo_jax.data.host_colour import distort_colours
 from echo_jax.data.images import decode_image
@@ -209,13 +209,8 @@ def build(config: Any) -> Workload:
         metric="mAP",
         mode="max",
         stages=Stages(splits.train, decode, HostAugment(on_host) if on_host else None),
-        eval_batches=functools.partial(
-            stream_eval_batches,
-            judged.records,
-            DecodeForEvaluation(decode),
-            batch_size=config.batch_size,
-            threads=max(PipelineSpec.from_config(config).threads, 1),
-        ),
+        evaluated=Stages(judged.records, DecodeForEvaluation(decode)),
+        eval_threads=max(PipelineSpec.from_config(config).threads, 1),
         data_metadata={**splits.metadata, "categories": len(categories)},
         evaluator=judged.evaluator,
         augment_on_device=Augment(on_device) if on_device else None,

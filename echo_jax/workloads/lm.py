@@ -1,6 +1,5 @@
 """Language modelling: a decoder Transformer on bytes, subwords or documents."""
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ import optax
 from jax.typing import ArrayLike
 
 from echo_jax.config_optional import OPTIONAL_FIELDS
-from echo_jax.data.evaluation import eval_batches
 from echo_jax.data.sequences import open_sequences
 from echo_jax.data.stages import Stages
 from echo_jax.models.transformer import Transformer
@@ -193,16 +191,8 @@ def build(config: Any) -> Workload:
         metric="loss",
         mode="min",
         stages=Stages(train, text.decode),
-        # Decoded at the first evaluation, and kept.
-        eval_batches=functools.cache(
-            functools.partial(
-                eval_batches,
-                text.validation,
-                text.decode,
-                batch_size=config.batch_size,
-                max_examples=data["eval_examples"],
-            )
-        ),
+        evaluated=Stages(text.validation, text.decode),
+        keeps_evaluated=True,
         data_metadata={**text.metadata, "train_examples": len(train)},
     )
 

@@ -1,11 +1,9 @@
 """Classification of synthetic images: a small ResNet on drawn shapes."""
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 from echo_jax.data.classification import Encoded
-from echo_jax.data.evaluation import eval_batches
 from echo_jax.data.images import resize_center_crop
 from echo_jax.data.shapes import (
     CLASS_NAMES,
@@ -60,16 +58,8 @@ def build(config: Any) -> Workload:
         metric="accuracy",
         mode="max",
         stages=Stages(train, decode_shape, augment_shape),
-        # Decoded at the first evaluation, and kept.
-        eval_batches=functools.cache(
-            functools.partial(
-                eval_batches,
-                validation,
-                decode_shape,
-                batch_size=config.batch_size,
-                max_examples=config.data.eval_examples,
-            )
-        ),
+        evaluated=Stages(validation, decode_shape),
+        keeps_evaluated=True,
         augment_on_device=augment_shapes,
         data_metadata={
             "source": "synthetic: shapes drawn by echo_jax.data.shapes",
