@@ -165,13 +165,7 @@ def kill_pair(rng: random.Random, bench: Bench) -> Outcome:
             _strike(pair.processes[1 - first], bench)
         kills.append(f"{first} after {moment:.2f} s")
     what = f"killed process {', '.join(kills)}"
-    with Pair(bench, HOST, folder) as pair:
-        for ended in pair.wait(_LIMIT_S):
-            if outcome := failed(ended, what):
-                return outcome
-    if not same_end(folder, whole.folder):
-        return Outcome(Verdict.WRONG, f"{what}: another end than unbroken")
-    return held(what)
+    return _pair_resumed(folder, whole, what, bench)
 
 
 def stop_pair(rng: random.Random, bench: Bench) -> Outcome:
@@ -193,6 +187,11 @@ def stop_pair(rng: random.Random, bench: Bench) -> Outcome:
                     return outcome
             elif "Traceback" in ended.output:
                 return Outcome(Verdict.TRACEBACK, f"{what}: {ended.output[-300:]}")
+    return _pair_resumed(folder, whole, what, bench)
+
+
+def _pair_resumed(folder: Path, whole: Whole, what: str, bench: Bench) -> Outcome:
+    """Lets two processes go on to their end, and compares it with an unbroken one."""
     with Pair(bench, HOST, folder) as pair:
         for ended in pair.wait(_LIMIT_S):
             if outcome := failed(ended, what):
