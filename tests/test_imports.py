@@ -319,8 +319,8 @@ def test_training_names_no_workload():
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import echo_jax", ("jax", "flax", "tensorflow", "grain", "matplotlib")),
         ("import echo_jax.cli", ("jax", "flax", "tensorflow", "grain", "matplotlib")),
+        ("import echo_jax.runs", ("scipy.stats", "tensorflow", "matplotlib")),
         ("import echo_jax.config", ("jax", "flax", "tensorflow", "grain")),
         ("import echo_jax.studies.report", ("jax", "flax", "tensorflow", "grain")),
         ("import echo_jax.searches.report", ("jax", "flax", "tensorflow", "grain")),

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import qmc
 
 __all__ = ["Axis", "Space", "flat_fields"]
 
@@ -128,6 +127,9 @@ class Space:
         """
         if not self.axes:
             return [{}] * number
+        # Imported here: it takes a second, and training alone searches nothing.
+        from scipy.stats import qmc
+
         sequence = qmc.Sobol(len(self.axes), rng=np.random.default_rng(seed))
         whole = max(1, number - 1).bit_length()  # Sobol wants powers of two.
         return [
