@@ -305,7 +305,11 @@ class _Shared(Generic[State, Report]):
             self._state,
         )
         self.variables = jax.eval_shape(task.init, jax.random.key(0))
-        self.init: Callable[..., State] = jax.jit(init, out_shardings=self._state)
+        self.init: Callable[..., State] = jax.jit(
+            init,
+            out_shardings=self._state,
+            compiler_options=_compiled_once(mesh.devices.flat[0].platform),
+        )
         self.model: Callable[[State], Model] = _model
         if local:
             self.model = jax.jit(
@@ -374,6 +378,14 @@ class _Shared(Generic[State, Report]):
             compiler_options=dict(self._options) or None,
         )
         return cast(CompiledStep, compiled)
+
+
+def _compiled_once(platform: str) -> dict[str, int] | None:
+    """Options for what runs once: LLVM would optimize draws for longer than they take.
+
+    Seen on two CPU cores: 1.6 s instead of 12.4 s for a ResNet-8, of the same bits.
+    """
+    return {"xla_backend_optimization_level": 1} if platform == "cpu" else None
 
 
 def _model(state: Any) -> Model:

@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec
 from tiny_workload import Regression, example, make_workload, tiny_config
 
+from echo_jax.training import compiled
 from echo_jax.training.checkpoint import params_sha256
 from echo_jax.training.evaluation import evaluate
 from echo_jax.training.feed import HostBatching, HostInput
@@ -198,3 +199,16 @@ def test_evaluation_refuses_what_it_cannot_merge():
     short = {name: x[:6] for name, x in empty.items()}
     with pytest.raises(ValueError, match=r"batch of 6 does not divide over the 8 dev"):
         evaluate(compiled, compiled.model(state), [short])
+
+
+def test_what_is_compiled_in_little_time_draws_the_same_bits(monkeypatch):
+    monkeypatch.setattr(compiled, "_share", compiled._Shared)
+    config = tiny_config()
+
+    def drawn():
+        functions = compile_functions(config, make_workload(config))
+        return jax.device_get(functions.init(jax.random.key(3)).params)
+
+    found = drawn()
+    monkeypatch.setattr(compiled, "_compiled_once", lambda platform: None)
+    jax.tree.map(np.testing.assert_array_equal, found, drawn())
