@@ -23,6 +23,8 @@ from echo_jax.data.augment import (
 )
 from echo_jax.data.shapes import SHIFT_PIXELS, augment_shapes
 
+pytestmark = pytest.mark.usefixtures("all_compiled_soon")
+
 HEIGHT, WIDTH, BATCH = 12, 16, 8
 STAGES = [
     PadCrop(3),

@@ -8,6 +8,8 @@ from augment_reference import make_keys
 
 from echo_jax.data.augment import ColourDistortion, ColourFactors
 
+pytestmark = pytest.mark.usefixtures("all_compiled_soon")
+
 
 @pytest.mark.parametrize(
     "one",

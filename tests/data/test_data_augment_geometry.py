@@ -10,6 +10,8 @@ from augment_reference import make_keys
 
 from echo_jax.data.augment import Flip, PadCrop, RandomResizedCrop, geometry
 
+pytestmark = pytest.mark.usefixtures("all_compiled_soon")
+
 
 def make_images(size, height, width, seed=0):
     rng = np.random.default_rng(seed)

@@ -8,6 +8,8 @@ from augment_reference import make_keys
 
 from echo_jax.data.augment import Cutout, Mixup
 
+pytestmark = pytest.mark.usefixtures("all_compiled_soon")
+
 
 def corners_of(one, keys, height, width):
     draw = jax.jit(one.corners, static_argnums=(1, 2))

@@ -16,6 +16,12 @@ TASK = LanguageModel(MODEL)
 VARIABLES = jax.jit(TASK.init)(jax.random.key(3))
 
 
+@jax.jit
+def logits_of(tokens):
+    """Of the token behind a text, without padding."""
+    return MODEL.apply(VARIABLES, tokens[None], train=False)[0, -1]
+
+
 def make(vocab=VOCAB, eod=None, variables=VARIABLES):
     return Generator(TASK, variables, vocab, eod)
 
@@ -31,14 +37,12 @@ def always(token):
 
 def test_the_likeliest_token_is_that_of_the_whole_text_alone():
     """By an independent way: one text, no padding, the last T tokens."""
-    apply = jax.jit(lambda v, x: MODEL.apply(v, x, train=False))
     prompts = [[1], [2, 3, 4], [5] * T, [*range(VOCAB)]]
     found = make()(prompts, 6, temperature=0.0, seed=0)
     for prompt, added in zip(prompts, found, strict=True):
         text = list(prompt)
         for token in added:
-            logits = apply(VARIABLES, jnp.asarray([text[-T:]]))[0, -1]
-            assert token == int(logits.argmax())
+            assert token == int(logits_of(jnp.asarray(text[-T:])).argmax())
             text.append(token)
         assert len(added) == 6
 
@@ -46,8 +50,7 @@ def test_the_likeliest_token_is_that_of_the_whole_text_alone():
 def test_what_is_drawn_follows_the_probabilities_and_the_seed():
     prompts = [[1, 2]] * 2000
     drawn = np.array(make()(prompts, 1, temperature=1.0, seed=5))[:, 0]
-    logits = MODEL.apply(VARIABLES, jnp.asarray([[1, 2]]), train=False)[0, -1]
-    wanted = np.asarray(jax.nn.softmax(logits))
+    wanted = np.asarray(jax.nn.softmax(logits_of(jnp.asarray([1, 2]))))
     counted = np.bincount(drawn, minlength=VOCAB) / len(drawn)
     # Four standard deviations of a count.
     assert (np.abs(counted - wanted) < 4 * np.sqrt(wanted / len(drawn))).all()

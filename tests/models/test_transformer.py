@@ -211,7 +211,7 @@ def test_an_untrained_model_knows_nothing(name):
     sizes = {**SIZES, "vocab": 4000, "d_model": 512, "num_heads": 8}
     model = Transformer(**sizes, **VARIANTS[name])
     tokens = np.random.default_rng(0).integers(0, 4000, (32, 7))
-    variables = model.init(jax.random.key(0), tokens[:, :-1], train=False)
+    variables = init(model)
     log_probs = jax.nn.log_softmax(predict(model, variables, tokens[:, :-1]))
     loss = -np.take_along_axis(log_probs, tokens[:, 1:, None], -1).mean()
     # Logits of GPT-2's tied head have a variance of 1, and half of it is the loss's.

@@ -107,6 +107,7 @@ def far_apart():
     [("last", "by xla"), ("last", "parts"), *(("moving", split) for split in SPLITS)],
 )
 @pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.usefixtures("compiled_soon")
 def test_statistics_are_the_mean_and_the_variance_of_the_whole_batch(
     norm, keeps, split
 ):
