@@ -103,10 +103,10 @@ def _reading(side: int, number: int, pairs: int) -> Result:
 
 
 def _prepared(folder: Path, side: int, number: int) -> Prepared:
-    """Prepares images of noise, squares of so many pixels."""
+    """Prepares images of noise of two classes, squares of so many pixels."""
     rng = np.random.default_rng(0)
     for k in range(number):
-        path = folder / "images" / "noise" / f"{k:04}.jpg"
+        path = folder / "images" / f"noise {k % 2}" / f"{k:04}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(path), rng.integers(0, 256, (side, side, 3), np.uint8))
     settings = prepare.Settings(out=folder / "prepared")
