@@ -5,6 +5,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -61,6 +62,13 @@ _BENCHMARKS: dict[str, Callable[[], Result | list[Result]]] = {
     "import": trainer.import_time,
     "restore": verification.restore,
     "reading": verification.reading,
+}
+# Packages that they compare with, of the extra bench.
+_PEERS = {
+    "P6": "tensorflow",
+    "P7": "flashbax",
+    "P11": "tensorflow",
+    "P21": "tensorflow",
 }
 # For real data, a compiler for accelerators, or one of these; not among those that run
 # without names.
@@ -126,9 +134,21 @@ def main(argv: list[str] | None = None) -> int:
         for name, benchmark in (_ON_REAL_DATA | _ON_AN_ACCELERATOR).items()
     }
     benchmarks = _BENCHMARKS | _WITH_A_COMPILER | small
-    results = _run(args.names or list(_BENCHMARKS), benchmarks)
-    if args.json:
-        args.json.write_text(json.dumps([r.as_json() for r in results], indent=1))
+    names = args.names or list(_BENCHMARKS)
+    if missing := {
+        _PEERS[name] for name in names if name in _PEERS and not find_spec(_PEERS[name])
+    }:
+        parser.error(
+            f"{', '.join(sorted(missing))} is compared with and not installed; "
+            "pip install -e '.[bench]'"
+        )
+    results: list[Result] = []
+    try:
+        _run(names, benchmarks, results)
+    finally:
+        # What was measured is kept where a later one fails, or is interrupted.
+        if args.json:
+            args.json.write_text(json.dumps([r.as_json() for r in results], indent=1))
     if args.docs:
         records = [json.loads(path.read_text()) for path in args.add]
         sessions = [*map(Session.of, records), Session.now(results)]
@@ -141,9 +161,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(
-    names: list[str], benchmarks: Mapping[str, Callable[[], Result | list[Result]]]
-) -> list[Result]:
-    results: list[Result] = []
+    names: list[str],
+    benchmarks: Mapping[str, Callable[[], Result | list[Result]]],
+    results: list[Result],
+) -> None:
+    """Runs benchmarks, and adds what they find to the results."""
     console = Console()
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("benchmarks", total=len(names))
@@ -154,7 +176,6 @@ def _run(
                 results.append(result)
                 console.print(_line(result), markup=False, highlight=False)
             progress.advance(task)
-    return results
 
 
 def _line(result: Result) -> str:

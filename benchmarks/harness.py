@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -128,10 +129,24 @@ def machine() -> dict[str, Any]:
     """The machine, without its name."""
     return {
         "system": platform.system(),
-        "processor": platform.machine(),
+        "processor": _processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
     }
+
+
+def _processor() -> str:
+    """Architecture, maker and model: with another of them other figures hold."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    pairs = (line.partition(":")[::2] for line in lines)
+    facts = {name.strip(): value.strip() for name, value in pairs}
+    kind = ("cpu family", "model")
+    about = ", ".join(f"{name} {facts[name]}" for name in kind if name in facts)
+    name = facts.get("model name", "")
+    return f"{platform.machine()} {name} ({about})" if about else platform.machine()
 
 
 def versions() -> dict[str, str]:

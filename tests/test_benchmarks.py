@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from benchmarks.__main__ import main
+from benchmarks.__main__ import _BENCHMARKS, _PEERS, main
 from benchmarks.figures import draw_free_echo
 from benchmarks.harness import Result
 from benchmarks.table import Session, write_table
@@ -24,6 +24,24 @@ def test_named_benchmarks_are_recorded_and_documented(tmp_path, capsys):
     assert "`python -m benchmarks P16 P20 --docs docs/benchmarks.md`" in page
     assert "| P20 |" in page
     assert "P16b: 0 of 2500" in capsys.readouterr().out
+
+
+def test_what_was_measured_is_kept_where_a_later_benchmark_fails(tmp_path, monkeypatch):
+    record = tmp_path / "out.json"
+    monkeypatch.setitem(_BENCHMARKS, "P16", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["P20", "P16", "P15", "--json", str(record)])
+    assert [each["id"] for each in json.loads(record.read_text())] == ["P20"]
+
+
+def test_a_peer_that_is_not_installed_is_missed_before_anything_is_measured(
+    monkeypatch, capsys
+):
+    monkeypatch.setitem(_PEERS, "P7", "no_such_package")
+    with pytest.raises(SystemExit):
+        main(["P20", "P7"])
+    out, err = capsys.readouterr()
+    assert not out and "no_such_package is compared with and not installed" in err
 
 
 def result(id_, value):
