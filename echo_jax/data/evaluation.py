@@ -14,7 +14,7 @@ __all__ = ["THREADS", "eval_batches", "sample_indices", "stream_eval_batches"]
 # Every run, whatever its own seed, is judged on the same examples.
 _SAMPLE_SEED = 0
 THREADS = 4
-"""That read and decode, where nothing else is said."""
+"""How many threads read and decode, where nothing else is said."""
 
 
 def eval_batches(

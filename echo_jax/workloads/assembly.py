@@ -62,7 +62,7 @@ def make_workload(
       evaluated: The evaluation records, and how one is decoded there.
       keeps_evaluated: Whether they are decoded at the first evaluation, and kept;
         otherwise they are decoded at each.
-      eval_threads: That read and decode them.
+      eval_threads: How many read and decode them.
       data_metadata: What was read.
       evaluator: Makes what judges one pass, beside the task.
       augment_on_device: What is done on the devices to every use of a decoded item.
