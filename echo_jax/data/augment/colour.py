@@ -100,10 +100,12 @@ def _change_hsv(
     value = jnp.maximum(jnp.maximum(red, green), blue)
     chroma = value - jnp.minimum(jnp.minimum(red, green), blue)
     scale = 1 / jnp.where(chroma == 0, 1, chroma)  # grey has any hue
+    # Not by equality with the value: compilers round a sum that is used in two places
+    # in two ways. About a tie both sides of a comparison give the same hue.
     sextant = jnp.where(
-        value == red,
+        (red >= green) & (red >= blue),
         (green - blue) * scale,
-        jnp.where(value == green, 2 + (blue - red) * scale, 4 + (red - green) * scale),
+        jnp.where(green >= blue, 2 + (blue - red) * scale, 4 + (red - green) * scale),
     )
     sextant += 6 * turn
     chroma = jnp.minimum(factor * chroma, value)
