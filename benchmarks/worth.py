@@ -36,7 +36,16 @@ from echo_jax.studies.table import write_table
 from echo_jax.training import train
 from echo_jax.workloads import build
 
-__all__ = ["Point", "main", "regrets", "write_worth"]
+__all__ = [
+    "PREDICTORS",
+    "Point",
+    "error",
+    "main",
+    "rank",
+    "read_points",
+    "regrets",
+    "write_worth",
+]
 
 _STUDIES = {
     "s2_8": "configs/sweeps/s2_factor.py:8",
@@ -50,7 +59,7 @@ _FIRST_STREAM = 2000
 _RATIOS = (2, 4, 8, 16)
 _CAP = 4
 # What predicts, and its words.
-_PREDICTORS = {
+PREDICTORS = {
     "probed": "branches on fresh data",
     "by_noise": "B / (B + noise scale)",
     "by_gap": "loss of first uses less that of repeats",
@@ -74,7 +83,7 @@ class Point:
       measured: Fresh examples that a repeat replaced: beside the study's baseline.
       branch_updates: Of a branch.
       num_branches: Over all streams.
-      probed, by_noise, by_gap, by_fit: See `_PREDICTORS`.
+      probed, by_noise, by_gap, by_fit: See `PREDICTORS`.
     """
 
     study: str
@@ -277,24 +286,40 @@ def _chosen(arms: Sequence[Point], ratio: float, worths: Sequence[float]) -> flo
     return max(gains, key=gains.__getitem__)
 
 
+def read_points(folder: Path) -> list[Point]:
+    """Returns the points that `write_worth` has written into a folder."""
+    content = (folder / "worth.json").read_text(encoding="utf-8")
+    return [Point(**each) for each in json.loads(content)]
+
+
+def rank(points: Sequence[Point], predictor: str) -> float:
+    """Returns the rank correlation of what was predicted with what was measured."""
+    measured = [point.measured for point in points]
+    given = [_SIGNS[predictor] * getattr(point, predictor) for point in points]
+    differ = min(len({*given}), len({*measured})) > 1
+    return float(stats.spearmanr(given, measured)[0]) if differ else math.nan
+
+
+def error(points: Sequence[Point], predictor: str) -> float:
+    """Returns the root mean square error of what was predicted."""
+    errors = [getattr(point, predictor) - point.measured for point in points]
+    return math.sqrt(statistics.fmean(each**2 for each in errors))
+
+
 def write_worth(points: Sequence[Point], folder: Path) -> None:
     """Writes the points and what follows from them: JSON, table and figure."""
     folder.mkdir(parents=True, exist_ok=True)
     content = json.dumps([asdict(point) for point in points], indent=1)
     (folder / "worth.json").write_text(content + "\n")
-    measured = [point.measured for point in points]
     notes = []
-    for name, words in _PREDICTORS.items():
-        given = [_SIGNS[name] * getattr(point, name) for point in points]
-        differ = min(len({*given}), len({*measured})) > 1
-        rank = stats.spearmanr(given, measured)[0] if differ else math.nan
-        note = f"{words}: rank correlation with the measured worth {rank:.2f}"
+    for name, words in PREDICTORS.items():
+        said = f"{rank(points, name):.2f}"
+        note = f"{words}: rank correlation with the measured worth {said}"
         if name in ("probed", "by_noise"):
-            errors = np.subtract(given, measured)
-            note += f", root mean square error {np.sqrt(np.mean(errors**2)):.2f}"
+            note += f", root mean square error {error(points, name):.2f}"
         notes.append(f"{note} (n = {len(points)} arms).")
     notes += [
-        f"Factor chosen by {_PREDICTORS.get(name, name)}: {np.mean(found):.1%} slower "
+        f"Factor chosen by {PREDICTORS.get(name, name)}: {np.mean(found):.1%} slower "
         f"than with the best one of the study, at most {max(found):.1%} "
         f"(n = {len(found)}: R of {', '.join(map(str, _RATIOS))} at each batch size)."
         for name, found in regrets(points).items()
@@ -308,12 +333,12 @@ def write_worth(points: Sequence[Point], folder: Path) -> None:
             f"{point.measured:.2f}",
             f"{point.num_branches}",
             f"{point.branch_updates}",
-            *(f"{getattr(point, name):.2f}" for name in _PREDICTORS),
+            *(f"{getattr(point, name):.2f}" for name in PREDICTORS),
         )
         for point in points
     ]
     title = "What a repeat is worth: predicted and measured"
-    all_headings = (*headings, *_PREDICTORS.values())
+    all_headings = (*headings, *PREDICTORS.values())
     write_table(folder / "table.md", title, all_headings, rows, notes)
     write_drawn(lambda: _draw(points), folder / "worth")
 
@@ -339,7 +364,7 @@ def _draw(points: Sequence[Point]) -> Figure:
             )
         if name != "by_gap":
             ax.axline((0, 0), slope=1, color="#777777", lw=1)
-        ax.set_xlabel(_PREDICTORS[name])
+        ax.set_xlabel(PREDICTORS[name])
     axes[0].set_ylabel("worth, measured")
     axes[0].legend(frameon=False, fontsize=8)
     return figure

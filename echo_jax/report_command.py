@@ -19,7 +19,8 @@ __all__ = ["add_command", "run", "show"]
 
 _EPILOG = """\
 It prints a table, and writes table.md, figure.png, figure.svg and report.html. Of
-several studies that searched, it says which arm of each is the fastest at which R; of
+several studies that searched, it says which arm of each is the fastest at which R, and
+studies beside them that did not search are points of its figure, by their clock; of
 several others that differ in the seed alone, what each arm needed over the seeds.
 After the word scaling, runs of one training on different numbers of devices are
 compared instead: throughput and efficiency. (A folder of that name is ./scaling.)
@@ -36,6 +37,7 @@ examples:
   echo-jax report runs/quickstart
   echo-jax report runs/baseline runs/spread --workdir runs/compared
   echo-jax report results/s2_8 results/s2_32 --workdir runs/best
+  echo-jax report results/s2_32 results/seconds/R4_seed0 --workdir runs/clocked
   echo-jax report runs/quickstart runs/quickstart_1 --workdir runs/seeds
   echo-jax report scaling runs/on_1 runs/on_4 runs/on_16 --workdir runs/scaling
   echo-jax report collectives runs/lm --target v5e:2x2
@@ -189,12 +191,14 @@ def show(folders: Sequence[RunPath], workdir: RunPath) -> int:
             search = read_search(folders[0])
             report = write_search_report(search, workdir)
         return _shown(search_table(search), workdir / "curves.png", report)
-    if all(map(is_searched, folders)):
-        with _refused_studies():
-            found = [(each, best_arms(each)) for each in map(read_search, folders)]
-            files = write_best_arms(found, workdir)
-        return _shown(best_arms_table(found), *files)
     are_studies = [(folder / "study.json").exists() for folder in folders]
+    searched = [folder for folder in folders if is_searched(folder)]
+    if searched and all(are_studies):
+        with _refused_studies():
+            found = [(each, best_arms(each)) for each in map(read_search, searched)]
+            clocked = [read_study(each) for each in folders if each not in searched]
+            files = write_best_arms(found, workdir, clocked=clocked)
+        return _shown(best_arms_table(found), *files)
     if len(folders) > 1 and all(are_studies):
         with _refused_studies():
             seeds = read_seeds(folders)

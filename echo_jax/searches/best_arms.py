@@ -18,7 +18,7 @@ from echo_jax.searches.comparison import ArmResult, Search, log_speedups
 from echo_jax.searches.statistics import Interval, mean_interval
 from echo_jax.studies import page
 from echo_jax.studies.figures import COLOURS, write_drawn
-from echo_jax.studies.runs import BASELINE, StudyError
+from echo_jax.studies.runs import BASELINE, Study, StudyError
 from echo_jax.studies.table import write_table
 
 __all__ = ["BestArm", "Found", "best_arms", "best_arms_table", "write_best_arms"]
@@ -126,11 +126,15 @@ def best_arms_table(found: Found) -> Table:
     return table
 
 
-def write_best_arms(found: Found, folder: str | os.PathLike[str]) -> list[RunPath]:
+def write_best_arms(
+    found: Found, folder: str | os.PathLike[str], *, clocked: Sequence[Study] = ()
+) -> list[RunPath]:
     """Writes which arm is the fastest as a table, a figure, and a page with both.
 
     Args:
       found: Studies, and what `best_arms` returns of each.
+      clocked: Studies that trained each arm once to a target, by a clock: the fastest
+        arm of each is a point of the figure.
       folder: Receives ``table.md``, ``best.png``, ``best.svg`` and ``report.html``;
         made if it does not exist.
 
@@ -138,10 +142,10 @@ def write_best_arms(found: Found, folder: str | os.PathLike[str]) -> list[RunPat
       The paths of the PNG and of the page.
     """
     folder = run_folder(folder)
-    rows, notes = _rows(found), _notes(found)
+    rows, notes, points = _rows(found), _notes(found), [*map(_clocked, clocked)]
     with FolderLock(folder, name=REPORT_LOCK_NAME):
         write_table(folder / "table.md", _TITLE, _HEADINGS, rows, notes)
-        png, svg = write_drawn(lambda: _draw(found), folder / "best")
+        png, svg = write_drawn(lambda: _draw(found, points), folder / "best")
         parts = [
             page.figure(svg.read_bytes().decode()),
             page.table(_HEADINGS, rows, texts=2),
@@ -195,7 +199,24 @@ def _places(best: BestArm, names: Sequence[str]) -> tuple[int, int]:
     return min(places), max(places)
 
 
-def _draw(found: Found) -> Figure:
+def _clocked(study: Study) -> tuple[float, float]:
+    """Returns the R that a study's baseline has seen, and the gain of its fastest arm.
+
+    Raises:
+      StudyError: It has no baseline that met the target.
+    """
+    baseline = study.baseline
+    if baseline is None or not baseline.reached or not baseline.summary["R"]:
+        raise StudyError(
+            f"{study.name} has no arm {BASELINE!r} that met a target and had an R; "
+            "leave it out"
+        )
+    seconds = [r.summary["seconds_to_target"] for r in study.runs if r.reached]
+    gain = baseline.summary["seconds_to_target"] / min(seconds)
+    return baseline.summary["R"], gain
+
+
+def _draw(found: Found, clocked: Sequence[tuple[float, float]]) -> Figure:
     searches = [search for search, _ in found]
     height = 3.6 + 0.7 * len(searches)
     figure = Figure(figsize=(9.0, height), facecolor="white", layout="constrained")
@@ -210,6 +231,16 @@ def _draw(found: Found) -> Figure:
     for place, (search, bests) in enumerate(found):
         _draw_gain(above, search, bests, place)
         _draw_band(below, search, place, ratios, names)
+    if clocked:
+        above.plot(
+            *zip(*clocked, strict=True),
+            "D",
+            color="#000000",
+            mfc="none",
+            ms=6,
+            zorder=4,
+            label="by a clock, at the R that the baseline saw",
+        )
     above.set_ylabel("times as fast as\nthe baseline")
     above.set_yscale("log", base=2)
     above.yaxis.set_major_locator(FixedLocator(_RATIOS))

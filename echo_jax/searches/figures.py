@@ -45,7 +45,7 @@ def write_search_figures(
     ``curves``: the metric of every stream against fresh examples, updates and seconds;
     ``ratios``: what each arm needed beside the baseline, with intervals and published
     values; ``trials``: what every trial of the searches needed, by the field that was
-    searched over most orders of magnitude.
+    searched over most orders of magnitude, between the bounds of the search.
 
     Args:
       search: The study.
@@ -268,6 +268,9 @@ def _trials(search: Search) -> Figure:
             if each.best:
                 x, y = each.best.point[name], sign * (each.best.score or 0)
                 ax.plot(x, y, marker=marker, ms=10, mfc="none", **style)
+    if axes_of[name].scale != "choice":
+        for end in (0.0, 1.0):
+            ax.axvline(axes_of[name].at(end), color="#777777", dashes=(1, 2), lw=1)
     if axes_of[name].scale == "log":
         ax.set_xscale("log")
         _label_logarithmically(ax.xaxis)
@@ -291,7 +294,7 @@ def _trials(search: Search) -> Figure:
     else:
         ax.set_ylabel(f"last evaluation {search.metric} (x: diverged)")
     handles, names = ax.get_legend_handles_labels()
-    _legend(figure, handles, names, "ring: best\nof a search")
+    _legend(figure, handles, names, "ring: best\nof a search;\ndotted: bounds")
     return figure
 
 

@@ -3,7 +3,9 @@
 import json
 import math
 import os
+import shutil
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,10 @@ from hypothesis import strategies as st
 from search_folders import COSTS, make_study, trial
 
 from echo_jax.cli import main
-from echo_jax.json_files import write_json
+from echo_jax.folders import run_folder
+from echo_jax.json_files import read_json, write_json
+from echo_jax.searches import best_arms as best_arms_module
+from echo_jax.searches import figures
 from echo_jax.searches.best_arms import best_arms, best_arms_table
 from echo_jax.searches.comparison import read_search
 from echo_jax.searches.space import Axis, Space
@@ -20,6 +25,8 @@ from echo_jax.searches.statistics import mean_interval
 from echo_jax.searches.table import headings, notes, rows
 from echo_jax.searches.trials import Unit, best_of, crossing, write_unit
 from echo_jax.studies.runs import StudyError
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def test_ratios_are_geometric_means_over_pairs_with_their_interval(tmp_path):
@@ -292,6 +299,49 @@ def test_the_fastest_arm_follows_from_the_counts_at_every_ratio(tmp_path, capsys
     table = (tmp_path / "c" / "table.md").read_text()
     assert table.count("| A study | spread | 8 | 3.8") == 2
     assert {"best.png", "best.svg", "report.html"} <= {*os.listdir(tmp_path / "c")}
+
+
+def test_trainings_by_a_clock_are_points_at_the_r_that_their_baseline_saw(
+    tmp_path, monkeypatch
+):
+    points = []
+    draw = best_arms_module._draw
+    monkeypatch.setattr(
+        best_arms_module, "_draw", lambda f, p: points.extend(p) or draw(f, p)
+    )
+    clocked = [RESULTS / "seconds" / f"R4_seed{seed}" for seed in range(2)]
+    command = ["report", str(make_study(tmp_path / "a")), *map(str, clocked)]
+    assert main([*command, "--workdir", str(tmp_path / "c")]) == 0
+    # As results/seconds/R4_seed*/table.md have it.
+    assert points == [
+        (pytest.approx(2.70, abs=0.005), pytest.approx(1 / 0.33, rel=0.02)),
+        (pytest.approx(2.46, abs=0.005), pytest.approx(1 / 0.37, rel=0.02)),
+    ]
+    assert "by a clock" in (tmp_path / "c" / "best.svg").read_text()
+
+
+def test_a_training_by_a_clock_needs_a_baseline_that_met_its_target(tmp_path, capsys):
+    shutil.copytree(RESULTS / "seconds" / "R4_seed0", tmp_path / "b")
+    file = run_folder(tmp_path / "b") / "study.json"
+    metadata = read_json(file)
+    metadata["arms"].remove("baseline")
+    write_json(file, metadata)
+    command = ["report", str(make_study(tmp_path / "a")), str(tmp_path / "b")]
+    assert main([*command, "--workdir", str(tmp_path / "c")]) == 2
+    assert "has no arm 'baseline' that met a target" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("axis", "bounds"),
+    [("log:1e-4:1e-2", [1e-4, 1e-2]), ("log1m:0.05:0.8", [0.95, 0.2])],
+)
+def test_the_trials_are_drawn_between_the_bounds_of_the_search(tmp_path, axis, bounds):
+    search = read_search(make_study(tmp_path))
+    space = Space.parse({"optim": {"lr": axis}})
+    search = replace(search, protocol=replace(search.protocol, space=space))
+    (ax,) = figures._trials(search).axes
+    drawn = [line.get_xdata() for line in ax.lines if line.get_linestyle() == "--"]
+    assert [x[0] for x in drawn] == pytest.approx(bounds)
 
 
 @pytest.mark.parametrize(("size", "later"), [(64, "8"), (32, None)])

@@ -1,11 +1,13 @@
 """The published trials of the studies: whole, and what their tables say."""
 
+import html
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from benchmarks import published
 from echo_jax import runs
 from echo_jax.config import load_config
 from echo_jax.echo.instrument import advice
@@ -95,8 +97,46 @@ def is_rounded(texts, interval):
 
 
 @pytest.fixture(scope="module")
-def known():
-    return [i for name in STUDIES for i in measured(read_search(RESULTS / name))]
+def studies():
+    return {name: read_search(RESULTS / name) for name in STUDIES}
+
+
+@pytest.fixture(scope="module")
+def known(studies):
+    return [i for search in studies.values() for i in measured(search)]
+
+
+def test_the_tables_of_the_page_are_those_of_the_published_trials(tmp_path, studies):
+    page = RESULTS.parent / "docs" / "results.md"
+    copy = tmp_path / "results.md"
+    # Numbers that are not those of the trials.
+    copy.write_text(re.sub(r"(?m)^(\|.*)\d", r"\1#", page.read_text()))
+    assert copy.read_text() != page.read_text()
+    clocked = published.read_clocked(RESULTS / "seconds")
+    published.write_tables(studies, clocked, RESULTS, copy)
+    assert copy.read_text() == page.read_text()
+
+
+@pytest.mark.slow
+def test_one_command_makes_all_that_is_published(tmp_path, studies):
+    shutil.copytree(RESULTS, tmp_path / "results")
+    shutil.copytree(RESULTS.parent / "docs", tmp_path / "docs")
+    made = [*(tmp_path / "results").glob("*/table.md")]
+    made = [path for path in made if path.parent.name in {*STUDIES, "best", "worth"}]
+    for path in (*made, *(tmp_path / "results").glob("*/*.png")):
+        path.unlink()
+    folders = [f"--{name}={tmp_path / name}" for name in ("results", "docs", "workdir")]
+    assert published.main(folders) == 0
+    for path in (*RESULTS.glob("*/table.md"), RESULTS.parent / "docs" / "results.md"):
+        copy = tmp_path / path.relative_to(RESULTS.parent)
+        assert copy.read_text() == path.read_text()
+    for path in RESULTS.glob("*/*.png"):
+        assert (tmp_path / path.relative_to(RESULTS.parent)).exists()
+    page = (tmp_path / "workdir" / "report.html").read_text()
+    falsifiers = [each for search in studies.values() for each in search.falsifiers]
+    assert page.count("<tr>") - 1 >= len(falsifiers)
+    assert all(html.escape(each.says) in page for each in falsifiers)
+    assert all(html.escape(search.name) in page for search in studies.values())
 
 
 @pytest.mark.parametrize(
