@@ -139,12 +139,22 @@ def test_one_command_makes_all_that_is_published(tmp_path, studies):
     assert all(html.escape(search.name) in page for search in studies.values())
 
 
+# Of large batches the next paragraph is of studies that did not search.
 @pytest.mark.parametrize(
-    ("page", "least"), [("results.md", 70), ("which-echo.md", 7), ("../README.md", 4)]
+    ("page", "least", "until"),
+    [
+        ("results.md", 70, None),
+        ("which-echo.md", 7, None),
+        ("large-batches.md", 4, "**Longer, with a 16th"),
+        ("../README.md", 4, None),
+    ],
 )
-def test_every_interval_of_a_page_is_one_of_the_published_trials(known, page, least):
+def test_every_interval_of_a_page_is_one_of_the_published_trials(
+    known, page, least, until
+):
     text = (RESULTS.parent / "docs" / page).read_text()
-    said = INTERVAL.findall(text)
+    assert until is None or until in text
+    said = INTERVAL.findall(text.partition(until or "\0")[0])
     assert len(said) >= least
     assert not [each for each in said if not any(is_rounded(each, i) for i in known)]
 
