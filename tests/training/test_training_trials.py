@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import platform
+import threading
 
 import pytest
 from tiny_workload import make_workload, tiny_config
@@ -136,9 +137,8 @@ def test_what_is_cut_has_learnt_as_if_it_were_not(tmp_path):
     assert any(len(a.values) < len(b.values) for a, b in zip(*both, strict=True))
 
 
-@pytest.mark.parametrize("stop_after", [2, 5])
-def test_a_search_that_is_stopped_goes_on_and_ends_alike(tmp_path, whole, stop_after):
-    made = itertools.count(1)
+def test_a_search_that_is_stopped_goes_on_and_ends_alike(tmp_path, whole):
+    made, stop_after = itertools.count(1), 2
 
     def stop(unit, trial):
         if next(made) == stop_after:
@@ -153,6 +153,52 @@ def test_a_search_that_is_stopped_goes_on_and_ends_alike(tmp_path, whole, stop_a
     # Nothing is made twice.
     assert len(rest) == len({*rest}) == 2 * (4 + 2) - stop_after
     assert before
+
+
+IN_BUCKET = "gs://bucket/runs/s"
+
+
+def in_bucket(bucket):
+    found = bucket.files("runs/s/trials")
+    return {name: found[name] for name in found if name.endswith(".json")}
+
+
+def test_a_search_in_a_bucket_is_stopped_and_goes_on_as_in_a_folder(bucket, whole):
+    made = itertools.count(1)
+
+    def stop(unit, trial):
+        if next(made) == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make(IN_BUCKET, on_made=stop)
+    assert 0 < len(in_bucket(bucket)) < len(whole[1])
+    rest = []
+    make(IN_BUCKET, on_made=lambda unit, trial: rest.append((str(unit), trial.number)))
+    assert in_bucket(bucket) == whole[1]
+    assert len(rest) == len({*rest}) == 2 * (4 + 2) - 6
+
+
+def test_two_machines_share_a_search_in_a_bucket(bucket, whole):
+    made, failed = [], []
+
+    def work():
+        try:
+            make(IN_BUCKET, on_made=lambda unit, t: made.append((str(unit), t.number)))
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    # In another thread: a lock in a bucket does not know of processes.
+    other = threading.Thread(target=work)
+    other.start()
+    work()
+    other.join()
+    assert not failed
+    # One may end while the other is still making what it left to it.
+    make(IN_BUCKET, on_made=lambda unit, trial: made.append((str(unit), trial.number)))
+    assert in_bucket(bucket) == whole[1]
+    assert len(made) == len({*made}) == 2 * (4 + 2)
 
 
 def test_what_another_process_has_locked_is_left_to_it(tmp_path, whole):
