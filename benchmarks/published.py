@@ -60,10 +60,10 @@ _RULES = {
 _FALSIFIER_HEADINGS = (
     "study",
     "falsifier, written down before",
-    "compares",
     "met",
-    "if below",
     "found",
+    "if below",
+    "compares",
 )
 _CLOCKED_RATIOS = (2, 4, 8)
 _PAPER_FIGURES = ("5a", "5b")
@@ -431,9 +431,10 @@ def _best_in_words(search: Search, ratio: float) -> str:
 
 def _report(studies: Studies, workdir: Path) -> str:
     """The page of all studies: what was falsified, and the figures and tables."""
-    parts = [page.table(_FALSIFIER_HEADINGS, _falsifier_rows(studies), texts=4)]
+    parts = [page.table(_FALSIFIER_HEADINGS, _falsifier_rows(studies), texts=3)]
     for name, search in studies.items():
-        parts += [f"<h2>{html.escape(search.name)}</h2>", page.items([search.setting])]
+        title = html.escape(f"{name}: {search.name}")
+        parts += [f"<h2>{title}</h2>", page.items([search.setting])]
         parts += _figures(workdir / name)
         parts += [page.table(headings(search), rows(search), texts=2)]
         parts += [page.items(notes(search))]
@@ -443,18 +444,16 @@ def _report(studies: Studies, workdir: Path) -> str:
 
 
 def _falsifier_rows(studies: Studies) -> list[tuple[str, ...]]:
+    met = {True: "yes", False: "no", None: "nobody can tell"}
     rows = []
-    for search in studies.values():
-        what = f"last {search.metric} of {{}} less that of {{}}"
+    for name, search in studies.items():
+        what = f"last {search.metric}, {{}} - {{}}"
         if search.has_target:
-            what = "fresh examples of {} over those of {}"
+            what = "reads, {} / {}"
         for each in search.falsifiers:
-            met = {True: "yes", False: "no", None: "nobody can tell"}[each.is_met]
-            found = _interval(each.ratio, 3)
+            found, bound = _interval(each.ratio, 3), f"{each.bound:.3g}"
             compared = what.format(each.arm, each.over)
-            rows.append(
-                (search.name, each.says, compared, met, f"{each.bound:g}", found)
-            )
+            rows.append((name, each.says, met[each.is_met], found, bound, compared))
     return rows
 
 
