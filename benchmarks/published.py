@@ -1,8 +1,8 @@
 """All that is shown of the published studies, made from their trials by one command.
 
 ``python -m benchmarks.published --workdir runs/published`` reads the trials in
-``results/``, writes every table and figure there anew and the tables of
-``docs/results.md``, and in the work directory a page with all studies, ``report.html``.
+``results/``, writes every table and figure there anew and the tables of the pages in
+``docs/``, and in the work directory a page with all studies, ``report.html``.
 It trains nothing, and takes some minutes.
 """
 
@@ -80,17 +80,19 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of docs/results.md.
+    """A table of a page.
 
     Attributes:
       first: The heading of the first column.
       columns: The others.
       labels: What the page calls each arm, in its order.
+      page: The file in docs.
     """
 
     first: str
     columns: Sequence[Column]
     labels: Mapping[str, str]
+    page: str = "results.md"
 
     def markdown(self, studies: Studies) -> str:
         """Returns the table."""
@@ -140,6 +142,16 @@ def _read(study: str) -> Column:
         return f"{sum(t.fresh[-1] for t in confirmed) / len(confirmed):,.0f}"
 
     return Column("read", says)
+
+
+def _made(study: str) -> Column:
+    """The updates of the whole runs."""
+
+    def says(studies: Studies, name: str) -> str:
+        (updates,) = {t.updates[-1] for t in _arm(studies, study, name).confirmed}
+        return f"{updates:,}"
+
+    return Column("updates", says)
 
 
 def _paper(study: str, heading: str, *, times: bool = False) -> Column:
@@ -268,8 +280,21 @@ TABLES = {
             "published)",
         },
     ),
+    "s8": Table(
+        "arm",
+        [_made("s8"), _final("s8", "last loss less that of batches of 32")],
+        {
+            "baseline": "batches of 32, AdamW",
+            "growing": "of 32, 128 and 256: half of the examples, a quarter, a quarter",
+            "adamw": "of 256, AdamW",
+            "onecycle": "of 256, AdamW, one cycle",
+            "lars": "of 256, LARS",
+            "lamb": "of 256, LAMB",
+        },
+        page="large-batches.md",
+    ),
 }
-"""The tables of docs/results.md that follow from searches, by their marks."""
+"""The tables that follow from searches, by their marks in the pages."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -284,7 +309,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="receives report.html, and the reports of each study",
     )
     parser.add_argument("--results", default="results", help="holds the trials")
-    parser.add_argument("--docs", default="docs", help="holds results.md")
+    parser.add_argument("--docs", default="docs", help="holds the pages")
     args = parser.parse_args(argv)
     results, workdir = Path(args.results), Path(args.workdir)
     folders = sorted(folder for folder in results.iterdir() if is_searched(folder))
@@ -301,7 +326,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _publish(workdir / "best", results / "best")
         write_worth(read_points(results / "worth"), workdir / "worth")
         _publish(workdir / "worth", results / "worth")
-        write_tables(studies, clocked, results, Path(args.docs) / "results.md")
+        write_tables(studies, clocked, results, Path(args.docs))
     report = workdir / "report.html"
     report.write_text(_report(studies, workdir), encoding="utf-8")
     print(report)
@@ -322,18 +347,18 @@ def read_clocked(folder: Path) -> Clocked:
     }
 
 
-def write_tables(studies: Studies, clocked: Clocked, results: Path, file: Path) -> None:
-    """Writes the tables of a page between their marks.
+def write_tables(studies: Studies, clocked: Clocked, results: Path, docs: Path) -> None:
+    """Writes the tables of the pages between their marks.
 
     Args:
       studies: All of them.
       clocked: Those by a clock.
       results: Holds the values of the paper's figures, and what predicted the worth.
-      file: The page.
+      docs: Holds the pages.
     """
     for name, table in TABLES.items():
-        Place(file, name).write(table.markdown(studies) + "\n")
-    paper = results / "paper" / "choi2019_figures.json"
+        Place(docs / table.page, name).write(table.markdown(studies) + "\n")
+    paper, file = results / "paper" / "choi2019_figures.json", docs / "results.md"
     Place(file, "best").write(_best_markdown(studies, paper) + "\n")
     Place(file, "seconds").write(_clocked_markdown(clocked) + "\n")
     points = read_points(results / "worth")
