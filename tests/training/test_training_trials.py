@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import math
 import platform
-import threading
 
 import pytest
 from tiny_workload import make_workload, tiny_config
@@ -180,25 +179,19 @@ def test_a_search_in_a_bucket_is_stopped_and_goes_on_as_in_a_folder(bucket, whol
 
 
 def test_two_machines_share_a_search_in_a_bucket(bucket, whole):
-    made, failed = [], []
+    ours, theirs = [], []
 
-    def work():
-        try:
-            make(IN_BUCKET, on_made=lambda unit, t: made.append((str(unit), t.number)))
-        except BaseException as error:
-            failed.append(error)
-            raise
+    def meanwhile(unit, trial):
+        if not ours:
+            # The other machine comes as soon as we have made one trial.
+            make(IN_BUCKET, on_made=lambda unit, t: theirs.append((unit.arm, t.number)))
+        ours.append((unit.arm, trial.number))
 
-    # In another thread: a lock in a bucket does not know of processes.
-    other = threading.Thread(target=work)
-    other.start()
-    work()
-    other.join()
-    assert not failed
-    # One may end while the other is still making what it left to it.
-    make(IN_BUCKET, on_made=lambda unit, trial: made.append((str(unit), trial.number)))
+    make(IN_BUCKET, on_made=meanwhile)
     assert in_bucket(bucket) == whole[1]
-    assert len(made) == len({*made}) == 2 * (4 + 2)
+    numbers = [*range(4), *range(2)]
+    assert ours == [("baseline", number) for number in numbers]
+    assert theirs == [("batch", number) for number in numbers]
 
 
 def test_what_another_process_has_locked_is_left_to_it(tmp_path, whole):
