@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import published
+from benchmarks import published, published_tables
 from echo_jax import runs
 from echo_jax.config import load_config
 from echo_jax.echo.instrument import advice
@@ -108,14 +108,14 @@ def known(studies):
 
 def test_the_tables_of_the_pages_are_those_of_the_published_trials(tmp_path, studies):
     docs = RESULTS.parent / "docs"
-    pages = {"results.md", *(table.page for table in published.TABLES.values())}
+    pages = {"results.md", *(table.page for table in published_tables.TABLES.values())}
     marked = re.compile(r"(<!-- (.*): begin -->\n)(.*)(<!-- \2: end -->)", re.S)
     for name in pages:
         emptied = marked.sub(r"\1\4", (docs / name).read_text())
         assert emptied != (docs / name).read_text()
         (tmp_path / name).write_text(emptied)
-    clocked = published.read_clocked(RESULTS / "seconds")
-    published.write_tables(studies, clocked, RESULTS, tmp_path)
+    clocked = published_tables.read_clocked(RESULTS / "seconds")
+    published_tables.write_tables(studies, clocked, RESULTS, tmp_path)
     for name in pages:
         assert (tmp_path / name).read_text() == (docs / name).read_text()
 
