@@ -3,7 +3,7 @@
 ``python -m benchmarks.published --workdir runs/published`` reads the trials in
 ``results/``, writes every table and figure there anew and the tables of the pages in
 ``docs/``, and in the work directory a page with all studies, ``report.html``.
-It trains nothing, and takes some minutes.
+It trains nothing, and takes a minute.
 """
 
 import argparse
@@ -94,6 +94,8 @@ def _report(studies: Studies, workdir: Path) -> str:
         parts += [page.items(notes(search))]
     parts += ["<h2>Which arm is the fastest at which R</h2>"]
     parts += _figures(workdir / "best")
+    parts += ["<h2>Predicted and measured worth of a repeat</h2>"]
+    parts += _figures(workdir / "worth")
     return page.page(_TITLE, "", parts)
 
 

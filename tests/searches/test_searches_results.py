@@ -136,6 +136,9 @@ def test_one_command_makes_all_that_is_published(tmp_path, studies):
     for path in RESULTS.glob("*/*.png"):
         assert (tmp_path / path.relative_to(RESULTS.parent)).exists()
     page = (tmp_path / "workdir" / "report.html").read_text()
+    # Those of each study, and which arm is the fastest, and what a repeat is worth.
+    drawn = [*RESULTS.glob("s*/*.png"), "best", "worth"]
+    assert page.count("<svg") == len(drawn)
     falsifiers = [each for search in studies.values() for each in search.falsifiers]
     assert page.count("<tr>") - 1 >= len(falsifiers)
     assert all(html.escape(each.says) in page for each in falsifiers)
