@@ -13,6 +13,8 @@ import s3_untuned
 from ml_collections import ConfigDict
 from sweep_parts import check_variant
 
+from echo_jax.config_study import set_arms
+
 VARIANTS = ("2", "4", "8", "tiny")
 
 
@@ -26,7 +28,9 @@ def get_config(variant: str = "4") -> ConfigDict:
     is_tiny = variant == "tiny"
     study = s3_untuned.get_config("tiny" if is_tiny else "")
     study = study.copy_and_resolve_references()
+    factors = [name for name in study.order if not name.startswith("batch")]
     with study.unlocked():
+        set_arms(study, {name: study.arms[name] for name in factors})
         study.storage_ratio = 4.0 if is_tiny else float(variant)
         study.name = f"Seconds of factors: byte LM, B = 32, R = {study.storage_ratio:g}"
         study.confirm.streams = 0

@@ -8,12 +8,13 @@ momentum and weight decay:
 
     baseline    16,384 fresh examples: what no echo can beat
     epochs      8 epochs of 2,048 examples, read anew in each of them
+    epochs_4    4 epochs of 4,096 examples
     cache       the same examples, each used 8 times, as many of them in memory
     echo_512    the same with 512 in memory; echo_64 and batch with less
 
-All arms but the baseline know the same 2,048 examples. ``epochs`` reads 16,384 times,
-``batch`` 2,048 times, and the others as often and what they have begun to use at the
-end: ``cache`` 2,993 times. ``:tiny`` is a smoke test.
+All other arms but ``epochs_4`` know the same 2,048 examples. ``epochs`` reads 16,384
+times, ``batch`` 2,048 times, and the others as often and what they have begun to use at
+the end: ``cache`` 2,993 times. ``:tiny`` is a smoke test.
 """
 
 from typing import Any
@@ -40,8 +41,8 @@ def get_config(variant: str = "") -> ConfigDict:
     with base.unlocked():
         base.data.train_examples = 0
 
-    def few(**echo: Any) -> dict[str, Any]:
-        return {"data": {"train_examples": distinct}, "echo": echo}
+    def few(examples: int = distinct, **echo: Any) -> dict[str, Any]:
+        return {"data": {"train_examples": examples}, "echo": echo}
 
     often, apart = {"factor": float(_FACTOR)}, {"order": "spread"}
     arms = {
@@ -51,6 +52,7 @@ def get_config(variant: str = "") -> ConfigDict:
         "echo_512": few(**often, **apart, buffer=distinct // 4),
         "echo_64": few(**often, **apart, buffer=64),
         "batch": few(**often, after="batch", buffer=1),
+        "epochs_4": few(2 * distinct),
     }
     study = default_study(
         "Echo, epochs or a cache, at equal updates: byte-level LM, B = 32", base, arms

@@ -54,7 +54,7 @@ VARIANTS = {
     "sweeps/s1_placement": ["", "cifar", "tiny"],
     "sweeps/s2_factor": ["", "8", "128", "tiny"],
     "sweeps/s3_untuned": ["", "tiny"],
-    "sweeps/s4_lag": ["", "8", "tiny"],
+    "sweeps/s4_lag": ["", "8", "cifar", "long", "tiny"],
     "sweeps/s5_epochs": ["", "tiny"],
     "sweeps/s6_schedules": ["", "tiny"],
     "sweeps/s7_communication": ["", "echo", "tiny"],
