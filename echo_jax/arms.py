@@ -7,6 +7,7 @@ from typing import Any
 
 from echo_jax.config import Config
 from echo_jax.config_check import check_config
+from echo_jax.config_echo import pattern_of
 from echo_jax.config_study import arm_names
 from echo_jax.folders import RunPath
 from echo_jax.json_files import read_json
@@ -103,12 +104,12 @@ def make_ready_for_trials(arms: Mapping[str, Config]) -> None:
       ValueError: An arm decides by what it measures.
     """
     for name, arm in arms.items():
-        decided = arm.echo.factor == "auto" or arm.echo.mode == "adaptive"
-        if decided or arm.echo.replay:
+        is_adaptive = arm.echo.mode == "adaptive" and not pattern_of(arm)
+        if arm.echo.factor == "auto" or is_adaptive:
             raise ValueError(
                 f"arm {name}: what a trial does is decided by its config alone, not "
-                "by what is measured; give echo.factor a number, set echo.mode to "
-                "fixed or stochastic, and leave echo.replay out"
+                "by what is measured; give echo.factor a number, and an adaptive echo "
+                "its decisions, such as echo.replay=pattern:1000"
             )
         if arm.data.threads == "auto":
             arm.data.threads = 1

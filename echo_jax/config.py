@@ -64,7 +64,9 @@ def default_config() -> Config:
     config.echo.mode = "fixed"  # fixed | adaptive | stochastic
     # The uses after which a repeat is worth nothing: bounds adaptive and "auto".
     config.echo.cap = 4
-    config.echo.replay = ""  # the tape.json of an adaptive run, to be repeated
+    # Adaptive: the tape.json of a run, to be repeated; or decisions made beforehand,
+    # for all updates: "pattern:1000" takes fresh data before every fourth of them.
+    config.echo.replay = ""
     config.echo.buffer_bytes = 0  # of a device buffer; 0: echo.buffer says its size
     config.echo.lanes = 0  # parts of a device buffer; 0: one for each device
     # Stochastic: how likely an update loads fresh data (p), or 1/p (e), over updates.

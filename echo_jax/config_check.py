@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from echo_jax.config import Config, default_config
 from echo_jax.config_batch import BatchGrowth
-from echo_jax.config_echo import echo_spec, load_schedule
+from echo_jax.config_echo import echo_spec, load_schedule, pattern_of
 from echo_jax.config_local import SCHEDULES, broken_rules
 from echo_jax.config_optimizer import (
     OWN_OPTIMIZERS,
@@ -256,6 +256,7 @@ def _check_mode(config: Config) -> None:
     if config.echo.replay and mode != "adaptive":
         rule = "repeats an adaptive run; it needs --config.echo.mode=adaptive"
         _refuse(config, "echo.replay", rule, "")
+    pattern_of(config)
     if mode == "fixed":
         return
     if config.echo.factor != 1:

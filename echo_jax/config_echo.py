@@ -1,5 +1,8 @@
 """The echo that a training config describes."""
 
+import math
+import re
+
 from echo_jax.config import Config
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.load_schedule import LoadSchedule
@@ -11,7 +14,10 @@ __all__ = [
     "largest_factor",
     "leaves_factor_open",
     "load_schedule",
+    "pattern_of",
 ]
+
+_PATTERN = "pattern:"
 
 
 def leaves_factor_open(config: Config) -> bool:
@@ -62,6 +68,39 @@ def echo_spec(
     return EchoSpec(factor, echo.buffer, echo.order, batch_size, echo.seed)
 
 
+def pattern_of(config: Config) -> str | None:
+    """Returns the decisions that an adaptive echo repeats for ever, such as ``1000``.
+
+    So an echo that goes by what is ready does the same on every machine, and can be
+    compared with others at equal reads.
+
+    Args:
+      config: A training config.
+
+    Returns:
+      None where ``echo.replay`` is the log of a run, or empty.
+
+    Raises:
+      ValueError: It is no pattern by which a batch is always ready.
+    """
+    replay = config.echo.replay
+    if not replay.startswith(_PATTERN):
+        return None
+    pattern, cap = replay.removeprefix(_PATTERN), config.echo.cap
+    if not re.fullmatch("1[01]*", pattern):
+        raise ValueError(
+            f"config.echo.replay={replay!r} must be {_PATTERN!r}, a 1 and further 0s "
+            f"and 1s; set --config.echo.replay={_PATTERN}1000"
+        )
+    uses = [at / pattern[:at].count("1") for at in range(1, len(pattern) + 1)]
+    if max(uses) > cap:
+        raise ValueError(
+            f"config.echo.replay={replay!r} would use items {max(uses):g} times, more "
+            f"than config.echo.cap={cap}; set --config.echo.cap={math.ceil(max(uses))}"
+        )
+    return pattern
+
+
 def describe_echo(config: Config) -> str:
     """Says in a sentence what is repeated, how often, and from where.
 
@@ -71,11 +110,14 @@ def describe_echo(config: Config) -> str:
     """
     echo = config.echo
     item = "batch" if echo.after == "batch" else "example"
+    one = "a batch" if item == "batch" else "an example"
     items = "batches" if item == "batch" else "examples"
     where = f"{echo.buffer:,} of them on the {echo.where}"
     if echo.mode == "adaptive":
+        pattern = pattern_of(config)
+        is_fresh = f"at every 1 of {pattern}" if pattern else "if it is ready"
         return (
-            f"echo: after {echo.after}, what is fresh if it is ready, else an {item} "
+            f"echo: after {echo.after}, what is fresh {is_fresh}, else {one} "
             f"again, each at most {echo.cap} times, from the last {where}"
         )
     if echo.mode == "stochastic":

@@ -88,6 +88,14 @@ def test_defaults_are_valid_and_locked():
         ({"echo__buffer_bytes": 9}, r"bytes=9 needs --config\.echo\.where=device"),
         ({"echo__replay": "x"}, r"replay='x' .* needs --config\.echo\.mode=adaptive"),
         (
+            {"echo__mode": "adaptive", "echo__replay": "pattern:01"},
+            r"replay='pattern:01' must be 'pattern:', a 1 .*\.replay=pattern:1000",
+        ),
+        (
+            {"echo__mode": "adaptive", "echo__replay": "pattern:1100000000001"},
+            r"use items 6 times, more than config\.echo\.cap=4; .*\.cap=6",
+        ),
+        (
             {**ON_DEVICE, "echo__lanes": 24},
             r"lanes=24 must divide config\.batch_size=32; set --config\.echo\.lanes=8",
         ),
@@ -350,6 +358,11 @@ def flagged(flag):
             {"echo.mode": "adaptive", "echo.after": "decode", "echo.where": "device"},
             "echo: after decode, what is fresh if it is ready, else an example again, "
             "each at most 4 times, from the last 1,024 of them on the device",
+        ),
+        (
+            {"echo.mode": "adaptive", "echo.replay": "pattern:1000"},
+            "echo: after batch, what is fresh at every 1 of 1000, else a batch again, "
+            "each at most 4 times, from the last 1,024 of them on the host",
         ),
         (
             STOCHASTIC_LOAD,

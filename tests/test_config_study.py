@@ -3,8 +3,11 @@
 import pytest
 from ml_collections import ConfigDict
 
+from echo_jax.arms import arm_configs, make_ready_for_trials
 from echo_jax.config import default_config
 from echo_jax.config_study import arm_names, default_study, protocol_of, set_arms
+from echo_jax.echo.decision_log import DecisionLog
+from echo_jax.training.feeds import make_echo_spec
 
 SPACE = {"optim": {"lr": "log:1e-4:1e-2"}}
 
@@ -76,3 +79,22 @@ def test_impossible_values_are_refused_with_the_fix(changes, message):
     made.search.space = ConfigDict(SPACE)
     with pytest.raises(ValueError, match=message):
         protocol_of(made)
+
+
+@pytest.mark.parametrize("fields", [{"factor": "auto"}, {"mode": "adaptive"}])
+def test_an_arm_that_measures_what_it_does_is_no_trial(fields):
+    made = study()
+    made.arms.a = ConfigDict({"echo": fields})
+    arms = arm_configs(made)
+    with pytest.raises(ValueError, match=r"arm a: what a trial does is decided by"):
+        make_ready_for_trials(arms)
+
+
+def test_an_adaptive_arm_whose_decisions_are_given_is_a_trial():
+    made = study()
+    echo = {"mode": "adaptive", "buffer": 128, "replay": "pattern:1000"}
+    made.arms.a = ConfigDict({"echo": echo})
+    arms = arm_configs(made)
+    make_ready_for_trials(arms)
+    spec = make_echo_spec(arms["a"])
+    assert spec.replay == DecisionLog([True, False, False, False] * 250)

@@ -1,5 +1,6 @@
 """Which feed a config asks for, and which decisions its echo repeats."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from io import BytesIO
@@ -11,7 +12,7 @@ from jax.sharding import Mesh
 
 from echo_jax.config import Config
 from echo_jax.config_batch import BatchGrowth
-from echo_jax.config_echo import echo_spec
+from echo_jax.config_echo import echo_spec, pattern_of
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.device import StepInput
 from echo_jax.echo.shard import SINGLE, DataShard
@@ -62,8 +63,12 @@ def make_echo_spec(
       OSError: The log to be replayed cannot be read.
       ValueError: It is not there, or is none.
     """
-    replay = config.echo.replay
-    log = _read_log(replay, shard) if replay else None
+    replay, log = config.echo.replay, None
+    if pattern := pattern_of(config):
+        decisions = itertools.cycle(decision == "1" for decision in pattern)
+        log = DecisionLog(itertools.islice(decisions, config.updates))
+    elif replay:
+        log = _read_log(replay, shard)
     return echo_spec(config, factor=factor, replay=log)
 
 

@@ -52,11 +52,11 @@ VARIANTS = {
     "sweeps/lm_echo_factor": ["", "4096", "tiny"],
     "sweeps/lm_seconds": ["", "2", "8", "tiny"],
     "sweeps/s1_placement": ["", "cifar", "tiny"],
-    "sweeps/s2_factor": ["", "8", "128", "tiny"],
+    "sweeps/s2_factor": ["", "8", "128", "decay", "tiny"],
     "sweeps/s3_untuned": ["", "tiny"],
     "sweeps/s4_lag": ["", "8", "cifar", "long", "tiny"],
     "sweeps/s5_epochs": ["", "tiny"],
-    "sweeps/s6_schedules": ["", "tiny"],
+    "sweeps/s6_schedules": ["", "cifar", "decay", "tiny"],
     "sweeps/s7_communication": ["", "echo", "tiny"],
     "sweeps/s8_large_batch": ["", "tiny"],
 }

@@ -64,6 +64,15 @@ def test_an_adaptive_run_on_the_host_repeats_with_its_log(
     assert DecisionLog.load(again / "tape.json") == log
 
 
+@pytest.mark.parametrize("place", [*PLACES.values(), {}], ids=[*PLACES, "device"])
+def test_an_adaptive_run_takes_fresh_data_by_a_pattern(tmp_path, place):
+    options = {**ADAPTIVE, **place, "echo__replay": "pattern:10110000"}
+    summary = run(tmp_path, **options)
+    log = DecisionLog.load(tmp_path / "tape.json")
+    assert [*log] == [bool(int(each)) for each in "101100001011"]
+    assert (summary["fresh"], summary["repeats"]) == (8 * 6, 8 * 6)
+
+
 def test_a_stochastic_run_on_the_host_is_that_on_the_devices(tmp_path, stop_at_take):
     device = run(tmp_path / "device", **STOCHASTIC)
     options = {**STOCHASTIC, "echo__where": "host"}

@@ -193,7 +193,7 @@ class AdaptivePlan:
         if rows and position < len(self._replay) and not self._replay[position]:
             raise ValueError(
                 f"the log takes nothing before batch {position}, which cannot be made "
-                "without; it was recorded with another echo"
+                "without; use one that was recorded with this echo, or a larger buffer"
             )
         unused = self._items[0].num_unused + rows
         if self._taken or rows > self._lanes.rows or unused > self.num_slots:
