@@ -223,7 +223,8 @@ TABLES = {
         [_read("s5"), _final("s5", _LESS_THAN_FRESH)],
         {
             "baseline": "fresh data",
-            "epochs": "8 epochs, read anew",
+            "epochs_4": "4 epochs of 4,096 examples, read anew",
+            "epochs": "8 epochs of 2,048, read anew",
             "cache": "the same, all 2,048 in memory (`spread`)",
             "echo_512": "512 of them in memory",
             "echo_64": "64 of them in memory",
@@ -241,6 +242,8 @@ TABLES = {
             "reversed": "linear, 0.1 to 0.4",
             "reversed_cosine": "cosine, 0.1 to 0.4",
             "fixed": "no coin: every example 4 times, far apart",
+            "adaptive_4": "adaptive, data ready before every 4th update, cap 4",
+            "adaptive_8": "the same, cap 8",
         },
     ),
     "s7": Table(

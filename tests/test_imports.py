@@ -22,6 +22,7 @@ ALLOWED = {
     "arms": {
         "config",
         "config_check",
+        "config_echo",
         "config_study",
         "folders",
         "json_files",
