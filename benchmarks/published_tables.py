@@ -214,6 +214,23 @@ TABLES = {
         ],
         _BY_FACTOR,
     ),
+    "s2_decay": Table(
+        "arm",
+        [
+            _read("s2_decay"),
+            _made("s2_decay"),
+            _final("s2_decay", "last loss less that of 400 fresh batches"),
+        ],
+        {
+            "baseline": "fresh data",
+            "e2": "e = 2",
+            "e4": "e = 4",
+            "e8": "e = 8",
+            "fresh_2": "half of the fresh data, no echo",
+            "fresh_4": "a quarter of it",
+            "fresh_8": "an eighth",
+        },
+    ),
     "s4_32": Table("lag", [_fresh("s4_32"), _updates("s4_32")], _BY_LAG),
     "s4_8": Table(
         "lag", [_fresh("s4_8", "B = 8: fresh examples"), _updates("s4_8")], _BY_LAG
