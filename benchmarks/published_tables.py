@@ -235,6 +235,18 @@ TABLES = {
     "s4_8": Table(
         "lag", [_fresh("s4_8", "B = 8: fresh examples"), _updates("s4_8")], _BY_LAG
     ),
+    "s4_long": Table(
+        "lag",
+        [_read("s4_long"), _final("s4_long", _LESS_THAN_FRESH)],
+        {
+            "baseline": "fresh data",
+            "lag_1": "1 (batches back to back)",
+            "lag_16": "16",
+            "lag_256": "256",
+            "lag_1000": "1,000",
+            "shuffle": "`shuffle` in the memory of 16",
+        },
+    ),
     "s5": Table(
         "arm",
         [_read("s5"), _final("s5", _LESS_THAN_FRESH)],
