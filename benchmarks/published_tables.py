@@ -275,6 +275,16 @@ TABLES = {
             "adaptive_8": "the same, cap 8",
         },
     ),
+    "s6_decay": Table(
+        "probability over updates, the rate decays",
+        [_read("s6_decay"), _final("s6_decay", _LESS_THAN_CONSTANT)],
+        {
+            "baseline": "constant, 1/4",
+            "cosine": "cosine, 0.4 to 0.1",
+            "reversed_cosine": "cosine, 0.1 to 0.4",
+            "fixed": "no coin: every example 4 times, far apart",
+        },
+    ),
     "s7": Table(
         "a quarter of the bytes of data parallelism",
         [
