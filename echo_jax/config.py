@@ -63,7 +63,7 @@ def default_config() -> Config:
     config.echo.where = "host"  # host | device: where the buffer lies
     config.echo.mode = "fixed"  # fixed | adaptive | stochastic
     # The uses after which a repeat is worth nothing: bounds adaptive and "auto". An
-    # adaptive echo wants twice R, or it repeats whole batches back to back.
+    # adaptive echo wants more than R, or it repeats whole batches back to back.
     config.echo.cap = 4
     # Adaptive: the tape.json of a run, to be repeated; or decisions made beforehand,
     # for all updates: "pattern:1000" takes fresh data before every fourth of them.

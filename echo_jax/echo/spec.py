@@ -105,7 +105,7 @@ class AdaptiveSpec:
       cap: Uses after which an item is not used any more, at least 1. Past some number
         of uses a repeat is worth less than nothing (Choi et al. 2019, section 3.3).
         At R it leaves nothing to choose from, and whole batches are repeated back to
-        back: give twice R (docs/results.md, "When to load?").
+        back: give more, such as twice R (docs/results.md, "When to load?").
       buffer: Fresh items kept, in items: the last so many.
       batch_size: How many uses make one training batch, which is decided at once.
       seed: Names the random choice among the longest unused.
