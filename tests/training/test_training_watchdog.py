@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from rich.console import Console
@@ -20,6 +21,7 @@ from echo_jax.folders import run_folder
 from echo_jax.training import DataTimeoutError, Interrupted, train, watchdog
 from echo_jax.training.checkpoint import Checkpoints
 from echo_jax.training.probe import calibrate, probe_config
+from echo_jax.training.trainer import Trainer
 from echo_jax.training.watchdog import Watchdog
 
 HOST = {"echo__factor": 2.5, "echo__after": "batch"}
@@ -71,7 +73,10 @@ def clock(monkeypatch):
 
 
 def hanging_run(workdir, hang, clock, *, at=3, console=None, **options):
-    """Trains, and calls a function when batch number ``at`` is read to train."""
+    """Trains, and calls a function when batch number ``at`` is read to train.
+
+    Something is trained before that: what reads ahead waits for the first updates.
+    """
     config = tiny_config(**options)
     workload = make_workload(config)
 
@@ -81,6 +86,7 @@ def hanging_run(workdir, hang, clock, *, at=3, console=None, **options):
 
             def pass_on(batch):
                 if is_training.is_set() and next(made) == at:
+                    assert is_trained.wait(timeout=60)
                     hang()
                 return batch
 
@@ -88,8 +94,13 @@ def hanging_run(workdir, hang, clock, *, at=3, console=None, **options):
 
         return make_hung
 
-    is_training = threading.Event()
+    is_training, is_trained = threading.Event(), threading.Event()
     evaluated = workload.eval_batches
+    dispatch = Trainer.dispatch
+
+    def dispatch_and_say(trainer, inputs):
+        dispatch(trainer, inputs)
+        is_trained.set()
 
     def eval_batches(shard):
         is_training.set()  # A run begins with an evaluation.
@@ -102,7 +113,8 @@ def hanging_run(workdir, hang, clock, *, at=3, console=None, **options):
         eval_batches=eval_batches,
     )
     try:
-        return train(config, workload, workdir, console=console)
+        with mock.patch.object(Trainer, "dispatch", dispatch_and_say):
+            return train(config, workload, workdir, console=console)
     finally:
         clock.runs = False
 
