@@ -64,7 +64,7 @@ def test_it_is_the_gradient_of_the_whole_batch(devices, micro):
     # Counts are exact, and the losses are those of the examples in their order.
     assert found.metrics["large"][0] == expected.metrics["large"][0]
     assert found.metrics["large"][1] == 16
-    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-6)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("micro", [1, 4])

@@ -32,11 +32,11 @@ class Regression(Task):
     dropout: float = 0.1
 
     def init(self, key):
-        first, second = jax.random.split(key)
+        drawn = _uniform(key, (NUM_FEATURES + 1, self.width)) - 0.5
         params = {
             "bias": jnp.zeros(self.width),
-            "first": 0.5 * jax.random.normal(first, (NUM_FEATURES, self.width)),
-            "second": 0.5 * jax.random.normal(second, (self.width, 1)),
+            "first": drawn[:-1],
+            "second": drawn[-1:].T,
         }
         return {"params": params, "batch_stats": {"mean": jnp.zeros(NUM_FEATURES)}}
 
@@ -45,7 +45,7 @@ class Regression(Task):
         mean = variables["batch_stats"]["mean"]
         mean = 0.9 * mean + 0.1 * batch["x"].mean(axis=0)
         hidden = self._hidden(variables["params"], batch["x"] - mean[None])
-        kept = jax.random.bernoulli(key, 1 - self.dropout, hidden.shape)
+        kept = _uniform(key, hidden.shape) >= self.dropout
         hidden = jnp.where(kept, hidden / (1 - self.dropout), 0)
         losses = self._error(variables["params"], hidden, batch["y"])
         metrics = {"kept": (kept.sum(), kept.size)}
@@ -62,6 +62,16 @@ class Regression(Task):
 
     def _error(self, params, hidden, y):
         return ((hidden @ params["second"])[:, 0] - y) ** 2
+
+
+def _uniform(key, shape):
+    """Draws from [0, 1). Jax's own draws take half as long to compile as an update."""
+    words = jnp.arange(np.prod(shape), dtype=jnp.uint32) * np.uint32(0x9E3779B1)
+    for word in jax.random.key_data(key):
+        words = (words ^ word) * np.uint32(0x85EBCA6B)
+        words = (words ^ (words >> 13)) * np.uint32(0xC2B2AE35)
+        words ^= words >> 16
+    return (words >> 8).reshape(shape) * np.float32(2**-24)
 
 
 def example(index):
