@@ -99,13 +99,17 @@ def _compiled_soon():
 
 
 @pytest.fixture
-def compiled_soon():
+def compiled_soon(request):
     """Programs, those of processes too, are compiled in half the time, and run slower.
 
-    Machine code is not optimized; XLA's own passes are run as always. Not for tests of
-    equal bits: without optimization more programs round alike.
+    Machine code is not optimized; XLA's own passes are run as always. Tests that two
+    programs compute equal bits are marked `optimized`, which they then are also in a
+    file that uses this: without optimization more programs round alike.
     """
-    yield from _compiled_soon()
+    if request.node.get_closest_marker("optimized"):
+        yield
+    else:
+        yield from _compiled_soon()
 
 
 @pytest.fixture(scope="module")

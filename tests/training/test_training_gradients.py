@@ -25,6 +25,8 @@ from echo_jax.training.sharding import make_mesh
 from echo_jax.training.trainer import compile_functions
 from echo_jax.training.window import GradientWindow
 
+pytestmark = pytest.mark.usefixtures("compiled_soon")
+
 
 @dataclass(frozen=True)
 class Plain(Regression):
@@ -92,7 +94,10 @@ def test_devices_meet_once_in_an_update(micro):
     assert num_params <= reduces.numbers["f32"] <= num_params + 32
 
 
-@pytest.mark.parametrize(("devices", "micro"), [(4, 1), (1, 4), (4, 2)])
+@pytest.mark.parametrize(
+    ("devices", "micro"),
+    [*(pytest.param(*one, marks=pytest.mark.slow) for one in [(4, 1), (1, 4)]), (4, 2)],
+)
 def test_the_noise_is_that_of_the_parts_gradients(devices, micro):
     found = computed_by(SplitGradient(make_mesh(devices, 1, 16), micro), Plain())
     variables, batch = Plain().init(jax.random.key(1)), batch_of(16)
@@ -276,7 +281,7 @@ def test_what_is_random_differs_from_device_to_device_and_part_to_part():
     assert count == 16 * task.width and 0 < kept < count
 
 
-@pytest.mark.parametrize("how", ["loop", "scan"])
+@pytest.mark.parametrize("how", [pytest.param("loop", marks=pytest.mark.slow), "scan"])
 def test_a_run_is_that_of_the_whole_batch(tmp_path, how):
     options = {"mesh__data": 2, "dispatch__mode": how}
     options |= {"dispatch__steps": 2} if how == "scan" else {}

@@ -25,6 +25,8 @@ from echo_jax.training.optim import Optimizer, hyperparams
 from echo_jax.training.program import describe_update
 from echo_jax.training.trainer import Trainer, compile_functions
 
+pytestmark = pytest.mark.usefixtures("compiled_soon")
+
 REPLICAS = 4
 NUM_PARAMS = 96
 
@@ -409,6 +411,7 @@ def test_late_gradients_are_stable_up_to_the_known_rate(staleness, side):
     assert (late < 0.1 * early) if side < 1 else not (late < 10 * early)
 
 
+@pytest.mark.optimized
 def test_without_delay_it_is_sgd_to_the_bit():
     config = tiny_config(**SGD, optim__nesterov=False, optim__schedule="constant")
     config.optim.warmup_updates = 0

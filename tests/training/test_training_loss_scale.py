@@ -24,6 +24,8 @@ from echo_jax.training.interrupt import Interrupted
 from echo_jax.training.loss_scale import MOST_IN_A_ROW, LossScale, adjust, scale_numbers
 from echo_jax.training.trainer import compile_functions
 
+pytestmark = pytest.mark.usefixtures("compiled_soon")
+
 # A first scale that overflows the gradients of the tiny workload in float16, twice.
 TWICE = {
     "precision__params": "float16",
@@ -113,6 +115,7 @@ def test_a_skipped_update_counts_and_leaves_all_else_as_it_was(data):
     assert (np.asarray(state.params["first"]) != before.params["first"]).any()
 
 
+@pytest.mark.optimized
 def test_a_power_of_two_changes_no_bit(tmp_path):
     plain = run(tmp_path / "plain", optim__name="sgd")
     scaled = run(
@@ -230,9 +233,16 @@ MODES = {
     "bfloat16": {"precision__params": "bfloat16"},
     "static": {"precision__params": "bfloat16", "precision__loss_scale": "static"},
 }  # fmt: skip
+SOON = ("masters", "float16 on the device")
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(mode, marks=() if mode in SOON else pytest.mark.slow)
+        for mode in MODES
+    ],
+)
 def test_a_stopped_run_is_resumed_to_the_bit(tmp_path, mode):
     fields = {**MODES[mode], "echo__factor": 2.0}
     whole = run(tmp_path / "whole", **fields)
@@ -249,6 +259,7 @@ def test_a_stopped_run_is_resumed_to_the_bit(tmp_path, mode):
     assert whole["skipped_updates"] >= skipped.get(mode, 0)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize(
     "dispatch", ["scan", pytest.param("unroll", marks=pytest.mark.slow)]
 )

@@ -28,6 +28,8 @@ from echo_jax.training.trainer import compile_functions
 from echo_jax.training.watchdog import Watchdog
 from echo_jax.workloads.base import Task
 
+pytestmark = pytest.mark.usefixtures("compiled_soon")
+
 
 class Network(nn.Module):
     """Normalises its input, which depends on no parameter."""
@@ -102,12 +104,36 @@ def far_apart():
     return {"x": x, "y": x[:, 0]}
 
 
+# Every norm, every split and both that are kept; the other combinations are slow.
+SOON = {
+    ("flax", "moving", "one device"),
+    ("flax", "last", "by xla"),
+    ("flax", "moving", "by hand"),
+    ("whole", "last", "parts"),
+    ("whole", "moving", "by xla"),
+    ("whole", "moving", "parts of all"),
+    ("ghost", "moving", "by xla"),
+    ("ghost", "moving", "own statistics"),
+    ("ghost", "moving", "parts"),
+}
+COMBINATIONS = [
+    (norm, *kept)
+    for norm in NORMS
+    for kept in (
+        ("last", "by xla"),
+        ("last", "parts"),
+        *(("moving", split) for split in SPLITS),
+    )
+]
+
+
 @pytest.mark.parametrize(
-    ("keeps", "split"),
-    [("last", "by xla"), ("last", "parts"), *(("moving", split) for split in SPLITS)],
+    ("norm", "keeps", "split"),
+    [
+        pytest.param(*each, marks=() if each in SOON else pytest.mark.slow)
+        for each in COMBINATIONS
+    ],
 )
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.usefixtures("compiled_soon")
 def test_statistics_are_the_mean_and_the_variance_of_the_whole_batch(
     norm, keeps, split
 ):

@@ -11,6 +11,8 @@ from echo_jax.config_check import check_config
 from echo_jax.training.optim import Optimizer, hyperparams
 from echo_jax.training.trainer import compile_functions
 
+pytestmark = pytest.mark.usefixtures("compiled_soon")
+
 
 def config_of(**fields):
     config = tiny_config(optim__lr=1.0, optim__end_fraction=0.2, optim__decay_updates=6)

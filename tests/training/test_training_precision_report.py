@@ -10,6 +10,8 @@ from tiny_workload import make_workload, rows_of, run, tiny_config
 
 from echo_jax.training.precision_report import all_in_float32, compare_precision
 
+pytestmark = pytest.mark.usefixtures("compiled_soon")
+
 
 def compared(updates=3, task=None, **fields):
     fields = {f"precision__{name}": value for name, value in fields.items()}
@@ -18,6 +20,7 @@ def compared(updates=3, task=None, **fields):
     return compare_precision(config, *arms, updates=updates)
 
 
+@pytest.mark.optimized
 def test_a_power_of_two_differs_in_nothing():
     report = compared(loss_scale="static", init=1024.0)
     assert [each.loss_scale for each in report.updates] == [1024] * 3
@@ -28,6 +31,7 @@ def test_a_power_of_two_differs_in_nothing():
     assert report.skipped_updates == 0
 
 
+@pytest.mark.slow
 def test_a_skipped_update_is_one_that_adds_nothing():
     report = compared(6, params="float16", loss_scale="dynamic", init=2.0**17)
     first, *_, last = report.updates
@@ -37,6 +41,7 @@ def test_a_skipped_update_is_one_that_adds_nothing():
     assert report.skipped_updates == sum(each.is_skipped for each in report.updates)
 
 
+@pytest.mark.slow
 def test_rounded_parameters_differ_by_what_rounding_does():
     (first, *_) = compared(params="bfloat16").updates
     assert 1e-5 < first.loss_differs < 0.02
@@ -49,6 +54,7 @@ def test_a_gradient_below_float16_is_seen_to_be_zero():
     assert lost.update_differs == 1
 
 
+@pytest.mark.slow
 def test_both_train_as_a_run_does(tmp_path):
     fields = {"optim__name": "sgd", "updates": 3, "log_every": 1}
     for name, params in (("plain", "float32"), ("half", "bfloat16")):
@@ -72,6 +78,7 @@ def test_the_report_is_a_table():
     assert last == f"skipped updates: {report.skipped_updates} of 3"
 
 
+@pytest.mark.slow
 def test_what_float32_does_not_move_has_no_relative_difference():
     config = tiny_config(precision__params="bfloat16", optim__lr=1e-40)
     arms = [make_workload(each) for each in (config, all_in_float32(config))]

@@ -11,6 +11,8 @@ from echo_jax.json_files import unseal
 from echo_jax.training import Interrupted, profile
 from echo_jax.training.collectives import Op, Trace
 
+pytestmark = pytest.mark.usefixtures("compiled_soon")
+
 WINDOW = {"profile__start": 2, "profile__updates": 3}
 
 

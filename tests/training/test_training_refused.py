@@ -15,6 +15,8 @@ from echo_jax.lock import LOCK_NAME
 from echo_jax.training import Interrupted, environment, train
 from echo_jax.training.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("compiled_soon")
+
 
 def bad_evaluation(shard):
     raise ValueError("image 'a': it has 40x40 pixels")
