@@ -55,29 +55,45 @@ MODE_ECHOES = {
 }
 
 
-def _host_cases():
-    """Lengths, by the number of outputs; only `slow` tests have the last one.
+def _cases(list_of_ways, factors, lengths_of):
+    """Orders, ways to echo, factors and lengths; most by default, all with `slow`.
+
+    Of two ways, by default each order with each factor takes one at its longest length
+    and the other one at a single item, in turns: so that every order and every factor
+    meets both ways at both.
+    """
+    grid = itertools.product(*map(enumerate, (ORDERS, list_of_ways, factors)))
+    for (row, order), (way, made), (column, factor) in grid:
+        is_turn = (row + column) % 2 == way
+        usual, *more = lengths_of(made, factor)
+        for length, is_default in ((0, True), (1, is_turn), (usual, not is_turn)):
+            marks = () if is_default else pytest.mark.slow
+            yield pytest.param(order, made, factor, length, marks=marks)
+        for length in more:
+            yield pytest.param(order, made, factor, length, marks=pytest.mark.slow)
+
+
+def _host_lengths(make_echo, factor):
+    """Lengths, by the number of outputs.
 
     A restore at every output takes time of the order of the square of that number.
     """
-    for make_echo, factor in itertools.product([host_echo, host_batches], FACTORS):
-        has_many = make_echo is host_echo and factor in ("4", "7.3")
-        usual, most = (11, 23) if has_many else (23, 37)
-        for num_items in (0, 1, usual):
-            yield make_echo, factor, num_items
-        yield pytest.param(make_echo, factor, most, marks=pytest.mark.slow)
+    has_many = make_echo is host_echo and factor in ("4", "7.3")
+    return (11, 23) if has_many else (23, 37)
 
 
-@pytest.mark.parametrize(("make_echo", "factor", "num_items"), [*_host_cases()])
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("order", "make_echo", "factor", "num_items"),
+    [*_cases([host_echo, host_batches], FACTORS, _host_lengths)],
+)
 def test_laws_on_the_host(order, make_echo, factor, num_items):
     assert_echo_laws(make_echo, spec_of(order, factor), num_items=num_items)
 
 
-@pytest.mark.parametrize("num_items", [0, 1, 15])
-@pytest.mark.parametrize("factor", ["1.15", "2"])
-@pytest.mark.parametrize("batch", [False, True])
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("order", "batch", "factor", "num_items"),
+    [*_cases([False, True], ["1.15", "2"], lambda *_: [15])],
+)
 def test_laws_in_grain(order, batch, factor, num_items):
     spec = spec_of(order, factor)
     assert_echo_laws(grain_echo(batch=batch), spec, num_items=num_items)
