@@ -17,6 +17,8 @@ import pytest
 from absl import flags
 from hypothesis import HealthCheck, settings
 
+from echo_jax.data import shapes
+
 # Otherwise each of the processes that tests start compiles what all of them import.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -35,6 +37,10 @@ with contextlib.suppress(ImportError):
     index_shuffle_module.index_shuffle = functools.lru_cache(2**20)(
         index_shuffle_module.index_shuffle
     )
+
+# So are the shapes, of which every workload of shapes draws two thousand to validate
+# with, for half a second.
+shapes._encoded = functools.lru_cache(2**14)(shapes._encoded)
 
 # An example may take as long as the machine is busy.
 settings.register_profile(
