@@ -47,24 +47,38 @@ UNSTACKABLE = {
 }
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("kind", ITEMS | UNSTACKABLE)
+def in_turns(*lists, turn=0, always=()):
+    """All combinations, of which every other one is a slow test.
+
+    Of three lists any two values still meet by default; and of two, if another test of
+    both takes the other turn. A first value that `always` names is never slow.
+    """
+    cases = []
+    for case in itertools.product(*map(enumerate, lists)):
+        places, values = zip(*case, strict=True)
+        is_slow = sum(places) % 2 != turn and values[0] not in always
+        cases.append(pytest.param(*values, marks=pytest.mark.slow if is_slow else ()))
+    return cases
+
+
+@pytest.mark.parametrize(
+    ("kind", "order"), in_turns(ITEMS | UNSTACKABLE, ORDERS, always=UNSTACKABLE)
+)
 def test_items_of_any_kind(kind, order):
     make_item = (ITEMS | UNSTACKABLE)[kind]
     spec = spec_of(order, "1.5")
     assert_echo_laws(host_echo, spec, num_items=9, make_item=make_item)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("kind", ITEMS)
+@pytest.mark.parametrize(("kind", "order"), in_turns(ITEMS, ORDERS, turn=1))
 def test_batches_of_items_of_any_kind(kind, order):
     spec = spec_of(order, "1.5")
     assert_echo_laws(host_batches, spec, num_items=9, make_item=ITEMS[kind])
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("factor", ["1", "2"])
-@pytest.mark.parametrize("size", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("size", "factor", "order"), in_turns([1, 3, 8], ["1", "2"], ORDERS)
+)
 def test_laws_behind_an_upstream_of_batches(order, factor, size):
     def make_echo(upstream, spec):
         stacks = Stacked(upstream, size)
