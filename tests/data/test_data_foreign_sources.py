@@ -272,7 +272,17 @@ def config_of(source, **overrides):
     return load_config("configs/cifar.py:tiny", {**fields, **named})
 
 
-@pytest.mark.parametrize("name", FORMATS)
+# The batches of all formats are compared below.
+BY_DEFAULT = ("wds", "hf", "python")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in BY_DEFAULT else pytest.mark.slow)
+        for name in FORMATS
+    ],
+)
 def test_a_run_trains_with_an_echo(source_of, name, tmp_path, compiled_soon):
     source = source_of(name, "images")
     summary = run_train(config_of(source), tmp_path)
