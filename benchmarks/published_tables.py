@@ -247,6 +247,16 @@ TABLES = {
             "shuffle": "`shuffle` in the memory of 16",
         },
     ),
+    "s4_cifar": Table(
+        "lag",
+        [_fresh("s4_cifar", "CIFAR-10: fresh examples"), _updates("s4_cifar")],
+        {
+            "lag_1": "1 (batches back to back)",
+            "lag_16": "16",
+            "lag_62": "62",
+            "shuffle": "`shuffle` in the memory of 16",
+        },
+    ),
     "s5": Table(
         "arm",
         [_read("s5"), _final("s5", _LESS_THAN_FRESH)],
