@@ -67,6 +67,12 @@ def pytest_configure(config):
         os.environ[name.upper()] = str(value)
 
 
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """One more than there are cores: tests wait for processes, locks and devices."""
+    return (yield) + 1
+
+
 def _freeze():
     """Exempts all that there is from collections of garbage.
 

@@ -54,6 +54,7 @@ def test_of_a_config_it_says_what_an_update_sends(capsys):
     assert reduces.startswith("all-reduce") and "f32: " in reduces
 
 
+@pytest.mark.slow
 def test_of_a_run_it_says_what_it_says_of_its_config(run, capsys):
     fields = {"mesh.data": 4, "xla.options": '{"xla_cpu_enable_fast_min_max": true}'}
     _, folder = run(**fields)

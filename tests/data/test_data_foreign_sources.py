@@ -15,6 +15,7 @@ import cv2
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
+from slow_cases import slow_but_for
 
 from echo_jax.config import load_config
 from echo_jax.config_saved import read_config, refuse_code
@@ -273,16 +274,7 @@ def config_of(source, **overrides):
 
 
 # The batches of all formats are compared below.
-BY_DEFAULT = ("wds", "hf", "python")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in BY_DEFAULT else pytest.mark.slow)
-        for name in FORMATS
-    ],
-)
+@pytest.mark.parametrize("name", slow_but_for(["wds", "hf", "python"], FORMATS))
 def test_a_run_trains_with_an_echo(source_of, name, tmp_path, compiled_soon):
     source = source_of(name, "images")
     summary = run_train(config_of(source), tmp_path)

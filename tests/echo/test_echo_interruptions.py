@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from echo_cases import MODES, Stacked, grain_source, spec_of
 from jax.sharding import AxisType
+from slow_cases import slow_but_for
 
 import echo_jax as ej
 from echo_jax.echo.laws import CountingUpstream
@@ -145,7 +146,9 @@ def test_an_interruption_gives_no_wrong_item(store, mode):
     assert run.refused
 
 
-@pytest.mark.parametrize("store", ["items", "batches", "unbatch"])
+@pytest.mark.parametrize(
+    "store", slow_but_for(["items", "batches"], ["items", "batches", "unbatch"])
+)
 def test_an_interruption_anywhere_in_the_first_output_gives_no_wrong_item(store):
     make_echo, spec = STORES[store], SPECS["fixed"]
     with make_echo(spec) as echo:

@@ -3,6 +3,7 @@ import io
 import re
 
 import numpy as np
+import pytest
 from PIL import Image
 from trained_runs import write_text
 
@@ -21,6 +22,7 @@ def pictures(page):
         yield np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
 
 
+@pytest.mark.slow
 def test_a_classifier_shows_what_it_confused_and_its_first_images(shapes_run, tmp_path):
     run = ej.load_run(shapes_run[0])
     page = page_of(run, tmp_path / "report")

@@ -52,6 +52,7 @@ def program_of(file):
     return jax.export.deserialize(bytearray(run_folder(file).read_bytes()))
 
 
+@pytest.mark.slow
 def test_a_program_predicts_alike_for_batches_of_any_size(lm_run, shapes_run, tmp_path):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 255, (5, 32, 32, 3), np.uint8)

@@ -35,6 +35,7 @@ def always(token):
     return {"params": params}
 
 
+@pytest.mark.slow
 def test_the_likeliest_token_is_that_of_the_whole_text_alone():
     """By an independent way: one text, no padding, the last T tokens."""
     prompts = [[1], [2, 3, 4], [5] * T, [*range(VOCAB)]]

@@ -260,6 +260,7 @@ def test_the_model_of_replicas_is_the_one_that_is_evaluated(outer, tmp_path):
         assert params_sha256(run.variables["params"]) == summary["params_sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_soon")
 def test_statistics_are_recomputed_where_the_run_did(tmp_path):
     config = shapes_config(**{"batch.norm": "recompute", "batch.norm_batches": 2})

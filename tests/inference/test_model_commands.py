@@ -130,6 +130,7 @@ def test_what_is_found_is_drawn(images, tmp_path, capsys, monkeypatch):
     assert "nothing found" in said(capsys, *command, "--min-score", 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_soon")
 def test_files_of_one_name_have_a_picture_each(images, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(

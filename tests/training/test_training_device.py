@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import re
 import signal
 import threading
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 from rich.console import Console
+from slow_cases import slow_but_for
 from tiny_workload import make_workload, rows_of, run, tiny_config
 
 from echo_jax.echo.decision_log import DecisionLog
@@ -106,7 +108,7 @@ def test_the_devices_train_on_the_hosts_batches(tmp_path, order):
     assert device["R"] == device["t_up_s"] / device["t_down_s"]
 
 
-@pytest.mark.parametrize("mode", ["fixed", "stochastic"])
+@pytest.mark.parametrize("mode", slow_but_for(["stochastic"], ["fixed", "stochastic"]))
 @pytest.mark.usefixtures("compiled_soon")
 def test_as_many_lanes_are_the_same_on_one_device_and_on_eight(tmp_path, mode):
     options = {**MODES[mode], "echo__lanes": 8, "echo__buffer": 80, "log_every": 1}
@@ -133,15 +135,10 @@ def unbroken(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("mode", "take"),
-    [
-        *(("fixed", take) for take in (2, 3, 5, 6)),
-        *((mode, 3) for mode in MODES if mode != "fixed"),
-        *(
-            pytest.param(mode, 5, marks=pytest.mark.slow)
-            for mode in MODES
-            if mode != "fixed"
-        ),
-    ],
+    slow_but_for(
+        [("fixed", 2), ("fixed", 5), *((mode, 3) for mode in MODES)],
+        [("fixed", 2), ("fixed", 6), *itertools.product(MODES, [3, 5])],
+    ),
 )
 def test_resumes_bit_by_bit_at_any_phase(tmp_path, unbroken, on_take, mode, take):
     on_take({take: stop})

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from slow_cases import slow_but_for
 from tiny_workload import Regression, make_workload, rows_of, run, tiny_config
 
 from echo_jax.config_check import check_config
@@ -95,8 +96,7 @@ def test_devices_meet_once_in_an_update(micro):
 
 
 @pytest.mark.parametrize(
-    ("devices", "micro"),
-    [*(pytest.param(*one, marks=pytest.mark.slow) for one in [(4, 1), (1, 4)]), (4, 2)],
+    ("devices", "micro"), slow_but_for([(4, 2)], [(4, 1), (1, 4), (4, 2)])
 )
 def test_the_noise_is_that_of_the_parts_gradients(devices, micro):
     found = computed_by(SplitGradient(make_mesh(devices, 1, 16), micro), Plain())
@@ -114,6 +114,7 @@ def test_the_noise_is_that_of_the_parts_gradients(devices, micro):
     assert computed_by(SplitGradient(make_mesh(1, 1, 16)), Plain()).noise is None
 
 
+@pytest.mark.slow
 def test_a_row_has_the_norm_of_the_gradients_since_the_last_one(tmp_path):
     options = {"updates": 4, "log_every": 2, "mesh__data": 2, "optim__clip_norm": 1e-3}
     options |= {"optim__name": "sgd", "optim__lr": 1.0, "optim__warmup_updates": 0}
@@ -281,7 +282,7 @@ def test_what_is_random_differs_from_device_to_device_and_part_to_part():
     assert count == 16 * task.width and 0 < kept < count
 
 
-@pytest.mark.parametrize("how", [pytest.param("loop", marks=pytest.mark.slow), "scan"])
+@pytest.mark.parametrize("how", slow_but_for(["scan"], ["loop", "scan"]))
 def test_a_run_is_that_of_the_whole_batch(tmp_path, how):
     options = {"mesh__data": 2, "dispatch__mode": how}
     options |= {"dispatch__steps": 2} if how == "scan" else {}

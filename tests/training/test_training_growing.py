@@ -124,7 +124,11 @@ def test_a_feed_goes_on_from_any_part(where):
                 jax.tree.map(np.testing.assert_array_equal, batch_of(feed), expected)
 
 
-@pytest.mark.parametrize("where", [HOST, DEVICE], ids=["host", "device"])
+@pytest.mark.parametrize(
+    "where",
+    [pytest.param(HOST, marks=pytest.mark.slow), DEVICE],
+    ids=["host", "device"],
+)
 def test_a_run_counts_examples_and_is_resumed_to_the_bit(tmp_path, where):
     options = {**where, **GROWS, "checkpoint_every": 5, "log_every": 2}
     options |= {"optim__scale": "linear", "optim__reference_batch": 8}

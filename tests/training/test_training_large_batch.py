@@ -193,6 +193,7 @@ def test_clipping_before_a_layerwise_rate_is_refused(name):
         steps(WEIGHTS, GRADS, name=name, clip_norm=1.0)
 
 
+@pytest.mark.slow
 def test_a_run_whose_optimizer_follows_updates_is_resumed_to_the_bit(tmp_path):
     fields = {"optim__name": "rmsprop_warmup", "optim__transition_updates": 6}
     whole = run(tmp_path / "whole", **fields)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from slow_cases import slow_but_for
 from tiny_workload import Regression, make_workload, rows_of, run, tiny_config
 
 from echo_jax.config_check import check_config
@@ -302,8 +303,6 @@ def test_what_is_random_is_drawn_for_each_replica():
 MODES = {
     "diloco": DILOCO,
     "load": {**EVERY, **STOCHASTIC, "local__schedule": "load"},
-}
-MORE_MODES = {
     "stale": {"mesh__data": 2, "local__staleness": 2},
     "every": {**EVERY, "local__every": 5},
     "bernoulli": {**EVERY, "local__schedule": "bernoulli", "local__p": 0.3},
@@ -342,13 +341,9 @@ def killed(monkeypatch):
     return before
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [*MODES, *(pytest.param(mode, marks=pytest.mark.slow) for mode in MORE_MODES)],
-)
+@pytest.mark.parametrize("mode", slow_but_for(["diloco"], MODES))
 def test_a_killed_run_goes_on_to_the_bit(tmp_path, killed, mode):
-    options = {**MODES, **MORE_MODES}[mode]
-    options = {**options, "updates": 13, "checkpoint_every": 5}
+    options = {**MODES[mode], "updates": 13, "checkpoint_every": 5}
     whole = run(tmp_path / "whole", **options)
     killed(8)
     with pytest.raises(Killed):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.training.dynamic_scale import DynamicScale
+from slow_cases import slow_but_for
 from test_training_step import batch_of, functions_of
 from tiny_workload import (
     Regression,
@@ -233,15 +234,10 @@ MODES = {
     "bfloat16": {"precision__params": "bfloat16"},
     "static": {"precision__params": "bfloat16", "precision__loss_scale": "static"},
 }  # fmt: skip
-SOON = ("masters", "float16 on the device")
 
 
 @pytest.mark.parametrize(
-    "mode",
-    [
-        pytest.param(mode, marks=() if mode in SOON else pytest.mark.slow)
-        for mode in MODES
-    ],
+    "mode", slow_but_for(["masters", "float16 on the device"], MODES)
 )
 def test_a_stopped_run_is_resumed_to_the_bit(tmp_path, mode):
     fields = {**MODES[mode], "echo__factor": 2.0}
@@ -259,10 +255,9 @@ def test_a_stopped_run_is_resumed_to_the_bit(tmp_path, mode):
     assert whole["skipped_updates"] >= skipped.get(mode, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
-@pytest.mark.parametrize(
-    "dispatch", ["scan", pytest.param("unroll", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("dispatch", ["scan", "unroll"])
 def test_a_group_skips_as_the_loop_does(tmp_path, dispatch):
     loop = run(tmp_path / "loop", **TWICE)
     group = run(

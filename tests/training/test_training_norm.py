@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from slow_cases import slow_but_for
 from tiny_workload import (
     NUM_EXAMPLES,
     NUM_FEATURES,
@@ -129,10 +130,7 @@ COMBINATIONS = [
 
 @pytest.mark.parametrize(
     ("norm", "keeps", "split"),
-    [
-        pytest.param(*each, marks=() if each in SOON else pytest.mark.slow)
-        for each in COMBINATIONS
-    ],
+    slow_but_for(SOON, COMBINATIONS),
 )
 def test_statistics_are_the_mean_and_the_variance_of_the_whole_batch(
     norm, keeps, split
@@ -181,7 +179,7 @@ def test_any_momentum_counts_once_an_update(momentum):
         np.testing.assert_allclose(split[name], one[name], rtol=1e-4)
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", slow_but_for(["flax"], NORMS))
 def test_replicas_have_the_variance_of_all_their_examples(norm):
     options = {"mesh__data": 4, "local__schedule": "every", "local__every": 3}
     config = tiny_config(batch_size=16, optim__lr=0.0, **options)
@@ -199,7 +197,11 @@ def test_replicas_have_the_variance_of_all_their_examples(norm):
 
 
 @pytest.mark.parametrize(
-    ("norm", "how"), [("flax", "host"), ("whole", "batch"), ("ghost", "device")]
+    ("norm", "how"),
+    slow_but_for(
+        [("flax", "host")],
+        [("flax", "host"), ("whole", "batch"), ("ghost", "device")],
+    ),
 )
 def test_recompute_evaluates_with_the_statistics_of_fresh_batches(tmp_path, norm, how):
     where = {

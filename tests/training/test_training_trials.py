@@ -125,6 +125,7 @@ def test_a_trial_ends_after_so_many_times_the_updates_of_the_best_before_it(whol
     assert min(limits) < 40
 
 
+@pytest.mark.slow
 def test_what_is_cut_has_learnt_as_if_it_were_not(tmp_path):
     of = arms(optim__schedule="cosine")
     of.pop("batch")
@@ -162,6 +163,7 @@ def in_bucket(bucket):
     return {name: found[name] for name in found if name.endswith(".json")}
 
 
+@pytest.mark.slow
 def test_a_search_in_a_bucket_is_stopped_and_goes_on_as_in_a_folder(bucket, whole):
     made = itertools.count(1)
 
@@ -178,6 +180,7 @@ def test_a_search_in_a_bucket_is_stopped_and_goes_on_as_in_a_folder(bucket, whol
     assert len(rest) == len({*rest}) == 2 * (4 + 2) - 6
 
 
+@pytest.mark.slow
 def test_two_machines_share_a_search_in_a_bucket(bucket, whole):
     ours, theirs = [], []
 
