@@ -52,6 +52,8 @@ _STUDIES = {
     "s2_32": "configs/sweeps/s2_factor.py:32",
     "s2_128": "configs/sweeps/s2_factor.py:128",
     "s4_32": "configs/sweeps/s4_lag.py:32",
+    "s4_8": "configs/sweeps/s4_lag.py:8",
+    "s1_cifar": "configs/sweeps/s1_placement.py:cifar",
 }
 _STREAMS = 2
 # Beyond those of the studies.
@@ -347,7 +349,7 @@ def _draw(points: Sequence[Point]) -> Figure:
     figure = Figure(figsize=(11, 4), facecolor="white", layout="constrained")
     figure.suptitle(
         "What a repeat is worth: predicted and measured\n"
-        "byte-level LM, AdamW, arms of S2 and S4, tuned",
+        "arms of S1 (ResNet-8 on CIFAR-10), S2 and S4 (byte-level LM), tuned",
         fontsize=9,
     )
     studies = list(dict.fromkeys(point.study for point in points))
