@@ -122,7 +122,7 @@ def test_the_loop_of_the_readme(uses):
 def test_the_loop_that_two_lines_change(uses):
     mine = {"loader": Loader(), "params": 0, "state": 0, "step": uses.step}
     run("README.md", "AdaptiveSpec", **mine)
-    assert (uses.counts() == 4).all()
+    assert (uses.counts() == 8).all()
 
 
 @pytest.mark.parametrize("page", ["docs/library.md", "docs/site/index.md"])
