@@ -1,4 +1,4 @@
-"""The smoke tests of two studies, with an arm of every kind that they have."""
+"""The smoke tests of two studies, with the kinds of arms that no other one trains."""
 
 from pathlib import Path
 
@@ -10,22 +10,17 @@ from echo_jax.json_files import read_json
 from echo_jax.runs import run_study
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+# The others are those of the searches s7 and s8: tests/launch/test_launch_search.py.
 KINDS = {
-    "communication": (
-        "baseline",
-        "accumulate_4",
-        "bernoulli_4",
-        "diloco",
-        "stale_4",
-    ),
-    "large_batch": ("baseline", "lars", "lamb", "growing", "onecycle"),
+    "communication": ("baseline", "stale_4"),
+    "large_batch": ("baseline", "onecycle"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_soon")
 @pytest.mark.parametrize("file", KINDS)
-def test_every_kind_of_arm_trains_to_its_end(file, tmp_path):
+def test_arms_train_to_their_end(file, tmp_path):
     study = load_config(f"{CONFIGS}/{file}.py:tiny")
     kinds = KINDS[file]
     with study.unlocked():

