@@ -91,14 +91,15 @@ def test_two_processes_on_one_folder_share_the_trials(tmp_path, whole):
     assert files(tmp_path) == whole[1]
 
 
-def test_a_signal_ends_a_search_and_the_same_command_goes_on(tmp_path, whole):
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_search_and_the_same_command_goes_on(tmp_path, whole, signum):
     process = start(tmp_path)
     for line in process.stdout:
         if "trial 3/" in line:
             break
-    process.terminate()
+    process.send_signal(signum)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, output
+    assert process.returncode == 128 + signum, output
     assert "the trials that have ended are kept" in output
     assert len(said(start(tmp_path))) < TOTAL
     assert files(tmp_path) == whole[1]
