@@ -10,15 +10,18 @@ a dispatch holds.
 """
 
 import re
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 from jax.sharding import Mesh
 
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feed import Feed
 
-__all__ = ["UpdateFlops", "count_flops", "peak_flops_per_s"]
+__all__ = ["UpdateFlops", "count_flops", "peak_flops_per_s", "program_flops"]
 
 # Dense matrix products in bfloat16, per device as jax counts devices, in TFLOP/s: the
 # makers' data sheets, where a figure "with sparsity" is halved. The first name that a
@@ -85,9 +88,40 @@ def count_flops(compiled: CompiledFunctions, state: Any, feed: Feed) -> UpdateFl
       state: Not changed; only its shapes count.
       feed: From which nothing is taken.
     """
-    cost = compiled.trace(state, feed).lower().cost_analysis()
-    per_update = (cost or {}).get("flops")
-    return UpdateFlops(per_update or None, peak_flops_per_s(compiled.mesh))
+    traced = compiled.trace(state, feed)
+    # The runs of a search share their program, and jax keeps one jaxpr for it.
+    if traced.jaxpr not in _counted:
+        _counted[traced.jaxpr] = program_flops(traced.lower())
+    return UpdateFlops(_counted[traced.jaxpr], peak_flops_per_s(compiled.mesh))
+
+
+_counted: weakref.WeakKeyDictionary[Any, float | None] = weakref.WeakKeyDictionary()
+
+
+def program_flops(lowered: Any) -> float | None:
+    """Returns the floating-point operations of a program, over all its devices.
+
+    ``Lowered.cost_analysis`` returns None for GPUs and TPUs, because it asks the client
+    of the devices, and those of plugins do not count. The program is the same whoever
+    counts, so the client of the CPU does.
+
+    Args:
+      lowered: From ``jax.jit(...).lower(...)``.
+
+    Returns:
+      The count; None where it is 0, or where JAX_PLATFORMS leaves no CPU.
+
+    Example:
+      >>> x = jnp.ones((2, 3))
+      >>> program_flops(jax.jit(lambda x: x @ x.T).lower(x))
+      24.0
+    """
+    try:
+        host = jax.local_devices(backend="cpu")[0].client
+    except RuntimeError:
+        return None
+    module = lowered.compiler_ir("hlo").as_hlo_module()
+    return _jax.hlo_module_cost_analysis(host, module).get("flops") or None
 
 
 def peak_flops_per_s(mesh: Mesh) -> float | None:

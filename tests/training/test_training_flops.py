@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import xla_bridge
 from tiny_workload import make_workload, run, tiny_config
 
 from echo_jax.json_files import read_line
@@ -69,6 +70,31 @@ def test_products_of_matrices_are_counted_as_by_hand():
 
 def test_all_devices_are_counted_together():
     assert counted(mesh__data=8) == counted()
+
+
+def test_gpus_and_tpus_have_their_operations_counted_too(monkeypatch):
+    """Their clients are plugins, of which jax asks nothing."""
+    with_its_client = counted()
+    monkeypatch.setattr(xla_bridge, "using_pjrt_c_api", lambda backend=None: True)
+    product = jax.jit(lambda x: x @ x).lower(jnp.ones((64, 64)))
+    assert product.cost_analysis() is None
+    assert flops.program_flops(product) == 2 * 64**3
+    flops._counted.clear()
+    assert counted() == with_its_client
+
+
+def test_where_there_is_no_cpu_nothing_is_counted(monkeypatch):
+    def refuse(**_):
+        raise RuntimeError("Unknown backend cpu")
+
+    monkeypatch.setattr(jax, "local_devices", refuse)
+    assert flops.program_flops(jax.jit(jnp.sin).lower(1.0)) is None
+
+
+def test_a_program_is_counted_once(monkeypatch):
+    first = counted()
+    monkeypatch.setattr(flops, "program_flops", pytest.fail)
+    assert counted() == first
 
 
 def logged(workdir, **overrides):

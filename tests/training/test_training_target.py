@@ -5,18 +5,21 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from tiny_workload import Regression, make_workload, tiny_config
+from tiny_workload import NUM_FEATURES, Regression, make_workload, tiny_config
 
 from echo_jax.training import target as target_module
+from echo_jax.training.flops import program_flops
 from echo_jax.training.hlo import operations
-from echo_jax.training.program import describe_update
+from echo_jax.training.program import describe_update, lower_update
 from echo_jax.training.sharding import batch_sharding, make_mesh
 from echo_jax.training.target import MissingCompilerError, make_target
 from echo_jax.training.xla_options import xla_options
 
 NUM_PARAMS = 96
+SHAPES = {"x": (NUM_FEATURES,), "y": ()}
 SPREAD = {"echo__order": "spread", "echo__factor": 2.0, "echo__buffer": 4000}
 
 
@@ -79,6 +82,24 @@ def test_an_update_compiles_for_devices_that_are_not_here(name):
     assert found.rewritten_bytes >= found.buffer_bytes
     assert found.write_temporary_bytes < found.buffer_bytes
     assert found.host_transfers == 0
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_operations_of_a_program_are_those_of_any_device(name):
+    config = tiny_config(mesh__data=-1)
+    workload = make_workload(config)
+    sample = {
+        **{k: np.zeros((8, *shape), np.float32) for k, shape in SHAPES.items()},
+        "repeat": np.zeros(8, np.int32),
+    }
+    counts = [
+        program_flops(
+            lower_update(config, workload, sample, make_mesh(-1, 1, 8, devices=devices))
+        )
+        for devices in (jax.devices()[:4], make_target(name).devices)
+    ]
+    # Random bits are made in another way there.
+    assert counts[0] == pytest.approx(counts[1], rel=0.01)
 
 
 @pytest.mark.parametrize("name", TARGETS)
