@@ -6,11 +6,18 @@ import gc
 import os
 import sys
 import zlib
+from importlib import metadata
 
 # Virtual CPU devices that wait for each other need threads: with fewer than twice
 # as many threads as devices, collectives can hang.
 os.environ["NPROC"] = "16"
 os.environ["JAX_PLATFORMS"] = "cpu"
+# XLA of jaxlib 0.10 has two generators of code for CPUs, and the earlier one compiles
+# in two thirds of the time. Newer versions have the later one alone, as the gate's tests
+# on a newer Python do.
+if metadata.version("jaxlib").startswith("0.10."):
+    own = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {own}"
 
 import jax
 import pytest
@@ -18,6 +25,7 @@ from absl import flags
 from hypothesis import HealthCheck, settings
 
 from echo_jax.data import shapes
+from echo_jax.training import loader, measure
 
 # Otherwise each of the processes that tests start compiles what all of them import.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -41,6 +49,9 @@ with contextlib.suppress(ImportError):
 # So are the shapes, of which every workload of shapes draws two thousand to validate
 # with, for half a second.
 shapes._encoded = functools.lru_cache(2**14)(shapes._encoded)
+
+# How fast a run is is no test's subject: two seconds, or twenty steps, are for users.
+loader.BUDGET_S = measure.BUDGET_S = 0.05
 
 # An example may take as long as the machine is busy.
 settings.register_profile(

@@ -1,6 +1,7 @@
 """What a run ran on, and whether a run folder belongs to a config."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -279,6 +280,8 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+# The runs of a search would ask for both of these hundreds of times.
+@functools.cache
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
@@ -286,6 +289,7 @@ def _version(package: str) -> str | None:
         return None
 
 
+@functools.cache
 def code_commit() -> str | None:
     """Returns the commit of this package, with ``-dirty`` if files differ from it.
 
