@@ -15,7 +15,7 @@ import jax
 
 from benchmarks.harness import Result, drive
 from echo_jax.config import Config, load_config
-from echo_jax.config_check import check_config
+from echo_jax.config.check import check_config
 from echo_jax.data.prepare import Settings, prepare_images
 from echo_jax.training.feed import Feed
 from echo_jax.training.feeds import open_feed

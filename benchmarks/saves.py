@@ -132,7 +132,7 @@ def p12(pairs: int = 41) -> Result:
     """Time that a save keeps a trainer, with and without the echo's state."""
     import jax.numpy as jnp
 
-    from echo_jax.folders import run_folder
+    from echo_jax.files.folders import run_folder
     from echo_jax.training.checkpoint import Checkpoints
 
     params = {f"layer_{k}": jnp.ones((512, 512)) for k in range(20)}

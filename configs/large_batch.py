@@ -26,7 +26,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from echo_jax.config import load_config
-from echo_jax.config_study import default_study, set_arms
+from echo_jax.config.study import default_study, set_arms
 
 VARIANTS = ("echo", "tiny")
 

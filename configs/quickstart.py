@@ -34,7 +34,7 @@ both.
 from ml_collections import ConfigDict
 
 from echo_jax.config import default_config
-from echo_jax.config_study import default_study, set_arms
+from echo_jax.config.study import default_study, set_arms
 
 _RATIOS = {"": 4.0, "fed": 0.5, "tiny": 4.0, "which": 4.0, "bursty": 4.0}
 _NAMES = {

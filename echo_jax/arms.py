@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from echo_jax.config import Config
-from echo_jax.config_check import check_config
-from echo_jax.config_echo import pattern_of
-from echo_jax.config_study import arm_names
-from echo_jax.folders import RunPath
-from echo_jax.json_files import read_json
-from echo_jax.lock import FolderLock
+from echo_jax.config.check import check_config
+from echo_jax.config.echo import pattern_of
+from echo_jax.config.study import arm_names
+from echo_jax.files.folders import RunPath
+from echo_jax.files.json_files import read_json
+from echo_jax.files.lock import FolderLock
 from echo_jax.refusals import (
     ConfigRefusedError,
     checked_workload,

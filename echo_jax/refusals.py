@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from echo_jax.config import Config
-from echo_jax.lock import FolderInUseError
-from echo_jax.notes import Notes
+from echo_jax.files.lock import FolderInUseError
+from echo_jax.terminal.notes import Notes
 from echo_jax.training.distributed import is_main_process
 from echo_jax.training.feeds import check_data, check_echo
 from echo_jax.training.sharding import make_mesh

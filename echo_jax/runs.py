@@ -17,14 +17,13 @@ from echo_jax.arms import (
     train_arm,
 )
 from echo_jax.config import Config
-from echo_jax.config_check import check_config
-from echo_jax.config_saved import read_config, refuse_code
-from echo_jax.config_study import arm_names, protocol_of
-from echo_jax.folders import RunPath, run_folder
+from echo_jax.config.check import check_config
+from echo_jax.config.saved import read_config, refuse_code
+from echo_jax.config.study import arm_names, protocol_of
+from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.json_files import DamagedFileError, read_json, write_json
+from echo_jax.files.lock import FolderInUseError, FolderLock
 from echo_jax.inference.examples import write_examples
-from echo_jax.json_files import DamagedFileError, read_json, write_json
-from echo_jax.lock import FolderInUseError, FolderLock
-from echo_jax.notes import Notes
 from echo_jax.refusals import (
     ConfigRefusedError,
     checked_workload,
@@ -34,6 +33,7 @@ from echo_jax.refusals import (
 )
 from echo_jax.searches.making import num_missing, refuse_other_falsifiers
 from echo_jax.searches.workers import LostWorkerError, StudyStopped, run_search
+from echo_jax.terminal.notes import Notes
 from echo_jax.training import distributed, peers
 from echo_jax.training.checkpoint_reader import DamagedCheckpointError
 from echo_jax.training.environment import check_workdir, lock_workdir
@@ -140,7 +140,7 @@ def run_study(
     The same call with the same folder resumes: a finished arm is kept, and an
     unfinished one goes on. An arm that diverges is a result like the others: it is
     marked in its folder, and not trained again. Without a search or streams to confirm
-    on (`echo_jax.config_study.default_study`), an arm is one run, and runs in this
+    on (`echo_jax.config.study.default_study`), an arm is one run, and runs in this
     process. With them it is many small trials, made by several processes, and by other
     calls with the same folder, wherever they are.
 
@@ -150,7 +150,7 @@ def run_study(
     storage.
 
     Args:
-      config: A study, see `echo_jax.config_study.default_study`.
+      config: A study, see `echo_jax.config.study.default_study`.
       workdir: The study's folder; each arm gets a run folder in it, or its trials are
         written to the folder ``trials``.
       jobs: Processes that make trials; 0 for one on each core of a CPU, or one on an

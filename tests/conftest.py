@@ -13,8 +13,8 @@ from importlib import metadata
 os.environ["NPROC"] = "16"
 os.environ["JAX_PLATFORMS"] = "cpu"
 # XLA of jaxlib 0.10 has two generators of code for CPUs, and the earlier one compiles
-# in two thirds of the time. Newer versions have the later one alone, as the gate's tests
-# on a newer Python do.
+# in two thirds of the time. Newer versions have the later one alone: with them the gate
+# tries that, on a newer Python.
 if metadata.version("jaxlib").startswith("0.10."):
     own = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {own}"

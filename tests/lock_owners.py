@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from echo_jax import lock
-from echo_jax.folders import run_folder
-from echo_jax.lock import FolderInUseError, FolderLock, _Owner
+from echo_jax.files import lock
+from echo_jax.files.folders import run_folder
+from echo_jax.files.lock import FolderInUseError, FolderLock, _Owner
 
 OTHER_HOST = "elsewhere-7"
 

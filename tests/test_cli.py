@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from echo_jax import arms, cli, runs
-from echo_jax.config_flags import load_with_flags
+from echo_jax.config.flags import load_with_flags
 
 LONG_S = 600  # What takes longer hangs, however busy the machine is.
 ROOT = Path(__file__).parents[1]

@@ -46,7 +46,7 @@ def test_it_is_the_command(argv, status):
 
 def test_a_command_that_ends_at_once_leaves_the_terminal_a_cursor_and_a_line():
     primary, terminal = pty.openpty()
-    code = "from echo_jax import ending; ending.end(3, 'ends')"
+    code = "from echo_jax.terminal import ending; ending.end(3, 'ends')"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, stdout=terminal, stderr=subprocess.PIPE
     )
@@ -60,7 +60,7 @@ def test_a_command_that_ends_at_once_leaves_the_terminal_a_cursor_and_a_line():
 def test_a_process_that_native_code_aborts_has_its_say(call, status):
     code = f"""
 import ctypes, os, threading
-from echo_jax import ending
+from echo_jax.terminal import ending
 ending.before_abort(lambda: (os.write(1, b"said"), os.{call}))
 aborting = threading.Thread(target=ctypes.CDLL(None).abort)
 aborting.start()
@@ -74,7 +74,7 @@ aborting.join()
 def test_a_worker_that_is_being_started_says_nothing_of_the_end(tmp_path):
     code = """
 import multiprocessing, os, sys, threading, time
-from echo_jax import ending
+from echo_jax.terminal import ending
 class Calls:
     def __init__(self, *call):
         self.call = call
@@ -95,7 +95,7 @@ multiprocessing.get_context("spawn").Process(target=print, args=read).start()
 def test_ctrl_c_is_blocked_in_the_processes_of_a_command_and_ends_the_command():
     code = """
 import multiprocessing, os, signal, threading
-from echo_jax import ending
+from echo_jax.terminal import ending
 def tell():
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         blocked = pool.apply(signal.pthread_sigmask, (signal.SIG_BLOCK, ()))

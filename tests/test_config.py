@@ -6,8 +6,8 @@ from absl import flags
 from ml_collections import config_flags
 
 from echo_jax.config import default_config, load_config, override
-from echo_jax.config_check import check_config
-from echo_jax.config_echo import describe_echo
+from echo_jax.config.check import check_config
+from echo_jax.config.echo import describe_echo
 
 
 def config_with(**fields):

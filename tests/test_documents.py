@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 import echo_jax
-from echo_jax.cli_parser import make_parser
-from echo_jax.command_end import typed_config
+from echo_jax.cli.command_end import typed_config
+from echo_jax.cli.parser import make_parser
 from echo_jax.config import default_config
-from echo_jax.config_check import check_config
+from echo_jax.config.check import check_config
 from echo_jax.training.model import MODEL_FILE
 
 ROOT = Path(__file__).parents[1]
@@ -36,7 +36,7 @@ DOCUMENTS = {
 HELP = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
     for path in (
-        ROOT / "echo_jax/cli_parser.py",
+        ROOT / "echo_jax/cli/parser.py",
         *ROOT.glob("echo_jax/*_command*.py"),
         *ROOT.glob("configs/**/*.py"),
     )

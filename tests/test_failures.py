@@ -12,11 +12,12 @@ from pathlib import Path
 import jax
 import pytest
 
-from echo_jax import cli, ending, runs
+from echo_jax import cli, runs
 from echo_jax.config import default_config
-from echo_jax.config_check import check_config
-from echo_jax.failures import quiet_libraries
-from echo_jax.printable import printable
+from echo_jax.config.check import check_config
+from echo_jax.terminal import ending
+from echo_jax.terminal.failures import quiet_libraries
+from echo_jax.terminal.printable import printable
 
 LM = f"{Path(__file__).parents[1]}/configs/lm.py:tiny"
 FULL = os.strerror(errno.ENOSPC)
@@ -130,7 +131,8 @@ def test_a_failure_ends_the_process_with_its_threads(fail, monkeypatch):
 def test_printing_to_a_full_disk_is_said_in_a_line(monkeypatch):
     code = """
 import os, sys
-from echo_jax import cli, failures
+from echo_jax import cli
+from echo_jax.terminal import failures
 failures._is_output_full = lambda: True  # /dev/full is no file.
 sys.argv[1:] = ["configs"]
 sys.exit(cli.main())

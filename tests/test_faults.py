@@ -26,7 +26,7 @@ from benchmarks.faults.campaign import (
 )
 from benchmarks.faults.damage import flip_or_cut, mutate
 from benchmarks.faults.processes import Ended, isolated
-from echo_jax import json_files
+from echo_jax.files import json_files
 from echo_jax.training import checkpoint, checkpoint_reader
 from echo_jax.training.environment import code_commit
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_jax.folders import FolderError, RunPath, run_file, run_folder
+from echo_jax.files.folders import FolderError, RunPath, run_file, run_folder
 
 
 @pytest.fixture

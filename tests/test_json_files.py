@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from echo_jax.folders import run_folder
-from echo_jax.json_files import (
+from echo_jax.files.folders import run_folder
+from echo_jax.files.json_files import (
     DamagedFileError,
     json_line,
     read_if_whole,

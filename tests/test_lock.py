@@ -19,18 +19,24 @@ from lock_owners import (
     line_of_the_dead,
 )
 
-from echo_jax import cli, lock, runs
-from echo_jax.config_flags import load_with_flags
-from echo_jax.folders import FolderError, run_folder
-from echo_jax.lock import LOCK_NAME, REPORT_LOCK_NAME, FolderInUseError, FolderLock
-from echo_jax.lock_file import DiskFile
+from echo_jax import cli, runs
+from echo_jax.config.flags import load_with_flags
+from echo_jax.files import lock
+from echo_jax.files.folders import FolderError, run_folder
+from echo_jax.files.lock import (
+    LOCK_NAME,
+    REPORT_LOCK_NAME,
+    FolderInUseError,
+    FolderLock,
+)
+from echo_jax.files.lock_file import DiskFile
 
 LONG_S = 600  # What takes longer hangs, however busy the machine is.
 ROOT = Path(__file__).parents[1]
 HOLDER = """
 import sys
-from echo_jax.folders import run_folder
-from echo_jax.lock import FolderLock
+from echo_jax.files.folders import run_folder
+from echo_jax.files.lock import FolderLock
 with FolderLock(*map(run_folder, sys.argv[2:]), name=sys.argv[1]):
     print("locked", flush=True)
     sys.stdin.read()

@@ -7,7 +7,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from echo_jax import notes
+from echo_jax.terminal import notes
 
 
 class Clock:

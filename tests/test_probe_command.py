@@ -12,8 +12,8 @@ import pytest
 
 import echo_jax as ej
 from echo_jax import cli, runs
-from echo_jax.config_check import check_config
-from echo_jax.config_flags import load_with_flags
+from echo_jax.config.check import check_config
+from echo_jax.config.flags import load_with_flags
 from echo_jax.data.pipeline import PipelineSpec
 from echo_jax.data.stage_calls import stage_calls
 from echo_jax.data.stages import Stages

@@ -9,9 +9,9 @@ import pytest
 
 from echo_jax import cli
 from echo_jax.config import load_config
-from echo_jax.config_saved import read_config
-from echo_jax.folders import run_folder
-from echo_jax.json_files import seal
+from echo_jax.config.saved import read_config
+from echo_jax.files.folders import run_folder
+from echo_jax.files.json_files import seal
 from echo_jax.training.environment import claim_workdir
 
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_jax.cli_parser import make_parser
+from echo_jax.cli.parser import make_parser
 from echo_jax.config import default_config
 
 ROOT = Path(__file__).parents[1]

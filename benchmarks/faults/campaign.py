@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from echo_jax.failures import forget, sentence
+from echo_jax.terminal.failures import forget, sentence
 
 __all__ = [
     "Bench",

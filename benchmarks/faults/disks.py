@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.campaign import NotHereError
-from echo_jax.folders import RunPath
+from echo_jax.files.folders import RunPath
 
 __all__ = ["fill_at", "resize", "small_disk"]
 

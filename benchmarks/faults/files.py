@@ -93,8 +93,8 @@ def _known(found: Any, wanted: Any) -> Any:
 def _sealed_study(folder: Path) -> Path:
     """A published study, with the checksums that studies get today."""
     from echo_jax.config import default_config
-    from echo_jax.folders import run_folder
-    from echo_jax.json_files import json_line, read_json, read_line, write_json
+    from echo_jax.files.folders import run_folder
+    from echo_jax.files.json_files import json_line, read_json, read_line, write_json
 
     study = Path(shutil.copytree(_STUDY, folder / "study"))
     (study / "baseline" / "config.json").write_text(default_config().to_json())
@@ -117,8 +117,8 @@ def _read_study(folder: Path) -> Any:
 
 def _read_rows(folder: Path) -> Any:
     """What a run that goes on takes from the rows before it, and what it says."""
-    from echo_jax.folders import run_folder
-    from echo_jax.json_files import DamagedFileError, read_json
+    from echo_jax.files.folders import run_folder
+    from echo_jax.files.json_files import DamagedFileError, read_json
     from echo_jax.training.runfiles import MetricsFile
 
     file = run_folder(folder / "baseline") / "metrics.jsonl"
@@ -204,7 +204,7 @@ def _save(folder: Path) -> _Saved:
     import jax
     import jax.numpy as jnp
 
-    from echo_jax.folders import run_folder
+    from echo_jax.files.folders import run_folder
     from echo_jax.training.checkpoint import Checkpoints
 
     first = {
@@ -236,7 +236,7 @@ def _read_search(folder: Path) -> Any:
 
 def checkpoint_trial(rng: random.Random, bench: Bench) -> Outcome:
     """Damages the newest checkpoint: it is passed over, or read as it was saved."""
-    from echo_jax.folders import run_folder
+    from echo_jax.files.folders import run_folder
     from echo_jax.training.checkpoint import Checkpoints, params_sha256
 
     saved = bench.once("checkpoints", _save)

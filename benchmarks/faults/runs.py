@@ -235,7 +235,7 @@ def failed(ended: Ended, what: str, status: int = 0) -> Outcome | None:
 
 def rows_of(workdir: Path) -> list[dict[str, Any]]:
     """Returns the rows of a run, without what depends on time."""
-    from echo_jax.json_files import read_line
+    from echo_jax.files.json_files import read_line
 
     timed = ("_s", "_per_s", "idle_fraction")
     lines = (workdir / "metrics.jsonl").read_bytes().splitlines()
@@ -248,7 +248,7 @@ def rows_of(workdir: Path) -> list[dict[str, Any]]:
 
 def summary_of(workdir: Path) -> dict[str, Any]:
     """Returns what a finished run says of itself."""
-    from echo_jax.json_files import unseal
+    from echo_jax.files.json_files import unseal
 
     return unseal(json.loads((workdir / "summary.json").read_text()))
 

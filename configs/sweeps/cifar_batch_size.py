@@ -18,7 +18,7 @@ is the study of size 128.
 from ml_collections import ConfigDict
 from sweep_parts import check_variant, placement_arms, start_study
 
-from echo_jax.config_study import set_arms
+from echo_jax.config.study import set_arms
 
 # As many images as 250 thousand updates of 128, which the paper gives echoed batches.
 _UPDATES = {"32": 1_000_000, "128": 250_000, "512": 62_500, "2048": 15_625}

@@ -11,7 +11,7 @@ is the small network of ``configs/cifar.py:tiny``, to 45 %, with smaller buffers
 from ml_collections import ConfigDict
 from sweep_parts import buffer_arms, check_variant, start_study
 
-from echo_jax.config_study import set_arms
+from echo_jax.config.study import set_arms
 
 VARIANTS = ("tiny",)
 

@@ -10,7 +10,7 @@ to 45 %.
 from ml_collections import ConfigDict
 from sweep_parts import check_variant, factor_arms, start_study
 
-from echo_jax.config_study import set_arms
+from echo_jax.config.study import set_arms
 
 _FACTORS = (1, 2, 4, 8, 16)
 

@@ -21,7 +21,7 @@ is the study of size 1024.
 from ml_collections import ConfigDict
 from sweep_parts import check_variant, placement_arms, start_study
 
-from echo_jax.config_study import set_arms
+from echo_jax.config.study import set_arms
 
 # As many images as 192.5 thousand updates of 1024, the paper's for echoed batches.
 _UPDATES = {"256": 770_000, "1024": 192_500, "4096": 48_125, "16384": 12_032}

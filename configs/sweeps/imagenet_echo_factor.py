@@ -14,7 +14,7 @@ examples, and 45.1, 25.0, 18.5, 14.7 and 13.8 hours. ``:tiny`` is the small netw
 from ml_collections import ConfigDict
 from sweep_parts import check_variant, factor_arms, start_study
 
-from echo_jax.config_study import set_arms
+from echo_jax.config.study import set_arms
 
 _FACTORS = (1, 2, 3, 4, 5)
 

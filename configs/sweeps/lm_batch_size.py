@@ -20,7 +20,7 @@ is the study of size 1024.
 from ml_collections import ConfigDict
 from sweep_parts import check_variant, placement_arms, start_study
 
-from echo_jax.config_study import set_arms
+from echo_jax.config.study import set_arms
 
 # With room above what the slowest of the paper's arms took: echoed batches.
 _UPDATES = {"64": 250_000, "256": 80_000, "1024": 40_000, "4096": 20_000}

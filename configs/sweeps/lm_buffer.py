@@ -14,7 +14,7 @@ echoed batches, and 9.1, 8.0 and 7.6 million with echoed examples; 15.6 without 
 from ml_collections import ConfigDict
 from sweep_parts import buffer_arms, check_variant, start_study
 
-from echo_jax.config_study import set_arms
+from echo_jax.config.study import set_arms
 
 _BATCHES = (1, 10, 100)
 

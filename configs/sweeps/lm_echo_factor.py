@@ -15,7 +15,7 @@ smoke test on bytes.
 from ml_collections import ConfigDict
 from sweep_parts import check_variant, factor_arms, start_study
 
-from echo_jax.config_study import set_arms
+from echo_jax.config.study import set_arms
 
 _UPDATES = {1: 20_000, 2: 20_000, 4: 30_000, 8: 80_000, 16: 160_000}
 

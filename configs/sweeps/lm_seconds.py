@@ -13,7 +13,7 @@ import s3_untuned
 from ml_collections import ConfigDict
 from sweep_parts import check_variant
 
-from echo_jax.config_study import set_arms
+from echo_jax.config.study import set_arms
 
 VARIANTS = ("2", "4", "8", "tiny")
 

@@ -23,7 +23,7 @@ from sweep_parts import (
     small_resnet,
 )
 
-from echo_jax.config_study import default_study
+from echo_jax.config.study import default_study
 
 _LM_ARMS = {
     "baseline": {},

@@ -18,7 +18,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from sweep_parts import byte_lm, check_variant, less_than, search_space
 
-from echo_jax.config_study import default_study
+from echo_jax.config.study import default_study
 
 # Updates that a trial may take, and between evaluations: smaller batches need more.
 _UPDATES = {8: (6000, 25), 32: (1600, 10), 128: (800, 5)}

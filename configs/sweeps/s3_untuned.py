@@ -13,7 +13,7 @@ import s2_factor
 from ml_collections import ConfigDict
 from sweep_parts import check_variant, less_than
 
-from echo_jax.config_study import set_arms
+from echo_jax.config.study import set_arms
 
 # The baseline's best point of the first search of s2_factor.py:32.
 _POINT = {"lr": 0.0073142, "b1": 0.70341}

@@ -24,7 +24,7 @@ from sweep_parts import (
     small_resnet,
 )
 
-from echo_jax.config_study import default_study
+from echo_jax.config.study import default_study
 
 _LAGS = {"8": (4, 16, 64), "32": (4, 16, 64), "long": (16, 256, 1000), "tiny": (4,)}
 

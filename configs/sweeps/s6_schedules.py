@@ -31,7 +31,7 @@ from sweep_parts import (
     small_resnet,
 )
 
-from echo_jax.config_study import default_study
+from echo_jax.config.study import default_study
 
 VARIANTS = ("cifar", "decay", "tiny")
 

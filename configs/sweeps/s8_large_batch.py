@@ -23,7 +23,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from sweep_parts import byte_lm, check_variant, less_than
 
-from echo_jax.config_study import default_study
+from echo_jax.config.study import default_study
 
 _TIMES = 8
 

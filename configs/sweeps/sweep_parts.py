@@ -7,7 +7,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from echo_jax.config import load_config
-from echo_jax.config_study import default_study, set_arms
+from echo_jax.config.study import default_study, set_arms
 
 __all__ = [
     "buffer_arms",
@@ -177,7 +177,7 @@ def search_space(study: ConfigDict, *, tiny: bool = False) -> None:
     search) the best momenta lay at their lower edge, so that they were moved.
 
     Args:
-      study: From `echo_jax.config_study.default_study`.
+      study: From `echo_jax.config.study.default_study`.
       tiny: Whether it is for a smoke test.
     """
     spaces = {

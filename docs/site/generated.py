@@ -7,7 +7,7 @@ from reference import commands_page, fields_page
 from sphinx.util.docutils import SphinxDirective
 
 from echo_jax import config
-from echo_jax.cli_parser import make_parser
+from echo_jax.cli.parser import make_parser
 
 
 class ConfigFields(SphinxDirective):

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from echo_jax.config_fields import described_fields
+from echo_jax.config.fields import described_fields
 
 __all__ = ["commands_page", "fields_page"]
 

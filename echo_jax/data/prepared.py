@@ -16,8 +16,8 @@ import msgpack
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 from array_record.python.array_record_module import ArrayRecordReader
 
-from echo_jax.folders import FolderError, RunPath, run_folder
-from echo_jax.json_files import DamagedFileError, read_json
+from echo_jax.files.folders import FolderError, RunPath, run_folder
+from echo_jax.files.json_files import DamagedFileError, read_json
 
 __all__ = [
     "DATASET_FILE",

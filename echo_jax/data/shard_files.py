@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from echo_jax.folders import FolderError, run_folder
+from echo_jax.files.folders import FolderError, run_folder
 
 __all__ = ["find_shards", "read_classes", "shards_metadata"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from echo_jax.config import Config
-from echo_jax.config_saved import refuse_code
+from echo_jax.config.saved import refuse_code
 from echo_jax.inference.run import TrainedRun
 from echo_jax.training.evaluation import evaluate
 from echo_jax.training.model import Model

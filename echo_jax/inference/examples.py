@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from echo_jax.config import Config
-from echo_jax.config_echo import describe_echo
-from echo_jax.folders import RunPath, run_folder
+from echo_jax.config.echo import describe_echo
+from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.inference.meaning import class_names, tokenizer_of
 from echo_jax.inference.pictures import draw_boxes, embedded, png_of
 from echo_jax.studies.page import items, page

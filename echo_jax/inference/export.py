@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax import export
 
-from echo_jax.folders import RunPath, run_file
+from echo_jax.files.folders import RunPath, run_file
 from echo_jax.inference.run import TrainedRun
 from echo_jax.training.weights import SUFFIX, write_weights
 

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from echo_jax.folders import RunPath, run_folder
+from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.inference.evaluate import Evaluation, open_evaluation
 from echo_jax.inference.pictures import draw_boxes, embedded, png_of
 from echo_jax.inference.run import TrainedRun

@@ -12,12 +12,12 @@ import numpy as np
 from flax import traverse_util
 
 from echo_jax.config import Config
-from echo_jax.config_saved import read_config
+from echo_jax.config.saved import read_config
 from echo_jax.data.prepare.tokenizer import Tokenizer
-from echo_jax.folders import RunPath, run_folder
+from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.json_files import DamagedFileError
 from echo_jax.inference.generate import Generator
 from echo_jax.inference.meaning import class_names, tokenizer_of
-from echo_jax.json_files import DamagedFileError
 from echo_jax.training.saved_model import read_model
 from echo_jax.training.task_file import TASK_FILE, read_task
 from echo_jax.workloads import decode_input, make_task

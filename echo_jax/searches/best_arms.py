@@ -12,8 +12,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from echo_jax.folders import RunPath, run_folder
-from echo_jax.lock import REPORT_LOCK_NAME, FolderLock
+from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.searches.comparison import ArmResult, Search, log_speedups
 from echo_jax.searches.statistics import Interval, mean_interval
 from echo_jax.studies import page

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from echo_jax.folders import RunPath, run_folder
-from echo_jax.json_files import DamagedFileError, missing, read_json
-from echo_jax.printable import printable
+from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.json_files import DamagedFileError, missing, read_json
 from echo_jax.searches.space import Space
 from echo_jax.searches.statistics import (
     Interval,
@@ -29,6 +28,7 @@ from echo_jax.searches.trials import (
 from echo_jax.studies import fields
 from echo_jax.studies.runs import BASELINE, StudyError
 from echo_jax.studies.setting import setting_in_words
+from echo_jax.terminal.printable import printable
 
 __all__ = [
     "ArmResult",

@@ -18,7 +18,7 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
-from echo_jax.folders import RunPath, run_folder
+from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.searches.comparison import ArmResult, Search
 from echo_jax.searches.statistics import Interval
 from echo_jax.searches.trials import crossing

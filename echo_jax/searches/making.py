@@ -16,10 +16,10 @@ from typing import Any
 from rich.console import Console
 
 from echo_jax.config import Config, default_config
-from echo_jax.config_check import check_config
-from echo_jax.folders import RunPath, run_folder
-from echo_jax.json_files import read_json
-from echo_jax.lock import FolderInUseError, FolderLock
+from echo_jax.config.check import check_config
+from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.json_files import read_json
+from echo_jax.files.lock import FolderInUseError, FolderLock
 from echo_jax.searches.space import flat_fields
 from echo_jax.searches.trials import (
     Protocol,

@@ -2,8 +2,8 @@
 
 import os
 
-from echo_jax.folders import RunPath, run_folder
-from echo_jax.lock import REPORT_LOCK_NAME, FolderLock
+from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.searches.comparison import Search
 from echo_jax.searches.figures import write_search_figures
 from echo_jax.searches.table import headings, notes, rows, write_search_markdown

@@ -21,10 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from echo_jax.folders import RunPath
-from echo_jax.json_files import DamagedFileError, read_json, write_json
-from echo_jax.printable import printable
+from echo_jax.files.folders import RunPath
+from echo_jax.files.json_files import DamagedFileError, read_json, write_json
 from echo_jax.searches.space import Space
+from echo_jax.terminal.printable import printable
 
 __all__ = [
     "OUTCOMES",

@@ -19,11 +19,11 @@ from typing import Any
 
 from rich.console import Console
 
-from echo_jax import ending
 from echo_jax.config import Config
-from echo_jax.folders import RunPath, run_folder
-from echo_jax.printable import printable
+from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.searches.trials import Protocol, Trial, Unit, read_unit
+from echo_jax.terminal import ending
+from echo_jax.terminal.printable import printable
 
 __all__ = ["LostWorkerError", "StudyStopped", "run_search"]
 

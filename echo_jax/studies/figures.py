@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from echo_jax.folders import RunPath, run_file
+from echo_jax.files.folders import RunPath, run_file
 from echo_jax.studies.runs import Run, Study
 
 __all__ = [

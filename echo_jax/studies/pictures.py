@@ -5,7 +5,7 @@ import html
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from echo_jax.folders import FolderError, RunPath
+from echo_jax.files.folders import FolderError, RunPath
 
 __all__ = ["picture_links"]
 

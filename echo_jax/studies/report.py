@@ -3,8 +3,8 @@
 import html
 import os
 
-from echo_jax.folders import RunPath, run_folder
-from echo_jax.lock import REPORT_LOCK_NAME, FolderLock
+from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.studies.figures import write_figure
 from echo_jax.studies.page import figure, items, page, plain_json, table
 from echo_jax.studies.pictures import picture_links

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from echo_jax.echo.instrument.worth import RepeatWorth
-from echo_jax.folders import RunPath, run_folder
-from echo_jax.json_files import DamagedFileError, missing, read_json, read_line
-from echo_jax.printable import printable
+from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.json_files import DamagedFileError, missing, read_json, read_line
 from echo_jax.studies import fields
 from echo_jax.studies.setting import setting_in_words
+from echo_jax.terminal.printable import printable
 
 __all__ = [
     "BASELINE",

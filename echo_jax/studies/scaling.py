@@ -16,7 +16,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from echo_jax.folders import run_file
+from echo_jax.files.folders import run_file
 from echo_jax.studies.runs import Run, Study, StudyError, read_run
 from echo_jax.studies.table import arm_rows, markdown_row, markdown_text
 

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, StrMethodFormatter
 
-from echo_jax.folders import RunPath, run_folder
-from echo_jax.lock import REPORT_LOCK_NAME, FolderLock
+from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.studies.figures import COLOURS, MARKERS, STYLE, write_png
 from echo_jax.studies.scaling import Scaling, write_markdown
 

@@ -11,8 +11,8 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from echo_jax.folders import RunPath, run_folder
-from echo_jax.lock import REPORT_LOCK_NAME, FolderLock
+from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.studies.figures import write_figure
 from echo_jax.studies.page import figure, items, page, plain_json, table
 from echo_jax.studies.runs import Run, Study, StudyError, read_study

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from echo_jax.json_files import missing
+from echo_jax.files.json_files import missing
 
 __all__ = ["FIELDS", "setting_in_words"]
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from echo_jax.echo.instrument.worth import mean_worth
-from echo_jax.folders import run_file
+from echo_jax.files.folders import run_file
 from echo_jax.studies.runs import Run, Study
 
 __all__ = [

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from echo_jax.folders import RunPath
+from echo_jax.files.folders import RunPath
 from echo_jax.training.checkpoint_reader import (
     CheckpointReader,
     DamagedCheckpointError,

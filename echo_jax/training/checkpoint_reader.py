@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import orbax.checkpoint as ocp
 
-from echo_jax.folders import RunPath
+from echo_jax.files.folders import RunPath
 from echo_jax.training.checksum import checksums
 from echo_jax.training.distributed import broadcast_from_first, is_main_process
 

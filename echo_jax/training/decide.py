@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from echo_jax.config import Config
-from echo_jax.config_echo import echo_spec, largest_factor, leaves_factor_open
+from echo_jax.config.echo import echo_spec, largest_factor, leaves_factor_open
 from echo_jax.echo.instrument.rates import advised_factor
 from echo_jax.echo.shard import DataShard
 from echo_jax.echo.spec import AdaptiveSpec, StochasticSpec

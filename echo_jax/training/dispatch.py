@@ -23,7 +23,7 @@ import jax
 from jax.extend.core import jaxprs_in_params
 
 from echo_jax.config import Config
-from echo_jax.config_batch import BatchGrowth
+from echo_jax.config.batch import BatchGrowth
 from echo_jax.echo.instrument.stopwatch import BoundedSteps
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feed import Feed

@@ -3,8 +3,8 @@
 from typing import Any
 
 from echo_jax.config import Config
-from echo_jax.folders import RunPath
-from echo_jax.json_files import read_if_whole, write_json
+from echo_jax.files.folders import RunPath
+from echo_jax.files.json_files import read_if_whole, write_json
 from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.summary import describe_run
 from echo_jax.workloads.base import Workload

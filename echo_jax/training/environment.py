@@ -15,9 +15,9 @@ from typing import Any
 import jax
 
 from echo_jax.config import Config
-from echo_jax.folders import RunPath
-from echo_jax.json_files import read_json, write_json
-from echo_jax.lock import FolderLock
+from echo_jax.files.folders import RunPath
+from echo_jax.files.json_files import read_json, write_json
+from echo_jax.files.lock import FolderLock
 from echo_jax.training.distributed import all_gather, is_main_process, wait_for_all
 
 __all__ = [

@@ -11,13 +11,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from echo_jax.config import Config
-from echo_jax.config_batch import BatchGrowth
-from echo_jax.config_echo import echo_spec, pattern_of
+from echo_jax.config.batch import BatchGrowth
+from echo_jax.config.echo import echo_spec, pattern_of
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.device import StepInput
 from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import AnySpec
-from echo_jax.folders import run_file
+from echo_jax.files.folders import run_file
 from echo_jax.training.device_feed import (
     DeviceBatching,
     DeviceEchoFeed,
@@ -56,7 +56,7 @@ def make_echo_spec(
 
     Args:
       config: A checked training config.
-      factor: See `echo_jax.config_echo.echo_spec`.
+      factor: See `echo_jax.config.echo.echo_spec`.
       shard: Whose decisions are repeated, where some are.
 
     Raises:

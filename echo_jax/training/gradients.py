@@ -20,7 +20,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 
 from echo_jax.config import Config
-from echo_jax.config_batch import BatchGrowth
+from echo_jax.config.batch import BatchGrowth
 from echo_jax.models.batch_norm import (
     merged_statistics,
     statistics_of_batch,

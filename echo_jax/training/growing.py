@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from echo_jax.config_batch import BatchGrowth
+from echo_jax.config.batch import BatchGrowth
 from echo_jax.echo.bad_items import BadItem
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.training.feed import Batching, Feed

@@ -10,7 +10,7 @@ from typing import Self
 import jax
 from jax.experimental import multihost_utils
 
-from echo_jax import ending
+from echo_jax.terminal import ending
 from echo_jax.training import peers
 
 __all__ = ["UNSAVED_WHERE_HELD", "DataTimeoutError", "Interrupted", "StopSignal"]

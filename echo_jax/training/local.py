@@ -21,8 +21,8 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from echo_jax.config import Config
-from echo_jax.config_echo import load_schedule
-from echo_jax.config_local import meeting_schedule
+from echo_jax.config.echo import load_schedule
+from echo_jax.config.local import meeting_schedule
 from echo_jax.echo.keys import mix, sequence
 from echo_jax.echo.plans.stochastic import decide_loads
 from echo_jax.models.batch_norm import map_norms, merged_statistics

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from echo_jax.config import Config
-from echo_jax.folders import RunPath
+from echo_jax.files.folders import RunPath
 from echo_jax.training.distributed import is_main_process
 
 __all__ = ["LOGGERS", "Logger", "check_loggers", "open_loggers"]

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from echo_jax.config import Config
-from echo_jax.config_echo import largest_factor
+from echo_jax.config.echo import largest_factor
 from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT, BoundedSteps, time_calls
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.dispatch import LOOP, Dispatch

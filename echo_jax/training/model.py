@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from flax import struct
 
-from echo_jax.folders import RunPath
+from echo_jax.files.folders import RunPath
 from echo_jax.workloads.base import Task
 
 __all__ = ["MODEL_FILE", "Model", "size_of", "write_table"]

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import optax
 
 from echo_jax.config import Config
-from echo_jax.config_batch import BatchGrowth
-from echo_jax.config_optimizer import OWN_OPTIMIZERS, optax_factory
+from echo_jax.config.batch import BatchGrowth
+from echo_jax.config.optimizer import OWN_OPTIMIZERS, optax_factory
 from echo_jax.training.large_batch import lamb, lars, rmsprop_warmup, sgd_share
 from echo_jax.training.precision import in_float32
 from echo_jax.training.schedules import (

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import jax
 from jax._src import distributed as jax_distributed  # The store has no public name.
 
-from echo_jax import ending
-from echo_jax.printable import printable
+from echo_jax.terminal import ending
+from echo_jax.terminal.printable import printable
 
 __all__ = [
     "LOST",

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import jax
 
 from echo_jax.config import Config
-from echo_jax.folders import RunPath
-from echo_jax.json_files import read_if_whole
+from echo_jax.files.folders import RunPath
+from echo_jax.files.json_files import read_if_whole
 from echo_jax.training.clock import Clock
 from echo_jax.training.collectives import Share, Trace, read_trace
 from echo_jax.training.compiled import CompiledFunctions

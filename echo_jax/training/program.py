@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from echo_jax.config import Config
-from echo_jax.config_echo import largest_factor
+from echo_jax.config.echo import largest_factor
 from echo_jax.echo.stores.device import jitted_write
 from echo_jax.training.device_feed import DeviceBatching
 from echo_jax.training.feeds import outline_feed

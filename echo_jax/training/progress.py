@@ -9,8 +9,8 @@ from rich import progress
 from rich.console import Console
 
 from echo_jax.config import Config
-from echo_jax.config_echo import describe_echo
-from echo_jax.notes import Notes, silent_s
+from echo_jax.config.echo import describe_echo
+from echo_jax.terminal.notes import Notes, silent_s
 from echo_jax.training.checkpoint import Restored
 from echo_jax.training.distributed import is_main_process
 from echo_jax.training.metrics import train_metrics

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from echo_jax.config import Config
-from echo_jax.folders import RunPath
+from echo_jax.files.folders import RunPath
 from echo_jax.training.checkpoint import Restored
 from echo_jax.training.distributed import is_main_process
 from echo_jax.training.loggers import open_loggers, scalars_of

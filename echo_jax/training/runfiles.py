@@ -4,8 +4,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from echo_jax.folders import RunPath
-from echo_jax.json_files import json_line, plain, read_line, write_json
+from echo_jax.files.folders import RunPath
+from echo_jax.files.json_files import json_line, plain, read_line, write_json
 from echo_jax.training.distributed import is_main_process
 
 __all__ = ["MetricsFile", "write_json_once"]

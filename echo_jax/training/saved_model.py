@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import struct
 
-from echo_jax.folders import RunPath
+from echo_jax.files.folders import RunPath
 from echo_jax.training.checkpoint_reader import CheckpointReader, DamagedCheckpointError
 from echo_jax.training.local import model_of
 from echo_jax.training.model import Model

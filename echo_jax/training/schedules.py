@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from echo_jax.config import Config
-from echo_jax.config_optimizer import SLOW_START_ENDS, optax_schedule
+from echo_jax.config.optimizer import SLOW_START_ENDS, optax_schedule
 
 __all__ = ["Numbers", "learning_rate", "schedule_numbers", "share_of_rise"]
 

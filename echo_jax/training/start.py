@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from typing import Self
 
 from echo_jax.config import Config
-from echo_jax.config_local import CHANGING
-from echo_jax.folders import RunPath
-from echo_jax.json_files import read_json
+from echo_jax.config.local import CHANGING
+from echo_jax.files.folders import RunPath
+from echo_jax.files.json_files import read_json
 from echo_jax.training.distributed import is_main_process
 from echo_jax.training.environment import claim_workdir
 from echo_jax.training.loggers import LOGGERS

@@ -7,8 +7,8 @@ classes; files that belong to it, such as a tokenizer's, lie beside it.
 import hashlib
 from typing import Any, NamedTuple
 
-from echo_jax.folders import RunPath
-from echo_jax.json_files import DamagedFileError, read_json, write_json
+from echo_jax.files.folders import RunPath
+from echo_jax.files.json_files import DamagedFileError, read_json, write_json
 from echo_jax.workloads.base import Workload
 
 __all__ = ["TASK_FILE", "SavedTask", "read_task", "write_task"]

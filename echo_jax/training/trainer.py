@@ -30,14 +30,14 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 from echo_jax.config import Config
-from echo_jax.config_batch import BatchGrowth
-from echo_jax.config_check import check_config
+from echo_jax.config.batch import BatchGrowth
+from echo_jax.config.check import check_config
 from echo_jax.echo.finite import BadItemError
 from echo_jax.echo.instrument.fresh_time import bounds_of_all, within
 from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT
-from echo_jax.folders import RunPath, run_folder
-from echo_jax.json_files import read_if_whole
-from echo_jax.lock import FolderLock
+from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.json_files import read_if_whole
+from echo_jax.files.lock import FolderLock
 from echo_jax.training import loss_scale, peers
 from echo_jax.training.checkpoint import Checkpoints, params_sha256
 from echo_jax.training.clock import Clock, DeviceTime, Work
@@ -385,7 +385,7 @@ def train(
       config: The shared fields of `echo_jax.config.default_config`, and the
         workload's.
       workload: Made from this config.
-      workdir: The run folder, see `echo_jax.folders`; made if there is none.
+      workdir: The run folder, see `echo_jax.files.folders`; made if there is none.
       console: Where progress is shown; None for standard output.
 
     Returns:
@@ -395,7 +395,7 @@ def train(
       ValueError: The config has an impossible value, or the folder holds a run of
         another config.
       FolderError: The folder cannot be opened, or another process has it: see
-        `echo_jax.lock`.
+        `echo_jax.files.lock`.
       NonFiniteLossError: The loss became NaN or infinite; with a loss scale, updates
         were skipped once too often.
       Interrupted: Ctrl-C, SIGTERM or SIGHUP; the run is saved. A second one raises

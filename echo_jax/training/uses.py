@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from echo_jax.config import Config
-from echo_jax.config_echo import echo_spec, largest_factor
+from echo_jax.config.echo import echo_spec, largest_factor
 from echo_jax.echo.device import StepInput
 from echo_jax.training.feed import JoinedBatches
 from echo_jax.training.feeds import open_feed

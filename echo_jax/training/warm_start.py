@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
-from echo_jax.folders import FolderError, run_folder
+from echo_jax.files.folders import FolderError, run_folder
 from echo_jax.training.saved_model import read_model
 from echo_jax.training.weights import SUFFIX, flat_arrays, read_weights
 from echo_jax.workloads.base import Variables

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
-from echo_jax import ending
 from echo_jax.config import Config
+from echo_jax.terminal import ending
 from echo_jax.training.interrupt import DataTimeoutError
 
 __all__ = ["Stalled", "Watchdog", "describe_data"]

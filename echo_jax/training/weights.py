@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 from flax import traverse_util
 
-from echo_jax.folders import FolderError, RunPath, run_file
+from echo_jax.files.folders import FolderError, RunPath, run_file
 from echo_jax.training.distributed import fetch_global
 
 __all__ = ["SUFFIX", "flat_arrays", "read_weights", "write_weights"]

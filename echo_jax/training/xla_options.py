@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh
 
 from echo_jax.config import Config
-from echo_jax.config_optimizer import parse_args
+from echo_jax.config.optimizer import parse_args
 from echo_jax.training.sharding import replicated
 from echo_jax.training.target import not_cached
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from echo_jax import cli, config_files
+from echo_jax import cli
+from echo_jax.config import files as config_files
 from echo_jax.config import load_config
-from echo_jax.config_files import copy_config, import_config, packaged_configs
-from echo_jax.config_flags import load_with_flags
+from echo_jax.config.files import copy_config, import_config, packaged_configs
+from echo_jax.config.flags import load_with_flags
 
 ROOT = Path(__file__).parents[2]
 NAMES = [*packaged_configs()]

@@ -14,7 +14,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from echo_jax.config import load_config
-from echo_jax.config_check import check_config
+from echo_jax.config.check import check_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GOLDEN = Path(__file__).parent / "golden"

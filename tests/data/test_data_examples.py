@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from echo_jax import countdown, workloads
+from echo_jax import workloads
 from echo_jax.config import load_config
 from echo_jax.data import (
     evaluation,
@@ -25,6 +25,7 @@ from echo_jax.data import (
 from echo_jax.data.detection import anchors, boxes
 from echo_jax.data.prepare import blocks, documents, errors, job, parallel, tokenizer
 from echo_jax.models import batch_norm, imagenet_resnet, resnet, ssd, transformer
+from echo_jax.terminal import countdown
 from echo_jax.workloads import coco, lm, pixels
 
 MODULES = [

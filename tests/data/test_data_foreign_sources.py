@@ -18,14 +18,14 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from slow_cases import slow_but_for
 
 from echo_jax.config import load_config
-from echo_jax.config_saved import read_config, refuse_code
+from echo_jax.config.saved import read_config, refuse_code
 from echo_jax.data import wds_source
 from echo_jax.data.prepared import pack
 from echo_jax.data.sequences import open_sequences
 from echo_jax.data.shard_files import find_shards, shards_metadata
 from echo_jax.data.sources import open_source
 from echo_jax.echo.spec import EchoSpec
-from echo_jax.folders import run_folder
+from echo_jax.files.folders import run_folder
 from echo_jax.inference.evaluate import evaluate_run
 from echo_jax.inference.run import load_run
 from echo_jax.runs import run_train

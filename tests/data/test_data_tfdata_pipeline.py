@@ -20,7 +20,7 @@ import pytest
 from test_data_check_finite import make as make_bad
 
 from echo_jax.config import load_config
-from echo_jax.config_check import check_config
+from echo_jax.config.check import check_config
 from echo_jax.data.images import random_resized_crop, resize_center_crop
 from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
 from echo_jax.data.shapes import ShapeRecords, augment_shape, decode_shape
@@ -29,7 +29,7 @@ from echo_jax.data.storage import SimulatedStorage
 from echo_jax.echo.finite import BadItemError
 from echo_jax.echo.load_schedule import LoadSchedule
 from echo_jax.echo.spec import AdaptiveSpec, EchoSpec, StochasticSpec
-from echo_jax.json_files import read_line
+from echo_jax.files.json_files import read_line
 from echo_jax.runs import Interrupted, run_train
 from echo_jax.training.run_log import RunLog
 

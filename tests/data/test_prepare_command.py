@@ -20,11 +20,12 @@ from prepare_cases import (
     write_zip,
 )
 
-from echo_jax import cli, countdown
-from echo_jax.countdown import Countdown
+from echo_jax import cli
 from echo_jax.data.prepare import text, workspace
 from echo_jax.data.prepare.tokenizer import train_subwords
 from echo_jax.data.prepared import read_info
+from echo_jax.terminal import countdown
+from echo_jax.terminal.countdown import Countdown
 
 SPLITS = ("train", "val")
 KINDS = ("images", "coco", "text", "verify")

@@ -22,8 +22,8 @@ from echo_jax.data.prepare import PrepareError, Settings, prepare_images, worksp
 from echo_jax.data.prepare.errors import allowed
 from echo_jax.data.prepare.job import is_held_out, parse_sources
 from echo_jax.data.prepared import PreparedError, read_info
-from echo_jax.json_files import unseal
-from echo_jax.lock import FolderInUseError
+from echo_jax.files.json_files import unseal
+from echo_jax.files.lock import FolderInUseError
 
 FILES = class_folders(12)
 SHARD_MB = 1200 / 2**20

@@ -21,7 +21,7 @@ from echo_jax.data.prepared import (
     unpack,
     verify,
 )
-from echo_jax.json_files import seal, unseal
+from echo_jax.files.json_files import seal, unseal
 
 FILES = class_folders(10)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import echo_jax as ej
 from echo_jax.config import default_config
-from echo_jax.config_check import check_config
+from echo_jax.config.check import check_config
 from echo_jax.echo.keys import mix, sequence
 from echo_jax.echo.laws import CountingUpstream
 from echo_jax.echo.laws.orders import ORDER_LAWS

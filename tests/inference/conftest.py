@@ -7,7 +7,7 @@ import pytest
 from filelock import FileLock
 from trained_runs import lm_config, shapes_config, write_text
 
-from echo_jax.json_files import read_json
+from echo_jax.files.json_files import read_json
 from echo_jax.runs import run_train
 
 

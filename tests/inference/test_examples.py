@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from trained_runs import lm_config, shapes_config, write_text
 
 from echo_jax import cli
-from echo_jax.config_echo import echo_spec
+from echo_jax.config.echo import echo_spec
 from echo_jax.inference.examples import write_examples
 from echo_jax.runs import run_train, show_examples
 from echo_jax.training.uses import first_uses

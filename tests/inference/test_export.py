@@ -10,7 +10,7 @@ from safetensors import safe_open
 from trained_runs import untrained_detector
 
 import echo_jax as ej
-from echo_jax.folders import FolderError, run_folder
+from echo_jax.files.folders import FolderError, run_folder
 from echo_jax.inference.export import export_run
 from echo_jax.training.weights import flat_arrays, read_weights, write_weights
 

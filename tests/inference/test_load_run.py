@@ -14,9 +14,9 @@ from trained_runs import lm_config, shapes_config, write_text
 import echo_jax as ej
 from echo_jax.data.prepare.tokenizer import SubwordTokenizer
 from echo_jax.data.shapes import CLASS_NAMES
-from echo_jax.folders import run_folder
+from echo_jax.files.folders import run_folder
+from echo_jax.files.json_files import DamagedFileError, write_json
 from echo_jax.inference.evaluate import evaluate_run
-from echo_jax.json_files import DamagedFileError, write_json
 from echo_jax.runs import run_train
 from echo_jax.training.checkpoint import params_sha256
 from echo_jax.workloads import build

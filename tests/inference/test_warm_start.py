@@ -6,9 +6,9 @@ import pytest
 from trained_runs import lm_config, write_text
 
 import echo_jax as ej
-from echo_jax.folders import run_folder
+from echo_jax.files.folders import run_folder
+from echo_jax.files.json_files import read_json
 from echo_jax.inference.export import export_run
-from echo_jax.json_files import read_json
 from echo_jax.runs import run_train
 from echo_jax.training.weights import flat_arrays
 

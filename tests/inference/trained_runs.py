@@ -3,7 +3,7 @@
 import jax
 
 from echo_jax.config import default_config, load_config
-from echo_jax.folders import run_folder
+from echo_jax.files.folders import run_folder
 from echo_jax.inference.run import TrainedRun
 from echo_jax.workloads import make_task
 

@@ -229,7 +229,7 @@ def test_the_wheel_is_the_same_every_time(tmp_path):
         subprocess.run(command, cwd=ROOT, check=True)
         (wheel,) = (tmp_path / str(number)).glob("echo_jax-*.whl")
         hashes.append(wheel.read_bytes())
-        assert "echo_jax/cli.py" in zipfile.ZipFile(wheel).namelist()
+        assert "echo_jax/cli/commands.py" in zipfile.ZipFile(wheel).namelist()
     assert hashes[0] == hashes[1]
 
 

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from launch_cloud import ROOT
 
-from echo_jax.cli_parser import make_parser
-from echo_jax.config_check import check_config
-from echo_jax.config_flags import load_with_flags
+from echo_jax.cli.parser import make_parser
+from echo_jax.config.check import check_config
+from echo_jax.config.flags import load_with_flags
 
 TASK = yaml.safe_load((ROOT / "sky.yaml").read_text(encoding="utf-8"))
 # Of SkyPilot's reference of task YAML, what is used here.

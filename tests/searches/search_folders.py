@@ -1,7 +1,7 @@
 """A study that searched, made by hand: with numbers that a reader can check."""
 
-from echo_jax.folders import run_folder
-from echo_jax.json_files import write_json
+from echo_jax.files.folders import run_folder
+from echo_jax.files.json_files import write_json
 from echo_jax.searches.trials import Trial, Unit, write_unit
 
 BASE = {

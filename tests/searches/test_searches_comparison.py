@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from search_folders import COSTS, make_study, trial
 
 from echo_jax.cli import main
-from echo_jax.folders import run_folder
-from echo_jax.json_files import read_json, write_json
+from echo_jax.files.folders import run_folder
+from echo_jax.files.json_files import read_json, write_json
 from echo_jax.searches import best_arms as best_arms_module
 from echo_jax.searches import figures
 from echo_jax.searches.best_arms import best_arms, best_arms_table

@@ -11,8 +11,8 @@ from benchmarks import published, published_tables
 from echo_jax import runs
 from echo_jax.config import load_config
 from echo_jax.echo.instrument import advice
-from echo_jax.folders import run_folder
-from echo_jax.json_files import read_json
+from echo_jax.files.folders import run_folder
+from echo_jax.files.json_files import read_json
 from echo_jax.searches.best_arms import best_arms
 from echo_jax.searches.comparison import is_searched, read_search
 from echo_jax.searches.table import write_search_markdown

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from echo_jax.config import load_config
-from echo_jax.folders import run_folder
-from echo_jax.json_files import read_json
+from echo_jax.files.folders import run_folder
+from echo_jax.files.json_files import read_json
 from echo_jax.runs import run_study
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -25,4 +25,6 @@ def bucket(served):
 @pytest.fixture(autouse=True)
 def _nobody_wonders(monkeypatch):
     """On a busy machine anything may take long, and tests compare what is printed."""
-    monkeypatch.setattr("echo_jax.notes.pauses", lambda silent_s: iter([1000.0]))
+    monkeypatch.setattr(
+        "echo_jax.terminal.notes.pauses", lambda silent_s: iter([1000.0])
+    )

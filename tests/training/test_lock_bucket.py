@@ -6,9 +6,9 @@ import pytest
 from lock_owners import OTHER_HOST, Looks, line_of_another_machine, line_of_the_dead
 from tiny_workload import run
 
-from echo_jax import lock
-from echo_jax.folders import FolderError, run_folder
-from echo_jax.lock import FolderInUseError, FolderLock
+from echo_jax.files import lock
+from echo_jax.files.folders import FolderError, run_folder
+from echo_jax.files.lock import FolderInUseError, FolderLock
 
 WORKDIR = "gs://bucket/runs/a"
 LOCK = "runs/a/.lock"

@@ -18,10 +18,10 @@ from tiny_workload import run, stop_at
 
 import echo_jax as ej
 from echo_jax import cli
-from echo_jax.bucket import _open, open_bucket
 from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.folders import FolderError, RunPath, run_folder
-from echo_jax.json_files import read_line, unseal
+from echo_jax.files.bucket import _open, open_bucket
+from echo_jax.files.folders import FolderError, RunPath, run_folder
+from echo_jax.files.json_files import read_line, unseal
 from echo_jax.training import Interrupted, runfiles
 from echo_jax.training.checkpoint import params_sha256
 from echo_jax.training.finite import NonFiniteLossError

@@ -6,7 +6,7 @@ import pytest
 from tiny_workload import make_workload, tiny_config
 
 from echo_jax.echo.spec import EchoSpec
-from echo_jax.folders import run_folder
+from echo_jax.files.folders import run_folder
 from echo_jax.training.checkpoint import Checkpoints, params_sha256
 from echo_jax.training.checkpoint_reader import DamagedCheckpointError
 from echo_jax.training.trainer import compile_functions

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 from tiny_workload import make_workload, run, tiny_config
 
 from benchmarks.faults.damage import damage
-from echo_jax.folders import run_folder
-from echo_jax.json_files import read_json
+from echo_jax.files.folders import run_folder
+from echo_jax.files.json_files import read_json
 from echo_jax.training import checkpoint_reader
 from echo_jax.training.checkpoint import Checkpoints, params_sha256
 from echo_jax.training.checkpoint_reader import DamagedCheckpointError

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from fake_gcs import Bucket, serve
 
-from echo_jax.config_saved import read_config
-from echo_jax.folders import run_folder
-from echo_jax.json_files import unseal
+from echo_jax.config.saved import read_config
+from echo_jax.files.folders import run_folder
+from echo_jax.files.json_files import unseal
 from echo_jax.training.checkpoint import Checkpoints
 from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads import lm

@@ -7,9 +7,10 @@ import pytest
 from ml_collections import ConfigDict
 from tiny_workload import make_workload, tiny_config
 
-from echo_jax import arms, refusals, report_command, runs
-from echo_jax.folders import run_folder
-from echo_jax.json_files import unseal
+from echo_jax import arms, refusals, runs
+from echo_jax.cli import report_command
+from echo_jax.files.folders import run_folder
+from echo_jax.files.json_files import unseal
 from echo_jax.training.finite import NonFiniteLossError
 
 ARMS = {"hot": {"optim": {"lr": 1e30}}, "last": {}}

@@ -10,7 +10,7 @@ import pytest
 from jax._src import xla_bridge
 from tiny_workload import make_workload, run, tiny_config
 
-from echo_jax.json_files import read_line
+from echo_jax.files.json_files import read_line
 from echo_jax.training import flops
 from echo_jax.training.feed import HostFeed, JoinedBatches
 from echo_jax.training.feeds import make_echo_spec

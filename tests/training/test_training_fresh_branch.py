@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny_workload import make_workload, rows_of, stop_at, tiny_config
 
-from echo_jax.config_check import check_config
+from echo_jax.config.check import check_config
 from echo_jax.studies.runs import read_run, read_runs
 from echo_jax.studies.table import notes
 from echo_jax.training import train

@@ -11,7 +11,7 @@ import pytest
 from tiny_workload import Regression, run
 
 from benchmarks.faults.disks import fill_at
-from echo_jax.failures import forget, quiet_libraries, sentence
+from echo_jax.terminal.failures import forget, quiet_libraries, sentence
 from echo_jax.training.checkpoint import Checkpoints
 
 FULL = os.strerror(errno.ENOSPC)

@@ -11,7 +11,7 @@ import pytest
 from slow_cases import slow_but_for
 from tiny_workload import Regression, make_workload, rows_of, run, tiny_config
 
-from echo_jax.config_check import check_config
+from echo_jax.config.check import check_config
 from echo_jax.models.batch_norm import (
     GhostBatchNorm,
     statistics_axes,

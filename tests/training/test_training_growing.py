@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_workload import make_workload, rows_of, run, tiny_config
 
-from echo_jax.config_batch import BatchGrowth
-from echo_jax.config_check import check_config
+from echo_jax.config.batch import BatchGrowth
+from echo_jax.config.check import check_config
 from echo_jax.training.feeds import check_echo, make_echo_spec, open_feed
 from echo_jax.training.optim import Optimizer, hyperparams
 from echo_jax.training.sharding import make_mesh

@@ -9,7 +9,7 @@ import optax
 import pytest
 from tiny_workload import run, tiny_config
 
-from echo_jax.config_check import check_config
+from echo_jax.config.check import check_config
 from echo_jax.training import large_batch
 from echo_jax.training.optim import Optimizer, hyperparams
 

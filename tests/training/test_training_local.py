@@ -12,8 +12,8 @@ import pytest
 from slow_cases import slow_but_for
 from tiny_workload import Regression, make_workload, rows_of, run, tiny_config
 
-from echo_jax.config_check import check_config
-from echo_jax.config_echo import load_schedule
+from echo_jax.config.check import check_config
+from echo_jax.config.echo import load_schedule
 from echo_jax.echo.plans.stochastic import StochasticPlan
 from echo_jax.echo.spec import StochasticSpec
 from echo_jax.training.feed import HostBatching, HostInput

@@ -23,9 +23,9 @@ from tiny_workload import (
 )
 
 from echo_jax.echo.spec import EchoSpec
-from echo_jax.folders import run_folder
-from echo_jax.json_files import unseal
-from echo_jax.lock import FolderInUseError, FolderLock
+from echo_jax.files.folders import run_folder
+from echo_jax.files.json_files import unseal
+from echo_jax.files.lock import FolderInUseError, FolderLock
 from echo_jax.training import (
     Interrupted,
     NonFiniteLossError,

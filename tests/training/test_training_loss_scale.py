@@ -19,7 +19,7 @@ from tiny_workload import (
     tiny_config,
 )
 
-from echo_jax.config_check import check_config
+from echo_jax.config.check import check_config
 from echo_jax.training.finite import OverflowsError
 from echo_jax.training.interrupt import Interrupted
 from echo_jax.training.loss_scale import MOST_IN_A_ROW, LossScale, adjust, scale_numbers

@@ -19,7 +19,7 @@ from tiny_workload import (
     tiny_config,
 )
 
-from echo_jax.config_check import check_config
+from echo_jax.config.check import check_config
 from echo_jax.models.batch_norm import GhostBatchNorm
 from echo_jax.models.resnet import norm_layer
 from echo_jax.training.evaluation import evaluate_split

@@ -7,7 +7,7 @@ import optax
 import pytest
 from tiny_workload import make_workload, tiny_config
 
-from echo_jax.config_check import check_config
+from echo_jax.config.check import check_config
 from echo_jax.training.optim import Optimizer, hyperparams
 from echo_jax.training.trainer import compile_functions
 

@@ -7,7 +7,7 @@ import threading
 import jax
 import pytest
 
-from echo_jax import ending
+from echo_jax.terminal import ending
 from echo_jax.training import peers
 from echo_jax.training.peers import LOST, Peers
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 from tiny_workload import rows_of, run, stop_at
 
-from echo_jax.json_files import unseal
+from echo_jax.files.json_files import unseal
 from echo_jax.training import Interrupted, profile
 from echo_jax.training.collectives import Op, Trace
 

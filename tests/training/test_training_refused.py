@@ -11,7 +11,7 @@ from rich.console import Console
 from tiny_workload import make_workload, run, stop_at, tiny_config
 
 from echo_jax import refusals, runs
-from echo_jax.lock import LOCK_NAME
+from echo_jax.files.lock import LOCK_NAME
 from echo_jax.training import Interrupted, environment, train
 from echo_jax.training.trainer import Trainer
 

@@ -3,9 +3,9 @@ import json
 import pytest
 from tiny_workload import tiny_config
 
-from echo_jax.folders import run_folder
-from echo_jax.json_files import read_json, read_line
-from echo_jax.lock import LOCK_NAME
+from echo_jax.files.folders import run_folder
+from echo_jax.files.json_files import read_json, read_line
+from echo_jax.files.lock import LOCK_NAME
 from echo_jax.training import environment
 from echo_jax.training.environment import (
     check_workdir,

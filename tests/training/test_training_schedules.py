@@ -9,7 +9,7 @@ import optax
 import pytest
 from tiny_workload import rows_of, run, tiny_config
 
-from echo_jax.config_check import check_config
+from echo_jax.config.check import check_config
 from echo_jax.training.optim import Optimizer, hyperparams
 from echo_jax.training.start import _bent
 

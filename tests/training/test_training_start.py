@@ -19,8 +19,8 @@ from tiny_workload import (
     tiny_config,
 )
 
-from echo_jax import notes
-from echo_jax.folders import run_folder
+from echo_jax.files.folders import run_folder
+from echo_jax.terminal import notes
 from echo_jax.training import Interrupted, decide, train
 from echo_jax.training import progress as progress_module
 from echo_jax.training.checkpoint import Checkpoints

@@ -8,8 +8,8 @@ import platform
 import pytest
 from tiny_workload import make_workload, tiny_config
 
-from echo_jax.folders import run_folder
-from echo_jax.lock import FolderLock
+from echo_jax.files.folders import run_folder
+from echo_jax.files.lock import FolderLock
 from echo_jax.searches import making as search
 from echo_jax.searches.making import make_trials, num_missing
 from echo_jax.searches.space import Space

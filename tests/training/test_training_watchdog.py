@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 from tiny_workload import make_workload, run, tiny_config
 
-from echo_jax.folders import run_folder
+from echo_jax.files.folders import run_folder
 from echo_jax.training import DataTimeoutError, Interrupted, train, watchdog
 from echo_jax.training.checkpoint import Checkpoints
 from echo_jax.training.probe import calibrate, probe_config
@@ -308,7 +308,7 @@ def hang():
 TRAINS = """
 sys.path[:0] = {paths!r}
 import conftest
-from echo_jax import ending
+from echo_jax.terminal import ending
 from echo_jax.training import Interrupted
 from tiny_workload import run
 def on_batch(number):

@@ -6,7 +6,7 @@ import jax
 import pytest
 from tiny_workload import make_workload, run, tiny_config
 
-from echo_jax.config_check import check_config
+from echo_jax.config.check import check_config
 from echo_jax.training import xla_options as xla_options_module
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.program import describe_update

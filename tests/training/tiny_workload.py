@@ -13,7 +13,7 @@ import numpy as np
 from echo_jax.config import default_config
 from echo_jax.echo.adapters.grain import echo
 from echo_jax.echo.shard import SINGLE
-from echo_jax.json_files import read_line
+from echo_jax.files.json_files import read_line
 from echo_jax.training import train
 from echo_jax.workloads.base import Task, Workload
 

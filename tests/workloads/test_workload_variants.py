@@ -10,7 +10,7 @@ from image_folders import prepare
 
 import echo_jax as ej
 from echo_jax.config import load_config
-from echo_jax.config_check import check_config
+from echo_jax.config.check import check_config
 from echo_jax.runs import run_study, run_train
 
 CONFIGS = Path(__file__).parents[2] / "configs"

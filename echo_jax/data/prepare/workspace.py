@@ -19,15 +19,15 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from echo_jax.data.prepare.errors import PrepareError, difference
 from echo_jax.data.prepare.job import OnProgress
 from echo_jax.data.prepared import DATASET_FILE, FORMAT, count_records, read_info
-from echo_jax.folders import RunPath, is_unfinished, run_folder
-from echo_jax.json_files import (
+from echo_jax.files.folders import RunPath, is_unfinished, run_folder
+from echo_jax.files.json_files import (
     DamagedFileError,
     read_if_whole,
     read_json,
     seal,
     write_json,
 )
-from echo_jax.lock import LOCK_NAME, FolderLock
+from echo_jax.files.lock import LOCK_NAME, FolderLock
 
 __all__ = ["Workspace"]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 __all__ = ["forget", "quiet_libraries", "sentence", "status_of"]
 
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 _OUTPUT = 1  # the descriptor
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # What libraries say only in words: theirs around those of the system.

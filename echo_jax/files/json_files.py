@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from echo_jax.folders import RunPath
+from echo_jax.files.folders import RunPath
 
 __all__ = [
     "DamagedFileError",

@@ -4,11 +4,11 @@ import argparse
 import os
 import textwrap
 
-from echo_jax.command_end import typed_config
+from echo_jax.cli.command_end import typed_config
 from echo_jax.config import load_config
-from echo_jax.config_fields import field_lines
-from echo_jax.config_files import copy_config, import_config, packaged_configs
-from echo_jax.printable import printable
+from echo_jax.config.fields import field_lines
+from echo_jax.config.files import copy_config, import_config, packaged_configs
+from echo_jax.terminal.printable import printable
 
 __all__ = ["CONFIGS_EPILOG", "add_actions", "run"]
 

@@ -9,8 +9,8 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from echo_jax.config import Config, load_config
-from echo_jax.config_auto import whole_number
-from echo_jax.config_optional import OPTIONAL_FIELDS
+from echo_jax.config.auto import whole_number
+from echo_jax.config.optional import OPTIONAL_FIELDS
 
 __all__ = ["load_with_flags"]
 

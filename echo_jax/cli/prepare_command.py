@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from echo_jax.printable import printable
+from echo_jax.terminal.printable import printable
 
 __all__ = ["add_kinds", "run"]
 

@@ -4,15 +4,15 @@ import argparse
 import functools
 from typing import Any, NoReturn
 
-from echo_jax import (
+from echo_jax.cli import (
     configs_command,
-    ending,
     model_commands,
     prepare_command,
     report_command,
 )
-from echo_jax.command_end import WRONG_USE
-from echo_jax.printable import printable
+from echo_jax.cli.command_end import WRONG_USE
+from echo_jax.terminal import ending
+from echo_jax.terminal.printable import printable
 
 __all__ = ["make_parser"]
 

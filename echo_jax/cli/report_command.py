@@ -9,11 +9,17 @@ from typing import Any
 
 import rich
 
-from echo_jax.command_end import WRONG_USE, Exit, exits_of, typed_config, typed_folder
-from echo_jax.countdown import Countdown
-from echo_jax.folders import FolderError, RunPath
-from echo_jax.printable import printable
+from echo_jax.cli.command_end import (
+    WRONG_USE,
+    Exit,
+    exits_of,
+    typed_config,
+    typed_folder,
+)
+from echo_jax.files.folders import FolderError, RunPath
 from echo_jax.studies.runs import StudyError, read_runs, read_study
+from echo_jax.terminal.countdown import Countdown
+from echo_jax.terminal.printable import printable
 
 __all__ = ["add_command", "run", "show"]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Union, cast
 
-from echo_jax.bucket import BucketError, is_in_bucket, open_bucket, write_object
+from echo_jax.files.bucket import BucketError, is_in_bucket, open_bucket, write_object
 
 if TYPE_CHECKING:
     from etils import epath

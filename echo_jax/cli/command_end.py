@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 from echo_jax.config import Config
-from echo_jax.config_flags import load_with_flags
-from echo_jax.failures import sentence
-from echo_jax.folders import FolderError, RunPath, run_folder
+from echo_jax.config.flags import load_with_flags
+from echo_jax.files.folders import FolderError, RunPath, run_folder
+from echo_jax.terminal.failures import sentence
 
 __all__ = ["FAILED", "WRONG_USE", "Exit", "exits_of", "typed_config", "typed_folder"]
 

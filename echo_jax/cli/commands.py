@@ -19,15 +19,13 @@ import rich
 from rich.console import Console
 from rich.table import Table
 
-from echo_jax import (
+from echo_jax.cli import (
     configs_command,
-    ending,
     model_commands,
     prepare_command,
     report_command,
 )
-from echo_jax.cli_parser import make_parser
-from echo_jax.command_end import (
+from echo_jax.cli.command_end import (
     FAILED,
     WRONG_USE,
     Exit,
@@ -35,12 +33,14 @@ from echo_jax.command_end import (
     typed_config,
     typed_folder,
 )
+from echo_jax.cli.parser import make_parser
 from echo_jax.config import Config
-from echo_jax.countdown import Countdown
-from echo_jax.failures import forget, quiet_libraries, sentence, status_of
-from echo_jax.folders import FolderError, RunPath
-from echo_jax.notes import Notes
-from echo_jax.printable import printable
+from echo_jax.files.folders import FolderError, RunPath
+from echo_jax.terminal import ending
+from echo_jax.terminal.countdown import Countdown
+from echo_jax.terminal.failures import forget, quiet_libraries, sentence, status_of
+from echo_jax.terminal.notes import Notes
+from echo_jax.terminal.printable import printable
 
 __all__ = ["main"]
 
@@ -180,7 +180,7 @@ def _sweep(args: argparse.Namespace, extras: Sequence[str]) -> int:
     workdir = typed_folder(args.workdir)
     over = dict(each.partition("=")[::2] for each in args.over)
     # Imported here: it imports SciPy.
-    from echo_jax.config_study import sweep_of
+    from echo_jax.config.study import sweep_of
 
     try:
         study = sweep_of(

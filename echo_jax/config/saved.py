@@ -5,9 +5,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from echo_jax.config import Config, default_config, override
-from echo_jax.config_optimizer import parse_args
-from echo_jax.folders import RunPath
-from echo_jax.json_files import DamagedFileError, read_json
+from echo_jax.config.optimizer import parse_args
+from echo_jax.files.folders import RunPath
+from echo_jax.files.json_files import DamagedFileError, read_json
 
 __all__ = ["read_config", "refuse_code"]
 
@@ -26,7 +26,7 @@ def read_config(workdir: RunPath) -> Config:
       workdir: The run folder.
 
     Returns:
-      The config, locked, for `echo_jax.config_check.check_config` to look at.
+      The config, locked, for `echo_jax.config.check.check_config` to look at.
 
     Raises:
       ValueError: The folder holds no config, or one that no run can have.

@@ -1,7 +1,7 @@
 """Small files that change only from what a process has just read: compare-and-swap.
 
-`echo_jax.lock` needs no more of a disk or a bucket than this. A change that comes too
-late does nothing; whoever made it reads again, and sees.
+`echo_jax.files.lock` needs no more of a disk or a bucket than this. A change that comes
+too late does nothing; whoever made it reads again, and sees.
 
 On a disk a new file is linked into its place, which fails where one is, on NFS too. An
 old one is replaced or removed by who holds ``flock`` on it, for no longer than that: so
@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from echo_jax.folders import FolderError, RunPath
+from echo_jax.files.folders import FolderError, RunPath
 
 __all__ = ["BucketFile", "DiskFile", "Found", "lock_file"]
 
-_MAX_BYTES = 1024  # A larger file is nothing that `echo_jax.lock` has written.
+_MAX_BYTES = 1024  # A larger file is nothing that `echo_jax.files.lock` has written.
 _TIMEOUT_S = 20
 # What disks say to a hard link, or to flock, that they do not have.
 _NOT_HERE = {

@@ -2,8 +2,8 @@
 
 The lock is a file of one line in the folder. It says who has the folder, and the owner
 makes it a new version every few seconds. Its content is decided by compare-and-swap
-(`echo_jax.lock_file`), so that of any number of processes one wins, on a disk, on a
-shared disk and in a bucket. A process that finds a lock asks whether its owner lives:
+(`echo_jax.files.lock_file`), so that of any number of processes one wins, on a disk, on
+a shared disk and in a bucket. A process that finds a lock asks whether its owner lives:
 
 - On the same machine since the same boot it looks for the process id and when that
   process began. So a run whose process was killed goes on at once.
@@ -33,9 +33,9 @@ from datetime import UTC, datetime
 from time import monotonic, sleep
 from typing import Self
 
-from echo_jax.countdown import Countdown
-from echo_jax.folders import FolderError, RunPath
-from echo_jax.lock_file import Found, lock_file
+from echo_jax.files.folders import FolderError, RunPath
+from echo_jax.files.lock_file import Found, lock_file
+from echo_jax.terminal.countdown import Countdown
 
 __all__ = ["LOCK_NAME", "REPORT_LOCK_NAME", "FolderInUseError", "FolderLock"]
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from echo_jax.countdown import Countdown
-from echo_jax.folders import RunPath, run_folder
-from echo_jax.printable import printable
+from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.terminal.countdown import Countdown
+from echo_jax.terminal.printable import printable
 
 __all__ = ["add_commands", "run_evaluate", "run_export", "run_predict"]
 

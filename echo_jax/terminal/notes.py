@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Console
 
-from echo_jax.printable import printable
+from echo_jax.terminal.printable import printable
 
 __all__ = ["Notes", "pauses", "say_while_slow", "silent_s"]
 

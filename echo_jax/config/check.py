@@ -15,10 +15,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from echo_jax.config import Config, default_config
-from echo_jax.config_batch import BatchGrowth
-from echo_jax.config_echo import echo_spec, load_schedule, pattern_of
-from echo_jax.config_local import SCHEDULES, broken_rules
-from echo_jax.config_optimizer import (
+from echo_jax.config.batch import BatchGrowth
+from echo_jax.config.echo import echo_spec, load_schedule, pattern_of
+from echo_jax.config.local import SCHEDULES, broken_rules
+from echo_jax.config.optimizer import (
     OWN_OPTIMIZERS,
     OWN_SCHEDULES,
     SLOW_START_ENDS,

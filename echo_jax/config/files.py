@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from echo_jax.folders import FolderError, RunPath, run_folder
+from echo_jax.files.folders import FolderError, RunPath, run_folder
 
 __all__ = [
     "copy_config",
@@ -26,7 +26,7 @@ __all__ = [
     "packaged_configs",
 ]
 
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 _CONFIG_FILE = re.compile(r"([\w/]+\.py)(:.*)?")
 
 

@@ -13,7 +13,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from echo_jax.printable import printable
+from echo_jax.terminal.printable import printable
 
 __all__ = ["Countdown"]
 

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 from ml_collections import ConfigDict
 
-from echo_jax.config_auto import auto_field
-from echo_jax.config_files import failures_of, find_config, import_config
+from echo_jax.config.auto import auto_field
+from echo_jax.config.files import failures_of, find_config, import_config
 
 __all__ = ["Config", "default_config", "load_config", "override"]
 

@@ -1,0 +1,1 @@
+"""What a command says while it runs, and how it ends."""
