@@ -17,9 +17,9 @@ from benchmarks.harness import Result
 from echo_jax.config import load_config
 from echo_jax.data.augment import Augment, Flip, PadCrop, RandomResizedCrop
 from echo_jax.echo.stores.device import EchoBuffer, StepInput, jitted_write
-from echo_jax.training.program import all_reduced, lower_update
-from echo_jax.training.sharding import make_mesh
-from echo_jax.training.target import Target, make_target
+from echo_jax.training.processes.sharding import make_mesh
+from echo_jax.training.xla.program import all_reduced, lower_update
+from echo_jax.training.xla.target import Target, make_target
 from echo_jax.workloads import build
 
 __all__ = ["h100", "v5e"]

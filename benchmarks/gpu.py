@@ -15,7 +15,7 @@ from benchmarks.harness import Result, drive
 from echo_jax.echo.stores.device import default_mesh
 from echo_jax.training.compiled import several_updates
 from echo_jax.training.dispatch import fastest
-from echo_jax.training.flops import peak_flops_per_s, program_flops
+from echo_jax.training.xla.flops import peak_flops_per_s, program_flops
 
 __all__ = ["h1", "h3", "h5", "h6", "h7"]
 

@@ -17,9 +17,9 @@ from benchmarks.harness import Result, drive
 from echo_jax.config import Config, load_config
 from echo_jax.config.check import check_config
 from echo_jax.data.prepare import Settings, prepare_images
-from echo_jax.training.feed import Feed
-from echo_jax.training.feeds import open_feed
-from echo_jax.training.loader import measure_loader
+from echo_jax.training.feeds.feed import Feed
+from echo_jax.training.feeds.loader import measure_loader
+from echo_jax.training.feeds.of_config import open_feed
 from echo_jax.training.measure import measure_rates
 from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads import build

@@ -133,7 +133,7 @@ def p12(pairs: int = 41) -> Result:
     import jax.numpy as jnp
 
     from echo_jax.files.folders import run_folder
-    from echo_jax.training.checkpoint import Checkpoints
+    from echo_jax.training.saving.checkpoint import Checkpoints
 
     params = {f"layer_{k}": jnp.ones((512, 512)) for k in range(20)}
     spec = ej.EchoSpec(_FACTOR, 4096, "spread", _BATCH)

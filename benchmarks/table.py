@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from benchmarks.harness import Result, machine, versions
-from echo_jax.training.environment import code_commit
+from echo_jax.training.records.environment import code_commit
 
 __all__ = ["Session", "write_table"]
 

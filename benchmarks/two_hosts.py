@@ -40,7 +40,7 @@ from echo_jax.echo.instrument.rates import (
     simulate_hosts,
 )
 from echo_jax.echo.shard import SINGLE, DataShard
-from echo_jax.training.distributed import broadcast_from_first, connected
+from echo_jax.training.processes.distributed import broadcast_from_first, connected
 from echo_jax.training.trainer import train
 from echo_jax.workloads import Workload, build
 

@@ -16,8 +16,8 @@ from echo_jax.data import prepare
 from echo_jax.data.images import decode_image
 from echo_jax.data.prepared import Prepared, open_prepared, unpack
 from echo_jax.files.folders import run_folder
-from echo_jax.training import checkpoint_reader
-from echo_jax.training.checkpoint import Checkpoints
+from echo_jax.training.saving import checkpoint_reader
+from echo_jax.training.saving.checkpoint import Checkpoints
 
 __all__ = ["reading", "restore"]
 

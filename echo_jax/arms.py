@@ -19,9 +19,9 @@ from echo_jax.refusals import (
     read_workload,
     refuse_processes,
 )
-from echo_jax.training.diverged import read_diverged, write_diverged
 from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.probe import calibrate
+from echo_jax.training.records.diverged import read_diverged, write_diverged
 from echo_jax.training.trainer import train_checked
 from echo_jax.workloads import build
 

@@ -8,10 +8,10 @@ from rich.console import Console
 from echo_jax.config import Config
 from echo_jax.files.lock import FolderInUseError
 from echo_jax.terminal.notes import Notes
-from echo_jax.training.distributed import is_main_process
-from echo_jax.training.feeds import check_data, check_echo
-from echo_jax.training.sharding import make_mesh
-from echo_jax.training.target import Target
+from echo_jax.training.feeds.of_config import check_data, check_echo
+from echo_jax.training.processes.distributed import is_main_process
+from echo_jax.training.processes.sharding import make_mesh
+from echo_jax.training.xla.target import Target
 from echo_jax.workloads import build
 from echo_jax.workloads.base import Workload
 

@@ -34,17 +34,17 @@ from echo_jax.refusals import (
 from echo_jax.searches.making import num_missing, refuse_other_falsifiers
 from echo_jax.searches.workers import LostWorkerError, StudyStopped, run_search
 from echo_jax.terminal.notes import Notes
-from echo_jax.training import distributed, peers
-from echo_jax.training.checkpoint_reader import DamagedCheckpointError
-from echo_jax.training.environment import check_workdir, lock_workdir
 from echo_jax.training.finite import NonFiniteLossError
-from echo_jax.training.interrupt import DataTimeoutError, Interrupted
-from echo_jax.training.precision_report import all_in_float32, compare_precision
 from echo_jax.training.probe import probe_config
-from echo_jax.training.program import UpdateProgram, describe_update
+from echo_jax.training.processes import distributed, peers
+from echo_jax.training.processes.interrupt import DataTimeoutError, Interrupted
+from echo_jax.training.records.environment import check_workdir, lock_workdir
+from echo_jax.training.saving.checkpoint_reader import DamagedCheckpointError
 from echo_jax.training.start import TakenBack
-from echo_jax.training.target import MissingCompilerError, make_target
 from echo_jax.training.trainer import train_checked
+from echo_jax.training.update.precision_report import all_in_float32, compare_precision
+from echo_jax.training.xla.program import UpdateProgram, describe_update
+from echo_jax.training.xla.target import MissingCompilerError, make_target
 from echo_jax.workloads import build
 
 __all__ = [
@@ -326,7 +326,7 @@ def describe_collectives(
         ``"h100x4"``; by default those of this machine.
 
     Returns:
-      The `echo_jax.training.program.UpdateProgram`; print it.
+      The `echo_jax.training.xla.program.UpdateProgram`; print it.
 
     Raises:
       ConfigRefusedError: The config cannot be run there.
@@ -350,7 +350,7 @@ def describe_precision(config: Config, *, updates: int = 5) -> Any:
       updates: How many.
 
     Returns:
-      The `echo_jax.training.precision_report.PrecisionReport`; print it.
+      The `echo_jax.training.update.precision_report.PrecisionReport`; print it.
 
     Raises:
       ConfigRefusedError: The config cannot be run here, or is all in float32.

@@ -7,7 +7,7 @@ from echo_jax.arms import arm_configs, make_ready_for_trials
 from echo_jax.config import default_config
 from echo_jax.config.study import arm_names, default_study, protocol_of, set_arms
 from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.training.feeds import make_echo_spec
+from echo_jax.training.feeds.of_config import make_echo_spec
 
 SPACE = {"optim": {"lr": "log:1e-4:1e-2"}}
 

@@ -21,7 +21,7 @@ from echo_jax.cli.command_end import typed_config
 from echo_jax.cli.parser import make_parser
 from echo_jax.config import default_config
 from echo_jax.config.check import check_config
-from echo_jax.training.model import MODEL_FILE
+from echo_jax.training.saving.model import MODEL_FILE
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = {

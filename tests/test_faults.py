@@ -27,8 +27,8 @@ from benchmarks.faults.campaign import (
 from benchmarks.faults.damage import flip_or_cut, mutate
 from benchmarks.faults.processes import Ended, isolated
 from echo_jax.files import json_files
-from echo_jax.training import checkpoint, checkpoint_reader
-from echo_jax.training.environment import code_commit
+from echo_jax.training.records.environment import code_commit
+from echo_jax.training.saving import checkpoint, checkpoint_reader
 
 QUICK = ("F4", "F7", "F12")  # in this process
 # Kinds of which a trial starts commands, for seconds each. Those that take longer are

@@ -12,7 +12,7 @@ from echo_jax.config import load_config
 from echo_jax.config.saved import read_config
 from echo_jax.files.folders import run_folder
 from echo_jax.files.json_files import seal
-from echo_jax.training.environment import claim_workdir
+from echo_jax.training.records.environment import claim_workdir
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 LM = f"{CONFIGS}/lm.py:tiny"

@@ -31,7 +31,7 @@ from benchmarks.faults.parsers import F6
 from benchmarks.faults.processes import prepare_environment
 from benchmarks.faults.stops import F1, F2, F3
 from benchmarks.faults.trainers import F5, F7, F8, F9, F10
-from echo_jax.training.environment import code_commit
+from echo_jax.training.records.environment import code_commit
 
 _ALL = (F1, F2, F3, F4, F5, F6, F7, F8, F9, F10, F11, F12)
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in _ALL}

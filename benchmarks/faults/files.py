@@ -119,7 +119,7 @@ def _read_rows(folder: Path) -> Any:
     """What a run that goes on takes from the rows before it, and what it says."""
     from echo_jax.files.folders import run_folder
     from echo_jax.files.json_files import DamagedFileError, read_json
-    from echo_jax.training.runfiles import MetricsFile
+    from echo_jax.training.records.runfiles import MetricsFile
 
     file = run_folder(folder / "baseline") / "metrics.jsonl"
     about = read_json(run_folder(folder / "baseline") / "summary.json") or {}
@@ -205,7 +205,7 @@ def _save(folder: Path) -> _Saved:
     import jax.numpy as jnp
 
     from echo_jax.files.folders import run_folder
-    from echo_jax.training.checkpoint import Checkpoints
+    from echo_jax.training.saving.checkpoint import Checkpoints
 
     first = {
         "params": {
@@ -237,7 +237,7 @@ def _read_search(folder: Path) -> Any:
 def checkpoint_trial(rng: random.Random, bench: Bench) -> Outcome:
     """Damages the newest checkpoint: it is passed over, or read as it was saved."""
     from echo_jax.files.folders import run_folder
-    from echo_jax.training.checkpoint import Checkpoints, params_sha256
+    from echo_jax.training.saving.checkpoint import Checkpoints, params_sha256
 
     saved = bench.once("checkpoints", _save)
     folder = Path(shutil.copytree(saved.folder, bench.folder / "checkpoints"))

@@ -67,7 +67,7 @@ def go_on_preparing(folder: Path) -> Any:
 def write_kept_task(folder: Path) -> Path:
     """Makes what a run folder keeps of its task."""
     from echo_jax.files.folders import run_folder
-    from echo_jax.training.task_file import write_task
+    from echo_jax.training.saving.task_file import write_task
 
     task = SimpleNamespace(
         task_info={"classes": ["ant", "cat"], "eod": 2, "scale": 0.5},
@@ -81,7 +81,7 @@ def write_kept_task(folder: Path) -> Path:
 def read_kept_task(folder: Path) -> Any:
     """Reads what a run folder keeps of its task."""
     from echo_jax.files.folders import run_folder
-    from echo_jax.training.task_file import read_task
+    from echo_jax.training.saving.task_file import read_task
 
     return read_task(run_folder(folder))._asdict()
 
@@ -90,7 +90,7 @@ def write_exported(folder: Path) -> Path:
     """Makes weights as ``echo-jax export`` does."""
     import numpy as np
 
-    from echo_jax.training.weights import write_weights
+    from echo_jax.training.saving.weights import write_weights
 
     rng = np.random.default_rng(0)
     arrays = {"a": rng.random((20, 30), np.float32), "b": rng.integers(0, 9, 40)}
@@ -102,7 +102,7 @@ def write_exported(folder: Path) -> Path:
 
 def read_exported(folder: Path) -> Any:
     """Reads weights as ``config.init_from`` does."""
-    from echo_jax.training.weights import read_weights
+    from echo_jax.training.saving.weights import read_weights
 
     found = read_weights(folder / "model.safetensors")
     return {

@@ -101,6 +101,6 @@ def some_tensors(folder: Path) -> bytes:
 
 def read_tensors(path: str) -> None:
     """Reads weights as ``config.init_from`` does."""
-    from echo_jax.training.weights import read_weights
+    from echo_jax.training.saving.weights import read_weights
 
     read_weights(path)

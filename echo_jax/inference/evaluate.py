@@ -12,10 +12,10 @@ from echo_jax.config import Config
 from echo_jax.config.saved import refuse_code
 from echo_jax.inference.run import TrainedRun
 from echo_jax.training.evaluation import evaluate
-from echo_jax.training.model import Model
-from echo_jax.training.recompute import with_recomputed_statistics
+from echo_jax.training.processes.watchdog import Watchdog
+from echo_jax.training.saving.model import Model
 from echo_jax.training.trainer import compile_functions
-from echo_jax.training.watchdog import Watchdog
+from echo_jax.training.update.recompute import with_recomputed_statistics
 from echo_jax.workloads import Workload, build
 
 __all__ = ["Evaluation", "evaluate_run", "open_evaluation"]

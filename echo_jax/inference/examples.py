@@ -13,7 +13,7 @@ from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.inference.meaning import class_names, tokenizer_of
 from echo_jax.inference.pictures import draw_boxes, embedded, png_of
 from echo_jax.studies.page import items, page
-from echo_jax.training.uses import Use, first_uses
+from echo_jax.training.feeds.uses import Use, first_uses
 from echo_jax.workloads.base import Workload
 
 __all__ = ["write_examples"]
@@ -41,7 +41,7 @@ def write_examples(
       config: A checked training config.
       workload: Made from it.
       folder: Receives ``examples.html``.
-      most_updates: See `echo_jax.training.uses.first_uses`.
+      most_updates: See `echo_jax.training.feeds.uses.first_uses`.
       on_progress: See there.
 
     Returns:

@@ -8,7 +8,7 @@ from jax import export
 
 from echo_jax.files.folders import RunPath, run_file
 from echo_jax.inference.run import TrainedRun
-from echo_jax.training.weights import SUFFIX, write_weights
+from echo_jax.training.saving.weights import SUFFIX, write_weights
 
 __all__ = ["KINDS", "export_run"]
 

@@ -218,7 +218,7 @@ def _work(
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     # Imported here: it imports jax.
     from echo_jax.searches.making import make_trials
-    from echo_jax.training.interrupt import Interrupted
+    from echo_jax.training.processes.interrupt import Interrupted
 
     try:
         make_trials(

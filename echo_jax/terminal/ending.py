@@ -192,7 +192,8 @@ class EndsAtOnce:
     """Has the first signal end this process, from now on and until it is left.
 
     For a command at its start and at its end: there is nothing to save, or it is saved.
-    A run has signals for itself as long as it trains; see `training.interrupt`.
+    A run has signals for itself as long as it trains; see
+    `training.processes.interrupt`.
 
     Ctrl-C goes to all processes that a terminal shows. Those that this one starts
     meanwhile have it blocked from their first instruction on: Python would end them

@@ -1,9 +1,9 @@
 """Training of a workload: sharded, resumable, and timed. Knows none by name."""
 
 from echo_jax.training.finite import NonFiniteLossError
-from echo_jax.training.interrupt import DataTimeoutError, Interrupted
 from echo_jax.training.measure import Rates
 from echo_jax.training.probe import calibrate
+from echo_jax.training.processes.interrupt import DataTimeoutError, Interrupted
 from echo_jax.training.trainer import train
 
 __all__ = [

@@ -14,27 +14,27 @@ from jax.sharding import Mesh
 
 from echo_jax.config import Config
 from echo_jax.models.batch_norm import merged_statistics, statistics_of_batch
-from echo_jax.training.distributed import replicate
-from echo_jax.training.feed import Batching, Feed, HostBatching, HostInput, Input
+from echo_jax.training.feeds.feed import Batching, Feed, HostBatching, HostInput, Input
 from echo_jax.training.finite import is_finite
-from echo_jax.training.gradients import (
-    Gradient,
-    gradient_of,
-    mean_of_parts,
-    whole_gradient,
-)
-from echo_jax.training.local import LocalUpdates
-from echo_jax.training.model import Model
-from echo_jax.training.optim import Optimizer
-from echo_jax.training.precision import Precision
-from echo_jax.training.sharding import (
+from echo_jax.training.processes.distributed import replicate
+from echo_jax.training.processes.sharding import (
     abstract,
     batch_sharding,
     make_mesh,
     param_shardings,
     replicated,
 )
-from echo_jax.training.xla_options import XlaOptions, xla_options
+from echo_jax.training.saving.model import Model
+from echo_jax.training.update.gradients import (
+    Gradient,
+    gradient_of,
+    mean_of_parts,
+    whole_gradient,
+)
+from echo_jax.training.update.local import LocalUpdates
+from echo_jax.training.update.optim import Optimizer
+from echo_jax.training.update.precision import Precision
+from echo_jax.training.xla.options import XlaOptions, xla_options
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 
 __all__ = ["CompiledFunctions", "CompiledStep", "several_updates"]
@@ -70,7 +70,7 @@ class CompiledFunctions(Generic[State, Report]):
     Attributes:
       mesh: The devices.
       local: How replicas are kept and brought together; None without local updates.
-        With them a state is a `echo_jax.training.local.LocalState`.
+        With them a state is a `echo_jax.training.update.local.LocalState`.
       xla_options: Of the programs of updates.
       init_key: Randomness of the parameters.
       run: What is the same at every update.
@@ -78,7 +78,7 @@ class CompiledFunctions(Generic[State, Report]):
       variables: Shapes and types of the task's variables, as they are drawn.
       init: ``(key, taken={}) -> state``; what was taken from another model is not
         drawn.
-      model: ``(state) -> model``, what is evaluated; see `training.model`.
+      model: ``(state) -> model``, what is evaluated; see `training.saving.model`.
       evaluate: ``(model, batch) -> ({metric: (sum, count)}, outputs)``, on every
         device: what `Task.evaluate` returns, and `Task.predict`, if the workload has
         an evaluator for it; else ``{}``.

@@ -15,13 +15,13 @@ from echo_jax.echo.shard import DataShard
 from echo_jax.echo.spec import AdaptiveSpec, StochasticSpec
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.dispatch import LOOP, Dispatch, choose_dispatch
-from echo_jax.training.distributed import own_shards
-from echo_jax.training.feed import Feed
-from echo_jax.training.feeds import open_feed
-from echo_jax.training.growing import GrowingFeed
-from echo_jax.training.loader import measure_loader
+from echo_jax.training.feeds.feed import Feed
+from echo_jax.training.feeds.growing import GrowingFeed
+from echo_jax.training.feeds.loader import measure_loader
+from echo_jax.training.feeds.of_config import open_feed
 from echo_jax.training.measure import Rates, measure_step
-from echo_jax.training.watchdog import Watchdog
+from echo_jax.training.processes.distributed import own_shards
+from echo_jax.training.processes.watchdog import Watchdog
 from echo_jax.workloads.base import Batch, Workload
 
 __all__ = ["Decided", "decide"]

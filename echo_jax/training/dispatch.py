@@ -26,7 +26,7 @@ from echo_jax.config import Config
 from echo_jax.config.batch import BatchGrowth
 from echo_jax.echo.instrument.stopwatch import BoundedSteps
 from echo_jax.training.compiled import CompiledFunctions
-from echo_jax.training.feed import Feed
+from echo_jax.training.feeds.feed import Feed
 
 __all__ = [
     "LOOP",

@@ -11,10 +11,10 @@ import numpy as np
 from echo_jax.config import Config
 from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT
 from echo_jax.training.compiled import CompiledFunctions
-from echo_jax.training.distributed import all_gather, this_shard
-from echo_jax.training.recompute import with_recomputed_statistics
-from echo_jax.training.sharding import put_batch
-from echo_jax.training.watchdog import Watchdog
+from echo_jax.training.processes.distributed import all_gather, this_shard
+from echo_jax.training.processes.sharding import put_batch
+from echo_jax.training.processes.watchdog import Watchdog
+from echo_jax.training.update.recompute import with_recomputed_statistics
 from echo_jax.workloads.base import Batch, Evaluator, Workload
 
 __all__ = ["evaluate", "evaluate_split"]

@@ -9,11 +9,11 @@ import jax
 from echo_jax.config import Config
 from echo_jax.echo.keys import use_seed
 from echo_jax.training.compiled import CompiledFunctions
-from echo_jax.training.distributed import this_shard
 from echo_jax.training.evaluation import evaluate_split
-from echo_jax.training.feed import JoinedBatches
-from echo_jax.training.loader import next_batch, unechoed
-from echo_jax.training.watchdog import Watchdog
+from echo_jax.training.feeds.feed import JoinedBatches
+from echo_jax.training.feeds.loader import next_batch, unechoed
+from echo_jax.training.processes.distributed import this_shard
+from echo_jax.training.processes.watchdog import Watchdog
 from echo_jax.workloads.base import Workload
 
 __all__ = ["check_branches", "has_branch", "metric_after_fresh"]

@@ -13,17 +13,17 @@ from echo_jax.config.echo import largest_factor
 from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT, BoundedSteps, time_calls
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.dispatch import LOOP, Dispatch
-from echo_jax.training.distributed import broadcast_from_first
-from echo_jax.training.feed import Feed
-from echo_jax.training.feeds import open_feed
-from echo_jax.training.loader import (
+from echo_jax.training.feeds.feed import Feed
+from echo_jax.training.feeds.loader import (
     BUDGET_S,
     LEAST_CALLS,
     QUICK_CALLS,
     Loader,
     measure_loader,
 )
-from echo_jax.training.watchdog import Watchdog
+from echo_jax.training.feeds.of_config import open_feed
+from echo_jax.training.processes.distributed import broadcast_from_first
+from echo_jax.training.processes.watchdog import Watchdog
 from echo_jax.workloads.base import Workload
 
 __all__ = ["Rates", "held_feed", "measure_rates", "measure_step"]

@@ -8,11 +8,11 @@ from echo_jax.config import Config
 from echo_jax.echo.instrument.advice import OptionNames
 from echo_jax.echo.instrument.probe import probe
 from echo_jax.echo.instrument.probe_report import ProbeReport
-from echo_jax.training.feed import JoinedBatches
-from echo_jax.training.loader import measure_loader, unechoed
+from echo_jax.training.feeds.feed import JoinedBatches
+from echo_jax.training.feeds.loader import measure_loader, unechoed
 from echo_jax.training.measure import Rates, measure_rates
+from echo_jax.training.processes.watchdog import Watchdog
 from echo_jax.training.trainer import compile_functions
-from echo_jax.training.watchdog import Watchdog
 from echo_jax.workloads.base import Batch, Workload
 
 __all__ = ["calibrate", "probe_config"]

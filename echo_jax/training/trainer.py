@@ -7,7 +7,7 @@
    order: evaluate, save, take, dispatch, read, and at the end sum up.
 
 What surrounds these has files of one subject each. To follow an update further, open
-`training.feed` for where its input comes from, `training.compiled` for how it is
+`training.feeds.feed` for where its input comes from, `training.compiled` for how it is
 compiled, and `training.window` for what is summed of its losses.
 """
 
@@ -38,18 +38,37 @@ from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT
 from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.files.json_files import read_if_whole
 from echo_jax.files.lock import FolderLock
-from echo_jax.training import loss_scale, peers
-from echo_jax.training.checkpoint import Checkpoints, params_sha256
 from echo_jax.training.clock import Clock, DeviceTime, Work
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.decide import decide
 from echo_jax.training.dispatch import log_stops
-from echo_jax.training.distributed import (
+from echo_jax.training.evaluation import evaluate_split
+from echo_jax.training.feeds.feed import Input
+from echo_jax.training.feeds.of_config import check_data, check_echo, log_name
+from echo_jax.training.finite import (
+    NonFiniteLossError,
+    OverflowsError,
+    is_finite,
+)
+from echo_jax.training.fresh_branch import (
+    check_branches,
+    has_branch,
+    metric_after_fresh,
+)
+from echo_jax.training.processes import peers
+from echo_jax.training.processes.distributed import (
     all_gather,
     broadcast_from_first,
     is_main_process,
 )
-from echo_jax.training.environment import (
+from echo_jax.training.processes.interrupt import (
+    UNSAVED_WHERE_HELD,
+    DataTimeoutError,
+    Interrupted,
+    StopSignal,
+)
+from echo_jax.training.processes.watchdog import Stalled, Watchdog, describe_data
+from echo_jax.training.records.environment import (
     check_replicas,
     check_saved,
     check_shared,
@@ -58,47 +77,26 @@ from echo_jax.training.environment import (
     identity,
     lock_workdir,
 )
-from echo_jax.training.evaluation import evaluate_split
-from echo_jax.training.feed import Input
-from echo_jax.training.feeds import check_data, check_echo, log_name
-from echo_jax.training.finite import (
-    NonFiniteLossError,
-    OverflowsError,
-    is_finite,
-)
-from echo_jax.training.flops import UpdateFlops, count_flops
-from echo_jax.training.fresh_branch import (
-    check_branches,
-    has_branch,
-    metric_after_fresh,
-)
-from echo_jax.training.gradients import Gradient, squared_norm, whole_gradient
-from echo_jax.training.hlo import sent_bytes
-from echo_jax.training.interrupt import (
-    UNSAVED_WHERE_HELD,
-    DataTimeoutError,
-    Interrupted,
-    StopSignal,
-)
-from echo_jax.training.local import Meetings
-from echo_jax.training.loggers import check_loggers
-from echo_jax.training.loss_scale import LossScale, ScaleReport, scale_numbers
-from echo_jax.training.metrics import AFTER_FRESH, RowMaker, eval_row
-from echo_jax.training.model import MODEL_FILE, size_of, write_table
-from echo_jax.training.optim import Hyperparams, Optimizer, hyperparams
-from echo_jax.training.precision import Precision
-from echo_jax.training.profile import Profile
-from echo_jax.training.progress import show_run
-from echo_jax.training.recompute import check_norm
-from echo_jax.training.run_log import RunLog
-from echo_jax.training.runfiles import write_json_once
+from echo_jax.training.records.loggers import check_loggers
+from echo_jax.training.records.metrics import AFTER_FRESH, RowMaker, eval_row
+from echo_jax.training.records.progress import show_run
+from echo_jax.training.records.run_log import RunLog
+from echo_jax.training.records.runfiles import write_json_once
+from echo_jax.training.records.summary import DECIDES_THE_END, is_finished, make_summary
+from echo_jax.training.records.totals import Totals, gather_totals
+from echo_jax.training.saving.checkpoint import Checkpoints, params_sha256
+from echo_jax.training.saving.model import MODEL_FILE, size_of, write_table
+from echo_jax.training.saving.task_file import write_task
+from echo_jax.training.saving.warm_start import WarmStart, replaced, warm_start
+from echo_jax.training.saving.weights import flat_arrays
 from echo_jax.training.start import Start
-from echo_jax.training.summary import DECIDES_THE_END, is_finished, make_summary
-from echo_jax.training.task_file import write_task
-from echo_jax.training.totals import Totals, gather_totals
-from echo_jax.training.warm_start import WarmStart, replaced, warm_start
-from echo_jax.training.watchdog import Stalled, Watchdog, describe_data
-from echo_jax.training.weights import flat_arrays
+from echo_jax.training.update import loss_scale
+from echo_jax.training.update.gradients import Gradient, squared_norm, whole_gradient
+from echo_jax.training.update.local import Meetings
+from echo_jax.training.update.loss_scale import LossScale, ScaleReport, scale_numbers
+from echo_jax.training.update.optim import Hyperparams, Optimizer, hyperparams
+from echo_jax.training.update.precision import Precision
+from echo_jax.training.update.recompute import check_norm
 from echo_jax.training.window import (
     MAX_METRICS,
     GradientWindow,
@@ -107,6 +105,9 @@ from echo_jax.training.window import (
     named_metrics,
     stacked_metrics,
 )
+from echo_jax.training.xla.flops import UpdateFlops, count_flops
+from echo_jax.training.xla.hlo import sent_bytes
+from echo_jax.training.xla.profile import Profile
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 
 __all__ = [
@@ -223,7 +224,7 @@ def init_state(
 
     Args:
       key: Randomness of the parameters.
-      taken: Variables that are not drawn: see `training.warm_start`.
+      taken: Variables that are not drawn: see `training.saving.warm_start`.
       task: The model.
       optimizer: The optimizer.
       precision: What parameters are stored in, and whether the loss is scaled.
@@ -367,7 +368,7 @@ def train(
        see `training.clock.DeviceTime`.
 
     The last three of them are traced where ``config.profile`` asks for it: see
-    `training.profile`.
+    `training.xla.profile`.
 
     A run that is stopped at any point and started again with the same arguments
     ends, on the same devices, with the same parameters bit for bit; what was

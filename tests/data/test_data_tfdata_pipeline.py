@@ -31,7 +31,7 @@ from echo_jax.echo.load_schedule import LoadSchedule
 from echo_jax.echo.spec import AdaptiveSpec, EchoSpec, StochasticSpec
 from echo_jax.files.json_files import read_line
 from echo_jax.runs import Interrupted, run_train
-from echo_jax.training.run_log import RunLog
+from echo_jax.training.records.run_log import RunLog
 
 BATCH_SIZE, TAGS = 4, ("fresh_index", "repeat")
 ENGINES = ("grain", "tfdata")

@@ -12,7 +12,7 @@ from echo_jax import cli
 from echo_jax.config.echo import echo_spec
 from echo_jax.inference.examples import write_examples
 from echo_jax.runs import run_train, show_examples
-from echo_jax.training.uses import first_uses
+from echo_jax.training.feeds.uses import first_uses
 from echo_jax.workloads import build
 
 ECHO = {"echo.factor": 3.0, "echo.order": "spread", "echo.buffer": 16}

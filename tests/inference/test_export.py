@@ -12,7 +12,7 @@ from trained_runs import untrained_detector
 import echo_jax as ej
 from echo_jax.files.folders import FolderError, run_folder
 from echo_jax.inference.export import export_run
-from echo_jax.training.weights import flat_arrays, read_weights, write_weights
+from echo_jax.training.saving.weights import flat_arrays, read_weights, write_weights
 
 
 def test_weights_are_read_back_to_the_bit_with_what_they_mean(shapes_run, tmp_path):

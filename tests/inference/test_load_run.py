@@ -18,7 +18,7 @@ from echo_jax.files.folders import run_folder
 from echo_jax.files.json_files import DamagedFileError, write_json
 from echo_jax.inference.evaluate import evaluate_run
 from echo_jax.runs import run_train
-from echo_jax.training.checkpoint import params_sha256
+from echo_jax.training.saving.checkpoint import params_sha256
 from echo_jax.workloads import build
 
 

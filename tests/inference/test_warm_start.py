@@ -10,7 +10,7 @@ from echo_jax.files.folders import run_folder
 from echo_jax.files.json_files import read_json
 from echo_jax.inference.export import export_run
 from echo_jax.runs import run_train
-from echo_jax.training.weights import flat_arrays
+from echo_jax.training.saving.weights import flat_arrays
 
 
 @pytest.fixture(scope="module")

@@ -22,12 +22,13 @@ from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.files.bucket import _open, open_bucket
 from echo_jax.files.folders import FolderError, RunPath, run_folder
 from echo_jax.files.json_files import read_line, unseal
-from echo_jax.training import Interrupted, runfiles
-from echo_jax.training.checkpoint import params_sha256
+from echo_jax.training import Interrupted
 from echo_jax.training.finite import NonFiniteLossError
-from echo_jax.training.runfiles import MetricsFile
-from echo_jax.training.saved_model import read_model
-from echo_jax.training.weights import read_weights, write_weights
+from echo_jax.training.records import runfiles
+from echo_jax.training.records.runfiles import MetricsFile
+from echo_jax.training.saving.checkpoint import params_sha256
+from echo_jax.training.saving.saved_model import read_model
+from echo_jax.training.saving.weights import read_weights, write_weights
 
 ROOT = Path(__file__).parents[2]
 WORKDIR = "gs://bucket/runs/a"

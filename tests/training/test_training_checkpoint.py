@@ -7,8 +7,8 @@ from tiny_workload import make_workload, tiny_config
 
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.files.folders import run_folder
-from echo_jax.training.checkpoint import Checkpoints, params_sha256
-from echo_jax.training.checkpoint_reader import DamagedCheckpointError
+from echo_jax.training.saving.checkpoint import Checkpoints, params_sha256
+from echo_jax.training.saving.checkpoint_reader import DamagedCheckpointError
 from echo_jax.training.trainer import compile_functions
 
 BIG = 2**63 - 1

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.profiler import ProfileData
 
-from echo_jax.training.collectives import (
+from echo_jax.training.xla.collectives import (
     Op,
     Share,
     Trace,

@@ -18,10 +18,10 @@ from tiny_workload import make_workload, run, tiny_config
 from benchmarks.faults.damage import damage
 from echo_jax.files.folders import run_folder
 from echo_jax.files.json_files import read_json
-from echo_jax.training import checkpoint_reader
-from echo_jax.training.checkpoint import Checkpoints, params_sha256
-from echo_jax.training.checkpoint_reader import DamagedCheckpointError
-from echo_jax.training.checksum import checksums
+from echo_jax.training.saving import checkpoint_reader
+from echo_jax.training.saving.checkpoint import Checkpoints, params_sha256
+from echo_jax.training.saving.checkpoint_reader import DamagedCheckpointError
+from echo_jax.training.saving.checksum import checksums
 from echo_jax.training.trainer import compile_functions
 
 

@@ -18,8 +18,8 @@ from tiny_workload import make_workload, rows_of, run, tiny_config
 
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.training import Interrupted, train
-from echo_jax.training.device_feed import DeviceEchoFeed
-from echo_jax.training.feeds import open_feed
+from echo_jax.training.feeds.device_feed import DeviceEchoFeed
+from echo_jax.training.feeds.of_config import open_feed
 from echo_jax.training.trainer import compile_functions
 
 FIXED = {

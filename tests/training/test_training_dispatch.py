@@ -18,7 +18,6 @@ from echo_jax.training import (
     decide,
     dispatch,
 )
-from echo_jax.training.checkpoint import params_sha256
 from echo_jax.training.compiled import several_updates
 from echo_jax.training.dispatch import (
     LOOP,
@@ -26,8 +25,9 @@ from echo_jax.training.dispatch import (
     best_group_size,
     fastest,
 )
-from echo_jax.training.feed import HostFeed, JoinedBatches
-from echo_jax.training.feeds import make_echo_spec
+from echo_jax.training.feeds.feed import HostFeed, JoinedBatches
+from echo_jax.training.feeds.of_config import make_echo_spec
+from echo_jax.training.saving.checkpoint import params_sha256
 from echo_jax.training.trainer import compile_functions
 
 SCAN = {"dispatch__mode": "scan", "dispatch__steps": 2}

@@ -22,7 +22,7 @@ from fake_gcs import Bucket, serve
 from echo_jax.config.saved import read_config
 from echo_jax.files.folders import run_folder
 from echo_jax.files.json_files import unseal
-from echo_jax.training.checkpoint import Checkpoints
+from echo_jax.training.saving.checkpoint import Checkpoints
 from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads import lm
 
@@ -271,7 +271,7 @@ from tiny_workload import make_workload, tiny_config
 from echo_jax.echo.shard import SINGLE
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.training import train
-from echo_jax.training.distributed import connected
+from echo_jax.training.processes.distributed import connected
 
 process, workdir, port = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 config = tiny_config(
@@ -384,7 +384,7 @@ def test_a_run_stopped_in_a_bucket_goes_on_as_in_a_folder(
 HANGS = """
 import sys, threading
 from echo_jax import cli
-from echo_jax.training.feed import HostFeed
+from echo_jax.training.feeds.feed import HostFeed
 take, updates = HostFeed.take, []
 def hang(feed, num_updates):
     updates.append(num_updates)

@@ -11,11 +11,11 @@ from jax._src import xla_bridge
 from tiny_workload import make_workload, run, tiny_config
 
 from echo_jax.files.json_files import read_line
-from echo_jax.training import flops
-from echo_jax.training.feed import HostFeed, JoinedBatches
-from echo_jax.training.feeds import make_echo_spec
-from echo_jax.training.flops import UpdateFlops, count_flops, peak_flops_per_s
+from echo_jax.training.feeds.feed import HostFeed, JoinedBatches
+from echo_jax.training.feeds.of_config import make_echo_spec
 from echo_jax.training.trainer import compile_functions
+from echo_jax.training.xla import flops
+from echo_jax.training.xla.flops import UpdateFlops, count_flops, peak_flops_per_s
 from echo_jax.workloads.base import Task
 
 DEPTH, WIDTH = 3, 128

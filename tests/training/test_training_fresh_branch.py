@@ -11,7 +11,7 @@ from echo_jax.config.check import check_config
 from echo_jax.studies.runs import read_run, read_runs
 from echo_jax.studies.table import notes
 from echo_jax.training import train
-from echo_jax.training.interrupt import Interrupted
+from echo_jax.training.processes.interrupt import Interrupted
 
 ECHOES = {
     "host": {"echo__factor": 2.0, "echo__order": "shuffle", "echo__buffer": 4},

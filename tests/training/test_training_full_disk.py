@@ -12,7 +12,7 @@ from tiny_workload import Regression, run
 
 from benchmarks.faults.disks import fill_at
 from echo_jax.terminal.failures import forget, quiet_libraries, sentence
-from echo_jax.training.checkpoint import Checkpoints
+from echo_jax.training.saving.checkpoint import Checkpoints
 
 FULL = os.strerror(errno.ENOSPC)
 OPTIONS = {"updates": 12, "checkpoint_every": 4, "log_every": 2}

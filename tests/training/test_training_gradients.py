@@ -19,12 +19,16 @@ from echo_jax.models.batch_norm import (
 )
 from echo_jax.models.resnet import norm_layer
 from echo_jax.training.cost_model import NoiseScale, gradient_noise_scale
-from echo_jax.training.gradients import SplitGradient, gradient_of, whole_gradient
-from echo_jax.training.loader import unechoed
-from echo_jax.training.program import describe_update
-from echo_jax.training.sharding import make_mesh
+from echo_jax.training.feeds.loader import unechoed
+from echo_jax.training.processes.sharding import make_mesh
 from echo_jax.training.trainer import compile_functions
+from echo_jax.training.update.gradients import (
+    SplitGradient,
+    gradient_of,
+    whole_gradient,
+)
 from echo_jax.training.window import GradientWindow
+from echo_jax.training.xla.program import describe_update
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 

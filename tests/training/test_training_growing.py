@@ -13,9 +13,9 @@ from tiny_workload import make_workload, rows_of, run, tiny_config
 
 from echo_jax.config.batch import BatchGrowth
 from echo_jax.config.check import check_config
-from echo_jax.training.feeds import check_echo, make_echo_spec, open_feed
-from echo_jax.training.optim import Optimizer, hyperparams
-from echo_jax.training.sharding import make_mesh
+from echo_jax.training.feeds.of_config import check_echo, make_echo_spec, open_feed
+from echo_jax.training.processes.sharding import make_mesh
+from echo_jax.training.update.optim import Optimizer, hyperparams
 
 # Batches of 2, of 4 and of 8.
 GROWS = {"batch__boundaries": (8, 12), "batch__factors": (2, 2)}

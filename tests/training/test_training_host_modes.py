@@ -8,7 +8,7 @@ from tiny_workload import run
 
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.training import Interrupted
-from echo_jax.training.feed import HostFeed
+from echo_jax.training.feeds.feed import HostFeed
 
 PLACES = {
     "decode": {"echo__where": "host"},

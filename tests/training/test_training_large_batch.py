@@ -10,8 +10,8 @@ import pytest
 from tiny_workload import run, tiny_config
 
 from echo_jax.config.check import check_config
-from echo_jax.training import large_batch
-from echo_jax.training.optim import Optimizer, hyperparams
+from echo_jax.training.update import large_batch
+from echo_jax.training.update.optim import Optimizer, hyperparams
 
 WEIGHTS = {"w": jnp.array([[3.0, 4.0]])}
 GRADS = {"w": jnp.array([[0.0, 0.5]])}

@@ -11,8 +11,9 @@ from tiny_workload import make_workload, run, tiny_config
 
 from echo_jax.config import load_config
 from echo_jax.echo.instrument.fresh_time import FreshTime
-from echo_jax.training import loader, train
-from echo_jax.training.loader import choose_threads, measure_loader
+from echo_jax.training import train
+from echo_jax.training.feeds import loader
+from echo_jax.training.feeds.loader import choose_threads, measure_loader
 from echo_jax.workloads import build
 
 

@@ -16,15 +16,15 @@ from echo_jax.config.check import check_config
 from echo_jax.config.echo import load_schedule
 from echo_jax.echo.plans.stochastic import StochasticPlan
 from echo_jax.echo.spec import StochasticSpec
-from echo_jax.training.feed import HostBatching, HostInput
+from echo_jax.training.feeds.feed import HostBatching, HostInput
+from echo_jax.training.feeds.loader import measure_loader
 from echo_jax.training.finite import NonFiniteLossError
-from echo_jax.training.hlo import operations, sent_bytes
-from echo_jax.training.loader import measure_loader
-from echo_jax.training.local import Meetings
 from echo_jax.training.measure import held_feed
-from echo_jax.training.optim import Optimizer, hyperparams
-from echo_jax.training.program import describe_update
 from echo_jax.training.trainer import Trainer, compile_functions
+from echo_jax.training.update.local import Meetings
+from echo_jax.training.update.optim import Optimizer, hyperparams
+from echo_jax.training.xla.hlo import operations, sent_bytes
+from echo_jax.training.xla.program import describe_update
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 

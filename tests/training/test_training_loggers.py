@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tiny_workload import make_workload, tiny_config
 
 from echo_jax.training import train
-from echo_jax.training.loggers import open_loggers, scalars_of
+from echo_jax.training.records.loggers import open_loggers, scalars_of
 
 LM = {"updates": 4, "log_every": 1, "eval_every": 2}
 

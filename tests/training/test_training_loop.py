@@ -33,8 +33,8 @@ from echo_jax.training import (
     train,
     trainer,
 )
-from echo_jax.training.checkpoint import Checkpoints, params_sha256
 from echo_jax.training.measure import measure_rates
+from echo_jax.training.saving.checkpoint import Checkpoints, params_sha256
 from echo_jax.training.trainer import compile_functions, train_checked
 
 

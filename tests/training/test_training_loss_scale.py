@@ -21,9 +21,14 @@ from tiny_workload import (
 
 from echo_jax.config.check import check_config
 from echo_jax.training.finite import OverflowsError
-from echo_jax.training.interrupt import Interrupted
-from echo_jax.training.loss_scale import MOST_IN_A_ROW, LossScale, adjust, scale_numbers
+from echo_jax.training.processes.interrupt import Interrupted
 from echo_jax.training.trainer import compile_functions
+from echo_jax.training.update.loss_scale import (
+    MOST_IN_A_ROW,
+    LossScale,
+    adjust,
+    scale_numbers,
+)
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 

@@ -9,7 +9,7 @@ import pytest
 from tiny_workload import Regression, run, stop_at
 
 from echo_jax.training import Interrupted
-from echo_jax.training.metrics import idle_fraction, train_metrics
+from echo_jax.training.records.metrics import idle_fraction, train_metrics
 from echo_jax.training.window import MAX_METRICS
 
 

@@ -23,10 +23,10 @@ from echo_jax.config.check import check_config
 from echo_jax.models.batch_norm import GhostBatchNorm
 from echo_jax.models.resnet import norm_layer
 from echo_jax.training.evaluation import evaluate_split
-from echo_jax.training.feed import HostBatching, HostInput
-from echo_jax.training.gradients import gradient_of, whole_gradient
+from echo_jax.training.feeds.feed import HostBatching, HostInput
+from echo_jax.training.processes.watchdog import Watchdog
 from echo_jax.training.trainer import compile_functions
-from echo_jax.training.watchdog import Watchdog
+from echo_jax.training.update.gradients import gradient_of, whole_gradient
 from echo_jax.workloads.base import Task
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")

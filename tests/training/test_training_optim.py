@@ -8,8 +8,8 @@ import pytest
 from tiny_workload import make_workload, tiny_config
 
 from echo_jax.config.check import check_config
-from echo_jax.training.optim import Optimizer, hyperparams
 from echo_jax.training.trainer import compile_functions
+from echo_jax.training.update.optim import Optimizer, hyperparams
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 

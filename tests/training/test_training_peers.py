@@ -8,8 +8,8 @@ import jax
 import pytest
 
 from echo_jax.terminal import ending
-from echo_jax.training import peers
-from echo_jax.training.peers import LOST, Peers
+from echo_jax.training.processes import peers
+from echo_jax.training.processes.peers import LOST, Peers
 
 
 class Store:

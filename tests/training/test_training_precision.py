@@ -8,7 +8,7 @@ from test_training_large_batch import steps
 from test_training_step import batch_of, functions_of
 from tiny_workload import tiny_config
 
-from echo_jax.training.optim import Optimizer, hyperparams
+from echo_jax.training.update.optim import Optimizer, hyperparams
 
 OPTIMIZERS = ["adamw", "sgd", "lars", "lamb", "rmsprop_warmup", "optax.lion"]
 

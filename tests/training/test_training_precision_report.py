@@ -8,7 +8,7 @@ import pytest
 from test_training_loss_scale import Faint
 from tiny_workload import make_workload, rows_of, run, tiny_config
 
-from echo_jax.training.precision_report import all_in_float32, compare_precision
+from echo_jax.training.update.precision_report import all_in_float32, compare_precision
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 

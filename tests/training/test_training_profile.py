@@ -8,8 +8,9 @@ import pytest
 from tiny_workload import rows_of, run, stop_at
 
 from echo_jax.files.json_files import unseal
-from echo_jax.training import Interrupted, profile
-from echo_jax.training.collectives import Op, Trace
+from echo_jax.training import Interrupted
+from echo_jax.training.xla import profile
+from echo_jax.training.xla.collectives import Op, Trace
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 

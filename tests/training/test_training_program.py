@@ -8,11 +8,11 @@ import pytest
 from tiny_workload import make_workload, tiny_config
 
 from echo_jax.training.compiled import CompiledFunctions
-from echo_jax.training.feeds import open_feed
-from echo_jax.training.hlo import Collectives, operations
-from echo_jax.training.loader import take_sample
-from echo_jax.training.program import _peak_bytes, describe_update
+from echo_jax.training.feeds.loader import take_sample
+from echo_jax.training.feeds.of_config import open_feed
 from echo_jax.training.trainer import compile_functions
+from echo_jax.training.xla.hlo import Collectives, operations
+from echo_jax.training.xla.program import _peak_bytes, describe_update
 
 SPREAD = {"echo__order": "spread", "echo__factor": 2.0, "echo__buffer": 4000}
 # As XLA for GPUs prints it: starts and ends; a start of a gather has both in its type.

@@ -12,7 +12,8 @@ from tiny_workload import make_workload, run, stop_at, tiny_config
 
 from echo_jax import refusals, runs
 from echo_jax.files.lock import LOCK_NAME
-from echo_jax.training import Interrupted, environment, train
+from echo_jax.training import Interrupted, train
+from echo_jax.training.records import environment
 from echo_jax.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")

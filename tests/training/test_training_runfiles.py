@@ -6,15 +6,15 @@ from tiny_workload import tiny_config
 from echo_jax.files.folders import run_folder
 from echo_jax.files.json_files import read_json, read_line
 from echo_jax.files.lock import LOCK_NAME
-from echo_jax.training import environment
-from echo_jax.training.environment import (
+from echo_jax.training.records import environment
+from echo_jax.training.records.environment import (
     check_workdir,
     claim_workdir,
     config_sha256,
     lock_workdir,
 )
-from echo_jax.training.metrics import first_to_meet
-from echo_jax.training.runfiles import MetricsFile
+from echo_jax.training.records.metrics import first_to_meet
+from echo_jax.training.records.runfiles import MetricsFile
 
 
 def test_rows_are_in_the_file_at_once(tmp_path):

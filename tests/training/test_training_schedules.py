@@ -10,8 +10,8 @@ import pytest
 from tiny_workload import rows_of, run, tiny_config
 
 from echo_jax.config.check import check_config
-from echo_jax.training.optim import Optimizer, hyperparams
 from echo_jax.training.start import _bent
+from echo_jax.training.update.optim import Optimizer, hyperparams
 
 
 def config_of(**fields):

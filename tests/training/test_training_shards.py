@@ -9,7 +9,7 @@ from tiny_workload import make_workload, tiny_config
 
 from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import EchoSpec
-from echo_jax.training.feed import JoinedBatches
+from echo_jax.training.feeds.feed import JoinedBatches
 
 SPEC = EchoSpec(2, 4, "consecutive", 1)
 HALVES = [DataShard(0, count=2), DataShard(1, count=2)]

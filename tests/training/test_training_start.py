@@ -22,11 +22,11 @@ from tiny_workload import (
 from echo_jax.files.folders import run_folder
 from echo_jax.terminal import notes
 from echo_jax.training import Interrupted, decide, train
-from echo_jax.training import progress as progress_module
-from echo_jax.training.checkpoint import Checkpoints
-from echo_jax.training.feed import HeldFeed, HostFeed, JoinedBatches
-from echo_jax.training.feeds import make_echo_spec
-from echo_jax.training.progress import Progress
+from echo_jax.training.feeds.feed import HeldFeed, HostFeed, JoinedBatches
+from echo_jax.training.feeds.of_config import make_echo_spec
+from echo_jax.training.records import progress as progress_module
+from echo_jax.training.records.progress import Progress
+from echo_jax.training.saving.checkpoint import Checkpoints
 from echo_jax.training.trainer import Trainer, compile_functions
 
 DEVICE = {"echo__where": "device", "echo__after": "decode"}

@@ -8,10 +8,10 @@ from jax.sharding import PartitionSpec
 from tiny_workload import Regression, example, make_workload, tiny_config
 
 from echo_jax.training import compiled
-from echo_jax.training.checkpoint import params_sha256
 from echo_jax.training.evaluation import evaluate
-from echo_jax.training.feed import HostBatching, HostInput
-from echo_jax.training.sharding import make_mesh, param_shardings
+from echo_jax.training.feeds.feed import HostBatching, HostInput
+from echo_jax.training.processes.sharding import make_mesh, param_shardings
+from echo_jax.training.saving.checkpoint import params_sha256
 from echo_jax.training.trainer import compile_functions
 from echo_jax.training.window import LossWindow
 

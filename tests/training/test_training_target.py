@@ -10,13 +10,13 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from tiny_workload import NUM_FEATURES, Regression, make_workload, tiny_config
 
-from echo_jax.training import target as target_module
-from echo_jax.training.flops import program_flops
-from echo_jax.training.hlo import operations
-from echo_jax.training.program import describe_update, lower_update
-from echo_jax.training.sharding import batch_sharding, make_mesh
-from echo_jax.training.target import MissingCompilerError, make_target
-from echo_jax.training.xla_options import xla_options
+from echo_jax.training.processes.sharding import batch_sharding, make_mesh
+from echo_jax.training.xla import target as target_module
+from echo_jax.training.xla.flops import program_flops
+from echo_jax.training.xla.hlo import operations
+from echo_jax.training.xla.options import xla_options
+from echo_jax.training.xla.program import describe_update, lower_update
+from echo_jax.training.xla.target import MissingCompilerError, make_target
 
 NUM_PARAMS = 96
 SHAPES = {"x": (NUM_FEATURES,), "y": ()}

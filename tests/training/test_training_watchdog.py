@@ -18,11 +18,12 @@ from rich.console import Console
 from tiny_workload import make_workload, run, tiny_config
 
 from echo_jax.files.folders import run_folder
-from echo_jax.training import DataTimeoutError, Interrupted, train, watchdog
-from echo_jax.training.checkpoint import Checkpoints
+from echo_jax.training import DataTimeoutError, Interrupted, train
 from echo_jax.training.probe import calibrate, probe_config
+from echo_jax.training.processes import watchdog
+from echo_jax.training.processes.watchdog import Watchdog
+from echo_jax.training.saving.checkpoint import Checkpoints
 from echo_jax.training.trainer import Trainer
-from echo_jax.training.watchdog import Watchdog
 
 HOST = {"echo__factor": 2.5, "echo__after": "batch"}
 SPREAD = {

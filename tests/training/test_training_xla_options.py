@@ -7,11 +7,11 @@ import pytest
 from tiny_workload import make_workload, run, tiny_config
 
 from echo_jax.config.check import check_config
-from echo_jax.training import xla_options as xla_options_module
 from echo_jax.training.compiled import CompiledFunctions
-from echo_jax.training.program import describe_update
 from echo_jax.training.trainer import compile_functions
-from echo_jax.training.xla_options import xla_options
+from echo_jax.training.xla import options as xla_options_module
+from echo_jax.training.xla.options import xla_options
+from echo_jax.training.xla.program import describe_update
 
 KNOWN = {"xla_cpu_enable_fast_min_max": True}
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from echo_jax.training.sharding import make_mesh, put_batch
+from echo_jax.training.processes.sharding import make_mesh, put_batch
 from echo_jax.workloads.classification import ImageClassifier, check_smoothing
 
 MEAN, SCALE = (100.0, 110.0, 120.0), (50.0, 60.0, 70.0)

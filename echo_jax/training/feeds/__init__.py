@@ -1,0 +1,1 @@
+"""Where the input of an update comes from."""

@@ -1,0 +1,334 @@
+"""The feed of an echo on the devices: what a config makes of `echo_jax.echo.device`."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from echo_jax.config import Config
+from echo_jax.echo.bad_items import BadItem
+from echo_jax.echo.decision_log import DecisionLog
+from echo_jax.echo.device import DeviceFeed, EchoBuffer, StepInput, largest_buffer
+from echo_jax.echo.keys import use_seed
+from echo_jax.echo.plans import make_plan
+from echo_jax.echo.plans.base import Plan
+from echo_jax.echo.plans.lanes import Lanes, joined_state, split_state
+from echo_jax.echo.shard import SINGLE, DataShard
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec
+from echo_jax.training.feeds.feed import JoinedBatches
+from echo_jax.training.processes.distributed import local_mesh, put, view_with_sharding
+from echo_jax.workloads.base import Augment, Batch
+
+__all__ = [
+    "DeviceBatching",
+    "DeviceEchoFeed",
+    "check_lanes_fit",
+    "count_lanes",
+    "lay_out",
+    "make_device_plan",
+]
+
+# Apart from the seeds that the host's pipeline derives from the same seed.
+_AUGMENT_STREAM = 1 << 20
+# Orders that take fresh items at times that chance decides.
+_DRIFTING = ("shuffle", "shuffle_buffer")
+
+
+def make_device_plan(
+    spec: AnySpec,
+    *,
+    host_batch_size: int,
+    num_lanes: int,
+    shards: Sequence[DataShard] = (SINGLE,),
+    max_batches: int = 1,
+) -> Plan:
+    """Returns the plan of an echo on the devices, for the lanes of this process.
+
+    Args:
+      spec: The echo over all devices.
+      host_batch_size: Examples of a host batch, over all processes.
+      num_lanes: From `count_lanes`.
+      shards: Of the data, that this process makes.
+      max_batches: Updates in a dispatch at most.
+
+    Raises:
+      ValueError: The echo is impossible.
+    """
+    if len(shards) > 1 and _takes_apart(spec):
+        raise ValueError(
+            "on the devices, echo.mode=adaptive and the orders "
+            f"{' and '.join(_DRIFTING)} need a process for each of the "
+            f"{shards[0].count} data shards, for every shard takes fresh batches at "
+            f"updates of its own, and this process would have {len(shards)}; use as "
+            "many processes as the run was begun with"
+        )
+    each = num_lanes // shards[0].count
+    own = range(shards[0].index * each, (shards[-1].index + 1) * each)
+    lanes = Lanes(host_batch_size, num_lanes, own)
+    return make_plan(spec, lanes=lanes, max_batches=max_batches)
+
+
+def _takes_apart(spec: AnySpec) -> bool:
+    """Whether data shards may stand at different items after an update."""
+    if isinstance(spec, EchoSpec):
+        return spec.order in _DRIFTING
+    return isinstance(spec, AdaptiveSpec)
+
+
+def count_lanes(config: Config, mesh: Mesh, *, num_shards: int = 1) -> int:
+    """Returns how many lanes the buffer of a new run has.
+
+    Args:
+      config: A checked training config.
+      mesh: The devices.
+      num_shards: Into how many the data is cut.
+
+    Raises:
+      ValueError: The config's number of lanes is not possible.
+    """
+    return check_lanes_fit(
+        config.echo.lanes or math.lcm(mesh.size, num_shards), mesh, num_shards
+    )
+
+
+def check_lanes_fit(lanes: int, mesh: Mesh, num_shards: int) -> int:
+    """Returns the number of lanes, if devices and data shards divide it.
+
+    Raises:
+      ValueError: They do not.
+    """
+    multiple = math.lcm(mesh.size, num_shards)
+    if lanes % multiple:
+        raise ValueError(
+            f"echo.lanes={lanes} is not a multiple of {multiple}, for {mesh.size} "
+            f"devices and {num_shards} data shards; use fewer of them, or start "
+            "another run with --config.echo.lanes=0"
+        )
+    return lanes
+
+
+def lay_out(
+    config: Config,
+    spec: AnySpec,
+    sample: Batch,
+    *,
+    mesh: Mesh,
+    num_lanes: int,
+    shards: Sequence[DataShard] = (SINGLE,),
+    max_batches: int = 1,
+) -> tuple[Plan, EchoBuffer]:
+    """Returns the plan of an echo, and the layout of its buffer; allocates nothing.
+
+    Args:
+      config: A checked training config with ``echo.where="device"``.
+      spec: The echo over all devices.
+      sample: A fresh host batch.
+      mesh: The devices.
+      num_lanes: From `count_lanes`.
+      shards: See `make_device_plan`.
+      max_batches: See `make_device_plan`.
+
+    Raises:
+      ValueError: The echo is impossible, or fits into no such memory.
+    """
+
+    def make(items: int) -> Plan:
+        return make_device_plan(
+            replace(spec, buffer=items),
+            host_batch_size=config.batch_size,
+            num_lanes=num_lanes,
+            shards=shards,
+            max_batches=max_batches,
+        )
+
+    layout = EchoBuffer.of(sample, num_slots=1, num_lanes=num_lanes, mesh=mesh)
+    items = spec.buffer
+    if config.echo.buffer_bytes:
+        fits = config.echo.buffer_bytes // layout.bytes_per_item
+        items = largest_buffer(make, fits, num_lanes)
+    plan = make(items)
+    return plan, replace(layout, num_slots=plan.num_slots)
+
+
+@dataclass(frozen=True)
+class DeviceBatching:
+    """Reads batches from the buffer, and augments them; see `feed.Batching`.
+
+    Attributes:
+      buffer: The layout.
+      augment: What is done to every use; None for nothing.
+    """
+
+    buffer: EchoBuffer
+    augment: Augment | None
+
+    @property
+    def arrays_sharding(self) -> NamedSharding:
+        """See `feed.Batching`."""
+        return self.buffer.sharding
+
+    @property
+    def input_sharding(self) -> NamedSharding:
+        """See `feed.Batching`; every device gets the indices of its own lanes."""
+        mesh = self.buffer.mesh
+        return NamedSharding(mesh, PartitionSpec(None, None, mesh.axis_names))
+
+    def __call__(self, arrays: Any, inputs: StepInput) -> list[Batch]:
+        """See `feed.Batching`."""
+        batches = self.buffer.draw(arrays, inputs, self.augment)
+        return [
+            {**batch, "repeat": inputs.repeat[k]} for k, batch in enumerate(batches)
+        ]
+
+    def send(self, inputs: StepInput) -> StepInput:
+        """See `feed.Batching`: small enough to cross with the call."""
+        return inputs if jax.process_count() == 1 else put(inputs, self.input_sharding)
+
+    def hold(self, inputs: StepInput) -> StepInput:
+        """See `feed.Batching`: its data lies there already."""
+        return inputs
+
+
+class DeviceEchoFeed:
+    """Batches drawn from a buffer on the devices; see `feed.Feed`.
+
+    Attributes:
+      batching: See `feed.Feed`.
+      num_lanes: See `feed.Feed`.
+      skipped: See `feed.Feed`.
+    """
+
+    def __init__(
+        self,
+        batches: JoinedBatches,
+        config: Config,
+        spec: AnySpec,
+        *,
+        mesh: Mesh,
+        num_lanes: int,
+        shards: Sequence[DataShard] = (SINGLE,),
+        sample: Batch,
+        augment: Augment | None = None,
+        max_batches: int = 1,
+        note: Callable[[str], None] = lambda line: None,
+    ):
+        """Lays out the buffer and allocates it; reads nothing yet.
+
+        Args:
+          batches: Fresh host batches.
+          config: A checked training config with ``echo.where="device"``.
+          spec: The echo over all devices.
+          mesh: The devices.
+          num_lanes: From `count_lanes`.
+          shards: Of every batch, that these are.
+          sample: A batch like those; its examples decide the layout.
+          augment: What is done to every use; None for nothing.
+          max_batches: The most updates that `take` is asked for.
+          note: Is told the size of the buffer before it is allocated.
+
+        Raises:
+          ValueError: The echo is impossible, or the buffer does not fit.
+        """
+        plan, buffer = lay_out(
+            config,
+            spec,
+            sample,
+            mesh=mesh,
+            num_lanes=num_lanes,
+            shards=shards,
+            max_batches=max_batches,
+        )
+        note(str(buffer))
+        # What this process reads and writes by itself is a buffer of its own devices.
+        own_lanes = num_lanes // shards[0].count * len(shards)
+        own = replace(buffer, num_lanes=own_lanes, mesh=local_mesh(mesh))
+        self.num_lanes = num_lanes
+        seed = int(use_seed(config.seed, _AUGMENT_STREAM, 0))
+        self._sample = sample
+        self._batches = batches
+        self._first_shard, self._num_shards = shards[0].index, len(shards)
+        self._batch_rows = config.batch_size // shards[0].count * len(shards)
+        self._feed = DeviceFeed(
+            batches,
+            plan,
+            own,
+            seed=None if augment is None else seed,
+            prefetch=config.data.prefetch,
+        )
+        self.batching = DeviceBatching(buffer, augment)
+        self._own_arrays: Any = None
+        self.skipped: list[BadItem] = []
+
+    @property
+    def arrays(self) -> Any:
+        """See `feed.Feed`: the slots, those of all processes."""
+        own = self._feed.arrays
+        if jax.process_count() == 1:
+            return own
+        if own is not self._own_arrays:
+            sharding, times = self.batching.buffer.sharding, jax.process_count()
+            self._arrays = view_with_sharding(own, sharding, times=times)
+            self._own_arrays = own
+        return self._arrays
+
+    @property
+    def logs(self) -> dict[int, DecisionLog]:
+        """See `feed.Feed`."""
+        log = self._feed.log
+        return {} if log is None else {self._first_shard: log}
+
+    @property
+    def t_up_bounds(self) -> tuple[float, float]:
+        """See `feed.Feed`."""
+        return self._batches.t_up_bounds
+
+    def take(self, num_updates: int) -> StepInput | None:
+        """See `feed.Feed`."""
+        inputs = self._feed.next(num_updates)
+        if inputs is None or inputs.repeat.shape[1] < self._batch_rows:
+            return None
+        self.skipped = []
+        if self._batches.has_bad:
+            assert self._feed.tags is not None
+            self.skipped = self._batches.take_bad(*self._feed.tags)
+        return inputs
+
+    def hold(self, num_updates: int) -> StepInput:
+        """See `feed.Feed`: what lies in the first slots, read at every update."""
+        held = self._feed.hold(self._sample)
+        return StepInput(np.tile(held.uses, (num_updates, 1, 1)))
+
+    def get_state(self) -> list[Any]:
+        """See `feed.Feed`."""
+        own = self._feed.get_state()
+        plans = split_state(own["plan"], self._num_shards)
+        return [
+            {"plan": plan, "skip": own["skip"], "upstream": upstream}
+            for plan, upstream in zip(plans, own["upstream"], strict=True)
+        ]
+
+    def state_before_take(self) -> None:
+        """See `feed.Feed`: an echo that was interrupted knows it later."""
+
+    def set_state(self, state: list[Any]) -> None:
+        """See `feed.Feed`.
+
+        Raises:
+          ValueError: See `echo_jax.echo.plans.lanes.joined_state`.
+        """
+        self._feed.set_state(
+            {
+                "plan": joined_state([each["plan"] for each in state]),
+                "skip": state[0]["skip"],
+                "upstream": [each["upstream"] for each in state],
+            }
+        )
+
+    def close(self) -> None:
+        """See `feed.Feed`."""
+        self._feed.close()
+        self._batches.close()

@@ -1,0 +1,138 @@
+"""A feed whose batches grow: several updates use a batch of the pipeline in parts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from echo_jax.config.batch import BatchGrowth
+from echo_jax.echo.bad_items import BadItem
+from echo_jax.echo.decision_log import DecisionLog
+from echo_jax.training.feeds.feed import Batching, Feed
+
+__all__ = ["GrowingFeed"]
+
+
+class GrowingFeed:
+    """Hands out the parts of another feed's batches, one an update; see `feed.Feed`.
+
+    The other feed stands where it would without parts, so that an echo's order, and
+    what is in a batch, do not depend on how it grows. A part has as many examples of
+    every lane of a buffer on the devices, or of every data shard.
+
+    Attributes:
+      num_lanes: The other feed's.
+      skipped: The other feed's, where a batch was taken for the first of its parts.
+    """
+
+    def __init__(self, feed: Feed, growth: BatchGrowth, *, groups: int):
+        """Takes over a feed.
+
+        Args:
+          feed: Of whole batches.
+          growth: Of how many parts each is.
+          groups: Lanes of this process, or data shards: each has as many of its rows,
+            one after the other.
+        """
+        self._feed, self._growth, self._groups = feed, growth, groups
+        self.num_lanes = feed.num_lanes
+        self.skipped: Sequence[BadItem] = ()
+        self._updates = 0
+        # The batch in use, and the other feed's state before it was taken.
+        self._batch: Any = None
+        self._before: list[Any] = []
+
+    @property
+    def arrays(self) -> Any:
+        """See `feed.Feed`."""
+        return self._feed.arrays
+
+    @property
+    def batching(self) -> Batching:
+        """See `feed.Feed`."""
+        return self._feed.batching
+
+    @property
+    def logs(self) -> Mapping[int, DecisionLog]:
+        """See `feed.Feed`."""
+        return self._feed.logs
+
+    @property
+    def t_up_bounds(self) -> tuple[float, float]:
+        """See `feed.Feed`: of the fresh examples of a part."""
+        parts = self._growth.parts(self._updates)
+        least, most = self._feed.t_up_bounds
+        return least / parts, most / parts
+
+    def take(self, num_updates: int) -> Any:
+        """See `feed.Feed`; of a single update, since groups have one size."""
+        assert num_updates == 1
+        self.skipped = ()
+        if self._growth.number(self._updates) == 0:
+            if self._growth.parts(self._updates) > 1:
+                self._before = self._feed.get_state()
+            batch = self._feed.take(1)
+            if batch is None:
+                return None
+            self._batch, self.skipped = batch, self._feed.skipped
+        part = self._part(self._batch, self._updates)
+        self._updates += 1
+        return part
+
+    def hold(self, num_updates: int) -> Any:
+        """See `feed.Feed`: of as many examples as the next update has."""
+        number = self._growth.number(self._updates)
+        return self._part(self._feed.hold(num_updates), self._updates - number)
+
+    def hold_sizes(self) -> list[Any]:
+        """Returns inputs as `hold` does, one for each size that batches grow to."""
+        held = self._feed.hold(1)
+        return [self._part(held, boundary) for boundary in self._growth.boundaries]
+
+    def _part(self, batch: Any, update: int) -> Any:
+        parts, number = self._growth.parts(update), self._growth.number(update)
+        if parts == 1:
+            return batch
+        # The axis of examples is the one that is split over the devices.
+        axis = len(self.batching.input_sharding.spec) - 1
+
+        def part_of(x: Any) -> Any:
+            before, behind = x.shape[:axis], x.shape[axis + 1 :]
+            rows = x.reshape(*before, self._groups, parts, -1, *behind)
+            part = rows.take(number, axis=axis + 1)
+            return part.reshape(*before, -1, *behind)
+
+        return jax.tree.map(part_of, batch)
+
+    def get_state(self) -> list[Any]:
+        """See `feed.Feed`."""
+        is_inside = self._growth.number(self._updates) > 0
+        return self._with_updates(self._before if is_inside else self._feed.get_state())
+
+    def state_before_take(self) -> list[Any] | None:
+        """See `feed.Feed`."""
+        if self._growth.number(self._updates):
+            return self.get_state()
+        state = self._feed.state_before_take()
+        return None if state is None else self._with_updates(state)
+
+    def _with_updates(self, state: list[Any]) -> list[Any]:
+        return [{"feed": each, "updates": self._updates} for each in state]
+
+    def set_state(self, state: list[Any]) -> None:
+        """See `feed.Feed`.
+
+        Raises:
+          ValueError: The data ended before where it stood.
+        """
+        before = [each["feed"] for each in state]
+        self._feed.set_state(before)
+        self._updates = state[0]["updates"]
+        if self._growth.number(self._updates):
+            self._before, self._batch = before, self._feed.take(1)
+            if self._batch is None:
+                raise ValueError("the training data ended before where the run stood")
+
+    def close(self) -> None:
+        """See `feed.Feed`."""
+        self._feed.close()

@@ -1,0 +1,253 @@
+"""Which feed a config asks for, and which decisions its echo repeats."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from echo_jax.config import Config
+from echo_jax.config.batch import BatchGrowth
+from echo_jax.config.echo import echo_spec, pattern_of
+from echo_jax.echo.decision_log import DecisionLog
+from echo_jax.echo.device import StepInput
+from echo_jax.echo.shard import SINGLE, DataShard
+from echo_jax.echo.spec import AnySpec
+from echo_jax.files.folders import run_file
+from echo_jax.training.dispatch import group_size
+from echo_jax.training.feeds.device_feed import (
+    DeviceBatching,
+    DeviceEchoFeed,
+    check_lanes_fit,
+    count_lanes,
+    lay_out,
+    make_device_plan,
+)
+from echo_jax.training.feeds.feed import (
+    Batching,
+    Feed,
+    HeldFeed,
+    HostBatching,
+    HostFeed,
+    HostInput,
+    JoinedBatches,
+)
+from echo_jax.training.feeds.growing import GrowingFeed
+from echo_jax.workloads.base import Augment, Batch, Workload
+
+__all__ = [
+    "check_data",
+    "check_echo",
+    "log_name",
+    "make_echo_spec",
+    "open_feed",
+    "outline_feed",
+]
+
+
+def make_echo_spec(
+    config: Config, *, factor: float | None = None, shard: DataShard = SINGLE
+) -> AnySpec:
+    """Returns the echo that a config describes, with the decisions that it repeats.
+
+    Args:
+      config: A checked training config.
+      factor: See `echo_jax.config.echo.echo_spec`.
+      shard: Whose decisions are repeated, where some are.
+
+    Raises:
+      OSError: The log to be replayed cannot be read.
+      ValueError: It is not there, or is none.
+    """
+    replay, log = config.echo.replay, None
+    if pattern := pattern_of(config):
+        decisions = itertools.cycle(decision == "1" for decision in pattern)
+        log = DecisionLog(itertools.islice(decisions, config.updates))
+    elif replay:
+        log = _read_log(replay, shard)
+    return echo_spec(config, factor=factor, replay=log)
+
+
+def log_name(shard: int) -> str:
+    """Returns the name of the file of a shard's decisions."""
+    return f"tape-{shard}.json" if shard else "tape.json"
+
+
+def check_data(config: Config, workload: Workload) -> None:
+    """Refuses data that cannot be trained on, by its number and its first examples.
+
+    Args:
+      config: A checked training config.
+      workload: Made from this config.
+
+    Raises:
+      OSError: The first example of a split cannot be read.
+      ValueError: A batch is larger than all of the data, or the first example of a
+        split is not what the workload takes.
+    """
+    known, wanted = workload.num_examples, config.batch_size
+    if known is not None and wanted > known:
+        fits = 2 ** (known.bit_length() - 1)
+        raise ValueError(
+            f"config.batch_size={wanted} is more than the {known} examples that are "
+            "trained on, so that a batch would hold one several times; set "
+            f"--config.batch_size={fits}, or train on more"
+        )
+    workload.first_items()
+
+
+def check_echo(config: Config, workload: Workload, mesh: Mesh) -> None:
+    """Refuses an echo that cannot be, before anything is made for it.
+
+    Args:
+      config: A checked training config.
+      workload: Made from this config.
+      mesh: The devices.
+
+    Raises:
+      OSError: A log of decisions cannot be read.
+      ValueError: The echo is impossible.
+    """
+    spec = make_echo_spec(config)
+    parts = BatchGrowth.of(config).parts(0)
+    on_device = config.echo.where == "device"
+    ways = math.lcm(mesh.size, count_lanes(config, mesh) if on_device else 1)
+    if config.batch_size % (parts * ways):
+        raise ValueError(
+            f"config.batch.factors={config.batch.factors!r} make a first batch of "
+            f"{config.batch_size / parts:g} examples, which is not a multiple of the "
+            f"{ways} devices and lanes; set --config.batch_size="
+            f"{math.ceil(config.batch_size / (parts * ways)) * parts * ways}"
+        )
+    if not on_device:
+        workload.train_dataset(spec)
+    elif not config.echo.buffer_bytes:
+        make_device_plan(
+            spec,
+            host_batch_size=config.batch_size,
+            num_lanes=count_lanes(config, mesh),
+            max_batches=group_size(config),
+        )
+
+
+def open_feed(
+    config: Config,
+    workload: Workload,
+    mesh: Mesh,
+    *,
+    factor: float,
+    sample: Batch,
+    shards: Sequence[DataShard] = (SINGLE,),
+    num_lanes: int = 0,
+    note: Callable[[str], None] = lambda line: None,
+) -> Feed:
+    """Makes the feed of a run; nothing is read before its first input.
+
+    Args:
+      config: A checked training config.
+      workload: Made from this config.
+      mesh: The devices.
+      factor: The echo factor, which the config may leave open.
+      sample: A batch of what is upstream of the feed; this process' rows.
+      shards: Of the data, that this process makes.
+      num_lanes: Of an echo on the devices, of the run that it goes on; 0 for a new
+        one.
+      note: Is told what is allocated.
+
+    Raises:
+      ValueError: A buffer does not fit, or the echo is impossible.
+    """
+    specs = [make_echo_spec(config, factor=factor, shard=shard) for shard in shards]
+    if config.echo.where == "device":
+        num_shards = shards[0].count
+        if num_lanes:
+            check_lanes_fit(num_lanes, mesh, num_shards)
+        feed = DeviceEchoFeed(
+            JoinedBatches([workload.fresh_dataset(shard) for shard in shards]),
+            config,
+            specs[0],
+            mesh=mesh,
+            num_lanes=num_lanes or count_lanes(config, mesh, num_shards=num_shards),
+            shards=shards,
+            sample=sample,
+            augment=_augment(config, workload),
+            max_batches=group_size(config),
+            note=note,
+        )
+    else:
+        batches = JoinedBatches(
+            [
+                workload.train_dataset(spec, shard)
+                for spec, shard in zip(specs, shards, strict=True)
+            ]
+        )
+        feed = HostFeed(batches, mesh, sample=sample, shards=shards)
+    if config.data.hold_batch:
+        return HeldFeed(feed)
+    if growth := BatchGrowth.of(config):
+        own_lanes = feed.num_lanes * len(shards) // shards[0].count
+        return GrowingFeed(feed, growth, groups=own_lanes or len(shards))
+    return feed
+
+
+def outline_feed(
+    config: Config, workload: Workload, mesh: Mesh, *, factor: float, sample: Batch
+) -> tuple[Batching, Any, Any]:
+    """Returns what the program of an update gets from a run's feed, as shapes alone.
+
+    Nothing is allocated and nothing read, so the devices need not be here.
+
+    Args:
+      config: See `open_feed`; this and what follows.
+      workload: The workload.
+      mesh: The devices.
+      factor: The echo factor.
+      sample: A batch of what is upstream of the feed.
+
+    Returns:
+      The batching, what the feed keeps on the devices, and the input of one update.
+
+    Raises:
+      ValueError: The echo is impossible.
+    """
+    if config.echo.where == "host":
+        return HostBatching(mesh), (), HostInput.of([sample])
+    spec = make_echo_spec(config, factor=factor)
+    _, buffer = lay_out(
+        config,
+        spec,
+        sample,
+        mesh=mesh,
+        num_lanes=count_lanes(config, mesh),
+        max_batches=group_size(config),
+    )
+    batching = DeviceBatching(buffer, _augment(config, workload))
+    # A slot and a repeat for each use, and a key where it is augmented.
+    rows = 2 if batching.augment is None else 4
+    uses = jax.ShapeDtypeStruct((1, rows, config.batch_size), np.int32)
+    return batching, jax.eval_shape(buffer.zeros), StepInput(uses)
+
+
+def _augment(config: Config, workload: Workload) -> Augment | None:
+    """Returns what is done on the devices to every use."""
+    # Items that were augmented before the echo are not augmented again after it.
+    is_decoded = config.echo.after == "decode"
+    return workload.augment_on_device if is_decoded else None
+
+
+def _read_log(path: str, shard: DataShard) -> DecisionLog:
+    """Reads a shard's decisions, from beside those of the first."""
+    own = run_file(path)
+    if shard.index:
+        own = own.parent / log_name(shard.index)
+    try:
+        return DecisionLog.read(BytesIO(own.read_bytes()), name=str(own))
+    except FileNotFoundError:
+        raise ValueError(
+            f"there is no log of decisions {str(own)!r}; give the tape.json of an "
+            "adaptive run to --config.echo.replay"
+        ) from None

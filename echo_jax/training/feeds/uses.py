@@ -1,0 +1,147 @@
+"""What training sees of its first examples: every use of each, as an update gets it."""
+
+import copy
+import itertools
+import math
+from collections.abc import Callable, Generator, Hashable, Sequence
+from contextlib import closing
+from typing import NamedTuple, cast
+
+import jax
+import numpy as np
+
+from echo_jax.config import Config
+from echo_jax.config.echo import echo_spec, largest_factor
+from echo_jax.echo.device import StepInput
+from echo_jax.training.feeds.feed import JoinedBatches
+from echo_jax.training.feeds.loader import take_sample
+from echo_jax.training.feeds.of_config import open_feed
+from echo_jax.training.processes.sharding import make_mesh
+from echo_jax.workloads.base import Batch, Workload
+
+__all__ = ["Use", "first_uses"]
+
+
+class Use(NamedTuple):
+    """A use of an example.
+
+    Attributes:
+      update: Which update it was used in, counted from 1.
+      repeat: 0 for the first use, then 1, 2, and so on.
+      example: Its arrays by name, without the axis of the batch.
+    """
+
+    update: int
+    repeat: int
+    example: Batch
+
+
+class _Update(NamedTuple):
+    """The batch of an update.
+
+    Attributes:
+      batch: Its arrays.
+      items: What tells every example from all others that are in use.
+      repeat: Which use of it this is, ``int[B]``.
+    """
+
+    batch: Batch
+    items: Sequence[Hashable]
+    repeat: np.ndarray
+
+
+def first_uses(
+    config: Config,
+    workload: Workload,
+    *,
+    examples: int,
+    most_updates: int,
+    on_progress: Callable[[str, float], None] = lambda what, done: None,
+) -> list[list[Use]]:
+    """Reads the pipeline of a run, echo included, without training.
+
+    What an adaptive echo repeats hangs on time: here nothing but reading takes any, so
+    it repeats as much as it may.
+
+    Args:
+      config: A checked training config.
+      workload: Made from it.
+      examples: Of how many.
+      most_updates: Reads on until each of them has been used as often as it may be, at
+        most for so many updates.
+      on_progress: Called with what is read, and the part that is done.
+
+    Returns:
+      The uses of each, in order: of the first examples of the first batch.
+
+    Raises:
+      ValueError: The echo is impossible.
+    """
+    config = copy.deepcopy(config)
+    # The batches are parts of those that they grow to.
+    config.batch.boundaries = config.batch.factors = ()
+    config.data.hold_batch = False
+    wanted = _most_uses(config)
+    found: list[list[Use]] = []
+    in_use: dict[Hashable, list[Use]] = {}
+    batches = _on_device if config.echo.where == "device" else _on_host
+    with closing(batches(config, workload)) as updates:
+        for number, update in enumerate(itertools.islice(updates, most_updates), 1):
+            for row, item in enumerate(update.items):
+                repeat = int(update.repeat[row])
+                if repeat == 0:
+                    # Its place, if it had one, has gone to another example.
+                    in_use.pop(item, None)
+                    if number == 1 and len(found) < examples:
+                        in_use[item] = []
+                        found.append(in_use[item])
+                if item in in_use:
+                    example = {name: x[row] for name, x in update.batch.items()}
+                    in_use[item].append(Use(number, repeat, example))
+            on_progress("reading examples", number / most_updates)
+            if all(len(uses) >= wanted for uses in in_use.values()):
+                break
+    return found
+
+
+def _most_uses(config: Config) -> float:
+    if config.echo.mode == "stochastic":
+        return math.inf
+    if config.echo.mode == "adaptive":
+        return config.echo.cap
+    return math.ceil(largest_factor(config))
+
+
+def _on_host(config: Config, workload: Workload) -> Generator[_Update]:
+    with closing(JoinedBatches([workload.train_dataset(echo_spec(config))])) as batches:
+        for batch in batches:
+            index, repeat = (np.asarray(batch[x]) for x in ("fresh_index", "repeat"))
+            # After the batch, the index is the batch's, and all uses have its rows.
+            row = np.arange(len(index)) * (config.echo.after == "batch")
+            items = [*zip(index.tolist(), row.tolist(), strict=True)]
+            yield _Update(_untagged(batch), items, repeat)
+
+
+def _on_device(config: Config, workload: Workload) -> Generator[_Update]:
+    mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.batch_size)
+    feed = open_feed(
+        config,
+        workload,
+        mesh,
+        factor=largest_factor(config),
+        sample=take_sample(workload, config),
+    )
+    # As in the program of an update.
+    batching = jax.jit(feed.batching)
+    lanes = np.repeat(np.arange(feed.num_lanes), config.batch_size // feed.num_lanes)
+    with closing(feed):
+        while (inputs := feed.take(1)) is not None:
+            slots = np.asarray(cast(StepInput, inputs).slot)[0]
+            (batch,) = jax.device_get(batching(feed.arrays, inputs))
+            items = [*zip(lanes.tolist(), slots.tolist(), strict=True)]
+            yield _Update(_untagged(batch), items, np.asarray(inputs.repeat)[0])
+
+
+def _untagged(batch: Batch) -> Batch:
+    tags = "fresh_index", "repeat"
+    return {name: np.asarray(x) for name, x in batch.items() if name not in tags}

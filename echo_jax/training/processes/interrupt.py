@@ -1,0 +1,150 @@
+"""Stopping a run by Ctrl-C, SIGTERM or SIGHUP, without losing it."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Self
+
+import jax
+from jax.experimental import multihost_utils
+
+from echo_jax.terminal import ending
+from echo_jax.training.processes import peers
+
+__all__ = ["UNSAVED_WHERE_HELD", "DataTimeoutError", "Interrupted", "StopSignal"]
+
+UNSAVED_WHERE_HELD = "a run with data.hold_batch=True never is"
+
+
+class Interrupted(Exception):
+    """A run was stopped by a signal and saved; the same command resumes it.
+
+    Attributes:
+      update: Updates done.
+      signum: The signal.
+      exit_code: What a command should exit with, as a shell reports it: 130 after
+        Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
+    """
+
+    def __init__(self, update: int, signum: int, *, unsaved: str = ""):
+        """Says why it could not be saved, if it could not."""
+        self.update = update
+        self.signum = signum
+        self.exit_code = 128 + signum
+        name = signal.Signals(signum).name
+        super().__init__(f"stopped by {name} after update {update}, {_rest(unsaved)}")
+
+
+class DataTimeoutError(Exception):
+    """The data did not come for ``config.data.timeout_s`` seconds; the run is saved.
+
+    Attributes:
+      update: Updates done.
+      exit_code: What a command should exit with: 75, as sysexits.h has it for what
+        may go well another time.
+    """
+
+    exit_code = 75
+
+    def __init__(self, what: str, update: int, *, unsaved: str = ""):
+        """Says what was waited for, and why the run could not be saved."""
+        self.update = update
+        waited = f"{peers.this_one()} waited".strip()
+        super().__init__(
+            f"{waited} {what}, which is longer than --config.data.timeout_s allows; "
+            f"stopped after update {update}, {_rest(unsaved)}"
+        )
+
+
+def _rest(unsaved: str) -> str:
+    if unsaved:
+        return f"and not saved: {unsaved}"
+    return "and saved; run the same command again to resume"
+
+
+class StopSignal:
+    """Turns the first Ctrl-C, SIGTERM or SIGHUP into a flag; a second one aborts.
+
+    A command then ends at once, whatever it does; elsewhere the second signal raises
+    KeyboardInterrupt. Outside of the main thread, where Python gives no signals, it
+    does nothing.
+
+    Args:
+      on_first: Called in a thread of its own with the first signal, also while the
+        main thread is busy. Where several processes share a run, jax's runtime hears
+        of it instead; see `training.processes.peers`.
+
+    Attributes:
+      received: The signal that asked for a stop; None while there was none.
+
+    Example:
+      >>> with StopSignal() as stop:
+      ...     while not stop.received:
+      ...         work()
+    """
+
+    def __init__(self, on_first: Callable[[int], None] = lambda signum: None):
+        self.received: int | None = None
+        self._before = {}
+        self._is_shared = jax.process_count() > 1
+        self._on_first = on_first
+        self._heard = 0  # by the thread, which may hear of one before its handler runs
+        self._listener = ending.SignalThread(self._hear)
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._listener.__enter__()
+            for signum in ending.stop_signals():
+                # SIGTERM belongs to jax's runtime where it connects several processes.
+                if not (self._is_shared and signum == signal.SIGTERM):
+                    self._before[signum] = signal.signal(signum, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        self._listener.__exit__()
+
+    def asked(self, update: int) -> int | None:
+        """Returns the signal that asked for a stop here; None to go on.
+
+        Several processes stop at the same update, whichever of them has got the
+        signal: jax's runtime finds one that all of them have still before them.
+
+        Args:
+          update: Updates done; more at every call.
+        """
+        if not self._is_shared:
+            return self.received
+        reached = multihost_utils.reached_preemption_sync_point(update)
+        return signal.SIGTERM if reached else None
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.received:
+            self._abort(signum)
+            raise KeyboardInterrupt
+        self.received = signum
+        if signum == signal.SIGHUP and ending.owns_process():
+            ending.drop_lost_outputs()
+
+    def _hear(self, signum: int) -> None:
+        if signum not in self._before:
+            return
+        self._heard += 1
+        if self._heard > 1:
+            self._abort(signum)
+        elif self._is_shared:
+            # The runtime listens to this one.
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            self._on_first(signum)
+
+    def _abort(self, signum: int) -> None:
+        """Ends the process of a command."""
+        if ending.owns_process():
+            name = signal.Signals(signum).name
+            what = f"ended at once by a second signal, {name}, without saving"
+            again = "run the same command to resume from the last checkpoint"
+            ending.end(128 + signum, f"{what}; {again}", resumes=True)

@@ -1,0 +1,310 @@
+"""Says what a run waits for, and gives up a wait: after a signal, or after too long.
+
+A thread looks at the wait that the trainer is in, if it is in one. To give it up, it
+sends the main thread a signal whose handler raises, which ends every wait in Python.
+That may happen at any line, so nothing that was read is looked at afterwards: the data
+goes on from where it stood before the wait, which was noted then.
+
+A wait in native code no handler can end. Where the process runs a command, the thread
+then does what the trainer would do, and ends the process.
+"""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn, Self, TypeVar
+
+from echo_jax.config import Config
+from echo_jax.terminal import ending
+from echo_jax.training.processes.interrupt import DataTimeoutError
+
+__all__ = ["Stalled", "Watchdog", "describe_data"]
+
+# After how long it is said what is waited for; then after twice as long, and so on.
+_NOTE_S = 30.0
+# How long a stopped run waits for its input. A grace period is 10 s at least (docker);
+# 30 s are usual.
+_STOPPING_S = 2.0
+# Where several processes share it: together they are saved only if all data comes.
+_STOPPING_TOGETHER_S = 12.0
+# How long a wait may take to end, once it is given up.
+_STUCK_S = 2.0
+_LOOK_EVERY_S = 0.5
+# Ignored by default, and free: nothing of Python's or jax's uses it.
+_WAKE = signal.SIGURG
+
+# Data that hangs, kept for as long as the process lives.
+_ABANDONED: list[Any] = []
+
+_Item = TypeVar("_Item")
+
+
+class Stalled(NamedTuple):
+    """A wait that is given up.
+
+    Attributes:
+      what: Was waited for, and since when.
+      signum: The signal that asked for a stop; None if the wait took too long.
+      state: Of the feed before the wait; None if the feed itself is to be asked.
+      is_known: Whether it can be asked also while the main thread is in the wait.
+      is_stuck: Whether the main thread could not be got out of it.
+    """
+
+    what: str
+    signum: int | None
+    state: Any
+    is_known: bool
+    is_stuck: bool = False
+
+
+class _GivenUp(BaseException):
+    """Ends a wait; of a kind that no code on the way takes for a failed read."""
+
+
+class _Wait(NamedTuple):
+    """What the main thread is in, and from when on.
+
+    Attributes:
+      what: Is waited for.
+      began_s: When.
+      state: Of the feed before it.
+      anywhere: Whether it may be ended at any line, and not in a lock alone.
+    """
+
+    what: str
+    began_s: float
+    state: Any
+    anywhere: bool
+
+
+class Watchdog:
+    """Looks after the waits of a run for its data; see the module.
+
+    Outside of the main thread it gives nothing up, and says what is waited for.
+
+    Args:
+      data: Where the data comes from, see `describe_data`.
+      timeout_s: After how long a wait is given up; 0 for never.
+      is_shared: Whether several processes share the run.
+      note: Prints a line.
+      end: Saves the run of a wait that is given up, and returns what it ends with; in
+        the main thread, or in another one while that is stuck.
+      now: The time in seconds; monotonic.
+
+    Example:
+      >>> with Watchdog("data.source=photos", timeout_s=600) as watchdog:
+      ...     with watchdog.waiting("the first batch"):
+      ...         batch = next(iterator)
+    """
+
+    def __init__(
+        self,
+        data: str = "",
+        *,
+        timeout_s: float = 0.0,
+        is_shared: bool = False,
+        note: Callable[[str], None] = lambda line: None,
+        end: Callable[[Stalled], Any] = lambda stalled: TimeoutError(stalled.what),
+        now: Callable[[], float] = time.monotonic,
+    ):
+        self._note, self._end = note, end
+        self._data, self._timeout_s, self._now = data, timeout_s, now
+        self._stopping_s = _STOPPING_TOGETHER_S if is_shared else _STOPPING_S
+        self._wait: _Wait | None = None
+        self._looked_at: _Wait | None = None
+        self._next_note_s = _NOTE_S
+        self._signal: tuple[int, float] | None = None
+        self._given_up: tuple[_Wait, Stalled, float] | None = None
+        self._is_taken_over = False
+        self._is_abandoned = False
+        self._done = threading.Event()
+        self._main: int | None = None
+
+    @classmethod
+    def of_data(cls, config: Config, note: Callable[[str], Any]) -> Self:
+        """Returns one for who reads the data of a config, and has nothing to save.
+
+        Args:
+          config: A training config.
+          note: See the class.
+        """
+
+        def end(stalled: Stalled) -> DataTimeoutError:
+            return DataTimeoutError(
+                stalled.what, 0, unsaved="there was nothing to save"
+            )
+
+        return cls(
+            describe_data(config), timeout_s=config.data.timeout_s, note=note, end=end
+        )
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._main = threading.get_ident()
+            self._before = signal.signal(_WAKE, self._handle)
+        self._thread = threading.Thread(
+            target=self._watch, name="watchdog", daemon=True
+        )
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+        self._thread.join()
+        if self._main is not None:
+            signal.signal(_WAKE, self._before)
+
+    def waiting(
+        self, what: str, state: Any = None, *, anywhere: bool = True
+    ) -> "_Waiting":
+        """Is entered for as long as the trainer waits for data.
+
+        Args:
+          what: Is waited for.
+          state: Of the feed, plain data that does not change; None where the feed
+            itself knows after the wait, however it ended.
+          anywhere: Whether the wait may be ended at any line. If not, it is where it
+            waits for another thread, which has changed nothing.
+
+        Raises:
+          Exception: The wait was given up: what ``end`` has returned.
+        """
+        return _Waiting(self, _Wait(what, self._now(), state, anywhere))
+
+    def each(self, items: Iterable[_Item], what: str) -> Iterator[_Item]:
+        """Yields items, and watches the wait for each of them.
+
+        Raises:
+          Exception: See `waiting`.
+        """
+        iterator = iter(items)
+        while True:
+            with self.waiting(what):
+                item = next(iterator, self)
+            if item is self:
+                return
+            yield item  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def closing(self, data: Any) -> Iterator[Any]:
+        """Closes what data comes from, unless a wait for data was abandoned.
+
+        To close what hangs would hang, too, and so would its deletion. It is left as
+        it is, to threads that do not keep the process.
+        """
+        try:
+            yield data
+        finally:
+            if self._is_abandoned:
+                _ABANDONED.append(data)
+            else:
+                data.close()
+
+    def stop(self, signum: int) -> None:
+        """Says that a signal asked for a stop: waits are given up soon."""
+        self._signal = (signum, self._now())
+
+    def look(self) -> None:
+        """Looks at the wait, once: notes it, or gives it up."""
+        wait = self._wait
+        if wait is None:
+            return
+        if wait is not self._looked_at:
+            self._looked_at, self._next_note_s = wait, _NOTE_S
+        now = self._now()
+        waited_s = now - wait.began_s
+        if waited_s >= self._next_note_s:
+            while self._next_note_s <= waited_s:
+                self._next_note_s *= 2
+            # The terminal may have been hung up; this goes on.
+            with contextlib.suppress(OSError):
+                self._note(f"waits {self._said(wait, waited_s)}")
+        if self._given_up is not None and self._given_up[0] is wait:
+            self._wake(wait, *self._given_up[1:])
+        elif self._signal is not None and now - self._signal[1] >= self._stopping_s:
+            self._give_up(wait, now, self._signal[0])
+        elif 0 < self._timeout_s <= waited_s:
+            self._give_up(wait, now, None)
+
+    def _said(self, wait: _Wait, waited_s: float) -> str:
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - waited_s))
+        data = f" ({self._data})" if self._data else ""
+        return f"for {wait.what} since {since}, for {waited_s:.0f} s{data}"
+
+    def _give_up(self, wait: _Wait, now: float, signum: int | None) -> None:
+        said = self._said(wait, now - wait.began_s)
+        stalled = Stalled(said, signum, wait.state, wait.anywhere)
+        self._given_up = (wait, stalled, now)
+        self._wake(wait, *self._given_up[1:])
+
+    def _wake(self, wait: _Wait, stalled: Stalled, since_s: float) -> None:
+        if self._main is None:
+            return
+        if self._now() - since_s < _STUCK_S or not ending.owns_process():
+            signal.pthread_kill(self._main, _WAKE)
+            return
+        # One of both sees the other: the main thread first says that it is back.
+        self._is_taken_over = True
+        if self._wait is wait:
+            self._end_process(stalled._replace(is_stuck=True))
+        self._is_taken_over = False
+
+    def _end_process(self, stalled: Stalled) -> NoReturn:
+        try:
+            error = self._end(stalled)
+        except BaseException as failed:
+            error = failed
+        ending.end(getattr(error, "exit_code", 1), error, resumes=True)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        wait = self._wait
+        if wait is None or self._given_up is None or self._given_up[0] is not wait:
+            return
+        assert frame is not None
+        is_in_lock = frame.f_code.co_filename == threading.__file__
+        # At the edges of the wait nobody would catch it.
+        if is_in_lock or (wait.anywhere and frame.f_code not in _EDGES):
+            raise _GivenUp
+
+    def _watch(self) -> None:
+        while not self._done.wait(_LOOK_EVERY_S):
+            self.look()
+
+
+class _Waiting:
+    """See `Watchdog.waiting`."""
+
+    def __init__(self, watchdog: Watchdog, wait: _Wait):
+        self._watchdog, self._wait = watchdog, wait
+
+    def __enter__(self) -> None:
+        self._watchdog._wait = self._wait
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: Any
+    ) -> None:
+        watchdog = self._watchdog
+        watchdog._wait = None
+        while watchdog._is_taken_over:
+            time.sleep(_LOOK_EVERY_S)
+        if error is not None and not isinstance(error, Exception):
+            watchdog._is_abandoned = True
+        if isinstance(error, _GivenUp):
+            assert watchdog._given_up is not None
+            raise watchdog._end(watchdog._given_up[1]) from None
+
+
+_EDGES = (_Waiting.__enter__.__code__, _Waiting.__exit__.__code__)
+
+
+def describe_data(config: Config) -> str:
+    """Says where the data of a run comes from, and what reads it."""
+    data = config.data
+    source = f"data.source={data.source}" if data.source else f"of {config.workload}"
+    return (
+        f"{source}, read with data.pipeline={data.pipeline}, "
+        f"data.workers={data.workers}, data.threads={data.threads}"
+    )

@@ -1,0 +1,1 @@
+"""What a run counts, writes down and shows of itself."""

@@ -1,0 +1,55 @@
+"""``diverged.json``: what a study keeps of an arm whose training diverged."""
+
+from typing import Any
+
+from echo_jax.config import Config
+from echo_jax.files.folders import RunPath
+from echo_jax.files.json_files import read_if_whole, write_json
+from echo_jax.training.finite import NonFiniteLossError
+from echo_jax.training.records.summary import describe_run
+from echo_jax.workloads.base import Workload
+
+__all__ = ["read_diverged", "write_diverged"]
+
+_NAME = "diverged.json"
+_DECIDES = {"target": int | float | None, "update": int}
+
+
+def write_diverged(
+    workdir: RunPath, config: Config, workload: Workload, error: NonFiniteLossError
+) -> None:
+    """Writes down that a run diverged, so that it is a result and not trained again.
+
+    Args:
+      workdir: The run folder, as the error left it.
+      config: The run's config.
+      workload: What was trained.
+      error: What ended it.
+    """
+    known = {"chosen.echo_factor": int | float}
+    environment = read_if_whole(workdir / "environment.json", known)
+    facts: dict[str, Any] = describe_run(config, workload)
+    if environment:
+        facts["echo"]["factor"] = environment["chosen"]["echo_factor"]
+    rows = (workdir / "metrics.jsonl").read_bytes().splitlines()
+    content = {
+        **facts,
+        "update": error.update,
+        "message": str(error),
+        "rows": len(rows),
+    }
+    write_json(workdir / _NAME, content)
+
+
+def read_diverged(workdir: RunPath, config: Config) -> int | None:
+    """Returns the update at which a run diverges; None if that is not known.
+
+    Args:
+      workdir: The run folder.
+      config: Of the same run, or of its continuation: a shorter run may end before it
+        diverges, and one to another target, too.
+    """
+    found = read_if_whole(workdir / _NAME, _DECIDES)
+    if found is None or found["target"] != (config.target or None):
+        return None
+    return found["update"] if found["update"] <= config.updates else None

@@ -1,0 +1,314 @@
+"""What a run ran on, and whether a run folder belongs to a config."""
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from echo_jax.config import Config
+from echo_jax.files.folders import RunPath
+from echo_jax.files.json_files import read_json, write_json
+from echo_jax.files.lock import FolderLock
+from echo_jax.training.processes.distributed import (
+    all_gather,
+    is_main_process,
+    wait_for_all,
+)
+
+__all__ = [
+    "check_saved",
+    "check_shared",
+    "check_workdir",
+    "claim_workdir",
+    "code_commit",
+    "config_sha256",
+    "describe_environment",
+    "identity",
+    "lock_workdir",
+]
+
+_PACKAGES = (
+    "echo-jax",
+    "flax",
+    "grain",
+    "jax",
+    "jaxlib",
+    "numpy",
+    "optax",
+    "orbax-checkpoint",
+)
+
+# A run may go on for longer, report more often, or to another target.
+_MAY_CHANGE = {
+    "updates",
+    "target",
+    "stop_at_target",
+    "log_every",
+    "eval_every",
+    "checkpoint_every",
+    "probe_repeats",
+}
+
+# Fields and groups of fields of earlier versions, whose runs cannot go on.
+_RENAMED = {
+    "inner": "dispatch",
+    "data.parts": "data.shards",
+    "model.dtype": "precision.compute",
+    "echo.load.of": "echo.load.quantity",
+}
+
+# Where a run is carried out, and who looks at it, is no part of what it is; nor is what
+# ends it.
+_NO_PART = {"distributed", "log", "profile"}
+_NO_PART_OF_DATA = {"timeout_s", "check_finite", "max_bad"}
+
+
+def describe_environment(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Describes this process for ``environment.json``.
+
+    Args:
+      metadata: Of the workload: what it reads.
+
+    Returns:
+      Plain data: Python, package versions, devices, CPU cores, the commit of the
+      code (null if it is not run from a git checkout), and the metadata.
+    """
+    return {
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "backend": jax.default_backend(),
+        "devices": [device.device_kind for device in jax.devices()],
+        "processes": jax.process_count(),
+        "cpu_count": os.cpu_count(),
+        "commit": code_commit(),
+        "workload": dict(metadata),
+    }
+
+
+@contextlib.contextmanager
+def lock_workdir(workdir: RunPath) -> Iterator[FolderLock]:
+    """Locks a run folder: the first process does it for all, which wait for it.
+
+    Args:
+      workdir: The run folder.
+
+    Raises:
+      FolderInUseError: Another run has it.
+    """
+    with FolderLock(*[workdir] if is_main_process() else []) as lock:
+        wait_for_all("lock_workdir")
+        yield lock
+
+
+def check_shared(workdir: RunPath) -> None:
+    """Makes sure that all processes see the folder that the first one has claimed.
+
+    Args:
+      workdir: The run folder.
+
+    Raises:
+      ValueError: One does not.
+    """
+    # The others look for it when it is there.
+    all_gather(None)
+    seen = all_gather((workdir / "config.json").exists())
+    if not all(seen):
+        raise ValueError(
+            f"process {seen.index(False)} of {len(seen)} does not see {workdir}; give "
+            "all of them one --workdir, on a disk that they share or gs://BUCKET/FOLDER"
+        )
+
+
+def claim_workdir(workdir: RunPath, config: Config) -> None:
+    """Makes a run folder, and writes the config into it.
+
+    Args:
+      workdir: The run folder, which `check_workdir` has let pass.
+      config: The config; written to ``config.json``.
+    """
+    new = json.loads(json.dumps(_own_fields(config)))
+    if new != read_json(workdir / "config.json"):
+        workdir.mkdir()
+        write_json(workdir / "config.json", new)
+
+
+def check_workdir(workdir: RunPath, config: Config) -> None:
+    """Makes sure that a run folder, if there is one, is of this config.
+
+    Args:
+      workdir: The run folder.
+      config: The config.
+
+    Raises:
+      ValueError: The folder holds a run of another config. Another number of
+        updates, target, or ``*_every`` is no other run.
+    """
+    new = json.loads(json.dumps(_own_fields(config)))
+    old = read_json(workdir / "config.json", {})
+    if old is not None:
+        _refuse_earlier(workdir, old)
+        differing = _differing(old, new)
+        if differing:
+            raise ValueError(
+                f"{workdir} holds a run of another config; it differs in "
+                f"{', '.join(differing)}; resume with the old values, or use another "
+                "--workdir"
+            )
+
+
+def check_replicas(workdir: RunPath, replicas: int) -> None:
+    """Makes sure that a run of local updates goes on with its replicas.
+
+    Args:
+      workdir: The run folder.
+      replicas: As many as devices.
+
+    Raises:
+      ValueError: It was begun with more or fewer.
+    """
+    before = (read_json(workdir / "environment.json") or {}).get("replicas", replicas)
+    if before != replicas:
+        raise ValueError(
+            f"{workdir} holds a run of {before} replicas, one on each device of "
+            f"config.mesh, which has {replicas} now; resume it on {before} devices, or "
+            "use another --workdir"
+        )
+
+
+def identity(config: Config, metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Returns hashes of what a resumed run must share with its checkpoint.
+
+    Args:
+      config: A training config.
+      metadata: What the workload says of its data, with hashes of their content.
+    """
+    hashes = json.dumps([*_hashes(metadata)])
+    return {
+        "config_sha256": config_sha256(config),
+        "data_sha256": hashlib.sha256(hashes.encode()).hexdigest(),
+    }
+
+
+def check_saved(
+    config: Config, metadata: Mapping[str, Any], update: int, host: Mapping[str, Any]
+) -> None:
+    """Makes sure that a checkpoint is of this config and these data.
+
+    Args:
+      config: A training config.
+      metadata: See `identity`.
+      update: Of the checkpoint.
+      host: The host's part of the checkpoint.
+
+    Raises:
+      ValueError: It is of others.
+    """
+    if update > config.updates:
+        raise ValueError(
+            f"this run has done {update} updates, more than config.updates="
+            f"{config.updates}; set --config.updates={update} or more, or use another "
+            "--workdir"
+        )
+    found = identity(config, metadata)
+    if host["config_sha256"] != found["config_sha256"]:
+        raise ValueError(
+            f"the checkpoint of update {update} was saved with another config than "
+            "config.json; use another --workdir"
+        )
+    if host["data_sha256"] != found["data_sha256"]:
+        raise ValueError(
+            f"the checkpoint of update {update} was trained on other data than those "
+            f"that config.data.source={config.data.source!r} holds now; put the old "
+            "ones back, or use another --workdir"
+        )
+
+
+def _hashes(metadata: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in sorted(metadata.items()):
+        if isinstance(value, Mapping):
+            yield from _hashes(value)
+        elif name in ("sha256", "fingerprint"):
+            yield value
+
+
+def _refuse_earlier(workdir: RunPath, old: Mapping[str, Any]) -> None:
+    """Refuses the config of a run of an earlier version."""
+    fields = [f"{field}." for field in _flat(old)]
+    for name, now in _RENAMED.items():
+        if any(field.startswith(f"{name}.") for field in fields):
+            raise ValueError(
+                f"{workdir} holds a run of an earlier echo_jax, whose config.{name} is "
+                f"config.{now} now; go on with that version, or use another --workdir"
+            )
+
+
+def config_sha256(config: Config) -> str:
+    """Hashes the fields that a resumed run must share with its checkpoint."""
+    fixed = {k: v for k, v in _own_fields(config).items() if k not in _MAY_CHANGE}
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
+
+
+def _own_fields(config: Config) -> dict[str, Any]:
+    """Returns the fields of a run, whoever carries it out."""
+    own = {k: v for k, v in config.to_dict().items() if k not in _NO_PART}
+    data = {k: v for k, v in own["data"].items() if k not in _NO_PART_OF_DATA}
+    return {**own, "data": data}
+
+
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Returns ``name (old -> new)`` of every field that may not differ."""
+    before, after = _flat(old), _flat(new)
+    return [
+        f"{name} ({before.get(name)!r} -> {after.get(name)!r})"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name) and name not in _MAY_CHANGE
+    ]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+# The runs of a search would ask for both of these hundreds of times.
+@functools.cache
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@functools.cache
+def code_commit() -> str | None:
+    """Returns the commit of this package, with ``-dirty`` if files differ from it.
+
+    None where it is no part of a checkout.
+    """
+    here = Path(__file__)
+
+    def git(*args: str) -> str:
+        command = ["git", "-C", str(here.parent), *args]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        # An installed copy inside somebody else's checkout is not that checkout.
+        git("ls-files", "--error-unmatch", here.name)
+        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,198 @@
+"""Where a run can be watched, beside its own files: TensorBoard, Weights & Biases."""
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from echo_jax.config import Config
+from echo_jax.files.folders import RunPath
+from echo_jax.training.processes.distributed import is_main_process
+
+__all__ = ["LOGGERS", "Logger", "check_loggers", "open_loggers"]
+
+
+class Logger(Protocol):
+    """Takes what a run logs."""
+
+    def scalars(self, update: int, values: Mapping[str, float]) -> None:
+        """Takes numbers by name, after so many updates."""
+        ...
+
+    def histograms(self, update: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """Takes arrays by name, after so many updates."""
+        ...
+
+    def images(self, update: int, images: Mapping[str, np.ndarray]) -> None:
+        """Takes ``uint8[N, height, width, 3]`` by name, after so many updates."""
+        ...
+
+    def close(self) -> None:
+        """Writes what is not written yet."""
+        ...
+
+
+class _TensorBoard:
+    """Event files in ``WORKDIR/tensorboard``, written without TensorFlow."""
+
+    def __init__(self, workdir: RunPath, config: Config, resumed_from: int):
+        from tensorboardX import SummaryWriter
+
+        folder = (workdir / "tensorboard").for_others()
+        # What was logged after the checkpoint is done again, and replaced.
+        # A file's name has the second of its start, in which two may start.
+        self._writer = SummaryWriter(
+            os.fspath(folder),
+            purge_step=resumed_from + 1 if resumed_from else None,
+            filename_suffix=f".{resumed_from:012}",
+        )
+        if not resumed_from:
+            self._writer.add_text("config", f"```\n{config.to_json(indent=1)}\n```")
+
+    def scalars(self, update: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, update)
+
+    def histograms(self, update: int, arrays: Mapping[str, np.ndarray]) -> None:
+        for name, array in arrays.items():
+            self._writer.add_histogram(name, array.astype(np.float32), update)
+
+    def images(self, update: int, images: Mapping[str, np.ndarray]) -> None:
+        for name, pixels in images.items():
+            self._writer.add_images(name, pixels, update, dataformats="NHWC")
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Wandb:
+    """A run of Weights & Biases, online or offline, kept in ``WORKDIR/wandb``."""
+
+    def __init__(self, workdir: RunPath, config: Config, resumed_from: int):
+        import wandb
+
+        # There are links in it, to its own logs; it is to be none itself.
+        (workdir / "wandb").mkdir()
+        where = os.path.abspath(workdir)
+        self._wandb = wandb
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "echo_jax"),
+            name=workdir.name,
+            # The same command with the same folder goes on with the same run.
+            id=hashlib.sha256(where.encode()).hexdigest()[:16],
+            resume="allow",
+            dir=where,
+            config=config.to_dict(),
+            settings=wandb.Settings(console="off", symlink=False),
+        )
+        self._run.define_metric("*", step_metric="updates")
+
+    def scalars(self, update: int, values: Mapping[str, float]) -> None:
+        self._run.log({"updates": update, **values})
+
+    def histograms(self, update: int, arrays: Mapping[str, np.ndarray]) -> None:
+        made = {
+            name: self._wandb.Histogram(array.astype(np.float32).ravel().tolist())
+            for name, array in arrays.items()
+        }
+        self._run.log({"updates": update, **made})
+
+    def images(self, update: int, images: Mapping[str, np.ndarray]) -> None:
+        made = {name: [*map(self._wandb.Image, each)] for name, each in images.items()}
+        self._run.log({"updates": update, **made})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+LOGGERS: Mapping[str, Callable[[RunPath, Config, int], Logger]] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _Wandb,
+}
+"""What ``config.log.to`` may name: extras of these names install them, and folders of
+these names in the run folder are what they write."""
+
+
+def check_loggers(names: Sequence[str], workdir: RunPath) -> None:
+    """Refuses loggers that cannot log.
+
+    Raises:
+      ValueError: One is unknown, not installed or not logged in, or the folder is in a
+        bucket.
+    """
+    for name in names:
+        if name not in LOGGERS:
+            raise ValueError(
+                f"config.log.to names {name!r}, which is unknown; use "
+                f"{', '.join(sorted(LOGGERS))}, such as "
+                "--config.log.to=\"('tensorboard',)\""
+            )
+        if workdir.in_bucket:
+            raise ValueError(
+                f"config.log.to={tuple(names)!r} writes into a folder on a disk, and "
+                f"{workdir} is in a bucket; leave it out, and read metrics.jsonl there"
+            )
+        package = {"tensorboard": "tensorboardX"}.get(name, name)
+        try:
+            __import__(package)
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"config.log.to={name!r} needs {package}: pip install "
+                f"'echo-jax[{name}]'"
+            ) from error
+    if "wandb" in names and is_main_process():
+        _log_in()
+
+
+def _log_in() -> None:
+    """Looks for a key of Weights & Biases; on a terminal it is asked for.
+
+    Raises:
+      ValueError: There is none, or none that can be one.
+    """
+    import wandb
+
+    if wandb.setup().settings.mode != "online":
+        return
+    try:
+        # Whether it is the right one is seen where the run begins.
+        wandb.login(verify=False)
+    except wandb.Error as error:
+        raise ValueError(
+            f"config.log.to='wandb' is not logged in ({error}); run 'wandb login', or "
+            "set the environment variable WANDB_MODE=offline"
+        ) from error
+
+
+def open_loggers(
+    config: Config, workdir: RunPath, resumed_from: int
+) -> Sequence[Logger]:
+    """Opens what ``config.log.to`` names, in the process that writes.
+
+    Args:
+      config: A training config, whose loggers `check_loggers` has let pass.
+      workdir: The run folder.
+      resumed_from: Updates done before; 0 at the start.
+    """
+    return [LOGGERS[name](workdir, config, resumed_from) for name in config.log.to]
+
+
+def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the numbers of a row of ``metrics.jsonl``, as ``KIND/NAME``.
+
+    Example:
+      >>> scalars_of({"kind": "eval", "updates": 7, "eval_loss": 2.0, "fresh": 64})
+      {'eval/loss': 2.0, 'eval/fresh': 64}
+    """
+    kind = row["kind"]
+    return {
+        f"{kind}/{name.removeprefix(f'{kind}_')}": value
+        for name, value in row.items()
+        if name != "updates"
+        and isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+    }

@@ -1,0 +1,171 @@
+"""What a person sees of a run: a bar on a terminal, lines elsewhere."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+from rich import progress
+from rich.console import Console
+
+from echo_jax.config import Config
+from echo_jax.config.echo import describe_echo
+from echo_jax.terminal.notes import Notes, silent_s
+from echo_jax.training.processes.distributed import is_main_process
+from echo_jax.training.records.metrics import train_metrics
+from echo_jax.training.saving.checkpoint import Restored
+
+__all__ = ["Progress", "show_run"]
+
+
+# How long updates go by without a line, where there is no bar.
+_LINE_EVERY_S = 10.0
+
+
+class Progress(Notes):
+    """Shows a run on a console.
+
+    On a terminal: a bar with the time left, and the last logged numbers or what takes
+    long. Elsewhere, as in a log file or a notebook: a line with the time of day for
+    every logged row, and for how far it is where none came for a while.
+
+    Args:
+      console: Where to; None for standard output.
+      total: Updates of the whole run.
+      mark: Put before every line, and beside the bar.
+    """
+
+    def __init__(self, console: Console | None, *, total: int, mark: str = ""):
+        super().__init__(console, mark=mark)
+        self._total, self._first, self._done = total, 0, 0
+        self._started: float | None = None  # when the first update was sent
+        self._bar, self._numbers = None, ""
+        if self._console.is_terminal:
+            self._bar = progress.Progress(
+                progress.TextColumn(f"{self._mark}update", markup=False),
+                progress.MofNCompleteColumn(),
+                progress.BarColumn(),
+                progress.TextColumn("{task.fields[numbers]}", markup=False),
+                progress.TimeElapsedColumn(),
+                progress.TextColumn("ETA"),
+                progress.TimeRemainingColumn(),
+                console=self._console,
+                # The host's cores are the trainer's.
+                refresh_per_second=2,
+            )
+            self._task = self._bar.add_task("train", total=total, numbers="")
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def begins(self, config: Config, model: str) -> None:
+        """Says what is trained.
+
+        Args:
+          config: The run's config.
+          model: What it is, and how large.
+        """
+        self.note(f"model: {model}")
+        self.note(describe_echo(config))
+
+    def resumes(self, restored: Restored) -> None:
+        """Says what the run goes on from."""
+        for reason in restored.damaged.values():
+            self.note(f"{reason}; it is set aside")
+        self.note(f"resumes after update {restored.update}")
+        if self._bar:
+            self._bar.reset(self._task, completed=restored.update)
+
+    def update(self, done: int) -> None:
+        """Moves the bar.
+
+        Args:
+          done: Updates of the whole run.
+        """
+        if self._started is None:
+            # What it took until then is compiling, for the most part.
+            self._first, self._started = done, time.perf_counter()
+        self._done = done
+        if self._bar:
+            self._bar.update(self._task, completed=done)
+        elif self._done > self._first and silent_s() >= _LINE_EVERY_S:
+            self.note(f"update {done}/{self._total}  {self._eta()}")
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Shows a row of ``metrics.jsonl``.
+
+        Args:
+          row: A row.
+        """
+        if row["kind"] == "eval":
+            metrics = "  ".join(
+                f"{name} {value:.4g}"
+                for name, value in row.items()
+                if name.startswith("eval_")
+            )
+            self.note(f"update {row['updates']}  {metrics}")
+            return
+        numbers = (
+            f"loss {row['loss']:.4f}  {row['examples_per_s']:.0f} examples/s  "
+            f"idle {row['idle_fraction']:.0%}"
+        )
+        for name, value in train_metrics(row).items():
+            numbers += f"  {name} {value:.4g}"
+        if "mfu" in row:
+            numbers += f"  MFU {row['mfu']:.0%}"
+        if self._bar:
+            self._numbers = numbers
+            self._bar.update(self._task, numbers=numbers)
+        else:
+            self.note(
+                f"update {row['updates']}/{self._total}  {numbers}  {self._eta()}"
+            )
+
+    @contextlib.contextmanager
+    def slow(self, what: str) -> Iterator[None]:
+        """Says what is done: beside the bar, or as `Notes` does, if it takes long.
+
+        Args:
+          what: Such as "compiling the update".
+        """
+        if not self._bar:
+            with super().slow(what):
+                yield
+            return
+        self._bar.update(self._task, numbers=f"{what} ...")
+        try:
+            yield
+        finally:
+            self._bar.update(self._task, numbers=self._numbers)
+
+    def _eta(self) -> str:
+        """Returns the time left at the mean speed since the first update was sent."""
+        elapsed_s = time.perf_counter() - (self._started or 0.0)
+        speed = (self._done - self._first) / elapsed_s
+        seconds = round((self._total - self._done) / speed) if speed else 0
+        return f"ETA {seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def show_run(config: Config, console: Console | None) -> Progress:
+    """Returns what shows a run.
+
+    Args:
+      config: The run's config.
+      console: Where to; None for standard output. One process shows what all of them
+        do.
+    """
+    is_held = config.data.hold_batch
+    shown = Progress(
+        console if is_main_process() else Console(quiet=True),
+        total=config.updates,
+        mark="[one batch held]" if is_held else "",
+    )
+    if is_held:
+        shown.note("shows the ceiling of speed, and writes no checkpoint")
+    return shown

@@ -1,0 +1,137 @@
+"""``summary.json``: what a finished run comes to."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from echo_jax.config import Config
+from echo_jax.training.decide import Decided
+from echo_jax.training.records.metrics import (
+    first_to_meet,
+    idle_fraction,
+    restored_counts,
+    train_metrics,
+)
+from echo_jax.training.records.totals import Totals
+from echo_jax.training.xla.flops import UpdateFlops
+from echo_jax.workloads.base import Workload
+
+__all__ = ["DECIDES_THE_END", "describe_run", "is_finished", "make_summary"]
+
+DECIDES_THE_END = {"target": int | float | None, "reached": bool, "updates": int}
+"""The fields by which `is_finished` goes, and their types."""
+
+
+def describe_run(config: Config, workload: Workload) -> dict[str, Any]:
+    """Returns what is known of a run before it begins.
+
+    Args:
+      config: The run's config.
+      workload: What is trained.
+    """
+    storage = config.data.storage.to_dict()
+    return {
+        "workload": workload.name,
+        "metric": workload.metric,
+        "mode": workload.mode,
+        # Of a classifier: the name of each output.
+        **{k: v for k, v in workload.task_info.items() if k == "classes"},
+        "target": config.target or None,
+        "echo": config.echo.to_dict(),
+        "storage": storage,
+        "simulated_storage": bool(storage["latency_s"] or storage["bytes_per_s"]),
+    }
+
+
+def make_summary(
+    config: Config,
+    workload: Workload,
+    *,
+    rows: Sequence[dict[str, Any]],
+    totals: Totals,
+    seconds: Mapping[str, float],
+    decided: Decided,
+    t_up_s: float,
+    step_s: float,
+    flops: UpdateFlops,
+    profile: Mapping[str, Any] | None,
+    skipped_updates: int,
+    params_sha256: str,
+) -> dict[str, Any]:
+    """Sums up a run.
+
+    Args:
+      config: The run's config.
+      workload: What was trained.
+      rows: All rows of ``metrics.jsonl``; the last evaluation is the final one.
+      totals: Of the whole run.
+      seconds: The clock's.
+      decided: By what was measured before the first update, or the first that was
+        resumed.
+      t_up_s: Seconds of a fresh batch, corrected by what was seen since then.
+      step_s: Seconds of an update at work, as measured since then.
+      flops: Of an update.
+      profile: What a few updates spent in collectives; None if none were profiled.
+      skipped_updates: Those whose gradient overflowed, with a loss scale.
+      params_sha256: Hash of the final parameters.
+
+    Returns:
+      The content of ``summary.json``; see docs/design.md, section 7.
+    """
+    met = first_to_meet(
+        rows, metric=workload.metric, mode=workload.mode, target=config.target
+    )
+    final = [row for row in rows if row["kind"] == "eval"][-1]
+    last = next((row for row in reversed(rows) if row["kind"] == "train"), None)
+    known = describe_run(config, workload)
+    echo = known["echo"]
+    return {
+        **known,
+        "reached": met is not None,
+        **totals.counts(),
+        "fresh_to_target": met and met["fresh"],
+        "updates_to_target": met and met["updates"],
+        "seconds_to_target": met and met["wall_s"],
+        "final": {
+            name.removeprefix("eval_"): value
+            for name, value in final.items()
+            if name.startswith("eval_")
+        },
+        "train_final": {
+            "loss": last["loss"],
+            **train_metrics(last),
+        }
+        if last
+        else {},
+        "echo": {**echo, "factor": decided.factor, "factor_asked": echo["factor"]},
+        "dispatch": asdict(decided.dispatch),
+        "hold_batch": config.data.hold_batch,
+        "R": t_up_s / step_s,
+        "t_up_s": t_up_s,
+        "t_up_start_s": decided.rates.t_up_s,
+        "t_down_s": step_s,
+        "t_down_start_s": decided.rates.t_down_s,
+        "busy_s": totals.busy_s,
+        "idle_fraction": idle_fraction(totals.busy_s, seconds["wall_s"]),
+        **seconds,
+        **flops.rates(updates=totals.updates, seconds=seconds["wall_s"]),
+        "profile": profile,
+        "skipped_updates": skipped_updates,
+        **restored_counts(rows),
+        "params_sha256": params_sha256,
+        "rows": len(rows),
+        "finished": True,
+    }
+
+
+def is_finished(summary: Mapping[str, Any], config: Config) -> bool:
+    """Returns whether a run already did all that a config asks for.
+
+    Args:
+      summary: The content of ``summary.json``; at least `DECIDES_THE_END`.
+      config: Of the same run, or of its continuation.
+    """
+    if summary["target"] != (config.target or None):
+        return False
+    stopped = config.stop_at_target and summary["reached"]
+    return stopped or summary["updates"] >= config.updates

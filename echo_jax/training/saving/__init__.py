@@ -1,0 +1,1 @@
+"""What a run saves, and what begins with it: checkpoints, models, weights."""

@@ -1,0 +1,237 @@
+"""Checkpoints: everything a run needs to go on as if it had never stopped."""
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from echo_jax.files.folders import RunPath
+from echo_jax.training.processes.distributed import (
+    all_gather,
+    broadcast_from_first,
+    fetch_global,
+    is_main_process,
+)
+from echo_jax.training.saving.checkpoint_reader import (
+    CheckpointReader,
+    DamagedCheckpointError,
+    sha256_of,
+)
+from echo_jax.training.saving.checksum import checksums
+
+__all__ = ["Checkpoints", "Restored", "params_sha256"]
+
+State = TypeVar("State")
+
+# How long the end of a run is held up for a save under way.
+_SETTLE_S = 5.0
+
+
+class Restored(NamedTuple, Generic[State]):
+    """What a run goes on from.
+
+    Attributes:
+      update: Updates done.
+      state: On the devices.
+      host: The host's part, plain data.
+      damaged: What is wrong with newer checkpoints, which were passed over.
+    """
+
+    update: int
+    state: State
+    host: dict[str, Any]
+    damaged: dict[int, str]
+
+
+class Checkpoints(CheckpointReader):
+    """One item-set per update: the state on the devices, and the host's part.
+
+    Device state and data position are saved as one, because a checkpoint that
+    holds one without the other resumes with the wrong data. Saving is asynchronous;
+    a save that was cut short is never taken for a checkpoint. Nothing is pickled.
+
+    A checkpoint holds the checksums of all its arrays and of the host's part, and what
+    is restored is compared with them: see `training.saving.checksum`. And beside it lie
+    the sizes of its files and the checksums of the small ones, by which Orbax lays out
+    what it reads, so that it never sees a damaged one. They are written with the next
+    save, or the close; the last checkpoint of a run that is killed is read without. A
+    bucket's objects have checksums of the service's.
+
+    Args:
+      directory: Holds one folder per checkpoint.
+      keep: How many of the newest are kept.
+    """
+
+    def __init__(self, directory: RunPath, *, keep: int):
+        # create=True makes missing parents too; a stale, half-written save of an
+        # killed process is removed, so that its update can be saved again.
+        super().__init__(
+            directory,
+            ocp.CheckpointManagerOptions(
+                max_to_keep=keep, create=True, cleanup_tmp_directories=True
+            ),
+        )
+        self._unsealed: int | None = None  # the checkpoint whose files have no sums
+        self._sealing = ThreadPoolExecutor(1)
+
+    def settle(self) -> bool:
+        """Waits for a save under way, for seconds; returns whether all are whole."""
+        end = time.monotonic() + _SETTLE_S
+        while self._manager.is_saving_in_progress():
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def save(self, update: int, state: Any, host: dict[str, Any]) -> None:
+        """Starts a save; does nothing if this update is saved already.
+
+        Args:
+          update: Updates done.
+          state: On the devices; may be donated as soon as the call returns.
+          host: Plain data, integers of any size.
+
+        Raises:
+          TypeError: The host's part is not plain data.
+        """
+        if update == self.latest():
+            return
+        # Orbax writes it later, in another thread: a copy does not change until
+        # then, and what JSON cannot hold is found out here.
+        host = json.loads(json.dumps(host, allow_nan=False))
+        content = {"sums": checksums(state), "host": host}
+        self._seal()
+        self._forget_sums(update)
+        self._unsealed = update
+        with self._named_in_errors():
+            self._manager.save(
+                update,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state),
+                    host=ocp.args.JsonSave({**content, "sha256": sha256_of(content)}),
+                ),
+            )
+
+    def restore_newest(self, abstract_state: State) -> Restored[State] | None:
+        """Reads the newest checkpoint that is not damaged, and sets newer ones aside.
+
+        Args:
+          abstract_state: See `restore`.
+
+        Returns:
+          None where there is no checkpoint.
+
+        Raises:
+          DamagedCheckpointError: All that there are.
+        """
+        damaged: dict[int, str] = {}
+        for update in self.updates():
+            found, failure = None, ""
+            try:
+                found = self.restore(update, abstract_state)
+            except DamagedCheckpointError as error:
+                failure = str(error)
+            failures = [each for each in all_gather(failure) if each]
+            if found and not failures:
+                for number in damaged:
+                    self._set_aside(number)
+                self._manager.reload()
+                return Restored(update, *found, damaged)
+            damaged[update] = failures[0]
+        if damaged:
+            reasons = "; ".join(damaged.values())
+            raise DamagedCheckpointError(
+                f"no checkpoint can be gone on from: {reasons}; start the run anew in "
+                "another --workdir"
+            )
+        return None
+
+    @contextlib.contextmanager
+    def _named_in_errors(self) -> Iterator[None]:
+        """Says where it was, in errors of the system on files that Orbax has open."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno is not None and error.filename is None:
+                error.filename = str(self._directory)
+            raise
+
+    def _seal(self) -> None:
+        """Has the checksums noted of the files of the last checkpoint, now whole."""
+        with self._named_in_errors():
+            self._manager.wait_until_finished()
+        if self._unsealed is None or self._directory.in_bucket or not is_main_process():
+            return
+        self._sealing.submit(self._note_sums, self._unsealed)
+        self._unsealed = None
+
+    def _note_sums(self, update: int) -> None:
+        # It may be removed meanwhile, as one too many.
+        with contextlib.suppress(FileNotFoundError):
+            content = {"files": self._file_sums(update)}
+            text = json.dumps({**content, "sha256": sha256_of(content)}, indent=1)
+            self._sums_of(update).write(text + "\n")
+        for path in Path(self._directory).glob("*.sums.json"):
+            number = path.name.partition(".")[0]
+            if not path.with_name(number).exists():
+                self._forget_sums(number)
+
+    def _forget_sums(self, update: int | str) -> None:
+        if not self._directory.in_bucket and is_main_process():
+            Path(self._sums_of(update)).unlink(missing_ok=True)
+
+    def _set_aside(self, update: int) -> None:
+        """Renames a damaged checkpoint, so that its update can be saved again."""
+        if is_main_process():
+            path = self._directory.for_others()
+            number = 0
+            while (aside := path / f"{update}.damaged-{number}").exists():
+                number += 1
+            (path / str(update)).rename(aside)
+            self._forget_sums(update)
+        broadcast_from_first(None)
+
+    def close(self) -> None:
+        """Waits until all saves are whole."""
+        self._seal()
+        self._sealing.shutdown()
+        with self._named_in_errors():
+            super().close()
+
+
+def params_sha256(params: Any) -> str:
+    """Hashes parameters: names, types, shapes and every bit.
+
+    All processes have to call it.
+
+    Args:
+      params: A pytree of arrays, sharded in any way.
+
+    Returns:
+      64 hexadecimal digits; equal for equal parameters on any mesh.
+
+    Raises:
+      RuntimeError: The processes hold different ones: they did not train the same
+        model.
+    """
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree.leaves_with_path(params):
+        value = np.ascontiguousarray(fetch_global(leaf))
+        digest.update(f"{jax.tree_util.keystr(path)} {value.dtype} ".encode())
+        digest.update(f"{value.shape}\n".encode())
+        digest.update(value.tobytes())
+    found = all_gather(digest.hexdigest())
+    if len({*found}) > 1:
+        raise RuntimeError(
+            f"the processes ended with different parameters: {', '.join(found)}; "
+            "nothing of this run is to be trusted"
+        )
+    return found[0]

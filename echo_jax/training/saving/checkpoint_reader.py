@@ -1,0 +1,256 @@
+"""Reading checkpoints: what is restored is what was saved, or it is refused."""
+
+import contextlib
+import gc
+import hashlib
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+import warnings
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orbax.checkpoint as ocp
+
+from echo_jax.files.folders import RunPath
+from echo_jax.training.processes.distributed import (
+    broadcast_from_first,
+    is_main_process,
+)
+from echo_jax.training.saving.checksum import checksums
+
+__all__ = ["CheckpointReader", "DamagedCheckpointError", "sha256_of"]
+
+State = TypeVar("State")
+
+# Larger files hold arrays, which have checksums of their own.
+_SUMMED_BYTES = 1 << 18
+# How long reads take that are under way where another failed.
+_READS_END_S = 0.2
+
+
+class DamagedCheckpointError(ValueError):
+    """A checkpoint that cannot be read, or holds something else than was saved."""
+
+
+class CheckpointReader:
+    """Reads the checkpoints of a folder, and changes nothing in it.
+
+    A run may be saving into the folder meanwhile: what is not whole yet is not seen.
+
+    Args:
+      directory: Holds one folder per checkpoint.
+      options: Of Orbax' manager; by default nothing is written.
+    """
+
+    def __init__(
+        self,
+        directory: RunPath,
+        options: ocp.CheckpointManagerOptions | None = None,
+    ):
+        self._directory = directory
+        path = directory.for_others()
+        self._manager = ocp.CheckpointManager(
+            path if directory.in_bucket else path.absolute(),
+            options=options or ocp.CheckpointManagerOptions(create=False),
+        )
+
+    def latest(self) -> int | None:
+        """Returns the update of the newest whole checkpoint, None without one.
+
+        The one that is being saved counts.
+        """
+        return self._manager.latest_step()
+
+    def updates(self) -> list[int]:
+        """Returns the updates of all whole checkpoints, the newest first."""
+        return sorted(self._manager.all_steps(), reverse=True)
+
+    def restore(
+        self, update: int, abstract_state: State, *, is_part: bool = False
+    ) -> tuple[State, dict[str, Any]]:
+        """Reads a checkpoint.
+
+        Args:
+          update: Of a whole checkpoint.
+          abstract_state: Shapes, types and shardings to restore to; these need not
+            be the devices that saved it.
+          is_part: Whether it is a part of the state: nodes that lack some fields of
+            those that were saved. The rest is not read.
+
+        Returns:
+          The state, and the host's part.
+
+        Raises:
+          DamagedCheckpointError: It cannot be read, or is not what was saved.
+        """
+        where = self._check_files(update)
+        wanted: Any = ocp.args.StandardRestore(abstract_state)
+        if is_part:
+            wanted = ocp.args.PyTreeRestore(
+                item=abstract_state,
+                restore_args=ocp.checkpoint_utils.construct_restore_args(
+                    abstract_state
+                ),
+                partial_restore=True,
+            )
+        with _one_sentence(where):
+            item = self._manager.restore(
+                update,
+                args=ocp.args.Composite(
+                    state=wanted,
+                    host=ocp.args.JsonRestore(),
+                ),
+            )
+        state, content = item["state"], item["host"]
+        if isinstance(content, dict) and "sums" not in content:
+            raise DamagedCheckpointError(
+                f"{where} was saved by an earlier version, whose checksums are not "
+                "known to this one"
+            )
+        if not isinstance(content, dict) or content.pop("sha256", "") != sha256_of(
+            content
+        ):
+            raise DamagedCheckpointError(
+                f"{where} is damaged: its host part is not what was saved"
+            )
+        saved, found = content["sums"], checksums(state)
+        differing = [path for path in found if saved.get(path) != found[path]]
+        is_all = is_part or len(saved) == len(found)
+        if differing or not is_all:
+            raise DamagedCheckpointError(
+                f"{where} is damaged: {len(differing)} of {len(found)} arrays are not "
+                f"what was saved, such as {(differing or [*saved])[0]}"
+            )
+        return state, content["host"]
+
+    def shapes(self, update: int) -> dict[str, Any]:
+        """Returns the state of a checkpoint as nested dicts, without its arrays.
+
+        Args:
+          update: Of a whole checkpoint.
+
+        Returns:
+          In place of every array, something with its ``shape`` and ``dtype``.
+
+        Raises:
+          DamagedCheckpointError: It cannot be read.
+        """
+        where = self._check_files(update)
+        with _one_sentence(where):
+            handler = ocp.PyTreeCheckpointHandler()
+            found = handler.metadata(self._manager.directory / str(update) / "state")
+        return found.tree
+
+    def _check_files(self, update: int) -> str:
+        """Returns the name of a checkpoint for errors, if its files are as saved."""
+        where = f"the checkpoint of update {update} in {self._directory}"
+        differing = broadcast_from_first(
+            self._differing_files(update) if is_main_process() else []
+        )
+        if differing:
+            raise DamagedCheckpointError(
+                f"{where} is damaged: {differing[0]} is not what was saved"
+            )
+        return where
+
+    def close(self) -> None:
+        """Lets Orbax go."""
+        self._manager.close()
+
+    def _differing_files(self, update: int) -> list[str]:
+        """Returns the files of a checkpoint that are not as they were."""
+        try:
+            content = json.loads(self._sums_of(update).read_text())
+            is_whole = content.pop("sha256") == sha256_of(content)
+            saved = content["files"] if is_whole else {}
+        except (AttributeError, KeyError, OSError, TypeError, ValueError):
+            return []
+        if not saved:
+            return []
+        found = self._file_sums(update)
+        names = sorted(saved.keys() | found.keys())
+        return [name for name in names if saved.get(name) != found.get(name)]
+
+    def _file_sums(self, update: int) -> dict[str, str]:
+        """Returns the size of every file of a checkpoint, of small ones the CRC-32."""
+        folder = str(Path(self._directory / str(update)))
+        return {
+            os.path.relpath(path, folder): _sum(path)
+            for within, _, names in os.walk(folder)
+            for path in [os.path.join(within, name) for name in names]
+        }
+
+    def _sums_of(self, update: int | str) -> RunPath:
+        return self._directory / f"{update}.sums.json"
+
+
+@contextlib.contextmanager
+def _one_sentence(where: str) -> Iterator[None]:
+    """Raises one sentence for whatever Orbax and TensorStore stumble over.
+
+    Where one read fails, others are under way, and what their threads run into would
+    be printed: as exceptions that nobody can be raised, by the logger of asyncio, and
+    as warnings. It is kept back, and lost where a read fails.
+    """
+    hook, kept = sys.unraisablehook, []
+    sys.unraisablehook = kept.append
+    try:
+        yield
+    except Exception as error:
+        reason = _first_cause(error)
+        sys.unraisablehook = _ignore
+        kept.clear()
+        _forget(error)
+        raise DamagedCheckpointError(
+            f"{where} cannot be read ({reason:.300})"
+        ) from None
+    finally:
+        sys.unraisablehook = hook
+        for each in kept:
+            hook(each)
+
+
+def _ignore(unraisable: object) -> None:
+    del unraisable
+
+
+def _first_cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _forget(error: BaseException | None) -> None:
+    """Lets go what a failed restore holds, when the reads under way have ended."""
+    logger = logging.getLogger("asyncio")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            while error is not None:
+                traceback.clear_frames(error.__traceback__)
+                error.__traceback__, error = None, error.__context__
+            time.sleep(_READS_END_S)
+            gc.collect()
+    finally:
+        logger.setLevel(level)
+
+
+def _sum(path: str) -> str:
+    size = os.stat(path).st_size
+    if size > _SUMMED_BYTES:
+        return str(size)
+    with open(path, "rb") as file:
+        return f"{size}:{zlib.crc32(file.read()):08x}"
+
+
+def sha256_of(content: Any) -> str:
+    """Hashes plain data."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

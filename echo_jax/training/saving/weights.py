@@ -1,0 +1,150 @@
+"""Weights as a file that other programs read, too: safetensors."""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from flax import traverse_util
+
+from echo_jax.files.folders import FolderError, RunPath, run_file
+from echo_jax.training.processes.distributed import fetch_global
+
+__all__ = ["SUFFIX", "flat_arrays", "read_weights", "write_weights"]
+
+SUFFIX = ".safetensors"
+
+# Of the metadata: a hash of each array, by its name.
+_SUMS = "sha256"
+
+
+def flat_arrays(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the arrays of nested dicts on the host, by names joined by ``/``.
+
+    All processes of a run have to call it.
+
+    Example:
+      >>> [*flat_arrays({"params": {"head": {"kernel": jnp.ones(3)}}})]
+      ['params/head/kernel']
+    """
+    flat = traverse_util.flatten_dict(dict(variables), sep="/")
+    return {name: fetch_global(cast(Any, array)) for name, array in flat.items()}
+
+
+def write_weights(
+    path: str | os.PathLike[str],
+    variables: Mapping[str, Any],
+    metadata: Mapping[str, Any],
+) -> None:
+    """Writes variables, so that a reader sees the old file or the new one.
+
+    Args:
+      path: The file, here or ``gs://BUCKET/FOLDER/FILE``.
+      variables: Nested dicts of arrays.
+      metadata: Plain data; each value is kept as a JSON text. A hash of each array
+        goes beside it.
+
+    Raises:
+      ModuleNotFoundError: safetensors is not installed; the message says how.
+      OSError: The file cannot be written.
+    """
+    _check_installed()
+    from safetensors import numpy
+
+    # An array that is not contiguous would be saved wrong, without a word.
+    arrays = {
+        name: np.asarray(array, order="C")
+        for name, array in flat_arrays(variables).items()
+    }
+    sums = {name: _sum(array) for name, array in arrays.items()}
+    about = {**metadata, _SUMS: sums}
+    texts = {name: json.dumps(value) for name, value in about.items()}
+    run_file(path).write(numpy.save(arrays, metadata=texts))
+
+
+def read_weights(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Reads the arrays of a file, by their names.
+
+    Those that `write_weights` has written are compared with their hashes; other
+    programs write none.
+
+    Args:
+      path: The file, here or ``gs://BUCKET/FOLDER/FILE`` as text.
+
+    Raises:
+      ModuleNotFoundError: safetensors is not installed; the message says how.
+      FolderError: There is no such file, it is none of safetensors, or an array is not
+        what was written.
+    """
+    _check_installed()
+    from safetensors import SafetensorError, safe_open
+
+    file = run_file(path)
+    try:
+        with _on_disk(file) as name, safe_open(name, framework="np") as opened:
+            found = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+            sums = (opened.metadata() or {}).get(_SUMS)
+    except FileNotFoundError as error:
+        raise FolderError(f"there is no file {str(file)!r}") from error
+    except SafetensorError as error:
+        raise FolderError(
+            f"{str(file)!r} is no file of safetensors: {error}"
+        ) from error
+    if sums is not None and (what := _damage(found, sums)):
+        raise FolderError(
+            f"{str(file)!r} is damaged: {what}; export the weights again, or use a "
+            "copy of the file"
+        )
+    return found
+
+
+def _sum(array: np.ndarray) -> str:
+    """Returns the hash of an array, with its type and shape."""
+    digest = hashlib.sha256(f"{array.dtype} {array.shape} ".encode())
+    digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def _damage(arrays: Mapping[str, np.ndarray], sums: str) -> str:
+    """Says what arrays differ from their hashes in; ``""`` if in nothing."""
+    try:
+        wanted = json.loads(sums)
+    except ValueError as error:
+        return f"its hashes cannot be read ({error})"
+    if not isinstance(wanted, dict) or wanted.keys() != arrays.keys():
+        return "its hashes are not those of its arrays"
+    differ = [name for name, array in arrays.items() if _sum(array) != wanted[name]]
+    return f"{min(differ)!r} is not what was written" if differ else ""
+
+
+@contextlib.contextmanager
+def _on_disk(file: RunPath) -> Iterator[str]:
+    """Gives the name of a file as it is, or of a copy of one in a bucket.
+
+    From a file alone safetensors reads bfloat16 into NumPy, not from bytes. It waits
+    for ever at a named pipe, so what is no file is refused before.
+    """
+    if not file.in_bucket:
+        # The name is the user's own, and may be that of a link.
+        whole = run_file(Path(file).resolve())
+        whole.open_file().close()
+        yield os.fspath(whole)
+        return
+    with tempfile.NamedTemporaryFile(suffix=SUFFIX) as copy:
+        copy.write(file.read_bytes())
+        copy.flush()
+        yield copy.name
+
+
+def _check_installed() -> None:
+    try:
+        import safetensors  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"files of {SUFFIX} need safetensors: pip install 'echo-jax[export]'"
+        ) from error

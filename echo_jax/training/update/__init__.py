@@ -1,0 +1,1 @@
+"""What an update computes: its gradient, its optimizer, in which precision."""

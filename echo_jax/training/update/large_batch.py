@@ -1,0 +1,174 @@
+"""Optimizers for large batches, as in their papers: LARS, LAMB and RMSProp warm-up.
+
+Those of optax differ. Its LARS has the norm of a sum where the paper has a sum of
+norms; its LAMB adapts vectors too and bounds no norm. All are meant for gradients and
+parameters in float32: see `echo_jax.training.update.precision.in_float32`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+__all__ = ["lamb", "lars", "rmsprop_warmup", "sgd_share"]
+
+Mask = Callable[[Any], Any]
+"""Gives for parameters a tree of which are matrices: adapted, and decayed."""
+
+# Of RMSProp's part. Third-party ports have them; the paper states the shape alone.
+_RMS_DECAY, _RMS_RATE, _RMS_EPS = 0.99, 3e-4, 1e-8
+
+
+def lars(
+    rate: Any,
+    *,
+    momentum: Any,
+    weight_decay: Any,
+    trust_coefficient: Any,
+    adapted: Mask,
+) -> optax.GradientTransformation:
+    """Layer-wise adaptive rates: each array's own rate is that of its norms.
+
+    With eta for ``trust_coefficient`` and beta for ``weight_decay``, the rate of an
+    array is multiplied by ``eta |w| / (|g| + beta |w|)`` (You, Gitman and Ginsburg
+    2017, equation 6), and by 1 where a norm is 0. What momentum adds up has no learning
+    rate in it: at a constant rate that is the paper's algorithm 1, and where the rate
+    changes it has the correction of Goyal et al. 2017, section 2.1.
+
+    Args:
+      rate: The learning rate, gamma.
+      momentum: Of the buffer; None for none.
+      weight_decay: Beta.
+      trust_coefficient: Eta.
+      adapted: Arrays that have a rate of their own and are decayed; the others are
+        trained by plain SGD.
+
+    Returns:
+      The optimizer.
+    """
+
+    def direction(grads: Any, params: Any) -> Any:
+        def of_layer(grad: jax.Array, param: jax.Array, is_adapted: bool) -> jax.Array:
+            if not is_adapted:
+                return grad
+            norms = jnp.linalg.norm(param), jnp.linalg.norm(grad)
+            ratio = trust_coefficient * norms[0] / (norms[1] + weight_decay * norms[0])
+            ratio = jnp.where((norms[0] > 0) & (norms[1] > 0), ratio, 1.0)
+            return ratio * (grad + weight_decay * param)
+
+        return jax.tree.map(of_layer, grads, params, adapted(params))
+
+    return optax.chain(optax.stateless(direction), optax.sgd(rate, momentum))
+
+
+def lamb(
+    rate: Any,
+    *,
+    b1: Any,
+    b2: Any,
+    eps: Any,
+    weight_decay: Any,
+    trust_clip: Any,
+    adapted: Mask,
+) -> optax.GradientTransformation:
+    """Adam with a rate for each array: ``phi(|w|) / |u|`` of its step u.
+
+    u is Adam's step and the decayed array, and phi cuts off at ``trust_clip`` (You et
+    al. 2020, algorithm 2). The rate is 1 where a norm is 0.
+
+    Args:
+      rate: The learning rate.
+      b1: Of the mean of gradients.
+      b2: Of the mean of their squares.
+      eps: Beside its root.
+      weight_decay: Lambda.
+      trust_clip: The largest norm of an array that counts.
+      adapted: Arrays that have a rate of their own and are decayed; the others are
+        trained by Adam.
+
+    Returns:
+      The optimizer.
+    """
+
+    def adapt(steps: Any, params: Any) -> Any:
+        def of_layer(step: jax.Array, param: jax.Array, is_adapted: bool) -> jax.Array:
+            if not is_adapted:
+                return step
+            norms = jnp.linalg.norm(param), jnp.linalg.norm(step)
+            ratio = jnp.minimum(norms[0], trust_clip) / norms[1]
+            return jnp.where((norms[0] > 0) & (norms[1] > 0), ratio, 1.0) * step
+
+        return jax.tree.map(of_layer, steps, params, adapted(params))
+
+    return optax.chain(
+        optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
+        optax.add_decayed_weights(weight_decay, adapted),
+        optax.stateless(adapt),
+        optax.scale_by_learning_rate(rate),
+    )
+
+
+def rmsprop_warmup(
+    rate: Any, *, momentum: Any, share: Any
+) -> optax.GradientTransformation:
+    """RMSProp at first, momentum SGD later, and a mixture in between.
+
+    The gradient is multiplied by ``a + b / (sqrt(m) + 1e-8)``, where m is the mean of
+    its squares, a the share of SGD (see `sgd_share`) and ``b = (1 - a) 3e-4 / rate``
+    (Akiba, Suzuki and Fukuda 2017, section 3). The paper gives the shape; 0.99, 3e-4
+    and 1e-8 are those of third-party ports of it.
+
+    Args:
+      rate: The learning rate, eta.
+      momentum: Of the buffer; None for none.
+      share: Of SGD.
+
+    Returns:
+      The optimizer.
+    """
+
+    def init(params: optax.Params) -> optax.OptState:
+        return jax.tree.map(jnp.zeros_like, params)
+
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: Any = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        del params
+        squares = jax.tree.map(
+            lambda mean, grad: _RMS_DECAY * mean + (1 - _RMS_DECAY) * grad**2,
+            state,
+            updates,
+        )
+        rms_share = (1 - share) * _RMS_RATE / rate
+        mixed = jax.tree.map(
+            lambda grad, mean: (share + rms_share / (jnp.sqrt(mean) + _RMS_EPS)) * grad,
+            updates,
+            squares,
+        )
+        return mixed, squares
+
+    mixture = optax.GradientTransformation(init, update)
+    return optax.chain(mixture, optax.sgd(rate, momentum))
+
+
+def sgd_share(update: Any, transition_updates: Any) -> jax.Array:
+    """Returns the share of SGD in `rmsprop_warmup`, ``float32[]``.
+
+    It grows exponentially to a half, from there in a line with the same slope, and is 1
+    after 1.25 times as long. The constants are those of third-party ports, and not of
+    the paper's own text. Of all slopes of the line only this one, 1/5 an epoch at the
+    paper's 10 epochs, goes on from the exponential without a bend.
+
+    Args:
+      update: Updates done before.
+      transition_updates: Where it is a half; the paper's is 10 epochs.
+
+    Example:
+      >>> [round(float(sgd_share(epoch, 10)), 4) for epoch in (0, 5, 10, 11, 12, 13)]
+      [0.0092, 0.0677, 0.5, 0.7, 0.9, 1.0]
+    """
+    beyond = update / transition_updates - 1
+    rising = 0.5 * jnp.exp(4 * jnp.minimum(beyond, 0))
+    return jnp.where(beyond < 0, rising, jnp.minimum(0.5 + 2 * beyond, 1.0))
