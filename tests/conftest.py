@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import os
+import signal
 import sys
 import zlib
 from importlib import metadata
@@ -25,7 +26,13 @@ from absl import flags
 from hypothesis import HealthCheck, settings
 
 from echo_jax.data import shapes
-from echo_jax.training import loader, measure
+from echo_jax.training import measure
+from echo_jax.training.feeds import loader
+
+# A shell has Ctrl-C ignored by what it runs in the background, and by all that this
+# starts: tests of Ctrl-C would wait for ever.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Otherwise each of the processes that tests start compiles what all of them import.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -166,6 +173,7 @@ def inflated(monkeypatch):
 # The files that take longest, in either suite, start first: processes that share the
 # tests file by file then end together. What stands here changes no result.
 LONGEST = (
+    "test_launch_search",
     "test_training_distributed",
     "test_echo_laws",
     "test_notebooks",
