@@ -83,6 +83,12 @@ def pytest_configure(config):
     for name, value in shared.items():
         jax.config.update(name, value)
         os.environ[name.upper()] = str(value)
+    # Before it writes one, jax reads when each of the hundreds was used. It is enough
+    # that processes which tests start do so.
+    with contextlib.suppress(ImportError):
+        from jax._src.lru_cache import LRUCache
+
+        LRUCache._evict_if_needed = lambda self, **_: None
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)

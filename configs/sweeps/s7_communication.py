@@ -38,7 +38,7 @@ def get_config(variant: str = "") -> ConfigDict:
     """
     check_variant(variant, VARIANTS)
     is_tiny = variant == "tiny"
-    base = byte_lm(updates=32 if is_tiny else 512, tiny=is_tiny)
+    base = byte_lm(8 if is_tiny else 32, updates=32 if is_tiny else 512, tiny=is_tiny)
     echo: dict[str, Any] = {"where": "device", "after": "decode", "order": "spread"}
     if variant == "echo":
         base.echo.update({"factor": 4.0, **echo})
@@ -61,9 +61,8 @@ def get_config(variant: str = "") -> ConfigDict:
         "diloco": replicas(schedule="every", every=_PARTS, outer="nesterov"),
     }
     used = ", each used four times" if variant == "echo" else ""
-    study = default_study(
-        f"A quarter of the bytes: byte-level LM, B = 32 on 4 devices{used}", base, arms
-    )
+    of = f"byte-level LM, B = {base.batch_size} on 4 devices{used}"
+    study = default_study(f"A quarter of the bytes: {of}", base, arms)
     search_space(study, tiny=is_tiny)
     study.falsifiers = (
         less_than("accumulate", "every", "accumulation is worth more", 0.0),

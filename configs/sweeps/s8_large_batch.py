@@ -38,7 +38,7 @@ def get_config(variant: str = "") -> ConfigDict:
     """
     check_variant(variant, VARIANTS)
     is_tiny = variant == "tiny"
-    base = byte_lm(updates=64 if is_tiny else 512, tiny=is_tiny)
+    base = byte_lm(8 if is_tiny else 32, updates=64 if is_tiny else 512, tiny=is_tiny)
     updates = base.updates // _TIMES
 
     def large(**optim: Any) -> dict[str, Any]:

@@ -216,7 +216,7 @@ def test_replicas_of_two_processes_meet(tmp_path, command):
     """Always: then they train as one model. Now and then: to the bit after a stop."""
     sgd = {"optim.name": "sgd", "optim.clip_norm": 0.0, "updates": 20}
     local = {**sgd, "local.schedule": "every"}
-    finish(start(command, tmp_path / "whole", **sgd))
+    alone(command, tmp_path / "whole", **sgd, **{"data.shards": 2})
     finish(start(command, tmp_path / "local", **local))
     assert_same_run(tmp_path / "local", tmp_path / "whole")
     one, other = params(tmp_path / "local"), params(tmp_path / "whole")
