@@ -184,7 +184,8 @@ class DecisionLog(Sequence[bool]):
                 os.fsync(file.fileno())
                 os.replace(temporary, path)
             except BaseException:
-                temporary.unlink()
+                # Ctrl-C may come when the file has its name already.
+                temporary.unlink(missing_ok=True)
                 raise
 
     @classmethod

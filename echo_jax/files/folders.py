@@ -208,7 +208,9 @@ class RunPath:
                         self._refuse_others(parent)
                         os.replace(new, self.name, **move)
                 except BaseException:
-                    os.unlink(new, dir_fd=parent)
+                    # Ctrl-C may come when the file has its name already.
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(new, dir_fd=parent)
                     raise
 
     @_named_in_errors

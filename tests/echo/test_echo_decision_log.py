@@ -281,6 +281,19 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["run.tape"]
 
 
+def test_ctrl_c_at_the_end_of_a_save_is_what_is_raised(tmp_path, monkeypatch):
+    replace = os.replace
+
+    def interrupted(*args):
+        replace(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        DecisionLog([True]).save(tmp_path / "run.tape")
+    assert os.listdir(tmp_path) == ["run.tape"]
+
+
 def test_a_log_is_written_through_no_link(tmp_path, monkeypatch):
     """A stranger's folder may hold one of the name that is used until all is there."""
     victim = tmp_path / "victim"
