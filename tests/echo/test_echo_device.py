@@ -205,7 +205,13 @@ def test_laws_of_a_lane_on_eight_devices(order):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("num_items", "lane"), [(0, LANES - 1), (1, LANES - 1), (37, 0), (37, LANES - 1)]
+    ("num_items", "lane"),
+    [
+        (0, LANES - 1),
+        (1, LANES - 1),
+        (37, LANES - 1),
+        pytest.param(37, 0, marks=pytest.mark.exhaustive),
+    ],
 )
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize("order", ORDERS)

@@ -318,7 +318,7 @@ def test_a_graph_begins_where_a_plan_stands(order, factor, uses):
 @pytest.mark.parametrize("factor", ["1.15", "4", "piecewise"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_graph_begins_after_any_use(order, factor):
-    for uses in range(0, 90, 7):
+    for uses in range(0, 90, 11):
         assert_goes_on_after(spec_of(order, factor), uses, 90)
 
 
