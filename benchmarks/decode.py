@@ -19,7 +19,7 @@ import cv2
 import numpy as np
 
 from benchmarks.harness import Result, paired
-from echo_jax.data.images import jpeg_size, random_resized_crop
+from echo_jax.data.images.decode import jpeg_size, random_resized_crop
 from echo_jax.echo.keys import use_seed
 
 __all__ = ["p21"]

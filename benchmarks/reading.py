@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 
 from benchmarks.harness import Result, paired
-from echo_jax.data.pipeline import PipelineSpec, fresh_batches
-from echo_jax.data.stages import Item, Stages
+from echo_jax.data.pipeline.dataset import PipelineSpec, fresh_batches
+from echo_jax.data.pipeline.stages import Item, Stages
 
 __all__ = ["p22"]
 

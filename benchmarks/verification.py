@@ -13,8 +13,8 @@ import numpy as np
 
 from benchmarks.harness import Result, paired, seconds
 from echo_jax.data import prepare
-from echo_jax.data.images import decode_image
-from echo_jax.data.prepared import Prepared, open_prepared, unpack
+from echo_jax.data.images.decode import decode_image
+from echo_jax.data.sources.prepared import Prepared, open_prepared, unpack
 from echo_jax.files.folders import run_folder
 from echo_jax.training.saving import checkpoint_reader
 from echo_jax.training.saving.checkpoint import Checkpoints

@@ -70,8 +70,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import optax
 
-from echo_jax.data.images import pad_crop_flip
-from echo_jax.data.shapes import CLASS_NAMES, ShapeRecords, decode_shape
+from echo_jax.data.images.decode import pad_crop_flip
+from echo_jax.data.sources.shapes import CLASS_NAMES, ShapeRecords, decode_shape
 
 BATCH = 16 if TINY else 64
 READ_S = 1e-3  # what a read takes, in seconds: simulated

@@ -57,10 +57,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import echo_jax as ej
-from echo_jax.data.host_colour import distort_colours
-from echo_jax.data.pipeline import PipelineSpec, train_dataset
-from echo_jax.data.shapes import ShapeRecords, augment_shape, decode_shape
-from echo_jax.data.stages import Stages
+from echo_jax.data.images.host_colour import distort_colours
+from echo_jax.data.pipeline.dataset import PipelineSpec, train_dataset
+from echo_jax.data.pipeline.stages import Stages
+from echo_jax.data.sources.shapes import ShapeRecords, augment_shape, decode_shape
 
 records = ShapeRecords(64 if TINY else 1024, seed=0)
 

@@ -25,7 +25,7 @@ import pytest
 from absl import flags
 from hypothesis import HealthCheck, settings
 
-from echo_jax.data import shapes
+from echo_jax.data.sources import shapes
 from echo_jax.training import measure
 from echo_jax.training.feeds import loader
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import echo_jax as ej
-from echo_jax.data.sources import open_source
+from echo_jax.data.sources.source import open_source
 
 PAGE = Path(__file__).parents[1] / "docs/loaders.md"
 BLOCKS = re.findall(r"(?ms)^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"))

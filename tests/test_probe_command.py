@@ -14,10 +14,10 @@ import echo_jax as ej
 from echo_jax import cli, runs
 from echo_jax.config.check import check_config
 from echo_jax.config.flags import load_with_flags
-from echo_jax.data.pipeline import PipelineSpec
-from echo_jax.data.stage_calls import stage_calls
-from echo_jax.data.stages import Stages
-from echo_jax.data.storage import StorageSpec
+from echo_jax.data.pipeline.dataset import PipelineSpec
+from echo_jax.data.pipeline.stage_calls import stage_calls
+from echo_jax.data.pipeline.stages import Stages
+from echo_jax.data.pipeline.storage import StorageSpec
 from echo_jax.training import probe
 
 ROOT = Path(__file__).parents[1]

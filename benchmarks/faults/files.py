@@ -171,7 +171,7 @@ def write_images(folder: Path, count: int = 30) -> Path:
 
 def _read_prepared(folder: Path) -> Any:
     """All that training takes from a prepared folder."""
-    from echo_jax.data.prepared import open_prepared, read_info
+    from echo_jax.data.sources.prepared import open_prepared, read_info
 
     info = read_info(folder)
     splits = {split: open_prepared(folder, split) for split in info["splits"]}
@@ -185,7 +185,7 @@ def _read_prepared(folder: Path) -> Any:
 
 
 def _verified(folder: Path) -> Any:
-    from echo_jax.data.prepared import verify
+    from echo_jax.data.sources.prepared import verify
 
     verify(folder)
     return {path.name: path.read_bytes() for path in folder.glob("*.arrayrecord")}

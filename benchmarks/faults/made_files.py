@@ -38,7 +38,7 @@ def write_text(folder: Path) -> Path:
 
 def read_tokenizer(folder: Path) -> Any:
     """Reads the subwords of a prepared folder as a training does."""
-    from echo_jax.data.prepared import open_prepared
+    from echo_jax.data.sources.prepared import open_prepared
 
     return open_prepared(folder, "train").read_file("tokenizer.model")
 
@@ -55,7 +55,7 @@ def write_stopped(folder: Path) -> Path:
 
 def go_on_preparing(folder: Path) -> Any:
     """Repeats the command on a copy of what was stopped; returns all files."""
-    from echo_jax.data.prepared import read_info
+    from echo_jax.data.sources.prepared import read_info
 
     out = folder.with_name("gone-on")
     shutil.copytree(folder, out)

@@ -66,8 +66,8 @@ def some_shard(folder: Path) -> bytes:
 
 def read_shard(path: str) -> None:
     """Reads what is known of a shard, every example, and its image."""
-    from echo_jax.data.images import decode_image
-    from echo_jax.data.sources import open_source
+    from echo_jax.data.images.decode import decode_image
+    from echo_jax.data.sources.source import open_source
 
     records, decode = open_source(f"wds:{Path(path).parent}", "train", "images")
     # The names of classes go into files of a run, which may be published.

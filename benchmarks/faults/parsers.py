@@ -44,7 +44,7 @@ def _images_of(source: str) -> None:
 
 
 def _image(path: str) -> None:
-    from echo_jax.data.images import decode_image, jpeg_size
+    from echo_jax.data.images.decode import decode_image, jpeg_size
     from echo_jax.data.prepare.image_check import check_image
 
     data = Path(path).read_bytes()
@@ -70,7 +70,7 @@ def _text(path: str) -> None:
 
 
 def _dataset(path: str) -> None:
-    from echo_jax.data.prepared import open_prepared, read_info, unpack
+    from echo_jax.data.sources.prepared import open_prepared, read_info, unpack
 
     folder = Path(path).parent
     for split in read_info(folder)["splits"]:
@@ -81,7 +81,7 @@ def _dataset(path: str) -> None:
 
 def _record(path: str) -> None:
     from echo_jax.data.detection.records import DecodeBoxes
-    from echo_jax.data.entries import DecodeRecord
+    from echo_jax.data.sources.entries import DecodeRecord
 
     data = Path(path).read_bytes()
     DecodeBoxes(size=8, max_boxes=4, decode_record=DecodeRecord("coco"))(data)
@@ -176,7 +176,7 @@ def _annotations(folder: Path) -> bytes:
 def _some_record(folder: Path) -> bytes:
     import numpy as np
 
-    from echo_jax.data.prepared import pack
+    from echo_jax.data.sources.prepared import pack
 
     boxes = np.float32([[1, 2, 5, 6]])
     return pack(

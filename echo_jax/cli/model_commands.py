@@ -296,7 +296,7 @@ def _name_classes(
 def _draw_detections(
     run: Any, args: argparse.Namespace, outputs: dict[str, np.ndarray]
 ) -> list[Any]:
-    from echo_jax.data.images import decode_image
+    from echo_jax.data.images.decode import decode_image
     from echo_jax.inference.pictures import draw_boxes
 
     folder = run_folder(args.out)

@@ -190,7 +190,7 @@ def run(args: argparse.Namespace, on_progress: Callable[[str, float], None]) -> 
     """
     # Imported here: `--help` does without.
     from echo_jax.data import prepare
-    from echo_jax.data.prepared import verify
+    from echo_jax.data.sources.prepared import verify
 
     if args.kind == "verify":
         number = verify(args.folder)

@@ -26,7 +26,7 @@ from echo_jax.config.optimizer import (
     optax_schedule,
     parse_args,
 )
-from echo_jax.data.pipeline_spec import PipelineSpec
+from echo_jax.data.pipeline.spec import PipelineSpec
 
 __all__ = ["check_config"]
 

@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from echo_jax.data.evaluation import (
+from echo_jax.data.pipeline.dataset import PipelineSpec, fresh_batches, train_dataset
+from echo_jax.data.pipeline.evaluation import (
     THREADS,
     eval_batches,
     sample_indices,
     stream_eval_batches,
 )
-from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
-from echo_jax.data.stage_calls import stage_calls
-from echo_jax.data.stages import Guarded, Stages
+from echo_jax.data.pipeline.stage_calls import stage_calls
+from echo_jax.data.pipeline.stages import Guarded, Stages
 from echo_jax.workloads.base import Augment, Evaluator, Task, Workload
 
 __all__ = ["compute_dtype", "make_workload"]

@@ -8,11 +8,11 @@ import flax.linen as nn
 import numpy as np
 
 from echo_jax.data.augment import Augment, ColourDistortion, Flip, PadCrop
-from echo_jax.data.classification import DecodeLabelled, Encoded
-from echo_jax.data.host_augment import HostAugment, OnImage, choose_stages
-from echo_jax.data.host_colour import distort_colours
-from echo_jax.data.images import decode_image, pad_crop_flip, resize_center_crop
-from echo_jax.data.stages import Item, Stages
+from echo_jax.data.images.classification import DecodeLabelled, Encoded
+from echo_jax.data.images.decode import decode_image, pad_crop_flip, resize_center_crop
+from echo_jax.data.images.host_augment import HostAugment, OnImage, choose_stages
+from echo_jax.data.images.host_colour import distort_colours
+from echo_jax.data.pipeline.stages import Item, Stages
 from echo_jax.models.mobilenet import MobileNetV3
 from echo_jax.models.resnet import ResNet
 from echo_jax.workloads.assembly import compute_dtype, make_workload

@@ -11,7 +11,6 @@ import numpy as np
 from faster_coco_eval import COCO
 
 from echo_jax.data.augment import Augment, ColourDistortion, Flip
-from echo_jax.data.classification import Encoded
 from echo_jax.data.detection.anchors import boxes_per_cell, default_boxes
 from echo_jax.data.detection.boxes import decode_boxes
 from echo_jax.data.detection.coco_eval import (
@@ -27,14 +26,15 @@ from echo_jax.data.detection.records import (
     DecodeForEvaluation,
     resize_to_square,
 )
-from echo_jax.data.evaluation import sample_indices
-from echo_jax.data.host_augment import HostAugment, OnImage, choose_stages
-from echo_jax.data.host_colour import distort_colours
-from echo_jax.data.images import decode_image
-from echo_jax.data.pipeline_spec import PipelineSpec
-from echo_jax.data.prepared import Prepared
-from echo_jax.data.sources import Subset
-from echo_jax.data.stages import Item, RecordSource, Stages
+from echo_jax.data.images.classification import Encoded
+from echo_jax.data.images.decode import decode_image
+from echo_jax.data.images.host_augment import HostAugment, OnImage, choose_stages
+from echo_jax.data.images.host_colour import distort_colours
+from echo_jax.data.pipeline.evaluation import sample_indices
+from echo_jax.data.pipeline.spec import PipelineSpec
+from echo_jax.data.pipeline.stages import Item, RecordSource, Stages
+from echo_jax.data.sources.prepared import Prepared
+from echo_jax.data.sources.source import Subset
 from echo_jax.models.ssd import SSD, map_sizes
 from echo_jax.workloads.assembly import compute_dtype, make_workload
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload

@@ -12,11 +12,11 @@ from echo_jax.data.augment import (
     RandomResizedCrop,
     Stage,
 )
-from echo_jax.data.classification import DecodeLabelled, Encoded
-from echo_jax.data.host_augment import HostAugment, OnImage, choose_stages, flip
-from echo_jax.data.host_colour import distort_colours
-from echo_jax.data.images import random_resized_crop, resize_center_crop
-from echo_jax.data.stages import Item, Stages
+from echo_jax.data.images.classification import DecodeLabelled, Encoded
+from echo_jax.data.images.decode import random_resized_crop, resize_center_crop
+from echo_jax.data.images.host_augment import HostAugment, OnImage, choose_stages, flip
+from echo_jax.data.images.host_colour import distort_colours
+from echo_jax.data.pipeline.stages import Item, Stages
 from echo_jax.models.imagenet_resnet import ImageNetResNet
 from echo_jax.workloads.assembly import compute_dtype, make_workload
 from echo_jax.workloads.base import Workload

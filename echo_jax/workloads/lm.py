@@ -12,8 +12,8 @@ import optax
 from jax.typing import ArrayLike
 
 from echo_jax.config.optional import OPTIONAL_FIELDS
-from echo_jax.data.sequences import open_sequences
-from echo_jax.data.stages import Stages
+from echo_jax.data.pipeline.stages import Stages
+from echo_jax.data.text.sequences import open_sequences
 from echo_jax.models.transformer import Transformer
 from echo_jax.workloads.assembly import compute_dtype, make_workload
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from echo_jax.data.classification import Encoded
-from echo_jax.data.images import resize_center_crop
-from echo_jax.data.shapes import (
+from echo_jax.data.images.classification import Encoded
+from echo_jax.data.images.decode import resize_center_crop
+from echo_jax.data.pipeline.stages import Item, Stages
+from echo_jax.data.sources.shapes import (
     CLASS_NAMES,
     IMAGE_SIZE,
     ShapeRecords,
@@ -13,7 +14,6 @@ from echo_jax.data.shapes import (
     augment_shapes,
     decode_shape,
 )
-from echo_jax.data.stages import Item, Stages
 from echo_jax.models.resnet import ResNet
 from echo_jax.workloads.assembly import compute_dtype, make_workload
 from echo_jax.workloads.base import Workload
@@ -62,7 +62,7 @@ def build(config: Any) -> Workload:
         keeps_evaluated=True,
         augment_on_device=augment_shapes,
         data_metadata={
-            "source": "synthetic: shapes drawn by echo_jax.data.shapes",
+            "source": "synthetic: shapes drawn by echo_jax.data.sources.shapes",
             "synthetic": True,
             "classes": list(CLASS_NAMES),
             "train": train.metadata(),

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from echo_jax.data.evaluation import sample_indices
-from echo_jax.data.sources import DescribedSource, Kind, Subset, open_source
-from echo_jax.data.stages import RecordSource
+from echo_jax.data.pipeline.evaluation import sample_indices
+from echo_jax.data.pipeline.stages import RecordSource
+from echo_jax.data.sources.source import DescribedSource, Kind, Subset, open_source
 
 __all__ = ["Splits", "limited", "open_splits"]
 

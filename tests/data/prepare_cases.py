@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.io
 
-from echo_jax.data.prepared import open_prepared, unpack
+from echo_jax.data.sources.prepared import open_prepared, unpack
 
 
 def make_image(seed, suffix=".jpg", size=(12, 10)):

@@ -21,7 +21,7 @@ from echo_jax.data.augment import (
     ToFloat,
     stage,
 )
-from echo_jax.data.shapes import SHIFT_PIXELS, augment_shapes
+from echo_jax.data.sources.shapes import SHIFT_PIXELS, augment_shapes
 
 pytestmark = pytest.mark.usefixtures("all_compiled_soon")
 

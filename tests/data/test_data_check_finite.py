@@ -15,9 +15,9 @@ from test_data_pipeline import (
 )
 from test_data_pipeline import decode as decode_number
 
-from echo_jax.data import check_finite, stages
-from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
-from echo_jax.data.stages import Stages
+from echo_jax.data.pipeline import check_finite, stages
+from echo_jax.data.pipeline.dataset import PipelineSpec, fresh_batches, train_dataset
+from echo_jax.data.pipeline.stages import Stages
 from echo_jax.echo.finite import BadItemError, is_finite
 from echo_jax.echo.shard import DataShard
 from echo_jax.echo.spec import AdaptiveSpec, EchoSpec

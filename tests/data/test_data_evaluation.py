@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from echo_jax.data.evaluation import (
+from echo_jax.data.pipeline.evaluation import (
     eval_batches,
     sample_indices,
     stream_eval_batches,

@@ -11,19 +11,11 @@ import pytest
 
 from echo_jax import workloads
 from echo_jax.config import load_config
-from echo_jax.data import (
-    evaluation,
-    host_augment,
-    host_colour,
-    images,
-    pipeline,
-    pipeline_spec,
-    shapes,
-    storage,
-    text,
-)
 from echo_jax.data.detection import anchors, boxes
+from echo_jax.data.images import decode, host_augment, host_colour
+from echo_jax.data.pipeline import dataset, evaluation, spec, storage
 from echo_jax.data.prepare import blocks, documents, errors, job, parallel, tokenizer
+from echo_jax.data.sources import shapes, text
 from echo_jax.models import batch_norm, imagenet_resnet, resnet, ssd, transformer
 from echo_jax.terminal import countdown
 from echo_jax.workloads import coco, lm, pixels
@@ -35,21 +27,21 @@ MODULES = [
     boxes,
     coco,
     countdown,
+    dataset,
+    decode,
     documents,
     errors,
     evaluation,
     host_augment,
     host_colour,
     imagenet_resnet,
-    images,
     job,
     lm,
     parallel,
-    pipeline,
-    pipeline_spec,
     pixels,
     resnet,
     shapes,
+    spec,
     ssd,
     storage,
     text,

@@ -19,11 +19,11 @@ from slow_cases import slow_but_for
 
 from echo_jax.config import load_config
 from echo_jax.config.saved import read_config, refuse_code
-from echo_jax.data import wds_source
-from echo_jax.data.prepared import pack
-from echo_jax.data.sequences import open_sequences
-from echo_jax.data.shard_files import find_shards, shards_metadata
-from echo_jax.data.sources import open_source
+from echo_jax.data.sources import wds
+from echo_jax.data.sources.prepared import pack
+from echo_jax.data.sources.shard_files import find_shards, shards_metadata
+from echo_jax.data.sources.source import open_source
+from echo_jax.data.text.sequences import open_sequences
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.files.folders import run_folder
 from echo_jax.inference.evaluate import evaluate_run
@@ -489,7 +489,7 @@ def test_columns_are_named_where_there_are_several(tmp_path):
 
 
 def test_a_package_that_is_missing_is_named_with_the_extra(monkeypatch):
-    monkeypatch.delitem(sys.modules, "echo_jax.data.hf_source", raising=False)
+    monkeypatch.delitem(sys.modules, "echo_jax.data.sources.hf", raising=False)
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert "pip install 'echo-jax[hf]'" in refusal("hf:anything")
 
@@ -542,7 +542,7 @@ def test_a_fingerprint_is_of_what_the_docs_say(tmp_path):
 
 def test_another_label_is_seen_wherever_it_lies(tmp_path, monkeypatch):
     """Labels, names and sizes are known of all examples; here nothing else is."""
-    monkeypatch.setattr(wds_source, "shards_metadata", lambda paths: {})
+    monkeypatch.setattr(wds, "shards_metadata", lambda paths: {})
     found = []
     for name, label in (("a.jpg", b"1"), ("a.jpg", b"2"), ("b.jpg", b"1")):
         members = [(name, b"\xff\xd8"), (f"{name[0]}.cls", label)]

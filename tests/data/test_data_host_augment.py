@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from echo_jax.data.host_augment import HostAugment, OnImage, choose_stages, flip
-from echo_jax.data.host_colour import distort_colours
+from echo_jax.data.images.host_augment import HostAugment, OnImage, choose_stages, flip
+from echo_jax.data.images.host_colour import distort_colours
 from echo_jax.echo.keys import use_seed
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from echo_jax.data.augment import ColourDistortion
-from echo_jax.data.host_colour import change_colours, distort_colours
+from echo_jax.data.images.host_colour import change_colours, distort_colours
 from echo_jax.echo.keys import use_seed
 
 NOTHING = {"brightness": 0.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.0}

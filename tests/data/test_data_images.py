@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from echo_jax.data import images
-from echo_jax.data.images import (
+from echo_jax.data.images import decode
+from echo_jax.data.images.decode import (
     decode_image,
     decode_jpeg,
     jpeg_size,
@@ -20,7 +20,7 @@ from echo_jax.data.images import (
     random_resized_crop,
     resize_center_crop,
 )
-from echo_jax.data.jpeg_header import jpeg_header
+from echo_jax.data.images.jpeg_header import jpeg_header
 
 
 def test_decodes_jpeg_to_red_green_blue():
@@ -200,7 +200,7 @@ def test_no_part_is_decoded_below_the_size_that_is_asked_for(monkeypatch):
     parts = []
     resize = cv2.resize
     monkeypatch.setattr(
-        images.cv2,
+        decode.cv2,
         "resize",
         lambda part, *a, **k: (parts.append(part.shape), resize(part, *a, **k))[1],
     )
@@ -209,7 +209,7 @@ def test_no_part_is_decoded_below_the_size_that_is_asked_for(monkeypatch):
         for seed in range(40):
             random_resized_crop(data, seed, size)
             least = min(parts[-1][:2])
-            box = images._random_box(701, 1003, seed, (0.08, 1), (3 / 4, 4 / 3))
+            box = decode._random_box(701, 1003, seed, (0.08, 1), (3 / 4, 4 / 3))
             full = min(box.height, box.width)
             assert least >= min(size, full)
             assert least < 2 * size + 1 or full / least > 7.5
@@ -217,7 +217,7 @@ def test_no_part_is_decoded_below_the_size_that_is_asked_for(monkeypatch):
 
 def test_crops_have_the_area_and_the_shape_that_are_asked_for():
     area, ratio = (0.2, 0.5), (0.5, 2.0)
-    boxes = [images._random_box(250, 250, s, area, ratio) for s in range(400)]
+    boxes = [decode._random_box(250, 250, s, area, ratio) for s in range(400)]
     shares = np.array([b.height * b.width / 62500 for b in boxes])
     shapes = np.log([b.width / b.height for b in boxes])
     assert 0.19 < shares.min() < 0.23 and 0.47 < shares.max() < 0.51
@@ -231,9 +231,9 @@ def test_crops_have_the_area_and_the_shape_that_are_asked_for():
 
 def test_where_no_crop_fits_the_middle_is_taken():
     # A line of pixels has no part of an allowed shape and a half of the area.
-    box = images._random_box(4, 100, 0, (0.5, 1.0), (3 / 4, 4 / 3))
+    box = decode._random_box(4, 100, 0, (0.5, 1.0), (3 / 4, 4 / 3))
     assert box == (0, (100 - 5) / 2, 4, 5)
-    box = images._random_box(100, 4, 0, (0.5, 1.0), (3 / 4, 4 / 3))
+    box = decode._random_box(100, 4, 0, (0.5, 1.0), (3 / 4, 4 / 3))
     assert box == ((100 - 5) / 2, 0, 5, 4)
     for shape in ((1, 1), (1, 9), (9, 1)):
         assert random_resized_crop(smooth(*shape), 0, 8).shape == (8, 8, 3)
@@ -286,13 +286,13 @@ def test_rows_that_are_not_decoded_change_no_bit(options, monkeypatch, capfd):
     noise = rng.integers(0, 256, (311, 203, 3), np.uint8)
     data = jpeg(noise, **options)
     decoded = []
-    decode = images._decode
+    original = decode._decode
     monkeypatch.setattr(
-        images, "_decode", lambda d, f: (decoded.append(decode(d, f)), decoded[-1])[1]
+        decode, "_decode", lambda d, f: (decoded.append(original(d, f)), decoded[-1])[1]
     )
     cut = [random_resized_crop(data, seed, s) for s in (8, 60) for seed in range(30)]
     rows = [len(image) for image in decoded]
-    monkeypatch.setattr(images, "_without_rows_below", lambda data, *rest: data)
+    monkeypatch.setattr(decode, "_without_rows_below", lambda data, *rest: data)
     decoded.clear()
     whole = [random_resized_crop(data, seed, s) for s in (8, 60) for seed in range(30)]
     for ours, other in zip(cut, whole, strict=True):

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_jax.data.packing import (
+from echo_jax.data.prepare.tokenizer import ByteTokenizer
+from echo_jax.data.text.packing import (
     GroupedRecords,
     PackDocuments,
     choose_group,
     sample_documents,
 )
-from echo_jax.data.prepare.tokenizer import ByteTokenizer
 
 EOD = 256
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from echo_jax.data.pipeline import PipelineSpec, train_dataset
-from echo_jax.data.stages import Stages
-from echo_jax.data.storage import SimulatedStorage, StorageSpec
+from echo_jax.data.pipeline.dataset import PipelineSpec, train_dataset
+from echo_jax.data.pipeline.stages import Stages
+from echo_jax.data.pipeline.storage import SimulatedStorage, StorageSpec
 from echo_jax.echo.keys import use_seed
 from echo_jax.echo.load_schedule import LoadSchedule
 from echo_jax.echo.spec import AdaptiveSpec, EchoSpec, StochasticSpec

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from echo_jax.data.shapes import (
+from echo_jax.data.sources.shapes import (
     CLASS_NAMES,
     IMAGE_SIZE,
     ShapeRecords,

@@ -6,9 +6,9 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from echo_jax.data.evaluation import eval_batches
-from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
-from echo_jax.data.stages import Stages
+from echo_jax.data.pipeline.dataset import PipelineSpec, fresh_batches, train_dataset
+from echo_jax.data.pipeline.evaluation import eval_batches
+from echo_jax.data.pipeline.stages import Stages
 from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import EchoSpec
 

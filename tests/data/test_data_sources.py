@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from echo_jax.data.images import decode_image
-from echo_jax.data.sources import Subset, open_source
+from echo_jax.data.images.decode import decode_image
+from echo_jax.data.sources.source import Subset, open_source
 
 
 def image(number, height=40, width=50):

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from echo_jax.data.storage import SimulatedStorage, StorageSpec
+from echo_jax.data.pipeline.storage import SimulatedStorage, StorageSpec
 
 
 class FakeTime:

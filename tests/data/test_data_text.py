@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echo_jax.data import compressed
-from echo_jax.data.text import TextWindows, decode_window, load_corpus
+from echo_jax.data.sources.text import TextWindows, decode_window, load_corpus
+from echo_jax.files import compressed
 
 
 def is_held_out(name: str) -> bool:

@@ -21,11 +21,11 @@ from test_data_check_finite import make as make_bad
 
 from echo_jax.config import load_config
 from echo_jax.config.check import check_config
-from echo_jax.data.images import random_resized_crop, resize_center_crop
-from echo_jax.data.pipeline import PipelineSpec, fresh_batches, train_dataset
-from echo_jax.data.shapes import ShapeRecords, augment_shape, decode_shape
-from echo_jax.data.stages import Stages
-from echo_jax.data.storage import SimulatedStorage
+from echo_jax.data.images.decode import random_resized_crop, resize_center_crop
+from echo_jax.data.pipeline.dataset import PipelineSpec, fresh_batches, train_dataset
+from echo_jax.data.pipeline.stages import Stages
+from echo_jax.data.pipeline.storage import SimulatedStorage
+from echo_jax.data.sources.shapes import ShapeRecords, augment_shape, decode_shape
 from echo_jax.echo.finite import BadItemError
 from echo_jax.echo.load_schedule import LoadSchedule
 from echo_jax.echo.spec import AdaptiveSpec, EchoSpec, StochasticSpec
@@ -306,9 +306,9 @@ def test_what_a_stage_raises_reaches_the_trainer(after):
 def test_a_program_ends_although_a_graph_is_running():
     program = """
 import numpy as np
-from echo_jax.data.images import random_resized_crop, resize_center_crop
-from echo_jax.data.pipeline import PipelineSpec, train_dataset
-from echo_jax.data.stages import Stages
+from echo_jax.data.images.decode import random_resized_crop, resize_center_crop
+from echo_jax.data.pipeline.dataset import PipelineSpec, train_dataset
+from echo_jax.data.pipeline.stages import Stages
 from echo_jax.echo.spec import EchoSpec
 stages = Stages([b"ab", b"cd"], lambda record: {"x": np.array(record[0])})
 pipeline = PipelineSpec("decode", 2, engine="tfdata")
@@ -323,7 +323,9 @@ print(next(running)["repeat"].tolist())
 
 
 def test_grain_does_not_load_tensorflow():
-    program = "import sys, echo_jax.data.pipeline; print('tensorflow' in sys.modules)"
+    program = (
+        "import sys, echo_jax.data.pipeline.dataset; print('tensorflow' in sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

@@ -12,9 +12,9 @@ from text_folders import DOCUMENTS, Documents, prepare
 from echo_jax.data.prepare.job import Settings
 from echo_jax.data.prepare.text import TextSettings, prepare_text
 from echo_jax.data.prepare.tokenizer import ByteTokenizer
-from echo_jax.data.prepared import open_prepared
-from echo_jax.data.sequences import open_sequences
-from echo_jax.data.tokens import DecodeTokens, TokenWindows, unigram_nats
+from echo_jax.data.sources.prepared import open_prepared
+from echo_jax.data.text.sequences import open_sequences
+from echo_jax.data.text.tokens import DecodeTokens, TokenWindows, unigram_nats
 
 EOD = ByteTokenizer().eod
 

@@ -23,7 +23,7 @@ from pycocotools.coco import COCO
 from echo_jax.data.prepare import PrepareError, Settings, prepare_coco
 from echo_jax.data.prepare import coco_json as parser
 from echo_jax.data.prepare.coco_json import Image, check_box
-from echo_jax.data.prepared import PreparedError, read_info, verify
+from echo_jax.data.sources.prepared import PreparedError, read_info, verify
 
 IMAGES = {11: ("a.jpg", 20, 30), 5: ("b.jpg", 10, 10), 8: ("c.png", 16, 12)}
 FILES = {name: make_image(i, name[-4:], size) for i, (name, *size) in IMAGES.items()}

@@ -23,7 +23,7 @@ from prepare_cases import (
 from echo_jax import cli
 from echo_jax.data.prepare import text, workspace
 from echo_jax.data.prepare.tokenizer import train_subwords
-from echo_jax.data.prepared import read_info
+from echo_jax.data.sources.prepared import read_info
 from echo_jax.terminal import countdown
 from echo_jax.terminal.countdown import Countdown
 

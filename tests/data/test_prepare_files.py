@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from prepare_cases import write_folder, write_tar, write_tar_to, write_zip
 
-from echo_jax.data import compressed
-from echo_jax.data.compressed import ForwardReader, UnpackError, unpacked_chunks
 from echo_jax.data.prepare import PrepareError
 from echo_jax.data.prepare.files import open_files
+from echo_jax.files import compressed
+from echo_jax.files.compressed import ForwardReader, UnpackError, unpacked_chunks
 
 FILES = {"b/x.bin": b"1" * 700, "a/y.bin": b"", "a/z.bin": b"2" * 512, "c": b"345"}
 MODES = {".tar": "w", ".tar.gz": "w:gz", ".tar.xz": "w:xz", ".tar.bz2": "w:bz2"}

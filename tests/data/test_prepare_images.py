@@ -21,7 +21,7 @@ from prepare_cases import (
 from echo_jax.data.prepare import PrepareError, Settings, prepare_images, workspace
 from echo_jax.data.prepare.errors import allowed
 from echo_jax.data.prepare.job import is_held_out, parse_sources
-from echo_jax.data.prepared import PreparedError, read_info
+from echo_jax.data.sources.prepared import PreparedError, read_info
 from echo_jax.files.json_files import unseal
 from echo_jax.files.lock import FolderInUseError
 

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prepare_cases import contents, records
 
-from echo_jax.data import compressed
 from echo_jax.data.prepare import (
     PrepareError,
     Settings,
@@ -34,7 +33,8 @@ from echo_jax.data.prepare.tokenizer import (
     sample,
     train_subwords,
 )
-from echo_jax.data.prepared import PreparedError, read_info, unpack, verify
+from echo_jax.data.sources.prepared import PreparedError, read_info, unpack, verify
+from echo_jax.files import compressed
 
 PACK = {".txt": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
 WORDS = ["the", "cat", "sat", "on a", "mat", "and an", "<unk>", "=", "é", "漢字", "\t"]

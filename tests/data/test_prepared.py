@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from prepare_cases import class_folders, write_folder
 
-from echo_jax.data.entries import DecodeRecord
 from echo_jax.data.prepare import Settings, prepare_images
-from echo_jax.data.prepared import (
+from echo_jax.data.sources.entries import DecodeRecord
+from echo_jax.data.sources.prepared import (
     PreparedError,
     open_prepared,
     pack,

@@ -13,7 +13,7 @@ from trained_runs import lm_config, shapes_config, write_text
 
 import echo_jax as ej
 from echo_jax.data.prepare.tokenizer import SubwordTokenizer
-from echo_jax.data.shapes import CLASS_NAMES
+from echo_jax.data.sources.shapes import CLASS_NAMES
 from echo_jax.files.folders import run_folder
 from echo_jax.files.json_files import DamagedFileError, write_json
 from echo_jax.inference.evaluate import evaluate_run

@@ -11,7 +11,7 @@ from test_training_resume import exact, rows_of
 from tiny_workload import NUM_EXAMPLES, Regression, example, tiny_config
 
 from echo_jax.config.check import check_config
-from echo_jax.data.stages import Stages
+from echo_jax.data.pipeline.stages import Stages
 from echo_jax.echo.finite import BadItemError
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.terminal.failures import sentence

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny_workload import make_workload, tiny_config
 
-from echo_jax.data.evaluation import eval_batches
+from echo_jax.data.pipeline.evaluation import eval_batches
 from echo_jax.training.evaluation import evaluate
 from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads.base import Task

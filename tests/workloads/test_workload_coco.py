@@ -17,7 +17,7 @@ from echo_jax.data.detection.anchors import boxes_per_cell, default_boxes
 from echo_jax.data.detection.boxes import encode_boxes
 from echo_jax.data.detection.nms import NmsSettings
 from echo_jax.data.prepare import Settings, prepare_coco
-from echo_jax.data.sources import open_source
+from echo_jax.data.sources.source import open_source
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.models.ssd import SSD, map_sizes
 from echo_jax.training import train

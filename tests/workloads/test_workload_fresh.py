@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from echo_jax.config import default_config
-from echo_jax.data.shapes import augment_shapes
+from echo_jax.data.sources.shapes import augment_shapes
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.workloads import build
 

@@ -8,8 +8,8 @@ from image_folders import prepare
 
 from echo_jax.config import load_config
 from echo_jax.data.augment import Augment, ColourDistortion, Flip, RandomResizedCrop
-from echo_jax.data.images import resize_center_crop
-from echo_jax.data.prepared import open_prepared, unpack
+from echo_jax.data.images.decode import resize_center_crop
+from echo_jax.data.sources.prepared import open_prepared, unpack
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.models import ImageNetResNet
 from echo_jax.workloads import build

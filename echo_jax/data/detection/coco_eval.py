@@ -144,7 +144,7 @@ def ground_truth_of(
     """Builds the ground truth of records, where there is no file of annotations.
 
     Args:
-      records: Dicts of kind coco, see `echo_jax.data.sources`.
+      records: Dicts of kind coco, see `echo_jax.data.sources.source`.
       categories: ``{"id", "name"}`` of every label, in order.
     """
     images, annotations = [], []

@@ -8,7 +8,7 @@ import numpy as np
 
 from echo_jax.data.augment.boxes import flip_boxes
 from echo_jax.data.detection.crop import NUM_DRAWS, choose_windows, crop_windows
-from echo_jax.data.stages import Item
+from echo_jax.data.pipeline.stages import Item
 from echo_jax.echo.keys import mix
 
 __all__ = ["flip", "ssd_crop"]

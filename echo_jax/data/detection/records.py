@@ -7,8 +7,8 @@ from typing import Any
 import cv2
 import numpy as np
 
-from echo_jax.data.images import decode_image
-from echo_jax.data.stages import Item
+from echo_jax.data.images.decode import decode_image
+from echo_jax.data.pipeline.stages import Item
 
 __all__ = ["DecodeBoxes", "DecodeForEvaluation", "resize_to_square"]
 
@@ -25,7 +25,7 @@ class DecodeBoxes:
     them, and nothing is learned from them. Neither are boxes without area.
 
     Attributes:
-      decode_record: Makes the dict of kind coco; see `echo_jax.data.sources`.
+      decode_record: Makes the dict of kind coco; see `echo_jax.data.sources.source`.
       size: Height and width of the image, in pixels.
       max_boxes: Objects that are kept: those of the largest area.
 

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
-from echo_jax.data.compressed import (
+from echo_jax.data.prepare.entries import Entry, ReadFile, file_metadata, name_problem
+from echo_jax.data.prepare.errors import PrepareError
+from echo_jax.data.prepare.job import OnProgress, Progress
+from echo_jax.files.compressed import (
     DAMAGED,
     PACKED_SUFFIXES,
     ForwardReader,
     unpacked_chunks,
 )
-from echo_jax.data.prepare.entries import Entry, ReadFile, file_metadata, name_problem
-from echo_jax.data.prepare.errors import PrepareError
-from echo_jax.data.prepare.job import OnProgress, Progress
 
 __all__ = ["TarFiles", "ZipFiles", "plain_members"]
 

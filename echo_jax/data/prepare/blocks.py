@@ -9,7 +9,7 @@ import numpy as np
 from echo_jax.data.prepare.documents import Piece
 from echo_jax.data.prepare.parallel import ordered_map
 from echo_jax.data.prepare.tokenizer import Tokenizer
-from echo_jax.data.prepared import pack
+from echo_jax.data.sources.prepared import pack
 
 __all__ = ["BlockStream", "token_dtype"]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.data.compressed import DAMAGED, unpacked_chunks
 from echo_jax.data.prepare.archives import ZipFiles
 from echo_jax.data.prepare.errors import PrepareError
 from echo_jax.data.prepare.files import archive_of
 from echo_jax.data.prepare.json_fields import read_fields
+from echo_jax.files.compressed import DAMAGED, unpacked_chunks
 
 __all__ = ["Annotations", "Box", "Image", "check_box", "read_annotations"]
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from echo_jax.data.compressed import unpacked_chunks
+from echo_jax.files.compressed import unpacked_chunks
 
 __all__ = ["DOCUMENTS", "Piece", "cut", "pieces"]
 

@@ -12,7 +12,7 @@ from echo_jax.data.prepare.image_check import MAX_IMAGE_BYTES, check_image
 from echo_jax.data.prepare.job import HELD_OUT, Progress, Settings, is_held_out
 from echo_jax.data.prepare.parallel import ordered_map
 from echo_jax.data.prepare.workspace import Workspace
-from echo_jax.data.prepared import pack
+from echo_jax.data.sources.prepared import pack
 
 __all__ = ["Example", "hold_out", "is_image", "write_splits"]
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from echo_jax.data.compressed import PACKED_SUFFIXES
 from echo_jax.data.prepare.archives import TarFiles, ZipFiles
 from echo_jax.data.prepare.entries import Entry, Files, ReadFile, name_problem
 from echo_jax.data.prepare.errors import PrepareError
 from echo_jax.data.prepare.job import OnProgress
 from echo_jax.data.prepare.parquet import ParquetFiles
+from echo_jax.files.compressed import PACKED_SUFFIXES
 
 __all__ = ["archive_of", "open_files"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from PIL import BmpImagePlugin, GifImagePlugin, Image
 
-from echo_jax.data.images import decode_jpeg
-from echo_jax.data.jpeg_header import jpeg_header
+from echo_jax.data.images.decode import decode_jpeg
+from echo_jax.data.images.jpeg_header import jpeg_header
 from echo_jax.data.prepare.errors import BadExampleError
 
 __all__ = ["MAX_IMAGE_BYTES", "check_image"]

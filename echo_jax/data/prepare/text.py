@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from echo_jax.data.compressed import DAMAGED, UnpackError, unpacked_chunks
 from echo_jax.data.prepare.blocks import BlockStream, token_dtype
 from echo_jax.data.prepare.documents import DOCUMENTS, Piece, cut, pieces
 from echo_jax.data.prepare.entries import file_metadata
@@ -36,6 +35,7 @@ from echo_jax.data.prepare.tokenizer import (
     train_subwords,
 )
 from echo_jax.data.prepare.workspace import Workspace
+from echo_jax.files.compressed import DAMAGED, UnpackError, unpacked_chunks
 
 __all__ = ["TextSettings", "prepare_text"]
 

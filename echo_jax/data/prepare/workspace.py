@@ -18,7 +18,12 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 from echo_jax.data.prepare.errors import PrepareError, difference
 from echo_jax.data.prepare.job import OnProgress
-from echo_jax.data.prepared import DATASET_FILE, FORMAT, count_records, read_info
+from echo_jax.data.sources.prepared import (
+    DATASET_FILE,
+    FORMAT,
+    count_records,
+    read_info,
+)
 from echo_jax.files.folders import RunPath, is_unfinished, run_folder
 from echo_jax.files.json_files import (
     DamagedFileError,

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from echo_jax.data.prepared import unpack
+from echo_jax.data.sources.prepared import unpack
 
 __all__ = ["ENTRIES", "DecodeRecord", "problem_of"]
 
-# As `echo_jax.data.sources` describes them.
+# As `echo_jax.data.sources.source` describes them.
 ENTRIES: dict[str, dict[str, type]] = {
     "images": {"image": bytes, "label": int, "name": str},
     "text": {"text": bytes},
@@ -57,7 +57,7 @@ class DecodeRecord:
       kind: ``"images"``, ``"coco"`` or ``"text"``, here of tokens.
 
     Example:
-      >>> from echo_jax.data.prepared import pack
+      >>> from echo_jax.data.sources.prepared import pack
       >>> DecodeRecord("text")(pack({"tokens": b"abc"}))
       {'tokens': b'abc'}
     """

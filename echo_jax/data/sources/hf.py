@@ -11,8 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from echo_jax.data.foreign_records import ForeignRecords, open_foreign, refuse_scenes
-from echo_jax.data.shard_files import find_shards, shards_metadata
+from echo_jax.data.sources.foreign_records import (
+    ForeignRecords,
+    open_foreign,
+    refuse_scenes,
+)
+from echo_jax.data.sources.shard_files import find_shards, shards_metadata
 
 # A run reads what is there, and says so at once where it is not. The package reads
 # this when it is imported; who sets it to 0 lets it ask the hub.

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core.read_only_builder import builder_from_files
 
-from echo_jax.data.images import decode_image
+from echo_jax.data.images.decode import decode_image
 
 __all__ = ["TfdsData", "TfdsRecords"]
 
@@ -112,8 +112,8 @@ class TfdsRecords:
 
     Attributes:
       source: What reads them.
-      info: See `echo_jax.data.sources.DescribedSource`. The ids of categories are
-        those of the dataset's labels; it does not keep others.
+      info: See `echo_jax.data.sources.source.DescribedSource`. The ids of categories
+        are those of the dataset's labels; it does not keep others.
     """
 
     source: Any

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from echo_jax.data.stages import Item
+from echo_jax.data.pipeline.stages import Item
 from echo_jax.echo.keys import use_seed
 
 __all__ = ["HostAugment", "OnImage", "choose_stages", "flip"]

@@ -20,12 +20,12 @@ import grain
 import numpy as np
 import tensorflow as tf
 
-from echo_jax.data.check_finite import TakeNote
-from echo_jax.data.fresh import below_echo, fresh_items
-from echo_jax.data.grain_pipeline import echoed_batches
-from echo_jax.data.pipeline_spec import PipelineSpec
-from echo_jax.data.stages import BroadcastTags, Item, Stages
-from echo_jax.data.timed import TimedFresh, WithFreshTime
+from echo_jax.data.pipeline.check_finite import TakeNote
+from echo_jax.data.pipeline.fresh import below_echo, fresh_items
+from echo_jax.data.pipeline.grain_engine import echoed_batches
+from echo_jax.data.pipeline.spec import PipelineSpec
+from echo_jax.data.pipeline.stages import BroadcastTags, Item, Stages
+from echo_jax.data.pipeline.timed import TimedFresh, WithFreshTime
 from echo_jax.echo.adapters import tfdata
 from echo_jax.echo.bad_items import BadItems
 from echo_jax.echo.counts import Tags
@@ -42,7 +42,7 @@ _ENDLESS = np.iinfo(np.int64).max
 def tfdata_batches(
     stages: Stages, pipeline: PipelineSpec, spec: AnySpec, shard: DataShard
 ) -> grain.IterDataset:
-    """See `echo_jax.data.pipeline.train_dataset`.
+    """See `echo_jax.data.pipeline.dataset.train_dataset`.
 
     The first record is read and decoded once more, here: a graph has to know shapes.
     A graph decides nothing while it runs, so only a fixed echo is part of it, in the
@@ -64,7 +64,7 @@ def tfdata_batches(
 def tfdata_fresh_batches(
     stages: Stages, pipeline: PipelineSpec, shard: DataShard
 ) -> TimedFresh:
-    """See `echo_jax.data.pipeline.fresh_batches`."""
+    """See `echo_jax.data.pipeline.dataset.fresh_batches`."""
     return _fresh(stages, pipeline, shard, in_batches=True)
 
 

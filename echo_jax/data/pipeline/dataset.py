@@ -22,9 +22,9 @@ Both engines yield the same batches, shuffled or not, and both resume at any bat
 
 import grain
 
-from echo_jax.data.grain_pipeline import grain_batches, grain_fresh_batches
-from echo_jax.data.pipeline_spec import EchoAfter, PipelineSpec
-from echo_jax.data.stages import Stages
+from echo_jax.data.pipeline.grain_engine import grain_batches, grain_fresh_batches
+from echo_jax.data.pipeline.spec import EchoAfter, PipelineSpec
+from echo_jax.data.pipeline.stages import Stages
 from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import AnySpec
 
@@ -69,7 +69,7 @@ def train_dataset(
     """
     if pipeline.engine == "tfdata":
         # Imported here: TensorFlow is an extra, and takes ten seconds.
-        from echo_jax.data.tfdata_pipeline import tfdata_batches
+        from echo_jax.data.pipeline.tfdata_engine import tfdata_batches
 
         return tfdata_batches(stages, pipeline, spec, shard)
     return grain_batches(stages, pipeline, spec, shard)
@@ -111,7 +111,7 @@ def fresh_batches(
         )
     if pipeline.engine == "tfdata":
         # Imported here, as above.
-        from echo_jax.data.tfdata_pipeline import tfdata_fresh_batches
+        from echo_jax.data.pipeline.tfdata_engine import tfdata_fresh_batches
 
         return tfdata_fresh_batches(stages, pipeline, shard)
     return grain_fresh_batches(stages, pipeline, shard)

@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from echo_jax.data.foreign_records import ForeignRecords, open_foreign
+from echo_jax.data.sources.foreign_records import ForeignRecords, open_foreign
 
 __all__ = ["PythonData"]
 
@@ -18,8 +18,9 @@ class PythonData:
 
     It has ``__len__`` and ``__getitem__``, and an attribute ``splits``, their names;
     for images also ``classes``, and for scenes ``categories``, as
-    `echo_jax.data.sources.DescribedSource` says. An instance may have ``metadata()``,
-    JSON values that say what it read; where it reads in worker processes it pickles.
+    `echo_jax.data.sources.source.DescribedSource` says. An instance may have
+    ``metadata()``, JSON values that say what it read; where it reads in worker
+    processes it pickles.
 
     Attributes:
       splits: The names of its splits.

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.data.compressed import DAMAGED, PACKED_SUFFIXES, unpacked_chunks
+from echo_jax.files.compressed import DAMAGED, PACKED_SUFFIXES, unpacked_chunks
 
 __all__ = [
     "MAX_TEXT_BYTES",
@@ -219,7 +219,7 @@ def _read_files(files: dict[str, Path], max_bytes: int) -> dict[str, bytes]:
                     raise ValueError(
                         f"data.source holds more than {max_bytes} bytes of text "
                         f"once {str(path)!r} is unpacked: the limit is "
-                        "echo_jax.data.text.MAX_TEXT_BYTES. Name fewer files."
+                        "echo_jax.data.sources.text.MAX_TEXT_BYTES. Name fewer files."
                     )
         except DAMAGED as error:
             raise ValueError(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.data.stages import Item
+from echo_jax.data.pipeline.stages import Item
 
 __all__ = ["DecodeLabelled", "Encoded"]
 
@@ -19,7 +19,7 @@ class DecodeLabelled:
     """Turns a record into ``{"image": ..., "label": int32[]}``.
 
     Attributes:
-      decode_record: Makes the dict of kind images; see `echo_jax.data.sources`.
+      decode_record: Makes the dict of kind images; see `echo_jax.data.sources.source`.
       decode: Makes the image of the item: pixels of a fixed size, or bytes still, if
         augmentation decodes what it needs of them.
     """

@@ -1,7 +1,7 @@
 """ArrayRecord files of one's own, by index.
 
-A record of kind images is what `echo_jax.data.prepared.pack` makes of its dict, and one
-of kind text a document, as UTF-8.
+A record of kind images is what `echo_jax.data.sources.prepared.pack` makes of its
+dict, and one of kind text a document, as UTF-8.
 """
 
 from collections.abc import Callable
@@ -9,9 +9,13 @@ from typing import Any
 
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-from echo_jax.data.foreign_records import ForeignRecords, open_foreign, refuse_scenes
-from echo_jax.data.prepared import unpack
-from echo_jax.data.shard_files import find_shards, read_classes, shards_metadata
+from echo_jax.data.sources.foreign_records import (
+    ForeignRecords,
+    open_foreign,
+    refuse_scenes,
+)
+from echo_jax.data.sources.prepared import unpack
+from echo_jax.data.sources.shard_files import find_shards, read_classes, shards_metadata
 
 __all__ = ["ArrayRecordData"]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from echo_jax.data.storage import StorageSpec
+from echo_jax.data.pipeline.storage import StorageSpec
 from echo_jax.echo.keys import use_seed
 
 __all__ = ["AUGMENT", "SHUFFLE", "STORAGE", "EchoAfter", "Engine", "PipelineSpec"]
@@ -33,7 +33,7 @@ class PipelineSpec:
       check_finite: Whether to look for NaN and infinity in fresh items, before
         their first use.
       max_bad: How many such items a run may skip, which the trainer counts; 0 refuses
-        the first. See `echo_jax.data.check_finite`.
+        the first. See `echo_jax.data.pipeline.check_finite`.
 
     Raises:
       ValueError: If a field is out of its range.

@@ -18,8 +18,8 @@ from collections.abc import Callable
 import cv2
 import numpy as np
 
-from echo_jax.data.jpeg_header import JpegHeader, jpeg_header
-from echo_jax.data.orientation import Box, turn_of
+from echo_jax.data.images.jpeg_header import JpegHeader, jpeg_header
+from echo_jax.data.images.orientation import Box, turn_of
 from echo_jax.echo.keys import mix
 
 __all__ = [

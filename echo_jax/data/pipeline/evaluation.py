@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from echo_jax.data.stages import Item, RecordSource
+from echo_jax.data.pipeline.stages import Item, RecordSource
 from echo_jax.echo.keys import use_seed
 from echo_jax.echo.shard import SINGLE, DataShard
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.data.pipeline import PipelineSpec
-from echo_jax.data.stages import Read, Stages
-from echo_jax.data.storage import SimulatedStorage
+from echo_jax.data.pipeline.dataset import PipelineSpec
+from echo_jax.data.pipeline.stages import Read, Stages
+from echo_jax.data.pipeline.storage import SimulatedStorage
 from echo_jax.echo.keys import use_seed
 
 __all__ = ["stage_calls"]

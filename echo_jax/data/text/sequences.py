@@ -7,13 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.data.evaluation import sample_indices
-from echo_jax.data.packing import (
-    GroupedRecords,
-    PackDocuments,
-    choose_group,
-    sample_documents,
-)
+from echo_jax.data.pipeline.evaluation import sample_indices
+from echo_jax.data.pipeline.stages import Item, RecordSource
 from echo_jax.data.prepare.errors import PrepareError
 from echo_jax.data.prepare.tokenizer import (
     TOKENIZER_FILE,
@@ -21,11 +16,16 @@ from echo_jax.data.prepare.tokenizer import (
     SubwordTokenizer,
     Tokenizer,
 )
-from echo_jax.data.prepared import Prepared
-from echo_jax.data.sources import is_made_by_others, open_source
-from echo_jax.data.stages import Item, RecordSource
-from echo_jax.data.text import TextWindows, decode_window, load_corpus
-from echo_jax.data.tokens import DecodeTokens, TokenWindows, unigram_nats
+from echo_jax.data.sources.prepared import Prepared
+from echo_jax.data.sources.source import is_made_by_others, open_source
+from echo_jax.data.sources.text import TextWindows, decode_window, load_corpus
+from echo_jax.data.text.packing import (
+    GroupedRecords,
+    PackDocuments,
+    choose_group,
+    sample_documents,
+)
+from echo_jax.data.text.tokens import DecodeTokens, TokenWindows, unigram_nats
 
 __all__ = ["Sequences", "open_sequences"]
 
@@ -94,7 +94,7 @@ def open_sequences(
       source: ``"stdlib"`` or files of text, whose bytes are the tokens, see
         `load_corpus`; a folder that ``echo-jax prepare text`` has written; or
         documents of others, such as ``"tfds:NAME"``, that are tokenised when they are
-        read; see `echo_jax.data.sources`.
+        read; see `echo_jax.data.sources.source`.
       seq_len: Tokens in a sequence, T.
       tokenizer: For documents: the file of a SentencePiece model, or ``"bytes"``.
       splits: What is trained on, and what is evaluated.

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echo_jax.data.entries import DecodeRecord
 from echo_jax.data.prepare.blocks import token_dtype
-from echo_jax.data.prepared import Prepared
+from echo_jax.data.sources.entries import DecodeRecord
+from echo_jax.data.sources.prepared import Prepared
 
 __all__ = ["DecodeTokens", "TokenWindows", "unigram_nats"]
 

@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from echo_jax.data.entries import DecodeRecord
-from echo_jax.data.prepared import open_prepared, read_info
-from echo_jax.data.stages import RecordSource
+from echo_jax.data.pipeline.stages import RecordSource
+from echo_jax.data.sources.entries import DecodeRecord
+from echo_jax.data.sources.prepared import open_prepared, read_info
 
 __all__ = ["DescribedSource", "Kind", "Subset", "is_made_by_others", "open_source"]
 
@@ -135,22 +135,22 @@ def _data_class(source: str) -> Any:
     """Imports what reads a source: each takes time or packages that others spare."""
     match source.partition(":")[0]:
         case "tfds":
-            from echo_jax.data.tfds_source import TfdsData
+            from echo_jax.data.sources.tfds import TfdsData
 
             return TfdsData
         case "hf":
-            from echo_jax.data.hf_source import HuggingFaceData
+            from echo_jax.data.sources.hf import HuggingFaceData
 
             return HuggingFaceData
         case "wds":
-            from echo_jax.data.wds_source import WebData
+            from echo_jax.data.sources.wds import WebData
 
             return WebData
         case "arrayrecord":
-            from echo_jax.data.array_record_source import ArrayRecordData
+            from echo_jax.data.sources.array_record import ArrayRecordData
 
             return ArrayRecordData
-    from echo_jax.data.python_source import PythonData
+    from echo_jax.data.sources.python import PythonData
 
     return PythonData
 

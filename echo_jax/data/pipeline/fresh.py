@@ -10,9 +10,9 @@ from typing import Any
 
 import grain
 
-from echo_jax.data.check_finite import Checked, RefuseBad, ReplaceBad
-from echo_jax.data.pipeline_spec import AUGMENT, SHUFFLE, STORAGE, PipelineSpec
-from echo_jax.data.stages import (
+from echo_jax.data.pipeline.check_finite import Checked, RefuseBad, ReplaceBad
+from echo_jax.data.pipeline.spec import AUGMENT, SHUFFLE, STORAGE, PipelineSpec
+from echo_jax.data.pipeline.stages import (
     AugmentFresh,
     DecodeFresh,
     FinishBatch,
@@ -20,7 +20,7 @@ from echo_jax.data.stages import (
     Read,
     Stages,
 )
-from echo_jax.data.storage import SimulatedStorage
+from echo_jax.data.pipeline.storage import SimulatedStorage
 from echo_jax.echo.shard import SINGLE, DataShard
 
 __all__ = ["below_echo", "fresh_items"]

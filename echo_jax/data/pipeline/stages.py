@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from echo_jax.data.storage import SimulatedStorage
+from echo_jax.data.pipeline.storage import SimulatedStorage
 from echo_jax.echo.counts import Tags
 from echo_jax.echo.finite import is_finite
 from echo_jax.echo.keys import use_seed

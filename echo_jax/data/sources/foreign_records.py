@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from echo_jax.data.entries import ENTRIES, problem_of
-from echo_jax.data.prepared import pack, unpack
+from echo_jax.data.sources.entries import ENTRIES, problem_of
+from echo_jax.data.sources.prepared import pack, unpack
 
 __all__ = ["Examples", "ForeignRecords", "open_foreign", "refuse_scenes"]
 
@@ -28,7 +28,7 @@ class ForeignRecords:
 
     Attributes:
       examples: What reads them.
-      info: See `echo_jax.data.sources.DescribedSource`.
+      info: See `echo_jax.data.sources.source.DescribedSource`.
       facts: What was read, for ``environment.json``.
     """
 
@@ -84,7 +84,7 @@ def open_foreign(
       splits: All splits of the source, and what is known of each.
       facts: ``source`` and ``split``, and what else says what was read.
       **about: ``classes`` or ``categories``, see
-        `echo_jax.data.sources.DescribedSource`.
+        `echo_jax.data.sources.source.DescribedSource`.
 
     Raises:
       ValueError: There is no example, or the first one is none of that kind.

@@ -12,10 +12,10 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from echo_jax.data.evaluation import sample_indices
+from echo_jax.data.pipeline.evaluation import sample_indices
+from echo_jax.data.pipeline.stages import RecordSource
 from echo_jax.data.prepare.blocks import token_dtype
 from echo_jax.data.prepare.tokenizer import Tokenizer
-from echo_jax.data.stages import RecordSource
 
 __all__ = ["Fit", "GroupedRecords", "PackDocuments", "choose_group", "sample_documents"]
 

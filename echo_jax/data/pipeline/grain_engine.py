@@ -13,12 +13,12 @@ import grain
 from absl import flags
 from grain.experimental import ThreadPrefetchIterDataset, batch_and_pad
 
-from echo_jax.data.check_finite import Gather, TakeNote
-from echo_jax.data.fresh import below_echo, fresh_items
-from echo_jax.data.item_lists import FlattenLists
-from echo_jax.data.pipeline_spec import PipelineSpec
-from echo_jax.data.stages import BroadcastTags, Stages
-from echo_jax.data.timed import TimedFresh, WithFreshTime
+from echo_jax.data.pipeline.check_finite import Gather, TakeNote
+from echo_jax.data.pipeline.fresh import below_echo, fresh_items
+from echo_jax.data.pipeline.item_lists import FlattenLists
+from echo_jax.data.pipeline.spec import PipelineSpec
+from echo_jax.data.pipeline.stages import BroadcastTags, Stages
+from echo_jax.data.pipeline.timed import TimedFresh, WithFreshTime
 from echo_jax.echo.adapters import grain as echo_grain
 from echo_jax.echo.bad_items import BadItems
 from echo_jax.echo.instrument.fresh_time import FreshTime
@@ -36,7 +36,7 @@ _WORKER_BUFFER = 2  # elements that wait for each process to be asked
 def grain_batches(
     stages: Stages, pipeline: PipelineSpec, spec: AnySpec, shard: DataShard
 ) -> grain.IterDataset:
-    """See `echo_jax.data.pipeline.train_dataset`."""
+    """See `echo_jax.data.pipeline.dataset.train_dataset`."""
     in_batches = pipeline.after == "batch"
     fresh = _read(stages, pipeline, shard, in_batches=in_batches)
     elements = fresh if in_batches else FlattenLists(fresh)
@@ -87,7 +87,7 @@ def echoed_batches(
 def grain_fresh_batches(
     stages: Stages, pipeline: PipelineSpec, shard: DataShard
 ) -> TimedFresh:
-    """See `echo_jax.data.pipeline.fresh_batches`."""
+    """See `echo_jax.data.pipeline.dataset.fresh_batches`."""
     return _read(stages, pipeline, shard, in_batches=True)
 
 

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 
 from echo_jax.data.augment import Augment, Flip, PadCrop
-from echo_jax.data.images import decode_jpeg, pad_crop_flip
+from echo_jax.data.images.decode import decode_jpeg, pad_crop_flip
 from echo_jax.echo.keys import use_seed
 
 __all__ = [

@@ -15,10 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from echo_jax.data.foreign_records import ForeignRecords, open_foreign, refuse_scenes
 from echo_jax.data.prepare.archives import plain_members
 from echo_jax.data.prepare.entries import Entry
-from echo_jax.data.shard_files import find_shards, read_classes, shards_metadata
+from echo_jax.data.sources.foreign_records import (
+    ForeignRecords,
+    open_foreign,
+    refuse_scenes,
+)
+from echo_jax.data.sources.shard_files import find_shards, read_classes, shards_metadata
 
 __all__ = ["WebData"]
 

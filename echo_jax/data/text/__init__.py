@@ -1,0 +1,1 @@
+"""From texts and tokens to the sequences that a language model reads."""
