@@ -212,6 +212,7 @@ def test_results_are_read_from_a_checkout_a_folder_or_a_bucket(tmp_path, monkeyp
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_soon")
 @each_notebook
 def test_a_notebook_runs_in_tiny_mode(path, monkeypatch):
     monkeypatch.setenv("ECHO_JAX_TINY", "1")

@@ -116,8 +116,9 @@ class ImageNetResNet(nn.Module):
     Example:
       >>> model = ImageNetResNet(num_classes=1000)
       >>> images = jnp.zeros((8, 224, 224, 3))
-      >>> variables = model.init(jax.random.key(0), images, train=False)
-      >>> model.apply(variables, images, train=False).shape
+      >>> init = lambda: model.init_with_output(jax.random.key(0), images, train=False)
+      >>> logits, variables = jax.eval_shape(init)
+      >>> logits.shape
       (8, 1000)
     """
 

@@ -44,8 +44,9 @@ class SSD(nn.Module):
     Example:
       >>> model = SSD(num_outputs=81, boxes_per_cell=(4, 6, 6, 6, 4, 4))
       >>> images = jnp.zeros((1, 300, 300, 3))
-      >>> variables = model.init(jax.random.key(0), images, train=False)
-      >>> [x.shape for x in model.apply(variables, images, train=False)]
+      >>> init = lambda: model.init_with_output(jax.random.key(0), images, train=False)
+      >>> outputs, variables = jax.eval_shape(init)
+      >>> [x.shape for x in outputs]
       [(1, 8732, 4), (1, 8732, 81)]
     """
 

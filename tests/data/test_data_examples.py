@@ -61,7 +61,7 @@ NAMES = {
 
 
 # Whole networks, run one operation at a time.
-SLOW = {imagenet_resnet, resnet, ssd, transformer}
+SLOW = {resnet, transformer}
 
 
 @pytest.mark.parametrize(

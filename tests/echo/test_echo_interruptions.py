@@ -179,12 +179,12 @@ def test_an_interruption_between_blocks_of_loads_gives_no_wrong_item(monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("store", STORES)
-def test_10000_interruptions_give_no_wrong_item(store):
+def test_thousands_of_interruptions_give_no_wrong_item(store):
     runs = [run_of(store, mode) for mode in SPECS]
-    while sum(run.struck for run in runs) < 10_000:
+    while sum(run.struck for run in runs) < 4000:
         for run in runs:
             run.go()
-    assert sum(run.refused for run in runs) > 1000
+    assert sum(run.refused for run in runs) > 400
 
 
 class Held:

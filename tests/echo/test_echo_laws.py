@@ -220,14 +220,12 @@ def test_laws_in_grain_behind_workers(order, num_workers, factor, num_items):
     assert_echo_laws(make_echo, spec_of(order, factor), num_items=num_items, laws=laws)
 
 
-# Each starts workers a dozen times, which takes a minute. The other orders obey these
-# laws without workers, and some of them with, in the tests above.
-ALL_LAWS_CASES = _by_hand_but(
-    {("spread", 2, "1.5", 37)}, ORDERS, [1, 2], FACTORS, [0, 1, 37]
+# Each starts workers a dozen times, which takes a minute. Every order obeys these laws
+# without workers, and some of them with, in the tests above.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    CASE, list(itertools.product(ORDERS, [1, 2], FACTORS, [0, 1, 37]))
 )
-
-
-@pytest.mark.parametrize(CASE, ALL_LAWS_CASES)
 def test_all_laws_in_grain_behind_workers(order, num_workers, factor, num_items):
     assert_echo_laws(
         grain_echo(num_workers),

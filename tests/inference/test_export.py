@@ -73,6 +73,7 @@ def test_a_program_predicts_alike_for_batches_of_any_size(lm_run, shapes_run, tm
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_soon")
 def test_a_detector_is_exported_with_its_suppression_of_overlaps(tmp_path):
     run = untrained_detector(tmp_path)
     program = program_of(export_run(run, "stablehlo"))

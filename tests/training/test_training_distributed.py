@@ -26,7 +26,7 @@ from echo_jax.training.saving.checkpoint import Checkpoints
 from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads import lm
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("all_compiled_soon")]
 
 ROOT = Path(__file__).parents[2]
 SPREAD = {"echo.factor": 2.5, "echo.order": "spread", "echo.buffer": 64}
