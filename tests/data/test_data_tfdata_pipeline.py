@@ -82,7 +82,11 @@ RESUMED = {
     ("consecutive", "batch"),
 }
 # A graph takes half a second, and `spread` has one of its kind in every placement.
-SLOW = {("shuffle", "read"), ("shuffle", "augment")}
+SLOW = {
+    *itertools.product(
+        ["consecutive", "shuffle", "shuffle_buffer"], ["read", "augment"]
+    ),
+}
 
 
 @pytest.mark.parametrize(

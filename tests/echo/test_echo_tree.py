@@ -15,6 +15,7 @@ from echo_cases import ORDERS, spec_of
 from flax.core import FrozenDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slow_cases import slow_but_for
 
 import echo_jax as ej
 from echo_jax.echo.laws import assert_echo_laws
@@ -203,7 +204,7 @@ def test_a_container_comes_out_as_it_went_in(kind, stored, factor):
         assert_same(out, item)
 
 
-@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize("batch", slow_but_for([True], [False, True]))
 @pytest.mark.parametrize("kind", CONTAINERS)
 def test_the_laws_hold_for_items_of_every_container(kind, batch):
     def make_echo(upstream, spec):

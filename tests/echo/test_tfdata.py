@@ -92,7 +92,8 @@ SLOW = {("shuffle", "1.15"), ("shuffle", "4"), ("spread", "2"), ("spread", "4")}
 def _law_cases():
     for order in ORDERS:
         for factor, num_items in SHORT_CASES:
-            yield order, factor, num_items
+            marks = pytest.mark.slow if factor == "piecewise" else ()
+            yield pytest.param(order, factor, num_items, marks=marks)
         for factor in GRAPH_FACTORS:
             marks = pytest.mark.slow if (order, factor) in SLOW else ()
             yield pytest.param(order, factor, 37, marks=marks)

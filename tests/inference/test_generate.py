@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,24 +15,28 @@ MODEL = Transformer(
     vocab=VOCAB, d_model=8, num_layers=1, num_heads=2, d_ff=8, max_len=T, tied=True
 )
 TASK = LanguageModel(MODEL)
-VARIABLES = jax.jit(TASK.init)(jax.random.key(3))
+
+
+@functools.cache
+def untrained():
+    return jax.jit(TASK.init)(jax.random.key(3))
 
 
 @jax.jit
 def logits_of(tokens):
     """Of the token behind a text, without padding."""
-    return MODEL.apply(VARIABLES, tokens[None], train=False)[0, -1]
+    return MODEL.apply(untrained(), tokens[None], train=False)[0, -1]
 
 
-def make(vocab=VOCAB, eod=None, variables=VARIABLES):
-    return Generator(TASK, variables, vocab, eod)
+def make(vocab=VOCAB, eod=None, variables=None):
+    return Generator(TASK, variables or untrained(), vocab, eod)
 
 
 def always(token):
     """Variables of a model that is sure of one token: its embedding is the mean's."""
     table = np.zeros((VOCAB, 8), np.float32)
     table[token] = 50.0
-    params = {**VARIABLES["params"], "embed": {"embedding": jnp.asarray(table)}}
+    params = {**untrained()["params"], "embed": {"embedding": jnp.asarray(table)}}
     params["norm"] = {"scale": jnp.zeros(8), "bias": jnp.ones(8)}
     return {"params": params}
 

@@ -1,8 +1,10 @@
+import itertools
 import json
 import shutil
 
 import numpy as np
 import pytest
+from slow_cases import slow_but_for
 from trained_runs import lm_config, write_text
 
 import echo_jax as ej
@@ -32,9 +34,12 @@ def first_loss(workdir):
     return next(row["eval_loss"] for row in rows if "eval_loss" in row)
 
 
-@pytest.mark.parametrize("kind", ["run", "safetensors"])
 @pytest.mark.parametrize(
-    "schedule", ["none", pytest.param("every", marks=pytest.mark.slow)]
+    ("kind", "schedule"),
+    slow_but_for(
+        [("safetensors", "none")],
+        itertools.product(["run", "safetensors"], ["none", "every"]),
+    ),
 )
 def test_a_run_begins_where_the_other_ended(kind, schedule, lm_run, text, tmp_path):
     folder, summary = lm_run

@@ -7,6 +7,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 from rich.console import Console
+from slow_cases import slow_but_for
 from test_training_resume import exact, rows_of
 from tiny_workload import NUM_EXAMPLES, Regression, example, tiny_config
 
@@ -96,7 +97,7 @@ def bad_places():
     return np.flatnonzero(np.isnan(x).any(axis=1))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", slow_but_for(["augment", "batch", "device"], WAYS))
 def test_a_bad_item_is_not_used_and_counted_also_by_a_resumed_run(tmp_path, way):
     whole = run(tmp_path / "whole", **WAYS[way])
     assert 0 < whole["skipped"] == (bad_places() < whole["fresh"]).sum()

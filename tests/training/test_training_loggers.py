@@ -4,7 +4,6 @@ import sys
 
 import numpy as np
 import pytest
-import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_workload import make_workload, tiny_config
 
@@ -104,6 +103,8 @@ def test_a_logger_that_is_not_installed_is_refused_at_once(name, tmp_path, monke
     [(None, "No API key configured"), ("short", "WANDB_API_KEY invalid")],
 )
 def test_wandb_without_a_login_is_refused_at_once(tmp_path, monkeypatch, key, why):
+    import wandb  # In a second, which other tests don't need.
+
     wandb.teardown()  # It keeps what the environment was.
     for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
