@@ -42,8 +42,9 @@ class ResNetStages(nn.Module):
     Example:
       >>> trunk = ResNetStages(stage_sizes=(1, 1))
       >>> images = jnp.zeros((8, 64, 64, 3))
-      >>> variables = trunk.init(jax.random.key(0), images, train=False)
-      >>> [x.shape for x in trunk.apply(variables, images, train=False)]
+      >>> init = lambda: trunk.init_with_output(jax.random.key(0), images, train=False)
+      >>> features, variables = jax.eval_shape(init)
+      >>> [x.shape for x in features]
       [(8, 16, 16, 256), (8, 8, 8, 512)]
     """
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from slow_cases import slow_but_for
 from tiny_workload import rows_of, run, stop_at
 
 from echo_jax.training import Interrupted
@@ -57,7 +58,8 @@ def root(tmp_path_factory):
 
 
 # Rows are logged at 4 and 8, and 6 is evaluated: one echo is stopped at every phase,
-# and the others, which restore anywhere by law 4, at two of them that differ.
+# and the others, which restore anywhere by law 4, at two of them that differ, of which
+# the second is slow.
 STOPS = {
     "batch": (5, 8),
     "consecutive": (4, 7),
@@ -68,7 +70,12 @@ STOPS = {
 
 
 @pytest.mark.parametrize(
-    ("echo", "update"), [(echo, at) for echo, stops in STOPS.items() for at in stops]
+    ("echo", "update"),
+    slow_but_for(
+        [(echo, stops[0]) for echo, stops in STOPS.items()]
+        + [("spread", at) for at in STOPS["spread"]],
+        [(echo, at) for echo, stops in STOPS.items() for at in stops],
+    ),
 )
 def test_stopped_at_any_phase(tmp_path, root, echo, update):
     options = ECHOES[echo]

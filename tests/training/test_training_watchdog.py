@@ -15,6 +15,7 @@ from unittest import mock
 
 import pytest
 from rich.console import Console
+from slow_cases import slow_but_for
 from tiny_workload import make_workload, run, tiny_config
 
 from echo_jax.files.folders import run_folder
@@ -152,11 +153,18 @@ def test_a_wait_is_said_after_30_seconds_and_at_doubling_intervals():
 
 @pytest.mark.parametrize(
     ("name", "signum"),
-    [
-        ("host", signal.SIGINT),
-        ("host", signal.SIGHUP),
-        *((name, signal.SIGTERM) for name in ECHOES),
-    ],
+    slow_but_for(
+        [
+            ("host", signal.SIGINT),
+            ("groups", signal.SIGTERM),
+            ("device", signal.SIGTERM),
+        ],
+        [
+            ("host", signal.SIGINT),
+            ("host", signal.SIGHUP),
+            *((name, signal.SIGTERM) for name in ECHOES),
+        ],
+    ),
 )
 def test_a_signal_saves_a_run_whose_data_hangs(tmp_path, clock, name, signum):
     options = {**ECHOES[name], "data__timeout_s": 0.0}
