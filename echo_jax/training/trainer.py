@@ -575,7 +575,7 @@ class Trainer:
         else:
             # Before anything is compiled.
             size = size_of(compiled.variables["params"])
-            self.progress.begins(config, f"{size}; see {MODEL_FILE}")
+            self.progress.begins(config, workload, f"{size}; see {MODEL_FILE}")
             if is_main_process():
                 write_table(workdir, workload.task)
             with self.progress.slow("initialising the model"):

@@ -73,6 +73,7 @@ def make_workload(
       The workload, called ``config.workload``.
     """
     most_evaluated = config.data.eval_examples
+    all_evaluated = len(evaluated.source)
     evaluation = functools.partial(
         eval_batches if keeps_evaluated else stream_eval_batches,
         evaluated.source,
@@ -86,7 +87,7 @@ def make_workload(
 
     def first_items() -> None:
         Guarded("decode", stages.decode)(stages.source[0])
-        for index in sample_indices(len(evaluated.source), most_evaluated)[:1]:
+        for index in sample_indices(all_evaluated, most_evaluated)[:1]:
             evaluated.decode(evaluated.source[index])
 
     def read_by(pipeline: PipelineSpec) -> Workload:
@@ -98,6 +99,7 @@ def make_workload(
             train_dataset=functools.partial(train_dataset, stages, pipeline),
             fresh_dataset=functools.partial(fresh_batches, stages, pipeline),
             num_examples=len(stages.source),
+            num_evaluated=min(most_evaluated or all_evaluated, all_evaluated),
             first_items=first_items,
             stage_calls=functools.partial(stage_calls, stages, pipeline),
             with_threads=lambda threads: read_by(replace(pipeline, threads=threads)),

@@ -202,6 +202,7 @@ class Workload:
         hashable. None if nothing is random.
       num_examples: How many examples are trained on; None by default, where it is not
         known.
+      num_evaluated: How many an evaluation looks at; as above.
       first_items: Reads and decodes the first example of each split, so that data that
         does not fit is refused before anything is compiled; by default nothing is
         looked at.
@@ -231,6 +232,7 @@ class Workload:
     evaluator: Callable[[], Evaluator] | None = None
     augment_on_device: Augment | None = None
     num_examples: int | None = None
+    num_evaluated: int | None = None
     first_items: Callable[[], Any] = bool
     stage_calls: Callable[[], Mapping[str, Callable[[], Any]]] = dict
     with_threads: "Callable[[int], Workload] | None" = None

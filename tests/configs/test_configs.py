@@ -22,7 +22,7 @@ VARIANTS = {
     "cifar": ["", "cifar100,mobilenet", "tiny", "tiny,device"],
     "coco": ["", "tiny", "tiny,device"],
     "communication": ["", "echo", "tiny"],
-    "imagenet": ["", "tiny", "tiny,device"],
+    "imagenet": ["", "small", "tiny", "tiny,device"],
     "large_batch": ["", "echo", "tiny"],
     "lm": [
         "",

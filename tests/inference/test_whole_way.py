@@ -12,7 +12,7 @@ import pytest
 import echo_jax as ej
 from echo_jax import cli
 
-CONFIG = f"{Path(__file__).parents[2]}/configs/imagenet.py:tiny"
+CONFIG = f"{Path(__file__).parents[2]}/configs/imagenet.py:small"
 COLOURS = {"n01": (200, 40, 40), "n02": (40, 200, 40), "n03": (40, 40, 200)}
 
 
@@ -49,10 +49,9 @@ def test_pictures_are_prepared_trained_on_and_a_model_of_them_used(tmp_path, cap
     run(capsys, "prepare", "images", *splits, "--out", data)
     flags = {
         "data.source": data,
-        "data.eval_split": "validation",
-        "data.train_examples": 0,
         "batch_size": 16,
         "updates": 30,
+        "optim.warmup_updates": 5,
         "eval_every": 30,
         "checkpoint_every": 30,
         "model.virtual_batch": 8,

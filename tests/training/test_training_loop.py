@@ -34,6 +34,7 @@ from echo_jax.training import (
     trainer,
 )
 from echo_jax.training.measure import measure_rates
+from echo_jax.training.records.progress import Progress
 from echo_jax.training.saving.checkpoint import Checkpoints, params_sha256
 from echo_jax.training.trainer import compile_functions, train_checked
 
@@ -427,6 +428,29 @@ def test_progress_is_plain_lines_in_a_file(tmp_path):
         r"kept 0\.\d+  ETA \d+:\d\d:\d\d",
         lines[3],
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({}, "1,024 examples of train; evaluated on 20 of validation"),
+        (
+            {"eval_split": "train", "train_examples": 1024},
+            "1,024 examples of train (data.train_examples); evaluated on 20 of the "
+            "same (data.eval_split), which it may know by heart",
+        ),
+    ],
+)
+def test_a_run_says_what_it_is_trained_and_evaluated_on(fields, says):
+    text, config = io.StringIO(), tiny_config()
+    with config.unlocked():
+        config.data.update(source="data/tiny", **fields)
+    workload = dataclasses.replace(
+        make_workload(config), num_examples=1024, num_evaluated=20
+    )
+    with Progress(Console(file=text, width=200), total=1) as progress:
+        progress.begins(config, workload, "small")
+    assert f"  data: data/tiny, {says}\n" in text.getvalue()
 
 
 def test_progress_is_a_bar_on_a_terminal(tmp_path):

@@ -182,12 +182,16 @@ def test_data_that_does_not_fit_is_refused_before_anything_is_made(tmp_path):
     with pytest.raises(ValueError, match=r"it has 30x40 pixels, and workload 'cifar'"):
         checked_workload(config_of(folder, **fits))
     config = config_of(folder, **fits, data__train_split="validation")
-    assert checked_workload(config).num_examples == 2
+    fitting = checked_workload(config)
+    assert (fitting.num_examples, fitting.num_evaluated) == (2, 2)
     evaluated = {"data__train_split": "validation", "data__eval_split": "train"}
     with pytest.raises(ValueError, match=r"it has 30x40 pixels, and workload 'cifar'"):
         checked_workload(config_of(folder, **fits, **evaluated))
     # What is not evaluated is not looked at: of these two it is the second.
-    checked_workload(config_of(folder, **fits, **evaluated, data__eval_examples=1))
+    one = checked_workload(
+        config_of(folder, **fits, **evaluated, data__eval_examples=1)
+    )
+    assert one.num_evaluated == 1
 
 
 @pytest.mark.parametrize(

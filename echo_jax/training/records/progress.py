@@ -14,12 +14,28 @@ from echo_jax.terminal.notes import Notes, silent_s
 from echo_jax.training.processes.distributed import is_main_process
 from echo_jax.training.records.metrics import train_metrics
 from echo_jax.training.saving.checkpoint import Restored
+from echo_jax.workloads.base import Workload
 
 __all__ = ["Progress", "show_run"]
 
 
 # How long updates go by without a line, where there is no bar.
 _LINE_EVERY_S = 10.0
+
+
+def _describe_splits(config: Config, workload: Workload) -> str:
+    data = config.data
+    trained = data.get("train_split", "train")
+    evaluated = data.get("eval_split", "validation")
+    said = f"data: {data.source}, {workload.num_examples:,} examples of {trained}"
+    if data.get("train_examples"):
+        said += " (data.train_examples)"
+    if evaluated == trained:
+        return (
+            f"{said}; evaluated on {workload.num_evaluated:,} of the same "
+            "(data.eval_split), which it may know by heart"
+        )
+    return f"{said}; evaluated on {workload.num_evaluated:,} of {evaluated}"
 
 
 class Progress(Notes):
@@ -64,14 +80,17 @@ class Progress(Notes):
         if self._bar:
             self._bar.stop()
 
-    def begins(self, config: Config, model: str) -> None:
-        """Says what is trained.
+    def begins(self, config: Config, workload: Workload, model: str) -> None:
+        """Says what is trained, and on what.
 
         Args:
           config: The run's config.
+          workload: Made from it.
           model: What it is, and how large.
         """
         self.note(f"model: {model}")
+        if None not in (workload.num_examples, workload.num_evaluated):
+            self.note(_describe_splits(config, workload))
         self.note(describe_echo(config))
 
     def resumes(self, restored: Restored) -> None:
