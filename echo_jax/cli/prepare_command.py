@@ -23,7 +23,9 @@ examples:
   echo-jax prepare images train=train-00000-of-00001.parquet \\
       validation=test-00000-of-00001.parquet --out data/cifar10_hf
   echo-jax prepare images train=tiny-imagenet-200.zip/tiny-imagenet-200/train \\
-      validation=tiny-imagenet-200.zip/tiny-imagenet-200/val --out data/tiny_imagenet
+      validation=tiny-imagenet-200.zip/tiny-imagenet-200/val \\
+      --names tiny-imagenet-200.zip/tiny-imagenet-200/words.txt \\
+      --out data/tiny_imagenet
   echo-jax prepare images train=ILSVRC2012_img_train.tar \\
       validation=ILSVRC2012_img_val.tar --classes ILSVRC2012_devkit_t12.tar.gz \\
       --out data/imagenet"""
@@ -117,6 +119,14 @@ def add_kinds(
         "Tiny-ImageNet's val_annotations.txt, and refuses what looks wrong "
         "(default: %(default)s)",
     )
+    images.add_argument(
+        "--names",
+        type=_path,
+        metavar="FILE",
+        help="what the classes are called: a .csv or .tsv file with a row of class and "
+        "name for each, Tiny-ImageNet's words.txt, or ImageNet's "
+        "LOC_synset_mapping.txt (default: as their folders)",
+    )
     verify = add(
         "verify",
         "check that all files of a prepared folder are as they were written",
@@ -204,7 +214,7 @@ def run(args: argparse.Namespace, on_progress: Callable[[str, float], None]) -> 
         on_progress=on_progress,
     )
     if args.kind == "images":
-        info = prepare.prepare_images(args.sources, settings, args.classes)
+        info = prepare.prepare_images(args.sources, settings, args.classes, args.names)
     elif args.kind == "coco":
         info = prepare.prepare_coco(args.sources, settings)
     else:

@@ -30,6 +30,7 @@ def class_folders(num_images=12, classes=("cat", "ant")):
 
 TINY_IMAGENET = {
     "wnids.txt": b"n02\nn01\n",
+    "words.txt": b"n01\tgoldfish, Carassius auratus\nn02\tdugong, Dugong dugon\n",
     **{
         f"train/n{k % 2 + 1:02}/images/n{k % 2 + 1:02}_{k}.JPEG": make_image(k)
         for k in range(6)

@@ -26,10 +26,10 @@ from echo_jax.data.prepare import (
 IMAGE = make_image(0)
 
 
-def prepare(tmp_path, *sources, classes="auto", **settings):
+def prepare(tmp_path, *sources, classes="auto", names=None, **settings):
     """The classes, and by split the class of each image by name."""
     out = tmp_path / "out"
-    info = prepare_images(sources, Settings(out=out, **settings), classes)
+    info = prepare_images(sources, Settings(out=out, **settings), classes, names)
     return info["classes"], {
         split: {r["name"]: info["classes"][r["label"]] for r in records(out, split)}
         for split in info["splits"]
@@ -58,6 +58,11 @@ def test_tiny_imagenet_is_read_as_it_is_downloaded(tmp_path, kind):
         path = write_tar(tmp_path / kind, files, "w:gz" if ".gz" in kind else "w")
     top = f"{path}/tiny-imagenet-200"
     sources = f"train={top}/train", f"validation={top}/val"
+    words = Path(f"{top}/words.txt")
+    assert prepare(tmp_path / "named", *sources, names=words)[0] == [
+        "goldfish",
+        "dugong",
+    ]
     classes, found = prepare(tmp_path, *sources)
     assert classes == ["n01", "n02"]
     assert found == {
@@ -85,9 +90,8 @@ def test_a_list_in_a_source_that_cannot_be_read_is_named(tmp_path):
     path = folder(tmp_path, "images/a.jpg", "images/b.jpg")
     Path(path, "val_annotations.txt").write_text("a.jpg\tcat\na.jpg\tant\n")
     said = refusal(tmp_path, path)
-    assert (
-        "'val_annotations.txt' of" in said and "'a.jpg' is of class 'cat' and" in said
-    )
+    assert "'val_annotations.txt' of" in said
+    assert "'a.jpg' is 'cat' and, in line 2, 'ant'" in said
     Path(path, "val_annotations.txt").write_text("a.jpg\tcat\n")
     said = refusal(tmp_path, path, max_bad="1")
     assert "all 2 images of split 'train' are of one class, 'cat', by val_anno" in said
@@ -211,13 +215,10 @@ def test_a_devkit_that_is_none_is_refused(tmp_path, monkeypatch):
     ("name", "content", "message"),
     [
         ("a.csv", b"", "it is empty"),
-        ("a.csv", b"1.jpg\n", "line 1 has no file and class"),
-        ("a.csv", b"1.jpg,\n", "line 1 has no file and class"),
-        (
-            "a.csv",
-            b"1.jpg,cat\n1.jpg,ant\n",
-            "'1.jpg' is of class 'cat' and of 'ant', in",
-        ),
+        ("a.csv", b"1.jpg\n", "line 1 lacks one of its first two columns"),
+        ("a.csv", b"1.jpg,\n", "line 1 lacks one of its first two columns"),
+        ("a.csv", b"1.jpg,cat\n1.jpg,ant\n", "'1.jpg' is 'cat' and, in line 2, 'ant'"),
+        ("a.csv", b"1.jpg,\x1b[2J\n", "line 1 has '\\x1b[2J', which cannot be printed"),
         ("a.csv", b"\xff,cat", "cannot be read"),
         ("a.csv", b'"1.jpg,cat', "cannot be read"),
         ("a.csv", b"9.jpg,cat\n", "its first file is '9.jpg', and the first image 'ca"),
@@ -235,3 +236,69 @@ def test_a_list_that_is_none_is_refused(tmp_path, name, content, message):
     path = folder(tmp_path, "cat/1.jpg", "cat/2.jpg")
     said = refusal(tmp_path, path, classes=f"{tmp_path}/{name}")
     assert message in said and f"--classes={tmp_path}/{name}" in said
+
+
+NAMED = ("n01/1.jpg", "n02/2.jpg", "n03/3.jpg")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (
+            "words.txt",
+            b"n00\tentity\nn03\tcrane\nn01\tgold fish, Carassius\nn02\tcrane",
+        ),
+        (
+            "mapping.txt",
+            b"\xef\xbb\xbfn01 gold fish, Carassius\n\nn02 crane\nn03  crane, lift\n",
+        ),
+        ("a.csv", b"class,name\nn01,gold fish\nn02,crane\nn03,crane\n"),
+        ("a.tsv", b"n03\tcrane\tmore\nn01\tgold fish\nn02\tcrane\n"),
+    ],
+)
+def test_classes_are_called_what_a_file_says(tmp_path, name, content):
+    path, file = folder(tmp_path, *NAMED), tmp_path / name
+    file.write_bytes(content)
+    classes, of = prepare(tmp_path, path, names=file)
+    # Labels are those of the folders, and two of one name are told apart.
+    assert classes == ["gold fish", "crane (n02)", "crane (n03)"]
+    assert of["train"] == dict(zip(NAMED, classes, strict=True))
+    # The same command makes nothing, and with other names it is another one.
+    assert prepare(tmp_path, path, names=file)[0] == classes
+    with pytest.raises(PrepareError, match="--names was"):
+        prepare(tmp_path, path)
+
+
+def test_a_list_of_files_and_one_of_names_go_together(tmp_path):
+    path, names = folder(tmp_path, "images/1.jpg", "images/2.jpg"), tmp_path / "n.csv"
+    (tmp_path / "of.csv").write_text("1.jpg,a\n2.jpg,b\n")
+    names.write_text("a,Ant\nb,Bee\n")
+    classes, of = prepare(tmp_path, path, classes=f"{tmp_path}/of.csv", names=names)
+    assert classes == ["Ant", "Bee"]
+    assert of["train"] == {"images/1.jpg": "Ant", "images/2.jpg": "Bee"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.txt",
+            b"n01 ant\nn02 bee\n",
+            "has no name for 1 of 3 classes, such as 'n03'",
+        ),
+        ("a.txt", b"n01\n", "line 1 lacks one of its first two columns"),
+        ("a.txt", b"n01 , Carassius\n", "line 1 lacks one of its first two columns"),
+        ("a.txt", b"n01 ant\nn01 bee\n", "'n01' is 'ant' and, in line 2, 'bee'"),
+        ("a.txt", b"\xff", "cannot be read"),
+        ("a.json", b"{}", "is no .txt, .csv or .tsv file"),
+        ("gone.txt", None, "cannot be read"),
+        ("x.zip/b.txt", None, "/x.zip' holds no file 'b.txt'"),
+    ],
+)
+def test_names_that_are_none_are_refused(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    path = folder(tmp_path, *NAMED)
+    write_zip(tmp_path / "x.zip", {"a.txt": b"n01 ant\n"})
+    said = refusal(tmp_path, path, names=tmp_path / name)
+    assert message in said and f"--names={tmp_path}/{name}" in said

@@ -1,15 +1,27 @@
-"""Lists that say which class each file is of."""
+"""Lists that say which class each file is of, and what the classes are called."""
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from echo_jax.data.prepare.entries import Image
+from echo_jax.data.prepare.entries import Image, file_metadata
 from echo_jax.data.prepare.errors import PrepareError
+from echo_jax.data.prepare.files import archive_of, open_files
 from echo_jax.data.prepare.imagenet_devkit import is_devkit, read_devkit
 
-__all__ = ["CLASSES", "TINY_IMAGENET", "listed_class", "read_list", "tiny_imagenet"]
+__all__ = [
+    "CLASSES",
+    "TINY_IMAGENET",
+    "called",
+    "list_metadata",
+    "listed_class",
+    "read_list",
+    "read_names",
+    "tiny_imagenet",
+]
 
 CLASSES = ("auto", "first", "last")
 """What may name a class, beside a list of files."""
@@ -44,13 +56,89 @@ def read_list(path: Path) -> dict[str, str]:
     try:
         if is_devkit(path):
             return read_devkit(path)
-        with path.open("rb") as stream:
-            content = stream.read(_MAX_LIST_BYTES + 1)
-        if len(content) > _MAX_LIST_BYTES:
-            raise ValueError(f"it is larger than {_MAX_LIST_BYTES} bytes")
-        return _rows(content, _DELIMITERS[path.suffix.lower()])
+        return _pairs(_rows(_content(path), _DELIMITERS[path.suffix.lower()]))
     except (OSError, ValueError, csv.Error) as error:
         raise PrepareError(f"--classes={path} cannot be read: {error}") from error
+
+
+def read_names(path: Path) -> dict[str, str]:
+    """Reads what classes are called.
+
+    Args:
+      path: A ``.csv`` or ``.tsv`` file in UTF-8 with a row of class and name for each;
+        or a ``.txt`` file with a line for each, such as Tiny-ImageNet's ``words.txt``
+        and ImageNet's ``LOC_synset_mapping.txt``: the class, white space, and names
+        between commas, of which the first is taken. It may lie in an archive, as in
+        ``tiny-imagenet-200.zip/tiny-imagenet-200/words.txt``.
+
+    Returns:
+      The name by class.
+
+    Raises:
+      PrepareError: If it is no such file, or gives a class two names.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in (".txt", *_DELIMITERS):
+        raise PrepareError(f"--names={path} is no .txt, .csv or .tsv file")
+    try:
+        content = _content(path)
+        is_text = suffix == ".txt"
+        return _pairs(
+            _lines(content) if is_text else _rows(content, _DELIMITERS[suffix])
+        )
+    except (OSError, ValueError, csv.Error) as error:
+        raise PrepareError(f"--names={path} cannot be read: {error}") from error
+
+
+def called(classes: Sequence[str], names: Mapping[str, str], path: Path) -> list[str]:
+    """Returns the names of classes, each with its class where several are called so.
+
+    Args:
+      classes: The classes.
+      names: See `read_names`.
+      path: Where they were read.
+
+    Raises:
+      PrepareError: A class has no name.
+
+    Example:
+      >>> names = {"n02012849": "crane", "n03126707": "crane", "n01443537": "goldfish"}
+      >>> called(sorted(names), names, Path("words.txt"))
+      ['goldfish', 'crane (n02012849)', 'crane (n03126707)']
+    """
+    if nameless := [each for each in classes if each not in names]:
+        raise PrepareError(
+            f"--names={path} has no name for {len(nameless)} of {len(classes)} "
+            f"classes, such as {nameless[0]!r}; add a row for each"
+        )
+    number = Counter(names[each] for each in classes)
+    return [
+        names[each] if number[names[each]] == 1 else f"{names[each]} ({each})"
+        for each in classes
+    ]
+
+
+def list_metadata(path: Path) -> dict[str, Any]:
+    """Returns the path of a list, and size and hash of its file, or of the archive."""
+    return {**file_metadata(archive_of(path)[0] or path), "path": str(path)}
+
+
+def _content(path: Path) -> bytes:
+    """Returns the content of a list, which may lie in an archive."""
+    archive, within = archive_of(path)
+    if archive and within:
+        files = open_files(archive, lambda what, part: None)
+        indices = [k for k, entry in enumerate(files.entries) if entry.name == within]
+        if not indices:
+            raise ValueError(f"{str(archive)!r} holds no file {within!r}")
+        (read,) = files.contents(indices[:1], _MAX_LIST_BYTES)
+        content = read()
+    else:
+        with path.open("rb") as stream:
+            content = stream.read(_MAX_LIST_BYTES + 1)
+    if len(content) > _MAX_LIST_BYTES:
+        raise ValueError(f"it is larger than {_MAX_LIST_BYTES} bytes")
+    return content
 
 
 def listed_class(listed: Mapping[str, str], name: str) -> str:
@@ -78,7 +166,7 @@ def tiny_imagenet(images: Sequence[Image]) -> dict[tuple[int, int], str]:
         for index, entry in lists:
             (read,) = files.contents([index], _MAX_LIST_BYTES)
             try:
-                rows = _rows(read(), "\t")
+                rows = _pairs(_rows(read(), "\t"))
             except (OSError, ValueError, csv.Error) as error:
                 raise PrepareError(
                     f"{entry.name!r} of {files.metadata['path']!r} cannot be read: "
@@ -93,20 +181,36 @@ def tiny_imagenet(images: Sequence[Image]) -> dict[tuple[int, int], str]:
     return found
 
 
-def _rows(content: bytes, delimiter: str) -> dict[str, str]:
-    """Returns the first two columns of a table, the one by the other."""
-    rows: dict[str, str] = {}
+def _rows(content: bytes, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Reads the rows of a table, and in which line each ends."""
     lines = io.StringIO(content.decode("utf-8-sig"), newline="")
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    for row in filter(None, reader):
+    for row in reader:
+        yield reader.line_num, row
+
+
+def _lines(content: bytes) -> Iterator[tuple[int, list[str]]]:
+    """Reads lines of a class and its names, of which it takes the first."""
+    for number, line in enumerate(content.decode("utf-8-sig").splitlines(), start=1):
+        first, *names = line.split(maxsplit=1) or [""]
+        yield number, [first, *(name.split(",")[0].strip() for name in names)]
+
+
+def _pairs(rows: Iterable[tuple[int, list[str]]]) -> dict[str, str]:
+    """Returns the first two columns of a table, the one by the other."""
+    pairs: dict[str, str] = {}
+    for line, row in rows:
+        if not any(row):
+            continue
         if len(row) < 2 or not (row[0] and row[1]):
-            raise ValueError(f"line {reader.line_num} has no file and class")
+            raise ValueError(f"line {line} lacks one of its first two columns")
+        if not row[1].isprintable():
+            raise ValueError(f"line {line} has {row[1]!r}, which cannot be printed")
         name = str(PurePosixPath(row[0]))
-        if rows.setdefault(name, row[1]) != row[1]:
+        if pairs.setdefault(name, row[1]) != row[1]:
             raise ValueError(
-                f"{name!r} is of class {rows[name]!r} and of {row[1]!r}, in line "
-                f"{reader.line_num}"
+                f"{name!r} is {pairs[name]!r} and, in line {line}, {row[1]!r}"
             )
-    if not rows:
+    if not pairs:
         raise ValueError("it is empty")
-    return rows
+    return pairs

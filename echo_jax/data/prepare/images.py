@@ -5,9 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from echo_jax.data.prepare.class_lists import CLASSES, read_list
+from echo_jax.data.prepare.class_lists import (
+    CLASSES,
+    called,
+    list_metadata,
+    read_list,
+    read_names,
+)
 from echo_jax.data.prepare.classes import ClassNames, check_classes, class_names
-from echo_jax.data.prepare.entries import Files, Image, file_metadata
+from echo_jax.data.prepare.entries import Files, Image
 from echo_jax.data.prepare.errors import Bad, PrepareError, Skipped, allowed
 from echo_jax.data.prepare.examples import Example, hold_out, is_image, write_splits
 from echo_jax.data.prepare.files import open_files
@@ -25,11 +31,14 @@ _MAX_SHOWN = 3
 
 
 def prepare_images(
-    arguments: Sequence[str], settings: Settings, classes: str = "auto"
+    arguments: Sequence[str],
+    settings: Settings,
+    classes: str = "auto",
+    names: Path | None = None,
 ) -> dict[str, Any]:
     """Makes a prepared folder of labelled images.
 
-    Labels are positions in the sorted class names of the train split. Images keep the
+    Labels are positions in the sorted classes of the train split. Images keep the
     order of their source, class after class in a folder: readers shuffle by index.
     They keep their bytes too: nothing is encoded again.
 
@@ -44,6 +53,7 @@ def prepare_images(
         what looks wrong is refused; or a ``.csv`` or ``.tsv`` file with a row of file
         and class for each image, for the splits of which it names any; or the devkit
         of ImageNet, which does so for its validation images.
+      names: What the classes are called, if not like their folders: see `read_names`.
 
     Returns:
       The content of ``dataset.json``.
@@ -57,7 +67,9 @@ def prepare_images(
     """
     sources = parse_sources(arguments, settings.holdout)
     listed = {} if classes in CLASSES else read_list(Path(classes))
+    names_of = read_names(names) if names else {}
     more = {} if classes == "auto" else {"classes": classes}
+    more |= {"names": str(names)} if names else {}
     options = settings.options(sources, kind="images", **more)
     with Workspace(settings.out, options, settings.on_progress) as work:
         files = {
@@ -66,18 +78,21 @@ def prepare_images(
         }
         metadata = {split: [part.metadata for part in files[split]] for split in files}
         if listed:
-            metadata["classes"] = [file_metadata(Path(classes))]
+            metadata["classes"] = [list_metadata(Path(classes))]
+        if names:
+            metadata["names"] = [list_metadata(names)]
         if (info := work.begin(metadata)) is not None:
             return info
         images = {split: _images(split, parts) for split, parts in files.items()}
         found = class_names(images, classes, listed)
         of_train = [found["train"]] if "train" in found else found.values()
-        names = sorted({name for of in of_train for name in of.names} - {""})
+        known = sorted({name for of in of_train for name in of.names} - {""})
         total = sum(map(len, images.values()))
         skipped = Skipped(allowed(settings.max_bad, total), total)
-        check_classes(found, names, classes, skipped.limit)
+        check_classes(found, known, classes, skipped.limit)
+        shown = called(known, names_of, names) if names else known
         splits = {
-            split: _labelled(split, of, found[split], names, skipped)
+            split: _labelled(split, of, found[split], known, skipped)
             for split, of in images.items()
         }
         skipped.check()
@@ -87,14 +102,14 @@ def prepare_images(
         for split, examples in splits.items():
             good = [e for e in examples if (split, e.name) not in unusable]
             counts = Counter(example.entries["label"] for example in good)
-            about[split] = {"of_class": [counts[i] for i in range(len(names))]}
+            about[split] = {"of_class": [counts[i] for i in range(len(known))]}
         return work.publish(
             about,
             files=[],
             info={
                 "kind": "images",
                 "features": _FEATURES,
-                "classes": names,
+                "classes": shown,
                 "skipped": skipped.metadata(),
             },
         )
