@@ -174,13 +174,12 @@ def run_evaluate(args: argparse.Namespace) -> list[Any]:
         )
     table = Table(
         title=printable(f"{found.workdir}, update {found.update}"),
-        caption=printable(" ".join(filter(None, [found.source, found.split]))),
+        caption=printable(found.where),
     )
     table.add_column("metric")
     table.add_column("value", justify="right")
-    first = found.metric
-    for name in sorted(found.metrics, key=lambda name: (name != first, name)):
-        table.add_row(printable(name), f"{found.metrics[name]:.6g}")
+    for name, value in found.metrics.items():
+        table.add_row(printable(name), f"{value:.6g}")
     _write_json(args.json, vars(found))
     if args.report is None:
         return [table]

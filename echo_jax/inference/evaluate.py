@@ -32,8 +32,9 @@ class Evaluation:
       split: The split; ``""`` where the workload has but one to be evaluated on.
       asked_split: The split that was asked for; ``""`` for that of the run.
       max_examples: How many examples were asked for, see `evaluate_run`.
+      was_trained_on: Whether it is the split that the run was trained on.
       metric: The metric that targets of this workload refer to.
-      metrics: All of them, by name.
+      metrics: All of them, by name; this one first.
     """
 
     workdir: str
@@ -42,8 +43,15 @@ class Evaluation:
     split: str
     asked_split: str
     max_examples: int | None
+    was_trained_on: bool
     metric: str
     metrics: dict[str, float]
+
+    @property
+    def where(self) -> str:
+        """The data and the split, for people, who are told if the run knows it."""
+        where = " ".join(filter(None, [self.source, self.split]))
+        return f"{where}, which it was trained on" if self.was_trained_on else where
 
 
 def evaluate_run(
@@ -88,15 +96,24 @@ def evaluate_run(
             watchdog.each(workload.eval_batches(), "a batch of the evaluation"),
             evaluator=workload.evaluator() if workload.evaluator else None,
         )
+    metrics |= workload.task.derive(metrics)
+    here = config.data.source, config.data.get("eval_split", "")
+    trained = run.config.data.source, run.config.data.get("train_split", "train")
     return Evaluation(
         workdir=str(run.workdir),
         update=run.update,
-        source=config.data.source,
-        split=config.data.get("eval_split", ""),
+        source=here[0],
+        split=here[1],
         asked_split=split,
         max_examples=max_examples,
+        was_trained_on=here == trained,
         metric=workload.metric,
-        metrics=metrics | workload.task.derive(metrics),
+        metrics={
+            name: metrics[name]
+            for name in sorted(
+                metrics, key=lambda name: (name != workload.metric, name)
+            )
+        },
     )
 
 

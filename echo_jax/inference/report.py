@@ -58,13 +58,12 @@ def write_evaluation(
         shown = _detections(run, batches)
     else:
         shown = _classes(run, batches)
-    values = [(name, f"{value:.6g}") for name, value in sorted(found.metrics.items())]
+    values = [(name, f"{value:.6g}") for name, value in found.metrics.items()]
     title = f"{found.workdir}, update {found.update}"
-    where = " ".join(filter(None, [found.source, found.split]))
     parts = [table(("metric", "value"), values, texts=1), *shown]
     file = run_folder(folder) / "evaluation.html"
     file.parent.mkdir()
-    file.write(page(title, f"Evaluated on {where}.", parts))
+    file.write(page(title, f"Evaluated on {found.where}.", parts))
     return file
 
 
