@@ -114,7 +114,7 @@ def _decode_small(encoded: Encoded) -> np.ndarray:
         height, width = image.shape[:2]
         raise ValueError(
             f"it has {width}x{height} pixels, and workload 'cifar' takes "
-            f"{_IMAGE_SIZE}x{_IMAGE_SIZE}; use --config configs/imagenet.py for other "
-            "sizes."
+            f"{_IMAGE_SIZE}x{_IMAGE_SIZE}; use --config imagenet for other sizes, "
+            "or on CPUs imagenet:small."
         )
     return image

@@ -230,7 +230,7 @@ def test_other_data_must_mean_the_same(lm_run, shapes_run, tmp_path):
     assert found.source == str(text)
     on_train = evaluate_run(run, source=str(text), split="train", max_examples=0)
     assert on_train.split == "train" and on_train.metrics != found.metrics
-    assert [*found.metrics][0] == found.metric == "loss"
+    assert next(iter(found.metrics)) == found.metric == "loss"
     # Other data, as far as one can tell, until it is the run's own.
     assert on_train.where == f"{text} train"
     run.config.data.source = str(text)
