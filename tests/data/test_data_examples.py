@@ -14,7 +14,15 @@ from echo_jax.config import load_config
 from echo_jax.data.detection import anchors, boxes
 from echo_jax.data.images import decode, host_augment, host_colour
 from echo_jax.data.pipeline import dataset, evaluation, spec, storage
-from echo_jax.data.prepare import blocks, documents, errors, job, parallel, tokenizer
+from echo_jax.data.prepare import (
+    blocks,
+    class_lists,
+    documents,
+    errors,
+    job,
+    parallel,
+    tokenizer,
+)
 from echo_jax.data.sources import shapes, text
 from echo_jax.models import batch_norm, imagenet_resnet, resnet, ssd, transformer
 from echo_jax.terminal import countdown
@@ -25,6 +33,7 @@ MODULES = [
     batch_norm,
     blocks,
     boxes,
+    class_lists,
     coco,
     countdown,
     dataset,
@@ -51,6 +60,7 @@ MODULES = [
 ]
 # What a reader of an example is expected to have imported.
 NAMES = {
+    "Path": Path,
     "closing": closing,
     "decode_window": text.decode_window,
     "jax": jax,
