@@ -66,7 +66,12 @@ def test_the_module_is_the_command():
     ("command", "errors", "unbuffered"),
     [
         ("--help", subprocess.PIPE, ""),  # printed by argparse
-        ("report {root}/results/fed --workdir {out}", subprocess.PIPE, ""),  # by rich
+        pytest.param(
+            "report {root}/results/fed --workdir {out}",  # by rich
+            subprocess.PIPE,
+            "",
+            marks=pytest.mark.slow,
+        ),
         ("prepare verify {data}", subprocess.PIPE, ""),  # by print
         ("prepare verify {data}", subprocess.PIPE, "1"),
         ("prepare verify {data}", subprocess.STDOUT, ""),

@@ -212,9 +212,14 @@ def test_training_names_no_workload():
         ("import echo_jax.cli", ("jax", "flax", "tensorflow", "grain", "matplotlib")),
         ("import echo_jax.runs", ("scipy.stats", "tensorflow", "matplotlib")),
         ("import echo_jax.config", ("jax", "flax", "tensorflow", "grain")),
-        ("import echo_jax.studies.report", ("jax", "flax", "tensorflow", "grain")),
-        ("import echo_jax.searches.report", ("jax", "flax", "tensorflow", "grain")),
-        ("import echo_jax.searches.workers", ("jax", "flax", "tensorflow", "grain")),
+        *(
+            pytest.param(
+                f"import echo_jax.{module}",
+                ("jax", "flax", "tensorflow", "grain"),
+                marks=pytest.mark.slow,
+            )
+            for module in ("studies.report", "searches.report", "searches.workers")
+        ),
         (
             "import echo_jax.files.folders",
             ("etils", "fsspec", "gcsfs", "google", "jax"),

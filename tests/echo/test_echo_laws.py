@@ -56,17 +56,18 @@ MODE_ECHOES = {
 
 
 def _cases(list_of_ways, factors, lengths_of):
-    """Orders, ways to echo, factors and lengths; most by default, all with `slow`.
+    """Orders, ways to echo, factors and lengths; some by default, all with `slow`.
 
-    Of two ways, by default each order with each factor takes one at its longest length
-    and the other one at a single item, in turns: so that every order and every factor
-    meets both ways at both.
+    By default each order with each factor takes one of two ways at a single item, in
+    turns, and half of them the other way at its longest length: so that every order
+    and every factor is there at both, and of eight factors with both ways.
     """
     grid = itertools.product(*map(enumerate, (ORDERS, list_of_ways, factors)))
     for (row, order), (way, made), (column, factor) in grid:
         is_turn = (row + column) % 2 == way
+        is_long = not is_turn and (row // 2 + column + column // 2) % 2 == 0
         usual, *more = lengths_of(made, factor)
-        for length, is_default in ((0, True), (1, is_turn), (usual, not is_turn)):
+        for length, is_default in ((0, is_turn), (1, is_turn), (usual, is_long)):
             marks = () if is_default else pytest.mark.slow
             yield pytest.param(order, made, factor, length, marks=marks)
         for length in more:

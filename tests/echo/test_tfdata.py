@@ -86,13 +86,18 @@ def graph_tags(dataset):
 # That there is nothing, or nothing else, looks alike to all factors but these.
 SHORT_CASES = [*itertools.product(["1", "1.5", "piecewise"], [0, 1]), ("7.3", 1)]
 # A graph for each takes half a second. Longer streams have much the same ones.
-SLOW = {("shuffle", "1.15"), ("shuffle", "4"), ("spread", "2"), ("spread", "4")}
+SLOW = {
+    *itertools.product(["consecutive"], ["1.5", "7.3"]),
+    *itertools.product(["shuffle"], ["1.15", "4", "piecewise"]),
+    *itertools.product(["spread"], ["1", "2", "4"]),
+}
+SLOW_SHORT = {("1", 0), ("1.5", 1), ("piecewise", 0), ("piecewise", 1)}
 
 
 def _law_cases():
     for order in ORDERS:
         for factor, num_items in SHORT_CASES:
-            marks = pytest.mark.slow if factor == "piecewise" else ()
+            marks = pytest.mark.slow if (factor, num_items) in SLOW_SHORT else ()
             yield pytest.param(order, factor, num_items, marks=marks)
         for factor in GRAPH_FACTORS:
             marks = pytest.mark.slow if (order, factor) in SLOW else ()
@@ -155,9 +160,15 @@ def test_laws_of_elements_of_unequal_shapes(order):
     [
         (ej.EchoSpec("1000001/1000000", seed=1), 3000),
         (ej.EchoSpec(2.5, 100, "shuffle", 16, seed=2), 3001),
-        (ej.EchoSpec({0: 4, 777: 1, 900: "4/3"}, 64, "shuffle", seed=2**63), 2000),
+        pytest.param(
+            ej.EchoSpec({0: 4, 777: 1, 900: "4/3"}, 64, "shuffle", seed=2**63),
+            2000,
+            marks=pytest.mark.slow,
+        ),
         (ej.EchoSpec(4, 200, "spread", 16, seed=3), 2003),
-        (ej.EchoSpec("17/15", 50, "spread", 4, seed=4), 1501),
+        pytest.param(
+            ej.EchoSpec("17/15", 50, "spread", 4, seed=4), 1501, marks=pytest.mark.slow
+        ),
         (ej.EchoSpec({0: 1, 300: "7/3", 700: 3}, 300, "spread", 8, seed=5), 1500),
         # Rounds without a fresh item, while the buffer is full of the first ones.
         (ej.EchoSpec(7.3, 64, "spread", 32, seed=6), 500),

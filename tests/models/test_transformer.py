@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from slow_cases import slow_but_for
 
 from echo_jax.models import Transformer
 
@@ -206,7 +207,7 @@ def by_hand(p, tokens, segments, variant):
     return logits / np.sqrt(8) if variant.get("positions") == "sinusoidal" else logits
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", slow_but_for(["gpt2"], VARIANTS))
 def test_an_untrained_model_knows_nothing(name):
     sizes = {**SIZES, "vocab": 4000, "d_model": 512, "num_heads": 8}
     model = Transformer(**sizes, **VARIANTS[name])

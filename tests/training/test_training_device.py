@@ -93,7 +93,11 @@ def stop():
 
 
 @pytest.mark.parametrize(
-    "order", ["consecutive", "shuffle", "shuffle_buffer", "spread"]
+    "order",
+    slow_but_for(
+        ["shuffle_buffer", "spread"],
+        ["consecutive", "shuffle", "shuffle_buffer", "spread"],
+    ),
 )
 def test_the_devices_train_on_the_hosts_batches(tmp_path, order):
     options = {**FIXED, "echo__order": order, "log_every": 1}
