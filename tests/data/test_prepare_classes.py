@@ -269,11 +269,12 @@ def test_classes_are_called_what_a_file_says(tmp_path, name, content):
         prepare(tmp_path, path)
 
 
-def test_a_list_of_files_and_one_of_names_go_together(tmp_path):
-    path, names = folder(tmp_path, "images/1.jpg", "images/2.jpg"), tmp_path / "n.csv"
-    (tmp_path / "of.csv").write_text("1.jpg,a\n2.jpg,b\n")
-    names.write_text("a,Ant\nb,Bee\n")
-    classes, of = prepare(tmp_path, path, classes=f"{tmp_path}/of.csv", names=names)
+def test_a_list_of_files_and_one_of_names_go_together_in_an_archive(tmp_path):
+    path = folder(tmp_path, "images/1.jpg", "images/2.jpg")
+    lists = {"of.csv": b"1.jpg,a\n2.jpg,b\n", "names.csv": b"a,Ant\nb,Bee\n"}
+    archive = write_zip(tmp_path / "lists.zip", lists)
+    of_files, names = f"{archive}/of.csv", Path(archive, "names.csv")
+    classes, of = prepare(tmp_path, path, classes=of_files, names=names)
     assert classes == ["Ant", "Bee"]
     assert of["train"] == {"images/1.jpg": "Ant", "images/2.jpg": "Bee"}
 
