@@ -13,9 +13,10 @@ import numpy as np
 
 import echo_jax as ej
 from benchmarks.harness import Result
-from echo_jax.echo.device import DeviceFeed, EchoBuffer, PeekedIterator
+from echo_jax.echo.device import DeviceFeed, EchoBuffer
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.lanes import Lanes
+from echo_jax.echo.stateful import PeekedIterator
 from echo_jax.echo.stores.device import StepInput, jitted_write
 
 __all__ = ["Exchange", "draw", "host_batches", "make_feed", "p7", "p8", "p10"]
@@ -187,7 +188,7 @@ def _ratio(
 
 
 def draw() -> list[Result]:
-    """Host time of a draw of `ej.device.echo` as a user calls it."""
+    """Host time of a draw of `ej.device.echo_batches` as a user calls it."""
     fixed = ej.EchoSpec(_FACTOR, _CAPACITY, "spread", _BATCH)
     # It takes something fresh as often as the fixed one does.
     log = ej.DecisionLog(([True] + [False] * (_FACTOR - 1)) * _CAPACITY)
@@ -209,7 +210,7 @@ def _host_time(id_: str, spec: Any, same: ej.EchoSpec, goal: int) -> Result:
       same: One that writes and reads as often.
       goal: In microseconds.
     """
-    batches = ej.device.echo(host_batches(_BATCH), spec)
+    batches = ej.device.echo_batches(host_batches(_BATCH), spec)
     with batches:
         while batches.counts.fresh < _CAPACITY:
             jax.block_until_ready(next(batches))
@@ -231,7 +232,7 @@ def _host_time(id_: str, spec: Any, same: ej.EchoSpec, goal: int) -> Result:
     whole, alone = (1e6 * statistics.median(each) / _STEPS for each in times.values())
     return Result(
         id_,
-        f"host time of a draw of ej.device.echo, {type(spec).__name__}",
+        f"host time of a draw of ej.device.echo_batches, {type(spec).__name__}",
         statistics.median(values),
         f"<= {goal}",
         "us",

@@ -51,11 +51,14 @@ def _time_batches(batches: Iterator[Any], count: int) -> float:
     return seconds(lambda: deque(itertools.islice(batches, count), 0)) / count
 
 
-def _ours(images: np.ndarray, labels: np.ndarray, unbatch: bool) -> float:
+def _ours(images: np.ndarray, labels: np.ndarray, stacked: bool) -> float:
     # As many distinct items as the peers' windows hold: uses / factor.
     spec = ej.EchoSpec(_FACTOR, _WINDOW // _FACTOR, "shuffle", _BATCH)
-    source = _stacks(images, labels) if unbatch else _items(images, labels)
-    return _time_batches(ej.echo(source, spec, batch=True, unbatch=unbatch), 500)
+    if stacked:
+        batches = ej.echo_batches(_stacks(images, labels), spec)
+    else:
+        batches = ej.echo(_items(images, labels), spec, batch=True)
+    return _time_batches(batches, 500)
 
 
 def p5() -> list[Result]:
@@ -110,14 +113,14 @@ def p6() -> list[Result]:
 def _compared(id_: str, name: str, peer: Callable[[], float]) -> list[Result]:
     images, labels = _cifar_like(_ITEMS)
     results = []
-    batches = "our upstream hands over batches of 128 (unbatch=True)"
+    batches = "our upstream hands over batches of 128"
     items = "our upstream hands over items one at a time"
-    for suffix, unbatch, note, goal in (
+    for suffix, stacked, note, goal in (
         ("", True, batches, 20 if id_ == "P5" else 60),
         ("-items", False, items, 33),
     ):
         ratio, repeats = paired(
-            lambda unbatch=unbatch: _ours(images, labels, unbatch), peer
+            lambda stacked=stacked: _ours(images, labels, stacked), peer
         )
         results.append(
             Result(

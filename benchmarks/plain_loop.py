@@ -87,16 +87,13 @@ def plain_loop() -> list[Result]:
     """Updates in the same time: no echo, a fixed one, and an adaptive one."""
     step_s = _step_s()
     sizes: dict[str, Any] = {"buffer": 128 * _ROWS, "batch_size": _ROWS}
-    options = {"batch": True, "unbatch": True}
     arms: dict[str, Callable[[Iterator[Any]], Iterator[Any]]] = {
         "none": _prefetched,
-        "fixed": lambda loader: ej.echo(
-            _prefetched(loader),
-            ej.EchoSpec(_FACTOR, order="spread", **sizes),
-            **options,
+        "fixed": lambda loader: ej.echo_batches(
+            _prefetched(loader), ej.EchoSpec(_FACTOR, order="spread", **sizes)
         ),
-        "adaptive": lambda loader: ej.echo(
-            loader, ej.AdaptiveSpec(_CAP, **sizes), **options
+        "adaptive": lambda loader: ej.echo_batches(
+            loader, ej.AdaptiveSpec(_CAP, **sizes)
         ),
     }
     updates: dict[str, list[int]] = {name: [] for name in arms}

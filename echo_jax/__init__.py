@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from echo_jax.echo.counts import Counts, Tags
 from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.echo.echo import EchoIterator, echo
+from echo_jax.echo.echo import EchoIterator, echo, echo_batches
 from echo_jax.echo.finite import BadItemError, FiniteIterator, check_finite
 from echo_jax.echo.instrument.probe import probe
 from echo_jax.echo.instrument.worth import RepeatWorth, mean_worth, worth_of_repeats
@@ -44,6 +44,7 @@ __all__ = [
     "check_finite",
     "device",
     "echo",
+    "echo_batches",
     "grain",
     "load_run",
     "mean_worth",

@@ -13,9 +13,10 @@
 #
 # You have a training loop in plain JAX and a Python iterator that feeds it, and the
 # iterator is slow. This notebook measures how slow (`ej.probe`), then repeats what the
-# iterator has produced instead of waiting for it: three lines on the host (`ej.echo`),
-# and again on the accelerator, with every repeat augmented anew (`ej.device.echo`). It
-# shows what that was worth, in seconds and in loss, and ends with a loader that stalls,
+# iterator has produced instead of waiting for it: three lines on the host
+# (`ej.echo_batches`), and again on the accelerator, with every repeat augmented anew
+# (`ej.device.echo_batches`). It shows what that was worth, in seconds and in loss, and
+# ends with a loader that stalls,
 # for which an adaptive echo (`ej.AdaptiveSpec`) repeats only while nothing fresh is
 # ready.
 #
@@ -234,19 +235,19 @@ curves = {"no echo": train(fresh, eval_every(1))}
 # %% [markdown]
 # ## Three lines
 #
-# The loader yields batches; the echo takes them apart (`unbatch=True`), keeps 2,048
-# images, and puts new batches together (`batch=True`), in which every image is used
-# `factor` times (2.5 means 2 and 3 in turn), as far apart as the buffer allows
-# (`order="spread"`). The reading stays the same: `FRESH_BATCHES` batches, then the
-# loader ends, and the echo ends after it, when every image has had all of its uses.
+# The loader yields batches. The echo takes them apart, keeps 2,048 images, and puts new
+# batches together, in which every image is used `factor` times (2.5 means 2 and 3 in
+# turn), as far apart as the buffer allows (`order="spread"`). The reading stays the
+# same: `FRESH_BATCHES` batches, then the loader ends, and the echo ends after it, when
+# every image has had all of its uses.
 
 # %%
 spec = ej.EchoSpec(
     factor=factor, order="spread", buffer=64 if TINY else 2048, batch_size=BATCH
 )
 fresh = itertools.islice(loader(), FRESH_BATCHES)
-with ej.echo(fresh, spec, batch=True, unbatch=True, drop_remainder=True) as batches:
-    curves["ej.echo"] = train(batches, eval_every(factor))
+with ej.echo_batches(fresh, spec, drop_remainder=True) as batches:
+    curves["ej.echo_batches"] = train(batches, eval_every(factor))
 print(batches.counts)
 
 # %% [markdown]
@@ -255,18 +256,20 @@ print(batches.counts)
 #
 # ## On the accelerator, with every repeat augmented anew
 #
-# `ej.device.echo` keeps the images in the accelerator's memory, as bytes. A fresh batch
-# is sent there once; a repeat costs no decoding and no transfer. The same shifts and
-# flips move behind the echo, into the program that draws the batch, with a random key
-# for every use. It also reads ahead in a thread of its own.
+# `ej.device.echo_batches` keeps the images in the accelerator's memory, as bytes. A
+# fresh batch is sent there once; a repeat costs no decoding and no transfer. The same
+# shifts and flips move behind the echo, into the program that draws the batch, with a
+# random key for every use. It also reads ahead in a thread of its own.
 
 # %%
 from echo_jax.data.augment import Augment, Flip, PadCrop
 
 fresh = itertools.islice(loader(augmented=False), FRESH_BATCHES)
 augment = Augment((PadCrop(4), Flip()))
-with ej.device.echo(fresh, spec, augment=augment, drop_remainder=True) as batches:
-    curves["ej.device.echo"] = train(batches, eval_every(factor))
+with ej.device.echo_batches(
+    fresh, spec, augment=augment, drop_remainder=True
+) as batches:
+    curves["ej.device.echo_batches"] = train(batches, eval_every(factor))
 print(batches.counts)
 
 # %% [markdown]
@@ -277,7 +280,11 @@ print(batches.counts)
 # at best as good as a fresh image.
 
 # %%
-COLOURS = {"no echo": "black", "ej.echo": "#D55E00", "ej.device.echo": "#0072B2"}
+COLOURS = {
+    "no echo": "black",
+    "ej.echo_batches": "#D55E00",
+    "ej.device.echo_batches": "#0072B2",
+}
 
 figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True)
 end_loss = curves["no echo"][-1][2]
@@ -311,9 +318,9 @@ for name, rows in curves.items():
 # The last column is the time at which an arm first had the loss with which the loop
 # without an echo ended. The losses follow from the factor and the seeds, not from the
 # speed of a machine: at e = 4, with three initial networks, the held-out loss ended at
-# 1.65 to 1.81 without an echo, at 1.18 to 1.26 with `ej.echo`, and at 0.92 to 0.98
-# with `ej.device.echo`.
-# Repeats that are augmented anew stay useful for longer.
+# 1.65 to 1.81 without an echo, at 1.18 to 1.26 with `ej.echo_batches`, and at 0.92 to
+# 0.98 with `ej.device.echo_batches`. Repeats that are augmented anew stay useful for
+# longer.
 #
 # ## A loader that stalls
 #
@@ -367,7 +374,7 @@ specs = {
 print(f"{'':16}{'updates':>9}{'fresh batches':>15}{'loss':>8}")
 for name, spec in specs.items():
     late = bursts(40 * STEP_S)
-    with ej.echo(late, spec, batch=True, unbatch=True, prefetch=2) as batches:
+    with ej.echo_batches(late, spec, prefetch=2) as batches:
         updates, loss, used = train_for(batches, SECONDS)
     print(f"{name:16}{updates:9}{batches.counts.fresh / BATCH:15.0f}{loss:8.3f}")
 
@@ -388,7 +395,7 @@ log = batches.log
 print(log)
 
 spec = ej.AdaptiveSpec(cap=4, buffer=buffer, batch_size=BATCH, replay=log)
-with ej.echo(bursts(0), spec, batch=True, unbatch=True) as batches:
+with ej.echo_batches(bursts(0), spec) as batches:
     again = [batches.tags.fresh_index for _ in itertools.islice(batches, len(used))]
 print(f"{len(again)} batches, the same images in all: {np.array_equal(again, used)}")
 

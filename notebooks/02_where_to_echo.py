@@ -205,10 +205,11 @@ plt.show()
 #
 # ## Augmentation on the accelerator
 #
-# Where cores are scarce, even augmenting the repeats is too much. `ej.device.echo`
-# keeps decoded images in the accelerator's memory and augments every use there, in the
-# program that draws the batch. A fresh image crosses to the accelerator once, as bytes.
-# Below, `ej.echo` and `ej.device.echo` repeat the same decoded images.
+# Where cores are scarce, even augmenting the repeats is too much.
+# `ej.device.echo_batches` keeps decoded images in the accelerator's memory and augments
+# every use there, in the program that draws the batch. A fresh image crosses to the
+# accelerator once, as bytes. Below, `ej.echo_batches` and `ej.device.echo_batches`
+# repeat the same decoded images.
 
 # %%
 import jax
@@ -237,14 +238,14 @@ def images_by_use(batches):
 
 
 spec = ej.EchoSpec(USES, order="shuffle", buffer=4, batch_size=4, seed=1)
-on_host = ej.echo(fresh_batches(), spec, batch=True, unbatch=True, tags=True)
+on_host = ej.echo_batches(fresh_batches(), spec, tags=True)
 augment_there = Augment((PadCrop(4), Flip(), ColourDistortion()))
 
 
 def echo_on_device():
     # One part of the buffer for each device; four images are enough for one device.
     mesh = jax.sharding.Mesh(jax.devices()[:1], "data")
-    return ej.device.echo(
+    return ej.device.echo_batches(
         fresh_batches(), spec, mesh=mesh, augment=augment_there, tags=True
     )
 
@@ -252,7 +253,7 @@ def echo_on_device():
 on_device = echo_on_device()
 pictures = {
     "ej.echo, on the host:\nthe same pixels": images_by_use(on_host),
-    "ej.device.echo:\naugmented anew": images_by_use(on_device),
+    "ej.device.echo_batches:\naugmented anew": images_by_use(on_device),
 }
 
 figure, panels = plt.subplots(4, USES + 1, figsize=(11, 5))

@@ -30,8 +30,13 @@ BLOCKS = {
 }
 # A word for each block, in the order of the page; each is run by a test below.
 WORDS = {
-    "README.md": ("my_iterator", "AdaptiveSpec"),
-    "docs/library.md": ("ej.probe", "ej.device.echo", "replay", "ej.grain.echo"),
+    "README.md": ("for batch in", "AdaptiveSpec"),
+    "docs/library.md": (
+        "ej.probe",
+        "ej.device.echo_batches",
+        "replay",
+        "ej.grain.echo",
+    ),
     "docs/scaling.md": ("gradient_noise_scale",),
     "docs/site/index.md": ("ej.probe",),
 }
@@ -112,17 +117,24 @@ def uses():
 
 
 def test_the_loop_of_the_readme(uses):
-    items = ({"label": i} for i in range(IMAGES))
-    mine = {"my_iterator": items, "params": 0, "state": 0, "step": uses.step}
-    run("README.md", "my_iterator", **mine)
-    assert (uses.counts() == 4).all()
-    assert {len(batch) for batch in uses.batches} == {64}
-
-
-def test_the_loop_that_two_lines_change(uses):
     mine = {"loader": Loader(), "params": 0, "state": 0, "step": uses.step}
-    run("README.md", "AdaptiveSpec", **mine)
-    assert (uses.counts() == 8).all()
+    run("README.md", "for batch in", **mine)
+    assert (uses.counts() == 4).all()
+    # At the end, no batch holds an example twice, so some may be smaller.
+    assert max(len(batch) for batch in uses.batches) == BATCH_SIZE
+
+
+@pytest.mark.parametrize(
+    ("name", "times", "size"),
+    [("steady", 4, 64), ("bursty", 8, 32), ("from_examples", 4, 64)],
+)
+def test_the_calls_of_the_readme(uses, name, times, size):
+    examples = ({"label": i} for i in range(IMAGES))
+    names = run("README.md", "AdaptiveSpec", loader=Loader(), examples=examples)
+    for batch in names[name]:
+        uses(batch)
+    assert (uses.counts() == times).all()
+    assert max(len(batch) for batch in uses.batches) == size
 
 
 @pytest.mark.parametrize("page", ["docs/library.md", "docs/site/index.md"])
@@ -139,7 +151,7 @@ def test_the_probe(page, uses, capsys, monkeypatch):
 
 def test_an_echo_on_the_accelerator(uses):
     mine = {"host_batches": Loader(), "state": 0, "train_step": uses.train_step}
-    names = run("docs/library.md", "ej.device.echo", **mine)
+    names = run("docs/library.md", "ej.device.echo_batches", **mine)
     assert (uses.counts() == 4).all()
     assert isinstance(names["batch"]["image"], jax.Array)
 
@@ -149,7 +161,7 @@ def test_an_echo_is_saved_and_replayed(uses):
     mine = {"loader": Loader(), "spec": spec, "state": 0}
     names = run("docs/library.md", "replay", train_step=uses.train_step, **mine)
     assert set(uses.counts()) <= {1, 2, 3}
-    with ej.echo(Loader(), spec, batch=True, unbatch=True, prefetch=2) as ended:
+    with ej.echo_batches(Loader(), spec, prefetch=2) as ended:
         ended.set_state(names["checkpoint"])
         assert [*ended] == []
     assert names["spec"].replay == names["batches"].log

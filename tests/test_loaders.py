@@ -260,11 +260,13 @@ def test_tensors_become_the_arrays_that_they_are(torch):
         tensor = torch.arange(16).reshape(8, 2).to(dtype)
         arrays = {"x": tensor.numpy().copy()}
         for stream in ([{"x": tensor}], [{"x": row} for row in tensor]):
-            unbatch = len(stream) == 1
-            options = {"batch": True, "unbatch": unbatch}
-            batches = list(ej.echo(stream, SPEC, **options))
+            is_stacked = len(stream) == 1
+            echo = ej.echo_batches if is_stacked else ej.echo
+            batches = list(
+                echo(stream, SPEC, **({} if is_stacked else {"batch": True}))
+            )
             assert all(batch["x"].dtype == np.dtype(name) for batch in batches)
-            expected = list(ej.echo([arrays], SPEC, batch=True, unbatch=True))
+            expected = list(ej.echo_batches([arrays], SPEC))
             np.testing.assert_array_equal(
                 np.concatenate([batch["x"] for batch in batches]),
                 np.concatenate([batch["x"] for batch in expected]),
@@ -274,7 +276,7 @@ def test_tensors_become_the_arrays_that_they_are(torch):
 def test_the_devices_take_tensors(torch):
     tensor = torch.arange(16, dtype=torch.int32).reshape(8, 2)
     spec = ej.EchoSpec(factor=2, order="shuffle", buffer=64, batch_size=8)
-    first, second = ej.device.echo([{"x": tensor}], spec)
+    first, second = ej.device.echo_batches([{"x": tensor}], spec)
     seen = np.concatenate([first["x"], second["x"]])
     assert sorted(map(tuple, seen)) == sorted(map(tuple, [*tensor.numpy()] * 2))
 
@@ -292,8 +294,8 @@ def test_tensors_without_an_array_are_refused(torch, change, reason):
     stream = [{"x": change(torch.zeros(8, 2))}]
     for echo in (
         ej.echo(stream, SPEC, batch=True),
-        ej.echo(stream, SPEC, batch=True, unbatch=True),
-        ej.device.echo(stream, SPEC, prefetch=0),
+        ej.echo_batches(stream, SPEC),
+        ej.device.echo_batches(stream, SPEC, prefetch=0),
     ):
         with pytest.raises(
             ValueError, match=r"leaf item\['x'\] is a torch\."
@@ -322,7 +324,7 @@ class Rows:
     ("make_echo", "workers"),
     [
         (ej.echo, 0),
-        (ej.device.echo, 0),
+        (ej.device.echo_batches, 0),
         pytest.param(ej.echo, 2, marks=pytest.mark.slow),
     ],
 )
@@ -340,8 +342,7 @@ def test_the_echo_of_a_stateful_loader_resumes_to_the_bit(torch, make_echo, work
             Rows(), batch_size=8, sampler=sampler, num_workers=workers, **context
         )
         spec = ej.EchoSpec(factor=3, order="spread", buffer=96, batch_size=16)
-        options = {"batch": True, "unbatch": True} if make_echo is ej.echo else {}
-        return make_echo(loader, spec, **options)
+        return make_echo(loader, spec)
 
     def labels(echo):
         return [np.asarray(batch["label"]).tolist() for batch in echo]

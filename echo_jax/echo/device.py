@@ -6,8 +6,8 @@ jitted, donated function scatters every fresh host batch; another one gathers ea
 training batch, with a random key for every use. Whatever is uint8 stays uint8 until the
 step casts it.
 
-`echo` makes an iterator of device batches of it, for any trainer. A trainer that
-gathers in the program of its update uses `DeviceFeed` and `EchoBuffer` themselves::
+`echo_batches` makes an iterator of device batches, for any trainer. A trainer that
+gathers in the program of its update uses `DeviceFeed` and `EchoBuffer` directly::
 
     buffer = EchoBuffer.of(host_batch, num_slots=plan.num_slots, ...)
     with closing(DeviceFeed(host_batches, plan, buffer)) as feed:
@@ -15,9 +15,7 @@ gathers in the program of its update uses `DeviceFeed` and `EchoBuffer` themselv
             state = step(state, feed.arrays, inputs)  # uses buffer.draw
 """
 
-import copy
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -26,106 +24,50 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from echo_jax.echo.arguments import integer
 from echo_jax.echo.counts import Counts, Tags
 from echo_jax.echo.decision_log import DecisionLog
+from echo_jax.echo.default_spec import (
+    chosen_part,
+    default_spec,
+    free_memory,
+    split_state,
+)
 from echo_jax.echo.device_feed import DeviceFeed, largest_buffer
 from echo_jax.echo.driver import Turn, prefetched
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import Plan
 from echo_jax.echo.plans.lanes import Lanes
-from echo_jax.echo.source import is_resumable
-from echo_jax.echo.spec import AnySpec
-from echo_jax.echo.stateful import iterator_of
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec, num_outputs
+from echo_jax.echo.stateful import PeekedIterator, iterator_of, length_of
 from echo_jax.echo.stores.device import Augment, EchoBuffer, StepInput
 
 __all__ = [
     "DeviceEchoIterator",
     "DeviceFeed",
     "EchoBuffer",
-    "PeekedIterator",
     "StepInput",
-    "echo",
+    "echo_batches",
     "largest_buffer",
 ]
 
 
-class PeekedIterator(Iterator[Any]):
-    """An iterator whose next element can be looked at before it is taken."""
-
-    def __init__(self, iterator: Iterator[Any]):
-        """Takes over an iterator, with its state if it has one."""
-        self._iterator: Any = iterator
-        self._peeked: list[Any] = []
-        self._failed: Exception | None = None
-        self._interrupted = False
-        if is_resumable(iterator):
-            self.get_state = self._get_state
-            self.set_state = self._set_state
-
-    def peek(self) -> Any:
-        """Returns the next element, which stays the next one.
-
-        Raises:
-          StopIteration: There is none.
-          RuntimeError: The upstream failed, and then ended; or a look was interrupted,
-            and it has no state to go back to.
-        """
-        if not self._peeked:
-            self._look()
-        if not self._peeked:
-            if self._failed is not None:
-                raise RuntimeError(
-                    "the upstream of this echo failed, and then ended: it does not go "
-                    "on after an error; start anew"
-                ) from self._failed
-            raise StopIteration
-        return self._peeked[0]
-
-    def _look(self) -> None:
-        resumable = is_resumable(self._iterator)
-        if self._interrupted and not resumable:
-            raise RuntimeError(
-                "the first read of the upstream was interrupted, so it is not known "
-                "which item comes next; start anew"
-            )
-        if self._interrupted:
-            self._iterator.set_state(copy.deepcopy(self._state))
-        elif resumable:
-            self._state = copy.deepcopy(self._iterator.get_state())
-        self._interrupted = True
-        try:
-            # Takes it and keeps it, with no place for a signal in between.
-            self._peeked.extend(itertools.islice(self._iterator, 1))
-        except Exception as error:
-            self._failed, self._interrupted = error, False
-            raise
-        self._interrupted = False
-
-    def __next__(self) -> Any:
-        """Returns the next element."""
-        return self._peeked.pop() if self._peeked else next(self._iterator)
-
-    def _get_state(self) -> Any:
-        return self._state if self._peeked else self._iterator.get_state()
-
-    def _set_state(self, state: Any) -> None:
-        self._peeked.clear()
-        self._failed = None
-        self._iterator.set_state(state)
-
-
 class DeviceEchoIterator(Iterator[Any]):
-    """The iterator that `echo` returns; a context manager, which closes it.
+    """The iterator that `echo_batches` returns; a context manager, which closes it.
 
     Attributes:
       tags: The tags of the latest batch, None before the first.
     """
 
-    def __init__(self, iterator: Iterator[Any], spec: AnySpec, options: "_Options"):
-        """See `echo`."""
+    def __init__(
+        self, iterator: Iterator[Any], spec: AnySpec | None, options: "_Options"
+    ):
+        """See `echo_batches`."""
         self._iterator = PeekedIterator(iterator)
         self._spec, self._options = spec, options
+        self._chooses = spec is None
         self._feed: DeviceFeed | None = None
+        self._layout: EchoBuffer | None = None
         self._turn = Turn()
         self.tags: Tags | None = None
 
@@ -148,6 +90,21 @@ class DeviceEchoIterator(Iterator[Any]):
         """
         return self._open().buffer
 
+    def __iter__(self) -> "DeviceEchoIterator":
+        """Returns itself; warns where it has ended."""
+        self._turn.warn_if_ended()
+        return self
+
+    def __length_hint__(self) -> int:
+        """Returns how many batches a fixed echo makes of its whole upstream."""
+        options, spec = self._options, self._spec
+        length, rows = options.length, getattr(spec, "batch_size", 1)
+        if length is not None:
+            length *= rows if self._feed is None else self._feed.buffer.rows
+        return num_outputs(
+            spec, length, batch=True, drop_remainder=options.drop_remainder
+        )
+
     def __next__(self) -> Any:
         """Returns the next batch, on the devices, with its `Tags` if asked for.
 
@@ -161,8 +118,7 @@ class DeviceEchoIterator(Iterator[Any]):
         with self._turn:
             found = self._next(self._started())
             if found is None:
-                self._turn.consistent = True
-                raise StopIteration
+                raise self._turn.end()
             self.tags = found[1]
             return found if self._options.tags else found[0]
 
@@ -170,6 +126,7 @@ class DeviceEchoIterator(Iterator[Any]):
         inputs = feed.decide(1)
         if inputs is None:
             return None
+        assert self._spec is not None
         size, lanes = self._spec.batch_size, feed.buffer.num_lanes
         assert feed.tags is not None
         tags = Tags(feed.tags.fresh_index[0], feed.tags.repeat[0])
@@ -200,11 +157,19 @@ class DeviceEchoIterator(Iterator[Any]):
     def _started(self) -> DeviceFeed:
         """The feed, which is made by the first batch."""
         if self._feed is None:
-            batch, options = self._iterator.peek(), self._options
-            layout = EchoBuffer.of(
-                batch, num_slots=1, num_lanes=options.num_lanes, mesh=options.mesh
+            options = self._options
+            layout = self._layout = self._layout or EchoBuffer.of(
+                self._iterator.peek(),
+                num_slots=1,
+                num_lanes=options.num_lanes,
+                mesh=options.mesh,
             )
-            lanes = Lanes(len(jax.tree.leaves(batch)[0]), layout.num_lanes)
+            lanes = Lanes(layout.rows, layout.num_lanes)
+            if self._spec is None:
+                devices = layout.mesh.local_devices
+                self._spec = default_spec(
+                    layout.rows, layout.bytes_per_item, _free_memory(devices)
+                )
             make = partial(_plan_of, self._spec, lanes)
             size = self._spec.buffer
             if options.buffer_bytes:
@@ -234,7 +199,10 @@ class DeviceEchoIterator(Iterator[Any]):
           TypeError: If the upstream has no get_state and set_state.
         """
         try:
-            return self._open().get_state()
+            state = self._open().get_state()
+            if self._chooses and self._spec is not None:
+                state["spec"] = chosen_part(self._spec)
+            return state
         except StopIteration:  # an empty upstream has the state of its end alone
             return {"plan": {}, "skip": 0, "upstream": self._iterator.get_state()}
 
@@ -245,6 +213,13 @@ class DeviceEchoIterator(Iterator[Any]):
           ValueError: The state is not one of a device echo over this upstream.
         """
         try:
+            if self._chooses and state["plan"]:
+                state, spec = split_state(state)
+                if self._feed is not None and spec != self._spec:
+                    # Chosen where another amount of memory was free.
+                    self._feed.close()
+                    self._feed, self._turn = None, Turn()
+                self._spec = spec
             self._open().set_state(state)
         except StopIteration as error:
             if state["plan"]:
@@ -269,7 +244,7 @@ class DeviceEchoIterator(Iterator[Any]):
 
 @dataclass(frozen=True)
 class _Options:
-    """The options of `echo`."""
+    """The options of `echo_batches`."""
 
     mesh: Mesh | None
     num_lanes: int
@@ -278,11 +253,12 @@ class _Options:
     prefetch: int
     drop_remainder: bool
     tags: bool
+    length: int | None
 
 
-def echo(
-    batches: Iterable[Any],
-    spec: AnySpec,
+def echo_batches(
+    loader: Iterable[Any],
+    spec: AnySpec | None = None,
     *,
     mesh: Mesh | None = None,
     num_lanes: int = 0,
@@ -292,20 +268,25 @@ def echo(
     drop_remainder: bool = False,
     tags: bool = False,
 ) -> DeviceEchoIterator:
-    """Repeats the examples of host batches on the accelerator.
+    """Repeats the examples of a loader's batches on the accelerator.
 
     Every fresh batch is sent once, ahead of its use; the training batches are drawn
     from a buffer in accelerator memory as the spec says, and augmented there anew
     for every use.
 
+    Without a spec it is an adaptive echo, chosen as `echo_jax.echo_batches` does: the
+    loader's own batch size, at most 4 uses, and a buffer of at most 64 batches and a
+    tenth of the devices' free memory.
+
     Args:
-      batches: Host batches: pytrees of arrays with a leading axis, all of one size,
+      loader: Yields host batches: pytrees of arrays with a first axis, all of one size,
         which need not be that of the training batches. With ``get_state`` and
         ``set_state`` on their iterator, or ``state_dict`` and ``load_state_dict`` on
         themselves, the echo's state can be saved.
       spec: What the echo does: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
         ``batch_size`` is that of the training batches,
-        ``buffer`` counts examples over all devices.
+        ``buffer`` counts examples over all devices. None to choose it by the first
+        batch.
       mesh: The devices; all of this process by default.
       num_lanes: Independent parts of the buffer; 0 for one per device. With the same
         number the sequence is the same on fewer devices.
@@ -322,29 +303,40 @@ def echo(
     Returns:
       The iterator of batches, sharded over the devices, with ``counts``, ``tags``,
       ``log``, ``buffer``, ``get_state``, ``set_state`` and ``close``; a context
-      manager.
+      manager. It has a ``__length_hint__`` if the loader has a ``len`` and the spec is
+      an `EchoSpec`.
 
     Raises:
+      TypeError: If the spec or an option is not of its kind.
       ValueError: With the first batch, if the buffer does not fit, or is too small
         for ``spread`` without twins.
 
     Example:
       >>> from echo_jax import EchoSpec
       >>> fresh = iter([{"x": np.arange(8)}, {"x": np.arange(8, 16)}])
-      >>> batches = echo(fresh, EchoSpec(2, batch_size=8), num_lanes=8)
+      >>> batches = echo_batches(fresh, EchoSpec(2, batch_size=8), num_lanes=8)
       >>> [int(batch["x"].sum()) for batch in batches]
       [28, 28, 92, 92]
     """
     options = _Options(
         mesh,
-        num_lanes,
+        integer("num_lanes", num_lanes, 0),
         augment,
-        buffer_bytes,
-        prefetched(spec, prefetch, default=2),
+        integer("buffer_bytes", buffer_bytes, 0),
+        prefetched(spec or AdaptiveSpec(), prefetch, default=2),
         drop_remainder,
         tags,
+        length_of(loader),
     )
-    return DeviceEchoIterator(iterator_of(batches), spec, options)
+    return DeviceEchoIterator(iterator_of(loader), spec, options)
+
+
+def _free_memory(devices: Sequence[Any]) -> int:
+    """Free bytes of some devices; of the host where they do not tell."""
+    stats = [device.memory_stats() or {} for device in devices]
+    if not all("bytes_limit" in each for each in stats):
+        return free_memory()
+    return sum(each["bytes_limit"] - each["bytes_in_use"] for each in stats)
 
 
 def _plan_of(spec: AnySpec, lanes: Lanes, buffer: int) -> Plan:

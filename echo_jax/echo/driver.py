@@ -11,16 +11,18 @@ The order of one turn is a contract. It
 So an output is made as a whole or not at all, and tags, items and counts agree.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from threading import get_ident
 from typing import Any, Protocol
 
 import numpy as np
 
+from echo_jax.echo.arguments import integer
 from echo_jax.echo.plans.base import Plan, Restored, Use
 from echo_jax.echo.reader import Reader
 from echo_jax.echo.source import Element
-from echo_jax.echo.spec import AdaptiveSpec, AnySpec
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec, check_spec
 
 __all__ = ["Driver", "Store", "Turn", "prefetched"]
 
@@ -60,10 +62,13 @@ class Turn:
 
     Attributes:
       consistent: False while a change is being made.
+      ended: Whether the last output was handed out.
     """
 
     def __init__(self):
         self.consistent = True
+        self.ended = False
+        self._warned = False
         # Who has the turn. A dict, whose every change is one step: no signal comes
         # between having it and being known to have it.
         self._holder: dict[None, int] = {}
@@ -104,6 +109,22 @@ class Turn:
     def leave(self, error: BaseException | None = None) -> None:
         """Ends a turn, with a change that is whole unless there is an error."""
         self.__exit__(None, error, None)
+
+    def end(self) -> StopIteration:
+        """Returns what ends the iteration."""
+        self.consistent = self.ended = True
+        return StopIteration()
+
+    def warn_if_ended(self) -> None:
+        """Warns once where an echo that has ended is iterated again."""
+        if self.ended and not self._closed and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "this echo has ended, so iterating over it again gives nothing. Make "
+                "an echo for each epoch, or chain the epochs before the echo to keep "
+                "its buffer: (x for _ in range(num_epochs) for x in loader).",
+                stacklevel=3,
+            )
 
     def close(self) -> None:
         """Refuses all further turns."""
@@ -224,6 +245,7 @@ class Driver:
             self._reader.restore(state["upstream"], restored.first - state["skip"])
             self._store.clear()
             self._read_again(restored, state["skip"])
+            self.turn.ended = False
         except BaseException as error:
             self.turn.leave(error)
             raise
@@ -273,13 +295,14 @@ def prefetched(spec: AnySpec, prefetch: int | None, default: int = 0) -> int:
       default: What suits all specs but adaptive ones, for which it is 2.
 
     Raises:
+      TypeError: The spec is not one, or ``prefetch`` is not an integer.
       ValueError: It is negative, or 0 where an adaptive echo could never be late.
     """
+    check_spec(spec)
     is_adaptive = isinstance(spec, AdaptiveSpec)
     if prefetch is None:
         return max(2, default) if is_adaptive else default
-    if prefetch < 0:
-        raise ValueError(f"prefetch={prefetch} must be at least 0")
+    prefetch = integer("prefetch", prefetch, 0)
     if is_adaptive and not prefetch and not spec.replay:
         raise ValueError(
             "prefetch=0 reads fresh items when they are asked for, so an adaptive echo "

@@ -1,5 +1,7 @@
-"""Echo on the host: for any Python iterator of pytrees."""
+"""Echoes any Python iterator of pytrees on the host."""
 
+import operator
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -7,17 +9,23 @@ import numpy as np
 
 from echo_jax.echo.counts import Counts, Tags
 from echo_jax.echo.decision_log import DecisionLog
+from echo_jax.echo.default_spec import (
+    chosen_part,
+    default_spec,
+    free_memory,
+    split_state,
+)
 from echo_jax.echo.driver import Driver, prefetched
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import Use
 from echo_jax.echo.reader import Reader
-from echo_jax.echo.spec import AnySpec
-from echo_jax.echo.stateful import iterator_of
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec, check_spec, num_outputs
+from echo_jax.echo.stateful import PeekedIterator, iterator_of, length_of
 from echo_jax.echo.stores.host import ItemStore, RingStore
-from echo_jax.echo.stores.leaves import read_only
-from echo_jax.echo.tree import tree_concatenate, tree_map
+from echo_jax.echo.stores.leaves import as_array, read_only
+from echo_jax.echo.tree import flatten, tree_concatenate, tree_map
 
-__all__ = ["EchoIterator", "echo"]
+__all__ = ["EchoIterator", "echo", "echo_batches"]
 
 _NOTHING = tuple(np.zeros(0, np.int32) for _ in range(3))
 
@@ -28,46 +36,70 @@ class EchoIterator(Iterator[Any]):
     def __init__(
         self,
         iterator: Iterator[Any],
-        spec: AnySpec,
+        spec: AnySpec | None,
         *,
         batch: bool = False,
-        unbatch: bool = False,
+        stacked: bool = False,
         drop_remainder: bool = False,
         tags: bool = False,
         prefetch: int | None = None,
+        length: int | None = None,
     ):
-        """See `echo`."""
-        if unbatch and not batch:
-            raise ValueError("unbatch=True goes with batch=True; give both")
-        ahead = prefetched(spec, prefetch)
-        shape = (("batch",) if batch else ()) + (("unbatch",) if unbatch else ())
+        """See `echo` and `echo_batches`.
+
+        Args:
+          iterator: The upstream.
+          spec: What the echo does; None to choose by the upstream's first batch.
+          batch: Whether batches go out, and not items.
+          stacked: Whether batches come in, and not items. Batches then go out.
+          drop_remainder: See `echo`.
+          tags: See `echo`.
+          prefetch: See `echo`.
+          length: How many items or batches the upstream has, if that is known.
+        """
+        self._length = length
+        self._batch, self._stacked = batch or stacked, stacked
+        self._drop_remainder, self._with_tags = drop_remainder, tags
+        self._prefetch = prefetch
+        self._chooses = spec is None
+        if spec is None:
+            iterator = PeekedIterator(iterator)
+            spec = _chosen(iterator)
+        self._iterator = iterator
+        self._tags: tuple[Any, Any] | None = None  # as plain as it can be: it is often
+        self._build(spec)
+
+    def _build(self, spec: AnySpec) -> None:
+        batch, stacked = self._batch, self._stacked
+        self._spec = spec
+        ahead = prefetched(spec, self._prefetch)
+        shape = (("batch",) if batch else ()) + (("unbatch",) if stacked else ())
         room = spec.batch_size if batch else 0
         # Of stacked items those that are read already may be written together.
-        welcome = room if unbatch else 0
+        welcome = room if stacked else 0
         self._plan = plan = make_plan(spec, room=room, welcome=welcome, options=shape)
         self._is_identity = plan.is_identity and not batch and not ahead
         self._batch_size = spec.batch_size if batch else 0
         self._store: Any = ItemStore(plan.num_slots)
         if batch:
-            self._store = RingStore(plan.num_slots, stacked=unbatch)
+            self._store = RingStore(plan.num_slots, stacked=stacked)
         # An identity goes back to no item, unless some are read ahead of it.
-        goes_back = unbatch or ahead or not plan.is_identity
+        goes_back = stacked or ahead or not plan.is_identity
         self._reader = Reader(
-            iterator,
+            self._iterator,
             anchor=plan.anchor,
             # Any of stacked items may be the anchor.
-            next_anchor=_same if unbatch else plan.next_anchor if goes_back else None,
+            next_anchor=_same if stacked else plan.next_anchor if goes_back else None,
             intake=None if self._is_identity else self._store,
             depth=ahead * spec.batch_size,
         )
         self._driver = Driver(self._reader, plan, self._store)
-        self._drop_remainder = drop_remainder
-        self._with_tags = tags
         self._turn = self._driver.turn
-        self._tags: tuple[Any, Any] | None = None  # as plain as it can be: it is often
         if batch:
-            is_ahead = plan.batches_ahead > 1 and not unbatch
+            is_ahead = plan.batches_ahead > 1 and not stacked
             self._next = self._next_ahead if is_ahead else self._next_batch
+            if not stacked:
+                self._after_first, self._next = self._next, self._next_first
             # As many as are decided from what is written already.
             self._together = 1 if is_ahead else plan.batches_ahead
         else:
@@ -100,6 +132,23 @@ class EchoIterator(Iterator[Any]):
         """The tags of the latest output, None before the first."""
         return None if self._tags is None else Tags(*self._tags)
 
+    def __iter__(self) -> "EchoIterator":
+        """Returns itself; warns where it has ended."""
+        self._turn.warn_if_ended()
+        return self
+
+    def __length_hint__(self) -> int:
+        """Returns how many outputs a fixed echo makes of its whole upstream.
+
+        Of batches it is an estimate: a loader does not say how large its last one is.
+        """
+        length, spec = self._length, self._spec
+        if self._stacked and length is not None:
+            length *= self._store.rows_of_first or spec.batch_size
+        return num_outputs(
+            spec, length, batch=self._batch, drop_remainder=self._drop_remainder
+        )
+
     def __next__(self) -> Any:
         """Returns the next output, with its `Tags` if asked for.
 
@@ -114,8 +163,7 @@ class EchoIterator(Iterator[Any]):
         with turn:
             found = self._next()
             if found is None:
-                turn.consistent = True
-                raise StopIteration
+                raise turn.end()
             output, self._tags = found
             return (output, self.tags) if self._with_tags else output
 
@@ -150,6 +198,19 @@ class EchoIterator(Iterator[Any]):
             self._store.clear_one(slot)
         self._emitted = at + 1
         return item, (index, repeat)
+
+    def _next_first(self) -> tuple[Any, tuple[np.ndarray, np.ndarray]] | None:
+        """The first batch of items, which may be batches by mistake."""
+        self._reader.ensure(1)
+        self._next = self._after_first
+        if self._store.seems_stacked:
+            warnings.warn(
+                "each item that ej.echo(..., batch=True) stacks has the first axis "
+                f"{self._store.seems_stacked} in common in all of its leaves. If the "
+                "items are batches, use ej.echo_batches(loader, spec).",
+                stacklevel=3,
+            )
+        return self._next()
 
     def _next_batch(self) -> tuple[Any, tuple[np.ndarray, np.ndarray]] | None:
         at, end = self._emitted, self._emitted + self._batch_size
@@ -259,7 +320,8 @@ class EchoIterator(Iterator[Any]):
         Raises:
           TypeError: If the upstream has no get_state and set_state.
         """
-        return self._driver.get_state(self._pending)
+        state = self._driver.get_state(self._pending)
+        return {**state, "spec": chosen_part(self._spec)} if self._chooses else state
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues as the iterator that gave the state would have.
@@ -271,6 +333,12 @@ class EchoIterator(Iterator[Any]):
           ValueError: If the state is not one of this echo, or if the upstream no
             longer has the items that it had.
         """
+        if self._chooses:
+            state, spec = split_state(state)
+            if spec != self._spec:
+                # Chosen where another amount of memory was free.
+                self._driver.close()
+                self._build(spec)
         self._run = self._driver.set_state(state)
         self._decided, self._emitted = len(self._run), 0
         self._promised, self._first = _NOTHING[0], self._reader.row
@@ -291,39 +359,52 @@ def _same(row: int) -> int:
     return row
 
 
+class _SizedEchoIterator(EchoIterator):
+    """An echo whose number of outputs is known, as progress bars want it."""
+
+    def __len__(self) -> int:
+        return self.__length_hint__()
+
+
+def _chosen(batches: PeekedIterator) -> AdaptiveSpec:
+    """The spec of an echo that was called without one."""
+    try:
+        leaves = [(path, as_array(path, x)) for path, x in flatten(batches.peek())]
+    except StopIteration:
+        leaves = []
+    rows = max(leaves[0][1].shape[:1], default=1) if leaves else 1
+    num_bytes = sum(leaf.nbytes for _, leaf in leaves)
+    return default_spec(max(rows, 1), num_bytes // max(rows, 1), free_memory())
+
+
 def echo(
-    iterable: Iterable[Any],
+    items: Iterable[Any],
     spec: AnySpec,
     *,
     batch: bool = False,
-    unbatch: bool = False,
     drop_remainder: bool = False,
     tags: bool = False,
     prefetch: int | None = None,
 ) -> EchoIterator:
     """Repeats the items of any iterator of pytrees as a spec says.
 
-    Exactly the fresh items that an output needs are read before it. The state is
-    a few integers and the upstream's own state, so it is small; items in use are
-    read again on a restore.
+    Use `echo_batches` for a loader that yields batches.
 
-    Items are handed out as read-only views of one private copy, batches as arrays
-    of their own: no two uses ever share memory that can be written. At factor 1 they
-    are read-only views of the upstream's: what writes into an item fails with every
-    spec.
+    The echo reads exactly the fresh items that an output needs. Its state is a few
+    integers and the upstream's own state. A restore reads the items in use again.
+
+    Items go out as read-only views of one private copy, also at factor 1. Batches go
+    out as arrays of their own. Two uses never share memory that can be written.
 
     Args:
-      iterable: Yields pytrees of dicts, lists and tuples with array leaves, and
-        does not write into an item after it has yielded it. With ``get_state`` and
-        ``set_state`` on its iterator, or ``state_dict`` and ``load_state_dict`` on
-        itself, as loaders of PyTorch have, the echo's state can be saved.
+      items: Yields pytrees of dicts, lists and tuples with array leaves, and does not
+        write into an item after it has yielded it. The echo's state can be saved if
+        its iterator has ``get_state`` and ``set_state``, or if it has ``state_dict``
+        and ``load_state_dict`` itself, as loaders of PyTorch have.
       spec: What the echo does: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
       batch: Whether to stack ``spec.batch_size`` uses into one output, leaf by
         leaf along a new first axis. Much faster than stacking them later. Items
-        must then have equal shapes and dtypes.
-      unbatch: Whether the upstream yields batches whose examples are the items:
-        example echoing behind a stage that has stacked them already, of any size.
-        Faster still; reads ahead to the end of a batch. Goes with ``batch``.
+        must have equal shapes and dtypes.
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether to yield pairs of output and `Tags`.
       prefetch: How many batches' worth of fresh items a thread reads ahead; 0 reads
@@ -332,23 +413,88 @@ def echo(
 
     Returns:
       The iterator, with ``counts``, ``tags``, ``log``, ``get_state``, ``set_state`` and
-      ``close``; a context manager.
+      ``close``; a context manager. It has a ``len`` if ``items`` has one and the spec
+      is an `EchoSpec` without a function.
 
     Raises:
+      TypeError: If the spec or an option is not of its kind.
       ValueError: If the spec cannot be carried out, such as a buffer that is too small
         for ``spread`` without twins.
+
+    Warns:
+      UserWarning: With ``batch=True``, if an item looks like a batch: all of its leaves
+        have two or more rows in common. And where an echo that has ended is iterated
+        again.
 
     Example:
       >>> from echo_jax import EchoSpec
       >>> list(echo([10, 20], EchoSpec(factor=1.5)))
       [10, 20, 20]
     """
-    return EchoIterator(
-        iterator_of(iterable),
+    check_spec(spec)
+    iterator = EchoIterator(
+        iterator_of(items),
         spec,
         batch=batch,
-        unbatch=unbatch,
         drop_remainder=drop_remainder,
         tags=tags,
         prefetch=prefetch,
+        length=length_of(items),
+    )
+    if operator.length_hint(iterator, -1) >= 0:
+        iterator.__class__ = _SizedEchoIterator
+    return iterator
+
+
+def echo_batches(
+    loader: Iterable[Any],
+    spec: AnySpec | None = None,
+    *,
+    drop_remainder: bool = False,
+    tags: bool = False,
+    prefetch: int | None = None,
+) -> EchoIterator:
+    """Repeats the examples of a loader's batches, and yields batches.
+
+    Without a spec it is an adaptive echo. It uses fresh examples while they come in
+    time, and repeats examples while the loader is late. It chooses the loader's own
+    batch size, at most 4 uses of an example, and a buffer of at most 64 batches and a
+    tenth of the free memory. It logs its choice once, at level INFO of the logger
+    ``echo_jax``.
+
+    Args:
+      loader: Yields batches: pytrees of arrays with one first axis in common. They may
+        have another size than ``spec.batch_size``. See `echo` for its state.
+      spec: What the echo does: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
+        ``batch_size`` is that of the batches that go out, and ``buffer`` counts
+        examples. Without one the first batch is read at once, to choose by it.
+      drop_remainder: Whether to leave out a last, smaller batch.
+      tags: Whether to yield pairs of batch and `Tags`.
+      prefetch: How many batches a thread reads ahead; see `echo`.
+
+    Returns:
+      The iterator of batches, whose leaves are NumPy arrays; see `echo`. It has a
+      ``__length_hint__`` if the loader has a ``len`` and the spec is an `EchoSpec`.
+
+    Raises:
+      TypeError: If the spec or an option is not of its kind.
+      ValueError: If the spec cannot be carried out. With the first batch, if its
+        leaves have no first axis in common.
+
+    Example:
+      >>> import numpy as np
+      >>> from echo_jax import EchoSpec
+      >>> loader = [{"x": np.array([1, 2])}, {"x": np.array([3, 4])}]
+      >>> batches = echo_batches(loader, EchoSpec(2, batch_size=4))
+      >>> [batch["x"].tolist() for batch in batches]
+      [[1, 1, 2, 2], [3, 3, 4, 4]]
+    """
+    return EchoIterator(
+        iterator_of(loader),
+        spec,
+        stacked=True,
+        drop_remainder=drop_remainder,
+        tags=tags,
+        prefetch=prefetch,
+        length=length_of(loader),
     )

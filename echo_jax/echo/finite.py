@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from echo_jax.echo.arguments import integer
 from echo_jax.echo.source import is_resumable
 from echo_jax.echo.stateful import iterator_of
 from echo_jax.echo.tree import flatten
@@ -176,7 +177,7 @@ def check_finite(iterable: Iterable[Any], *, max_bad: int = 0) -> FiniteIterator
       An iterator of the finite items, with ``taken`` and ``skipped``.
 
     Raises:
-      ValueError: ``max_bad`` is negative.
+      TypeError, ValueError: ``max_bad`` is not an integer, or negative.
 
     Example:
       >>> from echo_jax import EchoSpec, echo
@@ -184,6 +185,4 @@ def check_finite(iterable: Iterable[Any], *, max_bad: int = 0) -> FiniteIterator
       >>> list(echo(items, EchoSpec(2))), items.skipped
       ([1.0, 1.0, 2.0, 2.0], 1)
     """
-    if max_bad < 0:
-        raise ValueError(f"max_bad={max_bad} is negative; use 0 to skip none")
-    return FiniteIterator(iterator_of(iterable), max_bad)
+    return FiniteIterator(iterator_of(iterable), integer("max_bad", max_bad, 0))

@@ -7,6 +7,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from echo_jax.echo.arguments import integer
+
 __all__ = ["LoadSchedule"]
 
 Quantity = Literal["p", "e"]
@@ -56,8 +58,7 @@ class LoadSchedule:
                 raise ValueError(f"{name}={value!r} is unknown; use one of {names}")
         for name in ("start", "end"):
             self._check_value(name)
-        if type(self.updates) is not int or self.updates < 1:
-            raise ValueError(f"updates={self.updates!r} must be an int of at least 1")
+        object.__setattr__(self, "updates", integer("updates", self.updates, 1))
         if self.schedule == "constant" and self.start != self.end:
             raise ValueError(
                 f"a constant schedule has end={self.end} other than start="
@@ -67,7 +68,7 @@ class LoadSchedule:
 
     def _check_value(self, name: str) -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
             raise TypeError(f"{name}={value!r} must be a number")
         if self.quantity == "p" and not 0 < value <= 1:
             raise ValueError(f"{name}={value} must be a probability, in (0, 1]")
@@ -82,9 +83,8 @@ class LoadSchedule:
                     f"not to {self.schedule!r}"
                 )
             return
-        marks = self.milestones
-        if any(type(mark) is not int for mark in marks):
-            raise TypeError(f"milestones={marks!r} must be ints")
+        marks = tuple(integer("a milestone", mark, 1) for mark in self.milestones)
+        object.__setattr__(self, "milestones", marks)
         increasing = all(a < b for a, b in itertools.pairwise((0, *marks)))
         if not increasing or (marks and marks[-1] > self.updates):
             raise ValueError(

@@ -12,6 +12,8 @@ from fractions import Fraction
 
 import numpy as np
 
+from echo_jax.echo.arguments import integer
+
 __all__ = ["Factor", "FactorByItem", "Schedule", "as_schedule", "exact_fraction"]
 
 _MAX_DENOMINATOR = 10**6
@@ -137,6 +139,25 @@ class Schedule:
         """An upper bound on the factor."""
         return max(self.factors)
 
+    def total(self, num_items: int) -> int | None:
+        """Returns the uses of the first items; None if a function gives the factor.
+
+        Example:
+          >>> as_schedule({0: 1, 2: 2.5}).total(5)
+          9
+        """
+        if self.by_item is not None:
+            return None
+        ends = (*self.starts[1:], num_items)
+        return math.floor(
+            sum(
+                factor * max(0, min(end, num_items) - start)
+                for start, end, factor in zip(
+                    self.starts, ends, self.factors, strict=True
+                )
+            )
+        )
+
     def uses(self, start: int, count: int, carry: int) -> tuple[np.ndarray, int]:
         """Returns the numbers of uses of ``count`` items and the carry after them.
 
@@ -213,11 +234,14 @@ def as_schedule(factor: "Factor | FactorByItem") -> Schedule:
             "give FactorByItem(function, max_factor=...)"
         )
     if isinstance(factor, Mapping):
-        starts = sorted(factor)
-        if not starts or starts[0] != 0 or not all(type(k) is int for k in starts):
+        pieces = {
+            integer("the first item of a piece", k, 0): v for k, v in factor.items()
+        }
+        starts = sorted(pieces)
+        if not starts or starts[0] != 0:
             raise ValueError(
                 f"the pieces of an echo factor start at {starts}; give a mapping from "
                 "fresh indices to factors, with a piece that starts at 0"
             )
-        return Schedule(tuple(starts), tuple(exact_fraction(factor[k]) for k in starts))
+        return Schedule(tuple(starts), tuple(exact_fraction(pieces[k]) for k in starts))
     return Schedule((0,), (exact_fraction(factor),))

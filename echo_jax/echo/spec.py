@@ -4,16 +4,26 @@ There are three, by who decides when an item is used again: `EchoSpec` by the it
 number, `AdaptiveSpec` by what is ready, `StochasticSpec` by a coin.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
+from echo_jax.echo.arguments import integer
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.keys import fingerprint
 from echo_jax.echo.load_schedule import LoadSchedule
 from echo_jax.echo.schedule import Factor, FactorByItem, Schedule, as_schedule
 
-__all__ = ["AdaptiveSpec", "AnySpec", "EchoSpec", "Order", "StochasticSpec"]
+__all__ = [
+    "AdaptiveSpec",
+    "AnySpec",
+    "EchoSpec",
+    "Order",
+    "StochasticSpec",
+    "check_spec",
+    "num_outputs",
+]
 
 Order = Literal["consecutive", "shuffle", "shuffle_buffer", "spread"]
 
@@ -179,8 +189,37 @@ AnySpec = EchoSpec | AdaptiveSpec | StochasticSpec
 
 def _check_integers(spec: AnySpec, **least: int) -> None:
     for name, bound in least.items():
-        value = getattr(spec, name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name}={value!r} must be an int; give {name}={bound}")
-        if value < bound:
-            raise ValueError(f"{name}={value} must be at least {bound}")
+        object.__setattr__(spec, name, integer(name, getattr(spec, name), bound))
+
+
+def num_outputs(
+    spec: AnySpec | None, num_items: int | None, *, batch: bool, drop_remainder: bool
+) -> int:
+    """Returns how many outputs an echo makes, or NotImplemented if it is not known.
+
+    Example:
+      >>> num_outputs(EchoSpec(2.5, batch_size=4), 3, batch=True, drop_remainder=False)
+      2
+    """
+    if num_items is None or not isinstance(spec, EchoSpec):
+        return NotImplemented
+    uses = spec.schedule.total(num_items)
+    if uses is None or uses > sys.maxsize:
+        return NotImplemented
+    size = spec.batch_size if batch else 1
+    return uses // size if drop_remainder else -(-uses // size)
+
+
+def check_spec(spec: Any) -> None:
+    """Refuses what does not describe an echo.
+
+    Raises:
+      TypeError: It is not a spec.
+    """
+    if not isinstance(spec, AnySpec):
+        is_factor = isinstance(spec, int | float | str) and not isinstance(spec, bool)
+        fix = f"ej.EchoSpec(factor={spec!r})" if is_factor else "ej.EchoSpec(factor=2)"
+        raise TypeError(
+            "spec must be an EchoSpec, an AdaptiveSpec or a StochasticSpec, got "
+            f"{spec!r:.80}. Use {fix}."
+        )

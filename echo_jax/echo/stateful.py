@@ -4,10 +4,15 @@ PyTorch's convention: ``state_dict`` and ``load_state_dict`` belong to the loade
 hold for the iterator that it made last. An echo asks its upstream's iterator.
 """
 
+import copy
+import itertools
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-__all__ = ["iterator_of"]
+from echo_jax.echo.source import is_resumable
+
+__all__ = ["PeekedIterator", "iterator_of", "length_of"]
 
 
 class _LoaderIterator(Iterator[Any]):
@@ -44,6 +49,15 @@ class _LoaderIterator(Iterator[Any]):
             self._items = iter(())
 
 
+def length_of(iterable: Any) -> int | None:
+    """Returns the length of an iterable; None where it has none, or an endless one."""
+    try:
+        length = len(iterable)
+    except (TypeError, NotImplementedError, OverflowError):
+        return None
+    return None if length == sys.maxsize else length
+
+
 def iterator_of(iterable: Iterable[Any]) -> Iterator[Any]:
     """Returns an iterator, with a state wherever the iterable offers one.
 
@@ -74,3 +88,68 @@ def iterator_of(iterable: Iterable[Any]) -> Iterator[Any]:
     if all(callable(getattr(iterable, name, None)) for name in methods):
         return _LoaderIterator(iterable)
     return iter(iterable)
+
+
+class PeekedIterator(Iterator[Any]):
+    """An iterator whose next element can be looked at before it is taken."""
+
+    def __init__(self, iterator: Iterator[Any]):
+        """Takes over an iterator, with its state if it has one."""
+        self._iterator: Any = iterator
+        self._peeked: list[Any] = []
+        self._failed: Exception | None = None
+        self._interrupted = False
+        if is_resumable(iterator):
+            self.get_state = self._get_state
+            self.set_state = self._set_state
+
+    def peek(self) -> Any:
+        """Returns the next element, which stays the next one.
+
+        Raises:
+          StopIteration: There is none.
+          RuntimeError: The upstream failed, and then ended; or a look was interrupted,
+            and it has no state to go back to.
+        """
+        if not self._peeked:
+            self._look()
+        if not self._peeked:
+            if self._failed is not None:
+                raise RuntimeError(
+                    "the upstream of this echo failed, and then ended: it does not go "
+                    "on after an error; start anew"
+                ) from self._failed
+            raise StopIteration
+        return self._peeked[0]
+
+    def _look(self) -> None:
+        resumable = is_resumable(self._iterator)
+        if self._interrupted and not resumable:
+            raise RuntimeError(
+                "the first read of the upstream was interrupted, so it is not known "
+                "which item comes next; start anew"
+            )
+        if self._interrupted:
+            self._iterator.set_state(copy.deepcopy(self._state))
+        elif resumable:
+            self._state = copy.deepcopy(self._iterator.get_state())
+        self._interrupted = True
+        try:
+            # Takes it and keeps it, with no place for a signal in between.
+            self._peeked.extend(itertools.islice(self._iterator, 1))
+        except Exception as error:
+            self._failed, self._interrupted = error, False
+            raise
+        self._interrupted = False
+
+    def __next__(self) -> Any:
+        """Returns the next element."""
+        return self._peeked.pop() if self._peeked else next(self._iterator)
+
+    def _get_state(self) -> Any:
+        return self._state if self._peeked else self._iterator.get_state()
+
+    def _set_state(self, state: Any) -> None:
+        self._peeked.clear()
+        self._failed = None
+        self._iterator.set_state(state)

@@ -349,7 +349,7 @@ def test_a_first_host_batch_may_be_smaller_if_it_is_the_last():
     ("changes", "message"),
     [
         ({"num_lanes": 3}, "not a multiple of num_lanes=3"),
-        ({"cap": 0}, "cap=0 must be at least 1"),
+        ({"cap": 0}, "got 0. Use cap=1."),
         ({"host_batch": 6}, "batch_size=8 needs .* these have 6 .* use larger ones"),
         ({"buffer": 7}, "buffer=7 is too small .* use at least 8"),
         ({"buffer": 16, "host_batch": 12}, "use at least 16"),

@@ -71,13 +71,14 @@ class LaneEcho:
             sizes["factor"] = over_lanes(spec.factor, num_devices)
         else:
             self._rows = spec.batch_size  # which come together
-        self._echo = device.echo(
+        self._echo = device.echo_batches(
             TiledUpstream(Stacked(upstream, self._rows), num_devices),
             replace(spec, **sizes),
             mesh=mesh_of(num_devices),
             prefetch=prefetch,
             tags=True,
         )
+        self._outputs = itertools.starmap(self._echo.__next__, itertools.repeat(()))
         self._taken = []  # by code that no signal can interrupt
         self.close = self._echo.close
 
@@ -105,7 +106,7 @@ class LaneEcho:
 
     def __next__(self):
         if not self._taken:
-            self._taken.extend(itertools.islice(self._echo, 1))
+            self._taken.extend(itertools.islice(self._outputs, 1))
         if not self._taken:
             raise StopIteration
         found = self._lane_of(*self._taken[0])
@@ -273,7 +274,7 @@ def test_reading_ahead_changes_nothing(order):
 @pytest.mark.parametrize("order", ORDERS)
 def test_uses_are_those_of_the_host_echo_of_every_lane(order):
     spec = ej.EchoSpec(2.5, 256, order, 32, seed=7)
-    with_lanes = device.echo(Chunks(12), spec, mesh=mesh_of(LANES), tags=True)
+    with_lanes = device.echo_batches(Chunks(12), spec, mesh=mesh_of(LANES), tags=True)
     got = [[] for _ in range(LANES)]
     for batch, tags in with_lanes:
         assert np.array_equal(batch["index"], tags.fresh_index)
@@ -290,7 +291,7 @@ def test_the_same_lanes_on_fewer_devices_give_the_same_batches():
     runs = [
         [
             np.asarray(batch["pixels"])
-            for batch in device.echo(
+            for batch in device.echo_batches(
                 Chunks(8), spec, mesh=mesh_of(num_devices), num_lanes=LANES
             )
         ]
@@ -405,7 +406,9 @@ def test_keys_are_made_where_a_lane_has_one_row_of_a_batch():
     options = {"mesh": mesh_of(4), "tags": True}
     words = [
         (tags, np.asarray(batch["word"]))
-        for batch, tags in device.echo(Chunks(2), spec, augment=augment, **options)
+        for batch, tags in device.echo_batches(
+            Chunks(2), spec, augment=augment, **options
+        )
     ]
     assert len(words) == 32
     for tags, found in words:
@@ -418,7 +421,9 @@ def test_bytes_stay_bytes_and_are_stated():
         "image": np.zeros((16, 4, 4, 3), np.uint8),
         "label": np.zeros(16, np.int32),
     }
-    batches = device.echo([batch], ej.EchoSpec(2, batch_size=16), mesh=mesh_of(2))
+    batches = device.echo_batches(
+        [batch], ej.EchoSpec(2, batch_size=16), mesh=mesh_of(2)
+    )
     buffer = batches.buffer
     assert buffer.bytes_per_item == 4 * 4 * 3 + 4
     assert buffer.num_bytes == buffer.capacity * 52
@@ -432,7 +437,7 @@ def test_bytes_stay_bytes_and_are_stated():
 @pytest.mark.parametrize("num_bytes", [3000, 50_000])
 def test_a_buffer_sized_by_memory_fills_it_and_no_more(order, num_bytes):
     spec = ej.EchoSpec(2, 1, order, 16)
-    echo = device.echo(Chunks(1), spec, mesh=mesh_of(1), buffer_bytes=num_bytes)
+    echo = device.echo_batches(Chunks(1), spec, mesh=mesh_of(1), buffer_bytes=num_bytes)
     item = echo.buffer.bytes_per_item
     room = 20 * item + (
         10 * item * (num_bytes / item) ** 0.5 if order == "shuffle" else 0
@@ -443,10 +448,12 @@ def test_a_buffer_sized_by_memory_fills_it_and_no_more(order, num_bytes):
 def test_a_buffer_that_does_not_fit_is_refused_with_what_would():
     # Large items, and few: a plan of millions of items takes a second.
     huge = {"x": np.broadcast_to(np.uint8(0), (8, 1 << 26))}
-    echo = device.echo([huge], ej.EchoSpec(2, 1 << 16, "shuffle", 8), mesh=mesh_of(1))
+    echo = device.echo_batches(
+        [huge], ej.EchoSpec(2, 1 << 16, "shuffle", 8), mesh=mesh_of(1)
+    )
     with pytest.raises(ValueError, match=r"4.57e\+03 GB.*does not fit.*buffer_bytes="):
         next(echo)
-    tiny = device.echo(
+    tiny = device.echo_batches(
         Chunks(1), ej.EchoSpec(2, 1, "shuffle", 16), mesh=mesh_of(1), buffer_bytes=90
     )
     with pytest.raises(ValueError, match="use more buffer_bytes"):
@@ -462,7 +469,7 @@ def test_keys_follow_from_seed_index_and_repeat():
     spec = ej.EchoSpec(2, 32, "shuffle", 16, seed=9)
     draws = {}
     for num_devices in (1, 4):
-        echo = device.echo(
+        echo = device.echo_batches(
             Chunks(6),
             spec,
             mesh=mesh_of(num_devices),
@@ -484,7 +491,7 @@ def test_keys_follow_from_seed_index_and_repeat():
 
 def test_a_batch_that_differs_from_the_first_is_refused():
     batches = [{"x": np.zeros((8, 3))}, {"x": np.zeros((8, 4))}]
-    echo = device.echo(batches, ej.EchoSpec(1, batch_size=8), mesh=mesh_of(1))
+    echo = device.echo_batches(batches, ej.EchoSpec(1, batch_size=8), mesh=mesh_of(1))
     next(echo)
     with pytest.raises(ValueError, match="pad or crop before the echo"):
         next(echo)
@@ -495,28 +502,28 @@ def test_what_the_upstream_raises_is_raised_once_and_then_it_has_ended():
         yield {"x": np.zeros(8)}
         raise OSError("disk gone")
 
-    echo = device.echo(batches(), ej.EchoSpec(1, batch_size=8), mesh=mesh_of(1))
+    echo = device.echo_batches(batches(), ej.EchoSpec(1, batch_size=8), mesh=mesh_of(1))
     next(echo)
     with pytest.raises(OSError, match="disk gone"):
         next(echo)
 
 
 def test_the_state_of_an_upstream_without_one_is_refused_when_asked_for():
-    echo = device.echo(iter([{"x": np.zeros(8)}]), ej.EchoSpec(batch_size=8))
+    echo = device.echo_batches(iter([{"x": np.zeros(8)}]), ej.EchoSpec(batch_size=8))
     with pytest.raises(TypeError, match="no get_state and set_state"):
         echo.get_state()
 
 
 def test_a_state_of_other_data_is_refused():
     spec = ej.EchoSpec(2, 64, "spread", 16)
-    echo = device.echo(Chunks(9), spec, mesh=mesh_of(1))
+    echo = device.echo_batches(Chunks(9), spec, mesh=mesh_of(1))
     for _ in range(9):
         next(echo)
     state = json.loads(json.dumps(echo.get_state()))
-    shorter = device.echo(Chunks(2), spec, mesh=mesh_of(1))
+    shorter = device.echo_batches(Chunks(2), spec, mesh=mesh_of(1))
     with pytest.raises(ValueError, match="the upstream ended after"):
         shorter.set_state(state)
-    empty = device.echo(Chunks(0), spec, mesh=mesh_of(1))
+    empty = device.echo_batches(Chunks(0), spec, mesh=mesh_of(1))
     with pytest.raises(ValueError, match="the upstream is empty"):
         empty.set_state(state)
 
@@ -537,7 +544,7 @@ def test_states_of_batches_that_no_restore_needs_are_not_kept():
 
     alive = weakref.WeakSet()
     spec = ej.EchoSpec(2, 64, "spread", 16)
-    echo = device.echo(Tracked(200), spec, mesh=mesh_of(1), prefetch=0)
+    echo = device.echo_batches(Tracked(200), spec, mesh=mesh_of(1), prefetch=0)
     kept = []
     for _ in range(300):
         next(echo)
@@ -572,7 +579,9 @@ def test_host_batches_of_any_size_are_read_again_as_a_whole(
     )
 
     def start():
-        return device.echo(Chunks(9, rows), spec, mesh=mesh_of(num_devices), tags=True)
+        return device.echo_batches(
+            Chunks(9, rows), spec, mesh=mesh_of(num_devices), tags=True
+        )
 
     with closing(start()) as echo, closing(start()) as later:
         assert len([*itertools.islice(echo, 14)]) == 14
@@ -589,7 +598,7 @@ def test_the_state_is_small_whatever_the_buffer_holds():
     state = {}
     for size in (32, 4096):
         spec = ej.EchoSpec(4, size, "spread", 16)
-        echo = device.echo(Chunks(600), spec, mesh=mesh_of(1))
+        echo = device.echo_batches(Chunks(600), spec, mesh=mesh_of(1))
         for _ in range(500):
             next(echo)
         state[size] = len(json.dumps(echo.get_state()))

@@ -24,9 +24,9 @@ def test_grains_own_check_of_checkpoints(spec, options):
     grain.experimental.assert_equal_output_after_checkpoint(dataset)
 
 
-def test_grains_own_check_of_checkpoints_behind_unbatching(spec):
+def test_grains_own_check_of_checkpoints_of_echoed_batches(spec):
     dataset = _source().map(lambda k: {"index": np.array(k)}).batch(3)
-    dataset = ej.grain.echo(dataset, spec, batch=True, unbatch=True, tags=True)
+    dataset = ej.grain.echo_batches(dataset, spec, tags=True)
     grain.experimental.assert_equal_output_after_checkpoint(dataset)
 
 

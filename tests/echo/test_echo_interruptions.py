@@ -43,7 +43,7 @@ def host_echo(**options):
 
 def stacked_echo(spec):
     stacks = Stacked(CountingUpstream(items_of(NUM_ITEMS)), 5)
-    return ej.echo(stacks, spec, batch=True, unbatch=True, tags=True)
+    return ej.echo_batches(stacks, spec, tags=True)
 
 
 def grain_echo(spec):
@@ -55,7 +55,7 @@ def device_echo(spec):
         (1,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1]
     )
     batches = Stacked(CountingUpstream(items_of(NUM_ITEMS)), spec.batch_size)
-    return ej.device.echo(batches, spec, mesh=mesh, tags=True)
+    return ej.device.echo_batches(batches, spec, mesh=mesh, tags=True)
 
 
 STORES = {

@@ -44,7 +44,7 @@ STACKED = 5
 
 def stacked_echo(upstream, spec):
     stacks = Stacked(upstream, STACKED)
-    return ej.echo(stacks, spec, batch=True, unbatch=True, tags=True)
+    return ej.echo_batches(stacks, spec, tags=True)
 
 
 MODE_ECHOES = {

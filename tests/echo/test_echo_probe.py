@@ -315,8 +315,8 @@ def test_a_starved_trainer_is_told_how_to_echo():
     # A hundred batches of 32.
     assert "Keep 3200 examples (44.8 kB)" in text
     assert report.how == (
-        'ej.echo(batches, ej.EchoSpec(factor=4.0, order="spread", buffer=3200, '
-        "batch_size=32), batch=True, unbatch=True)"
+        'ej.echo_batches(loader, ej.EchoSpec(factor=4.0, order="spread", buffer=3200, '
+        "batch_size=32))"
     )
     assert report.how in str(report)
     assert "R is above 4" in text

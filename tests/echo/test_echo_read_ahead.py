@@ -93,7 +93,9 @@ def test_the_next_batch_is_read_while_one_is_sent(monkeypatch):
         return put(self, batch)
 
     monkeypatch.setattr(EchoBuffer, "put", slow_put)
-    with ej.device.echo(batches(), ej.EchoSpec(2, batch_size=8), num_lanes=8) as echo:
+    with ej.device.echo_batches(
+        batches(), ej.EchoSpec(2, batch_size=8), num_lanes=8
+    ) as echo:
         # The look at the first batch, for its layout, reads no other.
         assert not asked[1].is_set()
         assert next(echo)["x"].tolist() == [0] * 8

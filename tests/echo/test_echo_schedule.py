@@ -147,8 +147,8 @@ def test_far_items_do_not_overflow():
         ),
         ({}, ValueError, ["[]", "a piece that starts at 0"]),
         ({5: 2}, ValueError, ["[5]", "a piece that starts at 0"]),
-        ({0: 2, -1: 2}, ValueError, ["[-1, 0]", "a piece that starts at 0"]),
-        ({0: 2, 1.5: 2}, ValueError, ["[0, 1.5]", "fresh indices"]),
+        ({0: 2, -1: 2}, ValueError, ["first item of a piece", "got -1. Use 0."]),
+        ({0: 2, 1.5: 2}, TypeError, ["first item of a piece", "got 1.5"]),
         ({0: 2, 9: 0.5}, ValueError, ["0.5", "at least 1"]),
         (
             {0: Fraction(10**5 + 1, 10**5), 9: Fraction(99_990, 99_989)},

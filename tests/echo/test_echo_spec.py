@@ -61,13 +61,13 @@ def test_the_defaults_of_a_spec_can_be_carried_out(mode):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("buffer", 0, "buffer=0 must be at least 1"),
-        ("buffer", 2.0, "buffer=2.0 must be an int; give buffer=1"),
-        ("buffer", True, "buffer=True must be an int; give buffer=1"),
-        ("batch_size", 0, "batch_size=0 must be at least 1"),
-        ("batch_size", "4", "batch_size='4' must be an int; give batch_size=1"),
-        ("seed", -1, "seed=-1 must be at least 0"),
-        ("seed", None, "seed=None must be an int; give seed=0"),
+        ("buffer", 0, "got 0. Use buffer=1."),
+        ("buffer", 2.0, "got 2.0. Use buffer=2."),
+        ("buffer", True, "got True. Use buffer=1."),
+        ("batch_size", 0, "got 0. Use batch_size=1."),
+        ("batch_size", "4", "got '4'. Use batch_size=4."),
+        ("seed", -1, "got -1. Use seed=0."),
+        ("seed", None, "got None. Use seed=0."),
     ],
 )
 def test_a_wrong_number_is_named_with_the_fix(mode, name, value, message):
@@ -83,8 +83,8 @@ def test_a_wrong_number_is_named_with_the_fix(mode, name, value, message):
             "order='random' is unknown; use one of 'consecutive', 'shuffle', "
             "'shuffle_buffer', 'spread'",
         ),
-        (lambda: AdaptiveSpec(cap=0), "cap=0 must be at least 1"),
-        (lambda: AdaptiveSpec(cap=1.5), "cap=1.5 must be an int; give cap=1"),
+        (lambda: AdaptiveSpec(cap=0), "got 0. Use cap=1."),
+        (lambda: AdaptiveSpec(cap=1.5), "got 1.5. Use cap=2."),
         (
             lambda: StochasticSpec(0.5),
             "load=0.5 must be a LoadSchedule, such as LoadSchedule(start=0.5, end=0.5)",

@@ -56,18 +56,15 @@ def batches(count):
     return [{"x": np.arange(8 * k, 8 * k + 8)} for k in range(count)]
 
 
-STACKED = {"batch": True, "unbatch": True}
-
-
 @pytest.mark.parametrize(
-    ("make_echo", "factor", "options"),
-    [(ej.echo, 1, {}), (ej.echo, 2, STACKED), (ej.device.echo, 2, {})],
+    ("make_echo", "factor"),
+    [(ej.echo, 1), (ej.echo_batches, 2), (ej.device.echo_batches, 2)],
 )
-def test_a_restored_pass_ends_where_the_pass_ends(make_echo, factor, options):
+def test_a_restored_pass_ends_where_the_pass_ends(make_echo, factor):
     def make():
         loader = Loader(CountingUpstream(batches(5)))
         spec = ej.EchoSpec(factor, batch_size=8)
-        return loader, make_echo(loader, spec, **options)
+        return loader, make_echo(loader, spec)
 
     outputs = [np.asarray(batch["x"]) for batch in make()[1]]
     assert len(outputs) == 5 * factor
@@ -79,7 +76,7 @@ def test_a_restored_pass_ends_where_the_pass_ends(make_echo, factor, options):
         rest = [np.asarray(batch["x"]) for batch in other]
         np.testing.assert_array_equal(rest, outputs[taken:] or np.zeros(0))
         # Workers start with a pass. An echo on the devices looks at a batch first.
-        assert loader.num_passes <= (1 if make_echo is ej.echo else 2)
+        assert loader.num_passes <= (2 if make_echo is ej.device.echo_batches else 1)
 
 
 def test_an_echo_of_the_next_epoch_begins_at_its_start():

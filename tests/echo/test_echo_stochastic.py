@@ -301,13 +301,13 @@ def test_schedules_by_hand():
         ({"quantity": "e", "start": 0.5}, "start=0.5 must be an echo factor"),
         ({"quantity": "e", "end": float("inf")}, "end=inf must be an echo factor"),
         ({"start": True}, "start=True must be a number"),
-        ({"updates": 0}, "updates=0 must be an int of at least 1"),
+        ({"updates": 0}, "got 0. Use updates=1."),
         ({"schedule": "constant"}, "constant schedule has end=0.5"),
         ({"milestones": (1,)}, "belong to schedule='multistep'"),
         ({"schedule": "multistep", "milestones": (2, 2)}, "must ascend"),
-        ({"schedule": "multistep", "milestones": (0, 2)}, "must ascend"),
+        ({"schedule": "multistep", "milestones": (0, 2)}, "got 0. Use 1."),
         ({"schedule": "multistep", "milestones": (2, 11)}, "at most updates=10"),
-        ({"schedule": "multistep", "milestones": (2.0,)}, "must be ints"),
+        ({"schedule": "multistep", "milestones": (2.0,)}, "got 2.0. Use 2."),
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused(changes, message):

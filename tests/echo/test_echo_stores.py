@@ -19,6 +19,8 @@ from echo_jax.echo import device
 from echo_jax.echo.stores.device import EchoBuffer, jitted_write
 from echo_jax.echo.stores.host import ItemStore, RingStore
 
+# Many items here are arrays of some rows, as a batch is.
+pytestmark = pytest.mark.filterwarnings("ignore:each item that ej.echo")
 SMALL = np.arange(6).reshape(2, 3)
 RECORDS = np.array([(1, 2.5), (3, 4.5)], [("id", "i4"), ("score", "f8")])
 
@@ -386,7 +388,6 @@ def test_items_may_lie_in_one_array_that_the_upstream_uses_again(prefetch):
         # Without a thread, what is read is used at once but for other items of a batch.
         {"prefetch": 0},
         {"prefetch": 2},
-        {"prefetch": 2, "unbatch": True},
     ],
 )
 def test_batches_of_an_array_that_is_used_again_too_early_are_refused(options):
@@ -515,7 +516,7 @@ def test_a_short_last_batch_is_refused_with_both_sizes_and_the_cure():
         yield {"x": np.arange(4, dtype=np.int32)}
 
     spec = ej.EchoSpec(2, batch_size=8)
-    echo = device.echo(batches(), spec, mesh=mesh_of(2), prefetch=0)
+    echo = device.echo_batches(batches(), spec, mesh=mesh_of(2), prefetch=0)
     next(echo)
     next(echo)
     message = refusal(echo)
@@ -534,7 +535,7 @@ def test_an_explicit_mesh_gives_the_batches_of_an_automatic_one():
     def run(kind):
         fresh = ({"x": np.arange(8, dtype=np.int32) + 8 * k} for k in range(4))
         spec = ej.EchoSpec(2, 32, "spread", 8, 3)
-        echo = device.echo(fresh, spec, mesh=mesh_of(4, kind), prefetch=0)
+        echo = device.echo_batches(fresh, spec, mesh=mesh_of(4, kind), prefetch=0)
         return [batch["x"] for batch in echo]
 
     explicit, automatic = run(AxisType.Explicit), run(AxisType.Auto)

@@ -186,7 +186,7 @@ def uses(items, stored, factor, size):
     if stored == "stacked":
         return list(ej.echo(items, spec, batch=True)), expected
     upstream = [stack(items[:2]), *([stack(items[2:])] if items[2:] else [])]
-    return list(ej.echo(upstream, spec, batch=True, unbatch=True)), expected
+    return list(ej.echo_batches(upstream, spec)), expected
 
 
 def item_of(kind, k):
@@ -259,6 +259,7 @@ def _made(shape, seed):
     return CONTAINERS[kind](*[_made(part, seed) for part in parts])
 
 
+@pytest.mark.filterwarnings("ignore:each item that ej.echo")
 @pytest.mark.parametrize("stored", STORED)
 @given(shape=_shapes_of_items(), factor=st.integers(1, 3), size=st.integers(1, 3))
 @settings(max_examples=60)
@@ -298,7 +299,7 @@ def test_a_restore_reads_rows_of_text_at_their_full_width(order):
 
     def make():
         spec = spec_of(order, "2")
-        return ej.echo(Upstream(), spec, batch=True, unbatch=True)
+        return ej.echo_batches(Upstream(), spec)
 
     echo = make()
     next(echo)

@@ -15,14 +15,17 @@ from echo_jax.echo.echo import EchoIterator
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.spec import AnySpec
 
-__all__ = ["EchoDataset", "EchoDatasetIterator", "echo"]
+__all__ = ["EchoDataset", "EchoDatasetIterator", "echo", "echo_batches"]
 
 
 class EchoDataset(grain.IterDataset):
     """The dataset that `echo` returns."""
 
     def __init__(
-        self, parent: grain.IterDataset, spec: AnySpec, options: dict[str, Any]
+        self,
+        parent: grain.IterDataset,
+        spec: AnySpec | None,
+        options: dict[str, Any],
     ):
         """See `echo`."""
         super().__init__(parent)
@@ -41,7 +44,10 @@ class EchoDatasetIterator(grain.DatasetIterator):
     """
 
     def __init__(
-        self, parent: grain.DatasetIterator, spec: AnySpec, options: dict[str, Any]
+        self,
+        parent: grain.DatasetIterator,
+        spec: AnySpec | None,
+        options: dict[str, Any],
     ):
         """See `echo`."""
         super().__init__(parent)
@@ -61,6 +67,11 @@ class EchoDatasetIterator(grain.DatasetIterator):
     def tags(self) -> Tags | None:
         """The tags of the latest element, None before the first."""
         return self._echo.tags
+
+    def __iter__(self) -> "EchoDatasetIterator":
+        """Returns itself; warns where it has ended."""
+        iter(self._echo)
+        return self
 
     def __next__(self) -> Any:
         return next(self._echo)
@@ -90,7 +101,6 @@ def echo(
     spec: AnySpec,
     *,
     batch: bool = False,
-    unbatch: bool = False,
     drop_remainder: bool = False,
     tags: bool = False,
     prefetch: int | None = None,
@@ -101,9 +111,8 @@ def echo(
       dataset: The stages before the echo. A `grain.MapDataset` becomes one with
         ``to_iter_dataset()``, after which no element can be read by its index.
       spec: What the echo does: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
-      batch: Whether to stack ``spec.batch_size`` uses into one element.
-      unbatch: Whether the dataset yields batches whose examples are the items.
-        Goes with ``batch``; see `echo_jax.echo`.
+      batch: Whether to stack ``spec.batch_size`` uses into one element. For a dataset
+        of batches use `echo_batches`.
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether elements are pairs of element and `echo_jax.Tags`.
       prefetch: See `echo_jax.echo`.
@@ -123,20 +132,56 @@ def echo(
       >>> list(echo(source, EchoSpec(factor=2)))
       [0, 0, 1, 1, 2, 2, 3, 3]
     """
+    options = {"batch": batch, "drop_remainder": drop_remainder}
+    return _echoed(dataset, spec, options | {"tags": tags, "prefetch": prefetch})
+
+
+def echo_batches(
+    dataset: grain.IterDataset,
+    spec: AnySpec | None = None,
+    *,
+    drop_remainder: bool = False,
+    tags: bool = False,
+    prefetch: int | None = None,
+) -> EchoDataset:
+    """Repeats the examples of a Grain dataset of batches, and yields batches.
+
+    Args:
+      dataset: The stages before the echo, which yield batches.
+      spec: What the echo does. None to choose it by the first batch; see
+        `echo_jax.echo_batches`.
+      drop_remainder: Whether to leave out a last, smaller batch.
+      tags: Whether elements are pairs of batch and `echo_jax.Tags`.
+      prefetch: See `echo_jax.echo`.
+
+    Returns:
+      A dataset of batches; see `echo`.
+
+    Raises:
+      TypeError: If the dataset is not a `grain.IterDataset`.
+      ValueError: If the spec cannot be carried out.
+
+    Example:
+      >>> from echo_jax import EchoSpec
+      >>> batches = grain.MapDataset.range(4).batch(2).to_iter_dataset()
+      >>> [x.tolist() for x in echo_batches(batches, EchoSpec(2, batch_size=4))]
+      [[0, 0, 1, 1], [2, 2, 3, 3]]
+    """
+    options = {"stacked": True, "drop_remainder": drop_remainder}
+    return _echoed(dataset, spec, options | {"tags": tags, "prefetch": prefetch})
+
+
+def _echoed(
+    dataset: grain.IterDataset, spec: AnySpec | None, options: dict[str, Any]
+) -> EchoDataset:
     if not isinstance(dataset, grain.IterDataset):
         raise TypeError(
             f"an echo needs a grain.IterDataset, not a {type(dataset).__name__}; for a "
             "grain.MapDataset call to_iter_dataset() first: an echo by index would "
             "read every element once per use"
         )
-    # Refuses a spec that cannot be carried out, here and now.
-    make_plan(spec)
-    prefetched(spec, prefetch)
-    options = {
-        "batch": batch,
-        "unbatch": unbatch,
-        "drop_remainder": drop_remainder,
-        "tags": tags,
-        "prefetch": prefetch,
-    }
+    if spec is not None:
+        # Refuses a spec that cannot be carried out, here and now.
+        make_plan(spec)
+        prefetched(spec, options["prefetch"])
     return EchoDataset(dataset, spec, options)

@@ -61,8 +61,8 @@ class OptionNames:
     device: str = "on the accelerator"
     placements: tuple[str, ...] = ()
     echo: str = (
-        'ej.echo(batches, ej.EchoSpec(factor={factor}, order="spread", '
-        "buffer={buffer}, batch_size={batch_size}), batch=True, unbatch=True)"
+        'ej.echo_batches(loader, ej.EchoSpec(factor={factor}, order="spread", '
+        "buffer={buffer}, batch_size={batch_size}))"
     )
 
 

@@ -15,7 +15,15 @@ from echo_jax.echo.keys import use_seed
 from echo_jax.echo.laws.bounds import check_bounds, most_rereads
 from echo_jax.echo.laws.consumers import one_consumer
 from echo_jax.echo.laws.failures import all_or_nothing
-from echo_jax.echo.laws.harness import Record, Trial, Use, bits_of, close, uses_of
+from echo_jax.echo.laws.harness import (
+    Record,
+    Trial,
+    Use,
+    bits_of,
+    close,
+    one_more,
+    uses_of,
+)
 from echo_jax.echo.laws.modes import (
     batches_of,
     most_uses,
@@ -161,7 +169,7 @@ def _check_saved(trial: Trial, saved: Record) -> None:
             close(echo)
             echo, _ = trial.start()
             echo.set_state(state)
-        outputs += [uses_of(output) for output in itertools.islice(echo, 1)]
+        outputs += [uses_of(output) for output in one_more(echo)]
     close(echo)
     trial.compare(4, "of a run restored again and again", saved.outputs, outputs)
 
@@ -293,7 +301,7 @@ def _check_turns(trial: Trial, record: Record) -> None:
     # In turns, so that state that instances share would show.
     for _ in range(most_uses(trial.spec, trial.num_items) + 2):
         for number, echo in enumerate(echoes):
-            for output in itertools.islice(echo, 1):
+            for output in one_more(echo):
                 uses[number] += uses_of(output)
     for number, echo in enumerate(echoes):
         close(echo)

@@ -1,5 +1,6 @@
 """What `echo_jax.testing` feeds an echo with, and how it records what comes out."""
 
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ __all__ = [
     "Use",
     "bits_of",
     "close",
+    "one_more",
     "uses_of",
 ]
 
@@ -164,7 +166,7 @@ class Trial:
         echo, upstream = self.start(pause_s=pause_s)
         record = Record([], [upstream.reads], [echo.get_state()] if states else [])
         # Asked once more after its end, it stays ended.
-        for output in itertools.chain(self.limited(echo), itertools.islice(echo, 1)):
+        for output in itertools.chain(self.limited(echo), one_more(echo)):
             record.outputs.append(uses_of(output))
             record.reads.append(upstream.reads)
             if states:
@@ -242,6 +244,12 @@ def bits_of(item: Any) -> tuple[Any, ...]:
         else:
             bits.append((path, array.dtype.str, array.shape, array.tobytes()))
     return tuple(bits)
+
+
+def one_more(echo: Iterator[Any]) -> Iterator[Any]:
+    """Yields the next output if there is one; does not iterate anew, which warns."""
+    with contextlib.suppress(StopIteration):
+        yield next(echo)
 
 
 def close(echo: Any) -> None:

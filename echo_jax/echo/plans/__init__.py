@@ -7,7 +7,7 @@ from echo_jax.echo.plans.base import Plan
 from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.plans.stochastic import StochasticPlan
-from echo_jax.echo.spec import AdaptiveSpec, AnySpec, StochasticSpec
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec, StochasticSpec, check_spec
 
 __all__ = ["make_plan"]
 
@@ -34,12 +34,14 @@ def make_plan(
         differs.
 
     Raises:
+      TypeError: If it is not a spec.
       ValueError: If the spec cannot be carried out.
 
     Example:
       >>> make_plan(AdaptiveSpec(buffer=8, batch_size=2)).need(2)
       Need(must=2, may=0)
     """
+    check_spec(spec)
     shape: dict[str, Any] = {"lanes": lanes, "options": options}
     if isinstance(spec, AdaptiveSpec):
         return AdaptivePlan(spec, **shape)

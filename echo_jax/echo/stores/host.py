@@ -124,6 +124,7 @@ class RingStore:
         """
         self._num_slots = num_slots
         self._stacked = stacked
+        self.rows_of_first = 0  # of stacked items, once they are known
         self._guard = ReuseGuard()
         self._structure: Structure | None = None
         # One for each leaf, and the array that its slots are in.
@@ -256,10 +257,27 @@ class RingStore:
         lengths = {as_array(path, leaf).shape[:1] for path, leaf in flatten(tree)}
         if len(lengths) != 1 or lengths == {()}:
             raise ValueError(
-                "unbatch=True needs batches whose leaves have one first axis in "
-                f"common; this one has first axes {sorted(lengths)}"
+                "the leaves of a batch must have one first axis in common, got the "
+                f"first axes {sorted(lengths)}. Use ej.echo(items, spec, batch=True) "
+                "if the loader yields single examples."
             )
-        return self._accept(1, tree), lengths.pop()[0]
+        rows = lengths.pop()[0]
+        columns = self._accept(1, tree)
+        self.rows_of_first = self.rows_of_first or rows
+        return columns, rows
+
+    @property
+    def seems_stacked(self) -> int:
+        """The rows that all leaves of an item have in common; 0 if it is no batch.
+
+        Items whose leaves all have one axis are mostly sequences, and no batches.
+        """
+        shapes = [leaf.shape for leaf in self._leaves]
+        rows = {shape[:1] for shape in shapes}
+        if len(rows) != 1 or rows == {()} or max(map(len, shapes)) < 2:
+            return 0
+        (first,) = rows.pop()
+        return first if first > 1 else 0
 
     def _accept(self, lead: int, tree: Any) -> list[np.ndarray]:
         """Returns the leaves of a tree, which have ``lead`` axes before an item's."""

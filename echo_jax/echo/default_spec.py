@@ -1,0 +1,93 @@
+"""The echo of a call without a spec: adaptive, and small beside the memory."""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec
+
+__all__ = ["chosen_part", "default_spec", "free_memory", "split_state"]
+
+_MAX_USES = 4
+_MAX_BATCHES = 64
+_MEMORY_SHARE = 10  # the buffer takes at most one part in so many of what is free
+
+
+def default_spec(batch_size: int, bytes_per_item: int, free_bytes: int) -> AdaptiveSpec:
+    """Returns the echo of a call without a spec, and logs it.
+
+    Args:
+      batch_size: Examples of a batch of the loader.
+      bytes_per_item: Bytes of an example in the buffer.
+      free_bytes: Free memory where the buffer is.
+
+    Returns:
+      An adaptive echo with at most 4 uses of an example. The buffer holds at most 64
+      batches, takes at most a tenth of the free memory, and holds at least one batch.
+
+    Example:
+      >>> default_spec(32, 3072, 16 * 2**30)
+      AdaptiveSpec(cap=4, buffer=2048, batch_size=32, seed=0, replay=None)
+    """
+    fits = free_bytes // _MEMORY_SHARE // max(batch_size * bytes_per_item, 1)
+    batches = max(1, min(_MAX_BATCHES, fits))
+    spec = AdaptiveSpec(
+        cap=_MAX_USES, buffer=batches * batch_size, batch_size=batch_size
+    )
+    logging.getLogger("echo_jax").info(
+        "No spec was given, so the echo is %s: each example is used at most %d times, "
+        "fresh ones first. Its buffer of %d batches takes %.1f MB.",
+        spec,
+        _MAX_USES,
+        batches,
+        batches * batch_size * bytes_per_item / 1e6,
+    )
+    return spec
+
+
+def free_memory() -> int:
+    """Returns the free memory of the host in bytes, as its container limits it."""
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    free = [pages * size]
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            free.append(int(line.split()[1]) * 1024)
+    limit, used = (
+        _read(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current")
+    )
+    if limit.strip().isdigit() and used.strip().isdigit():
+        free.append(max(0, int(limit) - int(used)))
+    return min(free)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def chosen_part(spec: AnySpec) -> dict[str, int]:
+    """Returns what was chosen of a spec, to be kept in a state."""
+    return {"batch_size": spec.batch_size, "buffer": spec.buffer}
+
+
+def split_state(state: Any) -> tuple[dict[str, Any], AdaptiveSpec]:
+    """Returns the state of an echo, and the spec that the echo had chosen.
+
+    Raises:
+      ValueError: It is not the state of an echo that was made without a spec.
+    """
+    chosen = state.get("spec") if isinstance(state, Mapping) else None
+    if not isinstance(chosen, Mapping) or set(chosen) != {"batch_size", "buffer"}:
+        raise ValueError(
+            "the state is not one of an echo that was made without a spec. Make the "
+            "echo with the spec that it had when the state was saved."
+        )
+    try:
+        spec = AdaptiveSpec(cap=_MAX_USES, **chosen)
+    except TypeError as error:
+        raise ValueError(f"the state is damaged: {error}") from error
+    return {key: value for key, value in state.items() if key != "spec"}, spec
