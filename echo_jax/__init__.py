@@ -72,3 +72,7 @@ def __getattr__(name: str) -> Any:
     if name == "load_run":
         return importlib.import_module("echo_jax.inference.run").load_run
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -6,6 +6,7 @@ can hide a cycle or a forbidden direction.
 
 import ast
 import graphlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,7 @@ ALLOWED_OUTSIDE = {
 # The modules of `echo` whose name begins so know one backend, and never another.
 BACKENDS = {
     "echo.adapters.grain": "grain",
+    "echo.adapters.tensorflow_extra": "tensorflow",
     "echo.adapters.tfdata": "tensorflow",
     "echo.device": "jax",
     "echo.stores.device": "jax",
@@ -206,29 +208,91 @@ def test_training_names_no_workload():
         assert not strings & names, module
 
 
-@pytest.mark.parametrize(
-    ("statement", "absent"),
-    [
-        ("import echo_jax.cli", ("jax", "flax", "tensorflow", "grain", "matplotlib")),
-        ("import echo_jax.runs", ("scipy.stats", "tensorflow", "matplotlib")),
-        ("import echo_jax.config", ("jax", "flax", "tensorflow", "grain")),
-        *(
-            pytest.param(
-                f"import echo_jax.{module}",
-                ("jax", "flax", "tensorflow", "grain"),
-                marks=pytest.mark.slow,
-            )
-            for module in ("studies.report", "searches.report", "searches.workers")
-        ),
-        (
-            "import echo_jax.files.folders",
-            ("etils", "fsspec", "gcsfs", "google", "jax"),
-        ),
-    ],
+# What an import must not bring, nor those before it.
+LIGHT = {
+    "echo_jax.files.folders": {"etils", "fsspec", "gcsfs", "google", "jax"},
+    "echo_jax.config": {"jax", "flax", "tensorflow", "grain"},
+    "echo_jax.cli": {"jax", "flax", "tensorflow", "grain", "matplotlib"},
+    "echo_jax.runs": {"scipy.stats", "tensorflow", "matplotlib"},
+}
+EXTRAS = (
+    *("datasets", "flatbuffers", "gcsfs", "google.cloud", "pyarrow", "pycocotools"),
+    *("safetensors", "tensorboard", "tensorboardX", "tensorflow", "torch", "wandb"),
 )
-def test_an_import_stays_light(statement, absent):
-    program = f"import sys; {statement}; print(*sys.modules)"
+PUBLIC = (
+    "echo_jax",
+    *(f"echo_jax.{name}" for name in ("config", "data.prepare", "inference.run")),
+    *(f"echo_jax.{name}" for name in ("models", "training", "workloads")),
+)
+IMPORTS_IN_TURN = """
+import importlib, inspect, json, pydoc, sys, typing
+from importlib.machinery import PathFinder
+light, extras, public = map(json.loads, sys.argv[1:])
+found = []
+for name, absent in light.items():
+    importlib.import_module(name)
+    found += [f"{name} imports {each}" for each in {*absent} & {*sys.modules}]
+# jax, Orbax and tensorflow-datasets import these where they are.
+heavy = {*extras} - {"flatbuffers", "google.cloud", "pyarrow"}
+found += [f"an extra, {each}, is imported" for each in heavy & {*sys.modules}]
+
+class NotInstalled(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        is_there = not any(f"{name}.".startswith(f"{each}.") for each in extras)
+        return super().find_spec(name, path, target) if is_there else None
+
+sys.meta_path = [NotInstalled if f is PathFinder else f for f in sys.meta_path]
+
+def look(module):
+    pydoc.render_doc(module)
+    exec(f"from {module.__name__} import *", {})
+    members = [m for n, m in inspect.getmembers(module) if n in module.__all__]
+    for member in members:
+        if inspect.isclass(member) or inspect.isroutine(member):
+            typing.get_type_hints(member)
+    return members
+
+for name in public:
+    for member in look(importlib.import_module(name)):
+        if inspect.ismodule(member) and name == "echo_jax":
+            look(member)
+ej = sys.modules["echo_jax"]
+for use in (
+    lambda: ej.tfdata.echo(ej.EchoSpec(2)),
+    lambda: importlib.import_module("echo_jax.data.pipeline.tfdata_engine"),
+):
+    try:
+        use()
+    except ImportError as error:
+        print(error)
+print(json.dumps(found))
+"""
+
+
+def test_imports_are_light_and_need_no_extra():
+    """All in one process, as each takes seconds to start."""
+    light = {name: sorted(absent) for name, absent in LIGHT.items()}
+    arguments = map(json.dumps, (light, EXTRAS, PUBLIC))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", IMPORTS_IN_TURN, *arguments],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    *said, found = done.stdout.splitlines()
+    assert ["pip install 'echo-jax[tfdata]'" in line for line in said] == [True] * 2
+    assert json.loads(found) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "module", ("studies.report", "searches.report", "searches.workers")
+)
+def test_an_import_stays_light(module):
+    program = f"import sys; import echo_jax.{module}; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert not set(done.stdout.split()) & set(absent)
+    absent = {"jax", "flax", "tensorflow", "grain"}
+    assert not set(done.stdout.split()) & absent

@@ -16,6 +16,8 @@ MODULES = sorted(
 # Modules whose public names are shown at work in another module's example.
 WITHOUT_EXAMPLE = {
     "adapters",
+    "adapters.tensorflow_extra",
+    "adapters.tfdata_graph",
     "adapters.tfdata_orders",
     "counts",
     "device_feed",

@@ -4,8 +4,6 @@ One module, because importing TensorFlow takes ten seconds.
 """
 
 import itertools
-import subprocess
-import sys
 
 import echo_cases
 import numpy as np
@@ -393,16 +391,3 @@ def test_elements_of_unequal_shapes_do_not_make_a_batch():
     echoed = dataset.apply(ej.tfdata.echo(spec_of("shuffle", "2"), batch=True))
     with pytest.raises(tf.errors.InvalidArgumentError, match="different shapes"):
         list(echoed)
-
-
-def test_without_tensorflow_the_error_names_the_extra():
-    program = (
-        "import sys; sys.modules['tensorflow'] = None\n"
-        "import echo_jax\n"
-        "try:\n    echo_jax.tfdata\n"
-        "except ImportError as error:\n    print(error)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert "pip install 'echo-jax[tfdata]'" in done.stdout

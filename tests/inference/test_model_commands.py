@@ -70,10 +70,12 @@ def test_what_an_evaluation_needs_and_is_not_installed_is_named(
     shapes_run, capsys, monkeypatch
 ):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    monkeypatch.delitem(sys.modules, "echo_jax.echo.adapters.tfdata", raising=False)
+    monkeypatch.delitem(
+        sys.modules, "echo_jax.echo.adapters.tensorflow_extra", raising=False
+    )
 
     def evaluate(*args, **options):
-        importlib.import_module("echo_jax.echo.adapters.tfdata")
+        importlib.import_module("echo_jax.echo.adapters.tensorflow_extra")
 
     monkeypatch.setattr(evaluate_module, "evaluate_run", evaluate)
     line = refused(capsys, "evaluate", shapes_run[0])

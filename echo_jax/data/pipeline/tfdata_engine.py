@@ -18,7 +18,6 @@ from typing import Any
 
 import grain
 import numpy as np
-import tensorflow as tf
 
 from echo_jax.data.pipeline.check_finite import TakeNote
 from echo_jax.data.pipeline.fresh import below_echo, fresh_items
@@ -27,6 +26,7 @@ from echo_jax.data.pipeline.spec import PipelineSpec
 from echo_jax.data.pipeline.stages import BroadcastTags, Item, Stages
 from echo_jax.data.pipeline.timed import TimedFresh, WithFreshTime
 from echo_jax.echo.adapters import tfdata
+from echo_jax.echo.adapters.tensorflow_extra import tf
 from echo_jax.echo.bad_items import BadItems
 from echo_jax.echo.counts import Tags
 from echo_jax.echo.instrument.fresh_time import FreshTime

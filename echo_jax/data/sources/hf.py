@@ -18,18 +18,6 @@ from echo_jax.data.sources.foreign_records import (
 )
 from echo_jax.data.sources.shard_files import find_shards, shards_metadata
 
-# A run reads what is there, and says so at once where it is not. The package reads
-# this when it is imported; who sets it to 0 lets it ask the hub.
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-try:
-    # By name: type checkers need not have it.
-    datasets: Any = importlib.import_module("datasets")
-except ImportError as error:
-    raise ValueError(
-        "data.source=hf:… is read with the package datasets, which is not installed: "
-        "pip install 'echo-jax[hf]'."
-    ) from error
-
 __all__ = ["HuggingFaceData"]
 
 # Which columns a kind has, and the feature by which each is found.
@@ -120,7 +108,7 @@ class HuggingFaceData:
         data = data.with_format(None).select_columns(columns)
         if self._kind == "images":
             image = self._columns["image"]
-            data = data.cast_column(image, datasets.Image(decode=False))
+            data = data.cast_column(image, _datasets().Image(decode=False))
         return open_foreign(
             _Rows(data, self._columns),
             self._kind,
@@ -156,7 +144,22 @@ class _Rows:
         }
 
 
+def _datasets() -> Any:
+    # A run reads what is there, and says so at once where it is not. The package reads
+    # this when it is imported; who sets it to 0 lets it ask the hub.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        # By name: type checkers need not have it.
+        return importlib.import_module("datasets")
+    except ImportError as error:
+        raise ValueError(
+            "data.source=hf:… is read with the package datasets, which is not "
+            "installed: pip install 'echo-jax[hf]'."
+        ) from error
+
+
 def _fits(feature: Any, wanted: str) -> bool:
+    datasets = _datasets()
     if wanted == "image":
         return isinstance(feature, datasets.Image)
     if wanted == "label":
@@ -168,7 +171,7 @@ def _fits(feature: Any, wanted: str) -> bool:
 
 def _opened(source: str, path: str, config: str | None) -> dict[str, Any]:
     """Returns the splits of a dataset, by name."""
-    folder = Path(path).expanduser()
+    folder, datasets = Path(path).expanduser(), _datasets()
     datasets.disable_progress_bars()
     try:
         if not folder.is_dir():

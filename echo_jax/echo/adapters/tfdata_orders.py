@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
+from echo_jax.echo.adapters.tensorflow_extra import tf
 from echo_jax.echo.orders.shuffle import Shuffle
 from echo_jax.echo.orders.spread import Spread
 from echo_jax.echo.schedule import Schedule

@@ -1,0 +1,11 @@
+"""TensorFlow, or which extra to install: all that needs it imports it from here."""
+
+try:
+    import tensorflow as tf
+except ImportError as error:
+    raise ImportError(
+        "tf.data needs TensorFlow, which is not installed; run "
+        "pip install 'echo-jax[tfdata]'"
+    ) from error
+
+__all__ = ["tf"]
