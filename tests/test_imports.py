@@ -29,6 +29,7 @@ ALLOWED = {
         "data.prepare",
         "data.sources.prepared",
         "files.folders",
+        "files.plain_text",
         "inference",
         "runs",
         "searches",

@@ -11,6 +11,7 @@ import numpy as np
 from rich.table import Table
 
 from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.plain_text import EncodingError, read_text
 from echo_jax.terminal.countdown import Countdown
 from echo_jax.terminal.printable import printable
 
@@ -269,9 +270,9 @@ def _text_of(file: str) -> str:
     if Path(file).is_dir():
         raise ValueError(f"{file} is a folder; name the files of text in it")
     try:
-        return Path(file).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not text in UTF-8 ({error})") from error
+        return read_text(Path(file).read_bytes())
+    except EncodingError as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
 
 
 def _name_classes(

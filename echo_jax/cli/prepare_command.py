@@ -45,6 +45,7 @@ examples:
 
 _TEXT_EPILOG = """\
 A SOURCE is a text file in UTF-8, plain or .gz, .xz, .bz2, or a folder of such files.
+Line ends of every system are read as line feeds, and a byte-order mark is dropped.
 SPLIT=SOURCE says which split it is; without SPLIT= it is train. A split may have
 several.
 

@@ -102,16 +102,17 @@ def test_a_folder_is_the_images_in_it(shapes_run, lm_run, images, tmp_path, caps
 
 def test_texts_are_continued_and_steer_no_terminal(lm_run, tmp_path, capsys):
     prompt = tmp_path / "prompt.txt"
-    prompt.write_text("99 bottles\x1b[2J\n")
+    prompt.write_bytes(b"\xef\xbb\xbf99 bottles\x1b[2J\r\n")
     command = ["predict", lm_run[0], prompt, "--text", "7 of", "--tokens", 5]
     out = said(capsys, *command, "--temperature", 0, "--json", tmp_path / "f.json")
     found = json.loads((tmp_path / "f.json").read_text())
     run = ej.load_run(lm_run[0])
-    prompts = [prompt.read_text(), "7 of"]
+    prompts = ["99 bottles\x1b[2J\n", "7 of"]
     wanted = run.generate(prompts, tokens=5, temperature=0.0)
     names = [str(prompt), "7 of"]
     assert found == [{"of": n, "text": t} for n, t in zip(names, wanted, strict=True)]
     assert "99 bottles\\x1b[2J\n" in out and "\x1b" not in out
+    assert "\\ufeff" not in out
 
 
 @pytest.mark.slow
@@ -179,7 +180,7 @@ def test_a_run_is_exported(to, name, lm_run, tmp_path, capsys):
         (["evaluate", "{shapes}", "--split", "x"], "draws its images, and has no spl"),
         (["evaluate", "{shapes}", "--bogus"], "unknown option '--bogus'; see --help"),
         (["predict", "{shapes}"], "there is nothing to predict; name files after WORK"),
-        (["predict", "{lm}", "{shapes}/model.bin"], "is not text in UTF-8"),
+        (["predict", "{lm}", "{shapes}/model.bin"], "it is UTF-16 text; convert it to"),
         (["predict", "{shapes}", "no.jpg"], "no.jpg: No such file or directory"),
         (["predict", "{shapes}", "--text", "x"], "--text is for models of text"),
         (["predict", "{lm}", "--text", "x", "--tokens", "0"], "tokens=0 must be at l"),

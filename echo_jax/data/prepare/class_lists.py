@@ -11,6 +11,7 @@ from echo_jax.data.prepare.entries import Image, file_metadata
 from echo_jax.data.prepare.errors import PrepareError
 from echo_jax.data.prepare.files import archive_of, open_files
 from echo_jax.data.prepare.imagenet_devkit import is_devkit, read_devkit
+from echo_jax.files.plain_text import read_text
 
 __all__ = [
     "CLASSES",
@@ -183,7 +184,7 @@ def tiny_imagenet(images: Sequence[Image]) -> dict[tuple[int, int], str]:
 
 def _rows(content: bytes, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Reads the rows of a table, and in which line each ends."""
-    lines = io.StringIO(content.decode("utf-8-sig"), newline="")
+    lines = io.StringIO(read_text(content))
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     for row in reader:
         yield reader.line_num, row
@@ -191,7 +192,7 @@ def _rows(content: bytes, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 def _lines(content: bytes) -> Iterator[tuple[int, list[str]]]:
     """Reads lines of a class and its names, of which it takes the first."""
-    for number, line in enumerate(content.decode("utf-8-sig").splitlines(), start=1):
+    for number, line in enumerate(read_text(content).split("\n"), start=1):
         first, *names = line.split(maxsplit=1) or [""]
         yield number, [first, *(name.split(",")[0].strip() for name in names)]
 

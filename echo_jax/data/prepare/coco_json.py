@@ -13,6 +13,7 @@ from echo_jax.data.prepare.errors import PrepareError
 from echo_jax.data.prepare.files import archive_of
 from echo_jax.data.prepare.json_fields import read_fields
 from echo_jax.files.compressed import DAMAGED, unpacked_chunks
+from echo_jax.files.plain_text import text_chunks
 
 __all__ = ["Annotations", "Box", "Image", "check_box", "read_annotations"]
 
@@ -109,7 +110,7 @@ def read_annotations(path: Path) -> Annotations:
         size, chunks = _open(path)
         limit = max(size * _MAX_RATIO, _ANY_RATIO_BYTES)
         content = read_fields(
-            _bounded(chunks), _FIELDS, without=_UNREAD, max_bytes=limit
+            _bounded(text_chunks(chunks)), _FIELDS, without=_UNREAD, max_bytes=limit
         )
         categories = _categories(_list(content, "categories"))
         images = [_image(found) for found in _list(content, "images")]

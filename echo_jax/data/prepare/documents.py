@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echo_jax.files.compressed import unpacked_chunks
+from echo_jax.files.plain_text import text_chunks
 
 __all__ = ["DOCUMENTS", "Piece", "cut", "pieces"]
 
@@ -20,8 +21,8 @@ class Piece:
       document: The document's number in its file, from 0 on.
       text: The text; may be empty.
       ends: Whether the document ends here.
-      apart: Bytes of the file beside the text that belong to no document: line ends
-        and blank lines after it, and before the first document.
+      apart: Bytes of the file's text that belong to no document: line ends and blank
+        lines after the piece, and before the first document.
     """
 
     document: int
@@ -31,7 +32,7 @@ class Piece:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the file that the piece stands for."""
+        """Bytes of the file's text that the piece stands for."""
         return len(self.text.encode()) + self.apart
 
 
@@ -39,19 +40,19 @@ def pieces(path: Path, document: str) -> Iterator[Piece]:
     r"""Yields a file's documents in pieces.
 
     Args:
-      path: A text file, plain or packed, in UTF-8.
+      path: A text file, plain or packed, in UTF-8; see
+        `echo_jax.files.plain_text.text_chunks`.
       document: What a document is: ``"file"``, ``"line"`` (without its line end;
         blank lines are none), or ``"blank"`` (what blank lines stand between,
         without the last line end).
 
     Yields:
       The pieces, in order; every document has one that ends it, its last. Their
-      bytes are those of the file, each counted once. A file without a document, of
-      blank lines alone, is a piece without a text that ends nothing.
+      bytes are those of the file's text, each counted once. A file without a document,
+      of blank lines alone, is a piece without a text that ends nothing.
 
     Raises:
-      UnicodeDecodeError: If the file is not UTF-8.
-      ValueError: If it unpacks to too much.
+      ValueError: If the file is not UTF-8, or unpacks to too much.
 
     Example:
       >>> Path("a.txt").write_text("one\ntwo\n")
@@ -119,7 +120,7 @@ def _lines(path: Path) -> Iterator[str]:
     """Yields text cut after every line end, and before lines become too long."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     rest = ""
-    for chunk in unpacked_chunks(path):
+    for chunk in text_chunks(unpacked_chunks(path)):
         rest += decoder.decode(chunk)
         *lines, rest = rest.split("\n")
         for line in lines:

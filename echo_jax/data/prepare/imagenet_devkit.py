@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_jax.data.prepare.archives import TarFiles
+from echo_jax.files.plain_text import read_text
 
 __all__ = ["is_devkit", "read_devkit"]
 
@@ -38,7 +39,7 @@ def read_devkit(path: Path) -> dict[str, str]:
     """
     files = TarFiles(path, lambda what, part: None)
     names = _class_names(_content(files, _META))
-    numbers = _content(files, _TRUTH).decode().split()
+    numbers = read_text(_content(files, _TRUTH)).split()
     if unknown := {*numbers} - names.keys():
         raise ValueError(f"{_TRUTH} has {min(unknown)!r:.20}, which {_META} has not")
     return {

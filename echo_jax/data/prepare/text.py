@@ -36,6 +36,7 @@ from echo_jax.data.prepare.tokenizer import (
 )
 from echo_jax.data.prepare.workspace import Workspace
 from echo_jax.files.compressed import DAMAGED, UnpackError, unpacked_chunks
+from echo_jax.files.plain_text import READ_AS, EncodingError, text_chunks
 
 __all__ = ["TextSettings", "prepare_text"]
 
@@ -90,7 +91,7 @@ class TextSettings:
 
 @dataclass(frozen=True)
 class _TextFile:
-    """A text file, its name in its source, and its size unpacked."""
+    """A text file, its name in its source, and the bytes of its text."""
 
     path: Path
     name: str
@@ -143,8 +144,11 @@ def prepare_text(
 
     What is held out are documents, by a hash of their names and numbers. Where these
     are whole files, and so few that none would be held out or all, it is the end of
-    the text, cut after a line. The bytes of a split are those of its files, each
+    the text, cut after a line. The bytes of a split are those of its text, each
     counted once, with the line ends and blank lines between documents.
+
+    The line ends of Windows and of old Macs are read as line feeds, and a byte-order
+    mark is dropped.
 
     Args:
       arguments: ``SPLIT=SOURCE`` or ``SOURCE``: text files, plain or packed, or
@@ -194,6 +198,7 @@ def prepare_text(
             info={
                 "kind": "text",
                 "features": {"tokens": f"{dtype}[block + 1], little-endian"},
+                "read_as": READ_AS,
                 "tokenizer": text.tokenizer,
                 "block": text.block,
                 "vocab_size": tokenizer.vocab_size,
@@ -252,17 +257,19 @@ def _scan(
 
 
 def _scan_file(file: _TextFile) -> tuple[dict[str, Any], int | BadExampleError]:
-    """Returns a file's metadata, and its size unpacked or what is wrong with it."""
+    """Returns a file's metadata, and the bytes of its text or what is wrong with it."""
     metadata = file_metadata(file.path)
     decoder = codecs.getincrementaldecoder("utf-8")()
     size = 0
     try:
-        for chunk in unpacked_chunks(file.path):
+        for chunk in text_chunks(unpacked_chunks(file.path)):
             decoder.decode(chunk)
             size += len(chunk)
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
         return metadata, BadExampleError("not UTF-8")
+    except EncodingError as error:
+        return metadata, BadExampleError(str(error))
     except DAMAGED:
         return metadata, BadExampleError("damaged or truncated")
     except UnpackError:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_jax.files.folders import FolderError, run_folder
+from echo_jax.files.plain_text import EncodingError, read_text
 
 __all__ = ["find_shards", "read_classes", "shards_metadata"]
 
@@ -100,14 +101,14 @@ def read_classes(folder: Path) -> list[str] | None:
     """
     path = run_folder(folder) / "classes.txt"
     try:
-        return path.read_bytes(_MAX_CLASSES_BYTES).decode().splitlines()
+        return read_text(path.read_bytes(_MAX_CLASSES_BYTES)).splitlines()
     except FileNotFoundError:
         return None
     except FolderError as error:
         most = f"put a file of at most {_MAX_CLASSES_BYTES} bytes there"
         raise ValueError(f"{error}; {most}.") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{str(path)!r} is no UTF-8 text: {error}.") from error
+    except EncodingError as error:
+        raise ValueError(f"{str(path)!r} cannot be read: {error}.") from error
 
 
 def shards_metadata(paths: list[Path]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from echo_jax.files.compressed import DAMAGED, PACKED_SUFFIXES, unpacked_chunks
+from echo_jax.files.plain_text import EncodingError, text_chunks
 
 __all__ = [
     "MAX_TEXT_BYTES",
@@ -105,7 +106,8 @@ def load_corpus(source: str, *, max_bytes: int = MAX_TEXT_BYTES) -> TextCorpus:
     there is none, the one with the smallest hash); of a single file, the last
     twentieth of its bytes. A hash of names is the same on every machine, and an
     added file moves no other. The standard library is read without its test
-    suites: they are more than half of it.
+    suites: they are more than half of it. The line ends of Windows and of old Macs
+    are read as line feeds, and a byte-order mark is dropped.
 
     Args:
       source: ``"stdlib"`` for the source files of the running Python's standard
@@ -118,8 +120,8 @@ def load_corpus(source: str, *, max_bytes: int = MAX_TEXT_BYTES) -> TextCorpus:
 
     Raises:
       FileNotFoundError: If a path or pattern matches no file.
-      ValueError: If a file is of another type, is damaged, or decompresses to
-        more than the limit, or if there is nothing to train on.
+      ValueError: If a file is of another type, is damaged, is UTF-16, or decompresses
+        to more than the limit, or if there is nothing to train on.
 
     Example:
       >>> load_corpus("stdlib").metadata["train_files"] > 500
@@ -212,7 +214,7 @@ def _read_files(files: dict[str, Path], max_bytes: int) -> dict[str, bytes]:
         path = files[name]
         chunks = []
         try:
-            for chunk in unpacked_chunks(path):
+            for chunk in text_chunks(unpacked_chunks(path)):
                 chunks.append(chunk)
                 total_bytes += len(chunk)
                 if total_bytes > max_bytes:
@@ -221,6 +223,8 @@ def _read_files(files: dict[str, Path], max_bytes: int) -> dict[str, bytes]:
                         f"once {str(path)!r} is unpacked: the limit is "
                         "echo_jax.data.sources.text.MAX_TEXT_BYTES. Name fewer files."
                     )
+        except EncodingError as error:
+            raise ValueError(f"{str(path)!r} cannot be read: {error}.") from error
         except DAMAGED as error:
             raise ValueError(
                 f"{str(path)!r} is no intact {path.suffix} file: {error}. Compress "

@@ -6,6 +6,7 @@ that any example is one read: a stream could be neither shuffled as a whole nor 
 Nothing is unpacked, and no name in an archive becomes a path.
 """
 
+import codecs
 import functools
 import hashlib
 import os
@@ -209,7 +210,8 @@ def _sample(
     label = 0
     if kind == "images":
         text, at = members[_LABEL]
-        digits = os.pread(file, min(text.bytes, _MAX_LABEL_BYTES), at).strip()
+        digits = os.pread(file, min(text.bytes, _MAX_LABEL_BYTES), at)
+        digits = digits.removeprefix(codecs.BOM_UTF8).strip()
         if not digits.isdigit() or int(digits) >= _MAX_CLASSES:
             raise ValueError(
                 f"member {text.name!r} in {str(path)!r} is {digits!r}; a label is a "

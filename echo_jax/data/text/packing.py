@@ -17,7 +17,14 @@ from echo_jax.data.pipeline.stages import RecordSource
 from echo_jax.data.prepare.blocks import token_dtype
 from echo_jax.data.prepare.tokenizer import Tokenizer
 
-__all__ = ["Fit", "GroupedRecords", "PackDocuments", "choose_group", "sample_documents"]
+__all__ = [
+    "Fit",
+    "GroupedRecords",
+    "PackDocuments",
+    "choose_group",
+    "document_text",
+    "sample_documents",
+]
 
 # Of a sample of records, for how many are put into one sequence.
 _SAMPLE_RECORDS = 2000
@@ -89,13 +96,18 @@ class PackDocuments:
         eod = self.tokenizer.eod
         parts = [np.array([eod])]
         for single in msgpack.unpackb(record):
-            text = self.decode_record(single)["text"].decode(errors="replace")
+            text = document_text(self.decode_record(single))
             parts += [self.tokenizer.encode(text), parts[0]]
         tokens = np.concatenate(parts)
         size = self.seq_len + 1
         window = np.full(size, eod, token_dtype(self.tokenizer.vocab_size))
         window[: len(tokens)] = tokens[:size]
         return {"tokens": window, "length": np.array(min(len(tokens), size), np.int32)}
+
+
+def document_text(example: dict[str, Any]) -> str:
+    """Returns the text of a document of others, without a byte-order mark."""
+    return example["text"].decode("utf-8-sig", errors="replace")
 
 
 @dataclass(frozen=True)
@@ -144,12 +156,12 @@ def choose_group(lengths: Sequence[int], seq_len: int) -> Fit:
 
 def sample_documents(
     source: RecordSource, decode_record: Callable[[bytes], dict[str, Any]]
-) -> list[bytes]:
+) -> list[str]:
     """Returns documents of a source: runs of neighbours, always the same ones."""
     runs = range(0, len(source), _MOST_GROUPED)
     chosen = sample_indices(len(runs), math.ceil(_SAMPLE_RECORDS / _MOST_GROUPED))
     return [
-        decode_record(source[index])["text"]
+        document_text(decode_record(source[index]))
         for run in chosen
         for index in range(runs[run], min(runs[run] + _MOST_GROUPED, len(source)))
     ]

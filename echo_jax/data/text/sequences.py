@@ -45,9 +45,9 @@ class Sequences:
         hold filling.
       vocab: Number of tokens.
       eod: The token between documents; None if there is none.
-      bytes_per_token: Of the validation text: its bytes, as its file counts them, with
-        the line ends and blank lines between documents, over its tokens, with those
-        that end documents. So bits per byte are the same whatever a document is.
+      bytes_per_token: Of the validation text: its bytes, with the line ends and blank
+        lines between documents, over its tokens, with those that end documents. So
+        bits per byte are the same whatever a document is.
       tokenizer: Makes tokens of a text, and a text of tokens.
       metadata: What was read, as JSON values.
     """
@@ -214,10 +214,9 @@ def _packed(source: str, seq_len: int, name: str, splits: tuple[str, str]) -> Se
         opened[place], _ = open_source(source, split, "text")
         documents = sample_documents(opened[place], decode_record)
         sampled[place] = [
-            np.append(tokenizer.encode(text.decode(errors="replace")), tokenizer.eod)
-            for text in documents
+            np.append(tokenizer.encode(text), tokenizer.eod) for text in documents
         ]
-        num_bytes = sum(map(len, documents))
+        num_bytes = sum(len(text.encode()) for text in documents)
     fit = choose_group([len(tokens) for tokens in sampled["train"]], seq_len)
     windows = {
         split: GroupedRecords(records, fit.records) for split, records in opened.items()

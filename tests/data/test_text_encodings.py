@@ -1,0 +1,155 @@
+"""Text that Windows has written is read as the same characters, by every reader."""
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prepare_cases import (
+    TINY_IMAGENET,
+    coco_json,
+    make_image,
+    records,
+    write_devkit,
+    write_folder,
+    write_tar,
+)
+
+from echo_jax.data.prepare import (
+    PrepareError,
+    Settings,
+    TextSettings,
+    prepare_coco,
+    prepare_images,
+    prepare_text,
+)
+from echo_jax.data.sources.source import open_source
+from echo_jax.data.text.sequences import open_sequences
+
+TEXT = "".join(f"Zeile {n} für alle.\n\n" for n in range(40)).encode()
+IMAGES = dict.fromkeys(("n01/1.jpg", "n02/2.jpg"), make_image(0))
+AS = {
+    "mark": lambda text: b"\xef\xbb\xbf" + text,
+    "windows": lambda text: b"\xef\xbb\xbf" + text.replace(b"\n", b"\r\n"),
+    "old mac": lambda text: text.replace(b"\n", b"\r"),
+}
+
+
+def images(folder, *sources, classes="auto", names=None):
+    info = prepare_images(sources, Settings(out=folder / "out"), str(classes), names)
+    return info["classes"], [
+        [record["label"] for record in records(folder / "out", split)]
+        for split in info["splits"]
+    ]
+
+
+def blocks(name, document="file", pack=bytes):
+    def read(folder, written):
+        (folder / name).write_bytes(pack(written(TEXT)))
+        text = TextSettings(tokenizer="bytes", block=8, document=document)
+        info = prepare_text([f"{folder}/{name}"], Settings(out=folder / "out"), text)
+        assert info["read_as"] == {"encoding": "utf-8-sig", "newlines": "universal"}
+        split = info["splits"]["train"]
+        return records(folder / "out", "train"), split["bytes"], split["documents"]
+
+    return read
+
+
+def corpus(folder, written):
+    for name in ("a.txt", "b.txt"):
+        (folder / name).write_bytes(written(TEXT))
+    found = open_sequences(f"{folder}/*.txt", seq_len=8)
+    return [found.train[n] for n in range(len(found.train))]
+
+
+def listed(name, text, option):
+    def read(folder, written):
+        (folder / name).write_bytes(written(text))
+        source = write_folder(folder / "x", IMAGES)
+        return images(folder, source, **{option: folder / name})
+
+    return read
+
+
+def tiny_imagenet(folder, written):
+    name = "val/val_annotations.txt"
+    files = {**TINY_IMAGENET, name: written(TINY_IMAGENET[name])}
+    top = write_folder(folder / "x", files)
+    return images(folder, f"train={top}/train", f"validation={top}/val")
+
+
+def devkit(folder, written):
+    train = write_folder(folder / "x", {"n01000001/1.jpg": make_image(0)})
+    name = "ILSVRC2012_val_00000001.JPEG"
+    val = write_tar(folder / "val.tar", {name: make_image(0)})
+    truth = written(b"3\n")
+    kit = write_devkit(
+        folder / "devkit.tar.gz", {3: "n01000001", 4: "n02000002"}, truth
+    )
+    return images(folder, train, f"validation={val}", classes=kit)
+
+
+def class_names(folder, written):
+    label = written(b"1\n")
+    label = b"1" if b"\0" in label else label
+    members = {"a.jpg": make_image(0), "a.cls": label}
+    write_tar(folder / "train-0.tar", members)
+    (folder / "classes.txt").write_bytes(written("Käfer\ncat\n".encode()))
+    return open_source(f"wds:{folder}", "train", "images")[0].info["classes"]
+
+
+def annotations(folder, written):
+    box = {"id": 1, "image_id": 1, "category_id": 3, "bbox": [0, 0, 4, 4]}
+    json = coco_json({1: ("1.jpg", 12, 10)}, [box]).replace(b", ", b",\n")
+    (folder / "a.json").write_bytes(written(json))
+    source = write_folder(folder / "x", {"1.jpg": make_image(0)})
+    prepare_coco([f"{folder}/a.json:{source}"], Settings(out=folder / "out"))
+    return records(folder / "out", "train")
+
+
+READERS = {
+    "text": blocks("a.txt"),
+    "text, packed": blocks("a.txt.gz", pack=gzip.compress),
+    "text, lines": blocks("a.txt", "line"),
+    "text, paragraphs": blocks("a.txt", "blank"),
+    "corpus": corpus,
+    "csv": listed("of.csv", b"1.jpg,b\n2.jpg,a\n", "classes"),
+    "tsv": listed("of.tsv", b"1.jpg\tb\n2.jpg\ta\n", "classes"),
+    "words": listed("words.txt", "n01\tKäfer\nn02\tb, c\n".encode(), "names"),
+    "names": listed("names.csv", b"n01,a\nn02,b\n", "names"),
+    "Tiny-ImageNet": tiny_imagenet,
+    "devkit": devkit,
+    "classes.txt": class_names,
+    "COCO": annotations,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_text_is_its_characters_whoever_wrote_it(tmp_path, reader):
+    def read(name, written):
+        (tmp_path / name).mkdir()
+        return READERS[reader](tmp_path / name, written)
+
+    plain = read("plain", bytes)
+    for name, written in AS.items():
+        assert read(name, written) == plain, name
+    for encoding in ("utf-16", "utf-32"):
+        with pytest.raises((PrepareError, ValueError)) as caught:
+            read(encoding, lambda text, to=encoding: text.decode().encode(to))
+        said = str(caught.value)
+        assert f"{encoding.upper()} text" in said
+        assert f"iconv -f {encoding.upper()} -t UTF-8" in said
+        assert Path(tmp_path, encoding).name in said or "a.txt" in said
+
+
+def test_a_document_of_others_begins_after_its_mark(tmp_path):
+    texts = ("﻿ab\r\n", "cd")
+    members = {f"{n}.txt": text.encode() for n, text in enumerate(texts)}
+    for split in ("train", "val"):
+        write_tar(tmp_path / f"{split}-0.tar", members)
+    found = open_sequences(f"wds:{tmp_path}", seq_len=16, tokenizer="bytes")
+    window = found.decode(found.train[0])
+    tokens = window["tokens"][: int(window["length"])]
+    # What lies within a record is as its maker wrote it.
+    assert tokens.tolist() == [256, *b"ab\r\n", 256, *b"cd", 256]
+    assert np.isclose(found.bytes_per_token, 6 / 8)
