@@ -198,6 +198,8 @@ verb_local() {
   ((threads >= 2 * devices)) || threads=$((2 * devices))
   port=$(free_port)
   grace=${opt[grace]}
+  # Behind "=" bash leaves "~" as it is.
+  opt[log_dir]=${opt[log_dir]/#"~/"/"${HOME-}/"}
   act mkdir -p "${opt[log_dir]}"
   forward_signals
   if [[ -z ${opt[dry_run]} ]]; then

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
@@ -32,6 +31,7 @@ from benchmarks import (
 from benchmarks.figures import draw_free_echo
 from benchmarks.harness import Result
 from benchmarks.table import Session, write_table
+from echo_jax.cli.command_end import path_argument
 
 _BENCHMARKS: dict[str, Callable[[], Result | list[Result]]] = {
     "P1": starved.p1,
@@ -108,10 +108,10 @@ def main(argv: list[str] | None = None) -> int:
         action="store_true",
         help="shrink those for real data or an accelerator: a check",
     )
-    parser.add_argument("--json", type=Path, help="write the results as JSON")
+    parser.add_argument("--json", type=path_argument, help="write the results as JSON")
     parser.add_argument(
         "--add",
-        type=Path,
+        type=path_argument,
         action="append",
         default=[],
         metavar="JSON",
@@ -119,11 +119,14 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--docs",
-        type=Path,
+        type=path_argument,
         help="write the table as Markdown, in place of the page's first part",
     )
     parser.add_argument(
-        "--figures", type=Path, metavar="FOLDER", help="draw what people look at (P2)"
+        "--figures",
+        type=path_argument,
+        metavar="FOLDER",
+        help="draw what people look at (P2)",
     )
     args = parser.parse_args(argv)
     known = [*_BENCHMARKS, *_ON_REAL_DATA, *_WITH_A_COMPILER, *_ON_AN_ACCELERATOR]

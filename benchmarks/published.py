@@ -22,6 +22,7 @@ from benchmarks.published_tables import (
     write_tables,
 )
 from benchmarks.worth import read_points, write_worth
+from echo_jax.cli.command_end import path_argument
 from echo_jax.searches.best_arms import best_arms, write_best_arms
 from echo_jax.searches.comparison import is_searched, read_search
 from echo_jax.searches.report import write_search_report
@@ -48,14 +49,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--workdir",
+        type=path_argument,
         required=True,
         metavar="FOLDER",
         help="receives report.html, and the reports of each study",
     )
-    parser.add_argument("--results", default="results", help="holds the trials")
-    parser.add_argument("--docs", default="docs", help="holds the pages")
+    for option, held in (("results", "trials"), ("docs", "pages")):
+        parser.add_argument(
+            f"--{option}", type=path_argument, default=option, help=f"holds the {held}"
+        )
     args = parser.parse_args(argv)
-    results, workdir = Path(args.results), Path(args.workdir)
+    results, workdir = args.results, args.workdir
     folders = sorted(folder for folder in results.iterdir() if is_searched(folder))
     studies = {}
     with progress_bar() as bar:
@@ -70,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _publish(workdir / "best", results / "best")
         write_worth(read_points(results / "worth"), workdir / "worth")
         _publish(workdir / "worth", results / "worth")
-        write_tables(studies, clocked, results, Path(args.docs))
+        write_tables(studies, clocked, results, args.docs)
     report = workdir / "report.html"
     report.write_text(_report(studies, workdir), encoding="utf-8")
     print(report)

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, PercentFormatter, StrMethodFormatter
 
 from benchmarks.pages import Place, progress_bar
+from echo_jax.cli.command_end import path_argument
 from echo_jax.echo.instrument.rates import (
     Adaptive,
     Fixed,
@@ -90,7 +91,9 @@ def main(argv: list[str] | None = None) -> int:
         epilog="example: python -m benchmarks.scaling docs",
     )
     parser.add_argument(
-        "folder", type=Path, help="receives scaling.png; its scaling.md the tables"
+        "folder",
+        type=path_argument,
+        help="receives scaling.png; its scaling.md the tables",
     )
     parser.add_argument(
         "--small", action="store_true", help=f"{_FEW_BATCHES} batches a host: a check"

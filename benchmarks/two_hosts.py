@@ -30,6 +30,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.pages import Place, progress_bar
+from echo_jax.cli.command_end import path_argument
 from echo_jax.config import Config, load_config
 from echo_jax.echo.instrument.rates import (
     Adaptive,
@@ -92,8 +93,12 @@ def main(argv: list[str] | None = None) -> int:
         description="Two real processes with irregular input, beside the simulation.",
         epilog="example: python -m benchmarks.two_hosts docs",
     )
-    parser.add_argument("folder", type=Path, help="its scaling.md receives the table")
-    parser.add_argument("--json", type=Path, help="receives all that was measured")
+    parser.add_argument(
+        "folder", type=path_argument, help="its scaling.md receives the table"
+    )
+    parser.add_argument(
+        "--json", type=path_argument, help="receives all that was measured"
+    )
     parser.add_argument("--repeats", type=int, default=2, help="programs of each kind")
     parser.add_argument(
         "--small",

@@ -8,6 +8,7 @@ replaced until the target. It takes some minutes, and goes on where it was stopp
 
 import argparse
 import copy
+import functools
 import io
 import itertools
 import json
@@ -26,6 +27,7 @@ from scipy import stats
 
 from benchmarks.pages import progress_bar
 from echo_jax.arms import arm_configs, make_ready_for_trials
+from echo_jax.cli.command_end import path_argument
 from echo_jax.config import Config, load_config
 from echo_jax.echo.instrument.worth import mean_worth
 from echo_jax.searches.comparison import ArmResult, read_search
@@ -113,13 +115,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.worth")
     parser.description = __doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--workdir", required=True, help="receives the runs; resumes")
-    parser.add_argument("--results", default="results", help="holds the studies")
-    parser.add_argument("--out", help="receives table.md, worth.png and worth.json")
+    add = functools.partial(parser.add_argument, type=path_argument)
+    add("--workdir", required=True, help="receives the runs; resumes")
+    add("--results", default="results", help="holds the studies")
+    add("--out", help="receives table.md, worth.png and worth.json")
     parser.add_argument("--studies", nargs="+", default=[*_STUDIES], metavar="NAME")
     args = parser.parse_args(argv)
-    points = [*_points(args.studies, Path(args.results), Path(args.workdir))]
-    out = Path(args.out or args.workdir)
+    points = [*_points(args.studies, args.results, args.workdir)]
+    out = args.out or args.workdir
     write_worth(points, out)
     print((out / "table.md").read_text())
     return 0

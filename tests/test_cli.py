@@ -215,7 +215,7 @@ def test_an_echo_that_cannot_be_is_refused_in_one_line(where, tmp_path, capsys):
 
 def test_a_missing_config_is_named(tmp_path, capsys):
     argv = ["train", "--config", "nowhere.py", "--workdir", str(tmp_path)]
-    assert "'nowhere.py' is no file" in _refused(argv, capsys)
+    assert "'nowhere.py' is not a file" in _refused(argv, capsys)
 
 
 def test_an_unknown_variant_is_named(tmp_path, capsys):

@@ -216,7 +216,7 @@ def test_an_override_of_an_unknown_field_or_another_type_is_refused(config_file)
 
 
 def test_a_missing_file_or_function_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"'nowhere\.py' is no file"):
+    with pytest.raises(FileNotFoundError, match=r"'nowhere\.py' is not a file"):
         load_config("nowhere.py:tiny")
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(AttributeError, match=r"defines no get_config"):

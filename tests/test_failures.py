@@ -192,10 +192,16 @@ def test_what_threads_of_libraries_print_is_kept_back(capfd):
     [
         (["train", "--config", LM, "--workdir", ""], "'' is no folder; give a path"),
         (["report", ".", "--workdir", ""], "'' is no folder; give a path"),
-        (["probe", "--config", LM, "--json", ""], "--json='' is no file; name one"),
-        (["probe", "--config", LM, "--json", "."], "--json='.' is no file; name one"),
-        (["prepare", "text", "a.txt", "--out", ""], "--out: '' is no folder; name one"),
-        (["prepare", "verify", ""], "'' is no folder; name one"),
+        (
+            ["probe", "--config", LM, "--json", ""],
+            "--json: '' is not a path; name one",
+        ),
+        (["probe", "--config", LM, "--json", "."], "--json=. is a folder; name a file"),
+        (
+            ["prepare", "text", "a.txt", "--out", ""],
+            "--out: '' is not a path",
+        ),
+        (["prepare", "verify", ""], "'' is not a path; name one"),
     ],
 )
 def test_an_empty_path_is_no_folder(argv, said, capsys):

@@ -31,6 +31,7 @@ from benchmarks.faults.parsers import F6
 from benchmarks.faults.processes import prepare_environment
 from benchmarks.faults.stops import F1, F2, F3
 from benchmarks.faults.trainers import F5, F7, F8, F9, F10
+from echo_jax.cli.command_end import path_argument
 from echo_jax.training.records.environment import code_commit
 
 _ALL = (F1, F2, F3, F4, F5, F6, F7, F8, F9, F10, F11, F12)
@@ -71,17 +72,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--trial", type=int, metavar="N", help="run this one alone, of one fault"
     )
-    parser.add_argument("--json", type=Path, help="write the counts as JSON")
+    parser.add_argument("--json", type=path_argument, help="write the counts as JSON")
     parser.add_argument(
         "--add",
-        type=Path,
+        type=path_argument,
         action="append",
         default=[],
         metavar="JSON",
         help="add the counts of an earlier campaign; with --trials 0, only those",
     )
     parser.add_argument(
-        "--docs", type=Path, help="write the table as Markdown, also after Ctrl-C"
+        "--docs",
+        type=path_argument,
+        help="write the table as Markdown, also after Ctrl-C",
     )
     args = parser.parse_args(argv)
     if unknown := sorted(set(args.names) - set(FAULTS)):

@@ -1,15 +1,25 @@
 """How a command ends that fails, or that cannot be run as it was typed."""
 
+import argparse
 import contextlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
 
 from echo_jax.config import Config
 from echo_jax.config.flags import load_with_flags
-from echo_jax.files.folders import FolderError, RunPath, run_folder
+from echo_jax.files.folders import FolderError, RunPath, run_folder, typed_path
 from echo_jax.terminal.failures import sentence
 
-__all__ = ["FAILED", "WRONG_USE", "Exit", "exits_of", "typed_config", "typed_folder"]
+__all__ = [
+    "FAILED",
+    "WRONG_USE",
+    "Exit",
+    "exits_of",
+    "path_argument",
+    "typed_config",
+    "typed_folder",
+]
 
 FAILED = 1
 """The exit status of a command that failed."""
@@ -54,6 +64,21 @@ def exits_of(runs: ModuleType) -> Iterator[None]:
         runs.StudyStopped,
     ) as error:
         raise Exit(error.exit_code, error) from error
+
+
+def path_argument(text: str) -> Path:
+    """Reads a local path, as the type of an argument of `argparse`.
+
+    Raises:
+      ArgumentTypeError: It is ``""``, which would be the folder that the command is
+        run in, or its home folder is not known.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("'' is not a path; name one")
+    try:
+        return typed_path(text)
+    except FolderError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def typed_folder(path: str) -> RunPath:

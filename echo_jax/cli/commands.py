@@ -11,7 +11,6 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -197,9 +196,9 @@ def _sweep(args: argparse.Namespace, extras: Sequence[str]) -> int:
 
 def _probe(args: argparse.Namespace, extras: Sequence[str]) -> int:
     config = typed_config(args.config, extras)
-    file = Path(args.json) if args.json not in (None, "-") else None
-    if args.json == "" or (file and file.is_dir()):
-        raise Exit(WRONG_USE, f"--json={args.json!r} is no file; name one, or -")
+    file = None if args.json is None or str(args.json) == "-" else args.json
+    if file and file.is_dir():
+        raise Exit(WRONG_USE, f"--json={file} is a folder; name a file, or -")
     if file and not file.parent.is_dir():
         raise Exit(WRONG_USE, f"--json={file}: there is no folder {file.parent}")
     # Imported here: it imports jax.
@@ -209,7 +208,7 @@ def _probe(args: argparse.Namespace, extras: Sequence[str]) -> int:
         report = runs.run_probe(
             config, seconds=args.seconds, on_progress=countdown.show
         )
-    print(report.to_json() if args.json == "-" else report)
+    print(report.to_json() if args.json and not file else report)
     if file:
         try:
             file.write_text(report.to_json() + "\n", encoding="utf-8")

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.cli.command_end import path_argument
+from echo_jax.files.folders import RunPath, run_folder, typed_path
 from echo_jax.files.plain_text import EncodingError, read_text
 from echo_jax.terminal.countdown import Countdown
 from echo_jax.terminal.printable import printable
@@ -136,7 +137,10 @@ def add_commands(add: Callable[[str, str, str], argparse.ArgumentParser]) -> Non
     )
     for command in (evaluate, predict):
         command.add_argument(
-            "--json", type=Path, metavar="FILE", help="also write what is found as JSON"
+            "--json",
+            type=path_argument,
+            metavar="FILE",
+            help="also write what is found as JSON",
         )
     export.add_argument(
         "--to",
@@ -231,7 +235,7 @@ def run_export(args: argparse.Namespace) -> list[Any]:
 
 def _images_of(named: str) -> list[str]:
     """Returns a file, or the images right in a folder, by name; hidden ones are not."""
-    folder = Path(named)
+    folder = typed_path(named)
     if not folder.is_dir():
         return [named]
     # Imported here: it imports OpenCV.
@@ -267,10 +271,11 @@ def _continue_texts(run: Any, args: argparse.Namespace) -> list[Any]:
 
 
 def _text_of(file: str) -> str:
-    if Path(file).is_dir():
+    path = typed_path(file)
+    if path.is_dir():
         raise ValueError(f"{file} is a folder; name the files of text in it")
     try:
-        return read_text(Path(file).read_bytes())
+        return read_text(path.read_bytes())
     except EncodingError as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
 
@@ -308,7 +313,7 @@ def _draw_detections(
             outputs[name][row][is_sure] for name in ("boxes", "scores", "labels")
         )
         names = [run.classes[label] for label in labels]
-        image = decode_image(Path(file).read_bytes())
+        image = decode_image(typed_path(file).read_bytes())
         texts = [
             f"{printable(name)} {score:.2f}"
             for name, score in zip(names, scores, strict=True)

@@ -10,7 +10,7 @@ from echo_jax.cli import (
     prepare_command,
     report_command,
 )
-from echo_jax.cli.command_end import WRONG_USE
+from echo_jax.cli.command_end import WRONG_USE, path_argument
 from echo_jax.terminal import ending
 from echo_jax.terminal.printable import printable
 
@@ -200,6 +200,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     probe.add_argument(
         "--json",
+        type=path_argument,
         metavar="FILE",
         help="also write the report to a file, as JSON; - prints the JSON instead",
     )

@@ -2,9 +2,9 @@
 
 import argparse
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+from echo_jax.cli.command_end import path_argument
 from echo_jax.terminal.printable import printable
 
 __all__ = ["add_kinds", "run"]
@@ -90,7 +90,7 @@ def add_kinds(
     )
     text.add_argument(
         "--tokenizer-model",
-        type=Path,
+        type=path_argument,
         metavar="FILE",
         help="a sentencepiece model to use instead of learning one",
     )
@@ -122,7 +122,7 @@ def add_kinds(
     )
     images.add_argument(
         "--names",
-        type=_path,
+        type=path_argument,
         metavar="FILE",
         help="what the classes are called: a .csv or .tsv file with a row of class and "
         "name for each, Tiny-ImageNet's words.txt, or ImageNet's "
@@ -134,7 +134,7 @@ def add_kinds(
         _VERIFY_EPILOG,
     )
     verify.add_argument(
-        "folder", type=_path, metavar="FOLDER", help="a prepared folder"
+        "folder", type=path_argument, metavar="FOLDER", help="a prepared folder"
     )
 
 
@@ -143,7 +143,7 @@ def _add_common(kind: argparse.ArgumentParser) -> None:
     kind.add_argument(
         "--out",
         required=True,
-        type=_path,
+        type=path_argument,
         metavar="FOLDER",
         help="receives the data; the same command goes on where it was stopped",
     )
@@ -177,13 +177,6 @@ def _add_common(kind: argparse.ArgumentParser) -> None:
         help="about the size of a shard; a stopped command goes on with the shard "
         "that it was at (default: %(default)g)",
     )
-
-
-def _path(text: str) -> Path:
-    """Takes a path; ``""`` would be the folder that the command is run in."""
-    if not text:
-        raise argparse.ArgumentTypeError("'' is no folder; name one")
-    return Path(text)
 
 
 def run(args: argparse.Namespace, on_progress: Callable[[str, float], None]) -> str:

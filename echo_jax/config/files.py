@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from echo_jax.files.folders import FolderError, RunPath, run_folder
+from echo_jax.files.folders import FolderError, RunPath, run_folder, typed_path
 
 __all__ = [
     "copy_config",
@@ -68,8 +68,9 @@ def find_config(file: str) -> Path:
 
     Raises:
       FileNotFoundError: It is neither.
+      FolderError: It begins with ``~``, and the home folder is not known.
     """
-    path = Path(file)
+    path = typed_path(file)
     if path.is_file():
         return path
     known = packaged_configs()
@@ -97,7 +98,7 @@ def find_config(file: str) -> Path:
     else:
         fix = f"give PATH.py, or one that comes with echo-jax: {', '.join(known)}"
     raise FileNotFoundError(
-        f"config {file!r} is no file, looked up from {Path.cwd()}; {fix}"
+        f"config {file!r} is not a file: {path.absolute()} is not there; {fix}"
     )
 
 

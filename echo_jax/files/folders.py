@@ -25,7 +25,14 @@ from echo_jax.files.bucket import BucketError, is_in_bucket, open_bucket, write_
 if TYPE_CHECKING:
     from etils import epath
 
-__all__ = ["FolderError", "RunPath", "is_unfinished", "run_file", "run_folder"]
+__all__ = [
+    "FolderError",
+    "RunPath",
+    "is_unfinished",
+    "run_file",
+    "run_folder",
+    "typed_path",
+]
 
 # The largest file that is read as a whole: the rows of a million evaluations.
 _MAX_BYTES = 1 << 28
@@ -370,6 +377,33 @@ def is_unfinished(name: str) -> bool:
     return _NEW.fullmatch(name) is not None
 
 
+def typed_path(path: str | os.PathLike[str]) -> Path:
+    """Returns a local path that somebody typed, with ``~`` as the home folder.
+
+    Shells leave ``~`` as it is behind ``=`` and ``:``, as in ``--workdir=~/runs``.
+
+    Args:
+      path: The path. ``./~/runs`` is a folder of the name ``~``.
+
+    Raises:
+      FolderError: The home folder is not known.
+
+    Example:
+      >>> typed_path("runs/lm")
+      PosixPath('runs/lm')
+    """
+    text = os.fspath(path)
+    expanded = os.path.expanduser(text)
+    if expanded.startswith("~"):
+        raise FolderError(
+            f"{text} begins with '~', and that home folder is not known; set HOME, or "
+            f"give the whole path (./{text} is a folder of that name)"
+        )
+    found = Path(expanded)
+    # pathlib drops the "./" of "./~", which another call would then take for a home.
+    return found.absolute() if found.parts[:1] and found.parts[0][0] == "~" else found
+
+
 def run_folder(path: str | os.PathLike[str]) -> RunPath:
     """Opens a run folder, which need not exist yet.
 
@@ -405,7 +439,7 @@ def run_folder(path: str | os.PathLike[str]) -> RunPath:
         raise FolderError(
             f"{text} is no folder: give a local path, or gs://BUCKET/FOLDER as text"
         )
-    return RunPath(Path(text))
+    return RunPath(typed_path(text))
 
 
 def run_file(path: str | os.PathLike[str]) -> RunPath:

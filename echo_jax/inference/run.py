@@ -4,7 +4,6 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import jax
@@ -14,7 +13,7 @@ from flax import traverse_util
 from echo_jax.config import Config
 from echo_jax.config.saved import read_config
 from echo_jax.data.prepare.tokenizer import Tokenizer
-from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.folders import RunPath, run_folder, typed_path
 from echo_jax.files.json_files import DamagedFileError
 from echo_jax.inference.generate import Generator
 from echo_jax.inference.meaning import class_names, tokenizer_of
@@ -255,7 +254,7 @@ def _named(config: Config, image: Input) -> dict[str, Any]:
     """Returns the item of an image; errors name the file."""
     if isinstance(image, bytes | np.ndarray):
         return decode_input(config, image)
-    path = Path(image)
+    path = typed_path(image)
     try:
         return decode_input(config, path.read_bytes())
     except ValueError as error:

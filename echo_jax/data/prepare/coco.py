@@ -3,7 +3,6 @@
 import gzip
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from echo_jax.data.prepare.examples import Example, hold_out, is_image, write_sp
 from echo_jax.data.prepare.files import archive_of, open_files
 from echo_jax.data.prepare.job import Settings, parse_sources
 from echo_jax.data.prepare.workspace import Workspace
+from echo_jax.files.folders import typed_path
 
 __all__ = ["prepare_coco"]
 
@@ -122,17 +122,18 @@ class _Source:
                 f"split {split!r} is {', '.join(paths)}; give one ANNOTATIONS:IMAGES, "
                 f"as in {split}=instances.json.gz:images.tar"
             )
-        self.files = open_files(Path(images), settings.on_progress)
+        path = typed_path(annotations)
+        self.files = open_files(typed_path(images), settings.on_progress)
         try:
-            file, _ = archive_of(Path(annotations))
+            file, _ = archive_of(path)
             self.metadata = [
-                {**file_metadata(file or Path(annotations)), "path": annotations},
+                {**file_metadata(file or path), "path": annotations},
                 self.files.metadata,
             ]
         except OSError as error:
             raise PrepareError(f"{annotations!r} cannot be read: {error}") from error
-        settings.on_progress(f"reading {Path(annotations).name}", 0.0)
-        self.annotations = read_annotations(Path(annotations))
+        settings.on_progress(f"reading {path.name}", 0.0)
+        self.annotations = read_annotations(path)
         self.truth: dict[int, tuple[dict[str, Any], list[dict[str, Any]]]] = {}
         self.clipped = 0
 

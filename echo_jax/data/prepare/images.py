@@ -19,6 +19,7 @@ from echo_jax.data.prepare.examples import Example, hold_out, is_image, write_sp
 from echo_jax.data.prepare.files import open_files
 from echo_jax.data.prepare.job import Settings, parse_sources
 from echo_jax.data.prepare.workspace import Workspace
+from echo_jax.files.folders import typed_path
 
 __all__ = ["prepare_images"]
 
@@ -66,19 +67,21 @@ def prepare_images(
       >>> prepare_images(["train=train.tar.gz"], Settings(out=Path("data/cifar10")))
     """
     sources = parse_sources(arguments, settings.holdout)
-    listed = {} if classes in CLASSES else read_list(Path(classes))
+    listed = {} if classes in CLASSES else read_list(typed_path(classes))
     names_of = read_names(names) if names else {}
     more = {} if classes == "auto" else {"classes": classes}
     more |= {"names": str(names)} if names else {}
     options = settings.options(sources, kind="images", **more)
     with Workspace(settings.out, options, settings.on_progress) as work:
         files = {
-            split: [open_files(Path(path), settings.on_progress) for path in paths]
+            split: [
+                open_files(typed_path(path), settings.on_progress) for path in paths
+            ]
             for split, paths in sources.items()
         }
         metadata = {split: [part.metadata for part in files[split]] for split in files}
         if listed:
-            metadata["classes"] = [list_metadata(Path(classes))]
+            metadata["classes"] = [list_metadata(typed_path(classes))]
         if names:
             metadata["names"] = [list_metadata(names)]
         if (info := work.begin(metadata)) is not None:

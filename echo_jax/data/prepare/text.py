@@ -36,6 +36,7 @@ from echo_jax.data.prepare.tokenizer import (
 )
 from echo_jax.data.prepare.workspace import Workspace
 from echo_jax.files.compressed import DAMAGED, UnpackError, unpacked_chunks
+from echo_jax.files.folders import typed_path
 from echo_jax.files.plain_text import READ_AS, EncodingError, text_chunks
 
 __all__ = ["TextSettings", "prepare_text"]
@@ -211,7 +212,7 @@ def prepare_text(
 def _text_files(paths: Sequence[str]) -> list[_TextFile]:
     """Returns the files of a split; those of a folder in the order of their names."""
     files = []
-    for path in map(Path, paths):
+    for path in map(typed_path, paths):
         if path.is_dir():
             listed = open_files(path, lambda what, part: None).entries
             files += [_TextFile(path / entry.name, entry.name) for entry in listed]

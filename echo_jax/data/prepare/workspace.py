@@ -24,7 +24,7 @@ from echo_jax.data.sources.prepared import (
     count_records,
     read_info,
 )
-from echo_jax.files.folders import RunPath, is_unfinished, run_folder
+from echo_jax.files.folders import RunPath, is_unfinished, run_folder, typed_path
 from echo_jax.files.json_files import (
     DamagedFileError,
     read_if_whole,
@@ -67,6 +67,7 @@ class Workspace:
         options: Mapping[str, Any],
         on_progress: OnProgress | None = None,
     ):
+        out = typed_path(out)
         self._out, self._work = out, out / _WORK_FOLDER
         self._options = _as_json(options)
         self._on_progress = on_progress or (lambda what, part: None)

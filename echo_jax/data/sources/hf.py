@@ -17,6 +17,7 @@ from echo_jax.data.sources.foreign_records import (
     refuse_scenes,
 )
 from echo_jax.data.sources.shard_files import find_shards, shards_metadata
+from echo_jax.files.folders import typed_path
 
 __all__ = ["HuggingFaceData"]
 
@@ -171,7 +172,7 @@ def _fits(feature: Any, wanted: str) -> bool:
 
 def _opened(source: str, path: str, config: str | None) -> dict[str, Any]:
     """Returns the splits of a dataset, by name."""
-    folder, datasets = Path(path).expanduser(), _datasets()
+    folder, datasets = typed_path(path), _datasets()
     datasets.disable_progress_bars()
     try:
         if not folder.is_dir():

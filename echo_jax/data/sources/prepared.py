@@ -16,7 +16,7 @@ import msgpack
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 from array_record.python.array_record_module import ArrayRecordReader
 
-from echo_jax.files.folders import FolderError, RunPath, run_folder
+from echo_jax.files.folders import FolderError, RunPath, run_folder, typed_path
 from echo_jax.files.json_files import DamagedFileError, read_json
 
 __all__ = [
@@ -68,7 +68,7 @@ def open_prepared(folder: str | Path, split: str) -> "Prepared":
       >>> len(records), unpack(records[0])["label"]
       (50000, 3)
     """
-    folder = Path(folder)
+    folder = typed_path(folder)
     info = read_info(folder)
     if split not in info["splits"]:
         raise PreparedError(
@@ -91,6 +91,7 @@ def read_info(folder: str | Path) -> dict[str, Any]:
       PreparedError: If the folder is not finished, is of another format, or lacks a
         file, or if a file is a link or has another size than when it was written.
     """
+    folder = typed_path(folder)
     path = run_folder(folder) / DATASET_FILE
     try:
         info = read_json(path)
@@ -113,7 +114,7 @@ def read_info(folder: str | Path) -> dict[str, Any]:
         if info["kind"] not in _KINDS:
             raise ValueError(f"kind {info['kind']!r} is none of {', '.join(_KINDS)}")
         for file in _files(info):
-            _check_file(Path(folder), file)
+            _check_file(folder, file)
         for split in info["splits"].values():
             counted = sum(shard["examples"] for shard in split["shards"])
             if counted != split["examples"] or not counted:

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from echo_jax.files.folders import FolderError, run_folder
+from echo_jax.files.folders import FolderError, run_folder, typed_path
 from echo_jax.files.plain_text import EncodingError, read_text
 
 __all__ = ["find_shards", "read_classes", "shards_metadata"]
@@ -40,7 +40,7 @@ def find_shards(source: str, pattern: str, suffix: str) -> dict[str, list[Path]]
       >>> find_shards("wds:data", "data", ".tar")["train"]
       [PosixPath('data/train-0.tar'), PosixPath('data/train-1.tar')]
     """
-    pattern = str(Path(pattern).expanduser())
+    pattern = str(typed_path(pattern))
     if Path(pattern).is_dir():
         found = sorted(Path(pattern).glob(f"*{suffix}"))
     else:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from echo_jax.files.compressed import DAMAGED, PACKED_SUFFIXES, unpacked_chunks
+from echo_jax.files.folders import typed_path
 from echo_jax.files.plain_text import EncodingError, text_chunks
 
 __all__ = [
@@ -184,14 +185,14 @@ def _user_files(source: str) -> dict[str, Path]:
     """Returns the files that `source` names, by file name."""
     files: dict[str, Path] = {}
     for part in (part.strip() for part in source.split(",")):
-        pattern = str(Path(part).expanduser())
+        pattern = str(typed_path(part))
         # A name may hold brackets of its own: what exists is meant literally.
         paths = [pattern] if Path(pattern).is_file() else glob.glob(pattern)
         found = [Path(path) for path in paths if Path(path).is_file()]
         if not part or not found:
             raise FileNotFoundError(
-                f"data.source={source!r}: {part!r} matches no file. Use 'stdlib', "
-                "or paths and patterns separated by commas."
+                f"data.source={source!r}: {part and pattern!r} matches no file. Use "
+                "'stdlib', or paths and patterns separated by commas."
             )
         for path in found:
             if path.suffix.lower() not in _SUFFIXES:

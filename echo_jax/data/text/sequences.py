@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from echo_jax.data.text.packing import (
     sample_documents,
 )
 from echo_jax.data.text.tokens import DecodeTokens, TokenWindows, unigram_nats
+from echo_jax.files.folders import typed_path
 
 __all__ = ["Sequences", "open_sequences"]
 
@@ -118,9 +118,8 @@ def open_sequences(
             f"data.tokenizer={tokenizer!r} goes with documents of others (tfds:NAME); "
             f"data.source={source!r} is read as it is. Use --config.data.tokenizer=''."
         )
-    if not source or Path(source).expanduser().is_dir():
-        folder = str(Path(source).expanduser()) if source else ""
-        return _prepared(folder, seq_len, splits)
+    if not source or typed_path(source).is_dir():
+        return _prepared(source, seq_len, splits)
     return _bytes(source, seq_len, splits)
 
 
@@ -172,7 +171,7 @@ def _prepared(folder: str, seq_len: int, splits: tuple[str, str]) -> Sequences:
         bytes_per_token=judged["bytes"] / judged["tokens"],
         tokenizer=_tokenizer_of(blocks["validation"]),
         metadata={
-            "source": folder,
+            "source": metadata["source"],
             "synthetic": False,
             "tokenizer": info["tokenizer"],
             "vocab": vocab,
@@ -252,7 +251,7 @@ def _load_tokenizer(name: str) -> Tokenizer:
     if name == "bytes":
         return ByteTokenizer()
     try:
-        return SubwordTokenizer(Path(name).expanduser().read_bytes())
+        return SubwordTokenizer(typed_path(name).read_bytes())
     except (OSError, PrepareError) as error:
         raise ValueError(
             f"data.tokenizer={name!r} cannot be used: {error}. Name a tokenizer.model "

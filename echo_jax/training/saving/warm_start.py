@@ -1,6 +1,5 @@
 """Beginning a run with what another one has learnt: ``config.init_from``."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -107,7 +106,7 @@ def replaced(variables: Variables, taken: Variables) -> Variables:
 def _arrays_of(source: str) -> dict[str, np.ndarray]:
     """Returns all arrays of a source by their names, such as ``params/head/kernel``."""
     if source.endswith(SUFFIX):
-        return read_weights(os.path.expanduser(source))
+        return read_weights(source)
     return flat_arrays(read_model(run_folder(source)).model.variables)
 
 
