@@ -15,16 +15,15 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from echo_jax.config import Config, default_config
+from echo_jax.config.applies import MEETING, OWN_OPTIMIZERS, field_of, idle_fields
 from echo_jax.config.batch import BatchGrowth
 from echo_jax.config.echo import echo_spec, load_schedule, pattern_of
-from echo_jax.config.local import SCHEDULES, broken_rules
+from echo_jax.config.local import broken_rules
 from echo_jax.config.optimizer import (
-    OWN_OPTIMIZERS,
     OWN_SCHEDULES,
     SLOW_START_ENDS,
     optax_factory,
     optax_schedule,
-    parse_args,
 )
 from echo_jax.data.pipeline.spec import PipelineSpec
 
@@ -92,7 +91,7 @@ _CHOICES = {
     "optim.scale": ("none", "linear", "sqrt"),
     "batch.statistics": ("all", "device"),
     "batch.norm": ("moving", "last", "recompute"),
-    "local.schedule": SCHEDULES,
+    "local.schedule": ("none", *MEETING),
     "local.outer": ("mean", "nesterov"),
     "precision.compute": ("float32", "bfloat16", "float16"),
     "precision.params": ("float32", "bfloat16", "float16"),
@@ -124,14 +123,14 @@ def check_config(config: Config) -> None:
     """
     _check_fields(config, default_config())
     for field, least in _AT_LEAST.items():
-        value = _get(config, field)
+        value = field_of(config, field)
         if not (math.isfinite(value) and value >= least):
             _refuse(config, field, f"must be at least {least}", least)
     for field, bound in _BELOW.items():
-        if _get(config, field) >= bound:
+        if field_of(config, field) >= bound:
             _refuse(config, field, f"must be below {bound}", _AT_LEAST[field])
     for field, choices in _CHOICES.items():
-        if _get(config, field) not in choices:
+        if field_of(config, field) not in choices:
             known = ", ".join(choices)
             _refuse(config, field, f"must be one of {known}", choices[0])
     for field, usual in (
@@ -141,15 +140,16 @@ def check_config(config: Config) -> None:
         ("precision.init", 32768.0),
         ("precision.min_scale", 1.0),
     ):
-        if not (math.isfinite(_get(config, field)) and _get(config, field) > 0):
+        if not (math.isfinite(field_of(config, field)) and field_of(config, field) > 0):
             _refuse(config, field, "must be above 0", usual)
     for field in ("start_fraction", "end_fraction"):
         if config.optim[field] > 1:
             _refuse(config, f"optim.{field}", "must be at most 1", 0.01)
+    for idle in idle_fields(config, default_config()):
+        _refuse(config, idle.field, idle.rule, idle.usual)
     _check_specs(config)
     _check_where(config)
     _check_mode(config)
-    _check_dispatch(config)
     _check_target(config)
     _check_optimizer(config)
     _check_schedule(config)
@@ -188,21 +188,15 @@ def _check_branches(config: Config) -> None:
         ("local.schedule", "none"),
         ("batch.boundaries", ()),
     ):
-        value = _get(config, field)
+        value = field_of(config, field)
         if value != usual:
             rule = f"does not go with config.{field}={value!r}"
             _refuse(config, "probe_repeats", rule, 0)
 
 
-def _get(config: Config, field: str) -> Any:
-    for name in field.split("."):
-        config = config[name]
-    return config
-
-
 def _refuse(config: Config, field: str, rule: str, fix: Any) -> None:
     raise ValueError(
-        f"config.{field}={_get(config, field)!r} {rule}; set --config.{field}={fix}"
+        f"config.{field}={field_of(config, field)!r} {rule}; set --config.{field}={fix}"
     )
 
 
@@ -240,71 +234,23 @@ def _check_where(config: Config) -> None:
         if lanes and config.batch_size % lanes:
             rule = f"must divide config.batch_size={config.batch_size}"
             _refuse(config, "echo.lanes", rule, math.gcd(lanes, config.batch_size))
-        return
-    for field in ("echo.lanes", "echo.buffer_bytes"):
-        if _get(config, field):
-            _refuse(config, field, "needs --config.echo.where=device", 0)
 
 
 def _check_mode(config: Config) -> None:
-    mode = config.echo.mode
-    if mode != "stochastic":
-        _check_load(config)
-    if mode == "adaptive" and not config.data.prefetch:
+    if config.echo.mode == "adaptive" and not config.data.prefetch:
         rule = "reads when asked, so that nothing is ever ready for adaptive echo"
         _refuse(config, "data.prefetch", rule, 4)
-    if config.echo.replay and mode != "adaptive":
-        rule = "repeats an adaptive run; it needs --config.echo.mode=adaptive"
-        _refuse(config, "echo.replay", rule, "")
     pattern_of(config)
-    if mode == "fixed":
-        return
-    if config.echo.factor != 1:
-        bound = "echo.cap" if mode == "adaptive" else "echo.load"
-        rule = f"belongs to mode fixed; mode {mode} goes by config.{bound}"
-        _refuse(config, "echo.factor", rule, 1.0)
-    if config.echo.order != "consecutive":
-        rule = f"belongs to mode fixed; mode {mode} has an order of its own"
-        _refuse(config, "echo.order", rule, "consecutive")
-
-
-def _check_load(config: Config) -> None:
-    for name, default in default_config().echo.load.items():
-        if config.echo.load[name] != default:
-            rule = "needs --config.echo.mode=stochastic"
-            _refuse(config, f"echo.load.{name}", rule, default)
-
-
-def _check_dispatch(config: Config) -> None:
-    mode, steps = config.dispatch.mode, config.dispatch.steps
-    if mode == "loop" and steps > 1:
-        _refuse(config, "dispatch.steps", "needs another dispatch.mode than loop", 0)
-    if config.echo.mode == "adaptive" and mode in ("unroll", "scan"):
-        rule = "would decide adaptive draws too far ahead"
-        _refuse(config, "dispatch.mode", rule, "loop")
 
 
 def _check_target(config: Config) -> None:
     if not math.isfinite(config.target):
         _refuse(config, "target", "must be finite; 0 means no target", 0.0)
-    if config.stop_at_target and not config.target:
-        _refuse(config, "stop_at_target", "needs a target", False)
 
 
 def _check_optimizer(config: Config) -> None:
-    name, args, optim = config.optim.name, config.optim.args, config.optim
-    if name not in OWN_OPTIMIZERS:
-        optax_factory(name, args)
-        if optim.weight_decay:
-            own = ", ".join(OWN_OPTIMIZERS)
-            rule = f"belongs to {own}; {name} has it in config.optim.args"
-            _refuse(config, "optim.weight_decay", rule, 0.0)
-    elif parse_args(args):
-        rule = f"belongs to optimizers of optax; {name} has fields of its own"
-        _refuse(config, "optim.args", rule, "{}")
-    if name in ("lars", "lamb") and optim.clip_norm:
-        rule = f"has no meaning with {name}, which sets the length of every step itself"
-        _refuse(config, "optim.clip_norm", rule, 0.0)
+    if config.optim.name not in OWN_OPTIMIZERS:
+        optax_factory(config.optim.name, config.optim.args)
     _check_scale(config)
 
 
@@ -328,9 +274,6 @@ def _check_schedule(config: Config) -> None:
     schedule, total = optim.schedule, optim.decay_updates or config.updates
     if schedule not in OWN_SCHEDULES:
         optax_schedule(schedule, optim.schedule_args)
-    elif parse_args(optim.schedule_args, "optim.schedule_args"):
-        rule = f"belongs to schedules of optax; {schedule} has fields of its own"
-        _refuse(config, "optim.schedule_args", rule, "{}")
     _check_boundaries(config)
     match schedule:
         case "linear" | "cosine" | "warmup_stable_decay":
@@ -339,13 +282,6 @@ def _check_schedule(config: Config) -> None:
                     f"must be below the {total} updates after which the schedule ends"
                 )
                 _refuse(config, "optim.warmup_updates", rule, 0)
-        case "onecycle" | "cyclic":
-            if optim.warmup_updates:
-                rule = f"has no meaning with {schedule}, which rises by itself"
-                _refuse(config, "optim.warmup_updates", rule, 0)
-            if not optim.start_fraction:
-                rule = f"must be above 0 with {schedule}, which begins there"
-                _refuse(config, "optim.start_fraction", rule, 0.04)
     if schedule == "onecycle" and not 0 < optim.peak_at < 1:
         _refuse(config, "optim.peak_at", "must lie between 0 and 1", 0.3)
     most = total - max(1, optim.warmup_updates)
@@ -358,9 +294,6 @@ def _check_boundaries(config: Config) -> None:
     optim = config.optim
     boundaries = tuple(optim.boundaries)
     if optim.schedule not in ("piecewise", "slow_start"):
-        if boundaries:
-            rule = "needs --config.optim.schedule=piecewise, or slow_start"
-            _refuse(config, "optim.boundaries", rule, ())
         return
     starts = (optim.warmup_updates, *boundaries)
     are_updates = all(type(each) is int and each < 2**31 for each in boundaries)
@@ -388,18 +321,9 @@ def _check_fractions(config: Config) -> None:
 
 
 def _check_precision(config: Config) -> None:
-    """Refuses numbers of a loss scale that is not there, or begins too low."""
-    precision, defaults = config.precision, default_config().precision
-    kind = precision.loss_scale
-    for field, kinds in (
-        ("init", ("static", "dynamic")),
-        ("growth", ("dynamic",)),
-        ("min_scale", ("dynamic",)),
-    ):
-        if kind not in kinds and precision[field] != defaults[field]:
-            rule = f"needs --config.precision.loss_scale={' or '.join(kinds)}"
-            _refuse(config, f"precision.{field}", rule, defaults[field])
-    if kind == "dynamic" and precision.init < precision.min_scale:
+    """Refuses a loss scale that begins too low."""
+    precision = config.precision
+    if precision.loss_scale == "dynamic" and precision.init < precision.min_scale:
         rule = f"must be at least config.precision.min_scale={precision.min_scale}"
         _refuse(config, "precision.init", rule, precision.min_scale)
 
@@ -415,7 +339,7 @@ def _check_mesh(config: Config) -> None:
         _refuse(config, "batch_size", rule, multiple)
     by_hand = {"batch.micro": 1, "batch.statistics": "all", "precision.reduce": "auto"}
     for field, usual in by_hand.items():
-        if mesh.fsdp > 1 and _get(config, field) != usual:
+        if mesh.fsdp > 1 and field_of(config, field) != usual:
             rule = f"needs whole parameters on every device, not mesh.fsdp={mesh.fsdp}"
             _refuse(config, field, rule, usual)
 
@@ -451,7 +375,7 @@ def _check_growth(config: Config) -> None:
     }
     allowed = {"optim.scale": ("none", "linear"), "dispatch.mode": ("auto", "loop")}
     for field, fix in needed.items():
-        if _get(config, field) not in allowed.get(field, (fix,)):
+        if field_of(config, field) not in allowed.get(field, (fix,)):
             _refuse(config, field, "does not go with batch.boundaries", fix)
 
 

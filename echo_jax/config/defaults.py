@@ -5,12 +5,14 @@ config file starts from `default_config`, sets what its experiment differs in,
 and adds ``model``.
 """
 
+import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from ml_collections import ConfigDict
 
+from echo_jax.config.applies import leave_out
 from echo_jax.config.auto import auto_field
 from echo_jax.config.files import failures_of, find_config, import_config
 
@@ -223,7 +225,9 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config
         defines ``get_config(variant)``; without a variant it is called without
         arguments.
       overrides: What differs: nested (``{"echo": {"factor": 2.0}}``), by dotted
-        names (``{"echo.factor": 2.0}``), or both.
+        names (``{"echo.factor": 2.0}``), or both. What the file sets and does not
+        apply to them is left out, which is said on standard error: ``optim.clip_norm``
+        with ``{"optim.name": "lars"}``.
 
     Returns:
       The config, locked. It may be of a study; `check_config` is for training.
@@ -253,8 +257,19 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config
             f"get_config() of {file} returned {config!r:.60}; it has to return an "
             "ml_collections.ConfigDict, such as default_config() changed"
         )
+    before = copy.deepcopy(config)
     override(config, overrides or {})
+    leave_out(config, default_config(), [*_names(overrides or {})], before)
     return config.lock()
+
+
+def _names(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yields the dotted names of the fields that are set."""
+    for name, value in overrides.items():
+        if isinstance(value, Mapping):
+            yield from _names(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name
 
 
 def _check_call(

@@ -1,5 +1,6 @@
 """Configs as a command line gives them: a file, and flags for its fields."""
 
+import copy
 import difflib
 import re
 from collections.abc import Sequence
@@ -8,7 +9,8 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from echo_jax.config import Config, load_config
+from echo_jax.config import Config, default_config, load_config
+from echo_jax.config.applies import leave_out
 from echo_jax.config.auto import whole_number
 from echo_jax.config.optional import OPTIONAL_FIELDS
 
@@ -17,6 +19,8 @@ __all__ = ["load_with_flags"]
 
 def load_with_flags(path: str, flags_given: Sequence[str]) -> Config:
     """Loads a config file and applies ``--config.FIELD=VALUE`` flags to it.
+
+    As in `echo_jax.config.load_config`, what does not apply to them is left out.
 
     Args:
       path: A file, or a config's name, with a variant or without; see
@@ -38,7 +42,7 @@ def load_with_flags(path: str, flags_given: Sequence[str]) -> Config:
         if re.match("-+[A-Za-z]", flag):  # Not the value -1 of a flag before it.
             _add_optional(flag, config)
             _check_flag(flag, config)
-    values = flags.FlagValues()
+    values, before = flags.FlagValues(), copy.deepcopy(config)
     command_line = ["echo-jax", *flags_given]
     try:
         # Defines a flag for each override, and changes the config as it parses.
@@ -53,6 +57,8 @@ def load_with_flags(path: str, flags_given: Sequence[str]) -> Config:
         raise ValueError(_of_value(f"{error}: it needs a value", config)) from error
     if leftover:
         raise ValueError(f"{leftover[0]!r} belongs to no option; remove it")
+    typed = re.findall(r"(?m)^-+(?:no)?config\.([\w.]+)", "\n".join(flags_given))
+    leave_out(config, default_config(), typed, before)
     return config
 
 

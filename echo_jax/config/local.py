@@ -3,25 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from echo_jax.config import Config, default_config
+from echo_jax.config import Config
 from echo_jax.echo.load_schedule import LoadSchedule
 
-__all__ = ["CHANGING", "SCHEDULES", "broken_rules", "meeting_schedule"]
-
-SCHEDULES = ("none", "every", "bernoulli", "load", "cosine", "linear", "multistep")
-"""When replicas meet; ``none``: there are none."""
-
-CHANGING = ("cosine", "linear", "multistep")
-"""Those by which they meet with a probability from one to another over the run."""
-
-# Which schedules a field belongs to.
-_BELONGS = {
-    "every": ("every",),
-    "p": ("bernoulli", *CHANGING),
-    "p_end": CHANGING,
-    "outer": SCHEDULES[1:],
-    "start_after": SCHEDULES[1:],
-}
+__all__ = ["broken_rules", "meeting_schedule"]
 
 
 def meeting_schedule(config: Config) -> LoadSchedule:
@@ -46,16 +31,6 @@ def broken_rules(config: Config) -> Iterator[tuple[str, str, Any]]:
       A field, the rule that it breaks, and a value that does not.
     """
     local = config.local
-    default = default_config().local
-    for name, schedules in _BELONGS.items():
-        if local.schedule not in schedules and local[name] != default[name]:
-            rule = f"needs --config.local.schedule={schedules[0]}"
-            if len(schedules) > 1:
-                rule += f", or one of {', '.join(schedules[1:])}"
-            yield f"local.{name}", rule, default[name]
-    for name in ("outer_lr", "outer_momentum"):
-        if local.outer != "nesterov" and local[name] != default[name]:
-            yield f"local.{name}", "needs --config.local.outer=nesterov", default[name]
     for name in ("p", "p_end"):
         if not 0 < local[name] <= 1:
             yield f"local.{name}", "must be a probability, in (0, 1]", 1.0
@@ -81,6 +56,3 @@ def broken_rules(config: Config) -> Iterator[tuple[str, str, Any]]:
     if config.precision.reduce != "auto":
         rule = "is the type of gradients that devices share, and replicas share none"
         yield "precision.reduce", rule, "auto"
-    if config.dispatch.mode not in ("auto", "loop"):
-        rule = "has no place for a meeting: local updates are dispatched one by one"
-        yield "dispatch.mode", rule, "loop"

@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import optax
 
+from echo_jax.config.applies import OWN_OPTIMIZERS
+
 __all__ = [
-    "OWN_OPTIMIZERS",
     "OWN_SCHEDULES",
     "SLOW_START_ENDS",
     "OptaxFactory",
@@ -23,9 +24,6 @@ __all__ = [
     "optax_schedule",
     "parse_args",
 ]
-
-OWN_OPTIMIZERS = ("adamw", "sgd", "lars", "lamb", "rmsprop_warmup")
-"""Names that stand for optimizers with fields of their own under ``optim``."""
 
 OWN_SCHEDULES = (
     "constant",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Self
 
 from echo_jax.config import Config
-from echo_jax.config.local import CHANGING
+from echo_jax.config.applies import CHANGING
 from echo_jax.files.folders import RunPath
 from echo_jax.files.json_files import read_json
 from echo_jax.training.processes.distributed import is_main_process

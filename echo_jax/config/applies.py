@@ -1,0 +1,203 @@
+"""Which fields mean something only where another field, their switch, has a value."""
+
+import sys
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+__all__ = [
+    "CHANGING",
+    "MEETING",
+    "OWN_OPTIMIZERS",
+    "Idle",
+    "field_of",
+    "idle_fields",
+    "leave_out",
+]
+
+OWN_OPTIMIZERS = ("adamw", "sgd", "lars", "lamb", "rmsprop_warmup")
+"""Names that stand for optimizers with fields of their own under ``optim``."""
+
+CHANGING = ("cosine", "linear", "multistep")
+"""``local.schedule``: the probability of a meeting changes over the run."""
+
+MEETING = ("every", "bernoulli", "load", *CHANGING)
+"""``local.schedule``: replicas meet."""
+
+_LOCAL = {
+    "every": ("every",),
+    "p": ("bernoulli", *CHANGING),
+    "p_end": CHANGING,
+    "outer": MEETING,
+    "start_after": MEETING,
+}
+_LOSS_SCALE = {
+    "init": ("static", "dynamic"),
+    "growth": ("dynamic",),
+    "min_scale": ("dynamic",),
+}
+
+
+class Idle(NamedTuple):
+    """A field that is set, and has no meaning beside its switch.
+
+    Attributes:
+      field: Its dotted name.
+      switch: The field that decides whether it has a meaning.
+      rule: Why it has none.
+      usual: The value that leaves it out.
+    """
+
+    field: str
+    switch: str
+    rule: str
+    usual: Any
+
+
+def field_of(config: Any, field: str) -> Any:
+    """Returns the value of a field by its dotted name."""
+    for name in field.split("."):
+        config = config[name]
+    return config
+
+
+def idle_fields(config: Any, defaults: Any) -> Iterator[Idle]:
+    """Finds the fields that are set and do not apply.
+
+    Args:
+      config: A training config. It may be changed between two fields.
+      defaults: `echo_jax.config.default_config`.
+
+    Yields:
+      Each field, a switch before the fields that depend on it.
+    """
+    for field, switch, applies, rule, *usual in _conditions(config):
+        neutral = usual[0] if usual else field_of(defaults, field)
+        if not applies and field_of(config, field) != neutral:
+            yield Idle(field, switch, rule, neutral)
+
+
+def leave_out(config: Any, defaults: Any, typed: Collection[str], before: Any) -> None:
+    """Leaves out the defaults of a config file that do not apply to what was typed.
+
+    A field that was typed itself stays, to be refused. What is left out is said on
+    standard error.
+
+    Args:
+      config: A config or a study with what was typed; changed in place.
+      defaults: `echo_jax.config.default_config`.
+      typed: The dotted names of the fields that were typed.
+      before: The config without them.
+    """
+    prefix = "base." if "arms" in config and "base" in config else ""
+    if prefix:
+        config, before = config.base, before.base
+    switched = {name.removeprefix(prefix) for name in typed if name.startswith(prefix)}
+    typed = frozenset(switched)
+    if not _has_all(config, defaults):
+        return
+    for name in ("name", "schedule"):
+        args = "optim.args" if name == "name" else "optim.schedule_args"
+        was = before.optim[name]
+        if args not in typed and config.optim[name] != was:
+            _say(config, Idle(args, "", f"belongs to {was}", "{}"), prefix)
+    for idle in idle_fields(config, defaults):
+        if idle.switch in switched and idle.field not in typed:
+            _say(config, idle, prefix)
+            switched.add(idle.field)
+
+
+def _has_all(config: Any, defaults: Any) -> bool:
+    """Whether a config was made from the default one, which its check asks for."""
+    return all(
+        name in config
+        and (not isinstance(value, ConfigDict) or _has_all(config[name], value))
+        for name, value in defaults.items()
+    )
+
+
+def _say(config: Any, idle: Idle, prefix: str) -> None:
+    """Leaves a field out, and says so."""
+    *groups, name = idle.field.split(".")
+    value = field_of(config, idle.field)
+    if value == idle.usual:
+        return
+    (field_of(config, ".".join(groups)) if groups else config)[name] = idle.usual
+    print(
+        f"config.{prefix}{idle.field}={value!r} of the config file {idle.rule}; "
+        f"{idle.usual!r} is used instead",
+        file=sys.stderr,
+    )
+
+
+def _conditions(config: Any) -> Iterator[tuple[Any, ...]]:
+    """Yields field, switch, whether it applies, why not, and perhaps its fix."""
+    optim, echo, dispatch = config.optim, config.echo, config.dispatch
+
+    name, is_own = optim.name, not optim.name.startswith("optax.")
+    rule = f"belongs to {', '.join(OWN_OPTIMIZERS)}; {name} has it in config.optim.args"
+    yield "optim.weight_decay", "optim.name", is_own, rule, 0.0
+    rule = f"belongs to optimizers of optax; {name} has fields of its own"
+    # Spaces and no fields are no arguments, too.
+    has_args = bool(optim.args.strip("{} "))
+    yield "optim.args", "optim.name", not (is_own and has_args), rule
+    rule = f"has no meaning with {name}, which sets the length of every step itself"
+    yield "optim.clip_norm", "optim.name", name not in ("lars", "lamb"), rule, 0.0
+
+    name, is_own = optim.schedule, not optim.schedule.startswith("optax.")
+    rule = f"belongs to schedules of optax; {name} has fields of its own"
+    has_args = bool(optim.schedule_args.strip("{} "))
+    yield "optim.schedule_args", "optim.schedule", not (is_own and has_args), rule
+    has_boundaries = name in ("piecewise", "slow_start")
+    rule = "needs --config.optim.schedule=piecewise, or slow_start"
+    yield "optim.boundaries", "optim.schedule", has_boundaries, rule
+    rises = name in ("onecycle", "cyclic")
+    rule = f"has no meaning with {name}, which rises by itself"
+    yield "optim.warmup_updates", "optim.schedule", not rises, rule
+    begins = not rises or optim.start_fraction > 0
+    rule = f"must be above 0 with {name}, which begins there"
+    yield "optim.start_fraction", "optim.schedule", begins, rule, 0.04
+
+    is_fixed = echo.mode == "fixed"
+    bound = "echo.cap" if echo.mode == "adaptive" else "echo.load"
+    rule = f"belongs to mode fixed; mode {echo.mode} goes by config.{bound}"
+    yield "echo.factor", "echo.mode", is_fixed, rule, 1.0
+    rule = f"belongs to mode fixed; mode {echo.mode} has an order of its own"
+    yield "echo.order", "echo.mode", is_fixed, rule, "consecutive"
+    rule = "repeats an adaptive run; it needs --config.echo.mode=adaptive"
+    yield "echo.replay", "echo.mode", echo.mode == "adaptive", rule
+    rule = "needs --config.echo.mode=stochastic"
+    for name in echo.load:
+        yield f"echo.load.{name}", "echo.mode", echo.mode == "stochastic", rule
+    rule = "needs --config.echo.where=device"
+    for name in ("lanes", "buffer_bytes"):
+        yield f"echo.{name}", "echo.where", echo.where == "device", rule
+
+    is_ahead = dispatch.mode in ("unroll", "scan")
+    rule = "would decide adaptive draws too far ahead"
+    is_open = not (is_ahead and echo.mode == "adaptive")
+    yield "dispatch.mode", "echo.mode", is_open, rule, "loop"
+    rule = "has no place for a meeting: local updates are dispatched one by one"
+    is_open = not (is_ahead and config.local.schedule != "none")
+    yield "dispatch.mode", "local.schedule", is_open, rule, "loop"
+    has_steps = dispatch.mode != "loop" or dispatch.steps <= 1
+    rule = "needs another dispatch.mode than loop"
+    yield "dispatch.steps", "dispatch.mode", has_steps, rule
+
+    for name, kinds in _LOSS_SCALE.items():
+        rule = f"needs --config.precision.loss_scale={' or '.join(kinds)}"
+        applies = config.precision.loss_scale in kinds
+        yield f"precision.{name}", "precision.loss_scale", applies, rule
+    yield "stop_at_target", "target", bool(config.target), "needs a target", False
+
+    for name, schedules in _LOCAL.items():
+        rule = f"needs --config.local.schedule={schedules[0]}"
+        if len(schedules) > 1:
+            rule += f", or one of {', '.join(schedules[1:])}"
+        applies = config.local.schedule in schedules
+        yield f"local.{name}", "local.schedule", applies, rule
+    for name in ("outer_lr", "outer_momentum"):
+        rule = "needs --config.local.outer=nesterov"
+        applies = config.local.outer == "nesterov"
+        yield f"local.{name}", "local.outer", applies, rule
