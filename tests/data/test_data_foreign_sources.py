@@ -371,8 +371,9 @@ def one_example(tmp_path, *members):
 PNG = image("train", 0)
 
 
-def test_shards_without_a_list_of_classes_count_them(tmp_path):
-    write_tar(tmp_path / "train.tar", [("a.PNG", PNG), ("a.cls", b"4\n")])
+@pytest.mark.parametrize("label", [b"4\n", b"4.0"])
+def test_shards_without_a_list_of_classes_count_them(tmp_path, label):
+    write_tar(tmp_path / "train.tar", [("a.PNG", PNG), ("a.cls", label)])
     records, decode = open_source(f"wds:{tmp_path}", "train", "images")
     assert records.info["classes"] == ["0", "1", "2", "3", "4"]
     assert decode(records[0]) == {"image": PNG, "label": 4, "name": "a.PNG"}
@@ -384,6 +385,7 @@ def test_shards_without_a_list_of_classes_count_them(tmp_path):
         ([("a.png", PNG)], "needs .cls, its label"),
         ([("a.cls", b"1")], "needs one of .jpg"),
         ([("a.png", PNG), ("a.cls", b"-1")], "is b'-1'; a label is a number"),
+        ([("a.png", PNG), ("a.cls", b"0.5")], "is b'0.5'; a label is a number"),
         ([("a.png", PNG), ("a.cls", b"9" * 16)], "a label is a number from 0"),
         ([("a.png", PNG), ("a.png", PNG)], "two members 'a.png'"),
         ([("../a.png", PNG)], "leads out of the folder"),

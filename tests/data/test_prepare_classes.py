@@ -162,6 +162,23 @@ def test_a_list_names_classes(tmp_path):
     assert f"'val/{names[2]}' (not in val.csv)" in refusal(
         tmp_path / "two", *sources, classes=str(table)
     )
+    # A column of numbers, as pandas writes them where one is missing.
+    train = folder(tmp_path, "0/1.jpg", "1/2.jpg", at="numbered")
+    table.write_text(
+        "file,class\n" + "".join(f"{name},{k}.0\n" for k, name in enumerate(names[:2]))
+    )
+    (tmp_path / "names.csv").write_text("class,name\n0.0,ant\n1.0,cat\n")
+    classes, found = prepare(
+        tmp_path / "numbers",
+        train,
+        f"validation={val}",
+        classes=str(table),
+        names=tmp_path / "names.csv",
+        max_bad="1",
+    )
+    assert classes == ["ant", "cat"]
+    assert [*found["validation"].values()] == ["ant", "cat"]
+    train = sources[0]
     # A column of numbers, where the folders of train have names.
     table = tmp_path / "val.tsv"
     table.write_text("".join(f"{name}\t{k}\n" for k, name in enumerate(names)))

@@ -159,6 +159,28 @@ def test_the_ground_truth_is_what_an_evaluator_reads(tmp_path, capsys):
     capsys.readouterr()
 
 
+@pytest.mark.parametrize("written", [float, str, lambda number: f" {float(number)}"])
+def test_numbers_are_taken_as_pandas_writes_them(tmp_path, written):
+    """As floats where a value is missing in their column, or as text."""
+    (tmp_path / "plain").mkdir()
+    plain = prepare(tmp_path / "plain")
+    truth = json.loads(coco_json(IMAGES, BOXES))
+    for entry in (*truth["images"], *truth["annotations"], *truth["categories"]):
+        for name, value in entry.items():
+            if name == "bbox":
+                entry[name] = [written(number) for number in value]
+            elif not isinstance(value, str):
+                entry[name] = written(value)
+    truth["annotations"][2] |= {"iscrowd": None, "segmentation": None}
+    info, found = prepare(tmp_path, json.dumps(truth).encode())
+    assert found == plain[1] and info["categories"] == plain[0]["categories"]
+    kept = [
+        json.loads(gzip.decompress((at / "out/train-annotations.json.gz").read_bytes()))
+        for at in (tmp_path / "plain", tmp_path)
+    ]
+    assert kept[0] == kept[1]
+
+
 def test_what_is_bad_is_skipped_counted_and_named(tmp_path):
     boxes = [
         *BOXES,
@@ -171,7 +193,7 @@ def test_what_is_bad_is_skipped_counted_and_named(tmp_path):
         {"id": 25, "image_id": 5, "category_id": 7, "bbox": [10, 0, 5, 5]},
         {"id": 26, "image_id": 5, "category_id": 7, "bbox": [0, -6, 5, 5]},
         {"id": 27, "image_id": 5, "category_id": 7, "bbox": [0, 0, 1]},
-        {"id": 28, "image_id": 5, "category_id": 7, "bbox": [0, 0, 1, "1"]},
+        {"id": 28, "image_id": 5, "category_id": 7, "bbox": [0, 0, 1, "x"]},
         {"id": 29, "image_id": 5, "category_id": 7, "bbox": [0, 0, 1, 1e300]},
         {"id": 30, "image_id": 5, "category_id": 7, "bbox": None},
         {"id": 31, "image_id": 5, "category_id": 7, "bbox": [0] * 4, "area": "x"},
@@ -240,7 +262,8 @@ def test_a_box_is_clipped_to_its_image(bbox, expected, clipped):
         (coco_json(IMAGES, [], []), "no categories"),
         (coco_json(IMAGES, [], [(1, "a"), (1, "b")]), "two with one id"),
         (coco_json(IMAGES, [], [(1, "a" * 1025)]), "name is 'aaaa"),
-        (coco_json(IMAGES, [], [("1", "a")]), "id is '1', not a number below"),
+        (coco_json(IMAGES, [], [("1.5", "a")]), "id is '1.5', not a number below"),
+        (coco_json(IMAGES, [], [(2.0**60, "a")]), "id is 1.152921504606847e+18, not"),
         (coco_json(IMAGES, [], [(1, 5)]), "name is 5, not a name"),
         (coco_json({1: ("a", 2, 2), 2: ("a", 2, 2)}, []), "one file_name"),
         (coco_json({1: ("../../a", 2, 2)}, []), "file_name '../../a' leads out"),

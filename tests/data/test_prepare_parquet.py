@@ -33,6 +33,23 @@ def test_images_and_labels_are_those_of_the_rows(tmp_path):
     assert [record["label"] for record in records(out, "test")] == [0, 1]
 
 
+@pytest.mark.parametrize("written", [float, str])
+def test_labels_with_names_are_whole_numbers_however_written(tmp_path, written):
+    write_parquet(tmp_path / "x.parquet", [1, 0])
+    table = parquet.read_table(tmp_path / "x.parquet")
+    for label, message in ((1, ""), (1.5, "label '?1.5'? is none"), (2, "label 2 is")):
+        column = pyarrow.array([written(label), written(0)])
+        parquet.write_table(
+            table.set_column(1, "label", column), tmp_path / "y.parquet"
+        )
+        if message:
+            with pytest.raises(PrepareError, match=message):
+                opened(tmp_path / "y.parquet")
+            continue
+        names = [entry.name for entry in opened(tmp_path / "y.parquet").entries]
+        assert names == ["ant/00000000.png", "cat/00000001.png"]
+
+
 @pytest.mark.parametrize("wanted", [[], [0], [2, 3], [7], [1, 4, 6]])
 def test_any_row_is_read(tmp_path, wanted):
     files = opened(tmp_path / write_parquet(tmp_path / "x.parquet", range(8)))
@@ -48,6 +65,9 @@ def test_any_row_is_read(tmp_path, wanted):
     [
         (["b/c", "a", None], ["b_c/", "a/", ""]),
         ([10, 9, 10], ["10/", "9/", "10/"]),
+        ([10.0, 9.0, None], ["10/", "9/", ""]),
+        ([1.5, 9.0, 9.0], ["1.5/", "9/", "9/"]),
+        (["1.0", "01", "1"], ["1.0/", "01/", "1/"]),
     ],
 )
 def test_labels_without_names_are_names(tmp_path, labels, folders):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -31,6 +32,8 @@ TINY_IMAGENET = "val_annotations.txt"
 """Where Tiny-ImageNet says it of its validation images: file, class, box."""
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
+# How pandas writes a column of integers where one is missing.
+_FLOAT = re.compile(r"(\d+)\.0+")
 _MAX_LIST_BYTES = 256 * 1024**2
 
 
@@ -57,7 +60,8 @@ def read_list(path: Path) -> dict[str, str]:
     try:
         if is_devkit(path):
             return read_devkit(path)
-        return _pairs(_rows(_content(path), _DELIMITERS[path.suffix.lower()]))
+        rows = _rows(_content(path), _DELIMITERS[path.suffix.lower()])
+        return _pairs(_whole_classes(rows, 1))
     except (OSError, ValueError, csv.Error) as error:
         raise PrepareError(f"--classes={path} cannot be read: {error}") from error
 
@@ -84,9 +88,8 @@ def read_names(path: Path) -> dict[str, str]:
     try:
         content = _content(path)
         is_text = suffix == ".txt"
-        return _pairs(
-            _lines(content) if is_text else _rows(content, _DELIMITERS[suffix])
-        )
+        rows = _lines(content) if is_text else _rows(content, _DELIMITERS[suffix])
+        return _pairs(_whole_classes(rows, 0))
     except (OSError, ValueError, csv.Error) as error:
         raise PrepareError(f"--names={path} cannot be read: {error}") from error
 
@@ -195,6 +198,19 @@ def _lines(content: bytes) -> Iterator[tuple[int, list[str]]]:
     for number, line in enumerate(read_text(content).split("\n"), start=1):
         first, *names = line.split(maxsplit=1) or [""]
         yield number, [first, *(name.split(",")[0].strip() for name in names)]
+
+
+def _whole_classes(
+    rows: Iterable[tuple[int, list[str]]], column: int
+) -> list[tuple[int, list[str]]]:
+    """Makes integers of a column of classes that are whole floats, but for a title."""
+    listed = [*rows]
+    found = [row for _, row in listed if len(row) > column]
+    if all(_FLOAT.fullmatch(row[column]) for row in found[1:] or found):
+        for row in found:
+            if is_float := _FLOAT.fullmatch(row[column]):
+                row[column] = is_float[1]
+    return listed
 
 
 def _pairs(rows: Iterable[tuple[int, list[str]]]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """COCO annotations: read from a file that may hold anything, and checked."""
 
+import contextlib
 import math
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from echo_jax.data.prepare.archives import ZipFiles
+from echo_jax.data.prepare.entries import whole
 from echo_jax.data.prepare.errors import PrepareError
 from echo_jax.data.prepare.files import archive_of
 from echo_jax.data.prepare.json_fields import read_fields
@@ -22,6 +24,8 @@ _MAX_JSON_BYTES = 4 * 1024**3
 # of a packed one seldom 100 times: a file made to exhaust the memory, 25,000 times.
 _MAX_RATIO = 100
 _ANY_RATIO_BYTES = 256 * 1024**2
+# Other programs write them as floats or as text.
+_WHOLE = ("id", "image_id", "category_id", "height", "width", "iscrowd")
 _FIELDS = ("categories", "images", "annotations")
 # Outlines are most of the file, and no detector of boxes reads them.
 _UNREAD = ("segmentation",)
@@ -163,7 +167,10 @@ def check_box(
     corners = np.clip(full, 0, limits)
     if corners[0] >= corners[2] or corners[1] >= corners[3]:
         return "box outside of the image"
-    area, crowd = found.get("area", width * height), found.get("iscrowd", 0)
+    area, crowd = (
+        usual if found.get(name) is None else found[name]
+        for name, usual in (("area", width * height), ("iscrowd", 0))
+    )
     if not _is_number(area) or area < 0 or crowd not in (0, 1):
         return "box whose area or iscrowd is no such number"
     ymin, xmin, ymax, xmax = corners.tolist()
@@ -209,7 +216,23 @@ def _list(content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     found = content.get(name)
     if not isinstance(found, list) or not all(isinstance(e, dict) for e in found):
         raise ValueError(f"it has no list of {name}")
+    for entry in found:
+        for field in _WHOLE:
+            if field in entry:
+                entry[field] = whole(entry[field])
+        if "area" in entry:
+            entry["area"] = _number(entry["area"])
+        if isinstance(bbox := entry.get("bbox"), list):
+            bbox[:] = map(_number, bbox)
     return found
+
+
+def _number(value: Any) -> Any:
+    """Returns a number that is written as text; else the value."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return float(value)
+    return value
 
 
 def _whole(found: Mapping[str, Any], name: str, limit: int = _MAX_ID) -> int:

@@ -1,12 +1,21 @@
 """What a source of files is: a folder or an archive, whose files can be read."""
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Entry", "Files", "Image", "ReadFile", "file_metadata", "name_problem"]
+__all__ = [
+    "Entry",
+    "Files",
+    "Image",
+    "ReadFile",
+    "file_metadata",
+    "name_problem",
+    "whole",
+]
 
 _MAX_NAME_CHARS = 1024
 
@@ -86,3 +95,24 @@ def name_problem(name: str) -> str:
     if not name.isprintable():  # Surrogates too: bytes that are no UTF-8.
         return "has a name that is not printable UTF-8"
     return ""
+
+
+def whole(value: Any) -> Any:
+    """Returns a whole number that is written as a float or as text; else the value.
+
+    pandas makes floats of a column of integers where one is missing.
+
+    Example:
+      >>> [whole(value) for value in (17.0, "17", " 17.0", 1.5, "x", None)]
+      [17, 17, 17, 1.5, 'x', None]
+    """
+    number = value
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            with contextlib.suppress(ValueError):
+                number = float(value)
+    # A float holds no larger integer exactly.
+    is_whole = isinstance(number, float) and number.is_integer()
+    return int(number) if is_whole and abs(number) <= 2**53 else value

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from echo_jax.data.prepare.entries import Entry, file_metadata, name_problem
+from echo_jax.data.prepare.entries import Entry, file_metadata, name_problem, whole
 from echo_jax.data.prepare.errors import PrepareError
 
 __all__ = ["ParquetFiles"]
@@ -124,9 +124,12 @@ def _image(value: Any) -> tuple[bytes, str]:
 def _class_name(value: Any, names: list[str] | None) -> str:
     """Returns the name of a class, which is that of a folder."""
     if names is not None and value is not None:
-        if not 0 <= value < len(names):
-            raise ValueError(f"label {value} is none of its {len(names)} classes")
-        value = names[value]
+        label = whole(value)
+        if not (isinstance(label, int) and 0 <= label < len(names)):
+            raise ValueError(f"label {label!r} is none of its {len(names)} classes")
+        value = names[label]
+    elif isinstance(value, float):
+        value = whole(value)
     return "" if value is None else str(value).replace("/", "_")
 
 

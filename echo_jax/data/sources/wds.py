@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from echo_jax.data.prepare.archives import plain_members
-from echo_jax.data.prepare.entries import Entry
+from echo_jax.data.prepare.entries import Entry, whole
 from echo_jax.data.sources.foreign_records import (
     ForeignRecords,
     open_foreign,
@@ -212,10 +212,10 @@ def _sample(
         text, at = members[_LABEL]
         digits = os.pread(file, min(text.bytes, _MAX_LABEL_BYTES), at)
         digits = digits.removeprefix(codecs.BOM_UTF8).strip()
-        if not digits.isdigit() or int(digits) >= _MAX_CLASSES:
+        label = whole(digits.decode(errors="replace"))
+        if not (isinstance(label, int) and 0 <= label < _MAX_CLASSES):
             raise ValueError(
                 f"member {text.name!r} in {str(path)!r} is {digits!r}; a label is a "
                 f"number from 0 to {_MAX_CLASSES - 1}."
             )
-        label = int(digits)
     return _Sample(offset, entry.bytes, label, entry.name)
