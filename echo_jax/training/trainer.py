@@ -810,7 +810,6 @@ class Trainer:
         work = self.device_time.sent(sent_s, len(repeat), is_done)
         self.totals = self.totals.after(repeat, bytes_sent=self._bytes_sent[meets])
         self._in_flight.append((self.totals, report, work))
-        self.progress.update(self.totals.updates)
 
     def read(self, *, leave: int = MAX_IN_FLIGHT) -> None:
         """Waits for the oldest dispatches in flight, and logs those that are due.
@@ -826,6 +825,7 @@ class Trainer:
         while len(self._in_flight) > leave:
             totals, report, _ = dispatched = self._in_flight.popleft()
             self._wait(dispatched)
+            self.progress.update(totals.updates)
             # Reading costs a transfer, so the losses of the updates in between
             # are not read: the first bad one is remembered on the device.
             is_logged = totals.updates % self._log_every == 0

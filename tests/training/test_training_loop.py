@@ -453,6 +453,25 @@ def test_a_run_says_what_it_is_trained_and_evaluated_on(fields, says):
     assert f"  data: data/tiny, {says}\n" in text.getvalue()
 
 
+def test_progress_counts_the_updates_that_are_computed(tmp_path, monkeypatch):
+    """Not those that were sent to the device, of which two may be in flight."""
+    shown, seen = [0], {}
+    show = Progress.update
+    monkeypatch.setattr(
+        Progress, "update", lambda bar, done: (shown.append(done), show(bar, done))
+    )
+
+    def look(batch):
+        seen[batch] = shown[-1]
+
+    run(tmp_path, on_batch=look, echo__factor=2.0)
+    # Batch 7 is made after an evaluation, which waits for all.
+    assert [seen[batch] for batch in range(1, 13)] == [*(0, 0, 0, 1, 2, 3)] + [
+        *(6, 6, 6, 7, 8, 9)
+    ]
+    assert shown == [*range(13)]
+
+
 def test_progress_is_a_bar_on_a_terminal(tmp_path):
     text = shown(tmp_path, force_terminal=True)
     assert "12/12" in text

@@ -54,7 +54,7 @@ class Progress(Notes):
     def __init__(self, console: Console | None, *, total: int, mark: str = ""):
         super().__init__(console, mark=mark)
         self._total, self._first, self._done = total, 0, 0
-        self._started: float | None = None  # when the first update was sent
+        self._started: float | None = None  # when the first update was computed
         self._bar, self._numbers = None, ""
         if self._console.is_terminal:
             self._bar = progress.Progress(
@@ -105,7 +105,7 @@ class Progress(Notes):
         """Moves the bar.
 
         Args:
-          done: Updates of the whole run.
+          done: Updates of the whole run that are computed.
         """
         if self._started is None:
             # What it took until then is compiling, for the most part.
@@ -164,7 +164,7 @@ class Progress(Notes):
             self._bar.update(self._task, numbers=self._numbers)
 
     def _eta(self) -> str:
-        """Returns the time left at the mean speed since the first update was sent."""
+        """Returns the time left at the mean speed since the first update was computed."""
         elapsed_s = time.perf_counter() - (self._started or 0.0)
         speed = (self._done - self._first) / elapsed_s
         seconds = round((self._total - self._done) / speed) if speed else 0
