@@ -225,7 +225,7 @@ def _grouped(x: jax.Array, virtual_batch: int | None) -> jax.Array:
         return x[None]
     if len(x) % virtual_batch:
         raise ValueError(
-            f"a batch of {len(x)} is no multiple of virtual_batch={virtual_batch}; "
+            f"a batch of {len(x)} must be a multiple of virtual_batch={virtual_batch}; "
             "change one of them, or use virtual_batch=None"
         )
     return x.reshape(len(x) // virtual_batch, virtual_batch, *x.shape[1:])

@@ -126,6 +126,15 @@ class Task(abc.ABC):
             padding.
         """
 
+    @property
+    def virtual_batch(self) -> int:
+        """Examples that batch norm normalises together; 1 if any number will do.
+
+        What a device computes at once must be a multiple.
+        """
+        model = getattr(self, "model", None)
+        return getattr(model, "virtual_batch", None) or 1
+
     def table(self) -> str:
         """Returns what the model consists of, as lines to be read by people.
 

@@ -111,12 +111,6 @@ def _model(config: Any, num_classes: int) -> ImageNetResNet:
             "batch."
         )
     is_ghost = sizes.norm == "ghost"
-    if is_ghost and config.batch_size % sizes.virtual_batch:
-        raise ValueError(
-            f"batch_size={config.batch_size} is no multiple of "
-            f"model.virtual_batch={sizes.virtual_batch}; change one of them, or set "
-            "--config.model.norm=batch."
-        )
     return ImageNetResNet(
         num_classes=num_classes,
         stage_sizes=tuple(sizes.stage_sizes),

@@ -136,5 +136,5 @@ def test_statistics_are_float32_whatever_the_input():
 
 
 def test_a_batch_that_virtual_batches_do_not_divide_is_refused():
-    with pytest.raises(ValueError, match=r"16 is no multiple of virtual_batch=5"):
+    with pytest.raises(ValueError, match=r"16 must be a multiple of virtual_batch=5"):
         train(X, virtual_batch=5)

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compilations import compilations_by_update
+from compilations import compilations_by_update, counted_compilations
 
+from echo_jax import runs
 from echo_jax.config import load_config
 from echo_jax.data.detection.anchors import boxes_per_cell, default_boxes
 from echo_jax.data.detection.boxes import encode_boxes
@@ -308,6 +309,29 @@ def test_facts_say_what_was_read(folder):
 def test_impossible_fields_are_refused(folder, overrides, message):
     with pytest.raises(ValueError, match=message):
         build(config_of(folder, **overrides))
+
+
+@pytest.mark.parametrize(
+    ("fields", "at_once", "fix"),
+    [
+        ({"batch_size": 6}, 6, 2),
+        ({"batch_size": 8, "batch__micro": 2}, 4, 4),
+        ({"batch_size": 8, "mesh__data": 2, "batch__statistics": "device"}, 4, 4),
+        ({"batch_size": 8, "mesh__data": 2, "local__schedule": "every"}, 4, 4),
+        ({"batch_size": 8, "batch__boundaries": (2,), "batch__factors": (2,)}, 4, 4),
+    ],
+)
+def test_virtual_batches_that_do_not_fit_are_refused_before_anything_is_compiled(
+    folder, tmp_path, fields, at_once, fix
+):
+    config = config_of(folder, model__virtual_batch=8, **{"mesh__data": 1} | fields)
+    said = f"the {at_once} examples .* --config.model.virtual_batch={fix},"
+    with (
+        counted_compilations() as compiled,
+        pytest.raises(runs.ConfigRefusedError, match=said),
+    ):
+        runs.run_train(config, tmp_path)
+    assert not compiled
 
 
 @pytest.mark.slow

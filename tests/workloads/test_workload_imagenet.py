@@ -3,9 +3,10 @@ from contextlib import closing
 import jax
 import numpy as np
 import pytest
-from compilations import compilations_by_update
+from compilations import compilations_by_update, counted_compilations
 from image_folders import prepare
 
+from echo_jax import runs
 from echo_jax.config import load_config
 from echo_jax.data.augment import Augment, ColourDistortion, Flip, RandomResizedCrop
 from echo_jax.data.images.decode import resize_center_crop
@@ -138,10 +139,6 @@ def test_nothing_is_compiled_after_the_second_update(folder):
         ({"data__image_size": 64}, r"data\.image_size=64 must be .* data\.resize=36"),
         ({"data__image_size": 0}, r"data\.image_size=0 must be at least 1"),
         ({"model__norm": "group"}, r"model\.norm='group' is unknown; set .*norm=ghost"),
-        (
-            {"model__virtual_batch": 3},
-            r"batch_size=4 is no multiple of model\.virtual_b",
-        ),
         ({"model__block": "dense"}, r"block='dense' is unknown"),
         ({"model__stage_sizes": ()}, r"every stage needs a block"),
         ({"model__label_smoothing": -0.1}, r"model\.label_smoothing=-0\.1 must be"),
@@ -150,3 +147,23 @@ def test_nothing_is_compiled_after_the_second_update(folder):
 def test_what_does_not_fit_is_refused(folder, overrides, message):
     with pytest.raises(ValueError, match=message):
         build(config_of(folder, **overrides))
+
+
+@pytest.mark.parametrize(
+    ("fields", "at_once", "fix"),
+    [
+        ({"batch_size": 6}, 6, 2),
+        ({"batch_size": 8, "batch__micro": 2}, 4, 4),
+    ],
+)
+def test_virtual_batches_that_do_not_fit_are_refused_before_anything_is_compiled(
+    folder, tmp_path, fields, at_once, fix
+):
+    config = config_of(folder, model__virtual_batch=8, **{"mesh__data": 1} | fields)
+    said = f"the {at_once} examples .* --config.model.virtual_batch={fix},"
+    with (
+        counted_compilations() as compiled,
+        pytest.raises(runs.ConfigRefusedError, match=said),
+    ):
+        runs.run_train(config, tmp_path)
+    assert not compiled

@@ -37,6 +37,7 @@ from echo_jax.training.feeds.feed import (
     JoinedBatches,
 )
 from echo_jax.training.feeds.growing import GrowingFeed
+from echo_jax.training.update.gradients import examples_at_once
 from echo_jax.workloads.base import Augment, Batch, Workload
 
 __all__ = [
@@ -101,7 +102,7 @@ def check_data(config: Config, workload: Workload) -> None:
 
 
 def check_echo(config: Config, workload: Workload, mesh: Mesh) -> None:
-    """Refuses an echo that cannot be, before anything is made for it.
+    """Refuses a batch or an echo that cannot be, before anything is made for it.
 
     Args:
       config: A checked training config.
@@ -110,7 +111,7 @@ def check_echo(config: Config, workload: Workload, mesh: Mesh) -> None:
 
     Raises:
       OSError: A log of decisions cannot be read.
-      ValueError: The echo is impossible.
+      ValueError: The echo is impossible, or the batch cannot be cut as the model wants.
     """
     spec = make_echo_spec(config)
     parts = BatchGrowth.of(config).parts(0)
@@ -122,6 +123,14 @@ def check_echo(config: Config, workload: Workload, mesh: Mesh) -> None:
             f"{config.batch_size / parts:g} examples, which is not a multiple of the "
             f"{ways} devices and lanes; set --config.batch_size="
             f"{math.ceil(config.batch_size / (parts * ways)) * parts * ways}"
+        )
+    at_once, virtual = examples_at_once(config, mesh), workload.task.virtual_batch
+    if at_once % virtual:
+        raise ValueError(
+            f"config.model.virtual_batch={virtual} does not divide the {at_once} "
+            f"examples that are computed at once, of config.batch_size="
+            f"{config.batch_size}; set --config.model.virtual_batch="
+            f"{math.gcd(at_once, virtual)}, or another --config.batch_size"
         )
     if not on_device:
         workload.train_dataset(spec)

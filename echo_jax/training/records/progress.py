@@ -164,7 +164,7 @@ class Progress(Notes):
             self._bar.update(self._task, numbers=self._numbers)
 
     def _eta(self) -> str:
-        """Returns the time left at the mean speed since the first update was computed."""
+        """Returns the time left at the mean speed since the first update."""
         elapsed_s = time.perf_counter() - (self._started or 0.0)
         speed = (self._done - self._first) / elapsed_s
         seconds = round((self._total - self._done) / speed) if speed else 0

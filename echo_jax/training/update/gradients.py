@@ -34,6 +34,7 @@ __all__ = [
     "Computed",
     "Gradient",
     "SplitGradient",
+    "examples_at_once",
     "gradient_of",
     "mean_of_parts",
     "mean_over_devices",
@@ -305,6 +306,34 @@ def mean_of_parts(x: jax.Array) -> jax.Array:
     return x.mean(axis=0) if _is_float(x) else x[-1]
 
 
+def examples_at_once(config: Config, mesh: Mesh) -> int:
+    """Returns how many examples the smallest call of the model in training sees.
+
+    Args:
+      config: A checked training config.
+      mesh: Its devices.
+
+    Raises:
+      ValueError: The share of a device cannot be cut into so many micro-batches.
+    """
+    smallest = config.batch_size // BatchGrowth.of(config).parts(0)
+    if _is_split_by_xla(config) and config.local.schedule == "none":
+        return smallest
+    share, micro = smallest // mesh.size, config.batch.micro
+    if share % micro:
+        raise ValueError(
+            f"config.batch.micro={micro} does not divide the {share} examples that "
+            f"each of {mesh.size} devices has of a batch of {smallest}; set "
+            f"--config.batch.micro={math.gcd(share, micro)}"
+        )
+    return share // micro
+
+
+def _is_split_by_xla(config: Config) -> bool:
+    batch, reduce = config.batch, config.precision.reduce
+    return batch.micro == 1 and batch.statistics == "all" and reduce == "auto"
+
+
 def gradient_of(config: Config, mesh: Mesh) -> Gradient:
     """Returns how a run computes the gradient of a batch.
 
@@ -316,19 +345,10 @@ def gradient_of(config: Config, mesh: Mesh) -> Gradient:
       ValueError: The share of a device cannot be cut into so many micro-batches.
     """
     batch, reduce = config.batch, config.precision.reduce
-    by_xla = batch.micro == 1 and batch.statistics == "all" and reduce == "auto"
     averages = batch.norm != "last"
-    if by_xla:
+    if _is_split_by_xla(config):
         return whole_gradient if averages else _UNAVERAGED
-    smallest = config.batch_size // BatchGrowth.of(config).parts(0)
-    share = smallest // mesh.size
-    if share % batch.micro:
-        fix = math.gcd(share, batch.micro)
-        raise ValueError(
-            f"config.batch.micro={batch.micro} does not divide the {share} examples "
-            f"that each of {mesh.size} devices has of a batch of {smallest}; set "
-            f"--config.batch.micro={fix}"
-        )
+    examples_at_once(config, mesh)
     return SplitGradient(
         mesh,
         batch.micro,
