@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from benchmarks.harness import Result
+from echo_jax.studies.figures import own_style
 
 __all__ = ["draw_free_echo", "draw_which_echo"]
 
@@ -28,7 +28,7 @@ _STYLE = {
 _PAPER = Path(__file__).parents[1] / "results" / "paper" / "choi2019_figures.json"
 
 
-@mpl.rc_context(_STYLE)
+@own_style(_STYLE)
 def draw_free_echo(results: Sequence[Result], path: Path) -> None:
     """Draws P2 beside the wall-clock study of the paper.
 
@@ -104,7 +104,7 @@ def draw_free_echo(results: Sequence[Result], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-@mpl.rc_context(_STYLE)
+@own_style(_STYLE)
 def draw_which_echo(path: Path) -> None:
     """Draws what decides about a factor and about a buffer, from the paper's figures.
 

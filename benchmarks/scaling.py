@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -28,7 +27,7 @@ from echo_jax.echo.instrument.rates import (
     service_times,
     simulate_hosts,
 )
-from echo_jax.studies.figures import COLOURS, MARKERS, STYLE
+from echo_jax.studies.figures import COLOURS, MARKERS, own_style
 
 __all__ = ["main"]
 
@@ -160,7 +159,7 @@ def _table(seen: Mapping[_Case, _Seen], ratio: float) -> str:
 
 def _draw(seen: Mapping[_Case, _Seen], ratio: float, path: Path) -> None:
     """Draws the share of time in training by hosts, a panel for queue and producer."""
-    with mpl.rc_context(STYLE):
+    with own_style():
         figure = Figure(figsize=(11.5, 6.6), facecolor="white")
         figure.subplots_adjust(
             left=0.085, right=0.905, bottom=0.085, top=0.8, wspace=0.42, hspace=0.3

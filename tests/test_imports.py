@@ -47,6 +47,7 @@ ALLOWED = {
         "data.prepare",
         "files",
         "inference",
+        "studies.figures",
         "studies.page",
         "training",
         "workloads",

@@ -7,6 +7,8 @@ import, and ``--help`` and a mistyped field should answer at once.
 import argparse
 import contextlib
 import functools
+import io
+import os
 import shlex
 import sys
 import traceback
@@ -71,6 +73,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if argv is not None:
             return _run(list(argv))
         argv = sys.argv[1:]
+        # A notebook's backend, which a command in a cell inherits, may not be installed
+        # here, and matplotlib is not imported then. Figures are files.
+        os.environ.pop("MPLBACKEND", None)
+        for stream in (sys.stdout, sys.stderr):
+            # Where they take ASCII alone, a character that they lack is a "?".
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
         with contextlib.ExitStack() as stack:
             if argv and argv[0] in _TRAINING:
                 stack.enter_context(ending.EndsAtOnce(["echo-jax", *argv]))
@@ -161,6 +170,8 @@ def _study(args: argparse.Namespace, extras: Sequence[str]) -> int:
 
 def _search(study: Config, workdir: RunPath, jobs: int) -> int:
     """Runs a study, and shows it."""
+    # Now: a study that cannot draw would fail after hours.
+    report_command.check_drawing()
     runs = _import_runs(study)
     with exits_of(runs):
         runs.run_study(study, workdir, jobs=jobs)

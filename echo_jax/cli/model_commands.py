@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from rich.table import Table
 
 from echo_jax.cli.command_end import path_argument
+from echo_jax.cli.report_command import check_drawing
 from echo_jax.files.folders import RunPath, run_folder, typed_path
 from echo_jax.files.plain_text import EncodingError, read_text
 from echo_jax.terminal.countdown import Countdown
@@ -162,6 +164,8 @@ def run_evaluate(args: argparse.Namespace) -> list[Any]:
     Raises:
       ValueError, OSError: It cannot be loaded, or the data is not what it needs.
     """
+    if args.report is not None:
+        check_drawing()
     # Imported here and below: they import jax.
     from echo_jax.inference.evaluate import evaluate_run
     from echo_jax.inference.run import load_run
@@ -188,7 +192,6 @@ def run_evaluate(args: argparse.Namespace) -> list[Any]:
     _write_json(args.json, vars(found))
     if args.report is None:
         return [table]
-    # Imported here: matplotlib takes a second.
     from echo_jax.inference.report import write_evaluation
 
     return [table, printable(write_evaluation(run, found, args.report))]
@@ -208,6 +211,7 @@ def run_predict(args: argparse.Namespace) -> list[Any]:
             f"--text is for models of text, and {args.workdir} was trained on images; "
             "name files"
         )
+    args.text = [_typed_text(text) for text in args.text]
     if not args.files and not args.text:
         raise ValueError("there is nothing to predict; name files after WORKDIR")
     if run.is_of_text:
@@ -278,6 +282,14 @@ def _text_of(file: str) -> str:
         return read_text(path.read_bytes())
     except EncodingError as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
+
+
+def _typed_text(text: str) -> str:
+    """Returns an argument as its UTF-8 bytes say, whatever encoding the locale has."""
+    try:
+        return os.fsencode(text).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--text={text!r} is not UTF-8: {error}") from error
 
 
 def _name_classes(

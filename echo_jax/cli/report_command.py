@@ -21,7 +21,7 @@ from echo_jax.studies.runs import StudyError, read_runs, read_study
 from echo_jax.terminal.countdown import Countdown
 from echo_jax.terminal.printable import printable
 
-__all__ = ["add_command", "run", "show"]
+__all__ = ["add_command", "check_drawing", "run", "show"]
 
 _EPILOG = """\
 It prints a table, and writes table.md, figure.png, figure.svg and report.html. Of
@@ -166,6 +166,24 @@ def run(args: argparse.Namespace, extras: Sequence[str]) -> int:
     return (_show_scaling if is_scaling else show)(folders, workdir)
 
 
+def check_drawing() -> None:
+    """Makes sure that figures can be drawn.
+
+    Raises:
+      Exit: matplotlib cannot be imported.
+    """
+    try:
+        # Imported here: matplotlib takes a second, and --help does without.
+        from echo_jax.studies import figures  # noqa: F401
+    except (OSError, ValueError) as error:
+        raise Exit(
+            WRONG_USE,
+            f"matplotlib, which draws the figures, cannot be imported: {error}; mend "
+            "or remove its settings file 'matplotlibrc', or set MPLCONFIGDIR to a "
+            "folder that can be written",
+        ) from error
+
+
 def show(folders: Sequence[RunPath], workdir: RunPath) -> int:
     """Prints the table of one study, or of runs; writes it, figure and report.
 
@@ -179,7 +197,7 @@ def show(folders: Sequence[RunPath], workdir: RunPath) -> int:
     Raises:
       Exit: They cannot be compared.
     """
-    # Imported here: matplotlib takes a second, and --help does without.
+    check_drawing()
     from echo_jax.searches.best_arms import (
         best_arms,
         best_arms_table,
@@ -218,7 +236,7 @@ def show(folders: Sequence[RunPath], workdir: RunPath) -> int:
 
 def _show_scaling(folders: Sequence[RunPath], workdir: RunPath) -> int:
     """Prints throughput by devices; writes it and its figure."""
-    # Imported here: matplotlib takes a second, and --help does without.
+    check_drawing()
     from echo_jax.studies.scaling import read_scaling, terminal_tables
     from echo_jax.studies.scaling_figure import write_scaling
 

@@ -14,6 +14,7 @@ from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.inference.evaluate import Evaluation, open_evaluation
 from echo_jax.inference.pictures import draw_boxes, embedded, png_of
 from echo_jax.inference.run import TrainedRun
+from echo_jax.studies.figures import own_style
 from echo_jax.studies.page import figure, page, table
 
 __all__ = ["write_evaluation"]
@@ -101,6 +102,8 @@ def _confused(counts: np.ndarray, names: list[str]) -> Iterator[tuple[str, str, 
             yield names[label], names[taken], f"{wrong[label, taken]:,} of {of:,}"
 
 
+# A dollar sign in the name of a class is no formula.
+@own_style({"text.parse_math": False})
 def _matrix(counts: np.ndarray, names: list[str]) -> str:
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     size = 3 + 0.35 * len(names)

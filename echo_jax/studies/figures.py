@@ -1,13 +1,14 @@
 """The figure of a study: the metric against each of its costs."""
 
+import contextlib
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
-import matplotlib as mpl
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -21,8 +22,8 @@ from echo_jax.studies.runs import Run, Study
 __all__ = [
     "COLOURS",
     "MARKERS",
-    "STYLE",
     "mean_curve",
+    "own_style",
     "write_drawn",
     "write_figure",
     "write_png",
@@ -53,7 +54,7 @@ _PANELS = (
 _BYTES = _Panel("bytes sent by a device", "bytes_sent")
 _PANEL_INCHES = 3.8
 
-STYLE: dict[Any, Any] = {
+_STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.labelsize": 10,
@@ -119,6 +120,21 @@ def mean_curve(
     return means
 
 
+@contextlib.contextmanager
+def own_style(changes: dict[Any, Any] = _STYLE) -> Iterator[None]:
+    """Draws figures alike on every machine, whatever its ``matplotlibrc`` says.
+
+    Args:
+      changes: What differs from matplotlib's defaults, by the names of its settings.
+
+    Example:
+      >>> with own_style({"font.size": 9}):
+      ...     Figure().savefig("empty.png")
+    """
+    with style.context(["default", changes]):
+        yield
+
+
 def write_drawn(
     draw: Callable[[], Figure], stem: str | os.PathLike[str]
 ) -> tuple[RunPath, RunPath]:
@@ -133,7 +149,7 @@ def write_drawn(
     """
     stem = run_file(stem)
     png, svg = (stem.parent / f"{stem.name}{suffix}" for suffix in (".png", ".svg"))
-    with mpl.rc_context(STYLE):
+    with own_style():
         figure = draw()
         write_png(figure, png)
         drawn = BytesIO()

@@ -4,14 +4,13 @@ import math
 import os
 from collections.abc import Sequence
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, StrMethodFormatter
 
 from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
-from echo_jax.studies.figures import COLOURS, MARKERS, STYLE, write_png
+from echo_jax.studies.figures import COLOURS, MARKERS, own_style, write_png
 from echo_jax.studies.scaling import Scaling, write_markdown
 
 __all__ = ["write_scaling"]
@@ -34,7 +33,7 @@ def write_scaling(
     """
     folder = run_folder(folder)
     page, png = folder / "scaling.md", folder / "scaling.png"
-    with FolderLock(folder, name=REPORT_LOCK_NAME), mpl.rc_context(STYLE):
+    with FolderLock(folder, name=REPORT_LOCK_NAME), own_style():
         write_markdown(groups, page)
         write_png(_draw(groups), png)
     return page, png

@@ -2,6 +2,7 @@ import base64
 import io
 import re
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from PIL import Image
@@ -25,7 +26,8 @@ def pictures(page):
 @pytest.mark.slow
 def test_a_classifier_shows_what_it_confused_and_its_first_images(shapes_run, tmp_path):
     run = ej.load_run(shapes_run[0])
-    page = page_of(run, tmp_path / "report")
+    with mpl.rc_context({"text.usetex": True}):  # As a matplotlibrc may have it.
+        page = page_of(run, tmp_path / "report")
     batches = build(run.config).eval_batches()
     labels, taken, images = [], [], []
     for batch in batches:

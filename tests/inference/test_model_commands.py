@@ -183,6 +183,7 @@ def test_a_run_is_exported(to, name, lm_run, tmp_path, capsys):
         (["predict", "{lm}", "{shapes}/model.bin"], "it is UTF-16 text; convert it to"),
         (["predict", "{shapes}", "no.jpg"], "no.jpg: No such file or directory"),
         (["predict", "{shapes}", "--text", "x"], "--text is for models of text"),
+        (["predict", "{lm}", "--text", "a\udcff"], "--text='a\\udcff' is not UTF-8"),
         (["predict", "{lm}", "--text", "x", "--tokens", "0"], "tokens=0 must be at l"),
         (["predict", "{lm}", "--update", "9", "--text", "x"], "no checkpoint of updat"),
     ],
