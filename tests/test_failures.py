@@ -20,6 +20,7 @@ from echo_jax.terminal.failures import quiet_libraries
 from echo_jax.terminal.printable import printable
 
 LM = f"{Path(__file__).parents[1]}/configs/lm.py:tiny"
+QUICKSTART = f"{Path(__file__).parents[1]}/configs/quickstart.py:tiny"
 FULL = os.strerror(errno.ENOSPC)
 COMMANDS = ["train", "study", "probe", "report", "prepare images", "prepare coco"]
 COMMANDS += ["prepare text", "prepare verify"]
@@ -105,6 +106,67 @@ def test_what_fails_is_said_in_a_line(fail, error, status, said):
     assert line.startswith("echo-jax train: ")
     assert all(words in line for words in said)
     assert "\x1b" not in err
+
+
+# Each is asked for by a command that starts jax elsewhere than the others.
+PLATFORMS = f"""
+import jax
+from echo_jax import cli
+for platforms, command in [
+    ("cuda", "train --config {LM} --workdir x"),
+    ("cuda", "study --config {QUICKSTART} --workdir x"),
+    ("cuda", "probe --config {LM}"),
+    ("cuda", "report precision --config {LM} --config.precision.compute=bfloat16"),
+    ("cuda", "report examples --config {LM} --workdir x"),
+    ("tpu", "probe --config {LM}"),
+    ("nonsense,cpu", "probe --config {LM}"),
+]:
+    jax.config.update("jax_platforms", platforms)
+    print(cli.main(command.split()))
+"""
+
+
+def test_devices_that_are_not_here_are_said_in_a_line(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", PLATFORMS],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split("\n")[-8:-1] == ["2"] * 7, done.stderr
+    said = [line for line in done.stderr.splitlines() if "%" not in line]
+    fix = "; unset JAX_PLATFORMS, or set JAX_PLATFORMS=cpu to run on the CPUs"
+    assert all("jax finds no devices: " in line and fix in line for line in said)
+    *cuda, tpu, nonsense = said
+    assert all("JAX_PLATFORMS=cuda asks for devices that are" in line for line in cuda)
+    assert "Unable to initialize backend 'tpu': " in tpu
+    assert "Backend 'nonsense' is not in the list of known backends" in nonsense
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("variable", "where", "said"),
+    [
+        ("JAX_ENABLE_X64", "", "jax cannot be imported: invalid truth value 'bad'"),
+        ("", "matplotlibrc", "matplotlib, which draws the figures, cannot be imported"),
+    ],
+)
+def test_what_cannot_be_imported_is_refused_before_a_study(
+    variable, where, said, tmp_path
+):
+    if where:
+        (tmp_path / where).write_bytes(b"\xff")
+    command = ["study", "--config", QUICKSTART, "--workdir", "x"]
+    done = subprocess.run(
+        [sys.executable, "-m", "echo_jax", *command],
+        cwd=tmp_path,
+        env={**os.environ, variable or "UNUSED": "bad"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert said in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_full_disk_says_how_much_is_free(fail, tmp_path):

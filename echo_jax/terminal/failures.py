@@ -51,7 +51,7 @@ def status_of(error: BaseException) -> int:
       error: What ended the command, and was not expected to.
     """
     is_typed = isinstance(error, OSError) and error.errno in _OF_THE_PATH
-    return 2 if is_typed else 1
+    return 2 if is_typed or _of_starting_jax(error) else 1
 
 
 def sentence(error: BaseException) -> str:
@@ -72,6 +72,8 @@ def sentence(error: BaseException) -> str:
     is_of_system = isinstance(error, OSError) and error.errno is not None
     if not is_of_system and _is_ours(error):
         return said
+    if of_jax := _of_starting_jax(error):
+        return of_jax
     for each in [error, *_causes(error)]:
         if (of_system := _of_system(each)) is not None:
             return of_system
@@ -165,6 +167,32 @@ def _of_devices(said: str) -> str:
     else:
         fix = "run it again with --debug for the traceback"
     return f"the devices failed: {said}; {fix}"
+
+
+def _of_starting_jax(error: BaseException) -> str | None:
+    """Returns why jax cannot be imported or has no devices; None if it can and has."""
+    said = str(error).strip().partition("\n")[0]
+    files = {
+        Path(frame.filename).as_posix()
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.name == "<module>"
+    }
+    if any("/jax/_src/" in file for file in files):
+        return f"jax cannot be imported: {said}; correct that, and run it again"
+    jax = sys.modules.get("jax")
+    if jax and not said and isinstance(error, AssertionError):
+        # So it fails, without a word, where JAX_PLATFORMS=cuda finds no GPU.
+        try:
+            jax.devices()
+        except AssertionError:
+            platforms = jax.config.jax_platforms
+            said = f"JAX_PLATFORMS={platforms} asks for devices that are not here"
+    elif said.startswith("Unable to initialize backend"):
+        said = said.partition(" (set JAX_PLATFORMS")[0].rstrip(".")
+    else:
+        return None
+    fix = "unset JAX_PLATFORMS, or set JAX_PLATFORMS=cpu to run on the CPUs"
+    return f"jax finds no devices: {said}; {fix}" if said else None
 
 
 def _is_ours(error: BaseException) -> bool:
