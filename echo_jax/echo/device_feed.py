@@ -180,14 +180,30 @@ class DeviceFeed:
         """Decides the next batches, and waits for what they need.
 
         Args:
-          num_batches: K. A stream that ends within K > 1 batches drops their rest.
+          num_batches: K, at most the plan's ``max_batches``. A stream that ends within
+            K > 1 batches drops their rest.
 
         Returns:
           The input of the jitted function, None at the end of the stream. The last
           batch of a stream may be smaller.
+
+        Raises:
+          ValueError: The plan was made for fewer batches.
         """
         with self.turn:
+            self._check(num_batches)
             return self.decide(num_batches)
+
+    def _check(self, num_batches: int) -> None:
+        most = self._plan.max_batches
+        if 1 <= num_batches <= most:
+            return
+        fix = f"Make the plan with max_batches={num_batches}."
+        if num_batches < 1:
+            fix = "Ask for at least 1."
+        elif self.log is not None:
+            fix = "An adaptive echo decides one batch at a time."
+        raise ValueError(f"num_batches must be 1 to {most}, got {num_batches}. {fix}")
 
     def decide(self, num_batches: int) -> StepInput | None:
         """Does what `next` does, within a turn that the caller holds and ends."""

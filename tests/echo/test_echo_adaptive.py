@@ -374,8 +374,6 @@ def test_a_driver_that_does_not_ask_is_told():
     plan.write(2)
     with pytest.raises(RuntimeError, match=re.escape("ask need() before write()")):
         plan.write(2)
-    with pytest.raises(ValueError, match="one batch at a time, not 4 uses ahead"):
-        plan.need(4)
 
 
 def test_a_log_of_another_run_is_refused():

@@ -18,6 +18,7 @@ import echo_jax as ej
 from echo_jax.echo import device
 from echo_jax.echo.device_feed import DeviceFeed
 from echo_jax.echo.laws import CountingUpstream, assert_echo_laws
+from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.plans.lanes import Lanes, lane_spec
 from echo_jax.echo.stores.device import EchoBuffer
@@ -609,7 +610,7 @@ def test_the_state_is_small_whatever_the_buffer_holds():
 
 def test_a_group_that_holds_a_smaller_last_batch_is_the_end():
     fresh = [{"x": np.arange(8)}, {"x": np.arange(8, 16)}]
-    plan = FixedPlan(ej.EchoSpec(batch_size=6), lanes=Lanes(8))
+    plan = FixedPlan(ej.EchoSpec(batch_size=6), lanes=Lanes(8), max_batches=2)
     mesh = jax.make_mesh(
         (1,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1]
     )
@@ -617,3 +618,36 @@ def test_a_group_that_holds_a_smaller_last_batch_is_the_end():
     with closing(DeviceFeed(iter(fresh), plan, buffer)) as feed:
         assert feed.next(1).uses.shape[-1] == 6
         assert feed.next(2) is None  # Of 6 and of 4.
+
+
+@pytest.mark.parametrize(
+    ("spec", "most", "asked", "fix"),
+    [
+        (ej.EchoSpec(2, 96, "spread", 16), 1, 16, "Make the plan with max_batches=16"),
+        (ej.EchoSpec(2, 96, "shuffle", 16), 1, 2, "Make the plan with max_batches=2"),
+        (ej.EchoSpec(2, 96, "shuffle", 16), 4, 5, "Make the plan with max_batches=5"),
+        (ej.EchoSpec(batch_size=16), 1, 0, "Ask for at least 1"),
+        (ej.EchoSpec(batch_size=16), 1, -1, "Ask for at least 1"),
+        (
+            ej.StochasticSpec(buffer=16, batch_size=16),
+            2,
+            3,
+            "Make the plan with max_batches=3",
+        ),
+        (
+            ej.AdaptiveSpec(buffer=16, batch_size=16),
+            1,
+            2,
+            "An adaptive echo decides one batch at a time",
+        ),
+    ],
+)
+def test_more_batches_than_a_plan_was_made_for_are_refused(spec, most, asked, fix):
+    plan = make_plan(spec, lanes=Lanes(16), max_batches=most)
+    buffer = EchoBuffer.of(next(Chunks(1)), num_slots=plan.num_slots, mesh=mesh_of(1))
+    with closing(DeviceFeed(Chunks(8), plan, buffer)) as feed:
+        with pytest.raises(ValueError, match=f"1 to {most}, got {asked}. {fix}"):
+            feed.next(asked)
+        # Nothing was taken, and the feed goes on.
+        assert feed.next(most).uses.shape[0] == most
+        assert feed.counts.uses == most * 16

@@ -65,6 +65,7 @@ class AdaptivePlan:
     Attributes:
       num_slots: Slots of each lane.
       batch: Uses of each lane that make a batch.
+      max_batches: 1.
       batches_ahead: 1.
       unit: The same as ``batch``: uses are decided by the batch.
       is_identity: False.
@@ -81,7 +82,7 @@ class AdaptivePlan:
       [True, False]
     """
 
-    batches_ahead = 1
+    max_batches = batches_ahead = 1
     is_identity = False
 
     def __init__(
@@ -153,15 +154,7 @@ class AdaptivePlan:
         return Counts(fresh, self._uses, self._repeats).without(self._latest, pending)
 
     def need(self, uses: int, pending: int = 0) -> Need:
-        """See `Plan`; fresh items are named at most once before a batch.
-
-        Raises:
-          ValueError: If more than a batch is asked for.
-        """
-        if uses > self.batch:
-            raise ValueError(
-                f"an adaptive echo decides one batch at a time, not {uses} uses ahead"
-            )
+        """See `Plan`; fresh items are named at most once before a batch."""
         rows = self._lanes.rows
         if self._left is not None:
             rows = min(rows, self._left)

@@ -91,6 +91,7 @@ class Plan(Protocol):
     Attributes:
       num_slots: Slots of each lane.
       batch: Uses of each lane that make a batch, b.
+      max_batches: The most batches that a feed on the devices may ask for together.
       batches_ahead: Batches that `next` may be asked for at once, whatever was needed:
         those that follow from what is written are decided.
       unit: Uses that are decided together where they are handed out one at a time.
@@ -99,6 +100,7 @@ class Plan(Protocol):
 
     num_slots: int
     batch: int
+    max_batches: int
     batches_ahead: int
     unit: int
     is_identity: bool

@@ -36,6 +36,7 @@ class FixedPlan:
       num_slots: Slots of each lane: those of its order, and room for what is written
         before it is used.
       batch: Uses of each lane that make a batch.
+      max_batches: As it was given.
       batches_ahead: More than one: what follows from what is written is decided in
         one go.
       unit: 1: a use that is handed out by itself needs no others.
@@ -86,6 +87,7 @@ class FixedPlan:
         self.batch = spec.batch_size // self._lanes.count
         # Items that come one by one are written for one batch.
         alone = self._by_item and not room
+        self.max_batches = max_batches
         self.batches_ahead = 1 if alone else max(max_batches, _BATCHES_AHEAD)
         # Of each lane: what was decided last, and perhaps not handed out yet.
         self._given: list[Uses] = []

@@ -57,6 +57,7 @@ class StochasticPlan:
       num_slots: Slots of each lane: its buffer, and one batch less than ``max_batches``
         for those that are written before the batch that loads them.
       batch: Uses of each lane that make a batch.
+      max_batches: As it was given.
       batches_ahead: 1.
       unit: The same as ``batch``: uses are decided by the batch.
       is_identity: False.
@@ -116,7 +117,7 @@ class StochasticPlan:
         self._spec = spec
         self.batch = self.unit = spec.batch_size // lanes.count
         self._memory = spec.buffer // lanes.count
-        self._max_batches = max_batches
+        self.max_batches = max_batches
         self.num_slots = self._memory + (max_batches - 1) * self.batch
         self._ring = Ring(len(lanes.own), self.num_slots, self.batch)
         self._lane_seeds = [sequence(spec.seed, _REUSE, lane) for lane in lanes.own]
@@ -137,17 +138,8 @@ class StochasticPlan:
         return Counts(fresh, self._used, self._repeats).without(self._latest, pending)
 
     def need(self, uses: int, pending: int = 0) -> Need:
-        """See `Plan`.
-
-        Raises:
-          ValueError: If it is for more than ``max_batches``.
-        """
+        """See `Plan`."""
         batches = -(-uses // self.batch)
-        if not 1 <= batches <= self._max_batches:
-            raise ValueError(
-                f"{uses} uses were asked for at once; this plan was made for at most "
-                f"max_batches={self._max_batches} of {self.batch}"
-            )
         loads = int(np.count_nonzero(self._loads_ahead(batches)))
         missing = max(0, self._loaded + loads * self.batch - self._written)
         return Need(missing if self._left is None else min(missing, self._left))
@@ -159,7 +151,7 @@ class StochasticPlan:
           RuntimeError: If `need` did not ask for so many.
         """
         first = self._written
-        if first + rows - self._loaded > self._max_batches * self.batch:
+        if first + rows - self._loaded > self.max_batches * self.batch:
             raise RuntimeError("no batch needs them; ask need() before write()")
         self._written += rows
         if self._left is not None:
@@ -234,7 +226,7 @@ class StochasticPlan:
             if loading.size and loading[-1] == batches - 1:
                 latest = loaded - (loading.size - 1) * self.batch
             fits = (
-                -self.batch < ahead <= self._max_batches * self.batch
+                -self.batch < ahead <= self.max_batches * self.batch
                 and 0 <= pending < max(1, latest)
                 and state["repeats"] == reused * self._ring.num_lanes
             )
