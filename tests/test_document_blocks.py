@@ -167,6 +167,10 @@ def test_an_echo_is_saved_and_replayed(uses):
     assert names["spec"].replay == names["batches"].log
 
 
+def make_my_device_echo(batches, spec, augment):
+    return ej.device.echo_batches(batches, spec, augment=augment, tags=True)
+
+
 def make_my_echo(upstream, spec):
     return ej.echo(upstream, spec, tags=True)
 
@@ -182,6 +186,7 @@ def test_echoes_of_others_tags_and_laws(with_tensorflow, monkeypatch):
         "spec": ej.EchoSpec(factor=2),
         "seed": 0,
         "make_my_echo": make_my_echo,
+        "make_my_device_echo": make_my_device_echo,
     }
     if with_tensorflow:
         import tensorflow as tf

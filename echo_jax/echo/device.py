@@ -21,7 +21,6 @@ from functools import lru_cache, partial
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from echo_jax.echo.arguments import integer
@@ -127,21 +126,17 @@ class DeviceEchoIterator(Iterator[Any]):
         if inputs is None:
             return None
         assert self._spec is not None
-        size, lanes = self._spec.batch_size, feed.buffer.num_lanes
         assert feed.tags is not None
         tags = Tags(feed.tags.fresh_index[0], feed.tags.repeat[0])
-        missing = (size - tags.repeat.size) // lanes
-        if missing and self._options.drop_remainder:
+        is_whole = tags.repeat.size == self._spec.batch_size
+        if self._options.drop_remainder and not is_whole:
             # Whole ones may follow: a stochastic echo goes on after its last load.
             self._turn.consistent = True
             return self._next(feed)
-        if missing:
-            inputs = _filled_up(inputs, missing, lanes)
-        batch = self._draw(feed.arrays, inputs)
-        if missing:
-            keep = np.arange(size).reshape(lanes, -1)[:, :-missing].reshape(-1)
-            batch = jax.tree.map(lambda x: x[keep], batch)
-        return batch, tags
+        # A smaller batch has a program of its own, so that an augmentation sees no rows
+        # but its own. Integers cross with the call, as those of a write do.
+        with jax.transfer_guard_host_to_device("allow"):
+            return self._draw(feed.arrays, inputs), tags
 
     def _open(self) -> DeviceFeed:
         """The feed, which is made in a turn of its own if there is none."""
@@ -292,7 +287,8 @@ def echo_batches(
         number the sequence is the same on fewer devices.
       augment: A pure function ``(batch, keys) -> batch``, with a key for every
         example, traced into the same program. Its keys follow from (``spec.seed``,
-        fresh index, repeat).
+        fresh index, repeat). A last, smaller batch is not padded, so the program is
+        compiled once more for it.
       buffer_bytes: Sizes the buffer by memory over all devices instead of by
         ``spec.buffer``; 0 for the latter.
       prefetch: Host batches that a thread sends ahead, and another one reads, at most
@@ -312,6 +308,7 @@ def echo_batches(
         for ``spread`` without twins.
 
     Example:
+      >>> import numpy as np
       >>> from echo_jax import EchoSpec
       >>> fresh = iter([{"x": np.arange(8)}, {"x": np.arange(8, 16)}])
       >>> batches = echo_batches(fresh, EchoSpec(2, batch_size=8), num_lanes=8)
@@ -350,11 +347,3 @@ def _jitted_draw(buffer: EchoBuffer, augment: Augment | None) -> Callable[..., A
         return batch
 
     return jax.jit(draw, out_shardings=buffer.sharding)
-
-
-def _filled_up(inputs: StepInput, missing: int, num_lanes: int) -> StepInput:
-    """Inputs of a full batch from those of a last, smaller one."""
-    _, columns, size = inputs.uses.shape
-    by_lane = inputs.uses.reshape(1, columns, num_lanes, size // num_lanes)
-    full = np.pad(by_lane, ((0, 0), (0, 0), (0, 0), (0, missing)))
-    return StepInput(full.reshape(1, columns, -1))

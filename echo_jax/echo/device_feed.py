@@ -46,7 +46,9 @@ class _Slots:
         for (host_batch, leaves), first, end in taken:
             self.guard.check(leaves)
             into = slots[:, at : at + end - first]
-            self.arrays = self._scatter(self.arrays, host_batch, into)
+            # Integers cross with the call: a device_put of them would take longer.
+            with jax.transfer_guard_host_to_device("allow"):
+                self.arrays = self._scatter(self.arrays, host_batch, into)
             at += end - first
 
     # Rows whose slot is out of range are dropped by every write.

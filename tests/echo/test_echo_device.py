@@ -26,6 +26,14 @@ from echo_jax.echo.stores.device import EchoBuffer
 LANES = 8
 
 
+@pytest.fixture(autouse=True)
+def _no_implicit_transfers():
+    """In all threads: those of the echo, and those of a law."""
+    jax.config.update("jax_transfer_guard", "disallow")
+    yield
+    jax.config.update("jax_transfer_guard", None)
+
+
 def mesh_of(num_devices):
     return jax.make_mesh(
         (num_devices,),
@@ -279,7 +287,8 @@ def test_uses_are_those_of_the_host_echo_of_every_lane(order):
     got = [[] for _ in range(LANES)]
     for batch, tags in with_lanes:
         assert np.array_equal(batch["index"], tags.fresh_index)
-        assert np.array_equal(batch["pixels"][:, 3], tags.fresh_index % 256)
+        pixels = jax.device_get(batch["pixels"])
+        assert np.array_equal(pixels[:, 3], tags.fresh_index % 256)
         for lane, index in enumerate(tags.fresh_index.reshape(LANES, -1)):
             got[lane] += index.tolist()
     for lane in range(LANES):
@@ -327,7 +336,7 @@ def test_a_draw_that_takes_nothing_writes_nothing():
         before = feed.arrays
         inputs = feed.next()
         written += feed.arrays is not before
-        step(feed.arrays, inputs)
+        step(feed.arrays, jax.device_put(inputs, buffer.input_sharding))
     assert written == upstream.reads < 10
     assert step._cache_size() == 1
 
@@ -346,8 +355,9 @@ def test_a_write_waits_for_updates_that_still_read():
         (batch,) = buffer.draw(arrays, inputs._replace(uses=inputs.uses + zero))
         return batch["index"]
 
-    weights, found = jnp.full((256, 256), 1 / 256), []
+    weights, found = jax.device_put(np.full((256, 256), 1 / 256, np.float32)), []
     while (inputs := feed.next()) is not None:
+        inputs = jax.device_put(inputs, buffer.input_sharding)
         found.append((late(feed.arrays, inputs, weights), feed.tags.fresh_index[0]))
     # Every slot was written several times while all of them were in flight.
     assert len(found) == 24 and plan.num_slots < 24 * 16 / 4
@@ -371,7 +381,7 @@ def test_how_many_batches_are_asked_for_changes_nothing(order):
     def drawn(feed, sizes):
         found = []
         for size in sizes:
-            inputs = feed.next(size)
+            inputs = jax.device_put(feed.next(size), buffer.input_sharding)
             tags = zip(*feed.tags, strict=True)
             for batch, (index, repeat) in zip(
                 draw(feed.arrays, inputs), tags, strict=True
@@ -486,8 +496,8 @@ def test_keys_follow_from_seed_index_and_repeat():
     assert draws[1] == draws[4]
     assert len(draws[1]) == len(set(draws[1].values())) == 6 * 16 * 2
     data = np.array([ej.use_seed(9, 3, 1)]).view(np.uint32)
-    key = jax.random.wrap_key_data(data, impl="threefry2x32")
-    assert draws[1][3, 1] == float(jax.random.uniform(key))
+    key = jax.random.wrap_key_data(jax.device_put(data), impl="threefry2x32")
+    assert draws[1][3, 1] == float(jax.jit(jax.random.uniform)(key))
 
 
 def test_a_batch_that_differs_from_the_first_is_refused():

@@ -7,13 +7,18 @@ import random
 from dataclasses import replace
 from fractions import Fraction
 
+import jax
 import numpy as np
 import pytest
-from echo_cases import host_batches, host_echo
+from echo_cases import LOAD, host_batches, host_echo
 
 import echo_jax as ej
 from echo_jax.echo.driver import Turn
-from echo_jax.echo.laws import CountingUpstream, assert_echo_laws
+from echo_jax.echo.laws import (
+    CountingUpstream,
+    assert_device_laws,
+    assert_echo_laws,
+)
 
 
 class OwnEcho:
@@ -578,3 +583,63 @@ def test_the_upstream_counts_and_resumes():
     upstream.set_state(state)
     assert list(upstream) == ["b", "c"]
     assert upstream.reads == 5
+
+
+def device_echo(batches, spec, augment):
+    return ej.device.echo_batches(batches, spec, augment=augment, tags=True)
+
+
+def pads_inside(batches, spec, augment):
+    """An echo that augments a smaller batch together with rows that are no data."""
+    augment = jax.jit(augment)
+    for batch, tags in ej.device.echo_batches(batches, spec, tags=True, num_lanes=8):
+        size = tags.repeat.size
+        index = np.zeros(spec.batch_size, np.int32)
+        index[:size] = jax.device_get(batch["index"])
+        words = np.zeros((spec.batch_size, 2), np.uint32)
+        words[:size] = ej.use_seed(spec.seed, *tags).view(np.uint32).reshape(-1, 2)
+        keys = jax.random.wrap_key_data(jax.device_put(words), impl="threefry2x32")
+        whole = augment({"index": jax.device_put(index)}, keys)
+        yield {name: jax.device_get(leaf)[:size] for name, leaf in whole.items()}, tags
+
+
+def sends_implicitly(batches, spec, augment):
+    add = jax.jit(lambda leaf, number: leaf + number)
+    for batch, tags in device_echo(batches, spec, augment):
+        number = np.int32(0)  # crosses with the call
+        yield {**batch, "index": add(batch["index"], number)}, tags
+
+
+SHORT = {"spec": ej.EchoSpec(2, 64, "spread", 24), "rows": 16, "num_batches": 4}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        SHORT,
+        SHORT | {"spec": ej.EchoSpec("3/2", batch_size=16), "num_batches": 3},
+        {"spec": ej.AdaptiveSpec(cap=2, buffer=48, batch_size=16), "rows": 24},
+        {"spec": ej.StochasticSpec(LOAD, buffer=32, batch_size=16)},
+    ],
+)
+def test_the_echo_on_the_devices_passes_their_laws(case):
+    assert_device_laws(device_echo, **case)
+
+
+@pytest.mark.parametrize(
+    ("make_echo", "message"),
+    [
+        (pads_inside, r"law 12 \(no padding\) is broken at output 5: expected rows"),
+        (sends_implicitly, r"law 13 \(explicit transfers\) is broken: .*to-device"),
+    ],
+)
+def test_broken_echoes_on_devices_are_caught(make_echo, message):
+    guard = jax.config.jax_transfer_guard_host_to_device
+    with pytest.raises(AssertionError, match=message):
+        assert_device_laws(make_echo, **SHORT)
+    assert jax.config.jax_transfer_guard_host_to_device == guard
+
+
+def test_a_run_without_a_smaller_batch_is_refused():
+    with pytest.raises(ValueError, match="so padding was not checked"):
+        assert_device_laws(device_echo, ej.EchoSpec(2, batch_size=8))

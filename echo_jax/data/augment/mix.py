@@ -104,7 +104,8 @@ class Mixup:
         if image.shape[0] % 2:
             raise ValueError(
                 f"a batch of {image.shape[0]} has an example without a partner; "
-                "mix batches of even size."
+                "mix batches of even size, and leave a last, odd one out "
+                "(drop_remainder=True)."
             )
         if "boxes" in batch:
             raise ValueError("boxes cannot be mixed; leave Mixup out for detection.")

@@ -152,6 +152,15 @@ class EchoBuffer:
         return NamedSharding(self.mesh, self._rows)
 
     @property
+    def input_sharding(self) -> NamedSharding:
+        """Of a `StepInput`: every device gets the integers of its own lanes.
+
+        The input crosses with the call of a jitted function, implicitly. Under a
+        transfer guard give ``jax.device_put(inputs, buffer.input_sharding)``.
+        """
+        return NamedSharding(self.mesh, PartitionSpec(None, None, *self._rows))
+
+    @property
     def _rows(self) -> PartitionSpec:
         names: Any = self.mesh.axis_names
         # Not a tuple of one name: equal, but another key of jit's cache.

@@ -1,0 +1,133 @@
+"""Laws 12 and 13: what an echo in accelerator memory owes to its trainer."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from echo_jax.echo.keys import use_seed
+from echo_jax.echo.laws.harness import CountingUpstream, close
+from echo_jax.echo.spec import AnySpec, EchoSpec
+
+__all__ = ["assert_device_laws"]
+
+MakeDeviceEcho = Callable[[CountingUpstream, Any, Any], Iterator[Any]]
+_MASK = 2**32 - 1
+_GUARDS = [
+    f"jax_transfer_guard_{way}"
+    for way in ("host_to_device", "device_to_device", "device_to_host")
+]
+
+
+def assert_device_laws(
+    make_echo: MakeDeviceEcho, spec: AnySpec, *, num_batches: int = 3, rows: int = 0
+) -> None:
+    """Checks the two laws of an echo that augments batches on devices.
+
+    12. No padding: an augmentation sees the rows of its batch and their keys, and
+        nothing else. So what a smaller last batch gives does not depend on how it
+        could be filled up.
+    13. Explicit transfers: the echo runs, and goes to a state, under
+        ``jax.transfer_guard("disallow")``.
+
+    Args:
+      make_echo: Builds the echo under test from an iterator of host batches, a spec
+        and an augmentation ``(batch, keys) -> batch``. It yields pairs of a batch and
+        its `Tags`.
+      spec: What the echo is to do.
+      num_batches: Host batches of a run.
+      rows: Rows of a host batch, ``spec.batch_size`` if it is 0.
+
+    Raises:
+      AssertionError: At the first broken law, with its number, the output, and what
+        was expected and found.
+      ValueError: All batches of a fixed echo are whole, so law 12 was not checked.
+
+    Example:
+      >>> import echo_jax as ej
+      >>> def make_echo(batches, spec, augment):
+      ...     return ej.device.echo_batches(batches, spec, augment=augment, tags=True)
+      >>> assert_device_laws(make_echo, ej.EchoSpec(2, batch_size=40), rows=16)
+    """
+    rows = rows or spec.batch_size
+    index = np.arange(num_batches * rows, dtype=np.int32).reshape(num_batches, rows)
+
+    def start() -> Iterator[Any]:
+        upstream = CountingUpstream([{"index": part} for part in index])
+        return make_echo(upstream, spec, _seen_by_all)
+
+    outputs: list[Any] = []
+    states: list[Any] = []
+    with _guarded(spec):
+        echo: Any = start()
+        for output in echo:
+            outputs.append(output)
+            if len(outputs) == 1 and hasattr(echo, "get_state"):
+                states.append(echo.get_state())
+        close(echo)
+        for state in states:
+            echo = start()
+            echo.set_state(state)
+            next(echo, None)
+            close(echo)
+    for position, (batch, tags) in enumerate(outputs):
+        _check_rows(spec, position, batch, tags)
+    if isinstance(spec, EchoSpec) and all(
+        tags.repeat.size == spec.batch_size for _, tags in outputs
+    ):
+        raise ValueError(
+            f"all batches have batch_size={spec.batch_size} rows, so padding was not "
+            f"checked. Choose other rows or num_batches than {rows} and {num_batches}."
+        )
+
+
+def _seen_by_all(batch: Any, keys: Any) -> Any:
+    """An augmentation that tells every row what the whole batch is."""
+    words = jax.random.key_data(keys)
+    index = batch["index"]
+    return {
+        "index": index,
+        "rows": 0 * index + len(index),
+        "sum": 0 * index + index.sum(),
+        "keys": 0 * words[:, 0] + words.sum(dtype=words.dtype),
+    }
+
+
+def _check_rows(spec: AnySpec, position: int, batch: Any, tags: Any) -> None:
+    index = np.asarray(tags.fresh_index)
+    words = use_seed(spec.seed, index, tags.repeat).view(np.uint32)
+    expected = {
+        "index": index.tolist(),
+        "rows": [index.size] * index.size,
+        "sum": [int(index.sum())] * index.size,
+        "keys": [int(words.sum(dtype=np.uint64)) & _MASK] * index.size,
+    }
+    found = {name: leaf.tolist() for name, leaf in jax.device_get(batch).items()}
+    for name, values in expected.items():
+        if found[name] != values:
+            raise AssertionError(
+                f"law 12 (no padding) is broken at output {position}: expected {name} "
+                f"{values}, got {found[name]}; {spec}"
+            )
+
+
+@contextlib.contextmanager
+def _guarded(spec: AnySpec) -> Iterator[None]:
+    """Disallows implicit transfers in all threads of the process."""
+    before = [getattr(jax.config, name) for name in _GUARDS]
+    for name in _GUARDS:
+        jax.config.update(name, "disallow")
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "Disallowed" not in str(error):
+            raise
+        raise AssertionError(
+            f"law 13 (explicit transfers) is broken: {error}; use jax.device_put, or "
+            f"a jax.transfer_guard of your own; {spec}"
+        ) from error
+    finally:
+        for name, level in zip(_GUARDS, before, strict=True):
+            jax.config.update(name, level)
