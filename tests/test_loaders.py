@@ -1,13 +1,18 @@
 """The recipes of docs/loaders.md, each run as a program of its own."""
 
+import contextlib
 import itertools
 import os
 import re
 import subprocess
 import sys
+import types
 from collections import Counter
 from pathlib import Path
 
+import grain
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -124,9 +129,10 @@ def uses(stdout):
 
 
 def test_every_block_of_the_page_is_run():
-    assert len(BLOCKS) == 7
+    assert len(BLOCKS) == 10
     words = ("import loader", "batch_size=32)\nspec", "forkserver", "KERAS_BACKEND")
     words += ("StatefulDataLoader", "class Photographs", "class Echoed")
+    words += ("batched_dataloader", "local_iterator", "prefetch_to_device")
     assert {block_with(word) for word in words} == set(BLOCKS)
 
 
@@ -217,6 +223,88 @@ def test_the_data_source_of_kauldron(tmp_path):
     counted, sizes = uses(run(block_with("class Echoed"), tmp_path, also=READ_ALL)[0])
     assert counted == dict.fromkeys(range(EXAMPLES), 4)
     assert sizes == [BATCH_SIZE] * 12
+
+
+def run_here(block, monkeypatch, names, **mine):
+    """Runs a block in this process, with what is the reader's own, and fills names."""
+    module = types.ModuleType("mine")
+    vars(module).update(mine)
+    monkeypatch.setitem(sys.modules, "mine", module)
+    exec(compile(block, str(PAGE), "exec"), names)
+
+
+class Labels:
+    """A source for Grain, with a constant ``repr``, as its DataLoader needs it."""
+
+    def __len__(self):
+        return EXAMPLES
+
+    def __getitem__(self, i):
+        return {"label": np.int64(i)}
+
+    def __repr__(self):
+        return "Labels()"
+
+
+def grains_data_loader():
+    sampler = grain.samplers.IndexSampler(
+        EXAMPLES, grain.sharding.NoSharding(), shuffle=True, num_epochs=1, seed=1
+    )
+    batch = grain.transforms.Batch(BATCH_SIZE, drop_remainder=True)
+    return grain.DataLoader(data_source=Labels(), sampler=sampler, operations=[batch])
+
+
+def grains_dataset():
+    return grain.MapDataset.source(Labels()).shuffle(1).to_iter_dataset().batch(32)
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "make"),
+    [
+        ("batched_dataloader", "batched_dataloader", grains_data_loader),
+        ("local_iterator", "dataset", grains_dataset),
+    ],
+)
+def test_a_trainer_that_saves_grains_iterator_goes_on_to_the_bit(
+    word, name, make, tmp_path, monkeypatch
+):
+    def updates(folder, stop_after=0):
+        def train_step(batch):
+            found.append(batch["label"].tolist())
+            if len(found) == stop_after:
+                raise InterruptedError
+
+        found, names = [], {}
+        mine = {"train_step": train_step, "workdir": tmp_path / folder, name: make()}
+        with contextlib.suppress(InterruptedError):
+            run_here(block_with(word), monkeypatch, names, **mine)
+        names["manager"].close()  # MaxText's form saves in a thread.
+        return found
+
+    expected = updates("whole")
+    assert Counter(itertools.chain(*expected)) == dict.fromkeys(range(EXAMPLES), 4)
+    assert updates("killed", stop_after=7) == expected[:7]
+    assert updates("killed") == expected[5:]
+
+
+def test_a_trainer_with_pmap_echoes_before_its_batches_are_split(monkeypatch):
+    def train_step(batch):
+        assert batch["label"].shape == (4, 8)
+        assert [*batch["label"].devices()] and len(batch["label"].devices()) == 4
+        totals.append(sums(batch["label"]).tolist())
+        found.extend(np.asarray(batch["label"]).ravel().tolist())
+
+    sums, found, totals = jax.pmap(jnp.sum, devices=jax.devices()[:4]), [], []
+    loader = [{"label": row} for row in np.arange(96, dtype=np.int32).reshape(3, 32)]
+    mine = {"devices": jax.devices()[:4], "loader": loader, "train_step": train_step}
+    names = {}
+    run_here(block_with("prefetch_to_device"), monkeypatch, names, **mine)
+    assert Counter(found) == dict.fromkeys(range(96), 4)
+    assert np.ravel(totals).tolist() == np.reshape(found, (-1, 8)).sum(1).tolist()
+    # What the page says of an echo behind the split: shares of devices are repeated.
+    split = map(names["shard"], loader)
+    wrong = ej.echo_batches(split, ej.EchoSpec(2, batch_size=4))
+    assert next(wrong)["label"][:, 0].tolist() == [0, 0, 8, 8]
 
 
 def test_a_class_of_ones_own_is_a_source(tmp_path, monkeypatch):

@@ -1,11 +1,17 @@
 """The Grain stage is a good citizen of Grain."""
 
+import itertools
+import threading
+
 import grain
+import grain.python as pygrain
 import numpy as np
 import pytest
-from echo_cases import ORDERS, grain_source, spec_of
+from echo_cases import MODES, ORDERS, grain_source, spec_of
+from etils import epath
 
 import echo_jax as ej
+from echo_jax.echo.adapters.grain import EchoDatasetIterator
 
 
 @pytest.fixture(params=ORDERS)
@@ -73,10 +79,177 @@ def test_a_dataset_with_random_access_is_refused():
     with pytest.raises(TypeError) as caught:
         ej.grain.echo(grain.MapDataset.range(3), ej.EchoSpec(2))
     message = str(caught.value)
-    assert "not a RangeMapDataset" in message
-    assert "call to_iter_dataset() first" in message
+    assert "got a RangeMapDataset" in message
+    assert "Call its to_iter_dataset() first" in message
 
 
 def test_a_spec_that_cannot_be_carried_out_is_refused_at_the_call():
     with pytest.raises(ValueError, match="buffer=3 is too small for order='spread'"):
         ej.grain.echo(_source(), ej.EchoSpec(4, 3, "spread", 8))
+
+
+class Rows:
+    """A data source that worker processes can import, with a constant ``repr``."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return {"index": np.int64(index)}
+
+    def __repr__(self):
+        return "Rows()"
+
+
+def data_loader(num_workers=0):
+    """The loader of nanodo: shuffled records, batched inside."""
+    sampler = pygrain.IndexSampler(
+        24, shard_options=pygrain.NoSharding(), shuffle=True, num_epochs=2, seed=3
+    )
+    return pygrain.DataLoader(
+        data_source=Rows(),
+        sampler=sampler,
+        operations=[pygrain.Batch(4, drop_remainder=True)],
+        worker_count=num_workers,
+    )
+
+
+def dataset():
+    """The pipeline of MaxText: a dataset with batches at its end."""
+    return _source(24).map(lambda k: {"index": np.array(k)}).batch(4)
+
+
+def echo_of(loader, spec):
+    return iter(ej.grain.echo_batches(loader, spec, tags=True))
+
+
+def bits(output):
+    batch, tags = output
+    return batch["index"].tolist(), *(column.tolist() for column in tags)
+
+
+HANDLERS = {
+    "PyGrainCheckpointHandler": (
+        pygrain.PyGrainCheckpointHandler,
+        pygrain.PyGrainCheckpointSave,
+        pygrain.PyGrainCheckpointRestore,
+    ),
+    "grain.checkpoint": (
+        grain.checkpoint.CheckpointHandler,
+        grain.checkpoint.CheckpointSave,
+        grain.checkpoint.CheckpointRestore,
+    ),
+}
+FIXED = ej.EchoSpec(2.5, 16, "spread", 8)
+
+
+def check_checkpoints(make, spec, names, folder, positions):
+    """Saves an echo after some outputs, and compares what follows in another one."""
+    handler, save, restore = HANDLERS[names]
+    handler, folder = handler(), epath.Path(folder)
+    with echo_of(make(), spec) as whole:
+        expected = [bits(output) for output in whole]
+    assert len(expected) > 6
+    for position in positions or range(len(expected) + 1):
+        at = folder / str(position)
+        at.mkdir()
+        with echo_of(make(), spec) as echo, echo_of(make(), spec) as other:
+            for _ in range(position):
+                next(echo)
+            handler.save(at, args=save(echo))
+            # The state is that of the save, wherever the echo is by now.
+            found = handler.restore(at, args=restore(other))
+            assert found is other
+            assert [bits(output) for output in other] == expected[position:]
+
+
+@pytest.mark.parametrize(
+    ("names", "make", "spec"),
+    [
+        ("PyGrainCheckpointHandler", data_loader, FIXED),
+        ("grain.checkpoint", data_loader, MODES["stochastic"]),
+        ("grain.checkpoint", dataset, FIXED),
+    ],
+)
+def test_grains_checkpoint_handlers_go_on_to_the_bit(names, make, spec, tmp_path):
+    check_checkpoints(make, spec, names, tmp_path, None)
+
+
+@pytest.mark.slow
+def test_a_data_loader_with_workers_goes_on_to_the_bit(tmp_path):
+    names = "PyGrainCheckpointHandler"
+    check_checkpoints(lambda: data_loader(2), FIXED, names, tmp_path, [0, 5])
+
+
+def test_a_data_loader_is_an_upstream_like_a_dataset():
+    spec = ej.EchoSpec(2, batch_size=4)
+    echo = echo_of(data_loader(), spec)
+    echo.start_prefetch()
+    assert isinstance(echo, EchoDatasetIterator)
+    batches = [batch["index"].tolist() for batch in data_loader()]
+    expected = itertools.chain(*([k, k] for batch in batches for k in batch))
+    found = [index for output in echo for index in bits(output)[0]]
+    assert found == list(expected)
+    # Grain's own stages take it, and an epoch more begins again.
+    mapped = ej.grain.echo_batches(data_loader(), spec)
+    mapped = mapped.map(lambda batch: batch["index"] + 100)
+    for _ in range(2):
+        assert np.concatenate([*mapped]).tolist() == [k + 100 for k in found]
+
+
+def test_a_state_of_another_data_loader_is_refused():
+    state = echo_of(data_loader(), FIXED).get_state()
+    sampler = pygrain.SequentialSampler(24, shard_options=pygrain.NoSharding())
+    other = pygrain.DataLoader(
+        data_source=Rows(),
+        sampler=sampler,
+        operations=[pygrain.Batch(4, drop_remainder=True)],
+    )
+    with pytest.raises(ValueError, match="Sampler in checkpoint does not match"):
+        echo_of(other, FIXED).set_state(state)
+
+
+@pytest.mark.parametrize("make", [data_loader, dataset])
+def test_an_iterator_is_refused_with_the_way(make):
+    with pytest.raises(TypeError, match=r"Give what it was made from.*iter\(\)"):
+        ej.grain.echo(iter(make()), FIXED)
+
+
+class Waits(grain.DatasetIterator):
+    """Counts up, and waits within its fifth element."""
+
+    def __init__(self):
+        super().__init__()
+        self.at, self.go_on, self.started = -1, threading.Event(), 0
+
+    def __next__(self):
+        self.at += 1
+        if self.at == 4:
+            assert self.go_on.wait(10)
+        if self.at > 8:
+            raise StopIteration
+        return self.at
+
+    def get_state(self):
+        return {"at": self.at}
+
+    def set_state(self, state):
+        self.at = state["at"]
+
+    def start_prefetch(self):
+        self.started += 1
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_start_of_prefetch_leaves_one_thread_to_the_upstream(prefetch):
+    class Source(grain.IterDataset):
+        def __iter__(self):
+            return waits
+
+    waits = Waits()
+    with iter(ej.grain.echo(Source(), ej.EchoSpec(2), prefetch=prefetch)) as echo:
+        assert [next(echo), next(echo)] == [0, 0]
+        echo.start_prefetch()
+        assert waits.started == (not prefetch)
+        waits.go_on.set()
+        assert [*echo] == [k for k in range(1, 9) for _ in range(2)]

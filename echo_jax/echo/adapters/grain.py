@@ -4,6 +4,7 @@ Put the echo after ``mp_prefetch``, not before it: inside the workers every repe
 would cross the process boundary and cost as much as a fresh item.
 """
 
+import json
 from typing import Any
 
 import grain
@@ -16,6 +17,40 @@ from echo_jax.echo.plans import make_plan
 from echo_jax.echo.spec import AnySpec
 
 __all__ = ["EchoDataset", "EchoDatasetIterator", "echo", "echo_batches"]
+
+
+class _LoaderDataset(grain.IterDataset):
+    """A `grain.DataLoader` as a dataset, whose iterators have a dict as state."""
+
+    def __init__(self, loader: grain.DataLoader):
+        super().__init__()
+        self._loader = loader
+
+    def __iter__(self) -> "_LoaderIterator":
+        return _LoaderIterator(iter(self._loader))
+
+
+class _LoaderIterator(grain.DatasetIterator):
+    def __init__(self, iterator: grain.DataLoaderIterator):
+        super().__init__()
+        self._iterator: Any = iterator
+
+    def __next__(self) -> Any:
+        self._assert_not_closed()
+        return next(self._iterator)
+
+    def get_state(self) -> dict[str, Any]:
+        return json.loads(self._iterator.get_state())
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._iterator.set_state(json.dumps(state).encode())
+
+    def start_prefetch(self) -> None:
+        self._iterator.start_prefetch()
+
+    def close(self) -> None:
+        super().close()
+        self._iterator = None  # It has no close; worker processes end with it.
 
 
 class EchoDataset(grain.IterDataset):
@@ -52,6 +87,7 @@ class EchoDatasetIterator(grain.DatasetIterator):
         """See `echo`."""
         super().__init__(parent)
         self._echo = EchoIterator(parent, spec, **options)
+        self._reads_ahead = prefetched(self._echo._spec, options["prefetch"]) > 0
 
     @property
     def counts(self) -> Counts:
@@ -84,6 +120,14 @@ class EchoDatasetIterator(grain.DatasetIterator):
         """See `echo_jax.EchoIterator.set_state`."""
         self._echo.set_state(state)
 
+    def start_prefetch(self) -> None:
+        """Starts to read ahead: a thread of the echo if it has one, else the parent."""
+        if self._reads_ahead:
+            # That thread is the only one that may use the parent.
+            self._echo._reader.is_ready(0)
+        else:
+            super().start_prefetch()
+
     def close(self) -> None:
         """Stops reading ahead, and refuses all further use."""
         self._echo.close()
@@ -97,7 +141,7 @@ class EchoDatasetIterator(grain.DatasetIterator):
 
 
 def echo(
-    dataset: grain.IterDataset,
+    dataset: grain.IterDataset | grain.DataLoader,
     spec: AnySpec,
     *,
     batch: bool = False,
@@ -105,11 +149,12 @@ def echo(
     tags: bool = False,
     prefetch: int | None = None,
 ) -> EchoDataset:
-    """Repeats the elements of a Grain dataset as a spec says.
+    """Repeats the elements of a Grain dataset or data loader as a spec says.
 
     Args:
-      dataset: The stages before the echo. A `grain.MapDataset` becomes one with
-        ``to_iter_dataset()``, after which no element can be read by its index.
+      dataset: The stages before the echo, a `grain.IterDataset` or `grain.DataLoader`.
+        A `grain.MapDataset` becomes a dataset with ``to_iter_dataset()``, after which
+        no element can be read by its index.
       spec: What the echo does: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
       batch: Whether to stack ``spec.batch_size`` uses into one element. For a dataset
         of batches use `echo_batches`.
@@ -118,11 +163,12 @@ def echo(
       prefetch: See `echo_jax.echo`.
 
     Returns:
-      A dataset whose iterator's state is plain data and the parent's state. The
-      iterator has ``counts``, ``tags`` and ``log``, too.
+      A dataset whose iterator's state is plain data and the parent's state, which
+      Grain's checkpoint handlers for Orbax save and restore. The iterator has
+      ``counts``, ``tags`` and ``log``, too.
 
     Raises:
-      TypeError: If the dataset is no `grain.IterDataset`.
+      TypeError: The dataset is neither a `grain.IterDataset` nor a `grain.DataLoader`.
       ValueError: If the spec cannot be carried out, such as a buffer that is too small
         for ``spread`` without twins.
 
@@ -137,17 +183,18 @@ def echo(
 
 
 def echo_batches(
-    dataset: grain.IterDataset,
+    dataset: grain.IterDataset | grain.DataLoader,
     spec: AnySpec | None = None,
     *,
     drop_remainder: bool = False,
     tags: bool = False,
     prefetch: int | None = None,
 ) -> EchoDataset:
-    """Repeats the examples of a Grain dataset of batches, and yields batches.
+    """Repeats the examples of a Grain dataset or data loader of batches.
 
     Args:
-      dataset: The stages before the echo, which yield batches.
+      dataset: The stages before the echo, a `grain.IterDataset` or `grain.DataLoader`
+        that yields batches.
       spec: What the echo does. None to choose it by the first batch; see
         `echo_jax.echo_batches`.
       drop_remainder: Whether to leave out a last, smaller batch.
@@ -158,7 +205,7 @@ def echo_batches(
       A dataset of batches; see `echo`.
 
     Raises:
-      TypeError: If the dataset is not a `grain.IterDataset`.
+      TypeError: If the dataset is neither.
       ValueError: If the spec cannot be carried out.
 
     Example:
@@ -172,16 +219,28 @@ def echo_batches(
 
 
 def _echoed(
-    dataset: grain.IterDataset, spec: AnySpec | None, options: dict[str, Any]
+    dataset: grain.IterDataset | grain.DataLoader,
+    spec: AnySpec | None,
+    options: dict[str, Any],
 ) -> EchoDataset:
+    if isinstance(dataset, grain.DataLoader):
+        dataset = _LoaderDataset(dataset)
     if not isinstance(dataset, grain.IterDataset):
         raise TypeError(
-            f"an echo needs a grain.IterDataset, not a {type(dataset).__name__}; for a "
-            "grain.MapDataset call to_iter_dataset() first: an echo by index would "
-            "read every element once per use"
+            "dataset must be a grain.IterDataset or a grain.DataLoader, got a "
+            f"{type(dataset).__name__}. {_way(dataset)}"
         )
     if spec is not None:
         # Refuses a spec that cannot be carried out, here and now.
         make_plan(spec)
         prefetched(spec, options["prefetch"])
     return EchoDataset(dataset, spec, options)
+
+
+def _way(given: Any) -> str:
+    """What to give in place of something that cannot be echoed."""
+    if isinstance(given, grain.MapDataset):
+        return "Call its to_iter_dataset() first; an echo by index would read again."
+    if hasattr(given, "__next__"):
+        return "Give what it was made from, and call iter() on what this returns."
+    return "Use ej.echo for the loaders of other libraries."
