@@ -15,15 +15,15 @@ within such a file, in which every image lies in a folder with the name of its c
 an archive within an archive is such a folder, too.
 Or it is a .parquet file of images and labels, as Hugging Face has them, a SOURCE for
 each file (pip install 'echo-jax[parquet]'). SPLIT=SOURCE says which split it is;
-without SPLIT= it is train. Images keep their bytes and their order.
+without SPLIT= it is train, or, where it holds nothing but the folders train and val,
+valid, validation or test, those splits. Images keep their bytes and their order.
 
 examples:
   echo-jax prepare images train=train.tar.gz validation=test.tar.gz --out data/cifar10
   echo-jax prepare images photos/ --holdout 0.05 --out data/photos
   echo-jax prepare images train=train-00000-of-00001.parquet \\
       validation=test-00000-of-00001.parquet --out data/cifar10_hf
-  echo-jax prepare images train=tiny-imagenet-200.zip/tiny-imagenet-200/train \\
-      validation=tiny-imagenet-200.zip/tiny-imagenet-200/val \\
+  echo-jax prepare images tiny-imagenet-200.zip \\
       --names tiny-imagenet-200.zip/tiny-imagenet-200/words.txt \\
       --out data/tiny_imagenet
   echo-jax prepare images train=ILSVRC2012_img_train.tar \\
@@ -46,8 +46,9 @@ examples:
 _TEXT_EPILOG = """\
 A SOURCE is a text file in UTF-8, plain or .gz, .xz, .bz2, or a folder of such files.
 Line ends of every system are read as line feeds, and a byte-order mark is dropped.
-SPLIT=SOURCE says which split it is; without SPLIT= it is train. A split may have
-several.
+SPLIT=SOURCE says which split it is; without SPLIT= it is train, or, where it holds
+nothing but the folders train and val, valid, validation or test, those splits. A split
+may have several.
 
 examples:
   echo-jax prepare text train=train.txt.xz validation=valid.txt.xz --out data/wikitext2
@@ -227,6 +228,14 @@ def run(args: argparse.Namespace, on_progress: Callable[[str, float], None]) -> 
 def _summary(info: Mapping[str, Any]) -> list[str]:
     """Returns what was made, and what was not, in lines."""
     lines = []
+    if layout := info.get("layout"):
+        found = (
+            f"{path} is left out, as nothing names its classes"
+            if split in info.get("left_out", ())
+            else f"{path} is {split}"
+            for path, split in layout.items()
+        )
+        lines.append(f"folders of splits: {', '.join(found)}")
     for split, metadata in info["splits"].items():
         size = sum(shard["bytes"] for shard in metadata["shards"]) / 1e6
         shards = len(metadata["shards"])

@@ -76,10 +76,12 @@ def test_tiny_imagenet_is_read_as_it_is_downloaded(tmp_path, kind):
             "images/val_2.JPEG": "n02",
         },
     }
-    said = refusal(tmp_path / "whole", path)
+    assert prepare(tmp_path / "whole", path) == (classes, found)
+    said = refusal(tmp_path / "one", f"train={path}")
     assert said == (
         f"{path!r} holds folders of several splits; name those that you want one by "
-        f"one, as in train={top}/train validation={top}/val test={top}/test"
+        f"one, as in train={top}/train validation={top}/val test={top}/test, or say "
+        f"that they are classes: train={path} --classes first"
     )
     # Nobody says what these are.
     said = refusal(tmp_path / "test", f"train={top}/train", f"test={top}/test")
@@ -134,8 +136,8 @@ def test_folders_name_classes(tmp_path, names, how, expected):
             "are 'ant/a' and 'cat/a': --classes fi",
         ),
         ("cat/1.jpg cat/old/2.jpg ant/3.jpg", "there are 'cat' and 'cat/old'"),
-        ("train/cat/1.jpg val/ant/2.jpg", "holds folders of several splits"),
-        ("d/Train/cat/1.jpg d/test/ant/2.jpg", "train="),
+        ("test/cat/1.jpg val/ant/2.jpg", "holds folders of several splits"),
+        ("d/Train/cat/1.jpg d/test/ant/2.jpg d/x/a/1.jpg", "train="),
     ],
 )
 def test_what_looks_wrong_is_refused(tmp_path, names, message):

@@ -120,6 +120,98 @@ def test_it_says_what_was_made_and_what_was_not(folder, capsys):
     ]
 
 
+def layout(top="", val="val", test=""):
+    """Class folders in the folders of splits, around which may lie another one."""
+    files = {}
+    for split in filter(None, ("train", val, test)):
+        files |= {f"{top}{split}/{name}": v for name, v in class_folders(4).items()}
+    return files
+
+
+@pytest.mark.parametrize(
+    ("files", "folders"),
+    [
+        (layout(), {"train": "train", "validation": "val"}),
+        (layout(val="valid"), {"train": "train", "validation": "valid"}),
+        (layout(val="Validation"), {"train": "train", "validation": "Validation"}),
+        (layout(val="test"), {"train": "train", "test": "test"}),
+        (
+            layout("x/", "val", "test") | {"x/notes/a.txt": b"", "words.txt": b""},
+            {"train": "x/train", "validation": "x/val", "test": "x/test"},
+        ),
+    ],
+)
+@pytest.mark.parametrize("write", [write_folder, write_zip, write_tar])
+def test_folders_of_splits_are_taken_as_such(
+    tmp_path, capsys, monkeypatch, files, folders, write
+):
+    monkeypatch.chdir(tmp_path)
+    data = write({write_zip: "d.zip", write_tar: "d.tar"}.get(write, "d"), files)
+    status, out, _ = run(f"echo-jax prepare images {data} --out out", capsys)
+    said = ", ".join(f"{data}/{path} is {split}" for split, path in folders.items())
+    assert status == 0 and f"folders of splits: {said}" in out.splitlines()
+    named = " ".join(f"{split}={data}/{path}" for split, path in folders.items())
+    assert run(f"echo-jax prepare images {named} --out named", capsys)[0] == 0
+    found = contents("out"), contents("named")
+    for each in found:
+        each.pop("dataset.json")
+    assert found[0] == found[1] and {*read_info("out")["splits"]} == {*folders}
+    # The same command finds its folder whole, and says so again.
+    status, out, _ = run(f"echo-jax prepare images {data} --out out", capsys)
+    assert status == 0 and f"folders of splits: {said}" in out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("command", "files", "says"),
+    [
+        # A class called test, and what may be a class or a split.
+        ("images d", ["test/1.jpg", "cat/1.jpg"], "train: 2 examples in 2 classes"),
+        ("images d --classes last", ["train/1.jpg", "cat/1.jpg"], "in 2 classes"),
+        ("images train=d --classes first", ["train/1.jpg", "test/1.jpg"], "2 classes"),
+        ("images d", ["train/1.jpg", "test/1.jpg"], "train=d --classes first"),
+        ("images d", ["train/a/1.jpg", "val/a/1.jpg", "b/1.jpg"], "of several splits"),
+        ("images d", ["train/a/1.jpg", "val/a/1.jpg", "1.jpg"], "of several splits"),
+        ("images d", ["train/a/1.jpg", "val/a/1.jpg", "valid/a/1.jpg"], "several sp"),
+        ("images train=d", ["train/a/1.jpg", "val/a/1.jpg"], "of several splits"),
+        ("images d d", ["val/a/1.jpg", "test/a/1.jpg"], "of several splits"),
+        (
+            "images d --holdout 0.5",
+            ["train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg"],
+            "makes a validation split, and one is given",
+        ),
+        # A list names the classes, so these need no folders.
+        (
+            "images d --classes of.csv",
+            ["train/1.jpg", "train/2.jpg", "val/3.jpg"],
+            "d/train is train, d/val is validation",
+        ),
+        # Nobody says what the images of a contest's test are.
+        (
+            "images d",
+            ["train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "test/1.jpg"],
+            "d/val is validation, d/test is left out, as nothing names its classes",
+        ),
+        (
+            "text d --tokenizer bytes --block 2",
+            ["train/a.txt", "val/a.txt"],
+            "folders of splits: d/train is train, d/val is validation",
+        ),
+        ("text d", ["train/a.txt", "val/a.txt", "b.txt"], "of several splits"),
+    ],
+)
+def test_what_may_be_a_split_or_a_class_is_not_guessed(
+    tmp_path, capsys, monkeypatch, command, files, says
+):
+    monkeypatch.chdir(tmp_path)
+    write_folder(
+        "d", dict.fromkeys(files, make_image(0) if "jpg" in files[0] else b"abcdef")
+    )
+    Path("of.csv").write_text("1.jpg,a\n2.jpg,b\n3.jpg,a\n")
+    status, out, err = run(f"echo-jax prepare {command} --out out", capsys)
+    assert says in (err if status else out)
+    assert Path("out").exists() == (status == 0)
+
+
 def test_every_option_arrives(folder, capsys):
     status, _, _ = run(
         "echo-jax prepare text books --out out --tokenizer bytes --document line "

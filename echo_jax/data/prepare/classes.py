@@ -12,16 +12,16 @@ from echo_jax.data.prepare.class_lists import (
 )
 from echo_jax.data.prepare.entries import Image
 from echo_jax.data.prepare.errors import PrepareError
+from echo_jax.data.prepare.examples import is_image
+from echo_jax.data.prepare.layout import (
+    first_difference,
+    folders_of,
+    several_splits,
+    split_folders,
+)
 
 __all__ = ["ClassNames", "check_classes", "class_names"]
 
-_SPLITS = {
-    "train": "train",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "test": "test",
-}
 _HOW = "--classes first, --classes last or --classes FILE.csv"
 
 
@@ -123,12 +123,12 @@ def check_classes(
 
 def _by_folder(images: Sequence[Image], how: str) -> list[str]:
     """Returns the class that its folders give to each image; empty without folders."""
-    folders = [_folders(image) for image in images]
+    folders = [folders_of(files.entries[index].name) for files, index in images]
     if how == "first":
         depths = {}
         for (files, _), of in zip(images, folders, strict=True):
             depths.setdefault(id(files), []).append(of)
-        depths = {key: _first_difference(of) for key, of in depths.items()}
+        depths = {key: first_difference(of) for key, of in depths.items()}
         return [
             of[min(depths[id(files)], len(of) - 1)] if of else ""
             for (files, _), of in zip(images, folders, strict=True)
@@ -138,20 +138,6 @@ def _by_folder(images: Sequence[Image], how: str) -> list[str]:
     level = _level(folders)
     _refuse_nested(images, folders, level)
     return [of[-level] if len(of) >= level else "" for of in folders]
-
-
-def _folders(image: Image) -> tuple[str, ...]:
-    """Returns the folders that an image lies in, from the outermost on."""
-    files, index = image
-    return tuple(files.entries[index].name.split("/")[:-1])
-
-
-def _first_difference(folders: Sequence[tuple[str, ...]]) -> int:
-    """Returns the depth of the outermost folder that is not the same for all."""
-    within = [of for of in folders if of]
-    last = min(map(len, within), default=1) - 1
-    differing = (n for n in range(last) if len({of[n] for of in within}) > 1)
-    return next(differing, last)
 
 
 def _level(folders: Sequence[tuple[str, ...]]) -> int:
@@ -165,22 +151,12 @@ def _level(folders: Sequence[tuple[str, ...]]) -> int:
 def _refuse_splits(images: Sequence[Image]) -> None:
     """Refuses a source that holds a folder for each split."""
     for files in {id(files): files for files, _ in images}.values():
-        of_source = [_folders(image) for image in images if image[0] is files]
-        depth = _first_difference(of_source)
-        names = sorted({of[depth] for of in of_source if len(of) > depth})
-        splits = {
-            _SPLITS[name.lower()]: name for name in names if name.lower() in _SPLITS
-        }
-        if len(splits) > 1:
-            above = "/".join((files.metadata["path"], *of_source[0][:depth]))
-            example = " ".join(
-                f"{split}={above}/{splits[split]}"
-                for split in dict.fromkeys(_SPLITS.values())
-                if split in splits
-            )
+        folders, _ = split_folders(files, is_image, of_classes=True)
+        if len(folders) > 1:
+            path = files.metadata["path"]
             raise PrepareError(
-                f"{files.metadata['path']!r} holds folders of several splits; name "
-                f"those that you want one by one, as in {example}"
+                f"{several_splits(path, folders)}, or say that they are classes: "
+                f"train={path} --classes first"
             )
 
 

@@ -14,7 +14,7 @@ from echo_jax.data.prepare.job import OnProgress
 from echo_jax.data.prepare.parquet import ParquetFiles
 from echo_jax.files.compressed import PACKED_SUFFIXES
 
-__all__ = ["archive_of", "open_files"]
+__all__ = ["FilesBelow", "archive_of", "open_files"]
 
 _ARCHIVES = (
     ".zip",
@@ -60,7 +60,7 @@ def open_files(path: Path, on_progress: OnProgress) -> Files:
             files = ParquetFiles(archive)
         case _:
             files = TarFiles(archive, on_progress)
-    return _Below(files, folder) if folder else files
+    return FilesBelow(files, folder) if folder else files
 
 
 def archive_of(path: Path) -> tuple[Path | None, str]:
@@ -77,8 +77,8 @@ def archive_of(path: Path) -> tuple[Path | None, str]:
     return None, ""
 
 
-class _Below:
-    """The files of an archive that lie below one of its folders."""
+class FilesBelow:
+    """The files of a source that are below one of its folders."""
 
     def __init__(self, files: Files, folder: str):
         self._files, prefix = files, f"{folder}/"
@@ -102,6 +102,7 @@ class _Below:
     def contents(
         self, wanted: Sequence[int], max_bytes: int
     ) -> Iterator[Callable[[], bytes]]:
+        """See `Files.contents`."""
         return self._files.contents([self._indices[i] for i in wanted], max_bytes)
 
 

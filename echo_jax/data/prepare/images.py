@@ -1,6 +1,6 @@
 """Labelled images: folders, archives or a list of files and classes become shards."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,8 +16,15 @@ from echo_jax.data.prepare.classes import ClassNames, check_classes, class_names
 from echo_jax.data.prepare.entries import Files, Image
 from echo_jax.data.prepare.errors import Bad, PrepareError, Skipped, allowed
 from echo_jax.data.prepare.examples import Example, hold_out, is_image, write_splits
-from echo_jax.data.prepare.files import open_files
-from echo_jax.data.prepare.job import Settings, parse_sources
+from echo_jax.data.prepare.files import FilesBelow, open_files
+from echo_jax.data.prepare.job import (
+    Settings,
+    check_holdout,
+    names_no_split,
+    parse_sources,
+)
+from echo_jax.data.prepare.layout import split_folders
+from echo_jax.data.prepare.parquet import ParquetFiles
 from echo_jax.data.prepare.workspace import Workspace
 from echo_jax.files.folders import typed_path
 
@@ -45,7 +52,9 @@ def prepare_images(
 
     Args:
       arguments: ``SPLIT=SOURCE`` or ``SOURCE``: folders, tar or zip archives, or
-        folders within archives.
+        folders within archives. A ``SOURCE`` that holds nothing but the folders
+        ``train`` and ``val``, ``valid``, ``validation`` or ``test``, perhaps within
+        one more, is those splits; of a ``test`` without classes nothing is taken.
       settings: The rest of the command.
       classes: What names the class of an image: ``"last"``, the folder that it lies
         in; ``"first"``, the outermost folder below its source that is not the same for
@@ -79,6 +88,10 @@ def prepare_images(
             ]
             for split, paths in sources.items()
         }
+        layout: dict[str, str] = {}
+        if names_no_split(arguments):
+            files, layout = _by_split(files["train"], of_classes=not listed)
+            check_holdout(files, settings.holdout)
         metadata = {split: [part.metadata for part in files[split]] for split in files}
         if listed:
             metadata["classes"] = [list_metadata(typed_path(classes))]
@@ -90,6 +103,9 @@ def prepare_images(
         found = class_names(images, classes, listed)
         of_train = [found["train"]] if "train" in found else found.values()
         known = sorted({name for of in of_train for name in of.names} - {""})
+        left_out = layout and "test" in found and not {*found["test"].names} & {*known}
+        if left_out:
+            del images["test"], found["test"]
         total = sum(map(len, images.values()))
         skipped = Skipped(allowed(settings.max_bad, total), total)
         check_classes(found, known, classes, skipped.limit)
@@ -114,8 +130,27 @@ def prepare_images(
                 "features": _FEATURES,
                 "classes": shown,
                 "skipped": skipped.metadata(),
+                **({"layout": layout} if layout else {}),
+                **({"left_out": ["test"]} if left_out else {}),
             },
         )
+
+
+def _by_split(
+    parts: Sequence[Files], *, of_classes: bool
+) -> tuple[dict[str, list[Files]], dict[str, str]]:
+    """Returns the sources of each split, and which folder is which split."""
+    files, layout = defaultdict(list), {}
+    for part in parts:
+        folders, is_layout = split_folders(part, is_image, of_classes=of_classes)
+        # In Parquet the folders are classes, whatever they are called.
+        if not is_layout or isinstance(part, ParquetFiles):
+            files["train"].append(part)
+            continue
+        for split, folder in folders.items():
+            files[split].append(below := FilesBelow(part, folder))
+            layout[below.metadata["path"]] = split
+    return dict(files), layout
 
 
 def _images(split: str, parts: Sequence[Files]) -> list[Image]:

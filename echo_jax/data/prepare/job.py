@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ __all__ = [
     "OnProgress",
     "Progress",
     "Settings",
+    "check_holdout",
     "is_held_out",
+    "names_no_split",
     "parse_sources",
 ]
 
@@ -106,14 +108,24 @@ def parse_sources(arguments: Sequence[str], holdout: float) -> dict[str, list[st
         if not source:
             raise PrepareError(f"{argument!r} names no source after the =")
         sources.setdefault(split, []).append(source)
-    if holdout and HELD_OUT in sources:
+    check_holdout(sources, holdout)
+    return sources
+
+
+def names_no_split(arguments: Sequence[str]) -> bool:
+    """Whether all arguments are ``SOURCE``, and none is ``SPLIT=SOURCE``."""
+    return not any(map(_SPLIT.fullmatch, arguments))
+
+
+def check_holdout(splits: Container[str], holdout: float) -> None:
+    """Refuses to hold out of a train split that is not there, or what is given."""
+    if holdout and HELD_OUT in splits:
         raise PrepareError(
             f"--holdout={holdout} makes a validation split, and one is given; "
             "leave one of them out"
         )
-    if holdout and "train" not in sources:
+    if holdout and "train" not in splits:
         raise PrepareError(f"--holdout={holdout} needs a train split")
-    return sources
 
 
 def is_held_out(name: str, holdout: float) -> bool:

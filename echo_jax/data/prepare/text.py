@@ -2,6 +2,7 @@
 
 import codecs
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,12 @@ from echo_jax.data.prepare.job import (
     HELD_OUT,
     Progress,
     Settings,
+    check_holdout,
     is_held_out,
+    names_no_split,
     parse_sources,
 )
+from echo_jax.data.prepare.layout import several_splits, split_folders
 from echo_jax.data.prepare.parallel import ordered_map
 from echo_jax.data.prepare.tokenizer import (
     TOKENIZER_FILE,
@@ -153,7 +157,8 @@ def prepare_text(
 
     Args:
       arguments: ``SPLIT=SOURCE`` or ``SOURCE``: text files, plain or packed, or
-        folders of them.
+        folders of them. A ``SOURCE`` that holds nothing but the folders ``train`` and
+        ``val``, ``valid``, ``validation`` or ``test`` is those splits.
       settings: The rest of the command.
       text: How text becomes tokens.
 
@@ -174,6 +179,10 @@ def prepare_text(
     sources = parse_sources(arguments, settings.holdout)
     options = settings.options(sources, kind="text", **text.options())
     with Workspace(settings.out, options, settings.on_progress) as work:
+        layout: dict[str, str] = {}
+        if names_no_split(arguments):
+            sources, layout = _by_split(sources["train"])
+            check_holdout(sources, settings.holdout)
         files = {split: _text_files(paths) for split, paths in sources.items()}
         metadata, files, bad = _scan(files, settings)
         if text.tokenizer_model:
@@ -205,8 +214,27 @@ def prepare_text(
                 "vocab_size": tokenizer.vocab_size,
                 "eod": tokenizer.eod,
                 "skipped": skipped.metadata(),
+                **({"layout": layout} if layout else {}),
             },
         )
+
+
+def _by_split(paths: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Returns the sources of each split, and which folder is which split."""
+    sources, layout = defaultdict(list), {}
+    for path in paths:
+        folders = {"train": ""}
+        if Path(path).is_dir():
+            files = open_files(Path(path), lambda what, part: None)
+            found, is_layout = split_folders(files, bool, of_classes=False)
+            if len(found) > 1 and not is_layout:
+                raise PrepareError(several_splits(path, found))
+            folders = found if is_layout else folders
+        for split, folder in folders.items():
+            sources[split].append(source := str(Path(path, folder)))
+            if folder:
+                layout[source] = split
+    return dict(sources), layout
 
 
 def _text_files(paths: Sequence[str]) -> list[_TextFile]:
