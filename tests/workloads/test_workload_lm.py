@@ -74,7 +74,7 @@ def config_of(source, **data):
 @pytest.fixture
 def text_file(tmp_path):
     path = tmp_path / "text.txt"
-    path.write_bytes(bytes(np.random.default_rng(1).integers(0, 256, 4000, np.uint8)))
+    path.write_bytes(bytes(np.random.default_rng(1).integers(14, 256, 4000, np.uint8)))
     return path
 
 
