@@ -1,6 +1,7 @@
 """The arms of a study: their configs, the storage that all read, and how one runs."""
 
 import copy
+import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from echo_jax.refusals import (
 )
 from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.probe import calibrate
+from echo_jax.training.processes.sharding import idle_on_one_device, make_mesh
 from echo_jax.training.records.diverged import read_diverged, write_diverged
 from echo_jax.training.trainer import train_checked
 from echo_jax.workloads import build
@@ -74,7 +76,7 @@ def arm_configs(config: Config) -> dict[str, Config]:
 
 
 def check_echoes(arms: Mapping[str, Config], workdir: RunPath) -> None:
-    """Refuses a study with an arm whose echo cannot be, before anything has run.
+    """Refuses a study with an arm that cannot be, or says nothing, before it runs.
 
     Args:
       arms: From `arm_configs`.
@@ -83,15 +85,27 @@ def check_echoes(arms: Mapping[str, Config], workdir: RunPath) -> None:
     Raises:
       ValueError: Such an arm, by its name.
     """
-    for name, arm in arms.items():
-        checked = copy.deepcopy(arm)
-        # The log of an arm before it may not be there yet.
-        if checked.echo.replay.startswith(f"{workdir}/"):
-            checked.echo.replay = ""
-        try:
-            checked_workload(checked)
-        except (OSError, TypeError, ValueError) as error:
-            raise ValueError(f"arm {name}: {error}") from error
+    # The data of all arms takes long to open.
+    for check in (_check_devices, functools.partial(_check_arm, workdir=workdir)):
+        for name, arm in arms.items():
+            try:
+                check(arm)
+            except (OSError, TypeError, ValueError) as error:
+                raise ValueError(f"arm {name}: {error}") from error
+
+
+def _check_devices(arm: Config) -> None:
+    mesh = make_mesh(arm.mesh.data, arm.mesh.fsdp, arm.batch_size)
+    if idle := idle_on_one_device(arm, mesh):
+        raise ValueError(idle)
+
+
+def _check_arm(arm: Config, workdir: RunPath) -> None:
+    checked = copy.deepcopy(arm)
+    # The log of an arm before it may not be there yet.
+    if checked.echo.replay.startswith(f"{workdir}/"):
+        checked.echo.replay = ""
+    checked_workload(checked)
 
 
 def make_ready_for_trials(arms: Mapping[str, Config]) -> None:

@@ -292,6 +292,53 @@ def test_a_loss_that_is_not_finite_fails_the_command(monkeypatch, tmp_path, caps
     assert "of update 7 is not finite" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("config", "flags", "message"),
+    [
+        (
+            "communication:tiny",
+            "--config.base.mesh.data=1",
+            "arm every_4: config.local.schedule='every' changes nothing on 1 device; "
+            "8 devices are here: set --config.mesh.data=-1",
+        ),
+        (
+            "communication:echo",
+            "--config.base.mesh.data=1",
+            "arm every_4: config.local.schedule='every' changes nothing on 1 device",
+        ),
+        (
+            "sweeps/s7_communication:tiny",
+            "--config.base.mesh.data=1",
+            "arm every: config.local.schedule='every' changes nothing on 1 device",
+        ),
+        (
+            "quickstart:tiny",
+            "--config.base.mesh.data=1 --config.base.batch.statistics=device",
+            "config.batch.statistics='device' changes nothing on 1 device",
+        ),
+    ],
+)
+def test_a_study_of_several_devices_is_refused_on_one(
+    config, flags, message, tmp_path, capsys
+):
+    argv = ["study", "--config", config, "--workdir", f"{tmp_path}/x", *flags.split()]
+    assert message in _refused(argv, capsys)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_one_device_is_told_how_it_becomes_several(tmp_path):
+    argv = ["study", "--config", "communication:tiny", "--workdir", f"{tmp_path}/x"]
+    done = subprocess.run(
+        [sys.executable, "-m", "echo_jax", *argv],
+        env=os.environ | {"JAX_NUM_CPU_DEVICES": "1", "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=4 before the command" in done.stderr
+
+
 @pytest.fixture(scope="module")
 def study(tmp_path_factory) -> Path:
     """The folder of a study that ran, as the README has it, but tiny."""

@@ -124,6 +124,10 @@ def test_what_sending_costs_is_said_where_the_bandwidth_is(capsys):
         (["--config", LM, "--config.x=1"], "config.x"),
         (["--config", LM, "--devices=2"], "--devices is for the cost of sending"),
         (["--config", LM, "--bandwidth=0"], "--bandwidth=0 must be above 0"),
+        (
+            ["--config", LM, "--bandwidth=1", "--devices=1"],
+            "--devices=1 must be above 1: one device sends nothing",
+        ),
         (["--config", LM, "--bandwidth=nan"], "--bandwidth=nan must be above 0"),
         (["--config", LM, "--target=v9"], "--target=v9 is no target; use v4, v5e"),
         (["runs/nowhere"], "holds no config.json, so it is no run folder"),

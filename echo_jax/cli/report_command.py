@@ -291,6 +291,10 @@ def _show_collectives(args: argparse.Namespace, extras: Sequence[str]) -> int:
         value, option = getattr(args, name), f"--{name.replace('_', '-')}"
         if value is not None and not 0 < value < math.inf:
             raise Exit(WRONG_USE, f"{option}={value:g} must be above 0, and finite")
+        if name == "devices" and value == 1:
+            raise Exit(
+                WRONG_USE, f"{option}=1 must be above 1: one device sends nothing"
+            )
         if value is not None and args.bandwidth is None:
             raise Exit(
                 WRONG_USE,

@@ -67,6 +67,7 @@ from echo_jax.training.processes.interrupt import (
     Interrupted,
     StopSignal,
 )
+from echo_jax.training.processes.sharding import idle_on_one_device
 from echo_jax.training.processes.watchdog import Stalled, Watchdog, describe_data
 from echo_jax.training.records.environment import (
     check_replicas,
@@ -576,6 +577,11 @@ class Trainer:
             # Before anything is compiled.
             size = size_of(compiled.variables["params"])
             self.progress.begins(config, workload, f"{size}; see {MODEL_FILE}")
+            if compiled.local:
+                each = f"{compiled.mesh.size} replicas, one on each device"
+                note(each.replace("1 replicas", "1 replica"))
+            if idle := idle_on_one_device(config, compiled.mesh):
+                note(idle)
             if is_main_process():
                 write_table(workdir, workload.task)
             with self.progress.slow("initialising the model"):

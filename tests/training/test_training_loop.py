@@ -406,9 +406,9 @@ def test_a_second_ctrl_c_aborts_at_once(tmp_path):
     checkpoints.close()
 
 
-def shown(tmp_path, **options):
+def shown(tmp_path, fields=None, **options):
     text = io.StringIO()
-    config = tiny_config()
+    config = tiny_config(**fields or {})
     console = Console(file=text, width=200, **options)
     train(config, make_workload(config), tmp_path, console=console)
     return text.getvalue()
@@ -468,6 +468,19 @@ def test_progress_counts_the_updates_that_are_computed(tmp_path, monkeypatch):
     # Batch 7 is made after an evaluation, which waits for all.
     assert [seen[k] for k in range(1, 13)] == [0, 0, 0, 1, 2, 3, 6, 6, 6, 7, 8, 9]
     assert shown == [*range(13)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"local__schedule": "every"}, "config.local.schedule='every' changes nothing"),
+        ({"batch__statistics": "device"}, "config.batch.statistics='device' changes"),
+        ({"local__schedule": "every", "mesh__data": 2}, "2 replicas, one on each"),
+    ],
+)
+def test_a_run_says_what_its_number_of_devices_means(tmp_path, fields, says):
+    text = shown(tmp_path, fields={**fields, "updates": 2})
+    assert says in text
 
 
 def test_progress_is_a_bar_on_a_terminal(tmp_path):

@@ -121,7 +121,9 @@ def test_a_buffer_is_read_whole_and_written_in_place():
 def test_one_device_sends_nothing():
     config = tiny_config()
     found = describe_update(config, make_workload(config))
-    assert found.collectives == () and "no collectives" in str(found)
+    assert found.collectives == ()
+    assert "An update on 1 cpu device:" in str(found)
+    assert "no collectives, for there is 1 device; 8 devices are here" in str(found)
 
 
 def test_with_fsdp_a_device_holds_a_part_of_the_state():

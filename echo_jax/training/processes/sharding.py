@@ -13,10 +13,12 @@ __all__ = [
     "abstract",
     "batch_sharding",
     "group_sharding",
+    "idle_on_one_device",
     "make_mesh",
     "param_shardings",
     "put_batch",
     "replicated",
+    "several_devices",
 ]
 
 _AXES = ("data", "fsdp")
@@ -70,6 +72,41 @@ def make_mesh(
     return jax.make_mesh(
         (data, fsdp), _AXES, axis_types=axis_types, devices=devices[: data * fsdp]
     )
+
+
+def several_devices(num_devices: int) -> str:
+    """Says how an update gets several devices, where it has one of those here.
+
+    Args:
+      num_devices: Those that are here.
+    """
+    if num_devices > 1:
+        return f"{num_devices} devices are here: set --config.mesh.data=-1"
+    return (
+        "on a CPU, JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=4 before the command makes "
+        "virtual ones"
+    )
+
+
+def idle_on_one_device(config: Any, mesh: Mesh) -> str:
+    """Says which field asks for several devices where there is one; "" if none does.
+
+    Args:
+      config: A checked training config.
+      mesh: Its devices.
+    """
+    local, statistics = config.local, config.batch.statistics
+    if mesh.size > 1:
+        return ""
+    # One replica with an outer optimizer still trains differently.
+    if local.schedule != "none" and local.outer == "mean":
+        field = f"local.schedule={local.schedule!r}"
+    elif statistics != "all":
+        field = f"batch.statistics={statistics!r}"
+    else:
+        return ""
+    fix = several_devices(jax.device_count())
+    return f"config.{field} changes nothing on 1 device; {fix}"
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

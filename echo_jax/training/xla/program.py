@@ -19,7 +19,11 @@ from echo_jax.echo.stores.device import jitted_write
 from echo_jax.training.feeds.device_feed import DeviceBatching
 from echo_jax.training.feeds.loader import take_sample
 from echo_jax.training.feeds.of_config import outline_feed
-from echo_jax.training.processes.sharding import abstract, make_mesh
+from echo_jax.training.processes.sharding import (
+    abstract,
+    make_mesh,
+    several_devices,
+)
 from echo_jax.training.trainer import compile_functions
 from echo_jax.training.xla.hlo import Collectives, all_reduced, operations
 from echo_jax.training.xla.target import Target
@@ -85,9 +89,16 @@ class UpdateProgram:
     meeting: tuple[Collectives, ...] | None = None
 
     def __str__(self) -> str:
-        on = f"{self.num_devices} {self.kind} devices"
-        lines = [f"An update on {on}, for each of them:"]
-        lines += _lines(self.collectives)
+        on = f"{self.num_devices} {self.kind} device"
+        if self.num_devices == 1:
+            lines = [f"An update on {on}:"]
+            fix = several_devices(jax.device_count())
+            lines += [f"no collectives, for there is 1 device; {fix}"]
+        else:
+            lines = [
+                f"An update on {on}s, for each of them:",
+                *_lines(self.collectives),
+            ]
         if self.meeting is not None:
             lines += ["and where replicas meet after it:", *_lines(self.meeting)]
         donated, reused = map(_megabytes, (self.donated_bytes, self.reused_bytes))
