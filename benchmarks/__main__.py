@@ -3,9 +3,13 @@
 import argparse
 import functools
 import json
+import os
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress
@@ -33,7 +37,7 @@ from benchmarks.harness import Result
 from benchmarks.table import Session, write_table
 from echo_jax.cli.command_end import path_argument
 
-_BENCHMARKS: dict[str, Callable[[], Result | list[Result]]] = {
+_BENCHMARKS: dict[str, Callable[[], Result | Iterable[Result]]] = {
     "P1": starved.p1,
     "P2": starved.p2,
     "P3": adaptive.p3,
@@ -77,7 +81,7 @@ _WITH_A_COMPILER: dict[str, Callable[[], list[Result]]] = {
     "h100": compiled.h100,
 }
 _ON_REAL_DATA: dict[str, Callable[..., list[Result]]] = {"P21": decode.p21}
-_ON_AN_ACCELERATOR: dict[str, Callable[..., Result | list[Result]]] = {
+_ON_AN_ACCELERATOR: dict[str, Callable[..., Result | Iterable[Result]]] = {
     "H1": gpu.h1,
     "H2": photographs.h2,
     "H3": gpu.h3,
@@ -86,6 +90,8 @@ _ON_AN_ACCELERATOR: dict[str, Callable[..., Result | list[Result]]] = {
     "H6": gpu.h6,
     "H7": gpu.h7,
 }
+# Of the accelerator's memory that jax takes; 0.75 by default, unless it is set.
+_MEMORY_FRACTION = "0.92"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -145,13 +151,14 @@ def main(argv: list[str] | None = None) -> int:
             f"{', '.join(sorted(missing))} is compared with and not installed; "
             "pip install -e '.[bench]'"
         )
-    results: list[Result] = []
-    try:
-        _run(names, benchmarks, results)
-    finally:
-        # What was measured is kept where a later one fails, or is interrupted.
-        if args.json:
-            args.json.write_text(json.dumps([r.as_json() for r in results], indent=1))
+    on_accelerator = set(names) & set(_ON_AN_ACCELERATOR)
+    if on_accelerator:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", _MEMORY_FRACTION)
+    if on_accelerator and len(names) > 1 and not args.small:
+        # Each needs most of the accelerator's memory, which a process keeps.
+        apart = {name: functools.partial(_in_own_process, name) for name in names}
+        benchmarks |= apart
+    results = _run(names, benchmarks, args.json)
     if args.docs:
         records = [json.loads(path.read_text()) for path in args.add]
         sessions = [*map(Session.of, records), Session.now(results)]
@@ -165,20 +172,42 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(
     names: list[str],
-    benchmarks: Mapping[str, Callable[[], Result | list[Result]]],
-    results: list[Result],
-) -> None:
-    """Runs benchmarks, and adds what they find to the results."""
-    console = Console()
+    benchmarks: Mapping[str, Callable[[], Result | Iterable[Result]]],
+    record: Path | None,
+) -> list[Result]:
+    """Runs benchmarks; writes each result to a file as soon as it is measured."""
+    console, results = Console(), []
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("benchmarks", total=len(names))
         for name in names:
             progress.update(task, description=name)
             found = benchmarks[name]()
-            for result in found if isinstance(found, list) else [found]:
+            for result in [found] if isinstance(found, Result) else found:
                 results.append(result)
+                if record:
+                    _write(record, results)
                 console.print(_line(result), markup=False, highlight=False)
             progress.advance(task)
+    return results
+
+
+def _write(record: Path, results: list[Result]) -> None:
+    """Replaces the file, which is whole even where the process is killed."""
+    whole = record.with_name(f"{record.name}.part")
+    whole.write_text(json.dumps([each.as_json() for each in results], indent=1))
+    whole.replace(record)
+
+
+def _in_own_process(name: str, *options: str) -> Iterator[Result]:
+    """Runs one benchmark in a new process, whose memory is free afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder) / "results.json"
+        command = [sys.executable, "-m", "benchmarks", name, "--json", str(record)]
+        # Its lines are printed again, among those of the others.
+        done = subprocess.run([*command, *options], stdout=subprocess.DEVNULL)
+        if record.exists():
+            yield from map(Result.of_json, json.loads(record.read_text()))
+        done.check_returncode()
 
 
 def _line(result: Result) -> str:

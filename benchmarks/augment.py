@@ -37,7 +37,7 @@ def h4(*, small: bool = False, repeats: int = 5) -> Result:
     """
     device = jax.devices()[0]
     task = tasks.resnet_50(small=small)
-    batch, calls = (16, 2) if small else (256, 20)
+    batch, calls = (16, 2) if small else (256, 10)
     augment = Augment(
         (RandomResizedCrop(task.image_size), Flip(), ColourDistortion()),
     )

@@ -2,10 +2,11 @@
 
 import json
 import os
+from subprocess import CalledProcessError
 
 import pytest
 
-from benchmarks.__main__ import _BENCHMARKS, _PEERS, main
+from benchmarks.__main__ import _BENCHMARKS, _PEERS, _in_own_process, main
 from benchmarks.figures import draw_free_echo
 from benchmarks.harness import Result
 from benchmarks.table import Session, write_table
@@ -32,6 +33,12 @@ def test_what_was_measured_is_kept_where_a_later_benchmark_fails(tmp_path, monke
     with pytest.raises(ZeroDivisionError):
         main(["P20", "P16", "P15", "--json", str(record)])
     assert [each["id"] for each in json.loads(record.read_text())] == ["P20"]
+
+
+def test_what_a_process_of_its_own_measured_is_read():
+    assert [each.id for each in _in_own_process("P20")] == ["P20"]
+    with pytest.raises(CalledProcessError):
+        list(_in_own_process("P20", "--no-such-option"))
 
 
 def test_a_peer_that_is_not_installed_is_missed_before_anything_is_measured(
