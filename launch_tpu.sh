@@ -385,7 +385,7 @@ verdict() { # lines of the workers
       stopped*) echo stopped && return ;;
       running*) running=1 ;;
       'ended 0') ;;
-      'ended 129' | 'ended 130' | 'ended 143') saved=1 ;;
+      'ended 129' | 'ended 130' | 'ended 138' | 'ended 140' | 'ended 143') saved=1 ;;
       'ended 75') again=1 ;; # It may go well another time, but not for ever.
       ended*) failed=${failed:-$code} ;;
       *) saved=1 ;; # new, idle, lost: it should run, and does not.

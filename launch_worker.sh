@@ -53,7 +53,7 @@ guard() { # whose; reads "+ PID" and "- PID", and at the end ends what is left
   local sign pid
   local -A left=()
   # Signals are for the script; and who reads what it says may be gone with it.
-  trap '' TERM INT HUP PIPE
+  trap '' TERM INT HUP USR1 USR2 PIPE
   while read -r sign pid; do
     if [[ $sign == + ]]; then left[$pid]=1; else unset "left[$pid]"; fi
   done
@@ -110,7 +110,7 @@ forward() { # signal
 }
 
 forward_signals() {
-  trap 'forward TERM' TERM HUP
+  trap 'forward TERM' TERM HUP USR1 USR2
   trap 'forward INT' INT
 }
 

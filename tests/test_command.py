@@ -2,6 +2,7 @@
 
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -92,28 +93,29 @@ multiprocessing.get_context("spawn").Process(target=print, args=read).start()
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
 
 
-def test_ctrl_c_is_blocked_in_the_processes_of_a_command_and_ends_the_command():
+@pytest.mark.parametrize("signum", ["SIGINT", "SIGUSR1"])
+def test_a_signal_is_blocked_in_the_processes_of_a_command_and_ends_the_command(signum):
     code = """
 import multiprocessing, os, signal, threading
 from echo_jax.terminal import ending
 def tell():
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         blocked = pool.apply(signal.pthread_sigmask, (signal.SIG_BLOCK, ()))
-        print(signal.SIGINT in blocked, flush=True)
+        print(signal.SIGHUP in blocked and signal.SIGNUM in blocked, flush=True)
 for _ in range(2):
     with ending.EndsAtOnce(["echo-jax", "train"]):
         tell()
         thread = threading.Thread(target=tell)
         thread.start()
         thread.join()
-    print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()), flush=True)
+    print(signal.SIGNUM in signal.pthread_sigmask(signal.SIG_BLOCK, ()), flush=True)
 with ending.EndsAtOnce(["echo-jax", "train"]):
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGNUM)
     threading.Event().wait()
 """
-    done = run(code)
-    assert done.returncode == 130
+    done = run(code.replace("SIGNUM", signum))
+    assert done.returncode == 128 + getattr(signal, signum)
     assert done.stdout.split() == 2 * ["True", "True", "False"]
     first, second = done.stderr.splitlines()
-    assert first.startswith("echo-jax train: interrupted by SIGINT")
+    assert first.startswith(f"echo-jax train: interrupted by {signum}")
     assert second == "  echo-jax train"

@@ -49,8 +49,8 @@ SOURCE = "\n".join(
 SCRIPTS = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("*.sh"))
 PACKAGE = ROOT / "echo_jax"
 
-# Of pip, jupytext and tensorboard.
-FOREIGN_OPTIONS = {"--extra-index-url", "--logdir", "--quiet", "--sync"}
+# Of pip, jupytext, SLURM and tensorboard.
+FOREIGN_OPTIONS = {"--extra-index-url", "--logdir", "--quiet", "--signal", "--sync"}
 # Of torch and kauldron.
 FOREIGN_CLASSES = {"DataLoader", "IterableDataset", "PyGrainPipeline"}
 # In a run folder, or a permission in a bucket.

@@ -46,7 +46,7 @@ from echo_jax.terminal.printable import printable
 __all__ = ["main"]
 
 _LINE_EVERY_S = 10.0
-_INTERRUPTED = 130  # 128 + SIGINT, as shells report it; SIGTERM is 143, SIGHUP 129
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _TRAINING = ("train", "study", "sweep", "probe")  # with jax, and threads in native code
 
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0, 1 if it failed or nobody reads on what is printed, 2 if
       what was typed cannot be run, 75 if the data did not come or another process was
-      lost, 129, 130 or 143 if a signal stopped it. What failed is said in a line on
+      lost, 128 + its number if a signal stopped it. What failed is said in a line on
       standard error, and with ``--debug`` by a traceback before it.
 
     Raises:

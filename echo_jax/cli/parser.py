@@ -37,12 +37,12 @@ mistyped one is answered with those that there are. 'echo-jax configs copy lm' m
 file of your own.
 The same command with the same workdir resumes.
 
-Ctrl-C, SIGTERM or SIGHUP saves and ends, also while the data hangs; a second one ends
-at once. Data that does not come is said after 30 s, and ends the run, saved, after
---config.data.timeout_s seconds. Several processes end together; a save takes all of
-them. Exit status: 0; 1 if training failed; 2 if it cannot be run as it was typed; 75 if
-the data did not come, or another process was lost; 129, 130, 143 after SIGHUP, Ctrl-C,
-SIGTERM.
+Ctrl-C, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 (as in '#SBATCH --signal=USR1@90') saves
+and ends, also while the data hangs; a second one ends at once. Data that does not come
+is said after 30 s, and ends the run, saved, after --config.data.timeout_s seconds.
+Several processes end together; a save takes all of them. Exit status: 0; 1 if training
+failed; 2 if it cannot be run as it was typed; 75 if the data did not come, or another
+process was lost; 128 and its number after a signal, such as 130 after Ctrl-C.
 
 examples:
   echo-jax train --config configs/lm.py:tiny --workdir runs/fixed \\

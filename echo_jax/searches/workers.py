@@ -37,7 +37,7 @@ class StudyStopped(Exception):
     """A search was stopped by a signal; the same command goes on with it.
 
     Attributes:
-      exit_code: As a shell reports it: 130 after Ctrl-C, 143 after SIGTERM.
+      exit_code: As a shell reports it: 128 + the signal, such as 143 after SIGTERM.
     """
 
     def __init__(self, signum: int):

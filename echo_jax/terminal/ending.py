@@ -39,6 +39,7 @@ _last_words = threading.Lock()
 _before_exit: Callable[[], object] = bool  # does nothing
 _abort_handler: object = None  # is called by C, and so has to stay
 _OUTPUT, _ERRORS = 1, 2  # descriptors
+_FREE_TO_USE = signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
 # To the start of an empty line, with a cursor: a bar on the terminal hides it.
 _LEAVES_BAR = b"\r\x1b[2K\x1b[?25h"
 
@@ -49,14 +50,19 @@ def owns_process() -> bool:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Returns the signals that ask a run to stop.
+    """Returns the signals that ask a run to save and end.
 
-    SIGHUP is one of them, unless somebody has it ignored, as ``nohup`` does.
+    SIGUSR1 and SIGUSR2 are what SLURM and other schedulers send before a time limit.
+    They and SIGHUP are left to a program that handles them by itself, or ignores them,
+    as ``nohup`` does.
     """
-    asked = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        asked.append(signal.SIGHUP)
-    return asked
+    return [signal.SIGINT, signal.SIGTERM, *filter(_is_free, _FREE_TO_USE)]
+
+
+def _is_free(signum: signal.Signals) -> bool:
+    handler = signal.getsignal(signum)
+    # In a command the handler is this module's, or that of what it runs.
+    return handler == signal.SIG_DFL or (owns_process() and handler != signal.SIG_IGN)
 
 
 def before_exit(call: Callable[[], object]) -> None:
@@ -195,9 +201,10 @@ class EndsAtOnce:
     A run has signals for itself as long as it trains; see
     `training.processes.interrupt`.
 
-    Ctrl-C goes to all processes that a terminal shows. Those that this one starts
-    meanwhile have it blocked from their first instruction on: Python would end them
-    with a traceback until they are told otherwise.
+    Ctrl-C goes to all processes that a terminal shows, and a scheduler's signal to all
+    of a job. Those that this one starts meanwhile have them blocked from their first
+    instruction on: they would end, or print a traceback, while this one still needs
+    them. SIGTERM is not blocked: this process ends them with it.
 
     Args:
       argv: The command: ``["echo-jax", "train", ...]``.
@@ -223,11 +230,13 @@ class EndsAtOnce:
             for signum in stop_signals()
             if signal.getsignal(signum) != signal.SIG_IGN
         }
+        # Threads and processes inherit that. The listener, which was started before,
+        # is left to take the signals.
+        blocked = {*self._handlers} - {signal.SIGTERM}
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         # Its start unblocks Ctrl-C in the thread that it is started from.
         resource_tracker.ensure_running()
-        # Threads and processes inherit that. The listener, which was started before,
-        # is left to take the signal.
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         return self
 
     def __exit__(self, *error: object) -> None:

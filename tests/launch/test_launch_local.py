@@ -110,7 +110,11 @@ def test_local_shows_what_is_new_in_a_log(cloud):
 @pytest.mark.parametrize(
     ("send", "signum", "code"),
     # Ctrl-C reaches whatever the script has just called, too.
-    [(os.kill, signal.SIGTERM, 143), (os.killpg, signal.SIGINT, 130)],
+    [
+        (os.kill, signal.SIGTERM, 143),
+        (os.kill, signal.SIGUSR1, 143),
+        (os.killpg, signal.SIGINT, 130),
+    ],
 )
 def test_local_forwards_a_signal_to_all(cloud, send, signum, code):
     cloud.plan(train=["saves"] * 3)

@@ -92,14 +92,15 @@ def test_two_processes_on_one_folder_share_the_trials(tmp_path, whole):
 
 
 # SIGTERM is tried on a study without a search, in tests/test_cli.py.
-def test_ctrl_c_ends_a_search_and_the_same_command_goes_on(tmp_path, whole):
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_ends_a_search_and_the_same_command_goes_on(tmp_path, whole, signum):
     process = start(tmp_path)
     for line in process.stdout:
         if "trial 3/" in line:
             break
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signum)  # Its workers too, as a terminal or SLURM does.
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGINT, output
+    assert process.returncode == 128 + signum, output
     assert "the trials that have ended are kept" in output
     assert len(said(start(tmp_path))) < TOTAL
     assert files(tmp_path) == whole[1]

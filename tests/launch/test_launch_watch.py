@@ -74,7 +74,7 @@ def test_watch_does_not_wait_for_what_never_was(cloud):
 
 @pytest.mark.parametrize(
     "code",
-    [pytest.param("129", marks=SLOW), pytest.param("130", marks=SLOW), "143"],
+    [*(pytest.param(code, marks=SLOW) for code in ("129", "130", "138")), "143"],
 )
 def test_watch_runs_again_what_was_saved(ready, code):
     ready.plan(train=[f"{code} after 2", "saves"])

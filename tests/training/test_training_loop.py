@@ -378,7 +378,7 @@ def test_the_loader_is_measured_without_the_echo():
     assert rates.ratio == rates.t_up_s / rates.t_down_s
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_signal_stops_after_the_update_and_saves(tmp_path, signum):
     before = signal.getsignal(signum)
     with pytest.raises(
@@ -391,6 +391,16 @@ def test_a_signal_stops_after_the_update_and_saves(tmp_path, signum):
     checkpoints = Checkpoints(run_folder(tmp_path / "checkpoints"), keep=2)
     assert checkpoints.latest() == 3
     checkpoints.close()
+
+
+def test_a_signal_that_a_program_handles_by_itself_stays_its_own(tmp_path):
+    heard = []
+    before = signal.signal(signal.SIGUSR1, lambda signum, frame: heard.append(signum))
+    try:
+        run(tmp_path, echo__factor=2.0, on_batch=stop_at(3, signal.SIGUSR1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert heard == [signal.SIGUSR1]
 
 
 def test_a_second_ctrl_c_aborts_at_once(tmp_path):

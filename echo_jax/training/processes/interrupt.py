@@ -1,4 +1,4 @@
-"""Stopping a run by Ctrl-C, SIGTERM or SIGHUP, without losing it."""
+"""Stopping a run by a signal without losing it; see `ending.stop_signals`."""
 
 import os
 import signal
@@ -24,8 +24,8 @@ class Interrupted(Exception):
     Attributes:
       update: Updates done.
       signum: The signal.
-      exit_code: What a command should exit with, as a shell reports it: 130 after
-        Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
+      exit_code: What a command should exit with, as a shell reports it: 128 + signum,
+        such as 130 after Ctrl-C and 143 after SIGTERM.
     """
 
     def __init__(self, update: int, signum: int, *, unsaved: str = ""):
@@ -65,7 +65,7 @@ def _rest(unsaved: str) -> str:
 
 
 class StopSignal:
-    """Turns the first Ctrl-C, SIGTERM or SIGHUP into a flag; a second one aborts.
+    """Turns the first signal that asks for a stop into a flag; a second one aborts.
 
     A command then ends at once, whatever it does; elsewhere the second signal raises
     KeyboardInterrupt. Outside of the main thread, where Python gives no signals, it
