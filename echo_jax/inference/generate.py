@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from echo_jax.training.processes.distributed import call_with_host_arrays
 from echo_jax.workloads.base import Variables
 from echo_jax.workloads.lm import LanguageModel
 
@@ -74,13 +75,25 @@ class Generator:
             for row, window in zip(tokens, windows, strict=True):
                 row[: len(window)] = window
             lengths = np.array([len(window) for window in windows], np.int32)
-            key = jax.random.fold_in(jax.random.key(seed), number)
-            drawn = np.asarray(self._next(tokens, lengths, key, float(temperature)))
-            for index, token in enumerate(drawn.tolist()):
+            drawn = call_with_host_arrays(
+                self._draw, tokens, lengths, seed, number, float(temperature)
+            )
+            for index, token in enumerate(jax.device_get(drawn).tolist()):
                 is_open[index] &= token != self._eod
                 if is_open[index]:
                     rows[index].append(token)
         return [row[at:] for row, at in zip(rows, begun, strict=True)]
+
+    def _draw(
+        self,
+        tokens: np.ndarray,
+        lengths: np.ndarray,
+        seed: int,
+        number: int,
+        temperature: float,
+    ) -> jax.Array:
+        key = jax.random.fold_in(jax.random.key(seed), number)
+        return self._next(tokens, lengths, key, temperature)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -17,6 +17,7 @@ from echo_jax.files.folders import RunPath, run_folder, typed_path
 from echo_jax.files.json_files import DamagedFileError
 from echo_jax.inference.generate import Generator
 from echo_jax.inference.meaning import class_names, tokenizer_of
+from echo_jax.training.processes.distributed import call_with_host_arrays
 from echo_jax.training.saving.saved_model import read_model
 from echo_jax.training.saving.task_file import TASK_FILE, read_task
 from echo_jax.workloads import decode_input, make_task
@@ -171,7 +172,7 @@ class TrainedRun:
         return jax.jit(self.task.predict)
 
     def _compute(self, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        outputs = self._jitted(self.variables, dict(batch))
+        outputs = call_with_host_arrays(self._jitted, self.variables, dict(batch))
         return {name: np.asarray(x) for name, x in jax.device_get(outputs).items()}
 
     def _read_texts(self, texts: Sequence[Input]) -> Batch:
@@ -215,7 +216,7 @@ def load_run(workdir: str | os.PathLike[str], update: int | None = None) -> Trai
     config, (info, files) = read_config(folder), read_task(folder)
     try:
         task = make_task(config, info)
-        wanted = jax.eval_shape(task.init, jax.random.key(0))
+        wanted = jax.eval_shape(lambda: task.init(jax.random.key(0)))
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
         # Of a model that no run of ours would have.
         what = f"it does not fit config.json ({error!r})"

@@ -16,7 +16,7 @@ from echo_jax.config import Config
 from echo_jax.models.batch_norm import merged_statistics, statistics_of_batch
 from echo_jax.training.feeds.feed import Batching, Feed, HostBatching, HostInput, Input
 from echo_jax.training.finite import is_finite
-from echo_jax.training.processes.distributed import replicate
+from echo_jax.training.processes.distributed import call_with_host_arrays, replicate
 from echo_jax.training.processes.sharding import (
     abstract,
     batch_sharding,
@@ -208,7 +208,7 @@ class CompiledFunctions(Generic[State, Report]):
         """
         run = self.program(feed.batching, scan=scan, meets=meets)
         sent = feed.batching.send(inputs)
-        return run(state, feed.arrays, sent, self.run)
+        return call_with_host_arrays(run, state, feed.arrays, sent, self.run)
 
     def step_on_batch(self, state: State, batch: Batch) -> tuple[State, Report]:
         """Starts an update on a host batch; see `step`.
@@ -219,7 +219,8 @@ class CompiledFunctions(Generic[State, Report]):
         """
         batching = HostBatching(self.mesh)
         sent = batching.send(HostInput.of([batch]))
-        return self.program(batching)(state, (), sent, self.run)
+        program = self.program(batching)
+        return call_with_host_arrays(program, state, (), sent, self.run)
 
     def trace(self, state: State, feed: Feed, *, meets: bool = False) -> Any:
         """Returns what jax makes of one update before it compiles it.
@@ -289,7 +290,7 @@ class _Shared(Generic[State, Report]):
             state = init_one(key, taken or {})
             return local.init(state) if local else state
 
-        shapes = jax.eval_shape(init, jax.random.key(0))
+        shapes = jax.eval_shape(lambda: init(jax.random.key(0)))
         on_all_devices = replicated(mesh)
         self._state = (
             local.shardings(shapes)
@@ -304,7 +305,7 @@ class _Shared(Generic[State, Report]):
             shapes,
             self._state,
         )
-        self.variables = jax.eval_shape(task.init, jax.random.key(0))
+        self.variables = jax.eval_shape(lambda: task.init(jax.random.key(0)))
         self.init: Callable[..., State] = jax.jit(
             init,
             out_shardings=self._state,

@@ -59,6 +59,7 @@ from echo_jax.training.processes import peers
 from echo_jax.training.processes.distributed import (
     all_gather,
     broadcast_from_first,
+    call_with_host_arrays,
     is_main_process,
 )
 from echo_jax.training.processes.interrupt import (
@@ -400,8 +401,8 @@ def train(
         `echo_jax.files.lock`.
       NonFiniteLossError: The loss became NaN or infinite; with a loss scale, updates
         were skipped once too often.
-      Interrupted: Ctrl-C, SIGTERM or SIGHUP; the run is saved. A second one raises
-        KeyboardInterrupt without saving.
+      Interrupted: Ctrl-C, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2; the run is saved. A
+        second one raises KeyboardInterrupt without saving.
       DataTimeoutError: The data did not come for ``config.data.timeout_s``; the run is
         saved.
 
@@ -660,7 +661,7 @@ class Trainer:
             self.warm_start = warm_start(self.config.init_from, compiled.variables)
             taken = self.warm_start.taken
             self.progress.note(str(self.warm_start))
-        return compiled.init(compiled.init_key, taken)
+        return call_with_host_arrays(compiled.init, compiled.init_key, taken)
 
     def evaluate(self) -> None:
         """Evaluates the state, once all updates are computed.
@@ -701,7 +702,7 @@ class Trainer:
         self.read(leave=0)
         slow = self.progress.slow(f"saving update {self.totals.updates}")
         with self.clock.phase("pause"), slow:
-            if not self.compiled.is_finite(self.state):
+            if not jax.device_get(self.compiled.is_finite(self.state)):
                 raise NonFiniteLossError(
                     "the state after update",
                     self.totals.updates,
@@ -838,7 +839,7 @@ class Trainer:
             if not is_logged and leave:
                 continue
             report = self.compiled.read(report)
-            if first_bad := int(report.first_bad_update):
+            if first_bad := int(jax.device_get(report.first_bad_update)):
                 raise self._not_finite(first_bad, report)
             if is_logged:
                 totals = self._totals_of_all(totals)
@@ -855,7 +856,8 @@ class Trainer:
         saved = self._checkpoints.latest()
         if report.loss_scale is None:
             return NonFiniteLossError("the loss of update", update, saved)
-        return OverflowsError(update, float(report.loss_scale.factor), saved)
+        factor = float(jax.device_get(report.loss_scale.factor))
+        return OverflowsError(update, factor, saved)
 
     def _wait(self, dispatched: tuple[Totals, StepReport, Work]) -> None:
         _, report, work = dispatched
@@ -890,7 +892,7 @@ class Trainer:
     def _skipped_updates(self) -> int:
         # Replicas have no loss scale, and their states none of this name.
         scaler = getattr(self.state, "loss_scale", None)
-        return int(scaler.skipped_updates) if scaler else 0
+        return int(jax.device_get(scaler.skipped_updates)) if scaler else 0
 
     def _t_up_s(self, bounds: tuple[float, float]) -> float:
         return within(self.decided.rates.t_up_s, bounds)

@@ -141,7 +141,9 @@ class Task(abc.ABC):
         By default these are the arrays of `init`, with their types and shapes. Nothing
         is compiled for it.
         """
-        arrays = jax.tree.leaves_with_path(jax.eval_shape(self.init, jax.random.key(0)))
+        arrays = jax.tree.leaves_with_path(
+            jax.eval_shape(lambda: self.init(jax.random.key(0)))
+        )
         return "".join(
             f"{jax.tree_util.keystr(path, simple=True, separator='/')}  {array.dtype}"
             f"[{','.join(map(str, array.shape))}]\n"

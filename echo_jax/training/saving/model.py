@@ -9,6 +9,7 @@ import jax
 from flax import struct
 
 from echo_jax.files.folders import RunPath
+from echo_jax.training.processes.distributed import call_with_host_arrays
 from echo_jax.workloads.base import Task
 
 __all__ = ["MODEL_FILE", "Model", "size_of", "write_table"]
@@ -79,4 +80,4 @@ def write_table(workdir: RunPath, task: Task) -> None:
 @functools.lru_cache(maxsize=8)
 def _table(task: Task) -> str:
     """Is kept by value, because the trials of a search have equal tasks."""
-    return task.table()
+    return call_with_host_arrays(task.table)

@@ -279,7 +279,9 @@ def _norm(tree: Any) -> jax.Array:
 
 
 def _compared(seen: _Seen, reference: _Seen) -> ComparedUpdate:
-    difference, size = map(float, _distances(seen.added, reference.added))
+    distances = _distances(seen.added, reference.added)
+    difference, size = map(float, jax.device_get(distances))
+    seen, reference = jax.device_get([x._replace(added=()) for x in (seen, reference)])
     return ComparedUpdate(
         loss=float(seen.loss),
         loss_in_float32=float(reference.loss),
