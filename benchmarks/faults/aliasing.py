@@ -14,7 +14,7 @@ __all__ = ["F12", "ORDERS", "random_spec"]
 ORDERS = ("consecutive", "shuffle", "shuffle_buffer", "spread")
 
 _ITEMS = 60
-_SHAPE = (3, 2)
+_SHAPE = (1, 6)
 
 
 class _Items:

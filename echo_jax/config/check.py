@@ -220,8 +220,9 @@ def _named(group: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        join = "." if re.match(r"[\w.]+=", str(error)) else ": "
-        raise ValueError(f"{group}{join}{error}") from error
+        join = "." if re.match(r"[\w.]+(=| must )", str(error)) else ": "
+        text = re.sub(r"Use (\w+=)", rf"Use --{group}.\1", str(error))
+        raise ValueError(f"{group}{join}{text}") from error
 
 
 def _check_where(config: Config) -> None:
