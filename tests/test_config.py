@@ -139,7 +139,7 @@ def test_defaults_are_valid_and_locked():
             {"data__storage__latency_s": -1.0},
             r"config\.data\.storage\.latency_s=-1\.0 must be a finite number >= 0",
         ),
-        ({"echo__buffer": 0}, r"config\.echo\.buffer must be .* got 0\. Use --config\.echo\.buffer=1\."),
+        ({"echo__buffer": 0}, r"echo\.buffer must .* Use --config\.echo\.buffer=1\."),
         ({"echo__load__start": 0.5}, r"start=0\.5 needs --config\.echo\.mode=stoch"),
         (
             {**STOCHASTIC, "echo__load__end": 0.5},
