@@ -6,6 +6,7 @@ Each test reads all documents at once: what it finds is told with the document.
 import ast
 import importlib
 import inspect
+import itertools
 import json
 import re
 import shlex
@@ -135,14 +136,12 @@ def test_every_class_is_in_the_source():
 def test_every_field_of_a_config_exists():
     fields = {MODEL_FILE}  # A file is no field, but looks like one.
 
-    def add(config: dict, prefix: str = "") -> None:
-        for name, value in config.items():
-            fields.add(prefix + name)
-            if isinstance(value, dict):
-                add(value, f"{prefix}{name}.")
-
-    for golden in ROOT.glob("tests/configs/golden/*.json"):
-        add(json.loads(golden.read_text(encoding="utf-8")))
+    golden = json.loads((ROOT / "tests/configs/golden.json").read_text("utf-8"))
+    for field in itertools.chain.from_iterable(golden.values()):
+        parts = field.split(".")
+        # With the groups that it is in, alone and in the base of a study.
+        fields |= {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+        fields |= {field.removeprefix("base."), f"base.{field}"}
     groups = [
         name for name, value in default_config().items() if hasattr(value, "keys")
     ]

@@ -1,23 +1,27 @@
 """Every config is a record of an experiment: it must not change unnoticed.
 
-When a config is changed on purpose, or `default_config` gets a field, write the
-golden files anew and review their diff:
+`golden.json` has the fields of `default_config`, those in which each config differs
+from it, and those in which a variant differs from the plain config of its file. When a
+config is changed on purpose, or `default_config` gets a field, write it and review it:
 
     python tests/configs/test_configs.py
 """
 
 import ast
+import functools
 import json
+import re
 from pathlib import Path
 
 import pytest
 from ml_collections import ConfigDict
 
-from echo_jax.config import load_config
+from echo_jax.config import default_config, load_config
 from echo_jax.config.check import check_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parent / "golden.json"
+ABSENT = "absent"  # where a variant lacks a field of its file's plain config
 VARIANTS = {
     "cifar": ["", "cifar100,mobilenet", "tiny", "tiny,device"],
     "coco": ["", "tiny", "tiny,device"],
@@ -74,13 +78,45 @@ def load(name: str) -> ConfigDict:
     return load_config(f"{CONFIGS / file}.py" + (f":{variant}" if variant else ""))
 
 
-def dump(name: str) -> str:
-    return json.dumps(load(name).to_dict(), indent=2, sort_keys=True) + "\n"
+def fields_of(tree, prefix=""):
+    """Returns the fields of a nested config by their dotted names."""
+    found = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            found |= fields_of(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found
 
 
-def golden_file(name: str) -> Path:
-    plain = name.replace(":", "_").replace("/", "_").replace(",", "_")
-    return GOLDEN / f"{plain}.json"
+@functools.cache
+def fields(name):
+    return fields_of(default_config().to_dict() if not name else load(name).to_dict())
+
+
+def differences(name):
+    """Returns the fields of a config that differ from what it is compared with."""
+    file, _, variant = name.partition(":")
+    mine, others = fields(name), fields(file if variant else "")
+    if not variant and any(key.startswith("base.") for key in mine):
+        others = {f"base.{key}": value for key, value in others.items()}
+    new = {k: v for k, v in mine.items() if k not in others or others[k] != v}
+    return new | {key: ABSENT for key in others.keys() - mine.keys()}
+
+
+def golden():
+    """Returns what `golden.json` is to hold, as JSON reads it back."""
+    found = {"default_config": fields("")} | {name: differences(name) for name in NAMES}
+    return json.loads(json.dumps(found))
+
+
+def _on_one_line(found):
+    return "[" + re.sub(r"\s*\n\s*", " ", found[1]) + "]"
+
+
+@pytest.fixture(scope="module")
+def stored():
+    return json.loads(GOLDEN.read_text())
 
 
 def test_every_config_is_tested():
@@ -89,14 +125,13 @@ def test_every_config_is_tested():
         for path in CONFIGS.rglob("*.py")
     }
     assert files - NO_CONFIGS == set(VARIANTS)
-    assert {path.stem for path in GOLDEN.glob("*.json")} == {
-        golden_file(name).stem for name in NAMES
-    }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_config_equals_its_golden_file(name):
-    assert dump(name) == golden_file(name).read_text()
+def test_configs_are_the_golden_ones(stored):
+    found = golden()
+    assert found.keys() == stored.keys()
+    for name, expected in stored.items():
+        assert found[name] == expected, name
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -119,6 +154,7 @@ def test_config_says_which_command_runs_it(file):
 
 
 if __name__ == "__main__":
-    GOLDEN.mkdir(exist_ok=True)
-    for name in NAMES:
-        golden_file(name).write_text(dump(name))
+    text = json.dumps(golden(), indent=1, sort_keys=True)
+    # A list stands on one line.
+    text = re.sub(r"\[\s+([^][{}]*?)\s+\]", _on_one_line, text)
+    GOLDEN.write_text(text + "\n")
