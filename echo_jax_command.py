@@ -1,6 +1,6 @@
-"""The command ``echo-jax``: Ctrl-C ends it in one line also while Python imports it.
+"""The command ``echo-jax``: Ctrl-C ends it in one line even while Python imports it.
 
-It is no part of the package, whose import alone takes a good part of a second.
+It is outside the package, because the package's import takes a good part of a second.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import NoReturn
 
 __all__ = ["main"]
 
-_TRAINING = ("train", "study", "probe")  # These look after signals by themselves.
+_TRAINING = ("train", "study", "probe")  # These handle signals themselves.
 
 
 def main() -> int:
@@ -20,7 +20,7 @@ def main() -> int:
     before = signal.getsignal(signal.SIGINT)
     if before != signal.SIG_IGN:
         signal.signal(signal.SIGINT, _end)
-    # Imported here: this is what takes long.
+    # Imported here: the import is slow.
     from echo_jax import cli
 
     try:

@@ -1,9 +1,10 @@
 """echo_jax: data echoing for JAX.
 
-The library is here: echo stages for any iterator, for Grain (`echo_jax.grain`), for
-tf.data (`echo_jax.tfdata`) and in accelerator memory (`echo_jax.device`), the laws
-that every echo obeys (`echo_jax.testing`), and the instrument that says whether
-echoing helps (`probe`, `echo_jax.rates`).
+This is the library. It has echo stages for any iterator, for Grain (`echo_jax.grain`),
+for tf.data (`echo_jax.tfdata`) and in accelerator memory (`echo_jax.device`). The laws
+that every echo obeys are in `echo_jax.testing`. `probe` and `echo_jax.rates` measure
+whether echoing helps.
+
 The trainer, its workloads and the studies are subpackages.
 """
 
@@ -56,7 +57,7 @@ __all__ = [
     "worth_of_repeats",
 ]
 
-# Loaded when first asked for: some bring jax or TensorFlow with them.
+# Imported at first use: some import jax or TensorFlow.
 _LAZY = {
     "device": "echo.device",
     "grain": "echo.adapters.grain",

@@ -1,4 +1,4 @@
-"""``python -m echo_jax`` works as ``echo-jax`` does."""
+"""Runs ``echo-jax`` as ``python -m echo_jax``."""
 
 import sys
 

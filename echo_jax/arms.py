@@ -1,4 +1,4 @@
-"""The arms of a study: their configs, the storage that all read, and how one runs."""
+"""The arms of a study: their configs, their common storage, and their training."""
 
 import copy
 import functools
@@ -36,19 +36,12 @@ __all__ = [
     "train_arm",
 ]
 
-# An arm's name is the name of a folder and a heading.
+# An arm's name is also the name of a folder, and a heading.
 _ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def arm_configs(config: Config) -> dict[str, Config]:
-    """Returns the training config of every arm, checked, in their order.
-
-    Args:
-      config: A study.
-
-    Raises:
-      ValueError: It is none, or an arm cannot be trained.
-    """
+    """Returns the checked training config of every arm, in order."""
     if "arms" not in config:
         raise ValueError("this config has no arms; run it with 'echo-jax train'")
     if not config.storage_ratio >= 0:
@@ -63,7 +56,7 @@ def arm_configs(config: Config) -> dict[str, Config]:
             raise ValueError(
                 f"arm {name!r} cannot name a folder; use letters, digits, '_', '-'"
             )
-        # Not by way of a plain dict, which knows no types.
+        # Not through a plain dict, which loses the fields' types.
         arm = copy.deepcopy(config.base).lock()
         try:
             arm.update(differences.to_dict())
@@ -76,16 +69,8 @@ def arm_configs(config: Config) -> dict[str, Config]:
 
 
 def check_echoes(arms: Mapping[str, Config], workdir: RunPath) -> None:
-    """Refuses a study with an arm that cannot be, or says nothing, before it runs.
-
-    Args:
-      arms: From `arm_configs`.
-      workdir: Of the study.
-
-    Raises:
-      ValueError: Such an arm, by its name.
-    """
-    # The data of all arms takes long to open.
+    """Refuses a study with an impossible arm before it runs; names the arm."""
+    # Devices first: opening the data of all arms takes long.
     for check in (_check_devices, functools.partial(_check_arm, workdir=workdir)):
         for name, arm in arms.items():
             try:
@@ -102,21 +87,14 @@ def _check_devices(arm: Config) -> None:
 
 def _check_arm(arm: Config, workdir: RunPath) -> None:
     checked = copy.deepcopy(arm)
-    # The log of an arm before it may not be there yet.
+    # The log of an earlier arm may not exist yet.
     if checked.echo.replay.startswith(f"{workdir}/"):
         checked.echo.replay = ""
     checked_workload(checked)
 
 
 def make_ready_for_trials(arms: Mapping[str, Config]) -> None:
-    """Takes out of configs what would make two trials of a seed differ.
-
-    Args:
-      arms: From `arm_configs`; changed in place.
-
-    Raises:
-      ValueError: An arm decides by what it measures.
-    """
+    """Resets fields by which two trials of a seed would differ, in place."""
     for name, arm in arms.items():
         is_adaptive = arm.echo.mode == "adaptive" and not pattern_of(arm)
         if arm.echo.factor == "auto" or is_adaptive:
@@ -133,15 +111,7 @@ def make_ready_for_trials(arms: Mapping[str, Config]) -> None:
 
 
 def kept_calibration(config: Config, workdir: RunPath) -> dict[str, float] | None:
-    """Returns what an earlier call measured: None before the first, {} if nothing.
-
-    Args:
-      config: A study.
-      workdir: Of the study.
-
-    Raises:
-      ValueError: It was for another storage, or is damaged.
-    """
+    """Returns an earlier call's measurements: None before the first, {} if none."""
     kept = read_json(workdir / "study.json", {"calibration": dict})
     if kept is None:
         return None
@@ -159,20 +129,10 @@ def kept_calibration(config: Config, workdir: RunPath) -> dict[str, float] | Non
     return calibration
 
 
+# The result has ``storage_ratio`` and, in seconds, ``t_down_s``,
+# ``t_up_without_latency_s`` and ``latency_s`` of one read. It is {} without a wanted R.
 def calibrate_storage(config: Config, say: Callable[[str], Any]) -> dict[str, float]:
-    """Measures the base, and chooses the latency that gives the wanted R.
-
-    Args:
-      config: A study.
-      say: Told what is measured.
-
-    Returns:
-      ``storage_ratio``, and in seconds ``t_down_s``, ``t_up_without_latency_s`` and
-      ``latency_s``, the last of one read; nothing without a wanted R.
-
-    Raises:
-      ConfigRefusedError: It cannot be measured.
-    """
+    """Measures the base and chooses the latency that gives the wanted R."""
     ratio, base = config.storage_ratio, config.base
     if not ratio:
         return {}
@@ -185,7 +145,7 @@ def calibrate_storage(config: Config, say: Callable[[str], Any]) -> dict[str, fl
         workload = build(base)
     say(f"Measuring a training step, to simulate a storage with R = {ratio:g}")
     rates = calibrate(base, workload, note=say)
-    # Reads that wait at the same time share the wait.
+    # Concurrent reads wait in parallel.
     readers = max(base.data.threads, 1) * max(base.data.workers, 1)
     wait_s = max(ratio * rates.t_down_s - rates.t_up_s, 0.0)
     latency_s = wait_s * readers / base.batch_size
@@ -202,19 +162,7 @@ def calibrate_storage(config: Config, say: Callable[[str], Any]) -> dict[str, fl
 
 
 def train_arm(config: Config, workdir: RunPath, lock: FolderLock) -> int | None:
-    """Trains an arm to its end, unless it is known to diverge.
-
-    Args:
-      config: Of the arm.
-      workdir: Its run folder, which `check_workdir` has let pass.
-      lock: Holds that folder.
-
-    Returns:
-      The update at which it diverges, now or in an earlier call; None if it does not.
-
-    Raises:
-      ConfigRefusedError, Interrupted, DataTimeoutError: See `train`.
-    """
+    """Trains an arm to its end; returns the update at which it diverged, or None."""
     update = read_diverged(workdir, config)
     if update is not None:
         return update

@@ -1,4 +1,4 @@
-"""What is refused before a command has begun, as an error of its config."""
+"""Refuses an impossible config before a command begins."""
 
 import contextlib
 from collections.abc import Iterator
@@ -25,33 +25,24 @@ __all__ = [
 
 
 class ConfigRefusedError(ValueError):
-    """A config that cannot be run as it is; the message says what to change."""
+    """A config cannot be run as it is; the message says what to change."""
 
 
 @contextlib.contextmanager
 def errors_of_the_config() -> Iterator[None]:
-    """Marks what a preparation refuses as an error of the config.
-
-    Raises:
-      ConfigRefusedError: For a `ValueError` or `TypeError`, and an `OSError` that does
-        not come from the system; others pass.
-    """
+    """Turns errors of a preparation into ConfigRefusedErrors."""
     try:
         yield
     except FolderInUseError:
         raise
     except (OSError, TypeError, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # What the system refuses is no matter of the config.
+            raise  # An error of the system does not come from the config.
         raise ConfigRefusedError(str(error)) from error
 
 
 def refuse_processes(config: Config) -> None:
-    """Refuses a config of several processes.
-
-    Raises:
-      ValueError: It is one.
-    """
+    """Refuses a config of several processes."""
     wanted = config.distributed.num_processes
     if wanted > 1:
         raise ValueError(
@@ -61,15 +52,7 @@ def refuse_processes(config: Config) -> None:
 
 
 def checked_workload(config: Config, target: Target | None = None) -> Workload:
-    """Returns the workload of a checked config, whose data and echo are possible.
-
-    Args:
-      config: A training config.
-      target: Devices that are not here, if it is for them.
-
-    Raises:
-      OSError, ValueError: They are not possible; or the data cannot be opened.
-    """
+    """Returns the workload of a checked config, after a check of data and echo."""
     workload = build(config)
     devices = target.devices if target else None
     mesh = make_mesh(
@@ -81,11 +64,7 @@ def checked_workload(config: Config, target: Target | None = None) -> Workload:
 
 
 def read_workload(config: Config) -> Workload:
-    """Does what `checked_workload` does, and says that data is read if it takes long.
-
-    Args:
-      config: See `checked_workload`.
-    """
+    """Returns `checked_workload`, with a line on the console if it is slow."""
     notes = Notes(Console(quiet=not is_main_process()))
     with notes.slow("reading the data"):
         return checked_workload(config)

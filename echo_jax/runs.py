@@ -1,4 +1,4 @@
-"""What the commands do, for notebooks and programs: train, run a study, probe."""
+"""The commands as functions for notebooks and programs: train, run a study, probe."""
 
 import contextlib
 import copy
@@ -70,7 +70,7 @@ __all__ = [
 
 
 def is_main_process() -> bool:
-    """Whether this process is the one that reports what all of them did."""
+    """Whether this process is the one that reports for all processes."""
     return distributed.is_main_process()
 
 
@@ -80,7 +80,7 @@ def is_alone() -> bool:
 
 
 def has_ended() -> bool:
-    """Whether this process of several is left for itself: the others know, and end."""
+    """Whether the other processes know of this one's end, and end too."""
     return peers.has_ended()
 
 
@@ -93,8 +93,8 @@ def run_train(
       config: A training config, see `echo_jax.config.default_config`.
       workdir: The run folder, a path or ``gs://BUCKET/FOLDER``; made if it does
         not exist.
-      connect: Whether the processes that ``config.distributed`` speaks of are yet to
-        be connected, once in a program and before it asks for a device.
+      connect: Whether to connect the processes of ``config.distributed``. A program
+        does this once, before it asks for a device.
 
     Returns:
       The content of ``summary.json``.
@@ -126,7 +126,7 @@ def run_train(
                     stack.enter_context(distributed.connected(config))
             workload = read_workload(config)
             lock = stack.enter_context(lock_workdir(workdir))
-            # Now that no other run can write into it.
+            # Only now can no other run write into it.
             if is_main_process():
                 check_workdir(workdir, config)
         return train_checked(config, workload, workdir, lock)
@@ -138,14 +138,14 @@ def run_study(
     """Trains the arms of a study, in order.
 
     The same call with the same folder resumes: a finished arm is kept, and an
-    unfinished one goes on. An arm that diverges is a result like the others: it is
-    marked in its folder, and not trained again. Without a search or streams to confirm
-    on (`echo_jax.config.study.default_study`), an arm is one run, and runs in this
-    process. With them it is many small trials, made by several processes, and by other
-    calls with the same folder, wherever they are.
+    unfinished one goes on. An arm that diverges is also a result: it is marked in its
+    folder, and not trained again. Without a search and without streams to confirm on
+    (`echo_jax.config.study.default_study`), an arm is one run in this process. With
+    them it is many small trials. Several processes make them, and other calls with the
+    same folder can take part on any machine.
 
     With a ``storage_ratio``, the step time of the base is measured before the first
-    arm, and ``data.storage.latency_s`` of all arms set so that a fresh batch takes that
+    arm. ``data.storage.latency_s`` of all arms is set so that a fresh batch takes that
     many steps. It is kept in ``study.json``, and a resumed study reads from the same
     storage.
 
@@ -157,7 +157,7 @@ def run_study(
         accelerator.
 
     Raises:
-      LostWorkerError, StudyStopped: Of trials.
+      LostWorkerError, StudyStopped: A worker or a signal ended the trials.
       ConfigRefusedError, FolderInUseError, Interrupted, DataTimeoutError: As in
         `run_train`. The folders of all arms are locked from the first to the last.
 
@@ -180,7 +180,7 @@ def run_study(
             _refuse_other_study(workdir, is_searched=True)
             refuse_other_falsifiers(config.falsifiers, protocol, workdir)
             for unit in protocol.units():
-                # Refuses the trials of another one.
+                # This refuses the trials of another study.
                 num_missing(protocol, arms[unit.arm], workdir, unit)
     if protocol:
         workdir.mkdir()
@@ -208,7 +208,7 @@ def _run_arms(
         for arm in arms.values():
             arm.data.storage.latency_s = calibration["latency_s"]
     with errors_of_the_config():
-        # Now, so that no arm runs for minutes before a later one is refused.
+        # Check now, so that no arm runs for minutes before a later one is refused.
         for name, arm in arms.items():
             check_workdir(workdir / name, arm)
     with TakenBack(workdir, ["study.json"]) as start:
@@ -221,7 +221,7 @@ def _run_arms(
                 if update is not None:
                     print(f"{name} diverged at update {update}: the study marks it")
             finally:
-                # An arm whose start was refused has left nothing.
+                # An arm whose start was refused has left no files.
                 if (workdir / name / "config.json").exists():
                     start.keep()
 
@@ -264,15 +264,15 @@ def run_probe(
     seconds: float = 20.0,
     on_progress: Callable[[str, float], None] = lambda what, done: None,
 ) -> Any:
-    """Measures how starved a config is, and says whether an echo would help it.
+    """Measures how long the accelerator waits for data, and whether an echo helps.
 
-    The config is measured without its echo. Of a study it is the base that is
-    measured, on a storage that is simulated as `run_study` does.
+    The config is measured without its echo. For a study, its base is measured with the
+    simulated storage of `run_study`.
 
     Args:
       config: A training config, or a study.
-      seconds: How long to measure, without compiling.
-      on_progress: Called with what is measured next, and the part that is done.
+      seconds: The duration of the measurement, without compiling.
+      on_progress: Called with the next measurement and the fraction that is done.
 
     Returns:
       The `echo_jax.echo.instrument.probe_report.ProbeReport`; print it.
@@ -308,7 +308,7 @@ def run_probe(
         seconds=seconds,
         stages=stages,
         on_progress=on_progress,
-        # What is advised can be pasted behind the command that was typed.
+        # The advice can be appended to the typed command.
         flag="--config.base" if is_study else "--config",
     )
 
@@ -316,21 +316,22 @@ def run_probe(
 def describe_collectives(
     config: Config | str | os.PathLike[str], *, target: str = ""
 ) -> UpdateProgram:
-    """Compiles the update of a config or a run, and reads what it sends.
+    """Compiles the update of a config or a run, and reports its transfers.
 
-    It reads one batch of the data that the config names, and runs nothing.
+    It reads one batch of the config's data, and runs nothing.
 
     Args:
-      config: A training config, or a run folder: its config, with what it chose.
-      target: Devices that are not here, to compile for, such as ``"v5e:2x2"`` or
-        ``"h100x4"``; by default those of this machine.
+      config: A training config, or a run folder, whose config includes its measured
+        values.
+      target: Other devices to compile for, such as ``"v5e:2x2"`` or ``"h100x4"``; by
+        default those of this machine.
 
     Returns:
       The `echo_jax.training.xla.program.UpdateProgram`; print it.
 
     Raises:
       ConfigRefusedError: The config cannot be run there.
-      MissingCompilerError: What compiles for the target is not installed.
+      MissingCompilerError: The compiler for the target is not installed.
 
     Example:
       >>> describe_collectives(load_config("configs/lm.py:tiny")).host_transfers
@@ -343,17 +344,17 @@ def describe_collectives(
 
 
 def describe_precision(config: Config, *, updates: int = 5) -> Any:
-    """Trains the first updates of a config, and the same in float32, and compares them.
+    """Compares the first updates of a config with the same updates in float32.
 
     Args:
       config: A training config.
-      updates: How many.
+      updates: Number of updates.
 
     Returns:
       The `echo_jax.training.update.precision_report.PrecisionReport`; print it.
 
     Raises:
-      ConfigRefusedError: The config cannot be run here, or is all in float32.
+      ConfigRefusedError: The config cannot be run here, or uses only float32.
 
     Example:
       >>> half = {"precision.compute": "bfloat16"}
@@ -387,13 +388,13 @@ def show_examples(
     updates: int = 100,
     on_progress: Callable[[str, float], None] = lambda what, done: None,
 ) -> RunPath:
-    """Draws the first examples of a training, and what updates see at each use.
+    """Draws the first examples of a training, as updates get them at each use.
 
     Args:
       config: A training config, or a run folder.
       folder: Receives ``examples.html``.
-      updates: So many are looked through at most.
-      on_progress: Called with what is read, and the part that is done.
+      updates: Maximum number of updates to read.
+      on_progress: Called with the current step and the fraction that is done.
 
     Returns:
       The page.
@@ -439,7 +440,7 @@ def _describe_run(workdir: RunPath, target: str) -> UpdateProgram:
     try:
         return _describe(config, target)
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
-        # Of a model or data that no config file of ours would have.
+        # The model or the data cannot come from a config of this package.
         raise DamagedFileError(workdir / "config.json", error) from error
 
 

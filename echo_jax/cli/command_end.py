@@ -1,4 +1,4 @@
-"""How a command ends that fails, or that cannot be run as it was typed."""
+"""The end of a command that failed or whose command line is wrong."""
 
 import argparse
 import contextlib
@@ -29,11 +29,7 @@ WRONG_USE = 2
 
 
 class Exit(Exception):
-    """The end of a command that did not succeed.
-
-    Attributes:
-      status: The exit status.
-    """
+    """The end of a command without success; `status` is the exit status."""
 
     def __init__(self, status: int, message: str | BaseException):
         is_error = isinstance(message, BaseException)
@@ -41,16 +37,10 @@ class Exit(Exception):
         self.status = status
 
 
+# The module is an argument because importing it imports jax.
 @contextlib.contextmanager
 def exits_of(runs: ModuleType) -> Iterator[None]:
-    """Turns how `echo_jax.runs` may end into exits of the command.
-
-    Args:
-      runs: That module, which imports jax.
-
-    Raises:
-      Exit: In place of its errors.
-    """
+    """Turns the errors of the module `echo_jax.runs` into exits."""
     try:
         yield
     except (runs.ConfigRefusedError, FolderError) as error:
@@ -67,12 +57,7 @@ def exits_of(runs: ModuleType) -> Iterator[None]:
 
 
 def path_argument(text: str) -> Path:
-    """Reads a local path, as the type of an argument of `argparse`.
-
-    Raises:
-      ArgumentTypeError: It is ``""``, which would be the folder that the command is
-        run in, or its home folder is not known.
-    """
+    """Reads a local path, as a type for `argparse`; refuses ``""``."""
     if not text:
         raise argparse.ArgumentTypeError("'' is not a path; name one")
     try:
@@ -82,11 +67,7 @@ def path_argument(text: str) -> Path:
 
 
 def typed_folder(path: str) -> RunPath:
-    """Opens a run folder.
-
-    Raises:
-      Exit: It cannot be one.
-    """
+    """Opens a run folder; exits if that is impossible."""
     try:
         return run_folder(path)
     except FolderError as error:
@@ -94,19 +75,11 @@ def typed_folder(path: str) -> RunPath:
 
 
 def typed_config(path: str, flags_given: Sequence[str]) -> Config:
-    """Loads a config with its flags.
-
-    Args:
-      path: As ``--config`` takes it.
-      flags_given: Such as ``--config.updates=5``.
-
-    Raises:
-      Exit: It cannot be loaded, or a flag does not fit it.
-    """
+    """Loads a config with its flags; exits if that is impossible."""
     try:
         return load_with_flags(path, flags_given)
     except OSError as error:
         raise Exit(WRONG_USE, error) from error
     except (AttributeError, ValueError) as error:
-        # Also in the words of the config file, such as those on its variants.
+        # The message may be the config file's own, for example about its variants.
         raise Exit(WRONG_USE, str(error)) from error

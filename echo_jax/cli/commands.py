@@ -1,7 +1,7 @@
-"""The command line, ``echo-jax COMMAND``: what each command does.
+"""Runs the commands of ``echo-jax``.
 
-What a command needs is imported inside its branch: jax alone takes seconds to
-import, and ``--help`` and a mistyped field should answer at once.
+Each command imports its modules inside its branch. The import of jax alone takes
+seconds, and ``--help`` and the error for a mistyped field should come at once.
 """
 
 import argparse
@@ -50,34 +50,19 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 _TRAINING = ("train", "study", "sweep", "probe")  # with jax, and threads in native code
 
 
+# 0: success. 1: it failed, or the output was closed. 2: the command line is wrong. 75:
+# the data did not come, or another process was lost. 128 + n: signal n stopped it.
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command.
-
-    Args:
-      argv: The command line after the program's name; of this process if None.
-
-    Returns:
-      The exit status: 0, 1 if it failed or nobody reads on what is printed, 2 if
-      what was typed cannot be run, 75 if the data did not come or another process was
-      lost, 128 + its number if a signal stopped it. What failed is said in a line on
-      standard error, and with ``--debug`` by a traceback before it.
-
-    Raises:
-      SystemExit: After ``--help``, and where the command itself is mistyped.
-
-    Example:
-      >>> main(["report", "runs/quickstart"])
-      0
-    """
+    """Runs a command (by default of this process) and returns its exit status."""
     try:
         if argv is not None:
             return _run(list(argv))
         argv = sys.argv[1:]
-        # A notebook's backend, which a command in a cell inherits, may not be installed
-        # here, and matplotlib is not imported then. Figures are files.
+        # A command in a notebook's cell inherits the notebook's backend. If that is not
+        # installed, matplotlib cannot be imported. Figures are files.
         os.environ.pop("MPLBACKEND", None)
         for stream in (sys.stdout, sys.stderr):
-            # Where they take ASCII alone, a character that they lack is a "?".
+            # With ASCII outputs, other characters become "?".
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")
         with contextlib.ExitStack() as stack:
@@ -85,25 +70,25 @@ def main(argv: Sequence[str] | None = None) -> int:
                 stack.enter_context(ending.EndsAtOnce(["echo-jax", *argv]))
             return _of_this_process(argv)
     except BrokenPipeError:
-        # Another pipe, such as that of a worker process, is a failure like any other.
-        # The rest goes nowhere, as the note on SIGPIPE in the documentation of Python's
-        # `signal` has it, and as rich does where it prints.
+        # Another broken pipe, such as a worker's, is an ordinary failure. Otherwise the
+        # rest of the output is dropped, as Python's documentation of SIGPIPE advises
+        # and as rich does.
         if not ending.drop_lost_outputs():
             raise
         return FAILED
 
 
 def _of_this_process(argv: list[str]) -> int:
-    """Runs a command that has the process for itself."""
+    """Runs a command that owns the process."""
     status = _run(argv)
-    # Without it no thread has been started, and importing it takes seconds.
+    # If it is not imported, no thread has started; its import takes seconds.
     runs = sys.modules.get("echo_jax.runs")
     is_shared = runs is not None and not runs.is_alone()
     if status == WRONG_USE and is_shared:
-        status = FAILED  # which is what the other processes were told
+        status = FAILED  # the status that the other processes know
     if status and (runs is None or not is_shared or runs.has_ended()):
-        # Threads that wait for data, compile, or find that a checkpoint cannot be
-        # saved, are not waited for: what they would say is said.
+        # Do not wait for threads that wait for data, compile, or fail to save a
+        # checkpoint: their errors have been printed.
         ending.end(status)
     return status
 
@@ -113,7 +98,7 @@ def _run(argv: list[str]) -> int:
     with contextlib.nullcontext() if args.debug else quiet_libraries():
         try:
             status = _COMMANDS[args.command](args, extras)
-            # While Python ends nobody could catch an error.
+            # An error at Python's exit could not be caught.
             ending.flush_output()
             return status
         except Exit as end:
@@ -138,12 +123,12 @@ def _run(argv: list[str]) -> int:
 
 
 def _one_line(message: str) -> str:
-    """Joins the lines that a message was written in."""
+    """Joins the lines of a message."""
     return " ".join(line.strip() for line in message.split("\n")).strip()
 
 
 def _import_runs(config: Config) -> ModuleType:
-    """Imports what trains, and says so if it takes long: in the first process."""
+    """Imports the training code; the first process prints a line if it is slow."""
     is_first = not config.get("distributed", {}).get("process_id", 0)
     with Notes(Console(quiet=not is_first)).slow("importing jax"):
         # Imported here: it imports jax.
@@ -169,8 +154,8 @@ def _study(args: argparse.Namespace, extras: Sequence[str]) -> int:
 
 
 def _search(study: Config, workdir: RunPath, jobs: int) -> int:
-    """Runs a study, and shows it."""
-    # Now: a study that cannot draw would fail after hours.
+    """Runs a study and shows it."""
+    # Check early: a study that cannot draw would fail after hours.
     report_command.check_drawing()
     runs = _import_runs(study)
     with exits_of(runs):
@@ -180,7 +165,7 @@ def _search(study: Config, workdir: RunPath, jobs: int) -> int:
     except Exit as end:
         if not isinstance(end.__cause__, runs.FolderInUseError):
             raise
-        # Another process has ended the same search just now.
+        # Another process has just ended the same search.
         print(f"another process writes {printable(workdir / 'report.html')}")
         return 0
 
@@ -247,7 +232,7 @@ def _use(
     args: argparse.Namespace,
     extras: Sequence[str],
 ) -> int:
-    """Runs a command on a trained run, and prints what it says."""
+    """Runs a command on a trained run and prints its result."""
     if extras:
         raise Exit(WRONG_USE, f"unknown option {extras[0]!r}; see --help")
     try:

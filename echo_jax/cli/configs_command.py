@@ -1,4 +1,4 @@
-"""``echo-jax configs``: its options, and what it says."""
+"""The command ``echo-jax configs``: its options and its output."""
 
 import argparse
 import os
@@ -28,11 +28,7 @@ _INDENT = " " * 4
 
 
 def add_actions(configs: argparse.ArgumentParser) -> None:
-    """Adds what can be done with configs.
-
-    Args:
-      configs: The parser of the command.
-    """
+    """Adds the subcommands of ``configs``."""
     actions = configs.add_subparsers(dest="action", metavar="show | copy")
     show = actions.add_parser(
         "show",
@@ -60,26 +56,14 @@ def add_actions(configs: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> list[str]:
-    """Runs the command.
-
-    Args:
-      args: Of its parser.
-
-    Returns:
-      What it says.
-
-    Raises:
-      Exit: The config to be shown cannot be loaded.
-      FolderError: The copy cannot be written.
-      ValueError: There is no such config.
-    """
+    """Runs the command and returns the texts to print."""
     if args.action == "show":
         return [_shown(args.name)]
     return [_copied(args.name, args.folder) if args.action else _listed()]
 
 
 def _listed() -> str:
-    """Says which configs there are: what each is, and its variants."""
+    """Returns the list of configs with their descriptions and variants."""
     said = []
     for name, path in packaged_configs().items():
         module = import_config(path)
@@ -93,7 +77,7 @@ def _listed() -> str:
 
 
 def _shown(name: str) -> str:
-    """Says what every field of a config is set to, and what it is."""
+    """Returns every field of a config with its value and description."""
     said = []
     for flag, about in field_lines(typed_config(name, ())):
         said.append(printable(flag))
@@ -104,7 +88,7 @@ def _shown(name: str) -> str:
 
 
 def _copied(name: str, folder: str | os.PathLike[str]) -> str:
-    """Copies a config, and says where it is and how it is run."""
+    """Copies a config; returns its place and the command that runs it."""
     copies = copy_config(name, folder)
     config = str(copies[0])
     verb = "study" if "arms" in load_config(name) else "train"

@@ -1,4 +1,4 @@
-"""``echo-jax evaluate | predict | export``: their options, and what they say."""
+"""The commands ``echo-jax evaluate | predict | export``: options and output."""
 
 import argparse
 import json
@@ -51,16 +51,12 @@ examples:
   echo-jax export runs/cifar10 --to stablehlo --out cifar10.stablehlo"""
 
 _MOST_CLASSES = 5
-# Of a prompt, before what follows it.
+# The number of the prompt's characters that are shown before its continuation.
 _CONTEXT = 400
 
 
 def add_commands(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
-    """Adds the commands for trained runs.
-
-    Args:
-      add: Makes a parser of a name, what it is about, and what is said at its end.
-    """
+    """Adds the commands for trained runs."""
     evaluate = add("evaluate", "evaluate a trained run again", _EVALUATE_EPILOG)
     predict = add("predict", "use a trained run on files of yours", _PREDICT_EPILOG)
     export = add("export", "write a trained run for other programs", _EXPORT_EPILOG)
@@ -159,11 +155,7 @@ def add_commands(add: Callable[[str, str, str], argparse.ArgumentParser]) -> Non
 
 
 def run_evaluate(args: argparse.Namespace) -> list[Any]:
-    """Evaluates a run; returns what to print.
-
-    Raises:
-      ValueError, OSError: It cannot be loaded, or the data is not what it needs.
-    """
+    """Evaluates a run; returns the objects to print."""
     if args.report is not None:
         check_drawing()
     # Imported here and below: they import jax.
@@ -198,11 +190,7 @@ def run_evaluate(args: argparse.Namespace) -> list[Any]:
 
 
 def run_predict(args: argparse.Namespace) -> list[Any]:
-    """Predicts of files; returns what to print.
-
-    Raises:
-      ValueError, OSError: The run cannot be loaded, or a file cannot be read.
-    """
+    """Predicts for files; returns the objects to print."""
     from echo_jax.inference.run import load_run
 
     run = load_run(args.workdir, args.update)
@@ -224,12 +212,7 @@ def run_predict(args: argparse.Namespace) -> list[Any]:
 
 
 def run_export(args: argparse.Namespace) -> list[Any]:
-    """Exports a run; returns what to print.
-
-    Raises:
-      ValueError, OSError: The run cannot be loaded, or the file not be written.
-      ModuleNotFoundError: The extra is not installed.
-    """
+    """Exports a run; returns the objects to print."""
     from echo_jax.inference.export import export_run
     from echo_jax.inference.run import load_run
 
@@ -238,7 +221,7 @@ def run_export(args: argparse.Namespace) -> list[Any]:
 
 
 def _images_of(named: str) -> list[str]:
-    """Returns a file, or the images right in a folder, by name; hidden ones are not."""
+    """Returns a file, or the visible images of a folder by name."""
     folder = typed_path(named)
     if not folder.is_dir():
         return [named]
@@ -268,7 +251,7 @@ def _continue_texts(run: Any, args: argparse.Namespace) -> list[Any]:
     _write_json(args.json, found)
     said = []
     for prompt, text in zip(prompts, added, strict=True):
-        # Line by line, for what a model writes may be anything.
+        # Line by line: a model's text may contain any character.
         lines = f"{prompt[-_CONTEXT:]}{text}".split("\n")
         said.append("\n".join(map(printable, lines)) + "\n")
     return said
@@ -285,7 +268,7 @@ def _text_of(file: str) -> str:
 
 
 def _typed_text(text: str) -> str:
-    """Returns an argument as its UTF-8 bytes say, whatever encoding the locale has."""
+    """Returns an argument decoded as UTF-8, whatever the locale's encoding."""
     try:
         return os.fsencode(text).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -330,7 +313,7 @@ def _draw_detections(
             f"{printable(name)} {score:.2f}"
             for name, score in zip(names, scores, strict=True)
         ]
-        # Files of one name, from several folders, have a picture each.
+        # Files with one name in several folders get separate pictures.
         stem = Path(file).stem
         names_taken[stem] += 1
         number = f"-{names_taken[stem]}" if names_taken[stem] > 1 else ""

@@ -1,4 +1,4 @@
-"""What can be typed behind ``echo-jax``, and what ``--help`` says of it."""
+"""The arguments of ``echo-jax``, and the texts of ``--help``."""
 
 import argparse
 import functools
@@ -113,7 +113,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser of all commands; fields of configs it leaves over."""
+    """Returns the parser of all commands; it leaves fields of configs unparsed."""
     parser = _Parser(
         prog="echo-jax",
         description="Train with data echoing, and compare what it is worth.",
@@ -131,7 +131,7 @@ def make_parser() -> argparse.ArgumentParser:
             description=about[:1].upper() + about[1:] + ".",
             epilog=epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
-            # --config.seed is a field, not a shortened --config.
+            # --config.seed is a field, not an abbreviated --config.
             allow_abbrev=False,
         )
         command.add_argument(

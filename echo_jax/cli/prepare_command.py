@@ -1,4 +1,4 @@
-"""``echo-jax prepare``: its options, and what it says."""
+"""The command ``echo-jax prepare``: its options and its output."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -66,11 +66,7 @@ _EVALUATED = ("validation", "valid", "val", "test")
 def add_kinds(
     add: Callable[[str, str, str], argparse.ArgumentParser],
 ) -> None:
-    """Adds a command for each kind of data.
-
-    Args:
-      add: Makes a parser of a name, what it is about, and what is said at its end.
-    """
+    """Adds a command for each kind of data."""
     images = add("images", "class folders of images", _IMAGES_EPILOG)
     coco = add("coco", "images with boxes in COCO's format", _COCO_EPILOG)
     text = add("text", "text, as blocks of tokens", _TEXT_EPILOG)
@@ -181,19 +177,8 @@ def _add_common(kind: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, on_progress: Callable[[str, float], None]) -> str:
-    """Runs the command.
-
-    Args:
-      args: What `add_kinds` has parsed, with the kind in ``args.kind``.
-      on_progress: Told what is done, and the part of it that is done.
-
-    Returns:
-      What to print at the end.
-
-    Raises:
-      PrepareError, PreparedError, OSError: If it cannot be carried out.
-    """
-    # Imported here: `--help` does without.
+    """Runs the command and returns the text to print at the end."""
+    # Imported here: `--help` does not need it.
     from echo_jax.data import prepare
     from echo_jax.data.sources.prepared import verify
 
@@ -226,7 +211,7 @@ def run(args: argparse.Namespace, on_progress: Callable[[str, float], None]) -> 
 
 
 def _summary(info: Mapping[str, Any]) -> list[str]:
-    """Returns what was made, and what was not, in lines."""
+    """Returns lines about the written data and the skipped data."""
     lines = []
     if layout := info.get("layout"):
         found = (
@@ -271,7 +256,7 @@ def _summary(info: Mapping[str, Any]) -> list[str]:
 
 
 def _classes(metadata: Mapping[str, Any]) -> str:
-    """Returns of how many classes a split has how many images; empty without any."""
+    """Returns a split's numbers of classes and images; "" without classes."""
     counts = metadata.get("of_class")
     if counts is None:
         return ""

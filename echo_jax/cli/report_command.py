@@ -1,4 +1,4 @@
-"""``echo-jax report``: its options, and what it shows."""
+"""The command ``echo-jax report``: its options and its output."""
 
 import argparse
 import contextlib
@@ -55,11 +55,7 @@ examples:
 
 
 def add_command(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
-    """Adds the command.
-
-    Args:
-      add: Makes a parser of a name, what it is about, and what is said at its end.
-    """
+    """Adds the command with its options."""
     report = add("report", "compare finished runs", _EPILOG)
     report.add_argument(
         "folders",
@@ -112,7 +108,7 @@ def add_command(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None
     )
 
 
-# Of the command report: which of its words an option belongs to.
+# The words of the command to which an option belongs.
 _OPTIONS_OF_WORDS = {
     "config": ("collectives", "examples", "precision"),
     "updates": ("examples", "precision"),
@@ -121,19 +117,8 @@ _OPTIONS_OF_WORDS = {
 
 
 def run(args: argparse.Namespace, extras: Sequence[str]) -> int:
-    """Runs the command.
-
-    Args:
-      args: What its parser found.
-      extras: What it left over: fields of a config.
-
-    Returns:
-      The exit status.
-
-    Raises:
-      Exit: It cannot be run as it was typed, or failed.
-    """
-    # The words, not paths: ./scaling is a folder.
+    """Runs the command; `extras` are fields of a config."""
+    # These are words, not paths: ./scaling is a folder.
     word = args.folders[0]
     for name, words in _OPTIONS_OF_WORDS.items():
         if getattr(args, name) is not None and word not in words:
@@ -167,13 +152,9 @@ def run(args: argparse.Namespace, extras: Sequence[str]) -> int:
 
 
 def check_drawing() -> None:
-    """Makes sure that figures can be drawn.
-
-    Raises:
-      Exit: matplotlib cannot be imported.
-    """
+    """Exits if matplotlib cannot be imported."""
     try:
-        # Imported here: matplotlib takes a second, and --help does without.
+        # Imported here: matplotlib takes a second, and --help does not need it.
         from echo_jax.studies import figures  # noqa: F401
     except (OSError, ValueError) as error:
         raise Exit(
@@ -185,18 +166,7 @@ def check_drawing() -> None:
 
 
 def show(folders: Sequence[RunPath], workdir: RunPath) -> int:
-    """Prints the table of one study, or of runs; writes it, figure and report.
-
-    Args:
-      folders: Of a study, or of the runs.
-      workdir: Receives what is written.
-
-    Returns:
-      The exit status.
-
-    Raises:
-      Exit: They cannot be compared.
-    """
+    """Prints the table of a study or of runs; writes it with figure and report."""
     check_drawing()
     from echo_jax.searches.best_arms import (
         best_arms,
@@ -235,7 +205,7 @@ def show(folders: Sequence[RunPath], workdir: RunPath) -> int:
 
 
 def _show_scaling(folders: Sequence[RunPath], workdir: RunPath) -> int:
-    """Prints throughput by devices; writes it and its figure."""
+    """Prints throughput by devices; writes it with its figure."""
     check_drawing()
     from echo_jax.studies.scaling import read_scaling, terminal_tables
     from echo_jax.studies.scaling_figure import write_scaling
@@ -247,7 +217,7 @@ def _show_scaling(folders: Sequence[RunPath], workdir: RunPath) -> int:
 
 
 def _show_precision(args: argparse.Namespace, extras: Sequence[str]) -> int:
-    """Prints what the precision of a config changes in its first updates."""
+    """Prints the effect of a config's precision on its first updates."""
     if args.config is None or len(args.folders) > 1:
         raise Exit(
             WRONG_USE,
@@ -265,7 +235,7 @@ def _show_precision(args: argparse.Namespace, extras: Sequence[str]) -> int:
 
 
 def _show_examples(args: argparse.Namespace, extras: Sequence[str]) -> int:
-    """Draws the first examples of a config or a run, and each of their uses."""
+    """Draws the first examples of a config or a run, with all their uses."""
     config = _config_or_run(args, extras)
     if args.workdir is None and args.config is not None:
         raise Exit(
@@ -285,7 +255,7 @@ def _show_examples(args: argparse.Namespace, extras: Sequence[str]) -> int:
 
 
 def _show_collectives(args: argparse.Namespace, extras: Sequence[str]) -> int:
-    """Prints what the compiled update of a config or a run sends, and what it costs."""
+    """Prints the transfers of a compiled update and their cost."""
     config = _config_or_run(args, extras)
     for name in ("bandwidth", "devices", "compute_ms"):
         value, option = getattr(args, name), f"--{name.replace('_', '-')}"
@@ -302,8 +272,8 @@ def _show_collectives(args: argparse.Namespace, extras: Sequence[str]) -> int:
                 "device can send",
             )
     if args.target:
-        # Read as jax is imported: no plugin looks for devices, and says that it has
-        # found none.
+        # jax reads it at import. Otherwise plugins would look for devices and report
+        # that there are none.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     # Imported here: it imports jax.
     from echo_jax import runs
@@ -327,7 +297,7 @@ def _show_collectives(args: argparse.Namespace, extras: Sequence[str]) -> int:
 
 
 def _config_or_run(args: argparse.Namespace, extras: Sequence[str]) -> Any:
-    """Returns the config, or the run folder, that is meant."""
+    """Returns the given config or run folder."""
     word, *runs_given = args.folders
     if (args.config is None) == (not runs_given):
         raise Exit(
@@ -357,7 +327,7 @@ def _refused_studies() -> Iterator[None]:
 
 
 def _shown(table: Any, *files: RunPath) -> int:
-    """Prints a table and the files that hold it."""
+    """Prints a table and its files."""
     rich.print()
     rich.print(table)
     print("", *map(printable, files), sep="\n")

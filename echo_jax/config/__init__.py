@@ -1,4 +1,4 @@
-"""Configs: the fields that all have, what they may be, and what is made of them."""
+"""Configs: the shared fields, their valid values, and the objects made from them."""
 
 from echo_jax.config.defaults import Config, default_config, load_config, override
 

@@ -1,4 +1,4 @@
-"""Which fields mean something only where another field, their switch, has a value."""
+"""Fields that have a meaning only if another field, their switch, has some value."""
 
 import sys
 from collections.abc import Collection, Iterator
@@ -40,12 +40,10 @@ _LOSS_SCALE = {
 
 
 class Idle(NamedTuple):
-    """A field that is set, and has no meaning beside its switch.
+    """A field that is set without effect, because of another field, its switch.
 
     Attributes:
-      field: Its dotted name.
-      switch: The field that decides whether it has a meaning.
-      rule: Why it has none.
+      rule: The reason why it has no effect.
       usual: The value that leaves it out.
     """
 
@@ -62,34 +60,19 @@ def field_of(config: Any, field: str) -> Any:
     return config
 
 
+# The caller may change the config between two fields.
 def idle_fields(config: Any, defaults: Any) -> Iterator[Idle]:
-    """Finds the fields that are set and do not apply.
-
-    Args:
-      config: A training config. It may be changed between two fields.
-      defaults: `echo_jax.config.default_config`.
-
-    Yields:
-      Each field, a switch before the fields that depend on it.
-    """
+    """Yields the fields that are set without effect, switches first."""
     for field, switch, applies, rule, *usual in _conditions(config):
         neutral = usual[0] if usual else field_of(defaults, field)
         if not applies and field_of(config, field) != neutral:
             yield Idle(field, switch, rule, neutral)
 
 
+# A typed field without effect stays, so that the check refuses it. Each reset field is
+# printed on standard error. `before` is the config without the typed fields.
 def leave_out(config: Any, defaults: Any, typed: Collection[str], before: Any) -> None:
-    """Leaves out the defaults of a config file that do not apply to what was typed.
-
-    A field that was typed itself stays, to be refused. What is left out is said on
-    standard error.
-
-    Args:
-      config: A config or a study with what was typed; changed in place.
-      defaults: `echo_jax.config.default_config`.
-      typed: The dotted names of the fields that were typed.
-      before: The config without them.
-    """
+    """Resets fields of the config file that have no effect with the typed fields."""
     prefix = "base." if "arms" in config and "base" in config else ""
     if prefix:
         config, before = config.base, before.base
@@ -109,7 +92,7 @@ def leave_out(config: Any, defaults: Any, typed: Collection[str], before: Any) -
 
 
 def _has_all(config: Any, defaults: Any) -> bool:
-    """Whether a config was made from the default one, which its check asks for."""
+    """Whether a config was made from the default one, as its check requires."""
     return all(
         name in config
         and (not isinstance(value, ConfigDict) or _has_all(config[name], value))
@@ -118,7 +101,7 @@ def _has_all(config: Any, defaults: Any) -> bool:
 
 
 def _say(config: Any, idle: Idle, prefix: str) -> None:
-    """Leaves a field out, and says so."""
+    """Resets a field and prints it."""
     *groups, name = idle.field.split(".")
     value = field_of(config, idle.field)
     if value == idle.usual:
@@ -132,14 +115,14 @@ def _say(config: Any, idle: Idle, prefix: str) -> None:
 
 
 def _conditions(config: Any) -> Iterator[tuple[Any, ...]]:
-    """Yields field, switch, whether it applies, why not, and perhaps its fix."""
+    """Yields field, switch, whether it applies, why not, and optionally its fix."""
     optim, echo, dispatch = config.optim, config.echo, config.dispatch
 
     name, is_own = optim.name, not optim.name.startswith("optax.")
     rule = f"belongs to {', '.join(OWN_OPTIMIZERS)}; {name} has it in config.optim.args"
     yield "optim.weight_decay", "optim.name", is_own, rule, 0.0
     rule = f"belongs to optimizers of optax; {name} has fields of its own"
-    # Spaces and no fields are no arguments, too.
+    # An empty object, with or without spaces, means no arguments.
     has_args = bool(optim.args.strip("{} "))
     yield "optim.args", "optim.name", not (is_own and has_args), rule
     rule = f"has no meaning with {name}, which sets the length of every step itself"

@@ -1,7 +1,7 @@
-"""Config fields that hold a number, or the word ``"auto"``: to be measured.
+"""Config fields that hold a number, or the word ``"auto"`` for a measured value.
 
-A field of a `ConfigDict` has the type of its default, and an untyped one would take
-anything. These have types of their own, on the command line too.
+A field of a `ConfigDict` has the type of its default, and an untyped field accepts
+anything. Therefore these fields have their own types, also on the command line.
 """
 
 import contextlib
@@ -25,48 +25,19 @@ class IntOrAuto:
 
 
 def auto_field(default: float | str) -> FieldReference:
-    """Returns a field for a config.
-
-    Args:
-      default: Its first value. An integer makes it one of integers; other numbers,
-        and ``"auto"``, one of floats.
-
-    Returns:
-      The field, to be assigned to a name in a `ConfigDict`. What it is set to later
-      is checked, and in one of floats integers become floats.
-
-    Example:
-      >>> config = ConfigDict({"factor": auto_field(1.0)})
-      >>> config.factor = 3
-      >>> config.factor
-      3.0
-      >>> config.factor = "many"
-      Traceback (most recent call last):
-      TypeError: Could not override field 'factor' (reference). 'many' is no value ...
-    """
+    """Returns a field of integers if the default is one, else of floats."""
     of_integers = isinstance(default, int)
     return _AutoField(default, field_type=IntOrAuto if of_integers else FloatOrAuto)
 
 
 def whole_number(text: Any) -> int:
-    """Reads a whole number, however it is written.
-
-    Args:
-      text: Such as ``"1000"``, ``"1_000"``, ``"1e3"`` or ``"0x10"``; or an integer.
-
-    Raises:
-      ValueError: It is none.
-
-    Example:
-      >>> whole_number("1e3")
-      1000
-    """
+    """Reads an integer, also ``"1_000"``, ``"1e3"`` or ``"0x10"``."""
     if not isinstance(text, str):
         return int(text)
     with contextlib.suppress(ValueError):
         return int(text, 0)
     value = float(text)
-    # A float says no larger one exactly.
+    # A float cannot represent larger integers exactly.
     if not (value.is_integer() and abs(value) <= 2**53):
         raise ValueError(f"{text!r} is no whole number")
     return int(value)
@@ -74,7 +45,7 @@ def whole_number(text: Any) -> int:
 
 class _AutoField(FieldReference):
     def set(self, value: Any, type_safe: bool = True) -> None:
-        """Sets the value, which `FieldReference` calls for the default too."""
+        """Checks and sets the value; `FieldReference` also calls it for the default."""
         super().set(_checked(value, self.get_type()), type_safe=False)
 
 

@@ -1,8 +1,8 @@
-"""What a training config may say: the range of every shared field, and what fits.
+"""Checks a training config: the range of every shared field, and combinations.
 
-It looks at the shared fields alone, and at no device: what depends on the machine is
-checked when the mesh is made, and ``model`` by its workload. What the dataclasses of an
-echo and of a pipeline say of their fields is not said again.
+It checks only the shared fields and ignores the devices. Machine-dependent values are
+checked when the mesh is made, and ``model`` by its workload. The dataclasses of an echo
+and of a pipeline check their own fields.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ _AT_LEAST = {
     "local.staleness": 0,
 }
 _BELOW = {
-    # The seed of a JAX key is 32 bits wide.
+    # The seed of a JAX key has 32 bits.
     "seed": 2**32,
     "optim.momentum": 1.0,
     "optim.peak_momentum": 1.0,
@@ -102,25 +102,7 @@ _CHOICES = {
 
 
 def check_config(config: Config) -> None:
-    """Refuses values that no run can mean.
-
-    It looks at the shared fields alone, and at no device: what depends on the
-    machine is checked when the mesh is made, and ``model`` by its workload.
-
-    Args:
-      config: The config of a training run.
-
-    Raises:
-      ValueError: A field is out of its range; the message names the field, its
-        value and the fix.
-
-    Example:
-      >>> config = default_config()
-      >>> config.batch_size = 0
-      >>> check_config(config)
-      Traceback (most recent call last):
-      ValueError: config.batch_size=0 must be at least 1; set --config.batch_size=1
-    """
+    """Refuses impossible values; the error names field, value and fix."""
     _check_fields(config, default_config())
     for field, least in _AT_LEAST.items():
         value = field_of(config, field)
@@ -164,7 +146,7 @@ def check_config(config: Config) -> None:
 
 
 def _check_fields(config: Config, shared: Config, prefix: str = "") -> None:
-    """Refuses a config that was made in another way than from `default_config`."""
+    """Refuses a config that was not made from `default_config`."""
     for name, default in shared.items():
         if name not in config:
             raise ValueError(
@@ -176,7 +158,7 @@ def _check_fields(config: Config, shared: Config, prefix: str = "") -> None:
 
 
 def _check_branches(config: Config) -> None:
-    """Refuses branches on fresh data that the run could not be compared with."""
+    """Refuses branches on fresh data that cannot be compared with the run."""
     every = config.probe_repeats
     if not every:
         return
@@ -201,7 +183,7 @@ def _refuse(config: Config, field: str, rule: str, fix: Any) -> None:
 
 
 def _check_specs(config: Config) -> None:
-    """Has the pipeline and the echo look at what they are made of."""
+    """Lets the pipeline and the echo check their own fields."""
     if config.data.threads == "auto" and config.data.workers:
         rule = f"is measured without workers, and data.workers={config.data.workers}"
         _refuse(config, "data.threads", rule, 1)
@@ -216,7 +198,7 @@ def _check_specs(config: Config) -> None:
 
 @contextlib.contextmanager
 def _named(group: str) -> Iterator[None]:
-    """Puts the group before the field, with which most errors of values begin."""
+    """Puts the group before the field name that starts most ValueErrors."""
     try:
         yield
     except ValueError as error:
@@ -226,7 +208,7 @@ def _named(group: str) -> Iterator[None]:
 
 
 def _check_where(config: Config) -> None:
-    """Refuses what belongs to the other place, which would pass unnoticed."""
+    """Refuses fields of the other buffer place, which would have no effect."""
     if config.echo.where == "device":
         if config.echo.after not in ("decode", "augment"):
             rule = "goes with echo.where=host; a device echoes decoded examples"
@@ -322,7 +304,7 @@ def _check_fractions(config: Config) -> None:
 
 
 def _check_precision(config: Config) -> None:
-    """Refuses a loss scale that begins too low."""
+    """Refuses an initial loss scale below the minimum."""
     precision = config.precision
     if precision.loss_scale == "dynamic" and precision.init < precision.min_scale:
         rule = f"must be at least config.precision.min_scale={precision.min_scale}"

@@ -1,7 +1,7 @@
-"""The fields that every training config has, and how a config is loaded.
+"""The fields of every training config, and the loading of configs.
 
 The names are a contract: run folders, sweeps and notebooks rely on them. A
-config file starts from `default_config`, sets what its experiment differs in,
+config file starts from `default_config`, sets the fields of its experiment,
 and adds ``model``.
 """
 
@@ -26,53 +26,53 @@ knows, which would take ``config.echo.factor`` for an error."""
 def default_config() -> Config:
     """Returns the shared fields with their defaults, locked.
 
-    Integer and float fields keep their type: ``3`` is refused for a float.
-    Sizes are per update over all devices, times are seconds, and every
-    schedule is indexed by updates.
+    Fields keep their types: ``2.5`` is refused for an integer field, and ``3`` becomes
+    ``3.0`` in a float field. Sizes are per update over all devices, times are seconds,
+    and every schedule is indexed by updates.
     """
     config = ConfigDict()
     config.workload = "lm"
     config.seed = 0
-    # A run folder, or a file of 'echo-jax export --to safetensors', whose arrays of the
-    # same name and shape a run begins with.
+    # A run folder, or a file of 'echo-jax export --to safetensors'. The run starts
+    # with its arrays of the same name and shape.
     config.init_from = ""
     config.updates = 1000
     config.batch_size = 32
-    # 0 is "no target": neither a loss of 0 nor an accuracy of 0 is one.
+    # 0: no target. Neither a loss of 0 nor an accuracy of 0 can be a target.
     config.target = 0.0
     config.stop_at_target = False
     config.log_every = 50
     config.log = ConfigDict()
-    # Where else: tensorboard, wandb; into WORKDIR.
+    # Additional logs in WORKDIR: tensorboard, wandb.
     config.log.to = ()
     config.eval_every = 100
-    # After every so many updates a branch is trained on fresh data alone until the next
-    # evaluation, to say what repeats are worth; 0: never.
+    # Updates between branches. A branch trains only on fresh data until the next
+    # evaluation, to measure the worth of repeats. 0: no branches.
     config.probe_repeats = 0
-    # 0 saves at the end only. A stop by a signal always saves.
+    # Updates between checkpoints; 0: only at the end. A stop by a signal always saves.
     config.checkpoint_every = 200
     config.keep_checkpoints = 2
 
     config.echo = ConfigDict()
-    # A number, or "auto": R as measured at the start, at most echo.cap.
+    # A number, or "auto": R, measured at the start, at most echo.cap.
     config.echo.factor = auto_field(1.0)
     config.echo.after = "batch"  # read | decode | augment | batch
     # consecutive | shuffle (bounded delay) | shuffle_buffer (the paper's) | spread
     config.echo.order = "consecutive"
-    # Fresh items of the stage that is echoed; their uses for order shuffle_buffer.
+    # Fresh items of the echoed stage; for order shuffle_buffer, their uses.
     config.echo.buffer = 1
     config.echo.seed = 0
-    config.echo.where = "host"  # host | device: where the buffer lies
+    config.echo.where = "host"  # host | device: the place of the buffer
     config.echo.mode = "fixed"  # fixed | adaptive | stochastic
-    # The uses after which a repeat is worth nothing: bounds adaptive and "auto". An
-    # adaptive echo wants more than R, or it repeats whole batches back to back.
+    # The maximum uses of an item for an adaptive echo and for factor "auto". An
+    # adaptive echo needs more than R, or it repeats whole batches back to back.
     config.echo.cap = 4
-    # Adaptive: the tape.json of a run, to be repeated; or decisions made beforehand,
-    # for all updates: "pattern:1000" takes fresh data before every fourth of them.
+    # Adaptive: the tape.json of a run to repeat, or fixed decisions for all updates:
+    # "pattern:1000" takes fresh data before every fourth update.
     config.echo.replay = ""
-    config.echo.buffer_bytes = 0  # of a device buffer; 0: echo.buffer says its size
+    config.echo.buffer_bytes = 0  # size of a device buffer; 0: echo.buffer sets it
     config.echo.lanes = 0  # parts of a device buffer; 0: one for each device
-    # Stochastic: how likely an update loads fresh data (p), or 1/p (e), over updates.
+    # Stochastic: the probability p that an update loads fresh data, or e = 1/p.
     config.echo.load = ConfigDict()
     config.echo.load.quantity = "p"  # p | e
     config.echo.load.schedule = "constant"  # constant | linear | cosine | multistep
@@ -81,117 +81,119 @@ def default_config() -> Config:
     config.echo.load.updates = 1
 
     config.optim = ConfigDict()
-    # adamw, sgd, lars, lamb, rmsprop_warmup, or any of optax, such as optax.lion or
-    # optax.contrib.muon. Of one of optax, only args, the learning rate with its
-    # schedule, and clip_norm count.
+    # adamw, sgd, lars, lamb, rmsprop_warmup, or an optimizer of optax, such as
+    # optax.lion or optax.contrib.muon. An optimizer of optax uses only args, the
+    # learning rate with its schedule, and clip_norm.
     config.optim.name = "adamw"
-    config.optim.args = "{}"  # what else an optimizer of optax takes, as JSON
+    config.optim.args = "{}"  # other arguments of an optimizer of optax, as JSON
     config.optim.lr = 1e-3
-    # How lr grows with the batch, from one of reference_batch: none | linear | sqrt
+    # The growth of lr with the batch size, relative to reference_batch:
+    # none | linear | sqrt
     config.optim.scale = "none"
     config.optim.reference_batch = 256
     # constant | linear | cosine | piecewise | slow_start | onecycle | cyclic |
-    # warmup_stable_decay, or one of optax, such as optax.exponential_decay
+    # warmup_stable_decay, or a schedule of optax, such as optax.exponential_decay
     config.optim.schedule = "constant"
-    config.optim.schedule_args = "{}"  # what one of optax takes, as JSON
+    config.optim.schedule_args = "{}"  # arguments of a schedule of optax, as JSON
     config.optim.warmup_updates = 0
-    config.optim.start_fraction = 0.0  # the first learning rate, of the peak; 0: near 0
+    config.optim.start_fraction = 0.0  # first learning rate / peak; 0: near 0
     config.optim.decay_updates = 0  # 0: all of config.updates
-    config.optim.end_fraction = 0.01  # the last learning rate, of the peak
-    # piecewise: the rate drops after so many updates; slow_start: it changes.
+    config.optim.end_fraction = 0.01  # last learning rate / peak
+    # Updates after which the rate drops (piecewise) or changes (slow_start).
     config.optim.boundaries = ()
-    config.optim.boundary_scale = 0.1  # what is left of the rate at each of them
-    config.optim.fractions = (0.5, 0.075, 0.01, 0.001)  # slow_start: of the peak
-    config.optim.peak_at = 0.3  # onecycle: where the peak lies, of all updates
+    config.optim.boundary_scale = 0.1  # factor on the rate at each boundary
+    config.optim.fractions = (0.5, 0.075, 0.01, 0.001)  # slow_start: rate / peak
+    config.optim.peak_at = 0.3  # onecycle: fraction of the updates before the peak
     config.optim.peak_momentum = 0.85  # onecycle: momentum, or b1, at the peak
-    config.optim.cycle_updates = 2000  # cyclic: from low to low
-    config.optim.cooldown_updates = 100  # warmup_stable_decay: the last ones fall
+    config.optim.cycle_updates = 2000  # cyclic: length of a cycle
+    config.optim.cooldown_updates = 100  # warmup_stable_decay: length of the decay
     config.optim.momentum = 0.9
     config.optim.nesterov = True
     config.optim.b1 = 0.9
     config.optim.b2 = 0.95
-    config.optim.eps = 1e-8  # of adamw and lamb
+    config.optim.eps = 1e-8  # for adamw and lamb
     config.optim.weight_decay = 0.0
-    config.optim.decay_vectors = False  # also biases and the scales of norms
+    config.optim.decay_vectors = False  # whether to decay biases and scales of norms
     config.optim.clip_norm = 0.0  # 0: no clipping
-    config.optim.trust_coefficient = 0.001  # lars: of the ratio of norms
-    config.optim.trust_clip = 10.0  # lamb: the largest norm of an array that counts
-    # rmsprop_warmup: half of a step is SGD's after so many; 10 epochs in the paper.
+    config.optim.trust_coefficient = 0.001  # lars: factor on the ratio of norms
+    config.optim.trust_clip = 10.0  # lamb: maximum norm of an array in the ratio
+    # rmsprop_warmup: updates until half of a step is SGD's; 10 epochs in the paper.
     config.optim.transition_updates = 1000
 
     config.model = ConfigDict()
 
     config.precision = ConfigDict()
     config.precision.compute = "float32"  # float32 | bfloat16 | float16
-    # What parameters are stored in, between updates; the optimizer computes in float32.
+    # The type of stored parameters between updates; the optimizer computes in float32.
     config.precision.params = "float32"  # float32 | bfloat16 | float16
-    # In which type devices sum gradients: auto | float32 | bfloat16 | float16; auto:
-    # the one that XLA sums them in, which may be precision.compute.
+    # The type in which devices sum gradients: auto | float32 | bfloat16 | float16.
+    # auto: the choice of XLA, which may be precision.compute.
     config.precision.reduce = "auto"
-    # The loss is multiplied by it, and the gradient divided; an update whose gradient
-    # is not finite is skipped: none | static | dynamic
+    # The loss is multiplied by a scale and the gradient divided by it. An update whose
+    # gradient is not finite is skipped: none | static | dynamic
     config.precision.loss_scale = "none"
     config.precision.init = 32768.0  # the first scale, or the static one
-    # Dynamic: it doubles with the update after so many that were not skipped in a row.
+    # Dynamic: the scale doubles after this number of updates without a skip in a row.
     config.precision.growth = 2000
     config.precision.min_scale = 1.0  # dynamic: an overflow there ends the run
 
     config.data = ConfigDict()
     config.data.source = ""
-    config.data.pipeline = "grain"  # grain | tfdata: what runs the stages
-    config.data.workers = 0  # processes; 0 reads and decodes in threads
-    config.data.threads = auto_field(1)  # concurrent reads; or auto, to be measured
+    config.data.pipeline = "grain"  # grain | tfdata: the library that runs the stages
+    config.data.workers = 0  # processes; 0: threads read and decode
+    config.data.threads = auto_field(1)  # concurrent reads; or auto: measured
     config.data.prefetch = 4  # batches made ahead of the trainer
     config.data.eval_examples = 0  # 0: the whole evaluation split
-    # A wait for data that is longer ends the run, saved; 0: it may take for ever.
+    # A longer wait for data saves and ends the run; 0: no limit.
     config.data.timeout_s = 1800.0
-    # Fresh items with a NaN or infinity: looked for where they enter the echo, and so
-    # many skipped, each for the item of its place in a later epoch. 0: the first ends
-    # the run.
+    # Whether to look for NaN and infinity in fresh items that enter the echo. Up to
+    # max_bad such items are skipped; the item at the same place in a later epoch
+    # replaces each. With max_bad=0 the first one ends the run.
     config.data.check_finite = True
     config.data.max_bad = 0
-    config.data.hold_batch = False  # train on one batch only: the ceiling of speed
+    config.data.hold_batch = False  # train on one batch only: the maximum speed
     config.data.storage = ConfigDict()
-    config.data.storage.latency_s = 0.0  # mean time until a read answers
+    config.data.storage.latency_s = 0.0  # mean latency of a read
     config.data.storage.bytes_per_s = 0.0  # 0: unlimited
     config.data.storage.distribution = "constant"  # constant | exponential | bursty
 
     config.batch = ConfigDict()
-    config.batch.micro = 1  # parts that each device computes one after the other
-    # The batch grows after so many updates, so many times, up to batch_size.
+    config.batch.micro = 1  # gradient accumulation: parts on each device
+    # Updates after which the batch grows by each of the factors, up to batch_size.
     config.batch.boundaries = ()
     config.batch.factors = ()
-    # Whose examples batch norm takes its statistics of: all | device. Those of an
-    # update, or with micro above 1 of a part of it. Replicas take their own.
+    # The examples for batch norm statistics: all | device. They are those of an update
+    # or, with micro above 1, of a part of it. Replicas have their own statistics.
     config.batch.statistics = "all"
-    # What it evaluates with: moving (averages over updates) | last (those of the last
-    # update) | recompute (those of so many fresh batches, at every evaluation)
+    # The batch norm statistics in evaluation: moving (averages over updates) | last (of
+    # the last update) | recompute (of norm_batches fresh batches, each time)
     config.batch.norm = "moving"
     config.batch.norm_batches = 16
 
-    # Replicas with parameters of their own, one on each device, that meet now and then.
+    # Replicas, one on each device, with their own parameters, which synchronise rarely.
     config.local = ConfigDict()
-    # After which updates: none (one model) | every (so many) | bernoulli (with
-    # probability p) | load (that load fresh data, by the coin of a stochastic echo) |
-    # cosine | linear | multistep (with a probability from p to p_end over the run)
+    # When replicas synchronise: none (one model) | every (`every` updates) | bernoulli
+    # (with probability p) | load (after updates that load fresh data in a stochastic
+    # echo) | cosine | linear | multistep (with a probability from p to p_end)
     config.local.schedule = "none"
     config.local.every = 1
     config.local.p = 1.0
     config.local.p_end = 1.0
-    config.local.start_after = 0  # updates each of which is followed by a meeting
-    # What they go on from: mean | nesterov (DiLoCo: a step from where they met last)
+    config.local.start_after = 0  # initial updates that all synchronise
+    # The common parameters: mean | nesterov (DiLoCo: a step from the last common ones)
     config.local.outer = "mean"
     config.local.outer_lr = 0.7
     config.local.outer_momentum = 0.9
-    # Without replicas: simulated asynchronous SGD, which applies gradients so many
-    # updates late.
+    # Without replicas: the delay of gradients, in updates, of simulated asynchronous
+    # SGD.
     config.local.staleness = 0
 
     config.dispatch = ConfigDict()
     config.dispatch.mode = "auto"  # auto | loop | unroll | scan
-    config.dispatch.steps = 0  # updates for each dispatch; 0: chosen, at most 8
+    config.dispatch.steps = 0  # updates per dispatch; 0: chosen, at most 8
 
-    # Of the data; 0: one for each process. As many processes as divide them resume it.
+    # Data shards; 0: one for each process. Any number of processes that divides the
+    # shards can resume the run.
     config.data.shards = 0
 
     config.distributed = ConfigDict()
@@ -201,17 +203,17 @@ def default_config() -> Config:
     config.distributed.process_id = 0
 
     config.profile = ConfigDict()
-    # Traced with jax's profiler, into WORKDIR/profile; 0: none.
+    # Updates traced with jax's profiler, into WORKDIR/profile; 0: none.
     config.profile.updates = 0
-    config.profile.start = 20  # updates before them, which warm up
+    config.profile.start = 20  # warm-up updates before the trace
 
     config.xla = ConfigDict()
-    # How gradients are summed over GPUs or TPUs: default | fuse | overlap | serial
+    # The sum of gradients over GPUs or TPUs: default | fuse | overlap | serial
     config.xla.preset = "default"
-    config.xla.options = "{}"  # of the compiled update, as JSON
+    config.xla.options = "{}"  # options of the compiled update, as JSON
 
     config.mesh = ConfigDict()
-    config.mesh.data = -1  # -1: all devices that fsdp leaves
+    config.mesh.data = -1  # -1: all devices / fsdp
     config.mesh.fsdp = 1
     return config.lock()
 
@@ -220,25 +222,24 @@ def load_config(name: str, overrides: Mapping[str, Any] | None = None) -> Config
     """Loads a config file, as ``--config`` does on the command line.
 
     Args:
-      name: ``"PATH.py"`` or ``"PATH.py:VARIANT"``, or the name of a config that comes
-        with the package, such as ``"lm"`` or ``"sweeps/s1_placement:tiny"``. The file
-        defines ``get_config(variant)``; without a variant it is called without
-        arguments.
-      overrides: What differs: nested (``{"echo": {"factor": 2.0}}``), by dotted
-        names (``{"echo.factor": 2.0}``), or both. What the file sets and does not
-        apply to them is left out, which is said on standard error: ``optim.clip_norm``
-        with ``{"optim.name": "lars"}``.
+      name: ``"PATH.py"`` or ``"PATH.py:VARIANT"``, or the name of a packaged config,
+        such as ``"lm"`` or ``"sweeps/s1_placement:tiny"``. The file defines
+        ``get_config(variant)``; without a variant it is called without arguments.
+      overrides: Changed fields: nested (``{"echo": {"factor": 2.0}}``), by dotted
+        names (``{"echo.factor": 2.0}``), or both. Fields of the file that have no
+        effect with them are reset, which is printed on standard error. An example is
+        ``optim.clip_norm`` with ``{"optim.name": "lars"}``.
 
     Returns:
-      The config, locked. It may be of a study; `check_config` is for training.
+      The config, locked: of a training or of a study. `check_config` checks the former.
 
     Raises:
-      FileNotFoundError: There is no such file.
-      OSError: It cannot be read.
+      FileNotFoundError: The file does not exist.
+      OSError: The file cannot be read.
       AttributeError: The file defines no ``get_config``, or an override names a
         field that the config does not have.
-      TypeError: An override is of another type than the field.
-      ValueError: The file fails, or makes no config.
+      TypeError: An override has another type than the field.
+      ValueError: The file fails, or does not return a config.
 
     Example:
       >>> config = load_config("configs/lm.py:tiny", {"echo.factor": 2.0})
@@ -275,7 +276,7 @@ def _names(overrides: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 def _check_call(
     file: str, get_config: Callable[..., Any], variants: tuple[str, ...]
 ) -> None:
-    """Refuses a variant where a config takes none, and none where it needs one."""
+    """Refuses an unknown variant argument, and a missing one."""
     try:
         inspect.signature(get_config).bind(*variants)
     except TypeError as error:
@@ -291,13 +292,13 @@ def override(config: Config, overrides: Mapping[str, Any], prefix: str = "") -> 
     """Sets fields of a config.
 
     Args:
-      config: Is changed.
+      config: The config; it is changed.
       overrides: See `load_config`.
-      prefix: Stands before the names in what is said of them.
+      prefix: Precedes the names of fields in errors.
 
     Raises:
-      AttributeError: There is no such field.
-      TypeError: The value is of another type than the field.
+      AttributeError: The field does not exist.
+      TypeError: The value has another type than the field.
     """
     for name, value in overrides.items():
         field, _, rest = name.partition(".")
@@ -316,7 +317,7 @@ def override(config: Config, overrides: Mapping[str, Any], prefix: str = "") -> 
         except TypeError as error:
             kind = config.get_type(field)
             if kind not in (bool, float, int, str, tuple):
-                raise  # A field of ours, which says what it takes.
+                raise  # One of our fields, whose error names the valid values.
             raise TypeError(
                 f"config.{prefix}{field}={value!r} is no {kind.__name__}, and the "
                 f"field holds one: {config[field]!r}"

@@ -1,4 +1,4 @@
-"""The echo that a training config describes."""
+"""The echo of a training config."""
 
 import math
 import re
@@ -21,43 +21,28 @@ _PATTERN = "pattern:"
 
 
 def leaves_factor_open(config: Config) -> bool:
-    """Whether the factor of a config is ``"auto"``, to be decided by measuring."""
+    """Whether the factor is ``"auto"``, to be measured."""
     return config.echo.factor == "auto"
 
 
 def largest_factor(config: Config) -> float:
-    """Returns the factor of a config, or the most that an open one may become."""
+    """Returns the factor, or the maximum that an open factor may become."""
     return config.echo.cap if leaves_factor_open(config) else config.echo.factor
 
 
 def load_schedule(config: Config) -> LoadSchedule:
-    """Returns how likely updates of a stochastic echo load fresh data.
-
-    Args:
-      config: A training config.
-
-    Raises:
-      ValueError: There is no such schedule.
-    """
+    """Returns the schedule of a stochastic echo's fresh loads."""
     return LoadSchedule(**config.echo.load.to_dict())
 
 
+# `factor` replaces the config's factor. By default an open factor is its largest value.
+# `replay` holds decisions that an adaptive echo repeats.
 def echo_spec(
     config: Config, *, factor: float | None = None, replay: DecisionLog | None = None
 ) -> AnySpec:
-    """Returns the echo that a training config describes, over all data shards.
-
-    Args:
-      config: A training config.
-      factor: Takes the place of the config's, which may be open: by default the
-        largest that it may become.
-      replay: Decisions that an adaptive echo repeats.
-
-    Raises:
-      ValueError: There is no such echo.
-    """
+    """Returns the echo of a config, over all data shards."""
     echo = config.echo
-    # One use of a batch is a training batch; it takes many uses of examples.
+    # A training batch is one use of a batch, or many uses of examples.
     batch_size = 1 if echo.after == "batch" else config.batch_size
     if echo.mode == "adaptive":
         return AdaptiveSpec(echo.cap, echo.buffer, batch_size, echo.seed, replay)
@@ -68,21 +53,10 @@ def echo_spec(
     return EchoSpec(factor, echo.buffer, echo.order, batch_size, echo.seed)
 
 
+# With a pattern, an adaptive echo makes the same decisions on every machine, so that it
+# can be compared with other echoes at equal reads.
 def pattern_of(config: Config) -> str | None:
-    """Returns the decisions that an adaptive echo repeats for ever, such as ``1000``.
-
-    So an echo that goes by what is ready does the same on every machine, and can be
-    compared with others at equal reads.
-
-    Args:
-      config: A training config.
-
-    Returns:
-      None where ``echo.replay`` is the log of a run, or empty.
-
-    Raises:
-      ValueError: It is no pattern by which a batch is always ready.
-    """
+    """Returns the pattern of an adaptive echo's decisions (``1000``), or None."""
     replay = config.echo.replay
     if not replay.startswith(_PATTERN):
         return None
@@ -102,12 +76,7 @@ def pattern_of(config: Config) -> str | None:
 
 
 def describe_echo(config: Config) -> str:
-    """Says in a sentence what is repeated, how often, and from where.
-
-    Example:
-      >>> describe_echo(load_config("configs/lm.py:tiny", {"echo.factor": 2.0}))
-      'echo: every batch 2 times, after batch, in order consecutive'
-    """
+    """Returns a sentence about the repeated items, their uses, and their buffer."""
     echo = config.echo
     item = "batch" if echo.after == "batch" else "example"
     one = "a batch" if item == "batch" else "an example"

@@ -1,4 +1,4 @@
-"""The fields of a config, with what the comments of `echo_jax.config` say of them."""
+"""Lists the fields of a config with the descriptions in their comments."""
 
 import inspect
 import io
@@ -15,28 +15,17 @@ _FIELD = re.compile(r"\s*config\.([\w.]+) = ")
 
 
 def field_lines(config: Config) -> Iterator[tuple[str, str]]:
-    """Yields every field of a config as the flag that sets it, and what it is.
-
-    Args:
-      config: Of a training, or of a study, which has one for all of its arms.
-
-    Example:
-      >>> dict(field_lines(default_config()))["--config.seed=0"]
-      ''
-    """
+    """Yields the flag and the description of every field of a training or a study."""
     about = dict(described_fields(inspect.getsource(default_config)))
     for name, value in _leaves(config):
         said = about.get(name.removeprefix("base."), "")
         yield f"--config.{name}={value}", said
 
 
+# The description of a field or a group is the comment after its line, or in the lines
+# above it.
 def described_fields(source: str) -> Iterator[tuple[str, str]]:
-    """Yields name and description of all fields that a source sets.
-
-    Args:
-      source: Of a function that makes a config. What is said of a field or a group is
-        the comment behind its line, or in the lines above it.
-    """
+    """Yields name and description of all fields that a function's source sets."""
     comments = {
         token.start[0]: token.string.removeprefix("#").strip()
         for token in tokenize.generate_tokens(io.StringIO(source).readline)

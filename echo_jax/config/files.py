@@ -1,7 +1,7 @@
-"""Config files: where a named one lies, how it is run, and a copy of one to change.
+"""Config files: the search for one by name, its execution, and a copy to change.
 
-The package brings the configs of this project along. In its wheel they lie in the
-folder ``configs`` of the package, and in a checkout beside the package.
+The configs come with the package. In its wheel they are in the folder ``configs`` of
+the package, and in a checkout beside the package.
 """
 
 import ast
@@ -31,27 +31,19 @@ _CONFIG_FILE = re.compile(r"([\w/]+\.py)(:.*)?")
 
 
 def _folder() -> Path:
-    """Returns the folder of the configs that come with the package."""
+    """Returns the folder of the packaged configs."""
     in_wheel = _PACKAGE / "configs"
     return in_wheel if in_wheel.is_dir() else _PACKAGE.parent / "configs"
 
 
 def packaged_configs() -> dict[str, Path]:
-    """Returns the files of the configs that come with the package, by their names.
-
-    A name is that of the file in the folder of configs, without ``.py``. Files that
-    only others import are none of them.
-
-    Example:
-      >>> list(packaged_configs())[:2]
-      ['cifar', 'coco']
-    """
+    """Returns the packaged configs' files by name, such as ``cifar``."""
     folder = _folder()
     files = {
         path.relative_to(folder).with_suffix("").as_posix(): path
         for path in folder.rglob("*.py")
     }
-    # Those in the folder itself first.
+    # Files in the folder itself come first.
     names = sorted(files, key=lambda name: ("/" in name, name))
     return {name: files[name] for name in names if _is_config(files[name])}
 
@@ -61,15 +53,7 @@ def _is_config(path: Path) -> bool:
 
 
 def find_config(file: str) -> Path:
-    """Returns the file of a config.
-
-    Args:
-      file: A path, or a name of `packaged_configs`; a file that exists wins.
-
-    Raises:
-      FileNotFoundError: It is neither.
-      FolderError: It begins with ``~``, and the home folder is not known.
-    """
+    """Returns the file of a path or of a packaged config; an existing path wins."""
     path = typed_path(file)
     if path.is_file():
         return path
@@ -85,7 +69,7 @@ def find_config(file: str) -> Path:
             f"config {file!r} is a folder; give PATH.py or PATH.py:VARIANT of a file "
             "in it"
         )
-    # What was typed as in a checkout, or without the folder, means one as well.
+    # Also accept a path as in a checkout, and a name without its folder.
     stem = file.removesuffix(".py").removeprefix("configs/")
     last = {name.rpartition("/")[2]: name for name in known}
     close = [*difflib.get_close_matches(stem, known, n=1)] or [
@@ -103,23 +87,13 @@ def find_config(file: str) -> Path:
 
 
 def import_config(path: Path) -> ModuleType:
-    """Runs a config file, and returns it as a module.
-
-    Args:
-      path: The file. It may import what lies beside it.
-
-    Raises:
-      AttributeError: It defines no ``get_config``.
-      FileNotFoundError: It is no Python file.
-      OSError: It cannot be read.
-      ValueError: It fails.
-    """
+    """Runs a config file, which may import its neighbours, and returns the module."""
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
     if module_spec is None or module_spec.loader is None:
         raise FileNotFoundError(
             f"config {str(path)!r} is no Python file; give one whose name ends in .py"
         )
-    path.open("rb").close()  # What cannot be read is no failure of the file.
+    path.open("rb").close()  # A read error is not a failure of the file.
     module = importlib.util.module_from_spec(module_spec)
     with _importing_from(path.parent.resolve()), failures_of(path):
         module_spec.loader.exec_module(module)
@@ -132,21 +106,14 @@ def import_config(path: Path) -> ModuleType:
 
 @contextlib.contextmanager
 def failures_of(path: Path) -> Iterator[None]:
-    """Names a config file, and its line, where it fails by accident.
-
-    Args:
-      path: The file.
-
-    Raises:
-      ValueError: It failed; or it refuses something, which it says itself.
-    """
+    """Turns accidental errors of a config file into ValueErrors with its line."""
     try:
         yield
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         if isinstance(error, ValueError) and _is_refusal(frames[-1], path):
             raise
-        # As importlib names it.
+        # The name that importlib uses.
         name = str(path.absolute())
         lines = [frame.lineno for frame in frames if frame.filename == name]
         if isinstance(error, SyntaxError) and error.filename == name:
@@ -158,7 +125,7 @@ def failures_of(path: Path) -> Iterator[None]:
 
 
 def _said(error: BaseException) -> str:
-    """Says what a config ran into, where ml_collections would print all of it."""
+    """Returns the error of a config in words, shorter than ml_collections does."""
     said = f"{error}"
     if unknown := re.search(r'Key "(.+?)" does not exist', said):
         meant = re.search(r'Did you mean "(.+?)"', said)
@@ -173,7 +140,7 @@ def _said(error: BaseException) -> str:
 
 
 def _is_refusal(frame: traceback.FrameSummary, path: Path) -> bool:
-    """Whether an error was raised by a config, or by this package, on purpose."""
+    """Whether a config or this package raised an error on purpose."""
     folders = (_PACKAGE, path.absolute().parent, _folder())
     is_ours = any(Path(frame.filename).is_relative_to(each) for each in folders)
     return is_ours and (frame.line or "").startswith("raise ")
@@ -181,40 +148,24 @@ def _is_refusal(frame: traceback.FrameSummary, path: Path) -> bool:
 
 @contextlib.contextmanager
 def _importing_from(folder: Path) -> Iterator[None]:
-    """Lets a config import what lies beside it, as a script may."""
+    """Lets a config import modules from its folder, as a script can."""
     before = set(sys.modules)
     sys.path.insert(0, str(folder))
     try:
         yield
     finally:
         sys.path.remove(str(folder))
-        # Another folder's config may import another module of the same name.
+        # A config in another folder may import another module of the same name.
         for name in set(sys.modules) - before:
             file = getattr(sys.modules[name], "__file__", None)
             if file and Path(file).parent == folder:
                 del sys.modules[name]
 
 
+# A file that exists with the same content is kept. If a different file has the name,
+# nothing is copied.
 def copy_config(name: str, folder: str | os.PathLike[str]) -> list[RunPath]:
-    """Copies a config that comes with the package, and the files that it needs.
-
-    Args:
-      name: One of `packaged_configs`.
-      folder: Receives them, in folders as they lie in the package; made if it is not
-        there. A file that is there with the same content is kept.
-
-    Returns:
-      The copies, that of the config first.
-
-    Raises:
-      ValueError: There is no such config.
-      FolderError: Another file of that name is there, and nothing was copied; or the
-        folder cannot be one.
-
-    Example:
-      >>> [path.name for path in copy_config("lm", "configs")]
-      ['lm.py', 'echo_variants.py']
-    """
+    """Copies a packaged config and the files that it needs, the config first."""
     known = packaged_configs()
     if name not in known:
         raise ValueError(
@@ -241,7 +192,7 @@ def copy_config(name: str, folder: str | os.PathLike[str]) -> list[RunPath]:
 
 
 def _needed(config: Path) -> list[Path]:
-    """Returns a packaged config and all files that it imports, or loads by name."""
+    """Returns a packaged config and all files that it imports or loads by name."""
     needed = [config]
     for path in needed:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

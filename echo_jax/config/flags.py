@@ -1,4 +1,4 @@
-"""Configs as a command line gives them: a file, and flags for its fields."""
+"""Loads configs from a command line: a file, and flags for its fields."""
 
 import copy
 import difflib
@@ -18,34 +18,16 @@ __all__ = ["load_with_flags"]
 
 
 def load_with_flags(path: str, flags_given: Sequence[str]) -> Config:
-    """Loads a config file and applies ``--config.FIELD=VALUE`` flags to it.
-
-    As in `echo_jax.config.load_config`, what does not apply to them is left out.
-
-    Args:
-      path: A file, or a config's name, with a variant or without; see
-        `echo_jax.config.load_config`.
-      flags_given: The words of a command line that belong to the config.
-
-    Raises:
-      AttributeError: The file is no config.
-      OSError: The file cannot be read.
-      ValueError: A flag is no field of the config, or its value does not fit.
-
-    Example:
-      >>> config = load_with_flags("configs/lm.py:tiny", ["--config.updates=10"])
-      >>> config.updates
-      10
-    """
+    """Loads a config and applies ``--config.FIELD=VALUE`` flags, as `load_config`."""
     config = load_config(path)
     for flag in flags_given:
-        if re.match("-+[A-Za-z]", flag):  # Not the value -1 of a flag before it.
+        if re.match("-+[A-Za-z]", flag):  # Not the value -1 of the flag before.
             _add_optional(flag, config)
             _check_flag(flag, config)
     values, before = flags.FlagValues(), copy.deepcopy(config)
     command_line = ["echo-jax", *flags_given]
     try:
-        # Defines a flag for each override, and changes the config as it parses.
+        # This defines a flag for each override and changes the config as it parses.
         config_flags.DEFINE_config_dict(
             "config", config, flag_values=values, sys_argv=command_line
         )
@@ -53,7 +35,7 @@ def load_with_flags(path: str, flags_given: Sequence[str]) -> Config:
     except flags.IllegalFlagValueError as error:
         raise ValueError(_of_value(str(error), config)) from error
     except flags.Error as error:
-        # A flag at the end of the line, without a value.
+        # The last flag has no value.
         raise ValueError(_of_value(f"{error}: it needs a value", config)) from error
     if leftover:
         raise ValueError(f"{leftover[0]!r} belongs to no option; remove it")
@@ -63,7 +45,7 @@ def load_with_flags(path: str, flags_given: Sequence[str]) -> Config:
 
 
 class _WholeNumber(flags.IntegerParser):
-    """Reads 1e3 as well, which Python's `int` does not."""
+    """Also reads 1e3, unlike Python's `int`."""
 
     def convert(self, argument: Any) -> int:
         return whole_number(argument)
@@ -80,7 +62,7 @@ _TAKES = {
 
 
 def _of_value(said: str, config: Config) -> str:
-    """Says of a value that does not fit what its field takes."""
+    """Returns the error of a wrong value with the values that its field accepts."""
     found = re.search(r"(?s)--config\.([\w.]+)(=.*?)?: (.*)", said)
     if found is None:
         return said
@@ -95,7 +77,7 @@ def _of_value(said: str, config: Config) -> str:
 
 
 def _add_optional(flag: str, config: Config) -> None:
-    """Adds a field that a flag sets, and the config of its workload may leave out."""
+    """Adds an optional field of the workload that a flag sets."""
     if "base" in config and flag.startswith("--config.base."):
         config, flag = config.base, flag.replace("--config.base.", "--config.", 1)
     optional = OPTIONAL_FIELDS.get(config.get("workload", ""), {})
@@ -109,7 +91,7 @@ def _add_optional(flag: str, config: Config) -> None:
 
 
 def _check_flag(flag: str, config: Config) -> None:
-    """Refuses an option that is no field of the config, naming what is close."""
+    """Refuses an option that is not a field of the config, and suggests one."""
     name = flag.split("=", 1)[0]
     if not name.startswith(("--config.", "--noconfig.")):
         raise ValueError(
@@ -137,7 +119,7 @@ def _check_flag(flag: str, config: Config) -> None:
 
 
 def _of_all_arms(path: Sequence[str], config: Config) -> str:
-    """Says of a study's field that is not where it was looked for where it may be."""
+    """Returns a hint to the base if a study's field was looked for in an arm."""
     path = path[2:] if path[0] == "arms" else path
     node: Any = config.get("base")
     for part in path:

@@ -1,4 +1,4 @@
-"""The local updates that a training config describes, and which it may not."""
+"""The local updates of a training config, and the refused combinations."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,11 +10,7 @@ __all__ = ["broken_rules", "meeting_schedule"]
 
 
 def meeting_schedule(config: Config) -> LoadSchedule:
-    """Returns how likely replicas meet after each update.
-
-    Args:
-      config: A checked training config with a schedule of chance.
-    """
+    """Returns the probability schedule by which replicas synchronise."""
     local = config.local
     if local.schedule == "bernoulli":
         return LoadSchedule("p", "constant", local.p, local.p)
@@ -22,14 +18,7 @@ def meeting_schedule(config: Config) -> LoadSchedule:
 
 
 def broken_rules(config: Config) -> Iterator[tuple[str, str, Any]]:
-    """Finds what local updates, and delayed gradients, do not go together with.
-
-    Args:
-      config: A training config whose fields are each in their range.
-
-    Yields:
-      A field, the rule that it breaks, and a value that does not.
-    """
+    """Yields each field that breaks a rule of local updates, the rule, and a fix."""
     local = config.local
     for name in ("p", "p_end"):
         if not 0 < local[name] <= 1:

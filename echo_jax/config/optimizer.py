@@ -1,9 +1,9 @@
-"""The config fields ``optim.name`` and ``optim.schedule``, where they name optax.
+"""The fields ``optim.name`` and ``optim.schedule``, where they name optax.
 
-An optimizer or a schedule of optax is taken by its public name and nothing is
-evaluated: what is no function of `optax` or `optax.contrib` that takes a learning rate
-and returns a transformation of gradients is refused, and so is what returns no learning
-rate for an update.
+An optimizer or a schedule of optax is found by its public name, and no text is
+evaluated. Only a function of `optax` or `optax.contrib` that takes a learning rate and
+returns a gradient transformation is accepted as an optimizer. A schedule must return a
+learning rate for an update.
 """
 
 import inspect
@@ -47,26 +47,10 @@ OptaxFactory = Callable[[Any], optax.GradientTransformation]
 _MODULES = {"optax": optax, "optax.contrib": optax.contrib}
 
 
+# The trial on a matrix refuses optimizers that need more than gradients and parameters,
+# or whose model is not its parameters.
 def optax_factory(name: str, args: str) -> OptaxFactory:
-    """Finds an optimizer of optax, and tries it on a matrix.
-
-    Args:
-      name: ``"optax.NAME"`` or ``"optax.contrib.NAME"``.
-      args: Further keyword arguments; see `parse_args`.
-
-    Returns:
-      The optimizer as a function of its learning rate alone.
-
-    Raises:
-      ValueError: There is no such optimizer, it does not take these arguments, it
-        needs more than gradients and parameters, or the model that it trains is not
-        its parameters.
-
-    Example:
-      >>> optimizer = optax_factory("optax.lion", '{"b1": 0.95}')(1e-4)
-      >>> isinstance(optimizer, optax.GradientTransformation)
-      True
-    """
+    """Finds an optimizer of optax, tries it, and returns a function of the rate."""
     found = _function_of_optax(name)
     if not inspect.isfunction(found) or (
         "learning_rate" not in inspect.signature(found).parameters
@@ -99,23 +83,7 @@ def optax_factory(name: str, args: str) -> OptaxFactory:
 
 
 def optax_schedule(name: str, args: str) -> optax.Schedule:
-    """Finds a schedule of optax, and tries it.
-
-    Args:
-      name: ``"optax.NAME"``.
-      args: All of its arguments; see `parse_args`.
-
-    Returns:
-      The schedule: of the updates done, the part of the learning rate.
-
-    Raises:
-      ValueError: There is no such schedule, or it does not take these arguments.
-
-    Example:
-      >>> args = '{"init_value": 1.0, "transition_steps": 10, "decay_rate": 0.5}'
-      >>> float(optax_schedule("optax.exponential_decay", args)(20))
-      0.25
-    """
+    """Finds and tries a schedule of optax: updates done to a factor on the rate."""
     found = _function_of_optax(name)
     if not inspect.isfunction(found) or found not in vars(optax.schedules).values():
         raise ValueError(
@@ -138,7 +106,7 @@ def optax_schedule(name: str, args: str) -> optax.Schedule:
 
 
 def _function_of_optax(name: str) -> Any:
-    """Returns what has a public name in optax; None if nothing has."""
+    """Returns the object with a public name in optax, or None."""
     module, _, attribute = name.rpartition(".")
     if attribute.startswith("_"):
         return None
@@ -153,19 +121,7 @@ def _try(optimizer: Any) -> Any:
 def parse_args(
     args: str, field: str = "optim.args"
 ) -> dict[str, bool | int | float | str]:
-    """Reads a field that is JSON, so that flags and sweeps can set it.
-
-    Args:
-      args: An object of numbers, booleans and strings.
-      field: Its name.
-
-    Raises:
-      ValueError: It is anything else, or sets the learning rate.
-
-    Example:
-      >>> parse_args('{"b1": 0.95, "nesterov": true}')
-      {'b1': 0.95, 'nesterov': True}
-    """
+    """Reads a field that is a JSON object, which flags and sweeps can set."""
     try:
         found = json.loads(args)
     except json.JSONDecodeError:

@@ -1,6 +1,6 @@
-"""Fields that a workload's config may leave out, and what they are then.
+"""Optional fields of a workload's config, and their defaults.
 
-A flag may set them as any other; in a config file they are added to an unlocked config.
+A flag sets them like any other field; a config file adds them to an unlocked config.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ OPTIONAL_FIELDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "activation": "gelu",
             "bias": False,
             "tied": False,
-            "vocab": 0,  # 0: that of the data
+            "vocab": 0,  # 0: the vocabulary of the data
             "segments": False,
         },
         "data": {

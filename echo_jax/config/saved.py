@@ -1,4 +1,4 @@
-"""The config that a run folder keeps, as the config of a run again."""
+"""Reads the config that a run folder keeps."""
 
 from typing import Any
 
@@ -15,23 +15,10 @@ _CONFIG: dict[str, Any] = {"workload": str, "model": dict, "data": dict}
 _CHOSEN: dict[str, Any] = {"chosen?.echo_factor": int | float, "chosen?.threads": int}
 
 
+# Fields that change no computation are not kept and get their defaults. Decisions are
+# not repeated from a log, and no process reads data: neither changes a program.
 def read_config(workdir: RunPath) -> Config:
-    """Returns the config of a run, with what the run chose where it was left open.
-
-    What is not kept, because it changes nothing that is computed, has its default.
-    Decisions are not repeated from a log, and nothing is read in processes: the first
-    is another file that may be gone, and both change no program.
-
-    Args:
-      workdir: The run folder.
-
-    Returns:
-      The config, locked, for `echo_jax.config.check.check_config` to look at.
-
-    Raises:
-      ValueError: The folder holds no config, or one that no run can have.
-      FolderError: What lies there is no file.
-    """
+    """Returns the config of a run, with measured values in open fields."""
     path = workdir / "config.json"
     fields = read_json(path, _CONFIG)
     if fields is None:
@@ -44,7 +31,7 @@ def read_config(workdir: RunPath) -> Config:
         with config.unlocked():
             config.model = ConfigDict(_hashable(fields.pop("model")))
             for name, value in fields["data"].items():
-                if name not in config.data:  # One of a workload.
+                if name not in config.data:  # A field of a workload.
                     config.data[name] = _hashable(value)
         override(config, fields)
         _refuse_texts(config)
@@ -61,14 +48,14 @@ def read_config(workdir: RunPath) -> Config:
 
 
 def _hashable(value: Any) -> Any:
-    """Returns JSON's values with tuples for lists, as configs have them."""
+    """Returns a JSON value with tuples for lists, as configs have them."""
     if isinstance(value, dict):
         return {name: _hashable(each) for name, each in value.items()}
     return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
 def _refuse_texts(config: Config) -> None:
-    """Refuses options of XLA that could name files, which it would write."""
+    """Refuses XLA options with texts, which could name files that XLA writes."""
     for name, value in parse_args(config.xla.options, "xla.options").items():
         if isinstance(value, str):
             raise ValueError(
@@ -78,16 +65,7 @@ def _refuse_texts(config: Config) -> None:
 
 
 def refuse_code(config: Config) -> None:
-    """Refuses data that is a class to be imported: a config may do that, no folder.
-
-    For who opens the data of a run folder; its model can be loaded without.
-
-    Args:
-      config: From `read_config`.
-
-    Raises:
-      ValueError: It is such data.
-    """
+    """Refuses a data class to import: a config may name code, a run folder may not."""
     if config.data.source.startswith("python:"):
         raise ValueError(
             f"config.data.source={config.data.source!r} names code, which is not run "

@@ -1,4 +1,4 @@
-"""The fields of a study: arms that are compared, and how each is searched."""
+"""The fields of a study: the arms that are compared, and their search."""
 
 import difflib
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ def default_study(
     """Returns a study, unlocked.
 
     Args:
-      name: Its title.
+      name: The title of the study.
       base: A training config.
-      arms: For each name, in the order in which they run, what differs from the base.
-      storage_ratio: R, to which reading is slowed down; 0 leaves it as it is.
+      arms: For each name, the differences from the base. They run in this order.
+      storage_ratio: R, to which reading is slowed down; 0 does not change it.
 
     Example:
       >>> from echo_jax.config import default_config
@@ -35,27 +35,26 @@ def default_study(
     study.storage_ratio = storage_ratio
     study.base = base
     set_arms(study, arms)
-    # Fields of the base and what is tried, nested: {"optim": {"lr": "log:1e-4:1e-2"}}.
-    # Without any, every arm is trained as it is.
+    # Searched fields of the base, nested: {"optim": {"lr": "log:1e-4:1e-2"}}.
+    # Without any, the arms keep their configs.
     study.search = ConfigDict()
     study.search.space = ConfigDict()
-    study.search.points = 16  # of a search; powers of two fill a space best
-    study.search.repeats = 5  # searches of each arm, independent of each other
+    study.search.points = 16  # points of a search; powers of two fill a space best
+    study.search.repeats = 5  # independent searches of each arm
     study.search.seed = 0
     # New streams (data, initialisation, dropout) on which the best point of each search
-    # is trained. Without a search: on which every arm is; 0 trains it once, as a run.
+    # is trained. Without a search, every arm is trained on them; 0: as a single run.
     study.confirm = ConfigDict()
     study.confirm.streams = 0
-    # A trial of a search ends after so many times the updates of the best one before
-    # it, for it has lost; 0: it goes on.
+    # A search's trial ends at this multiple of the updates of the best earlier trial;
+    # 0: it does not.
     study.stop = ConfigDict()
     study.stop.cut = 2.0
-    # What would show that the study's expectation is wrong, written down before it is
-    # run, and refused if it differs once there are trials: dicts of what
-    # `echo_jax.searches.comparison.Falsified` calls says, arm, over and below, its
-    # bound.
+    # Results that would falsify the study's expectation, written before its trials. A
+    # change is refused once there are trials. Each is a dict of says, arm, over and
+    # below (the bound); see `echo_jax.searches.comparison.Falsified`.
     study.falsifiers = ()
-    # Fresh examples of an arm over the baseline's, as somebody has published them.
+    # Published ratios of an arm's fresh examples to the baseline's.
     study.paper = ConfigDict()
     return study
 
@@ -64,8 +63,8 @@ def set_arms(study: Config, arms: Mapping[str, Any]) -> None:
     """Sets the arms of a study, in the order in which they run.
 
     Args:
-      study: Unlocked.
-      arms: For each name what differs from the base.
+      study: The study, unlocked.
+      arms: For each name, the differences from the base.
 
     Raises:
       ValueError: A name has a dot.
@@ -83,17 +82,17 @@ def set_arms(study: Config, arms: Mapping[str, Any]) -> None:
 def sweep_of(
     config: Config, over: Mapping[str, str], *, name: str, points: int, streams: int
 ) -> Config:
-    """Returns the study of one training config: which values of its fields are best.
+    """Returns the study that searches for the best values of one config's fields.
 
     Args:
       config: A training config.
-      over: What is tried of each field, by its dotted name: ``log:1e-4:1e-2``.
-      name: Its title.
-      points: How many are tried.
-      streams: On which the best one is trained again.
+      over: The tried values of each field, by its dotted name: ``log:1e-4:1e-2``.
+      name: The title of the study.
+      points: Number of points to try.
+      streams: Number of streams on which the best point is trained again.
 
     Raises:
-      ValueError: There is nothing to try, or not that field; or it is a study.
+      ValueError: `over` is empty or names an unknown field; or `config` is a study.
 
     Example:
       >>> from echo_jax.config import default_config
@@ -127,7 +126,7 @@ def sweep_of(
 def arm_names(study: Config) -> list[str]:
     """Returns the names of a study's arms, in the order in which they run.
 
-    Arms that the order does not name, such as those that were added later, come last.
+    Arms that are not in the order, such as arms added later, come last.
     """
     names = list(study.arms)
     ordered = [name for name in study.get("order", ()) if name in names]
@@ -135,7 +134,7 @@ def arm_names(study: Config) -> list[str]:
 
 
 def protocol_of(study: Config) -> Protocol | None:
-    """Returns how a study is searched and confirmed; None if each arm is one run.
+    """Returns the search of a study; None if each arm is one run.
 
     Raises:
       ValueError: A field has an impossible value.

@@ -1,1 +1,1 @@
-"""Records, what they go through, and the pipeline that runs it."""
+"""Records, the stages that process them, and the pipeline that runs the stages."""

@@ -7,21 +7,7 @@ __all__ = ["integer"]
 
 
 def integer(name: str, value: Any, at_least: int) -> int:
-    """Returns an integer of any kind as an int.
-
-    Args:
-      name: The argument's name, for the errors.
-      value: An int, an integer of NumPy or jax, or anything with ``__index__``.
-      at_least: The smallest value that is allowed.
-
-    Raises:
-      TypeError: The value is not an integer.
-      ValueError: The value is smaller than ``at_least``.
-
-    Example:
-      >>> integer("buffer", 4, at_least=1)
-      4
-    """
+    """Returns an integer of any kind as an int; raises if it is below ``at_least``."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -40,7 +26,7 @@ def _fix(name: str, value: int) -> str:
 
 
 def _nearest(value: Any, at_least: int) -> int:
-    """The integer that was probably meant."""
+    """Returns the integer that was probably meant."""
     try:
         return max(round(float(value)), at_least)
     except (TypeError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""Which fresh items of a stream are bad, so that others are used in their places."""
+"""Remembers the bad fresh items of a stream, which other items replace."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class BadItem:
     Attributes:
       index: Its fresh index: its place in the stream, over all processes.
       record: The number of its record.
-      what: Is wrong with it.
+      what: The fault of the item.
     """
 
     index: int
@@ -27,27 +27,15 @@ class BadItem:
 
 
 class BadItems:
-    """Remembers the bad items of a stream, from when they are read until they count.
+    """Remembers the bad items of a stream, from when they are read until they count."""
 
-    What reads ahead finds them earlier or later. So they count by the first use of what
-    took their place: how many were skipped then follows from the uses alone, and what a
-    restored stream reads again counts once.
-
-    Example:
-      >>> bad_items = BadItems()
-      >>> bad_items.add([BadItem(5, 81, "item['x'] holds 1 NaN in 4 values")])
-      >>> for bad in bad_items.take(np.array([4, 5, 3]), repeat=np.array([0, 0, 1])):
-      ...     print(bad)
-      fresh item 5 (record 81): item['x'] holds 1 NaN in 4 values
-    """
+    # A thread that reads ahead finds them earlier or later. So a bad item counts at the
+    # first use of its replacement: the number of skipped items then follows from the
+    # uses alone, and an item that a restored stream reads again counts once.
 
     def __init__(self, items_per_index: int = 1):
-        """Knows of none.
-
-        Args:
-          items_per_index: Over how many items the echo's fresh index counts once: over
-            the examples of a batch where batches are echoed.
-        """
+        # ``items_per_index`` is the number of examples of a batch if batches are
+        # echoed: the echo's fresh index then counts batches.
         self._items_per_index = items_per_index
         # By their fresh index. Threads add to it.
         self._found: dict[int, BadItem] = {}
@@ -56,17 +44,12 @@ class BadItems:
         return bool(self._found)
 
     def add(self, bad: Sequence[BadItem]) -> None:
-        """Remembers some, before what took their place is used."""
+        """Remembers bad items; must be called before their replacements are used."""
         for each in bad:
             self._found[each.index] = each
 
     def take(self, fresh_index: np.ndarray, repeat: np.ndarray) -> list[BadItem]:
-        """Returns those whose places are used for the first time, and forgets them.
-
-        Args:
-          fresh_index: The echo's tag of every example of some updates, of any shape.
-          repeat: Which use of its item each of them is, of the same shape.
-        """
+        """Returns and forgets bad items at the first use of their replacements."""
         first = set(fresh_index[repeat == 0].tolist())
         # A copy in one step: a thread may add to it.
         found = sorted(self._found.copy().values())

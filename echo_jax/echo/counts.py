@@ -1,4 +1,4 @@
-"""What is known of uses: how many there were, and which they are."""
+"""Counts of uses, and tags that identify a use."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ class Counts:
     Attributes:
       fresh: Items taken from the upstream stage.
       uses: Items emitted downstream.
-      repeats: Those of the uses that were not the first of their item.
+      repeats: Uses that were not the first use of their item.
     """
 
     fresh: int = 0
@@ -23,11 +23,16 @@ class Counts:
     repeats: int = 0
 
     def without(self, repeat: np.ndarray, pending: int) -> "Counts":
-        """Returns them without the last uses of a batch, which took nothing fresh.
+        """Returns the counts without the last uses of a batch.
 
         Args:
-          repeat: Which use of its item each use of the batch is, ``int32[G, n]``.
-          pending: How many of each lane.
+          repeat: Number of the use of its item for each use of the batch, ``int32[G,
+            n]``.
+          pending: Number of last uses of each lane to leave out. They took no fresh
+            items.
+
+        Returns:
+          The reduced counts.
         """
         if not pending:
             return self
@@ -37,11 +42,11 @@ class Counts:
 
 
 class Tags(NamedTuple):
-    """Says which use of which item an output is.
+    """Identifies an output: the item, and the number of its use.
 
     Attributes:
       fresh_index: Index of the item in the upstream: an int, or ``int64[B]``.
-      repeat: 0 for its first use, then 1, 2, ...: an int, or ``int32[B]``.
+      repeat: 0 for the first use of the item, then 1, 2, ...: an int, or ``int32[B]``.
     """
 
     fresh_index: Any

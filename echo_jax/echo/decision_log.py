@@ -1,8 +1,8 @@
-"""Decision logs: what an adaptive echo decided, one bit for each batch.
+"""Decision logs: the decisions of an adaptive echo, one bit for each batch.
 
-What an adaptive echo does depends on when data was ready, which no seed can
-repeat. Written down, it can be repeated: the log goes into the echo's state and, as
-``tape.json``, into a run folder, and an echo that is given it does the same again.
+An adaptive echo depends on when data was ready, which no seed can repeat. The log makes
+it repeatable. It is a part of the echo's state and, as ``tape.json``, of a run folder.
+An echo that gets a log makes the same decisions again.
 """
 
 import base64
@@ -32,8 +32,9 @@ _UNPACKED_AT_ONCE = 1 << 16
 class DecisionLog(Sequence[bool]):
     """Whether an adaptive echo took fresh data before each of its batches.
 
-    It never changes, and is equal and hashed by its decisions. A log of a million
-    decisions takes 125 kB, and as text at most 4/3 of that; regular ones a few kB.
+    A log never changes. Logs are compared and hashed by their decisions. A log of a
+    million decisions takes 125 kB, and as text at most 4/3 of that; a regular log takes
+    a few kB.
 
     Example:
       >>> log = DecisionLog([True, False, False, True])
@@ -44,7 +45,7 @@ class DecisionLog(Sequence[bool]):
     """
 
     def __init__(self, decisions: Iterable[bool] = ()):
-        """Takes the decisions, in their order."""
+        """Makes a log of decisions in their order."""
         taken = bytearray(map(bool, decisions))
         self._packed, self._length = _packed(taken), len(taken)
 
@@ -90,16 +91,16 @@ class DecisionLog(Sequence[bool]):
         return f"<DecisionLog of {len(self)} decisions, {self.count(True)} of them yes>"
 
     def count(self, value: Any) -> int:
-        """Returns how many decisions are this one; no decision is looked at alone."""
+        """Returns how many decisions equal a value, without a loop over decisions."""
         yes = int.from_bytes(self._packed).bit_count()
         return (self._length - yes, yes)[bool(value)] if value in (False, True) else 0
 
     def starts_with(self, other: "DecisionLog") -> bool:
-        """Whether this log goes on where the other ends, after the same decisions."""
+        """Returns whether the other log is the start of this log, or all of it."""
         return self._length >= other._length and self._first(other._length) == other
 
     def _first(self, count: int) -> "DecisionLog":
-        """Returns so many decisions from the start on."""
+        """Returns the first ``count`` decisions."""
         packed = bytearray(self._packed[: -(-count // 8)])
         if packed:
             packed[-1] &= 0xFF << (-count % 8) & 0xFF
@@ -114,23 +115,23 @@ class DecisionLog(Sequence[bool]):
         """Returns the log as JSON types.
 
         Returns:
-          ``version``; ``decisions``, how many there are; and ``bits``, the base64
-          of the zlib stream of the bits, the first decision in the highest bit.
+          ``version``; ``decisions``, their number; and ``bits``, the base64 text of the
+          zlib stream of the bits. The first decision is the highest bit.
         """
         return _record(len(self), zlib.compress(self._packed, _LEVEL))
 
     @classmethod
     def from_json(cls, record: Any) -> "DecisionLog":
-        """Returns the log of a record, which may come from anywhere.
+        """Returns the log of a record from any source.
 
-        No more is decoded than the stated number of decisions takes, a bit each: 32
-        MiB for the longest log, which may come out of 43 kB.
+        It decodes at most one bit for each stated decision: 32 MiB for the longest log,
+        which a record of 43 kB may hold.
 
         Args:
-          record: What `to_json` returned.
+          record: The result of `to_json`.
 
         Raises:
-          ValueError: If it is anything else.
+          ValueError: The record is anything else.
         """
         if not isinstance(record, dict) or set(record) != _KEYS:
             raise ValueError(
@@ -163,19 +164,22 @@ class DecisionLog(Sequence[bool]):
         return cls._of(packed, decisions)
 
     def to_text(self) -> str:
-        """Returns the log as the content of a file, with a checksum; see `read`."""
+        """Returns the log as the content of a file, with a checksum, for `read`."""
         record = self.to_json()
         return json.dumps(record | {_SUM: _checksum(record)})
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the log to a file, whole or not at all.
+        """Writes the log to a file, completely or not at all.
+
+        Args:
+          path: The file; an existing file is replaced.
 
         Raises:
-          OSError: If it cannot be written; a file that was there stays as it was.
+          OSError: The file cannot be written; an existing file is unchanged.
         """
         path = Path(path)
-        # A name that nobody can know before, and a file that is not there yet: else a
-        # link of that name would lead to a file that is overwritten.
+        # The name is unpredictable and the file must be new. Otherwise a link of that
+        # name could lead to a file that is overwritten.
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
         with temporary.open("x", encoding="ascii") as file:
             try:
@@ -190,11 +194,14 @@ class DecisionLog(Sequence[bool]):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "DecisionLog":
-        """Reads a decision log from a file, which may come from anywhere.
+        """Reads a decision log from a file of any source.
+
+        Args:
+          path: The file.
 
         Raises:
-          OSError: If there is no such file.
-          ValueError: If it is not a decision log.
+          OSError: The file cannot be opened.
+          ValueError: The file is not a decision log.
         """
         with open(path, "rb", opener=_open_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -205,14 +212,14 @@ class DecisionLog(Sequence[bool]):
 
     @classmethod
     def read(cls, file: IO[bytes], *, name: str) -> "DecisionLog":
-        """Reads a decision log from an open file, wherever that lies.
+        """Reads a decision log from an open file of any source.
 
         Args:
-          file: Positioned at its start.
-          name: What it is called in an error.
+          file: A binary file, positioned at the start of the log.
+          name: The name of the file in errors.
 
         Raises:
-          ValueError: If it is not a decision log.
+          ValueError: The content is not a decision log.
         """
         limit = _max_text(_MAX_DECISIONS // 8) + 1000
         content = file.read(limit + 1)
@@ -223,7 +230,7 @@ class DecisionLog(Sequence[bool]):
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{name} is not a decision log: it is not JSON") from error
         try:
-            # Those of an earlier version have no checksum.
+            # Logs of an earlier version have no checksum.
             if isinstance(record, dict) and _SUM in record:
                 found = record.pop(_SUM)
                 if found != _checksum(record):
@@ -234,10 +241,10 @@ class DecisionLog(Sequence[bool]):
 
 
 class Recorder:
-    """A decision log in the making, whose JSON is cheap to ask for at any time.
+    """Records a decision log; its JSON is cheap to make at any time.
 
-    All whole bytes are compressed as they come, so that a state saved after every
-    batch costs the compression of the last bits alone.
+    Whole bytes are compressed as they come, so a state that is saved after every batch
+    costs only the compression of the last bits.
 
     Example:
       >>> recorder = Recorder()
@@ -248,7 +255,6 @@ class Recorder:
     """
 
     def __init__(self):
-        """Starts empty."""
         self._decisions = bytearray()
         self._stream = zlib.compressobj(_LEVEL)
         self._compressed = bytearray()
@@ -266,7 +272,7 @@ class Recorder:
         """Adds a decision at the end.
 
         Raises:
-          ValueError: If the log is full.
+          ValueError: The log is full.
         """
         if len(self._decisions) >= _MAX_DECISIONS:
             raise ValueError(
@@ -276,7 +282,7 @@ class Recorder:
         self._decisions.append(bool(decision))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the log so far as `DecisionLog.to_json` does."""
+        """Returns the log so far, as `DecisionLog.to_json` does."""
         whole = len(self._decisions) // 8 * 8
         if whole > self._done:
             fresh = _packed(self._decisions[self._done : whole])
@@ -288,23 +294,23 @@ class Recorder:
 
 
 def log_of(state: Mapping[str, Any]) -> DecisionLog | None:
-    """Returns what an adaptive echo decided until it gave a state.
+    """Returns the decisions of an adaptive echo up to a state.
 
-    Where a thread makes batches ahead of their use, the state of a batch says less than
-    the echo itself, which is ahead.
+    If a thread makes batches ahead of their use, the state of a batch has fewer
+    decisions than the echo itself, which is ahead.
 
     Args:
       state: From ``get_state`` of any echo.
 
     Returns:
-      The decisions; None where the echo was not adaptive.
+      The decisions; None if the echo was not adaptive.
     """
     log = state["plan"].get("log")
     return None if log is None else DecisionLog.from_json(log)
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Opens a file without waiting, since a named pipe would wait for ever."""
+    """Opens a file without blocking, since a named pipe could block for ever."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -326,20 +332,18 @@ def _record(decisions: int, stream: bytes) -> dict[str, Any]:
 
 
 def _max_text(size: int) -> int:
-    """Characters that the bits of so many bytes take at most.
-
-    A zlib stream outgrows its content by 5 bytes in 16 kB, and a frame of 6 bytes
-    (zlib's own bound, ``deflateBound``, is looser for small ones).
-    """
+    """Returns the largest number of characters for the bits of ``size`` bytes."""
+    # A zlib stream outgrows its content by 5 bytes in 16 kB, and a frame of 6 bytes.
+    # Zlib's own bound, ``deflateBound``, is looser for small streams.
     return (size + size // 1000 + 64) * 4 // 3 + 4
 
 
 def _inflate(bits: str, size: int) -> bytes:
-    """Decodes text that must hold exactly so many bytes, and no more than these."""
+    """Decodes text that must hold exactly ``size`` bytes."""
     try:
         packed = base64.b64decode(bits, validate=True)
         stream = zlib.decompressobj()
-        # With a limit of 0 it would be unlimited.
+        # A limit of 0 would mean no limit.
         content = stream.decompress(packed, size + 1)
     except (binascii.Error, ValueError, zlib.error) as error:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The echo of a call without a spec: adaptive, and small beside the memory."""
+"""The echo of a call without a spec: adaptive, and small compared with the memory."""
 
 import logging
 import os
@@ -12,25 +12,11 @@ __all__ = ["chosen_part", "default_spec", "free_memory", "split_state"]
 
 _MAX_USES = 4
 _MAX_BATCHES = 64
-_MEMORY_SHARE = 10  # the buffer takes at most one part in so many of what is free
+_MEMORY_SHARE = 10  # the buffer takes at most one part in ten of the free memory
 
 
 def default_spec(batch_size: int, bytes_per_item: int, free_bytes: int) -> AdaptiveSpec:
-    """Returns the echo of a call without a spec, and logs it.
-
-    Args:
-      batch_size: Examples of a batch of the loader.
-      bytes_per_item: Bytes of an example in the buffer.
-      free_bytes: Free memory where the buffer is.
-
-    Returns:
-      An adaptive echo with at most 4 uses of an example. The buffer holds at most 64
-      batches, takes at most a tenth of the free memory, and holds at least one batch.
-
-    Example:
-      >>> default_spec(32, 3072, 16 * 2**30)
-      AdaptiveSpec(cap=4, buffer=2048, batch_size=32, seed=0, replay=None)
-    """
+    """Returns the echo of a call without a spec, and logs it."""
     fits = free_bytes // _MEMORY_SHARE // max(batch_size * bytes_per_item, 1)
     batches = max(1, min(_MAX_BATCHES, fits))
     spec = AdaptiveSpec(
@@ -48,7 +34,7 @@ def default_spec(batch_size: int, bytes_per_item: int, free_bytes: int) -> Adapt
 
 
 def free_memory() -> int:
-    """Returns the free memory of the host in bytes, as its container limits it."""
+    """Returns the free memory of the host or its container in bytes."""
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     free = [pages * size]
     for line in _read("/proc/meminfo").splitlines():
@@ -70,16 +56,12 @@ def _read(path: str) -> str:
 
 
 def chosen_part(spec: AnySpec) -> dict[str, int]:
-    """Returns what was chosen of a spec, to be kept in a state."""
+    """Returns the chosen fields of a spec, to be kept in a state."""
     return {"batch_size": spec.batch_size, "buffer": spec.buffer}
 
 
 def split_state(state: Any) -> tuple[dict[str, Any], AdaptiveSpec]:
-    """Returns the state of an echo, and the spec that the echo had chosen.
-
-    Raises:
-      ValueError: It is not the state of an echo that was made without a spec.
-    """
+    """Returns the state of an echo without its chosen spec, and that spec."""
     chosen = state.get("spec") if isinstance(state, Mapping) else None
     if not isinstance(chosen, Mapping) or set(chosen) != {"batch_size", "buffer"}:
         raise ValueError(

@@ -1,10 +1,9 @@
-"""Echo on the accelerator: fresh data crosses to it once, and is used there again.
+"""Echo on the accelerator: each fresh item is sent to it once, and used there again.
 
-A buffer of slots lies in accelerator memory, split into lanes over the devices of a
-mesh. The host decides which slots are written and read, see `echo_jax.echo.plans`. A
-jitted, donated function scatters every fresh host batch; another one gathers each
-training batch, with a random key for every use. Whatever is uint8 stays uint8 until the
-step casts it.
+A buffer of slots is in accelerator memory, split into lanes over the devices of a mesh.
+The host decides which slots are written and read (`echo_jax.echo.plans`). A jitted,
+donated function scatters every fresh host batch. Another one gathers each training
+batch, with a random key for every use. uint8 stays uint8 until the step casts it.
 
 `echo_batches` makes an iterator of device batches, for any trainer. A trainer that
 gathers in the program of its update uses `DeviceFeed` and `EchoBuffer` directly::
@@ -61,7 +60,6 @@ class DeviceEchoIterator(Iterator[Any]):
     def __init__(
         self, iterator: Iterator[Any], spec: AnySpec | None, options: "_Options"
     ):
-        """See `echo_batches`."""
         self._iterator = PeekedIterator(iterator)
         self._spec, self._options = spec, options
         self._chooses = spec is None
@@ -72,17 +70,17 @@ class DeviceEchoIterator(Iterator[Any]):
 
     @property
     def counts(self) -> Counts:
-        """Fresh items taken, uses and repeats made."""
+        """The fresh items taken, and the uses and repeats made so far."""
         return Counts() if self._feed is None else self._feed.counts
 
     @property
     def log(self) -> DecisionLog | None:
-        """What an adaptive echo decided so far; None in other modes."""
+        """The decisions of an adaptive echo so far; None in other modes."""
         return None if self._feed is None else self._feed.log
 
     @property
     def buffer(self) -> EchoBuffer:
-        """The buffer's layout, from which its size can be read.
+        """The buffer's layout, which has its size.
 
         Raises:
           StopIteration: The upstream is empty.
@@ -90,7 +88,7 @@ class DeviceEchoIterator(Iterator[Any]):
         return self._open().buffer
 
     def __iter__(self) -> "DeviceEchoIterator":
-        """Returns itself; warns where it has ended."""
+        """Returns itself; warns if the echo has ended."""
         self._turn.warn_if_ended()
         return self
 
@@ -105,13 +103,13 @@ class DeviceEchoIterator(Iterator[Any]):
         )
 
     def __next__(self) -> Any:
-        """Returns the next batch, on the devices, with its `Tags` if asked for.
+        """Returns the next batch, on the devices, with its `Tags` if ``tags`` is set.
 
         Raises:
-          Exception: What the upstream raised. Nothing is lost by it: the next call
-            asks the upstream again.
-          RuntimeError: An earlier call was interrupted at a place that cannot be gone
-            on from.
+          Exception: The upstream raised an error. Nothing is lost: the next call asks
+            the upstream again.
+          RuntimeError: An earlier call was interrupted at a place from which the echo
+            cannot go on.
           ValueError: The echo is closed, or another thread is using it.
         """
         with self._turn:
@@ -130,27 +128,27 @@ class DeviceEchoIterator(Iterator[Any]):
         tags = Tags(feed.tags.fresh_index[0], feed.tags.repeat[0])
         is_whole = tags.repeat.size == self._spec.batch_size
         if self._options.drop_remainder and not is_whole:
-            # Whole ones may follow: a stochastic echo goes on after its last load.
+            # Whole batches may follow: a stochastic echo goes on after its last load.
             self._turn.consistent = True
             return self._next(feed)
-        # A smaller batch has a program of its own, so that an augmentation sees no rows
-        # but its own. Integers cross with the call, as those of a write do.
+        # A smaller batch has its own program, so that an augmentation sees only real
+        # rows. The call transfers the integers, as a write does.
         with jax.transfer_guard_host_to_device("allow"):
             return self._draw(feed.arrays, inputs), tags
 
     def _open(self) -> DeviceFeed:
-        """The feed, which is made in a turn of its own if there is none."""
+        """Returns the feed; makes it in a turn of its own if there is none."""
         if self._feed is not None:
             return self._feed
         self._turn.enter()
         try:
             return self._started()
         finally:
-            # Whatever failed, no more than a look at the upstream was taken.
+            # After any failure, the upstream was only peeked at.
             self._turn.leave()
 
     def _started(self) -> DeviceFeed:
-        """The feed, which is made by the first batch."""
+        """Returns the feed, which the first batch makes."""
         if self._feed is None:
             options = self._options
             layout = self._layout = self._layout or EchoBuffer.of(
@@ -187,11 +185,11 @@ class DeviceEchoIterator(Iterator[Any]):
     def get_state(self) -> dict[str, Any]:
         """Returns plain data: the plan's integers, and the upstream's own state.
 
-        The upstream's is that at the oldest host batch in use. An adaptive echo's has
-        its log, too.
+        The upstream's state is the one at the oldest host batch in use. An adaptive
+        echo adds its log.
 
         Raises:
-          TypeError: If the upstream has no get_state and set_state.
+          TypeError: The upstream has no get_state and set_state.
         """
         try:
             state = self._open().get_state()
@@ -202,7 +200,10 @@ class DeviceEchoIterator(Iterator[Any]):
             return {"plan": {}, "skip": 0, "upstream": self._iterator.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues as the iterator that gave the state would have.
+        """Continues as the iterator that returned the state would have.
+
+        Args:
+          state: From `get_state`.
 
         Raises:
           ValueError: The state is not one of a device echo over this upstream.
@@ -211,7 +212,7 @@ class DeviceEchoIterator(Iterator[Any]):
             if self._chooses and state["plan"]:
                 state, spec = split_state(state)
                 if self._feed is not None and spec != self._spec:
-                    # Chosen where another amount of memory was free.
+                    # It was chosen with another amount of free memory.
                     self._feed.close()
                     self._feed, self._turn = None, Turn()
                 self._spec = spec
@@ -265,23 +266,22 @@ def echo_batches(
 ) -> DeviceEchoIterator:
     """Repeats the examples of a loader's batches on the accelerator.
 
-    Every fresh batch is sent once, ahead of its use; the training batches are drawn
-    from a buffer in accelerator memory as the spec says, and augmented there anew
-    for every use.
+    Every fresh batch is sent once, ahead of its use. The spec says how the training
+    batches are drawn from a buffer in accelerator memory. Every use is augmented there
+    again.
 
     Without a spec it is an adaptive echo, chosen as `echo_jax.echo_batches` does: the
     loader's own batch size, at most 4 uses, and a buffer of at most 64 batches and a
     tenth of the devices' free memory.
 
     Args:
-      loader: Yields host batches: pytrees of arrays with a first axis, all of one size,
-        which need not be that of the training batches. With ``get_state`` and
-        ``set_state`` on their iterator, or ``state_dict`` and ``load_state_dict`` on
-        themselves, the echo's state can be saved.
-      spec: What the echo does: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
-        ``batch_size`` is that of the training batches,
-        ``buffer`` counts examples over all devices. None to choose it by the first
-        batch.
+      loader: Yields host batches of one size: pytrees of arrays with a first axis.
+        Their size may differ from that of the training batches. The echo's state can be
+        saved if their iterator has ``get_state`` and ``set_state``, or if the loader
+        has ``state_dict`` and ``load_state_dict``.
+      spec: Description of the echo: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
+        ``batch_size`` is that of the training batches, and ``buffer`` counts examples
+        over all devices. None to choose it by the first batch.
       mesh: The devices; all of this process by default.
       num_lanes: Independent parts of the buffer; 0 for one per device. With the same
         number the sequence is the same on fewer devices.
@@ -289,10 +289,9 @@ def echo_batches(
         example, traced into the same program. Its keys follow from (``spec.seed``,
         fresh index, repeat). A last, smaller batch is not padded, so the program is
         compiled once more for it.
-      buffer_bytes: Sizes the buffer by memory over all devices instead of by
-        ``spec.buffer``; 0 for the latter.
-      prefetch: Host batches that a thread sends ahead, and another one reads, at most
-        two more; 0 for none. None is 2.
+      buffer_bytes: Sizes the buffer by memory over all devices; 0 uses ``spec.buffer``.
+      prefetch: Host batches that a thread sends ahead; 0 for none. None is 2. Another
+        thread reads at most two more.
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether to yield pairs of batch and `Tags`.
 
@@ -303,9 +302,9 @@ def echo_batches(
       an `EchoSpec`.
 
     Raises:
-      TypeError: If the spec or an option is not of its kind.
-      ValueError: With the first batch, if the buffer does not fit, or is too small
-        for ``spread`` without twins.
+      TypeError: The spec or an option has another type.
+      ValueError: With the first batch, if the buffer does not fit, or is too small for
+        ``spread`` without twins (two uses of an item in one batch).
 
     Example:
       >>> import numpy as np
@@ -329,7 +328,7 @@ def echo_batches(
 
 
 def _free_memory(devices: Sequence[Any]) -> int:
-    """Free bytes of some devices; of the host where they do not tell."""
+    """Returns the free bytes of some devices; those of the host if they report none."""
     stats = [device.memory_stats() or {} for device in devices]
     if not all("bytes_limit" in each for each in stats):
         return free_memory()

@@ -22,15 +22,7 @@ __all__ = ["DeviceFeed", "largest_buffer"]
 
 
 class _Slots:
-    """The slots of a buffer on the devices, as a store.
-
-    Attributes:
-      buffer: Their layout.
-      arrays: The slots.
-      guard: Looks at the first host batches.
-      rewritten_rows: Those of a host batch, which is written as a whole.
-      untouched: Whether nothing was ever written.
-    """
+    """The slots of a buffer on the devices, as a store."""
 
     def __init__(self, buffer: EchoBuffer):
         self.buffer = buffer
@@ -41,12 +33,11 @@ class _Slots:
         self._scatter = jitted_write(buffer)
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
-        """See `echo_jax.echo.driver.Store`: whole host batches."""
         self.untouched, at = False, 0
         for (host_batch, leaves), first, end in taken:
             self.guard.check(leaves)
             into = slots[:, at : at + end - first]
-            # Integers cross with the call: a device_put of them would take longer.
+            # The call transfers the integers: a device_put of them would take longer.
             with jax.transfer_guard_host_to_device("allow"):
                 self.arrays = self._scatter(self.arrays, host_batch, into)
             at += end - first
@@ -55,13 +46,12 @@ class _Slots:
     rewrite = write
 
     def clear(self) -> None:
-        """See `echo_jax.echo.driver.Store`."""
         if any(array.is_deleted() for array in jax.tree.leaves(self.arrays)):
-            self.arrays = self.buffer.init()  # A write that failed took them away.
+            self.arrays = self.buffer.init()  # A failed write has donated them.
 
 
 class _Sender:
-    """Sends host batches on their way."""
+    """Starts the transfer of host batches."""
 
     in_bulk = False
 
@@ -72,19 +62,18 @@ class _Sender:
         """Returns a batch on the devices, with its rows in each lane."""
         (batch,) = values
         watched = self._guard.watch(jax.tree.leaves(batch))
-        # The host's arrays are kept only as long as they are looked at.
+        # The host's arrays are kept only as long as the guard checks them.
         kept = watched if type(watched) is Watched else []
         rows = self._buffer.rows // self._buffer.num_lanes
         return [((self._buffer.put(batch), kept), 0, rows)]
 
 
 class _Decided(NamedTuple):
-    """Batches that are decided.
+    """Batches that are decided; ``uses`` is that of `StepInput`.
 
     Attributes:
-      uses: See `StepInput`.
-      fresh_index: Of every use, ``int64[K, B]``.
-      repeat: Of every use, ``int32[K, B]``.
+      fresh_index: Fresh index of every use, ``int64[K, B]``.
+      repeat: Number of the use of its item, ``int32[K, B]``.
     """
 
     uses: np.ndarray
@@ -98,8 +87,8 @@ _NOTHING = _Decided(*(np.zeros((0, 0), np.int32) for _ in range(3)))
 class DeviceFeed:
     """The host side of a device echo: reads, sends ahead, and decides.
 
-    What follows from the rows that are written is decided in one go, and handed out as
-    views.
+    It decides together all batches that follow from the written rows, and hands them
+    out as views.
 
     Attributes:
       buffer: The layout.
@@ -119,15 +108,15 @@ class DeviceFeed:
         """Allocates the buffer; reads nothing yet.
 
         Args:
-          iterable: Host batches of one size, with a leading axis. What it has
-            yielded it must not write to again. With ``get_state`` and ``set_state``
-            on its iterator the feed has them too.
+          iterable: Host batches of one size, with a leading axis. It must not write to
+            a batch after it has yielded it. The feed has ``get_state`` and
+            ``set_state`` if its iterator has both.
           plan: Decides.
           buffer: Laid out for these batches and this plan.
-          seed: Of the keys of uses; None for an input without them.
-          prefetch: Host batches that a thread sends ahead, and another one reads, at
-            most two more; 0 reads when they are needed.
-          turn: Of whoever makes the feed a part of itself; its own by default.
+          seed: Seed of the keys of uses; None for an input without keys.
+          prefetch: Host batches that a thread sends ahead; 0 reads on demand. Another
+            thread reads at most two more.
+          turn: The turn of an owner that has the feed as a part; its own by default.
 
         Raises:
           ValueError: The buffer does not fit.
@@ -137,11 +126,11 @@ class DeviceFeed:
         self._plan, self._seed = plan, seed
         self._ahead = plan.batches_ahead * plan.batch
         self._slots = _Slots(buffer)
-        # To send a batch takes no time from the reading of the next.
+        # Sending a batch must not delay the reading of the next.
         self._upstream = ReadAhead(iter(iterable)) if prefetch else None
         reader = Reader(
             self._upstream or iter(iterable),
-            # Any host batch may be the oldest with an item in use.
+            # Any host batch may be the oldest one with an item in use.
             anchor=plan.anchor,
             next_anchor=lambda row: row,
             # The thread holds it, so it must not hold the feed.
@@ -149,13 +138,13 @@ class DeviceFeed:
             depth=prefetch * buffer.rows // buffer.num_lanes,
         )
         self._driver = Driver(reader, plan, self._slots, turn)
-        self._decided, self._at = _NOTHING, 0  # and how many of it are handed out
+        self._decided, self._at = _NOTHING, 0  # and its batches handed out
 
     @property
     def arrays(self) -> Any:
         """The slots, to be read by the caller's jitted function, and never donated.
 
-        `next` may replace them, so they are asked for after it.
+        `next` may replace them, so read this property after it.
         """
         return self._slots.arrays
 
@@ -170,20 +159,20 @@ class DeviceFeed:
 
     @property
     def log(self) -> DecisionLog | None:
-        """What an adaptive echo decided so far; None in other modes."""
+        """The decisions of an adaptive echo so far; None in other modes."""
         return getattr(self._plan, "log", None)
 
     @property
     def turn(self) -> Turn:
-        """See `echo_jax.echo.driver.Driver`."""
+        """The turn that the feed holds during every call."""
         return self._driver.turn
 
     def next(self, num_batches: int = 1) -> StepInput | None:
-        """Decides the next batches, and waits for what they need.
+        """Decides the next batches, and waits for the rows that they need.
 
         Args:
           num_batches: K, at most the plan's ``max_batches``. A stream that ends within
-            K > 1 batches drops their rest.
+            K > 1 batches drops the last ones.
 
         Returns:
           The input of the jitted function, None at the end of the stream. The last
@@ -208,7 +197,11 @@ class DeviceFeed:
         raise ValueError(f"num_batches must be 1 to {most}, got {num_batches}. {fix}")
 
     def decide(self, num_batches: int) -> StepInput | None:
-        """Does what `next` does, within a turn that the caller holds and ends."""
+        """Decides like `next`, within a turn that the caller holds and ends.
+
+        Args:
+          num_batches: K, as in `next`.
+        """
         if len(self._decided.uses) < self._at + num_batches:
             self._decide_more(num_batches)
         self.turn.consistent = False
@@ -221,7 +214,7 @@ class DeviceFeed:
         return StepInput(uses[at:end])
 
     def _decide_more(self, num_batches: int) -> None:
-        """Decides until so many batches are to be handed out; none at the end."""
+        """Decides until ``num_batches`` are ready to be handed out; none at the end."""
         plan, pending = self._plan, self._pending
         uses = num_batches * plan.batch - pending
         wanted = self._driver.wait(uses, pending)
@@ -263,19 +256,22 @@ class DeviceFeed:
         """Returns the state before the next batch.
 
         Raises:
-          TypeError: If the upstream has no get_state and set_state.
+          TypeError: The upstream has no get_state and set_state.
         """
         return self._driver.get_state(self._pending)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues as the feed that gave the state would have.
+        """Continues as the feed that returned the state would have.
 
-        What the buffer held is read from the upstream again. A state that is refused
+        It reads the content of the buffer from the upstream again. A refused state
         changes nothing.
 
+        Args:
+          state: From `get_state`.
+
         Raises:
-          ValueError: If the state is not one of a feed, or if the upstream no longer
-            has the items that it had.
+          ValueError: The state is not one of a feed, or the upstream no longer has the
+            items that it had.
         """
         self._driver.set_state(state)
         self._decided, self._at = _NOTHING, 0
@@ -285,7 +281,7 @@ class DeviceFeed:
         """Returns an input that takes nothing and reads the first slots of every lane.
 
         Args:
-          host_batch: Is written there if nothing was ever written.
+          host_batch: A batch to write there if nothing was ever written.
         """
         if self._slots.untouched:
             slots, rows = self._first_slots, self._first_slots.shape[1]
@@ -314,7 +310,7 @@ class DeviceFeed:
 
 
 def _joined(parts: list[_Decided]) -> _Decided:
-    """Returns batches in one; none if the last of the stream is smaller."""
+    """Joins batches into one record; returns no batch if the last one is smaller."""
     if len(parts) == 1:
         return parts[0]
     if len({part.repeat.shape[1] for part in parts}) > 1:
@@ -325,10 +321,10 @@ def _joined(parts: list[_Decided]) -> _Decided:
 def largest_buffer(
     make_plan: Callable[[int], Plan], num_items: int, num_lanes: int
 ) -> int:
-    """Returns the largest buffer that some memory holds.
+    """Returns the largest buffer that fits into some memory.
 
     Args:
-      make_plan: Makes the plan of a buffer of so many items.
+      make_plan: Makes a plan from the buffer size in items.
       num_items: Items that fit into the memory, over all lanes.
       num_lanes: Lanes.
 
@@ -336,9 +332,9 @@ def largest_buffer(
       A buffer in items; with it the plan needs at most ``num_items`` slots.
 
     Raises:
-      ValueError: The memory is too small for any.
+      ValueError: The memory is too small for any buffer.
     """
-    # What a plan needs beyond its buffer grows with it.
+    # The slots that a plan needs beyond its buffer grow with it.
     needed = make_plan(max(num_items, num_lanes)).num_slots * num_lanes
     buffer = (2 * num_items - needed) // num_lanes * num_lanes
     if buffer < num_lanes:

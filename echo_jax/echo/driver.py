@@ -1,12 +1,12 @@
-"""What runs an echo: a reader, a plan and a store, one output at a time.
+"""Runs an echo with a reader, a plan and a store, one output at a time.
 
-The order of one turn is a contract. It
+The order of one turn is a contract. The driver
 
-1. asks the plan what the next uses need, and waits until the reader has it: what fails
-   here fails before anything has changed, and may be tried again;
-2. tells the plan of an end, has the plan give slots, moves what was read there, has
-   the plan decide, and reads the output: what fails here, or is interrupted, leaves
-   an echo that refuses all further use, with the cause, until it goes to a state.
+1. asks the plan for the needs of the next uses, and waits until the reader has them.
+   A failure here comes before any change, and the call may be repeated;
+2. tells the plan of an end, gets slots from the plan, moves the rows there, lets the
+   plan decide, and reads the output. After a failure or an interruption here, the echo
+   refuses all further use, with the cause, until it goes to a state.
 
 So an output is made as a whole or not at all, and tags, items and counts agree.
 """
@@ -33,23 +33,18 @@ class Store(Protocol):
     """Slots that hold items.
 
     Attributes:
-      rewritten_rows: How many rows of each lane are read again together, at most, so
-        that they take little memory beside the slots.
+      rewritten_rows: The most rows of each lane that are read again together, so that
+        they take little memory compared with the slots.
     """
 
     rewritten_rows: int
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
-        """Puts rows into slots.
-
-        Args:
-          slots: Of every row, lane by lane, ``int32[G, n]``.
-          taken: The rows, as `Reader.take` gives them.
-        """
+        """Puts the rows of `Reader.take` into slots, lane by lane, ``int32[G, n]``."""
         ...
 
     def rewrite(self, slots: np.ndarray, taken: list[Element]) -> None:
-        """Does the same on a restore; rows with a slot out of range are dropped."""
+        """Does the same on a restore; drops rows with a slot out of range."""
         ...
 
     def clear(self) -> None:
@@ -58,7 +53,7 @@ class Store(Protocol):
 
 
 class Turn:
-    """One thread at a time, and none after a close or in the middle of a change.
+    """Lets one thread at a time use an echo, but not after a close or a broken change.
 
     Attributes:
       consistent: False while a change is being made.
@@ -69,8 +64,8 @@ class Turn:
         self.consistent = True
         self.ended = False
         self._warned = False
-        # Who has the turn. A dict, whose every change is one step: no signal comes
-        # between having it and being known to have it.
+        # The thread that has the turn. Every change of a dict is one step, so no signal
+        # comes between taking the turn and recording it.
         self._holder: dict[None, int] = {}
         self._closed = False
         self._cause: BaseException | None = None
@@ -85,7 +80,7 @@ class Turn:
             ) from self._cause
 
     def enter(self) -> None:
-        """Begins a turn, also where a change was interrupted."""
+        """Begins a turn, even if a change was interrupted."""
         me, holder = get_ident(), self._holder
         if holder or holder.setdefault(None, me) != me:
             if holder.get(None) != me:
@@ -107,16 +102,16 @@ class Turn:
         self._holder.clear()
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Ends a turn, with a change that is whole unless there is an error."""
+        """Ends a turn; its change is complete unless there is an error."""
         self.__exit__(None, error, None)
 
     def end(self) -> StopIteration:
-        """Returns what ends the iteration."""
+        """Marks the end of the stream; returns the exception to raise."""
         self.consistent = self.ended = True
         return StopIteration()
 
     def warn_if_ended(self) -> None:
-        """Warns once where an echo that has ended is iterated again."""
+        """Warns once if an echo that has ended is iterated again."""
         if self.ended and not self._closed and not self._warned:
             self._warned = True
             warnings.warn(
@@ -132,34 +127,20 @@ class Turn:
 
 
 class Driver:
-    """Runs an echo; see the module. What makes outputs of it holds its `turn`.
-
-    Attributes:
-      plan: Decides.
-      turn: To be held, and marked while anything changes.
-    """
+    """Runs an echo; the owner of a driver holds its `turn` during every output."""
 
     def __init__(
         self, reader: Reader, plan: Plan, store: Store, turn: Turn | None = None
     ):
-        """Reads nothing yet; shares a turn with whoever makes it."""
         self.plan = plan
         self.turn = turn or Turn()
         self._reader = reader
         self._store = store
 
     def wait(self, uses: int, pending: int = 0) -> int:
-        """Waits until the reader has what the next uses need, or the upstream ends.
-
-        Args:
-          uses: Of each lane.
-          pending: How many of the latest uses come before them: see `Plan.need`.
-
-        Returns:
-          How many fresh rows are to be taken: those that are needed, or those that are
-          welcome if they are ready.
-        """
-        # A plan may look ahead for it, in iterators that an interruption would end.
+        """Waits for the rows that the next uses need; returns how many to take."""
+        # These are the needed rows, and optional rows if they are ready.
+        # A plan may look ahead in iterators, which an interruption would end.
         self.turn.consistent = False
         need = self.plan.need(uses, pending)
         self.turn.consistent = True
@@ -169,13 +150,7 @@ class Driver:
         return need.may if need.may and self._reader.is_ready(need.may) else 0
 
     def fill(self, uses: int, wanted: int, pending: int = 0) -> None:
-        """Writes what the next uses need, which has been waited for.
-
-        Args:
-          uses: Of each lane.
-          wanted: Fresh rows, from `wait`.
-          pending: As `wait` was told.
-        """
+        """Writes the ``wanted`` rows, which `wait` has waited for."""
         if wanted > self._reader.rows:
             self.plan.end(self._reader.rows)
             need = self.plan.need(uses, pending)
@@ -189,37 +164,21 @@ class Driver:
             wanted -= count
 
     def get_state(self, pending: int = 0) -> dict[str, Any]:
-        """Returns the plan's state, and the upstream's at the oldest item in use.
-
-        Args:
-          pending: How many of the latest uses of each lane were not handed out.
-
-        Raises:
-          TypeError: If the upstream has no get_state and set_state.
-        """
+        """Returns the plan's state, and the upstream's at the oldest item in use."""
         with self.turn:
             self.turn.consistent = False
             plan = self.plan.get_state(pending)
             self.turn.consistent = True
             oldest = self.plan.oldest()
             upstream, before = self._reader.state_before(oldest)
-            # Above 0 for rows before the anchor, below it for those that are not read.
+            # Above 0 it counts rows before the anchor, below 0 rows that are not read.
             skip = self.plan.anchor() - (oldest - before)
         return {"plan": plan, "skip": skip, "upstream": upstream}
 
     def set_state(self, state: Mapping[str, Any]) -> Sequence[Use]:
-        """Continues as the driver that gave the state would have.
-
-        The items in use are read from the upstream again. A state that is refused
-        changes nothing.
-
-        Returns:
-          Uses that were decided and not handed out.
-
-        Raises:
-          ValueError: If the state is not one of this echo, or is damaged; or if the
-            upstream no longer has the items that it had.
-        """
+        """Continues from a state; returns decided uses that were not handed out."""
+        # The items in use are read from the upstream again. A refused state changes
+        # nothing.
         self.turn.enter()
         try:
             if not isinstance(state, Mapping) or set(state) != _STATE_KEYS:
@@ -253,7 +212,7 @@ class Driver:
         return restored.pending
 
     def _check_skip(self, restored: Restored, skip: int) -> None:
-        """Refuses a state whose upstream is past an item in use."""
+        """Raises ValueError if the state's upstream is past an item in use."""
         unread = restored.slots[:, : max(0, -skip)]
         if -skip > restored.slots.shape[1] or (unread < self.plan.num_slots).any():
             raise ValueError(
@@ -262,7 +221,7 @@ class Driver:
             )
 
     def _read_again(self, restored: Restored, skip: int) -> None:
-        """Reads the items in use, and what the upstream has before them or between."""
+        """Reads the items in use again, and the rows before or between them."""
         at, end = -skip, restored.slots.shape[1]
         most = self._store.rewritten_rows
         while at < end:
@@ -287,17 +246,7 @@ class Driver:
 
 
 def prefetched(spec: AnySpec, prefetch: int | None, default: int = 0) -> int:
-    """Returns how many batches' worth of fresh items are read ahead.
-
-    Args:
-      spec: The echo.
-      prefetch: As somebody asked for; None for what suits the spec.
-      default: What suits all specs but adaptive ones, for which it is 2.
-
-    Raises:
-      TypeError: The spec is not one, or ``prefetch`` is not an integer.
-      ValueError: It is negative, or 0 where an adaptive echo could never be late.
-    """
+    """Returns the number of batches of fresh items to read ahead."""
     check_spec(spec)
     is_adaptive = isinstance(spec, AdaptiveSpec)
     if prefetch is None:

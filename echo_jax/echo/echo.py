@@ -45,17 +45,18 @@ class EchoIterator(Iterator[Any]):
         prefetch: int | None = None,
         length: int | None = None,
     ):
-        """See `echo` and `echo_batches`.
+        """Makes an iterator for `echo` or `echo_batches`.
 
         Args:
           iterator: The upstream.
-          spec: What the echo does; None to choose by the upstream's first batch.
-          batch: Whether batches go out, and not items.
-          stacked: Whether batches come in, and not items. Batches then go out.
-          drop_remainder: See `echo`.
-          tags: See `echo`.
-          prefetch: See `echo`.
-          length: How many items or batches the upstream has, if that is known.
+          spec: Description of the echo; None to choose it by the upstream's first
+            batch.
+          batch: Whether to yield batches of items.
+          stacked: Whether the upstream yields batches. Batches then go out, too.
+          drop_remainder: As in `echo`.
+          tags: As in `echo`.
+          prefetch: As in `echo`.
+          length: Number of items or batches of the upstream, if known.
         """
         self._length = length
         self._batch, self._stacked = batch or stacked, stacked
@@ -66,7 +67,7 @@ class EchoIterator(Iterator[Any]):
             iterator = PeekedIterator(iterator)
             spec = _chosen(iterator)
         self._iterator = iterator
-        self._tags: tuple[Any, Any] | None = None  # as plain as it can be: it is often
+        self._tags: tuple[Any, Any] | None = None  # a plain tuple: set often
         self._build(spec)
 
     def _build(self, spec: AnySpec) -> None:
@@ -75,7 +76,7 @@ class EchoIterator(Iterator[Any]):
         ahead = prefetched(spec, self._prefetch)
         shape = (("batch",) if batch else ()) + (("unbatch",) if stacked else ())
         room = spec.batch_size if batch else 0
-        # Of stacked items those that are read already may be written together.
+        # Stacked items that are already read may be written together.
         welcome = room if stacked else 0
         self._plan = plan = make_plan(spec, room=room, welcome=welcome, options=shape)
         self._is_identity = plan.is_identity and not batch and not ahead
@@ -83,12 +84,12 @@ class EchoIterator(Iterator[Any]):
         self._store: Any = ItemStore(plan.num_slots)
         if batch:
             self._store = RingStore(plan.num_slots, stacked=stacked)
-        # An identity goes back to no item, unless some are read ahead of it.
+        # An identity never goes back to an item, unless some are read ahead.
         goes_back = stacked or ahead or not plan.is_identity
         self._reader = Reader(
             self._iterator,
             anchor=plan.anchor,
-            # Any of stacked items may be the anchor.
+            # Any stacked item may be the anchor.
             next_anchor=_same if stacked else plan.next_anchor if goes_back else None,
             intake=None if self._is_identity else self._store,
             depth=ahead * spec.batch_size,
@@ -100,15 +101,15 @@ class EchoIterator(Iterator[Any]):
             self._next = self._next_ahead if is_ahead else self._next_batch
             if not stacked:
                 self._after_first, self._next = self._next, self._next_first
-            # As many as are decided from what is written already.
+            # Batches that are decided together from the written items.
             self._together = 1 if is_ahead else plan.batches_ahead
         else:
             self._next = self._pass_on if self._is_identity else self._next_use
         # Uses that were decided together: single ones, or those of batches.
         self._run: Sequence[Use] = ()
         self._batches = _NOTHING
-        # Of batches that are decided ahead of their items: the slots of these, the
-        # first of them, and the item before which each batch can be made.
+        # For batches that are decided ahead of their items: the slots of these items,
+        # the first item, and the number of items that each batch needs.
         self._promised, self._first, self._before = _NOTHING[0], 0, [0]
         self._decided = 0  # how many they are
         self._emitted = 0  # and how many of them are handed out
@@ -119,12 +120,12 @@ class EchoIterator(Iterator[Any]):
 
     @property
     def counts(self) -> Counts:
-        """How many fresh items were taken, and uses and repeats made."""
+        """The fresh items taken, and the uses and repeats made so far."""
         return self._plan.counts(self._pending)
 
     @property
     def log(self) -> DecisionLog | None:
-        """What an adaptive echo decided so far; None in other modes."""
+        """The decisions of an adaptive echo so far; None in other modes."""
         return getattr(self._plan, "log", None)
 
     @property
@@ -133,14 +134,15 @@ class EchoIterator(Iterator[Any]):
         return None if self._tags is None else Tags(*self._tags)
 
     def __iter__(self) -> "EchoIterator":
-        """Returns itself; warns where it has ended."""
+        """Returns itself; warns if the echo has ended."""
         self._turn.warn_if_ended()
         return self
 
     def __length_hint__(self) -> int:
         """Returns how many outputs a fixed echo makes of its whole upstream.
 
-        Of batches it is an estimate: a loader does not say how large its last one is.
+        For batches it is an estimate, because the size of a loader's last batch is
+        unknown.
         """
         length, spec = self._length, self._spec
         if self._stacked and length is not None:
@@ -150,13 +152,13 @@ class EchoIterator(Iterator[Any]):
         )
 
     def __next__(self) -> Any:
-        """Returns the next output, with its `Tags` if asked for.
+        """Returns the next output, with its `Tags` if ``tags`` is set.
 
         Raises:
-          Exception: What the upstream raised. Nothing is lost by it: the next call
-            asks the upstream again.
-          RuntimeError: An earlier call was interrupted at a place that cannot be gone
-            on from.
+          Exception: The upstream raised an error. Nothing is lost: the next call asks
+            the upstream again.
+          RuntimeError: An earlier call was interrupted at a place from which the echo
+            cannot go on.
           ValueError: The echo is closed, or another thread is using it.
         """
         turn = self._turn
@@ -168,7 +170,7 @@ class EchoIterator(Iterator[Any]):
             return (output, self.tags) if self._with_tags else output
 
     def _pass_on(self) -> tuple[Any, tuple[int, int]] | None:
-        """The next item of an identity, which no store needs to keep."""
+        """Returns the next item of an identity, which needs no store."""
         values = self._reader.pull(1)
         if not values:
             self._reader.settle(0)
@@ -176,7 +178,8 @@ class EchoIterator(Iterator[Any]):
         self._turn.consistent = False
         index = self._plan.pass_on()  # pyright: ignore
         self._reader.settle(1)
-        # As read-only as the items of any other factor: what writes is found at once.
+        # Read-only like the items of any other factor, so that code that writes fails
+        # at once.
         return tree_map(read_only, values[0]), (index, 0)
 
     def _next_use(self) -> tuple[Any, tuple[int, int]] | None:
@@ -200,7 +203,7 @@ class EchoIterator(Iterator[Any]):
         return item, (index, repeat)
 
     def _next_first(self) -> tuple[Any, tuple[np.ndarray, np.ndarray]] | None:
-        """The first batch of items, which may be batches by mistake."""
+        """Returns the first batch; warns if its items look like batches."""
         self._reader.ensure(1)
         self._next = self._after_first
         if self._store.seems_stacked:
@@ -223,7 +226,8 @@ class EchoIterator(Iterator[Any]):
         return batch, (index[at:end], repeat[at:end])
 
     def _next_ahead(self) -> tuple[Any, tuple[np.ndarray, np.ndarray]] | None:
-        """The next batch, decided before its items are read, but for the last ones."""
+        """Returns the next batch, which is decided before its items are read."""
+        # The last batches are decided from the written items.
         if self._emitted == self._decided and not self._decide_ahead():
             return self._decide_batches()
         reader = self._reader
@@ -241,12 +245,9 @@ class EchoIterator(Iterator[Any]):
         return self._next_batch()
 
     def _decide_ahead(self) -> bool:
-        """Decides batches as far as there are slots; tells whether there is one.
-
-        What batches are made of follows from the spec, and what is read for each is
-        what it needs: an item that is in none of them has been given a slot, and
-        nothing else.
-        """
+        """Decides batches as far as there are slots; returns whether there is one."""
+        # The spec determines the batches, and each batch reads only the items that it
+        # needs. An item in none of them only gets a slot.
         plan, size, self._turn.consistent = self._plan, self._batch_size, False
         uses = size * plan.batches_ahead
         rows, row = plan.need(uses).must, self._reader.row
@@ -276,7 +277,7 @@ class EchoIterator(Iterator[Any]):
         self._turn.consistent = True
 
     def _decide_batches(self) -> tuple[Any, tuple[np.ndarray, np.ndarray]] | None:
-        """Decides what follows from what is written, and hands out the first batch."""
+        """Decides batches from the written items, and returns the first one."""
         driver, plan, left = self._driver, self._plan, self._batch_size
         wanted = driver.wait(left)
         self._turn.consistent = False
@@ -286,7 +287,7 @@ class EchoIterator(Iterator[Any]):
         while left:
             if wanted:
                 driver.fill(left, wanted)
-            # Once, but where a batch needs slots that it frees itself.
+            # This runs once, unless a batch needs slots that it frees itself.
             found = plan.next(left if parts else ahead)
             if found is None:
                 break
@@ -303,7 +304,7 @@ class EchoIterator(Iterator[Any]):
         if not parts:
             return None
         if left and self._drop_remainder:
-            # Whole ones may follow: a stochastic echo goes on after its last load.
+            # Whole batches may follow: a stochastic echo goes on after its last load.
             self._turn.consistent = True
             return self._next_batch()
         if len(parts) == 1:
@@ -314,29 +315,32 @@ class EchoIterator(Iterator[Any]):
     def get_state(self) -> dict[str, Any]:
         """Returns plain data: the plan's integers, and the upstream's own state.
 
-        The upstream's is that at the oldest item in use. An adaptive echo's has its
-        log, too.
+        The upstream's state is the one at the oldest item in use. An adaptive echo adds
+        its log.
 
         Raises:
-          TypeError: If the upstream has no get_state and set_state.
+          TypeError: The upstream has no get_state and set_state.
         """
         state = self._driver.get_state(self._pending)
         return {**state, "spec": chosen_part(self._spec)} if self._chooses else state
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues as the iterator that gave the state would have.
+        """Continues as the iterator that returned the state would have.
 
-        The items in use are read from the upstream again. A state that is refused
-        changes nothing.
+        It reads the items in use from the upstream again. A refused state changes
+        nothing.
+
+        Args:
+          state: From `get_state`.
 
         Raises:
-          ValueError: If the state is not one of this echo, or if the upstream no
-            longer has the items that it had.
+          ValueError: The state is not one of this echo, or the upstream no longer has
+            the items that it had.
         """
         if self._chooses:
             state, spec = split_state(state)
             if spec != self._spec:
-                # Chosen where another amount of memory was free.
+                # It was chosen with another amount of free memory.
                 self._driver.close()
                 self._build(spec)
         self._run = self._driver.set_state(state)
@@ -360,14 +364,14 @@ def _same(row: int) -> int:
 
 
 class _SizedEchoIterator(EchoIterator):
-    """An echo whose number of outputs is known, as progress bars want it."""
+    """An echo with a known number of outputs, for progress bars."""
 
     def __len__(self) -> int:
         return self.__length_hint__()
 
 
 def _chosen(batches: PeekedIterator) -> AdaptiveSpec:
-    """The spec of an echo that was called without one."""
+    """Returns the spec of an echo that was called without one."""
     try:
         leaves = [(path, as_array(path, x)) for path, x in flatten(batches.peek())]
     except StopIteration:
@@ -394,22 +398,22 @@ def echo(
     integers and the upstream's own state. A restore reads the items in use again.
 
     Items go out as read-only views of one private copy, also at factor 1. Batches go
-    out as arrays of their own. Two uses never share memory that can be written.
+    out as arrays of their own. Two uses never share writable memory.
 
     Args:
       items: Yields pytrees of dicts, lists and tuples with array leaves, and does not
         write into an item after it has yielded it. The echo's state can be saved if
         its iterator has ``get_state`` and ``set_state``, or if it has ``state_dict``
-        and ``load_state_dict`` itself, as loaders of PyTorch have.
-      spec: What the echo does: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
-      batch: Whether to stack ``spec.batch_size`` uses into one output, leaf by
-        leaf along a new first axis. Much faster than stacking them later. Items
-        must have equal shapes and dtypes.
+        and ``load_state_dict`` itself, like the loaders of PyTorch.
+      spec: Description of the echo: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
+      batch: Whether to stack ``spec.batch_size`` uses into one output, leaf by leaf
+        along a new first axis. This is much faster than stacking them later. Items must
+        have equal shapes and dtypes.
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether to yield pairs of output and `Tags`.
-      prefetch: How many batches' worth of fresh items a thread reads ahead; 0 reads
-        when they are needed. None is 2 for an adaptive echo, which repeats what it
-        has while fresh items are not ready, and 0 for the others.
+      prefetch: Batches of fresh items that a thread reads ahead; 0 reads on demand.
+        None means 2 for an adaptive echo, which repeats items while fresh ones are not
+        ready, and 0 for the other specs.
 
     Returns:
       The iterator, with ``counts``, ``tags``, ``log``, ``get_state``, ``set_state`` and
@@ -417,13 +421,13 @@ def echo(
       is an `EchoSpec` without a function.
 
     Raises:
-      TypeError: If the spec or an option is not of its kind.
-      ValueError: If the spec cannot be carried out, such as a buffer that is too small
-        for ``spread`` without twins.
+      TypeError: The spec or an option has another type.
+      ValueError: The spec is impossible, such as a buffer that is too small for
+        ``spread`` without twins (two uses of an item in one batch).
 
     Warns:
       UserWarning: With ``batch=True``, if an item looks like a batch: all of its leaves
-        have two or more rows in common. And where an echo that has ended is iterated
+        have two or more rows in common. Also if an echo that has ended is iterated
         again.
 
     Example:
@@ -465,9 +469,9 @@ def echo_batches(
     Args:
       loader: Yields batches: pytrees of arrays with one first axis in common. They may
         have another size than ``spec.batch_size``. See `echo` for its state.
-      spec: What the echo does: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
-        ``batch_size`` is that of the batches that go out, and ``buffer`` counts
-        examples. Without one the first batch is read at once, to choose by it.
+      spec: Description of the echo: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
+        ``batch_size`` is that of the output batches, and ``buffer`` counts examples.
+        Without a spec the first batch is read at once, to choose one.
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether to yield pairs of batch and `Tags`.
       prefetch: How many batches a thread reads ahead; see `echo`.
@@ -477,9 +481,9 @@ def echo_batches(
       ``__length_hint__`` if the loader has a ``len`` and the spec is an `EchoSpec`.
 
     Raises:
-      TypeError: If the spec or an option is not of its kind.
-      ValueError: If the spec cannot be carried out. With the first batch, if its
-        leaves have no first axis in common.
+      TypeError: The spec or an option has another type.
+      ValueError: The spec is impossible. With the first batch, if its leaves have no
+        first axis in common.
 
     Example:
       >>> import numpy as np

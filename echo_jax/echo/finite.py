@@ -1,6 +1,6 @@
-"""Items that are not finite: found where they enter, before their first use.
+"""Finds items that are not finite when they enter, before their first use.
 
-One NaN makes the loss of every batch that it is in NaN, and an echo would repeat it.
+One NaN makes the loss of every batch that contains it NaN, and an echo would repeat it.
 """
 
 import functools
@@ -29,18 +29,21 @@ _STATE_KEYS = {"skipped", "taken", "upstream"}
 
 
 class BadItemError(ValueError):
-    """An item holds NaN or infinity, and no more of them may be skipped."""
+    """An item holds NaN or infinity, and the limit of skipped items is reached."""
 
 
 def is_finite(tree: Any) -> bool:
-    """Whether all floating-point numbers of an item are finite; looks at no others.
+    """Returns whether all floating-point numbers of an item are finite.
+
+    Args:
+      tree: A pytree. Leaves without floating-point numbers are not checked.
 
     Example:
       >>> is_finite({"x": np.array([1.0, np.inf]), "label": 3})
       False
     """
     kind = type(tree)
-    # The common kinds first: every fresh item is looked at.
+    # The common kinds first: every fresh item is checked.
     if kind is dict:
         for part in tree.values():
             if type(part) is np.ndarray and part.dtype.kind in _EXACT:
@@ -63,7 +66,10 @@ def is_finite(tree: Any) -> bool:
 
 
 def what_is_bad(tree: Any) -> str:
-    """Says which leaves of an item are not finite, and how much of them.
+    """Returns a text that lists the leaves of an item that are not finite.
+
+    Args:
+      tree: A pytree.
 
     Example:
       >>> what_is_bad({"x": np.array([1.0, np.nan, np.inf])})
@@ -101,7 +107,7 @@ def _is_floating(dtype: np.dtype[Any]) -> bool:
         return True
     if dtype.kind != "V" or dtype.fields is not None:
         return False
-    # bfloat16 and its kin are no kind of NumPy's own.
+    # bfloat16 and similar dtypes are not NumPy's own.
     try:
         np.isfinite(np.zeros((), dtype))
     except TypeError:
@@ -118,7 +124,6 @@ class FiniteIterator(Iterator[Any]):
     """
 
     def __init__(self, iterator: Iterator[Any], max_bad: int):
-        """See `check_finite`."""
         self.taken = self.skipped = 0
         self._iterator: Any = iterator
         self._max_bad = max_bad
@@ -129,8 +134,8 @@ class FiniteIterator(Iterator[Any]):
         """Returns the next finite item.
 
         Raises:
-          BadItemError: It is not finite, and as many as may be were skipped. The item
-            is counted, and the next call goes on behind it.
+          BadItemError: The item is not finite, and the limit of skipped items is
+            reached. The item is counted, and the next call continues after it.
         """
         while True:
             item = next(self._iterator)
@@ -160,18 +165,18 @@ class FiniteIterator(Iterator[Any]):
 
 
 def check_finite(iterable: Iterable[Any], *, max_bad: int = 0) -> FiniteIterator:
-    """Lets only items through that are finite: to be put before an echo.
+    """Passes on the finite items only; put it before an echo.
 
-    Floating-point leaves alone are looked at, of any precision; integers cost nothing.
-    In front of an echo that reads ahead, ``echo(check_finite(items), spec,
-    prefetch=2)``, the thread that reads does it. The trainer checks its own pipelines:
-    see ``config.data.check_finite``.
+    It checks only floating-point leaves, of any precision; integers cost nothing. In
+    front of an echo that reads ahead, ``echo(check_finite(items), spec, prefetch=2)``,
+    the reading thread does the check. The trainer checks its own pipelines: see
+    ``config.data.check_finite``.
 
     Args:
-      iterable: Yields pytrees. With ``get_state`` and ``set_state`` on its iterator,
-        or ``state_dict`` and ``load_state_dict`` on itself, the result has the former.
-      max_bad: How many items that are not finite are skipped; the next one is an
-        error.
+      iterable: Yields pytrees. The result has ``get_state`` and ``set_state`` if its
+        iterator has both, or if it has ``state_dict`` and ``load_state_dict``.
+      max_bad: The number of items that are not finite that may be skipped; the next one
+        is an error.
 
     Returns:
       An iterator of the finite items, with ``taken`` and ``skipped``.

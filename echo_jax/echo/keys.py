@@ -1,9 +1,9 @@
 """Randomness from counters: the same on every machine and backend.
 
-A value depends on a seed and on integers that say what it is for, never on a
-generator's hidden state, so that nothing has to be saved and worker count and
-timing change nothing. The mixer is the finaliser of SplitMix64 (Steele, Lea and
-Flood 2014, "Fast Splittable Pseudorandom Number Generators").
+A value depends on a seed and on integers that name its purpose, never on a generator's
+hidden state. So nothing has to be saved, and worker count and timing change nothing.
+The mixer is the finaliser of SplitMix64 (Steele, Lea and Flood 2014, "Fast Splittable
+Pseudorandom Number Generators").
 """
 
 import functools
@@ -46,7 +46,7 @@ def mix(start: int, counter: np.ndarray) -> np.ndarray:
 
 
 def _mix_int(start: int, counter: int) -> int:
-    """`mix` of one value, ten times as fast as for an array of one."""
+    """Returns `mix` of one value, ten times as fast as for an array of one."""
     z = (counter * _GOLDEN + start + _GOLDEN) & _MASK
     z = ((z ^ (z >> 30)) * _FIRST) & _MASK
     z = ((z ^ (z >> 27)) * _SECOND) & _MASK
@@ -54,7 +54,14 @@ def _mix_int(start: int, counter: int) -> int:
 
 
 def sequence(*parts: int) -> int:
-    """Returns the ``start`` of the sequence that some integers name."""
+    """Returns the ``start`` of the sequence that some integers name.
+
+    Args:
+      parts: The integers, such as a seed and a purpose.
+
+    Returns:
+      A 64-bit integer, for `mix`.
+    """
     return functools.reduce(_mix_int, parts, 0)
 
 
@@ -69,12 +76,12 @@ def use_seed(seed: int, fresh_index: Indices, repeat: Indices) -> np.ndarray: ..
 def use_seed(
     seed: int, fresh_index: int | Indices, repeat: int | Indices
 ) -> np.ndarray | np.uint64:
-    """Returns the random seed of a use: what augmentation must be keyed by.
+    """Returns the random seed of a use, which its augmentation must use.
 
     Args:
       seed: The run's seed.
-      fresh_index: Which fresh item, non-negative, any shape.
-      repeat: Which use of it, non-negative, of the same shape.
+      fresh_index: Index of the fresh item, non-negative, any shape.
+      repeat: Number of the use of the item, non-negative, of the same shape.
 
     Returns:
       ``uint64`` of that shape; different for every use of every item.
@@ -93,9 +100,9 @@ def use_seed(
 def fingerprint(*parts: object) -> int:
     """Returns an integer below 2^48 that other parts do not share.
 
-    A state carries that of what it was saved with, to be refused elsewhere.
+    A state has the fingerprint of its echo, so that another echo refuses it.
 
     Args:
-      parts: Whatever has a ``repr`` that says all of it.
+      parts: Objects whose ``repr`` describes them completely.
     """
     return int(hashlib.sha256(repr(parts).encode()).hexdigest()[:12], 16)

@@ -1,4 +1,4 @@
-"""Load schedules: how likely a stochastic echo loads fresh data at every update."""
+"""Load schedules: the probability of a load at every update of a stochastic echo."""
 
 import itertools
 import math
@@ -17,23 +17,23 @@ Shape = Literal["constant", "linear", "cosine", "multistep"]
 
 @dataclass(frozen=True)
 class LoadSchedule:
-    """How likely a load is at every update.
+    """The probability of a load of fresh data at every update.
 
     Attributes:
-      quantity: What the numbers are: ``p``, the probability of a load, or ``e``, its
+      quantity: Kind of the values: ``p``, the probability of a load, or ``e``, its
         reciprocal, the mean number of updates for each load.
-      schedule: How the value goes from ``start`` to ``end``. ``constant``: it stays
-        at ``start``, and ``end`` must be the same. ``linear``. ``cosine``: along half
-        a cosine, slow at both ends. ``multistep``: in equal ratios at the milestones,
-        such as three halvings from 1 to 1/8.
+      schedule: Path of the value from ``start`` to ``end``. ``constant``: it stays at
+        ``start``, and ``end`` must be the same. ``linear``: in a straight line.
+        ``cosine``: along half a cosine, slow at both ends. ``multistep``: in equal
+        ratios at the milestones, such as three halvings from 1 to 1/8.
       start: The value at update 0.
       end: The value from update ``updates`` on.
-      updates: Over how many updates it changes; at least 1.
-      milestones: For ``multistep``, the updates at which the value jumps, ascending
-        and at most ``updates``. None given: at half and at three quarters.
+      updates: Number of updates over which the value changes; at least 1.
+      milestones: For ``multistep``, the updates at which the value jumps, ascending and
+        at most ``updates``. By default at half and at three quarters.
 
     Raises:
-      TypeError, ValueError: If a field is not of its kind or out of its range.
+      TypeError, ValueError: A field has another type or is out of its range.
 
     Example:
       >>> falling = LoadSchedule("p", "linear", start=1.0, end=0.2, updates=4)
@@ -111,13 +111,13 @@ class LoadSchedule:
     def probability(self, updates: np.ndarray) -> np.ndarray:
         """Returns the probability of a load at some updates, ``float64``.
 
-        It is a multiple of 2^-32, so that rounding in a cosine, which may differ
-        between machines, does not show.
+        It is a multiple of 2^-32, because the last bits of a cosine may differ between
+        machines.
         """
         value = self.value(updates)
         p = value if self.quantity == "p" else 1 / value
         return np.rint(p * 2.0**32) / 2.0**32
 
     def threshold(self, updates: np.ndarray) -> np.ndarray:
-        """Returns below which of 2^32 equally likely numbers a load is, ``uint64``."""
+        """Returns the bound below which a 32-bit number means a load, ``uint64``."""
         return (self.probability(updates) * 2.0**32).astype(np.uint64)

@@ -1,4 +1,4 @@
-"""An upstream that a thread reads ahead of whoever asks for its values."""
+"""Reads an iterator ahead in a thread."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,33 +10,21 @@ __all__ = ["ReadAhead"]
 
 
 class ReadAhead(Iterator[Any]):
-    """Passes on what an iterator gives, and reads the next value meanwhile.
+    """Passes on the values of an iterator, and reads the next value meanwhile."""
 
-    So what is done with one value, such as sending it to a device, takes no time from
-    the reading of the next. It has ``get_state`` and ``set_state`` if the iterator has
-    both, with states of the iterator.
-
-    Example:
-      >>> ahead = ReadAhead(iter("ab"))
-      >>> list(ahead)
-      ['a', 'b']
-      >>> ahead.close()
-    """
+    # So work on one value, such as sending it to a device, does not delay the reading
+    # of the next. It has ``get_state`` and ``set_state`` if the iterator has both, with
+    # states of the iterator.
 
     def __init__(self, iterator: Iterator[Any]):
-        """Reads nothing yet."""
-        # One waits while the next is read.
+        # One value waits while the next is read.
         self._reader = Reader(iterator, next_anchor=lambda row: row, depth=2)
         if is_resumable(iterator):
             self.get_state = self._get_state
             self.set_state = self._set_state
 
     def __next__(self) -> Any:
-        """Returns the next value.
-
-        Raises:
-          Exception: What the iterator raised; the next call asks it again.
-        """
+        """Returns the next value; a call after an error asks the iterator again."""
         reader = self._reader
         reader.ensure(1)
         if not reader.rows:

@@ -1,6 +1,6 @@
-"""Reads an upstream: when asked or ahead in a thread, and knows how to go back.
+"""Reads an upstream on request or ahead in a thread, and can go back in it.
 
-What was read waits here until an echo takes it.
+The read rows wait here until an echo takes them.
 """
 
 import copy
@@ -19,24 +19,18 @@ _CLOSE_S = 5.0
 
 
 class _Queue:
-    """What was read and not taken, shared with the thread that reads ahead.
+    """The rows that were read and not taken, shared with the thread that reads ahead.
 
     Attributes:
-      lock: Held to change anything here.
-      changed: Tells whoever waits with it.
-      elements: In their order.
-      rows: Of all of them.
-      states: Numbers of rows among them, and the upstream's states before these.
-      depth: As many rows are read ahead.
-      upcoming: The number of the row after them, and the state before it or None.
-      ended: Whether the upstream has no more.
-      failure: What the thread ended with.
-      thread: The only one that may read; another one ends.
+      states: Numbers of rows in the queue, and the upstream's states before them.
+      upcoming: The number of the next row to read, and the state before it or None.
+      failure: The error that ended the thread.
+      thread: The only thread that may read; any other one ends.
     """
 
     def __init__(self, depth: int):
-        # Held by itself: between Python's lines of a condition a signal may come, and
-        # leave it held.
+        # The lock is held directly: a signal between the Python lines of a condition
+        # could leave it held.
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.elements: deque[Element] = deque()
@@ -49,14 +43,13 @@ class _Queue:
         self.thread: threading.Thread | None = None
 
     def fill(self, source: Source) -> None:
-        """Reads an element, and adds it; or notes the end."""
+        """Reads an element and adds it, or notes the end."""
         elements = source.read(1)
         with self.lock:
             self.add(elements, source)
             self.changed.notify_all()
 
     def add(self, elements: list[Element], source: Source) -> None:
-        """Adds what was read."""
         if elements:
             if self.upcoming[1] is not None:
                 self.states.append(self.upcoming)
@@ -67,7 +60,7 @@ class _Queue:
 
 
 def _read_ahead(source: Source, queue: _Queue) -> None:
-    """Fills a queue: what the thread does, which knows of no reader and no echo."""
+    """Fills a queue in a thread, which has no reference to a reader or an echo."""
     me = threading.current_thread()
     try:
         while not queue.ended:
@@ -84,14 +77,14 @@ def _read_ahead(source: Source, queue: _Queue) -> None:
 
 
 class Reader:
-    """Takes rows from an upstream, up to so many ahead in a thread.
-
-    The thread knows nothing of the reader: one that is dropped ends its thread.
+    """Takes rows from an upstream, with up to ``depth`` rows read ahead in a thread.
 
     Attributes:
-      resumable: Whether the upstream can be gone back in.
+      resumable: Whether the upstream can go back to a state.
       row: The number of the next row to be taken.
     """
+
+    # The thread has no reference to the reader, so dropping the reader ends it.
 
     def __init__(
         self,
@@ -102,19 +95,9 @@ class Reader:
         intake: Intake | None = None,
         depth: int = 0,
     ):
-        """Reads nothing yet.
-
-        Args:
-          iterator: The upstream. With ``get_state`` and ``set_state`` it can be gone
-            back in.
-          anchor: Returns the oldest row that a restore has to read again; by default
-            that is the next to be taken.
-          next_anchor: From a row to the first one from there on that may become the
-            anchor, a pure function; None if none ever does.
-          intake: What is done with values as soon as they are read; by default they
-            are kept as they are.
-          depth: Rows that are read ahead by a thread; 0 reads when asked.
-        """
+        # ``anchor`` returns the oldest row that a restore has to read again, by default
+        # the next one to be taken. ``next_anchor`` is a pure function from a row to the
+        # first one from there on that may become the anchor; None if no row ever does.
         self.resumable = is_resumable(iterator)
         keeps = next_anchor if self.resumable else None
         self._source = Source(iterator, intake or AsItIs(), keeps)
@@ -135,16 +118,11 @@ class Reader:
 
     @property
     def ended(self) -> bool:
-        """Whether the upstream is known to have no more."""
         return self._queue.ended
 
     def ensure(self, rows: int) -> None:
-        """Reads until so many rows can be taken, or the upstream ends.
-
-        Raises:
-          Exception: What the upstream raised. Nothing is lost by it, and it is asked
-            again by the next call.
-        """
+        """Reads until ``rows`` rows can be taken, or the upstream ends."""
+        # An error of the upstream loses nothing: the next call asks it again.
         queue = self._queue
         if not self._depth:
             self._begin()
@@ -164,11 +142,7 @@ class Reader:
                 self._raise_failure(queue)
 
     def is_ready(self, rows: int) -> bool:
-        """Whether `ensure` would not have to wait; starts to read ahead.
-
-        Raises:
-          Exception: What the upstream raised.
-        """
+        """Returns whether `ensure` would not wait; starts to read ahead."""
         if not self._depth:
             self.ensure(rows)
             return True
@@ -179,32 +153,17 @@ class Reader:
         return self.rows >= rows or queue.ended
 
     def pull(self, count: int) -> list[Any]:
-        """Reads values and passes them on as they are; `settle` must follow.
-
-        Returns:
-          At most so many values; none at the end.
-
-        Raises:
-          Exception: What the upstream raised.
-        """
+        """Reads at most ``count`` values and passes them on; `settle` must follow."""
         return self._source.pull(count)
 
     def settle(self, rows: int) -> None:
-        """Says that what was passed on, so many rows, is counted."""
+        """Counts rows that were passed on."""
         source = self._source
         source.upcoming = (source.upcoming[0] + rows, None)
         source.lost = None
 
     def take(self, rows: int) -> list[Element]:
-        """Takes rows that are there.
-
-        Args:
-          rows: At most as many as `rows` says.
-
-        Returns:
-          Elements: of a value that is not taken as a whole, the first and the end of
-          its rows that are.
-        """
+        """Takes at most `rows` rows; returns values with start and end rows."""
         queue = self._queue
         elements = queue.elements
         if self._used or len(elements) < queue.rows:
@@ -224,7 +183,7 @@ class Reader:
         return taken
 
     def _take_parts(self, rows: int) -> tuple[list[Element], int]:
-        """Takes from elements of several rows; tells the rows of those used up."""
+        """Takes from elements of several rows; also returns the rows used up."""
         taken: list[Element] = []
         elements, done = self._queue.elements, 0
         while rows:
@@ -252,11 +211,7 @@ class Reader:
         self._saved.append(saved)
 
     def check_resumable(self) -> None:
-        """Refuses an upstream that cannot be gone back in.
-
-        Raises:
-          TypeError: The upstream has no state.
-        """
+        """Raises TypeError if the upstream cannot go back to a state."""
         if not self.resumable:
             raise TypeError(
                 f"the upstream of this echo, a {type(self._source.iterator).__name__}, "
@@ -266,14 +221,7 @@ class Reader:
             )
 
     def state_before(self, row: int) -> tuple[Any, int]:
-        """Returns the last saved state from before a row, and the rows between.
-
-        Args:
-          row: One that can become the anchor, or the next to be taken.
-
-        Raises:
-          TypeError: The upstream has no state.
-        """
+        """Returns the last saved upstream state before a row, and the rows between."""
         self.check_resumable()
         if self._thread is None and not self._queue.elements:
             self._begin()
@@ -300,23 +248,21 @@ class Reader:
         self._queue.upcoming = self._source.upcoming
 
     def close(self) -> None:
-        """Ends the thread, which may finish a read that goes on; final.
-
-        Another thread that waits for the upstream is told so.
-        """
+        """Ends the thread, which may finish a read in progress; final."""
+        # Another thread that waits for the upstream gets an error.
         _refuse(self._queue)
         self._end_thread(_CLOSE_S)
         self._queue = _Queue(0)
         self._queue.ended = True
 
     def _begin(self) -> None:
-        """Looks at the state before the first row."""
+        """Saves the state before the first row."""
         if not self._source.started:
             self._source.start()
             self._queue.upcoming = self._source.upcoming
 
     def _start(self) -> None:
-        """Starts the thread, unless it runs or there is nothing to read."""
+        """Starts the thread, unless it runs or the upstream has ended or failed."""
         if self._thread is not None and not self._thread.is_alive():
             self._end_thread(None)
         queue = self._queue
@@ -326,16 +272,16 @@ class Reader:
         thread = threading.Thread(
             target=_read_ahead, args=(self._source, queue), daemon=True
         )
-        # A thread that sends data while the interpreter goes away would end the
-        # process with a crash.
+        # A thread that sends data while the interpreter exits would crash the process.
         self._at_exit = weakref.finalize(self, _abandon, thread, queue)
-        # Known before it runs: an interruption here leaves no second one that reads.
+        # It is recorded before it runs: an interruption here leaves no second thread
+        # that reads.
         queue.thread = self._thread = thread
         thread.start()
 
     def _raise_failure(self, queue: _Queue) -> None:
         failure, queue.failure = queue.failure, None
-        # It has ended, unless the reader was closed, and the thread is in a slow read.
+        # The thread has ended, unless the reader was closed during a slow read.
         self._end_thread(_CLOSE_S)
         assert failure is not None
         raise failure
@@ -348,7 +294,7 @@ class Reader:
 
 
 def _refuse(queue: _Queue) -> None:
-    """Tells whoever waits for a queue that nothing comes any more."""
+    """Gives an error to every thread that waits for a queue."""
     with queue.lock:
         queue.failure = ValueError("this echo was closed while it waited")
         queue.changed.notify_all()

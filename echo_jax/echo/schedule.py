@@ -33,7 +33,8 @@ def exact_fraction(value: int | float | str | Fraction) -> Fraction:
       The factor, at least 1.
 
     Raises:
-      ValueError: If it is no finite number in [1, 10^6], or a fraction with a
+      TypeError: The value is not a number or string.
+      ValueError: It is not a finite number in [1, 10^6], or it is a fraction with a
         denominator over 10^6.
 
     Example:
@@ -103,7 +104,7 @@ class Schedule:
       starts: First fresh index of each piece; ``(0,)`` for a constant.
       factors: The factor of each piece.
       by_item: Set instead of pieces if a function gives the factor.
-      denominator: The carry's unit is one over this.
+      denominator: The unit of the carry is 1 / ``denominator``.
     """
 
     starts: tuple[int, ...]
@@ -141,6 +142,9 @@ class Schedule:
 
     def total(self, num_items: int) -> int | None:
         """Returns the uses of the first items; None if a function gives the factor.
+
+        Args:
+          num_items: How many items.
 
         Example:
           >>> as_schedule({0: 1, 2: 2.5}).total(5)
@@ -187,7 +191,7 @@ class Schedule:
         return np.diff(whole), after
 
     def _units(self, start: int, count: int) -> np.ndarray:
-        """The factors of ``count`` items in units of 1 / denominator."""
+        """Returns the factors of ``count`` items in units of 1 / denominator."""
         if self.by_item is not None:
             return np.array(
                 [self._unit_of(k) for k in range(start, start + count)], np.int64
@@ -199,8 +203,8 @@ class Schedule:
     def _unit_of(self, item: int) -> int:
         assert self.by_item is not None
         value = self.by_item.function(item)
-        # By the bound as it was given: 1.1 is more than the fraction 11/10. Also
-        # catches NaN.
+        # Compare with the bound as it was given: 1.1 is more than the fraction 11/10.
+        # This also catches NaN.
         if not 1 <= value <= self.by_item.max_factor:
             raise ValueError(
                 f"the factor of fresh item {item} is {value!r}, outside "
@@ -218,8 +222,8 @@ def as_schedule(factor: "Factor | FactorByItem") -> Schedule:
         factor (which must have the key 0), or a `FactorByItem`.
 
     Raises:
-      TypeError: If it is none of these.
-      ValueError: If a factor is below 1 or not finite, or no piece starts at 0.
+      TypeError: It is none of these.
+      ValueError: A factor is below 1 or not finite, or no piece starts at 0.
 
     Example:
       >>> as_schedule({0: 1, 2: 3}).uses(0, 4, 0)[0]

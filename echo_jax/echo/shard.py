@@ -1,9 +1,9 @@
-"""Which rows of every batch a process makes, where several share a run.
+"""The rows of every batch that one of several processes makes.
 
-Of Q data shards, shard q makes rows [q*b, (q+1)*b) of every fresh batch of B examples,
-with b = B/Q. So the fresh items of all shards together are those of a run in one
-process, in the same order, no record is read by two of them in an epoch, and what an
-item is depends on its place in that order alone.
+With Q data shards, shard q makes the rows [q*b, (q+1)*b) of every fresh batch of B
+examples, with b = B/Q. So all shards together have the fresh items of a run in one
+process, in the same order. No two shards read the same record in an epoch. An item
+depends on its place in that order alone.
 """
 
 from dataclasses import dataclass
@@ -18,30 +18,13 @@ __all__ = ["SINGLE", "DataShard"]
 
 @dataclass(frozen=True)
 class DataShard:
-    """One of the shards of the data.
-
-    Attributes:
-      index: Which one, from 0.
-      count: How many there are.
-
-    Example:
-      >>> shard = DataShard(1, count=2)
-      >>> shard.rows(8), shard.global_index(np.arange(6), rows=4)
-      (4, array([ 4,  5,  6,  7, 12, 13]))
-    """
+    """One of the shards of the data."""
 
     index: int = 0
     count: int = 1
 
     def rows(self, batch_size: int) -> int:
-        """Returns how many examples of a batch it makes.
-
-        Args:
-          batch_size: Examples of all shards.
-
-        Raises:
-          ValueError: The shards do not divide the batch.
-        """
+        """Returns the number of examples of a batch that this shard makes."""
         if batch_size % self.count:
             raise ValueError(
                 f"config.batch_size={batch_size} is not a multiple of the {self.count} "
@@ -50,19 +33,14 @@ class DataShard:
         return batch_size // self.count
 
     def global_index(self, index: Any, rows: int) -> Any:
-        """Returns the place, among the items of all shards, of items of this one.
-
-        Args:
-          index: Numbers of items of this shard, from 0.
-          rows: Examples of a batch that it makes.
-        """
+        """Returns the places, over all shards, of items that this shard counts."""
         if self.count == 1:
             return index
         batch, row = np.divmod(index, rows)
         return (batch * self.count + self.index) * rows + row
 
     def echo(self, spec: Spec) -> Spec:
-        """Returns the echo of its own examples: see `echo_jax.echo.plans.lanes`."""
+        """Returns the echo of this shard's own examples."""
         return lane_spec(spec, self.index, self.count)
 
 

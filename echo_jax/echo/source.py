@@ -1,8 +1,8 @@
-"""The upstream of an echo: reads values of it, and always knows where it stands.
+"""The upstream of an echo: reads its values, and always knows its position.
 
-Whatever the upstream does, nothing that it gave is lost or counted twice: an error is
-told and no end is made of it, and a read that was interrupted at a place that nobody
-can know is not gone on from.
+Nothing that the upstream gave is lost or counted twice. An error is raised, and never
+becomes an end. After a read that was interrupted at an unknown place, the source
+refuses to go on.
 """
 
 import copy
@@ -13,38 +13,34 @@ from typing import Any, Protocol
 
 __all__ = ["AsItIs", "Element", "Intake", "Source", "is_resumable"]
 
-# What was read: what `prepare` made of a value, and the first and the end of its rows
-# that are meant. A plain tuple: one is made for every item.
+# One element: the result of `prepare` for a value, and the first and the end of its
+# rows. It is a plain tuple because one is made for every item.
 Element = tuple[Any, int, int]
 
 
 class Intake(Protocol):
-    """What is done with a value of the upstream as soon as it is read.
+    """Handles values of the upstream as soon as they are read.
 
     Attributes:
-      in_bulk: Whether every value is one row, and more of them may be read before
-        they are prepared.
+      in_bulk: Whether every value is one row, and several may be read before they are
+        prepared.
     """
 
     @property
-    def in_bulk(self) -> bool: ...  # noqa: D102
+    def in_bulk(self) -> bool: ...
 
     def prepare(self, values: list[Any]) -> list[Element]:
-        """Returns what is kept of some values; called in the thread that reads.
-
-        Raises:
-          Exception: A value cannot be kept, which is final.
-        """
+        """Returns the elements of some values; called in the thread that reads."""
+        # An error here is final.
         ...
 
 
 class AsItIs:
-    """Keeps values as they are, each of them one row."""
+    """Keeps values as they are, each as one row."""
 
     in_bulk = True
 
     def prepare(self, values: list[Any]) -> list[Element]:
-        """See `Intake`."""
         return [(value, 0, 1) for value in values]
 
 
@@ -52,16 +48,14 @@ _INTERRUPTED = InterruptedError("it was interrupted in the middle")
 
 
 class Source:
-    """The upstream, and how far it is read; used by one thread at a time.
+    """The upstream and its position; used by one thread at a time.
 
     Attributes:
-      iterator: The upstream.
-      started: Whether that before the first row is known.
-      upcoming: The number of the next row, and the upstream's state before it, if it
-        may be gone back to; else None. One pair, so that both change in one step.
-      ended: Whether the upstream has no more.
-      lost: Why nobody knows where the upstream stands; None where it is known. To be
-        set to None once what was read is kept.
+      started: Whether the state before the first row is known.
+      upcoming: The number of the next row, and the upstream's state before it, or None
+        if it is not needed. It is one pair, so that both change in one step.
+      lost: The reason why the position of the upstream is unknown; None if it is known.
+        The caller sets it to None after it has kept the values.
     """
 
     def __init__(
@@ -74,7 +68,7 @@ class Source:
         self.upcoming: tuple[int, Any] = (0, None)
         self.started = self.ended = False
         self.lost: BaseException | None = None
-        # What ``next`` gives, by code that no signal can interrupt.
+        # Calls ``next`` in code that no signal can interrupt.
         self._values = starmap(self.iterator.__next__, repeat(()))
         self._intake = intake
         self._next_anchor = next_anchor
@@ -84,26 +78,20 @@ class Source:
         self._is_told = True
 
     def start(self) -> None:
-        """Looks at the state before the first row."""
+        """Saves the state before the first row."""
         self.upcoming = (0, self._state_at(0) if self._next_anchor else None)
         self.started = True
 
     def pull(self, count: int) -> list[Any]:
-        """Returns what the upstream gives next, fewer values before its end.
-
-        Where the upstream fails after some values, these are returned, and the next
-        call raises. An error is told once, and then the upstream is asked again.
-
-        Raises:
-          Exception: What the upstream raised.
-          RuntimeError: What comes next cannot be known any more.
-        """
+        """Returns the next ``count`` values, or fewer before an end or an error."""
+        # If the upstream fails after some values, these are returned, and the next call
+        # raises. An error is raised once; the call after it asks the upstream again.
         if self._failed is not None or self.lost is not None:
             self._check()
         failed, values = self._failed, []
         self.lost = _INTERRUPTED
         try:
-            # Takes values and keeps them, with no place for a signal in between.
+            # Takes values and keeps them; no signal can come in between.
             values.extend(islice(self._values, count))
         except Exception as error:
             self._failed, self._is_told = error, not values
@@ -134,16 +122,12 @@ class Source:
             raise self._failed
 
     def read(self, count: int) -> list[Element]:
-        """Returns the next elements, at most so many; none at the end.
-
-        Raises:
-          Exception: See `pull`. Or what is wrong with an element, which is final.
-        """
+        """Returns at most ``count`` next elements; none at the end."""
         intake, (first, _) = self._intake, self.upcoming
         if not intake.in_bulk:
             count = 1
         elif first + count > self._unsaved:
-            # The state before a row is looked at between two reads.
+            # The state before a row is saved between two reads.
             count = max(int(self._unsaved) - first, 1)
         values = self.pull(count)
         if not values:
@@ -158,11 +142,11 @@ class Source:
         return elements
 
     def state(self) -> Any:
-        """Returns the upstream's state now."""
+        """Returns a copy of the upstream's state."""
         return copy.deepcopy(self.iterator.get_state())
 
     def _state_at(self, row: int) -> Any:
-        """Returns the upstream's state now, before a row that may be gone back to."""
+        """Returns the upstream's state before a row that a restore may go back to."""
         assert self._next_anchor is not None
         state = self.state()
         self._unsaved = self._next_anchor(row + 1)
@@ -180,7 +164,7 @@ class Source:
 
 
 def is_resumable(iterator: Any) -> bool:
-    """Whether an iterator has ``get_state`` and ``set_state``."""
+    """Returns whether an iterator has ``get_state`` and ``set_state``."""
     return all(
         callable(getattr(iterator, name, None)) for name in ("get_state", "set_state")
     )

@@ -1,7 +1,7 @@
-"""What an echo is to do: one frozen, validated description for all stores.
+"""Specs of an echo: frozen, validated descriptions for all stores.
 
-There are three, by who decides when an item is used again: `EchoSpec` by the item's
-number, `AdaptiveSpec` by what is ready, `StochasticSpec` by a coin.
+There are three, by the rule that decides when an item is used again. `EchoSpec` decides
+by the item's number, `AdaptiveSpec` by the ready items, `StochasticSpec` at random.
 """
 
 import sys
@@ -34,42 +34,46 @@ _SEQUENCE_VERSION = 1
 
 @dataclass(frozen=True)
 class EchoSpec:
-    """Describes a fixed echo: item k is used as often as its number says.
+    """Describes a fixed echo: the number of an item determines its number of uses.
 
-    For a producer of a steady rate: exact, the same in every run, and its repeats lie
-    as far apart as the buffer allows.
+    It suits a producer of a steady rate. It is exact and the same in every run, and its
+    repeats are as far apart as the buffer allows.
+
+    The orders are:
+
+    - ``consecutive``: the uses of an item are back to back.
+    - ``shuffle``: at random within a bounded delay. A use of item k comes after item k
+      and before item k + buffer, so a restore re-reads at most two buffers.
+    - ``shuffle_buffer``: the algorithm of Choi et al. and of tf.data. Repeated uses
+      leave a buffer of ``buffer`` uses at random. The time that a use stays has no
+      limit, so a restore re-reads about buffer * (ln buffer + 2) / factor items.
+    - ``spread``: uses of an item are evenly far apart, none twice in a batch, and the
+      upstream is read at a constant rate.
 
     Attributes:
       factor: Uses per fresh item, at least 1: a constant (``2``, ``2.5``,
         ``"7/3"``), a piecewise constant over fresh items (``{0: 1, 10_000: 4}``),
-        or a `FactorByItem`. Exact: item k of a constant e is used
+        or a `FactorByItem`. It is exact: item k of a constant e is used
         floor((k+1)e) - floor(ke) times.
-      buffer: Fresh items kept, in items (never bytes, never repeats). More of it
-        means a longer lag between the uses of an item, which makes repeats worth
-        more (Choi et al. 2019, section 3.5). ``consecutive`` keeps one item and
-        leaves this at 1. ``shuffle_buffer`` counts uses, as the paper's does: they
-        belong to so many items at most, and to fewer at a factor above 1.
-      order: How uses are laid out in time. ``consecutive``: back to back.
-        ``shuffle``: at random within a bounded delay: a use of item k comes after
-        item k and before item k + buffer, so that a restore re-reads two buffers at
-        most. ``shuffle_buffer``: the algorithm of Choi et al. and of tf.data:
-        repeated, then through a buffer of ``buffer`` uses of which a random one
-        leaves. Nothing bounds how long a use stays, so a restore re-reads about
-        buffer * (ln buffer + 2) / factor items. ``spread``: uses of an item evenly
-        far apart, none twice in a batch, and the upstream asked at a constant rate.
-      batch_size: How many consecutive uses make one training batch. It is the
-        unit of what ``spread`` promises, whether or not the echo stacks them.
+      buffer: Fresh items kept, in items (never bytes, never repeats). A larger buffer
+        gives a longer lag between the uses of an item, which makes repeats worth more
+        (Choi et al. 2019, section 3.5). ``consecutive`` keeps one item and leaves this
+        at 1. ``shuffle_buffer`` counts uses, as in the paper: at a factor above 1 they
+        belong to fewer items.
+      order: The order of uses in time, as above.
+      batch_size: How many consecutive uses make one training batch. ``spread`` keeps
+        its promise for each such batch, whether or not the echo stacks them.
       seed: Names the random order. Hosts with the same seed agree.
 
     Raises:
-      TypeError, ValueError: If a field is not of its kind or out of its range.
+      TypeError, ValueError: A field has another type or is out of its range.
 
     Example:
       >>> EchoSpec(factor=2.5, buffer=4096, order="spread", batch_size=64).schedule
       Schedule(starts=(0,), factors=(Fraction(5, 2),), by_item=None, denominator=2)
     """
 
-    # A piecewise factor is a mapping, which has no hash.
+    # A piecewise factor is a mapping, which cannot be hashed.
     factor: Factor | FactorByItem = field(default=1, hash=False)
     buffer: int = 1
     order: Order = "consecutive"
@@ -88,9 +92,9 @@ class EchoSpec:
 
     @property
     def fingerprint(self) -> int:
-        """An integer that another sequence of uses does not share, below 2^48.
+        """An integer below 2^48 that identifies the sequence of uses.
 
-        A function as factor counts with its bound alone.
+        A factor that is a function counts with its bound alone.
         """
         return fingerprint(
             _SEQUENCE_VERSION,
@@ -108,22 +112,22 @@ class EchoSpec:
 class AdaptiveSpec:
     """Describes an adaptive echo: fresh if ready, else the longest unused, else wait.
 
-    For a producer that stalls or drifts, or whose rate nobody knows: while data comes
-    in time nothing is repeated. What it decided is kept in a `DecisionLog`.
+    It suits a producer that stalls or drifts, or whose rate is unknown. While data
+    comes in time nothing is repeated. A `DecisionLog` keeps its decisions.
 
     Attributes:
       cap: Uses after which an item is not used any more, at least 1. Past some number
-        of uses a repeat is worth less than nothing (Choi et al. 2019, section 3.3).
-        At R it leaves nothing to choose from, and whole batches are repeated back to
-        back: give more, such as twice R (docs/results.md, "When to load?").
-      buffer: Fresh items kept, in items: the last so many.
+        of uses a repeat does harm (Choi et al. 2019, section 3.3). At a cap of R there
+        is nothing to choose from, and whole batches are repeated back to back. Give
+        more, such as twice R (docs/results.md, "When to load?").
+      buffer: Fresh items kept, in items: the last ``buffer`` ones.
       batch_size: How many uses make one training batch, which is decided at once.
       seed: Names the random choice among the longest unused.
-      replay: Decisions that are repeated, such as the ``log`` of an earlier echo;
-        after their end decisions are made from what is ready.
+      replay: Decisions to repeat, such as the ``log`` of an earlier echo. After their
+        end the ready items decide.
 
     Raises:
-      TypeError, ValueError: If a field is not of its kind or out of its range.
+      TypeError, ValueError: A field has another type or is out of its range.
 
     Example:
       >>> AdaptiveSpec(cap=2, buffer=8, batch_size=4, replay=[True, False]).replay
@@ -152,17 +156,17 @@ class AdaptiveSpec:
 class StochasticSpec:
     """Describes a stochastic echo: load a fresh batch with some probability.
 
-    For studies of schedules: the echo that theory speaks of, where some items are
+    It is for studies of schedules: theory studies this echo, in which some items are
     never repeated and others often.
 
     Attributes:
-      load: How likely every batch is a fresh one. The first always is.
-      buffer: Items that repeats are drawn from: the last so many.
+      load: The probability that a batch is a fresh one. The first batch always is.
+      buffer: Items that repeats are drawn from: the last ``buffer`` ones.
       batch_size: Items of a batch.
       seed: Names the random choices.
 
     Raises:
-      TypeError, ValueError: If a field is not of its kind or out of its range.
+      TypeError, ValueError: A field has another type or is out of its range.
 
     Example:
       >>> StochasticSpec(LoadSchedule(start=0.5, end=0.5), buffer=64, batch_size=8).seed
@@ -195,7 +199,13 @@ def _check_integers(spec: AnySpec, **least: int) -> None:
 def num_outputs(
     spec: AnySpec | None, num_items: int | None, *, batch: bool, drop_remainder: bool
 ) -> int:
-    """Returns how many outputs an echo makes, or NotImplemented if it is not known.
+    """Returns how many outputs an echo makes, or NotImplemented if it is unknown.
+
+    Args:
+      spec: The echo.
+      num_items: Items of the upstream; None if unknown.
+      batch: Whether batches go out, and not items.
+      drop_remainder: Whether a last, smaller batch is left out.
 
     Example:
       >>> num_outputs(EchoSpec(2.5, batch_size=4), 3, batch=True, drop_remainder=False)
@@ -211,7 +221,7 @@ def num_outputs(
 
 
 def check_spec(spec: Any) -> None:
-    """Refuses what does not describe an echo.
+    """Checks that an object describes an echo.
 
     Raises:
       TypeError: It is not a spec.

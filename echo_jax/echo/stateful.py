@@ -1,7 +1,8 @@
-"""Loaders that keep their state themselves, as iterators whose state an echo can keep.
+"""Iterators with a state, made from loaders that keep their state themselves.
 
-PyTorch's convention: ``state_dict`` and ``load_state_dict`` belong to the loader, and
-hold for the iterator that it made last. An echo asks its upstream's iterator.
+This is PyTorch's convention: ``state_dict`` and ``load_state_dict`` belong to the
+loader, and describe the iterator that it made last. An echo asks its upstream's
+iterator.
 """
 
 import copy
@@ -20,7 +21,8 @@ class _LoaderIterator(Iterator[Any]):
 
     def __init__(self, loader: Any):
         self._loader = loader
-        # Made when it is asked, since it may start workers: after a restore only once.
+        # It is made when it is needed, because it may start workers: after a restore
+        # only once.
         self._items: Iterator[Any] | None = None
         self._ended = False
 
@@ -50,7 +52,7 @@ class _LoaderIterator(Iterator[Any]):
 
 
 def length_of(iterable: Any) -> int | None:
-    """Returns the length of an iterable; None where it has none, or an endless one."""
+    """Returns the length of an iterable; None if it has none or is endless."""
     try:
         length = len(iterable)
     except (TypeError, NotImplementedError, OverflowError):
@@ -59,31 +61,7 @@ def length_of(iterable: Any) -> int | None:
 
 
 def iterator_of(iterable: Iterable[Any]) -> Iterator[Any]:
-    """Returns an iterator, with a state wherever the iterable offers one.
-
-    Args:
-      iterable: Anything to iterate over. Where it has ``state_dict`` and
-        ``load_state_dict``, the iterator has ``get_state`` and ``set_state``.
-
-    Example:
-      >>> class Loader:
-      ...     at = 0
-      ...     def __iter__(self):
-      ...         while self.at < 3:
-      ...             self.at += 1
-      ...             yield self.at
-      ...     def state_dict(self):
-      ...         return {"at": self.at}
-      ...     def load_state_dict(self, state):
-      ...         self.at = state["at"]
-      >>> items = iterator_of(Loader())
-      >>> next(items), items.get_state()
-      (1, {'ended': 0, 'loader': {'at': 1}})
-      >>> again = iterator_of(Loader())
-      >>> again.set_state(items.get_state())
-      >>> list(again)
-      [2, 3]
-    """
+    """Returns an iterator, with a state if the iterable or its iterator has one."""
     methods = ("state_dict", "load_state_dict")
     if all(callable(getattr(iterable, name, None)) for name in methods):
         return _LoaderIterator(iterable)
@@ -91,10 +69,9 @@ def iterator_of(iterable: Iterable[Any]) -> Iterator[Any]:
 
 
 class PeekedIterator(Iterator[Any]):
-    """An iterator whose next element can be looked at before it is taken."""
+    """An iterator that can show its next element before it is taken."""
 
     def __init__(self, iterator: Iterator[Any]):
-        """Takes over an iterator, with its state if it has one."""
         self._iterator: Any = iterator
         self._peeked: list[Any] = []
         self._failed: Exception | None = None
@@ -104,13 +81,7 @@ class PeekedIterator(Iterator[Any]):
             self.set_state = self._set_state
 
     def peek(self) -> Any:
-        """Returns the next element, which stays the next one.
-
-        Raises:
-          StopIteration: There is none.
-          RuntimeError: The upstream failed, and then ended; or a look was interrupted,
-            and it has no state to go back to.
-        """
+        """Returns the next element, which stays the next one."""
         if not self._peeked:
             self._look()
         if not self._peeked:
@@ -135,7 +106,7 @@ class PeekedIterator(Iterator[Any]):
             self._state = copy.deepcopy(self._iterator.get_state())
         self._interrupted = True
         try:
-            # Takes it and keeps it, with no place for a signal in between.
+            # Takes it and keeps it; no signal can come in between.
             self._peeked.extend(itertools.islice(self._iterator, 1))
         except Exception as error:
             self._failed, self._interrupted = error, False
@@ -143,7 +114,6 @@ class PeekedIterator(Iterator[Any]):
         self._interrupted = False
 
     def __next__(self) -> Any:
-        """Returns the next element."""
         return self._peeked.pop() if self._peeked else next(self._iterator)
 
     def _get_state(self) -> Any:

@@ -1,12 +1,12 @@
 """Pytrees as jax knows them, without importing jax.
 
-The library on the host handles items of any Python iterator, and must not load jax
-for it. Dicts, lists, tuples, NamedTuples, None and every other `Mapping` are opened
-here. Where the program has loaded jax, so is whatever it registers as a pytree, one
-level at a time by ``jax.tree_util``: flax structs and FrozenDicts, dataclasses,
-classes of one's own. Anything else is a leaf.
+The library on the host handles items of any Python iterator, and must not load jax for
+it. This module opens dicts, lists, tuples, NamedTuples, None and every other `Mapping`.
+If the program has loaded jax, ``jax.tree_util`` opens every class that it registers,
+one level at a time: flax structs and FrozenDicts, dataclasses, your own classes.
+Anything else is a leaf.
 
-Unlike ``jax.tree`` this keeps the keys of every dict in their own order.
+Unlike ``jax.tree``, it keeps the keys of every dict in their own order.
 """
 
 import sys
@@ -23,7 +23,7 @@ __all__ = [
     "tree_map",
 ]
 
-# Types that are leaves for certain, so nobody is asked about them.
+# Types that are always leaves, so jax is not asked about them.
 _LEAVES = {np.ndarray, int, float, bool, complex, str, bytes, *np.sctypeDict.values()}
 
 
@@ -31,10 +31,9 @@ class _Container(NamedTuple):
     """One container, opened one level.
 
     Attributes:
-      static: What two containers have in common that differ in their children alone.
-      children: What it holds.
+      static: Equal for two containers that differ only in their children.
       build: Makes such a container of other children.
-      names: Makes what the children are called in a path.
+      names: Returns the names of the children in a path.
     """
 
     static: Any
@@ -44,12 +43,7 @@ class _Container(NamedTuple):
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Applies a function to every leaf; containers are built anew.
-
-    Example:
-      >>> tree_map(abs, {"a": -1, "b": (2, -3)})
-      {'a': 1, 'b': (2, 3)}
-    """
+    """Applies a function to every leaf; builds new containers."""
     # The common kinds first: an item is mapped at every use.
     kind = type(tree)
     if kind in _LEAVES:
@@ -67,12 +61,7 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def flatten(tree: Any, path: str = "") -> list[tuple[str, Any]]:
-    """Returns the leaves with their paths, in order.
-
-    Example:
-      >>> flatten({"a": 1, "b": (2, 3)})
-      [("['a']", 1), ("['b'][0]", 2), ("['b'][1]", 3)]
-    """
+    """Returns the leaves with their paths, in order."""
     container = _opened(tree)
     if container is None:
         return [(path, tree)]
@@ -81,21 +70,12 @@ def flatten(tree: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 class Structure:
-    """How a tree is built, without its leaves, as jax's ``PyTreeDef`` says it.
+    """How a tree is built, without its leaves, like jax's ``PyTreeDef``."""
 
-    Two dicts with equal keys have one structure, whatever the order of their keys;
-    trees that are built are ordered as the first one was.
-
-    Example:
-      >>> structure = Structure({"a": 1, "b": [2, None]})
-      >>> structure.leaves({"b": [5, None], "a": 4})
-      [4, 5]
-      >>> structure.build([6, 7])
-      {'a': 6, 'b': [7, None]}
-    """
+    # Two dicts with equal keys have one structure, whatever the order of their keys.
+    # Trees that are built have the order of the first one.
 
     def __init__(self, tree: Any):
-        """Remembers the containers of a tree."""
         container = _opened(tree)
         self._keys = list(tree) if type(tree) is dict else None
         self._parts: list[Structure] = []
@@ -106,14 +86,7 @@ class Structure:
             self._parts = [Structure(child) for child in container.children]
 
     def leaves(self, tree: Any) -> list[Any] | None:
-        """Returns the leaves of a tree in this structure's order.
-
-        Args:
-          tree: Any.
-
-        Returns:
-          None where the tree is built in another way.
-        """
+        """Returns the leaves in this structure's order; None for another structure."""
         leaves: list[Any] = []
         return leaves if self._collect(tree, leaves) else None
 
@@ -159,7 +132,7 @@ def tree_concatenate(trees: list[Any]) -> Any:
 
 
 def _opened(tree: Any) -> _Container | None:
-    """Opens a container; a leaf gives None."""
+    """Opens a container; returns None for a leaf."""
     kind: Any = type(tree)
     if kind in _LEAVES or isinstance(tree, np.generic):
         return None
@@ -204,19 +177,19 @@ def _mapping(
 
 
 def _opened_mapping(tree: Mapping[Any, Any]) -> _Container | None:
-    """Opens a Mapping that its class makes again of a dict; else it is a leaf."""
+    """Opens a Mapping that its class can make of a dict; others are leaves."""
     kind: Any = type(tree)
     container = _mapping(tree, lambda pairs: kind(dict(pairs)))
     try:
         if not _keeps_order(tree, container):
             return None
-    except Exception:  # Whatever a constructor of somebody else's makes of a dict.
+    except Exception:  # Any error of a foreign constructor.
         return None
     return container
 
 
 def _keeps_order(tree: Mapping[Any, Any], container: _Container) -> bool:
-    """Whether a Mapping comes out of its own children as it was."""
+    """Returns whether a Mapping made of its own children is unchanged."""
     again = container.build(container.children)
     return (
         type(again) is type(tree)
@@ -228,7 +201,7 @@ def _keeps_order(tree: Mapping[Any, Any], container: _Container) -> bool:
 
 
 def _opened_by_jax(tree: Any) -> _Container | None:
-    """Opens what jax knows as a container, if the program has loaded jax."""
+    """Opens a container that jax knows, if the program has loaded jax."""
     util = getattr(sys.modules.get("jax"), "tree_util", None)
     if util is None:
         return None

@@ -1,1 +1,1 @@
-"""Files and folders, on a disk or in a bucket: whole, locked, and read as hostile."""
+"""Files and folders on a disk or in a bucket: atomic writes, locks, untrusted reads."""

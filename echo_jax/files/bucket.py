@@ -1,7 +1,7 @@
-"""Buckets of Google Cloud Storage, and the clients by which they are used.
+"""Buckets of Google Cloud Storage, and their clients.
 
-What these need is imported only where a bucket is used: it is in the extra ``gcs``, and
-takes seconds.
+The clients are imported only where a bucket is used: they are in the extra ``gcs``, and
+the import takes seconds.
 """
 
 import contextlib
@@ -17,37 +17,25 @@ if TYPE_CHECKING:
 __all__ = ["BucketError", "is_in_bucket", "open_bucket", "write_object"]
 
 if find_spec("gcsfs"):
-    # Where TensorFlow is installed, epath, by which Orbax finds its files, would use
-    # that one's client.
+    # With TensorFlow installed, epath (which Orbax uses for its files) would use
+    # TensorFlow's client.
     os.environ.setdefault("EPATH_USE_TF", "false")
 
 _PREFIX = "gs://"
-# For a bucket that does not answer; one that does takes a tenth of a second.
+# The limit for a bucket that does not answer; an answer takes a tenth of a second.
 _TIMEOUT_S = 20
 
 
 class BucketError(OSError):
-    """A bucket that cannot be used; the message says what to do."""
+    """A bucket cannot be used; the message says what to do."""
 
 
 def is_in_bucket(path: str) -> bool:
-    """Whether a path begins as those in a bucket do."""
     return path.startswith(_PREFIX)
 
 
 def open_bucket(path: str) -> "epath.Path":
-    """Makes sure that the bucket of a folder is there, and lets this process in.
-
-    Args:
-      path: The folder, ``gs://BUCKET/FOLDER``; it need not exist yet.
-
-    Returns:
-      The folder, for all of whose clients everything is set up.
-
-    Raises:
-      BucketError: The path names no folder in a bucket, the extra ``gcs`` is not
-        installed, or the bucket cannot be reached.
-    """
+    """Checks the bucket of ``gs://BUCKET/FOLDER`` and sets up all its clients."""
     bucket, _, folder = path.removeprefix(_PREFIX).partition("/")
     if not bucket or not folder.strip("/"):
         raise BucketError(f"{path} names no folder in a bucket: gs://BUCKET/FOLDER")
@@ -58,24 +46,19 @@ def open_bucket(path: str) -> "epath.Path":
 
 
 def write_object(path: str, data: bytes) -> None:
-    """Writes an object, which is there when all of it is.
-
-    Args:
-      path: In a bucket that was opened.
-      data: All of it.
-    """
+    """Writes an object atomically; its bucket must be open."""
     import fsspec
 
-    # Not path.open(): closing it after an error would leave what was written so far.
+    # Not path.open(): closing it after an error would leave a partial object.
     with warnings.catch_warnings():
-        # Large content holds up the client's own event loop, which does nothing else.
+        # Large content blocks the client's own event loop, which has no other task.
         warnings.simplefilter("ignore", ResourceWarning)
         fsspec.filesystem("gs").pipe_file(path, data)
 
 
 @functools.cache
 def _open(bucket: str) -> None:
-    """Sets up the clients of a bucket, and makes sure that it can be used."""
+    """Sets up the clients of a bucket and checks that it can be used."""
     try:
         _set_up_clients()
     except ImportError as error:
@@ -88,7 +71,7 @@ def _open(bucket: str) -> None:
     from google.cloud import storage
 
     try:
-        client: Any = storage.Client()  # Its types forbid None, which it documents.
+        client: Any = storage.Client()  # Its types forbid the documented None.
         client.get_bucket(bucket, timeout=_TIMEOUT_S, retry=None)
     except (GoogleAPIError, GoogleAuthError, OSError) as error:
         what = str(error)
@@ -111,31 +94,27 @@ def _open(bucket: str) -> None:
 
 
 def _set_up_clients() -> None:
-    """Makes all clients, which Orbax calls too, see the same objects.
-
-    Raises:
-      ImportError: One is not installed.
-    """
+    """Makes all clients, including those of Orbax, see the same objects."""
     emulator = os.environ.get("STORAGE_EMULATOR_HOST")
     if emulator:
-        # TensorStore, which writes the arrays, has a name of its own for it.
+        # TensorStore, which writes the arrays, has another name for it.
         os.environ.setdefault("TENSORSTORE_GCS_HTTP_URL", emulator)
-    # Else gcsfs asks another service what kind of bucket it is, at every write.
+    # Otherwise gcsfs asks another service for the bucket's kind at every write.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     import gcsfs  # noqa: F401
     import google.cloud.storage  # noqa: F401
     from etils.epath import gpath
     from fsspec.config import conf
 
-    # It looks at EPATH_USE_TF once, at its first path of any kind, and that may have
-    # been before this module was imported.
-    with contextlib.suppress(AttributeError):  # It is etils' own.
+    # etils reads EPATH_USE_TF once, at its first path of any kind, perhaps before the
+    # import of this module.
+    with contextlib.suppress(AttributeError):  # A private function of etils.
         gpath._is_tf_installed.cache_clear()
 
     conf["gs"] = {
-        # Without credentials it would go on as nobody.
+        # Without credentials it would continue anonymously.
         "token": "anon" if emulator else "google_default",
-        # Other processes and TensorStore write too, of which a cache learns nothing.
+        # A cache would not see the writes of other processes and of TensorStore.
         "use_listings_cache": False,
         **conf.get("gs", {}),
     }

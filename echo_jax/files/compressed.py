@@ -1,4 +1,4 @@
-"""Plain, gzip, bzip2 and xz files as chunks of what is in them, within limits."""
+"""Reads plain, gzip, bzip2 and xz files as unpacked chunks, within limits."""
 
 import bz2
 import gzip
@@ -19,36 +19,25 @@ __all__ = [
 DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
 """What reading a damaged file raises."""
 
-# What `xz -9` needs is 65 MiB; a hostile header can ask for 4 GiB.
+# `xz -9` needs 65 MiB; a hostile header can ask for 4 GiB.
 _MAX_XZ_MEMORY_BYTES = 256 * 1024**2
 _CHUNK_BYTES = 1024**2
 
-# Text and images shrink 10 times, a file made to exhaust a disk 1000 times.
+# The ratio is 10 for text and images, and 1000 for a file made to exhaust a disk.
 _MAX_RATIO = 250
 _ANY_RATIO_BYTES = 256 * 1024**2
 
 
 class UnpackError(ValueError):
-    """A small file unpacks to a huge one, as files do that are made to do harm."""
+    """A small file unpacks to a huge one, like a file made to exhaust a disk."""
 
 
+# `on_packed` gets the position in the packed file before every chunk. A damaged file
+# raises one of `DAMAGED`, a file that unpacks to a huge one an `UnpackError`.
 def unpacked_chunks(
     path: Path, on_packed: Callable[[int], None] | None = None
 ) -> Iterator[bytes]:
-    """Yields what is in a file, unpacked as its suffix says.
-
-    Args:
-      path: A file; ``.gz``, ``.bz2`` and ``.xz`` are unpacked, all else is plain.
-      on_packed: Told the position in the file before every chunk.
-
-    Yields:
-      Chunks of at most a MiB.
-
-    Raises:
-      UnpackError: If the file unpacks to more than 250 times its size, and to more
-        than 256 MiB.
-      EOFError, OSError, zlib.error, lzma.LZMAError: If it is damaged.
-    """
+    """Yields a file's content in chunks of at most a MiB, unpacked by its suffix."""
     unpack = _UNPACK.get(path.suffix.lower(), _plain_chunks)
     limit = max(path.stat().st_size * _MAX_RATIO, _ANY_RATIO_BYTES)
     num_unpacked = 0
@@ -65,16 +54,13 @@ def unpacked_chunks(
             yield chunk
 
 
+# `max_read_bytes` limits `read`: a header of a hostile archive may ask for more than
+# the memory.
 class ForwardReader:
-    """A file made of chunks: it is read and skipped in forward direction only.
-
-    Args:
-      chunks: The content.
-      max_read_bytes: Largest `read`: a header of a hostile archive may ask for more
-        than there is memory.
+    """A file over chunks that can only be read and skipped forwards.
 
     Attributes:
-      last: What the last `read` returned.
+      last: The result of the last `read`.
     """
 
     def __init__(self, chunks: Iterator[bytes], *, max_read_bytes: int):
@@ -83,11 +69,10 @@ class ForwardReader:
         self.last = b""
 
     def tell(self) -> int:
-        """Returns the position in bytes."""
         return self._position
 
     def seek(self, position: int, whence: int = 0) -> int:
-        """Skips to a position that is not behind the present one."""
+        """Skips forwards to a position."""
         if whence or position < self._position:
             raise OSError("the archive cannot be read backwards")
         for _ in self._parts(position - self._position):
@@ -95,14 +80,14 @@ class ForwardReader:
         return self._position
 
     def read(self, size: int) -> bytes:
-        """Returns the next `size` bytes, or what is left."""
+        """Returns the next `size` bytes, or fewer at the end."""
         if not 0 <= size <= self._max_read_bytes:
             raise OSError(f"a header asks for {size} bytes at once")
         self.last = self.take(size)
         return self.last
 
     def take(self, size: int) -> bytes:
-        """Returns the next `size` bytes, however many, or what is left."""
+        """Returns the next `size` bytes, or fewer at the end; has no limit."""
         return b"".join(self._parts(size))
 
     def _parts(self, size: int) -> Iterator[bytes]:
@@ -136,7 +121,7 @@ def _bzip2_chunks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _xz_chunks(stream: BinaryIO) -> Iterator[bytes]:
-    # Not `lzma.open`: it cannot bound the memory that a header asks for.
+    # Not `lzma.open`: it cannot limit the memory that a header asks for.
     unused = b""
     while packed := unused or stream.read(_CHUNK_BYTES):
         # Streams may follow one another, with zero bytes between them.

@@ -1,10 +1,10 @@
-"""Run folders: on a file system, or in a bucket of Google Cloud Storage.
+"""Run folders on a file system or in a bucket of Google Cloud Storage.
 
-The one place where a run folder is opened and where its small files are read and
-written; Orbax writes the checkpoints. A run folder may come from a stranger, so nothing
-in it is followed: every name below the folder that the user gave is opened relative to
-the one above it, links are refused, and what is read is a regular file of a bounded
-size. The path to the folder itself is the user's own, and may have links in it.
+Only this module opens run folders and reads and writes their small files; Orbax writes
+the checkpoints. A run folder may come from a stranger, so links in it are refused.
+Every name below the user's folder is opened relative to its parent folder. Only regular
+files of a limited size are read. The path to the folder itself is the user's own and
+may contain links.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ __all__ = [
 
 # The largest file that is read as a whole: the rows of a million evaluations.
 _MAX_BYTES = 1 << 28
-# How a file is called until all of it is there.
+# The name of a file until its content is complete.
 _NEW = re.compile(r"\..+\.[0-9a-f]{16}\.new")
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -51,14 +51,14 @@ _KINDS = {
 
 
 class FolderError(OSError):
-    """A folder that cannot be opened or used; the message says what to do."""
+    """A folder cannot be opened or used; the message says what to do."""
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _named_in_errors(method: _Method) -> _Method:
-    """Gives errors of the system the path's name: an open file has none."""
+    """Adds the path's name to errors of the system, which an open file lacks."""
 
     @functools.wraps(method)
     def named(path: "RunPath", *args: Any, **options: Any) -> Any:
@@ -74,19 +74,7 @@ def _named_in_errors(method: _Method) -> _Method:
 
 @dataclass(frozen=True)
 class RunPath:
-    """A run folder, or what is in it.
-
-    Attributes:
-      root: The folder that the user named.
-      parts: The names from there on.
-
-    Raises:
-      FolderError: A name would lead elsewhere.
-
-    Example:
-      >>> str(RunPath(Path("runs/lm")) / "summary.json")
-      'runs/lm/summary.json'
-    """
+    """A path in a run folder: the user's folder `root`, and the names below it."""
 
     root: Union[Path, "epath.Path"]
     parts: tuple[str, ...] = ()
@@ -110,42 +98,31 @@ class RunPath:
 
     @property
     def name(self) -> str:
-        """The last name."""
         return self.parts[-1] if self.parts else self.root.name
 
     @property
     def parent(self) -> "RunPath":
-        """The folder that this is in."""
         return RunPath(self.root, self.parts[:-1])
 
     @property
     def in_bucket(self) -> bool:
-        """Whether it is in a bucket: then every write costs a request."""
+        """Whether it is in a bucket, where every write costs a request."""
         return is_in_bucket(os.fspath(self.root))
 
     def exists(self) -> bool:
-        """Whether anything is there; a link is, wherever it leads."""
+        """Whether anything is there, even a dangling link."""
         return self._kind() is not None
 
     def is_dir(self) -> bool:
-        """Whether a folder is there."""
         return self._kind() == stat.S_IFDIR
 
     def is_file(self) -> bool:
-        """Whether a regular file is there; a link is none."""
+        """Whether a regular file is there, not a link."""
         return self._kind() == stat.S_IFREG
 
     @_named_in_errors
     def read_bytes(self, max_bytes: int = _MAX_BYTES) -> bytes:
-        """Reads a file.
-
-        Args:
-          max_bytes: A larger one is refused.
-
-        Raises:
-          FileNotFoundError: There is none.
-          FolderError: It is no regular file, or too large.
-        """
+        """Reads a regular file of at most `max_bytes`."""
         if self.in_bucket:
             return self._remote.read_bytes()
         with self.open_file() as file:
@@ -159,22 +136,13 @@ class RunPath:
 
     @_named_in_errors
     def open_file(self) -> io.BufferedReader:
-        """Opens a file of any size for reading; not in a bucket.
-
-        Raises:
-          FileNotFoundError: There is none.
-          FolderError: It is no regular file.
-        """
+        """Opens a regular file of any size for reading; not in a bucket."""
         with self.open_parent() as parent:
-            # Without waiting, since a named pipe would wait for ever.
+            # Non-blocking, because a named pipe would block forever.
             return open(self.open_in(parent, os.O_RDONLY | os.O_NONBLOCK), "rb")
 
     def read_text(self) -> str:
-        """Reads a file of text; see `read_bytes`.
-
-        Raises:
-          FolderError: It is not UTF-8.
-        """
+        """Reads a UTF-8 file."""
         try:
             return self.read_bytes().decode()
         except UnicodeDecodeError as error:
@@ -182,23 +150,13 @@ class RunPath:
 
     @_named_in_errors
     def write(self, content: str | bytes, *, is_new: bool = False) -> None:
-        """Writes a file so that a reader sees the old file or the new one.
-
-        Args:
-          content: All of it; text is written as UTF-8.
-          is_new: Whether a file that is there is left alone, by a link in place of a
-            rename; not in a bucket.
-
-        Raises:
-          FileExistsError: One is there, and it was to be new.
-          OSError: It cannot be written; a file that was there stays as it was.
-        """
+        """Replaces a file atomically; with `is_new`, never replaces one."""
         data = content.encode() if isinstance(content, str) else content
         if self.in_bucket:
             write_object(os.fspath(self), data)
             return
-        # Beside the file, because a rename is atomic within one file system only. By a
-        # name that nobody can have put there before.
+        # In the same folder, because a rename is atomic only within one file system.
+        # The random name cannot exist yet.
         new = f".{self.name}.{secrets.token_hex(8)}.new"
         with self.open_parent() as parent:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _INSIDE
@@ -215,41 +173,29 @@ class RunPath:
                         self._refuse_others(parent)
                         os.replace(new, self.name, **move)
                 except BaseException:
-                    # Ctrl-C may come when the file has its name already.
+                    # Ctrl-C may come after the rename.
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(new, dir_fd=parent)
                     raise
 
     @_named_in_errors
     def append(self, text: str) -> None:
-        """Adds text to the end of a file, which is there; not in a bucket.
-
-        Raises:
-          OSError: It cannot be written.
-        """
+        """Appends text to an existing file; not in a bucket."""
         with self.open_parent() as parent:
             flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK
             with open(self.open_in(parent, flags), "ab") as file:
                 file.write(text.encode())
 
     def mkdir(self) -> None:
-        """Makes a folder, and those that it is in, unless they are there.
-
-        Raises:
-          FolderError: Something else is in its place.
-        """
+        """Makes a folder and its parents, unless they exist."""
         if self.in_bucket:
-            return  # A bucket has no folders, only names with a '/' in them.
+            return  # A bucket has no folders, only names with '/'.
         Path(self.root).mkdir(parents=True, exist_ok=True)
         with (self / "any").open_parent(make=True):
             pass
 
     def remove(self) -> None:
-        """Removes a folder and all that is in it, if it is there; links alone.
-
-        Raises:
-          FolderError: Something else is in its place.
-        """
+        """Removes a folder and its content, if it exists; does not follow links."""
         if self.in_bucket:
             if self._remote.exists():
                 self._remote.rmtree()
@@ -260,27 +206,18 @@ class RunPath:
             raise self._refused(self._kind() or 0, "a folder")
 
     def remove_unfinished(self) -> None:
-        """Removes from a folder what writes that were killed have left in it.
-
-        For who has locked it: another process may be writing there else.
-        """
+        """Removes killed writes' files from a folder that the caller has locked."""
         if self.in_bucket or not self.is_dir():
             return
         with (self / "any").open_parent() as folder:
             for name in os.listdir(folder):
                 if is_unfinished(name):
-                    # One that was refused the folder removes its own.
+                    # A process that was refused the folder removes its own file.
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(name, dir_fd=folder)
 
     def for_others(self) -> Union[Path, "epath.Path"]:
-        """Returns a path for a library that opens the folder by itself.
-
-        All that is in it was looked at: regular files and folders, and no links.
-
-        Raises:
-          FolderError: Anything else is in it.
-        """
+        """Returns a path for another library, after a check for links and odd files."""
         path = self.root.joinpath(*self.parts)
         if self.in_bucket or not self.exists():
             return path
@@ -297,7 +234,7 @@ class RunPath:
 
     @contextlib.contextmanager
     def open_parent(self, make: bool = False) -> Iterator[int]:
-        """Opens the folder that this is in, name by name; gives its descriptor."""
+        """Opens the parent folder one name at a time and yields its descriptor."""
         opened = os.open(self.root, _FOLDER)
         try:
             at = RunPath(self.root)
@@ -313,15 +250,7 @@ class RunPath:
             os.close(opened)
 
     def open_in(self, parent: int, flags: int) -> int:
-        """Opens this itself, in the folder that it is in; gives its descriptor.
-
-        Args:
-          parent: From `open_parent`.
-          flags: As `os.open` has them.
-
-        Raises:
-          FolderError: It is no regular file; or no folder, if the flags ask for one.
-        """
+        """Opens this path in the folder `parent` and returns its descriptor."""
         wanted = stat.S_IFDIR if flags & os.O_DIRECTORY else stat.S_IFREG
         try:
             opened = os.open(self.name, flags | _INSIDE, dir_fd=parent)
@@ -340,7 +269,7 @@ class RunPath:
         return opened
 
     def _refuse_others(self, parent: int) -> None:
-        """Refuses to replace what no write can have put there."""
+        """Refuses to replace anything but a regular file."""
         with contextlib.suppress(FileNotFoundError):
             mode = os.lstat(self.name, dir_fd=parent).st_mode
             if not stat.S_ISREG(mode):
@@ -354,7 +283,7 @@ class RunPath:
         )
 
     def _kind(self) -> int | None:
-        """The kind of what is there, as ``stat`` has it; None if nothing is."""
+        """The file type, as in ``stat``; None if nothing exists."""
         if self.in_bucket:
             if self._remote.is_dir():
                 return stat.S_IFDIR
@@ -373,25 +302,14 @@ class RunPath:
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a write that was killed has left a file, by its name."""
+    """Whether a name belongs to a file of a write that has not finished."""
     return _NEW.fullmatch(name) is not None
 
 
+# Shells keep ``~`` after ``=`` and ``:``, as in ``--workdir=~/runs``.
+# ``./~/runs`` means a folder with the name ``~``.
 def typed_path(path: str | os.PathLike[str]) -> Path:
-    """Returns a local path that somebody typed, with ``~`` as the home folder.
-
-    Shells leave ``~`` as it is behind ``=`` and ``:``, as in ``--workdir=~/runs``.
-
-    Args:
-      path: The path. ``./~/runs`` is a folder of the name ``~``.
-
-    Raises:
-      FolderError: The home folder is not known.
-
-    Example:
-      >>> typed_path("runs/lm")
-      PosixPath('runs/lm')
-    """
+    """Returns a local path that a user typed, with ``~`` as the home folder."""
     text = os.fspath(path)
     expanded = os.path.expanduser(text)
     if expanded.startswith("~"):
@@ -400,31 +318,14 @@ def typed_path(path: str | os.PathLike[str]) -> Path:
             f"give the whole path (./{text} is a folder of that name)"
         )
     found = Path(expanded)
-    # pathlib drops the "./" of "./~", which another call would then take for a home.
+    # pathlib drops the "./" of "./~"; another call would then read it as a home.
     return found.absolute() if found.parts[:1] and found.parts[0][0] == "~" else found
 
 
+# The function checks that the bucket is accessible, so that an error comes early. A
+# bucket must be given as text: pathlib removes one of its two slashes.
 def run_folder(path: str | os.PathLike[str]) -> RunPath:
-    """Opens a run folder, which need not exist yet.
-
-    That a bucket is there, and lets this process in, is found out here: at once, and
-    with the question that Orbax will ask before it saves.
-
-    Args:
-      path: A path, or ``gs://BUCKET/FOLDER``. The latter as text: pathlib takes
-        one of its two slashes away.
-
-    Returns:
-      The folder.
-
-    Raises:
-      FolderError: It is neither, the extra ``gcs`` is not installed, or the bucket
-        cannot be reached.
-
-    Example:
-      >>> str(run_folder("gs://my-bucket/runs/lm") / "summary.json")
-      'gs://my-bucket/runs/lm/summary.json'
-    """
+    """Opens a run folder (a path or ``gs://BUCKET/FOLDER``) that need not exist yet."""
     if isinstance(path, RunPath):
         return path
     text = os.fspath(path)
@@ -443,18 +344,7 @@ def run_folder(path: str | os.PathLike[str]) -> RunPath:
 
 
 def run_file(path: str | os.PathLike[str]) -> RunPath:
-    """Names a file in a folder of the user's, which need not exist yet.
-
-    Args:
-      path: A path, or ``gs://BUCKET/FOLDER/FILE`` as text.
-
-    Raises:
-      FolderError: See `run_folder`.
-
-    Example:
-      >>> run_file("runs/lm/tape.json").name
-      'tape.json'
-    """
+    """Returns a file in a user's folder, which need not exist yet."""
     if isinstance(path, RunPath):
         return path
     folder, slash, name = os.fspath(path).rpartition("/")

@@ -1,7 +1,7 @@
-"""JSON files that tell when a disk has changed them.
+"""JSON files with a checksum that detects changes by a disk.
 
-Each object carries ``crc32``, a checksum of all else in it. One without it, of an
-earlier version, is taken as it is.
+Each object has the field ``crc32``, a checksum of its other fields. Objects without it,
+from earlier versions, are accepted.
 """
 
 import json
@@ -29,11 +29,7 @@ _SUM = "crc32"
 
 
 class DamagedFileError(ValueError):
-    """A file is not what was written; the message names it.
-
-    Attributes:
-      what: What is wrong with it.
-    """
+    """A file is damaged (`what` says how); the message names it."""
 
     def __init__(self, path: RunPath, what: object):
         self.what = str(what)
@@ -44,28 +40,13 @@ class DamagedFileError(ValueError):
 
 
 def seal(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns an object with its checksum.
-
-    Args:
-      content: JSON values.
-
-    Example:
-      >>> seal({"updates": 60})
-      {'updates': 60, 'crc32': 'd4f0f1d1'}
-    """
+    """Returns an object with its checksum."""
     text = json.dumps(content, sort_keys=True, allow_nan=False)
     return {**content, _SUM: f"{zlib.crc32(text.encode()):08x}"}
 
 
 def unseal(content: Any) -> dict[str, Any]:
-    """Returns an object without its checksum.
-
-    Args:
-      content: As it was read.
-
-    Raises:
-      ValueError: It is no object, or does not have the checksum of its content.
-    """
+    """Returns an object without its checksum; raises ValueError if it is wrong."""
     if not isinstance(content, dict):
         raise ValueError(f"it holds a JSON {type(content).__name__}, not an object")
     rest = {name: value for name, value in content.items() if name != _SUM}
@@ -74,18 +55,10 @@ def unseal(content: Any) -> dict[str, Any]:
     return rest
 
 
+# `fields` maps names to types. Dotted names are nested. A name with a question mark,
+# and everything below it, may be missing.
 def missing(content: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
-    """Says what an object lacks; ``""`` if nothing.
-
-    Args:
-      content: The object.
-      fields: Names, dotted where they lie in each other, and types; a name with a
-        question mark, and what lies in it, may be left out.
-
-    Example:
-      >>> missing({"name": "a", "arms": 3}, {"name": str, "arms": list})
-      "'arms' is 3"
-    """
+    """Returns the first fault of an object's fields in words, or ``""``."""
     for dotted, kind in fields.items():
         name = dotted.replace("?", "")
         first, *parts = name.split(".")
@@ -104,19 +77,7 @@ def missing(content: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
 def read_json(
     path: RunPath, fields: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """Reads a JSON file.
-
-    Args:
-      path: The file.
-      fields: What it has to hold, if anything; see `missing`.
-
-    Returns:
-      Its content, or None if there is no such file.
-
-    Raises:
-      DamagedFileError: It is no JSON object, not the one that was written, or lacks
-        a field.
-    """
+    """Reads a JSON object with these fields (see `missing`); None without a file."""
     try:
         content = unseal(json.loads(path.read_bytes()))
     except FileNotFoundError:
@@ -131,15 +92,7 @@ def read_json(
 def read_if_whole(
     path: RunPath, fields: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """Reads a JSON file that can be made again.
-
-    Args:
-      path: The file.
-      fields: See `read_json`.
-
-    Returns:
-      Its content, or None if there is no such file, or a damaged one.
-    """
+    """Reads a JSON file that can be made again; None if missing or damaged."""
     try:
         return read_json(path, fields)
     except DamagedFileError:
@@ -149,39 +102,22 @@ def read_if_whole(
 def write_json(
     path: RunPath, content: Mapping[str, Any], *, indent: int | None = 2
 ) -> None:
-    """Writes a JSON file so that a reader sees the old file or the new one.
-
-    Args:
-      path: The file; replaced if it exists.
-      content: Plain data. NaN and infinities become null, which JSON has.
-      indent: Spaces before each level; None for a single line.
-    """
+    """Replaces a JSON file atomically; NaN and infinities become null."""
     path.write(json.dumps(seal(plain(content)), indent=indent) + "\n")
 
 
 def read_line(line: bytes) -> dict[str, Any]:
-    """Returns the object of a line of JSON.
-
-    Args:
-      line: As `json_line` has written it.
-
-    Raises:
-      ValueError: It is no JSON object, or not the one that was written.
-    """
+    """Returns the object of a line from `json_line`."""
     return unseal(json.loads(line))
 
 
 def json_line(content: Mapping[str, Any]) -> str:
-    """Returns a line of JSON, with its end.
-
-    Args:
-      content: Plain data. NaN and infinities become null.
-    """
+    """Returns a line of JSON with its end; NaN and infinities become null."""
     return json.dumps(seal(plain(content))) + "\n"
 
 
 def plain(value: Any) -> Any:
-    """Returns the value with null in place of every float that JSON lacks."""
+    """Returns the value with null for every float that JSON lacks."""
     if isinstance(value, Mapping):
         return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -1,22 +1,22 @@
-"""One owner at a time: who writes a folder locks it, and others are refused.
+"""Locks a folder for one writer at a time; other processes are refused.
 
-The lock is a file of one line in the folder. It says who has the folder, and the owner
-makes it a new version every few seconds. Its content is decided by compare-and-swap
-(`echo_jax.files.lock_file`), so that of any number of processes one wins, on a disk, on
-a shared disk and in a bucket. A process that finds a lock asks whether its owner lives:
+The lock is a file of one line in the folder. It names the owner, and the owner makes a
+new version of it every few seconds. Its content changes by compare-and-swap
+(`echo_jax.files.lock_file`), so that exactly one process wins on a disk, on a shared
+disk and in a bucket. A process that finds a lock checks whether its owner is alive:
 
-- On the same machine since the same boot it looks for the process id and when that
-  process began. So a run whose process was killed goes on at once.
-- Of another machine it can only see that the lock changes. It looks for a minute, and
-  says so; a lock that has not changed by then is taken over. It compares versions that
+- On the same machine since the same boot, it checks the process id and the start time
+  of that process. So a run whose process was killed can resume at once.
+- For another machine, it can only see whether the lock changes. It watches for a minute
+  and prints this; then it takes over an unchanged lock. It compares only versions that
   it has seen itself, never a time with its own clock.
 
-Not ``flock`` alone: some shared disks keep it within a machine, some keep it for a
-machine that is gone, and buckets have none. Not the library filelock: it opens by path,
-through links, and knows no buckets.
+``flock`` alone is not enough: some shared disks keep it within a machine, some keep it
+for a machine that is gone, and buckets do not have it. The library filelock opens by
+path, through links, and does not support buckets.
 
-An owner that was suspended for so long that others may have taken over finds out, at
-its next `FolderLock.check`, and stops.
+An owner that was suspended so long that others may have taken over detects this at its
+next `FolderLock.check`, and stops.
 """
 
 import contextlib
@@ -39,19 +39,19 @@ from echo_jax.terminal.countdown import Countdown
 
 __all__ = ["LOCK_NAME", "REPORT_LOCK_NAME", "FolderInUseError", "FolderLock"]
 
-# Neither is the name of an arm, which begins with a letter or a digit.
+# These cannot be names of arms, which begin with a letter or a digit.
 LOCK_NAME = ".lock"
-# Of the files of a report. What is still trained in a folder may be reported on.
+# The lock of a report's files: a report is possible while a run trains in the folder.
 REPORT_LOCK_NAME = ".report.lock"
 _TOUCH_EVERY_S = 10
 _LOOK_EVERY_S = 1
-# Without a sign of its owner, a lock of another machine is taken over after this.
+# The number of checks after which an unchanged lock of another machine is taken over.
 _SILENT_LOOKS = 60
-# Where the disk cannot compare and swap, for all who write at once to have written.
+# On a disk without compare-and-swap, time for all simultaneous writes to finish.
 _SETTLE_S = 2
 _LINE_EVERY_S = 10.0
 
-# All that is shown of a lock has one of these forms: it may come from a stranger.
+# A lock may come from a stranger: only text of these forms is shown.
 _OWNER = re.compile(
     rb"host=(?P<host>[\w.-]{1,255}) pid=(?P<pid>[1-9]\d{0,8}) "
     rb"since=(?P<since>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ) "
@@ -61,20 +61,18 @@ _OWNER = re.compile(
 
 
 class FolderInUseError(FolderError):
-    """A folder that another process has; the message says which, and what to do."""
+    """Another process has the folder; the message says which, and what to do."""
 
 
 @dataclass(frozen=True)
 class _Owner:
-    """Who has a folder.
+    """The owner of a folder.
 
     Attributes:
-      host: The machine's name, to show it.
-      pid: The process.
-      since: When it took the folder, by its own clock, to show it.
+      since: The time at which it took the folder, by its own clock, only to show it.
       machine: A boot of a machine, and the processes that see each other's ids.
-      began: When the process began, in ticks since the boot; 0 if nobody knows.
-      token: Of the lock, by chance.
+      began: The start of the process, in ticks since the boot; 0 if unknown.
+      token: Random, to identify the lock.
     """
 
     host: str
@@ -97,7 +95,7 @@ class _Owner:
 
     @classmethod
     def parse(cls, content: bytes) -> Self | None:
-        """Reads what `line` has written; None if it is anything else."""
+        """Reads the content of a lock; None if `line` cannot have written it."""
         match = _OWNER.fullmatch(content)
         if match is None:
             return None
@@ -108,7 +106,7 @@ class _Owner:
         return f"{fields}\n".encode()
 
     def is_alive(self) -> bool | None:
-        """Whether the process is there; None where this one cannot know."""
+        """Whether the process exists; None where this process cannot know."""
         if self.machine != _this_machine():
             return None
         try:
@@ -116,40 +114,22 @@ class _Owner:
         except ProcessLookupError:
             return False
         except PermissionError:
-            pass  # It is there, and another user's.
+            pass  # It exists and belongs to another user.
         found = _state_and_began(int(self.pid))
         if found is None:
             return None
         state, began = found
-        # Z and X: it was killed, and nobody has asked for its exit status.
+        # Z and X: it was killed, and its parent has not read its exit status.
         return state not in "ZX" and began == self.began
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, since {self.since}"
 
 
+# The lock makes missing folders, and removes them at the end if they are still empty.
+# `on_wait` gets a text and the fraction of the waiting time; by default it prints.
 class FolderLock:
-    """The right to write folders, for as long as it is entered.
-
-    A folder that does not exist is made, with those that it is in, and they are removed
-    at the end if nothing was put into them.
-
-    Args:
-      folders: All or none of them are locked; with none of them nothing is done.
-      name: Of the lock in each.
-      on_wait: Told what is waited for, and the part of the time that is over; None
-        shows it on standard error.
-
-    Raises:
-      FolderInUseError: When it is entered, or by `check`: another process has a
-        folder.
-      FolderError: What is in the place of a lock is none.
-
-    Example:
-      >>> with FolderLock(run_folder("runs/lm")) as lock:
-      ...     while work():
-      ...         lock.check()
-    """
+    """Locks all of the folders or none, from entry to exit."""
 
     def __init__(
         self,
@@ -185,21 +165,16 @@ class FolderLock:
         self._release()
 
     def check(self) -> None:
-        """Makes sure that the folders are still locked; costs nothing.
-
-        Raises:
-          FolderInUseError: Another process has taken one over, because this one gave
-            no sign for a minute, or somebody has removed its lock.
-        """
+        """Raises FolderInUseError if another process has taken a folder over; cheap."""
         if monotonic() > self._touched_s + 3 * _TOUCH_EVERY_S:
-            self._touch()  # Stopped and continued, the thread may come later than this.
+            self._touch()  # The thread of a continued process may run later than this.
         if self._lost:
             raise FolderInUseError(self._lost)
 
     def _take_all(self) -> None:
         with contextlib.ExitStack() as stack:
             show = self._on_wait
-            # All in turns: the minutes of many folders are one.
+            # In turns: all folders share one minute of waiting.
             while missing := [f for f in self._folders if not self._take(f)]:
                 if show is None:
                     countdown = Countdown(line_every_s=_LINE_EVERY_S)
@@ -208,9 +183,9 @@ class FolderLock:
                 sleep(_LOOK_EVERY_S)
 
     def _take(self, folder: RunPath) -> bool:
-        """Takes a folder if it can be had now."""
+        """Takes a folder if it is available now."""
         file = self._files[folder]
-        for _ in range(3):  # Read, write, read that it was this process that wrote.
+        for _ in range(3):  # Read, write, and read again to see who wrote.
             if folder in self._owned:
                 return True
             found = file.read()
@@ -228,7 +203,7 @@ class FolderLock:
         return folder in self._owned
 
     def _is_gone(self, folder: RunPath, found: Found, owner: _Owner) -> bool:
-        """Whether the owner of a lock is; false if that is yet to be found out."""
+        """Whether the owner of a lock is gone; False while that is not known."""
         is_alive = owner.is_alive()
         if is_alive is None:
             before, looks = self._silent.get(folder, (found, -1))
@@ -271,12 +246,12 @@ class FolderLock:
             self._touch()
 
     def _touch(self) -> None:
-        """Shows others that this process lives, and looks whether it still owns."""
+        """Shows others that this process lives, and checks that it still owns."""
         with self._touching:
             self._touched_s = monotonic()
             for folder in self._owned:
-                # What the disk or the bucket cannot do now, it can do next time; what
-                # is written meanwhile fails by itself.
+                # The next touch may succeed where this one fails; other writes to
+                # such a disk or bucket fail by themselves.
                 with contextlib.suppress(OSError):
                     found = self._files[folder].read()
                     if found is None:
@@ -295,7 +270,7 @@ class FolderLock:
         self._is_over.set()
         if self._thread.ident:
             self._thread.join()
-        # The folder is left as it is found by now, which may be not at all.
+        # A folder that was removed in the meantime stays removed.
         for folder in reversed(self._folders):
             with contextlib.suppress(OSError):
                 found = self._files[folder].read()
@@ -317,7 +292,7 @@ def _missing(folder: RunPath) -> list[str]:
 
 
 def _this_machine() -> str:
-    """Names a boot of a machine, and the processes on it that see each other's ids."""
+    """Names a boot of a machine and its namespace of process ids."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read()
@@ -328,10 +303,10 @@ def _this_machine() -> str:
 
 
 def _state_and_began(pid: int) -> tuple[str, str] | None:
-    """Returns a process' state and when it began; None where it cannot be read."""
+    """Returns a process's state and start time; None where they cannot be read."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            # The name in front may hold anything, also brackets.
+            # The name before it may contain anything, also brackets.
             fields = file.read().rpartition(")")[2].split()
         return fields[0], fields[19]
     except (IndexError, OSError):

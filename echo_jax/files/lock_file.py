@@ -1,13 +1,14 @@
-"""Small files that change only from what a process has just read: compare-and-swap.
+"""Small files with compare-and-swap: a change applies only to the version read before.
 
-`echo_jax.files.lock` needs no more of a disk or a bucket than this. A change that comes
-too late does nothing; whoever made it reads again, and sees.
+`echo_jax.files.lock` needs only this from a disk or a bucket. A change that comes too
+late does nothing; its process reads again and sees the other change.
 
-On a disk a new file is linked into its place, which fails where one is, on NFS too. An
-old one is replaced or removed by who holds ``flock`` on it, for no longer than that: so
-two processes of a host never replace each other's. Disks without hard links or
-``flock`` exist; there a process has to wait a moment and read again.
-In a bucket every write names the generation that it replaces.
+On a disk, a new file is linked into its place, which fails if a file exists, also on
+NFS. An old file is replaced or removed under a short ``flock``: two processes of a host
+never replace each other's file. Some disks lack hard links or ``flock``; there a
+process waits a moment and reads again.
+
+In a bucket, every write names the generation that it replaces.
 """
 
 import contextlib
@@ -22,9 +23,9 @@ from echo_jax.files.folders import FolderError, RunPath
 
 __all__ = ["BucketFile", "DiskFile", "Found", "lock_file"]
 
-_MAX_BYTES = 1024  # A larger file is nothing that `echo_jax.files.lock` has written.
+_MAX_BYTES = 1024  # `echo_jax.files.lock` writes only smaller files.
 _TIMEOUT_S = 20
-# What disks say to a hard link, or to flock, that they do not have.
+# The errors of disks without hard links or flock.
 _NOT_HERE = {
     errno.EINVAL,
     errno.EMLINK,
@@ -38,35 +39,22 @@ _NOT_HERE = {
 
 @dataclass(frozen=True)
 class Found:
-    """What was read.
-
-    Attributes:
-      content: All of it.
-      version: Another one after every change, also if the content is the same.
-    """
+    """Content that was read, and its version, which changes with every write."""
 
     content: bytes
     version: int
 
 
+# `is_exact` is False where the disk lacks hard links or flock. Then several
+# simultaneous writers may each find their own content.
 class DiskFile:
-    """A file on a disk, perhaps a shared one.
-
-    Attributes:
-      is_exact: Whether of several processes that change it at once one alone will
-        find its content there: false where the disk could not do what that takes.
-    """
+    """A file on a disk, perhaps a shared one."""
 
     def __init__(self, path: RunPath):
         self._path = path
         self.is_exact = True
 
     def read(self) -> Found | None:
-        """Reads the file; None if there is none.
-
-        Raises:
-          FolderError: It is no regular file, or too large.
-        """
         try:
             with self._opened(os.O_RDONLY) as (_, opened):
                 return self._read(opened)
@@ -74,11 +62,11 @@ class DiskFile:
             return None
 
     def create(self, content: bytes) -> None:
-        """Writes the file, unless there is one."""
+        """Writes the file, unless it exists."""
         try:
             self._path.write(content, is_new=True)
         except (FileExistsError, FileNotFoundError):
-            pass  # Another process was first, or has removed the folder.
+            pass  # Another process was first or removed the folder.
         except OSError as error:
             if error.errno not in _NOT_HERE:
                 raise
@@ -86,26 +74,25 @@ class DiskFile:
             self._path.write(content)
 
     def replace(self, found: Found, content: bytes) -> None:
-        """Writes other content in place of what was found."""
+        """Writes content in place of the version that was found."""
         with self._if_still(found) as parent:
             if parent is not None:
                 self._path.write(content)
 
     def touch(self, found: Found) -> None:
-        """Makes what was found a new version."""
+        """Makes a new version of the content that was found."""
         with self._if_still(found) as parent:
             if parent is not None:
                 os.utime(self._path.name, dir_fd=parent, follow_symlinks=False)
 
     def remove(self, found: Found) -> None:
-        """Removes what was found."""
         with self._if_still(found) as parent:
             if parent is not None:
                 os.unlink(self._path.name, dir_fd=parent)
 
     @contextlib.contextmanager
     def _if_still(self, found: Found) -> Iterator[int | None]:
-        """Keeps others from changing what was found; gives None if one just has."""
+        """Yields the locked parent's descriptor, or None if the file has changed."""
         with contextlib.ExitStack() as stack:
             still = None
             with contextlib.suppress(FileNotFoundError):
@@ -131,7 +118,7 @@ class DiskFile:
     @contextlib.contextmanager
     def _opened(self, flags: int) -> Iterator[tuple[int, int]]:
         with self._path.open_parent() as parent:
-            # Without waiting, since a named pipe would wait for ever.
+            # Non-blocking, because a named pipe would block forever.
             opened = self._path.open_in(parent, flags | os.O_NONBLOCK)
             try:
                 yield parent, opened
@@ -155,14 +142,13 @@ class BucketFile:
 
         self._path = path
         bucket, _, self._name = os.fspath(path).removeprefix("gs://").partition("/")
-        client: Any = storage.Client()  # Its types forbid None, which it documents.
+        client: Any = storage.Client()  # Its types forbid the documented None.
         self._bucket = client.bucket(bucket)
-        # All requests name a generation, so that one may be sent again.
+        # All requests name a generation, so that they can be repeated.
         retry = DEFAULT_RETRY.with_timeout(_TIMEOUT_S)
         self._patience = {"timeout": _TIMEOUT_S, "retry": retry}
 
     def read(self) -> Found | None:
-        """Reads the object; see `DiskFile.read`."""
         from google.api_core.exceptions import NotFound, PreconditionFailed
 
         with self._errors():
@@ -179,19 +165,15 @@ class BucketFile:
             return None
 
     def create(self, content: bytes) -> None:
-        """Writes the object, unless there is one."""
         self._write(content, 0)
 
     def replace(self, found: Found, content: bytes) -> None:
-        """Writes other content in place of what was found."""
         self._write(content, found.version)
 
     def touch(self, found: Found) -> None:
-        """Makes what was found a new version."""
         self._write(found.content, found.version)
 
     def remove(self, found: Found) -> None:
-        """Removes what was found."""
         from google.api_core.exceptions import NotFound, PreconditionFailed
 
         with self._errors(), contextlib.suppress(NotFound, PreconditionFailed):
@@ -219,7 +201,6 @@ class BucketFile:
 
 
 def lock_file(path: RunPath) -> DiskFile | BucketFile:
-    """Returns the file of a path, which need not exist yet."""
     return BucketFile(path) if path.in_bucket else DiskFile(path)
 
 

@@ -1,1 +1,1 @@
-"""A trained model in use: loaded, evaluated, predicting, exported."""
+"""The use of a trained model: loading, evaluation, prediction, export."""

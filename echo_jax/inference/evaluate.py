@@ -1,4 +1,4 @@
-"""A trained run, evaluated again: on its own data, another split, or other data."""
+"""Evaluates a trained run again: on its own data, another split, or other data."""
 
 import copy
 import math
@@ -23,18 +23,18 @@ __all__ = ["Evaluation", "evaluate_run", "open_evaluation"]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation found.
+    """The result of an evaluation.
 
     Attributes:
-      workdir: Of the run.
-      update: Of its checkpoint.
-      source: The data, as ``data.source`` names it.
-      split: The split; ``""`` where the workload has but one to be evaluated on.
-      asked_split: The split that was asked for; ``""`` for that of the run.
-      max_examples: How many examples were asked for, see `evaluate_run`.
-      was_trained_on: Whether it is the split that the run was trained on.
-      metric: The metric that targets of this workload refer to.
-      metrics: All of them, by name; this one first.
+      workdir: The folder of the run.
+      update: The update of its checkpoint.
+      source: The data, as in ``data.source``.
+      split: The split; ``""`` where the workload has a single one for evaluation.
+      asked_split: The requested split; ``""`` for that of the run.
+      max_examples: The requested number of examples, see `evaluate_run`.
+      was_trained_on: Whether the run was trained on this split.
+      metric: The metric of this workload's targets.
+      metrics: All metrics by name, `metric` first.
     """
 
     workdir: str
@@ -49,7 +49,7 @@ class Evaluation:
 
     @property
     def where(self) -> str:
-        """The data and the split, for people, who are told if the run knows it."""
+        """The data and the split in words, with a note if the run was trained on it."""
         where = " ".join(filter(None, [self.source, self.split]))
         return f"{where}, which it was trained on" if self.was_trained_on else where
 
@@ -62,19 +62,20 @@ def evaluate_run(
     max_examples: int | None = None,
     note: Callable[[str], Any] = lambda said: None,
 ) -> Evaluation:
-    """Evaluates a trained run on as many devices as it was trained on, or all here.
+    """Evaluates a trained run on as many devices as in training, or on all local ones.
 
     Args:
       run: From `load_run`.
-      source: Other data, as ``data.source`` names it, with the same classes or tokens;
+      source: Other data, as in ``data.source``, with the same classes or tokens;
         by default that of the run.
-      split: By default the one that the run was evaluated on.
-      max_examples: Always the same ones; 0 for all; by default as in the run.
-      note: Told what is waited for, where data takes long.
+      split: By default the split on which the run was evaluated.
+      max_examples: Number of examples, always the same ones; 0 for all; by default as
+        in the run.
+      note: Called with a text while data takes long.
 
     Raises:
-      ValueError: The data is not there, or has other classes or tokens; or the workload
-        has no such split.
+      ValueError: The data does not exist, or has other classes or tokens; or the
+        workload has no such split.
       DataTimeoutError: The data did not come.
 
     Example:
@@ -120,10 +121,16 @@ def evaluate_run(
 def open_evaluation(
     run: TrainedRun, source: str, split: str, max_examples: int | None
 ) -> tuple[Config, Workload]:
-    """Opens the data of an evaluation; see `evaluate_run`.
+    """Opens the data of an evaluation.
+
+    Args:
+      run: From `load_run`.
+      source: See `evaluate_run`.
+      split: See `evaluate_run`.
+      max_examples: See `evaluate_run`.
 
     Returns:
-      The config of the run as it is evaluated here, and its workload.
+      The config of the run for this evaluation, and its workload.
     """
     config = _evaluation_config(run, source, split, max_examples)
     workload = build(config)
@@ -134,7 +141,7 @@ def open_evaluation(
 def _evaluation_config(
     run: TrainedRun, source: str, split: str, max_examples: int | None
 ) -> Config:
-    """Returns the config of the run, as one device or several evaluate it here."""
+    """Returns the config of the run for the local devices and this data."""
     config = copy.deepcopy(run.config).unlock()
     config.local.schedule = "none"
     config.batch.micro, config.batch.boundaries, config.batch.factors = 1, (), ()
@@ -152,21 +159,21 @@ def _evaluation_config(
             raise ValueError("workload 'shapes' draws its images, and has no splits")
         data.eval_split = split
     if is_other:
-        # The other data need not have what the run was trained on.
+        # The other data may not have the split that the run was trained on.
         data.train_split = data.get("eval_split", "validation")
         data.train_examples = 0
     return config.lock()
 
 
 def _num_devices(config: Config) -> int:
-    """Returns on how many devices: as many as in training, if they are here."""
+    """Returns the number of devices: those of training, if available here."""
     here, mesh = jax.local_device_count(), config.mesh
     wanted = here if mesh.data == -1 else min(here, mesh.data * mesh.fsdp)
     return math.gcd(config.batch_size, wanted)
 
 
 def _check_same_task(run: TrainedRun, workload: Workload, source: str) -> None:
-    """Refuses data whose labels or tokens mean something else."""
+    """Refuses data whose labels or tokens have another meaning."""
     for name in ("classes", "categories", "vocab", "eod"):
         here, there = run.task_info.get(name), workload.task_info.get(name)
         if here != there:

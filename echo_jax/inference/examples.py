@@ -1,4 +1,4 @@
-"""What a training sees, as people look at it: its first examples, and their uses."""
+"""Shows the first examples of a training and their uses."""
 
 import html
 import itertools
@@ -19,7 +19,7 @@ from echo_jax.workloads.base import Workload
 __all__ = ["write_examples"]
 
 _EXAMPLES = 8
-# Of one example: of more the last is shown as well.
+# The number of uses of an example; if there are more, the last one is also shown.
 _SHOWN = 8
 _PICTURE_PIXELS = 144
 
@@ -32,24 +32,7 @@ def write_examples(
     most_updates: int,
     on_progress: Callable[[str, float], None] = lambda what, done: None,
 ) -> RunPath:
-    """Writes a page of a training's first examples, which opens offline.
-
-    Every use of each stands beside the others, as updates get it: cropped, coloured,
-    with the boxes that are left.
-
-    Args:
-      config: A checked training config.
-      workload: Made from it.
-      folder: Receives ``examples.html``.
-      most_updates: See `echo_jax.training.feeds.uses.first_uses`.
-      on_progress: See there.
-
-    Returns:
-      The page.
-
-    Raises:
-      ValueError, OSError: The echo is impossible, or the page cannot be written.
-    """
+    """Writes ``examples.html``: the first examples, each with all its uses."""
     found = first_uses(
         config,
         workload,
@@ -67,7 +50,7 @@ def write_examples(
 
 
 def _counts(found: Sequence[Sequence[Use]], config: Config) -> Iterator[str]:
-    """Yields what is true of all of them, in sentences."""
+    """Yields sentences about all examples."""
     repeats = [(uses[0], use) for uses in found for use in uses[1:]]
     if not repeats:
         yield f"{len(found)} examples, none of which is used again"
@@ -136,7 +119,7 @@ def _which(use: Use) -> str:
 
 
 def _texts(uses: Sequence[Use], workload: Workload) -> Iterator[str]:
-    """Yields every text once, with where it is used."""
+    """Yields every text once, with the places of its uses."""
     tokenizer = tokenizer_of(workload.task_info, workload.task_files)
     seen: list[tuple[np.ndarray, list[Use]]] = []
     for use in uses:

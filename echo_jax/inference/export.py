@@ -1,4 +1,4 @@
-"""A trained run as files that other programs read: its weights, or its program."""
+"""Exports a trained run to files for other programs: its weights, or its program."""
 
 import os
 from typing import Any
@@ -22,23 +22,23 @@ def export_run(run: TrainedRun, to: str, path: str | os.PathLike[str] = "") -> R
     """Writes a trained run into a file.
 
     ``"safetensors"``: all variables, by names such as ``params/head/kernel``, with the
-    config and what its outputs mean as metadata. ``config.init_from`` reads it.
+    config and the meaning of the outputs as metadata. ``config.init_from`` reads it.
 
     ``"stablehlo"``: the program of `Task.predict` with the weights in it, for CPUs,
-    GPUs and TPUs and batches of any size. It is called where neither echo_jax nor flax
-    is installed: ``jax.export.deserialize(data).call(batch)``. jax reads programs of
-    at most half a year ago, so keep the weights, too.
+    GPUs and TPUs and batches of any size. It needs neither echo_jax nor flax:
+    ``jax.export.deserialize(data).call(batch)``. jax reads programs that are at most
+    half a year old, so also keep the weights.
 
     Args:
       run: From `load_run`.
-      to: One of the two.
-      path: The file, here or in a bucket; by default in the run folder.
+      to: ``"safetensors"`` or ``"stablehlo"``.
+      path: The file, local or in a bucket; by default in the run folder.
 
     Returns:
       The file.
 
     Raises:
-      ValueError: There is no such kind.
+      ValueError: `to` is unknown.
       ModuleNotFoundError: The extra ``export`` is not installed.
       OSError: The file cannot be written.
 

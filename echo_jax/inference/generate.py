@@ -1,4 +1,4 @@
-"""Texts, continued token by token."""
+"""Continues texts token by token."""
 
 import functools
 import math
@@ -15,18 +15,10 @@ from echo_jax.workloads.lm import LanguageModel
 __all__ = ["Generator"]
 
 
+# Each token is computed from the last T tokens without a cache. So a text may grow
+# beyond T, and one program serves all lengths. Tokens from `vocab` on are never drawn.
 class Generator:
-    """Continues sequences of tokens.
-
-    Every token is computed from the last T before it, anew: nothing is kept from one
-    to the next, so that a text may grow beyond T, and one program serves all lengths.
-
-    Args:
-      task: The language model.
-      variables: Its parameters.
-      vocab: Tokens that its tokenizer knows; others are never drawn.
-      eod: The token that ends a document, and begins the next; None if there is none.
-    """
+    """Continues sequences of tokens."""
 
     def __init__(
         self, task: LanguageModel, variables: Variables, vocab: int, eod: int | None
@@ -35,6 +27,8 @@ class Generator:
         self._vocab, self._eod = vocab, eod
         self._next = functools.partial(_next_jitted, task, vocab, variables)
 
+    # Temperature 0 takes the likeliest token. The draws for a prompt depend on `seed`
+    # and on the prompt's index.
     def __call__(
         self,
         prompts: Sequence[Sequence[int]],
@@ -43,17 +37,7 @@ class Generator:
         temperature: float,
         seed: int,
     ) -> list[list[int]]:
-        """Returns what follows each prompt, without the token that ends a document.
-
-        Args:
-          prompts: Tokens; empty ones begin a document.
-          num_tokens: At most so many are added.
-          temperature: What logits are divided by; 0 takes the likeliest token.
-          seed: Of what is drawn. What is drawn for a prompt depends on its place.
-
-        Raises:
-          ValueError: See `TrainedRun.generate`.
-        """
+        """Returns the continuation of each prompt, up to the end of the document."""
         if num_tokens < 1:
             raise ValueError(f"tokens={num_tokens} must be at least 1")
         if not 0 <= temperature < math.inf:
@@ -106,10 +90,10 @@ def _next_jitted(
     key: jax.Array,
     temperature: jax.Array,
 ) -> jax.Array:
-    """Draws the token that follows each row, ``int32[B]``."""
+    """Draws the token that follows each row, int32[B]."""
     logits = task.predict(variables, {"tokens": tokens})["logits"]
     last = jnp.take_along_axis(logits, (lengths - 1)[:, None, None], axis=1)[:, 0]
     last = jnp.where(jnp.arange(last.shape[1])[None] < vocab, last, -jnp.inf)
-    # Where it is 0 the draw is not used.
+    # At temperature 0 the draw is not used.
     drawn = jax.random.categorical(key, last / jnp.maximum(temperature, 1e-6))
     return jnp.where(temperature > 0, drawn, last.argmax(axis=-1))

@@ -1,4 +1,4 @@
-"""What the inputs and outputs of a task mean, by what it was made with."""
+"""The meaning of a task's inputs and outputs, from its `Workload.task_info`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,15 +9,7 @@ __all__ = ["class_names", "tokenizer_of"]
 
 
 def class_names(task_info: Mapping[str, Any]) -> list[str]:
-    """Returns the names of the classes, in the order of the model's outputs.
-
-    Args:
-      task_info: See `echo_jax.workloads.base.Workload`; of text there are none.
-
-    Example:
-      >>> class_names({"categories": [{"id": 18, "name": "dog"}]})
-      ['dog']
-    """
+    """Returns the names of the classes in the order of the model's outputs."""
     categories = task_info.get("categories", [])
     return task_info.get("classes", [each["name"] for each in categories])
 
@@ -25,11 +17,5 @@ def class_names(task_info: Mapping[str, Any]) -> list[str]:
 def tokenizer_of(
     task_info: Mapping[str, Any], task_files: Mapping[str, bytes]
 ) -> Tokenizer:
-    """Makes the tokenizer of a language model.
-
-    Args:
-      task_info: See `echo_jax.workloads.base.Workload`; this and what follows.
-      task_files: Where its file is, if it has one.
-    """
     name = task_info["tokenizer"]
     return ByteTokenizer() if name == "bytes" else SubwordTokenizer(task_files[name])

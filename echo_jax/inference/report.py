@@ -1,4 +1,4 @@
-"""An evaluation as people look at it: what was confused, found or written."""
+"""The page of an evaluation: confusion matrix, detections, or texts."""
 
 import html
 import io
@@ -19,7 +19,7 @@ from echo_jax.studies.page import figure, page, table
 
 __all__ = ["write_evaluation"]
 
-# Beyond them a matrix cannot be read.
+# A larger matrix is not readable.
 _MOST_CLASSES = 30
 _MOST_CONFUSED = 12
 _EXAMPLES = 12
@@ -34,12 +34,12 @@ def write_evaluation(
 ) -> RunPath:
     """Writes a page about an evaluation, which opens offline.
 
-    Of a classifier it shows how often which class was taken for which, and the first
-    images; of a detector its boxes in them; of a language model how it continues texts
-    of the split.
+    For a classifier it shows the confusion matrix and the first images. For a detector
+    it shows the first images with boxes, and for a language model continuations of the
+    split's texts.
 
     Args:
-      run: That was evaluated.
+      run: The evaluated run.
       found: From `echo_jax.inference.evaluate.evaluate_run`.
       folder: Receives ``evaluation.html``.
 
@@ -93,7 +93,7 @@ def _classes(run: TrainedRun, batches: Iterable[Any]) -> Iterator[str]:
 
 
 def _confused(counts: np.ndarray, names: list[str]) -> Iterator[tuple[str, str, str]]:
-    """Yields the classes that were taken for each other the most often."""
+    """Yields the classes that were confused most often."""
     wrong = counts - np.diag(np.diag(counts))
     for index in np.argsort(-wrong, axis=None, kind="stable")[:_MOST_CONFUSED]:
         label, taken = np.unravel_index(index, wrong.shape)
@@ -102,7 +102,7 @@ def _confused(counts: np.ndarray, names: list[str]) -> Iterator[tuple[str, str, 
             yield names[label], names[taken], f"{wrong[label, taken]:,} of {of:,}"
 
 
-# A dollar sign in the name of a class is no formula.
+# A dollar sign in a class's name does not start a formula.
 @own_style({"text.parse_math": False})
 def _matrix(counts: np.ndarray, names: list[str]) -> str:
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)

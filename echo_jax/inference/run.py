@@ -1,4 +1,4 @@
-"""A trained run, loaded: its model, and all that its model needs to be used."""
+"""Loads a trained run: its model and everything that the model needs in use."""
 
 import functools
 import os
@@ -36,12 +36,12 @@ class TrainedRun:
     """A trained model, with the preprocessing of its task.
 
     Attributes:
-      workdir: Where it was trained.
-      config: Of its training, locked.
+      workdir: The folder in which it was trained.
+      config: The config of its training, locked.
       update: Updates done.
       task: Model and loss, as pure functions; see `echo_jax.workloads.Task`.
       variables: Parameters and other collections, on the first device.
-      task_info: What the outputs mean: ``classes``, ``categories`` or ``vocab``.
+      task_info: The meaning of the outputs: ``classes``, ``categories`` or ``vocab``.
       task_files: Files that belong to it, such as a tokenizer's.
 
     Example:
@@ -61,7 +61,7 @@ class TrainedRun:
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes, in the order of the model's outputs; of text none."""
+        """Names of the classes in the order of the model's outputs; empty for text."""
         return class_names(self.task_info)
 
     @property
@@ -71,7 +71,7 @@ class TrainedRun:
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """Makes tokens of a text, and a text of tokens; of a language model."""
+        """The tokenizer of a language model."""
         return tokenizer_of(self.task_info, self.task_files)
 
     def read(self, inputs: Sequence[Input]) -> Batch:
@@ -82,11 +82,11 @@ class TrainedRun:
 
         Returns:
           ``"image"``, ``uint8[B, S, S, 3]``; or ``"tokens"``, ``int32[B, T]`` with
-          zeros behind the end of shorter texts, and ``"length"``, ``int32[B]``.
+          zeros after the end of shorter texts, and ``"length"``, ``int32[B]``.
 
         Raises:
-          ValueError: One cannot be read, a text is longer than the model's T, or it is
-            one input and no list of them.
+          ValueError: An input cannot be read, a text is longer than the model's T, or
+            `inputs` is a single input instead of a list.
         """
         _refuse_single(inputs)
         if not len(inputs):
@@ -97,19 +97,19 @@ class TrainedRun:
         return {name: np.stack([item[name] for item in items]) for name in items[0]}
 
     def predict(self, batch: Batch | Sequence[Input]) -> dict[str, np.ndarray]:
-        """Returns what the model says of every example; see its `Task.predict`.
+        """Returns the model's predictions for every example; see its `Task.predict`.
 
         Args:
-          batch: Arrays with a leading axis of size B, as `read` makes them; or inputs
-            for it, of which as many are computed at a time as the config's batch has.
+          batch: Arrays with a leading axis of size B, as from `read`; or inputs for
+            `read`, which are computed in batches of the config's size.
 
         Returns:
-          By name, with a leading axis of size B: ``"probabilities"`` of the classes,
-          ``float32[B, K]``; of a detector ``"boxes"``, ``float32[B, D, 4]``, as
-          fractions of the image (ymin, xmin, ymax, xmax), and ``"scores"`` and
-          ``"labels"``, ``[B, D]``, the highest score first, and 0 where there are no
-          more; of a language model ``"logits"`` of the token after each, ``float32[B,
-          T, V]``.
+          Arrays by name, with a leading axis of size B. A classifier returns
+          ``"probabilities"``, ``float32[B, K]``. A detector returns ``"boxes"``,
+          ``float32[B, D, 4]``, as fractions of the image (ymin, xmin, ymax, xmax), and
+          ``"scores"`` and ``"labels"``, ``[B, D]``, the highest score first and then
+          padding with 0. A language model returns ``"logits"`` of the token after each
+          token, ``float32[B, T, V]``.
 
         Raises:
           ValueError: See `read`.
@@ -122,7 +122,7 @@ class TrainedRun:
         for start in range(0, len(batch) or 1, rows):
             inputs = batch[start : start + rows]
             read = self.read(inputs)
-            # The last ones are filled up, so that nothing is compiled for them.
+            # The last batch is padded, so that it needs no other compilation.
             filled = {
                 name: np.resize(array, (rows, *array.shape[1:]))
                 for name, array in read.items()
@@ -143,17 +143,17 @@ class TrainedRun:
 
         Args:
           prompts: The texts.
-          tokens: At most so many are added to each; fewer where the document ends.
-          temperature: What logits are divided by; 0 takes the likeliest token.
-          seed: Of what is drawn.
+          tokens: Maximum number of added tokens; fewer where the document ends.
+          temperature: Divides the logits; 0 takes the likeliest token.
+          seed: The seed of the drawn tokens.
 
         Returns:
-          What follows each of them.
+          The continuation of each prompt.
 
         Raises:
-          ValueError: The model is none of language, a prompt is empty and the model
-            knows no beginning of a document, a number cannot be used, or it is one
-            prompt and no list of them.
+          ValueError: The model is not a language model; a prompt is empty and the model
+            has no token that begins a document; a number is invalid; or `prompts` is a
+            single prompt instead of a list.
         """
         _refuse_single(prompts)
         if not isinstance(self.task, LanguageModel):
@@ -193,18 +193,18 @@ class TrainedRun:
 
 
 def load_run(workdir: str | os.PathLike[str], update: int | None = None) -> TrainedRun:
-    """Loads a trained model, wherever it was trained, and without its data.
+    """Loads a trained model without its data, also from another machine.
 
     Nothing in the folder is changed; the run may still be training.
 
     Args:
       workdir: The run folder, a path or ``gs://BUCKET/FOLDER``.
-      update: Of which checkpoint; None for the newest. Where that one is damaged, the
-        one before it is loaded, and a warning says so.
+      update: The update of the checkpoint; None for the newest. If the newest is
+        damaged, the one before is loaded with a warning.
 
     Raises:
       ValueError: The folder holds no run, no checkpoint, or none of that update; or
-        what it holds is damaged.
+        its content is damaged.
       FolderError: The folder cannot be opened.
 
     Example:
@@ -218,7 +218,7 @@ def load_run(workdir: str | os.PathLike[str], update: int | None = None) -> Trai
         task = make_task(config, info)
         wanted = jax.eval_shape(lambda: task.init(jax.random.key(0)))
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
-        # Of a model that no run of ours would have.
+        # The model cannot come from a run of this package.
         what = f"it does not fit config.json ({error!r})"
         raise DamagedFileError(folder / TASK_FILE, what) from error
     saved = read_model(folder, update)
@@ -244,7 +244,7 @@ def _shapes(variables: Variables) -> dict[Any, tuple[int, ...]]:
 
 
 def _refuse_single(inputs: Any) -> None:
-    """Refuses one input where a list belongs: a text is a list of letters, too."""
+    """Refuses a single input instead of a list: a str is also a sequence."""
     if isinstance(inputs, str | bytes | os.PathLike):
         raise ValueError(
             f"{inputs!r:.60} is a single input; give a list, [{inputs!r:.60}]"

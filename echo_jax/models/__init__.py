@@ -1,4 +1,4 @@
-"""Flax Linen modules. They know neither data nor training."""
+"""Flax Linen modules, which depend on neither data nor training."""
 
 from echo_jax.models.batch_norm import GhostBatchNorm
 from echo_jax.models.imagenet_resnet import ImageNetResNet

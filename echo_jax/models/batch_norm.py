@@ -1,7 +1,7 @@
 """Batch normalisation over virtual batches (Hoffer et al. 2017, section 4).
 
-And what whoever trains says to all batch norms of a model, whichever they are: over
-which devices they take statistics, and whether they keep moving averages of them.
+The trainer controls all batch norms of a model through this module. It sets the devices
+over which they take statistics, and whether they keep moving averages.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ _KEEPS_AVERAGES: ContextVar[bool] = ContextVar("keeps_averages", default=True)
 
 @contextlib.contextmanager
 def statistics_over(axes: tuple[str, ...]) -> Iterator[None]:
-    """Has batch norms that are traced within take statistics over all devices.
+    """Makes batch norms traced within take statistics over all devices.
 
-    Where a batch is split by `jax.shard_map`, a model sees one device's share alone.
-    Left to XLA, it sees the whole batch, and this is not needed.
+    A model whose batch is split by `jax.shard_map` sees only one device's share. With
+    automatic partitioning by XLA it sees the whole batch and does not need this.
 
     Args:
-      axes: Of the mesh, over which the batch is split.
+      axes: Mesh axes over which the batch is split.
     """
     token = _AXES.set(axes)
     try:
@@ -46,16 +46,13 @@ def statistics_over(axes: tuple[str, ...]) -> Iterator[None]:
 
 
 def statistics_axes() -> Any:
-    """Returns the axes of `statistics_over`, None without any.
-
-    As Flax takes them, which says that an axis is a single one.
-    """
+    """Returns the axes of `statistics_over` as Flax takes them; None without any."""
     return _AXES.get() or None
 
 
 @contextlib.contextmanager
 def statistics_of_batch() -> Iterator[None]:
-    """Has batch norms that are traced within keep the last batch's statistics alone."""
+    """Makes batch norms traced within keep only the last batch's statistics."""
     token = _KEEPS_AVERAGES.set(False)
     try:
         yield
@@ -64,7 +61,7 @@ def statistics_of_batch() -> Iterator[None]:
 
 
 def momentum_or_none(momentum: float) -> float:
-    """Returns what running statistics keep at an update: 0 in `statistics_of_batch`."""
+    """Returns the momentum of running statistics: 0 in `statistics_of_batch`."""
     return momentum if _KEEPS_AVERAGES.get() else 0.0
 
 
@@ -73,21 +70,21 @@ def merged_statistics(
 ) -> Any:
     """Returns the statistics of all examples from those of parts of equal size.
 
-    By the law of total variance the variance of all is the mean of the variances plus
-    the variance of the means, which a mean of the variances alone leaves out. Moving
-    averages have moved by a part 1 - m of the way to those of the examples, and so
-    their means lie nearer together: it is their variance divided by 1 - m that counts.
+    By the law of total variance, the variance of all examples is the mean of the
+    variances plus the variance of the means. Moving averages have moved only by a
+    fraction 1 - m towards the statistics of the examples, so their means are closer
+    together. Therefore the variance of their means is divided by 1 - m.
 
     Args:
-      tree: The collections of a model without ``"params"``, one for each part: every
-        ``{"mean", "var"}`` in them is of a batch norm.
-      mean: Over the parts.
-      before: The same collections before the update, without parts, where statistics
-        are moving averages; None where they are of the parts' examples alone.
+      tree: The collections of a model without ``"params"``, with a leading axis of
+        parts. Every ``{"mean", "var"}`` in them belongs to a batch norm.
+      mean: Returns the mean of an array over the parts.
+      before: The same collections before the update, without parts, if statistics are
+        moving averages. None if they come only from the parts' examples.
       kept: The momentum m of these averages, in collections of the same structure.
 
     Returns:
-      The same without parts. What is no batch norm's is averaged.
+      The collections without the axis of parts. Other arrays are averaged.
 
     Example:
       >>> parts = {"mean": jnp.array([1.0, 5.0]), "var": jnp.array([0.0, 0.0])}
@@ -99,9 +96,9 @@ def merged_statistics(
     def of_norm(stats: Any, before: Any, kept: Any) -> Any:
         if before is None:
             before = kept = {"mean": jnp.zeros(())}
-        # Norms that keep all of what was before have not moved.
+        # Norms with momentum 1 have not moved.
         step = jnp.maximum(1 - kept["mean"], 1e-6)
-        # About what is the same for all parts, so that little is lost by rounding.
+        # Centred on a value that all parts share, to limit rounding errors.
         moved = stats["mean"] - jnp.broadcast_to(before["mean"], stats["mean"].shape)
         square = lax.square(moved) / jnp.broadcast_to(step, moved.shape)
         means, squares = mean(moved), mean(stats["var"] + square)
@@ -114,13 +111,13 @@ def merged_statistics(
 def map_norms(
     of_norm: Callable[..., Any], of_other: Callable[..., Any], tree: Any, *rest: Any
 ) -> Any:
-    """Returns collections in which batch norms' statistics are mapped by themselves.
+    """Returns collections with separately mapped batch norm statistics.
 
     Args:
-      of_norm: Gets every ``{"mean", "var"}``.
-      of_other: Gets every other array.
+      of_norm: Maps every ``{"mean", "var"}``.
+      of_other: Maps every other array.
       tree: The collections of a model without ``"params"``.
-      *rest: Of the same structure, or None; passed on.
+      *rest: Trees of the same structure, or None; passed on.
 
     Example:
       >>> tree = {"norm": {"mean": 1, "var": 2}, "count": 3}
@@ -141,21 +138,20 @@ class GhostBatchNorm(nn.Module):
     """Normalises every virtual batch by its own mean and variance.
 
     A large batch is cut into virtual batches of consecutive examples, so that its
-    statistics are as noisy as those of a small one. Where the devices' share of a
-    batch is a multiple of `virtual_batch`, each lies on one device, and no statistics
-    cross between them. The running statistics follow those of the whole batch: its
-    variance is the mean of the virtual batches' variances plus the variance of their
-    means. It is *not* synchronised batch norm unless `virtual_batch` is None.
-
+    statistics are as noisy as those of a small batch. If a device's share of the batch
+    is a multiple of `virtual_batch`, each virtual batch is on one device and the
+    devices exchange no statistics. The running statistics follow those of the whole
+    batch: its variance is the mean of the virtual batches' variances plus the variance
+    of their means. It is *not* synchronised batch norm unless `virtual_batch` is None.
     Statistics, scale and bias are float32, whatever the type of the computation.
 
     Attributes:
       virtual_batch: Examples normalised together; None for the whole batch, on all
         devices.
-      momentum: What the running statistics keep at each update.
+      momentum: The fraction of the running statistics that each update keeps.
       epsilon: Added to the variance.
-      scale_init: Of the scale; zeros silence a residual branch at the start.
-      dtype: Of the output.
+      scale_init: Initialises the scale; zeros silence a residual branch at the start.
+      dtype: The type of the output.
 
     Example:
       >>> norm = GhostBatchNorm(virtual_batch=32)
@@ -179,13 +175,13 @@ class GhostBatchNorm(nn.Module):
         Args:
           x: ``[B, ..., C]``; in training B is a multiple of `virtual_batch`.
           train: Whether to use the statistics of `x` (pass
-            ``mutable=["batch_stats"]``), or the running ones.
+            ``mutable=["batch_stats"]``) or the running ones.
 
         Returns:
           An array of the same shape, of type `dtype`.
 
         Raises:
-          ValueError: If B is no multiple of `virtual_batch`.
+          ValueError: B is not a multiple of `virtual_batch`.
         """
         channels = x.shape[-1]
         zeros, ones = nn.initializers.zeros, nn.initializers.ones
@@ -203,7 +199,7 @@ class GhostBatchNorm(nn.Module):
             mean, var = _moments(groups, None if self.is_initializing() else axes)
             if not self.is_initializing():
                 kept = momentum_or_none(self.momentum)
-                # Sums over the groups alone, so that devices meet once.
+                # Sum over the groups first, so that devices synchronise once.
                 moments = mean, var + lax.square(mean)
                 means, squares = (x.reshape(-1, channels).mean(axis=0) for x in moments)
                 total = jnp.maximum(squares - lax.square(means), 0)
@@ -238,8 +234,8 @@ def _moments(
     groups = groups.astype(jnp.float32)
     axes = tuple(range(1, groups.ndim - 1))
     mean = groups.mean(axis=axes, keepdims=True)
-    # One pass over the activations instead of two; float32 has digits to spare for
-    # them, and rounding must not make a variance negative.
+    # One pass over the activations instead of two. float32 is precise enough for this;
+    # rounding must not make a variance negative.
     square = lax.square(groups).mean(axis=axes, keepdims=True)
     if devices:
         mean, square = lax.pmean((mean, square), devices)

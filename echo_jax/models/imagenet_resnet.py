@@ -1,9 +1,9 @@
 """Residual networks for photographs: ResNet-50 v1.5 and its relatives.
 
-He et al. 2016, table 1, with the stride in the 3x3 convolution of a bottleneck and not
-in the 1x1 before it (v1.5, as MLPerf trains it), and with the scale of each block's
-last norm starting at zero (Goyal et al. 2017, section 5.1): a new block passes its
-input on.
+He et al. 2016, table 1. The stride is in the 3x3 convolution of a bottleneck, not in
+the 1x1 before it (v1.5, as MLPerf trains it). The scale of each block's last norm
+starts at zero, so that a new block passes its input on (Goyal et al. 2017, section
+5.1).
 """
 
 from functools import partial
@@ -23,21 +23,21 @@ _EXPANSION = 4
 
 
 class ResNetStages(nn.Module):
-    """The convolutions of a ResNet, without a head: the trunk of other networks too.
+    """The convolutions of a ResNet without a head, also the trunk of detectors.
 
-    A 7x7 convolution and a maximum over 3x3, both of stride 2, then stages of blocks.
+    A 7x7 convolution and a 3x3 max pooling, both of stride 2, then stages of blocks.
     The first block of every stage but the first halves the resolution; channels
     double from stage to stage.
 
     Attributes:
-      stage_sizes: Blocks in each stage: ``(3, 4, 6, 3)`` of a ResNet-50 or -34.
+      stage_sizes: Blocks in each stage: ``(3, 4, 6, 3)`` for a ResNet-50 or -34.
       block: ``"bottleneck"`` (1x1, 3x3, 1x1 with 4 times the channels; ResNet-50 and
         up) or ``"basic"`` (two 3x3; ResNet-18 and -34).
       width: Channels of the stem and of the first stage's 3x3 convolutions.
-      last_stride: Of the last stage; 1 keeps the resolution of the one before, as
-        detectors want it.
+      last_stride: The stride of the last stage; 1 keeps the resolution of the stage
+        before, as detectors need it.
       virtual_batch: See `GhostBatchNorm`.
-      dtype: Of the computation; parameters and statistics are float32.
+      dtype: The type of the computation; parameters and statistics are float32.
 
     Example:
       >>> trunk = ResNetStages(stage_sizes=(1, 1))
@@ -61,7 +61,7 @@ class ResNetStages(nn.Module):
 
         Args:
           images: ``float32[B, H, W, C]``, normalised.
-          train: Whether to use the batch's own statistics, and to update the running
+          train: Whether to use the batch's own statistics and to update the running
             ones (pass ``mutable=["batch_stats"]``).
 
         Returns:
@@ -69,7 +69,7 @@ class ResNetStages(nn.Module):
           of the height and the width, rounded up (but see `last_stride`).
 
         Raises:
-          ValueError: If a stage has no block, or there is no such block.
+          ValueError: A stage has no block, or `block` is unknown.
         """
         if not self.stage_sizes or min(self.stage_sizes) < 1:
             raise ValueError(
@@ -108,11 +108,11 @@ class ImageNetResNet(nn.Module):
 
     Attributes:
       num_classes: Number of logits.
-      stage_sizes: See `ResNetStages`, and so for the rest.
-      block: See there.
-      width: See there.
-      virtual_batch: See there.
-      dtype: See there; logits are float32.
+      stage_sizes: See `ResNetStages`.
+      block: See `ResNetStages`.
+      width: See `ResNetStages`.
+      virtual_batch: See `GhostBatchNorm`.
+      dtype: See `ResNetStages`; logits are float32.
 
     Example:
       >>> model = ImageNetResNet(num_classes=1000)
@@ -136,7 +136,7 @@ class ImageNetResNet(nn.Module):
 
         Args:
           images: See `ResNetStages`.
-          train: See there.
+          train: See `ResNetStages`.
 
         Returns:
           Logits, ``float32[B, num_classes]``.
@@ -204,7 +204,7 @@ def _conv(
         channels,
         (size, size),
         (stride, stride),
-        # Not "SAME", which pads an even image on one side only where it strides.
+        # "SAME" would pad an even image on one side only where the stride is 2.
         padding=[(size // 2, size // 2)] * 2,
         use_bias=False,
         dtype=dtype,

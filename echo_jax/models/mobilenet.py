@@ -65,16 +65,16 @@ _HEAD = {"large": (960, 1280), "small": (576, 1024)}
 class MobileNetV3(nn.Module):
     """Inverted residual blocks with depthwise convolutions, some squeezed and excited.
 
-    With 1000 classes the large one has 5.48 million parameters and the small one 2.54.
-    Without the paper's dropout before the logits, and its width multiplier.
+    With 1000 classes the large size has 5.48 million parameters and the small size 2.54
+    million. The paper's dropout before the logits and its width multiplier are missing.
 
     Attributes:
       num_classes: Number of logits.
       size: ``"small"`` or ``"large"``.
       small_images: Whether the first two layers that halve the resolution keep it, so
-        that an image of 32x32 is one of 4x4 at the end and not of 1x1.
+        that an image of 32x32 has 4x4 pixels at the end instead of 1x1.
       norm: See `echo_jax.models.resnet.ResNet`.
-      dtype: Of the computation; parameters, statistics and logits are float32.
+      dtype: The type of the computation; parameters, statistics and logits are float32.
 
     Example:
       >>> model = MobileNetV3(num_classes=100, size="small", small_images=True)
@@ -96,14 +96,14 @@ class MobileNetV3(nn.Module):
 
         Args:
           images: ``float32[B, H, W, C]``, normalised.
-          train: Whether to use the batch's own statistics, and to update the
+          train: Whether to use the batch's own statistics and to update the
             running ones (pass ``mutable=["batch_stats"]``).
 
         Returns:
           Logits, ``float32[B, num_classes]``.
 
         Raises:
-          ValueError: If there is no such size.
+          ValueError: `size` is unknown.
         """
         if self.size not in get_args(MobileNetSize):
             raise ValueError(f"size={self.size!r} is unknown; use 'small' or 'large'")
@@ -134,7 +134,7 @@ class MobileNetV3(nn.Module):
 
 
 class _InvertedResidual(nn.Module):
-    """Expands, looks around in each channel, and projects; section 5.3 of the paper."""
+    """Expands, convolves each channel, and projects; section 5.3 of the paper."""
 
     block: _Block
     norm: Norm
@@ -157,7 +157,7 @@ class _InvertedResidual(nn.Module):
 
 
 class _Excitation(nn.Module):
-    """A factor for every channel of an image, from the means of all of them."""
+    """Scales every channel by a factor that depends on the means of all channels."""
 
     dtype: jnp.dtype
 
@@ -171,8 +171,6 @@ class _Excitation(nn.Module):
 
 
 class _ConvNorm(nn.Module):
-    """A convolution without bias, and its norm."""
-
     channels: int
     kernel: int
     stride: int = 1
@@ -198,6 +196,6 @@ class _ConvNorm(nn.Module):
 
 
 def _divisible_by_8(channels: int) -> int:
-    """Rounds to a multiple of 8 that is not more than a tenth smaller."""
+    """Rounds to a multiple of 8 that is at least 90 % of `channels`."""
     rounded = max(8, (channels + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * channels else rounded + 8

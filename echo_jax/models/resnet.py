@@ -22,8 +22,8 @@ class ResNet(nn.Module):
     the resolution and 1, 2 and 4 times the width. Shortcuts have no parameters
     (the paper's option A): where the shape changes they skip every other pixel and
     pad the channels with zeros. With ``depth=20, width=16`` and 10 classes it has
-    the paper's 0.27 million parameters. It is not the ImageNet ResNet: no
-    bottlenecks, no 7x7 stem.
+    the paper's 0.27 million parameters. Unlike the ImageNet ResNet, it has neither
+    bottlenecks nor a 7x7 stem.
 
     Attributes:
       num_classes: Number of logits.
@@ -31,9 +31,9 @@ class ResNet(nn.Module):
       width: Channels of the first stage.
       norm: ``"batch"`` normalises over the whole batch, across devices, and keeps
         running statistics in ``"batch_stats"``. ``"group"`` normalises groups of 8
-        channels of one example: no state, no coupling between the examples of a
-        batch, of which an echo may hold one twice.
-      dtype: Of the computation; parameters, statistics and logits are float32.
+        channels of one example. It has no state and does not couple the examples of
+        a batch, in which an echo may put one example twice.
+      dtype: The type of the computation; parameters, statistics and logits are float32.
 
     Example:
       >>> model = ResNet(num_classes=10, depth=20)
@@ -55,14 +55,14 @@ class ResNet(nn.Module):
 
         Args:
           images: ``float32[B, H, W, C]``, normalised; H and W multiples of 4.
-          train: Whether to use the batch's own statistics, and to update the
+          train: Whether to use the batch's own statistics and to update the
             running ones (pass ``mutable=["batch_stats"]``).
 
         Returns:
           Logits, ``float32[B, num_classes]``.
 
         Raises:
-          ValueError: If the depth is not 6n + 2, the norm is unknown, or groups do
+          ValueError: The depth is not 6n + 2, the norm is unknown, or groups do
             not divide the width.
         """
         self._check()
@@ -130,13 +130,13 @@ def _conv(channels: int, dtype: jnp.dtype, stride: int = 1, *, name: str) -> nn.
 
 
 def norm_layer(norm: Norm, dtype: jnp.dtype, train: bool, *, name: str) -> nn.Module:
-    """Returns what normalises the output of a convolution.
+    """Returns the module that normalises the output of a convolution.
 
     Args:
       norm: See `ResNet`; groups have 8 channels.
-      dtype: Of the output.
-      train: Whether batch norm takes the batch's own statistics.
-      name: Of the module.
+      dtype: The type of the output.
+      train: Whether batch norm uses the batch's own statistics.
+      name: The name of the module.
     """
     if norm == "group":
         return nn.GroupNorm(

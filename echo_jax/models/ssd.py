@@ -11,8 +11,8 @@ from echo_jax.models.imagenet_resnet import ResNetStages
 
 __all__ = ["SSD", "map_sizes"]
 
-# Channels of the maps behind the trunk, in units of its width; SSD300 has 512, 512,
-# and from the third on 256 at the usual width of 64.
+# Channels of the maps behind the trunk, in units of its width. With the usual width of
+# 64 they are those of SSD300: 512 for the first two maps, then 256.
 _FIRST_EXTRAS, _OTHER_EXTRAS = 8, 4
 
 # Wider maps are halved; smaller ones lose a border of one cell.
@@ -20,26 +20,27 @@ _SMALL = 5
 
 
 class SSD(nn.Module):
-    """Predicts, for every default box, where its object is and what it is.
+    """Predicts the offset and the class scores of every default box.
 
-    The trunk is a ResNet of basic blocks up to its third stage, whose stride is left
-    out, so that the finest map has an eighth of the resolution; coarser maps follow by
-    pairs of a 1x1 and a 3x3 convolution. Every map has a 3x3 convolution of its own
-    that predicts. With 300 pixels and three stages of 3, 4 and 6 blocks (ResNet-34)
-    the maps are those of SSD300: 38, 19, 10, 5, 3 and 1 cells wide. The data echoing
-    paper does not name its backbone; this one is also the choice of MLPerf's SSD, but
-    the maps behind the trunk are normalised too.
+    The trunk is a ResNet of basic blocks up to its third stage. That stage has stride
+    1, so that the finest map has an eighth of the resolution. Pairs of a 1x1 and a 3x3
+    convolution make the coarser maps. Every map has its own 3x3 convolution that
+    predicts. With 300 pixels and three stages of 3, 4 and 6 blocks (ResNet-34) the maps
+    are those of SSD300: 38, 19, 10, 5, 3 and 1 cells wide. The data echoing paper does
+    not name its backbone. MLPerf's SSD has the same backbone, but does not normalise
+    the maps behind the trunk.
 
     Attributes:
       num_outputs: Scores of every default box.
       boxes_per_cell: Default boxes around each cell, map by map.
       stage_sizes: Blocks in the trunk's three stages.
       width: Channels of the trunk's first stage.
-      score_bias: Of the scores at the start: how sure the model is that a box shows
-        something. Far below 0, so that background does not drown the first updates of
-        a focal loss (Lin et al. 2017, section 4.1).
+      score_bias: The initial bias of the scores. A focal loss needs a value far below
+        0, so that background does not dominate the first updates (Lin et al. 2017,
+        section 4.1).
       virtual_batch: See `GhostBatchNorm`.
-      dtype: Of the computation; parameters, statistics and predictions are float32.
+      dtype: The type of the computation; parameters, statistics and predictions are
+        float32.
 
     Example:
       >>> model = SSD(num_outputs=81, boxes_per_cell=(4, 6, 6, 6, 4, 4))
@@ -62,11 +63,11 @@ class SSD(nn.Module):
     def __call__(
         self, images: jax.Array, *, train: bool
     ) -> tuple[jax.Array, jax.Array]:
-        """Predicts.
+        """Predicts offsets and scores.
 
         Args:
           images: ``float32[B, S, S, C]``, normalised.
-          train: Whether to use the batch's own statistics, and to update the running
+          train: Whether to use the batch's own statistics and to update the running
             ones (pass ``mutable=["batch_stats"]``).
 
         Returns:
@@ -74,7 +75,7 @@ class SSD(nn.Module):
           ``float32[B, A, num_outputs]``: map by map, row by row, cell by cell.
 
         Raises:
-          ValueError: If images of this size have another number of maps.
+          ValueError: Images of this size have another number of maps.
         """
         sizes = map_sizes(images.shape[1])
         if len(sizes) != len(self.boxes_per_cell):
@@ -141,7 +142,7 @@ class SSD(nn.Module):
 
 
 def map_sizes(image_size: int) -> tuple[int, ...]:
-    """Returns how many cells wide the maps are, from fine to coarse.
+    """Returns the widths of the maps in cells, from fine to coarse.
 
     Args:
       image_size: Height and width of the images, in pixels.

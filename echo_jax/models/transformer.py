@@ -16,9 +16,9 @@ class Transformer(nn.Module):
     """Maps tokens to the logits of the next token.
 
     Layer norms come before each sub-layer, so that training needs no delicate
-    warm-up (Xiong et al. 2020). With the defaults, which suit a small model of bytes,
-    positions are learned, and head and embedding are not tied: such a vocabulary
-    costs little, and the two want different scales. That head starts at zero, so an
+    warm-up (Xiong et al. 2020). The defaults suit a small model of bytes: positions
+    are learned, and head and embedding are not tied. Such a vocabulary costs little,
+    and head and embedding need different scales. The untied head starts at zero, so an
     untrained model gives every token the same probability.
 
     Attributes:
@@ -30,11 +30,11 @@ class Transformer(nn.Module):
       max_len: Longest sequence, in tokens.
       dropout: Probability of dropping an activation of the embedding and of each
         sub-layer's output.
-      dtype: Of the computation; parameters, softmax and logits are float32.
-      positions: ``"learned"``, or ``"sinusoidal"`` (Vaswani et al. 2017, section 3.5),
-        which embeddings are scaled up for by the root of the width, as there, and
-        the logits of a tied head down by it: an untrained model would else expect
-        every token to follow itself.
+      dtype: The type of the computation; parameters, softmax and logits are float32.
+      positions: ``"learned"`` or ``"sinusoidal"`` (Vaswani et al. 2017, section 3.5).
+        With sinusoids, embeddings are multiplied by the root of the width, as in the
+        paper, and the logits of a tied head are divided by it. Otherwise an untrained
+        model would expect every token to follow itself.
       activation: ``"gelu"`` (its tanh form, as in GPT-2) or ``"relu"``.
       bias: Whether the dense layers of the blocks have biases.
       tied: Whether the head is the embedding, transposed (Press and Wolf 2017).
@@ -72,15 +72,15 @@ class Transformer(nn.Module):
           tokens: ``int32[B, T]`` with T at most `max_len`.
           train: Whether to drop activations; needs the ``"dropout"`` rng then,
             unless `dropout` is 0.
-          segments: Which document every token is of, ``int32[B, T]``, if a sequence
-            holds several one after another: tokens see their own document alone, and
-            its positions start at 0. None: a sequence is one document.
+          segments: The document of every token, ``int32[B, T]``, if a sequence holds
+            several documents one after another. Tokens attend only to their own
+            document, and its positions start at 0. None: a sequence is one document.
 
         Returns:
-          Logits, ``float32[B, T, vocab]``; entry t is about token t + 1.
+          Logits, ``float32[B, T, vocab]``; entry t predicts token t + 1.
 
         Raises:
-          ValueError: If the sequence is too long, the heads do not divide the width,
+          ValueError: The sequence is too long, the heads do not divide the width,
             or a choice is unknown.
         """
         self._check(tokens.shape[-1])
@@ -116,7 +116,7 @@ class Transformer(nn.Module):
 
     @property
     def _scale(self) -> float:
-        """Of embeddings beside sinusoids, whose variance is 1/2 (section 3.4)."""
+        """The scale of embeddings beside sinusoids of variance 1/2 (section 3.4)."""
         return self.d_model**0.5
 
     def _check(self, length: int) -> None:
@@ -138,7 +138,7 @@ class Transformer(nn.Module):
                 )
 
     def _add_positions(self, x: jax.Array, segments: jax.Array | None) -> jax.Array:
-        """Adds to the embeddings where each token stands."""
+        """Adds the positions to the embeddings."""
         if self.positions == "learned":
             table = self.param(
                 "positions",
@@ -149,24 +149,22 @@ class Transformer(nn.Module):
             table = _sinusoids(self.max_len, self.d_model)
             x = x * jnp.asarray(self._scale, x.dtype)
         if segments is None:
-            # (1, T, D), not (T, D): ranks are promoted nowhere in this project.
+            # (1, T, D), not (T, D): this project never promotes ranks.
             return x + table[None, : x.shape[1]].astype(self.dtype)
         return x + table[_positions_in(segments)].astype(self.dtype)
 
 
 def _positions_in(segments: jax.Array) -> jax.Array:
-    """Returns where each token stands in its segment, ``int32[B, T]``."""
+    """Returns the position of each token in its segment, ``int32[B, T]``."""
     index = jnp.broadcast_to(jnp.arange(segments.shape[1])[None], segments.shape)
     is_first = segments[:, 1:] != segments[:, :-1]
     starts = jnp.where(jnp.pad(is_first, ((0, 0), (1, 0))), index, 0)
     return index - jax.lax.cummax(starts, axis=1)
 
 
+# The paper alternates sines and cosines, which differs only in the order of columns.
 def _sinusoids(length: int, width: int) -> jax.Array:
-    """Returns sines in the first half of the columns and cosines in the second.
-
-    The paper has them in turn, which is the same up to the order of columns.
-    """
+    """Returns sines in the first half of the columns and cosines in the second."""
     rates = 10_000 ** (-jnp.arange(0, width, 2) / width)
     angles = jnp.arange(length)[:, None] * rates[None]
     table = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)
@@ -204,8 +202,8 @@ class _Block(nn.Module):
         def drop(y: jax.Array) -> jax.Array:
             return nn.Dropout(self.dropout, deterministic=not train)(y)
 
-        # 2 * num_layers branches add up in the residual stream; scaled so, the
-        # sum starts with the variance of one (Radford et al. 2019).
+        # 2 * num_layers branches add up in the residual stream. With this scale,
+        # the sum starts with the variance of one branch (Radford et al. 2019).
         branch_scale = 1 / (2 * self.num_layers)
 
         y = nn.LayerNorm(dtype=self.dtype, name="attention_norm")(x)

@@ -1,1 +1,1 @@
-"""Studies that search: what is tried, how trials are made, and what they show."""
+"""Studies that search: their plan, their trials, and their comparison."""

@@ -1,4 +1,4 @@
-"""Which arm is the fastest at which R, in one or several studies that searched."""
+"""Finds the fastest arm for each R, in one or several studies that searched."""
 
 import os
 from collections.abc import Sequence
@@ -41,9 +41,9 @@ class BestArm(NamedTuple):
 
     Attributes:
       ratio: R, the steps that a fresh batch takes.
-      name: The arm: ``baseline`` where nothing should be echoed.
-      speedup: How many times as fast as the baseline it is.
-      alike: The arms that cannot be told from it.
+      name: ``baseline`` where nothing should be echoed.
+      speedup: Relative to the baseline.
+      alike: The arms that cannot be distinguished from it.
     """
 
     ratio: float
@@ -57,19 +57,7 @@ Found = Sequence[tuple[Search, Sequence[BestArm]]]
 
 
 def best_arms(search: Search, ratios: Sequence[float] = _RATIOS) -> list[BestArm]:
-    """Returns the fastest arm of a study for each R.
-
-    Args:
-      search: A study with a target and a baseline.
-      ratios: The values of R.
-
-    Raises:
-      StudyError: It has none, or no stream of them is whole.
-
-    Example:
-      >>> best_arms(read_search("results/s2_32"), [4.0])[0].name
-      'e8'
-    """
+    """Returns the fastest arm for each R of a study with a target and a baseline."""
     found = []
     size = search.base["batch_size"]
     for ratio in ratios:
@@ -84,7 +72,7 @@ def best_arms(search: Search, ratios: Sequence[float] = _RATIOS) -> list[BestArm
 
 
 def _fastest(search: Search, ratio: float) -> tuple[ArmResult, np.ndarray]:
-    """Returns the fastest arm, and its logarithmic gains on the baseline."""
+    """Returns the fastest arm and its log speedups over the baseline."""
     baseline = next((arm for arm in search.arms if arm.name == BASELINE), None)
     if baseline is None or not search.has_target:
         raise StudyError(
@@ -99,16 +87,12 @@ def _fastest(search: Search, ratio: float) -> tuple[ArmResult, np.ndarray]:
     ]
     if not found:
         raise StudyError(f"{search.name} has no trials on new streams yet")
-    # Of equals the first, which is the baseline, or repeats less.
+    # The first of equals wins: the baseline, or the arm that repeats less.
     return max(found, key=lambda each: each[1].mean())
 
 
 def best_arms_table(found: Found) -> Table:
-    """Makes the table for a terminal.
-
-    Args:
-      found: Studies, and what `best_arms` returns of each.
-    """
+    """Returns the table for a terminal."""
     table = Table(
         title=Text(f"{_TITLE}\n", style="bold"),
         caption=Text("\n".join(["", *_notes(found)])),
@@ -126,21 +110,12 @@ def best_arms_table(found: Found) -> Table:
     return table
 
 
+# `clocked` studies trained each arm once to a target with measured seconds. Their
+# fastest arms become points of the figure.
 def write_best_arms(
     found: Found, folder: str | os.PathLike[str], *, clocked: Sequence[Study] = ()
 ) -> list[RunPath]:
-    """Writes which arm is the fastest as a table, a figure, and a page with both.
-
-    Args:
-      found: Studies, and what `best_arms` returns of each.
-      clocked: Studies that trained each arm once to a target, by a clock: the fastest
-        arm of each is a point of the figure.
-      folder: Receives ``table.md``, ``best.png``, ``best.svg`` and ``report.html``;
-        made if it does not exist.
-
-    Returns:
-      The paths of the PNG and of the page.
-    """
+    """Writes table, figure and page; returns the paths of the PNG and of the page."""
     folder = run_folder(folder)
     rows, notes, points = _rows(found), _notes(found), [*map(_clocked, clocked)]
     with FolderLock(folder, name=REPORT_LOCK_NAME):
@@ -170,7 +145,7 @@ def _rows(found: Found) -> list[tuple[str, ...]]:
 
 
 def _notes(found: Found) -> list[str]:
-    """Says what the table's numbers mean, and whether larger batches bear more."""
+    """Returns the notes of the table, with the falsifier about larger batches."""
     ordered = sorted(found, key=lambda each: each[0].base["batch_size"])
     names = [[arm.name for arm in search.arms] for search, _ in ordered]
     sizes = [search.base["batch_size"] for search, _ in ordered]
@@ -200,11 +175,7 @@ def _places(best: BestArm, names: Sequence[str]) -> tuple[int, int]:
 
 
 def _clocked(study: Study) -> tuple[float, float]:
-    """Returns the R that a study's baseline has seen, and the gain of its fastest arm.
-
-    Raises:
-      StudyError: It has no baseline that met the target.
-    """
+    """Returns the R that a study's baseline measured and its fastest arm's speedup."""
     baseline = study.baseline
     if baseline is None or not baseline.reached or not baseline.summary["R"]:
         raise StudyError(
@@ -274,7 +245,7 @@ def _draw_gain(ax: Axes, search: Search, found: Sequence[BestArm], place: int) -
 def _draw_band(
     ax: Axes, search: Search, place: int, ratios: np.ndarray, names: Sequence[str]
 ) -> None:
-    """Draws from which R to which one each arm is the fastest."""
+    """Draws for each arm the range of R in which it is the fastest."""
     found = [_fastest(search, ratio)[0].name for ratio in ratios]
     edges = [0, *(k for k in range(1, len(found)) if found[k] != found[k - 1])]
     for start, end in zip(edges, [*edges[1:], len(found) - 1], strict=True):

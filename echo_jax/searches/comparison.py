@@ -1,4 +1,4 @@
-"""The arms of a study that searched, compared: what each needed, and how surely."""
+"""Compares the arms of a study that searched: their costs, with intervals."""
 
 import math
 import os
@@ -40,20 +40,14 @@ __all__ = [
     "read_search",
 ]
 
-# Of trials of earlier versions, which do not say theirs.
+# For trials of earlier versions, which do not record their metric.
 _METRICS = {"cifar": "accuracy", "lm": "loss"}
-# More would take for ever to look for.
+# A larger number would take too long to look for.
 _MOST_UNITS = 100_000
 
 
 class Searched(NamedTuple):
-    """What one search of an arm found.
-
-    Attributes:
-      trials: All of them.
-      best: The one whose point was confirmed; None if none met the target.
-      confirmed: On new streams.
-    """
+    """The result of one search of an arm; `confirmed` are trials on new streams."""
 
     trials: Sequence[Trial]
     best: Trial | None
@@ -65,14 +59,11 @@ class ArmResult:
     """One line of the comparison.
 
     Attributes:
-      name: The arm.
-      searches: One for each repeat; of an arm that was not searched, a single one.
-      fresh: Fresh examples to the target beside the baseline's: a ratio. None without a
+      searches: One for each repeat; a single one for an arm that was not searched.
+      fresh, updates: The arm's cost to the target over the baseline's. None without a
         baseline, a target, or streams that can be paired.
-      updates: The same of updates.
-      final: The last value of the metric less the baseline's.
-      is_bound: Whether a stream did not meet the target, and was counted with what it
-        had read by then: then the ratios are at least so large.
+      final: The last value of the metric minus the baseline's.
+      is_bound: Whether a stream missed the target, so that the ratios are lower bounds.
     """
 
     name: str
@@ -84,7 +75,6 @@ class ArmResult:
 
     @property
     def trials(self) -> list[Trial]:
-        """All trials of all searches."""
         return [trial for each in self.searches for trial in each.trials]
 
     @property
@@ -94,7 +84,7 @@ class ArmResult:
 
     @property
     def infeasible(self) -> float:
-        """The part of the searches' trials that diverged, or could not be trained."""
+        """The fraction of search trials that diverged or could not be trained."""
         bad = [trial.outcome in ("diverged", "failed") for trial in self.trials]
         return sum(bad) / len(bad) if bad else 0.0
 
@@ -105,12 +95,12 @@ class ArmResult:
 
     @property
     def n(self) -> str:
-        """How many trials on new streams: searches, and streams of each; or streams."""
+        """The number of trials on new streams, as "SEARCHES x STREAMS" or "STREAMS"."""
         sizes = [len(each.confirmed) for each in self.searches if each.confirmed]
         return f"{len(sizes)} x {max(sizes)}" if len(sizes) > 1 else f"{sum(sizes)}"
 
     def expected_best(self, k: int) -> float | None:
-        """Returns what a search of k trials would have found, on average."""
+        """Returns the expected best score of a search of k trials."""
         found = [
             expected_best([trial.score for trial in each.trials], k)
             for each in self.searches
@@ -128,15 +118,12 @@ class ArmResult:
 
 
 class Falsified(NamedTuple):
-    """What became of something that would show an expectation to be wrong.
+    """The outcome of a falsifier of an expectation, written down before the study.
 
     Attributes:
-      says: What it would mean.
-      arm: Whose cost is divided, or from whose last value is subtracted.
-      over: The other arm.
-      ratio: Of the fresh examples of two arms, or the difference of their last values.
-      bound: Below which it would be met.
-      is_met: None where the interval holds the bound, so that nobody can tell.
+      ratio: Fresh examples of `arm` over those of `over`, or the difference of their
+        last values.
+      is_met: Whether the ratio is below `bound`; None where the interval holds it.
     """
 
     says: str
@@ -149,15 +136,12 @@ class Falsified(NamedTuple):
 
 @dataclass(frozen=True)
 class Search:
-    """A study that searched, or trained its arms on several streams.
+    """A study that searched, or that trained its arms on several streams.
 
     Attributes:
-      name: The heading of the report.
       base: The config of the arms, plain fields.
-      protocol: How they were searched.
-      arms: In their order, the baseline first.
-      falsifiers: What was written down before.
-      environments: Those on which trials were made.
+      arms: The baseline first.
+      environments: The environments on which trials were made.
       paper: Published ratios to a baseline's fresh examples, by arm.
     """
 
@@ -171,18 +155,18 @@ class Search:
 
     @property
     def has_target(self) -> bool:
-        """Whether arms are compared by what they needed to reach a target."""
+        """Whether arms are compared by their costs to a target."""
         return bool(self.base["target"])
 
     @property
     def metric(self) -> str:
-        """What is evaluated, such as ``"loss"``."""
+        """The evaluated metric, such as ``"loss"``."""
         said = next((e["metric"] for e in self.environments if "metric" in e), None)
         return printable(str(said or _METRICS.get(self.base["workload"], "metric")))
 
     @property
     def mode(self) -> str:
-        """Whether the metric is to be small, ``min``, or large, ``max``."""
+        """``min`` or ``max``: whether a smaller or a larger metric is better."""
         for arm in self.arms:
             for trial in (*arm.trials, *arm.confirmed):
                 if self.has_target and trial.values and trial.values[0] is not None:
@@ -193,12 +177,10 @@ class Search:
 
     @property
     def setting(self) -> str:
-        """Says what was trained: data, model, batch and optimizer."""
         return setting_in_words(self.base)
 
 
 def is_searched(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder holds a study that searched."""
     folder = run_folder(folder)
     try:
         return folder.is_dir() and "search" in (read_json(folder / "study.json") or {})
@@ -207,14 +189,7 @@ def is_searched(folder: str | os.PathLike[str]) -> bool:
 
 
 def read_search(folder: str | os.PathLike[str]) -> Search:
-    """Reads a study that searched, as far as it is.
-
-    Args:
-      folder: A ``--workdir`` of ``echo-jax study``.
-
-    Raises:
-      StudyError: A file is damaged, or no trial was made yet.
-    """
+    """Reads a study that searched, complete or not, from its ``--workdir``."""
     folder = run_folder(folder)
     try:
         metadata = read_json(folder / "study.json", fields.SEARCH)
@@ -253,7 +228,7 @@ def read_search(folder: str | os.PathLike[str]) -> Search:
 
 
 def _refuse_damaged(path: RunPath, metadata: Mapping[str, Any]) -> None:
-    """Refuses what no study has written, and reading would choke on."""
+    """Refuses values that no study writes and that would break the reading."""
     arms, search = metadata["arms"], metadata["search"]
     if not all(isinstance(arm, str) for arm in arms) or len({*arms}) < len(arms):
         raise DamagedFileError(path, "its arms are no names")
@@ -326,31 +301,20 @@ def _ratio(
 
 
 def _difference(arm: Sequence[Searched], other: Sequence[Searched]) -> Interval | None:
-    """Returns how much larger an arm's last values are."""
+    """Returns the difference of two arms' last values."""
     pairs = [[(a.final, b.final) for a, b in row] for row in _pairs(arm, other)]
     known = [[a - b for a, b in r if a is not None and b is not None] for r in pairs]
     if not pairs or [*map(len, known)] != [*map(len, pairs)]:
-        return None  # One that diverged has no last value.
+        return None  # A trial that diverged has no last value.
     return mean_interval(known)
 
 
+# The speedup is computed from the counts, see `statistics.relative_seconds`. The
+# array is empty if no streams can be paired. `ratio` is R.
 def log_speedups(
     arm: ArmResult, other: ArmResult, *, batch_size: int, ratio: float
 ) -> np.ndarray:
-    """Returns the logarithm of how many times as fast an arm is as another one.
-
-    By arithmetic from the counts: `echo_jax.searches.statistics.relative_seconds`.
-
-    Args:
-      arm: The one.
-      other: The other one, of the same study.
-      batch_size: Of that study.
-      ratio: R, the steps that a fresh batch takes.
-
-    Returns:
-      ``float64[searches, streams]``, to the target; empty without streams that can be
-      paired.
-    """
+    """Returns log speedups of `arm` over `other`, float64[searches, streams]."""
 
     def seconds(trial: Trial) -> float:
         fresh, updates = _cost(trial, "fresh"), _cost(trial, "updates")
@@ -366,10 +330,7 @@ def log_speedups(
 def _pairs(
     arm: Sequence[Searched], other: Sequence[Searched]
 ) -> list[list[tuple[Trial, Trial]]]:
-    """Returns the trials of two arms of the same search and stream.
-
-    As many streams as all searches have.
-    """
+    """Returns two arms' trials in pairs, for the streams that all searches have."""
     rows = [
         list(zip(a.confirmed, b.confirmed, strict=False))
         for a, b in zip(arm, other, strict=True)
@@ -383,7 +344,7 @@ def _cost(trial: Trial, what: str) -> float:
     """Returns fresh examples or updates to the target, or all if it was not met."""
     met = getattr(trial, f"{what}_to_target")
     cost = met if met is not None else max(getattr(trial, what), default=1)
-    return max(cost, 1)  # Some meet it before the first update.
+    return max(cost, 1)  # Some trials meet the target before the first update.
 
 
 def _falsified(

@@ -29,31 +29,22 @@ __all__ = ["fence", "mean_points", "write_search_figures"]
 
 _RATIO = 4  # R of the seconds that are drawn
 _WIDTH = 11.0
-# Of a mean curve to a target.
+# The number of values of a mean curve to a target.
 _VALUES = 60
-# What lies further from the middle half than so many times its width is drawn apart.
+# A score is drawn apart if its distance from the middle half exceeds this multiple of
+# the half's width.
 _FAR = 3.0
 
 _Cost = Callable[[float, float], float]
 
 
+# ``curves``: the metric of every stream against fresh examples, updates and seconds.
+# ``ratios``: each arm's cost over the baseline's, with published values.
+# ``trials``: each trial's cost by the field searched over most orders of magnitude.
 def write_search_figures(
     search: Search, folder: str | os.PathLike[str]
 ) -> list[RunPath]:
-    """Draws a study, and writes each figure as PNG and as SVG.
-
-    ``curves``: the metric of every stream against fresh examples, updates and seconds;
-    ``ratios``: what each arm needed beside the baseline, with intervals and published
-    values; ``trials``: what every trial of the searches needed, by the field that was
-    searched over most orders of magnitude, between the bounds of the search.
-
-    Args:
-      search: The study.
-      folder: Receives them; made if it does not exist.
-
-    Returns:
-      The paths of the SVGs.
-    """
+    """Writes each figure of a study as PNG and SVG; returns the paths of the SVGs."""
     drawn: list[tuple[str, Callable[[Search], Figure]]] = [("curves", _curves)]
     if any(arm.fresh or arm.final for arm in search.arms):
         drawn.append(("ratios", _ratios))
@@ -106,7 +97,7 @@ def _curves(search: Search) -> Figure:
         for number, arm in enumerate(search.arms):
             points = mean_points(search, arm, cost)
             x, y = zip(*points, strict=True) if points else ((), ())
-            # On white, so that it is seen before its streams.
+            # On white, so that it is visible in front of its streams.
             ax.plot(x, y, color="white", linewidth=4.4, zorder=3)
             ax.plot(x, y, color=_colour(number), lw=2.4, label=arm.name, zorder=4)
         if search.has_target:
@@ -123,22 +114,12 @@ def _curves(search: Search) -> Figure:
     return figure
 
 
+# Streams end where they meet a target. With a target, the curve is the mean cost at
+# which all streams meet each value on the way to it.
 def mean_points(
     search: Search, arm: ArmResult, cost: _Cost
 ) -> list[tuple[float, float]]:
-    """Returns the mean curve of an arm's new streams.
-
-    Streams end where they meet a target, so with one it is the mean cost at which they
-    meet each value on the way to it, and ends at the mean cost of the target.
-
-    Args:
-      search: The study.
-      arm: One of its arms.
-      cost: Of updates and fresh examples.
-
-    Returns:
-      Points (cost, metric); with a target only values that every stream has met.
-    """
+    """Returns the mean curve (cost, metric) of an arm's new streams."""
     if not search.has_target:
         return mean_curve(
             [
@@ -168,7 +149,7 @@ def mean_points(
 
 
 def _zoom(ax: Axes, search: Search) -> None:
-    """Leaves the first fifth of what was gained out, where all curves fall steeply."""
+    """Leaves out the first fifth of the gain, where all curves fall steeply."""
     values = [
         value
         for arm in search.arms
@@ -299,15 +280,7 @@ def _trials(search: Search) -> Figure:
 
 
 def fence(scores: Sequence[float]) -> float:
-    """Returns the largest score that is drawn where it lies, not apart.
-
-    Args:
-      scores: Of all trials; smaller is better.
-
-    Example:
-      >>> fence([2.0, 2.1, 2.2, 2.4, 38.0])
-      2.4
-    """
+    """Returns the largest score (smaller is better) that is not drawn apart."""
     if not scores:
         return 1.0
     low, high = np.percentile(scores, [25, 75])
@@ -315,14 +288,14 @@ def fence(scores: Sequence[float]) -> float:
 
 
 def _apart(search: Search, scores: Sequence[float], most: float) -> float:
-    """Returns where what has no score is drawn, and what lies beyond the fence."""
+    """Returns the height for trials beyond the fence or without a score."""
     if search.has_target:
         return most * 1.15
     return most + 0.1 * (most - min(scores, default=most) or 1.0)
 
 
 def _legend(figure: Figure, handles: Any, names: Sequence[str], title: str) -> None:
-    """Writes the one legend beside the panels, over none of the points."""
+    """Writes one legend beside the panels."""
     figure.legend(
         handles,
         names,

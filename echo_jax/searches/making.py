@@ -1,8 +1,9 @@
-"""Trains the trials of a study: units, one after another, in a process.
+"""Trains the trials of a study, one unit after another, in one process.
 
-Trials are ordinary runs in a folder that is thrown away, without checkpoints: one that
-is killed is made again, and ends alike. Their learning rates and other searched numbers
-are arguments of the compiled update, so that the trials of an arm share a compilation.
+Trials are ordinary runs in a temporary folder, without checkpoints. A trial that is
+killed is made again and ends with the same result. Its learning rate and its other
+searched numbers are arguments of the compiled update, so that the trials of an arm
+share one compilation.
 """
 
 import copy
@@ -38,11 +39,11 @@ from echo_jax.workloads import build
 
 __all__ = ["make_trials", "num_missing", "refuse_other_falsifiers"]
 
-# What a config that cannot be trained at a point raises; files that cannot be written
-# are no result.
+# Errors of a config that cannot be trained at a point. A file that cannot be written
+# is not such a result.
 _FAILURES = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 _DIGITS = 6
-# What is kept of a run's environment: nothing that is measured.
+# The fields of a run's environment that are kept: none that is measured.
 _ENVIRONMENT = ("python", "versions", "backend", "devices", "commit", "workload")
 
 
@@ -52,22 +53,10 @@ def make_trials(
     workdir: RunPath,
     on_made: Callable[[Unit, Trial], None],
 ) -> None:
-    """Makes the trials that nobody has made yet, and nobody else is making.
-
-    Args:
-      protocol: Of the study.
-      arms: The training config of each.
-      workdir: Of the study.
-      on_made: Told of every trial.
-
-    Raises:
-      Interrupted: A signal stopped it; the trial under way is made anew next time.
-      DataTimeoutError: The data did not come.
-      ValueError: The folder holds trials of another study.
-    """
+    """Makes the trials that nobody has made and nobody else is making."""
     is_over = False
     while not is_over:
-        # What others have ended meanwhile may be confirmed now.
+        # Other workers may have ended searches that can be confirmed now.
         is_over = True
         for unit in protocol.units():
             arm = arms[unit.arm]
@@ -77,42 +66,22 @@ def make_trials(
                 with FolderLock(workdir / "trials", name=f".{unit}.lock") as lock:
                     _make_unit(protocol, arm, workdir, unit, lock, on_made)
             except FolderInUseError:
-                continue  # Whoever has it makes it.
+                continue  # The owner of the lock makes it.
             is_over = False
 
 
 def num_missing(protocol: Protocol, arm: Config, workdir: RunPath, unit: Unit) -> int:
-    """Returns how many trials of a unit are to be made; 0 as long as nobody can know.
-
-    Args:
-      protocol: Of the study.
-      arm: The training config of the unit's arm.
-      workdir: Of the study.
-      unit: The unit.
-
-    Raises:
-      ValueError: The folder holds trials of another study.
-    """
+    """Returns the number of a unit's missing trials; 0 while its search is not over."""
     points = _points(protocol, workdir, unit)
     return len(points) - len(_made(protocol, arm, workdir, unit, points))
 
 
+# `num_missing` refuses other changes that decide trials. A study may ask for more
+# searches, points and streams.
 def refuse_other_falsifiers(
     falsifiers: Sequence[Mapping[str, Any]], protocol: Protocol, workdir: RunPath
 ) -> None:
-    """Refuses falsifiers that were not written down before the trials were made.
-
-    What else a study says may not change either where it decides its trials
-    (`num_missing`); more searches, points and streams may be asked for.
-
-    Args:
-      falsifiers: Of the study that is to be made.
-      protocol: Of that study.
-      workdir: Of the study; as long as it holds no trials, anything may be said.
-
-    Raises:
-      ValueError: They differ from those that stand in ``study.json``.
-    """
+    """Refuses falsifiers other than those in ``study.json``, once trials exist."""
     wanted = {"arms": list, "falsifiers?": list}
     kept = read_json(workdir / "study.json", wanted)
     if kept is None or kept.get("falsifiers", []) == [*map(dict, falsifiers)]:
@@ -138,15 +107,15 @@ def _made(
     unit: Unit,
     points: Sequence[Mapping[str, Any]],
 ) -> list[Trial]:
-    """Returns the trials of a unit that need not be made."""
+    """Returns the trials of a unit that need not be made again."""
     made = read_unit(workdir, unit, _deciding(protocol, arm, unit))[: len(points)]
-    # A search that was made longer may have found another point.
+    # A longer search may have found another point.
     is_of = all(t.point == p for t, p in zip(made, points, strict=False))
     return made if is_of else []
 
 
 def _deciding(protocol: Protocol, arm: Config, unit: Unit) -> str:
-    # A field that is added later, with a default that changes nothing, decides nothing.
+    # A field that a later version added is ignored while it has its default.
     default = flat_fields(default_config().to_dict())
     fields = flat_fields(arm.to_dict())
     missing = object()
@@ -179,7 +148,7 @@ def _make_unit(
         config = copy.deepcopy(arm)
         config.seed = config.echo.seed = protocol.stream(unit, number)
         config.update_from_flattened_dict(dict(points[number]))
-        # A schedule that ends with the run ends where it would without a cut.
+        # A schedule that ends with the run must end where it would without a cut.
         config.optim.decay_updates = config.optim.decay_updates or config.updates
         if unit.kind == "search" and config.local.schedule == "none":
             config.updates = protocol.limit(config.updates, config.eval_every, trials)
@@ -196,7 +165,7 @@ def _make_unit(
 
 
 def _trained(config: Config, lock: FolderLock) -> tuple[Trial, dict[str, Any]]:
-    """Trains a trial; returns what became of it, without its place, and on what."""
+    """Trains a trial; returns it without its place, and its environment."""
     known = {"number": 0, "stream": config.seed, "point": {}, "limit": config.updates}
     with tempfile.TemporaryDirectory(prefix="trial-") as folder:
         console = Console(file=io.StringIO())

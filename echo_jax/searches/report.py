@@ -19,19 +19,7 @@ _PICTURES = (
 
 
 def write_search_report(search: Search, folder: str | os.PathLike[str]) -> RunPath:
-    """Writes everything that shows a study that searched.
-
-    Args:
-      search: The study.
-      folder: Receives ``table.md``, ``report.html``, and each figure as PNG and SVG;
-        made if it does not exist.
-
-    Returns:
-      The path of ``report.html``.
-
-    Example:
-      >>> write_search_report(read_search("runs/s1"), "runs/s1")
-    """
+    """Writes table, figures and ``report.html``; returns the path of the page."""
     folder = run_folder(folder)
     with FolderLock(folder, name=REPORT_LOCK_NAME):
         write_search_markdown(search, folder / "table.md")

@@ -1,8 +1,8 @@
-"""Where a search looks: an interval or a choice for each field, and its points.
+"""The space of a search: an interval or a choice for each field, and its points.
 
 Points are quasi-random (Bousquet et al. 2017; Choi et al. 2019, section 3): they fill a
-space more evenly than random ones. The first N of a longer search are those of one of
-N points, so that a search can be made longer.
+space more evenly than random points. The first N points of a longer search are those of
+a search of N points, so that a search can be made longer.
 """
 
 import math
@@ -15,7 +15,7 @@ import numpy as np
 __all__ = ["Axis", "Space", "flat_fields"]
 
 _SCALES = ("linear", "log", "log1m")
-# What of the unit interval counts as the edge of an axis.
+# The part of the unit interval that counts as the edge of an axis.
 _EDGE = 0.1
 
 
@@ -24,17 +24,9 @@ class Axis:
     """The values of a field that are tried.
 
     Attributes:
-      scale: ``linear``; ``log``, evenly over orders of magnitude; ``log1m``: 1 less the
-        value is so, as for a momentum near 1; ``choice``.
-      low: The lower end of an interval; of ``log1m`` that of 1 less the value.
-      high: The upper end.
-      choices: Of a ``choice``; numbers, or texts.
-
-    Example:
-      >>> Axis.parse("log:1e-4:1e-2").at(0.5)
-      0.001
-      >>> Axis.parse("choice:1,2,4").at(0.9)
-      4
+      scale: ``linear``; ``log``; ``log1m`` (1 minus the value is logarithmic, as for a
+        momentum near 1); or ``choice``.
+      low, high: The ends of an interval; for ``log1m`` of 1 minus the value.
     """
 
     scale: str
@@ -44,11 +36,7 @@ class Axis:
 
     @classmethod
     def parse(cls, text: str) -> "Axis":
-        """Reads ``SCALE:LOW:HIGH``, or ``choice:A,B,...``.
-
-        Raises:
-          ValueError: It is neither, or no interval.
-        """
+        """Reads ``SCALE:LOW:HIGH`` or ``choice:A,B,...``, or raises ValueError."""
         scale, _, rest = str(text).partition(":")
         if scale == "choice" and rest:
             return cls(scale, choices=tuple(map(_value, rest.split(","))))
@@ -74,12 +62,12 @@ class Axis:
         return _short(1 - value if self.scale == "log1m" else value)
 
     def is_edge(self, value: Any) -> bool:
-        """Whether a value lies in the outer tenth on either side; no choice does."""
+        """Whether a value is in the outer tenth on either side; False for a choice."""
         if self.scale == "choice":
             return False
         value = 1 - value if self.scale == "log1m" else value
         if not value > 0 and self.scale != "linear":
-            return True  # Of another space.
+            return True  # The value comes from another space.
         ends = self.low, self.high, value
         low, high, at = ends if self.scale == "linear" else map(math.log, ends)
         place = (at - low) / (high - low)
@@ -88,28 +76,13 @@ class Axis:
 
 @dataclass(frozen=True)
 class Space:
-    """The fields of a config that are searched.
-
-    Attributes:
-      axes: By the field's dotted name, sorted.
-
-    Example:
-      >>> space = Space.parse({"optim": {"lr": "log:1e-4:1e-2"}})
-      >>> [*space.axes]
-      ['optim.lr']
-      >>> len(space.points(8, seed=0))
-      8
-    """
+    """The searched fields of a config; `axes` has their dotted names, sorted."""
 
     axes: Mapping[str, Axis]
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> "Space":
-        """Reads the axes of fields, nested as in a config.
-
-        Raises:
-          ValueError: One is none; it is named.
-        """
+        """Reads the axes of nested fields; a ValueError names the wrong field."""
         axes = {}
         for name, text in sorted(flat_fields(fields).items()):
             try:
@@ -119,19 +92,14 @@ class Space:
         return cls(axes)
 
     def points(self, number: int, seed: int) -> list[dict[str, Any]]:
-        """Returns the values of all fields at so many points; the same for a seed.
-
-        Args:
-          number: How many.
-          seed: Names the sequence: of Sobol, scrambled.
-        """
+        """Returns the values of all fields at each point of a Sobol sequence."""
         if not self.axes:
             return [{}] * number
-        # Imported here: it takes a second, and training alone searches nothing.
+        # Imported here: the import takes a second, and training alone does not search.
         from scipy.stats import qmc
 
         sequence = qmc.Sobol(len(self.axes), rng=np.random.default_rng(seed))
-        whole = max(1, number - 1).bit_length()  # Sobol wants powers of two.
+        whole = max(1, number - 1).bit_length()  # Sobol needs powers of two.
         return [
             {
                 name: axis.at(float(place))
@@ -141,17 +109,12 @@ class Space:
         ]
 
     def edges(self, point: Mapping[str, Any]) -> list[str]:
-        """Returns the fields of which a point lies at the edge of what was tried."""
+        """Returns the fields whose value is at the edge of its axis."""
         return [name for name, axis in self.axes.items() if axis.is_edge(point[name])]
 
 
 def flat_fields(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested fields by their dotted names.
-
-    Example:
-      >>> flat_fields({"optim": {"lr": 0.1}})
-      {'optim.lr': 0.1}
-    """
+    """Returns nested fields by their dotted names: ``{"optim.lr": 0.1}``."""
     found = {}
     for name, value in fields.items():
         if isinstance(value, Mapping):

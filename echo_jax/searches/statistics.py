@@ -1,4 +1,21 @@
-"""Intervals and other statistics of trials: pure functions of arrays."""
+"""Intervals and other statistics of trials: pure functions of arrays.
+
+`mean_interval` resamples searches and streams independently, since every search's best
+point is trained on every stream (Owen 2007, "The pigeonhole bootstrap"). Its ends are
+those of BCa (Efron 1987), from `scipy.stats.bootstrap`. With few numbers such an
+interval is too short: with three searches that differ more than their streams do, it
+covers the true mean nine times in ten. Therefore it is stretched from the mean until it
+is as long as Student's interval; BCa decides the length on each side.
+
+Student's interval of two random factors adds the squares of two half-lengths, each with
+the degrees of freedom of its own factor. Such a sum covers the true mean at least as
+often as it claims, whatever the variances are (Banerjee 1960). The first half-length is
+that of the means of the searches, which include chance. It is at least as long as
+chance alone would make it, because three means may agree by luck. The second is that
+of the streams, without chance. The degrees of freedom of Satterthwaite's rule would
+make it too short where three searches happen to agree. The price is a coverage of up to
+98 % instead of 95 % where searches do not differ more than streams.
+"""
 
 import math
 from collections.abc import Sequence
@@ -13,13 +30,7 @@ _RESAMPLES = 4999
 
 
 class Interval(NamedTuple):
-    """An estimate, and where the true value lies with 95 % confidence.
-
-    Attributes:
-      value: The estimate.
-      low: The lower end; NaN if there is only one number.
-      high: The upper end.
-    """
+    """An estimate and its 95 % confidence interval; NaN ends for a single number."""
 
     value: float
     low: float
@@ -33,32 +44,7 @@ class Interval(NamedTuple):
 def mean_interval(
     differences: Sequence[Sequence[float]] | np.ndarray, *, confidence: float = 0.95
 ) -> Interval:
-    """Returns the mean of paired differences, with a bootstrap interval.
-
-    Searches and streams are resampled independently of each other, since every search's
-    best point is trained on every stream (Owen 2007, "The pigeonhole bootstrap"). The
-    ends are those of BCa (Efron 1987), by `scipy.stats.bootstrap`. But resamples of few
-    numbers reach little further than these: of three searches that differ by more than
-    their streams do, such an interval holds the truth nine times in ten. So it is
-    stretched from the mean, until it is as long as Student's interval; how much of it
-    lies on which side stays that of BCa.
-
-    Student's interval of two random factors adds the squares of two half-lengths, each
-    with the degrees of freedom of its own factor; such a sum holds the truth at least
-    as often as it says, whatever the variances are (Banerjee 1960). One is that of the
-    means of the searches, in which chance is, too, and it is no shorter than chance
-    alone would have it, for three means may agree by luck; the other that of the
-    streams, without chance. With the degrees of freedom of Satterthwaite's rule it
-    would be too short wherever three searches happen to agree. The price is up to 98 %
-    in place of 95 where searches do not differ more than streams.
-
-    Args:
-      differences: ``[searches, streams]``, such as log ratios of an arm's costs to the
-        baseline's.
-      confidence: How often such an interval holds the true mean.
-
-    Returns:
-      The mean with its interval. The same for the same numbers.
+    """Returns the mean of paired differences, [searches, streams], with its interval.
 
     Example:
       >>> found = mean_interval([[0.1, 0.2, 0.3], [0.2, 0.3, 0.4]])
@@ -76,7 +62,7 @@ def mean_interval(
     def statistic(*picks: np.ndarray, axis: int = -1) -> np.ndarray:
         rows, columns = _both(apart, picks)
         means = apart[rows[..., :, None], columns[..., None, :]].mean(axis=(-1, -2))
-        # BCa counts those below the mean, which no rounding error should decide.
+        # BCa counts the values below the mean; a rounding error must not decide.
         return means.round(9)
 
     # An axis of one cannot be resampled.
@@ -99,7 +85,7 @@ def mean_interval(
 def _both(
     table: np.ndarray, picks: tuple[np.ndarray, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the picked rows and columns; of an axis of one, that one."""
+    """Returns the picked rows and columns; index 0 for an axis of size one."""
     picks = tuple(np.asarray(pick, int) for pick in picks)
     if len(picks) == 2:
         return picks[0], picks[1]
@@ -108,7 +94,7 @@ def _both(
 
 
 def _half_length(table: np.ndarray, confidence: float) -> float:
-    """Half the length of Student's interval of the mean of a table."""
+    """Returns half the length of Student's interval of the mean of a table."""
 
     def square(variance: float, n: int, free: int) -> float:
         factor = float(stats.t.ppf(0.5 + confidence / 2, free))
@@ -131,17 +117,10 @@ def _half_length(table: np.ndarray, confidence: float) -> float:
 
 
 def expected_best(scores: Sequence[float | None], k: int) -> float | None:
-    """Returns the mean of the best of k trials that are drawn from those of a search.
+    """Returns the mean best of k trials drawn without replacement, or None.
 
-    It says what a search of a smaller budget would have found (Dodge et al. 2019), here
-    without putting trials back, so that it is exact for these trials.
-
-    Args:
-      scores: Of all trials, the less the better; None where one did not get there.
-      k: How many are drawn, at most all.
-
-    Returns:
-      The mean over draws that hold one that got there; None if none does.
+    This is the result of a search of a smaller budget (Dodge et al. 2019). Smaller
+    scores are better; None marks a trial that did not get there.
 
     Example:
       >>> expected_best([1.0, 2.0, 3.0], 2)
@@ -151,7 +130,7 @@ def expected_best(scores: Sequence[float | None], k: int) -> float | None:
     total = len(scores)
     if not 1 <= k <= total:
         raise ValueError(f"k={k} must be between 1 and the {total} trials")
-    # How likely the i-th best is drawn, and none better.
+    # The number of draws whose best is the i-th best.
     chances = [math.comb(total - 1 - i, k - 1) for i in range(len(found))]
     if not sum(chances):
         return None
@@ -161,16 +140,10 @@ def expected_best(scores: Sequence[float | None], k: int) -> float | None:
 def relative_seconds(
     fresh: float, updates: float, *, batch_size: int, ratio: float
 ) -> float:
-    """Returns how long a training takes, in steps, from its counts.
+    """Returns the duration of a training, in steps, from its counts.
 
-    Loader and accelerator work at the same time: whichever has more to do decides
-    (Choi et al. 2019, equation 1).
-
-    Args:
-      fresh: Fresh examples that are read.
-      updates: Steps that are made.
-      batch_size: Examples of a batch.
-      ratio: R, the steps that a fresh batch takes.
+    The slower of loader and accelerator decides (Choi et al. 2019, equation 1); `ratio`
+    is R, the steps that a fresh batch takes.
 
     Example:
       >>> relative_seconds(3200, 200, batch_size=32, ratio=4)

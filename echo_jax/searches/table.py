@@ -1,4 +1,4 @@
-"""The table of a study that searched: what each arm's tuned points needed."""
+"""The table of a study that searched: the costs of each arm's tuned points."""
 
 import math
 import os
@@ -18,7 +18,7 @@ _RATIOS = (1, 2, 4, 8)
 
 
 def headings(search: Search) -> tuple[str, ...]:
-    """Returns the names of the columns; the first two are words."""
+    """Returns the names of the columns; the first two columns are words."""
     tuned = ("arm", "tuned")
     searched: tuple[str, ...] = ()
     if search.protocol.space.axes:
@@ -34,7 +34,7 @@ def headings(search: Search) -> tuple[str, ...]:
 
 
 def rows(search: Search) -> list[tuple[str, ...]]:
-    """Formats an arm as text, one cell for each of `headings`."""
+    """Returns the cells of each arm, one for each of `headings`."""
     return [_cells(search, arm) for arm in search.arms]
 
 
@@ -67,12 +67,12 @@ def _cells(search: Search, arm: ArmResult) -> tuple[str, ...]:
 
 
 def _fewer(search: Search) -> int:
-    """The trials of a search of half the budget."""
+    """Returns half the number of trials of a search."""
     return max(1, search.protocol.points // 2)
 
 
 def _tuned(search: Search, arm: ArmResult) -> str:
-    """The best point of all searches, and of how many the best lies at an edge."""
+    """Returns the best point of all searches; ``*`` counts best points at an edge."""
     found = [each.best for each in arm.searches if each.best]
     if not found:
         return "as it is" if not search.protocol.space.axes else "none met the target"
@@ -96,7 +96,7 @@ def _interval(found: Interval | None) -> str:
 
 
 def _seconds(search: Search, arm: ArmResult, ratio: int) -> str:
-    """Seconds beside the baseline's, by arithmetic."""
+    """Returns the computed seconds relative to the baseline's."""
     baseline = next((each for each in search.arms if each.name == BASELINE), None)
     if baseline is None:
         return "—"
@@ -111,7 +111,7 @@ def _seconds(search: Search, arm: ArmResult, ratio: int) -> str:
 
 
 def notes(search: Search) -> list[str]:
-    """Says what the table's numbers mean, and what was expected of them."""
+    """Returns sentences on the meaning of the numbers and on the falsifiers."""
     protocol = search.protocol
     lines = [f"{search.setting}."]
     if protocol.space.axes:
@@ -162,7 +162,7 @@ def _said(each: Falsified, sign: str) -> str:
 
 
 def search_table(search: Search) -> Table:
-    """Makes the table for a terminal, without the seconds."""
+    """Returns the table for a terminal, without the seconds."""
     table = Table(
         title=Text(f"{search.name}\n", style="bold"),
         caption=Text("\n".join(["", *notes(search)])),
@@ -188,10 +188,4 @@ def search_table(search: Search) -> Table:
 
 
 def write_search_markdown(search: Search, path: str | os.PathLike[str]) -> None:
-    """Writes the table as Markdown.
-
-    Args:
-      search: The study.
-      path: The file, such as ``table.md``.
-    """
     write_table(path, search.name, headings(search), rows(search), notes(search))

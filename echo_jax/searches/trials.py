@@ -1,17 +1,16 @@
-"""The trials of a study that searches, and the files that keep them.
+"""Makes the plan of a search and reads and writes its trials.
 
-A *trial* is one training: of an arm, at a point of the space, on a stream (the seed of
-data, initialisation and dropout). Trials come in *units*, which one process makes:
+A *trial* is one training of an arm, at a point of the space, on a stream (the seed of
+data, initialisation and dropout). One process makes the trials of a *unit*:
 
-- ``ARM.search-K``: the points of one search, one after another on one stream. As soon
-  as one has met the target, later ones are cut when they need ``cut`` times its
-  updates: they have lost. What is cut follows from the trials before, whoever makes
-  them.
+- ``ARM.search-K``: the points of one search, one after another on one stream. Once a
+  trial has met the target, a later trial is cut at ``cut`` times its updates. The cut
+  follows from the earlier trials, so it is the same on every machine.
 - ``ARM.confirm-K``: the best point of that search, on streams that no search has seen.
 
-All arms have the same points and streams, so that they can be compared in pairs. A unit
-is a file in the folder ``trials``, replaced after every trial, and locked by who makes
-it. Nothing else is shared, so that processes and machines need not know each other.
+All arms have the same points and streams, so that they can be compared in pairs. A
+unit is a file in the folder ``trials``. Its worker holds a lock on it and replaces it
+after every trial. Processes and machines share nothing else.
 """
 
 import hashlib
@@ -66,26 +65,17 @@ _UNIT: dict[str, Any] = {"made_of": str, "trials": list, "environments?": list}
 
 @dataclass(frozen=True)
 class Trial:
-    """One training, and what became of it.
+    """One training and its outcome (one of `OUTCOMES`).
 
     Attributes:
-      number: Of its unit, from 0.
       stream: The seed of data, initialisation and dropout.
-      point: The searched fields' values, by dotted name.
-      outcome: One of `OUTCOMES`.
-      message: Why it could not be trained.
-      limit: The updates that it might take.
-      score: By which a search judges it, the less the better: fresh examples to the
-        target, or without one the last loss, or less the last accuracy. None if it
-        did not get there.
-      updates_to_target: Until the metric met the target, between two evaluations on
-        the straight line that joins them; None if it did not.
-      fresh_to_target: Fresh examples read until then.
-      best: The best value of the metric; None if none was a number.
-      final: The last one.
-      updates: At every evaluation.
-      fresh: Fresh examples read until then.
-      values: The metric; None where it was no number.
+      point: The values of the searched fields, by dotted name.
+      message: The reason why it could not be trained.
+      limit: The maximum number of updates.
+      score: Smaller is better: fresh examples to the target or, without a target, the
+        last loss or the negative last accuracy. None if the trial did not get there.
+      updates_to_target: Interpolated between two evaluations; None if not met.
+      updates, fresh, values: Updates, fresh examples and metric at every evaluation.
     """
 
     number: int
@@ -106,13 +96,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Unit:
-    """Trials that one process makes, one after another.
-
-    Attributes:
-      arm: Of the study.
-      kind: ``search`` or ``confirm``.
-      repeat: Which search, from 0.
-    """
+    """Trials that one process makes; `kind` is ``search`` or ``confirm``."""
 
     arm: str
     kind: str
@@ -123,11 +107,10 @@ class Unit:
 
     @property
     def search(self) -> "Unit":
-        """The search that it is, or confirms."""
+        """The search that the unit is or confirms."""
         return Unit(self.arm, "search", self.repeat)
 
     def path(self, workdir: RunPath) -> RunPath:
-        """Returns its file."""
         return workdir / "trials" / f"{self}.json"
 
 
@@ -136,14 +119,11 @@ class Protocol:
     """How the arms of a study are searched and confirmed.
 
     Attributes:
-      arms: Their names, in order.
-      space: Of the search; without axes nothing is searched, and the arms are confirmed
-        as their configs are.
-      points: Of a search.
-      repeats: Searches of each arm, each with points and a stream of its own.
-      streams: New ones on which the best point of each search is trained.
-      seed: Names the points and the streams.
-      cut: See the module; 0 cuts nothing.
+      space: Without axes nothing is searched and the arms keep their configs.
+      points: Number of points of a search.
+      repeats: Searches of each arm, each with its own points and stream.
+      streams: New streams on which the best point of each search is trained.
+      cut: Factor on the best trial's updates (see the module); 0 cuts nothing.
     """
 
     arms: tuple[str, ...]
@@ -155,7 +135,7 @@ class Protocol:
     cut: float
 
     def units(self) -> list[Unit]:
-        """Returns all units, in the order in which they are made."""
+        """Returns all units in the order in which they are made."""
         kinds = ("search", "confirm") if self.space.axes else ("confirm",)
         return [
             Unit(arm, kind, repeat)
@@ -165,30 +145,21 @@ class Protocol:
         ]
 
     def size(self, unit: Unit) -> int:
-        """Returns how many trials a unit has, if its search has found a point."""
+        """Returns the number of trials of a unit whose search has found a point."""
         return self.points if unit.kind == "search" else self.streams
 
     def is_over(self, found: Sequence[Trial]) -> bool:
-        """Whether a search with these trials has all, so that its best is known."""
+        """Whether a search with these trials is complete."""
         return not self.space.axes or len(found) >= self.points
 
     def stream(self, unit: Unit, number: int) -> int:
-        """Returns the stream of a trial."""
         if unit.kind == "search":
             return self.seed + unit.repeat
-        # Beyond those of the searches, however many more there will be.
+        # Greater than the seeds of the searches, even if more searches are added later.
         return self.seed + 1000 + number
 
     def points_of(self, unit: Unit, found: Sequence[Trial]) -> list[Mapping[str, Any]]:
-        """Returns the point of every trial of a unit.
-
-        Args:
-          unit: The unit.
-          found: The trials of its search; none of a search itself.
-
-        Returns:
-          Nothing where no trial of the search has met the target.
-        """
+        """Returns the point of every trial; `found` is the trials of its search."""
         if unit.kind == "search":
             return [*self.space.points(self.points, self.seed + unit.repeat)]
         if not self.space.axes:
@@ -197,28 +168,24 @@ class Protocol:
         return [best.point] * self.streams if best else []
 
     def limit(self, updates: int, eval_every: int, before: Sequence[Trial]) -> int:
-        """Returns the updates that a trial of a search may take.
-
-        Args:
-          updates: Without a cut.
-          eval_every: The updates from one evaluation to the next.
-          before: The trials of the search before it.
-        """
+        """Returns the maximum updates of the search's next trial, after `before`."""
         best = best_of(before)
         if best is None or best.updates_to_target is None or not self.cut:
             return updates
-        # As many evaluations as are needed to see that it is late.
+        # Round up to the first evaluation at which the trial is late.
         needed = self.cut * best.updates_to_target
         return min(updates, math.ceil(needed / eval_every) * eval_every)
 
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
-    """Returns the first trial with the least score, if any has one."""
+    """Returns the first trial with the smallest score, or None."""
     scored = [(trial.score, trial.number, trial) for trial in trials]
     found = [each for each in scored if each[0] is not None]
     return min(found, key=lambda each: each[:2])[2] if found else None
 
 
+# Evaluations every 10 of 310 updates are 3 % apart, as much as arms may differ.
+# Therefore the function interpolates linearly between two evaluations.
 def crossing(
     updates: Sequence[int],
     fresh: Sequence[int],
@@ -226,26 +193,7 @@ def crossing(
     target: float,
     mode: str,
 ) -> tuple[float, float] | None:
-    """Returns updates and fresh examples at which a metric met its target.
-
-    Evaluations every ten of 310 updates are 3 % apart, as far as arms may differ: so
-    between the last one above the target and the first one below it, a straight line
-    says where it was met.
-
-    Args:
-      updates: At every evaluation.
-      fresh: Fresh examples read until then.
-      values: The metric; None or NaN where it was no number.
-      target: To be met.
-      mode: ``min`` or ``max``: whether the metric is to be small or large.
-
-    Returns:
-      None where it was not met.
-
-    Example:
-      >>> crossing([0, 10, 20], [0, 320, 640], [5.0, 3.0, 2.0], 2.25, "min")
-      (17.5, 560.0)
-    """
+    """Returns updates and fresh examples at which a metric met its target."""
     sign = -1 if mode == "max" else 1
     losses = [math.nan if x is None else sign * x for x in values]
     goal = sign * target
@@ -261,13 +209,7 @@ def crossing(
 
 
 def made_of(config: Mapping[str, Any], protocol: Protocol, unit: Unit) -> str:
-    """Names all that decides a unit's trials but how many there are: a hash.
-
-    Args:
-      config: Of the arm, plain fields.
-      protocol: Of the study.
-      unit: Of the arm.
-    """
+    """Returns a hash of everything that decides a unit's trials except their number."""
     space = {name: asdict(axis) for name, axis in protocol.space.axes.items()}
     deciding = [config, space, protocol.seed, protocol.cut, unit.repeat]
     text = json.dumps(deciding, sort_keys=True, default=str)
@@ -275,17 +217,7 @@ def made_of(config: Mapping[str, Any], protocol: Protocol, unit: Unit) -> str:
 
 
 def read_unit(workdir: RunPath, unit: Unit, wanted: str = "") -> list[Trial]:
-    """Reads the trials of a unit that there are.
-
-    Args:
-      workdir: Of the study.
-      unit: The unit.
-      wanted: From `made_of`; without it those of any study are read.
-
-    Raises:
-      DamagedFileError: It was not written like this.
-      ValueError: They are of another study.
-    """
+    """Returns the existing trials of a unit; refuses those of another `wanted` hash."""
     path = unit.path(workdir)
     content = read_json(path, _UNIT)
     if content is None:
@@ -316,14 +248,7 @@ def _trials(path: RunPath, rows: Sequence[Any]) -> Iterator[Trial]:
 
 
 def read_environments(workdir: RunPath, unit: Unit) -> list[Mapping[str, Any]]:
-    """Reads on what the trials of a unit were made: software, machine and data.
-
-    Returns:
-      Those that differ; none of trials of an earlier version.
-
-    Raises:
-      DamagedFileError: It was not written like this.
-    """
+    """Returns the different environments in which a unit's trials were made."""
     path = unit.path(workdir)
     found = (read_json(path, _UNIT) or {}).get("environments", [])
     if not all(isinstance(each, dict) for each in found):
@@ -338,7 +263,7 @@ def write_unit(
     trials: Sequence[Trial],
     environments: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Replaces the file of a unit; for who has locked it."""
+    """Replaces the file of a unit; the caller holds its lock."""
     content = {
         "made_of": made_of,
         "environments": [*environments],

@@ -1,9 +1,8 @@
-"""Runs a search in several processes, and shows how far it is.
+"""Runs a search in several processes and shows its progress.
 
-On a CPU there is a process for each core, bound to it, since a small training has
-little for a second core to do. Accelerators are not shared, and have one process.
-Workers on other machines that have the same folder take part: see
-`echo_jax.searches.trials`.
+On a CPU there is one process for each core, bound to it, since a small training hardly
+uses a second core. An accelerator has one process, because processes cannot share it.
+Workers on other machines with the same folder take part (`echo_jax.searches.trials`).
 """
 
 import multiprocessing
@@ -29,16 +28,13 @@ __all__ = ["LostWorkerError", "StudyStopped", "run_search"]
 
 _LOOK_EVERY_S = 1.0
 _OTHERS_EVERY_S = 10.0
-# How long workers have to end after a signal; then they are killed.
+# Time for workers to end after a signal, before they are killed.
 _GRACE_S = 20.0
 
 
+# `exit_code` is the shell's: 128 + the signal, such as 143 after SIGTERM.
 class StudyStopped(Exception):
-    """A search was stopped by a signal; the same command goes on with it.
-
-    Attributes:
-      exit_code: As a shell reports it: 128 + the signal, such as 143 after SIGTERM.
-    """
+    """A signal stopped a search; the same command resumes it."""
 
     def __init__(self, signum: int):
         self.exit_code = 128 + signum
@@ -47,17 +43,14 @@ class StudyStopped(Exception):
 
 
 class LostWorkerError(Exception):
-    """A worker ended with an error, or was killed.
-
-    Attributes:
-      exit_code: For a command that ends because of it.
-    """
+    """A worker ended with an error or was killed."""
 
     def __init__(self, message: str, exit_code: int = 1):
         self.exit_code = exit_code
         super().__init__(message)
 
 
+# `jobs=0` means one process for each core of a CPU, or one on an accelerator.
 def run_search(
     protocol: Protocol,
     arms: Mapping[str, Config],
@@ -66,19 +59,7 @@ def run_search(
     jobs: int = 0,
     console: Console | None = None,
 ) -> None:
-    """Makes all trials of a study that are missing.
-
-    Args:
-      protocol: Of the study.
-      arms: The training config of each.
-      workdir: Of the study; others may be making trials in it.
-      jobs: Processes; 0 for one on each core of a CPU, or one on an accelerator.
-      console: Where progress is shown; None for standard output.
-
-    Raises:
-      LostWorkerError: See there; what it has made is kept.
-      StudyStopped: A signal stopped it.
-    """
+    """Makes all missing trials of a study; other machines may take part."""
     (workdir / "trials").mkdir()
     progress = _Progress(protocol, workdir, console or Console())
     jobs = jobs or _num_jobs()
@@ -95,12 +76,7 @@ def run_search(
 
 
 class _Stop:
-    """Hears the first signal that asks for an end; a second one ends the command.
-
-    Attributes:
-      asked: Whether one did.
-      signum: Which.
-    """
+    """Records the first signal that asks for an end; a second one ends the command."""
 
     def __init__(self) -> None:
         self.asked, self.signum = threading.Event(), 0
@@ -112,7 +88,7 @@ class _Stop:
         if threading.current_thread() is threading.main_thread():
             for signum in ending.stop_signals():
                 if signal.getsignal(signum) != signal.SIG_IGN:
-                    # The thread hears of it, too.
+                    # The thread also gets the signal.
                     self._before[signum] = signal.signal(signum, lambda *_: None)
         return self
 
@@ -130,8 +106,6 @@ class _Stop:
 
 
 class _Workers:
-    """The processes that make trials."""
-
     def __init__(
         self,
         protocol: Protocol,
@@ -171,7 +145,7 @@ class _Workers:
                 process.join()
 
     def watch(self, progress: "_Progress", stop: _Stop) -> None:
-        """Shows what the workers say until all have ended, or a signal came."""
+        """Shows the workers' messages until all have ended or a signal came."""
         while True:
             alive = [process for process in self._processes if process.is_alive()]
             try:
@@ -211,9 +185,9 @@ def _work(
     core: int | None,
     said: Any,
 ) -> None:
-    """Makes trials in a process of its own."""
+    """Makes trials in its own process."""
     if core is not None:
-        # Before jax counts the cores, for its threads.
+        # Before jax counts the cores for its threads.
         os.sched_setaffinity(0, {core})
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     # Imported here: it imports jax.
@@ -228,7 +202,7 @@ def _work(
             lambda unit, trial: said.put((unit, trial)),
         )
     except (Interrupted, KeyboardInterrupt):
-        sys.exit(0)  # Who sent the signal knows.
+        sys.exit(0)  # The sender of the signal knows.
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
         said.put(LostWorkerError(message, getattr(error, "exit_code", 1)))
@@ -236,15 +210,15 @@ def _work(
 
 
 def _end_with(parent: int) -> None:
-    """Stops this process when the one that started it is gone."""
+    """Stops this process when its parent process is gone."""
     while os.getppid() == parent:
         time.sleep(_LOOK_EVERY_S)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _num_jobs() -> int:
-    """One for each core of a CPU, one on an accelerator."""
-    # Asked in a process of its own: an accelerator belongs to who asks for it.
+    """Returns one process for each core of a CPU, or one for an accelerator."""
+    # In another process: the process that asks for an accelerator keeps it.
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
         backend = pool.apply(_backend)
@@ -252,14 +226,14 @@ def _num_jobs() -> int:
 
 
 def _backend() -> str:
-    # Imported here, for the process that is asked.
+    # Imported here, only in the child process.
     import jax
 
     return jax.default_backend()
 
 
 class _Progress:
-    """How far a search is, in lines."""
+    """The progress of a search, in lines."""
 
     def __init__(self, protocol: Protocol, workdir: RunPath, console: Console):
         self._protocol, self._workdir, self._console = protocol, workdir, console
@@ -268,7 +242,7 @@ class _Progress:
         self._missing: dict[Unit, int] = {}
 
     def read(self) -> int:
-        """Returns how many trials nobody has made yet, as far as is known."""
+        """Returns the number of trials that nobody is known to have made."""
         protocol, searches = self._protocol, {}
         for unit in protocol.units():
             made = read_unit(self._workdir, unit)
@@ -283,10 +257,9 @@ class _Progress:
         return sum(self._missing.values())
 
     def show(self, unit: Unit, trial: Trial) -> None:
-        """Shows a trial that has ended."""
         self._made += 1
         self._note_best(unit, trial)
-        # What others have made is seen when the folder is read again.
+        # The trials of other workers are seen when the folder is read again.
         self._missing[unit] = max(self._missing[unit] - 1, 0)
         missing = sum(self._missing.values())
         total = sum(map(self._protocol.size, self._missing))
@@ -303,7 +276,7 @@ class _Progress:
         )
 
     def note(self, line: str) -> None:
-        """Shows a line, with the time."""
+        """Prints a line with the time."""
         self._console.print(
             f"{time.strftime('%H:%M:%S')}  {printable(line)}",
             markup=False,

@@ -1,4 +1,4 @@
-"""Comparisons of runs, made from the files that training leaves behind.
+"""Comparisons of runs, made from the files of finished runs.
 
-Nothing here imports jax: a report is made wherever the folders are.
+Nothing here imports jax: a report can be made on any machine that has the folders.
 """

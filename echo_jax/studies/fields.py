@@ -1,4 +1,4 @@
-"""What a report needs of the files of a run, so that a damaged one is named at once."""
+"""The fields that a report needs in the files of a run, and their types."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ SUMMARY: dict[str, Any] = {
     "echo.buffer": _NUMBER,
     "profile?": dict | None,
 }
-# Of a run that a study has marked as diverged.
+# For a run that a study has marked as diverged.
 DIVERGED: dict[str, Any] = {
     "workload": str,
     "metric": str,
@@ -64,7 +64,7 @@ DIVERGED: dict[str, Any] = {
     "echo.order": str,
     "echo.buffer": _NUMBER,
 }
-# Of a run whose storage was simulated.
+# For a run with simulated storage.
 STORAGE: dict[str, Any] = {
     "storage.latency_s": _NUMBER,
     "storage.distribution": str,
@@ -87,7 +87,7 @@ STUDY: dict[str, Any] = {
     "calibration": dict,
     "storage": dict,
 }
-# Of one that searched.
+# For a study that searched.
 SEARCH: dict[str, Any] = {
     "name": str,
     "arms": list,

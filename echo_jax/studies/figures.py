@@ -29,18 +29,18 @@ __all__ = [
     "write_png",
 ]
 
-# Okabe and Ito (2008): told apart with every common colour blindness. Black is
-# the first, so that the baseline is the line in the neutral colour.
+# Okabe and Ito (2008): distinct with every common colour blindness. Black is first, so
+# that the baseline has the neutral colour.
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-# A second sign beside the colour, for print in grey.
+# Markers distinguish arms in grey print.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-# Of the first seven arms, and of those who have their colours again.
+# For the first seven arms, and for the arms that reuse their colours.
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 
 
 @dataclass(frozen=True)
 class _Panel:
-    """One cost axis: the field of the metrics' rows."""
+    """One cost axis: a field of the metrics' rows."""
 
     label: str
     field: str
@@ -69,50 +69,29 @@ _STYLE: dict[Any, Any] = {
     "grid.color": "#e6e6e6",
     "grid.linewidth": 0.8,
     "axes.axisbelow": True,
-    # A dollar sign in an arm's name is no formula.
+    # A dollar sign in an arm's name does not start a formula.
     "text.parse_math": False,
     # The same study gives the same bytes.
     "svg.hashsalt": "echo_jax",
 }
 
 
+# `arms` groups the runs of one arm: its mean is bold, its runs are thin. By default
+# each run is an arm. A panel of bytes is added if some runs send more per update.
 def write_figure(
     study: Study,
     stem: str | os.PathLike[str],
     *,
     arms: Sequence[Sequence[Run]] | None = None,
 ) -> tuple[RunPath, RunPath]:
-    """Draws the study and writes it as PNG and as SVG.
-
-    Three panels share the metric's axis: it is plotted against fresh examples,
-    updates and seconds of training. Where devices send more for an update in one run
-    than in another, there is a fourth, of the bytes. The target is a dashed line, and a
-    marker shows where an arm met it.
-
-    Args:
-      study: The runs to compare.
-      stem: The file name without its suffix, such as ``runs/s/figure``.
-      arms: Which of them are of one arm: its mean is drawn bold, and each of its runs
-        thin. By default each is one of its own.
-
-    Returns:
-      The paths of the PNG and of the SVG.
-    """
+    """Draws a study with a panel for each cost; returns the paths of PNG and SVG."""
     return write_drawn(lambda: _draw(study, arms or [[r] for r in study.runs]), stem)
 
 
 def mean_curve(
     curves: Sequence[Sequence[tuple[float, float]]],
 ) -> list[tuple[float, float]]:
-    """Returns the mean of curves, as far as all of them go.
-
-    Args:
-      curves: Points (cost, metric), one for each evaluation.
-
-    Example:
-      >>> mean_curve([[(0, 4.0), (10, 2.0)], [(0, 5.0), (12, 3.0), (24, 1.0)]])
-      [(0.0, 4.5), (11.0, 2.5)]
-    """
+    """Returns the mean of curves of (cost, metric), up to the end of the shortest."""
     means = []
     for points in zip(*curves, strict=False):
         x, y = zip(*points, strict=True)
@@ -122,15 +101,7 @@ def mean_curve(
 
 @contextlib.contextmanager
 def own_style(changes: dict[Any, Any] = _STYLE) -> Iterator[None]:
-    """Draws figures alike on every machine, whatever its ``matplotlibrc`` says.
-
-    Args:
-      changes: What differs from matplotlib's defaults, by the names of its settings.
-
-    Example:
-      >>> with own_style({"font.size": 9}):
-      ...     Figure().savefig("empty.png")
-    """
+    """Sets a style that does not depend on the machine's ``matplotlibrc``."""
     with style.context(["default", changes]):
         yield
 
@@ -138,15 +109,7 @@ def own_style(changes: dict[Any, Any] = _STYLE) -> Iterator[None]:
 def write_drawn(
     draw: Callable[[], Figure], stem: str | os.PathLike[str]
 ) -> tuple[RunPath, RunPath]:
-    """Draws a figure in the style of all of them, and writes it as PNG and as SVG.
-
-    Args:
-      draw: Draws it, without pyplot.
-      stem: The file name without its suffix.
-
-    Returns:
-      The paths of the PNG and of the SVG.
-    """
+    """Draws a figure in this style; writes PNG and SVG and returns their paths."""
     stem = run_file(stem)
     png, svg = (stem.parent / f"{stem.name}{suffix}" for suffix in (".png", ".svg"))
     with own_style():
@@ -161,12 +124,7 @@ def write_drawn(
 
 
 def write_png(figure: Figure, path: RunPath) -> None:
-    """Writes a figure as PNG; the caller's backend and open figures stay as they are.
-
-    Args:
-      figure: Drawn without pyplot.
-      path: The file.
-    """
+    """Writes a figure as PNG without changing the caller's backend or open figures."""
     drawn = BytesIO()
     FigureCanvasAgg(figure).print_figure(drawn, format="png", dpi=160)
     path.write(drawn.getvalue())
@@ -202,7 +160,7 @@ def _draw_arm(ax: Axes, panel: _Panel, runs: Sequence[Run], index: int) -> None:
     for run in runs:
         costs = [row.get(panel.field, 0) for row in run.evals]
         curves.append([*zip(costs, run.values, strict=True)])
-    # The baseline shows behind an arm that runs along it.
+    # The wide baseline is visible behind an arm with the same curve.
     width = 2.8 if index == 0 else 1.7
     if len(runs) > 1:
         for curve in curves:
@@ -214,7 +172,7 @@ def _draw_arm(ax: Axes, panel: _Panel, runs: Sequence[Run], index: int) -> None:
 
 
 def _mark_end(ax: Axes, panel: _Panel, run: Run, index: int) -> None:
-    """Marks where a run met the target, or diverged."""
+    """Marks the point where a run met the target or diverged."""
     colour = COLOURS[index % len(COLOURS)]
     if run.diverged is not None:
         ax.plot(
@@ -231,7 +189,7 @@ def _mark_end(ax: Axes, panel: _Panel, run: Run, index: int) -> None:
             [run.at_target[f"eval_{run.metric}"]],
             marker=MARKERS[index % len(MARKERS)],
             color=colour,
-            # Smaller and smaller: markers in one place all show.
+            # Decreasing sizes: all markers in one place are visible.
             markersize=max(9.5 - 1.2 * index, 5),
             markeredgecolor="white",
             markeredgewidth=1.0,
@@ -259,12 +217,10 @@ def _draw_target(ax: Axes, study: Study) -> None:
         ax.axhline(target, color="#777777", linewidth=1.1, linestyle=(0, (4, 3)))
 
 
+# The limits ignore the first tenth of each run's evaluations and runs that diverged.
+# The fall from the untrained value would leave no room for the comparison.
 def _limits(study: Study) -> tuple[float, float]:
-    """Limits of the metric's axis, with room for the target's line.
-
-    The first tenth of each run's evaluations may lie outside: the fall from the
-    untrained value would leave no room for what is compared. So may what diverged.
-    """
+    """Returns the limits of the metric's axis, with room for the target's line."""
     values = [study.runs[0].target] if study.runs[0].target is not None else []
     for run in [run for run in study.runs if run.diverged is None] or study.runs:
         late = run.values[len(run.values) // 10 :]

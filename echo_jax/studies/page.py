@@ -1,4 +1,4 @@
-"""Pages of HTML that need nothing else, on any machine, in light and in dark."""
+"""HTML pages that need no other file, in light and in dark."""
 
 import html
 import json
@@ -37,13 +37,7 @@ pre { background: #8881; padding: 0.8rem; font-size: 0.85rem; white-space: pre-w
 
 
 def page(title: str, caveats: str, parts: Iterable[str]) -> str:
-    """Makes a page.
-
-    Args:
-      title: Text.
-      caveats: Text below it; ``""`` for none.
-      parts: HTML.
-    """
+    """Returns a page from a title and caveats (texts) and parts (HTML)."""
     lines = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -58,23 +52,13 @@ def page(title: str, caveats: str, parts: Iterable[str]) -> str:
 
 
 def figure(svg: str) -> str:
-    """Puts a figure into a page.
-
-    Args:
-      svg: As matplotlib writes it.
-    """
-    # From the tag on: an XML prologue names a DTD on the web.
+    """Returns the part of a page that holds an SVG of matplotlib."""
+    # Start at the tag: the XML prologue names a DTD on the web.
     return f'<div class="scroll">{svg[svg.index("<svg") :]}</div>'
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int) -> str:
-    """Makes a table.
-
-    Args:
-      headings: Of the columns.
-      rows: Their texts.
-      texts: How many columns from the left are words, not numbers.
-    """
+    """Returns a table; the first `texts` columns are words, the others numbers."""
     lines = [_row("th", headings, texts), *(_row("td", row, texts) for row in rows)]
     return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
 
@@ -88,10 +72,10 @@ def _row(tag: str, cells: Sequence[str], texts: int) -> str:
 
 
 def items(texts: Iterable[str]) -> str:
-    """Makes a list of sentences."""
+    """Returns a list of sentences."""
     return f"<ul>{''.join(f'<li>{html.escape(text)}</li>' for text in texts)}</ul>"
 
 
 def plain_json(value: Mapping[str, Any]) -> str:
-    """Shows an object as JSON."""
+    """Returns an object as JSON."""
     return f"<pre>{html.escape(json.dumps(value, indent=2, sort_keys=True))}</pre>"

@@ -9,7 +9,7 @@ from echo_jax.files.folders import FolderError, RunPath
 
 __all__ = ["picture_links"]
 
-# What `echo-jax report examples` and `echo-jax evaluate --report` call theirs.
+# The file names of `echo-jax report examples` and `echo-jax evaluate --report`.
 _PAGES = {"examples.html": "first examples", "evaluation.html": "evaluation"}
 _COMMANDS = (
     "<code>echo-jax report examples RUN</code> draws the first examples of a run with "
@@ -18,19 +18,10 @@ _COMMANDS = (
 )
 
 
+# A page is linked if it is a file (not a link) in the run's folder within the report's
+# folder, or beside the report of a single run.
 def picture_links(folder: RunPath, names: Sequence[str]) -> list[str]:
-    """Makes the part of a page that leads to what the runs have seen and predicted.
-
-    A page is linked where it lies in the report's folder as a file, and no link: in the
-    run's own folder within it, or beside the report if there is but one run.
-
-    Args:
-      folder: The report's.
-      names: Of the runs.
-
-    Returns:
-      HTML.
-    """
+    """Returns the HTML that links to the pages of examples and predictions."""
     lines, is_whole = [], True
     for name in names:
         places = [name, ""] if len(names) == 1 else [name]
@@ -47,7 +38,7 @@ def picture_links(folder: RunPath, names: Sequence[str]) -> list[str]:
 
 
 def _link(folder: RunPath, places: Sequence[str], page: str) -> str:
-    """Returns the link to a page in the first of the places that has it, or nothing."""
+    """Returns the link to a page in the first of the places that has it, or ""."""
     for place in places:
         path = f"{place}/{page}" if place else page
         # A run's folder that is a link itself is refused.

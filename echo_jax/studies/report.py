@@ -1,4 +1,4 @@
-"""The report of a study: one HTML file that needs nothing else, on any machine."""
+"""The report of a study: one HTML file that needs no other file."""
 
 import html
 import os
@@ -15,21 +15,7 @@ __all__ = ["write_report"]
 
 
 def write_report(study: Study, folder: str | os.PathLike[str]) -> RunPath:
-    """Writes everything that shows a study: table, figure and report.
-
-    Args:
-      study: The runs to compare.
-      folder: Receives ``table.md``, ``figure.png``, ``figure.svg`` and
-        ``report.html``; made if it does not exist.
-
-    Returns:
-      The path of ``report.html``, which holds the table and the figure and opens
-      without a network. Pages of examples and predictions that lie in the folder are
-      linked.
-
-    Example:
-      >>> write_report(read_study("runs/quickstart"), "runs/quickstart")
-    """
+    """Writes table, figure and ``report.html``; returns the path of the page."""
     folder = run_folder(folder)
     with FolderLock(folder, name=REPORT_LOCK_NAME):
         write_markdown(study, folder / "table.md")

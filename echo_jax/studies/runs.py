@@ -1,7 +1,7 @@
-"""Run folders and study folders, read back.
+"""Reads run folders and study folders.
 
-A run folder is what `echo_jax.training` leaves behind; this module needs the
-files alone, so a study can be looked at on a machine without an accelerator.
+A run folder is the output of `echo_jax.training`. This module needs only its files, so
+that a study can be reported on a machine without an accelerator.
 """
 
 import itertools
@@ -34,32 +34,29 @@ BASELINE = "baseline"
 
 
 class StudyError(ValueError):
-    """A folder that cannot be reported on; the message says what to do."""
+    """A folder cannot be reported on; the message says what to do."""
 
 
-# What a run that diverged has none of.
+# The fields that a run that diverged does not have.
 _UNKNOWN: dict[str, Any] = {
     "reached": False,
     **dict.fromkeys(("fresh_to_target", "updates_to_target", "seconds_to_target")),
     **dict.fromkeys(("R", "idle_fraction", "t_down_s")),
 }
-# Updates that send more than so many times as much as others differ in what they send.
+# Runs send unevenly if the bytes per update differ by more than this factor.
 _EVEN_BYTES = 1.01
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is over: finished, or diverged.
+    """A run that has finished or diverged.
 
     Attributes:
-      name: The folder's name: the arm, in a study.
-      config: ``config.json``; ``{}`` if it was left out, as of the runs that this
-        project publishes.
-      environment: ``environment.json``.
-      summary: ``summary.json``; of one that diverged, what is known of it, with None
-        for the rest.
+      name: The folder's name; in a study, the arm.
+      config: ``config.json``; ``{}`` if left out, as in the runs that are published.
+      summary: ``summary.json``; for a run that diverged, unknown fields are None.
       evals: The rows of ``metrics.jsonl`` that hold an evaluation, in order.
-      diverged: The update at which it diverged, if it did.
+      diverged: The update at which it diverged, or None.
     """
 
     name: str
@@ -71,7 +68,7 @@ class Run:
 
     @property
     def metric(self) -> str:
-        """The metric that the target refers to, such as ``"loss"``."""
+        """The metric of the target, such as ``"loss"``."""
         return self.summary["metric"]
 
     @property
@@ -81,7 +78,6 @@ class Run:
 
     @property
     def reached(self) -> bool:
-        """Whether an evaluation met the target."""
         return bool(self.target is not None and self.summary["reached"])
 
     @property
@@ -93,7 +89,7 @@ class Run:
 
     @property
     def branches(self) -> list[RepeatWorth]:
-        """What the branches on fresh data found, see `config.probe_repeats`."""
+        """The results of the branches on fresh data (`config.probe_repeats`)."""
         found = []
         sign = -1 if self.summary["mode"] == "max" else 1
         points = zip(self.evals, self.values, strict=True)
@@ -123,43 +119,41 @@ class Run:
 
     @property
     def evaluated_every(self) -> int | None:
-        """Updates between evaluations; None of a run with a single one."""
+        """Updates between evaluations; None for a run with one evaluation."""
         updates = [row["updates"] for row in self.evals]
-        # The last one comes at the run's end.
+        # The last evaluation comes at the run's end.
         return max((b - a for a, b in itertools.pairwise(updates)), default=None)
 
     @property
     def at_target(self) -> Mapping[str, Any]:
-        """The evaluation that met the target, where one did."""
+        """The evaluation that met the target; the run must have reached it."""
         updates = self.summary["updates_to_target"]
         return next(row for row in self.evals if row["updates"] == updates)
 
     @property
     def bytes_sent(self) -> float:
-        """What came out of collectives on each device; 0 where that was not counted."""
+        """Bytes from collectives on each device; 0 where not counted."""
         return self.summary.get("bytes_sent", 0)
 
     @property
     def simulated_storage(self) -> bool:
-        """Whether reads went through a storage model instead of a real storage."""
+        """Whether a storage model replaced a real storage."""
         return bool(self.summary["simulated_storage"])
 
     @property
     def synthetic_data(self) -> bool:
-        """Whether the examples were made by a program."""
         return bool(self.environment["workload"]["data"]["synthetic"])
 
 
 @dataclass(frozen=True)
 class Study:
-    """Runs that are compared: the arms of a study, or folders that someone named.
+    """Runs that are compared: the arms of a study, or named folders.
 
     Attributes:
-      name: The heading of the report.
       runs: In the order of the table.
-      calibration: What was measured before the arms ran, ``{}`` if nothing.
-      storage: The storage that the arms read from, ``{}`` if not recorded.
-      base: The config from which the arms differ, ``{}`` if there is none.
+      calibration: Measurements before the arms ran, or ``{}``.
+      storage: The storage that the arms read from; ``{}`` if not recorded.
+      base: The config from which the arms differ; ``{}`` if there is none.
     """
 
     name: str
@@ -170,14 +164,13 @@ class Study:
 
     @property
     def setting(self) -> str:
-        """Says what was trained; nothing if that is not known, or not the same."""
+        """The trained setting in words; "" if unknown or not the same in all runs."""
         configs = [self.base] if self.base else [run.config for run in self.runs]
         found = {setting_in_words(config) for config in configs}
         return found.pop() if len(found) == 1 else ""
 
     @property
     def baseline(self) -> Run | None:
-        """The run that all others are relative to: the arm named ``baseline``."""
         return next((run for run in self.runs if run.name == BASELINE), None)
 
     @property
@@ -192,7 +185,7 @@ class Study:
 
     @property
     def caveats(self) -> list[str]:
-        """What a reader of any table or figure must know about the input."""
+        """Facts about the input that a reader of any table or figure must know."""
         caveats = []
         if any(run.simulated_storage for run in self.runs):
             caveats.append("simulated storage")
@@ -202,18 +195,7 @@ class Study:
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
-    """Reads one run that is over: finished, or marked as diverged.
-
-    Args:
-      folder: A ``--workdir`` of ``echo-jax train``, or one arm of a study.
-
-    Returns:
-      The run, named after its folder.
-
-    Raises:
-      StudyError: A file is missing or broken, or the run is not finished.
-      FolderError: The folder is in a bucket that cannot be used.
-    """
+    """Reads a run that is finished, or that is marked as diverged."""
     folder = run_folder(folder)
     if not folder.is_dir():
         raise StudyError(f"{folder} is no folder; name the --workdir of a run")
@@ -249,35 +231,14 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
 
 
 def read_runs(folders: Iterable[str | os.PathLike[str]], name: str = "Runs") -> Study:
-    """Reads runs that belong to no study, to compare them.
-
-    Args:
-      folders: Run folders; their names become the names of the arms.
-      name: The heading of the report.
-
-    Returns:
-      The runs in the order given.
-
-    Raises:
-      StudyError: A folder cannot be read, or the runs cannot be compared.
-    """
+    """Reads runs that belong to no study, to compare them."""
     runs = [read_run(folder) for folder in folders]
     _check_comparable(runs)
     return Study(name, runs, calibration={}, storage={})
 
 
 def read_study(folder: str | os.PathLike[str]) -> Study:
-    """Reads a study: ``study.json`` and the run folder of every arm.
-
-    Args:
-      folder: A ``--workdir`` of ``echo-jax study``.
-
-    Returns:
-      The study: its baseline first, then the other arms in the order of its config.
-
-    Raises:
-      StudyError: A file is missing or broken, or an arm is not finished.
-    """
+    """Reads a study from its ``--workdir``; its baseline comes first."""
     folder = run_folder(folder)
     if not (folder / "study.json").exists():
         raise StudyError(
@@ -287,7 +248,7 @@ def read_study(folder: str | os.PathLike[str]) -> Study:
     metadata = _read_json(folder / "study.json", fields.STUDY)
     if not all(isinstance(arm, str) for arm in metadata["arms"]):
         raise StudyError(f"{folder / 'study.json'} is damaged: its arms are no names")
-    # A config sorts its arms by name, so that any may stand before the baseline.
+    # A config sorts its arms by name, so any arm may come before the baseline.
     arms = sorted(metadata["arms"], key=lambda arm: arm != BASELINE)
     runs = [read_run(folder / arm) for arm in arms]
     _check_comparable(runs)
@@ -301,13 +262,13 @@ def read_study(folder: str | os.PathLike[str]) -> Study:
 
 
 def _read_diverged(folder: RunPath) -> dict[str, Any] | None:
-    """Returns what a study kept of a run that diverged, later than it finished."""
+    """Returns the study's record of a divergence, unless the run finished later."""
     if not (folder / "diverged.json").exists():
         return None
     diverged = _read_json(folder / "diverged.json", fields.DIVERGED)
     if (folder / "summary.json").exists():
         finished = _read_json(folder / "summary.json", {"updates": int})
-        # It was shorter, and then went on.
+        # An earlier, shorter run finished and was continued.
         if finished["updates"] >= diverged["update"]:
             return None
     return diverged
@@ -331,7 +292,7 @@ def _refuse_damaged(path: RunPath, content: Any, needed: Mapping[str, Any]) -> N
 
 
 def _shown(value: Any) -> Any:
-    """Returns JSON's values with texts that can be shown."""
+    """Returns a JSON value whose texts are printable."""
     if isinstance(value, dict):
         return {printable(name): _shown(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -356,8 +317,8 @@ def _read_rows(path: RunPath) -> list[dict[str, Any]]:
 
 
 def _check_rows(run: Run, number: int, folder: RunPath) -> None:
-    """Refuses rows that were cut off where a line ends, which no checksum tells."""
-    # A summary of an earlier version does not say.
+    """Refuses missing rows: a checksum does not detect a cut between two lines."""
+    # A summary of an earlier version has no number of rows.
     if number < run.summary.get("rows", 0):
         raise StudyError(
             f"{folder / 'metrics.jsonl'} holds {number} rows of the "

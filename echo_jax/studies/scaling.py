@@ -1,9 +1,9 @@
-"""How throughput grows with the devices: T = S N efficiency, over finished runs.
+"""Computes how throughput grows with the devices: T = S N efficiency.
 
-T is the throughput of a run in examples per second, N how many devices it had, and S
-what one device does where there are fewest. So the efficiency is what is left of a
-device's throughput once it works with others. Runs that train the same thing make a
-group; nothing is compared between groups.
+T is the throughput of a run in examples per second and N its number of devices. S is
+the throughput of one device in the runs with the fewest devices. So the efficiency is
+the fraction of a device's throughput that remains when it works with others. Runs that
+train the same thing make a group; runs of different groups are not compared.
 """
 
 import json
@@ -49,18 +49,16 @@ _ON_PAGE_ONLY = {"steps/s", "exposed"}
 
 @dataclass(frozen=True)
 class Point:
-    """What a run did on its devices.
+    """The measurements of a run on its devices.
 
     Attributes:
-      name: The run's.
-      processes: How many ran the program.
-      devices: N, how many trained.
+      devices: N, the devices that trained.
       batch: Examples per update, over all devices.
       steps_per_s: Updates per second of training, waiting for input included.
-      idle_fraction: The part of that time in which no step could run.
-      collective_fraction: The part of the profiled updates in which a device was in
-        a collective, the mean over devices; None if no profile tells.
-      exposed_fraction: The part in which it did nothing else.
+      idle_fraction: The fraction of that time in which no step could run.
+      collective_fraction: The fraction of profiled updates in collectives, the mean
+        over devices; None without a profile.
+      exposed_fraction: The fraction in which a device did nothing else.
     """
 
     name: str
@@ -80,11 +78,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Runs that train the same thing on more and more devices.
+    """Runs that train the same thing on different numbers of devices.
 
     Attributes:
-      name: What is trained, how it echoes, on which kind of device, and what a reader
-        must know about its input.
+      name: Setting, echo, kind of device, and caveats about the input.
       points: In the order of their devices.
       on_cpu: Whether the devices are parts of a CPU.
     """
@@ -101,13 +98,13 @@ class Scaling:
 
     @property
     def examples_per_s_of_one(self) -> float:
-        """S, examples per second of one device of the base; the mean of its runs."""
+        """S, examples per second of one device; the mean over the base."""
         each = [point.examples_per_s / point.devices for point in self.base]
         return sum(each) / len(each)
 
     @property
     def kind(self) -> str:
-        """Whether the work of a device, or that of all, is the same in every run."""
+        """Weak or strong scaling, in words."""
         per_device = {point.batch / point.devices for point in self.points}
         if len({point.devices for point in self.points}) == 1:
             return "one number of devices"
@@ -119,30 +116,18 @@ class Scaling:
 
     @property
     def heading(self) -> str:
-        """What is trained, how the batch grows, and S."""
         fewest = self.points[0].devices
         devices = "1 device" if fewest == 1 else f"{fewest} devices"
         one = _rate(self.examples_per_s_of_one)
         return f"{self.name}: {self.kind}, S = {one} examples/s on {devices}"
 
     def efficiency(self, point: Point) -> float:
-        """T / (S N)."""
+        """Returns T / (S N)."""
         return point.examples_per_s / (self.examples_per_s_of_one * point.devices)
 
 
 def read_scaling(folders: Iterable[str | os.PathLike[str]]) -> list[Scaling]:
-    """Reads finished runs and groups them by what they train.
-
-    Args:
-      folders: Run folders.
-
-    Returns:
-      The groups, in the order in which their first runs were named.
-
-    Raises:
-      StudyError: A folder cannot be read, or no two runs train the same thing on
-        different numbers of devices.
-    """
+    """Reads finished runs and groups those that train the same thing."""
     runs = [read_run(folder) for folder in folders]
     for run in runs:
         if run.diverged is not None:
@@ -170,7 +155,7 @@ def read_scaling(folders: Iterable[str | os.PathLike[str]]) -> list[Scaling]:
 
 
 def cells(scaling: Scaling, point: Point) -> tuple[str, ...]:
-    """Formats a run as text, one cell for each of `HEADINGS`."""
+    """Returns a run's cells, one for each of `HEADINGS`."""
     return (
         point.name,
         f"{point.processes}",
@@ -186,14 +171,7 @@ def cells(scaling: Scaling, point: Point) -> tuple[str, ...]:
 
 
 def notes(groups: Sequence[Scaling]) -> list[str]:
-    """Says what the numbers mean and what limits them.
-
-    Args:
-      groups: From `read_scaling`.
-
-    Returns:
-      Sentences for below the tables.
-    """
+    """Returns sentences on the meaning and the limits of the numbers."""
     points = [point for group in groups for point in group.points]
     lines = [
         "T = S N efficiency: T is examples/s, S that of one device of the run with the "
@@ -221,13 +199,7 @@ def notes(groups: Sequence[Scaling]) -> list[str]:
 
 
 def terminal_tables(groups: Sequence[Scaling]) -> Group:
-    """Makes the tables for a terminal.
-
-    They fit into 80 columns: some columns are left to the Markdown table.
-
-    Args:
-      groups: From `read_scaling`.
-    """
+    """Returns the tables for a terminal, 80 columns wide; some columns are left out."""
     parts: list[Table | Text] = []
     for group in groups:
         table = Table(
@@ -248,19 +220,13 @@ def terminal_tables(groups: Sequence[Scaling]) -> Group:
             table.add_column(Text(heading), justify=justify, overflow="fold")
         for point in group.points:
             row = cells(group, point)
-            # Text, not str: a name with square brackets is no markup.
+            # Text, not str: square brackets in a name are not markup.
             table.add_row(*(Text(row[index]) for index in shown))
         parts += [table, Text("")]
     return Group(*parts, Text("\n".join(notes(groups))))
 
 
 def write_markdown(groups: Sequence[Scaling], path: str | os.PathLike[str]) -> None:
-    """Writes the tables as Markdown.
-
-    Args:
-      groups: From `read_scaling`.
-      path: The file, such as ``scaling.md``.
-    """
     lines = []
     for group in groups:
         rows = [map(markdown_text, cells(group, point)) for point in group.points]
@@ -282,7 +248,7 @@ def _scaling(runs: Sequence[Run]) -> Scaling:
         map(_point, runs), key=lambda point: (point.devices, point.processes)
     )
     study = Study("", runs, {}, {})
-    # How a run echoes is put into words by the table of a study.
+    # The table of a study puts a run's echo into words.
     echo = arm_rows(study)[0].echo
     environment = runs[0].environment
     kinds = ", ".join(sorted(set(environment["devices"])))
@@ -296,11 +262,11 @@ def _scaling(runs: Sequence[Run]) -> Scaling:
 
 def _point(run: Run) -> Point:
     summary = run.summary
-    # Runs that were made before there were profiles do not say that they have none.
+    # Runs of versions without profiles do not have this field.
     profile = summary.get("profile") or {}
     return Point(
         name=run.name,
-        # Runs that were made before there could be several do not say it.
+        # Runs of versions with a single process do not have this field.
         processes=run.environment.get("processes", 1),
         devices=_num_devices(run),
         batch=(summary["fresh"] + summary["repeats"]) / summary["updates"],
@@ -312,7 +278,7 @@ def _point(run: Run) -> Point:
 
 
 def _num_devices(run: Run) -> int:
-    """The devices that trained: those of the mesh, which may leave some out."""
+    """Returns the number of devices of the mesh, which may leave some out."""
     visible = len(run.environment["devices"])
     mesh = run.config.get("mesh", {"data": -1, "fsdp": 1})
     data = mesh["data"] if mesh["data"] != -1 else visible // mesh["fsdp"]
@@ -320,9 +286,9 @@ def _num_devices(run: Run) -> int:
 
 
 def _what_is_trained(run: Run) -> str:
-    """What runs of a group share; batch and mesh are what may differ."""
+    """Returns the key that runs of a group share, without batch and mesh."""
     echo = run.summary["echo"]
-    # A factor of "auto" follows from what each run measures.
+    # A factor of "auto" depends on each run's measurements.
     factor = echo.get("factor_asked", echo["factor"])
     shared = {
         "workload": run.summary["workload"],

@@ -19,18 +19,7 @@ __all__ = ["write_scaling"]
 def write_scaling(
     groups: Sequence[Scaling], folder: str | os.PathLike[str]
 ) -> tuple[RunPath, RunPath]:
-    """Writes the tables and the figure of a scaling report.
-
-    Args:
-      groups: From `echo_jax.studies.scaling.read_scaling`.
-      folder: Receives ``scaling.md`` and ``scaling.png``; made if it does not exist.
-
-    Returns:
-      The paths of the two.
-
-    Example:
-      >>> write_scaling(read_scaling(["runs/1", "runs/8"]), "runs/both")
-    """
+    """Writes ``scaling.md`` and ``scaling.png`` and returns their paths."""
     folder = run_folder(folder)
     page, png = folder / "scaling.md", folder / "scaling.png"
     with FolderLock(folder, name=REPORT_LOCK_NAME), own_style():
@@ -40,7 +29,6 @@ def write_scaling(
 
 
 def _draw(groups: Sequence[Scaling]) -> Figure:
-    """Draws throughput and efficiency against the number of devices."""
     figure = Figure(figsize=(10.5, 4.4), facecolor="white")
     left, right = figure.subplots(1, 2)
     figure.subplots_adjust(

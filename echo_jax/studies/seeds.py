@@ -1,4 +1,4 @@
-"""Studies that differ in the seed alone, as one: each arm over its seeds."""
+"""Studies that differ only in the seed, as one: each arm over its seeds."""
 
 import math
 import os
@@ -21,18 +21,13 @@ from echo_jax.studies.table import ArmRow, arm_rows, write_table
 __all__ = ["Seeds", "read_seeds", "seeds_table", "write_seeds_report"]
 
 _X_OF = ("fresh", "updates", "seconds")
-# The best value, and what is relative to the baseline, are left to the files.
+# The columns after these are only in the files.
 _IN_TERMINAL = 6
 
 
 @dataclass(frozen=True)
 class Seeds:
-    """Studies of one config with several seeds.
-
-    Attributes:
-      studies: One for each seed, with the same arms.
-      seeds: Theirs.
-    """
+    """Studies of one config with several seeds and the same arms."""
 
     studies: Sequence[Study]
     seeds: Sequence[int]
@@ -46,38 +41,28 @@ class Seeds:
 
     @property
     def rows(self) -> list[list[ArmRow]]:
-        """The rows of each arm, in the same order."""
+        """The rows of each arm, in the order of the seeds."""
         each = (arm_rows(study) for study in self.studies)
         return [list(rows) for rows in zip(*each, strict=True)]
 
     @property
     def joined(self) -> Study:
-        """All runs as one study, for what is true of all of them."""
+        """All runs as one study."""
         first = self.studies[0]
         runs = [run for study in self.studies for run in study.runs]
         return Study(first.name, runs, {}, first.storage, first.base)
 
     @property
     def title(self) -> str:
-        """The name of the studies, their seeds, and what a reader must know."""
+        """The name of the studies, their seeds, and the caveats."""
         of = ", ".join(map(str, self.seeds))
         return ", ".join([f"{self.studies[0].name}, seeds {of}", *self.joined.caveats])
 
 
+# A field that only one of two configs has comes from another version. It is not a
+# difference.
 def read_seeds(folders: Sequence[str | os.PathLike[str]]) -> Seeds:
-    """Reads studies that differ in the seed alone.
-
-    A field that only one of two configs has is of another version, and no difference.
-
-    Args:
-      folders: Each a ``--workdir`` of ``echo-jax study``.
-
-    Returns:
-      The studies in the order given.
-
-    Raises:
-      StudyError: A folder cannot be read, or they differ in more, or in less.
-    """
+    """Reads studies that differ only in the seed."""
     studies = [read_study(folder) for folder in folders]
     seeds: list[Any] = [study.base.get("seed") for study in studies]
     first = _identity(studies[0])
@@ -101,7 +86,7 @@ def read_seeds(folders: Sequence[str | os.PathLike[str]]) -> Seeds:
 
 
 def _identity(study: Study) -> dict[str, Any]:
-    """Returns what studies of several seeds have in common, by name."""
+    """Returns the fields that studies of several seeds must share, by name."""
     same: dict[str, Any] = {
         "the arms": [run.name for run in study.runs],
         "storage_ratio": study.calibration.get("storage_ratio", 0.0),
@@ -109,13 +94,13 @@ def _identity(study: Study) -> dict[str, Any]:
     }
     for run in study.runs:
         same |= _flat(run.config, f"{run.name}: ")
-        # What was asked for: a factor of "auto" is measured anew.
+        # The requested factor: "auto" is measured again in each run.
         echo = run.summary["echo"]
         echo = {**echo, "factor": echo.get("factor_asked", echo["factor"])}
         same |= _flat(echo, f"{run.name}: echo.")
     ignored = ["seed"]
     if study.calibration:
-        # It is what gives the wanted R on the machine.
+        # The latency that gives the wanted R depends on the machine.
         ignored.append("data.storage.latency_s")
     return {
         name: value
@@ -166,7 +151,7 @@ def _cells(seeds: Seeds) -> Iterator[tuple[str, ...]]:
 
 
 def _spread(values: Sequence[float], in_words: Callable[[float], str]) -> str:
-    """Says the mean of values, and in brackets the least and the largest."""
+    """Returns the mean of values with the minimum and maximum in brackets."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return "—"
@@ -202,11 +187,7 @@ def _notes(seeds: Seeds) -> list[str]:
 
 
 def seeds_table(seeds: Seeds) -> Table:
-    """Makes the table for a terminal; see `_IN_TERMINAL`.
-
-    Args:
-      seeds: From `read_seeds`.
-    """
+    """Returns the table for a terminal, with the first `_IN_TERMINAL` columns."""
     said = [note for note in _notes(seeds) if not note.startswith("x:")]
     shown = Table(
         title=Text(f"{seeds.title}\n", style="bold"),
@@ -229,19 +210,7 @@ def seeds_table(seeds: Seeds) -> Table:
 def write_seeds_report(
     seeds: Seeds, folder: str | os.PathLike[str]
 ) -> tuple[RunPath, RunPath]:
-    """Writes everything that shows an arm over its seeds: table, figure and page.
-
-    Args:
-      seeds: From `read_seeds`.
-      folder: Receives ``table.md``, ``figure.png``, ``figure.svg`` and
-        ``report.html``; made if it does not exist.
-
-    Returns:
-      The paths of the PNG and of the page.
-
-    Example:
-      >>> write_seeds_report(read_seeds(["runs/s", "runs/s_1"]), "runs/both")
-    """
+    """Writes table, figure and page; returns the paths of the PNG and of the page."""
     folder = run_folder(folder)
     headings, notes = _headings(seeds), _notes(seeds)
     with FolderLock(folder, name=REPORT_LOCK_NAME):

@@ -1,4 +1,4 @@
-"""What was trained, in words: data, model, batch and optimizer."""
+"""The setting of a training in words: data, model, batch and optimizer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,11 +21,7 @@ FIELDS: dict[str, Any] = {
 
 
 def setting_in_words(config: Mapping[str, Any]) -> str:
-    """Says what a config trains; nothing if it lacks one of `FIELDS`.
-
-    Args:
-      config: Plain fields, as ``config.json`` has them.
-    """
+    """Returns the setting of a config in words; "" if it lacks one of `FIELDS`."""
     if missing(config, FIELDS):
         return ""
     model = ", ".join(f"{name} {value}" for name, value in config["model"].items())

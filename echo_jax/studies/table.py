@@ -1,8 +1,7 @@
-"""The table of a study: what each arm needed to reach the target.
+"""The table of a study: the cost at which each arm reached the target.
 
-Three costs, never one: fresh examples, updates, and seconds of training. Echoing
-trades the second for the first, and gains the third only where the accelerator
-waited before.
+There are three costs: fresh examples, updates, and seconds of training. Echoing uses
+more updates to save fresh examples. It saves seconds only where the accelerator waited.
 """
 
 import html
@@ -32,11 +31,11 @@ __all__ = [
     "write_markdown",
 ]
 
-# How it echoes, and what follows from R, are left to the Markdown table and the report.
+# These columns are only in the Markdown table and the report.
 _NOT_IN_TERMINAL = ("echo", "idle")
-# Names up to this length stay whole; what stands beside them is folded.
+# Names up to this length stay whole; the columns beside them are folded.
 _WHOLE_NAME = 20
-# On a machine of one's own, the same step takes the same time within a few percent.
+# On an otherwise idle machine, step times differ by a few percent.
 _EVEN_STEPS = 1.25
 
 
@@ -45,24 +44,16 @@ class ArmRow:
     """One line of the table.
 
     Attributes:
-      name: The arm.
       echo: Factor, placement and order in words.
-      reached: Whether the target was met. If not, the three costs are those of
-        the whole run: lower bounds.
-      diverged: The update at which it diverged; None if it did not.
-      fresh: Fresh examples read.
-      updates: Optimizer steps.
-      seconds: Training time in seconds, without evaluation, saving and compiling.
-      relative: The three costs, each divided by the baseline's; None where the
-        arm or the baseline did not reach the target.
-      final: The metric at the last evaluation; None of an arm that diverged.
-      best: The best value of any evaluation; NaN if none was finite.
-      idle_fraction: The fraction of the run that the accelerator waited; below 0
-        if the steps ran faster than the one that was timed.
-      ratio: R, measured in the run: time per fresh batch over time per step.
-      repeat_worth: Fresh examples that one repeat replaced, on average, until
-        the target: ``(baseline's fresh - fresh) / repeats``. 1 is as good as
-        fresh, 0 is worth nothing. None without repeats or without a target.
+      reached: Whether the target was met. If not, the costs are lower bounds.
+      diverged: The update at which it diverged, or None.
+      seconds: Training time, without evaluation, saving and compiling.
+      relative: Costs over the baseline's; None unless both met the target.
+      idle_fraction: The fraction of the run in which the accelerator waited. It is
+        negative if the steps ran faster than the step that was timed.
+      ratio: R, time per fresh batch over time per step, measured in the run.
+      repeat_worth: Fresh examples that one repeat replaced on average until the target,
+        ``(baseline's fresh - fresh) / repeats``; 1 is as good as fresh.
     """
 
     name: str
@@ -81,7 +72,7 @@ class ArmRow:
 
 
 def headings(study: Study) -> tuple[str, ...]:
-    """Returns the names of the columns; the first two are words."""
+    """Returns the names of the columns; the first two columns are words."""
     metric = study.runs[0].metric
     costs = ("fresh examples", "updates", "seconds")
     values = (f"final {metric}", f"best {metric}")
@@ -89,28 +80,12 @@ def headings(study: Study) -> tuple[str, ...]:
 
 
 def arm_rows(study: Study) -> list[ArmRow]:
-    """Computes the table of a study.
-
-    Args:
-      study: The runs to compare.
-
-    Returns:
-      One row for each run, in the study's order.
-    """
+    """Returns one row for each run, in the study's order."""
     return [_arm_row(run, study.baseline) for run in study.runs]
 
 
 def cells(row: ArmRow) -> tuple[str, ...]:
-    """Formats a row as text, one cell for each of `headings`.
-
-    Args:
-      row: From `arm_rows`.
-
-    Returns:
-      The cells. A cost is followed by what it is relative to the baseline, as in
-      ``"3,355 (0.33x)"``; an arm that did not reach the target gets
-      ``"not in 9,600"``, and one that diverged says when in place of its updates.
-    """
+    """Returns a row's cells, such as ``"3,355 (0.33x)"`` for a cost."""
     costs = (f"{row.fresh:,}", f"{row.updates:,}", f"{row.seconds:.1f}")
     if row.diverged is not None:
         costs = ("—", f"diverged at update {row.diverged:,}", "—")
@@ -135,14 +110,7 @@ def cells(row: ArmRow) -> tuple[str, ...]:
 
 
 def notes(study: Study) -> list[str]:
-    """Says what the table's numbers mean and what limits them.
-
-    Args:
-      study: The runs to compare.
-
-    Returns:
-      Sentences for below the table.
-    """
+    """Returns sentences on the meaning and the limits of the numbers."""
     first = study.runs[0]
     lines = []
     if first.target is None:
@@ -202,7 +170,7 @@ def notes(study: Study) -> list[str]:
 
 
 def _notes_on_damage(study: Study) -> list[str]:
-    """Says which runs went on after what was written of them had been damaged."""
+    """Returns notes on runs that went on after their files had been damaged."""
     lines = []
     for run in study.runs:
         if updates := run.summary.get("restored"):
@@ -216,15 +184,7 @@ def _notes_on_damage(study: Study) -> list[str]:
 
 
 def terminal_table(study: Study) -> Table:
-    """Makes the table for a terminal.
-
-    Args:
-      study: The runs to compare.
-
-    Returns:
-      A table for ``rich.print``, which fits into 80 columns: how each arm echoes, and
-      how much of its time it was idle, is left to the Markdown table and the report.
-    """
+    """Returns the table for a terminal, 80 columns wide; some columns are left out."""
     title = ", ".join([study.name, *study.caveats])
     said = [note for note in notes(study) if not note.startswith("Idle:")]
     table = Table(
@@ -247,20 +207,14 @@ def terminal_table(study: Study) -> Table:
         )
     for row in arm_rows(study):
         name, *others = cells(row)
-        # What a cost is relative to the baseline stands below it.
+        # The ratio to the baseline is below the cost.
         folded = [name, *(cell.replace(" (", "\n(") for cell in others)]
-        # Text, not str: a name with square brackets is no markup.
+        # Text, not str: square brackets in a name are not markup.
         table.add_row(*(Text(folded[index]) for index in shown))
     return table
 
 
 def write_markdown(study: Study, path: str | os.PathLike[str]) -> None:
-    """Writes the table as Markdown.
-
-    Args:
-      study: The runs to compare.
-      path: The file, such as ``table.md``.
-    """
     title = ", ".join([study.name, *study.caveats])
     rows = map(cells, arm_rows(study))
     write_table(path, title, headings(study), rows, notes(study))
@@ -273,15 +227,7 @@ def write_table(
     rows: Iterable[Iterable[str]],
     notes: Iterable[str],
 ) -> None:
-    """Writes a table as Markdown, with plain texts in its cells.
-
-    Args:
-      path: The file, such as ``table.md``.
-      title: Stands above it.
-      headings: Of its columns; the first two are set to the left.
-      rows: A text for each column.
-      notes: Stand below it.
-    """
+    """Writes a table as Markdown; the first two columns are aligned to the left."""
     lines = [
         f"**{markdown_text(title)}**",
         "",
@@ -321,7 +267,7 @@ def _arm_row(run: Run, baseline: Run | None) -> ArmRow:
 
 
 def _costs(run: Run) -> tuple[int, int, float]:
-    """Fresh examples, updates and seconds to the target, or of the whole run."""
+    """Returns fresh examples, updates and seconds to the target or of the run."""
     summary = run.summary
     if run.reached:
         names = ("fresh_to_target", "updates_to_target", "seconds_to_target")
@@ -331,7 +277,7 @@ def _costs(run: Run) -> tuple[int, int, float]:
 
 
 def _echo_in_words(run: Run) -> str:
-    # Runs that were made before there were modes say nothing of them.
+    # Runs of versions without modes do not have these fields.
     echo = {"mode": "fixed", "where": "host", **run.summary["echo"]}
     if echo["mode"] == "fixed" and echo["factor"] == 1:
         return "none"
@@ -363,10 +309,10 @@ def _metric(value: float | None) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Escapes text for a Markdown cell: no HTML, no cell border, no line break."""
+    """Escapes text for a Markdown cell: HTML, cell borders and line breaks."""
     return " ".join(html.escape(text, quote=False).replace("|", "&#124;").split())
 
 
 def markdown_row(row: Iterable[str]) -> str:
-    """Makes a line of a Markdown table of its cells, which are Markdown."""
+    """Returns a line of a Markdown table."""
     return f"| {' | '.join(row)} |"

@@ -1,1 +1,1 @@
-"""What a command says while it runs, and how it ends."""
+"""The output of a command while it runs, and its end."""

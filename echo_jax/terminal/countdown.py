@@ -1,4 +1,4 @@
-"""How far a command is, on standard error: a bar on a terminal, lines elsewhere."""
+"""Shows a command's progress on standard error: a bar on a terminal, else lines."""
 
 import sys
 import time
@@ -18,17 +18,10 @@ from echo_jax.terminal.printable import printable
 __all__ = ["Countdown"]
 
 
+# Without a terminal, every new step prints a line. Its progress prints a line at most
+# every `line_every_s`.
 class Countdown:
-    """Shows what is done, how much of it, and the time that is left.
-
-    Args:
-      line_every_s: Where there is no terminal: a line for everything new that is
-        done, and for how far it is no more often than this.
-
-    Example:
-      >>> with Countdown(line_every_s=10) as countdown:
-      ...     countdown.show("reading", 0.5)
-    """
+    """Shows the current step, its progress, and the time left."""
 
     def __init__(self, *, line_every_s: float = 0.0):
         self._console = Console(stderr=True)
@@ -42,7 +35,7 @@ class Countdown:
             TextColumn("ETA"),
             TimeRemainingColumn(),
             console=self._console,
-            # The cores are for what is shown.
+            # Leave the cores to the work itself.
             refresh_per_second=2,
             transient=True,
             disable=not self._console.is_terminal,
@@ -57,12 +50,7 @@ class Countdown:
         self._bar.stop()
 
     def show(self, what: str, done: float) -> None:
-        """Shows what is done next, and the part that is done.
-
-        Args:
-          what: A few words.
-          done: From 0 to 1; less than before if it is another thing's part.
-        """
+        """Shows the current step and the fraction done, which may restart."""
         now, what = time.monotonic(), printable(what)
         if done < self._done:
             self._bar.reset(self._task)
@@ -76,7 +64,7 @@ class Countdown:
             print(f"{done:4.0%}  {what}{self._eta(now)}", file=sys.stderr, flush=True)
 
     def _eta(self, now: float) -> str:
-        """Returns the time left at the mean speed since this was begun."""
+        """Returns the time left at the mean speed since this step began."""
         gained = self._done - self._began_at
         if gained <= 0:
             return ""

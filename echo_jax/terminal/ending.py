@@ -1,8 +1,9 @@
-"""Ending this process by a signal: at once, with one line, whatever it does.
+"""Ends this process by a signal at once, with one line, in any state.
 
-Python runs the handler of a signal in the main thread, and only between two lines of
-Python: never while that thread compiles, or waits in native code. But the signal is
-written to a socket as it arrives. A thread that reads there hears of every signal.
+Python runs the handler of a signal in the main thread, and only between two bytecodes.
+It does not run while that thread compiles or waits in native code. But the signal is
+also written to a socket when it arrives, and a thread that reads the socket gets every
+signal.
 """
 
 import contextlib
@@ -32,69 +33,56 @@ __all__ = [
     "stop_signals",
 ]
 
-# Of the whole process, as handlers are: the command that it runs, if it is for nothing
-# else.
+# The command of this process, if the process has no other purpose. It is global, like
+# signal handlers.
 _program: tuple[str, ...] = ()
 _last_words = threading.Lock()
 _before_exit: Callable[[], object] = bool  # does nothing
-_abort_handler: object = None  # is called by C, and so has to stay
+_abort_handler: object = None  # called by C, so it must stay alive
 _OUTPUT, _ERRORS = 1, 2  # descriptors
 _FREE_TO_USE = signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
-# To the start of an empty line, with a cursor: a bar on the terminal hides it.
+# Clears the line and shows the cursor, which a progress bar hides.
 _LEAVES_BAR = b"\r\x1b[2K\x1b[?25h"
 
 
 def owns_process() -> bool:
-    """Whether this process runs a command, and may be ended by it."""
+    """Whether this process runs a command, which may end it."""
     return bool(_program)
 
 
+# SLURM and other schedulers send SIGUSR1 or SIGUSR2 before a time limit. These and
+# SIGHUP are skipped if the program handles or ignores them, as with ``nohup``.
 def stop_signals() -> list[signal.Signals]:
-    """Returns the signals that ask a run to save and end.
-
-    SIGUSR1 and SIGUSR2 are what SLURM and other schedulers send before a time limit.
-    They and SIGHUP are left to a program that handles them by itself, or ignores them,
-    as ``nohup`` does.
-    """
+    """Returns the signals that ask a run to save and end."""
     return [signal.SIGINT, signal.SIGTERM, *filter(_is_free, _FREE_TO_USE)]
 
 
 def _is_free(signum: signal.Signals) -> bool:
     handler = signal.getsignal(signum)
-    # In a command the handler is this module's, or that of what it runs.
+    # In a command the handler belongs to this module or to the code that it runs.
     return handler == signal.SIG_DFL or (owns_process() and handler != signal.SIG_IGN)
 
 
 def before_exit(call: Callable[[], object]) -> None:
-    """Has a function called by `end` once all is said, just before the process ends."""
+    """Sets a function that `end` calls just before the process ends."""
     global _before_exit
     _before_exit = call
 
 
+# A Python handler would never run: the thread that aborts does not return to Python.
+# If the function returns, the process aborts.
 def before_abort(call: Callable[[], object]) -> None:
-    """Has a function called where native code is about to abort the process.
-
-    A handler of Python's own would never run: the thread that aborts does not come back
-    to Python. If the function returns, the process is aborted.
-    """
+    """Sets a function to call before native code aborts the process."""
     global _abort_handler
     _abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda signum: call())
     ctypes.CDLL(None).signal(signal.SIGABRT, _abort_handler)
 
 
+# Blocked threads and stopped workers do not delay it. It skips teardown, because
+# threads of native code may crash on objects that are gone.
 def end(status: int, message: object = "", *, resumes: bool = False) -> NoReturn:
-    """Ends the process of a command here and now.
-
-    Threads that wait for ever in a read do not keep it, and no worker process is left
-    behind, also none that is stopped. Nothing is torn down: threads of native code
-    may crash on what is no longer there.
-
-    Args:
-      status: The exit status.
-      message: One line, printed after the command's name.
-      resumes: Whether to print the command again, which goes on with what it saved.
-    """
-    # For ever: whoever comes second finds the process gone.
+    """Ends the process now with a line; with `resumes`, also prints the command."""
+    # Never released: a second caller waits until the process has ended.
     _last_words.acquire()
     try:
         lines = [f"{' '.join(_program[:2])}: {message}"] if message else []
@@ -103,7 +91,7 @@ def end(status: int, message: object = "", *, resumes: bool = False) -> NoReturn
         for worker in multiprocessing.active_children():
             worker.kill()
         _kill_spawned()
-        # Not by way of Python's files, whose locks another thread may hold for ever.
+        # Not through Python's files: another thread may hold their locks forever.
         if os.isatty(_OUTPUT):
             with contextlib.suppress(OSError):  # It may have been hung up.
                 os.write(_OUTPUT, _LEAVES_BAR)
@@ -113,17 +101,15 @@ def end(status: int, message: object = "", *, resumes: bool = False) -> NoReturn
         os._exit(status)
 
 
+# They read their task from this process and would print long tracebacks when it ends.
+# Only Linux can list them.
 def _kill_spawned() -> None:
-    """Kills workers that are being started, which `multiprocessing` does not list yet.
-
-    They read what they are to do from this process, and would say for pages that it
-    breaks off. Linux alone says which they are.
-    """
+    """Kills starting workers, which `multiprocessing` does not list yet."""
     for path in Path("/proc").glob("[0-9]*"):
-        # Others end meanwhile.
+        # Other processes may end in the meantime.
         with contextlib.suppress(OSError):
             parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
-            # Python's tracker of resources is another child, and frees them.
+            # Python's resource tracker is another child, which frees resources.
             if (
                 int(parent) == os.getpid()
                 and b"spawn_main" in (path / "cmdline").read_bytes()
@@ -132,16 +118,12 @@ def _kill_spawned() -> None:
 
 
 def flush_output() -> None:
-    """Writes what was printed now: while Python ends nobody could catch an error."""
+    """Writes buffered output now: an error at Python's exit could not be caught."""
     print(end="", flush=True)
 
 
 def drop_lost_outputs() -> bool:
-    """Sends standard output and error nowhere, each if nobody reads it any more.
-
-    Returns:
-      Whether that is so of one of them: a closed pipe, or a terminal hung up.
-    """
+    """Redirects outputs without a reader to null; returns whether there was one."""
     outputs = select.poll()
     for descriptor in (_OUTPUT, _ERRORS):
         outputs.register(descriptor, 0)  # reports what is wrong, and nothing else
@@ -152,15 +134,10 @@ def drop_lost_outputs() -> bool:
     return bool(gone)
 
 
+# It works only in the main thread, which gets Python's signals. Only the last entered
+# one gets a signal.
 class SignalThread:
-    """Calls a function in a thread of its own for every signal that has a handler.
-
-    Outside of the main thread, to which Python gives signals, it does nothing. Of
-    several of them only the one that was entered last hears of a signal.
-
-    Args:
-      on_signal: Given the number of the signal.
-    """
+    """Calls a function in its own thread for every signal that has a handler."""
 
     def __init__(self, on_signal: Callable[[int], None]):
         self._on_signal = on_signal
@@ -195,23 +172,15 @@ class SignalThread:
 
 
 class EndsAtOnce:
-    """Has the first signal end this process, from now on and until it is left.
+    """Makes the first signal end this process, from now until exit.
 
-    For a command at its start and at its end: there is nothing to save, or it is saved.
-    A run has signals for itself as long as it trains; see
-    `training.processes.interrupt`.
+    A command uses it at its start and its end, when nothing needs saving. While a run
+    trains, `training.processes.interrupt` handles signals instead.
 
-    Ctrl-C goes to all processes that a terminal shows, and a scheduler's signal to all
-    of a job. Those that this one starts meanwhile have them blocked from their first
-    instruction on: they would end, or print a traceback, while this one still needs
-    them. SIGTERM is not blocked: this process ends them with it.
-
-    Args:
-      argv: The command: ``["echo-jax", "train", ...]``.
-
-    Example:
-      >>> with EndsAtOnce(["echo-jax", *sys.argv[1:]]):
-      ...     import jax
+    Ctrl-C reaches all processes of a terminal, and a scheduler's signal all processes
+    of a job. Processes started in this block have these signals blocked from the start:
+    otherwise they would end, or print a traceback, while this process needs them.
+    SIGTERM is not blocked, because this process ends them with it.
     """
 
     def __init__(self, argv: Sequence[str]):
@@ -221,7 +190,7 @@ class EndsAtOnce:
     def __enter__(self) -> Self:
         global _program
         _program = self._argv
-        # Python's tracker frees what killed workers leave behind, and would say so.
+        # Python's tracker frees the resources of killed workers and would print it.
         warnings = os.environ.get("PYTHONWARNINGS", "")
         os.environ["PYTHONWARNINGS"] = f"{warnings},ignore:resource_tracker".strip(",")
         self._listener.__enter__()
@@ -230,11 +199,11 @@ class EndsAtOnce:
             for signum in stop_signals()
             if signal.getsignal(signum) != signal.SIG_IGN
         }
-        # Threads and processes inherit that. The listener, which was started before,
-        # is left to take the signals.
+        # Threads and processes inherit the mask. The listener, which was started
+        # before, still gets the signals.
         blocked = {*self._handlers} - {signal.SIGTERM}
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
-        # Its start unblocks Ctrl-C in the thread that it is started from.
+        # The tracker's start unblocks Ctrl-C in the current thread.
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
         return self
@@ -248,7 +217,7 @@ class EndsAtOnce:
         _program = ()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        """Leaves it to the thread, which has heard of it already."""
+        """Does nothing: the thread has already got the signal."""
 
     def _end(self, signum: int) -> None:
         if signum in self._handlers:

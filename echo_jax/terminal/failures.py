@@ -1,4 +1,4 @@
-"""How a command says that it failed: one sentence, and a traceback only if asked."""
+"""Reports the failure of a command: one sentence, and a traceback only on request."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ __all__ = ["forget", "quiet_libraries", "sentence", "status_of"]
 _PACKAGE = Path(__file__).parents[1]
 _OUTPUT = 1  # the descriptor
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# What libraries say only in words: theirs around those of the system.
+# System errors that libraries report only in words.
 _IN_WORDS = (*_FULL, errno.EFBIG, errno.EIO, errno.EROFS, errno.EMFILE)
 _FIXES = {
     errno.ENOENT: "name one that is there",
@@ -37,36 +37,21 @@ _OF_THE_PATH = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.E
 _OF_JAX = ("JaxRuntimeError", "XlaRuntimeError")
 _QUOTED_FILE = re.compile(r'"(/[^"]+)"|(?:writing|opening) ([^;]+);')
 _ORBAX_PART = ".orbax-checkpoint-tmp"
-# What Grain says of a process that reads, and is gone.
+# Grain's message when a reader process has died.
 _DEAD_WORKER = re.compile(r"Worker process was terminated .* exit code (-?\d+)")
 _LOGGERS = ("absl", "asyncio", "concurrent.futures")
-# Grain adds a paragraph on its own frames to the message of any error.
+# Grain adds a paragraph about its own frames to every error message.
 _ADDED = "\n--------------------\n"
 
 
 def status_of(error: BaseException) -> int:
-    """Returns the exit status: 2 if what was typed cannot be run, 1 if it failed.
-
-    Args:
-      error: What ended the command, and was not expected to.
-    """
+    """Returns the exit status: 2 for a wrong command line, 1 for a failure."""
     is_typed = isinstance(error, OSError) and error.errno in _OF_THE_PATH
     return 2 if is_typed or _of_starting_jax(error) else 1
 
 
 def sentence(error: BaseException) -> str:
-    """Says in a sentence what failed, and what to do.
-
-    Args:
-      error: What ended the command.
-
-    Returns:
-      One line, if the message of the error is one.
-
-    Example:
-      >>> sentence(NotADirectoryError(20, "Not a directory", "runs/lm/config.json"))
-      'runs/lm/config.json: Not a directory; name another path'
-    """
+    """Returns a sentence about the failure and what to do."""
     said = str(error).partition(_ADDED)[0]
     kind = type(error).__name__
     is_of_system = isinstance(error, OSError) and error.errno is not None
@@ -94,7 +79,7 @@ def sentence(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Returns what an error came from, the last first."""
+    """Returns the causes of an error, the last first."""
     found = [error]
     while (cause := found[-1].__cause__ or found[-1].__context__) not in (None, *found):
         found.append(cause)
@@ -102,7 +87,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _of_system(error: BaseException) -> str | None:
-    """Returns what the system refused; None if it was something else."""
+    """Returns the operation that the system refused, or None for other errors."""
     words = str(error)
     if isinstance(error, OSError) and error.errno is not None:
         number, file = error.errno, error.filename
@@ -113,7 +98,7 @@ def _of_system(error: BaseException) -> str | None:
             return None
         number, file, what = found[0], None, os.strerror(found[0])
     if file is None and (quoted := _QUOTED_FILE.findall(words)):
-        # The last one is what the others were made of; of a checkpoint, all of it.
+        # The last quoted path is the original; a checkpoint is named as a whole.
         file = "".join(quoted[-1]).partition(_ORBAX_PART)[0]
     name = "a file" if file is None else os.fsdecode(file)
     if number not in _FULL:
@@ -128,7 +113,7 @@ def _of_system(error: BaseException) -> str | None:
 
 
 def _is_output_full() -> bool:
-    """Whether what is printed goes to a file whose disk is full."""
+    """Whether standard output is a file on a full disk."""
     with contextlib.suppress(OSError):
         is_file = stat.S_ISREG(os.fstat(_OUTPUT).st_mode)
         return is_file and not os.fstatvfs(_OUTPUT).f_bavail
@@ -136,7 +121,7 @@ def _is_output_full() -> bool:
 
 
 def _free(file: str) -> str:
-    """Says how much is free where a file would be."""
+    """Returns the free space at a file's place, in words."""
     for folder in Path(file).absolute().parents:
         with contextlib.suppress(OSError):
             free = shutil.disk_usage(folder).free
@@ -170,7 +155,7 @@ def _of_devices(said: str) -> str:
 
 
 def _of_starting_jax(error: BaseException) -> str | None:
-    """Returns why jax cannot be imported or has no devices; None if it can and has."""
+    """Returns the reason why jax cannot be imported or has no devices, or None."""
     said = str(error).strip().partition("\n")[0]
     files = {
         Path(frame.filename).as_posix()
@@ -181,7 +166,7 @@ def _of_starting_jax(error: BaseException) -> str | None:
         return f"jax cannot be imported: {said}; correct that, and run it again"
     jax = sys.modules.get("jax")
     if jax and not said and isinstance(error, AssertionError):
-        # So it fails, without a word, where JAX_PLATFORMS=cuda finds no GPU.
+        # jax fails so, without a message, where JAX_PLATFORMS=cuda finds no GPU.
         try:
             jax.devices()
         except AssertionError:
@@ -203,26 +188,23 @@ def _is_ours(error: BaseException) -> bool:
         error.__traceback__ is None
     ):
         return False
-    # Also of an error from another process, whose frames are copies.
+    # This also works for an error from another process, whose frames are copies.
     last = traceback.extract_tb(error.__traceback__)[-1]
-    # What a library in C raises ends in the line that called it.
+    # An error from a C library ends in the line that called the library.
     says_raise = (last.line or "").startswith("raise ")
     return says_raise and Path(last.filename).is_relative_to(_PACKAGE)
 
 
+# Threads of Orbax and TensorStore print pages of errors, and so do objects of a failed
+# save when they are collected. The error of the command is enough.
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Keeps tracebacks that libraries print by themselves off standard error.
-
-    Orbax's threads log what they ran into, those of TensorStore write it where they
-    stand, and what is left of a failed save says so while it is collected: for pages,
-    when the error of the command says it once.
-    """
+    """Suppresses tracebacks that libraries print on standard error by themselves."""
     before = sys.excepthook, threading.excepthook, sys.unraisablehook
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     for logger in loggers:
         logger.addFilter(_has_no_traceback)
-    # TensorFlow logs the traceback of every call of Python that fails.
+    # TensorFlow logs the traceback of every failed Python call.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     sys.excepthook = _ignore
     threading.excepthook = sys.unraisablehook = _ignore
@@ -235,7 +217,7 @@ def quiet_libraries() -> Iterator[None]:
 
 
 def forget(error: BaseException) -> None:
-    """Lets go, now and in silence, what an error holds that was not finished."""
+    """Releases the objects that an error keeps alive, now and without messages."""
     for each in [error, *_causes(error)]:
         traceback.clear_frames(each.__traceback__)
         each.__traceback__ = each.__cause__ = each.__context__ = None

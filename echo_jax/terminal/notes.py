@@ -1,4 +1,4 @@
-"""Lines that a command says, again and again while something is slow."""
+"""Prints lines while a command runs, repeatedly while a step is slow."""
 
 import contextlib
 import threading
@@ -11,40 +11,27 @@ from echo_jax.terminal.printable import printable
 
 __all__ = ["Notes", "pauses", "say_while_slow", "silent_s"]
 
-# After how long it is said what takes so long, and at least, whatever was said before.
+# The time until the first line about a slow step, and its minimum after another line.
 _WONDERS_S, _LEAST_S = 3.0, 1.0
-# How long until it is said again: twice as long each time.
+# The time until the next line, which doubles each time, and its maximum.
 _AGAIN_S, _MOST_S = 5.0, 60.0
 
-# When this process said something last: all that it says stands one below the other.
+# The time of this process's last line. All lines share one output.
 _last_line_s = time.monotonic()
 
 
 class Notes:
-    """Says lines on a console, each with the time of day.
-
-    Args:
-      console: Where to; None for standard output.
-      mark: Put before every line.
-
-    Example:
-      >>> with Notes().slow("reading the data"):  # Says so from the third second on.
-      ...     workload = build(config)
-    """
+    """Prints lines on a console, each with the time of day and a mark."""
 
     def __init__(self, console: Console | None = None, *, mark: str = ""):
         self._console = console or Console()
         if self._console.is_jupyter:
-            # Lines, as in a log file: of HTML each would be a block of its own.
+            # Lines, as in a log file: with HTML each line would be a separate block.
             self._console = Console(force_jupyter=False, force_terminal=False)
         self._mark = f"{mark}  " if mark else ""
 
     def note(self, text: str) -> None:
-        """Prints a line.
-
-        Args:
-          text: One line; the time of day is put before it.
-        """
+        """Prints a line after the time of day."""
         global _last_line_s
         _last_line_s = time.monotonic()
         self._console.print(
@@ -56,11 +43,7 @@ class Notes:
 
     @contextlib.contextmanager
     def slow(self, what: str) -> Iterator[None]:
-        """Says what is done, again and again if it takes long; see `pauses`.
-
-        Args:
-          what: Such as "compiling the update".
-        """
+        """Prints a line about a step repeatedly while it is slow; see `pauses`."""
         is_done = threading.Event()
         speaker = threading.Thread(
             target=say_while_slow,
@@ -76,22 +59,12 @@ class Notes:
 
 
 def silent_s() -> float:
-    """Returns how long ago the last line of this process was, in seconds."""
+    """Returns the seconds since the last line of this process."""
     return time.monotonic() - _last_line_s
 
 
 def pauses(silent_s: float = 0.0) -> Iterator[float]:
-    """Yields how long to be silent before each line on the same thing, in seconds.
-
-    Args:
-      silent_s: How long nothing was said before it was begun.
-
-    Example:
-      >>> [*itertools.islice(pauses(), 6)]
-      [3.0, 5.0, 10.0, 20.0, 40.0, 60.0]
-      >>> next(pauses(silent_s=1.5))
-      1.5
-    """
+    """Yields the seconds before each line about the same step: 3, 5, 10, ..., 60."""
     yield max(_WONDERS_S - silent_s, _LEAST_S)
     pause = _AGAIN_S
     while True:
@@ -105,14 +78,7 @@ def say_while_slow(
     wait: Callable[[float], bool],
     silent_s: float = 0.0,
 ) -> None:
-    """Says what is done again and again, and for how long by now, until it is done.
-
-    Args:
-      what: A few words.
-      say: Prints a line.
-      wait: Waits for so many seconds, or until it is done, and returns whether it is.
-      silent_s: See `pauses`.
-    """
+    """Calls `say` with the step and its duration until `wait` returns True."""
     waited_s = 0.0
     for pause in pauses(silent_s):
         if wait(pause):
@@ -122,4 +88,4 @@ def say_while_slow(
         try:
             say(f"{what} ...{how_long}")
         except OSError:
-            return  # Nobody reads on: who says the next line finds out by itself.
+            return  # The output is closed; the next line will raise the error.

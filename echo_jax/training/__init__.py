@@ -1,4 +1,4 @@
-"""Training of a workload: sharded, resumable, and timed. Knows none by name."""
+"""Training of a workload: sharded, resumable, and timed."""
 
 from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.measure import Rates

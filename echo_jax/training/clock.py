@@ -1,4 +1,16 @@
-"""Where the time of a run goes: on the host by phase, on the devices by work."""
+"""The time of a run: on the host by phase, on the devices by work.
+
+`DeviceTime` sees only the loop's side of the devices' work. Devices perform dispatches
+one after another. They begin one when it is sent, or when the one before ends, if that
+is later. The loop observes an end exactly if it waits for it. Otherwise it knows the
+last look before the end and the first look after it. Between the two, the end is put
+where a step of the usual length would end.
+
+So intervals of work never overlap, and no period has more work than time. An interval
+whose two ends were observed is a measurement of the step. The usual length is the
+median of the latest measurements. A loop that always waits for data observes few ends,
+so now and then it must wait for one: see `DeviceTime.is_due`.
+"""
 
 import statistics
 import time
@@ -9,32 +21,18 @@ from typing import Literal
 
 __all__ = ["Clock", "DeviceTime", "Phase", "Work"]
 
+# train: computing, and the loop itself. wait: blocked on the input. pause: start-up,
+# compilation, evaluation and checkpointing.
 Phase = Literal["train", "wait", "pause"]
 
-# How many steps the usual one is the median of, and after how many dispatches without
-# a measurement a loop waits for one: where data is late, it costs nothing that shows.
+# The usual step is the median of this many measurements. After this many dispatches
+# without a measurement, the loop waits for one; where data is late, that is free.
 _LATEST = 33
 _MEASURE_EVERY = 32
 
 
 class Clock:
-    """Attributes every second to one phase; the seconds of a run add up.
-
-    A clock starts in ``pause``. `phase` switches for the length of a block and
-    switches back, so phases nest: waiting for a batch inside of training is waiting.
-
-    Args:
-      now: The time in seconds; monotonic.
-
-    Example:
-      >>> clock = Clock()
-      >>> with clock.phase("train"):
-      ...     with clock.phase("wait"):
-      ...         batch = next(iterator)
-      ...     state = step(state, batch)
-      >>> sorted(clock.seconds())
-      ['pause_s', 'train_s', 'wait_s', 'wall_s']
-    """
+    """Attributes every second of a run to one phase. Phases nest."""
 
     def __init__(self, *, now: Callable[[], float] = time.perf_counter):
         self._spent: dict[Phase, float] = {"train": 0.0, "wait": 0.0, "pause": 0.0}
@@ -43,48 +41,31 @@ class Clock:
         self._since = now()
 
     def phase(self, phase: Phase) -> "_Spending":
-        """Spends the time of a block on a phase.
-
-        Args:
-          phase: ``"train"`` (computing, and the loop itself), ``"wait"`` (blocked
-            on the input iterator) or ``"pause"`` (start-up, compilation,
-            evaluation, checkpointing).
-        """
+        """Returns a context manager that spends the time of its block on a phase."""
         return _Spending(self._switch, phase)
 
     def add(self, seconds: Mapping[str, float]) -> None:
-        """Adds the seconds before the run was resumed.
-
-        Args:
-          seconds: What `seconds` returned at the end of the last of them.
-        """
+        """Adds the `seconds` of the run before it was resumed."""
         for phase in self._spent:
             self._spent[phase] += seconds[f"{phase}_s"]
 
     def seconds(self) -> dict[str, float]:
-        """Returns the seconds so far, also before the run was resumed.
-
-        Returns:
-          ``train_s``, ``wait_s``, ``pause_s``, and ``wall_s``: the first two
-          together, the time to train without the pauses.
-        """
+        """Returns ``train_s``, ``wait_s``, ``pause_s``, ``wall_s`` (train and wait)."""
         self._switch(self._phase)
         spent = {f"{phase}_s": seconds for phase, seconds in self._spent.items()}
         return {"wall_s": spent["train_s"] + spent["wait_s"], **spent}
 
     def _switch(self, phase: Phase) -> Phase:
-        """Spends what follows on a phase; returns the one before."""
+        """Starts a phase; returns the phase before it."""
         now, before = self._now(), self._phase
         self._spent[before] += now - self._since
         self._phase, self._since = phase, now
         return before
 
 
+# A class, because a generator takes several times as long, at every update.
 class _Spending:
-    """A block whose time is spent on a phase.
-
-    A class, because a generator takes several times as long, at every update.
-    """
+    """Spends the time of a block on a phase."""
 
     def __init__(self, switch: Callable[[Phase], Phase], phase: Phase):
         self._switch = switch
@@ -103,8 +84,7 @@ class Work:
 
     Attributes:
       sent_s: When the loop began to send it.
-      updates: How many updates it performs.
-      is_done: Whether the devices have finished it; returns at once.
+      is_done: Whether the devices have finished it; does not wait.
       running_s: When it was last seen unfinished.
       is_finished: Whether its time is counted already.
     """
@@ -117,35 +97,11 @@ class Work:
 
 
 class DeviceTime:
-    """Tells how long the devices worked, from what a loop sees of its dispatches.
-
-    Devices perform dispatches one after another: they work on one from when it was
-    sent, or from the end of the one before if that is later, until its own end. A loop
-    that waits for an end has seen it. Of one that passed while the loop was elsewhere,
-    such as waiting for data, it knows the last look before and the first after; between
-    them the end is put where a step of the usual length puts it.
-
-    So intervals of work never overlap, and no stretch of a run holds more work than
-    time: what is left of it is idle, without a correction. And where both ends of an
-    interval were seen, it is a measurement of the step in the conditions of the run:
-    the median of the latest is the usual length. A loop that always waits for data sees
-    few ends; now and then it must wait for one, see `is_due`.
+    """Estimates how long the devices worked, from the loop's view of its dispatches.
 
     Args:
-      step_s: Seconds of an update, as measured before the run.
-      steps: Updates of a usual dispatch; others are no measurement.
-      now: The time in seconds; monotonic.
-
-    Example:
-      >>> device = DeviceTime(0.01, steps=1)
-      >>> device.look()
-      >>> sent_s = device.now()
-      >>> state, report = step(state, batch)
-      >>> work = device.sent(sent_s, 1, report.is_ready)
-      >>> report.block_until_ready()
-      >>> device.finished(work)
-      >>> device.seconds(), device.step_s
-      (0.012, 0.012)
+      step_s: Seconds per update, measured before the run.
+      steps: Updates in a usual dispatch; other dispatches are not measured.
     """
 
     def __init__(
@@ -156,42 +112,34 @@ class DeviceTime:
         self._measured: deque[float] = deque(maxlen=_LATEST)
         self._in_flight: deque[Work] = deque()
         self._spent_s = 0.0
-        # The end of the last work, and whether it was seen.
+        # The end of the last work, and whether it was observed.
         self._free_s, self._is_seen = now(), True
         self._unmeasured = 0
 
     @property
     def step_s(self) -> float:
-        """Seconds of an update at work: measured in the run, or else before it."""
+        """Seconds of device work per update: the run's median, or else `step_s`."""
         return statistics.median(self._measured or [self._start_s])
 
     @property
     def is_due(self) -> bool:
-        """Whether the loop should wait for the work that it has just sent.
-
-        Only devices that had nothing to do are waited for, and one dispatch of many:
-        where data is late, the time is there.
-        """
+        """Whether the loop should wait for the work that it has just sent."""
+        # It waits only if the devices were idle, and for few dispatches. Where data is
+        # late, there is time for it.
         return self._unmeasured >= _MEASURE_EVERY and len(self._in_flight) == 1
 
     def sent(self, sent_s: float, updates: int, is_done: Callable[[], bool]) -> Work:
-        """Takes note of a dispatch.
-
-        Args:
-          sent_s: When the loop began to send it, right after a `look`.
-          updates: How many updates it performs.
-          is_done: Whether the devices have finished it; returns at once.
-        """
+        """Records a dispatch; call `look` right before it is sent."""
         work = Work(sent_s, updates, is_done, running_s=sent_s)
         self._in_flight.append(work)
         self._unmeasured += 1
         if len(self._in_flight) == 1 and is_done():
-            # A small program on a CPU is done when the call returns.
+            # On a CPU, a small program is done when the call returns.
             self.finished(work)
         return work
 
     def look(self) -> None:
-        """Takes note of all work that is done by now."""
+        """Records the end of all work that is done by now."""
         while self._in_flight and self._in_flight[0].is_done():
             work, at_s = self._in_flight[0], self.now()
             usual_s = self._begin_s(work) + work.updates * self.step_s
@@ -200,17 +148,13 @@ class DeviceTime:
             work.running_s = self.now()
 
     def finished(self, work: Work) -> None:
-        """Takes note that work is done, right after the loop has waited for it.
-
-        Args:
-          work: The oldest that was not said to be finished; a `look` right before the
-            loop began to wait has counted it, if it was done then.
-        """
+        """Records that the oldest work is done; call it right after waiting for it."""
+        # The `look` before the wait has counted work that was done by then.
         if not work.is_finished:
             self._finish(self.now(), is_seen=True)
 
     def seconds(self) -> float:
-        """Returns how long the devices worked so far, up to this moment."""
+        """Returns for how many seconds the devices have worked until now."""
         self.look()
         begun = [max(self.now() - self._begin_s(work), 0) for work in self._in_flight]
         return self._spent_s + (begun[0] if begun else 0.0)
@@ -223,7 +167,7 @@ class DeviceTime:
         work.is_finished = True
         begin_s = self._begin_s(work)
         end_s = max(end_s, begin_s)
-        # An end that lies before the sending does not matter, seen or not.
+        # If the previous work ended before this was sent, its end need not be exact.
         is_exact = is_seen and (self._is_seen or self._free_s < work.sent_s)
         if is_exact and work.updates == self._steps:
             self._measured.append((end_s - begin_s) / work.updates)

@@ -1,7 +1,7 @@
-"""The compiled functions of a run, shared by runs that compute alike.
+"""The compiled functions of a run, shared by runs that compute the same.
 
-What they compute is handed in by `echo_jax.training.trainer`. Here a state is a pytree
-of which ``params``, ``model_state`` and ``opt_state`` are known, and a report is any.
+`echo_jax.training.trainer` passes in the functions to compile. Here a state is any
+pytree with ``params``, ``model_state`` and ``opt_state``. A report is any pytree.
 """
 
 import functools
@@ -42,51 +42,40 @@ __all__ = ["CompiledFunctions", "CompiledStep", "several_updates"]
 State = TypeVar("State")
 Report = TypeVar("Report")
 
-# Independent randomness, both from the run's one seed.
+# Two independent random streams of the run's seed.
 _INIT_KEY, _STEP_KEY = 0, 1
 
 
 class CompiledStep(Protocol):
-    """A program of one step, or of several; see `CompiledFunctions.program`."""
+    """A compiled program that performs one or more updates."""
 
     def __call__(
         self, state: Any, arrays: Any, inputs: Any, run: Any
     ) -> tuple[Any, Any]:
-        """Starts it; returns the new state, and the report."""
+        """Starts the program; returns the new state and the report."""
         ...
 
     def trace(self, *args: Any) -> Any:
-        """Returns what jax makes of it before it compiles."""
+        """Returns jax's trace of the program, before it is compiled."""
         ...
 
 
 class CompiledFunctions(Generic[State, Report]):
-    """The functions of a run, with the arguments that never change.
+    """The functions of a run, with their constant arguments.
 
-    They are compiled at their first call. Runs of equal tasks, optimizers, precisions,
-    meshes and options of XLA in one process share compilations, whatever the numbers of
-    their optimizers.
+    Each is compiled at its first call. Runs in one process share compilations if they
+    have equal tasks, optimizers, precisions, meshes and XLA options.
 
     Attributes:
-      mesh: The devices.
-      local: How replicas are kept and brought together; None without local updates.
-        With them a state is a `echo_jax.training.update.local.LocalState`.
-      xla_options: Of the programs of updates.
-      init_key: Randomness of the parameters.
-      run: What is the same at every update.
-      abstract_state: Shapes, types and shardings of a state.
-      variables: Shapes and types of the task's variables, as they are drawn.
-      init: ``(key, taken={}) -> state``; what was taken from another model is not
-        drawn.
-      model: ``(state) -> model``, what is evaluated; see `training.saving.model`.
-      evaluate: ``(model, batch) -> ({metric: (sum, count)}, outputs)``, on every
-        device: what `Task.evaluate` returns, and `Task.predict`, if the workload has
-        an evaluator for it; else ``{}``.
-      statistics: ``(model, batch) -> model_state`` with batch norm's statistics of a
-        training batch without tags alone.
-      merge: ``([model_state]) -> model_state`` of the batches of all of them.
-      is_finite: ``(state) -> bool[]``, over all its floats.
-      copy: ``(state) -> state`` in memory of its own, to be donated freely.
+      local: Updates and synchronises replicas; None without local updates.
+      init: ``(key, taken={}) -> state``; variables in ``taken`` are not drawn.
+      model: ``(state) -> model``, the model to evaluate.
+      evaluate: ``(model, batch) -> ({metric: (sum, count)}, predictions)``, on every
+        device; the predictions are ``{}`` if the workload has no evaluator.
+      statistics: ``(model, batch) -> model_state`` with the batch norm statistics of
+        one batch, which must have no tags.
+      merge: ``([model_state]) -> model_state`` over all the batches.
+      copy: ``(state) -> state`` in new memory, which may be donated.
     """
 
     def __init__(
@@ -99,23 +88,9 @@ class CompiledFunctions(Generic[State, Report]):
         *,
         absent: Mesh | None = None,
     ):
-        """Lays out the devices.
-
-        Args:
-          config: A checked training config.
-          workload: Made from this config.
-          run_inputs: ``(config, key) -> run``; here and below a pure function.
-          init_state: ``(key, taken, task=..., optimizer=..., precision=...)`` gives
-            the state.
-          train_step: ``(state, batch, run, task=..., optimizer=..., precision=...,
-            gradient=...)`` gives the new state and a report.
-          absent: Devices that are not here, for which `lower` alone can be used; by
-            default those of the config's mesh.
-
-        Raises:
-          ValueError: The mesh does not fit the devices or the batch, or XLA does not
-            know an option.
-        """
+        # All three functions are pure. `init_state` is called with (key, taken), and
+        # `train_step` with (state, batch, run); `_Shared` gives the keyword arguments.
+        # The devices of `absent` are not here: then only `lower` can be called.
         self.mesh = absent or make_mesh(
             config.mesh.data, config.mesh.fsdp, config.batch_size
         )
@@ -158,31 +133,19 @@ class CompiledFunctions(Generic[State, Report]):
         self._make_init_key = lambda: key_of(_INIT_KEY)
         self._make_run = make_run
 
-    # Both are made when they are asked for: on devices that are not here they cannot.
+    # Both are made on first use, because absent devices cannot hold them.
     @functools.cached_property
     def init_key(self) -> jax.Array:
-        """See the class."""
         return replicate(self._make_init_key, replicated(self.mesh))
 
     @functools.cached_property
     def run(self) -> Any:
-        """See the class."""
         return replicate(self._make_run, replicated(self.mesh))
 
     def program(
         self, batching: Batching, *, scan: bool = False, meets: bool = False
     ) -> CompiledStep:
-        """Returns the program that performs as many updates as an input is for.
-
-        It donates the state alone: what the feed keeps, an echo uses again. Its report
-        is the last update's.
-
-        Args:
-          batching: Makes the batches of the input.
-          scan: Whether several updates are a loop on the device; see
-            `several_updates`.
-          meets: Whether replicas meet after the update.
-        """
+        """Returns the program that performs all updates of an input."""
         return self._shared.program(batching, scan, meets)
 
     def step(
@@ -194,64 +157,32 @@ class CompiledFunctions(Generic[State, Report]):
         scan: bool = False,
         meets: bool = False,
     ) -> tuple[State, Report]:
-        """Starts the updates of an input.
-
-        Args:
-          state: Donated.
-          feed: Made the input.
-          inputs: From `Feed.take` or `Feed.hold`.
-          scan: See `program`.
-          meets: See `program`.
-
-        Returns:
-          The new state, and what may be read of the last update: not computed yet.
-        """
+        """Starts the updates of an input; returns the state and the last report."""
         run = self.program(feed.batching, scan=scan, meets=meets)
         sent = feed.batching.send(inputs)
         return call_with_host_arrays(run, state, feed.arrays, sent, self.run)
 
     def step_on_batch(self, state: State, batch: Batch) -> tuple[State, Report]:
-        """Starts an update on a host batch; see `step`.
-
-        Args:
-          state: Donated.
-          batch: With the echo's tags.
-        """
+        """Starts an update on a host batch, which must have the echo's tags."""
         batching = HostBatching(self.mesh)
         sent = batching.send(HostInput.of([batch]))
         program = self.program(batching)
         return call_with_host_arrays(program, state, (), sent, self.run)
 
     def trace(self, state: State, feed: Feed, *, meets: bool = False) -> Any:
-        """Returns what jax makes of one update before it compiles it.
-
-        Args:
-          state: Not changed.
-          feed: From which nothing is taken.
-          meets: See `program`.
-        """
+        """Returns jax's trace of one update; takes nothing from the feed."""
         inputs = feed.batching.send(feed.hold(1))
         program = self.program(feed.batching, meets=meets)
         return program.trace(state, feed.arrays, inputs, self.run)
 
     def read(self, report: Report) -> Report:
-        """Returns a report whose numbers the host can read, of all replicas together.
-
-        With local updates it waits for the report, and all processes have to ask.
-        """
+        """Returns a report over all replicas; with replicas, all processes call it."""
         return self.local.read(report) if self.local else report
 
     def lower(
         self, batching: Batching, arrays: Any, inputs: Any, *, meets: bool = False
     ) -> Any:
-        """Returns the program of one update before XLA compiles it, of shapes alone.
-
-        Args:
-          batching: See `program`.
-          arrays: Shapes and types of what a feed keeps on the devices.
-          inputs: Shapes and types of the input of one update.
-          meets: See `program`.
-        """
+        """Lowers one update from shapes alone; XLA does not compile it yet."""
         given = (
             abstract(tree, sharding)
             for tree, sharding in (
@@ -265,7 +196,7 @@ class CompiledFunctions(Generic[State, Report]):
 
 
 class _Shared(Generic[State, Report]):
-    """The functions of a task on a mesh; see `CompiledFunctions`."""
+    """The functions of a task on a mesh, shared by equal runs."""
 
     def __init__(
         self,
@@ -375,17 +306,17 @@ class _Shared(Generic[State, Report]):
             program,
             in_shardings=(self._state, arrays, batching.input_sharding, on_all_devices),
             out_shardings=(self._state, report),
+            # The state alone is donated: an echo uses the feed's arrays again.
             donate_argnums=0,
             compiler_options=dict(self._options) or None,
         )
         return cast(CompiledStep, compiled)
 
 
+# On a CPU, LLVM would optimize random draws for longer than they take. On two cores, a
+# ResNet-8 starts in 1.6 s instead of 12.4 s, with the same bits.
 def _compiled_once(platform: str) -> dict[str, int] | None:
-    """Options for what runs once: LLVM would optimize draws for longer than they take.
-
-    Seen on two CPU cores: 1.6 s instead of 12.4 s for a ResNet-8, of the same bits.
-    """
+    """Returns the XLA options of a program that runs once."""
     return {"xla_backend_optimization_level": 1} if platform == "cpu" else None
 
 
@@ -398,8 +329,8 @@ def _merged(parts: Sequence[Variables]) -> Variables:
     return merged_statistics(stacked, mean_of_parts)
 
 
-# A cache by value, because jit's own is by the identity of a function: the arms of
-# a study have equal tasks, optimizers, mesh and options, and so compile once.
+# A cache by value, because jit's own cache compares functions by identity. The arms of
+# a study have equal tasks, optimizers, meshes and options, and so compile once.
 _share = functools.lru_cache(maxsize=8)(_Shared)
 
 
@@ -410,17 +341,8 @@ def several_updates(
     *,
     scan: bool,
 ) -> tuple[State, Any]:
-    """Performs updates one after the other; to be traced.
-
-    Args:
-      update: ``(state, batch) -> (state, report)``, a pure function.
-      state: Before the first of them.
-      batches: One for each, with the same shapes.
-      scan: Whether to loop over one copy of `update`, instead of writing it so often.
-
-    Returns:
-      The last state, and the report of the last update.
-    """
+    """Performs one update for each batch; returns the last state and report."""
+    # A scan loops on the device over one copy of `update`, not one for each batch.
     if scan and len(batches) > 1:
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
         state, reports = jax.lax.scan(update, state, stacked)

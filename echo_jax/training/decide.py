@@ -1,4 +1,4 @@
-"""What a run decides at its start: shards, threads, echo factor, and its dispatch."""
+"""Decisions at the start of a run: shards, threads, echo factor, and dispatch."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -29,17 +29,13 @@ __all__ = ["Decided", "decide"]
 
 @dataclass(frozen=True)
 class Decided:
-    """What was decided, and the feed that was made for it.
+    """The decisions at the start of a run, and the feed that was made for them.
 
     Attributes:
-      shards: Of the data, that this process makes.
+      shards: The data shards that this process reads.
       feed: Not started yet.
-      dispatch: How updates are dispatched.
-      factor: The echo factor, which the config may leave open.
-      threads: Concurrent reads, which the config may leave open. They are chosen anew
-        where a run resumes: they change no result, and the machine may be another.
-      rates: What it was decided by.
-      sample: A batch of what is upstream of the feed, on the host.
+      threads: Concurrent reads.
+      sample: A batch of the data upstream of the feed, on the host.
     """
 
     shards: Sequence[DataShard]
@@ -51,7 +47,7 @@ class Decided:
     sample: Batch
 
     def chosen(self) -> dict[str, Any]:
-        """Returns what was decided by measuring, for ``environment.json``."""
+        """Returns the measured decisions, for ``environment.json``."""
         return {
             "echo_factor": self.factor,
             "dispatch": asdict(self.dispatch),
@@ -59,6 +55,9 @@ class Decided:
         }
 
 
+# A resumed run keeps the decisions in `before`, the host's part of its checkpoint. The
+# threads alone are chosen again: they change no result, and the machine may differ.
+# The feed is not started: its threads would disturb the measurements.
 def decide(
     config: Config,
     workload: Workload,
@@ -69,23 +68,7 @@ def decide(
     watchdog: Watchdog,
     note: Callable[[str], None],
 ) -> Decided:
-    """Measures, decides what was not decided before, and compiles what is used.
-
-    The feed is not started: its threads would disturb what is measured.
-
-    Args:
-      config: A checked training config.
-      workload: Made from this config.
-      compiled: The run's functions.
-      state: Not changed.
-      before: The host's part of the checkpoint that the run resumes from, whose
-        decisions stand; None at the start.
-      watchdog: Looks after the waits for data.
-      note: Is told what was decided and why.
-
-    Raises:
-      ValueError: The echo is impossible, or the processes cannot share the data.
-    """
+    """Measures the rates, makes the open decisions, and compiles the programs."""
     num_shards = config.data.shards or jax.process_count()
     shards = own_shards(len(before["data"]) if before else num_shards)
     loader = measure_loader(
@@ -123,7 +106,7 @@ def decide(
         t_down_s = measure_step(compiled, state, feed, dispatch=dispatch)
     rates = Rates(t_up_s=t_up_s, t_down_s=t_down_s)
     if is_open:
-        # The old feed first gives its buffer back.
+        # Free the buffer of the old feed first.
         feed.close()
         del feed
         factor = _advised(config, rates, note)
@@ -131,14 +114,14 @@ def decide(
         for each in {LOOP, dispatch}:
             measure_step(compiled, state, feed, dispatch=each)  # Compiles.
     if isinstance(feed, GrowingFeed):
-        # Now, for later it would stop the training.
+        # Compile each batch size now, because later this would stop the training.
         for held in feed.hold_sizes():
             jax.block_until_ready(compiled.step(compiled.copy(state), feed, held))
     return Decided(shards, feed, dispatch, factor, loader.threads, rates, loader.sample)
 
 
 def _most_updates(config: Config, ratio: float) -> float:
-    """Returns how many updates a fresh batch serves at most."""
+    """Returns the maximum number of updates that use one fresh batch."""
     if config.data.hold_batch:
         return math.inf
     spec = echo_spec(config)
@@ -153,7 +136,7 @@ def _most_updates(config: Config, ratio: float) -> float:
 
 def _advised(config: Config, rates: Rates, note: Callable[[str], None]) -> float:
     """Returns the echo factor that the rates advise."""
-    # More digits than were measured would only be hard to read.
+    # The measurement is not exact to more digits.
     factor = round(advised_factor(rates.ratio, config.echo.cap), 2)
     note(
         f"echo factor {factor:g}: a fresh batch takes {rates.ratio:.2f} times as long "

@@ -1,16 +1,16 @@
-"""Dispatch: several updates for each program, where that is faster.
+"""Dispatch: several updates in one program, where that is faster.
 
-Starting a program costs tens of microseconds, or more with many arrays. A small
-model computes its update in less, so that the device waits for the host. Several
-updates in one program share the cost: `unroll` writes them one after the other,
-`scan` loops over one copy on the device. Which is fastest depends on model and
-backend, and belief is no guide: on a CPU a convolution inside of a scan ran 19
-times slower than outside, and a small dense network 4 times faster. So it is timed.
+Starting a program costs tens of microseconds, or more with many arrays. A small model
+computes its update in less time, so the device waits for the host. Several updates in
+one program share the cost: `unroll` writes them one after the other, and `scan` loops
+over one copy on the device. The fastest mode depends on the model and the backend, so
+it is measured. On a CPU, a convolution inside a scan ran 19 times slower than outside
+it, and a small dense network 4 times faster.
 
-A group of updates is one update to the host, which can neither evaluate, nor save,
-nor log inside of it. Groups start at multiples of their size, and updates that no
-whole group fits around are dispatched one by one, so that the groups of a run do not
-depend on where it was stopped.
+To the host a group of updates is one update: it cannot evaluate, save or log inside a
+group. Groups start at multiples of their size. Updates around which no whole group
+fits are dispatched one by one. So the groups of a run do not depend on where it was
+stopped.
 """
 
 import statistics
@@ -43,45 +43,30 @@ __all__ = [
 Mode = Literal["loop", "unroll", "scan"]
 Name = TypeVar("Name", bound=str)
 
-# Larger groups gain little more, and are late to react to a signal.
+# Larger groups gain little more, and react late to a signal.
 _MOST_UPDATES = 8
 _HORIZON = 1000
-# What is timed must be long beside the clock and the scheduler, in seconds.
+# A timed call must last this many seconds, long against the clock and the scheduler.
 _LEAST_S = 0.01
 _ROUNDS = 7
 _CLEARLY_FASTER, _HOPELESS = 0.97, 2.0
 _CLEARLY_SHORTER = 0.97
-# Beside a longer step, the time of a dispatch does not show.
+# With a longer step, in seconds, the time of a dispatch is negligible.
 _LONG_STEP_S = 0.02
-# Compiling takes about 1 ms for each operation, on a CPU core: a bound of seconds.
+# Compiling takes about 1 ms per operation on a CPU core, so this is some seconds.
 _MOST_OPERATIONS = 5000
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """How the updates of a run are dispatched.
-
-    Attributes:
-      mode: What a group of updates is compiled to.
-      steps: Updates in a group; 1 in a loop.
-    """
+    """The mode of dispatch, and the number of updates in a group: 1 in a loop."""
 
     mode: Mode
     steps: int
 
     def group(self, done: int, *, total: int, stops: Sequence[int]) -> int:
-        """Returns how many updates to dispatch next: a whole group, or 1.
-
-        Args:
-          done: Updates done.
-          total: Updates of the run.
-          stops: The host wants the state after every so many updates; 0 never.
-
-        Example:
-          >>> groups = Dispatch("scan", 4)
-          >>> [groups.group(done, total=100, stops=[10]) for done in (4, 8, 9, 12)]
-          [4, 1, 1, 4]
-        """
+        """Returns how many updates to dispatch next: a whole group, or 1."""
+        # The host needs the state at every multiple of each stop; 0 is never.
         if self.steps == 1:
             return 1
         end = done + self.steps
@@ -96,16 +81,7 @@ LOOP = Dispatch("loop", 1)
 
 
 def best_group_size(total: int, stops: Sequence[int]) -> int:
-    """Returns the group size, at most 8, with which a run has the fewest dispatches.
-
-    Args:
-      total: Updates of the run.
-      stops: See `Dispatch.group`.
-
-    Example:
-      >>> best_group_size(1000, [50, 100]), best_group_size(1000, [1])
-      (5, 1)
-    """
+    """Returns the group size, at most 8, with the fewest dispatches of a run."""
     horizon = min(total, _HORIZON)
 
     def dispatches(size: int) -> int:
@@ -125,32 +101,18 @@ def _groups(
 
 @dataclass(frozen=True)
 class Timing(Generic[Name]):
-    """What `fastest` found.
-
-    Attributes:
-      name: Which one is to be used.
-      relative: Seconds of every one, relative to the first: the median of all rounds.
-    """
+    """The fastest function, and every function's time relative to the first one's."""
 
     name: Name
     relative: Mapping[Name, float]
 
 
+# Another function is chosen only if it is more than 3 % faster, and faster in all but
+# one round. So a choice costs only its own time: the compilations, and about 0.1 s for
+# each function, or seven calls if a call takes longer than 10 ms. A function is called
+# with the number of times that it does its work.
 def fastest(runs: Mapping[Name, Callable[[int], object]]) -> Timing[Name]:
-    """Times functions that do the same work in turn; the first is the one to beat.
-
-    Another one is taken only if it is clearly faster: by more than 3 %, and faster in
-    all rounds but one. So a choice never costs anything but its own time: the
-    compilations, and about 0.1 s for each function, or seven calls where one takes
-    longer than 10 ms.
-
-    Args:
-      runs: By name, functions that do the work so many times, and wait for it.
-
-    Example:
-      >>> fastest({"slow": lambda n: time.sleep(n / 50), "fast": lambda n: None}).name
-      'fast'
-    """
+    """Times functions that do the same work, in turn. The first is the baseline."""
     names = list(runs)
     for run in runs.values():
         run(1)  # Compiles.
@@ -160,7 +122,7 @@ def fastest(runs: Mapping[Name, Callable[[int], object]]) -> Timing[Name]:
         times *= 2 if once <= 0 else max(2, min(1000, round(_LEAST_S / once)))
     ratios: dict[Name, list[float]] = {name: [] for name in names}
     for turn in range(_ROUNDS):
-        # A convolution in a scan may take 19 times as long: once is enough to know.
+        # A convolution in a scan may take 19 times as long: one round is enough.
         alive = [name for name in names if max(ratios[name], default=1) < _HOPELESS]
         seconds = {
             name: _seconds(runs[name], times)
@@ -184,21 +146,14 @@ def _seconds(run: Callable[[int], object], times: int) -> float:
 
 
 def log_stops(config: Config) -> tuple[int, ...]:
-    """Returns after how many updates the host wants to see the state."""
+    """Returns the intervals, in updates, after which the host needs the state."""
     return config.log_every, config.eval_every, config.checkpoint_every
 
 
 def group_size(config: Config) -> int:
-    """Returns how many updates a dispatch of a run has at most.
-
-    Args:
-      config: A checked training config.
-
-    Returns:
-      1 where nothing but a loop may be used: a config of mode ``loop``, an adaptive
-      echo, whose draws must not be decided ahead of time, batches that grow, or local
-      updates, of which the host chooses the program.
-    """
+    """Returns the maximum number of updates in a dispatch of a run."""
+    # An adaptive echo must not decide its draws ahead of time. Batches that grow have
+    # several sizes. With local updates, the host chooses the program of each update.
     one_by_one = (
         config.dispatch.mode == "loop"
         or config.echo.mode == "adaptive"
@@ -210,7 +165,7 @@ def group_size(config: Config) -> int:
     return config.dispatch.steps or best_group_size(config.updates, log_stops(config))
 
 
-# By the program, the batch and the size of a group.
+# The key is the program, the batch size and the group size.
 _CHOSEN: dict[tuple[Any, int, int], tuple[Dispatch, str]] = {}
 
 
@@ -223,26 +178,7 @@ def choose_dispatch(
     step_s: float,
     data_s: float,
 ) -> tuple[Dispatch, str]:
-    """Chooses how the updates of a run are dispatched.
-
-    With ``dispatch.mode="auto"`` the modes are timed in turn on a copy of the
-    state, see `fastest`. A step above 20 ms is not worth it, and what would take long
-    to compile is not tried: ``scan`` holds one copy of the update, ``unroll`` one for
-    each update of a group. Where updates wait for data, a faster step has nothing to
-    give, and groups would make the demand for data uneven. Runs of one program in one
-    process, such as the arms of a study, are timed once.
-
-    Args:
-      config: A checked training config.
-      compiled: The run's functions.
-      state: Not changed.
-      feed: From which nothing is taken.
-      step_s: Seconds of a step in a loop.
-      data_s: Seconds until the upstream has made the data of another update.
-
-    Returns:
-      The choice, and a line that says why; none if there was nothing to choose.
-    """
+    """Returns the dispatch, and its reason; the reason is empty without a choice."""
     size = group_size(config)
     if size == 1:
         return LOOP, ""
@@ -250,8 +186,11 @@ def choose_dispatch(
         return Dispatch(config.dispatch.mode, size), ""
     if jax.process_count() > 1:
         return LOOP, "dispatch: loop; several processes would time them apart"
+    # If updates wait for data, a faster step gains nothing, and groups would make the
+    # demand for data uneven.
     if data_s > _CLEARLY_SHORTER * step_s:
         return LOOP, "dispatch: loop; updates wait for data, or nearly"
+    # Runs of one program in one process, such as the arms of a study, are timed once.
     key = (compiled.program(feed.batching), config.batch_size, size)
     if key not in _CHOSEN:
         _CHOSEN[key] = _timed_choice(compiled, state, feed, size, step_s)
@@ -267,6 +206,7 @@ def _timed_choice(
     runs = _Runs(compiled, compiled.copy(state), feed, size)
     num_operations = _num_operations(compiled.trace(state, feed).jaxpr.jaxpr)
     tried: dict[Mode, Callable[[int], None]] = {"loop": runs.loop}
+    # A scan compiles one copy of the update, an unrolled group one for each update.
     if num_operations <= _MOST_OPERATIONS:
         tried["scan"] = runs.scan
     if num_operations * size <= _MOST_OPERATIONS:
@@ -282,18 +222,18 @@ def _timed_choice(
 
 
 class _Runs:
-    """Groups of updates on a copy of the state, by every mode."""
+    """Performs groups of updates on a copy of the state, in each mode."""
 
     def __init__(self, compiled: CompiledFunctions, state: Any, feed: Feed, size: int):
         self._compiled, self._state = compiled, state
         self._feed, self._size = feed, size
 
     def loop(self, groups: int) -> None:
-        """Performs so many groups, an update at a time, and waits for them."""
+        """Performs groups, one update per dispatch, and waits for them."""
         self._run(groups * self._size, 1, scan=False)
 
     def unroll(self, groups: int) -> None:
-        """Performs so many groups, a group at a time, and waits for them."""
+        """Performs groups, one group per dispatch, and waits for them."""
         self._run(groups, self._size, scan=False)
 
     def scan(self, groups: int) -> None:
@@ -314,7 +254,7 @@ class _Runs:
 
 
 def _num_operations(jaxpr: Any) -> int:
-    """Counts equations; of those that hold others, the inner ones."""
+    """Counts equations; for those that hold others, the inner ones."""
     total = 0
     for equation in jaxpr.eqns:
         inner = list(jaxprs_in_params(equation.params))

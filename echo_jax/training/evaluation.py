@@ -1,4 +1,4 @@
-"""Evaluation over a split: sums and counts, merged exactly, and what else judges it."""
+"""Evaluation over a split: exact sums and counts, and an optional evaluator."""
 
 import math
 from collections import defaultdict, deque
@@ -27,18 +27,7 @@ def evaluate_split(
     workload: Workload,
     watchdog: Watchdog,
 ) -> dict[str, float]:
-    """Returns every metric of a workload over its evaluation split.
-
-    Args:
-      config: A checked training config.
-      compiled: The run's functions.
-      state: The state to evaluate; not changed.
-      workload: Makes this process' part of the split.
-      watchdog: Looks after the waits for it.
-
-    Returns:
-      What `evaluate` does, and what the task derives from it.
-    """
+    """Returns all metrics of a workload over its split, derived ones included."""
     model = compiled.model(state)
     if config.batch.norm == "recompute":
         model = with_recomputed_statistics(config, compiled, model, workload, watchdog)
@@ -52,6 +41,8 @@ def evaluate_split(
     return metrics | workload.task.derive(metrics)
 
 
+# Sums and counts, because a mean of the batches' means would give too much weight to
+# the examples of a part-filled last batch. Each batch has this process' rows and mask.
 def evaluate(
     compiled: CompiledFunctions,
     model: Any,
@@ -59,25 +50,7 @@ def evaluate(
     *,
     evaluator: Evaluator | None = None,
 ) -> dict[str, float]:
-    """Returns every metric of the task over a split, and those of an evaluator.
-
-    A mean of the batches' means would weigh the examples of a part-filled last
-    batch more than others; sums and counts do not.
-
-    Args:
-      compiled: The run's functions.
-      model: From ``compiled.model``; not changed.
-      batches: One pass over the split, each with ``"mask"``; of several processes,
-        this one's rows.
-      evaluator: A new one; it is given every batch with what the task predicts.
-
-    Returns:
-      ``{metric: sum over the split / count over the split}``, and the evaluator's
-      result.
-
-    Raises:
-      ValueError: There is no example, or a batch does not divide over the devices.
-    """
+    """Returns all metrics of the task over a split, and those of an evaluator."""
     num_devices = compiled.mesh.size // jax.process_count()
     parts = []
     in_flight: deque[tuple[Batch, Any]] = deque()
@@ -114,10 +87,7 @@ def evaluate(
 
 
 def _rows_of_all(batch: Batch) -> Batch:
-    """Returns what is known of each example of a batch, of all processes.
-
-    That is its arrays of one axis; images stay where they are.
-    """
+    """Returns the batch; of several processes, their joined arrays of one axis."""
     if jax.process_count() == 1:
         return batch
     own = {name: x.tolist() for name, x in batch.items() if np.ndim(x) == 1}

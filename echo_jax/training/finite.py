@@ -1,4 +1,4 @@
-"""Whether a run is finite still, and the error of one that is not."""
+"""Whether a run is finite, and the errors of a run that is not."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ __all__ = ["NonFiniteLossError", "OverflowsError", "is_finite"]
 
 
 class NonFiniteLossError(FloatingPointError):
-    """A run went to NaN or infinity; nothing of that was saved.
+    """A run went to NaN or infinity; no such state was saved.
 
     Attributes:
-      update: The first update whose loss is not finite; if all losses are finite,
-        the update after which the state is not.
+      update: The first update whose loss is not finite. If all losses are finite: the
+        update after which the state is not.
     """
 
     def __init__(self, what: str, update: int, saved: int | None):
@@ -25,11 +25,7 @@ class NonFiniteLossError(FloatingPointError):
 
 
 class OverflowsError(NonFiniteLossError):
-    """A run with a loss scale has skipped what it may skip.
-
-    Attributes:
-      update: The one that was skipped once too often.
-    """
+    """A run with a loss scale has skipped too many updates; `update` is the last."""
 
     def __init__(self, update: int, factor: float, saved: int | None):
         self.update = update

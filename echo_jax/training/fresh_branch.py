@@ -1,7 +1,8 @@
-"""A branch of a run on fresh data alone, which says what the run's repeats are worth.
+"""A branch of a run on fresh data alone, which measures the worth of the run's repeats.
 
-See `echo_jax.echo.instrument.worth`. The run itself is the other branch, evaluated
-anyway: so a branch costs its updates, as many fresh batches, and one evaluation.
+See `echo_jax.echo.instrument.worth`. The run itself is the other branch, and is
+evaluated anyway. So a branch costs its updates, their fresh batches and one
+evaluation.
 """
 
 import jax
@@ -18,16 +19,12 @@ from echo_jax.workloads.base import Workload
 
 __all__ = ["check_branches", "has_branch", "metric_after_fresh"]
 
-# Names the order of a branch's data among what a run draws from its seed.
+# The random stream of a run's seed for the order of a branch's data.
 _STREAM = 0xB4
 
 
 def check_branches(config: Config, workload: Workload) -> None:
-    """Refuses branches of a run whose data has no other order.
-
-    Raises:
-      ValueError: As described.
-    """
+    """Raises ValueError if the config asks for branches without `with_seed`."""
     if config.probe_repeats and workload.with_seed is None:
         raise ValueError(
             f"config.probe_repeats={config.probe_repeats} needs a workload with "
@@ -37,9 +34,9 @@ def check_branches(config: Config, workload: Workload) -> None:
 
 
 def has_branch(config: Config, update: int) -> bool:
-    """Whether a branch begins after an update, and the run is evaluated at its end."""
+    """Whether a branch begins after an update and ends within the run."""
     every = config.probe_repeats
-    # Of nothing learnt yet, everything is worth as much.
+    # Before the model has learnt anything, all data is worth the same.
     is_due = every > 0 and update > 0 and update % every == 0
     return is_due and update + config.eval_every <= config.updates
 
@@ -52,24 +49,11 @@ def metric_after_fresh(
     workload: Workload,
     watchdog: Watchdog,
 ) -> float:
-    """Returns the metric after as many updates on fresh data as evaluations are apart.
-
-    The data comes in an order of its own, decided by the seed and the update, so that
-    a resumed run's branches are the same, and the run's own data stays where it is. As
-    long as the run has seen a small part of its data, what comes is new to the model.
-
-    Args:
-      config: A checked training config.
-      compiled: The run's functions.
-      state: Of the run; not changed.
-      update: After which it is.
-      workload: Made from the config.
-      watchdog: Looks after the waits for data.
-
-    Raises:
-      ValueError: The data ended.
-    """
+    """Returns the metric after `eval_every` updates on fresh data, on a copy."""
     assert workload.with_seed is not None  # By `check_branches`.
+    # The order depends on the seed and the update, so a resumed run has the same
+    # branches. The run's own data does not move. The branch's data is new to the model
+    # as long as the run has seen a small part of all data.
     other = workload.with_seed(int(use_seed(config.seed, _STREAM, update)))
     dataset = other.train_dataset(unechoed(config), this_shard())
     branch, report = compiled.copy(state), None
@@ -78,7 +62,7 @@ def metric_after_fresh(
             what = f"batch {number + 1} of {config.eval_every} of the branch"
             with watchdog.waiting(what):
                 batch = next_batch(batches, workload, f"before {what}")
-            # No more than two updates in flight.
+            # At most two updates are in flight.
             jax.block_until_ready(report)
             branch, report = compiled.step_on_batch(branch, batch)
     metrics = evaluate_split(config, compiled, branch, workload, watchdog)

@@ -1,4 +1,4 @@
-"""How starved a trainer is: seconds per fresh batch against seconds per step."""
+"""Measures the seconds per fresh batch and the seconds per training step of a run."""
 
 import statistics
 from collections.abc import Callable
@@ -37,9 +37,8 @@ class Rates:
 
     Attributes:
       t_up_s: Seconds per fresh batch of the input pipeline alone.
-      t_down_s: Seconds per training step with its input held. With an echo on the
-        host that is a batch in host memory: its transfer to the devices is part of a
-        step, making it is not. With one on the devices it is what they hold.
+      t_down_s: Seconds per training step on a held input. A batch in host memory is
+        sent to the devices in this time, but not made in it.
     """
 
     t_up_s: float
@@ -61,21 +60,7 @@ def measure_rates(
     watchdog: Watchdog | None = None,
     note: Callable[[str], Any] = lambda line: None,
 ) -> Rates:
-    """Measures the loader alone, then the step alone; compiles the step.
-
-    Args:
-      compiled: The run's functions.
-      state: Not changed: steps run on a copy.
-      workload: Makes the pipeline.
-      config: The run's config. If it leaves the echo factor open, the largest that
-        may be chosen takes its place, which only a buffer's size may depend on.
-      most: Batches, and steps, to measure at most; two seconds' worth otherwise.
-      watchdog: See `measure_loader`.
-      note: See `measure_loader`.
-
-    Returns:
-      The rates.
-    """
+    """Measures the loader, then the step; compiles the step."""
     loader = measure_loader(workload, config, most=most, watchdog=watchdog, note=note)
     with closing(held_feed(compiled, config, loader)) as feed:
         t_down_s = measure_step(compiled, state, feed, most=most)
@@ -83,13 +68,9 @@ def measure_rates(
 
 
 def held_feed(compiled: CompiledFunctions, config: Config, loader: Loader) -> Feed:
-    """Opens a feed from which nothing is taken; `Feed.hold` gives its input.
-
-    Args:
-      compiled: The run's functions.
-      config: See `measure_rates`.
-      loader: As it was measured.
-    """
+    """Opens a feed for `Feed.hold` alone."""
+    # If the config leaves the factor open, the largest one is used here. It can only
+    # change the size of a buffer.
     return open_feed(
         config,
         loader.workload,
@@ -107,19 +88,7 @@ def measure_step(
     dispatch: Dispatch = LOOP,
     most: int = QUICK_CALLS,
 ) -> float:
-    """Measures a training step with its input held; compiles it.
-
-    Args:
-      compiled: The run's functions.
-      state: Not changed: steps run on a copy.
-      feed: From which nothing is taken.
-      dispatch: How updates are dispatched: a step of a group is its part of the time.
-      most: Dispatches to measure at most.
-
-    Returns:
-      Seconds per step, t_down: a median, for a step that something else disturbed
-      says nothing.
-    """
+    """Returns the median seconds per step on a held input; compiles the step."""
     state = compiled.copy(state)
 
     def step(num_updates: int) -> Any:
@@ -132,15 +101,16 @@ def measure_step(
     steps = BoundedSteps(step)
     steps(dispatch.steps)  # Compiles.
     steps.finish()
-    # Processes that made different numbers of steps would wait for each other.
+    # All processes must make the same number of steps, or some would wait forever.
     alone = jax.process_count() == 1
     down = time_calls(
         lambda: steps(dispatch.steps),
-        # So that as many steps are in flight as in training.
+        # As many steps are in flight as in training.
         settle_calls=MAX_IN_FLIGHT,
         window_s=BUDGET_S,
         least=LEAST_CALLS if alone else _TOGETHER_CALLS,
         most=most if alone else _TOGETHER_CALLS,
     )
     steps.finish()
+    # The median, because another process may have disturbed some steps.
     return broadcast_from_first(statistics.median(down) / dispatch.steps)

@@ -1,4 +1,4 @@
-"""How starved the trainer of a config would be, measured without training it."""
+"""Measures how long the trainer of a config would wait for data, without training."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -17,7 +17,7 @@ from echo_jax.workloads.base import Batch, Workload
 
 __all__ = ["calibrate", "probe_config"]
 
-# Batches, and steps; two seconds of each at most.
+# The maximum number of batches, and of steps; two seconds of each at most.
 _MOST_CALLS = 1000
 
 
@@ -27,20 +27,7 @@ def calibrate(
     *,
     note: Callable[[str], Any] = lambda line: None,
 ) -> Rates:
-    """Measures the rates of a config without training it.
-
-    Args:
-      config: A checked training config.
-      workload: Made from this config.
-      note: Is told in a line what is waited for, where the data does not come, and
-        how many threads were chosen.
-
-    Returns:
-      The rates on this machine, now.
-
-    Raises:
-      DataTimeoutError: The data did not come for ``config.data.timeout_s``.
-    """
+    """Measures the rates of a config on this machine, without training."""
     compiled = compile_functions(config, workload)
     state = compiled.init(compiled.init_key)
     with Watchdog.of_data(config, note) as watchdog:
@@ -64,22 +51,7 @@ def probe_config(
     on_progress: Callable[[str, float], None],
     flag: str = "--config",
 ) -> ProbeReport:
-    """Probes a trainer of this project: what its config makes, without an echo.
-
-    Args:
-      config: A checked training config.
-      workload: Made from this config.
-      seconds: See `echo_jax.echo.instrument.probe.probe`, here and below.
-      stages: What the pipeline does for a batch.
-      on_progress: Called with what is measured next.
-      flag: Begins the flags of the config's fields, as they are typed.
-
-    Returns:
-      The report; its advice names fields of the config.
-
-    Raises:
-      DataTimeoutError: As `calibrate`.
-    """
+    """Probes the trainer of a config without an echo; its advice names fields."""
     compiled = compile_functions(config, workload)
     part_done = 0.0
 
@@ -117,7 +89,7 @@ def _watched(call: Callable[[], Any], what: str, watchdog: Watchdog) -> Any:
 
 
 class _WatchedBatches(Iterable[Batch]):
-    """The batches of a dataset; the wait for each of them is watched."""
+    """The batches of a dataset; the watchdog watches each wait for them."""
 
     def __init__(self, dataset: Any, watchdog: Watchdog):
         self._dataset, self._watchdog = dataset, watchdog
@@ -130,7 +102,7 @@ class _WatchedBatches(Iterable[Batch]):
 
 
 def _options(flag: str) -> OptionNames:
-    """Returns what the settings are called where the fields' flags begin so."""
+    """Returns the names of the settings, as flags that begin with `flag`."""
     return OptionNames(
         threads=f"{flag}.data.threads",
         measured_threads=f"{flag}.data.threads=auto",

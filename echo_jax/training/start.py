@@ -1,4 +1,4 @@
-"""The start of a run: what it writes, and takes back if it fails."""
+"""The start of a run: writes its files, and restores the folder if it fails."""
 
 import contextlib
 from collections.abc import Iterable, Sequence
@@ -16,28 +16,18 @@ from echo_jax.training.saving.task_file import TASK_FILE
 
 __all__ = ["Start", "TakenBack"]
 
-# They end with the run, unless they are told when.
+# They end with the run, unless the config sets their end.
 _DECAYING = ("linear", "cosine", "slow_start", "onecycle", "warmup_stable_decay")
 
 
 class TakenBack:
-    """Takes back what is written into a folder, unless it is to be kept.
-
-    Args:
-      folder: It is there: whoever locked it has made it.
-      replaced: Names of files that are as before then, or gone.
-      added: Names of files and folders that are gone then if they were not there.
-
-    Example:
-      >>> with TakenBack(workdir, ["study.json"]) as start:
-      ...     write_json(workdir / "study.json", metadata)
-      ...     run_the_first_arm()  # If this fails, study.json is gone again.
-      ...     start.keep()
-    """
+    """Restores the files of a folder if its block fails, unless `keep` was called."""
 
     def __init__(
         self, folder: RunPath, replaced: Sequence[str], added: Sequence[str] = ()
     ):
+        # Files in `replaced` get their old content back. Files and folders in `added`
+        # are removed if they are new.
         self._folder, self._replaced, self._names = folder, replaced, added
         self._is_kept = False
 
@@ -52,7 +42,7 @@ class TakenBack:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if kind is None or self._is_kept:
             return
-        # The error that ended the start is what is told.
+        # The user sees the error that ended the start, not one of this clean-up.
         with contextlib.suppress(OSError):
             for name, content in self._contents.items():
                 file = self._folder / name
@@ -67,32 +57,18 @@ class TakenBack:
                     _unlink(file)
 
     def keep(self) -> None:
-        """Says that something was done that goes on from what was written."""
+        """Keeps the written files, because later work depends on them."""
         self._is_kept = True
 
 
+# A refused start, such as one with a full disk, must not block the corrected command.
+# A run that is to be extended must stay as it was.
 class Start(TakenBack):
-    """Claims a run folder, and takes that back if no update and no save follows.
-
-    So a start that is refused, by data of a wrong size or a full disk, leaves nothing
-    behind that would be in the way of the corrected command, and a run that is to be
-    extended stays what it was.
-
-    Args:
-      workdir: The run folder, which `environment.check_workdir` has let pass.
-      config: Written to ``config.json`` by the first process.
-      task_files: Names of files that belong to the task.
+    """Claims a run folder, and restores it if no update and no save follows.
 
     Attributes:
-      bent: What to say, in the first process, where another number of updates moves
-        the learning rates of a run that is resumed, or the meetings of its replicas;
-        ``""`` where none moves.
-
-    Example:
-      >>> with Start(workdir, config) as start:
-      ...     run = prepare_everything()
-      ...     run.update()
-      ...     start.keep()
+      bent: A note for a resumed run whose new number of updates moves its learning
+        rates or synchronisations; ``""`` without one, and in all but the first process.
     """
 
     def __init__(

@@ -1,14 +1,13 @@
-"""The trainer: the state, the step and the loop, to be read from top to bottom.
+"""The trainer: the state, the step, and the loop, in this order.
 
-1. What an update computes: `TrainState`, `StepReport` and `RunInputs`, and the pure
-   functions `init_state` and `train_step`.
-2. The loop: `train`, whose order is a contract, and `train_checked`, which keeps it.
-3. A run under way: `Trainer`, with a method for each thing that the loop does, in its
-   order: evaluate, save, take, dispatch, read, and at the end sum up.
+1. The update: `TrainState`, `StepReport` and `RunInputs`, and the pure functions
+   `init_state` and `train_step`.
+2. The loop: `train`, whose order is a contract, and `train_checked`, which runs it.
+3. The run: `Trainer` has one method for each step of the loop, in the loop's order:
+   evaluate, save, take, dispatch, read. At the end it makes the summary.
 
-What surrounds these has files of one subject each. To follow an update further, open
-`training.feeds.feed` for where its input comes from, `training.compiled` for how it is
-compiled, and `training.window` for what is summed of its losses.
+`training.feeds.feed` makes the input of an update, `training.compiled` compiles the
+update, and `training.window` sums its losses.
 """
 
 import contextlib
@@ -126,21 +125,16 @@ __all__ = [
 
 
 class TrainState(struct.PyTreeNode):
-    """Everything that an update changes.
+    """The training state: all arrays that an update changes.
 
     Attributes:
       update: Updates done, ``int32[]``.
-      params: The parameters.
       model_state: Flax collections other than the parameters (batch statistics).
-      opt_state: The optimizer's state.
       window: Losses since the last logged update.
-      gradients: Their norms since then, and their noise.
-      metrics: Sum and count of each of the task's metrics since then, in the order of
-        their names, ``float32[MAX_METRICS, 2]``.
-      first_bad_update: The first update whose loss was not finite, ``int32[]``,
-        counted from 1; 0 while there is none. With a loss scale such an update is
-        skipped, and this is the first that was skipped once too often.
-      loss_scale: Where the loss scale stands; None without one.
+      metrics: Sum and count of each task metric since then, sorted by name,
+        ``float32[MAX_METRICS, 2]``.
+      first_bad_update: The update whose non-finite loss ends the run, ``int32[]``,
+        counted from 1; 0 while there is none.
     """
 
     update: jax.Array
@@ -155,17 +149,12 @@ class TrainState(struct.PyTreeNode):
 
 
 class StepReport(struct.PyTreeNode):
-    """What the host may read of an update; it outlives the donated state.
+    """The numbers of an update that the host may read; not donated with the state.
 
     Attributes:
-      window: Losses since the last logged update, this one included.
-      gradients: Their norms since then, and their noise.
-      metrics: By name, sum and count of the task's metrics since then, ``float32[]``.
-      learning_rate: Of this update, ``float32[]``.
-      first_bad_update: See `TrainState`.
-      loss_scale: Of this update; None without one.
-      replica_spread: How far replicas were from their mean where they met last, as
-        a root mean square, beside the norm of the mean; None without replicas.
+      metrics: Sum and count of each task metric since the last logged update.
+      replica_spread: Distance of the replicas from their mean when they last
+        synchronised: a root mean square, relative to the norm of the mean.
     """
 
     window: LossWindow
@@ -177,7 +166,7 @@ class StepReport(struct.PyTreeNode):
     replica_spread: Any = None
 
     def row(self) -> dict[str, float]:
-        """Returns its part of a logged row; waits until it is computed."""
+        """Returns the report's columns of a logged row; waits for the numbers."""
         report = jax.device_get(self)
         spread = report.replica_spread
         return {
@@ -192,13 +181,12 @@ class StepReport(struct.PyTreeNode):
 
 
 class RunInputs(NamedTuple):
-    """What is the same at every update of a run, and compiled into none.
+    """Arguments of the compiled step that are the same at every update of a run.
 
     Attributes:
-      key: Randomness of all updates; each folds in its own number.
-      log_every: The windows start anew after every so many updates, ``int32[]``.
-      hyperparams: The optimizer's numbers.
-      loss_scale: The loss scale's, ``float32[3]``; None without one.
+      key: Random key of the run; each update folds in its own number.
+      log_every: Updates in a window, ``int32[]``.
+      loss_scale: From `scale_numbers`, ``float32[3]``; None without a loss scale.
     """
 
     key: jax.Array
@@ -208,7 +196,7 @@ class RunInputs(NamedTuple):
 
 
 def run_inputs(config: Config, key: jax.Array) -> RunInputs:
-    """Returns what a config makes the same at every update; see `RunInputs`."""
+    """Returns the `RunInputs` of a config."""
     return RunInputs(
         key, jnp.int32(config.log_every), hyperparams(config), scale_numbers(config)
     )
@@ -222,15 +210,7 @@ def init_state(
     optimizer: Optimizer,
     precision: Precision,
 ) -> TrainState:
-    """Returns the state before the first update.
-
-    Args:
-      key: Randomness of the parameters.
-      taken: Variables that are not drawn: see `training.saving.warm_start`.
-      task: The model.
-      optimizer: The optimizer.
-      precision: What parameters are stored in, and whether the loss is scaled.
-    """
+    """Returns the state before the first update; `taken` variables are not drawn."""
     variables = replaced(task.init(key), taken)
     params = precision.stored(variables.pop("params"))
     return TrainState(
@@ -246,6 +226,7 @@ def init_state(
     )
 
 
+# Pure: its randomness is fold_in(run.key, state.update).
 def train_step(
     state: TrainState,
     batch: Batch,
@@ -256,28 +237,9 @@ def train_step(
     precision: Precision,
     gradient: Gradient = whole_gradient,
 ) -> tuple[TrainState, StepReport]:
-    """Performs one update.
-
-    Pure: everything it depends on is an argument, and its randomness is
-    ``fold_in(run.key, state.update)``.
-
-    Args:
-      state: The state after ``state.update`` updates.
-      batch: A training batch with ``"repeat"``, ``int32[B]``.
-      run: The same at every update.
-      task: Model and loss.
-      optimizer: The optimizer, without its numbers.
-      precision: What parameters are stored in, and whether the loss is scaled.
-      gradient: How the gradient of the batch is computed.
-
-    Returns:
-      The new state, and what the host may want to read.
-
-    Raises:
-      ValueError: The task returns metrics that cannot be logged.
-    """
+    """Performs one update; returns the new state and the update's report."""
     batch = dict(batch)
-    repeat = batch.pop("repeat")
+    repeat = batch.pop("repeat")  # int32[B], the use index of every example.
     key = jax.random.fold_in(run.key, state.update)
     scaler = state.loss_scale
     factor: Any = None if scaler is None else scaler.factor(run.loss_scale)
@@ -333,16 +295,7 @@ def train_step(
 def compile_functions(
     config: Config, workload: Workload, *, absent: Mesh | None = None
 ) -> CompiledFunctions[TrainState, StepReport]:
-    """Returns these functions as a run calls them; each is compiled at its first call.
-
-    Args:
-      config: A checked training config.
-      workload: Made from this config.
-      absent: Devices that are not here, to compile for; see `CompiledFunctions`.
-
-    Raises:
-      ValueError: The mesh does not fit the devices or the batch.
-    """
+    """Returns the functions of a run; each is compiled at its first call."""
     return CompiledFunctions(
         config, workload, run_inputs, init_state, train_step, absent=absent
     )
@@ -355,41 +308,44 @@ def train(
     *,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Trains a workload, or goes on training it.
+    """Trains a workload, or resumes its training.
 
     The order is a contract. Between two dispatches the loop
 
     1. stops and saves, if a signal asked for it;
-    2. evaluates the state as it is, if due;
-    3. saves it, if due: after the evaluation, so that a resumed run need not do it
-       again;
-    4. takes the input of the next update, or group of them: see `training.dispatch`;
+    2. evaluates the current state, if due;
+    3. saves it, if due. It saves after the evaluation, so that a resumed run need not
+       evaluate again;
+    4. takes the input of the next update, or group of updates: see
+       `training.dispatch`;
     5. dispatches them;
-    6. reads the numbers of the dispatch before the last one. So at most two of them
-       are in flight whenever the loop waits for data, and what it measures is true:
-       see `training.clock.DeviceTime`.
+    6. reads the numbers of the dispatch before the last one. So at most two dispatches
+       are in flight while the loop waits for data. `training.clock.DeviceTime` relies
+       on this.
 
-    The last three of them are traced where ``config.profile`` asks for it: see
-    `training.xla.profile`.
+    With ``config.profile``, steps 4 to 6 are traced: see `training.xla.profile`.
 
-    A run that is stopped at any point and started again with the same arguments
-    ends, on the same devices, with the same parameters bit for bit; what was
-    logged after the last checkpoint is dropped and done again. A finished run is
-    not trained again: its summary is returned. It can be extended by more updates,
-    but a schedule that decays until the end of the run then decays anew from where
-    the longer run would be, which is said. A start that fails before its first update
-    leaves the folder as it was.
+    A run may be stopped at any point and started again with the same arguments. On the
+    same devices it ends with the same parameters, bit for bit. Rows that were logged
+    after the last checkpoint are dropped and computed again.
 
-    Two runs from the start end alike in the same way, if nothing is left to be
-    measured: neither ``echo.factor="auto"`` nor, where the last bits matter,
-    ``dispatch.mode="auto"``. An adaptive run is repeated with its tape.
+    A finished run is not trained again: its summary is returned. It can be extended by
+    more updates. If its schedule decays until the end of the run, the learning rate
+    continues as in the longer run, and a note says so.
+
+    If a start fails before its first update, the folder stays as it was.
+
+    Two runs from the start also end with the same parameters if they measure nothing.
+    So ``echo.factor`` must not be ``"auto"``. Where the last bits matter,
+    ``dispatch.mode`` must not be ``"auto"`` either. To repeat an adaptive run, give its
+    ``tape.json`` to ``echo.replay``.
 
     Args:
       config: The shared fields of `echo_jax.config.default_config`, and the
         workload's.
       workload: Made from this config.
-      workdir: The run folder, see `echo_jax.files.folders`; made if there is none.
-      console: Where progress is shown; None for standard output.
+      workdir: The run folder, see `echo_jax.files.folders`; created if missing.
+      console: Shows the progress; None for standard output.
 
     Returns:
       The content of ``summary.json``.
@@ -397,14 +353,14 @@ def train(
     Raises:
       ValueError: The config has an impossible value, or the folder holds a run of
         another config.
-      FolderError: The folder cannot be opened, or another process has it: see
+      FolderError: The folder cannot be opened, or another process has locked it: see
         `echo_jax.files.lock`.
-      NonFiniteLossError: The loss became NaN or infinite; with a loss scale, updates
-        were skipped once too often.
+      NonFiniteLossError: The loss became NaN or infinite. With a loss scale: too many
+        updates were skipped.
       Interrupted: Ctrl-C, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2; the run is saved. A
-        second one raises KeyboardInterrupt without saving.
-      DataTimeoutError: The data did not come for ``config.data.timeout_s``; the run is
-        saved.
+        second signal raises KeyboardInterrupt without saving.
+      DataTimeoutError: The data did not come for ``config.data.timeout_s`` seconds;
+        the run is saved.
 
     Example:
       >>> config = load_config("configs/lm.py:tiny")
@@ -420,6 +376,7 @@ def train(
         return train_checked(config, workload, workdir, lock, console=console)
 
 
+# The caller holds the lock. Under it, `check_workdir` has accepted the folder.
 def train_checked(
     config: Config,
     workload: Workload,
@@ -428,13 +385,9 @@ def train_checked(
     *,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Trains as `train` does, by a config that `check_config` has let pass.
-
-    The lock has been entered, and holds the folder for as long as this takes; since
-    then `check_workdir` has let the folder pass.
-    """
+    """Trains a checked config in a checked, locked folder; see `train`."""
     compiled = compile_functions(config, workload)
-    # Here, so that an impossible echo is refused before anything is written.
+    # Refuse an impossible run before anything is written.
     check_echo(config, workload, compiled.mesh)
     check_data(config, workload)
     check_norm(config, compiled, workload)
@@ -472,7 +425,7 @@ def train_checked(
         stop = stack.enter_context(StopSignal(trainer.watchdog.stop))
         profile = stack.enter_context(closing(Profile(trainer)))
         stack.enter_context(trainer.clock.phase("train"))
-        # To look up a config's field takes longer than all else that is done with it.
+        # Looking up a config field is slow, so it is done outside the loop.
         last, eval_every = config.updates, config.eval_every
         checkpoint_every, stop_at_target = (
             config.checkpoint_every,
@@ -501,7 +454,8 @@ def train_checked(
                 trainer.read()
 
         summary = trainer.summary(profile.result())
-    # After the last checkpoint is whole: a finished run can always be extended.
+    # Written after the last checkpoint is complete, so that every finished run can be
+    # extended.
     write_json_once(workdir / "summary.json", summary)
     return summary
 
@@ -511,24 +465,13 @@ def _is_due(updates: int, every: int) -> bool:
 
 
 class Trainer:
-    """A run under way: what it holds, and what it does between updates.
+    """A run in progress, with one method for each step of the loop.
 
     Attributes:
-      config: The run's config.
-      workdir: The run folder.
-      compiled: The run's functions.
       state: After all dispatched updates; perhaps not computed yet.
-      warm_start: What the run began with of another one; None if nothing, or if it
-        goes on from its own checkpoint.
-      totals: Of all dispatched updates; their time at work is known when they are
-        read.
-      decided: What it decided at its start, or was decided before it was resumed.
-      feed: Makes the input of updates.
-      clock: Where the host's time goes.
-      device_time: How long the devices worked since the start, or the resumption.
-      watchdog: Looks after its waits for data.
-      progress: What is shown of the run.
-      log: Its rows.
+      warm_start: The variables taken from another model; None if there are none, or
+        if the run is resumed.
+      totals: Counts over all dispatched updates.
     """
 
     def __init__(
@@ -540,22 +483,6 @@ class Trainer:
         console: Console | None,
         stack: ExitStack,
     ):
-        """Starts a run, or goes on from its last checkpoint.
-
-        What a run decides by measuring, it decides once: a resumed run takes it from
-        the checkpoint.
-
-        Args:
-          config: A checked training config.
-          workload: Made from this config.
-          workdir: The run folder, of this config.
-          compiled: The run's functions.
-          console: See `train`.
-          stack: Closes what was opened.
-
-        Raises:
-          ValueError: The echo is impossible, or the checkpoint is of another config.
-        """
         self.config, self.workdir, self.compiled = config, workdir, compiled
         self.clock = Clock()
         self._workload = workload
@@ -575,7 +502,7 @@ class Trainer:
             self.progress.resumes(restored)
             self.state = restored.state
         else:
-            # Before anything is compiled.
+            # Printed before anything is compiled.
             size = size_of(compiled.variables["params"])
             self.progress.begins(config, workload, f"{size}; see {MODEL_FILE}")
             if compiled.local:
@@ -588,7 +515,7 @@ class Trainer:
             with self.progress.slow("initialising the model"):
                 self.state = self._first_state()
         self.totals = Totals.resumed(before["totals"] if before else [])
-        # The devices' work before is counted already.
+        # The totals include the devices' work before the run was resumed.
         self._busy_before_s = self.totals.busy_s
         self._unsaved = "nothing was trained yet"
         self.watchdog = Watchdog(
@@ -600,6 +527,7 @@ class Trainer:
         )
         stack.enter_context(self.watchdog)
         peers.when_stop_asked(partial(self.watchdog.stop, signal.SIGTERM))
+        # A resumed run keeps the decisions of its checkpoint.
         with self.progress.slow("compiling the update, and measuring it"):
             self.decided = decide(
                 config,
@@ -625,9 +553,9 @@ class Trainer:
             self.log.examples(self.decided.sample)
         self._flops = count_flops(compiled, self.state, self.feed)
         if BatchGrowth.of(config):
-            self._flops = UpdateFlops(None, None)  # Of no two updates the same.
+            self._flops = UpdateFlops(None, None)  # They differ by update.
         self._meetings = Meetings(config)
-        # Compiles what was not measured.
+        # This compiles the programs that were not measured.
         with self.progress.slow("compiling what the update sends"):
             self._bytes_sent = {
                 meets: sent_bytes(
@@ -646,16 +574,16 @@ class Trainer:
             stops=log_stops(config),
         )
         self._in_flight: deque[tuple[Totals, StepReport, Work]] = deque()
-        # After how many updates the data of this process ended, if it did.
+        # The updates done when the data of this process ended; None before that.
         self._ended_after: int | None = None
-        # Why the run cannot be saved wherever it stands.
+        # Why the run cannot be saved during a wait; empty if it can.
         self._unsaved = UNSAVED_WHERE_HELD if config.data.hold_batch else ""
         if jax.process_count() > 1:
-            # The others are in the middle of an update, and can only do it together.
+            # The other processes may be inside an update, and a save needs all of them.
             self._unsaved = "a save takes all processes"
 
     def _first_state(self) -> TrainState:
-        """Returns the state before the first update, and says what it begins with."""
+        """Returns the state before the first update; notes a warm start."""
         compiled, taken = self.compiled, {}
         if self.config.init_from:
             self.warm_start = warm_start(self.config.init_from, compiled.variables)
@@ -664,10 +592,7 @@ class Trainer:
         return call_with_host_arrays(compiled.init, compiled.init_key, taken)
 
     def evaluate(self) -> None:
-        """Evaluates the state, once all updates are computed.
-
-        Does nothing if this update is evaluated already.
-        """
+        """Evaluates the state when all its updates are done, once for each update."""
         if self.log.evaluated == self.totals.updates:
             return
         self.read(leave=0)
@@ -689,16 +614,7 @@ class Trainer:
                 self.log.arrays(totals.updates, flat_arrays({"params": params}))
 
     def save(self, data: list[Any] | None = None) -> None:
-        """Saves the run, once all updates are computed; the writing goes on behind.
-
-        A run on one held batch is not worth a checkpoint, and gets none.
-
-        Args:
-          data: The feed's state, if it is no longer as it was after the last `take`.
-
-        Raises:
-          NonFiniteLossError: The state, or a loss on the way to it, is not finite.
-        """
+        """Saves the run; the files are written in the background."""
         self.read(leave=0)
         slow = self.progress.slow(f"saving update {self.totals.updates}")
         with self.clock.phase("pause"), slow:
@@ -708,6 +624,7 @@ class Trainer:
                     self.totals.updates,
                     self._checkpoints.latest(),
                 )
+            # A run on one held batch needs no checkpoint.
             if self.config.data.hold_batch:
                 return
             totals = self._totals_of_each()
@@ -733,8 +650,8 @@ class Trainer:
             self._checkpoints.close()
 
     def _end_stalled(self, stalled: Stalled) -> Interrupted | DataTimeoutError:
-        """Saves what can be saved; returns what the run ends with."""
-        with contextlib.suppress(OSError):  # The terminal may have been hung up.
+        """Saves the run if that is possible; returns the error that ends it."""
+        with contextlib.suppress(OSError):  # The terminal may be closed.
             self.progress.note(f"gives up waiting {stalled.what}")
         unsaved = self._unsaved
         if not self.totals.updates:
@@ -747,6 +664,7 @@ class Trainer:
             except (RuntimeError, TypeError, ValueError) as error:
                 unsaved = str(error)
         if not unsaved:
+            # The wait may have changed the feed, so this is its state before the wait.
             self.save(stalled.state)
             if stalled.is_stuck:
                 self._checkpoints.close()
@@ -765,16 +683,7 @@ class Trainer:
         return error
 
     def take(self) -> Input:
-        """Returns the input of the next updates; the time it takes is waiting.
-
-        Where the data of one of several processes ended, it goes on with a held batch,
-        for the others wait for its share of every update, until all of them hear of
-        it: where totals are gathered, before anything is logged or saved.
-
-        Raises:
-          BadItemError: More fresh items are bad than may be skipped.
-          ValueError: The data ended.
-        """
+        """Returns the input of the next updates; its time counts as waiting."""
         num_updates = self._group(self.totals.updates)
         if self._ended_after is None:
             state = self.feed.state_before_take()
@@ -785,13 +694,16 @@ class Trainer:
             if inputs is not None:
                 self._count_skipped()
                 return inputs
+            # The other processes need this one's share of every update. So it goes on
+            # with a held batch until all learn of the end: when they gather their
+            # totals, before anything is logged or saved.
             self._ended_after = self.totals.updates
         if jax.process_count() == 1:
-            self._totals_of_each()  # Raises: there is nobody to wait for.
+            self._totals_of_each()  # Raises: no other process waits.
         return self.feed.hold(num_updates)
 
     def _count_skipped(self) -> None:
-        """Counts the bad items that the input leaves out, before it is used."""
+        """Counts and prints the bad items that the input leaves out."""
         most = self.config.data.max_bad
         for bad in self.feed.skipped:
             count = self.totals.skipped + 1
@@ -800,11 +712,7 @@ class Trainer:
             _check_skipped(count, most, f"; the last is {bad}")
 
     def dispatch(self, inputs: Input) -> None:
-        """Starts the updates of an input.
-
-        Args:
-          inputs: From `take`.
-        """
+        """Starts the updates of an input."""
         repeat = np.asarray(inputs.repeat)
         scan = self.decided.dispatch.mode == "scan" and len(repeat) > 1
         self.device_time.look()
@@ -819,22 +727,15 @@ class Trainer:
         self._in_flight.append((self.totals, report, work))
 
     def read(self, *, leave: int = MAX_IN_FLIGHT) -> None:
-        """Waits for the oldest dispatches in flight, and logs those that are due.
-
-        Args:
-          leave: How many of the newest dispatches may still be in flight.
-
-        Raises:
-          NonFiniteLossError: A loss that was read is not finite.
-        """
+        """Waits until `leave` dispatches are in flight; logs the rows that are due."""
         if self.device_time.is_due:
             self._wait(self._in_flight[-1])
         while len(self._in_flight) > leave:
             totals, report, _ = dispatched = self._in_flight.popleft()
             self._wait(dispatched)
             self.progress.update(totals.updates)
-            # Reading costs a transfer, so the losses of the updates in between
-            # are not read: the first bad one is remembered on the device.
+            # Reading costs a transfer, so losses between logged updates are not read.
+            # The device remembers the first bad update.
             is_logged = totals.updates % self._log_every == 0
             if not is_logged and leave:
                 continue
@@ -862,16 +763,12 @@ class Trainer:
     def _wait(self, dispatched: tuple[Totals, StepReport, Work]) -> None:
         _, report, work = dispatched
         self.device_time.look()
-        # All that a program returns is ready together.
+        # All outputs of a program are ready together.
         report.first_bad_update.block_until_ready()
         self.device_time.finished(work)
 
     def summary(self, profile: dict[str, Any] | None) -> dict[str, Any]:
-        """Returns the content of ``summary.json``.
-
-        Args:
-          profile: From `Profile.result`.
-        """
+        """Returns the content of ``summary.json``."""
         bounds = bounds_of_all(all_gather(self.feed.t_up_bounds))
         return make_summary(
             self.config,
@@ -881,7 +778,7 @@ class Trainer:
             seconds=self.clock.seconds(),
             decided=self.decided,
             t_up_s=self._t_up_s(bounds),
-            # Where another process' data is late, a step seems to take longer.
+            # A step seems longer on processes that wait for another one's data.
             step_s=min(all_gather(self.device_time.step_s)),
             flops=self._flops,
             profile=profile,
@@ -890,7 +787,7 @@ class Trainer:
         )
 
     def _skipped_updates(self) -> int:
-        # Replicas have no loss scale, and their states none of this name.
+        # The state of replicas has no such field, and they have no loss scale.
         scaler = getattr(self.state, "loss_scale", None)
         return int(jax.device_get(scaler.skipped_updates)) if scaler else 0
 
@@ -901,10 +798,7 @@ class Trainer:
         return Totals.of_all(self._totals_of_each(totals))
 
     def _totals_of_each(self, totals: Totals | None = None) -> list[Totals]:
-        """Returns the totals of every process, as they are now or as given.
-
-        All processes have to ask for them. Their time at work is that until now.
-        """
+        """Returns the totals of each process; all processes must call this."""
         busy_s = self._busy_before_s + self.device_time.seconds()
         own = replace(totals or self.totals, busy_s=busy_s)
         each = gather_totals(own, self._workload, ended_after=self._ended_after)
@@ -913,7 +807,7 @@ class Trainer:
 
 
 def _check_skipped(count: int, most: int, last: str = "") -> None:
-    # With 0 none is skipped: the first one fails where it is read.
+    # With max_bad=0 no item is skipped: the first bad one fails when it is read.
     if 0 < most < count:
         raise BadItemError(
             f"{count} fresh items are bad, more than data.max_bad={most}{last}; mend "

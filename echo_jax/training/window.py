@@ -1,7 +1,7 @@
-"""What is summed on the devices between two logged rows, and the means in a row.
+"""Sums on the devices between two logged rows, and the means in a row.
 
-Reading a loss costs a transfer, so it is not read at every update: losses and a task's
-own metrics are summed where they are, in arrays of shapes that depend on no task.
+Reading a loss costs a transfer, so it is not read at every update. Losses and task
+metrics are summed on the devices, in arrays whose shapes do not depend on the task.
 """
 
 import math
@@ -45,25 +45,19 @@ class LossWindow(struct.PyTreeNode):
 
     @classmethod
     def empty(cls) -> "LossWindow":
-        """Returns a window with nothing in it."""
         return cls(
             loss=jnp.zeros(REPEAT_BUCKETS, jnp.float32),
             count=jnp.zeros(REPEAT_BUCKETS, jnp.int32),
         )
 
     def add(self, losses: jax.Array, repeat: jax.Array) -> "LossWindow":
-        """Returns the window with a batch added.
-
-        Args:
-          losses: The loss of every example, ``float32[B]``.
-          repeat: The repeat index of every example, ``int32[B]``.
-        """
+        """Returns the window with a batch added: float32[B] and int32[B]."""
         bucket = jnp.minimum(repeat, REPEAT_BUCKETS - 1)
-        # A comparison and a sum, not a scatter: its order is the same on every
-        # backend and in every run.
+        # A comparison and a sum, not a scatter: the order of the sum is then the same
+        # on every backend and in every run.
         mine = bucket[:, None] == jnp.arange(REPEAT_BUCKETS)[None, :]
-        # Counted in float32, exactly for less than 16 million examples: devices then
-        # sum the counts together with the gradients, and integers apart from them.
+        # float32 counts are exact below 16 million examples. Devices sum them together
+        # with the gradients, but would need a second sum for integers.
         count = mine.sum(axis=0, dtype=jnp.float32).astype(jnp.int32)
         return LossWindow(
             loss=self.loss + jnp.where(mine, losses[:, None], 0.0).sum(axis=0),
@@ -71,20 +65,13 @@ class LossWindow(struct.PyTreeNode):
         )
 
     def mean(self) -> float:
-        """Returns the mean loss of all examples; for a window on the host.
-
-        NaN where there are none: a window of updates that were all skipped.
-        """
+        """Returns the mean loss of all examples, on the host; NaN without examples."""
+        # The count is 0 if all updates of the window were skipped.
         count = self.count.sum()
         return float(self.loss.sum() / count) if count else math.nan
 
     def mean_by_repeat(self) -> dict[str, float]:
-        """Returns the mean loss of every bucket with examples; see `mean`.
-
-        Example:
-          >>> jax.device_get(window).mean_by_repeat()
-          {'loss_repeat_0': 2.5, 'loss_repeat_7_and_later': 0.25}
-        """
+        """Returns the mean loss of each bucket that has examples, by column name."""
         last = REPEAT_BUCKETS - 1
         return {
             f"loss_repeat_{i}{'_and_later' if i == last else ''}": float(
@@ -99,9 +86,9 @@ class GradientWindow(struct.PyTreeNode):
     """Gradients since the last logged update, before they are clipped.
 
     Attributes:
-      updates: How many, ``float32[]``.
-      square: Their squared norms, summed, ``float32[]``.
-      noise: What was estimated of their noise, summed, each ``float32[]``.
+      updates: Number of gradients, ``float32[]``.
+      square: Sum of their squared norms, ``float32[]``.
+      noise: Sums of the estimates of their noise, each ``float32[]``.
     """
 
     updates: jax.Array
@@ -110,17 +97,11 @@ class GradientWindow(struct.PyTreeNode):
 
     @classmethod
     def empty(cls) -> "GradientWindow":
-        """Returns a window with nothing in it."""
         zero = jnp.zeros((), jnp.float32)
         return cls(zero, zero, NoiseScale(zero, zero))
 
     def add(self, square: jax.Array, noise: NoiseScale | None) -> "GradientWindow":
-        """Returns the window with an update added.
-
-        Args:
-          square: The squared norm of its gradient.
-          noise: As far as it is known.
-        """
+        """Returns the window with a gradient added, by its squared norm."""
         if noise is not None:
             noise = NoiseScale(*map(jnp.add, self.noise, noise))
         return GradientWindow(
@@ -128,30 +109,17 @@ class GradientWindow(struct.PyTreeNode):
         )
 
     def row(self) -> dict[str, float]:
-        """Returns the root mean square of the norms, and the noise scale if known.
-
-        For a window on the host. The scale is the ratio of what was estimated on
-        average, and nothing where that makes no sense: see `NoiseScale.examples`.
-        """
+        """Returns the root mean square norm, and the noise scale if it is known."""
         if not self.updates:
             return {"gradient_norm": math.nan}
         row = {"gradient_norm": math.sqrt(self.square / self.updates)}
+        # A ratio of the mean estimates; NaN where that makes no sense.
         scale = NoiseScale(*map(float, self.noise)).examples
         return row if math.isnan(scale) else {**row, "noise_scale": scale}
 
 
 def stacked_metrics(metrics: Sums) -> jax.Array:
-    """Returns a task's sums and counts as an array of the one shape.
-
-    Args:
-      metrics: From `Task.loss`.
-
-    Returns:
-      ``float32[MAX_METRICS, 2]``, in the order of the names; 0 where there is none.
-
-    Raises:
-      ValueError: They cannot be logged.
-    """
+    """Returns a task's sums and counts by sorted name, float32[MAX_METRICS, 2]."""
     if len(metrics) > MAX_METRICS:
         raise ValueError(
             f"Task.loss returned {len(metrics)} metrics, and there is room for "
@@ -168,21 +136,12 @@ def stacked_metrics(metrics: Sums) -> jax.Array:
 
 
 def named_metrics(sums: jax.Array, metrics: Sums) -> Sums:
-    """Returns sums and counts by name again; see `stacked_metrics`.
-
-    Args:
-      sums: ``float32[MAX_METRICS, 2]``.
-      metrics: With the names that were stacked.
-    """
+    """Returns stacked sums and counts by the names in `metrics`."""
     return {name: (sums[i, 0], sums[i, 1]) for i, name in enumerate(sorted(metrics))}
 
 
 def metric_means(metrics: Mapping[str, tuple]) -> dict[str, float]:
-    """Returns the mean of every metric as ``train_METRIC``; NaN where none counted.
-
-    Args:
-      metrics: From `named_metrics`, on the host.
-    """
+    """Returns each mean on the host as ``train_METRIC``; NaN where the count is 0."""
     return {
         f"train_{name}": float(total) / float(count) if count else math.nan
         for name, (total, count) in metrics.items()

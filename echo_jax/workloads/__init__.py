@@ -1,4 +1,4 @@
-"""What can be trained: data, model, loss, metric and target, one file each."""
+"""The workloads, one file each: data, model, loss, metric and target."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,53 +31,20 @@ task_info)`` for its task alone, where its data is not."""
 
 
 def build(config: Any) -> Workload:
-    """Builds the workload that a training config names.
-
-    Args:
-      config: A training config, as `echo_jax.config.default_config` describes.
-
-    Returns:
-      The workload, its data read or drawn.
-
-    Raises:
-      FileNotFoundError: If its data is not there.
-      ValueError: If there is no workload of that name, or its data or its model
-        cannot be as the config says.
-
-    Example:
-      >>> config = load_config("configs/lm.py:tiny")
-      >>> build(config).metric
-      'loss'
-    """
+    """Builds the workload of a config with its data; refuses an impossible model."""
     workload = _module(config).build(config)
-    # Without computing anything: a model that cannot be is refused here and now.
+    # This refuses an impossible model early, without computing anything.
     jax.eval_shape(lambda: workload.task.init(jax.random.key(0)))
     return workload
 
 
 def make_task(config: Any, task_info: Mapping[str, Any]) -> Task:
-    """Makes the task of a training config without its data.
-
-    Args:
-      config: See `build`.
-      task_info: See `Workload.task_info`; of the same workload.
-
-    Raises:
-      ValueError: See `build`.
-    """
+    """Makes the task of a config without its data, from a `Workload.task_info`."""
     return _module(config).task_of(config, task_info)
 
 
 def decode_input(config: Any, encoded: Any) -> dict[str, Any]:
-    """Returns the item that a workload of images makes of a file, as in evaluation.
-
-    Args:
-      config: See `build`; its workload is one of images.
-      encoded: The file's bytes, or ``uint8[height, width, 3 or 1]``, of any size.
-
-    Raises:
-      ValueError: It is no image.
-    """
+    """Returns the evaluation item of an image: encoded bytes or uint8[H, W, 3 or 1]."""
     return _module(config).decode_input(config, encoded)
 
 

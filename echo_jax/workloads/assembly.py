@@ -1,4 +1,4 @@
-"""How a workload is put together from a task and the stages of its data."""
+"""Builds a workload from a task and the stages of its data."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -22,11 +22,7 @@ __all__ = ["compute_dtype", "make_workload"]
 
 
 def compute_dtype(config: Any) -> jnp.dtype:
-    """Returns the type that a model computes in, ``config.precision.compute``.
-
-    Raises:
-      ValueError: The config says it where earlier versions looked.
-    """
+    """Returns ``config.precision.compute``; refuses the old field ``model.dtype``."""
     if "dtype" in config.model:
         raise ValueError(
             f"model.dtype={config.model.dtype!r} is precision.compute now; remove it, "
@@ -35,6 +31,8 @@ def compute_dtype(config: Any) -> jnp.dtype:
     return jnp.dtype(config.precision.compute)
 
 
+# `keeps_evaluated`: whether evaluation records are decoded once and kept, instead of
+# at each evaluation.
 def make_workload(
     config: Any,
     *,
@@ -51,27 +49,7 @@ def make_workload(
     task_info: Mapping[str, Any],
     task_files: Mapping[str, bytes] | None = None,
 ) -> Workload:
-    """Puts a workload together.
-
-    Args:
-      config: The shared fields; they say how the pipeline is run.
-      task: Model and loss.
-      metric: See `Workload`, here and below.
-      mode: Whether a better metric is smaller or larger.
-      stages: The training records, and what they go through on the host.
-      evaluated: The evaluation records, and how one is decoded there.
-      keeps_evaluated: Whether they are decoded at the first evaluation, and kept;
-        otherwise they are decoded at each.
-      eval_threads: How many read and decode them.
-      data_metadata: What was read.
-      evaluator: Makes what judges one pass, beside the task.
-      augment_on_device: What is done on the devices to every use of a decoded item.
-      task_info: What the task was made with beside the config.
-      task_files: Files that belong to it.
-
-    Returns:
-      The workload, called ``config.workload``.
-    """
+    """Builds the workload ``config.workload``; see `Workload` for the fields."""
     most_evaluated = config.data.eval_examples
     all_evaluated = len(evaluated.source)
     evaluation = functools.partial(

@@ -1,6 +1,6 @@
-"""What a workload is to the trainer: a task, its data, its metric.
+"""The interface between the trainer and a workload: a task, its data, its metric.
 
-The trainer knows no workload by name; it sees these classes only.
+The trainer knows no workload by name; it uses only these classes.
 """
 
 import abc
@@ -31,8 +31,8 @@ Variables = dict[str, Any]
 class Augment(Protocol):
     """An augmentation on the devices: a pure function of a batch and keys.
 
-    It is a static argument of the jitted step, so that one that is equal by value,
-    such as a frozen dataclass, shares a compilation.
+    It is a static argument of the jitted step. Augmentations that are equal by value,
+    such as frozen dataclasses, share a compilation.
     """
 
     def __call__(self, batch: Any, keys: jax.Array) -> Any:
@@ -49,7 +49,7 @@ class MakesTraining(Protocol):
     """Makes the training pipeline; see `Workload`."""
 
     def __call__(self, spec: AnySpec, shard: DataShard = SINGLE) -> grain.IterDataset:
-        """Makes a shard of it, which a process trains on."""
+        """Makes the shard on which one process trains."""
         ...
 
 
@@ -57,7 +57,7 @@ class MakesFresh(Protocol):
     """Makes the pipeline of fresh batches; see `Workload`."""
 
     def __call__(self, shard: DataShard = SINGLE) -> grain.IterDataset:
-        """Makes a shard of it, which a process echoes."""
+        """Makes the shard that one process echoes."""
         ...
 
 
@@ -65,15 +65,15 @@ class MakesEvaluation(Protocol):
     """Makes a pass over the evaluation split; see `Workload`."""
 
     def __call__(self, *, shard: DataShard = SINGLE) -> Iterable[Batch]:
-        """Makes the rows of every batch that a process evaluates."""
+        """Makes the rows of every batch that one process evaluates."""
         ...
 
 
 class Evaluator(Protocol):
-    """Judges a split by more than sums over its examples, on the host."""
+    """Computes metrics of a split on the host that are not sums over examples."""
 
     def add(self, batch: Batch, outputs: Any) -> None:
-        """Takes a batch and what the task predicts of it.
+        """Adds a batch and the task's predictions.
 
         Args:
           batch: The host's batch, with ``"mask"``: 0 for padding, which must not count.
@@ -82,7 +82,7 @@ class Evaluator(Protocol):
         ...
 
     def result(self) -> dict[str, float]:
-        """Returns the metrics of all that was added."""
+        """Returns the metrics of all added batches."""
         ...
 
 
@@ -95,7 +95,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def init(self, key: jax.Array) -> Variables:
-        """Returns freshly initialised variables."""
+        """Returns newly initialised variables."""
 
     @abc.abstractmethod
     def loss(
@@ -104,7 +104,7 @@ class Task(abc.ABC):
         """Returns the training loss of every example, new variables, and metrics.
 
         Args:
-          variables: All collections; gradients are taken of ``"params"`` alone.
+          variables: All collections; only ``"params"`` gets gradients.
           batch: A training batch, without its echo tags.
           key: Randomness of this update (dropout); derived from (seed, update).
 
@@ -112,8 +112,8 @@ class Task(abc.ABC):
           The loss of each example, ``float32[B]``; the collections other than
           ``"params"`` after the step (batch statistics), ``{}`` if none; and
           ``{metric: (sum, count)}`` over the batch, ``{}`` if none. Metrics are
-          gathered on the devices, and every logged row has a mean of each, over the
-          updates since the last one, as ``train_METRIC``.
+          gathered on the devices. Every logged row has the mean of each as
+          ``train_METRIC``, over the updates since the last row.
         """
 
     @abc.abstractmethod
@@ -128,18 +128,18 @@ class Task(abc.ABC):
 
     @property
     def virtual_batch(self) -> int:
-        """Examples that batch norm normalises together; 1 if any number will do.
+        """Examples that batch norm normalises together; 1 if any number is possible.
 
-        What a device computes at once must be a multiple.
+        The number of examples that a device computes at once must be a multiple of it.
         """
         model = getattr(self, "model", None)
         return getattr(model, "virtual_batch", None) or 1
 
     def table(self) -> str:
-        """Returns what the model consists of, as lines to be read by people.
+        """Returns a readable description of the model, in lines.
 
-        By default these are the arrays of `init`, with their types and shapes. Nothing
-        is compiled for it.
+        By default it lists the arrays of `init` with their types and shapes, without
+        compiling anything.
         """
         arrays = jax.tree.leaves_with_path(
             jax.eval_shape(lambda: self.init(jax.random.key(0)))
@@ -153,84 +153,80 @@ class Task(abc.ABC):
     def derive(self, means: Mapping[str, float]) -> dict[str, float]:
         """Returns metrics that follow from the means over the whole split.
 
-        Such as a perplexity, which is no mean of perplexities.
+        An example is a perplexity, which is not the mean of perplexities.
 
         Args:
-          means: Of every metric of `evaluate`: its sum divided by its count.
+          means: For every metric of `evaluate`, its sum divided by its count.
 
         Returns:
-          By name, what is reported beside them; nothing by default.
+          Additional metrics by name; none by default.
         """
         del means
         return {}
 
     def predict(self, variables: Variables, batch: Batch) -> dict[str, jax.Array]:
-        """Returns what the model says of every example, ``[B, ...]``.
+        """Returns the model's predictions for every example, ``[B, ...]``.
 
-        For who uses a trained model, and for an evaluator. For the latter it is
-        compiled together with `evaluate`, so that what both compute is computed once.
+        Users of a trained model and evaluators call it. For an evaluator it is compiled
+        together with `evaluate`, so that common values are computed once.
 
         Args:
           variables: All collections.
-          batch: What the model sees of a batch is enough: no labels, and no mask.
+          batch: The entries of a batch that the model reads, without labels and mask.
 
         Raises:
-          NotImplementedError: The task has nothing to say.
+          NotImplementedError: The task makes no predictions.
         """
         raise NotImplementedError(f"{type(self).__name__} predicts nothing")
 
     def input_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns what `predict` sees of a batch of so many examples.
+        """Returns the shapes of the entries that `predict` reads of a batch.
 
         Raises:
-          NotImplementedError: The task has nothing to say.
+          NotImplementedError: The task makes no predictions.
         """
         raise NotImplementedError(f"{type(self).__name__} predicts nothing")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A task with its data, the metric that is judged, and what it ran on.
+    """A task with its data and its metric, and a description of the data.
 
     Attributes:
       name: The name that configs use.
       task: Model and loss.
-      metric: The metric that targets refer to: of `Task.evaluate` or the evaluator.
-      mode: Whether a better metric is smaller (``"min"``) or larger.
+      metric: The metric of targets, from `Task.evaluate` or the evaluator.
+      mode: Whether a better metric is smaller (``"min"``) or larger (``"max"``).
       train_dataset: Makes the training pipeline with an echo in it. Elements
         are batches with two extra entries, ``"fresh_index"`` (``int64[B]``) and
         ``"repeat"`` (``int32[B]``): the echo's tags of every example.
       fresh_dataset: Makes the pipeline of an echo on the devices: batches of fresh
         items, up to the stage that the echo follows, without tags. Datasets of both
-        may have a ``fresh_time``, an `echo_jax.echo.instrument.fresh_time.FreshTime`
-        by which their echo times what is fresh, and ``bad_items``, an
-        `echo_jax.echo.bad_items.BadItems` of fresh items that others are used for.
+        pipelines may have a ``fresh_time``, an
+        `echo_jax.echo.instrument.fresh_time.FreshTime` with which their echo measures
+        the time of a fresh batch. They may have ``bad_items``, an
+        `echo_jax.echo.bad_items.BadItems`, which records replaced fresh items.
       eval_batches: Makes one pass over the evaluation split: batches of one
         constant size, the last one padded, with ``"mask"``.
-      evaluator: Makes what judges one pass over the evaluation split, in addition to
-        `Task.evaluate`; None if that is all.
-      augment_on_device: What is done on the devices to every use of a decoded item;
-        hashable. None if nothing is random.
-      num_examples: How many examples are trained on; None by default, where it is not
-        known.
-      num_evaluated: How many an evaluation looks at; as above.
+      evaluator: Makes the `Evaluator` of one pass over the evaluation split; None if
+        `Task.evaluate` is enough.
+      augment_on_device: A hashable augmentation that the devices apply to every use of
+        a decoded item; None if nothing is random.
+      num_examples: Number of training examples; None if unknown.
+      num_evaluated: Number of examples in an evaluation; None if unknown.
       first_items: Reads and decodes the first example of each split, so that data that
-        does not fit is refused before anything is compiled; by default nothing is
-        looked at.
-      stage_calls: Makes functions that do what each stage of the training pipeline
-        does for one batch, by the stage's name and in order, to be timed. None by
-        default: ``{}``.
-      with_threads: Makes the same workload, read by so many threads; None by default,
-        where ``data.threads`` cannot be left open.
-      with_seed: Makes the same workload, whose training data comes in the order, and
-        is augmented as, of another seed; None by default, where ``probe_repeats`` is
-        refused.
-      metadata: What was read, for ``environment.json`` (corpus hash, sizes, and
-        whether data or storage is synthetic or simulated).
-      task_info: What the task was made with beside the config, as plain data: what its
-        outputs mean, such as the names of classes. A trained model is used with it
-        where the data is not.
-      task_files: Files that belong to it, such as a tokenizer's, by name.
+        does not fit is refused before anything is compiled. By default it does nothing.
+      stage_calls: Makes functions to be timed, by stage and in order. Each does one
+        stage's work of the training pipeline for one batch. By default ``{}``.
+      with_threads: Makes the same workload, read by a given number of threads. None by
+        default: ``data.threads`` cannot be left open.
+      with_seed: Makes the same workload with the order and the augmentation of another
+        seed. None by default: ``probe_repeats`` is refused.
+      metadata: A description of the data for ``environment.json``: corpus hash, sizes,
+        and whether data or storage is synthetic or simulated.
+      task_info: The inputs of the task besides the config, as plain data, such as the
+        names of classes. A trained model is used with it where the data is absent.
+      task_files: Files that belong to the task, such as a tokenizer's, by name.
     """
 
     name: str

@@ -25,12 +25,12 @@ __all__ = ["build", "decode_input", "task_of"]
 _IMAGE_SIZE = 32
 _PADDING = 4
 
-# Mean and standard deviation of CIFAR-10's training pixels. Those of CIFAR-100 lie
-# within 4 of them, which a network does not notice.
+# Mean and standard deviation of CIFAR-10's training pixels. Those of CIFAR-100 differ
+# by at most 4, which has no effect on training.
 _PIXEL_MEAN = (125.3, 123.0, 113.9)
 _PIXEL_SCALE = (63.0, 62.1, 66.7)
 
-# What `data.augment` may name: on the host, and on the devices.
+# The names for `data.augment`: on the host, and on the devices.
 _ON_HOST = {
     "pad_crop_flip": OnImage(functools.partial(pad_crop_flip, padding=_PADDING)),
     "colour": OnImage(distort_colours),
@@ -42,20 +42,7 @@ _ON_DEVICE = {
 
 
 def build(config: Any) -> Workload:
-    """Builds the workload.
-
-    Args:
-      config: The shared fields; ``data.source`` as `open_source` takes it, with images
-        of 32x32; ``data.{augment, train_split, eval_split, train_examples}`` as
-        `open_splits` describes; and ``model.{name, norm, label_smoothing}``, for
-        a ResNet also ``model.{depth, width}``.
-
-    Returns:
-      The workload; its metric is ``"accuracy"``, a fraction.
-
-    Raises:
-      ValueError: If the data is not there, or is other data, or a field does not fit.
-    """
+    """Builds the workload; its metric is ``"accuracy"``, a fraction."""
     on_host = choose_stages(config.data.augment, _ON_HOST)
     on_device = choose_stages(config.data.augment, _ON_DEVICE)
     check_smoothing(config.model.label_smoothing)
@@ -89,7 +76,7 @@ def task_of(config: Any, task_info: Mapping[str, Any]) -> ImageClassifier:
 
 
 def decode_input(config: Any, encoded: Encoded) -> Item:
-    """Returns the item of an image of any size, of which it takes the middle."""
+    """Returns the item of an image of any size: its resized middle."""
     del config
     return {"image": resize_center_crop(encoded, size=_IMAGE_SIZE, resize=_IMAGE_SIZE)}
 
@@ -108,7 +95,7 @@ def _network(config: Any, num_classes: int) -> nn.Module:
 
 
 def _decode_small(encoded: Encoded) -> np.ndarray:
-    """Returns ``uint8[32, 32, 3]``, and refuses other sizes."""
+    """Returns ``uint8[32, 32, 3]`` and refuses other sizes."""
     image = decode_image(encoded)
     if image.shape != (_IMAGE_SIZE, _IMAGE_SIZE, 3):
         height, width = image.shape[:2]

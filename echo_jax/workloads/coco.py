@@ -45,17 +45,17 @@ from echo_jax.workloads.splits import Splits, open_splits
 
 __all__ = ["Detector", "build", "decode_input", "task_of"]
 
-# More would make the finest map coarser than its default boxes are meant for.
+# More stages would make the finest map too coarse for its default boxes.
 _NUM_STAGES = 3
 
-# Of ImageNet's pixels, channel by channel; COCO's differ by a few grey levels.
+# From ImageNet's pixels, channel by channel; COCO's differ by a few grey levels.
 _PIXEL_MEAN = (123.7, 116.3, 103.5)
 _PIXEL_SCALE = (58.4, 57.1, 57.4)
 
-# How likely a default box shows a class at the start of a focal loss.
+# The logit of a class in a default box at the start of a focal loss.
 _FOCAL_PRIOR_LOGIT = -4.6
 
-# What `data.augment` may name: on the host, and on the devices.
+# The names for `data.augment`: on the host, and on the devices.
 _ON_HOST = {
     "ssd_crop": ssd_crop,
     "flip": flip,
@@ -72,22 +72,10 @@ _ON_DEVICE = {
 class Detector(Task):
     """Finds the objects in an image.
 
-    A batch holds ``"image"``, ``uint8[B, S, S, 3]``, and the objects as
-    `echo_jax.data.augment` describes them: ``"boxes"``, ``"box_mask"`` and
-    ``"box_labels"``. Pixels travel as bytes and become floats where the model runs;
-    objects are matched with default boxes there too, after augmentation.
-
-    Attributes:
-      model: The network.
-      image_size: S, in pixels.
-      loss_kind: See `detection_loss`.
-      nms: What is kept as a detection.
-
-    Example:
-      >>> model = SSD(num_outputs=4, boxes_per_cell=(4, 4, 4), width=8)
-      >>> task = Detector(model, image_size=64)
-      >>> sorted(jax.eval_shape(task.init, jax.random.key(0)))
-      ['batch_stats', 'params']
+    A batch holds ``"image"``, ``uint8[B, S, S, 3]``, and the objects as ``"boxes"``,
+    ``"box_mask"`` and ``"box_labels"`` (see `echo_jax.data.augment`). Pixels are
+    transferred as bytes and become floats on the device. Objects are matched with
+    default boxes there too, after augmentation.
     """
 
     model: SSD
@@ -96,19 +84,16 @@ class Detector(Task):
     nms: NmsSettings = field(default_factory=NmsSettings)
 
     def init(self, key: jax.Array) -> Variables:
-        """Returns freshly initialised variables."""
         images = jnp.zeros((1, self.image_size, self.image_size, 3), jnp.float32)
         return dict(self.model.init(key, images, train=False))
 
     def table(self) -> str:
-        """Returns Flax's table of the modules."""
         shape = (1, self.image_size, self.image_size, 3)
         return module_table(self.model, np.zeros(shape, np.float32))
 
     def loss(
         self, variables: Variables, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, Variables, Sums]:
-        """Returns the loss of every image and the new batch statistics."""
         del key  # Nothing in the model is random.
         predicted, updated = self.model.apply(
             variables,
@@ -136,7 +121,6 @@ class Detector(Task):
         return detections(boxes, scores)._asdict()
 
     def input_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the shape of ``"image"``, ``uint8[B, S, S, 3]``."""
         shape = (batch_size, self.image_size, self.image_size, 3)
         return {"image": jax.ShapeDtypeStruct(shape, jnp.uint8)}
 
@@ -171,21 +155,7 @@ class Detector(Task):
 
 
 def build(config: Any) -> Workload:
-    """Builds the workload.
-
-    Args:
-      config: The shared fields; ``data.source`` as `open_source` takes it, with data
-        of kind coco; ``data.{train_split, eval_split, train_examples}`` as
-        `open_splits` describes; ``data.augment``, names of ``ssd_crop``, ``flip`` and
-        ``colour``; ``data.image_size`` and ``data.max_boxes``, see `DecodeBoxes`; and
-        ``model.{stage_sizes, width, loss, virtual_batch}``.
-
-    Returns:
-      The workload; its metric is ``"mAP"``, a fraction.
-
-    Raises:
-      ValueError: If the data is not there, or is other data, or a field does not fit.
-    """
+    """Builds the workload; its metric is ``"mAP"``, a fraction."""
     data = config.data
     on_host = choose_stages(data.augment, _ON_HOST)
     on_device = choose_stages(data.augment, _ON_DEVICE)
@@ -218,22 +188,13 @@ def build(config: Any) -> Workload:
 
 
 class _Judged:
-    """The images of an evaluation, and the evaluators of their detections.
-
-    Attributes:
-      records: The images.
-    """
+    """The images of an evaluation, and the evaluators of their detections."""
 
     def __init__(self, splits: Splits, records: RecordSource) -> None:
         self.records = records
         self._splits = splits
 
     def evaluator(self) -> CocoEvaluator:
-        """Returns a new evaluator.
-
-        Raises:
-          ValueError: If the split's annotations cannot be read, or lack an image.
-        """
         return CocoEvaluator(self._truth, self._image_ids)
 
     @functools.cached_property
@@ -247,7 +208,7 @@ class _Judged:
 
     @functools.cached_property
     def _image_ids(self) -> list[int] | None:
-        """The images that are judged; None for all of the ground truth."""
+        """The images that are evaluated; None for all of the ground truth."""
         if len(self.records) == len(self._splits.evaluation_source):
             return None
         return [int(entries["image_id"]) for entries in self._entries()]

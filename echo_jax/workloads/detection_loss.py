@@ -1,4 +1,11 @@
-"""Losses of a detector that classifies and moves default boxes."""
+"""Losses of a detector that classifies and moves default boxes.
+
+Both losses add the loss of places (smooth L1 over the matched boxes) to the loss of
+classes, and divide by the number of matched boxes. ``"multibox"`` classifies by softmax
+with background as class 0. It learns from only the three worst background boxes for
+each match; an image without objects has no loss. ``"focal"`` classifies by a sigmoid
+for each class, over all boxes.
+"""
 
 from typing import Literal, NamedTuple
 
@@ -13,21 +20,16 @@ __all__ = ["Loss", "Targets", "detection_loss", "make_targets"]
 
 Loss = Literal["multibox", "focal"]
 
-# Background boxes that are learned for each matched one (Liu et al. 2016, section 2.2).
+# Background boxes in the loss for each matched box (Liu et al. 2016, section 2.2).
 _NEGATIVES = 3
 
 # Lin et al. 2017, section 5.1.
 _FOCAL_ALPHA, _FOCAL_GAMMA = 0.25, 2.0
 
 
+# Where nothing matched, offsets are 0 and labels have no meaning.
 class Targets(NamedTuple):
-    """What the default boxes of an image are to predict.
-
-    Attributes:
-      offsets: ``float32[A, 4]``; 0 where nothing matched.
-      labels: The class, from 0, ``int32[A]``; of no meaning where nothing matched.
-      is_matched: Which default boxes have an object, ``bool[A]``.
-    """
+    """The targets of an image's default boxes: float32[A, 4], int32[A], bool[A]."""
 
     offsets: jax.Array
     labels: jax.Array
@@ -37,16 +39,9 @@ class Targets(NamedTuple):
 def make_targets(
     boxes: jax.Array, labels: jax.Array, mask: jax.Array, anchors: jax.Array
 ) -> Targets:
-    """Returns what the default boxes of an image are to predict.
-
-    Args:
-      boxes: Its objects, ``float32[M, 4]``.
-      labels: Their classes, from 0, ``int32[M]``.
-      mask: Which rows are objects, ``bool[M]``.
-      anchors: The default boxes, ``float32[A, 4]``.
-    """
+    """Returns the targets for M objects (padded, with `mask`) and A default boxes."""
     truth, is_matched = match_anchors(boxes, mask, anchors)
-    # Rows of padding have no size, whose logarithm would be infinite.
+    # Rows of padding have size 0, whose logarithm is infinite.
     chosen = jnp.where(is_matched[:, None], boxes[truth], anchors)
     return Targets(encode_boxes(chosen, anchors), labels[truth], is_matched)
 
@@ -54,24 +49,7 @@ def make_targets(
 def detection_loss(
     offsets: jax.Array, scores: jax.Array, targets: Targets, *, kind: Loss
 ) -> jax.Array:
-    """Returns the loss of an image.
-
-    The sum of the loss of places, smooth L1 over the matched boxes, and of the loss of
-    classes, divided by the number of matched boxes. ``"multibox"`` classifies by
-    softmax with background as class 0, and learns of the background boxes only those
-    that are worst, three for each match; an image without objects has no loss then.
-    ``"focal"`` classifies by a sigmoid for each class, over all boxes.
-
-    Args:
-      offsets: Predicted, ``float32[A, 4]``.
-      scores: Predicted logits: ``float32[A, K + 1]`` for ``"multibox"``,
-        ``float32[A, K]`` for ``"focal"``.
-      targets: From `make_targets`.
-      kind: Which loss of classes.
-
-    Returns:
-      ``float32[]``.
-    """
+    """Returns the loss of an image, float32[]; see the module."""
     num_matched = targets.is_matched.sum()
     place = optax.huber_loss(offsets, targets.offsets).sum(axis=-1)
     place = jnp.where(targets.is_matched, place, 0).sum()
@@ -80,12 +58,12 @@ def detection_loss(
 
 
 def _mined(scores: jax.Array, targets: Targets) -> jax.Array:
-    """Returns the cross-entropy of matched boxes and of the worst of the others."""
+    """Returns the cross-entropy of matched boxes and of the worst other boxes."""
     labels = jnp.where(targets.is_matched, targets.labels + 1, 0)
     losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
     of_matched = jnp.where(targets.is_matched, losses, 0).sum()
     num_negatives = _NEGATIVES * targets.is_matched.sum()
-    # No loss is negative, so that matched boxes come last, and add nothing.
+    # Losses are not negative, so matched boxes (0 here) come last and add nothing.
     worst = jnp.sort(jnp.where(targets.is_matched, 0, losses), descending=True)
     is_learned = jnp.arange(len(losses)) < num_negatives
     return of_matched + jnp.where(is_learned, worst, 0).sum()

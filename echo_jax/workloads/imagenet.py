@@ -1,4 +1,10 @@
-"""ImageNet, or other photographs in classes: ResNet-50 v1.5 and its relatives."""
+"""ImageNet, or other photographs in classes: ResNet-50 v1.5 and its relatives.
+
+Behind an echo of decoded images the items are squares of ``data.resize`` pixels, so
+that they can be stacked and kept on a device; crops are cut out of those. In every
+other placement a crop is cut out of the whole photograph. Only the part that the crop
+needs is decoded.
+"""
 
 import functools
 import os
@@ -25,8 +31,8 @@ from echo_jax.workloads.splits import open_splits
 
 __all__ = ["build", "decode_input", "task_of"]
 
-# Mean and standard deviation of ImageNet's pixels, as everybody uses them: 0.485,
-# 0.456, 0.406 and 0.229, 0.224, 0.225 of white.
+# The usual mean and standard deviation of ImageNet's pixels: 0.485, 0.456, 0.406 and
+# 0.229, 0.224, 0.225 of white.
 _PIXEL_MEAN = (123.675, 116.28, 103.53)
 _PIXEL_SCALE = (58.395, 57.12, 57.375)
 
@@ -34,27 +40,7 @@ _MOST_EVAL_THREADS = 16
 
 
 def build(config: Any) -> Workload:
-    """Builds the workload.
-
-    Behind an echo of decoded images the items are squares of ``data.resize`` pixels, so
-    that they can be stacked and kept on a device; crops are cut out of those. In every
-    other placement a crop is cut out of the whole photograph, and no more of it is
-    decoded than the crop needs.
-
-    Args:
-      config: The shared fields; ``data.source`` as `open_source` takes it;
-        ``data.{train_split, eval_split, train_examples}`` as `open_splits` describes;
-        ``data.augment``, of "crop", "flip" and "colour"; ``data.image_size``, and
-        ``data.resize``, the shorter side of which it is the middle in evaluation; and
-        ``model.{stage_sizes, block, width, norm, virtual_batch, label_smoothing}``.
-
-    Returns:
-      The workload; its metric is ``"accuracy"``, a fraction, and it evaluates
-      ``"top_5"`` beside it.
-
-    Raises:
-      ValueError: If the data is not there, or is other data, or a field does not fit.
-    """
+    """Builds the workload; its metric is ``"accuracy"``; it also evaluates top_5."""
     data = config.data
     on_host, on_device = _augmentations(config)
     check_smoothing(config.model.label_smoothing)
@@ -99,7 +85,7 @@ def task_of(config: Any, task_info: Mapping[str, Any]) -> ImageClassifier:
 
 
 def decode_input(config: Any, encoded: Encoded) -> Item:
-    """Returns the item of a photograph, as it is in evaluation."""
+    """Returns the item of a photograph, as in evaluation."""
     return {"image": _middle(config)(encoded)}
 
 
@@ -122,7 +108,7 @@ def _model(config: Any, num_classes: int) -> ImageNetResNet:
 
 
 def _augmentations(config: Any) -> tuple[HostAugment | None, Augment | None]:
-    """Returns what `data.augment` names, for the host and for the devices."""
+    """Returns the augmentations of `data.augment`, for the host and the devices."""
     names, size = config.data.augment, config.data.image_size
     on_host = {
         "crop": OnImage(functools.partial(random_resized_crop, size=size)),
@@ -143,7 +129,7 @@ def _augmentations(config: Any) -> tuple[HostAugment | None, Augment | None]:
 
 
 def _decode(config: Any) -> Callable[[Encoded], Any]:
-    """Returns what makes the image of an item, before anything random is done to it."""
+    """Returns the function that makes an item's image, before random augmentation."""
     if "crop" not in config.data.augment:
         return _middle(config)
     if config.echo.after != "decode":
@@ -153,12 +139,12 @@ def _decode(config: Any) -> Callable[[Encoded], Any]:
 
 
 def _middle(config: Any) -> functools.partial:
-    """Returns what makes an image that nothing random is done to."""
+    """Returns the function that resizes an image and takes its middle."""
     return functools.partial(
         resize_center_crop, size=config.data.image_size, resize=config.data.resize
     )
 
 
 def _keep_encoded(encoded: Encoded) -> Encoded:
-    """Leaves the decoding to the crop, which decodes what it needs."""
+    """Leaves the decoding to the crop, which decodes only the needed part."""
     return encoded

@@ -31,26 +31,14 @@ class LanguageModel(Task):
     """Predicts every token of a window from the tokens before it.
 
     A batch holds ``"tokens"``, ``uint8`` to ``uint32[B, T + 1]``: tokens 0 to T - 1 are
-    read, tokens 1 to T are predicted. ``"length"``, ``int32[B]``, says how many of them
-    are no filling; without it all are. Losses are in nats per token.
+    read, tokens 1 to T are predicted. ``"length"``, ``int32[B]``, is the number of
+    tokens before the padding; without it there is no padding. Losses are in nats per
+    token.
 
     Attributes:
-      model: The network; its ``max_len`` is T.
-      eod: The token that ends a document and begins the next, if documents in one
-        window must not see each other; None: a window is read as one.
-      bytes_per_token: Of the validation text, so that tokenizers compare; None if it
-        is not known.
-
-    Example:
-      >>> model = Transformer(
-      ...     vocab=256, d_model=8, num_layers=1, num_heads=1, d_ff=16, max_len=4
-      ... )
-      >>> task = LanguageModel(model)
-      >>> variables = jax.jit(task.init)(jax.random.key(0))
-      >>> batch = {"tokens": jnp.zeros((2, 5), jnp.uint8)}
-      >>> losses, _, _ = jax.jit(task.loss)(variables, batch, jax.random.key(1))
-      >>> [round(float(x), 3) for x in losses]  # log(256): nothing is known yet
-      [5.545, 5.545]
+      eod: The token that ends a document, if documents in one window must not see each
+        other; None: a window is one document.
+      bytes_per_token: In the validation text, to compare tokenizers; None if unknown.
     """
 
     model: Transformer
@@ -58,23 +46,18 @@ class LanguageModel(Task):
     bytes_per_token: float | None = None
 
     def init(self, key: jax.Array) -> Variables:
-        """Returns freshly initialised variables."""
         tokens = jnp.zeros((1, self.model.max_len), jnp.int32)
         return dict(self.model.init(key, tokens, train=False))
 
     def table(self) -> str:
-        """Returns Flax's table of the modules."""
         return module_table(self.model, np.zeros((1, self.model.max_len), np.int32))
 
+    # Windows with padding are weighted by their tokens, so that the mean over the batch
+    # is the mean over its tokens.
     def loss(
         self, variables: Variables, batch: Batch, key: jax.Array
     ) -> tuple[jax.Array, Variables, Sums]:
-        """Returns the mean loss of every window, ``float32[B]``, and ``{}``.
-
-        Where windows hold filling, each is weighted by its tokens: the mean over the
-        batch is then the mean over its tokens. The metric is ``"tokens_per_update"``:
-        how many tokens were predicted, without filling.
-        """
+        """Returns each window's mean loss, float32[B], and ``tokens_per_update``."""
         losses = self._token_losses(variables, batch["tokens"], key)
         if "length" not in batch:
             return losses.mean(axis=-1), {}, {"tokens_per_update": (losses.size, 1)}
@@ -91,24 +74,18 @@ class LanguageModel(Task):
         return {"loss": (total, (real.sum(axis=-1) * mask).sum())}
 
     def predict(self, variables: Variables, batch: Batch) -> dict[str, jax.Array]:
-        """Returns the logits of every next token, ``"logits"``, ``float32[B, T, V]``.
-
-        Args:
-          variables: All collections.
-          batch: ``"tokens"``, ``[B, T]``; entry t of the logits is about token t + 1.
-        """
+        """Returns ``"logits"``, float32[B, T, V]; entry t predicts token t + 1."""
         tokens = jnp.asarray(batch["tokens"], jnp.int32)
         return {"logits": self._logits(variables, tokens, None)}
 
     def input_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Returns the shape of ``"tokens"``, ``int32[B, T]``."""
         shape = (batch_size, self.model.max_len)
         return {"tokens": jax.ShapeDtypeStruct(shape, jnp.int32)}
 
     def derive(self, means: Mapping[str, float]) -> dict[str, float]:
         """Returns ``"perplexity"``, per token, and ``"bits_per_byte"`` if known."""
         loss = means["loss"]
-        # A model that has diverged may be worse than a float can say.
+        # The perplexity of a model that has diverged may overflow a float.
         derived = {"perplexity": math.exp(loss) if loss < 700 else math.inf}
         if self.bytes_per_token:
             derived["bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
@@ -117,7 +94,7 @@ class LanguageModel(Task):
     def _token_losses(
         self, variables: Variables, tokens: ArrayLike, dropout_key: jax.Array | None
     ) -> jax.Array:
-        """Returns the loss of every predicted token, ``float32[B, T]``."""
+        """Returns the loss of every predicted token, float32[B, T]."""
         tokens = jnp.asarray(tokens, jnp.int32)
         logits = self._logits(variables, tokens[:, :-1], dropout_key)
         return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
@@ -125,7 +102,7 @@ class LanguageModel(Task):
     def _logits(
         self, variables: Variables, tokens: jax.Array, dropout_key: jax.Array | None
     ) -> jax.Array:
-        """Returns the logits of every next token, ``float32[B, T, V]``."""
+        """Returns the logits of every next token, float32[B, T, V]."""
         segments = None
         if self.eod is not None:
             segments = (tokens == self.eod).cumsum(axis=1)
@@ -141,7 +118,7 @@ class LanguageModel(Task):
 
 
 def _is_real(batch: Batch, losses: jax.Array) -> jax.Array:
-    """Returns 1 for every loss of a token that is no filling, ``float32[B, T]``."""
+    """Returns 1 for every predicted token before the padding, float32[B, T]."""
     if "length" not in batch:
         return jnp.ones_like(losses)
     # The first token of a window is not predicted.
@@ -150,24 +127,7 @@ def _is_real(batch: Batch, losses: jax.Array) -> jax.Array:
 
 
 def build(config: Any) -> Workload:
-    """Builds the workload.
-
-    Args:
-      config: The shared fields, ``data.source`` (and ``data.tokenizer``, if there is
-        such a field) as `open_sequences` takes them, perhaps ``data.{train_split,
-        eval_split}``, and ``data.train_examples``, see `limited`, and
-        ``model.{seq_len, d_model, num_layers, num_heads, d_ff, dropout}``. There may be
-        ``model.{positions, activation, bias, tied}``, see `Transformer`;
-        ``model.vocab``, the number of tokens if more than the text has; and
-        ``model.segments``: whether documents in one window are kept apart.
-
-    Returns:
-      The workload; its metric is ``"loss"``, in nats per token.
-
-    Raises:
-      FileNotFoundError, ValueError: If the text cannot be read, a split holds no
-        window, or a field does not fit.
-    """
+    """Builds the workload; its metric is ``"loss"``, in nats per token."""
     sizes = _sizes(config)
     data = {**_OPTIONAL["data"], **config.data}
     text = open_sequences(
@@ -198,15 +158,7 @@ def build(config: Any) -> Workload:
 
 
 def task_of(config: Any, task_info: Mapping[str, Any]) -> LanguageModel:
-    """Returns the task of a config, for text of these tokens.
-
-    Args:
-      config: See `build`.
-      task_info: ``vocab``, ``eod`` and ``bytes_per_token``, see `Sequences`.
-
-    Raises:
-      ValueError: The model is for fewer tokens, or a field does not fit.
-    """
+    """Returns the task for text with these ``vocab``, ``eod``, ``bytes_per_token``."""
     sizes, known = _sizes(config), task_info["vocab"]
     vocab = sizes["vocab"] or known
     if vocab < known:
@@ -222,7 +174,7 @@ def task_of(config: Any, task_info: Mapping[str, Any]) -> LanguageModel:
 
 
 def _sizes(config: Any) -> dict[str, Any]:
-    """Returns the fields of the model, those that it need not say included."""
+    """Returns the fields of the model with the defaults of optional fields."""
     sizes = {**_OPTIONAL["model"], **config.model}
     unknown = sizes.keys() - _SIZES - _OPTIONAL["model"].keys()
     if unknown:

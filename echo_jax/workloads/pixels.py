@@ -1,4 +1,4 @@
-"""Pixels as bytes become the floats that a network sees, where it runs."""
+"""Converts pixels from bytes to the floats of a network, on the device."""
 
 import jax
 import jax.numpy as jnp
@@ -11,17 +11,7 @@ Channels = tuple[float, float, float]
 
 
 def normalised(images: ArrayLike, mean: Channels, scale: Channels) -> jax.Array:
-    """Returns ``(images - mean) / scale``, channel by channel, in float32.
-
-    Args:
-      images: ``uint8[B, H, W, 3]``.
-      mean: Subtracted.
-      scale: What is divided by then.
-
-    Example:
-      >>> normalised(np.full((1, 1, 1, 3), 9, np.uint8), (3, 3, 3), (2, 2, 2)).max()
-      Array(3., dtype=float32)
-    """
+    """Returns ``(images - mean) / scale`` by channel, float32[B, H, W, 3]."""
     shape = (1, 1, 1, 3)
     mean_of, scale_of = (
         jnp.array(x, jnp.float32).reshape(shape) for x in (mean, scale)

@@ -1,4 +1,4 @@
-"""The two splits of a run: what is trained on, and what is evaluated."""
+"""The training split and the evaluation split of a run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,11 +16,9 @@ class Splits:
     """The two splits of a run.
 
     Attributes:
-      train: Records to be trained on.
-      evaluation: Records to be evaluated on.
-      evaluation_source: All records of the split that those are from.
-      decode_record: Makes the dict of their kind out of a record of either.
-      metadata: What was read, for ``environment.json``.
+      evaluation: The records to evaluate, from `evaluation_source`.
+      decode_record: Decodes a record of either split to a dict.
+      metadata: A description of the data, for ``environment.json``.
     """
 
     train: RecordSource
@@ -31,27 +29,12 @@ class Splits:
 
     @property
     def info(self) -> dict[str, Any]:
-        """See `DescribedSource`; it is the same for both."""
         return self.evaluation_source.info
 
 
+# If both splits are the same one, ``data.train_examples`` limits the evaluation too.
 def open_splits(config: Any, kind: Kind) -> Splits:
-    """Opens the data of a workload.
-
-    Args:
-      config: ``data.source`` as `open_source` takes it; ``data.train_split`` and
-        ``data.eval_split``, such as ``"train"`` and ``"validation"``;
-        ``data.train_examples``, of which a run knows no others (always the same ones;
-        0 for all), also where both splits are one.
-      kind: What the records must be.
-
-    Returns:
-      The splits.
-
-    Raises:
-      ValueError: If the data or a split is not there, is of another kind, or has fewer
-        examples than asked for.
-    """
+    """Opens the splits of ``config.data``, whose records must be of `kind`."""
     data = config.data
     source, decode_record = open_source(data.source, data.train_split, kind)
     train = limited(source, data.train_examples, data.train_split)
@@ -75,16 +58,7 @@ def open_splits(config: Any, kind: Kind) -> Splits:
 
 
 def limited(source: RecordSource, wanted: int, split: str) -> RecordSource:
-    """Returns some examples of a source, always the same ones, or the source itself.
-
-    Args:
-      source: Of training examples.
-      wanted: ``data.train_examples``; 0 for all.
-      split: Its name.
-
-    Raises:
-      ValueError: It has fewer.
-    """
+    """Returns always the same `wanted` examples of a source, or all for 0."""
     if not 0 <= wanted <= len(source):
         raise ValueError(
             f"data.train_examples={wanted} is none of 0 to {len(source)}, which split "

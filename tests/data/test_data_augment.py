@@ -1,6 +1,5 @@
 """What holds for every augmentation, and for chains of them."""
 
-import doctest
 import functools
 
 import jax
@@ -19,7 +18,6 @@ from echo_jax.data.augment import (
     PadCrop,
     RandomResizedCrop,
     ToFloat,
-    stage,
 )
 from echo_jax.data.sources.shapes import SHIFT_PIXELS, augment_shapes
 
@@ -222,11 +220,6 @@ def test_keys_must_be_one_for_each_example():
     for keys, found in ((make_keys(7), r"key<fry>\[7\]"), (raw, r"uint32\[8, 2\]")):
         with pytest.raises(ValueError, match=found):
             augment_shapes(make_batch(), keys)
-
-
-def test_examples_are_true():
-    results = doctest.testmod(stage)
-    assert results.attempted > 0 and results.failed == 0
 
 
 @pytest.mark.slow

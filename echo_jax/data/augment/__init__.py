@@ -1,25 +1,25 @@
-"""Augmentation where the model runs: pure functions of (batch, keys).
+"""Augmentation on the accelerator: pure functions of (batch, keys).
 
-Behind an echo on the accelerator, every use of an example is augmented anew, in the
-same program as the update. An augmentation is a value such as
-``Augment((RandomResizedCrop(size=224), Flip()))``: frozen and hashable, so that it can
-be a static argument of a jitted function, and called as ``augment(batch, keys)``.
+With an echo on the accelerator, every use of an example is augmented again, in the same
+program as the update. An augmentation is a value such as
+``Augment((RandomResizedCrop(size=224), Flip()))``. It is frozen and hashable, so it can
+be a static argument of a jitted function. Call it as ``augment(batch, keys)``.
 
 A batch is a dict of arrays:
 
-- ``"image"``: ``uint8[B, H, W, C]``. Bytes stay bytes, rounded to the nearest after
-  every stage that computes; after `ToFloat` images are float32, from 0 to 255.
-- ``"label"``, if there is one: ``int32[B]``; `Mixup` makes it ``float32[B, classes]``.
-- ``"boxes"``, if there are any: ``float32[B, N, 4]``, (ymin, xmin, ymax, xmax) as
-  fractions of height and width. N is the same for all images: ``"box_mask"``,
-  ``bool[B, N]``, tells boxes from padding. A box that a crop loses is masked out, and
-  so keeps its row, in which ``"box_labels"`` or anything else may stand. Crops and
-  flips leave zeros in rows that are masked out.
-- Anything else passes through.
+- ``"image"``: ``uint8[B, H, W, C]``. Each stage that computes rounds its result to the
+  nearest byte. After `ToFloat` images are float32, from 0 to 255.
+- ``"label"`` (optional): ``int32[B]``; `Mixup` makes it ``float32[B, classes]``.
+- ``"boxes"`` (optional): ``float32[B, N, 4]``, (ymin, xmin, ymax, xmax) as fractions of
+  height and width. N is the same for all images.
+- ``"box_mask"`` (with boxes): ``bool[B, N]``, False for padding. A box that a crop
+  loses is masked out and keeps its row, so ``"box_labels"`` and other arrays stay
+  aligned. Crops and flips write zeros into masked rows.
+- Other entries pass through.
 
-`keys`, ``key[B]``, holds one key for each use of an example, derived from (seed, fresh
-index, repeat), and nothing else is random: what becomes of an example depends neither
-on its place in the batch nor on the other examples (but see `Mixup`).
+`keys`, ``key[B]``, holds one random key for each use of an example, derived from (seed,
+fresh index, repeat). Stages use no other randomness. So the result for an example does
+not depend on its place in the batch or on other examples (except in `Mixup`).
 """
 
 from echo_jax.data.augment.boxes import crop_boxes, flip_boxes

@@ -1,8 +1,8 @@
 """Boxes that follow their image through a crop or a flip.
 
-The convention is stated in `echo_jax.data.augment`: normalised
-``(ymin, xmin, ymax, xmax)``, and zeros in rows that the mask leaves out. The functions
-take NumPy or jax arrays alike, so that a crop on the host is the same.
+Boxes are normalised ``(ymin, xmin, ymax, xmax)``, and masked rows are zeros, as in
+`echo_jax.data.augment`. The functions take NumPy or jax arrays, so that a crop on the
+host is the same.
 """
 
 from typing import Any
@@ -15,14 +15,14 @@ __all__ = ["crop_boxes", "flip_boxes"]
 def crop_boxes(batch: Batch, origin: Any, size: Any) -> Batch:
     """Expresses boxes in the coordinates of a window of their image.
 
-    A box is kept if its centre lies in the window, and clipped to it, as in SSD
-    (Liu et al. 2016, section 2.2); the mask leaves out the others.
+    A box is kept if its centre is in the window, and clipped to the window, as in SSD
+    (Liu et al. 2016, section 2.2). The mask excludes the other boxes.
 
     Args:
-      batch: Returned as it is if it has no ``"boxes"``.
+      batch: Returned unchanged if it has no ``"boxes"``.
       origin: Top and left of the window, ``float32[B, 2]``, in units of the image's
         height and width.
-      size: Its height and width, ``float32[B, 2]``, in the same units.
+      size: Height and width of the window, ``float32[B, 2]``, in the same units.
 
     Returns:
       A batch with new ``"boxes"`` and ``"box_mask"``, in the same rows.
@@ -42,8 +42,8 @@ def flip_boxes(batch: Batch, is_flipped: Any) -> Batch:
     """Mirrors the boxes of some images left to right.
 
     Args:
-      batch: Returned as it is if it has no ``"boxes"``.
-      is_flipped: Which images, ``bool[B]``.
+      batch: Returned unchanged if it has no ``"boxes"``.
+      is_flipped: The images to mirror, ``bool[B]``.
 
     Returns:
       A batch with new ``"boxes"``, in the same rows.

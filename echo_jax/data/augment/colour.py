@@ -13,13 +13,13 @@ __all__ = ["ColourDistortion", "ColourFactors"]
 
 
 class ColourFactors(NamedTuple):
-    """How much colours are changed, each ``float32[B]``.
+    """The colour changes of a batch, each ``float32[B]``.
 
     Attributes:
-      brightness: What is added, in grey levels of 255.
+      brightness: Added to each pixel, in grey levels of 255.
       contrast: Factor of the distance to the image's mean, channel by channel.
       saturation: Factor of the saturation.
-      hue: What is added to the hue, in turns.
+      hue: Added to the hue, in turns.
     """
 
     brightness: jax.Array
@@ -32,11 +32,11 @@ class ColourFactors(NamedTuple):
 class ColourDistortion:
     """Changes brightness, contrast, saturation and hue, in this order.
 
-    The strengths of Inception's preprocessing by default (Howard 2013; TensorFlow's
-    ``distort_color``), and its arithmetic: brightness is added, contrast is about
-    the mean of each channel, saturation and hue are those of HSV. Unlike there, the
-    order is fixed, and pixels are clipped to 0..255 before saturation, so that it is
-    defined.
+    The default strengths and the arithmetic are those of Inception's preprocessing
+    (Howard 2013; TensorFlow's ``distort_color``). Brightness is added. Contrast is
+    about the mean of each channel. Saturation and hue are those of HSV. Unlike there,
+    the order is fixed, and pixels are clipped to 0..255 before saturation, so that
+    saturation is defined.
 
     Attributes:
       brightness: Largest shift, as a fraction of white.
@@ -51,7 +51,7 @@ class ColourDistortion:
     hue: float = 0.2
 
     def factors(self, keys: jax.Array) -> ColourFactors:
-        """Returns what is done to each image."""
+        """Returns the random changes for `keys`, ``key[B]``."""
         brightness, contrast, saturation, hue = (2 * uniforms(keys, 4) - 1).T
         return ColourFactors(
             brightness=255 * self.brightness * brightness,
@@ -64,7 +64,7 @@ class ColourDistortion:
         """Returns the batch with other colours, of the same shape and type.
 
         Raises:
-          ValueError: If the images have not 3 channels.
+          ValueError: The images do not have 3 channels.
         """
         image = batch["image"]
         if image.shape[-1] != 3:
@@ -73,12 +73,12 @@ class ColourDistortion:
                 "and blue."
             )
         factors = ColourFactors(*(x[:, None, None] for x in self.factors(keys)))
-        # Sums of bytes are exact: the mean does not depend on how they are added up.
+        # Sums of bytes are exact, so the mean does not depend on the order of addition.
         exact = jnp.int32 if image.dtype == jnp.uint8 else jnp.float32
         total = image.sum(axis=(1, 2), keepdims=True, dtype=exact).astype(jnp.float32)
         means = total / (image.shape[1] * image.shape[2])
-        # Channel by channel, in whole planes: five times as fast on the CPU as
-        # arithmetic along an axis of three.
+        # Compute channel by channel, in whole planes. On the CPU this is five times as
+        # fast as arithmetic along an axis of three.
         planes = []
         for channel in range(3):
             mean = means[..., channel]
@@ -89,19 +89,17 @@ class ColourDistortion:
         return {**batch, "image": jnp.stack(planes, axis=-1)}
 
 
+# The textbook conversion to HSV and back (Smith 1978), without branches.
 def _change_hsv(
     planes: list[jax.Array], factor: jax.Array, turn: jax.Array
 ) -> list[jax.Array]:
-    """Multiplies the saturation (at most to 1), and turns the hue.
-
-    The textbook conversion to HSV and back (Smith 1978), without branches.
-    """
+    """Multiplies the saturation (at most to 1), and turns the hue."""
     red, green, blue = planes
     value = jnp.maximum(jnp.maximum(red, green), blue)
     chroma = value - jnp.minimum(jnp.minimum(red, green), blue)
     scale = 1 / jnp.where(chroma == 0, 1, chroma)  # grey has any hue
-    # Not by equality with the value: compilers round a sum that is used in two places
-    # in two ways. About a tie both sides of a comparison give the same hue.
+    # Do not test equality with the value: compilers may round a sum that is used twice
+    # in two ways. Near a tie, both sides of these comparisons give the same hue.
     sextant = jnp.where(
         (red >= green) & (red >= blue),
         (green - blue) * scale,
@@ -111,7 +109,7 @@ def _change_hsv(
     chroma = jnp.minimum(factor * chroma, value)
 
     def channel(start: int) -> jax.Array:
-        """A channel falls below the value by a trapezium of the hue."""
+        """Returns a channel; it falls below the value by a trapezium of the hue."""
         phase = sextant + start
         phase -= 6 * jnp.floor(phase / 6)
         return value - chroma * jnp.clip(jnp.minimum(phase, 4 - phase), 0, 1)

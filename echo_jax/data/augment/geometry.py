@@ -1,4 +1,4 @@
-"""Augmentations that move pixels, and the boxes with them: crops and flips."""
+"""Crops and flips of images and their boxes."""
 
 import math
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ _ATTEMPTS = 10
 class PadCrop:
     """Shifts images by up to `padding` pixels in each direction.
 
-    Images are padded on all sides, and a window of their own size is cut out
-    anywhere, all places being equally likely (He et al. 2016, section 4.2). Boxes
-    move along. What a mirrored border shows has no box.
+    Images are padded on all sides. A window of their own size is cut out anywhere, with
+    equal probability (He et al. 2016, section 4.2). Boxes move with the image. Objects
+    in a mirrored border get no boxes.
 
     Attributes:
-      padding: Pixels.
+      padding: Width of the border, in pixels.
       border: ``"reflect"`` mirrors the image about its outermost pixels; ``"zero"``
         pads with 0.
     """
@@ -44,7 +44,7 @@ class PadCrop:
         """Returns the batch with shifted images, of the same shape and type.
 
         Raises:
-          ValueError: If a border of `padding` pixels cannot be mirrored.
+          ValueError: A border of `padding` pixels cannot be mirrored.
         """
         image = batch["image"]
         size = image.shape[1:3]
@@ -71,17 +71,17 @@ class PadCrop:
 
 @dataclass(frozen=True)
 class Flip:
-    """Mirrors every second image, on average, left to right, and its boxes too."""
+    """Mirrors images and their boxes left to right with probability 1/2."""
 
     def is_flipped(self, keys: jax.Array) -> jax.Array:
-        """Returns which images are mirrored, ``bool[B]``."""
+        """Returns the images to mirror, ``bool[B]``."""
         return uniforms(keys, 1)[:, 0] < 0.5
 
     def __call__(self, batch: Mapping[str, Any], keys: jax.Array) -> Batch:
         """Returns the batch with flipped images, of the same shape and type."""
         is_flipped, image = self.is_flipped(keys), batch["image"]
-        # One gather, not a choice between the image and its mirror image: XLA fuses
-        # what comes before into both of them (on the CPU, 500 us for 80 in a chain).
+        # Use one gather. For a choice between the image and its mirror image, XLA fuses
+        # the earlier stages into both (500 us instead of 80 in a chain, on the CPU).
         forth = jnp.arange(image.shape[2])[None]
         index = jnp.where(is_flipped[:, None], forth[:, ::-1], forth)
         image = _take(image, index, axis=2)
@@ -92,18 +92,19 @@ class Flip:
 class RandomResizedCrop:
     """Cuts out a window of random area and shape, and resizes it to a square.
 
-    The augmentation of ImageNet training (Szegedy et al. 2015, section 6). Area and
-    aspect ratio (log-uniform) are drawn up to ten times until the window fits; after
-    that it is the centre, at the nearest allowed ratio. All places where it fits are
-    equally likely. Boxes follow; those whose centre is cut off are masked out.
+    This is the augmentation of ImageNet training (Szegedy et al. 2015, section 6). Area
+    and aspect ratio (log-uniform) are drawn up to ten times until the window fits.
+    After that the window is the centre, at the nearest allowed ratio. All places where
+    the window fits are equally likely. Boxes follow, and boxes with their centre
+    outside are masked out.
 
-    Resizing is bilinear with pixel centres at halves, and edge pixels repeated, like
-    OpenCV's INTER_LINEAR; it is *not* antialiased. Stored images are hardly larger
-    than the output, so windows are enlarged more often than reduced.
+    Resizing is bilinear with pixel centres at halves and repeated edge pixels, like
+    OpenCV's INTER_LINEAR. It is *not* antialiased. Stored images are hardly larger than
+    the output, so windows are enlarged more often than reduced.
 
     Attributes:
       size: Height and width of the output, in pixels.
-      scale: Smallest and largest area, as a fraction of the image's.
+      scale: Smallest and largest area, as a fraction of the image's area.
       ratio: Smallest and largest width / height.
     """
 
@@ -116,8 +117,8 @@ class RandomResizedCrop:
 
         Args:
           keys: ``key[B]``.
-          height: Of the images, in pixels.
-          width: Of the images, in pixels.
+          height: Height of the images, in pixels.
+          width: Width of the images, in pixels.
         """
         draws = uniforms(keys, 2 * _ATTEMPTS + 2)
         small, large = self.scale
@@ -145,7 +146,7 @@ class RandomResizedCrop:
         return jnp.concatenate([origin, extent], axis=1).astype(jnp.int32)
 
     def _fallback(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the largest window of an allowed ratio."""
+        """Returns height and width of the largest window of an allowed ratio."""
         narrow, wide = self.ratio
         if width < narrow * height:
             return max(1, round(width / narrow)), width
@@ -164,18 +165,19 @@ class RandomResizedCrop:
 def resize_windows(
     images: jax.Array, windows: jax.Array, size: tuple[int, int]
 ) -> jax.Array:
-    """Cuts a window out of each image and resizes it, as `RandomResizedCrop` says.
+    """Cuts a window out of each image and resizes it, like `RandomResizedCrop`.
 
     Args:
       images: ``[B, H, W, C]``.
-      windows: Top, left, height and width in pixels, ``int32[B, 4]``, in the images.
+      windows: Top, left, height and width within the images, in pixels,
+        ``int32[B, 4]``.
       size: Height and width of the output, in pixels.
 
     Returns:
       ``[B, *size, C]``, of the same type.
     """
     resized = images
-    # Columns first: on the CPU in two thirds of the time.
+    # Columns first takes two thirds of the time on the CPU.
     for axis in (2, 1):
         start, length = windows[:, axis - 1], windows[:, axis + 1]
         resized = _interpolate(resized, start, length, size[axis - 1], axis)
@@ -185,7 +187,7 @@ def resize_windows(
 def _interpolate(
     images: jax.Array, start: jax.Array, length: jax.Array, size: int, axis: int
 ) -> jax.Array:
-    """Resizes a stretch of rows or columns, each image's own, to `size` of them."""
+    """Resizes each image's own stretch of rows or columns to `size` of them."""
     first, count = start[:, None], length[:, None].astype(jnp.float32)
     place = (jnp.arange(size) + 0.5)[None] * (count / size) - 0.5
     place = jnp.clip(place, 0, count - 1)
@@ -198,16 +200,7 @@ def _interpolate(
 
 
 def _take(images: jax.Array, index: jax.Array, axis: int) -> jax.Array:
-    """Picks rows (axis 1) or columns (axis 2) of every image by indices of its own.
-
-    Args:
-      images: ``[B, H, W, C]``.
-      index: ``int32[B, S]``, within the image.
-      axis: 1 or 2.
-
-    Returns:
-      Images with S rows or columns, of the same type: exact on every platform.
-    """
+    """Picks S rows (axis 1) or columns (axis 2) of each image by index, int32[B, S]."""
     return lax.platform_dependent(
         images,
         index,
@@ -217,7 +210,7 @@ def _take(images: jax.Array, index: jax.Array, axis: int) -> jax.Array:
 
 
 def _take_by_gather(images: jax.Array, index: jax.Array, *, axis: int) -> jax.Array:
-    # A mode that checks the indices takes several times as long on the CPU.
+    # Checking the indices takes several times as long on the CPU.
     def one(image: jax.Array, places: jax.Array) -> jax.Array:
         at = image.at[places] if axis == 1 else image.at[:, places]
         return at.get(mode="promise_in_bounds", wrap_negative_indices=False)
@@ -226,9 +219,9 @@ def _take_by_gather(images: jax.Array, index: jax.Array, *, axis: int) -> jax.Ar
 
 
 def _take_by_product(images: jax.Array, index: jax.Array, *, axis: int) -> jax.Array:
-    """The same on matrix units, which a TPU has instead of a fast gather."""
+    """Does the same on matrix units, as a TPU has no fast gather."""
     is_byte = images.dtype == jnp.uint8
-    # Whole numbers to 256 are exact in bfloat16, and every sum has one term.
+    # Integers up to 256 are exact in bfloat16, and every sum has one term.
     dtype = jnp.bfloat16 if is_byte else images.dtype
     chosen = jax.nn.one_hot(index, images.shape[axis], dtype=dtype)
     picked = jnp.einsum(

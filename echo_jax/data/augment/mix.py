@@ -1,4 +1,4 @@
-"""Augmentations that hide a part of an image, or mix two."""
+"""Augmentations that hide a part of an image, or mix two images."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,12 +20,13 @@ _QUANTILES = 4096
 class Cutout:
     """Hides a square of each image (DeVries and Taylor 2017).
 
-    Its centre may be any pixel, so that a part of it may lie outside. Boxes stay.
+    Its centre may be any pixel, so a part of the square may be outside. Boxes do not
+    change.
 
     Attributes:
       size: Height and width of the square, in pixels.
-      fill: The grey level that hides. The paper hides with 0 after normalisation,
-        which is a medium grey before.
+      fill: The grey level of the square. The paper uses 0 after normalisation, which
+        is a medium grey before it.
     """
 
     size: int
@@ -36,8 +37,8 @@ class Cutout:
 
         Args:
           keys: ``key[B]``.
-          height: Of the images, in pixels.
-          width: Of the images, in pixels.
+          height: Height of the images, in pixels.
+          width: Width of the images, in pixels.
         """
         center = jnp.floor(uniforms(keys, 2) * jnp.array([[height, width]]))
         return center.astype(jnp.int32) - self.size // 2
@@ -48,7 +49,7 @@ class Cutout:
         count, height, width, channels = image.shape
         top, left = jnp.split(self.corners(keys, height, width), 2, axis=1)
         row = jnp.arange(height)[None]
-        # The channels of a pixel side by side in one long row: it vectorises.
+        # Put the channels of a row's pixels side by side, because that vectorises.
         column = jnp.arange(width * channels)[None] // channels
         is_row = (row >= top) & (row < top + self.size)
         is_column = (column >= left) & (column < left + self.size)
@@ -63,13 +64,13 @@ class Cutout:
 
 @dataclass(frozen=True)
 class Mixup:
-    """Mixes each image with its neighbour in the batch, and their labels alike.
+    """Mixes each image and its label with its neighbour in the batch.
 
     Zhang et al. 2018: ``x = c x_i + (1 - c) x_j``, c from Beta(alpha, alpha), and the
-    same for one-hot labels. Examples 2k and 2k + 1 are each other's partners, and each
-    draws a coefficient of its own. Batches are shuffled, so any pairing is a random
-    one, and this one keeps to one device if devices hold even numbers of examples. It
-    is the only stage in which an example depends on another: on its partner.
+    same for one-hot labels. Examples 2k and 2k + 1 are partners, and each draws its own
+    coefficient. Batches are shuffled, so this pairing is a random one. It stays on one
+    device if devices hold even numbers of examples. Mixup is the only stage in which an
+    example depends on another one.
 
     Attributes:
       num_classes: Number of labels.
@@ -82,9 +83,9 @@ class Mixup:
     def coefficients(self, keys: jax.Array) -> jax.Array:
         """Returns each example's own share of the mixture, ``float32[B]``.
 
-        They are drawn from a table of quantiles, whose distribution function is right
-        within 1 / 4096. `jax.random.beta` rejects in a loop that ends for the whole
-        batch at once: all devices would wait for each other.
+        The shares come from a table of quantiles, whose distribution function is
+        accurate within 1 / 4096. `jax.random.beta` rejects in a loop that ends for the
+        whole batch at once, so all devices would wait for each other.
         """
         levels = np.linspace(0, 1, _QUANTILES + 1)
         table = jnp.asarray(betaincinv(self.alpha, self.alpha, levels), jnp.float32)
@@ -98,7 +99,7 @@ class Mixup:
         ``"label"`` becomes ``float32[B, num_classes]``.
 
         Raises:
-          ValueError: If the batch is of odd size, or has boxes.
+          ValueError: The batch has an odd size, or boxes.
         """
         image = batch["image"]
         if image.shape[0] % 2:

@@ -1,4 +1,4 @@
-"""The building block of augmentation: stages, and how they are chained."""
+"""The protocol of an augmentation stage, and chains of stages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ class Stage(Protocol):
 
 @dataclass(frozen=True)
 class Augment:
-    """Stages one after the other, each with randomness of its own.
+    """Runs stages in order, each with its own randomness.
 
-    Stage number i gets ``fold_in(key, i)`` of every key, so stages are independent
-    of each other, also two of a kind. An Augment is a Stage itself.
+    Stage i gets ``fold_in(key, i)`` of every key. So stages are independent, even two
+    of one kind. An Augment is itself a Stage.
 
     Attributes:
-      stages: What is done, in this order.
+      stages: The stages, in this order.
 
     Example:
       >>> from echo_jax.data.augment import Flip, PadCrop
@@ -47,13 +47,13 @@ class Augment:
 
         Args:
           batch: With ``"image"``; entries that no stage knows pass through.
-          keys: A typed key array, ``key[B]``: one for every use of an example.
+          keys: A typed key array, ``key[B]``: one key for every use of an example.
 
         Returns:
           A new dict.
 
         Raises:
-          ValueError: The images are no ``[B, H, W, C]``, or the keys no ``key[B]``.
+          ValueError: Images are not ``[B, H, W, C]``, or keys are not ``key[B]``.
         """
         shape = batch["image"].shape
         if len(shape) != 4:
@@ -75,9 +75,9 @@ class Augment:
 
 @dataclass(frozen=True)
 class ToFloat:
-    """Casts images to float32, still from 0 to 255, so that later stages round nothing.
+    """Casts images to float32, still from 0 to 255, so that later stages do not round.
 
-    Stages give back the type of image that they get; bytes are rounded after each.
+    Stages return images of the type that they get, and round bytes.
 
     Example:
       >>> keys = jax.random.split(jax.random.key(0), 1)
@@ -87,7 +87,7 @@ class ToFloat:
     """
 
     def __call__(self, batch: Mapping[str, Any], keys: jax.Array) -> Batch:
-        """Returns the batch with float images; nothing is random."""
+        """Returns the batch with float images; does not use `keys`."""
         del keys
         return {**batch, "image": batch["image"].astype(jnp.float32)}
 
@@ -106,12 +106,12 @@ def uniforms(keys: jax.Array, count: int) -> jax.Array:
 
 
 def cast_pixels(values: jax.Array, dtype: Any) -> jax.Array:
-    """Returns pixels in the type that images came in.
+    """Returns pixels in the type of the original images.
 
     Args:
       values: ``float32``, any shape.
-      dtype: Bytes are rounded to the nearest (ties to even) and clipped to 0..255;
-        floats are only cast.
+      dtype: Bytes are rounded to the nearest (ties to even) and clipped to 0..255.
+        Floats are only cast.
     """
     if jnp.issubdtype(dtype, jnp.integer):
         values = jnp.clip(jnp.round(values), 0, 255)

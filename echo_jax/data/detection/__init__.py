@@ -1,1 +1,1 @@
-"""What a detector needs beside its network: boxes, crops, matching and COCO's mAP."""
+"""Detection: boxes, crops, matching, suppression and COCO's mAP."""

@@ -6,28 +6,19 @@ import numpy as np
 
 __all__ = ["boxes_per_cell", "default_boxes"]
 
-# As fractions of the image's side. The paper's scales for COCO: 0.07 on the finest
-# map, then from 0.15 in equal steps. The last but one value, 0.87, is that of the
-# authors' code, which rounds the step of 0.1875 that leads to the paper's 0.9.
+# The paper's scales for COCO, as fractions of the image's side: 0.07 on the finest
+# map, then from 0.15 in equal steps. The authors' code rounds the step of 0.1875, so
+# the last scale but one is 0.87 and not 0.9.
 _FINEST, _SECOND, _LAST = 0.07, 0.15, 0.87
 
 _FEW, _MANY = (2.0,), (2.0, 3.0)
 
 
+# A cell has a square of the map's scale s, a larger one of sqrt(s s') with the next
+# map's scale s', and boxes of the first area with ratios 2 and 1/2 (also 3 and 1/3 on
+# the middle maps). Boxes may reach out of the image.
 def default_boxes(map_sizes: Sequence[int]) -> np.ndarray:
-    """Returns the boxes that detections are expressed in.
-
-    Around the centre of every cell of every map lie a square of the map's scale s, a
-    larger one of sqrt(s s'), where s' is the scale of the next map, and boxes of the
-    area of the first with aspect ratios 2 and 1/2, and on the middle maps also 3
-    and 1/3. Boxes may reach out of the image.
-
-    Args:
-      map_sizes: Height and width of each map in cells, from fine to coarse; at least
-        three maps.
-
-    Returns:
-      ``float32[A, 4]``: map by map, row by row, cell by cell.
+    """Returns the default boxes, float32[A, 4]: map by map, row by row, cell by cell.
 
     Example:
       >>> default_boxes([38, 19, 10, 5, 3, 1]).shape
@@ -47,10 +38,7 @@ def default_boxes(map_sizes: Sequence[int]) -> np.ndarray:
 
 
 def boxes_per_cell(map_sizes: Sequence[int]) -> tuple[int, ...]:
-    """Returns how many default boxes a cell of each map has.
-
-    Args:
-      map_sizes: As for `default_boxes`.
+    """Returns the number of default boxes in a cell of each map.
 
     Example:
       >>> boxes_per_cell([38, 19, 10, 5, 3, 1])
@@ -60,7 +48,7 @@ def boxes_per_cell(map_sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _ratios(map_sizes: Sequence[int]) -> list[tuple[float, ...]]:
-    """The aspect ratios of each map, but for 1 and the inverse ones."""
+    """Returns the aspect ratios of each map, without 1 and the inverse ratios."""
     if len(map_sizes) < 3:
         raise ValueError(
             f"default boxes need three maps or more, and there are {len(map_sizes)}; "
@@ -70,13 +58,13 @@ def _ratios(map_sizes: Sequence[int]) -> list[tuple[float, ...]]:
 
 
 def _scales(num_maps: int) -> np.ndarray:
-    """The scale of each map, and one more for the last map's larger square."""
+    """Returns the scale of each map, and one more for the last larger square."""
     step = (_LAST - _SECOND) / (num_maps - 2)
     return np.array([_FINEST, *(_SECOND + step * np.arange(num_maps))])
 
 
 def _shapes(scale: float, next_scale: float, ratios: Sequence[float]) -> np.ndarray:
-    """Height and width of the boxes of a cell, ``float64[K, 2]``."""
+    """Returns height and width of the boxes of a cell, float64[K, 2]."""
     shapes = [[scale, scale], [np.sqrt(scale * next_scale)] * 2]
     for ratio in ratios:
         wide = [scale / np.sqrt(ratio), scale * np.sqrt(ratio)]

@@ -1,8 +1,7 @@
-"""Arithmetic on boxes: overlap, and the code in which a detector predicts them.
+"""Arithmetic on boxes: overlaps, and the offsets that a detector predicts.
 
-Boxes are ``(ymin, xmin, ymax, xmax)`` everywhere, as fractions of an image's height
-and width where nothing else is said. The functions take NumPy or jax arrays alike, and
-give the same kind back.
+Boxes are ``(ymin, xmin, ymax, xmax)``, as fractions of height and width unless stated
+otherwise. The functions take NumPy or jax arrays and return the same kind.
 """
 
 from typing import Any
@@ -25,23 +24,14 @@ et al. 2016).
 
 
 def box_area(boxes: Any) -> Any:
-    """Returns the areas of boxes, ``[...]``; 0 where an edge is on the wrong side.
-
-    Args:
-      boxes: ``[..., 4]``.
-    """
+    """Returns the areas of boxes, ``[...]``; 0 if an edge is on the wrong side."""
     xp = boxes.__array_namespace__()
     sides = xp.clip(boxes[..., 2:] - boxes[..., :2], 0, None)
     return sides[..., 0] * sides[..., 1]
 
 
 def intersection(first: Any, second: Any) -> Any:
-    """Returns the area that every two boxes have in common, ``[..., M, N]``.
-
-    Args:
-      first: ``[..., M, 4]``.
-      second: ``[..., N, 4]``, of the same rank.
-    """
+    """Returns the common area of each pair of boxes, ``[..., M, N]``."""
     xp = first.__array_namespace__()
     one, other = first[..., :, None, :], second[..., None, :, :]
     low = xp.maximum(one[..., :2], other[..., :2])
@@ -50,13 +40,7 @@ def intersection(first: Any, second: Any) -> Any:
 
 
 def iou(first: Any, second: Any) -> Any:
-    """Returns intersection over union of every two boxes, ``[..., M, N]``.
-
-    Two boxes without area have an overlap of 0.
-
-    Args:
-      first: ``[..., M, 4]``.
-      second: ``[..., N, 4]``, of the same rank.
+    """Returns intersection over union of each pair of boxes, ``[..., M, N]``.
 
     Example:
       >>> box = np.array([[0.0, 0.0, 1.0, 1.0]])
@@ -70,15 +54,7 @@ def iou(first: Any, second: Any) -> Any:
 
 
 def encode_boxes(boxes: Any, anchors: Any) -> Any:
-    """Returns boxes as offsets from anchors, which a detector learns to predict.
-
-    ``((cy - cy_a) / h_a / 0.1, (cx - cx_a) / w_a / 0.1, log(h / h_a) / 0.2,
-    log(w / w_a) / 0.2)`` for centres c and sizes h, w (Liu et al. 2016, equation 2).
-
-    Args:
-      boxes: ``[..., 4]``, of positive height and width.
-      anchors: ``[..., 4]``, that broadcasts against them.
-    """
+    """Returns boxes as offsets from anchors (Liu et al. 2016, equation 2)."""
     xp = boxes.__array_namespace__()
     anchor_size = anchors[..., 2:] - anchors[..., :2]
     shift = boxes[..., :2] + boxes[..., 2:] - anchors[..., :2] - anchors[..., 2:]
@@ -88,11 +64,7 @@ def encode_boxes(boxes: Any, anchors: Any) -> Any:
 
 
 def decode_boxes(offsets: Any, anchors: Any) -> Any:
-    """Returns the boxes of offsets from anchors; undoes `encode_boxes`.
-
-    Args:
-      offsets: ``[..., 4]``.
-      anchors: ``[..., 4]``, that broadcasts against them.
+    """Returns the boxes of offsets from anchors; the inverse of `encode_boxes`.
 
     Example:
       >>> anchor = np.array([0.2, 0.2, 0.6, 0.4])

@@ -26,16 +26,12 @@ METRICS = (
 )
 """COCO's 12 numbers, in its order; the first is over overlaps of 0.5 to 0.95."""
 
-# What a file of gzip begins with.
+# The first bytes of a gzip file.
 _GZIP = b"\x1f\x8b"
 
 
 class CocoEvaluator:
-    """Collects the detections of a split, and judges them.
-
-    Every image of the ground truth counts, or every one of those that are asked for,
-    also those without a detection. Crowds, areas and the limit of 100 detections for
-    each image are COCO's. It is exact for any size of batch: it keeps all detections.
+    """Collects all detections of a split and computes COCO's numbers.
 
     Example:
       >>> truth = ground_truth_of([record], [{"id": 18, "name": "dog"}])
@@ -48,16 +44,7 @@ class CocoEvaluator:
     def __init__(
         self, ground_truth: COCO, image_ids: Iterable[int] | None = None
     ) -> None:
-        """Starts without detections.
-
-        Args:
-          ground_truth: From `read_ground_truth` or `ground_truth_of`; its categories
-            are in the order of the labels.
-          image_ids: The images to judge; None for all.
-
-        Raises:
-          ValueError: If the ground truth has not one of the images.
-        """
+        """Evaluates `image_ids`, or all images; categories are in label order."""
         self._truth = ground_truth
         known = ground_truth.imgs
         self._image_ids = list(known if image_ids is None else image_ids)
@@ -72,16 +59,8 @@ class CocoEvaluator:
         self._rows: list[np.ndarray] = []
 
     def add(self, batch: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
-        """Takes the detections of a batch.
-
-        Args:
-          batch: ``"image_id"``, ``"height"`` and ``"width"`` of the images in pixels,
-            ``int[B]``, and ``"mask"``, ``float32[B]``: 0 for padding, which is left
-            out.
-          outputs: ``"boxes"``, ``float[B, D, 4]`` as fractions of the image;
-            ``"scores"``, ``float[B, D]``, 0 where there is no detection; and
-            ``"labels"``, ``int[B, D]``.
-        """
+        """Adds the detections of a batch; boxes are float[B, D, 4], as fractions."""
+        # A score of 0 means no detection, and a mask of 0 means padding.
         is_found = (np.asarray(outputs["scores"]) > 0) & (batch["mask"][:, None] > 0)
         image, _ = np.nonzero(is_found)
         boxes = np.asarray(outputs["boxes"], np.float64)[is_found]
@@ -100,7 +79,7 @@ class CocoEvaluator:
         self._rows.append(np.stack(columns, axis=1).astype(np.float64))
 
     def result(self) -> dict[str, float]:
-        """Returns COCO's numbers by name; -1 where no object could have counted."""
+        """Returns COCO's numbers by name; -1 if no object could count."""
         rows = np.concatenate([np.empty((0, 7)), *self._rows])
         judge = COCOeval_faster(self._truth, self._truth.loadRes(rows), iouType="bbox")
         judge.params.imgIds = self._image_ids
@@ -114,19 +93,7 @@ class CocoEvaluator:
 def read_ground_truth(
     data: bytes, categories: Sequence[Mapping[str, Any]], *, name: str
 ) -> COCO:
-    """Reads the annotations of a split, as COCO publishes them.
-
-    Args:
-      data: The content of an ``instances_*.json``, or gzip of it.
-      categories: ``{"id", "name"}`` of every label, in order.
-      name: What the file is called in an error.
-
-    Returns:
-      The ground truth, whose categories are these.
-
-    Raises:
-      ValueError: If the file is no such JSON.
-    """
+    """Reads an ``instances_*.json``, plain or gzip; `name` is for errors."""
     try:
         is_packed = data.startswith(_GZIP)
         truth = json.loads(gzip.decompress(data) if is_packed else data)
@@ -141,12 +108,7 @@ def read_ground_truth(
 def ground_truth_of(
     records: Iterable[Mapping[str, Any]], categories: Sequence[Mapping[str, Any]]
 ) -> COCO:
-    """Builds the ground truth of records, where there is no file of annotations.
-
-    Args:
-      records: Dicts of kind coco, see `echo_jax.data.sources.source`.
-      categories: ``{"id", "name"}`` of every label, in order.
-    """
+    """Builds the ground truth from records of kind coco."""
     images, annotations = [], []
     for record in records:
         image = {name: int(record[name]) for name in ("height", "width")}

@@ -13,32 +13,24 @@ from echo_jax.data.detection.boxes import box_area, intersection
 
 __all__ = ["SsdCrop", "choose_windows"]
 
-# What a crop must overlap some object by (IoU); None is the whole image, and 0 a crop
-# without conditions. All are equally likely.
+# Minimum overlap (IoU) of a crop with an object. None is the whole image, and 0 is a
+# crop without conditions. All are equally likely.
 _LEAST_OVERLAPS = (None, 0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 _TRIES = 50
 _SMALLEST_SIDE = 0.3
 _RATIOS = (0.5, 2.0)
 
 
+# Liu et al. 2016, section 2.2. The first of 50 windows that fits is taken, else the
+# whole image. Sides follow the authors' code: 0.3 to 1 of the image's side, where the
+# paper's "[0.1, 1]" is an area. A window shows the centre of an object. Boxes with
+# their centre outside are masked out, the others clipped. It does not zoom out.
 @dataclass(frozen=True)
 class SsdCrop:
-    """Cuts out a window that overlaps an object by as much as is drawn, and resizes it.
-
-    Liu et al. 2016, section 2.2: the whole image, or a window that overlaps some
-    object by at least 0.1, 0.3, 0.5, 0.7 or 0.9, or any window, all equally likely. Of
-    50 windows that are drawn the first that fits is taken; if none does, the whole
-    image is. Sides are drawn as in the authors' code, where the paper's "[0.1, 1] of
-    the original image size" is an area: 0.3 to 1 of the image's side, at an aspect
-    ratio between 1/2 and 2. A window shows the centre of an object, so that none is
-    empty. Boxes whose centre is cut off are masked out, the others are clipped. It
-    does *not* zoom out, as the paper does in a schedule of twice the length.
-
-    An image keeps its size, for which it is resized like by `RandomResizedCrop`.
-    """
+    """Cuts out a random window with a drawn minimum overlap, and resizes it."""
 
     def windows(self, batch: Mapping[str, Any], keys: jax.Array) -> jax.Array:
-        """Returns top, left, height and width of the windows, ``int32[B, 4]``."""
+        """Returns top, left, height and width of the windows, int32[B, 4]."""
         height, width = batch["image"].shape[1:3]
         draws = uniforms(keys, NUM_DRAWS)
         return choose_windows(
@@ -60,22 +52,11 @@ NUM_DRAWS = 1 + 4 * _TRIES
 def choose_windows(
     draws: Any, boxes: Any, mask: Any, *, height: int, width: int
 ) -> Any:
-    """Returns the windows of crops, of NumPy or of jax arrays alike.
-
-    Args:
-      draws: ``float32[B, NUM_DRAWS]``, uniform in [0, 1).
-      boxes: ``float32[B, N, 4]``.
-      mask: Which rows are boxes, ``bool[B, N]``.
-      height: Of the images, in pixels.
-      width: Of the images, in pixels.
-
-    Returns:
-      Top, left, height and width in pixels, ``int32[B, 4]``.
-    """
+    """Returns top, left, height and width in pixels, int32[B, 4]; NumPy or jax."""
     xp = draws.__array_namespace__()
     scale, ratio, y, x = (draws[:, 1 + k :: 4] for k in range(4))
     side = _SMALLEST_SIDE + (1 - _SMALLEST_SIDE) * scale
-    # Only ratios with which both sides fit into the image.
+    # Draw only ratios for which both sides fit into the image.
     least = xp.maximum(side**2, xp.full_like(side, _RATIOS[0]))
     most = xp.minimum(side**-2, xp.full_like(side, _RATIOS[1]))
     root = xp.sqrt(least + (most - least) * ratio)
@@ -101,13 +82,7 @@ def choose_windows(
 
 
 def crop_windows(batch: Batch, windows: Any, size: tuple[int, int]) -> Batch:
-    """Expresses boxes in the coordinates of windows in pixels; see `crop_boxes`.
-
-    Args:
-      batch: With the boxes of the whole images.
-      windows: From `choose_windows`.
-      size: Height and width of the images, in pixels.
-    """
+    """Expresses boxes in the coordinates of windows, which are in pixels."""
     xp = windows.__array_namespace__()
     whole = xp.asarray([[*size, *size]], dtype=xp.float32)
     parts = windows / whole
@@ -115,7 +90,7 @@ def crop_windows(batch: Batch, windows: Any, size: tuple[int, int]) -> Batch:
 
 
 def _fits(draw: Any, origin: Any, extent: Any, boxes: Any, mask: Any) -> Any:
-    """Returns which candidates may be taken, ``bool[B, T]``; the last one always."""
+    """Returns the candidates that fit, bool[B, T]; the last one always does."""
     xp = draw.__array_namespace__()
     candidates = xp.concatenate([origin, origin + extent], axis=-1)
     both = intersection(candidates, boxes)
@@ -125,7 +100,7 @@ def _fits(draw: Any, origin: Any, extent: Any, boxes: Any, mask: Any) -> Any:
         middle < candidates[:, :, None, 2:]
     )
     shows = xp.all(is_inside, axis=-1) & mask[:, None]
-    # None is more than any window can have.
+    # No window reaches 2, so None leaves the whole image.
     least = xp.asarray([2.0 if x is None else x for x in _LEAST_OVERLAPS])
     number = xp.floor(draw * len(_LEAST_OVERLAPS)).astype(xp.int32)
     wanted = least[xp.minimum(number, len(_LEAST_OVERLAPS) - 1)]

@@ -1,7 +1,4 @@
-"""Augmentation of images with boxes on the host, as pure functions of (item, seed).
-
-They do what `SsdCrop` and `echo_jax.data.augment.Flip` do, one item at a time.
-"""
+"""`SsdCrop` and `Flip` on the host, as pure functions of (item, seed)."""
 
 import cv2
 import numpy as np
@@ -15,12 +12,7 @@ __all__ = ["flip", "ssd_crop"]
 
 
 def ssd_crop(item: Item, seed: int) -> Item:
-    """Returns what `SsdCrop` makes of an item: a window of it, resized.
-
-    Args:
-      item: From `DecodeBoxes`.
-      seed: Decides everything.
-    """
+    """Returns a random window of an item, resized; see `SsdCrop`."""
     image = item["image"]
     height, width = image.shape[:2]
     batch = _as_batch(item)
@@ -41,12 +33,7 @@ def ssd_crop(item: Item, seed: int) -> Item:
 
 
 def flip(item: Item, seed: int) -> Item:
-    """Returns the item, mirrored left to right half the time.
-
-    Args:
-      item: From `DecodeBoxes`.
-      seed: Decides it.
-    """
+    """Returns the item, mirrored left to right if the seed is odd."""
     if seed % 2 == 0:
         return item
     mirrored = np.ascontiguousarray(item["image"][:, ::-1])

@@ -1,4 +1,4 @@
-"""Which default box learns which object (Liu et al. 2016, section 2.2)."""
+"""Matches default boxes with objects (Liu et al. 2016, section 2.2)."""
 
 from typing import NamedTuple
 
@@ -9,23 +9,25 @@ from echo_jax.data.detection.boxes import iou
 
 __all__ = ["Match", "match_anchors"]
 
-# Added to the overlap of a box with the object that it is the best for, so that
-# nothing else can win.
+# Added to the overlap of an object with its best default box, so that this pair wins.
 _FORCED = 2.0
 
 
 class Match(NamedTuple):
-    """What each default box of an image learns.
+    """The object of each default box of an image.
 
     Attributes:
-      truth: The row of its object, ``int32[A]``; of no meaning where nothing matched.
-      is_matched: Whether it has an object, ``bool[A]``; the others learn background.
+      truth: The row of the object, int32[A]; meaningless without a match.
+      is_matched: Whether there is an object, bool[A]; other boxes learn background.
     """
 
     truth: jax.Array
     is_matched: jax.Array
 
 
+# An object gets the default box of largest overlap. Any other default box gets the
+# object of largest overlap, if that is at least `threshold`. If two objects want one
+# default box, the larger overlap wins, then the first. No overlap means no match.
 def match_anchors(
     boxes: jax.Array,
     mask: jax.Array,
@@ -33,22 +35,7 @@ def match_anchors(
     *,
     threshold: float = 0.5,
 ) -> Match:
-    """Matches the objects of an image with default boxes.
-
-    Every object gets the default box that overlaps it most, and every other default
-    box the object that it overlaps most, if by `threshold` at least. Where two
-    objects want the same default box, it goes to the one that overlaps it more, and
-    of equal ones to the first. An object that overlaps nothing is matched with nothing.
-
-    Args:
-      boxes: The objects, ``float32[M, 4]``.
-      mask: Which rows are objects, ``bool[M]``; there may be none.
-      anchors: The default boxes, ``float32[A, 4]``.
-      threshold: Smallest overlap (IoU) of a match that is not forced.
-
-    Returns:
-      The match of every default box.
-    """
+    """Matches the M objects of an image with its A default boxes."""
     overlap = jnp.where(mask[:, None], iou(boxes, anchors), 0)
     best = overlap.argmax(axis=1)
     is_best = best[:, None] == jnp.arange(len(anchors))[None]

@@ -1,4 +1,4 @@
-"""From scores of all default boxes to the detections of an image, on the device."""
+"""Turns the scores of all default boxes into detections, on the device."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -14,15 +14,12 @@ __all__ = ["Detections", "NmsSettings", "detect", "suppress"]
 
 @dataclass(frozen=True)
 class NmsSettings:
-    """What is kept of the scores; the values of Liu et al. 2016, section 3.1.
+    """Limits of the suppression; values of Liu et al. 2016, section 3.1.
 
     Attributes:
-      min_score: A box with a lower score is no detection of a class.
-      max_overlap: Of two boxes of a class that overlap (IoU) by more, the one with
-        the higher score stays.
-      candidates: Boxes of each class that are looked at: those with the highest
-        scores, as in the authors' code.
-      max_detections: Of an image over all classes.
+      max_overlap: A box that overlaps a better one of its class by more is dropped.
+      candidates: Boxes of each class to consider, those with the highest scores.
+      max_detections: Limit for an image over all classes.
     """
 
     min_score: float = 0.01
@@ -32,12 +29,12 @@ class NmsSettings:
 
 
 class Detections(NamedTuple):
-    """What was found in an image, the highest score first.
+    """The detections of an image, the highest score first.
 
     Attributes:
-      boxes: ``float32[D, 4]``, as fractions of the image.
-      scores: ``float32[D]``; 0 in the rows that hold no detection.
-      labels: ``int32[D]``.
+      boxes: float32[D, 4], as fractions of the image.
+      scores: float32[D]; 0 in empty rows.
+      labels: int32[D].
     """
 
     boxes: jax.Array
@@ -46,17 +43,7 @@ class Detections(NamedTuple):
 
 
 def detect(boxes: jax.Array, scores: jax.Array, settings: NmsSettings) -> Detections:
-    """Returns the detections of an image; shapes are static, so it can be compiled.
-
-    Args:
-      boxes: One for each default box, ``float32[A, 4]``; they are cut at the image's
-        edges.
-      scores: How likely each shows each class, ``float32[A, K]``.
-      settings: What is kept.
-
-    Returns:
-      D detections, the smaller of ``max_detections`` and all candidates.
-    """
+    """Returns the detections of A boxes with scores float32[A, K], in static shapes."""
     boxes = jnp.clip(boxes, 0, 1)
     candidates = min(settings.candidates, len(boxes))
     scores, index = jax.lax.top_k(scores.T, candidates)
@@ -75,20 +62,11 @@ def detect(boxes: jax.Array, scores: jax.Array, settings: NmsSettings) -> Detect
 
 
 def suppress(boxes: jax.Array, valid: jax.Array, *, max_overlap: float) -> jax.Array:
-    """Returns which boxes survive greedy non-maximum suppression.
-
-    Args:
-      boxes: Of one class, the highest score first, ``float32[N, 4]``.
-      valid: Which of them take part, ``bool[N]``.
-      max_overlap: See `NmsSettings`.
-
-    Returns:
-      ``bool[N]``: a valid box stays unless it overlaps a better one that stays.
-    """
+    """Returns the boxes that survive greedy suppression, bool[N]; best score first."""
     later = jnp.arange(len(boxes))
 
     def visit(i: jax.Array, keep: jax.Array) -> jax.Array:
-        # One row of overlaps at a time: all of them would take 400 times the memory.
+        # Compute one row of overlaps at a time; all rows take 400 times the memory.
         overlap = iou(boxes[i][None], boxes)[0]
         is_loser = keep[i] & (overlap > max_overlap) & (later > i)
         return keep & ~is_loser

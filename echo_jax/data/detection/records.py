@@ -15,19 +15,11 @@ __all__ = ["DecodeBoxes", "DecodeForEvaluation", "resize_to_square"]
 
 @dataclass(frozen=True)
 class DecodeBoxes:
-    """Turns a record into an image of fixed size and its objects.
-
-    The image is resized as a whole, so that its aspect ratio becomes 1 (Liu et al.
-    2016). An item holds ``"image"``, ``uint8[size, size, 3]``, and of the objects
-    ``"boxes"``, ``float32[max_boxes, 4]`` as fractions of the image, ``"box_mask"``,
-    ``bool[max_boxes]``, and ``"box_labels"``, ``int32[max_boxes]``: what
-    `echo_jax.data.augment` takes. Crowds are no objects: COCO's evaluation ignores
-    them, and nothing is learned from them. Neither are boxes without area.
+    """Turns a record into a square image and its objects, in fixed shapes.
 
     Attributes:
-      decode_record: Makes the dict of kind coco; see `echo_jax.data.sources.source`.
-      size: Height and width of the image, in pixels.
-      max_boxes: Objects that are kept: those of the largest area.
+      decode_record: Returns the dict of kind coco.
+      max_boxes: Number of objects to keep, those of the largest area.
 
     Example:
       >>> decode = DecodeBoxes(DecodeRecord("coco"), size=300, max_boxes=100)
@@ -40,16 +32,10 @@ class DecodeBoxes:
     max_boxes: int
 
     def __call__(self, record: Any) -> Item:
-        """Decodes a record.
-
-        Raises:
-          ValueError: If its image cannot be decoded, or is of another size than the
-            record says; the message names it.
-        """
         return self.item(self.decode_record(record))
 
     def item(self, entries: dict[str, Any]) -> Item:
-        """Returns the item of a dict of kind coco; see `__call__`."""
+        """Returns the item of a dict of kind coco."""
         boxes, labels = _objects(entries, self.max_boxes)
         empty = self.max_boxes - len(boxes)
         return {
@@ -76,16 +62,11 @@ class DecodeBoxes:
 
 @dataclass(frozen=True)
 class DecodeForEvaluation:
-    """The same, and what maps detections back: id and size of the image.
-
-    Attributes:
-      decode: What training uses.
-    """
+    """Adds ``"image_id"``, ``"height"`` and ``"width"`` to the decoded item."""
 
     decode: DecodeBoxes
 
     def __call__(self, record: Any) -> Item:
-        """Returns the item with ``"image_id"``, ``"height"`` and ``"width"``."""
         entries = self.decode.decode_record(record)
         about = ("image_id", "height", "width")
         return {
@@ -95,13 +76,8 @@ class DecodeForEvaluation:
 
 
 def resize_to_square(image: np.ndarray, size: int) -> np.ndarray:
-    """Returns an image as a square, ``uint8[size, size, 3]``, whatever its sides were.
-
-    Args:
-      image: ``uint8[height, width, 3]``.
-      size: In pixels.
-    """
-    # Averages where it reduces, which keeps small objects; else bilinear.
+    """Returns an image without its aspect ratio, uint8[size, size, 3]."""
+    # Average when reducing, which keeps small objects; else interpolate.
     is_larger = min(image.shape[:2]) > size
     how = cv2.INTER_AREA if is_larger else cv2.INTER_LINEAR
     return cv2.resize(image, (size, size), interpolation=how)
@@ -120,8 +96,9 @@ def _objects(entries: dict[str, Any], most: int) -> tuple[np.ndarray, np.ndarray
             f"and {len(crowd)} flags of crowds; its record is damaged"
         )
     area = np.prod(np.maximum(boxes[:, 2:] - boxes[:, :2], 0), axis=1)
+    # COCO's evaluation ignores crowds, so nothing is learned from them.
     is_object = (crowd == 0) & (area > 0)
-    # The largest ones, in the order of the record.
+    # Keep the largest objects, in the order of the record.
     order = np.argsort(np.where(is_object, -area, np.inf), kind="stable")
     kept = np.sort(order[: min(most, is_object.sum())])
     return boxes[kept].astype(np.float32), labels[kept].astype(np.int32)

@@ -1,1 +1,1 @@
-"""What an image goes through on the host, from the bytes of its file on."""
+"""Images on the host: decoding and augmentation."""

@@ -19,20 +19,14 @@ class DecodeLabelled:
     """Turns a record into ``{"image": ..., "label": int32[]}``.
 
     Attributes:
-      decode_record: Makes the dict of kind images; see `echo_jax.data.sources.source`.
-      decode: Makes the image of the item: pixels of a fixed size, or bytes still, if
-        augmentation decodes what it needs of them.
+      decode_record: Returns the dict of kind images.
+      decode: Returns pixels of a fixed size, or bytes if augmentation decodes them.
     """
 
     decode_record: Callable[[Any], dict[str, Any]]
     decode: Callable[[Encoded], Any]
 
     def __call__(self, record: Any) -> Item:
-        """Decodes a record.
-
-        Raises:
-          ValueError: If its image cannot be decoded; the message names it.
-        """
         entries = self.decode_record(record)
         try:
             image = self.decode(entries["image"])

@@ -1,14 +1,12 @@
-"""Decoding and augmenting images on the host, as pure functions.
+"""Decoding and augmentation of images on the host, as pure functions.
 
-A JPEG is decoded at a half, a quarter or an eighth of its size where that still gives
-at least as many pixels as are asked for: the decoder then leaves work out, and its
-averages are better pixels than those that an interpolation would skip over. What is
-cut out begins at a whole pixel there, at most half a pixel of the result away. Rows
-below what is cut out are not decoded at all, where the file holds its rows in order.
+A JPEG is decoded at 1/2, 1/4 or 1/8 of its size if that leaves enough pixels. The
+decoder then does less work, and its averages are better than skipped pixels. A crop
+starts at a whole decoded pixel, at most half an output pixel away. Rows below the crop
+are not decoded if the file stores its rows in order.
 
-Images stand upright, as the camera notes in EXIF, unless they are asked for as they are
-stored: the boxes of a detection data set refer to those pixels. Grey images become red,
-green and blue; so does CMYK; transparency is dropped.
+Images are returned upright (EXIF), or as stored for detection, because boxes refer to
+stored pixels. Grey and CMYK images become RGB. Transparency is dropped.
 """
 
 import math
@@ -31,13 +29,13 @@ __all__ = [
     "resize_center_crop",
 ]
 
-# Readers run side by side, in threads or processes; OpenCV's own threads would only
-# get into their way. Every process that decodes imports this.
+# Reader threads and processes run in parallel. OpenCV's own threads would slow them
+# down. Every process that decodes imports this file.
 cv2.setNumThreads(0)
 
 _UPRIGHT = cv2.IMREAD_COLOR_RGB
 _FULL = _UPRIGHT | cv2.IMREAD_IGNORE_ORIENTATION
-# OpenCV's names for the scales include an order of colours; the bits alone do not.
+# OpenCV's names of the scales include a colour order; these bits do not.
 _SCALES = {
     8: cv2.IMREAD_REDUCED_GRAYSCALE_8 | _FULL,
     4: cv2.IMREAD_REDUCED_GRAYSCALE_4 | _FULL,
@@ -45,43 +43,21 @@ _SCALES = {
     1: _FULL,
 }
 _END = b"\xff\xd9"
-# More than a decoder looks ahead.
+# Longer than a decoder's look-ahead.
 _NO_END = bytes(64)
-# A row of pixels depends on the next rows of colour, which may be half as many, and a
-# block of a file scaled to an eighth is 8 rows.
+# A row of pixels depends on the next rows of colour, which may have half the
+# resolution. A block is 8 rows at a scale of 1/8.
 _ROWS_BELOW = 32
 _CROP_TRIES = 10
 
 
 def decode_jpeg(data: bytes) -> np.ndarray:
-    """Returns the image of a JPEG file, or of another that OpenCV reads.
-
-    Args:
-      data: The file's bytes.
-
-    Returns:
-      ``uint8[height, width, 3]``, in the order red, green, blue.
-
-    Raises:
-      ValueError: If the bytes are no readable image.
-    """
+    """Returns the RGB image of a JPEG or another file, uint8[height, width, 3]."""
     return _decode(data, _UPRIGHT)
 
 
 def decode_image(encoded: bytes | np.ndarray, *, as_stored: bool = False) -> np.ndarray:
-    """Returns an image, whether it is encoded or decoded already.
-
-    Args:
-      encoded: A file's bytes, or ``uint8[height, width, 3 or 1]``.
-      as_stored: Whether the turn that a file asks for is left out.
-
-    Returns:
-      ``uint8[height, width, 3]``, in the order red, green, blue; an array of three
-      channels is not copied.
-
-    Raises:
-      ValueError: If it is no image.
-    """
+    """Returns an encoded or decoded image as RGB, uint8[height, width, 3]."""
     if isinstance(encoded, bytes):
         return _decode(encoded, _FULL if as_stored else _UPRIGHT)
     if encoded.dtype != np.uint8 or encoded.ndim != 3 or encoded.shape[2] not in (1, 3):
@@ -93,14 +69,7 @@ def decode_image(encoded: bytes | np.ndarray, *, as_stored: bool = False) -> np.
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Returns height and width of a JPEG file from its header.
-
-    Args:
-      data: The file's bytes.
-
-    Returns:
-      The two, in pixels as they are stored; None if it is no JPEG file.
-    """
+    """Returns stored height and width of a JPEG file in pixels, or None."""
     header = jpeg_header(data)
     return None if header is None else (header.height, header.width)
 
@@ -113,28 +82,7 @@ def random_resized_crop(
     area: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> np.ndarray:
-    """Returns a random part of an image, resized to a square.
-
-    The part's share of the area is drawn evenly, and its width over its height evenly
-    in the logarithm, ten times at most, until it fits into the image; if it never
-    does, it is the largest part in the middle whose ratio is allowed.
-
-    Args:
-      encoded: See `decode_image`; it is not written to.
-      seed: Decides everything: the ``uint64`` of `echo_jax.echo.keys.use_seed`.
-      size: Height and width of the result, in pixels.
-      area: The least and the largest share of the image's area.
-      ratio: The least and the largest width over height.
-
-    Returns:
-      ``uint8[size, size, 3]``, in memory of its own.
-
-    Raises:
-      ValueError: If it is no image.
-
-    Source:
-      Szegedy et al. 2014, "Going deeper with convolutions", section 6.
-    """
+    """Returns a random part of an image, uint8[size, size, 3]."""
     return _crop(
         encoded,
         lambda height, width: _random_box(height, width, seed, area, ratio),
@@ -145,22 +93,7 @@ def random_resized_crop(
 def resize_center_crop(
     encoded: bytes | np.ndarray, size: int, *, resize: int
 ) -> np.ndarray:
-    """Returns the middle of an image, as a square.
-
-    It is the middle ``size`` by ``size`` pixels of the image whose shorter side is
-    resized to ``resize``.
-
-    Args:
-      encoded: See `decode_image`; it is not written to.
-      size: Height and width of the result, in pixels; at most ``resize``.
-      resize: The shorter side that the whole image would have.
-
-    Returns:
-      ``uint8[size, size, 3]``, in memory of its own.
-
-    Raises:
-      ValueError: If it is no image.
-    """
+    """Returns the middle of the image resized to `resize`, uint8[size, size, 3]."""
     if not 0 < size <= resize:
         raise ValueError(
             f"size={size} must be at least 1 and at most resize={resize}, the shorter "
@@ -175,28 +108,9 @@ def resize_center_crop(
 
 
 def pad_crop_flip(image: np.ndarray, seed: int, *, padding: int) -> np.ndarray:
-    """Returns the image shifted at random and flipped left to right half the time.
-
-    The image is mirrored outwards by `padding` pixels on every side, and a
-    window of its own size is cut out anywhere: up to `padding` pixels of shift
-    in each direction, all equally likely.
-
-    Args:
-      image: ``uint8[height, width, channels]``; it is not written to.
-      seed: Decides everything: the ``uint64`` of `echo_jax.echo.keys.use_seed`,
-        whose bits are well mixed.
-      padding: Pixels, at least 0 and less than height and width.
-
-    Returns:
-      ``uint8[height, width, channels]``, in memory of its own.
-
-    Example:
-      >>> image = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
-      >>> bool((pad_crop_flip(image, seed=1, padding=0) == image[:, ::-1]).all())
-      True
-    """
+    """Returns the image shifted by up to `padding` pixels and maybe flipped."""
     height, width = image.shape[:2]
-    # Digits of the seed, in bases so small beside 2^64 that none is favoured.
+    # Digits of the seed. The bases are tiny beside 2^64, so the bias is negligible.
     rest, is_flipped = divmod(int(seed), 2)
     rest, top = divmod(rest, 2 * padding + 1)
     left = rest % (2 * padding + 1)
@@ -207,6 +121,8 @@ def pad_crop_flip(image: np.ndarray, seed: int, *, padding: int) -> np.ndarray:
     return np.ascontiguousarray(crop[:, ::-1] if is_flipped else crop)
 
 
+# Szegedy et al. 2014, "Going deeper with convolutions", section 6. After ten failures
+# the result is the largest middle part with an allowed ratio.
 def _random_box(
     height: int,
     width: int,
@@ -235,7 +151,7 @@ def _random_box(
 def _crop(
     encoded: bytes | np.ndarray, choose: Callable[[int, int], Box], size: int
 ) -> np.ndarray:
-    """Returns the part that is chosen by an upright height and width, as a square."""
+    """Returns the part that `choose(height, width)` selects, uint8[size, size, 3]."""
     header = jpeg_header(encoded) if isinstance(encoded, bytes) else None
     if not isinstance(encoded, bytes) or header is None:
         image = decode_image(encoded)
@@ -247,7 +163,7 @@ def _crop(
     room = max(min(box.height, box.width) / size, 1)
     scale = next(scale for scale in _SCALES if scale <= room)
     data = _without_rows_below(encoded, header, math.ceil(box.top + box.height))
-    # Turned when it is small.
+    # Turn the image after resizing, when it is small.
     part = _resized(_decode(data, _SCALES[scale]), known, box, size, scale)
     return turn.upright(part)
 
@@ -255,20 +171,12 @@ def _crop(
 def _resized(
     image: np.ndarray, known: tuple[int, int], box: Box, size: int, scale: int = 1
 ) -> np.ndarray:
-    """Returns a part of an image as a square.
-
-    Args:
-      image: The image, or as much of it as the part takes, at 1 / `scale` of its size.
-      known: Height and width of the whole.
-      box: The part, in pixels of the whole.
-      size: Height and width of the result.
-      scale: See above.
-    """
+    """Resizes `box` of the whole `known`, read at 1 / `scale` of its size."""
     height, width = known
     across = math.ceil(height / scale) / height
     along = math.ceil(width / scale) / width
     top, left = _near(box.top * across), _near(box.left * along)
-    # Rounded like the near end, so that a part never loses a pixel of its size.
+    # Round both ends in the same way, so that a part keeps its size.
     bottom = max(top + 1, _near((box.top + box.height) * across))
     right = max(left + 1, _near((box.left + box.width) * along))
     part = image[top:bottom, left:right]
@@ -277,20 +185,15 @@ def _resized(
     return cv2.resize(part, (size, size), interpolation=how)
 
 
+# The decoder then does not unpack the rest. The rows above stay equal bit by bit, as
+# they depend on the next block at most. Progressive files do not store rows in order.
+# Zeros replace the end marker: after unread data it makes the decoder print a warning.
 def _without_rows_below(data: bytes, header: JpegHeader, bottom: int) -> bytes:
-    """Returns the JPEG file of an image that ends a little below a row.
-
-    Its header says so, and the decoder does not even unpack the rest. The rows above
-    are the same to the bit: they depend on those of the next block at most. That holds
-    where the file holds its rows in order, which progressive ones do not.
-
-    Zeros take the place of the mark at its end: a decoder that finds it behind more
-    data than the rows took warns on standard error, for every single image.
-    """
+    """Returns the JPEG file cut a little below row `bottom`."""
     height = bottom + _ROWS_BELOW
     if not header.is_in_order or height >= header.height:
         return data
-    # Looked for only where it is not at the end: that would take a tenth of the time.
+    # Search only if the marker is not at the end: a search takes a tenth of the time.
     end = len(data) - 2 if data.endswith(_END) else data.find(_END, header.scan)
     rest = memoryview(data)[header.at + 2 : end if end > 0 else len(data)]
     return b"".join((data[: header.at], struct.pack(">H", height), rest, _NO_END))

@@ -1,4 +1,4 @@
-"""`echo_jax.data.augment.ColourDistortion` on the host, an image at a time."""
+"""`echo_jax.data.augment.ColourDistortion` on the host, for one image at a time."""
 
 import cv2
 import numpy as np
@@ -12,21 +12,7 @@ __all__ = ["change_colours", "distort_colours"]
 def distort_colours(
     image: np.ndarray, seed: int, strengths: ColourDistortion | None = None
 ) -> np.ndarray:
-    """Returns the image with other colours, drawn from the device's distributions.
-
-    Args:
-      image: ``uint8[height, width, 3]``; it is not written to.
-      seed: Decides everything: the ``uint64`` of `echo_jax.echo.keys.use_seed`.
-      strengths: How much colours may change; None for the defaults.
-
-    Returns:
-      ``uint8[height, width, 3]``.
-
-    Example:
-      >>> grey = np.full((2, 2, 3), 128, np.uint8)
-      >>> distort_colours(grey, seed=1).shape
-      (2, 2, 3)
-    """
+    """Returns the image with random colour changes, uint8[height, width, 3]."""
     strengths = strengths or ColourDistortion()
     draws = use_seed(seed, np.arange(4), np.zeros(4)) / 2.0**63 - 1
     brightness, contrast, saturation, hue = draws.tolist()
@@ -47,19 +33,8 @@ def change_colours(
     saturation: float,
     hue: float,
 ) -> np.ndarray:
-    """Changes brightness and contrast, then saturation and hue.
-
-    Args:
-      image: ``uint8[height, width, 3]``; it is not written to.
-      brightness: See `echo_jax.data.augment.ColourFactors`, as for the others.
-      contrast: See there.
-      saturation: See there.
-      hue: See there.
-
-    Returns:
-      ``uint8[height, width, 3]``: what the device computes, or a grey level beside it.
-    """
-    # Bytes have 256 values: what becomes of each is computed once for each channel.
+    """Changes colours by `ColourFactors`; equals the device within one grey level."""
+    # A byte has 256 values: compute a table for each channel.
     means = np.array(cv2.mean(image)[:3])
     values = (np.arange(256)[:, None] - means) * contrast + means + brightness
     table = (np.clip(values, 0, 255) / 255).astype(np.float32)

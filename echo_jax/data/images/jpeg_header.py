@@ -1,17 +1,17 @@
-"""What the header of a JPEG file says of its pixels."""
+"""Reads the header of a JPEG file."""
 
 import struct
 from typing import Literal, NamedTuple
 
 __all__ = ["JpegHeader", "jpeg_header"]
 
-# Start-of-frame markers: those with the image's size. C4, C8 and CC are others.
+# Start-of-frame markers, which hold the image size. C4, C8 and CC are other markers.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 # Of these, the ones whose rows are stored in order.
 _SEQUENTIAL = frozenset((0xC0, 0xC1))
 _SCAN, _RESTARTS = 0xDA, 0xDD
 _APP1, _EXIF = 0xE1, b"Exif\0\0"
-# Phones say so that another picture follows.
+# Phones mark a second picture in the file like this.
 _APP2, _MULTIPLE = 0xE2, b"MPF\0"
 _BYTE_ORDERS: dict[bytes, Literal["little", "big"]] = {
     b"II*\0": "little",
@@ -21,16 +21,15 @@ _ORIENTATION, _ENTRY_BYTES = 0x0112, 12
 
 
 class JpegHeader(NamedTuple):
-    """What the header of a JPEG file says.
+    """Facts from the header of a JPEG file.
 
     Attributes:
-      at: Where the height stands, two bytes long; the width follows.
-      scan: Where the pixels begin.
-      is_in_order: Whether rows are stored from the top to the bottom, all colours of
-        one together, and without marks between them or another picture behind.
+      at: Offset of the height (two bytes); the width follows.
+      scan: Offset of the pixels.
+      is_in_order: Whether rows are stored from top to bottom, with all colours
+        together, without restart markers and without a second picture.
       height: In pixels, as stored.
-      width: In pixels, as stored.
-      orientation: From 1 to 8: how it is turned to stand upright, by EXIF.
+      orientation: EXIF orientation, from 1 to 8.
     """
 
     at: int
@@ -42,7 +41,7 @@ class JpegHeader(NamedTuple):
 
 
 def jpeg_header(data: bytes) -> JpegHeader | None:
-    """Returns what a JPEG file's header says; None if it is no such file."""
+    """Returns the header of a JPEG file, or None for another file."""
     if data[:2] != b"\xff\xd8":
         return None
     at, frame, is_in_order, orientation = 2, None, True, 0
@@ -90,7 +89,7 @@ def _orientation(segment: bytes) -> int:
         if at + _ENTRY_BYTES > len(tiff):
             break
         if number(at, 2) == _ORIENTATION:
-            # A short number stands in the entry itself.
+            # A short number is stored in the entry itself.
             found = number(at + 8, 2)
             return found if 1 <= found <= 8 else 0
     return 0

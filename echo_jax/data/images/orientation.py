@@ -1,4 +1,4 @@
-"""How a stored image is turned to stand upright, as cameras note in EXIF."""
+"""Turns a stored image upright by its EXIF orientation."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,7 +9,7 @@ __all__ = ["Box", "Turn", "turn_of"]
 
 
 class Box(NamedTuple):
-    """A part of an image, in its pixels."""
+    """A part of an image, in pixels."""
 
     top: float
     left: float
@@ -19,12 +19,12 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class Turn:
-    """What makes a stored image upright: a transposition first, then mirrors.
+    """Makes a stored image upright: a transposition first, then mirrors.
 
     Attributes:
       swaps: Whether rows become columns.
-      upends: Whether the last row is the first.
-      mirrors: Whether the last column is the first.
+      upends: Whether the last row becomes the first.
+      mirrors: Whether the last column becomes the first.
     """
 
     swaps: bool = False
@@ -36,13 +36,7 @@ class Turn:
         return (width, height) if self.swaps else (height, width)
 
     def stored(self, box: Box, height: int, width: int) -> Box:
-        """Returns where a part of the upright image is stored.
-
-        Args:
-          box: The part.
-          height: Of the upright image.
-          width: Likewise.
-        """
+        """Returns the stored place of `box`, a part of the upright image."""
         top, left, high, wide = box
         if self.upends:
             top = height - top - high
@@ -51,7 +45,7 @@ class Turn:
         return Box(left, top, wide, high) if self.swaps else Box(top, left, high, wide)
 
     def upright(self, image: np.ndarray) -> np.ndarray:
-        """Returns a stored image, ``[height, width, channels]``, or a part, upright."""
+        """Returns a stored image or a part, [height, width, channels], upright."""
         if self == _NONE:
             return image
         if self.swaps:
@@ -75,5 +69,5 @@ _TURNS = (
 
 
 def turn_of(orientation: int) -> Turn:
-    """Returns what makes an image of an EXIF orientation, from 1 to 8, upright."""
+    """Returns the turn of an EXIF orientation from 1 to 8."""
     return _TURNS[orientation - 1]

@@ -1,1 +1,1 @@
-"""The stages of a pipeline, and the engines that run them with an echo among them."""
+"""The stages of a pipeline, and the engines that run them with an echo."""

@@ -1,9 +1,9 @@
-"""Fresh items that are not finite, and what takes their places.
+"""Detects fresh items with NaN or infinity, and refuses or replaces them.
 
-An item is a function of its index in the stream, so that any thread or worker of any
-process may make it. So a bad one is not left out, which would move all that follow it:
-the item of the same place in the next epoch takes its place, or in a later one if that
-is bad, too. What is used then depends on no engine, worker, host or restart.
+An item is a function of its index in the stream, so any thread or worker may make it.
+Dropping a bad item would move all later items. So the item at the same place in the
+next epoch replaces it, or in a later epoch if that item is bad too. The result does not
+depend on engine, worker, host or restart.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,7 @@ _MOST_EPOCHS = 100
 
 
 class Replaced(NamedTuple):
-    """An element of which some took the places of bad items.
-
-    Attributes:
-      element: What is used.
-      bad: What is not.
-    """
+    """An element to use, and the bad items that were replaced in it."""
 
     element: Any
     bad: Sequence[BadItem]
@@ -34,38 +29,23 @@ class Replaced(NamedTuple):
 
 @dataclass(frozen=True)
 class Checked:
-    """A stage whose items are looked at before they are used.
-
-    Attributes:
-      stage: Makes the item of an index.
-      otherwise: Is called where it is not finite, and returns what is used.
-    """
+    """Calls ``otherwise(index, item)`` if the item of a stage is not finite."""
 
     stage: Callable[[int, Any], Any]
     otherwise: Callable[[int, Any], Any]
 
     def __call__(self, index: int, item: Any) -> Any:
-        """Returns what the stage makes of an item, or what is used instead."""
         made = self.stage(index, item)
         return made if is_finite(made) else self.otherwise(index, made)
 
 
 @dataclass(frozen=True)
 class RefuseBad:
-    """Ends a stream at a bad item.
-
-    Attributes:
-      records: The numbers of the records of the stream.
-    """
+    """Raises `BadItemError` for a bad item, with the number of its record."""
 
     records: grain.MapDataset
 
     def __call__(self, index: int, item: Any) -> NoReturn:
-        """Refuses the item of an index.
-
-        Raises:
-          BadItemError: Always.
-        """
         raise BadItemError(
             f"{_bad(self.records, index, item)}; mend the record, or skip such items: "
             "--config.data.max_bad=1 or more, with --config.echo.after=decode, augment "
@@ -75,12 +55,12 @@ class RefuseBad:
 
 @dataclass(frozen=True)
 class ReplaceBad:
-    """Puts finite items in the places of others.
+    """Replaces a bad item by the finite item at its place in a later epoch.
 
     Attributes:
-      items: All of them, unchecked, by their index in the stream.
-      records: The numbers of their records.
-      num_records: In an epoch.
+      items: Unchecked items by their index in the stream.
+      records: Record numbers by the same index.
+      num_records: Number of records in an epoch.
     """
 
     items: grain.MapDataset
@@ -88,11 +68,6 @@ class ReplaceBad:
     num_records: int
 
     def __call__(self, index: int, item: Any) -> Replaced:
-        """Returns what takes the place of the item of an index.
-
-        Raises:
-          BadItemError: Nothing can.
-        """
         bad = _bad(self.records, index, item)
         for epoch in range(1, _MOST_EPOCHS + 1):
             other = self.items[index + epoch * self.num_records]
@@ -111,16 +86,11 @@ def _bad(records: grain.MapDataset, index: int, item: Any) -> BadItem:
 
 @dataclass(frozen=True)
 class Gather:
-    """Makes one element of many items, some of which may be `Replaced`.
-
-    Attributes:
-      gather: Does so for items alone.
-    """
+    """Gathers items to one element, which is `Replaced` if any item is."""
 
     gather: Callable[[Sequence[Any]], Any]
 
     def __call__(self, items: Sequence[Any]) -> Any:
-        """Returns the element, `Replaced` if one of the items is."""
         bad = [each for item in items if type(item) is Replaced for each in item.bad]
         if not bad:
             return self.gather(items)
@@ -130,16 +100,11 @@ class Gather:
 
 @dataclass(frozen=True)
 class TakeNote:
-    """Hands on what is used, in the process that trains.
-
-    Attributes:
-      bad_items: Is told what is not.
-    """
+    """Reports bad items in the training process; returns the element to use."""
 
     bad_items: BadItems
 
     def __call__(self, element: Any) -> Any:
-        """Returns the element, of a `Replaced` what is used of it."""
         if type(element) is Replaced:
             self.bad_items.add(element.bad)
             return element.element

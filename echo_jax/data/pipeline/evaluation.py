@@ -1,4 +1,4 @@
-"""Batches of an evaluation split: all of one size, kept or made anew."""
+"""Batches of an evaluation split, all of one size: as a list, or streamed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +11,7 @@ from echo_jax.echo.shard import SINGLE, DataShard
 
 __all__ = ["THREADS", "eval_batches", "sample_indices", "stream_eval_batches"]
 
-# Every run, whatever its own seed, is judged on the same examples.
+# Every run is evaluated on the same examples, whatever its seed.
 _SAMPLE_SEED = 0
 THREADS = 4
 """How many threads read and decode, where nothing else is said."""
@@ -26,31 +26,7 @@ def eval_batches(
     threads: int = THREADS,
     shard: DataShard = SINGLE,
 ) -> list[Item]:
-    """Decodes a split, or a sample of it, into batches of one size.
-
-    For splits that fit into memory, where a second pass then costs nothing;
-    `stream_eval_batches` is for others.
-
-    Args:
-      source: The split's records.
-      decode: Turns a record into an item; called from several threads.
-      batch_size: Examples in a batch, B.
-      max_examples: How many examples to take, always the same ones; 0
-        takes all.
-      threads: That read and decode.
-      shard: Which rows of every batch are made, where several processes share them.
-
-    Returns:
-      Batches: the item's arrays with a leading axis of size B, and ``"mask"``
-      (``float32[B]``): 1, or 0 where the last batch was filled up. It is filled with
-      its own first example, because a model may be undefined on zeros, and 0 times
-      NaN would count.
-
-    Example:
-      >>> batches = eval_batches([b"ab", b"cd", b"ef"], decode_window, batch_size=2)
-      >>> [batch["mask"].tolist() for batch in batches]
-      [[1.0, 1.0], [1.0, 0.0]]
-    """
+    """Returns all batches of `stream_eval_batches`, for splits that fit in memory."""
     return list(
         stream_eval_batches(
             source,
@@ -72,21 +48,7 @@ def stream_eval_batches(
     threads: int = THREADS,
     shard: DataShard = SINGLE,
 ) -> Iterator[Item]:
-    """Yields the batches of `eval_batches`, of which two are in memory at a time.
-
-    Evaluation is not what is studied: no storage delays it, and nothing is random.
-
-    Args:
-      source: See `eval_batches`, here and below.
-      decode: Turns a record into an item.
-      batch_size: Examples in a batch, B.
-      max_examples: How many examples to take.
-      threads: That read and decode; the next batch is made while one is used.
-      shard: Which rows of every batch are made; all shards have as many batches.
-
-    Yields:
-      Batches.
-    """
+    """Yields batches with ``"mask"``, float32[B]: 0 in padding rows."""
     indices = sample_indices(len(source), max_examples)
     rows = shard.rows(batch_size)
     pool = ThreadPoolExecutor(threads)
@@ -94,7 +56,7 @@ def stream_eval_batches(
     def start(first: int) -> tuple[int, list[Future[Item]]]:
         batch = indices[first : first + batch_size]
         mine = batch[shard.index * rows : (shard.index + 1) * rows]
-        # A shard of nothing but padding has the shapes of an example all the same.
+        # A shard with padding alone still needs the shapes of an example.
         wanted = mine or batch[:1]
         decoded = [pool.submit(lambda i=index: decode(source[i])) for index in wanted]
         return len(mine), decoded
@@ -111,23 +73,17 @@ def stream_eval_batches(
 
 
 def sample_indices(num_records: int, max_records: int) -> list[int]:
-    """Returns `max_records` of all indices, in order; all of them if that is 0.
-
-    They are chosen by a hash. Neither the first nor every n-th record would do:
-    neighbours resemble each other, and classes may take turns.
-
-    Example:
-      >>> sample_indices(5, 0), len(sample_indices(1000, 100))
-      ([0, 1, 2, 3, 4], 100)
-    """
+    """Returns `max_records` indices in order, or all indices if it is 0."""
     if not 0 < max_records < num_records:
         return list(range(num_records))
+    # Choose by a hash: neighbours resemble each other, and classes may alternate.
     ranks = use_seed(_SAMPLE_SEED, np.arange(num_records), np.zeros(num_records))
     return np.sort(np.argsort(ranks)[:max_records]).tolist()
 
 
 def _padded(items: Sequence[Item], size: int, real: int) -> Item:
-    """Stacks items to a batch of some size, filled up with the first of them."""
+    """Stacks items to a batch of `size` rows, of which `real` are not padding."""
+    # Pad with the first item: a model may give NaN on zeros, and 0 times NaN counts.
     rows = [*items, *[items[0]] * (size - len(items))]
     batch = {key: np.stack([item[key] for item in rows]) for key in items[0]}
     return {**batch, "mask": (np.arange(size) < real).astype(np.float32)}

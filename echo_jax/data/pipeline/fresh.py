@@ -1,7 +1,7 @@
-"""What is above the echo: fresh items, by their index in the endless stream.
+"""The stages above the echo: fresh items by their index in the endless stream.
 
-Every stage is a function of the stream index, so that any thread or worker, of any
-engine, may compute any item.
+Every stage is a function of the stream index, so any thread or worker of any engine may
+compute any item.
 """
 
 import functools
@@ -29,17 +29,7 @@ __all__ = ["below_echo", "fresh_items"]
 def fresh_items(
     stages: Stages, pipeline: PipelineSpec, shard: DataShard = SINGLE
 ) -> grain.MapDataset[Any]:
-    """Returns the stages above the echo, as the items that they make.
-
-    Args:
-      stages: Records and what they go through.
-      pipeline: Says behind which stage the echo stands.
-      shard: Of every batch.
-
-    Returns:
-      Item i is the i-th fresh one of the shard's endless stream; of batches, their
-      examples. With ``max_bad`` one that took the place of another is a `Replaced`.
-    """
+    """Returns a shard's endless fresh items by index, some of them `Replaced`."""
     storage = SimulatedStorage(pipeline.storage, pipeline.stream_seed(STORAGE))
     records = _records(stages, pipeline)
     dataset = records.map_with_index(Read(stages.source, storage))
@@ -53,7 +43,7 @@ def fresh_items(
         otherwise = RefuseBad(records)
         if pipeline.max_bad:
             otherwise = ReplaceBad(unchecked, records, len(stages.source))
-        # A stage of Grain's of its own would cost more than most checks.
+        # A separate Grain stage would cost more than most checks.
         checked = dataset.map_with_index(Checked(last, otherwise))
         dataset = checked if pipeline.check_finite else unchecked
     if shard.count == 1:
@@ -65,17 +55,8 @@ def fresh_items(
 def below_echo(
     stages: Stages, pipeline: PipelineSpec, shard: DataShard = SINGLE
 ) -> FinishBatch | None:
-    """Returns what is left to do for every use of an item.
-
-    Args:
-      stages: Records and what they go through.
-      pipeline: Says behind which stage the echo stands.
-      shard: Of every batch.
-
-    Returns:
-      The stages; None if there are none but batching, so that the echo may gather
-      whole batches out of its buffer, which spares the handling of single items.
-    """
+    """Returns the stages below the echo, or None if only batching remains."""
+    # None lets the echo gather whole batches out of its buffer, which is cheaper.
     if pipeline.after in ("augment", "batch"):
         return None
     is_read = pipeline.after == "read"
@@ -93,25 +74,19 @@ def below_echo(
 
 
 def _records(stages: Stages, pipeline: PipelineSpec) -> grain.MapDataset[Any]:
-    """Returns the numbers of the records of the stream, by the index in it."""
+    """Returns the record number of each stream index."""
     return (
         grain.MapDataset.range(len(stages.source))
-        # Grain adds the epoch to the seed, and takes 32 bits of it.
+        # Grain adds the epoch to the seed, and uses 32 bits of the sum.
         .shuffle(seed=pipeline.stream_seed(SHUFFLE) % 2**32)
         .repeat()
     )
 
 
 class _ShardOfItems(grain.MapDataset):
-    """The items of a shard, by their number in it."""
+    """The items of one shard; `index` returns the index over all shards."""
 
     def __init__(self, items: grain.MapDataset, index: Callable[[int], int]):
-        """Takes items of all shards.
-
-        Args:
-          items: An endless dataset.
-          index: Of an item of the shard, in there.
-        """
         super().__init__(items)
         self._index = index
 

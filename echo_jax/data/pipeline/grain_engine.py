@@ -1,8 +1,9 @@
-"""The pipeline as Grain runs it: in threads, or in worker processes.
+"""Runs the pipeline with Grain, in threads or in worker processes.
 
-What is above the echo runs in reader threads or worker processes, what is below it in
-one background thread. The echo is never inside a worker: there, repeats would cross
-the process boundary, which costs more than making them (measured: docs/design.md).
+The stages above the echo run in reader threads or worker processes. The stages below
+it run in one background thread. The echo never runs inside a worker: its repeats would
+cross the process boundary, which costs more than making them (measured:
+docs/design.md).
 """
 
 import functools
@@ -27,8 +28,8 @@ from echo_jax.echo.spec import AdaptiveSpec, AnySpec
 
 __all__ = ["echoed_batches", "grain_batches", "grain_fresh_batches"]
 
-# Handing an element from one thread to another costs about 50 us, and 300 us from
-# process to process; a list of items is one element.
+# Passing an element costs about 50 us between threads and 300 us between processes. A
+# list of items is one element.
 _ITEMS_PER_LIST = 16
 _WORKER_BUFFER = 2  # elements that wait for each process to be asked
 
@@ -36,7 +37,6 @@ _WORKER_BUFFER = 2  # elements that wait for each process to be asked
 def grain_batches(
     stages: Stages, pipeline: PipelineSpec, spec: AnySpec, shard: DataShard
 ) -> grain.IterDataset:
-    """See `echo_jax.data.pipeline.dataset.train_dataset`."""
     in_batches = pipeline.after == "batch"
     fresh = _read(stages, pipeline, shard, in_batches=in_batches)
     elements = fresh if in_batches else FlattenLists(fresh)
@@ -51,19 +51,11 @@ def echoed_batches(
     spec: AnySpec,
     shard: DataShard,
 ) -> grain.IterDataset:
-    """Returns training batches of fresh elements: the echo, and what is below it.
-
-    Args:
-      fresh: Elements of the stage that the echo follows.
-      stages: What their examples go through.
-      pipeline: Where the echo stands, and how much is made ahead.
-      spec: The echo.
-      shard: Of every batch.
-    """
+    """Returns training batches: the echo of fresh elements, and later stages."""
     rows, ahead = shard.rows(pipeline.batch_size), None
     prefetch = pipeline.prefetch
     if isinstance(spec, AdaptiveSpec):
-        # What waits for the trainer is fresh data, not repeats decided too early.
+        # Buffer fresh data for the trainer, not repeats that were decided too early.
         ahead, prefetch = max(1, prefetch), min(1, prefetch)
     if pipeline.after == "batch":
         spec = replace(spec, batch_size=1)
@@ -87,24 +79,23 @@ def echoed_batches(
 def grain_fresh_batches(
     stages: Stages, pipeline: PipelineSpec, shard: DataShard
 ) -> TimedFresh:
-    """See `echo_jax.data.pipeline.dataset.fresh_batches`."""
     return _read(stages, pipeline, shard, in_batches=True)
 
 
 def _read(
     stages: Stages, pipeline: PipelineSpec, shard: DataShard, *, in_batches: bool
 ) -> TimedFresh:
-    """Returns the endless stream of fresh elements, in batches or in lists of items."""
+    """Returns the endless stream of fresh elements: batches, or lists of items."""
     items, rows = fresh_items(stages, pipeline, shard), shard.rows(pipeline.batch_size)
     if in_batches:
-        # Grain's own way writes the batches of workers to where the trainer reads them.
+        # Grain's own function writes workers' batches to memory that the trainer reads.
         stack = None
         if pipeline.max_bad:
             stack = Gather(functools.partial(batch_and_pad, batch_size=rows))
         dataset = items.batch(rows, batch_fn=stack)
     else:
         dataset = items.batch(_ITEMS_PER_LIST, batch_fn=Gather(list))
-    # Two elements for each thread: one in the making, one ready.
+    # Each thread holds two elements: one in progress and one ready.
     held = 2 * pipeline.threads
     stream = dataset.to_iter_dataset(
         grain.ReadOptions(num_threads=pipeline.threads, prefetch_buffer_size=held)
@@ -117,7 +108,7 @@ def _read(
             ),
             worker_init_fn=_leave_signals_to_the_trainer,
         )
-        # And one between its threads and its buffer.
+        # Each worker holds one more between its threads and its buffer.
         held = pipeline.workers * (held + 1 + _WORKER_BUFFER)
     per_batch = 1 if in_batches else rows / _ITEMS_PER_LIST
     bad_items = BadItems(pipeline.items_per_index)
@@ -128,12 +119,12 @@ def _read(
 
 
 def _leave_signals_to_the_trainer(worker: int, num_workers: int) -> None:
-    """Lets Ctrl-C, which reaches all processes, stop the trainer alone: it saves."""
+    """Ignores Ctrl-C in a worker, so that the trainer alone saves and stops."""
     del worker, num_workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _ensure_flags_are_parsed() -> None:
-    """Lets Grain start workers in notebooks and tests, where absl parses nothing."""
+    """Parses absl's flags, which Grain needs to start workers in notebooks."""
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()

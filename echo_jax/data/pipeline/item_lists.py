@@ -1,4 +1,4 @@
-"""Items that travel in lists: one hand-over between threads for many items."""
+"""Lists of items: one hand-over between threads for many items."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ __all__ = ["FlattenLists"]
 
 
 class FlattenLists(grain.IterDataset):
-    """Hands out the items of lists of items, one by one."""
+    """Yields the items of lists one by one."""
 
     def __iter__(self) -> grain.DatasetIterator:
         return _FlattenIterator(self._parent.__iter__())
 
 
 class _FlattenIterator(grain.DatasetIterator):
-    """Its state is the parent's before the current list, and a place in that."""
+    """Its state is the parent's state before the list, and a place in the list."""
 
     def __init__(self, parent: grain.DatasetIterator):
         super().__init__(parent)

@@ -1,4 +1,4 @@
-"""How a training pipeline is run, and the random streams that it draws from."""
+"""Settings of a training pipeline, and its random streams."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -11,36 +11,21 @@ __all__ = ["AUGMENT", "SHUFFLE", "STORAGE", "EchoAfter", "Engine", "PipelineSpec
 EchoAfter = Literal["read", "decode", "augment", "batch"]
 Engine = Literal["grain", "tfdata"]
 
-# What a pipeline draws at random, as names of independent streams of one seed.
+# The independent random streams of one seed.
 SHUFFLE, AUGMENT, STORAGE = range(3)
 
 
 @dataclass(frozen=True)
 class PipelineSpec:
-    """How a training pipeline is run.
+    """Settings of a training pipeline.
 
     Attributes:
       after: The stage that the echo follows.
-      batch_size: Examples in a batch.
       seed: Decides shuffling, augmentation and simulated latencies.
-      threads: Concurrent reads (in each worker process); 0 reads in the thread
-        that makes the batches.
+      threads: Concurrent reads in each process; 0 reads in the thread that batches.
       workers: Processes that run the stages above the echo; 0 for none.
-      prefetch: Batches made ahead of the trainer; 0 makes them when asked.
-      storage: How long reads take.
-      engine: What runs the stages: ``"grain"`` or ``"tfdata"``. The batches are
-        the same.
-      check_finite: Whether to look for NaN and infinity in fresh items, before
-        their first use.
-      max_bad: How many such items a run may skip, which the trainer counts; 0 refuses
-        the first. See `echo_jax.data.pipeline.check_finite`.
-
-    Raises:
-      ValueError: If a field is out of its range.
-
-    Example:
-      >>> PipelineSpec(after="decode", batch_size=32).threads
-      1
+      prefetch: Batches made ahead of the trainer; 0 makes them on request.
+      max_bad: Number of bad items that a run may skip; 0 refuses the first one.
     """
 
     after: EchoAfter
@@ -97,12 +82,7 @@ class PipelineSpec:
 
     @classmethod
     def from_config(cls, config: Any) -> "PipelineSpec":
-        """Returns what a training config says about its pipeline.
-
-        Args:
-          config: The fields of `echo_jax.config.default_config`. Where it leaves the
-            threads open, there is one.
-        """
+        """Returns the spec of a training config; unset threads become 1."""
         storage, threads = config.data.storage, config.data.threads
         return cls(
             after=config.echo.after,
@@ -121,7 +101,7 @@ class PipelineSpec:
 
     @property
     def items_per_index(self) -> int:
-        """Over how many fresh items the echo's fresh index counts once."""
+        """Returns how many fresh items share one fresh index of the echo."""
         return self.batch_size if self.after == "batch" else 1
 
     def stream_seed(self, stream: int) -> int:

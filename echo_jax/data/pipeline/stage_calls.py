@@ -1,4 +1,4 @@
-"""What a pipeline does for one batch, stage by stage, to be timed."""
+"""The stages of a pipeline for one batch, as calls to be timed."""
 
 import itertools
 from collections.abc import Callable
@@ -15,22 +15,7 @@ __all__ = ["stage_calls"]
 
 
 def stage_calls(stages: Stages, pipeline: PipelineSpec) -> dict[str, Callable[[], Any]]:
-    """Returns the stages as functions that do each what a batch needs.
-
-    Args:
-      stages: Records and what they go through.
-      pipeline: Its storage and its batch size.
-
-    Returns:
-      ``read``, ``decode``, ``augment`` (if there is one) and ``batch``, in order.
-      Every call reads other records, at random; the later stages work on the same
-      ones again, which were read from the storage once.
-
-    Example:
-      >>> stages = Stages([b"ab", b"cd"], decode=lambda r: {"x": np.array(r[0])})
-      >>> list(stage_calls(stages, PipelineSpec(after="decode", batch_size=2)))
-      ['read', 'decode', 'batch']
-    """
+    """Returns calls by stage name; each does the work of one batch."""
     storage = SimulatedStorage(pipeline.storage, pipeline.seed)
     read_one = Read(stages.source, storage)
     decode, augment = stages.decode, stages.augment
@@ -43,6 +28,7 @@ def stage_calls(stages: Stages, pipeline: PipelineSpec) -> dict[str, Callable[[]
     def _record(index: int) -> int:
         return int(use_seed(pipeline.seed, index, 0)) % len(stages.source)
 
+    # Only "read" takes new records in each call; the other calls reuse these.
     records = read()
     items = [decode(record) for record in records]
     calls: dict[str, Callable[[], Any]] = {

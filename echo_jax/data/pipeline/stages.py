@@ -1,4 +1,4 @@
-"""The stages of a pipeline as pure functions of a record, an index and a seed."""
+"""Stages of a pipeline as pure functions of a record, an index and a seed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ Item = dict[str, Any]
 
 
 class RecordSource(Protocol):
-    """Raw records by index; called from several threads at a time."""
+    """Raw records by index; several threads call it at the same time."""
 
     def __len__(self) -> int: ...
 
@@ -39,12 +39,11 @@ class RecordSource(Protocol):
 
 @dataclass(frozen=True)
 class Stages:
-    """What a workload's records go through.
+    """A workload's training records, and the functions that process them.
 
     Attributes:
-      source: The training records.
       decode: Turns a record into an item; must not write to its input.
-      augment: Returns the item at random, decided by the ``uint64`` seed alone;
+      augment: Changes an item at random, decided by the ``uint64`` seed alone. It
         must not write to its input. None if nothing is random.
     """
 
@@ -53,27 +52,16 @@ class Stages:
     augment: Callable[[Item, int], Item] | None = None
 
 
+# A stage that writes to its input would change later uses, but only in some orders of
+# the echo. With read-only views it fails at its first item in all orders.
 @dataclass(frozen=True)
 class Guarded:
-    """Calls a stage with read-only views of its input, wherever it stands.
-
-    One that writes there would change what is used again in some orders of the echo,
-    and in others nothing; so it fails at its first item in all of them.
-
-    Attributes:
-      name: ``"decode"`` or ``"augment"``.
-      function: The stage.
-    """
+    """Calls a stage with read-only views of its input."""
 
     name: str
     function: Callable[..., Item]
 
     def __call__(self, item: Any, *seed: int) -> Item:
-        """Returns what the stage makes.
-
-        Raises:
-          ValueError: It writes into its input.
-        """
         try:
             return self.function(tree_map(read_only, item), *seed)
         except ValueError as error:
@@ -87,13 +75,12 @@ class Guarded:
 
 @dataclass(frozen=True)
 class Read:
-    """Stage one: the record of an index, after the time that a read takes."""
+    """Reads a record, after the time that the simulated read takes."""
 
     source: RecordSource
     storage: SimulatedStorage
 
     def __call__(self, stream_index: int, record_index: int) -> bytes:
-        """Returns the record, read as number `stream_index` of the stream."""
         record = self.source[record_index]
         self.storage.wait(stream_index, len(record))
         return record
@@ -101,39 +88,37 @@ class Read:
 
 @dataclass(frozen=True)
 class DecodeFresh:
-    """Decoding above the echo."""
+    """Decodes above the echo."""
 
     decode: Callable[[bytes], Item]
 
     def __call__(self, stream_index: int, record: Any) -> Item:
-        """Returns the decoded item number `stream_index`."""
         del stream_index
         return self.decode(record)
 
 
 @dataclass(frozen=True)
 class AugmentFresh:
-    """Augmentation above the echo: a fresh item is its own first use."""
+    """Augments above the echo; a fresh item is its own first use."""
 
     augment: Callable[[Item, int], Item]
     seed: int
 
     def __call__(self, stream_index: int, item: Any) -> Item:
-        """Returns the augmented item number `stream_index`."""
         return self.augment(item, int(use_seed(self.seed, stream_index, 0)))
 
 
 @dataclass(frozen=True)
 class FinishBatch:
-    """The stages between the echo and the trainer, anew for every use of an item.
+    """Runs the stages below the echo for every use, and stacks the results.
 
     Attributes:
-      decode: If it is below the echo.
-      augment: If it is below the echo.
-      seed: Of the augmentation.
-      global_index: Turns the echo's fresh indices into those over all processes.
-      otherwise: Is called with the index of an item that is decoded here for its first
-        use, and with the item, where it is not finite; None looks at none.
+      decode: None if it is above the echo.
+      augment: None if it is above the echo.
+      seed: Seed of the augmentation.
+      global_index: Turns the echo's fresh index into the index over all processes.
+      otherwise: Is called with index and item if an item decoded here is not finite
+        at its first use; None checks nothing.
     """
 
     decode: Callable[[bytes], Item] | None
@@ -143,7 +128,6 @@ class FinishBatch:
     otherwise: Callable[[int, Item], object] | None = None
 
     def __call__(self, uses: Sequence[tuple[Any, Tags]]) -> Item:
-        """Returns the batch of these uses, with their tags in it."""
         index = np.array([tags.fresh_index for _, tags in uses], np.int64)
         fresh_index = self.global_index(index)
         repeat = np.array([tags.repeat for _, tags in uses], np.int32)
@@ -154,7 +138,7 @@ class FinishBatch:
         return {**batch, "fresh_index": fresh_index, "repeat": repeat}
 
     def finish(self, item: Any, tags: Tags) -> Item:
-        """Returns one example of the batch that holds this use."""
+        """Returns one finished example of the batch."""
         index, repeat = int(self.global_index(int(tags.fresh_index))), int(tags.repeat)
         seed = use_seed(self.seed, index, repeat)
         return self._finished(item, index, repeat, int(seed))
@@ -168,18 +152,12 @@ class FinishBatch:
 
 @dataclass(frozen=True)
 class BroadcastTags:
-    """Puts the tags of a batch, one or one per example, into the batch.
-
-    Attributes:
-      batch_size: Examples.
-      global_index: See `FinishBatch`; the index of a batch is that of all its shards.
-    """
+    """Adds tags to a batch; a tag of the whole batch is repeated for each example."""
 
     batch_size: int
     global_index: Callable[[Any], Any] = lambda index: index
 
     def __call__(self, use: tuple[Mapping[str, Any], Tags]) -> Item:
-        """Returns the batch with its tags in it."""
         batch, tags = use
         shape = (self.batch_size,)
         index = self.global_index(np.asarray(tags.fresh_index))

@@ -1,7 +1,7 @@
-"""A simulated storage: reads that take as long as reads over a network.
+"""Simulated storage: reads take as long as reads over a network.
 
-It sleeps; it moves no data. Whatever ran on it was not measured on a real
-network, so the metadata of a run call it simulated.
+It sleeps and moves no data. The metadata of a run state that its storage is simulated,
+because nothing was measured on a real network.
 """
 
 import math
@@ -22,31 +22,19 @@ _BURST_SHARE = 0.1
 _FAST_LATENCY = 0.4
 _SLOW_LATENCY = 6.4
 
-# A late wake-up is given back to the thread's next read, so that thousands of
-# short sleeps add up to the time they stand for. No more than this is given
-# back: after a suspended process the reads must not come for free.
+# A late wake-up shortens the thread's next read, so that thousands of short sleeps add
+# up to the right time. The limit keeps reads from being free after a suspended process.
 _MAX_OVERSLEPT_S = 0.01
 
 
 @dataclass(frozen=True)
 class StorageSpec:
-    """How long a read takes.
+    """Latency and bandwidth of reads.
 
     Attributes:
-      latency_s: Mean seconds until a read answers; reads in flight at the same
-        time wait at the same time.
-      bytes_per_s: Bandwidth of the process, shared by its reader threads; 0 is
-        unlimited.
-      distribution: Of the latency: ``"constant"``, ``"exponential"``, or
-        ``"bursty"`` (90 % of the reads take 0.4 and 10 % take 6.4 of the mean).
-
-    Raises:
-      ValueError: If a number is negative or not finite, or the distribution is
-        unknown.
-
-    Example:
-      >>> StorageSpec(latency_s=0.02, distribution="bursty").is_simulated
-      True
+      latency_s: Mean seconds of a read; concurrent reads wait at the same time.
+      bytes_per_s: Bandwidth of the process, shared by its threads; 0 is unlimited.
+      distribution: ``"constant"``, ``"exponential"`` or ``"bursty"``.
     """
 
     latency_s: float = 0.0
@@ -69,25 +57,15 @@ class StorageSpec:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether reads are delayed at all."""
         return self.latency_s > 0 or self.bytes_per_s > 0
 
     def metadata(self) -> dict[str, Any]:
-        """Returns what a run says about its storage, as JSON values."""
+        """Returns the settings as JSON values, for the metadata of a run."""
         return {"simulated": self.is_simulated, **asdict(self)}
 
 
 class SimulatedStorage:
-    """Delays reads as a `StorageSpec` says; safe to call from many threads.
-
-    The latency of a read is a function of the seed and the read's index, not
-    of the order in which threads happen to ask: a resumed run, or one with
-    more threads, meets the same latencies.
-
-    Example:
-      >>> storage = SimulatedStorage(StorageSpec(latency_s=0.001), seed=0)
-      >>> storage.wait(read_index=0, num_bytes=1000)  # returns 1 ms later
-    """
+    """Delays reads as a `StorageSpec` says; safe to call from many threads."""
 
     def __init__(
         self,
@@ -106,11 +84,11 @@ class SimulatedStorage:
         self._thread = threading.local()
 
     def __reduce__(self):
-        # Locks do not pickle: every worker process has a link of its own.
+        # Locks do not pickle, so every worker process has its own link.
         return SimulatedStorage, (self._spec, self._seed)
 
     def latency_s(self, read_index: int) -> float:
-        """Returns the seconds until read number `read_index` answers."""
+        """Returns the latency of a read, which seed and index alone decide."""
         mean_s = self._spec.latency_s
         if mean_s == 0 or self._spec.distribution == "constant":
             return mean_s
@@ -121,19 +99,14 @@ class SimulatedStorage:
         return mean_s * (_SLOW_LATENCY if uniform < _BURST_SHARE else _FAST_LATENCY)
 
     def wait(self, read_index: int, num_bytes: int) -> None:
-        """Sleeps until the read would have arrived.
-
-        Args:
-          read_index: Index of the read in the stream of fresh records.
-          num_bytes: Size of what is read.
-        """
+        """Sleeps until read `read_index` of `num_bytes` bytes would have arrived."""
         if not self._spec.is_simulated:
             return
         start_s = self._clock() - getattr(self._thread, "overslept_s", 0.0)
         arrival_s = start_s + self.latency_s(read_index)
         if self._spec.bytes_per_s > 0:
             self._sleep_until(arrival_s)
-            # Only a read that has been answered queues for the link.
+            # A read queues for the link only after its latency.
             transfer_s = num_bytes / self._spec.bytes_per_s
             with self._lock:
                 arrival_s = max(arrival_s, self._link_free_s) + transfer_s

@@ -1,13 +1,17 @@
-"""The pipeline as tf.data runs it, with the echo as operations of its graph.
+"""Runs the pipeline with tf.data, with the echo as operations of its graph.
 
-The stages are the functions that Grain runs, called from the graph: TensorFlow's own
-image operations would give other pixels. So they hold the interpreter lock where they
-do under Grain, and wait, decompress and resize beside each other in threads.
+The graph calls the same Python functions as Grain, because TensorFlow's own image
+operations would give other pixels. They hold the interpreter lock in the same places.
+Waiting, decompression and resizing run in parallel threads.
 
-A checkpoint of tf.data holds the elements in use. An iterator's state here is that of
-the echo's plan instead, a few integers: to go on from it, a new graph is built, which
-takes about half a second, and begins with the oldest item in use. It reads again what
-an echo on the host would read again.
+A graph decides nothing while it runs, so it contains only a fixed echo, in an order
+that TensorFlow can make. Other echoes run on the host, with the stages below them. The
+waiting time of an echo in the graph is not measured.
+
+A checkpoint of tf.data holds the elements in use. An iterator's state here is the state
+of the echo's plan, which is a few integers. A restored iterator builds a new graph in
+about 0.5 s. The graph starts with the oldest item in use, and repeats the same reads as
+a restored echo on the host.
 """
 
 import weakref
@@ -42,13 +46,6 @@ _ENDLESS = np.iinfo(np.int64).max
 def tfdata_batches(
     stages: Stages, pipeline: PipelineSpec, spec: AnySpec, shard: DataShard
 ) -> grain.IterDataset:
-    """See `echo_jax.data.pipeline.dataset.train_dataset`.
-
-    The first record is read and decoded once more, here: a graph has to know shapes.
-    A graph decides nothing while it runs, so only a fixed echo is part of it, in the
-    orders that TensorFlow can make; others stand on the host, and so does what is
-    below them. How long an echo in the graph waits for fresh items, nobody sees.
-    """
     if not isinstance(spec, EchoSpec) or spec.order == "shuffle_buffer":
         in_batches = pipeline.after == "batch"
         fresh = _fresh(stages, pipeline, shard, in_batches=in_batches)
@@ -64,31 +61,23 @@ def tfdata_batches(
 def tfdata_fresh_batches(
     stages: Stages, pipeline: PipelineSpec, shard: DataShard
 ) -> TimedFresh:
-    """See `echo_jax.data.pipeline.dataset.fresh_batches`."""
     return _fresh(stages, pipeline, shard, in_batches=True)
 
 
 def _fresh(
     stages: Stages, pipeline: PipelineSpec, shard: DataShard, *, in_batches: bool
 ) -> TimedFresh:
-    """Returns what is fresh, in batches or item by item."""
+    """Returns fresh elements, in batches or one by one."""
     fresh = TfdataBatches(stages, pipeline, None, shard, in_batches=in_batches)
     per_batch = 1 if in_batches else shard.rows(pipeline.batch_size)
-    # In threads, in the queue, and between both and at its end.
+    # Elements in threads, in the queue, between both, and at the queue's end.
     held = pipeline.threads + pipeline.prefetch + 2
     fresh_time = FreshTime(elements_per_batch=per_batch, held=held)
     return TimedFresh(fresh, fresh_time, fresh.bad_items)
 
 
 class TfdataBatches(grain.IterDataset):
-    """Batches out of a tf.data graph, with the face of a dataset of Grain.
-
-    So the trainer reads it as it reads Grain's; nothing of Grain runs but its shuffle.
-
-    Attributes:
-      spec: The echo in the graph.
-      bad_items: See `echo_jax.workloads.base.Workload`.
-    """
+    """Batches of a tf.data graph as a Grain dataset; uses only Grain's shuffle."""
 
     def __init__(
         self,
@@ -99,24 +88,16 @@ class TfdataBatches(grain.IterDataset):
         *,
         in_batches: bool = True,
     ):
-        """Looks at one record.
-
-        Args:
-          stages: Records and what they go through.
-          pipeline: Its engine need not be tf.data.
-          spec: The echo; None for what is fresh, without tags.
-          shard: Of every batch.
-          in_batches: Whether what is fresh comes in batches, or item by item.
-        """
+        """Reads one record; `spec` is None for fresh elements without tags."""
         super().__init__()
         _leave_accelerators_to_jax()
         self._pipeline, self._rows = pipeline, shard.rows(pipeline.batch_size)
-        # Without an echo, batches pass through one that uses each of them once.
+        # Without a spec, the echo uses each batch once.
         self.spec = EchoSpec() if spec is None else spec
         self._is_tagged = spec is not None
         self._of_batches = pipeline.after == "batch" or (spec is None and in_batches)
         if self.spec.schedule.by_item is None:
-            tfdata.echo(self.spec)  # Refuses what cannot be, here and now.
+            tfdata.echo(self.spec)  # Refuse an impossible spec at once.
         sample = _sample(stages, pipeline)
         items = fresh_items(stages, pipeline, shard)
         self.bad_items = BadItems(pipeline.items_per_index)
@@ -140,7 +121,7 @@ class TfdataBatches(grain.IterDataset):
         return _TfdataIterator(self)
 
     def graph(self, state: dict[str, int]) -> tf.data.Dataset:
-        """Returns the graph that goes on from a state of the echo's plan."""
+        """Returns the graph that continues from a state of the echo's plan."""
         pipeline, anchor = self._pipeline, state["anchor"]
         first = anchor * self._rows if self._of_batches else anchor
         indices = tf.data.Dataset.range(first, _ENDLESS)
@@ -160,13 +141,13 @@ class TfdataBatches(grain.IterDataset):
         return dataset.with_options(_options(pipeline.threads))
 
     def finished(self, batch: Item, tags: Tags) -> Item:
-        """Returns a batch of the graph as the trainer expects it."""
+        """Returns a batch of the graph in the form that the trainer expects."""
         if not self._is_tagged:
             return batch
         return BroadcastTags(self._rows, self._global_index)((batch, tags))
 
     def take_failure(self) -> BaseException | None:
-        """Returns what a stage raised, which the graph only quotes, and forgets it."""
+        """Returns and forgets a stage's exception, which the graph only quotes."""
         for stage in (self._above, self._below):
             if stage is not None and stage.failure is not None:
                 failure, stage.failure = stage.failure, None
@@ -185,14 +166,14 @@ class TfdataBatches(grain.IterDataset):
 
 
 class _TfdataIterator(grain.DatasetIterator):
-    """Runs the graph, and beside it the echo's plan, for the state."""
+    """Runs the graph, and advances the echo's plan beside it for the state."""
 
     def __init__(self, dataset: TfdataBatches):
         super().__init__()
         self._dataset = dataset
         self._plan = FixedPlan(dataset.spec)
-        # The running graph, if there is one. It ends before the interpreter does: its
-        # threads, which call Python, could not end after that.
+        # The running graph, or None. It must end before the interpreter, because its
+        # threads call Python and could not end later.
         self._running: list[Any] = []
         weakref.finalize(self, self._running.clear)
 
@@ -205,7 +186,7 @@ class _TfdataIterator(grain.DatasetIterator):
         try:
             batch, tags = next(self._running[0])
         except tf.errors.OpError as error:
-            # Its traceback would keep the graph running.
+            # The exception's traceback would keep the graph running.
             failure = self._dataset.take_failure() or error.with_traceback(None)
         if failure is not None:
             self._running.clear()
@@ -216,15 +197,10 @@ class _TfdataIterator(grain.DatasetIterator):
         return self._dataset.finished(batch, Tags(*tags))
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the plan's integers."""
         return {"plan": self._plan.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on from a state; the graph is built when the next batch is asked for.
-
-        Raises:
-          ValueError: If it is no state of this engine, or of another echo.
-        """
+        """Restores a state; the graph is built at the next request for a batch."""
         if set(state) != {"plan"}:
             raise ValueError(
                 f"a state with the keys {sorted(state)} is none of data.pipeline="
@@ -235,31 +211,21 @@ class _TfdataIterator(grain.DatasetIterator):
         self._running.clear()
 
     def close(self) -> None:
-        """Lets the graph stop reading ahead."""
+        """Stops the graph's reading ahead."""
         super().close()
         self._running.clear()
 
 
 class _Stage:
-    """A Python function as an operation of a graph.
-
-    Attributes:
-      failure: What the function raised last; None if nothing.
-    """
+    """A Python function as an operation of a graph; keeps its last exception."""
 
     def __init__(self, function: Callable[..., Any], sample: Any):
-        """Wraps a function.
-
-        Args:
-          function: Of items, records or numbers.
-          sample: Something of the kind that it returns: a record, or an item.
-        """
+        """Wraps `function`; `sample` is an example of its result."""
         self._function = function
         self._spec = tf.nest.map_structure(_tensor_spec, sample)
         self.failure: BaseException | None = None
 
     def __call__(self, *inputs: Any) -> Any:
-        """Calls it from a graph."""
         flat, specs = tf.nest.flatten(inputs), tf.nest.flatten(self._spec)
 
         @tf.autograph.experimental.do_not_convert
@@ -282,10 +248,8 @@ class _Stage:
 
 
 def _sample(stages: Stages, pipeline: PipelineSpec) -> Any:
-    """Returns something of the kind that is echoed, from the first record.
-
-    It does not pass through the storage: it is no read of the stream.
-    """
+    """Returns an example of the echoed element, made from the first record."""
+    # Bypass the simulated storage: this is not a read of the stream.
     record = stages.source[0]
     if pipeline.after == "read":
         if not isinstance(record, bytes):
@@ -309,14 +273,14 @@ def _tensor_spec(leaf: Any) -> tf.TensorSpec:
 
 def _options(threads: int) -> tf.data.Options:
     options = tf.data.Options()
-    # A prefetch that nobody asked for would read although data.prefetch is 0.
+    # An automatic prefetch would read although data.prefetch is 0.
     options.experimental_optimization.inject_prefetch = False
-    # A read that waits holds its thread: above and below the echo, and for the rest.
+    # A waiting read blocks its thread: count threads above, below and beside the echo.
     options.threading.private_threadpool_size = 2 * threads + 2
     return options
 
 
 def _leave_accelerators_to_jax() -> None:
-    """Keeps TensorFlow from taking the memory of an accelerator for itself."""
+    """Keeps TensorFlow from allocating accelerator memory."""
     if tf.config.list_physical_devices("GPU"):
         tf.config.set_visible_devices([], "GPU")

@@ -1,4 +1,4 @@
-"""What a training run sees of the stages above its echo: their speed, and bad items."""
+"""Reports the speed and the bad items of the stages above the echo."""
 
 from typing import Any
 
@@ -11,17 +11,11 @@ __all__ = ["TimedFresh", "WithFreshTime"]
 
 
 class WithFreshTime(grain.IterDataset):
-    """What another dataset yields, with a word on its fresh batches.
-
-    Attributes:
-      fresh_time: How long they take; see `echo_jax.workloads.base.Workload`.
-      bad_items: Which were bad, and not used; see there.
-    """
+    """Its parent's elements, with `fresh_time` and `bad_items` for the trainer."""
 
     def __init__(
         self, parent: grain.IterDataset, fresh_time: FreshTime, bad_items: BadItems
     ):
-        """Takes a dataset, and what is known of a stage of it."""
         super().__init__(parent)
         self.fresh_time, self.bad_items = fresh_time, bad_items
 
@@ -37,8 +31,6 @@ class TimedFresh(WithFreshTime):
 
 
 class _TimedIterator(grain.DatasetIterator):
-    """Has the states of its parent."""
-
     def __init__(self, parent: grain.DatasetIterator, fresh_time: FreshTime):
         super().__init__(parent)
         self._time = fresh_time

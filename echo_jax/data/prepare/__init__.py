@@ -1,4 +1,4 @@
-"""Files that people have become a prepared folder: ``echo-jax prepare``."""
+"""Turns users' files into a prepared folder: ``echo-jax prepare``."""
 
 from echo_jax.data.prepare.coco import prepare_coco
 from echo_jax.data.prepare.errors import PrepareError

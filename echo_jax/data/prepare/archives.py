@@ -1,8 +1,8 @@
-"""The files of tar and zip archives, read where they lie.
+"""The files of tar and zip archives, read in place.
 
-Nothing of an archive is ever written to disk under a name of its own, and what an
-honest archive of data does not hold is refused by name: links, devices, names that
-lead out of it, files that would be far larger than what they are packed from.
+Nothing in an archive is written to disk under its own name. An archive is refused, with
+the member's name, if it holds links, devices, names that lead out of it, or files far
+larger than their packed size.
 """
 
 import functools
@@ -26,30 +26,21 @@ from echo_jax.files.compressed import (
 
 __all__ = ["TarFiles", "ZipFiles", "plain_members"]
 
-# Names are in the archive's headers: what tarfile reads at once is no larger.
+# Names are in the archive's headers. tarfile reads at most this many bytes at once.
 _MAX_HEADER_BYTES = 1024**2
 _CHUNK_BYTES = 1024**2
 _TAR = ".tar"
-# What zlib makes of a byte at most; a header may claim more.
+# zlib's largest ratio; a header may claim more.
 _MAX_DEFLATE_RATIO = 1032
 _ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _IS_ENCRYPTED = 1
 _ZIP_DAMAGED = (*DAMAGED, zipfile.BadZipFile, NotImplementedError, struct.error)
 
 
+# A tar archive within the archive (ImageNet has one for each class) is a folder of its
+# name: ``n01440764.tar`` holds the files of ``n01440764/``. A third level is a file.
 class TarFiles:
-    """The files of a tar archive, but hidden ones.
-
-    An archive within it, as ImageNet has one for each class, is a folder of its name:
-    ``n01440764.tar`` holds the files of ``n01440764/``. One within that is a file.
-
-    Args:
-      path: A ``.tar`` file, plain or packed.
-      on_progress: Told how far the scan is.
-
-    Raises:
-      PrepareError: If it is damaged, or holds what no archive of data should.
-    """
+    """The visible files of a tar archive, plain or packed; see `Files`."""
 
     def __init__(self, path: Path, on_progress: OnProgress):
         self._path = path
@@ -65,7 +56,6 @@ class TarFiles:
     def contents(
         self, wanted: Sequence[int], max_bytes: int
     ) -> Iterator[Callable[[], bytes]]:
-        """See `Files.contents`."""
         if not self._is_packed:
             for index in wanted:
                 size = min(self.entries[index].bytes, max_bytes + 1)
@@ -84,14 +74,14 @@ class TarFiles:
     def _members(
         self, on_packed: Callable[[int], None] | None = None
     ) -> Iterator[tuple[Entry, ForwardReader]]:
-        """Yields the archive's files, and the stream at the begin of each."""
+        """Yields the archive's files, and the stream at the start of each."""
         stream = ForwardReader(
             unpacked_chunks(self._path, on_packed), max_read_bytes=_MAX_HEADER_BYTES
         )
         try:
             for entry in _tar_entries(stream):
                 yield entry, stream
-            # What is packed has a checksum at its end.
+            # Read to the end, where a packed archive has its checksum.
             while stream.take(_MAX_HEADER_BYTES):
                 pass
         except (*DAMAGED, tarfile.TarError, ValueError) as error:
@@ -99,16 +89,7 @@ class TarFiles:
 
 
 def plain_members(path: Path) -> Iterator[tuple[Entry, int]]:
-    """Yields the files of an unpacked archive, and where each begins in it.
-
-    Headers alone are read, so this takes no time in proportion to the bytes.
-
-    Args:
-      path: A ``.tar`` file.
-
-    Raises:
-      PrepareError: It is damaged or cut off, or holds what no archive of data should.
-    """
+    """Yields the files of an unpacked archive and their offsets; reads only headers."""
     try:
         with path.open("rb") as plain:
             stream = _Headers(plain)
@@ -126,16 +107,7 @@ def plain_members(path: Path) -> Iterator[tuple[Entry, int]]:
 def _tar_entries(
     stream: "ForwardReader | _Within", folder: str | None = None
 ) -> Iterator[Entry]:
-    """Yields the files of an archive; at each the stream is where its bytes begin.
-
-    Args:
-      stream: What is unpacked already.
-      folder: What an archive is called that lies within another one.
-
-    Raises:
-      EOFError, OSError, ValueError, tarfile.TarError: It is damaged, or holds what no
-        archive of data should.
-    """
+    """Yields the files of an archive, with the stream at the start of each."""
     with tarfile.open(fileobj=cast(Any, stream), mode="r:") as archive:
         while (info := archive.next()) is not None:
             cast(Any, archive).members.clear()  # Or it keeps them all.
@@ -148,18 +120,14 @@ def _tar_entries(
                 yield from _tar_entries(within, entry.name[: -len(_TAR)])
             else:
                 yield entry
-    # A header that is cut off ends an archive as well, says tarfile.
+    # tarfile accepts a cut-off header as the end of an archive.
     if stream.last != bytes(tarfile.BLOCKSIZE):
         what = "it" if folder is None else f"{folder!r}, an archive in it,"
         raise EOFError(f"{what} has no end")
 
 
 class _Within:
-    """A part of a stream, from where it is on, beyond which nothing is read.
-
-    Attributes:
-      last: What was read last.
-    """
+    """A part of a stream, from the current position; nothing beyond it is read."""
 
     def __init__(self, stream: Any, size: int):
         self._stream, self._end = stream, stream.tell() + size
@@ -179,11 +147,7 @@ class _Within:
 
 
 class _Headers:
-    """A file of which no more than a header is read at once.
-
-    Attributes:
-      last: What was read last.
-    """
+    """A file from which at most one header is read at a time."""
 
     def __init__(self, stream: BinaryIO):
         self._stream = stream
@@ -203,14 +167,7 @@ class _Headers:
 
 
 class ZipFiles:
-    """The files of a zip archive, but hidden ones.
-
-    Args:
-      path: A ``.zip`` file.
-
-    Raises:
-      PrepareError: If it is damaged, or holds what no archive of data should.
-    """
+    """The visible files of a zip archive; see `Files`."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -218,7 +175,7 @@ class ZipFiles:
         self.entries: list[Entry] = []
         self._members: list[zipfile.ZipInfo] = []
         try:
-            # Open as long as this object is: its functions may be called at any time.
+            # Keep the file open: the functions of `contents` may be called at any time.
             self._archive = zipfile.ZipFile(path)
             for member in self._archive.infolist():
                 if (entry := _zip_entry(member)) is not None:
@@ -232,20 +189,15 @@ class ZipFiles:
     def contents(
         self, wanted: Sequence[int], max_bytes: int
     ) -> Iterator[Callable[[], bytes]]:
-        """See `Files.contents`."""
         for index in wanted:
             yield functools.partial(self._read, self._members[index], max_bytes + 1)
 
     def packed_bytes(self, index: int) -> int:
-        """Returns how many bytes of the archive a file takes."""
+        """Returns the packed size of a file."""
         return self._members[index].compress_size
 
     def chunks(self, index: int) -> Iterator[bytes]:
-        """Yields what is in a file, in chunks of at most a MiB.
-
-        Raises:
-          OSError: If it is damaged.
-        """
+        """Yields a file's content in chunks of at most 1 MiB."""
         member = self._members[index]
         try:
             with self._archive.open(member) as stream:
@@ -263,7 +215,7 @@ class ZipFiles:
 
 
 def _tar_entry(info: tarfile.TarInfo) -> Entry | None:
-    """Returns a member of an archive; None if it is a folder or hidden."""
+    """Returns a member of an archive; None for a folder or a hidden file."""
     problem = name_problem(info.name)
     if not problem and (info.issparse() or not (info.isdir() or info.isreg())):
         problem = "is a link, a device or a sparse file"
@@ -273,9 +225,9 @@ def _tar_entry(info: tarfile.TarInfo) -> Entry | None:
 
 
 def _zip_entry(member: zipfile.ZipInfo) -> Entry | None:
-    """Returns a member of an archive; None if it is a folder or hidden."""
+    """Returns a member of an archive; None for a folder or a hidden file."""
     problem = name_problem(member.filename)
-    # Where an archive was made on Unix, the kind of file stands in the upper half.
+    # Archives made on Unix store the file type in the upper half.
     kind = stat.S_IFMT(member.external_attr >> 16)
     if not problem and kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         problem = "is a link or a device"

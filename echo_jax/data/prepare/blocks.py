@@ -1,4 +1,4 @@
-"""A stream of documents as blocks of token ids, from anywhere in it."""
+"""Turns a stream of documents into blocks of token ids, from any point in it."""
 
 import itertools
 from collections.abc import Iterator
@@ -15,32 +15,17 @@ __all__ = ["BlockStream", "token_dtype"]
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Returns the type of stored ids, little-endian.
-
-    Example:
-      >>> token_dtype(8192)
-      dtype('uint16')
-    """
+    """Returns the type of stored ids, little-endian."""
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
 class BlockStream:
-    """Cuts the tokens of documents into blocks.
+    """Cuts the tokens of documents into blocks, which overlap by one token.
 
-    Block k has tokens ``k * block`` to ``(k + 1) * block`` of the stream, both
-    included: its last is the first of the next.
-
-    Args:
-      pieces: The documents, all of them.
-      tokenizer: Turns a piece into ids.
-      block: Tokens from one block to the next.
-      workers: Threads that turn pieces into ids.
-      note: What `note` returned where the stream is to go on; None for its start.
+    Block k has the tokens from ``k * block`` to ``(k + 1) * block`` inclusive.
 
     Attributes:
-      is_done: Whether no further block is to come.
-      documents: Documents that ended so far.
-      tokens: Tokens so far, with those that end documents.
+      tokens: Number of tokens so far, with the tokens that end documents.
       bytes: Bytes of the files so far, with those between documents.
     """
 
@@ -61,7 +46,7 @@ class BlockStream:
             "tokens": 0,
             "bytes": 0,
         }
-        # The tokens that are in no block yet, and the last of the latest block.
+        # The last token of the latest block, and later tokens.
         self._rest = np.frombuffer(bytes.fromhex(note["rest"]), self._dtype)
         self._pieces = note["pieces"]
         self.documents, self.tokens = note["documents"], note["tokens"]
@@ -76,7 +61,7 @@ class BlockStream:
         self._fill()
 
     def blocks(self, number: int) -> Iterator[bytes]:
-        """Yields the records of the next `number` blocks, or of those that are left."""
+        """Yields the records of the next `number` blocks, or of the remaining ones."""
         for _ in range(number):
             if self.is_done:
                 return
@@ -85,7 +70,7 @@ class BlockStream:
             self._fill()
 
     def note(self) -> dict[str, Any]:
-        """Returns what a stream needs to go on from here, as JSON values."""
+        """Returns the JSON values that a stream needs to continue from here."""
         return {
             "rest": self._rest.tobytes().hex(),
             "pieces": self._pieces,

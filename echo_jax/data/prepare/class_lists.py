@@ -1,4 +1,4 @@
-"""Lists that say which class each file is of, and what the classes are called."""
+"""Lists of the class of each file, and of the names of the classes."""
 
 import csv
 import io
@@ -32,26 +32,13 @@ TINY_IMAGENET = "val_annotations.txt"
 """Where Tiny-ImageNet says it of its validation images: file, class, box."""
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
-# How pandas writes a column of integers where one is missing.
+# pandas writes a column of integers like this if a value is missing.
 _FLOAT = re.compile(r"(\d+)\.0+")
 _MAX_LIST_BYTES = 256 * 1024**2
 
 
 def read_list(path: Path) -> dict[str, str]:
-    """Reads which class each file is of.
-
-    Args:
-      path: A ``.csv`` or ``.tsv`` file in UTF-8: a row for each image, of which the
-        first column names the file, with its ending or without, with its folders or
-        without, and the second its class. A row of titles does no harm. Or the
-        devkit of ImageNet, ``ILSVRC2012_devkit_t12.tar.gz``.
-
-    Returns:
-      The class by file.
-
-    Raises:
-      PrepareError: If it is no such file, or gives a file two classes.
-    """
+    """Returns the class by file name, from a table or ImageNet's devkit."""
     if path.suffix.lower() not in _DELIMITERS and not is_devkit(path):
         raise PrepareError(
             f"--classes={path} is none of {', '.join(CLASSES)}, and no .csv or .tsv "
@@ -67,21 +54,7 @@ def read_list(path: Path) -> dict[str, str]:
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """Reads what classes are called.
-
-    Args:
-      path: A ``.csv`` or ``.tsv`` file in UTF-8 with a row of class and name for each;
-        or a ``.txt`` file with a line for each, such as Tiny-ImageNet's ``words.txt``
-        and ImageNet's ``LOC_synset_mapping.txt``: the class, white space, and names
-        between commas, of which the first is taken. It may lie in an archive, as in
-        ``tiny-imagenet-200.zip/tiny-imagenet-200/words.txt``.
-
-    Returns:
-      The name by class.
-
-    Raises:
-      PrepareError: If it is no such file, or gives a class two names.
-    """
+    """Returns the name by class, from a table or a text file such as ``words.txt``."""
     suffix = path.suffix.lower()
     if suffix not in (".txt", *_DELIMITERS):
         raise PrepareError(f"--names={path} is no .txt, .csv or .tsv file")
@@ -95,21 +68,7 @@ def read_names(path: Path) -> dict[str, str]:
 
 
 def called(classes: Sequence[str], names: Mapping[str, str], path: Path) -> list[str]:
-    """Returns the names of classes, each with its class where several are called so.
-
-    Args:
-      classes: The classes.
-      names: See `read_names`.
-      path: Where they were read.
-
-    Raises:
-      PrepareError: A class has no name.
-
-    Example:
-      >>> names = {"n02012849": "crane", "n03126707": "crane", "n01443537": "goldfish"}
-      >>> called(sorted(names), names, Path("words.txt"))
-      ['goldfish', 'crane (n02012849)', 'crane (n03126707)']
-    """
+    """Returns the names of classes; equal names get their class added."""
     if nameless := [each for each in classes if each not in names]:
         raise PrepareError(
             f"--names={path} has no name for {len(nameless)} of {len(classes)} "
@@ -123,12 +82,12 @@ def called(classes: Sequence[str], names: Mapping[str, str], path: Path) -> list
 
 
 def list_metadata(path: Path) -> dict[str, Any]:
-    """Returns the path of a list, and size and hash of its file, or of the archive."""
+    """Returns the path, size and hash of a list's file or archive."""
     return {**file_metadata(archive_of(path)[0] or path), "path": str(path)}
 
 
 def _content(path: Path) -> bytes:
-    """Returns the content of a list, which may lie in an archive."""
+    """Returns the content of a list, which may be in an archive."""
     archive, within = archive_of(path)
     if archive and within:
         files = open_files(archive, lambda what, part: None)
@@ -146,7 +105,7 @@ def _content(path: Path) -> bytes:
 
 
 def listed_class(listed: Mapping[str, str], name: str) -> str:
-    """Returns the class of a file by its name, whatever folders it lies in."""
+    """Returns the class of a file by its name, ignoring folders if necessary."""
     while listed and name:
         for known in (name, str(PurePosixPath(name).with_suffix(""))):
             if known in listed:
@@ -186,7 +145,7 @@ def tiny_imagenet(images: Sequence[Image]) -> dict[tuple[int, int], str]:
 
 
 def _rows(content: bytes, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """Reads the rows of a table, and in which line each ends."""
+    """Yields the line number and the fields of each row of a table."""
     lines = io.StringIO(read_text(content))
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     for row in reader:
@@ -194,7 +153,7 @@ def _rows(content: bytes, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _lines(content: bytes) -> Iterator[tuple[int, list[str]]]:
-    """Reads lines of a class and its names, of which it takes the first."""
+    """Yields the line number, the class and its first name."""
     for number, line in enumerate(read_text(content).split("\n"), start=1):
         first, *names = line.split(maxsplit=1) or [""]
         yield number, [first, *(name.split(",")[0].strip() for name in names)]
@@ -203,7 +162,7 @@ def _lines(content: bytes) -> Iterator[tuple[int, list[str]]]:
 def _whole_classes(
     rows: Iterable[tuple[int, list[str]]], column: int
 ) -> list[tuple[int, list[str]]]:
-    """Makes integers of a column of classes that are whole floats, but for a title."""
+    """Turns a column of whole floats into integers; a title may precede them."""
     listed = [*rows]
     found = [row for _, row in listed if len(row) > column]
     if all(_FLOAT.fullmatch(row[column]) for row in found[1:] or found):
@@ -214,7 +173,7 @@ def _whole_classes(
 
 
 def _pairs(rows: Iterable[tuple[int, list[str]]]) -> dict[str, str]:
-    """Returns the first two columns of a table, the one by the other."""
+    """Returns the second column of a table by the first one."""
     pairs: dict[str, str] = {}
     for line, row in rows:
         if not any(row):

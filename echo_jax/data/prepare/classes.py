@@ -1,4 +1,4 @@
-"""Which class an image is of, and whether that looks right."""
+"""The class of each image, and checks that the classes look right."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,9 +30,9 @@ class ClassNames:
     """The classes of the images of a split.
 
     Attributes:
-      names: The class of each image; empty where nothing says it.
-      without: What an image without a class is, in a few words.
-      where: What has named the classes, in a few words.
+      names: The class of each image; empty if it is unknown.
+      without: Describes an image without a class, in a few words.
+      where: Describes the origin of the classes, in a few words.
     """
 
     names: Sequence[str]
@@ -40,24 +40,12 @@ class ClassNames:
     where: str
 
 
+# "first" is the outermost folder that differs between images, and "last" is the folder
+# of the image. "auto" is "last", or the innermost folder above that differs.
 def class_names(
     images: Mapping[str, Sequence[Image]], how: str, listed: Mapping[str, str]
 ) -> dict[str, ClassNames]:
-    """Returns the classes of the images of each split.
-
-    Args:
-      images: The images of each split.
-      how: ``"first"``: the outermost folder that is not the same for all images of a
-        source; ``"last"``: the folder that an image lies in; ``"auto"``: the same, or
-        where all lie in folders of one name, the innermost folder above that is not
-        the same for all. Or the name of a list.
-      listed: What the list says, by file: see `read_list`. It is asked for each split
-        of which it names any image.
-
-    Raises:
-      PrepareError: If the list names no image, or, with ``"auto"``, if it is not
-        plain which folder names the class.
-    """
+    """Returns the classes of each split, by folder (`how`) or by a list of files."""
     found: dict[str, ClassNames] = {}
     for split, of in images.items():
         if how == "auto":
@@ -84,17 +72,7 @@ def class_names(
 def check_classes(
     found: Mapping[str, ClassNames], classes: Sequence[str], how: str, may_skip: int
 ) -> None:
-    """Refuses what looks wrong: one class, or splits with different ones.
-
-    Args:
-      found: The classes of the images of each split.
-      classes: The classes that there are to be.
-      how: See `class_names`; only with ``"auto"`` one class is too few.
-      may_skip: How many images of unknown classes are let pass.
-
-    Raises:
-      PrepareError: With what was found, and which option says otherwise.
-    """
+    """Refuses a single class, and splits with different classes."""
     known = {"", *classes}
     for split, of in found.items():
         if not any(of.names):
@@ -122,7 +100,7 @@ def check_classes(
 
 
 def _by_folder(images: Sequence[Image], how: str) -> list[str]:
-    """Returns the class that its folders give to each image; empty without folders."""
+    """Returns the class of each image by its folders; empty without folders."""
     folders = [folders_of(files.entries[index].name) for files, index in images]
     if how == "first":
         depths = {}
@@ -141,7 +119,7 @@ def _by_folder(images: Sequence[Image], how: str) -> list[str]:
 
 
 def _level(folders: Sequence[tuple[str, ...]]) -> int:
-    """Returns how far above its images a folder lies that tells them apart."""
+    """Returns how far above the images the folders differ."""
     for level in range(1, 1 + max(map(len, folders))):
         if len({of[-level] for of in folders if len(of) >= level}) > 1:
             return level
@@ -163,7 +141,7 @@ def _refuse_splits(images: Sequence[Image]) -> None:
 def _refuse_nested(
     images: Sequence[Image], folders: Sequence[tuple[str, ...]], level: int
 ) -> None:
-    """Refuses class folders that lie in each other, or share a name."""
+    """Refuses class folders that are nested or share a name."""
     known: dict[int, dict[tuple[str, ...], None]] = defaultdict(dict)
     for (files, _), of in zip(images, folders, strict=True):
         if len(of) >= level:
@@ -180,7 +158,7 @@ def _refuse_nested(
 def _suspicious(
     paths: Mapping[tuple[str, ...], None],
 ) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Yields pairs of class folders of which one lies in the other, or named alike."""
+    """Yields pairs of class folders that are nested or have the same name."""
     by_name: dict[str, tuple[str, ...]] = {}
     for path in paths:
         if (other := by_name.setdefault(path[-1], path)) != path:

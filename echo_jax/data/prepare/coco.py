@@ -1,4 +1,4 @@
-"""COCO detection: annotations and images become shards, and the ground truth a file."""
+"""COCO detection: turns annotations and images into shards and a ground truth."""
 
 import gzip
 import json
@@ -33,25 +33,27 @@ _FEATURES = {
 def prepare_coco(arguments: Sequence[str], settings: Settings) -> dict[str, Any]:
     """Makes a prepared folder of images with boxes.
 
-    Images without boxes are kept. Boxes that reach out of their image are clipped;
-    those without a part inside, without an area, or of an unknown category are
-    skipped and counted. The ground truth that an evaluator reads, a file for each
-    split, has the images that were written, and the annotations of their boxes as
-    found, without outlines. A file of annotations takes 256 MiB of memory at most, or
-    100 times its size if that is more, and is refused where it would take more.
+    Images without boxes are kept. Boxes that reach out of their image are clipped.
+    Boxes outside of the image, without an area or of an unknown category are skipped
+    and counted.
+
+    Every split gets a ground-truth file for the evaluator. It holds the written images,
+    and the annotations of their boxes as found, without outlines. Reading annotations
+    takes at most 256 MiB of memory, or 100 times the file's size if that is more. A
+    larger file is refused.
 
     Args:
-      arguments: ``SPLIT=ANNOTATIONS:IMAGES`` or ``ANNOTATIONS:IMAGES``: a JSON file,
-        plain, packed, or in a zip archive, and a folder or archive of images. One for
-        each split.
-      settings: The rest of the command.
+      arguments: ``SPLIT=ANNOTATIONS:IMAGES`` or ``ANNOTATIONS:IMAGES``, one for each
+        split: a JSON file (plain, packed, or in a zip archive), and a folder or
+        archive of images.
+      settings: The other options of the command.
 
     Returns:
       The content of ``dataset.json``.
 
     Raises:
-      PrepareError: If a source is not what it should be, if too much of it is bad,
-        or if the folder holds anything else.
+      PrepareError: A source is invalid, too much of it is bad, or the folder holds
+        something else.
 
     Example:
       >>> prepare_coco(
@@ -84,7 +86,7 @@ def prepare_coco(arguments: Sequence[str], settings: Settings) -> dict[str, Any]
             good = [e for e in examples if (split, e.name) not in unusable]
             truth = _ground_truth(categories, good, truths)
             name = f"{split}-annotations.json.gz"
-            # Without a time, so that equal annotations are equal files.
+            # Store no time, so that equal annotations give equal files.
             packed = gzip.compress(json.dumps(truth).encode(), mtime=0)
             work.write_file(name, packed)
             about[split] = {"annotations": name, "boxes": len(truth["annotations"])}
@@ -106,12 +108,9 @@ class _Source:
     """Annotations with their images.
 
     Attributes:
-      metadata: Where they are from.
-      annotations: What the JSON file says.
-      files: The images.
-      truth: By image id, once `examples` was called: the image and the annotations
-        that are kept, as found.
-      clipped: How many boxes reached out of their image.
+      metadata: Their origin.
+      truth: By image id, after `examples`: the image and its kept annotations.
+      clipped: Number of boxes that reached out of their image.
     """
 
     def __init__(self, split: str, paths: Sequence[str], settings: Settings):
@@ -161,7 +160,7 @@ class _Source:
         return examples
 
     def _image_of(self, name: str) -> Image | None:
-        """Returns the image of a file: by its name, whatever folders it lies in."""
+        """Returns the image of a file by its name, ignoring folders if necessary."""
         images = self.annotations.images
         while name not in images and "/" in name:
             name = name.partition("/")[2]
@@ -179,7 +178,7 @@ class _Source:
                 continue
             ids.add(box.box_id)
             boxes.append(box)
-            # An evaluator reads these two, and not every file has them.
+            # An evaluator reads these two fields, which some files lack.
             kept.append({**found, "area": box.area, "iscrowd": int(box.crowd)})
         self.clipped += sum(box.clipped for box in boxes)
         self.truth[image.image_id] = (image.found, kept)
@@ -195,12 +194,12 @@ class _Source:
 
 
 def _box_name(found: Mapping[str, Any]) -> str:
-    """Returns what to call an annotation; its fields may hold anything."""
+    """Returns a name for an annotation, whose fields may hold anything."""
     return f"annotation {found.get('id')!r:.40} of image {found.get('image_id')!r:.40}"
 
 
 def _categories(opened: Mapping[str, _Source]) -> list[dict[str, Any]]:
-    """Returns the categories of the train split, or of the first if there is none."""
+    """Returns the categories of the train split, or else of the first split."""
     first = "train" if "train" in opened else next(iter(opened))
     categories = opened[first].annotations.categories
     names = {category["id"]: category["name"] for category in categories}

@@ -1,4 +1,4 @@
-"""COCO annotations: read from a file that may hold anything, and checked."""
+"""Reads and checks COCO annotations from an untrusted file."""
 
 import contextlib
 import math
@@ -20,14 +20,14 @@ from echo_jax.files.plain_text import text_chunks
 __all__ = ["Annotations", "Box", "Image", "check_box", "read_annotations"]
 
 _MAX_JSON_BYTES = 4 * 1024**3
-# In memory, what is kept of a plain file is up to 30 times as large as its text, and
-# of a packed one seldom 100 times: a file made to exhaust the memory, 25,000 times.
+# Memory over file size: up to 30 for a plain file, and seldom 100 for a packed file. It
+# is 25,000 for a file that is made to exhaust the memory.
 _MAX_RATIO = 100
 _ANY_RATIO_BYTES = 256 * 1024**2
-# Other programs write them as floats or as text.
+# Other programs write these numbers as floats or as text.
 _WHOLE = ("id", "image_id", "category_id", "height", "width", "iscrowd")
 _FIELDS = ("categories", "images", "annotations")
-# Outlines are most of the file, and no detector of boxes reads them.
+# Outlines are most of the file, and detectors of boxes do not read them.
 _UNREAD = ("segmentation",)
 _MAX_NAME_CHARS = 1024
 _MAX_CATEGORIES = 2**16
@@ -37,15 +37,7 @@ _MAX_ID = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image that the annotations name.
-
-    Attributes:
-      image_id: COCO's id of it.
-      name: Its file name.
-      height: In pixels.
-      width: In pixels.
-      found: Its entry in the file.
-    """
+    """An image in the annotations; `found` is its entry in the file."""
 
     image_id: int
     name: str
@@ -56,15 +48,13 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A box that can be trained on.
+    """A valid box.
 
     Attributes:
-      box_id: COCO's id of it.
       corners: ymin, xmin, ymax, xmax in pixels, within the image.
-      category_id: COCO's id of its category.
       crowd: Whether it surrounds a crowd rather than one object.
-      area: Of the object, in square pixels.
-      clipped: Whether a part of it, outside of the image, was cut off.
+      area: Area of the object, in square pixels.
+      clipped: Whether a part outside of the image was cut off.
     """
 
     box_id: int
@@ -77,13 +67,13 @@ class Box:
 
 @dataclass(frozen=True)
 class Annotations:
-    """What a COCO file says.
+    """The content of a COCO file.
 
     Attributes:
       categories: ``{"id", "name"}``, in the order of ids.
-      images: By file name.
-      boxes: The annotations by image id, each as found, without its outline.
-      orphans: The annotations of images that the file does not name.
+      images: Images by file name.
+      boxes: Annotations by image id, each as found, without its outline.
+      orphans: Annotations of images that the file does not list.
     """
 
     categories: list[dict[str, Any]]
@@ -93,23 +83,13 @@ class Annotations:
 
     @property
     def total(self) -> int:
-        """How many images and annotations the file names."""
+        """The number of images and annotations in the file."""
         boxes = sum(len(of_image) for of_image in self.boxes.values())
         return len(self.images) + boxes + len(self.orphans)
 
 
 def read_annotations(path: Path) -> Annotations:
-    """Reads an ``instances_*.json``, plain, packed, or in a zip archive.
-
-    The file is streamed, and what is kept of it takes 256 MiB of memory at most, or
-    100 times the size of the file if that is more, as it is packed.
-
-    Args:
-      path: The file; in an archive, as in ``annotations.zip/instances.json``.
-
-    Raises:
-      PrepareError: If it is damaged, not of COCO's format, or would take more memory.
-    """
+    """Reads an ``instances_*.json``, plain, packed, or in a zip archive."""
     try:
         size, chunks = _open(path)
         limit = max(size * _MAX_RATIO, _ANY_RATIO_BYTES)
@@ -141,16 +121,7 @@ def check_box(
     known: Container[int],
     used: Container[int],
 ) -> Box | str:
-    """Returns the box of an annotation, or why it cannot be used.
-
-    Of a box that is partly outside of the image, the part inside is kept.
-
-    Args:
-      found: An annotation: ``bbox`` is x, y, width, height in pixels.
-      image: Its image.
-      known: The ids of the categories.
-      used: The ids of the annotations before it.
-    """
+    """Returns the box of an annotation, or the reason why it is unusable."""
     bbox, category_id = found.get("bbox"), found.get("category_id")
     if type(found.get("id")) is not int or found["id"] in used:
         return "box without an id of its own"
@@ -161,7 +132,7 @@ def check_box(
     x, y, width, height = map(float, bbox)
     if width <= 0 or height <= 0:
         return "box without an area"
-    # In float32, as it is stored: a sliver may be gone there.
+    # Check in float32, the stored type, in which a thin box may lose its area.
     limits = np.array([image.height, image.width] * 2, np.float32)
     full = np.array([y, x, y + height, x + width], np.float32)
     corners = np.clip(full, 0, limits)
@@ -185,7 +156,7 @@ def check_box(
 
 
 def _open(path: Path) -> tuple[int, Iterator[bytes]]:
-    """Returns how large a file is as it lies, and what is in it."""
+    """Returns the size of a file as stored, and its content."""
     archive, name = archive_of(path)
     if archive is None or not (name or path.suffix.lower() == ".zip"):
         return path.stat().st_size, unpacked_chunks(path)
@@ -274,6 +245,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Returns a value for an error message, of a bounded length."""
+    """Returns a value for an error message, with a bounded length."""
     shown = repr(value)
     return shown if len(shown) <= 80 else f"{shown[:80]}..."

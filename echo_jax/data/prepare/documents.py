@@ -1,4 +1,4 @@
-"""Text files as pieces of documents: bounded in size, whatever the files hold."""
+"""Splits text files into pieces of documents of bounded size."""
 
 import codecs
 from collections.abc import Callable, Iterable, Iterator
@@ -15,14 +15,13 @@ _PIECE_CHARS = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a document, cut after a line wherever there is one.
+    """A part of a document, cut after a line if possible.
 
     Attributes:
-      document: The document's number in its file, from 0 on.
-      text: The text; may be empty.
+      document: The document's number in its file, from 0.
       ends: Whether the document ends here.
-      apart: Bytes of the file's text that belong to no document: line ends and blank
-        lines after the piece, and before the first document.
+      apart: Bytes of the file between documents: line ends and blank lines after the
+        piece, and before the first document.
     """
 
     document: int
@@ -32,34 +31,14 @@ class Piece:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the file's text that the piece stands for."""
+        """Bytes of the file that the piece accounts for."""
         return len(self.text.encode()) + self.apart
 
 
+# Every document has one piece that ends it, its last. Every byte of the file's text is
+# counted once. A file of blank lines gives one piece without a text that ends nothing.
 def pieces(path: Path, document: str) -> Iterator[Piece]:
-    r"""Yields a file's documents in pieces.
-
-    Args:
-      path: A text file, plain or packed, in UTF-8; see
-        `echo_jax.files.plain_text.text_chunks`.
-      document: What a document is: ``"file"``, ``"line"`` (without its line end;
-        blank lines are none), or ``"blank"`` (what blank lines stand between,
-        without the last line end).
-
-    Yields:
-      The pieces, in order; every document has one that ends it, its last. Their
-      bytes are those of the file's text, each counted once. A file without a document,
-      of blank lines alone, is a piece without a text that ends nothing.
-
-    Raises:
-      ValueError: If the file is not UTF-8, or unpacks to too much.
-
-    Example:
-      >>> Path("a.txt").write_text("one\ntwo\n")
-      8
-      >>> [piece.text for piece in pieces(Path("a.txt"), "line")]
-      ['one', 'two']
-    """
+    """Yields a file's documents in pieces; `document` is "file", "line" or "blank"."""
     last, apart = None, 0
     for found in DOCUMENTS[document](_lines(path)):
         if isinstance(found, int):
@@ -76,20 +55,7 @@ def pieces(path: Path, document: str) -> Iterator[Piece]:
 
 
 def cut(found: Iterable[Piece], at: int, *, is_before: bool) -> Iterator[Piece]:
-    r"""Yields one of two parts of a stream of pieces, cut after a line.
-
-    Args:
-      found: The pieces.
-      at: In bytes of the stream, where to cut: after the last line end in the piece
-        before it, else after the last blank, else after the last character. What
-        this cuts in two is a document in either part.
-      is_before: Whether the part before is wanted, or the one after.
-
-    Example:
-      >>> whole = [Piece(0, "one\ntwo\n", ends=True)]
-      >>> [piece.text for piece in cut(whole, 6, is_before=False)]
-      ['two\n']
-    """
+    """Yields the pieces before or after byte `at`, cut after a line if possible."""
     position, last = 0, None
     for piece in found:
         start, position = position, position + piece.bytes
@@ -186,7 +152,7 @@ def _by_blank(lines: Iterator[str]) -> Iterator[Piece | int]:
 
 
 def _ended(number: int, parts: list[str]) -> Iterator[Piece | int]:
-    """Yields the last piece of a document, without its last line end, and that."""
+    """Yields the last piece of a document, without its last line end."""
     whole = "".join(parts)
     text = whole.removesuffix("\n")
     yield Piece(number, text, ends=True)

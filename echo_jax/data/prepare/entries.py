@@ -1,4 +1,4 @@
-"""What a source of files is: a folder or an archive, whose files can be read."""
+"""The protocol of a source of files: a folder or an archive."""
 
 import contextlib
 import hashlib
@@ -22,12 +22,7 @@ _MAX_NAME_CHARS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file of a source.
-
-    Attributes:
-      name: Its path in the source, with ``/``.
-      bytes: Its size.
-    """
+    """A file of a source: its path with ``/``, and its size in bytes."""
 
     name: str
     bytes: int
@@ -37,8 +32,11 @@ class Files(Protocol):
     """The regular files of a source.
 
     Attributes:
-      entries: All of them, in the order in which they are read.
-      metadata: Where they are from, as JSON values that change if they do.
+      entries: All files, in reading order.
+      metadata: Their origin, as JSON values that change if the files do.
+
+    The functions of `contents` may run in other threads and in any order. They read
+    at most ``max_bytes + 1`` bytes, and raise OSError for an unreadable file.
     """
 
     entries: list[Entry]
@@ -47,16 +45,7 @@ class Files(Protocol):
     def contents(
         self, wanted: Sequence[int], max_bytes: int
     ) -> Iterator[Callable[[], bytes]]:
-        """Yields a function for each wanted entry that returns its bytes.
-
-        The functions may be called in other threads, in any order; one raises OSError
-        if its file cannot be read.
-
-        Args:
-          wanted: Indices of entries, ascending.
-          max_bytes: No more of an entry is read, but one byte that tells that
-            there is more.
-        """
+        """Yields a function for each wanted index, in order, that returns bytes."""
         ...
 
 
@@ -73,7 +62,6 @@ class ReadFile:
     size: int
 
     def __call__(self) -> bytes:
-        """Returns the bytes."""
         with self.path.open("rb") as stream:
             stream.seek(self.offset)
             return stream.read(self.size)
@@ -87,25 +75,18 @@ def file_metadata(path: Path) -> dict[str, Any]:
 
 
 def name_problem(name: str) -> str:
-    """Returns what is wrong with the name of a file within a source."""
+    """Returns the fault of a file's name within a source, or an empty text."""
     if name.startswith("/") or ".." in name.split("/"):
         return "leads out of the folder"
     if len(name) > _MAX_NAME_CHARS:
         return f"has a name of more than {_MAX_NAME_CHARS} characters"
-    if not name.isprintable():  # Surrogates too: bytes that are no UTF-8.
+    if not name.isprintable():  # This includes surrogates: bytes that are not UTF-8.
         return "has a name that is not printable UTF-8"
     return ""
 
 
 def whole(value: Any) -> Any:
-    """Returns a whole number that is written as a float or as text; else the value.
-
-    pandas makes floats of a column of integers where one is missing.
-
-    Example:
-      >>> [whole(value) for value in (17.0, "17", " 17.0", 1.5, "x", None)]
-      [17, 17, 17, 1.5, 'x', None]
-    """
+    """Returns a whole number that is written as a float or as text; else the value."""
     number = value
     if isinstance(value, str):
         try:
@@ -113,6 +94,6 @@ def whole(value: Any) -> Any:
         except ValueError:
             with contextlib.suppress(ValueError):
                 number = float(value)
-    # A float holds no larger integer exactly.
+    # Floats hold integers exactly up to this limit.
     is_whole = isinstance(number, float) and number.is_integer()
     return int(number) if is_whole and abs(number) <= 2**53 else value

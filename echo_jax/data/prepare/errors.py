@@ -1,4 +1,4 @@
-"""What stops ``echo-jax prepare``, and what it counts and skips."""
+"""Errors of ``echo-jax prepare``, and the count of skipped examples."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -20,26 +20,20 @@ _MAX_SHOWN = 5
 
 
 class PrepareError(ValueError):
-    """The command cannot be carried out; nothing readable was written."""
+    """The command failed; nothing readable was written."""
 
 
 class TooManyBadError(PrepareError):
-    """More of the source is bad than ``--max-bad`` allows."""
+    """The source has more bad examples than ``--max-bad`` allows."""
 
 
 class BadExampleError(ValueError):
-    """An example cannot be used; the message is the reason, in a few words."""
+    """An example cannot be used; the message is a short reason."""
 
 
 @dataclass(frozen=True)
 class Bad:
-    """Something of the source that is skipped.
-
-    Attributes:
-      split: The split that it would have been in.
-      name: Its name in the source.
-      reason: Why, in a few words that are the same for all of a kind.
-    """
+    """A skipped example; `reason` is the same text for all examples of its kind."""
 
     split: str
     name: str
@@ -48,14 +42,7 @@ class Bad:
 
 @dataclass
 class Skipped:
-    """Counts what is skipped, and tells when it is too much.
-
-    Attributes:
-      limit: How many may be skipped.
-      total: Of how many.
-      counts: How many were, by reason.
-      named: The first hundred.
-    """
+    """Counts skipped examples by reason, and names the first hundred of them."""
 
     limit: int
     total: int
@@ -63,17 +50,12 @@ class Skipped:
     named: list[Bad] = field(default_factory=list)
 
     def add(self, bad: Bad) -> None:
-        """Counts one."""
         self.counts[bad.reason] += 1
         if len(self.named) < _MAX_NAMED:
             self.named.append(bad)
 
     def check(self) -> None:
-        """Stops if it is too much.
-
-        Raises:
-          TooManyBadError: With the names of the first.
-        """
+        """Raises `TooManyBadError` if there are more than the limit."""
         if (count := self.counts.total()) > self.limit:
             raise TooManyBadError(
                 f"more than {self.limit} of {self.total} are bad: {self}. Look at "
@@ -98,19 +80,7 @@ class Skipped:
 
 
 def allowed(max_bad: str, total: int) -> int:
-    """Returns how many of a total may be skipped.
-
-    Args:
-      max_bad: A number, or a share such as ``"0.1%"``.
-      total: How many there are.
-
-    Raises:
-      PrepareError: If it is neither.
-
-    Example:
-      >>> allowed("7", 500), allowed("1%", 500), allowed("0.1%", 500)
-      (7, 5, 0)
-    """
+    """Returns the number that may be skipped; `max_bad` is a number or a share."""
     text = max_bad.removesuffix("%")
     try:
         value = float(text) if max_bad.endswith("%") else int(text)
@@ -124,12 +94,7 @@ def allowed(max_bad: str, total: int) -> int:
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Returns how two sets of options differ, for an error message.
-
-    Example:
-      >>> difference({"block": 256}, {"block": 512})
-      '--block was 256 and is 512'
-    """
+    """Returns the differences between two sets of options, for an error message."""
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     return ", ".join(
         f"--{name.replace('_', '-')} was {before.get(name)!r} and is {now.get(name)!r}"

@@ -1,4 +1,4 @@
-"""From files to records: images are checked by threads and written in order."""
+"""From files to records: threads check images, which are written in order."""
 
 import contextlib
 import itertools
@@ -17,18 +17,16 @@ from echo_jax.data.sources.prepared import pack
 __all__ = ["Example", "hold_out", "is_image", "write_splits"]
 
 _READ = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
-# Images as well: counted and named, rather than passed over.
+# These are images too, so that they are counted and named, not ignored.
 _UNREAD = (".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl")
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """An image file and what its record says beside the image.
+    """An image file, and its record without the image.
 
     Attributes:
-      files: The source that it is in.
-      index: Which entry of the source it is.
-      entries: The record without ``"image"``.
+      index: The entry of the source.
       size: Height and width that the image must have; None for any.
     """
 
@@ -39,17 +37,15 @@ class Example:
 
     @property
     def name(self) -> str:
-        """The file's name in the source."""
         return self.files.entries[self.index].name
 
     @property
     def bytes(self) -> int:
-        """The file's size."""
         return self.files.entries[self.index].bytes
 
 
 def is_image(name: str) -> bool:
-    """Tells by its name whether a file should be an image."""
+    """Returns whether a file should be an image, by its name."""
     return name.lower().endswith((*_READ, *_UNREAD))
 
 
@@ -71,22 +67,7 @@ def write_splits(
     settings: Settings,
     skipped: Skipped,
 ) -> set[tuple[str, str]]:
-    """Writes what is not written yet.
-
-    Args:
-      work: The folder.
-      splits: The examples of each split, those of one source together and in its
-        order.
-      settings: How many threads, and how large a shard is.
-      skipped: Counts what cannot be used.
-
-    Returns:
-      Split and name of every image that cannot be used.
-
-    Raises:
-      TooManyBadError: If too many cannot be used.
-      PrepareError: If nothing is left of a split.
-    """
+    """Writes the missing shards; returns split and name of every unusable image."""
     total = sum(example.bytes for examples in splits.values() for example in examples)
     progress = Progress(settings.on_progress, "checking and writing images", total)
     unusable = set()
@@ -110,7 +91,7 @@ def _notes(
     settings: Settings,
     progress: Progress,
 ) -> Iterator[dict[str, Any]]:
-    """Yields the notes of all shards, writing those that are missing."""
+    """Yields the notes of all shards, and writes the missing shards."""
     shards = _cut(examples, settings.shard_bytes)
     missing = itertools.chain.from_iterable(
         shard for k, shard in enumerate(shards) if work.note(split, k) is None
@@ -165,7 +146,7 @@ def _with_contents(
 
 
 def _record(job: tuple[Example, Callable[[], bytes]]) -> bytes | BadExampleError:
-    """Returns the record of an example, or why it cannot be used."""
+    """Returns the record of an example, or the reason why it cannot be used."""
     example, read = job
     try:
         image = read()

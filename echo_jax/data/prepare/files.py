@@ -1,4 +1,4 @@
-"""The files of a folder or an archive, or of a folder within one, in a fixed order."""
+"""The files of a folder or an archive, or of a folder within it, in a fixed order."""
 
 import hashlib
 import os
@@ -26,22 +26,7 @@ _MAX_SHOWN = 5
 
 
 def open_files(path: Path, on_progress: OnProgress) -> Files:
-    """Lists a source.
-
-    Args:
-      path: A folder, a ``.zip``, ``.tar``, ``.tar.gz``, ``.tar.bz2`` or ``.tar.xz``
-        file, or a folder within such a file, as in ``images.zip/images/train``; or a
-        ``.parquet`` file of images, whose folders are the classes.
-      on_progress: Told how far the scan is.
-
-    Returns:
-      Its files: of a folder sorted by name, of an archive as they lie in it. Names
-      begin at the folder that `path` names.
-
-    Raises:
-      PrepareError: If it is none of these, if an archive is damaged, or if it holds
-        what no archive of data should.
-    """
+    """Lists a folder, an archive, a folder in an archive, or a Parquet file."""
     if path.is_dir():
         return _Folder(path)
     archive, folder = archive_of(path)
@@ -64,12 +49,7 @@ def open_files(path: Path, on_progress: OnProgress) -> Files:
 
 
 def archive_of(path: Path) -> tuple[Path | None, str]:
-    """Returns the file that a path leads to or through, and what follows in it.
-
-    Example:
-      >>> archive_of(Path("coco.zip/annotations/a.json"))
-      (PosixPath('coco.zip'), 'annotations/a.json')
-    """
+    """Returns the file that a path leads to or through, and the path within it."""
     for file in (path, *path.parents):
         if file.is_file():
             within = path.relative_to(file).as_posix()
@@ -102,12 +82,11 @@ class FilesBelow:
     def contents(
         self, wanted: Sequence[int], max_bytes: int
     ) -> Iterator[Callable[[], bytes]]:
-        """See `Files.contents`."""
         return self._files.contents([self._indices[i] for i in wanted], max_bytes)
 
 
 class _Folder:
-    """The files below a folder, but hidden ones; links are followed."""
+    """The visible files below a folder; links are followed."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -135,7 +114,7 @@ def _walk(
     """Yields the name and size of every regular file below a folder."""
     status = folder.stat()
     here = status.st_dev, status.st_ino
-    if here in above:  # A link to a folder that it lies in.
+    if here in above:  # A link leads back to a folder above it.
         return
     with os.scandir(folder) as found:
         for entry in found:

@@ -1,4 +1,4 @@
-"""Whether an image file is whole: found out by decoding it, within limits."""
+"""Checks that an image file is complete: decodes it, within limits."""
 
 import io
 import zlib
@@ -19,11 +19,11 @@ _NO_IMAGE = "no JPEG, PNG, WebP, BMP or GIF: convert it to one"
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _BMP, _GIF, _RIFF, _WEBP = b"BM", b"GIF8", b"RIFF", b"WEBP"
 _START_OF_SCAN, _END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
-# The last chunk of a PNG is always the same: no data, its name, its checksum.
+# The last chunk of a PNG is always the same: no data, a name and a checksum.
 _END_OF_PNG = b"\0\0\0\0IEND\xaeB`\x82"
-# Values of a pixel in each colour type of a PNG.
+# Values per pixel for each colour type of a PNG.
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-# First column, first row, and steps of both, of each pass of an interlaced PNG.
+# First column, first row and their steps, for each pass of an interlaced PNG.
 _PNG_PASSES = (
     (0, 0, 8, 8),
     (4, 0, 8, 8),
@@ -36,26 +36,12 @@ _PNG_PASSES = (
 _INFLATED_BYTES = 1024**2
 
 
+# The header's size is checked first: a small file may claim to be huge. A JPEG is
+# decoded at 1/8, which reads every byte and is cheaper. Decoders may accept incomplete
+# files, so the end mark and the rows of a PNG are checked too. Rarer formats are
+# decoded by their later reader; only the first picture of an animation is.
 def check_image(data: bytes) -> tuple[int, int]:
-    """Decodes an image to see whether all of it is there.
-
-    The size is read from the header first, so that a small file that claims to be
-    huge is never decoded. A JPEG is decoded at an eighth of its size, which reads
-    every byte of it at less than the price of all pixels. Decoders differ in what
-    they accept: the end mark is looked for as well, and whether a PNG's data hold all
-    of its rows, because a decoder may be content with what is there. The rarer formats
-    are decoded by what will read them, too. Of an animation it is the first picture.
-
-    Args:
-      data: A JPEG, PNG, WebP, BMP or GIF file.
-
-    Returns:
-      Height and width in pixels, as stored: before any rotation that the file asks
-      for.
-
-    Raises:
-      BadExampleError: If it is empty, too large, cut off, damaged, or another format.
-    """
+    """Decodes an image to check it; returns its stored height and width."""
     if not data:
         raise BadExampleError("empty file")
     if len(data) > MAX_IMAGE_BYTES:
@@ -83,7 +69,7 @@ def check_image(data: bytes) -> tuple[int, int]:
             image.load()
         if kind not in ("JPEG", "PNG"):
             decode_jpeg(data)
-    # Decoders raise of everything on hostile input.
+    # Decoders raise exceptions of all types on hostile input.
     except Exception as error:
         cut = "truncated" in str(error)
         raise BadExampleError("truncated" if cut else "corrupt") from error
@@ -93,23 +79,20 @@ def check_image(data: bytes) -> tuple[int, int]:
 
 
 def _holds_all_rows(png: bytes) -> bool:
-    """Whether the data of a PNG that can be decoded hold all of its rows.
-
-    They are inflated a MiB at a time, and no further than the rows reach.
-    """
+    """Returns whether a decodable PNG holds all of its rows."""
     left, decoder = _row_bytes(png), zlib.decompressobj()
     for packed in _image_data(png):
         while packed and left > 0 and not decoder.eof:
             left -= len(decoder.decompress(packed, min(left, _INFLATED_BYTES)))
             packed = decoder.unconsumed_tail
-    # What the decoder had no room for until now.
+    # The input that the decoder has not consumed yet.
     while left > 0 and (rest := decoder.decompress(b"", min(left, _INFLATED_BYTES))):
         left -= len(rest)
     return left <= 0
 
 
 def _row_bytes(png: bytes) -> int:
-    """Returns how many bytes all rows take, each with the byte of its filter."""
+    """Returns the bytes of all rows, each with its filter byte."""
     width, height = (int.from_bytes(png[i : i + 4]) for i in (16, 20))
     depth, colour, interlaced = png[24], png[25], png[28]
     total = 0
@@ -131,7 +114,7 @@ def _image_data(png: bytes) -> Iterator[bytes]:
 
 
 def _jpeg_header(data: bytes) -> tuple[int, int, int]:
-    """Returns height, width and where the first scan begins."""
+    """Returns height, width and the offset of the first scan."""
     header = jpeg_header(data)
     if header is None or not data.startswith(_START_OF_SCAN, header.scan):
         is_cut = not data.endswith(_END_OF_IMAGE)
@@ -140,10 +123,10 @@ def _jpeg_header(data: bytes) -> tuple[int, int, int]:
 
 
 def _other_header(data: bytes) -> tuple[str, int, int]:
-    """Returns the format, height and width of a file that is no JPEG and no PNG."""
+    """Returns format, height and width of a file other than JPEG and PNG."""
     if data.startswith(_RIFF) and data[8:12] == _WEBP:
         return "WEBP", *_webp_header(data)
-    # Not by `Image.open`, which warns of sizes that are refused here.
+    # `Image.open` would warn about sizes that are refused here.
     if data.startswith(_GIF):
         kind, reader = "GIF", GifImagePlugin.GifImageFile
     elif data.startswith(_BMP):
@@ -153,13 +136,13 @@ def _other_header(data: bytes) -> tuple[str, int, int]:
     try:
         with reader(io.BytesIO(data)) as image:
             return kind, image.height, image.width
-    # A decoder raises of everything on hostile input.
+    # A decoder raises exceptions of all types on hostile input.
     except Exception as error:
         raise BadExampleError("corrupt") from error
 
 
 def _webp_header(data: bytes) -> tuple[int, int]:
-    """Returns height and width, which Pillow knows once it has memory for the image."""
+    """Returns height and width; Pillow needs memory for the image to know them."""
 
     def number(at: int, size: int) -> int:
         return int.from_bytes(data[at : at + size], "little")

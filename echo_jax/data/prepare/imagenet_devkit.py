@@ -1,4 +1,4 @@
-"""The development kit of ImageNet 2012: which class its validation images are of."""
+"""The development kit of ImageNet 2012: the classes of its validation images."""
 
 import io
 import re
@@ -16,27 +16,17 @@ _META = "data/meta.mat"
 _TRUTH = "data/ILSVRC2012_validation_ground_truth.txt"
 _MAX_BYTES = 16 * 1024**2
 _CLASS_NAME = re.compile(r"n\d{8}")
-# Of a MATLAB file: its header, and how an element begins that is packed by zlib.
+# A MATLAB file's header, and the start of an element that zlib has packed.
 _HEADER_BYTES, _LITTLE_ENDIAN, _PACKED = 128, b"IM", 15
 
 
 def is_devkit(path: Path) -> bool:
-    """Whether a file may be a development kit, by its name."""
+    """Returns whether a file may be a development kit, by its name."""
     return path.name.lower().endswith((".tar.gz", ".tar"))
 
 
 def read_devkit(path: Path) -> dict[str, str]:
-    """Reads which class each validation image of ImageNet is of.
-
-    Args:
-      path: ``ILSVRC2012_devkit_t12.tar.gz``, as it is downloaded.
-
-    Returns:
-      The class, such as ``n01440764``, by the image's name without its ending.
-
-    Raises:
-      OSError, ValueError: If it is none.
-    """
+    """Returns the class of each validation image by its name without the ending."""
     files = TarFiles(path, lambda what, part: None)
     names = _class_names(_content(files, _META))
     numbers = read_text(_content(files, _TRUTH)).split()
@@ -49,7 +39,7 @@ def read_devkit(path: Path) -> dict[str, str]:
 
 
 def _content(files: TarFiles, name: str) -> bytes:
-    """Returns a file of the kit, whatever folder the kit lies in."""
+    """Returns a file of the kit, in whatever folder the kit is."""
     for index, entry in enumerate(files.entries):
         if f"/{entry.name}".endswith(f"/{name}"):
             (read,) = files.contents([index], _MAX_BYTES)
@@ -61,7 +51,7 @@ def _content(files: TarFiles, name: str) -> bytes:
 
 def _class_names(mat: bytes) -> dict[str, str]:
     """Returns the name of each class by its number, as text."""
-    # Imported here: seconds on a slow disk, and for ImageNet alone.
+    # This import takes seconds on a slow disk, and only ImageNet needs it.
     from scipy.io import loadmat
 
     try:
@@ -69,7 +59,7 @@ def _class_names(mat: bytes) -> dict[str, str]:
             io.BytesIO(_unpacked(mat)), squeeze_me=True, variable_names=["synsets"]
         )["synsets"]
         names = {str(each["ILSVRC2012_ID"]): str(each["WNID"]) for each in found}
-    # It raises of everything on what is no such file.
+    # It raises exceptions of all types on other files.
     except Exception as error:
         raise ValueError(f"{_META} is no list of classes ({error!r:.200})") from error
     if strange := [name for name in names.values() if not _CLASS_NAME.fullmatch(name)]:

@@ -1,4 +1,4 @@
-"""Labelled images: folders, archives or a list of files and classes become shards."""
+"""Labelled images: turns folders, archives or a list of files into shards."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -46,31 +46,37 @@ def prepare_images(
 ) -> dict[str, Any]:
     """Makes a prepared folder of labelled images.
 
-    Labels are positions in the sorted classes of the train split. Images keep the
-    order of their source, class after class in a folder: readers shuffle by index.
-    They keep their bytes too: nothing is encoded again.
+    Labels are positions in the sorted classes of the train split. Images keep the order
+    of their source, because readers shuffle by index. They also keep their bytes:
+    nothing is encoded again.
 
     Args:
       arguments: ``SPLIT=SOURCE`` or ``SOURCE``: folders, tar or zip archives, or
-        folders within archives. A ``SOURCE`` that holds nothing but the folders
-        ``train`` and ``val``, ``valid``, ``validation`` or ``test``, perhaps within
-        one more, is those splits; of a ``test`` without classes nothing is taken.
-      settings: The rest of the command.
-      classes: What names the class of an image: ``"last"``, the folder that it lies
-        in; ``"first"``, the outermost folder below its source that is not the same for
-        all; ``"auto"``, the same as last, but that a folder of one name in all
-        classes is passed over, Tiny-ImageNet's list of validation images is read, and
-        what looks wrong is refused; or a ``.csv`` or ``.tsv`` file with a row of file
-        and class for each image, for the splits of which it names any; or the devkit
-        of ImageNet, which does so for its validation images.
-      names: What the classes are called, if not like their folders: see `read_names`.
+        folders within archives. A single ``SOURCE`` may hold the folders ``train``
+        and ``val``, ``valid``, ``validation`` or ``test``, perhaps within one more
+        folder. These are its splits, if it holds nothing else. A ``test`` without
+        classes is ignored.
+      settings: The other options of the command.
+      classes: The origin of the class of an image:
+
+        - ``"last"``: the folder of the image.
+        - ``"first"``: the outermost folder below the source that differs between
+          images.
+        - ``"auto"``: like ``"last"``, but skips a folder that has one name in all
+          classes, reads Tiny-ImageNet's list of validation images, and refuses a
+          result that looks wrong.
+        - A ``.csv`` or ``.tsv`` file with a row of file and class for each image. It
+          applies to the splits of which it names an image.
+        - The devkit of ImageNet, which does so for the validation images.
+      names: A file with the names of the classes, see `read_names`; None uses the
+        classes themselves.
 
     Returns:
       The content of ``dataset.json``.
 
     Raises:
-      PrepareError: If a source is not what it should be, if too much of it is bad,
-        or if the folder holds anything else.
+      PrepareError: A source is invalid, too much of it is bad, or the folder holds
+        something else.
 
     Example:
       >>> prepare_images(["train=train.tar.gz"], Settings(out=Path("data/cifar10")))
@@ -139,11 +145,11 @@ def prepare_images(
 def _by_split(
     parts: Sequence[Files], *, of_classes: bool
 ) -> tuple[dict[str, list[Files]], dict[str, str]]:
-    """Returns the sources of each split, and which folder is which split."""
+    """Returns the sources of each split, and the folder of each split."""
     files, layout = defaultdict(list), {}
     for part in parts:
         folders, is_layout = split_folders(part, is_image, of_classes=of_classes)
-        # In Parquet the folders are classes, whatever they are called.
+        # In Parquet the folders are always classes.
         if not is_layout or isinstance(part, ParquetFiles):
             files["train"].append(part)
             continue
@@ -154,7 +160,7 @@ def _by_split(
 
 
 def _images(split: str, parts: Sequence[Files]) -> list[Image]:
-    """Returns the images of a split: in which source, and which entry of it."""
+    """Returns the images of a split: the source and the entry of each."""
     images = [
         (files, index)
         for files in parts

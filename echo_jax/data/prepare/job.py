@@ -1,4 +1,4 @@
-"""What every kind of prepare command is told, and how it says how far it is."""
+"""Settings and progress of every prepare command."""
 
 import hashlib
 import os
@@ -34,19 +34,19 @@ _PROGRESS_EVERY_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What every kind of prepare command is told.
+    """Settings of every prepare command.
 
     Attributes:
       out: The folder to make.
       holdout: Share of the train split that becomes the validation split.
-      max_bad: How much of the source may be skipped: a number, or a share such as
-        ``"0.1%"``. It decides whether there is a result, and never which.
-      workers: Threads; 0 for one per core. It does not change the result.
-      shard_mb: About the size of a shard, in MiB.
-      on_progress: Told how far it is.
+      max_bad: Number of bad examples to skip, or a share such as ``"0.1%"``. It
+        decides whether the command succeeds, and does not change its result.
+      workers: Threads; 0 for one per core. They do not change the result.
+      shard_mb: Approximate size of a shard, in MiB.
+      on_progress: Called with the current step and its finished fraction.
 
     Raises:
-      PrepareError: If a value makes no sense.
+      PrepareError: A value is out of its range.
     """
 
     out: Path
@@ -68,16 +68,16 @@ class Settings:
 
     @property
     def num_threads(self) -> int:
-        """Threads to work with."""
+        """The number of threads to use."""
         return self.workers or os.cpu_count() or 1
 
     @property
     def shard_bytes(self) -> float:
-        """About the size of a shard."""
+        """The approximate size of a shard, in bytes."""
         return self.shard_mb * 1024**2
 
     def options(self, sources: dict[str, list[str]], **more: Any) -> dict[str, Any]:
-        """Returns what decides the content, for ``dataset.json``."""
+        """Returns the options that decide the content, for ``dataset.json``."""
         return {
             "source": sources,
             "holdout": self.holdout,
@@ -87,20 +87,7 @@ class Settings:
 
 
 def parse_sources(arguments: Sequence[str], holdout: float) -> dict[str, list[str]]:
-    """Returns the sources of each split.
-
-    Args:
-      arguments: ``SPLIT=SOURCE`` or ``SOURCE``, which is the train split's.
-      holdout: The share of the train split that becomes the validation split.
-
-    Raises:
-      PrepareError: If a validation split is given and held out as well, or if
-        something is to be held out and there is no train split.
-
-    Example:
-      >>> parse_sources(["a.txt", "train=b.txt", "test=c.txt"], holdout=0.0)
-      {'train': ['a.txt', 'b.txt'], 'test': ['c.txt']}
-    """
+    """Returns the sources of each split; a plain ``SOURCE`` is the train split's."""
     sources: dict[str, list[str]] = {}
     for argument in arguments:
         match = _SPLIT.fullmatch(argument)
@@ -113,12 +100,12 @@ def parse_sources(arguments: Sequence[str], holdout: float) -> dict[str, list[st
 
 
 def names_no_split(arguments: Sequence[str]) -> bool:
-    """Whether all arguments are ``SOURCE``, and none is ``SPLIT=SOURCE``."""
+    """Returns whether all arguments are ``SOURCE``, without a split."""
     return not any(map(_SPLIT.fullmatch, arguments))
 
 
 def check_holdout(splits: Container[str], holdout: float) -> None:
-    """Refuses to hold out of a train split that is not there, or what is given."""
+    """Refuses a holdout without a train split, or with a validation split."""
     if holdout and HELD_OUT in splits:
         raise PrepareError(
             f"--holdout={holdout} makes a validation split, and one is given; "
@@ -129,33 +116,24 @@ def check_holdout(splits: Container[str], holdout: float) -> None:
 
 
 def is_held_out(name: str, holdout: float) -> bool:
-    """Tells whether a name belongs to the validation split, by its hash.
-
-    So the same name always does, whatever else there is.
-    """
+    """Returns whether a name is in the validation split; its hash alone decides."""
     digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:8]) < holdout * 2**64
 
 
 class Progress:
-    """Says how far a phase of a command is, not too often.
-
-    Args:
-      on_progress: Told about it.
-      what: The phase.
-      total: Bytes of the whole phase.
-    """
+    """Reports the progress of one step, not too often; `total` is in bytes."""
 
     def __init__(self, on_progress: OnProgress, what: str, total: int):
         self._on_progress, self._what, self._total = on_progress, what, max(1, total)
         self._done, self._next = 0, 0.0
 
     def advance(self, num_bytes: int) -> None:
-        """Counts bytes that are done."""
+        """Counts finished bytes."""
         self.reach(self._done + num_bytes)
 
     def reach(self, done: int) -> None:
-        """Sets the bytes that are done."""
+        """Sets the number of finished bytes."""
         self._done = done
         if (now := time.monotonic()) >= self._next or done >= self._total:
             self._next = now + _PROGRESS_EVERY_S

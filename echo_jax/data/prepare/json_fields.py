@@ -1,4 +1,4 @@
-"""Some fields of a JSON object, read from a stream within a bound on memory."""
+"""Reads some fields of a JSON object from a stream, in bounded memory."""
 
 import sys
 from collections.abc import Container, Iterable, Iterator
@@ -9,12 +9,12 @@ import ijson
 __all__ = ["read_fields"]
 
 _PART_BYTES = 64 * 1024
-# The parser holds a text or a number as a whole before it gives it away.
+# The parser holds a complete text or number in memory before it returns it.
 _MAX_VALUE_BYTES = 16 * 1024**2
 _MAX_DEPTH = 64
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-# What containers take in CPython, rounded up, with the place of a value in one.
+# Size of containers in CPython, rounded up, with the slot of one value.
 _MAP_BYTES, _ARRAY_BYTES, _PLACE_BYTES = 232, 96, 48
 _STARTS = {"start_map": dict, "start_array": list}
 _ENDS = frozenset({"end_map", "end_array"})
@@ -27,22 +27,7 @@ def read_fields(
     without: Container[str],
     max_bytes: int,
 ) -> dict[str, Any]:
-    """Reads the fields of an object that are asked for; nothing else is kept.
-
-    Args:
-      chunks: The JSON text, in UTF-8.
-      fields: Those that are wanted.
-      without: Of the objects in lists that are such fields, the fields that are not.
-      max_bytes: What the result may take in memory.
-
-    Returns:
-      The fields that there are.
-
-    Raises:
-      ValueError: It is not JSON, or no object; it would take more memory; a text in it
-        is longer than 16 MiB; an integer in it is not within +-(2^63 - 1); or it is
-        nested more than 64 deep.
-    """
+    """Returns the wanted fields of an object, within `max_bytes` of memory."""
     keeper = _Keeper(fields, without, max_bytes)
     events = ijson.sendable_list()
     parser = ijson.basic_parse_coro(events, use_float=True)
@@ -57,7 +42,7 @@ def read_fields(
             del events[:]
         parser.close()
     except (ijson.JSONError, OverflowError) as error:
-        # What follows shows the place, on lines of its own.
+        # Later lines of the message only show the place.
         reason = str(error).partition("\n")[0]
         raise ValueError(f"it is not JSON: {reason}") from error
     keeper.take(events)
@@ -76,24 +61,20 @@ def _parts(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class _Keeper:
-    """Builds what is wanted out of the events of a parser, and counts its memory.
-
-    Attributes:
-      found: The value, without what is not wanted; None before its first event.
-    """
+    """Builds the wanted value from a parser's events, and counts its memory."""
 
     def __init__(self, fields: Container[str], without: Container[str], limit: int):
         self.found: Any = None
         self._fields, self._without = fields, without
         self._limit, self._kept_bytes = limit, 0
-        self._open: list[Any] = []  # the containers around what comes next
+        self._open: list[Any] = []  # The containers around the next value.
         self._key = ""
-        # One text for all objects with this field.
+        # Share one text among all objects with this field.
         self._keys: dict[str, str] = {}
         self._skipped_depth = 0
 
     def take(self, events: Iterable[tuple[str, Any]]) -> None:
-        """Takes the next events."""
+        """Processes the next events."""
         for event, value in events:
             if self._skipped_depth:
                 self._skipped_depth += (event in _STARTS) - (event in _ENDS)
@@ -109,7 +90,7 @@ class _Keeper:
                 raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
 
     def _is_wanted(self) -> bool:
-        """Whether the value that comes next is."""
+        """Returns whether the next value is wanted."""
         if len(self._open) == 1:
             return self._key in self._fields
         of_entry = len(self._open) == 3 and type(self._open[-1]) is dict

@@ -18,17 +18,7 @@ _SPLITS = {
 def split_folders(
     files: Files, is_wanted: Callable[[str], bool], *, of_classes: bool
 ) -> tuple[dict[str, str], bool]:
-    """Finds the folders of a source that are called like splits.
-
-    Args:
-      files: The source.
-      is_wanted: Whether a file counts, by its name.
-      of_classes: Whether the files of train are in folders of classes.
-
-    Returns:
-      The folder of each split by its path in the source, and whether they are all that
-      the source holds: train and another split, without a file beside them.
-    """
+    """Returns the folder of each split, and whether the source holds only these."""
     every = [folders_of(e.name) for e in files.entries if is_wanted(e.name)]
     depth = first_difference(every)
     paths = sorted({of[: depth + 1] for of in every})
@@ -47,7 +37,7 @@ def split_folders(
 
 
 def several_splits(path: str, folders: Mapping[str, str]) -> str:
-    """Returns why a source is refused that holds these folders of splits."""
+    """Returns the error message for a source with these folders of splits."""
     example = " ".join(f"{split}={path}/{name}" for split, name in folders.items())
     return (
         f"{path!r} holds folders of several splits; name those that you want one by "
@@ -56,12 +46,12 @@ def several_splits(path: str, folders: Mapping[str, str]) -> str:
 
 
 def folders_of(name: str) -> tuple[str, ...]:
-    """Returns the folders that a file is in, from the outermost on."""
+    """Returns the folders of a file, the outermost first."""
     return tuple(name.split("/")[:-1])
 
 
 def first_difference(folders: Sequence[tuple[str, ...]]) -> int:
-    """Returns the depth of the outermost folder that is not the same for all."""
+    """Returns the depth of the outermost folder that differs."""
     within = [of for of in folders if of]
     last = min(map(len, within), default=1) - 1
     differing = (n for n in range(last) if len({of[n] for of in within}) > 1)

@@ -1,4 +1,4 @@
-"""Work on many things at a time, with the results in order."""
+"""Work in threads, with the results in order."""
 
 import itertools
 from collections import deque
@@ -12,34 +12,19 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _AHEAD_PER_WORKER = 4
-# Handing a thread one thing takes some 50 us: small ones go together.
+# Passing one item to a thread takes about 50 us, so small items are grouped.
 _GROUP_BYTES = 64 * 1024
 
 
+# Few results are computed ahead, which bounds the memory. If the caller stops, or
+# `items` or `function` raises, running calls finish and no new call starts.
 def ordered_map(
     function: Callable[[T], R],
     items: Iterable[T],
     num_bytes: Callable[[T], int],
     workers: int,
 ) -> Generator[R]:
-    """Yields ``function(item)`` for every item, in order, computed by threads.
-
-    Few results are computed ahead, so that memory is bounded. If the caller stops,
-    or `items` or `function` raises, what runs is finished and no more is begun.
-
-    Args:
-      function: Called in threads; what it raises is raised here.
-      items: Read in the caller's thread.
-      num_bytes: About the size of an item.
-      workers: Number of threads.
-
-    Yields:
-      The results.
-
-    Example:
-      >>> list(ordered_map(abs, [-1, 2, -3], num_bytes=abs, workers=2))
-      [1, 2, 3]
-    """
+    """Yields ``function(item)`` for every item, in order, computed by threads."""
     pool = ThreadPoolExecutor(workers, thread_name_prefix="prepare")
     groups = _groups(items, num_bytes)
     waiting: deque[Future[list[R]]] = deque()
@@ -59,7 +44,7 @@ def ordered_map(
 
 
 def _groups(items: Iterable[T], num_bytes: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yields items together until they are large enough."""
+    """Yields groups of items that are large enough for one thread call."""
     group, size = [], 0
     for item in items:
         group.append(item)

@@ -1,4 +1,4 @@
-"""Images with labels in a parquet file, as Hugging Face keeps data sets of images."""
+"""Images with labels in a Parquet file, as Hugging Face stores them."""
 
 import functools
 import json
@@ -12,23 +12,12 @@ from echo_jax.data.prepare.errors import PrepareError
 __all__ = ["ParquetFiles"]
 
 _ROWS = 256
-# Of images that are packed already; it is read as a whole.
+# Largest row group. It is read as a whole, and its images are already compressed.
 _MAX_GROUP_BYTES = 2 * 1024**3
 
 
 class ParquetFiles:
-    """The images of a parquet file, each as a file in a folder named after its class.
-
-    The images are the bytes of the only column that holds any, alone or with a path as
-    `datasets.Image` does. The class is the first column of class labels that the file
-    knows names of, or else the column ``label``.
-
-    Args:
-      path: A ``.parquet`` file.
-
-    Raises:
-      PrepareError: If it is damaged, has no such columns, or if pyarrow is missing.
-    """
+    """Images of a Parquet file, each as a file in a folder named after its class."""
 
     def __init__(self, path: Path):
         try:
@@ -40,7 +29,7 @@ class ParquetFiles:
                 "pip install 'echo-jax[parquet]'"
             ) from error
         self._path = path
-        # What it says of itself may be anything, too.
+        # The file's own metadata may be invalid too.
         damaged = (pyarrow.ArrowException, OSError, ValueError, TypeError)
         self.metadata = file_metadata(path)
         try:
@@ -66,7 +55,6 @@ class ParquetFiles:
     def contents(
         self, wanted: Sequence[int], max_bytes: int
     ) -> Iterator[Callable[[], bytes]]:
-        """See `Files.contents`."""
         start = 0
         for group, rows in enumerate(self._group_rows):
             here = {index - start for index in wanted if 0 <= index - start < rows}
@@ -115,14 +103,14 @@ def _columns(schema: Any) -> tuple[str, str, list[str] | None]:
 
 
 def _image(value: Any) -> tuple[bytes, str]:
-    """Returns the bytes of an image and its path; empty where there is none."""
+    """Returns the bytes of an image and its path; empty if there is none."""
     if isinstance(value, dict):
         return value["bytes"] or b"", value.get("path") or ""
     return value or b"", ""
 
 
 def _class_name(value: Any, names: list[str] | None) -> str:
-    """Returns the name of a class, which is that of a folder."""
+    """Returns the name of a class, which is the name of its folder."""
     if names is not None and value is not None:
         label = whole(value)
         if not (isinstance(label, int) and 0 <= label < len(names)):
@@ -134,7 +122,7 @@ def _class_name(value: Any, names: list[str] | None) -> str:
 
 
 def _entry(row: int, of_class: str, image: bytes, path: str) -> Entry:
-    """Returns the file that a row is."""
+    """Returns the file entry of a row."""
     suffix = PurePosixPath(path).suffix or ".png"
     name = str(PurePosixPath(of_class, f"{row:08}{suffix}"))
     if problem := name_problem(name):

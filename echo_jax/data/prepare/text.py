@@ -1,4 +1,4 @@
-"""Text files become blocks of token ids."""
+"""Turns text files into blocks of token ids."""
 
 import codecs
 import contextlib
@@ -51,18 +51,18 @@ _OTHER_PACKED = (".zst", ".zip", ".7z", ".tgz", ".tar", ".parquet")
 
 @dataclass(frozen=True, kw_only=True)
 class TextSettings:
-    """How text becomes tokens.
+    """Settings of the tokenisation.
 
     Attributes:
       tokenizer: ``"sentencepiece"`` for subwords that are learnt from the train
         split, or ``"bytes"``.
       vocab: Number of subwords.
-      tokenizer_model: A sentencepiece model to use instead of learning one.
-      document: What a document is: ``"file"``, ``"line"`` or ``"blank"``.
-      block: Tokens of a record that are predicted: the sequence length of a model.
+      tokenizer_model: A SentencePiece model to use instead of learning one.
+      document: The unit of a document: ``"file"``, ``"line"`` or ``"blank"``.
+      block: Predicted tokens of a record: the sequence length of a model.
 
     Raises:
-      PrepareError: If a value makes no sense.
+      PrepareError: A value is out of its range.
     """
 
     tokenizer: str = "sentencepiece"
@@ -81,7 +81,7 @@ class TextSettings:
             raise PrepareError("--tokenizer-model needs --tokenizer=sentencepiece")
 
     def options(self) -> dict[str, Any]:
-        """Returns what decides the content, for ``dataset.json``."""
+        """Returns the options that decide the content, for ``dataset.json``."""
         options = {
             "tokenizer": self.tokenizer,
             "document": self.document,
@@ -131,7 +131,7 @@ class _Split:
                 yield piece
 
     def _is_cut(self) -> bool:
-        """Whether the end of the text is held out: no file is by its name, or all."""
+        """Whether to hold out the end of the text: names hold out no file, or all."""
         held_out = {is_held_out(f"{file.name}:0", self.holdout) for file in self.files}
         return bool(self.holdout) and self.document == "file" and len(held_out) == 1
 
@@ -141,33 +141,34 @@ def prepare_text(
 ) -> dict[str, Any]:
     """Makes a prepared folder of token blocks.
 
-    The documents of a split, each with an end-of-document id after it, are one
-    stream, which is cut into blocks; the last token of a block is the first of the
-    next, so that every token but the first is predicted once. What is left at the
-    end, less than a block, is left out, and counted. Subwords are learnt from the
-    train split, and all splits are encoded with them.
+    The documents of a split form one stream, with an end-of-document id after each. The
+    stream is cut into blocks. The last token of a block is also the first token of the
+    next block, so every token but the first is predicted once. Tokens after the last
+    full block are dropped and counted. Subwords are learnt from the train split and
+    used for all splits.
 
-    What is held out are documents, by a hash of their names and numbers. Where these
-    are whole files, and so few that none would be held out or all, it is the end of
-    the text, cut after a line. The bytes of a split are those of its text, each
-    counted once, with the line ends and blank lines between documents.
+    The holdout takes documents by a hash of their names and numbers. If documents are
+    whole files, and the hash would take none or all of them, it takes the end of the
+    text, cut after a line. The bytes of a split are the bytes of its text, each counted
+    once. They include the line ends and blank lines between documents.
 
-    The line ends of Windows and of old Macs are read as line feeds, and a byte-order
-    mark is dropped.
+    Line ends of Windows and old Macs are read as line feeds. A byte-order mark is
+    dropped.
 
     Args:
       arguments: ``SPLIT=SOURCE`` or ``SOURCE``: text files, plain or packed, or
-        folders of them. A ``SOURCE`` that holds nothing but the folders ``train`` and
-        ``val``, ``valid``, ``validation`` or ``test`` is those splits.
-      settings: The rest of the command.
-      text: How text becomes tokens.
+        folders of them. A single ``SOURCE`` may hold the folders ``train`` and
+        ``val``, ``valid``, ``validation`` or ``test``. These are its splits, if it
+        holds nothing else.
+      settings: The other options of the command.
+      text: Settings of the tokenisation.
 
     Returns:
       The content of ``dataset.json``.
 
     Raises:
-      PrepareError: If a source is not what it should be, if too much of it is bad,
-        or if the folder holds anything else.
+      PrepareError: A source is invalid, too much of it is bad, or the folder holds
+        something else.
 
     Example:
       >>> prepare_text(
@@ -220,7 +221,7 @@ def prepare_text(
 
 
 def _by_split(paths: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Returns the sources of each split, and which folder is which split."""
+    """Returns the sources of each split, and the folder of each split."""
     sources, layout = defaultdict(list), {}
     for path in paths:
         folders = {"train": ""}
@@ -259,7 +260,7 @@ def _text_files(paths: Sequence[str]) -> list[_TextFile]:
 def _scan(
     files: dict[str, list[_TextFile]], settings: Settings
 ) -> tuple[dict[str, Any], dict[str, list[_TextFile]], list[Bad]]:
-    """Reads all files once: their metadata, those that are good, and what is bad."""
+    """Reads all files once; returns metadata, good files and bad files."""
     jobs = [(split, file) for split, of in files.items() for file in of]
     sizes = [file.path.stat().st_size for _, file in jobs]
     progress = Progress(settings.on_progress, "reading text", sum(sizes))
@@ -286,7 +287,7 @@ def _scan(
 
 
 def _scan_file(file: _TextFile) -> tuple[dict[str, Any], int | BadExampleError]:
-    """Returns a file's metadata, and the bytes of its text or what is wrong with it."""
+    """Returns a file's metadata, and the bytes of its text or its fault."""
     metadata = file_metadata(file.path)
     decoder = codecs.getincrementaldecoder("utf-8")()
     size = 0
@@ -312,7 +313,7 @@ def _tokenizer(
     settings: Settings,
     text: TextSettings,
 ) -> Tokenizer:
-    """Returns the tokenizer; a learnt or given model is put beside the shards."""
+    """Returns the tokenizer; writes its model beside the shards."""
     if text.tokenizer == "bytes":
         return ByteTokenizer()
     if text.tokenizer_model:
@@ -331,7 +332,7 @@ def _tokenizer(
 
 
 def _learnt(splits: dict[str, _Split], settings: Settings, vocab: int) -> bytes:
-    """Returns the model that the train split gives, the same each time."""
+    """Returns the model learnt from the train split, the same each time."""
     if "train" not in splits:
         raise PrepareError(
             "subwords are learnt from the train split, and there is none; name one, "
@@ -351,7 +352,7 @@ def _write(
     settings: Settings,
     block: int,
 ) -> dict[str, dict[str, Any]]:
-    """Writes what is not written yet; returns what to say about each split."""
+    """Writes the missing shards; returns the metadata of each split."""
     files = {file for split in splits.values() for file in split.files}
     total = sum(file.bytes for file in files)
     progress = Progress(settings.on_progress, "writing tokens", total)

@@ -1,4 +1,4 @@
-"""Text to token ids: bytes, or subwords of sentencepiece."""
+"""Text to token ids: bytes, or subwords of SentencePiece."""
 
 import heapq
 import io
@@ -27,7 +27,7 @@ TOKENIZER_FILE = "tokenizer.model"
 
 _SAMPLE_BYTES = 64 * 1024**2
 _SEED = 0
-# Longer lines are left out of the training by sentencepiece; pieces are shorter.
+# SentencePiece ignores longer lines in training; pieces of documents are shorter.
 _MAX_LINE_BYTES = 2**20
 
 
@@ -35,63 +35,42 @@ class Tokenizer(Protocol):
     """Turns text into ids.
 
     Attributes:
-      vocab_size: Ids are below it.
+      vocab_size: All ids are below it.
       eod: The id that ends a document.
     """
 
     @property
-    def vocab_size(self) -> int:
-        """See the class."""
-        ...
+    def vocab_size(self) -> int: ...
 
     @property
-    def eod(self) -> int:
-        """See the class."""
-        ...
+    def eod(self) -> int: ...
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the ids of a text, ``int32[n]``."""
+        """Returns the ids of a text, int32[n]."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids; one that ends a document is left out."""
+        """Returns the text of ids, without the ids that end documents."""
         ...
 
 
 @dataclass(frozen=True)
 class ByteTokenizer:
-    """The bytes of UTF-8 are the ids; one more ends a document.
-
-    Example:
-      >>> ByteTokenizer().encode("é").tolist()
-      [195, 169]
-    """
+    """The ids are the bytes of UTF-8, and one more id ends a document."""
 
     vocab_size: int = 257
     eod: int = 256
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the ids of a text, ``int32[n]``."""
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids; bytes that are no UTF-8 become U+FFFD."""
+        """Returns the text of ids; invalid UTF-8 becomes U+FFFD."""
         return bytes(i for i in ids if i < self.eod).decode(errors="replace")
 
 
 class SubwordTokenizer:
-    """The pieces of a sentencepiece model.
-
-    Args:
-      model: The content of its file.
-
-    Attributes:
-      model: The same.
-
-    Raises:
-      PrepareError: If it is no such model, or knows no end of a sentence, which ends
-        a document here.
-    """
+    """The pieces of a SentencePiece model; `model` is the content of its file."""
 
     def __init__(self, model: bytes):
         try:
@@ -108,33 +87,17 @@ class SubwordTokenizer:
             )
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the ids of a text, ``int32[n]``."""
         return np.array(self._processor.encode(text), np.int32)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids; one that ends a document is left out."""
         return self._processor.decode([int(i) for i in ids if i != self.eod])
 
 
+# Characters outside all pieces become bytes, and text is not normalised, so decoding
+# restores it (except U+2581, which stands for a space). On WikiText-2 with 8192 pieces,
+# byte pairs need 1.31 tokens a word; SentencePiece's unigram model needs 1.59.
 def train_subwords(lines: Iterable[str], vocab_size: int) -> bytes:
-    """Trains a byte-pair encoding that can write any text.
-
-    What is in no piece is written as bytes, and text is not normalised, so that
-    decoding gives the text back (but for U+2581, which stands for a space). On
-    WikiText-2 with 8192 pieces, byte pairs need 1.31 tokens a word; sentencepiece's
-    unigram model needs 1.59.
-
-    Args:
-      lines: The text to learn from.
-      vocab_size: Number of pieces, with the 256 bytes.
-
-    Returns:
-      The content of a sentencepiece model file; equal text makes equal bytes.
-
-    Raises:
-      PrepareError: If there is not enough text for so many pieces, or if they are
-        fewer than the characters need.
-    """
+    """Trains a byte-pair encoding of any text; returns the model file's bytes."""
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -156,7 +119,7 @@ def train_subwords(lines: Iterable[str], vocab_size: int) -> bytes:
             bos_id=-1,
             pad_id=-1,
             max_sentence_length=_MAX_LINE_BYTES,
-            # Threads would sum in another order each time.
+            # Threads would sum in a different order each time.
             num_threads=1,
             minloglevel=2,
         )
@@ -174,19 +137,7 @@ def train_subwords(lines: Iterable[str], vocab_size: int) -> bytes:
 
 
 def sample(lines: Iterable[str], max_bytes: int = _SAMPLE_BYTES) -> list[str]:
-    """Returns lines of a text, in its order: all of them if they are not too many.
-
-    Every line has a random number that follows from its position; those with the
-    smallest numbers are taken.
-
-    Args:
-      lines: The text.
-      max_bytes: Stops before so many bytes are taken.
-
-    Example:
-      >>> sample(["a", "b", "c"])
-      ['a', 'b', 'c']
-    """
+    """Returns up to `max_bytes` of random lines, in order; positions decide which."""
     taken: list[tuple[int, int, str]] = []
     size = 0
     for number, line in enumerate(lines):

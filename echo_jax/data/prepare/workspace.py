@@ -1,9 +1,9 @@
-"""A prepared folder as it is made: shards one after another, ``dataset.json`` last.
+"""A prepared folder during its making: shards in order, and ``dataset.json`` last.
 
-Until all is done, everything lies in ``DIR/.prepare``. A shard counts once its note
-is there, which is written after the shard itself is on the disk; what a kill leaves
-half written has no note and is written again. A later sitting compares a shard with
-its note, which has its hash, and makes again what is not as it was written.
+Until the end, everything is in ``DIR/.prepare``. A shard counts once its note exists,
+which is written after the shard is on the disk. A shard that a kill leaves half written
+has no note, and is written again. A later run compares each shard with the hash in its
+note, and makes a changed shard again.
 """
 
 import hashlib
@@ -36,8 +36,8 @@ from echo_jax.files.lock import LOCK_NAME, FolderLock
 
 __all__ = ["Workspace"]
 
-# One record a group: records are read one by one, in any order. Images are
-# compressed already, and tokens are read faster than unpacked.
+# One record per group, because records are read one by one in any order. Images are
+# already compressed, and reading tokens is faster than unpacking them.
 _WRITER_OPTIONS = "group_size:1,uncompressed"
 _WORK_FOLDER = ".prepare"
 _PLAN_FILE = "plan.json"
@@ -46,20 +46,7 @@ _OF_SHARD = {"shard.examples": int, "shard.bytes": int, "shard.sha256": str}
 
 
 class Workspace:
-    """The folder that a prepare command writes, for as long as it does.
-
-    Args:
-      out: The folder; made if there is none.
-      options: What decides the content, beside the source: a second sitting must
-        have the same.
-      on_progress: Told how long it waits for another process, which may be gone, and
-        which shard is made again.
-
-    Raises:
-      PrepareError: If the folder holds anything else, or what other options made, or
-        if nothing says any more what its shards are made of.
-      FolderInUseError: If another process is writing it.
-    """
+    """The folder that a prepare command writes; locked while it is open."""
 
     def __init__(
         self,
@@ -72,13 +59,13 @@ class Workspace:
         self._options = _as_json(options)
         self._on_progress = on_progress or (lambda what, part: None)
         self._lock = FolderLock(run_folder(out), on_wait=on_progress)
-        # Of this sitting: what was compared or written, and need not be again.
+        # Shards and files that this run has already compared or written.
         self._plan: dict[str, Any] = {}
         self._notes: dict[tuple[str, int], dict[str, Any]] = {}
         self._files: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> Self:
-        # What is left of a lock by a kill says nothing of what the folder is.
+        # Ignore files that a kill has left of a lock.
         names = {name for name in _names(self._out) if not is_unfinished(name)}
         names -= {LOCK_NAME}
         if names and not {DATASET_FILE, _WORK_FOLDER} & names:
@@ -89,7 +76,7 @@ class Workspace:
         self._lock.__enter__()
         try:
             run_folder(self._out).remove_unfinished()
-            # Neither the folder nor what is in it is a link that leads elsewhere.
+            # Neither the folder nor its content may be a link to another place.
             work = run_folder(self._out) / _WORK_FOLDER
             work.mkdir()
             work.for_others()
@@ -106,17 +93,7 @@ class Workspace:
             self._lock.__exit__()
 
     def begin(self, source: Any) -> dict[str, Any] | None:
-        """Starts, or goes on where an earlier sitting stopped.
-
-        Args:
-          source: What is known of the source, as JSON values.
-
-        Returns:
-          The folder's ``dataset.json`` if it is finished already, else None.
-
-        Raises:
-          PrepareError: If the source is not what the earlier sitting has read.
-        """
+        """Starts or continues; returns ``dataset.json`` if the folder is finished."""
         self._plan = {"options": self._options, "source": _as_json(source)}
         if (self._out / DATASET_FILE).exists():
             info = read_info(self._out)
@@ -132,11 +109,7 @@ class Workspace:
         return None
 
     def note(self, split: str, number: int) -> dict[str, Any] | None:
-        """Returns what is known of a finished shard; None if it has to be made.
-
-        One that is not what its note says, or whose note is damaged, is no longer
-        finished, which is said.
-        """
+        """Returns the note of a finished shard; None if it has to be made."""
         if (split, number) in self._notes:
             return self._notes[split, number]
         path = self._note_path(split, number)
@@ -155,18 +128,7 @@ class Workspace:
     def write_shard(
         self, split: str, number: int, records: Iterable[bytes], rest: dict[str, Any]
     ) -> dict[str, Any]:
-        """Writes a shard.
-
-        Args:
-          split: Its split.
-          number: Its number in the split, from 0 on.
-          records: Its records.
-          rest: What the next sitting has to know; read when the records are
-            written, so that they may change it.
-
-        Returns:
-          What `note` returns from now on.
-        """
+        """Writes a shard; returns its note with `rest`, read after the records."""
         self._lock.check()
         path = self._shard_path(split, number)
         writer = ArrayRecordWriter(str(path), _WRITER_OPTIONS)
@@ -183,11 +145,7 @@ class Workspace:
         return note
 
     def read_file(self, name: str) -> bytes | None:
-        """Returns a file beside the shards; None if it is not there as it was written.
-
-        Args:
-          name: As `write_file` had it, in an earlier sitting.
-        """
+        """Returns a file beside the shards; None if it is missing or changed."""
         about = read_if_whole(self._inside(f"{name}.json"))
         try:
             content = self._inside(name).read_bytes()
@@ -196,7 +154,7 @@ class Workspace:
         return content if _size_and_hash_of(content) == about else None
 
     def write_file(self, name: str, content: bytes) -> None:
-        """Writes a file that lies beside the shards."""
+        """Writes a file beside the shards."""
         self._inside(name).write(content)
         self._files[name] = _size_and_hash_of(content)
         write_json(self._inside(f"{name}.json"), self._files[name])
@@ -207,17 +165,7 @@ class Workspace:
         files: Iterable[str],
         info: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Puts everything in its place, and writes ``dataset.json``.
-
-        Args:
-          splits: What to say about each split, beside its shards.
-          files: The names of the files beside the shards; `write_file` has written
-            them in this sitting.
-          info: What else to say.
-
-        Returns:
-          The content of ``dataset.json``.
-        """
+        """Moves everything to its place; writes and returns ``dataset.json``."""
         self._lock.check()
         moves: dict[Path, str] = {}
         about = {}
@@ -256,10 +204,10 @@ class Workspace:
     def _difference(
         self, split: str, number: int, shard: Mapping[str, Any]
     ) -> str | None:
-        """Says how a shard differs from its note; None if it does not."""
+        """Returns how a shard differs from its note, or None."""
         path = self._shard_path(split, number)
         if not path.exists():
-            # Where publishing was stopped, it is in its place already.
+            # An interrupted `publish` has already moved it.
             placed = self._out.glob(f"{split}-{number:05}-of-*.arrayrecord")
             path = next(placed, path)
         try:
@@ -274,11 +222,11 @@ class Workspace:
         return None
 
     def _has_shards(self) -> bool:
-        """Tells whether any shard is finished, as it was written or not."""
+        """Returns whether any shard has a note, even if the shard has changed."""
         return any(self._work.glob("*-*[0-9].json"))
 
     def _read_plan(self) -> dict[str, Any] | None:
-        """Returns what was planned; a plan without a shard can be made again."""
+        """Returns the plan; a damaged plan without shards counts as none."""
         try:
             plan = read_json(self._inside(_PLAN_FILE), _OF_PLAN)
             return plan and {name: plan[name] for name in _OF_PLAN}
@@ -292,7 +240,7 @@ class Workspace:
             ) from error
 
     def _check_options(self) -> None:
-        """Refuses what other options have made; forgets it if it is no shard yet."""
+        """Refuses shards of other options; deletes other plans without shards."""
         if (self._out / DATASET_FILE).exists():
             before = read_info(self._out)["options"]
         elif (plan := self._read_plan()) is not None:
@@ -313,7 +261,7 @@ class Workspace:
             path.unlink()
 
     def _forget_mistake(self, is_mistake: bool) -> None:
-        """Leaves nothing behind after a mistake; after Ctrl-C, what was begun."""
+        """Deletes an empty workspace after an error; keeps it after Ctrl-C."""
         is_begun = (self._work / _PLAN_FILE).exists()
         if (
             self._work.is_dir()
@@ -330,14 +278,14 @@ class Workspace:
 
 
 def _names(out: Path) -> set[str]:
-    """Returns the names in a folder; none if there is no such folder."""
+    """Returns the names in a folder; empty without a folder."""
     if out.exists() and not out.is_dir():
         raise PrepareError(f"--out={out} is a file")
     return {path.name for path in out.iterdir()} if out.exists() else set()
 
 
 def _size_and_hash(path: Path) -> dict[str, Any]:
-    """Puts a file on the disk; returns its size and hash."""
+    """Flushes a file to the disk; returns its size and hash."""
     with (run_folder(path.parent) / path.name).open_file() as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
         os.fsync(stream.fileno())
@@ -350,7 +298,7 @@ def _size_and_hash_of(content: bytes) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    """Returns the value as it is read back from JSON: tuples as lists."""
+    """Returns the value as read back from JSON, with tuples as lists."""
     return json.loads(json.dumps(value))
 
 

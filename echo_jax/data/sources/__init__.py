@@ -1,1 +1,1 @@
-"""Records by index: of a prepared folder, of other people's files, or drawn."""
+"""Record sources: prepared folders and third-party datasets."""

@@ -1,7 +1,7 @@
-"""ArrayRecord files of one's own, by index.
+"""The user's own ArrayRecord files, by index.
 
-A record of kind images is what `echo_jax.data.sources.prepared.pack` makes of its
-dict, and one of kind text a document, as UTF-8.
+An image record is a dict encoded by `echo_jax.data.sources.prepared.pack`. A text
+record is a UTF-8 document.
 """
 
 from collections.abc import Callable
@@ -21,22 +21,9 @@ __all__ = ["ArrayRecordData"]
 
 
 class ArrayRecordData:
-    """Files ``*.array_record``, and for images ``classes.txt`` beside them.
-
-    Attributes:
-      splits: The names of its splits.
-    """
+    """Files ``*.array_record``, and for images ``classes.txt`` beside them."""
 
     def __init__(self, name: str, kind: str):
-        """Finds them.
-
-        Args:
-          name: A folder or a pattern, see `find_shards`.
-          kind: What the records must be.
-
-        Raises:
-          ValueError: There are no such files, or nobody says which classes they have.
-        """
         self._source, self._kind = f"arrayrecord:{name}", kind
         self._files = find_shards(self._source, name, ".array_record")
         self.splits = list(self._files)
@@ -56,14 +43,7 @@ class ArrayRecordData:
     def open(
         self, split: str
     ) -> tuple[ForeignRecords, Callable[[bytes], dict[str, Any]]]:
-        """Returns the records of a split, and what decodes one.
-
-        Args:
-          split: One of ``splits``.
-
-        Raises:
-          ValueError: A file cannot be read, or its records are of another kind.
-        """
+        """Returns the records of a split, and their decoder."""
         paths = self._files[split]
         try:
             source = ArrayRecordDataSource([str(path) for path in paths])
@@ -84,7 +64,7 @@ class ArrayRecordData:
 
 
 class _Unpacked:
-    """The dicts that records hold."""
+    """The dicts of the records."""
 
     def __init__(self, source: ArrayRecordDataSource, kind: str):
         self._source, self._kind = source, kind

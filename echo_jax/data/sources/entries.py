@@ -1,4 +1,4 @@
-"""What the examples of each kind of data hold, and who holds something else."""
+"""The entries of an example of each kind of data, and their checks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,16 +28,7 @@ _LARGEST_INT = 2**63 - 1
 
 
 def problem_of(entries: Mapping[str, type], example: Mapping[str, Any]) -> str:
-    """Says what is wrong with the values of an example; nothing if they fit.
-
-    Args:
-      entries: The types of its kind.
-      example: With those entries.
-
-    Example:
-      >>> problem_of(ENTRIES["text"], {"text": "abc"})
-      "has 'text' of type str; give bytes."
-    """
+    """Returns the fault of an example's values, or an empty text."""
     for name, kind in entries.items():
         value = example[name]
         if type(value) is not kind:
@@ -51,25 +42,11 @@ def problem_of(entries: Mapping[str, type], example: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class DecodeRecord:
-    """Turns a record of a prepared folder into the dict of its kind.
-
-    Attributes:
-      kind: ``"images"``, ``"coco"`` or ``"text"``, here of tokens.
-
-    Example:
-      >>> from echo_jax.data.sources.prepared import pack
-      >>> DecodeRecord("text")(pack({"tokens": b"abc"}))
-      {'tokens': b'abc'}
-    """
+    """Turns a record of a prepared folder into the dict of its kind."""
 
     kind: str
 
     def __call__(self, record: bytes) -> dict[str, Any]:
-        """Decodes a record.
-
-        Raises:
-          ValueError: It is damaged, or one of another kind.
-        """
         entries = {"tokens": bytes} if self.kind == "text" else ENTRIES[self.kind]
         example = unpack(record)
         if missing := entries.keys() - example.keys():

@@ -1,7 +1,7 @@
-"""Examples that other people's code or files hold, as records of bytes.
+"""Third-party examples as records of bytes.
 
-What reads them gives a dict for each index; here it is looked at, and packed as a
-record of a prepared folder is, so that the stages behind see no difference.
+A reader returns a dict for each index. `ForeignRecords` checks the dict and packs it
+like a record of a prepared folder, so that later stages see no difference.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ __all__ = ["Examples", "ForeignRecords", "open_foreign", "refuse_scenes"]
 
 
 class Examples(Protocol):
-    """Dicts of a kind by index; called from several threads, and pickled."""
+    """Dicts of a kind by index; must allow several threads and pickling."""
 
     def __len__(self) -> int: ...
 
@@ -24,13 +24,7 @@ class Examples(Protocol):
 
 @dataclass(frozen=True)
 class ForeignRecords:
-    """The records of a split.
-
-    Attributes:
-      examples: What reads them.
-      info: See `echo_jax.data.sources.source.DescribedSource`.
-      facts: What was read, for ``environment.json``.
-    """
+    """The records of a split; `facts` are stored in ``environment.json``."""
 
     examples: Examples
     info: dict[str, Any]
@@ -49,16 +43,11 @@ class ForeignRecords:
         return pack(example)
 
     def metadata(self) -> dict[str, Any]:
-        """Returns what was read."""
         return dict(self.facts)
 
 
 def refuse_scenes(source: str, kind: str) -> None:
-    """Refuses scenes, for sources that have none.
-
-    Raises:
-      ValueError: The kind is coco.
-    """
+    """Raises ValueError for kind coco, for sources without scenes."""
     if kind == "coco":
         raise ValueError(
             f"data.source={source!r} has images or text; scenes are read from what "
@@ -74,21 +63,7 @@ def open_foreign(
     facts: Mapping[str, Any],
     **about: Any,
 ) -> tuple[ForeignRecords, Callable[[bytes], dict[str, Any]]]:
-    """Returns the records of a split, and what turns one into the dict of its kind.
-
-    The first one is read, so that examples of another kind are refused at the start.
-
-    Args:
-      examples: What reads the dicts.
-      kind: Of the examples.
-      splits: All splits of the source, and what is known of each.
-      facts: ``source`` and ``split``, and what else says what was read.
-      **about: ``classes`` or ``categories``, see
-        `echo_jax.data.sources.source.DescribedSource`.
-
-    Raises:
-      ValueError: There is no example, or the first one is none of that kind.
-    """
+    """Returns the records of a split and their decoder; checks the first record."""
     facts = {**facts, "kind": kind, "examples": len(examples)}
     if not len(examples):
         raise ValueError(
@@ -102,7 +77,7 @@ def open_foreign(
 
 
 def _problem(info: dict[str, Any], example: Any) -> str:
-    """Says what is wrong with an example; nothing if it is one of its kind."""
+    """Returns the fault of an example, or an empty text."""
     entries = ENTRIES[info["kind"]]
     if not isinstance(example, dict) or example.keys() != entries.keys():
         found = ", ".join(example) if isinstance(example, dict) else repr(example)[:80]

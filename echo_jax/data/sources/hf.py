@@ -1,7 +1,7 @@
-"""Hugging Face datasets, by index: of a name, or of a local folder.
+"""Hugging Face datasets by index, from a dataset's name or a local folder.
 
-Images stay encoded until the workload decodes them. Nothing that comes with a dataset
-is run: the package reads Arrow and Parquet, and its own JSON.
+Images stay encoded until the workload decodes them. No code of a dataset is run: the
+package reads Arrow and Parquet, and its own JSON.
 """
 
 import importlib
@@ -21,7 +21,7 @@ from echo_jax.files.folders import typed_path
 
 __all__ = ["HuggingFaceData"]
 
-# Which columns a kind has, and the feature by which each is found.
+# The columns of each kind, and the feature that identifies each column.
 _COLUMNS = {"images": ("image", "label"), "text": ("text",)}
 _OPTIONS = ("config", "image", "label", "text")
 
@@ -29,26 +29,12 @@ _OPTIONS = ("config", "image", "label", "text")
 class HuggingFaceData:
     """A dataset with a column of images and one of classes, or one of text.
 
-    They are found by their features (``Image``, ``ClassLabel``, ``string``) where there
-    is one of each, and named otherwise: ``hf:NAME?image=photo&label=fine_label``.
-
-    Attributes:
-      splits: The names of its splits.
+    Columns are found by their features (``Image``, ``ClassLabel``, ``string``) if each
+    is unique, or named in the source: ``hf:NAME?image=photo&label=fine_label``.
     """
 
     def __init__(self, name: str, kind: str):
-        """Opens it.
-
-        Args:
-          name: A folder of ``save_to_disk``, or of Parquet files that are called by
-            their splits (see `find_shards`); else a name that is in the package's
-            cache (with ``HF_HUB_OFFLINE=0`` also one of the hub). Then perhaps ``?``
-            and ``config``, or names of columns.
-          kind: What the examples must be.
-
-        Raises:
-          ValueError: There is no such dataset, or a column is missing.
-        """
+        """Opens a folder, or a name in the cache; options follow a ``?``."""
         self._source, self._kind = f"hf:{name}", kind
         refuse_scenes(self._source, kind)
         path, _, query = name.partition("?")
@@ -67,7 +53,7 @@ class HuggingFaceData:
         }
 
     def _column(self, features: Any, wanted: str, named: str | None) -> str:
-        """Returns the column that is meant."""
+        """Returns the name of the wanted column."""
         fitting = [name for name, what in features.items() if _fits(what, wanted)]
         if named is None and len(fitting) == 1:
             return fitting[0]
@@ -87,14 +73,7 @@ class HuggingFaceData:
     def open(
         self, split: str
     ) -> tuple[ForeignRecords, Callable[[bytes], dict[str, Any]]]:
-        """Returns the records of a split, and what decodes one.
-
-        Args:
-          split: One of ``splits``.
-
-        Raises:
-          ValueError: There is no example, or it holds a path for an image.
-        """
+        """Returns the records of a split, and their decoder."""
         data = self._splits[split]
         about = {}
         if self._kind == "images":
@@ -146,11 +125,11 @@ class _Rows:
 
 
 def _datasets() -> Any:
-    # A run reads what is there, and says so at once where it is not. The package reads
-    # this when it is imported; who sets it to 0 lets it ask the hub.
+    # A run uses local data only and fails at once without it. The package reads this
+    # variable at its import; 0 allows downloads from the hub.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
-        # By name: type checkers need not have it.
+        # Import by name, because type checkers may lack the package.
         return importlib.import_module("datasets")
     except ImportError as error:
         raise ValueError(
@@ -183,7 +162,7 @@ def _opened(source: str, path: str, config: str | None) -> dict[str, Any]:
             shards = find_shards(source, path, ".parquet")
             files = {split: list(map(str, paths)) for split, paths in shards.items()}
             found = datasets.load_dataset("parquet", data_files=files)
-    except Exception as error:  # Of many packages: files, Arrow, the hub.
+    except Exception as error:  # Many packages raise here: files, Arrow, the hub.
         if isinstance(error, ValueError) and source in str(error):
             raise
         said = str(error).partition("\n")[0] or type(error).__name__
@@ -199,11 +178,11 @@ def _opened(source: str, path: str, config: str | None) -> dict[str, Any]:
     return {str(split): data for split, data in found.items()}
 
 
-# What `save_to_disk` writes of several splits, and of one.
+# `save_to_disk` writes these files for several splits, and for one.
 _OF_SAVE_TO_DISK = ("dataset_dict.json", "state.json")
 
 
 def _files_of(data: Any) -> dict[str, Any]:
-    """Returns the metadata of the Arrow files that a dataset is read from."""
+    """Returns the metadata of the Arrow files of a dataset."""
     paths = [Path(file["filename"]) for file in data.cache_files]
     return shards_metadata(paths)

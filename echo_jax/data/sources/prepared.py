@@ -1,7 +1,7 @@
-"""Prepared folders: what ``echo-jax prepare`` has written, by index.
+"""Prepared folders: the output of ``echo-jax prepare``, by index.
 
-A folder holds ``dataset.json``, which is written last, and shards of records. So a
-folder without it was never finished, and nothing of it is read.
+A folder holds shards of records, and ``dataset.json``, which is written last. A folder
+without this file is unfinished, and is not read.
 """
 
 import hashlib
@@ -40,13 +40,13 @@ Value = int | float | str | bytes
 """What an entry of a record may be."""
 
 _KINDS = ("images", "coco", "text")
-# A shard's name is joined to the folder's: it must not lead out of it.
+# A shard's name is joined to the folder's path, and must not lead out of the folder.
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _MAX_ENTRIES = 64
 
 
 class PreparedError(ValueError):
-    """A folder is not what ``echo-jax prepare`` leaves when it has finished."""
+    """A folder is not a finished output of ``echo-jax prepare``."""
 
 
 def open_prepared(folder: str | Path, split: str) -> "Prepared":
@@ -60,8 +60,8 @@ def open_prepared(folder: str | Path, split: str) -> "Prepared":
       The records of the split.
 
     Raises:
-      PreparedError: If the folder is not finished or of another format, if a shard
-        is missing, a link or of another size, or if there is no such split.
+      PreparedError: The folder is unfinished or of another format, it lacks the
+        split, or a shard is missing, a link, or of another size.
 
     Example:
       >>> records = open_prepared("data/cifar10", "train")
@@ -79,17 +79,17 @@ def open_prepared(folder: str | Path, split: str) -> "Prepared":
 
 
 def read_info(folder: str | Path) -> dict[str, Any]:
-    """Reads a folder's ``dataset.json``, and checks that its shards are there.
+    """Reads a folder's ``dataset.json``, and checks that its shards exist.
 
     Args:
       folder: The ``--out`` of ``echo-jax prepare``.
 
     Returns:
-      ``dataset.json`` as plain data.
+      The content of ``dataset.json``.
 
     Raises:
-      PreparedError: If the folder is not finished, is of another format, or lacks a
-        file, or if a file is a link or has another size than when it was written.
+      PreparedError: The folder is unfinished or of another format, or a file is
+        missing, a link, or of another size than when it was written.
     """
     folder = typed_path(folder)
     path = run_folder(folder) / DATASET_FILE
@@ -127,14 +127,14 @@ def read_info(folder: str | Path) -> dict[str, Any]:
 
 
 class Prepared:
-    """The records of one split, by index; read by any number of threads at a time.
+    """The records of one split, by index; several threads may read at the same time.
 
-    It pickles as the folder and the split, and a worker process opens it anew.
+    It is pickled as folder and split, and a worker process opens it again.
 
     Attributes:
       folder: The prepared folder.
       split: The split's name.
-      info: ``dataset.json`` as plain data.
+      info: The content of ``dataset.json``.
     """
 
     def __init__(self, folder: Path, split: str, info: dict[str, Any]):
@@ -176,10 +176,13 @@ class Prepared:
         """Reads a file beside the shards, such as a tokenizer.
 
         Args:
-          name: The file's.
+          name: The name of the file.
+
+        Returns:
+          The file's content.
 
         Raises:
-          PreparedError: If there is no such file, or it is not what was written.
+          PreparedError: The file is missing, or was changed.
         """
         for file in self.info.get("files", []):
             if file["file"] == name:
@@ -190,7 +193,7 @@ class Prepared:
         raise PreparedError(f"{str(self.folder)!r} has no file {name!r}. {_AGAIN}")
 
     def metadata(self) -> dict[str, Any]:
-        """Returns what was read, as JSON values: the sizes, and a hash of it all."""
+        """Returns the sizes and one hash of all shards, as JSON values."""
         digest = hashlib.sha256()
         split = self.info["splits"][self.split]
         for shard in split["shards"]:
@@ -205,16 +208,16 @@ class Prepared:
 
 
 def verify(folder: str | Path) -> int:
-    """Compares the hash of every file of a prepared folder, and counts its records.
+    """Checks the hash of every file of a prepared folder, and counts its records.
 
     Args:
       folder: The ``--out`` of ``echo-jax prepare``.
 
     Returns:
-      How many files were compared.
+      The number of checked files.
 
     Raises:
-      PreparedError: If a file is not what was written.
+      PreparedError: A file was changed.
     """
     files = _files(read_info(folder))
     for file in files:
@@ -231,7 +234,7 @@ def verify(folder: str | Path) -> int:
 
 
 def count_records(shard: str | os.PathLike[str]) -> int:
-    """Returns how many records a shard holds, by its own index."""
+    """Returns the number of records in a shard's index."""
     reader = ArrayRecordReader(os.fspath(shard))
     try:
         return reader.num_records()
@@ -240,7 +243,7 @@ def count_records(shard: str | os.PathLike[str]) -> int:
 
 
 def pack(entries: Mapping[str, Value]) -> bytes:
-    """Returns the record of these entries, which `unpack` turns back."""
+    """Returns the record of these entries; `unpack` is its inverse."""
     return cast(bytes, msgpack.packb(dict(entries)))
 
 
@@ -248,13 +251,13 @@ def unpack(record: bytes) -> dict[str, Value]:
     """Returns the entries of a record of a prepared folder.
 
     Args:
-      record: A record.
+      record: The bytes of the record.
 
     Returns:
-      Entries by name; arrays are the bytes of their elements, little-endian.
+      Entries by name. Arrays are the bytes of their elements, little-endian.
 
     Raises:
-      ValueError: If the bytes are no such record.
+      ValueError: The bytes are not such a record.
 
     Example:
       >>> unpack(pack({"image": b"...", "label": 3, "name": "cat/1.jpg"}))
@@ -289,7 +292,7 @@ _AGAIN = "Prepare it again, with `echo-jax prepare`, into another folder."
 
 @dataclass
 class _WholeShard:
-    """A file of known length, so that it need not be opened to be counted."""
+    """A file of known length, which need not be opened to be counted."""
 
     filename: str
     skip: int

@@ -1,7 +1,7 @@
-"""Examples that a class of the user's own gives, named in a config as `python:`.
+"""Examples from a user's own class, named in a config as ``python:``.
 
-Importing runs the module. That is the user's doing, as a config is: nothing but the
-config of the run itself may name one, and a run folder's config is refused.
+Importing the class runs its module. Only the config of the run itself may name one; the
+config in a run folder is refused.
 """
 
 import importlib
@@ -14,28 +14,15 @@ __all__ = ["PythonData"]
 
 
 class PythonData:
-    """A class ``C`` with random access: ``C(split)[index]`` is the dict of its kind.
+    """A user's class with random access: ``C(split)[index]`` is the dict of its kind.
 
-    It has ``__len__`` and ``__getitem__``, and an attribute ``splits``, their names;
-    for images also ``classes``, and for scenes ``categories``, as
-    `echo_jax.data.sources.source.DescribedSource` says. An instance may have
-    ``metadata()``, JSON values that say what it read; where it reads in worker
-    processes it pickles.
-
-    Attributes:
-      splits: The names of its splits.
+    The class has ``__len__``, ``__getitem__`` and ``splits``, the names of the splits,
+    for images also ``classes``, and for scenes ``categories`` (see `DescribedSource`).
+    ``metadata()`` is optional and returns JSON values. Worker processes need pickling.
     """
 
     def __init__(self, name: str, kind: str):
-        """Imports it.
-
-        Args:
-          name: ``package.module:Class``.
-          kind: What its examples must be.
-
-        Raises:
-          ValueError: There is no such class, or it is no class of that form.
-        """
+        """Imports ``package.module:Class``."""
         self._source, self._kind = f"python:{name}", kind
         module, _, attribute = name.partition(":")
         try:
@@ -45,7 +32,7 @@ class PythonData:
                 f"data.source={self._source!r} cannot be imported ({error}); write "
                 "python:package.module:Class, and see that PYTHONPATH leads to it."
             ) from error
-        # Asked for before it is called: a class that has them was written for this.
+        # Check the class before the call: one with these attributes was made for this.
         needed = ["splits", "__len__", "__getitem__", *_ABOUT[kind]]
         missing = [each for each in needed if not hasattr(found, each)]
         if missing or not isinstance(found, type):
@@ -59,14 +46,7 @@ class PythonData:
     def open(
         self, split: str
     ) -> tuple[ForeignRecords, Callable[[bytes], dict[str, Any]]]:
-        """Returns the records of a split, and what decodes one.
-
-        Args:
-          split: One of ``splits``.
-
-        Raises:
-          ValueError: Its examples are of another kind.
-        """
+        """Returns the records of a split, and their decoder."""
         examples = self._class(split)
         own = examples.metadata() if hasattr(examples, "metadata") else {}
         return open_foreign(
@@ -78,5 +58,5 @@ class PythonData:
         )
 
 
-# What a class must say of its kind of examples.
+# The attribute that a class needs for its kind of examples.
 _ABOUT = {"images": ("classes",), "coco": ("categories",), "text": ()}

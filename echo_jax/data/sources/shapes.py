@@ -1,8 +1,8 @@
 """A synthetic image data set: coloured shapes, drawn from counters.
 
-It needs no download and still exercises what real images do: the records are
-JPEG files that have to be decoded. It is not a benchmark of anything; results
-on it say how an echo behaves, not how good a model is.
+It needs no download and still exercises the work of real images, because its records
+are JPEG files. It is not a benchmark: results on it show how an echo behaves, not how
+good a model is.
 """
 
 import hashlib
@@ -34,23 +34,21 @@ SHIFT_PIXELS = 4
 """How far augmentation shifts an image at most."""
 
 _JPEG_QUALITY = 90
-# Drawn larger and averaged down: a shape of 10 pixels needs smooth edges.
+# Draw larger and average down, because a shape of 10 pixels needs smooth edges.
 _OVERSAMPLING = 4
 _PIXEL_NOISE = 10.0
 
 
 def _regular(num_corners: int, *inner: float) -> np.ndarray:
-    """Returns corners on the unit circle, with radii that take turns."""
+    """Returns corners on the unit circle, with alternating radii."""
     radii = np.resize([1.0, *inner], num_corners)
     angles = 2 * np.pi * np.arange(num_corners) / num_corners
     return np.stack([radii * np.cos(angles), radii * np.sin(angles)], axis=-1)
 
 
+# Overlapping polygons leave a hole, which makes the ring.
 def _outlines() -> dict[str, list[np.ndarray]]:
-    """Returns each class as closed polygons in the unit circle, ``[corners, 2]``.
-
-    Where polygons overlap there is a hole, which is what makes a ring.
-    """
+    """Returns each class as closed polygons in the unit circle, [corners, 2]."""
     arm = 0.36
     half_cross = [(arm, 1), (arm, arm), (1, arm), (1, -arm), (arm, -arm), (arm, -1)]
     cross = np.concatenate([np.array(half_cross), -np.array(half_cross)])
@@ -74,19 +72,7 @@ CLASS_NAMES = tuple(_OUTLINES)
 
 
 def draw_shape(label: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns one image of a class: all but the shape is random.
-
-    Position, size, rotation, two colours that differ, a shaded background and
-    pixel noise are drawn from `rng`. Flips and shifts of a few pixels keep the
-    label.
-
-    Args:
-      label: Index into `CLASS_NAMES`.
-      rng: The randomness of this image.
-
-    Returns:
-      ``uint8[IMAGE_SIZE, IMAGE_SIZE, 3]``.
-    """
+    """Returns a random image of a class, uint8[IMAGE_SIZE, IMAGE_SIZE, 3]."""
     cover = shape_cover(label, rng)
     background = rng.uniform(0, 255, size=3)
     shape_color = rng.uniform(0, 255, size=3)
@@ -101,15 +87,7 @@ def draw_shape(label: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def shape_cover(label: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns how much of every pixel a random shape of a class covers.
-
-    Args:
-      label: Index into `CLASS_NAMES`.
-      rng: Decides rotation, size and position; all of the shape is inside.
-
-    Returns:
-      ``float32[IMAGE_SIZE, IMAGE_SIZE, 1]``, from 0 to 1.
-    """
+    """Returns a random shape's cover of each pixel, float32[H, W, 1], in [0, 1]."""
     angle = rng.uniform(0, 2 * np.pi)
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     radius = rng.uniform(0.24, 0.38) * IMAGE_SIZE
@@ -126,20 +104,7 @@ def shape_cover(label: int, rng: np.random.Generator) -> np.ndarray:
 
 
 class ShapeRecords:
-    r"""Records of the data set: a byte with the label, then a JPEG file.
-
-    All of them are drawn and encoded at once, in about 0.2 ms each. Labels take
-    turns, so that classes are equally frequent; readers shuffle.
-
-    Args:
-      num_records: How many.
-      seed: Names the data set; splits differ in it.
-
-    Example:
-      >>> record = ShapeRecords(4, seed=0)[3]
-      >>> CLASS_NAMES[record[0]], record[1:3]
-      ('hexagon', b'\xff\xd8')
-    """
+    """The records: a byte with the label, then a JPEG file; splits differ in `seed`."""
 
     def __init__(self, num_records: int, seed: int):
         if num_records < 1:
@@ -178,27 +143,12 @@ def _encoded(seed: int, index: int) -> bytes:
 
 
 def decode_shape(record: bytes) -> dict[str, np.ndarray]:
-    """Decodes a record.
-
-    Args:
-      record: An item of `ShapeRecords`.
-
-    Returns:
-      ``{"image": uint8[IMAGE_SIZE, IMAGE_SIZE, 3], "label": int32[]}``.
-    """
+    """Returns the image, uint8[IMAGE_SIZE, IMAGE_SIZE, 3], and the label, int32[]."""
     return {"image": decode_jpeg(record[1:]), "label": np.asarray(record[0], np.int32)}
 
 
 def augment_shape(item: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-    """Shifts and flips the image of a decoded record; the label stays.
-
-    Args:
-      item: What `decode_shape` returns; it is not written to.
-      seed: The randomness of this use.
-
-    Returns:
-      A dict of the same shapes.
-    """
+    """Shifts and flips the image of a decoded record; the label stays."""
     image = pad_crop_flip(item["image"], seed, padding=SHIFT_PIXELS)
     return {**item, "image": image}
 

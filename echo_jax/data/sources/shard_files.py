@@ -1,4 +1,4 @@
-"""Which files hold which split, where a source is a folder or a pattern of shards."""
+"""The files of each split, for a source that is a folder or a pattern of shards."""
 
 import glob
 import hashlib
@@ -17,29 +17,13 @@ _SPLITS = ("train", "validation", "valid", "val", "test")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _MAX_SHARDS = 100_000
 _MAX_CLASSES_BYTES = 1 << 20
-# Of each file; those that hold no more are read as a whole.
+# Pieces of each file for the fingerprint. Smaller files are read as a whole.
 _PIECES = 16
 _PIECE_BYTES = 1 << 16
 
 
 def find_shards(source: str, pattern: str, suffix: str) -> dict[str, list[Path]]:
-    """Returns the files of each split, sorted by name.
-
-    A file belongs to the split whose name is a word of its own in the file's, as in
-    ``train-00000.tar`` and ``photos_val.tar``.
-
-    Args:
-      source: ``data.source``, for errors.
-      pattern: A folder, or paths as a shell takes them: ``{train,val}-{000..009}.tar``.
-      suffix: Of the files, such as ``".tar"``.
-
-    Raises:
-      ValueError: A file is missing, or names no split.
-
-    Example:
-      >>> find_shards("wds:data", "data", ".tar")["train"]
-      [PosixPath('data/train-0.tar'), PosixPath('data/train-1.tar')]
-    """
+    """Returns the files of each split, sorted; a word in the name is the split."""
     pattern = str(typed_path(pattern))
     if Path(pattern).is_dir():
         found = sorted(Path(pattern).glob(f"*{suffix}"))
@@ -70,7 +54,7 @@ def find_shards(source: str, pattern: str, suffix: str) -> dict[str, list[Path]]
 
 
 def _expanded(pattern: str) -> list[str]:
-    """Returns what a shell makes of the braces of a pattern."""
+    """Returns the shell's expansion of the braces of a pattern."""
     parts: list[list[str]] = []
     total = 1
     for i, part in enumerate(re.split(r"\{([^{}]*)\}", pattern)):
@@ -91,14 +75,9 @@ def _expanded(pattern: str) -> list[str]:
     return ["".join(each) for each in itertools.product(*parts)]
 
 
+# A link is not followed, because its target would appear wherever classes are named.
 def read_classes(folder: Path) -> list[str] | None:
-    """Returns the lines of a folder's ``classes.txt``, in the order of labels.
-
-    A link is not followed: what it leads to would be in everything that names classes.
-
-    Raises:
-      ValueError: It is no regular file, too long, or no UTF-8.
-    """
+    """Returns the lines of a folder's ``classes.txt``, in label order, or None."""
     path = run_folder(folder) / "classes.txt"
     try:
         return read_text(path.read_bytes(_MAX_CLASSES_BYTES)).splitlines()
@@ -111,14 +90,10 @@ def read_classes(folder: Path) -> list[str] | None:
         raise ValueError(f"{str(path)!r} cannot be read: {error}.") from error
 
 
+# Hashing whole files takes minutes. The fingerprint has names, sizes and 16 pieces of
+# 64 KiB of every file, so it misses a change of equal size between two pieces.
 def shards_metadata(paths: list[Path]) -> dict[str, Any]:
-    """Returns how many files there are, their bytes, and a fingerprint.
-
-    The fingerprint is of names, sizes and 16 pieces of 64 KiB of every file, evenly
-    from its first byte to its last: all of it is not read, for that takes minutes where
-    there are many. So a change of the same size that lies between two of them is not
-    seen; a file of up to 1 MiB is read as a whole.
-    """
+    """Returns the number of files, their bytes and a fingerprint."""
     digest, total = hashlib.sha256(), 0
     for path in paths:
         with path.open("rb", buffering=0) as stream:
@@ -131,7 +106,7 @@ def shards_metadata(paths: list[Path]) -> dict[str, Any]:
 
 
 def _starts(size: int) -> list[int]:
-    """Returns where the pieces of a file begin that are looked at."""
+    """Returns the offsets of the pieces of a file for the fingerprint."""
     if size <= _PIECES * _PIECE_BYTES:
         return [*range(0, size, _PIECE_BYTES)]
     last = size - _PIECE_BYTES

@@ -1,22 +1,22 @@
-"""Where records come from: a prepared folder, or what others have made.
+"""Opens record sources: prepared folders and third-party datasets.
 
-    data.source                       what is read
-    FOLDER                            what `echo-jax prepare` has written
+    data.source                       source
+    FOLDER                            output of `echo-jax prepare`
     tfds:NAME                         tensorflow-datasets
     hf:NAME, hf:FOLDER                Hugging Face datasets
     wds:FOLDER, wds:PATTERN           shards of WebDataset
-    arrayrecord:FOLDER, :PATTERN      ArrayRecord files of one's own
-    python:package.module:Class       a class of one's own
+    arrayrecord:FOLDER, :PATTERN      the user's own ArrayRecord files
+    python:package.module:Class       the user's own class
 
-A workload asks for a split by its own word and for a kind of data; what it gets back
-is the same dict for every example, wherever the records lie:
+A workload asks for a split and a kind of data. Every example is a dict with the same
+entries, whatever the source:
 
     kind      entries
     images    image: encoded bytes; label: int; name: str
     coco      image: encoded bytes, or uint8[H, W, 3]; image_id, height, width: int;
               boxes: float32 bytes [n, 4] (ymin, xmin, ymax, xmax in pixels);
               labels: int32 bytes [n]; crowd: uint8 bytes [n]; area: float32 bytes [n]
-    text      tokens: bytes, from a prepared folder; text: bytes, from elsewhere
+    text      tokens: bytes, from a prepared folder; text: bytes, from other sources
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,26 +32,26 @@ __all__ = ["DescribedSource", "Kind", "Subset", "is_made_by_others", "open_sourc
 Kind = Literal["images", "coco", "text"]
 
 _SCHEMES = ("tfds", "hf", "wds", "arrayrecord", "python")
-# What others call the split that a workload asks for, the best name first.
+# The names that sources give to a split, the best name first.
 _ALSO_CALLED = {"validation": ("validation", "valid", "val", "test")}
 
 
 class DescribedSource(RecordSource, Protocol):
-    """Records that say what they are.
+    """Records with a description.
 
     Attributes:
-      info: Plain data: ``kind``, ``splits``, and ``classes`` (names in the order of
-        labels) or ``categories`` (``{"id", "name"}`` in the order of labels) where
-        there are any; of a prepared folder, all of its ``dataset.json``.
+      info: JSON values: ``kind``, ``splits``, and, where they exist, ``classes``
+        (names in label order) or ``categories`` (``{"id", "name"}`` in label order).
+        A prepared folder gives its complete ``dataset.json``.
     """
 
     @property
     def info(self) -> dict[str, Any]:
-        """See the class."""
+        """The description of the records; see the class."""
         ...
 
     def metadata(self) -> dict[str, Any]:
-        """Returns what was read, for ``environment.json``."""
+        """Returns the facts about the source, for ``environment.json``."""
         ...
 
 
@@ -61,7 +61,7 @@ class Subset:
 
     Attributes:
       source: All records.
-      indices: Which of them, in this order.
+      indices: The indices of the records to use, in this order.
 
     Example:
       >>> Subset([b"ab", b"cd", b"ef"], (2, 0))[0]
@@ -84,18 +84,18 @@ def open_source(
     """Opens a split of the data that ``data.source`` names.
 
     Args:
-      source: A prepared folder, or what others have made, see the module and the
-        class for each; ``"tfds:NAME"`` has to be prepared as ``array_record``.
-      split: The workload's word: ``"train"`` or ``"validation"``. Where there is no
-        split of the name ``validation``, it is ``valid``, ``val`` or ``test``.
-      kind: What the records must be.
+      source: A prepared folder or a third-party dataset, see the module.
+        ``"tfds:NAME"`` must be prepared as ``array_record``.
+      split: ``"train"`` or ``"validation"``. If the source has no split
+        ``validation``, it is ``valid``, ``val`` or ``test``.
+      kind: The kind of the records.
 
     Returns:
-      The records, and what turns one into the dict of its kind, see the module. Both
-      pickle, and may be called from several threads.
+      The records, and a function that turns a record into the dict of its kind, see
+      the module. Both can be pickled, and called from several threads.
 
     Raises:
-      ValueError: If there is no such data, no such split, or it is of another kind.
+      ValueError: The data or the split does not exist, or is of another kind.
 
     Example:
       >>> records, decode_record = open_source("data/cifar10", "train", "images")
@@ -121,7 +121,7 @@ def open_source(
 
 
 def is_made_by_others(source: str) -> bool:
-    """Whether ``data.source`` names other data than a prepared folder or files.
+    """Returns whether ``data.source`` names a third-party dataset or a user's class.
 
     Example:
       >>> is_made_by_others("hf:rotten_tomatoes"), is_made_by_others("data/cifar10")
@@ -132,7 +132,7 @@ def is_made_by_others(source: str) -> bool:
 
 
 def _data_class(source: str) -> Any:
-    """Imports what reads a source: each takes time or packages that others spare."""
+    """Imports the reader of a source; each import takes time or extra packages."""
     match source.partition(":")[0]:
         case "tfds":
             from echo_jax.data.sources.tfds import TfdsData
@@ -156,7 +156,7 @@ def _data_class(source: str) -> Any:
 
 
 def _split_of(source: str, wanted: str, splits: Iterable[str]) -> str:
-    """Returns the name that a split has there."""
+    """Returns the source's own name of a split."""
     splits = list(splits)
     for name in _ALSO_CALLED.get(wanted, (wanted,)):
         if name in splits:

@@ -1,7 +1,8 @@
 """Byte corpora: the standard library's own sources, or files that a user names.
 
-A corpus is split by file wherever there is more than one, so that no window of
-the validation split continues a file that was trained on.
+A corpus with several files is split by file, so that no window of the validation split
+continues a file of the train split. A hash of names decides, which is the same on every
+machine; an added file moves no other file.
 """
 
 import glob
@@ -32,28 +33,21 @@ MAX_TEXT_BYTES = 2 * 1024**3
 
 _SUFFIXES = (".txt", *PACKED_SUFFIXES)
 
-# One file in twenty is held out; of a single file, its last twentieth.
+# Share of the validation split: one file in 20, or the last 1/20 of a single file.
 _VALIDATION_SHARE = 20
 
-# Test suites are more than half of the library's bytes and read unlike the
-# rest; the other names are not the standard library.
+# Test suites are more than half of the library's bytes and differ from the rest. The
+# other names are not the standard library.
 _SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages"}
 )
-# Written when Python is built: it holds the builder's paths, not source code.
+# The build of Python writes these files. They hold paths, not source code.
 _SKIPPED_PREFIX = "_sysconfigdata"
 
 
 @dataclass(frozen=True, eq=False)
 class TextCorpus:
-    """The bytes of a corpus, split.
-
-    Attributes:
-      train: ``uint8[train_bytes]``, read-only: the files one after another, in
-        the order of their names.
-      validation: ``uint8[validation_bytes]``, likewise.
-      metadata: Where the text is from, its sizes and its hash, as JSON values.
-    """
+    """The bytes of a corpus by split, read-only, with files in the order of names."""
 
     train: np.ndarray
     validation: np.ndarray
@@ -61,22 +55,7 @@ class TextCorpus:
 
 
 class TextWindows:
-    """Records of a text: its windows of equal length, end to end.
-
-    Windows do not overlap, and what is left at the end is dropped. A window may
-    reach from one file into the next.
-
-    Args:
-      text: ``uint8[num_bytes]``.
-      window_bytes: Length of a window: a sequence and the byte after it.
-
-    Raises:
-      ValueError: If the text is shorter than one window.
-
-    Example:
-      >>> TextWindows(np.frombuffer(b"abcdefgh", np.uint8), window_bytes=3)[1]
-      b'def'
-    """
+    """The windows of a text, end to end; a window may span two files."""
 
     def __init__(self, text: np.ndarray, window_bytes: int):
         if len(text) < window_bytes:
@@ -101,33 +80,7 @@ def decode_window(record: bytes) -> dict[str, np.ndarray]:
 
 
 def load_corpus(source: str, *, max_bytes: int = MAX_TEXT_BYTES) -> TextCorpus:
-    """Reads and splits a corpus.
-
-    Of several files, those whose name hashes to 0 modulo 20 are validation (if
-    there is none, the one with the smallest hash); of a single file, the last
-    twentieth of its bytes. A hash of names is the same on every machine, and an
-    added file moves no other. The standard library is read without its test
-    suites: they are more than half of it. The line ends of Windows and of old Macs
-    are read as line feeds, and a byte-order mark is dropped.
-
-    Args:
-      source: ``"stdlib"`` for the source files of the running Python's standard
-        library; else paths of ``.txt``, ``.gz``, ``.bz2`` or ``.xz`` files,
-        separated by commas, each of which may be a pattern such as ``books/*.txt.gz``.
-      max_bytes: Largest total size after decompression.
-
-    Returns:
-      The corpus.
-
-    Raises:
-      FileNotFoundError: If a path or pattern matches no file.
-      ValueError: If a file is of another type, is damaged, is UTF-16, or decompresses
-        to more than the limit, or if there is nothing to train on.
-
-    Example:
-      >>> load_corpus("stdlib").metadata["train_files"] > 500
-      True
-    """
+    """Reads and splits ``"stdlib"``, or files and patterns separated by commas."""
     if source == "stdlib":
         files = _stdlib_files(Path(sysconfig.get_path("stdlib")))
         about = {"source": "stdlib", "python": platform.python_version()}
@@ -161,11 +114,11 @@ def _stdlib_files(root: Path) -> dict[str, Path]:
     """Returns the library's own modules, by path below `root`."""
     files = {}
     for folder, folders, names in os.walk(root):
-        # Never entered: other packages can be a hundred times as many files.
+        # Never enter these: other packages can have a hundred times as many files.
         folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]
         for name in names:
             path = Path(folder, name)
-            # Distributions link files of their own into the library's folder.
+            # Distributions link their own files into the library's folder.
             if (
                 path.suffix == ".py"
                 and not name.startswith(_SKIPPED_PREFIX)
@@ -186,7 +139,7 @@ def _user_files(source: str) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for part in (part.strip() for part in source.split(",")):
         pattern = str(typed_path(part))
-        # A name may hold brackets of its own: what exists is meant literally.
+        # A name may contain brackets, so an existing path is taken literally.
         paths = [pattern] if Path(pattern).is_file() else glob.glob(pattern)
         found = [Path(path) for path in paths if Path(path).is_file()]
         if not part or not found:
@@ -252,7 +205,7 @@ def _joined(texts: dict[str, bytes]) -> np.ndarray:
 
 
 def _corpus_hash(texts: dict[str, bytes]) -> str:
-    """Returns one hash of all names and contents, and of where files end."""
+    """Returns one hash of all names, contents and file ends."""
     digest = hashlib.sha256()
     for name, text in texts.items():
         digest.update(f"{name}\0{len(text)}\0".encode())

@@ -1,9 +1,8 @@
-"""Datasets that tensorflow-datasets has prepared, read by index.
+"""Datasets prepared by tensorflow-datasets, read by index.
 
-They are read from their files alone: neither TensorFlow nor the code that made them
-is needed, and every record is bytes until it is decoded. The files have to be in a
-format with random access, which is not the default of tensorflow-datasets: without
-it no index could be shuffled, and no position resumed.
+Only their files are read: neither TensorFlow nor the code that made them is needed. A
+record is bytes until it is decoded. The files must be in a format with random access,
+which is not the default of tensorflow-datasets. Shuffling and resuming need it.
 """
 
 import os
@@ -19,34 +18,21 @@ from echo_jax.data.images.decode import decode_image
 
 __all__ = ["TfdsData", "TfdsRecords"]
 
-# The features that a kind of data has.
+# The features of each kind of data.
 _FEATURES = {
     "images": ("image", "label"),
     "coco": ("image", "image/id", "objects"),
     "text": ("text",),
 }
-# Where datasets keep the name of an image.
+# Features that may hold the name of an image.
 _NAMES = ("file_name", "id")
 
 
 class TfdsData:
-    """A dataset as prepared in ``TFDS_DATA_DIR``, or in ``~/tensorflow_datasets``.
-
-    Attributes:
-      splits: The names of its splits.
-    """
+    """A dataset prepared in ``TFDS_DATA_DIR``, or in ``~/tensorflow_datasets``."""
 
     def __init__(self, name: str, kind: str):
-        """Finds it.
-
-        Args:
-          name: As tensorflow-datasets knows it: ``NAME`` or ``NAME/CONFIG``, and a
-            version if not the newest, as in ``"cifar10:3.0.2"``.
-          kind: What its records must be.
-
-        Raises:
-          ValueError: If it is not prepared, or its records are not of that kind.
-        """
+        """Opens ``NAME``, ``NAME/CONFIG`` or ``NAME:VERSION``."""
         self._name, self._kind = name, kind
         self._builder = _builder(name)
         self.splits = list(self._builder.info.splits)
@@ -64,14 +50,7 @@ class TfdsData:
     def open(
         self, split: str
     ) -> tuple["TfdsRecords", Callable[[bytes], dict[str, Any]]]:
-        """Returns the records of a split, and what decodes one.
-
-        Args:
-          split: One of ``splits``.
-
-        Raises:
-          ValueError: If its files cannot be read by index.
-        """
+        """Returns the records of a split, and their decoder."""
         try:
             source = self._builder.as_data_source(
                 split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
@@ -108,13 +87,7 @@ class TfdsData:
 
 @dataclass(frozen=True)
 class TfdsRecords:
-    """The records of a split, as serialised bytes.
-
-    Attributes:
-      source: What reads them.
-      info: See `echo_jax.data.sources.source.DescribedSource`. The ids of categories
-        are those of the dataset's labels; it does not keep others.
-    """
+    """Serialised records of a split; category ids are the dataset's labels."""
 
     source: Any
     info: dict[str, Any]
@@ -133,7 +106,7 @@ class TfdsRecords:
 
 @dataclass(frozen=True)
 class _Image:
-    """Makes the dict of kind images; the image stays encoded."""
+    """Returns the dict of kind images; the image stays encoded."""
 
     features: Any
 
@@ -149,7 +122,7 @@ class _Image:
 
 @dataclass(frozen=True)
 class _Scene:
-    """Makes the dict of kind coco; the image is decoded, for its size is not kept."""
+    """Returns the dict of kind coco; decodes the image, whose size is not stored."""
 
     features: Any
 
@@ -174,7 +147,7 @@ class _Scene:
 
 @dataclass(frozen=True)
 class _Text:
-    """Makes the dict of kind text: a document, as UTF-8."""
+    """Returns the dict of kind text: a document, as UTF-8."""
 
     features: Any
 
@@ -183,13 +156,13 @@ class _Text:
 
 
 def _parsed(features: Any, record: bytes) -> dict[str, Any]:
-    """Returns the entries of a record; an image stays as it was encoded."""
+    """Returns the entries of a record; an image stays encoded."""
     skip = {"image": tfds.decode.SkipDecoding()} if "image" in features else None
     return features.deserialize_example_np(record, decoders=skip)
 
 
 def _builder(name: str) -> Any:
-    """Returns what reads a prepared dataset from its files."""
+    """Returns the reader of a prepared dataset."""
     data_dir = os.environ.get("TFDS_DATA_DIR")
     try:
         return builder_from_files(name, data_dir=data_dir)

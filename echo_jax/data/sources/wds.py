@@ -1,9 +1,9 @@
-"""Shards of WebDataset, read where they lie and by index.
+"""Shards of WebDataset, read in place and by index.
 
-An example is what the neighbouring members of an archive have in common before the
-first dot of their names. Where they begin is noted once, from the headers alone, so
-that any example is one read: a stream could be neither shuffled as a whole nor resumed.
-Nothing is unpacked, and no name in an archive becomes a path.
+An example is a run of neighbouring members of an archive whose names are equal up to
+the first dot. Their offsets are read once, from the headers alone, so that any example
+is one read. A stream could be neither shuffled as a whole nor resumed. Nothing is
+unpacked, and no name in an archive becomes a path.
 """
 
 import codecs
@@ -27,7 +27,7 @@ from echo_jax.data.sources.shard_files import find_shards, read_classes, shards_
 
 __all__ = ["WebData"]
 
-# Endings of the member that a kind is about.
+# Endings of the member with the content of each kind.
 _CONTENT = {
     "images": (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm"),
     "text": (".txt",),
@@ -41,25 +41,12 @@ _MAX_CONTENT_BYTES = 256 * 1024**2
 class WebData:
     """Archives ``*.tar`` whose examples have an image and a label, or a text.
 
-    The label is a number in a member ``.cls``. The names of classes are the lines of
-    ``classes.txt`` beside the archives; without it they are the numbers up to the
-    largest label of all splits.
-
-    Attributes:
-      splits: The names of its splits.
+    A member ``.cls`` holds the label, a number. ``classes.txt`` beside the archives
+    holds the names of classes; without it they are the numbers up to the largest label.
     """
 
     def __init__(self, name: str, kind: str):
-        """Finds the archives, and notes where their examples begin.
-
-        Args:
-          name: A folder or a pattern, see `find_shards`.
-          kind: What the examples must be.
-
-        Raises:
-          ValueError: There are no such archives, or one is damaged or hostile, or an
-            example lacks a member.
-        """
+        """Finds the archives (see `find_shards`), and indexes their examples."""
         self._source, self._kind = f"wds:{name}", kind
         refuse_scenes(self._source, kind)
         self._files = find_shards(self._source, name, ".tar")
@@ -84,14 +71,7 @@ class WebData:
     def open(
         self, split: str
     ) -> tuple[ForeignRecords, Callable[[bytes], dict[str, Any]]]:
-        """Returns the records of a split, and what decodes one.
-
-        Args:
-          split: One of ``splits``.
-
-        Raises:
-          ValueError: There is no example.
-        """
+        """Returns the records of a split, and their decoder."""
         paths, indices = self._files[split], self._indices[split]
         facts = {"source": self._source, "split": split, **shards_metadata(paths)}
         return open_foreign(
@@ -107,7 +87,7 @@ class WebData:
 
 
 class _Sample(NamedTuple):
-    """Where the content of an example lies, its label, and what it is called."""
+    """The place of an example's content, its label and its name."""
 
     offset: int
     bytes: int
@@ -116,7 +96,7 @@ class _Sample(NamedTuple):
 
 
 def _fingerprint(indices: list[list[_Sample]]) -> str:
-    """Returns a hash of what is known of all examples before they are read."""
+    """Returns a hash of the index of all examples."""
     digest = hashlib.sha256()
     for index in indices:
         digest.update(repr([tuple(sample) for sample in index]).encode())
@@ -124,7 +104,7 @@ def _fingerprint(indices: list[list[_Sample]]) -> str:
 
 
 class _Members:
-    """The dicts of the examples in some archives; each is read by itself."""
+    """The dicts of the examples in some archives, read one by one."""
 
     def __init__(self, paths: list[Path], indices: list[list[_Sample]], kind: str):
         self._paths, self._kind = paths, kind
@@ -153,14 +133,14 @@ class _Members:
 
 
 def _indexed(path: Path, kind: str) -> list[_Sample]:
-    """Returns the examples of an archive; kept while its size and time stay."""
+    """Returns the examples of an archive, cached by its size and time."""
     status = path.stat()
     return _index(path, kind, status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=4096)
 def _index(path: Path, kind: str, size: int, changed: int) -> list[_Sample]:
-    del size, changed  # They are a part of the key.
+    del size, changed  # They only extend the cache's key.
     with path.open("rb") as stream:
         return [
             _sample(path, stream.fileno(), key, members, kind)

@@ -1,1 +1,1 @@
-"""From texts and tokens to the sequences that a language model reads."""
+"""Text on the host: windows of tokens for language models."""

@@ -1,7 +1,7 @@
 """Documents packed into sequences: tokenised when read, several in one window.
 
-The token that ends a document also begins the next one. So a model that sees it as the
-start of a document predicts every token of that, its end included, from nothing else.
+The token that ends a document also begins the next document. A model that sees this
+token as the start of a document predicts every token of the document and its end.
 """
 
 import math
@@ -26,28 +26,15 @@ __all__ = [
     "sample_documents",
 ]
 
-# Of a sample of records, for how many are put into one sequence.
+# Size of the sample that decides how many records are put into one sequence.
 _SAMPLE_RECORDS = 2000
 _MOST_GROUPED = 64
-# How many of the tokens may be cut off for the rest of a sequence to be used.
+# Largest fraction of tokens to cut off.
 _MOST_CUT = 0.05
 
 
 class GroupedRecords:
-    """Records of which each is several neighbours of a source.
-
-    Which ones is decided by their index alone, so that shuffling, workers and a
-    restore are as exact as for single records. What is left at the end is dropped.
-
-    Args:
-      source: Single records.
-      size: How many of them one record is.
-
-    Example:
-      >>> records = GroupedRecords([b"a", b"b", b"c"], size=2)
-      >>> len(records), msgpack.unpackb(records[0])
-      (1, [b'a', b'b'])
-    """
+    """Groups of `size` neighbouring records, each packed as one record."""
 
     def __init__(self, source: RecordSource, size: int):
         self._source, self._size = source, size
@@ -64,35 +51,14 @@ class GroupedRecords:
 
 @dataclass(frozen=True)
 class PackDocuments:
-    """Stage decode of `GroupedRecords`: their documents, one after another.
-
-    Attributes:
-      decode_record: Turns a single record into ``{"text": bytes}``.
-      tokenizer: Turns that into tokens.
-      seq_len: T.
-
-    Example:
-      >>> pack = PackDocuments(lambda record: {"text": record}, ByteTokenizer(), 5)
-      >>> item = pack(msgpack.packb([b"a", b"b"]))
-      >>> item["tokens"].tolist(), int(item["length"])
-      ([256, 97, 256, 98, 256, 256], 5)
-    """
+    """Turns a record of `GroupedRecords` into a window of T = `seq_len` tokens."""
 
     decode_record: Callable[[bytes], dict[str, Any]]
     tokenizer: Tokenizer
     seq_len: int
 
     def __call__(self, record: bytes) -> dict[str, np.ndarray]:
-        """Returns a window.
-
-        Args:
-          record: Of `GroupedRecords`.
-
-        Returns:
-          ``tokens``, ``uint16[T + 1]`` (uint32 if need be): documents, each between two
-          tokens that end one, cut off at the end, or filled up with more of those; and
-          ``length``, ``int32[]``: how many of them are no filling.
-        """
+        """Returns ``tokens`` [T + 1] and ``length`` (without filling) of a window."""
         eod = self.tokenizer.eod
         parts = [np.array([eod])]
         for single in msgpack.unpackb(record):
@@ -106,19 +72,19 @@ class PackDocuments:
 
 
 def document_text(example: dict[str, Any]) -> str:
-    """Returns the text of a document of others, without a byte-order mark."""
+    """Returns the text of a third-party document without a byte-order mark."""
     return example["text"].decode("utf-8-sig", errors="replace")
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How documents fit into sequences, found on a sample.
+    """Statistics of documents in sequences, from a sample.
 
     Attributes:
       records: Documents in one sequence.
-      cut: How many of their tokens lie behind the end of a sequence, as a fraction.
-      filled: How much of the sequences is no filling, as a fraction.
-      sampled: Documents that were looked at.
+      cut: Fraction of the tokens beyond the end of a sequence.
+      filled: Fraction of a sequence that holds documents.
+      sampled: Number of documents in the sample.
     """
 
     records: int
@@ -127,21 +93,9 @@ class Fit:
     sampled: int
 
 
+# The number is fixed, so that the index of a sequence decides its content.
 def choose_group(lengths: Sequence[int], seq_len: int) -> Fit:
-    """Chooses how many documents to put into one sequence.
-
-    As many as can be with at most one token in twenty cut off, but one at least:
-    a fixed number, for then what a sequence holds follows from its index.
-
-    Args:
-      lengths: Tokens of each sampled document with the one that ends it, neighbours
-        beside each other.
-      seq_len: T.
-
-    Example:
-      >>> choose_group([10, 12, 9, 11], seq_len=24).records
-      2
-    """
+    """Chooses the largest number of documents for which few tokens are cut off."""
     fits = []
     for records in range(1, min(len(lengths), _MOST_GROUPED) + 1):
         whole = len(lengths) // records * records

@@ -1,4 +1,4 @@
-"""What a language model reads: windows of bytes, of prepared tokens, or packed."""
+"""Sequences for language models: windows of bytes, of prepared tokens, or packed."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,26 +30,19 @@ from echo_jax.files.folders import typed_path
 __all__ = ["Sequences", "open_sequences"]
 
 _NUM_BYTES = 256
-# For the loss of counting: enough for three digits, in a second or two.
+# Tokens for `unigram_nats`: enough for three digits, in one or two seconds.
 _MOST_COUNTED = 1 << 22
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Training and validation windows, and what their tokens are.
+    """Training and validation windows with their decoder and tokenizer.
 
     Attributes:
-      train: Records.
-      validation: Records.
-      decode: Makes ``{"tokens": [T + 1]}`` of one, and ``"length"`` where windows may
-        hold filling.
-      vocab: Number of tokens.
-      eod: The token between documents; None if there is none.
-      bytes_per_token: Of the validation text: its bytes, with the line ends and blank
-        lines between documents, over its tokens, with those that end documents. So
-        bits per byte are the same whatever a document is.
-      tokenizer: Makes tokens of a text, and a text of tokens.
-      metadata: What was read, as JSON values.
+      decode: Returns ``{"tokens": [T + 1]}``, and ``"length"`` if filling is possible.
+      eod: The token between documents, or None.
+      bytes_per_token: Bytes over tokens of the validation text. Both include the
+        separators of documents, so bits per byte are comparable.
     """
 
     train: RecordSource
@@ -63,10 +56,7 @@ class Sequences:
 
     @property
     def task_info(self) -> dict[str, Any]:
-        """What a language model has to know of its tokens, as JSON values.
-
-        ``tokenizer`` is ``"bytes"``, or the file of `task_files` that holds its model.
-        """
+        """Returns the facts that a language model needs about its tokens, for JSON."""
         return {
             "vocab": self.vocab,
             "eod": self.eod,
@@ -76,7 +66,7 @@ class Sequences:
 
     @property
     def task_files(self) -> dict[str, bytes]:
-        """The model of the tokenizer, by the name of its file; none of one of bytes."""
+        """Returns the tokenizer's model by file name; empty for bytes."""
         if isinstance(self.tokenizer, SubwordTokenizer):
             return {TOKENIZER_FILE: self.tokenizer.model}
         return {}
@@ -88,29 +78,7 @@ def open_sequences(
     tokenizer: str = "",
     splits: tuple[str, str] = ("train", "validation"),
 ) -> Sequences:
-    """Opens the text that ``data.source`` names.
-
-    Args:
-      source: ``"stdlib"`` or files of text, whose bytes are the tokens, see
-        `load_corpus`; a folder that ``echo-jax prepare text`` has written; or
-        documents of others, such as ``"tfds:NAME"``, that are tokenised when they are
-        read; see `echo_jax.data.sources.source`.
-      seq_len: Tokens in a sequence, T.
-      tokenizer: For documents: the file of a SentencePiece model, or ``"bytes"``.
-      splits: What is trained on, and what is evaluated.
-
-    Returns:
-      The windows. Their metadata hold ``unigram_nats``, the loss of counting tokens.
-
-    Raises:
-      FileNotFoundError, ValueError: If the text cannot be read, a split holds no
-        window, or there is a tokenizer where there should be none, or none where one
-        is needed.
-
-    Example:
-      >>> open_sequences("stdlib", seq_len=64).vocab
-      256
-    """
+    """Opens the windows of `source` (see `open_source`), T = `seq_len`."""
     if is_made_by_others(source):
         return _packed(source, seq_len, tokenizer, splits)
     if tokenizer:
@@ -189,7 +157,7 @@ def _prepared(folder: str, seq_len: int, splits: tuple[str, str]) -> Sequences:
 
 
 def _tokenizer_of(blocks: Prepared) -> Tokenizer:
-    """Returns the tokenizer that a prepared text was made with, from its folder."""
+    """Returns the tokenizer of a prepared text, from its folder."""
     if blocks.info["tokenizer"] == "bytes":
         return ByteTokenizer()
     return SubwordTokenizer(blocks.read_file(TOKENIZER_FILE))

@@ -1,6 +1,6 @@
-"""Windows of tokens, cut from prepared blocks, and what counting alone can predict.
+"""Windows of tokens from prepared blocks, and the loss of a unigram model.
 
-A window holds T + 1 tokens: T that are read, and for each the one to be predicted.
+A window holds T + 1 tokens: T inputs, and for each the token to predict.
 """
 
 from collections.abc import Iterable
@@ -19,25 +19,10 @@ _COUNTED_AT_ONCE = 1 << 20
 _decode_block = DecodeRecord("text")
 
 
+# A block of T' tokens is followed by the first token of the next block. So windows
+# overlap by one token, and every token but the first is predicted once.
 class TokenWindows:
-    """Records of a prepared text: its windows, end to end.
-
-    A block of T' tokens is followed by the first token of the next block. So windows
-    overlap by one token, and every token of a split is predicted once, but for the
-    very first.
-
-    Args:
-      blocks: A split of a prepared text.
-      seq_len: T; divides the blocks.
-
-    Raises:
-      ValueError: If it does not.
-
-    Example:
-      >>> windows = TokenWindows(open_prepared("data/wikitext2", "train"), seq_len=64)
-      >>> len(windows[0])  # of 65 tokens in 16 bits
-      130
-    """
+    """The windows of a prepared text, end to end; `seq_len` divides its blocks."""
 
     def __init__(self, blocks: Prepared, seq_len: int):
         block = blocks.info["block"]
@@ -65,43 +50,19 @@ class TokenWindows:
 
 @dataclass(frozen=True)
 class DecodeTokens:
-    """Stage decode of `TokenWindows`.
-
-    Attributes:
-      vocab: Number of tokens.
-
-    Example:
-      >>> DecodeTokens(8192)(bytes([7, 0, 0, 1]))["tokens"].tolist()
-      [7, 256]
-    """
+    """Returns ``{"tokens": uint16[T + 1]}`` (or uint32) of a window, read-only."""
 
     vocab: int
 
     def __call__(self, record: bytes) -> dict[str, np.ndarray]:
-        """Returns ``{"tokens": uint16[T + 1]}`` (uint32 if need be), read-only."""
         return {"tokens": np.frombuffer(record, token_dtype(self.vocab))}
 
 
 def unigram_nats(
     train: Iterable[np.ndarray], validation: Iterable[np.ndarray], vocab: int
 ) -> float:
-    """Returns the loss of the model that knows how frequent tokens are, and no more.
-
-    A model above it has learnt less than to count.
-
-    Args:
-      train: Tokens that are counted, with one added to each count: no token is
-        impossible.
-      validation: Tokens that are predicted.
-      vocab: Number of tokens.
-
-    Returns:
-      Nats per token.
-
-    Example:
-      >>> round(unigram_nats([np.array([0, 0, 1])], [np.array([0, 1])], vocab=2), 4)
-      0.7136
-    """
+    """Returns the loss of a unigram model of `train`, in nats per token."""
+    # Every count is at least 1, so that no token is impossible.
     seen, predicted = _counts(train, vocab) + 1, _counts(validation, vocab)
     return float(-(predicted * np.log(seen / seen.sum())).sum() / predicted.sum())
 
@@ -109,7 +70,7 @@ def unigram_nats(
 def _counts(parts: Iterable[np.ndarray], vocab: int) -> np.ndarray:
     total = np.zeros(vocab, np.int64)
     for part in parts:
-        # In pieces: counting takes eight bytes for each token.
+        # Count in pieces: bincount takes eight bytes for each token.
         for start in range(0, len(part), _COUNTED_AT_ONCE):
             piece = part[start : start + _COUNTED_AT_ONCE]
             total += np.bincount(piece, minlength=vocab)

@@ -1,1 +1,1 @@
-"""Echo inside of other pipelines: Grain and tf.data."""
+"""Echo as a stage of other pipelines: Grain and tf.data."""

@@ -50,7 +50,7 @@ class _LoaderIterator(grain.DatasetIterator):
 
     def close(self) -> None:
         super().close()
-        self._iterator = None  # It has no close; worker processes end with it.
+        self._iterator = None  # It has no close method; worker processes end with it.
 
 
 class EchoDataset(grain.IterDataset):
@@ -62,7 +62,6 @@ class EchoDataset(grain.IterDataset):
         spec: AnySpec | None,
         options: dict[str, Any],
     ):
-        """See `echo`."""
         super().__init__(parent)
         self._spec = spec
         self._options = options
@@ -73,9 +72,9 @@ class EchoDataset(grain.IterDataset):
 
 
 class EchoDatasetIterator(grain.DatasetIterator):
-    """An `EchoIterator` with the face and the life cycle of a Grain iterator.
+    """An `EchoIterator` with the interface and the life cycle of a Grain iterator.
 
-    It is a context manager. To close it closes the stages before the echo, too.
+    It is a context manager. Closing it also closes the stages before the echo.
     """
 
     def __init__(
@@ -84,19 +83,18 @@ class EchoDatasetIterator(grain.DatasetIterator):
         spec: AnySpec | None,
         options: dict[str, Any],
     ):
-        """See `echo`."""
         super().__init__(parent)
         self._echo = EchoIterator(parent, spec, **options)
         self._reads_ahead = prefetched(self._echo._spec, options["prefetch"]) > 0
 
     @property
     def counts(self) -> Counts:
-        """How many fresh items were taken, and uses and repeats made."""
+        """The fresh items taken, and the uses and repeats made so far."""
         return self._echo.counts
 
     @property
     def log(self) -> DecisionLog | None:
-        """What an adaptive echo decided so far; None in other modes."""
+        """The decisions of an adaptive echo so far; None in other modes."""
         return self._echo.log
 
     @property
@@ -105,7 +103,7 @@ class EchoDatasetIterator(grain.DatasetIterator):
         return self._echo.tags
 
     def __iter__(self) -> "EchoDatasetIterator":
-        """Returns itself; warns where it has ended."""
+        """Returns itself; warns if the echo has ended."""
         iter(self._echo)
         return self
 
@@ -113,11 +111,11 @@ class EchoDatasetIterator(grain.DatasetIterator):
         return next(self._echo)
 
     def get_state(self) -> dict[str, Any]:
-        """See `echo_jax.EchoIterator.get_state`."""
+        """Returns the state, as `echo_jax.EchoIterator.get_state` does."""
         return self._echo.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """See `echo_jax.EchoIterator.set_state`."""
+        """Goes to a state, as `echo_jax.EchoIterator.set_state` does."""
         self._echo.set_state(state)
 
     def start_prefetch(self) -> None:
@@ -129,7 +127,7 @@ class EchoDatasetIterator(grain.DatasetIterator):
             super().start_prefetch()
 
     def close(self) -> None:
-        """Stops reading ahead, and refuses all further use."""
+        """Stops reading ahead, and refuses all further use; also closes the parent."""
         self._echo.close()
         super().close()
 
@@ -155,22 +153,22 @@ def echo(
       dataset: The stages before the echo, a `grain.IterDataset` or `grain.DataLoader`.
         A `grain.MapDataset` becomes a dataset with ``to_iter_dataset()``, after which
         no element can be read by its index.
-      spec: What the echo does: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
+      spec: Description of the echo: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
       batch: Whether to stack ``spec.batch_size`` uses into one element. For a dataset
         of batches use `echo_batches`.
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether elements are pairs of element and `echo_jax.Tags`.
-      prefetch: See `echo_jax.echo`.
+      prefetch: As in `echo_jax.echo`.
 
     Returns:
       A dataset whose iterator's state is plain data and the parent's state, which
-      Grain's checkpoint handlers for Orbax save and restore. The iterator has
-      ``counts``, ``tags`` and ``log``, too.
+      Grain's checkpoint handlers for Orbax save and restore. The iterator also has
+      ``counts``, ``tags`` and ``log``.
 
     Raises:
       TypeError: The dataset is neither a `grain.IterDataset` nor a `grain.DataLoader`.
-      ValueError: If the spec cannot be carried out, such as a buffer that is too small
-        for ``spread`` without twins.
+      ValueError: The spec is impossible, such as a buffer that is too small for
+        ``spread`` without twins (two uses of an item in one batch).
 
     Example:
       >>> from echo_jax import EchoSpec
@@ -195,18 +193,18 @@ def echo_batches(
     Args:
       dataset: The stages before the echo, a `grain.IterDataset` or `grain.DataLoader`
         that yields batches.
-      spec: What the echo does. None to choose it by the first batch; see
+      spec: Description of the echo. None to choose it by the first batch; see
         `echo_jax.echo_batches`.
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether elements are pairs of batch and `echo_jax.Tags`.
-      prefetch: See `echo_jax.echo`.
+      prefetch: As in `echo_jax.echo`.
 
     Returns:
       A dataset of batches; see `echo`.
 
     Raises:
-      TypeError: If the dataset is neither.
-      ValueError: If the spec cannot be carried out.
+      TypeError: The dataset is neither a `grain.IterDataset` nor a `grain.DataLoader`.
+      ValueError: The spec is impossible.
 
     Example:
       >>> from echo_jax import EchoSpec
@@ -231,14 +229,14 @@ def _echoed(
             f"{type(dataset).__name__}. {_way(dataset)}"
         )
     if spec is not None:
-        # Refuses a spec that cannot be carried out, here and now.
+        # Raises at once for an impossible spec.
         make_plan(spec)
         prefetched(spec, options["prefetch"])
     return EchoDataset(dataset, spec, options)
 
 
 def _way(given: Any) -> str:
-    """What to give in place of something that cannot be echoed."""
+    """Returns advice for an object that cannot be echoed."""
     if isinstance(given, grain.MapDataset):
         return "Call its to_iter_dataset() first; an echo by index would read again."
     if hasattr(given, "__next__"):

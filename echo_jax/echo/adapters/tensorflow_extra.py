@@ -1,4 +1,4 @@
-"""TensorFlow, or which extra to install: all that needs it imports it from here."""
+"""Imports TensorFlow, or says which extra to install. Other modules import it here."""
 
 try:
     import tensorflow as tf

@@ -1,8 +1,8 @@
 """Echo for `tf.data`: made of native graph operations only.
 
-Nothing of it runs in Python once the dataset is built, so no interpreter lock
-holds it up. TensorFlow is an extra, ``pip install 'echo-jax[tfdata]'``, and is imported
-by the first call.
+No part of it runs in Python once the dataset is built, so the interpreter lock does not
+slow it down. TensorFlow is an extra, ``pip install 'echo-jax[tfdata]'``; the first call
+imports it.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,42 +23,41 @@ def echo(
 ) -> Callable[[Any], Any]:
     """Repeats the elements of a `tf.data.Dataset` as a spec says.
 
-    The sequence of uses is the one of the host, for every order but
-    ``shuffle_buffer``, which is refused, and the same in every iteration. So it may
-    also begin where a `Plan` of the same spec stands: the items in use are then read
-    again, as many as an echo on the host would read.
+    The sequence of uses is that of the host, and the same in every iteration. The order
+    ``shuffle_buffer`` is refused. The dataset may also begin at the state of a `Plan`
+    of the same spec. The items in use are then read again, as many as on the host.
 
-    ``consecutive`` reads nothing before it is needed. The other orders work in
-    rounds, and read the fresh elements of a round when it begins: up to ``buffer``
-    for ``shuffle``; for ``spread`` about ``buffer / (e - 1)`` at a constant factor
+    ``consecutive`` reads elements on demand. The other orders work in rounds, and read
+    the fresh elements of a round when it begins. For ``shuffle`` these are up to
+    ``buffer`` elements; for ``spread`` about ``buffer / (e - 1)`` at a constant factor
     e, up to two buffers. They are kept beside the elements in use, and copied from
-    round to round. What a prefetch reads ahead, which tf.data may put behind any
-    pipeline by itself, comes on top.
+    round to round. A prefetch, which tf.data may add to any pipeline by itself, reads
+    further ahead.
 
-    The iterator's state is TensorFlow's own, for `tf.train.Checkpoint`. Unlike that
-    of the other backends it holds the elements in use.
+    The iterator's state is TensorFlow's own, for `tf.train.Checkpoint`. Unlike the
+    states of the other backends it holds the elements in use.
 
     Args:
-      spec: What the echo does. Its factor is a constant or piecewise constant.
+      spec: Description of the echo. Its factor is a constant or piecewise constant.
       batch: Whether to stack ``spec.batch_size`` uses into one element. Elements
         must then have equal shapes.
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether elements are pairs of element and `echo_jax.Tags`: ``int64``
         and ``int32``, of shape [], or [B] in a batch.
-      state: Of a `echo_jax.echo.plans.fixed.FixedPlan` of this spec, from its
-        ``get_state``: the uses after it. The dataset then begins with item
+      state: The state of a `echo_jax.echo.plans.fixed.FixedPlan` of this spec, from its
+        ``get_state``; the uses after it follow. The dataset then begins with item
         ``state["anchor"]``.
 
     Returns:
-      A function for `tf.data.Dataset.apply`. Elements may have any structure;
-      it raises TypeError where ``spread`` or ``shuffle`` would have to keep
-      datasets, optionals or other variants.
+      A function for `tf.data.Dataset.apply`. Elements may have any structure. It raises
+      TypeError if ``spread`` or ``shuffle`` would have to keep datasets, optionals or
+      other variants.
 
     Raises:
-      ImportError: If TensorFlow is not installed.
-      TypeError: If the factor is a Python function.
-      ValueError: If the order is ``shuffle_buffer``, or the buffer is too small for
-        ``spread`` without twins.
+      ImportError: TensorFlow is not installed.
+      TypeError: The spec is not an `EchoSpec`, or the factor is a Python function.
+      ValueError: The order is ``shuffle_buffer``, or the buffer is too small for
+        ``spread`` without twins (two uses of an item in one batch).
 
     Example:
       >>> import tensorflow as tf
@@ -85,7 +84,7 @@ def echo(
             "bounded; use order='shuffle', or echo the dataset's NumPy iterator: "
             "echo_jax.echo(dataset.as_numpy_iterator(), spec)"
         )
-    # Imported here: TensorFlow is an extra, and takes ten seconds.
+    # Imported here: TensorFlow is an extra, and its import takes ten seconds.
     from echo_jax.echo.adapters.tfdata_graph import graph_echo
 
     return graph_echo(

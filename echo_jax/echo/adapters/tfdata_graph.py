@@ -1,7 +1,7 @@
 """The store of an echo for `tf.data`: it keeps the items of a round in the graph.
 
-`echo_jax.echo.adapters.tfdata_orders` makes the order of the uses, which is that of the
-host, round by round.
+`echo_jax.echo.adapters.tfdata_orders` makes the order of the uses round by round. It is
+the order of the host.
 """
 
 import math
@@ -36,7 +36,7 @@ def graph_echo(
     tags: bool,
     state: Mapping[str, int] | None,
 ) -> Callable[[tf.data.Dataset], tf.data.Dataset]:
-    """See `echo_jax.echo.adapters.tfdata.echo`, which has checked the spec."""
+    """Returns the function that `echo` of `tfdata` returns, for a checked spec."""
     order = rounds_of(spec)
     start = _Start.of(spec, state) if state else _Start(0, 0, 0)
 
@@ -59,12 +59,11 @@ def graph_echo(
 
 
 class _Start(NamedTuple):
-    """Where the graph begins: with all uses of an item and of those after it.
+    """The start of the graph: all uses of an item and of the items after it.
 
     Attributes:
-      item: The item.
-      carry: The schedule's carry before it.
-      skip: How many of these uses came before the first that is wanted.
+      carry: The schedule's carry before the item.
+      skip: How many of these uses are left out.
     """
 
     item: int
@@ -73,7 +72,7 @@ class _Start(NamedTuple):
 
     @classmethod
     def of(cls, spec: EchoSpec, state: Mapping[str, int]) -> "_Start":
-        """Returns where to begin for the uses after a plan's state."""
+        """Returns the start for the uses after a plan's state."""
         FixedPlan(spec).check_state(state)
         item, schedule = state["anchor"], spec.schedule
         # All uses of the items before the anchor are over.
@@ -90,7 +89,7 @@ class _Start(NamedTuple):
 def _back_to_back(
     dataset: tf.data.Dataset, schedule: GraphSchedule, start: _Start, tags: bool
 ) -> tf.data.Dataset:
-    """All uses of an item before the next one is read."""
+    """Returns all uses of an item before it reads the next one."""
 
     def count(state, item):
         index, carry = state
@@ -111,12 +110,11 @@ def _back_to_back(
 
 
 class _Packing:
-    """Takes elements apart into tensors that stack, and puts them together.
+    """Takes elements apart into tensors that stack, and puts them together."""
 
-    A tensor whose shape is not fully known, such as an image before it is cropped,
-    becomes a string of bytes, so that elements of different shapes stack. So does
-    one without any number in it, whose stack TensorFlow 2.21 fails to unbatch.
-    """
+    # A tensor whose shape is not fully known, such as an image before it is cropped,
+    # becomes a string of bytes, so that elements of different shapes stack. So does a
+    # tensor without elements: TensorFlow 2.21 fails to unbatch its stack.
 
     def __init__(self, element_spec: Any):
         self._element_spec = element_spec
@@ -133,7 +131,6 @@ class _Packing:
         self.is_needed = leaves != self._specs or not all(self._stacks)
 
     def pack(self, element: Any) -> tuple[tf.Tensor, ...]:
-        """The tensors of an element."""
         tensors = tf.nest.flatten(element, expand_composites=True)
         tensors = [tensor for tensor in tensors if tensor is not None]
         return tuple(
@@ -142,7 +139,6 @@ class _Packing:
         )
 
     def unpack(self, packed: tuple[tf.Tensor, ...]) -> Any:
-        """The element with some tensors."""
         tensors = [
             tensor
             if stacks
@@ -157,13 +153,12 @@ class _Packing:
 
 
 class _State(NamedTuple):
-    """What passes from one round to the next.
+    """The state that one round passes to the next.
 
     Attributes:
-      order: The state of the order.
       index: Fresh index of the items used in the last round, ascending, ``int64[n]``.
       items: These items, stacked.
-      kept: Which of them are used again, as places in ``index``, ``int64[k]``.
+      kept: Places in ``index`` of the items that are used again, ``int64[k]``.
     """
 
     order: Any
@@ -178,7 +173,7 @@ def _in_rounds(
     start: _Start,
     tags: bool,
 ) -> tf.data.Dataset:
-    """The uses of a round when the fresh items of its window are there."""
+    """Returns the uses round by round, after the fresh items of a round's window."""
     packing = _Packing(dataset.element_spec)
     if packing.is_needed:
         # A scan, because tf.data may make a map parallel, and so read ahead.
@@ -202,7 +197,7 @@ def _in_rounds(
             window,
             window_size_func=order.windows.size,
         )
-        # Rounds without fresh items, for what is left at the end.
+        # Rounds without fresh items, for the remaining uses at the end.
         .concatenate(no_window.repeat(order.num_live - 1))
         .scan(
             _State(order_state, no_index, no_items, no_index),
@@ -215,7 +210,7 @@ def _in_rounds(
 def _advance(
     order: GraphSpread | GraphShuffle, state: _State, fresh: tuple[Any, Any]
 ) -> tuple[_State, tuple[Any, Any]]:
-    """The items of a round; and places in them, indices and repeats of its uses."""
+    """Returns the items of a round, and its uses as (places, indices, repeats)."""
     index, items = tf.nest.map_structure(
         lambda old, new: tf.concat([tf.gather(old, state.kept), new], 0),
         (state.index, state.items),
@@ -238,13 +233,13 @@ def _advance(
 
 
 def _emit(items: Any, uses: Any, packing: _Packing, tags: bool) -> tf.data.Dataset:
-    """The uses of a round, one by one."""
+    """Returns the uses of a round, one by one."""
 
     def read(places, index, repeat):
         read_items = tf.nest.map_structure(lambda a: tf.gather(a, places), items)
         return (read_items, Tags(index, repeat)) if tags else read_items
 
-    # Read by the chunk: a call per use would take longer than all the rest.
+    # Uses are read in chunks: a call per use would take longer than everything else.
     chunks: Any = tf.data.Dataset.from_tensor_slices(uses).batch(_USES_PER_CHUNK)
     outputs = chunks.map(read).unbatch()
     if not packing.is_needed:

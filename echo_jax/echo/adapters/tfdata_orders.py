@@ -1,9 +1,9 @@
 """The orders `spread` and `shuffle` as TensorFlow graph operations.
 
 They make the same uses, round by round, as `echo_jax.echo.orders.spread` and
-`echo_jax.echo.orders` do with NumPy, in the same integer arithmetic. Why the
-orders are as they are is said there; here is only what a graph needs: a state of
-tensors, and all cohorts side by side in one table instead of one object each.
+`echo_jax.echo.orders.shuffle` do with NumPy, in the same integer arithmetic. Those
+modules explain the orders. This one has only the needs of a graph: a state of tensors,
+and all cohorts side by side in one table instead of one object each.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class RoundUses(NamedTuple):
 
     Attributes:
       index: Fresh index of every use, ``int64[n]``.
-      repeat: Which use of the item it is, ``int64[n]``.
+      repeat: Number of the use of its item, ``int64[n]``.
       last: Whether it is the item's last use, ``bool[n]``.
     """
 
@@ -40,7 +40,6 @@ class Windows:
     """The fresh items of each round: a few windows of given sizes, then equal ones."""
 
     def __init__(self, warm: Sequence[int], steady: int):
-        """Takes the sizes of the first windows, and of all later ones."""
         self.num_warm = len(warm)
         self._sizes = np.array([*warm, steady], np.int64)
         self._starts = np.cumsum([0, *warm], dtype=np.int64)
@@ -50,7 +49,7 @@ class Windows:
             self._gaps[number] = self._gaps[number + 1] + 1 if empty else 0
 
     def number_of(self, index: Any) -> Any:
-        """The window that holds an item, ``int64[]``; never an empty window."""
+        """Returns the window that holds an item, ``int64[]``; never an empty window."""
         if not self.num_warm:
             return index // self._sizes[-1]
         beyond = tf.maximum(index - self._starts[-1], 0)
@@ -58,16 +57,15 @@ class Windows:
         return tf.cast(warm, tf.int64) - 1 + beyond // self._sizes[-1]
 
     def size(self, number: Any) -> Any:
-        """Sizes of windows, ``int64`` of the shape of ``number``."""
         return tf.gather(self._sizes, tf.minimum(number, self.num_warm))
 
     def start(self, number: Any) -> Any:
-        """The fresh index of the first item of a window."""
+        """Returns the fresh index of the first item of a window."""
         start = tf.gather(self._starts, tf.minimum(number, self.num_warm))
         return start + tf.maximum(number - self.num_warm, 0) * self._sizes[-1]
 
     def gap(self, number: Any) -> Any:
-        """How many windows without an item follow a window."""
+        """Returns how many windows without an item follow a window."""
         return tf.gather(self._gaps, tf.minimum(number, self.num_warm))
 
 
@@ -75,7 +73,6 @@ class GraphSchedule:
     """`Schedule.uses` in graph operations, for constant and piecewise factors."""
 
     def __init__(self, schedule: Schedule):
-        """Takes over the pieces in units of one over the common denominator."""
         self._starts = np.array(schedule.starts, np.int64)
         self._denominator = schedule.denominator
         self._units = np.array(
@@ -84,7 +81,7 @@ class GraphSchedule:
         )
 
     def uses_of(self, item: Any, carry: Any) -> tuple[Any, Any]:
-        """The number of uses of one item, and the carry after it."""
+        """Returns the number of uses of one item, and the carry after it."""
         unit = self._units[0]
         if len(self._units) > 1:
             piece = tf.searchsorted(self._starts, [item], side="right")[0] - 1
@@ -94,7 +91,7 @@ class GraphSchedule:
         return uses, total - uses * self._denominator
 
     def uses(self, start: Any, count: Any, carry: Any) -> tuple[Any, Any]:
-        """Numbers of uses ``int64[count]`` of some items, and the carry after them."""
+        """Returns the numbers of uses of items, ``int64[count]``, and the carry."""
         items = tf.range(start, start + count)
         piece = tf.searchsorted(self._starts, items, side="right") - 1
         units = tf.cumsum(tf.gather(self._units, piece))
@@ -104,11 +101,10 @@ class GraphSchedule:
 
 
 class _SpreadState(NamedTuple):
-    """Of each seat of all live cohorts, in order: its cohort, item and item's uses.
+    """The cohort, item and item's uses of each seat of all live cohorts, in order."""
 
-    The seats of a cohort only swap items of the same number of uses, so the uses
-    stay with the seat.
-    """
+    # The seats of a cohort only swap items of the same number of uses, so the uses stay
+    # with the seat.
 
     round: Any
     carry: Any
@@ -127,19 +123,18 @@ class GraphSpread:
     """
 
     def __init__(self, order: Spread):
-        """Takes over sizes, keys and segments of an order."""
         sizes = order.sizes
         self.windows = Windows(sizes.warm, sizes.steady)
         self.num_live = sizes.max_uses
         self._schedule = GraphSchedule(order.schedule)
         self._keys = np.array(order.keys, np.uint64)
         self._uniform = order.uniform
-        # From this round on every round is like the one before.
+        # From this round on, every round is like the one before.
         last = self.windows.num_warm + sizes.max_uses
         self._shares = np.array([order.swap_share(r) for r in range(last + 1)])
 
     def initial_state(self, item: int, carry: int) -> _SpreadState:
-        """The state before the round of an item that begins one, without others."""
+        """Returns the state before the round that begins with an item."""
         now = self.windows.number_of(tf.constant(item, tf.int64))
         none = np.zeros(0, np.int64)
         return _SpreadState(now, np.int64(carry), none, none, none, none)
@@ -169,14 +164,14 @@ class GraphSpread:
         return state, RoundUses(index, repeat, left == 1)
 
     def _permuted(self, now: Any, cohort: Any, seat: Any, uses: Any, index: Any) -> Any:
-        """The items of all seats after items of one group have swapped seats."""
+        """Returns the items of all seats after swaps within each group."""
         size, age = self.windows.size(cohort), now - cohort
         share = tf.gather(self._shares, tf.minimum(now, len(self._shares) - 1))
         # In segments of one seat nothing moves.
         length = tf.maximum(tf.cast(_float(size) * share, tf.int64), 1)
         segment = (seat + age % 2 * (length // 2)) // length
         group = segment if self._uniform else segment * (self.num_live + 1) + uses
-        # As many bits of a key count as `grouped_argsort` has room for.
+        # The bits of a key that count are those that fit in `grouped_argsort`.
         highest = tf.math.unsorted_segment_max(group, age, self.num_live)
         bits = _bit_length(size - 1) + _bit_length(tf.gather(highest, age))
         key = tf.bitwise.right_shift(
@@ -204,16 +199,15 @@ class _ShuffleState(NamedTuple):
 class GraphShuffle:
     """The order `shuffle` in graph operations.
 
-    Unlike those of `Shuffle`, its rounds end just before the next window's first
-    use, so that no window is read before it is needed.
-
     Attributes:
       windows: The fresh items that come in each round.
       num_live: Over how many rounds an item may be used.
     """
 
+    # Unlike the rounds of `Shuffle`, its rounds end just before the next window's first
+    # use. So no window is read before it is needed.
+
     def __init__(self, order: Shuffle):
-        """Takes over the delay and the key of an order."""
         self.windows = Windows([], order.delay)
         self.num_live = 2
         self._delay = order.delay
@@ -223,7 +217,7 @@ class GraphShuffle:
         self._schedule = GraphSchedule(order.schedule)
 
     def initial_state(self, item: int, carry: int) -> _ShuffleState:
-        """The state before the round of an item that begins one, without others."""
+        """Returns the state before the round that begins with an item."""
         after, columns = self._timed(np.int64(item), np.int64(carry))
         return _ShuffleState(np.int64(item + self._delay), after, *columns)
 
@@ -244,7 +238,7 @@ class GraphShuffle:
         )
 
     def _timed(self, start: Any, carry: Any) -> tuple[Any, tuple[Any, ...]]:
-        """Carry after a window; times, indices, repeats, last flags of its uses."""
+        """Returns the carry after a window; time, index, repeat, last of its uses."""
         uses, carry = self._schedule.uses(start, self._delay, carry)
         place = tf.range(tf.reduce_sum(uses))
         local = tf.searchsorted(tf.cumsum(uses), place, "right", tf.int64)
@@ -260,7 +254,7 @@ class GraphShuffle:
 
 
 def _mix(start: Any, counter: Any) -> Any:
-    """`echo_jax.echo.keys.mix` in graph operations; ``start`` is ``uint64``."""
+    """Returns `echo_jax.echo.keys.mix` in graph operations; ``start`` is ``uint64``."""
     z = tf.cast(counter, tf.uint64) * np.uint64(_GOLDEN) + (start + np.uint64(_GOLDEN))
     z = tf.bitwise.bitwise_xor(z, tf.bitwise.right_shift(z, np.uint64(30)))
     z *= np.uint64(0xBF58476D1CE4E5B9)
@@ -270,7 +264,7 @@ def _mix(start: Any, counter: Any) -> Any:
 
 
 def _bit_length(values: Any) -> Any:
-    """``int.bit_length`` of non-negative ``int64[n]``."""
+    """Returns ``int.bit_length`` of non-negative ``int64[n]``."""
     return tf.searchsorted(_POWERS_OF_TWO, values, side="right", out_type=tf.int64)
 
 

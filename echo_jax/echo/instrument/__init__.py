@@ -1,1 +1,1 @@
-"""How starved a trainer is, and what an echo would give: measured and simulated."""
+"""How starved a trainer is, and how much an echo would gain."""

@@ -1,7 +1,7 @@
-"""What a probe's numbers say should be done, in plain words.
+"""Advice from a probe's numbers, in plain words.
 
-An echo is the last resort: a fresh example is worth more than a repeated one. So
-first comes what would make the loader itself fast enough, then the echo.
+An echo is the last resort, because a fresh example is worth more than a repeated one.
+So the advice first names changes that would make the loader fast enough, then the echo.
 """
 
 import math
@@ -17,39 +17,35 @@ from echo_jax.echo.instrument.probe_report import (
 
 __all__ = ["OptionNames", "advise", "how_to_echo"]
 
-# Updates between two uses of an example from which on a repeat is worth nearly what
-# it can be (Choi et al. 2019, figure 7, drawn over the lag instead of the buffer).
+# From this many updates between two uses of an example, a repeat has nearly its full
+# worth (Choi et al. 2019, figure 7, drawn over the lag instead of the buffer).
 _GOOD_LAG = 100
 
-# Updates to the same loss beside those on fresh data, for factors up to these: the
-# 95 % intervals of tuned arms in order shuffle, over all batch sizes (docs/results.md).
+# Updates to the same loss relative to fresh data, for factors up to each key: the 95 %
+# intervals of tuned arms in order shuffle, over all batch sizes (docs/results.md).
 _UPDATES_BESIDE_FRESH = {2: (0.88, 1.43), 4: (0.86, 1.16), 8: (0.94, 1.40)}
 _UPDATES_BESIDE_FRESH_ABOVE = (1.06, 1.44)
 
-# Together, loading and training should take as long as the slower of them alone.
-# Up to this much more is what machines vary by.
+# Loading and training together should take as long as the slower of them alone.
+# Machines vary by up to this much more.
 _OVERLAP = 1.15
 
-# Slow steps that make the mean longer than this, if they count, are worth a word.
+# Slow steps are reported if they would make the mean longer by this factor.
 _MATTERS = 1.05
 
 
 @dataclass(frozen=True)
 class OptionNames:
-    """What the settings of a trainer are called, so that advice can name them.
+    """Names of a trainer's settings, for the advice.
 
     Attributes:
-      threads: Sets how many reads go on at a time.
-      measured_threads: The same, so that they are chosen by measuring; empty where
-        that cannot be.
-      workers: Sets how many processes load.
-      prefetch: Sets how many batches are made ahead.
-      seconds: Sets for how long to probe.
-      worth: Measures what a repeat is worth.
+      measured_threads: Setting that chooses the threads by measuring; "" if there is
+        none.
+      worth: Measures how much a repeat is worth.
       device: Where a buffer on the accelerator is.
       placements: The stages that an echo can follow; empty for all that are timed.
-      echo: Switches an echo on. ``{factor}``, ``{buffer}`` (examples),
-        ``{batch_size}`` and ``{after}`` (a stage) are filled in.
+      echo: Switches an echo on; a format string with ``{factor}``, ``{buffer}``
+        (examples), ``{batch_size}`` and ``{after}`` (a stage).
     """
 
     threads: str = "the loader's threads"
@@ -67,17 +63,7 @@ class OptionNames:
 
 
 def advise(report: ProbeReport, options: OptionNames, *, cores: int) -> tuple[str, ...]:
-    """Returns what to do, the most useful first.
-
-    Args:
-      report: The numbers; the advice in it is not looked at.
-      options: What the trainer's settings are called.
-      cores: CPU cores that the process may use.
-
-    Returns:
-      Sentences, at least one. The first begins with "Do not echo" if the trainer is
-      not starved.
-    """
+    """Returns advice, the most useful first; "Do not echo" leads if not starved."""
     up, down = duration(report.t_up_s), duration(report.t_down_s)
     sentences = []
     if not report.is_starved:
@@ -100,12 +86,7 @@ def advise(report: ProbeReport, options: OptionNames, *, cores: int) -> tuple[st
 
 
 def how_to_echo(report: ProbeReport, options: OptionNames) -> str:
-    """Returns what to write to switch the advised echo on; "" if none is advised.
-
-    Args:
-      report: The numbers.
-      options: What the trainer's settings are called.
-    """
+    """Returns the code or option that switches the echo on; "" if none is advised."""
     if not (report.is_starved and report.batch_size):
         return ""
     return options.echo.format(
@@ -117,7 +98,7 @@ def how_to_echo(report: ProbeReport, options: OptionNames) -> str:
 
 
 def _slow_step_doubt(report: ProbeReport, options: OptionNames) -> list[str]:
-    """Says so if too few slow steps were seen to know what they do to R."""
+    """Returns advice if too few slow steps were seen to know their effect on R."""
     slow = report.slow_steps
     if slow is None or (slow.recur and not slow.are_few):
         return []
@@ -139,7 +120,7 @@ def _slow_step_doubt(report: ProbeReport, options: OptionNames) -> list[str]:
 
 
 def _overlap_fix(report: ProbeReport, options: OptionNames) -> list[str]:
-    """Says whether loading and training get in each other's way."""
+    """Returns advice if loading and training hinder each other."""
 
     def excess(run: MeasuredRun) -> float:
         return run.seconds_per_update / report.predicted(run.factor)
@@ -149,7 +130,7 @@ def _overlap_fix(report: ProbeReport, options: OptionNames) -> list[str]:
         return in_turns_s >= _OVERLAP * report.predicted(run.factor)
 
     worst = max(report.runs, key=excess)
-    # Where one side is much faster, their overlap cannot be what is missing.
+    # If one side is much faster, missing overlap cannot explain the excess.
     if excess(worst) < _OVERLAP or not could_be(worst):
         return []
     how = "Without an echo" if worst.factor == 1 else f"Echoed {worst.factor:g} times"
@@ -163,7 +144,7 @@ def _overlap_fix(report: ProbeReport, options: OptionNames) -> list[str]:
 
 
 def _stage_fix(report: ProbeReport, options: OptionNames, cores: int) -> list[str]:
-    """Says whether more threads or processes would make the loader fast enough."""
+    """Returns advice on threads or processes that make the loader fast enough."""
     if not report.stages:
         return [
             "Make the loader faster first, if you can: with more of "
@@ -204,7 +185,7 @@ def _computing_fix(
         f"{slowest.name} computes {duration(slowest.cpu_s)} per batch, and the "
         f"loader keeps about {busy} of {cores} cores busy"
     )
-    # One core is the trainer's own.
+    # The trainer needs one core.
     free = cores - 1 - busy
     if free < 1:
         return [f"{what}: more processes have no core to run on; echo behind it."]
@@ -216,12 +197,12 @@ def _computing_fix(
 
 
 def _enough(seconds: float, report: ProbeReport) -> int:
-    """Returns among how many that work is to be shared so that nobody starves."""
+    """Returns how many threads or processes must share work to feed the step."""
     return math.ceil(seconds / (FED_RATIO * report.t_down_s))
 
 
 def _echo(report: ProbeReport, options: OptionNames) -> list[str]:
-    """Says where, how often, and with which buffer to echo."""
+    """Returns advice where, how often, and with which buffer to echo."""
     factor = report.advised_factor
     after = _placement(report, options)
     update_s = report.predicted(factor)
@@ -262,11 +243,9 @@ def _echo(report: ProbeReport, options: OptionNames) -> list[str]:
 
 
 def _placement(report: ProbeReport, options: OptionNames) -> str:
-    """Returns the earliest stage behind which an echo helps; "" if none is known.
-
-    It is not before the slowest stage, and what comes after it is done anew for
-    every use, by one thread, so that must not take longer than a step.
-    """
+    """Returns the earliest stage behind which an echo helps; "" if none is known."""
+    # The echo follows the slowest stage. One thread does the later stages for every
+    # use, so they must not take longer than a step.
     stages = report.stages
     if not stages:
         return ""
@@ -279,12 +258,7 @@ def _placement(report: ProbeReport, options: OptionNames) -> str:
 
 
 def _size(num_bytes: int) -> str:
-    """Returns a size in the unit that suits it.
-
-    Example:
-      >>> _size(52_400_000)
-      '52.4 MB'
-    """
+    """Returns a size in a suitable unit, such as '52.4 MB'."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6)):
         if num_bytes >= scale:
             return f"{num_bytes / scale:.1f} {unit}"

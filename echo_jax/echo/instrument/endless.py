@@ -1,4 +1,4 @@
-"""An upstream without end, for what must not run out of batches."""
+"""An upstream without end, for a consumer that must not run out of batches."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -7,25 +7,12 @@ __all__ = ["Endless"]
 
 
 class Endless(Iterator[Any]):
-    """The items of an iterable, again and again.
-
-    Args:
-      upstream: An iterable, which is started again when it ends; or an iterator,
-        which must not end, and is not closed.
-
-    Raises:
-      ValueError: From ``next``, if the iterable is empty or the iterator ended.
-
-    Example:
-      >>> from itertools import islice
-      >>> list(islice(Endless([1, 2]), 5))
-      [1, 2, 1, 2, 1]
-    """
+    """Yields the items of an iterable again and again; an iterator must not end."""
 
     def __init__(self, upstream: Iterable[Any]):
         self._upstream = upstream
         self._iterator = iter(upstream)
-        # An iterator that was given is not ours to close, and cannot start again.
+        # The caller's iterator is not closed here, and cannot start again.
         self._owned = self._iterator is not upstream
         self._taken = 0
 
@@ -52,6 +39,6 @@ class Endless(Iterator[Any]):
         raise ValueError("the upstream is empty; give an iterable of batches")
 
     def close(self) -> None:
-        """Stops the threads of an iterator of our own."""
+        """Closes an iterator that this class has made."""
         if self._owned and hasattr(self._iterator, "close"):
             self._iterator.close()  # pyright: ignore[reportAttributeAccessIssue]

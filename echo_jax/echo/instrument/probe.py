@@ -1,11 +1,11 @@
-"""The instrument: how starved is a trainer, and would echoing help it?
+"""The instrument: measures how starved a trainer is, and whether echoing would help it.
 
-Any trainer: an iterable of batches and a step are enough. The measurement is
-differential (after DS-Analyzer, Mohan et al. 2021): the loader is timed with no
-step, the step with no loader, then both together. These take turns, so that a
-machine that becomes slower meanwhile does so for all of them. Both times are means,
-for throughput follows from means: of the loader over all batches, of the step with
-its periodic slow steps and without what disturbed it once (`step_times`).
+It needs only an iterable of batches and a step. The measurement is differential (after
+DS-Analyzer, Mohan et al. 2021): the loader is timed without a step, the step without a
+loader, then both together. These take turns, so that a machine that becomes slower
+affects all of them. Both times are means, because throughput follows from means. The
+loader's mean is over all batches. The step's mean includes periodic slow steps, and
+excludes single disturbances (`step_times`).
 """
 
 import os
@@ -42,20 +42,19 @@ __all__ = ["MeasuredRun", "OptionNames", "ProbeReport", "StageTime", "probe"]
 Now = Callable[[], float]
 OnProgress = Callable[[str, float], None]
 
-# How the time is spent. Rates are measured in so many rounds, and after them runs
-# with and without an echo, which is not known before.
+# How the time is spent: rounds that measure rates, then rounds of runs with and without
+# an echo, whose factor follows from the rates.
 _RATE_ROUNDS, _RUN_ROUNDS = 5, 3
-# A slow loader, whose least number of batches takes longer than the time that there
-# is, gets fewer rounds.
+# A slow loader gets fewer rounds, if its least number of batches takes longer than the
+# available time.
 _LEAST_RATE_ROUNDS = 3
-# Shares of the time, of a single phase; with their rounds they make 1.
+# Shares of the time of a single phase; times their rounds they add up to 1.
 _STAGES_SHARE, _UP_SHARE, _DOWN_SHARE = 0.1, 0.055, 0.03
 _TOGETHER_SHARE, _RUN_SHARE, _ECHO_SHARE = 0.045, 0.035, 0.05
-# The step's, in addition, once slow steps were seen whose period is not known yet.
+# The step's share once slow steps with an unknown period were seen.
 _LONG_DOWN_SHARE = 3 * _DOWN_SHARE
 
-# The part of a phase that is not counted. A loader's buffers, which filled while it
-# was not asked, run empty in it, or full again.
+# The uncounted part of a phase, in which a loader's buffers run empty or full again.
 _SETTLE = 0.3
 
 
@@ -73,31 +72,32 @@ def probe(
     now: Now = time.perf_counter,
     cpu_now: Now = time.thread_time,
 ) -> ProbeReport:
-    """Measures how starved a trainer is, and says what to do about it.
+    """Measures how starved a trainer is, and advises a remedy.
 
-    It trains for real while it measures: give it copies of what must not change.
+    It trains while it measures: pass copies of everything that must not change.
 
     Args:
       upstream: The batches as the trainer gets them, pytrees of arrays. An iterable
         that ends is started again; an iterator must not end.
       step: Makes one update, ``step(batch) -> output``, or with a ``state``
-        ``step(state, batch) -> (state, output, ...)``. The output must be
-        something that the update computes, as the loss: it is waited for. A batch
-        is used several times, so it must not be donated.
-      state: The first state. It may be donated.
-      seconds: How long to measure, without compiling. A loader that takes more than
-        a hundredth of this per batch needs longer, and so do slow steps that come
-        less often than once in a fifteenth of it: they may not be seen.
+        ``step(state, batch) -> (state, output, ...)``. The update must compute the
+        output, such as the loss, because the probe waits for it. A batch is used
+        several times, so the step must not donate it.
+      state: The first state. The step may donate it.
+      seconds: How long to measure, without compiling. Allow at least 100 times the
+        loader's time per batch. Slow steps that come less often than once in a
+        fifteenth of it may not be seen.
       cap: The largest factor to advise.
-      stages: What the loader does for one batch, as functions without arguments by
-        name, in order: then the advice knows what to make faster. They are timed
-        one by one in this thread, on top of what the loader does.
+      stages: The stages of the loader for one batch, as functions without arguments by
+        name, in order. Then the advice can name the stage to make faster. They are
+        timed one by one in this thread, in addition to the loader's own work.
       wait: Waits for the output of a step; None handles dicts, lists, tuples and
         dataclasses of arrays. ``jax.block_until_ready`` handles all pytrees.
-      options: What the settings of the trainer are called, for the advice.
-      on_progress: Called with what is measured next, and the part that is done.
+      options: Names of the trainer's settings, for the advice.
+      on_progress: Called with the name of the next measurement, and the part that is
+        done, from 0 to 1.
       now: The clock, in seconds; for tests.
-      cpu_now: The time that this thread has computed, in seconds; for tests.
+      cpu_now: The CPU time of this thread, in seconds; for tests.
 
     Returns:
       The report; print it.
@@ -109,7 +109,7 @@ def probe(
     Example:
       A plain JAX loop, whose jitted step returns the parameters and the loss, is
       probed by ``print(ej.probe(batches, train_step, state=params))``. Any other
-      takes no more:
+      loop needs only a function:
 
       >>> import time
       >>> import numpy as np
@@ -132,7 +132,7 @@ def probe(
         bench = _Bench(loader, steps, seconds, tell, now)
         bench.measure_rates()
         factor = _factor(bench.ratio, cap)
-        # If there is nothing to win, then that is what the second run shows.
+        # If an echo gains nothing, the second run shows that.
         bench.measure_runs(factor if factor > 1 else 2)
     finally:
         loader.close()
@@ -177,12 +177,12 @@ class _Round:
 
 
 class _Bench:
-    """A loader and a step, and what was measured of them.
+    """A loader and a step, and their measurements.
 
     Attributes:
       batch: The batch that is held.
-      rounds: What was measured apart.
-      runs: What was measured together, once `measure_runs` is done.
+      rounds: The separate measurements.
+      runs: The measurements together, once `measure_runs` is done.
     """
 
     def __init__(
@@ -193,7 +193,6 @@ class _Bench:
         tell: OnProgress,
         now: Now,
     ):
-        """Loads a first batch, and compiles the step."""
         self._loader, self._steps, self._now = loader, steps, now
         self._seconds, self._tell = seconds, tell
         self._together: list[float] = []
@@ -206,9 +205,9 @@ class _Bench:
         steps.finish()
         self._started = now()
 
+    # A mean, not a median: a bursty storage is slow in its mean.
     @property
     def t_up_s(self) -> float:
-        """The mean, for a bursty storage is slow in its mean."""
         return statistics.mean(s for measured in self.rounds for s in measured.up)
 
     @property
@@ -217,7 +216,6 @@ class _Bench:
 
     @property
     def t_down_s(self) -> float:
-        """The mean, without what something else disturbed."""
         return self.step_times.mean_s
 
     @property
@@ -233,12 +231,7 @@ class _Bench:
             self.rounds.append(self._measure_round(done))
 
     def _measure_round(self, number: int) -> _Round:
-        """Measures the three once, in an order that keeps the buffers as in training.
-
-        Both together are measured behind the loader alone, which leaves buffers
-        empty, if the loader is the slower side; and behind the step alone, while
-        which they fill, if it is not.
-        """
+        """Measures the three once, in an order that keeps buffers as in training."""
         seconds = {}
 
         def up() -> None:
@@ -250,10 +243,13 @@ class _Bench:
         def together() -> None:
             self._run_together(_TOGETHER_SHARE)
 
+        # Both together follow the loader alone, which leaves buffers empty, if the
+        # loader is the slower side. Otherwise they follow the step alone, which lets
+        # them fill.
         is_fed = bool(self.rounds) and self.ratio < 1
         phases = [up, down, together] if is_fed else [up, together, down]
         if number % 2:
-            # Loader and step change places, so that a steady drift cancels.
+            # Loader and step swap places, so that a steady drift cancels.
             at = phases.index(down)
             phases = phases[at:] + phases[:at]
         for phase in phases:
@@ -269,7 +265,7 @@ class _Bench:
         """Measures short runs without an echo and with one, in turns."""
         spec = EchoSpec(factor)
         echoed = echo(self._loader, spec)
-        # After so many uses the echo is where it was: at a fresh batch.
+        # After this many uses the echo is at a fresh batch again.
         cycle = exact_fraction(factor).numerator
         what = f"echo factor {factor:g}"
         seconds = []
@@ -300,7 +296,7 @@ class _Bench:
     def _time(
         self, what: str, share: float, call: Callable[[], Any], *, cycle: int = 1
     ) -> list[float]:
-        """Times one phase, and leaves nothing of it in flight."""
+        """Times one phase, and then waits for all its updates."""
         self._tell(what, min(self._done, 1.0))
         self._done += share
         seconds = time_calls(
@@ -342,11 +338,11 @@ def _time_stages(
     now: Now,
     cpu_now: Now,
 ) -> tuple[StageTime, ...]:
-    """Times what a loader does, one stage after the other."""
+    """Times the stages of a loader, one after the other."""
     times = []
     for number, (name, call) in enumerate(stages.items()):
         tell(f"stage {name}", number / len(stages) * _STAGES_SHARE)
-        call()  # What is done once, such as opening files, is no part of it.
+        call()  # Excludes work that is done once, such as opening files.
         computed_s = cpu_now()
         window_s = _STAGES_SHARE * seconds / len(stages)
         calls = time_calls(call, window_s=window_s, now=now)
@@ -356,12 +352,12 @@ def _time_stages(
 
 
 def _factor(ratio: float, cap: float) -> float:
-    """Returns the factor to advise, with one digit behind the point."""
+    """Returns the factor to advise, with one decimal place."""
     return round(advised_factor(ratio, cap), 1) if is_starved(ratio) else 1.0
 
 
 def _size(batch: Any) -> tuple[int, int]:
-    """Returns the examples of a batch, 0 if unknown, and its bytes."""
+    """Returns the number of examples of a batch, 0 if unknown, and its bytes."""
     leaves = [leaf for _, leaf in flatten(batch) if hasattr(leaf, "shape")]
     lengths = {int(leaf.shape[0]) if leaf.shape else 0 for leaf in leaves}
     num_bytes = sum(int(getattr(leaf, "nbytes", 0)) for leaf in leaves)

@@ -1,4 +1,4 @@
-"""What a probe found, for people and for machines."""
+"""The report of a probe, for people and for machines."""
 
 import json
 import textwrap
@@ -19,8 +19,8 @@ __all__ = [
 
 _PREDICTED_FACTORS = range(1, 9)
 
-# R up to here counts as fed: a few per cent are within what machines vary by, and
-# an echo could win no more than them.
+# R up to here counts as fed: machines vary by a few per cent, and an echo could gain
+# no more than that.
 FED_RATIO = 1.05
 
 _LINE = 80
@@ -29,10 +29,10 @@ _UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
 @dataclass(frozen=True)
 class StageTime:
-    """One stage of a loader, on its own.
+    """One stage of a loader, measured alone.
 
     Attributes:
-      name: Of the stage.
+      name: Name of the stage.
       wall_s: Seconds per batch in a single thread.
       cpu_s: How much of them the thread computed; the rest it waited.
     """
@@ -47,7 +47,7 @@ class MeasuredRun:
     """A short real run.
 
     Attributes:
-      factor: Of the echo around the upstream's batches; 1 is no echo.
+      factor: Factor of the echo around the upstream's batches; 1 means no echo.
       updates: How many were timed.
       seconds_per_update: Their mean.
     """
@@ -59,7 +59,7 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """How starved a trainer is, and what can be done about it.
+    """How starved a trainer is, and advice against it.
 
     ``str()`` is a table for people, `to_json` the same for machines.
 
@@ -69,18 +69,19 @@ class ProbeReport:
         do not recur.
       observed_s: Mean seconds per update of both together, without an echo.
       ratio_low: Lower end of the interval of R.
-      ratio_high: Upper end. The interval is Student's, of 95 %, over the rounds, and
-        spans R with and without slow steps that do not recur.
+      ratio_high: Upper end. The interval is Student's 95 % interval over the rounds. It
+        also spans R with and without slow steps that do not recur.
       rounds: How often each was measured, in turns.
       steps_timed: Updates with one batch held.
-      slow_steps: Those of them that took more than twice the median, if any did.
+      slow_steps: Those of them that took more than twice the median; None if there were
+        none.
       batch_size: Examples in a batch; 0 if its arrays have no first axis.
-      batch_bytes: Size of a batch.
+      batch_bytes: Size of a batch in bytes.
       stages: The loader's stages, if they are known.
       runs: Short real runs: without an echo, and with one.
       advised_factor: The echo factor to begin with; 1 means do not echo.
-      advice: What to do, in sentences.
-      how: What to write to switch the advised echo on; "" if none is advised.
+      advice: Advice in short paragraphs, the most useful first.
+      how: The code or option that switches the advised echo on; "" if none is advised.
       seconds: How long the probe took.
     """
 
@@ -103,7 +104,7 @@ class ProbeReport:
 
     @property
     def ratio(self) -> float:
-        """R: how many updates could be made in the time of a fresh batch."""
+        """R: how many updates take as long as a fresh batch."""
         return self.t_up_s / self.t_down_s
 
     @property
@@ -118,14 +119,14 @@ class ProbeReport:
 
     @property
     def idle_fraction(self) -> float:
-        """How much of the time the accelerator waits, without an echo."""
+        """The share of time in which the accelerator waits, without an echo."""
         return 1 - self.t_down_s / self.observed_s
 
     def predicted(self, factor: float) -> float:
-        """Returns the seconds per update that an echo would bring if it cost nothing.
+        """Returns the seconds per update with an echo that has no overhead.
 
         Args:
-          factor: Of the echo, at least 1.
+          factor: Factor of the echo, at least 1.
         """
         return seconds_per_update(self.t_up_s, self.t_down_s, factor)
 
@@ -146,7 +147,7 @@ class ProbeReport:
 
     def __str__(self) -> str:
         examples = f" of {self.batch_size} examples" if self.batch_size else ""
-        # A step may run faster than when it was held; idle is not negative then.
+        # A step may run faster together than alone; idle is not negative then.
         idle = max(self.idle_fraction, 0)
         blocks = [
             [
@@ -196,7 +197,7 @@ class ProbeReport:
         return ["Stages, per batch in one thread", *lines] if lines else []
 
     def _factor_lines(self) -> list[str]:
-        """Returns the table of factors: all predictions, and what was measured."""
+        """Returns the table of factors: all predictions and measurements."""
         unit = "example" if self.batch_size else "batch"
         lines = [
             f"{'Echo factor':<12}{'per update':>12}{f'per fresh {unit}':>20}"

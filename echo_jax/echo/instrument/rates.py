@@ -37,14 +37,14 @@ __all__ = [
 
 
 def ratio(t_up_s: float, t_down_s: float) -> float:
-    """Returns R, how much longer a fresh batch takes than a training step.
+    """Returns R, the time of a fresh batch divided by the time of a training step.
 
     Args:
       t_up_s: Seconds per fresh batch upstream.
       t_down_s: Seconds per training step.
 
     Raises:
-      ValueError: If one of them is not positive and finite.
+      ValueError: One of them is not positive and finite.
     """
     check_positive(t_up_s=t_up_s, t_down_s=t_down_s)
     return t_up_s / t_down_s
@@ -59,7 +59,7 @@ def seconds_per_fresh(t_up_s: float, t_down_s: float, factor: float) -> float:
       factor: Updates for each fresh batch, e, at least 1.
 
     Raises:
-      ValueError: If a number is out of its range.
+      ValueError: A number is out of its range.
 
     Example:
       >>> seconds_per_fresh(0.4, 0.1, 4), seconds_per_fresh(0.4, 0.1, 5)
@@ -79,7 +79,7 @@ def seconds_per_update(t_up_s: float, t_down_s: float, factor: float) -> float:
       factor: Updates for each fresh batch, e, at least 1.
 
     Raises:
-      ValueError: If a number is out of its range.
+      ValueError: A number is out of its range.
 
     Example:
       >>> [seconds_per_update(0.4, 0.1, factor) for factor in (1, 2, 4, 8)]
@@ -91,7 +91,7 @@ def seconds_per_update(t_up_s: float, t_down_s: float, factor: float) -> float:
 def idle_fraction(t_up_s: float, t_down_s: float, factor: float = 1) -> float:
     """Returns the share of time in which the accelerator waits for data.
 
-    Without echoing it is 1 - 1/R, if R is above 1.
+    Without echoing it is 1 - 1/R if R is above 1.
 
     Args:
       t_up_s: Seconds per fresh batch upstream.
@@ -99,7 +99,7 @@ def idle_fraction(t_up_s: float, t_down_s: float, factor: float = 1) -> float:
       factor: Updates for each fresh batch, e, at least 1.
 
     Raises:
-      ValueError: If a number is out of its range.
+      ValueError: A number is out of its range.
 
     Example:
       >>> idle_fraction(0.4, 0.1), idle_fraction(0.4, 0.1, 2)
@@ -111,18 +111,18 @@ def idle_fraction(t_up_s: float, t_down_s: float, factor: float = 1) -> float:
 def advised_factor(ratio: float, cap: float = 4) -> float:
     """Returns the echo factor to use: R, but at most the cap and at least 1.
 
-    Below R the updates that echoing adds are free, beyond it they slow fresh data
-    down. The cap is the number of uses after which a repeat is worth nothing. By the
-    figures of Choi et al. 2019 (figure 5) it is about 4 for a Transformer on LM1B at
-    batch 1024, and at least 16 at batch 4096; their own advice, e = R, is wrong for
-    an R beyond it.
+    Below R, the updates that echoing adds cost no time. Above R, they slow down fresh
+    data. The cap is the number of uses after which a repeat is worth nothing. According
+    to Choi et al. 2019 (figure 5) it is about 4 for a Transformer on LM1B at batch
+    1024, and at least 16 at batch 4096. Their own advice, e = R, is wrong for an R
+    above the cap.
 
     Args:
       ratio: R, seconds per fresh batch over seconds per training step.
       cap: The largest factor that is worth its updates, at least 1.
 
     Raises:
-      ValueError: If a number is out of its range.
+      ValueError: A number is out of its range.
 
     Example:
       >>> [advised_factor(r) for r in (0.5, 2.6, 9.0)]

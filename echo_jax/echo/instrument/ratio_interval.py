@@ -1,4 +1,4 @@
-"""Between which values R lies, given what was measured in rounds."""
+"""The interval of R, from measurements in rounds."""
 
 import itertools
 import statistics
@@ -15,21 +15,11 @@ _STUDENT_T = {2: 4.303, 3: 3.182, 4: 2.776}
 def ratio_interval(
     ups: Sequence[Sequence[float]], downs: Sequence[Sequence[float]]
 ) -> tuple[float, float]:
-    """Returns the interval of R, of 95 %.
-
-    It is Student's over the rounds: times within a round may correlate, as those of
-    bursts and periods do, and rounds hardly do. It also spans what cannot be known:
-    whether slow steps that do not recur are the step's own after all, and how often
-    slow steps come, if few were seen.
-
-    Args:
-      ups: Seconds of successive batches, a list for each of three to five rounds.
-      downs: Seconds of successive steps in the same rounds.
-
-    Example:
-      >>> ratio_interval([[10.0] * 4] * 3, [[2.0, 2.0, 2.0, 12.0] * 2] * 3)
-      (2.2222222222222223, 2.2222222222222223)
-    """
+    """Returns the 95 % interval of R from seconds per batch and step of each round."""
+    # Student's interval over the rounds: times within a round may correlate, such as in
+    # bursts and periods; rounds hardly do. It also spans two unknowns: whether slow
+    # steps that do not recur are the step's own, and how often slow steps come if few
+    # were seen.
     times = step_times(downs)
     low, high = _student(ups, times.mean_s, times.window_means_s)
     if times.slow and not times.slow.recur:

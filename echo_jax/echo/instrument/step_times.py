@@ -1,9 +1,9 @@
-"""How long a step takes on average, where steps are not all alike.
+"""The mean time of a step, if some steps are slow.
 
-Some steps are slow on purpose: every fourth one applies the gradients, every
-hundredth one logs. Throughput is then a matter of the mean, and a median would not
-see them. Others are slow because something else took the machine, once; a mean would
-be ruined by them. What tells the two apart is whether slow steps recur.
+Some steps are slow on purpose: every fourth one applies the gradients, every hundredth
+one logs. Throughput follows from their mean, and a median would hide them. Others are
+slow because another process used the machine once. They would spoil a mean. Slow steps
+of the first kind recur; the others do not.
 """
 
 import itertools
@@ -13,15 +13,16 @@ from dataclasses import dataclass
 
 __all__ = ["SlowSteps", "StepTimes", "step_times"]
 
-# A slow step takes more than so many times the median, and more than such a part of
-# what slow steps mostly take: a little noise is not one of them.
+# A slow step takes more than _SLOW times the median, of all steps and of its window,
+# and more than _PART_OF_SLOW of the median slow step, so that noise does not count.
 _SLOW, _PART_OF_SLOW = 2.0, 0.5
-# Slow steps recur if they are in more than half of so many equal parts of all that
-# was timed, or are more than this share of it.
+# Slow steps recur if more than half of _PARTS equal parts of the measurement have one,
+# or if they are more than the share _OFTEN of all steps. Otherwise they are left out.
 _PARTS, _OFTEN = 5, 0.1
-# They are periodic if so many gaps between them were seen, and so many are equal.
+# They are periodic if _LEAST_GAPS gaps were seen, and _EQUAL_GAPS of them are equal.
+# Then each window counts them as often as whole periods do, wherever it begins.
 _LEAST_GAPS, _EQUAL_GAPS = 3, 0.75
-# With fewer of them per window, gaps do not tell periodic ones from irregular ones.
+# With fewer per window, gaps do not separate periodic slow steps from irregular ones.
 _FEW = 3
 
 
@@ -33,8 +34,8 @@ class SlowSteps:
       count: How many were seen.
       mean_s: Their mean seconds.
       others_s: Mean seconds of the other steps.
-      recur: Whether they come again and again, and so are the step's own.
-      period: One step in so many is slow, at equal gaps; 0 if gaps are not equal.
+      recur: Whether they come again and again, so that the step itself causes them.
+      period: One step in this many is slow, at equal gaps; 0 if gaps are not equal.
       are_few: Whether they recur, but too few were seen to know how often.
     """
 
@@ -56,8 +57,8 @@ class StepTimes:
         without them if they do not recur.
       window_means_s: The same, for every window.
       slow: The slow steps; None if there are none.
-      unseen_s: By how much the mean may be off if slow steps are periodic and each
-        window holds one too many, or one too few; 0 if enough of them were seen.
+      unseen_s: Possible error of the mean if slow steps are periodic and each window
+        holds one too many, or one too few; 0 if enough of them were seen.
     """
 
     timed: int
@@ -68,26 +69,7 @@ class StepTimes:
 
 
 def step_times(windows: Sequence[Sequence[float]]) -> StepTimes:
-    """Returns how long a step takes on average, of steps that are not all alike.
-
-    Slow steps take more than twice the median, of all steps and of their window, and
-    more than half of what such steps mostly take. They recur, and count, if more than
-    half of five equal parts of the measurement have one, or if they are more than a
-    tenth of all steps. Otherwise something else disturbed them, and they are left out.
-    If they recur at equal gaps, each window counts them as often as whole periods do,
-    wherever it begins and ends.
-
-    Args:
-      windows: Seconds of successive steps, as `time_calls` returns them; a list for
-        each window, none of them empty.
-
-    Example:
-      >>> times = step_times([[2.0, 2.0, 2.0, 30.0] * 5 + [2.0]])
-      >>> times.mean_s, times.slow.period
-      (9.0, 4)
-      >>> step_times([[2.0] * 20 + [900.0] + [2.0] * 20]).mean_s
-      2.0
-    """
+    """Returns the mean seconds of steps, given the steps of each window."""
     every = [seconds for window in windows for seconds in window]
     is_slow = _are_slow(windows)
     slow = _slow_steps(windows, is_slow)
@@ -105,7 +87,7 @@ def step_times(windows: Sequence[Sequence[float]]) -> StepTimes:
 
 def _are_slow(windows: Sequence[Sequence[float]]) -> list[list[bool]]:
     typical_s = statistics.median_low(itertools.chain.from_iterable(windows))
-    # No step of a window in which the whole machine is slow is a slow one.
+    # If the whole machine is slow in a window, none of its steps counts as slow.
     limits_s = [
         _SLOW * max(typical_s, statistics.median_low(window)) for window in windows
     ]
@@ -174,6 +156,6 @@ def _mean(
     if not slow.recur:
         return others_s
     own = list(itertools.compress(window, is_slow))
-    # A window that is shorter than a period may have none.
+    # A window that is shorter than a period may have no slow step.
     slow_s = statistics.fmean(own) if own else slow.mean_s
     return ((slow.period - 1) * others_s + slow_s) / slow.period

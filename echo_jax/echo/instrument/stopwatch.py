@@ -1,7 +1,7 @@
-"""How long loading a batch and performing an update take, measured from outside.
+"""Times the loading of a batch and an update, from outside.
 
-A loader is timed by taking batches from it, a step by waiting for what it returns.
-Both are calls to be repeated, and `time_calls` repeats them.
+A loader is timed by taking batches from it, a step by waiting for its output. Both are
+calls that `time_calls` repeats.
 """
 
 import dataclasses
@@ -23,28 +23,12 @@ MAX_IN_FLIGHT = 2
 Enough to hide the host's work. With more, a host that runs ahead would be mistaken
 for a fast device, and collectives of many queued steps can hang on few CPU cores."""
 
-# Values that are there when a step returns them.
+# Types of values that are computed when a step returns them.
 _COMPUTED = (np.ndarray, np.generic, bool, int, float, complex)
 
 
 def wait_for(output: Any) -> None:
-    """Waits until everything in an output of a step is computed.
-
-    Args:
-      output: A pytree of dicts, lists, tuples and dataclasses whose leaves are
-        arrays with a ``block_until_ready`` method, as jax's, or NumPy arrays and
-        Python numbers, which need no waiting.
-
-    Raises:
-      TypeError: If there is no such leaf: whatever it is may still be computed.
-
-    Example:
-      >>> wait_for({"loss": 0.5})
-      >>> wait_for(None)
-      Traceback (most recent call last):
-      TypeError: the step returned a NoneType, which says nothing about when the \
-update is done; return the loss, or another array that the update computes
-    """
+    """Waits for all arrays in the output of a step; raises TypeError without any."""
     leaves = _leaves(output)
     arrays = [leaf for leaf in leaves if hasattr(leaf, "block_until_ready")]
     if not arrays and not any(isinstance(leaf, _COMPUTED) for leaf in leaves):
@@ -58,7 +42,7 @@ update is done; return the loss, or another array that the update computes
 
 
 def _leaves(tree: Any) -> list[Any]:
-    """Returns the leaves; dataclasses count as containers (flax makes states so)."""
+    """Returns the leaves; dataclasses count as containers (flax states are such)."""
     leaves = []
     for _, leaf in flatten(tree):
         if hasattr(leaf, "block_until_ready") or not dataclasses.is_dataclass(leaf):
@@ -70,18 +54,7 @@ def _leaves(tree: Any) -> list[Any]:
 
 
 class BoundedSteps:
-    """Performs updates with at most two of them in flight.
-
-    Args:
-      step: Starts an update on a batch, and returns what can be waited for.
-      wait: Waits for that.
-
-    Example:
-      >>> steps = BoundedSteps(lambda batch: 2 * batch)
-      >>> for batch in range(3):
-      ...     steps(batch)
-      >>> steps.finish()
-    """
+    """Performs updates with at most two of them in flight."""
 
     def __init__(
         self, step: Callable[[Any], Any], wait: Callable[[Any], None] = wait_for
@@ -112,28 +85,12 @@ def time_calls(
     stride: int = 1,
     now: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """Repeats a call and returns how long each one took.
-
-    First it settles: calls are made and not counted. Then the calls in a window of
-    time are. Both end with a call, at a moment that depends on nothing later. So the
-    expected time of a window is its expected number of calls times the mean call,
-    also where calls differ widely (Wald's identity).
-
-    Args:
-      call: What is timed.
-      window_s: The window ends with the first call that ends later than this.
-      settle_s: The same for the calls before the window.
-      settle_calls: At least so many calls before the window.
-      least: At least so many calls in the window.
-      most: At most so many, and as many before it.
-      stride: The window holds a multiple of so many calls, unless that takes more
-        than twice its time: for calls that differ in a known cycle.
-      now: The clock, in seconds.
-
-    Returns:
-      The seconds of every call in the window, from the end of one to the end of
-      the next.
-    """
+    """Returns the seconds of every call in a window, from end to end."""
+    # First come uncounted calls, then the calls of the window. Both end with a call, at
+    # a moment that does not depend on later ones. So the expected time of a window is
+    # its expected number of calls times the mean call, also if calls differ widely
+    # (Wald's identity). For calls that differ in a cycle of `stride`, the window holds
+    # whole cycles, unless that takes more than twice its time.
     start = now()
     settled = 0
     while settled < settle_calls or (now() - start < settle_s and settled < most):

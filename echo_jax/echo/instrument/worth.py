@@ -1,11 +1,11 @@
-"""What a repeat is worth now: the same model, trained on repeats and on fresh data.
+"""The worth of a repeat: the same model, trained on repeats and on fresh data.
 
-A repeat is worth less than a fresh example (Choi et al. 2019, section 2), and how much
-less decides which factor pays. From the losses of one training it cannot be read: that
-the loss of a repeat is smaller says that the model knows it, not what it still learns
-from it. So two trainings part from one state. One goes on as planned, with its echo;
-the other one makes as many updates on examples that are all fresh. Their losses on
-held-out data say what the repeats among the first one's examples were worth.
+A repeat is worth less than a fresh example (Choi et al. 2019, section 2). How much less
+decides which factor pays. The losses of one training do not show it: a smaller loss on
+a repeat shows that the model knows it, not how much it still learns from it. So two
+trainings start from one state. One continues as planned, with its echo. The other one
+makes as many updates on fresh examples only. Their losses on held-out data show how
+much the repeats among the first one's examples were worth.
 """
 
 import math
@@ -20,14 +20,14 @@ State = TypeVar("State")
 
 @dataclass(frozen=True)
 class RepeatWorth:
-    """Two trainings from one state, of equally many updates.
+    """Two trainings from one state, with the same number of updates.
 
     Attributes:
       start: The loss on held-out data before both; any number that falls as the model
         learns.
-      echoed: After the updates with the echo.
-      fresh: After those on fresh examples.
-      fresh_part: Which part of the first one's examples was fresh: 1 / e.
+      echoed: The loss after the updates with the echo.
+      fresh: The loss after the updates on fresh examples.
+      fresh_part: The fresh part of the echoed examples: 1 / e.
     """
 
     start: float
@@ -37,25 +37,25 @@ class RepeatWorth:
 
     @property
     def worth(self) -> float:
-        """Fresh examples that a repeat replaces: 1, as good as fresh; 0, nothing.
+        """Fresh examples that a repeat replaces: 1 for as good as fresh, 0 for useless.
 
-        NaN where nothing was repeated, or fresh data did not help either.
+        NaN if nothing was repeated, or fresh data did not help either.
         """
         return mean_worth([self])
 
 
 def mean_worth(branches: Sequence[RepeatWorth]) -> float:
-    """Returns what a repeat was worth in several branches of a training, together.
+    """Returns the worth of a repeat over several branches of a training.
 
-    An update with repeats gets ``fresh_part + worth * (1 - fresh_part)`` of what one on
-    fresh examples gets. Losses are summed before they are divided, so that a branch
-    counts by how much there was to learn.
+    An update with repeats gets ``fresh_part + worth * (1 - fresh_part)`` times the
+    progress of an update on fresh examples. Losses are summed before they are divided,
+    so a branch counts by how much there was to learn.
 
     Args:
-      branches: Of one training.
+      branches: Measurements at several points of one training.
 
     Returns:
-      NaN where nothing was repeated, or fresh data did not help.
+      NaN if nothing was repeated, or fresh data did not help.
 
     Example:
       >>> at_start = RepeatWorth(start=5.0, echoed=4.2, fresh=4.0, fresh_part=0.5)
@@ -81,21 +81,20 @@ def worth_of_repeats(
     score: Callable[[State], float],
     fresh_part: float,
 ) -> RepeatWorth:
-    """Measures what a repeat is worth at one point of a training of yours.
+    """Measures the worth of a repeat at one point of your training.
 
-    It costs as many updates as both have batches, and three scores. One point says
-    little: do it at several, and join them by `mean_worth`. Take at least
-    ``4 / (1 - momentum)`` batches, or the momentum that was gathered before hides the
-    difference.
+    It costs the updates of both sets of batches, and three scores. One point says
+    little: measure at several, and join them with `mean_worth`. Use at least ``4 / (1 -
+    momentum)`` batches, or the earlier momentum hides the difference.
 
     Args:
-      step: ``(state, batch) -> state``. It must leave its argument as it is: jit it
-        without ``donate_argnums``.
-      state: Where the training is.
-      echoed: The batches that it would see next.
-      fresh: As many that it has never seen.
+      step: ``(state, batch) -> state``. It must not change its argument: jit it without
+        ``donate_argnums``.
+      state: The training's current state.
+      echoed: The batches that the training would see next.
+      fresh: The same number of batches that it has never seen.
       score: ``(state) -> float``, the loss on held-out data, always the same.
-      fresh_part: Which part of the echoed examples is fresh: 1 / e.
+      fresh_part: The fresh part of the echoed examples: 1 / e.
 
     Raises:
       ValueError: The two have different numbers of batches, or none.

@@ -1,4 +1,4 @@
-"""What law 4 and law 6 ask of each mode: how much is read again, how uses lie."""
+"""The bounds of law 4 and law 6 for each mode: rereads, and the places of uses."""
 
 from collections import Counter
 
@@ -18,7 +18,7 @@ def most_rereads(spec: AnySpec) -> int:
 
 
 def check_bounds(trial: Trial, record: Record) -> None:
-    """Law 6: what each mode and order promises about lags."""
+    """Law 6: the promises of each mode and order about lags."""
     spec = trial.spec
     if isinstance(spec, AdaptiveSpec):
         _adaptive_bounds(trial, spec, record.uses)
@@ -29,7 +29,7 @@ def check_bounds(trial: Trial, record: Record) -> None:
 
 
 def _adaptive_bounds(trial: Trial, spec: AdaptiveSpec, uses: list[Use]) -> None:
-    """Fresh items first and in order; repeats of what has waited, and is held."""
+    """Fresh items come first and in order; repeats are of waiting, held items."""
     size, at, taken = spec.batch_size, 0, 0
     used: Counter[int] = Counter()
     before: set[int] = set()
@@ -52,8 +52,8 @@ def _adaptive_bounds(trial: Trial, spec: AdaptiveSpec, uses: list[Use]) -> None:
         if wrong := set(repeats).difference(waiting):
             expected = f"repeats of items from {oldest} on, below the cap"
             trial.fail(6, where, expected, f"item {min(wrong)}")
-        # Items are drawn from the quarter that has waited longest; one that was used
-        # just now stands behind the middle, or up to a batch before it.
+        # Items are drawn from the quarter that has waited longest. An item that was
+        # just used is behind the middle, or up to a batch before it.
         if len(waiting) >= 4 * size and (twice := before.intersection(repeats)):
             expected = f"none of the batch before, as {len(waiting)} items wait"
             trial.fail(6, where, expected, f"item {min(twice)}")
@@ -62,7 +62,7 @@ def _adaptive_bounds(trial: Trial, spec: AdaptiveSpec, uses: list[Use]) -> None:
 
 
 def _stochastic_bounds(trial: Trial, spec: StochasticSpec, uses: list[Use]) -> None:
-    """Repeats are distinct within a batch, and of the last items that were loaded."""
+    """Repeats are distinct within a batch, and of the newest loaded items."""
     at = loaded = 0
     for number, (loads, size) in enumerate(batches_of(spec, trial.num_items)):
         batch = [use.fresh_index for use in uses[at : at + size]]

@@ -1,4 +1,4 @@
-"""The laws of an echo, one check each; see `echo_jax.testing`."""
+"""The checks of the laws of an echo, one function each; see `assert_echo_laws`."""
 
 import itertools
 import json
@@ -36,12 +36,12 @@ from echo_jax.echo.tree import flatten
 
 __all__ = ["CHECKS"]
 
-# What an integer of a state may add to its JSON: 64 bits in decimal, and a sign.
+# The most bytes that an integer may add to a state's JSON: 64 bits and a sign.
 _BYTES_PER_INTEGER = 20
 
 
 def _exactness(trial: Trial, record: Record) -> None:
-    """Law 1: as many uses as are due, each with its item's own bits."""
+    """Law 1: each item has its exact number of uses, each with the item's own bits."""
     originals = [bits_of(trial.make_item(index)) for index in range(trial.num_items)]
     for position, use in enumerate(record.uses):
         where, index = f"at use {position}", use.fresh_index
@@ -61,18 +61,18 @@ def _exactness(trial: Trial, record: Record) -> None:
 
 
 def _due(trial: Trial) -> list[tuple[int, int]]:
-    """The least and the most uses of every item of a fixed or adaptive echo."""
+    """Returns the least and most uses of every item of a fixed or adaptive echo."""
     spec, num_items = trial.spec, trial.num_items
     if isinstance(spec, EchoSpec):
         return [(uses, uses) for uses in uses_by_item(spec, num_items)]
     assert isinstance(spec, AdaptiveSpec)
-    # After the upstream's end, batches go on until those in the buffer are used up.
+    # After the upstream's end, batches continue until the buffered items are used up.
     held = max(0, num_items - spec.buffer)
     return [(1 if k < held else spec.cap, spec.cap) for k in range(num_items)]
 
 
 def _exact_loads(trial: Trial, spec: StochasticSpec, record: Record) -> None:
-    """Law 1 of a stochastic echo: fresh batches where the coins say so."""
+    """Law 1 of a stochastic echo: its coins decide which batches are fresh."""
     uses, at, loaded = record.uses, 0, 0
     for number, (loads, size) in enumerate(batches_of(spec, trial.num_items)):
         tags = [(use.fresh_index, use.repeat) for use in uses[at : at + size]]
@@ -91,7 +91,7 @@ def _exact_loads(trial: Trial, spec: StochasticSpec, record: Record) -> None:
 
 
 def _identity(trial: Trial, _: Record) -> None:
-    """Law 2: without repeats the output is the upstream, read when it is wanted."""
+    """Law 2: without repeats the output is the upstream, read only when needed."""
     what, spec = _without_repeats(trial.spec)
     trial = replace(trial, spec=spec, live=spec)
     record = trial.record()
@@ -118,7 +118,7 @@ def _without_repeats(spec: AnySpec) -> tuple[str, AnySpec]:
 
 
 def _economy(trial: Trial, record: Record) -> None:
-    """Law 3: reads are bounded by the outputs and the buffer."""
+    """Law 3: the outputs and the buffer bound the reads."""
     spec, newest, used_up = trial.spec, -1, 0
     is_fixed = isinstance(spec, EchoSpec)
     left = Counter(
@@ -133,7 +133,7 @@ def _economy(trial: Trial, record: Record) -> None:
             used_up += left[use.fresh_index] == 0
         most = newest + 1 + taken_early(spec)
         if is_fixed:
-            # An echo finds the end when it asks for an item that is not there.
+            # An echo finds the end when it asks for a missing item.
             at_end = reads >= trial.num_items
             most = min(used_up + spec.buffer, math.inf if at_end else most)
         most += trial.read_ahead
@@ -143,12 +143,12 @@ def _economy(trial: Trial, record: Record) -> None:
 
 
 def _restore_anywhere(trial: Trial, record: Record) -> None:
-    """Law 4: a fresh echo continues from every state, and again from its own."""
+    """Law 4: a fresh echo continues from every state, and from its own states."""
     saved = trial.record(states=True)
     trial.compare(4, "when states are asked for", record.outputs, saved.outputs)
     _check_saved(trial, saved)
     if trial.decides:
-        # By the log of the whole run, what it decided after the state is repeated.
+        # The log of the whole run repeats the decisions after the state.
         _check_saved(*trial.decided(4, states=True))
 
 
@@ -160,7 +160,7 @@ def _check_saved(trial: Trial, saved: Record) -> None:
         positions = [p for p in positions if p in trial.positions]
     for position in positions:
         _check_resumed(trial, saved, position)
-    # Once more as a run that is interrupted at each of these outputs.
+    # Then one run that is interrupted at each of these outputs.
     echo, _ = trial.start()
     outputs = []
     for position in range(len(saved.outputs)):
@@ -175,7 +175,7 @@ def _check_saved(trial: Trial, saved: Record) -> None:
 
 
 def _check_resumed(trial: Trial, saved: Record, position: int) -> None:
-    """Restores one state, and compares all that follows."""
+    """Restores one state, and compares all later outputs."""
     echo, upstream = trial.start()
     echo.set_state(json.loads(json.dumps(saved.states[position])))
     outputs = [uses_of(output) for output in trial.limited(echo)]
@@ -191,7 +191,7 @@ def _check_resumed(trial: Trial, saved: Record, position: int) -> None:
 
 
 def _check_states(trial: Trial, states: list[Any]) -> None:
-    """JSON of integers, always of the same structure, and small, but for a log."""
+    """Requires states of plain JSON integers, constant structure and bounded size."""
     room, first = 0, flatten(_without_log(trial, "", states[0])) if states else []
     for position, state in enumerate(states):
         where = f"in the state after {position} outputs"
@@ -216,7 +216,7 @@ def _check_leaves(trial: Trial, where: str, state: Any) -> None:
 
 
 def _without_log(trial: Trial, where: str, state: Any) -> Any:
-    """A state without the log of an adaptive echo, which grows by bits."""
+    """Returns a state without the log of an adaptive echo, which grows by bits."""
     spec = trial.spec
     if not isinstance(spec, AdaptiveSpec) or not isinstance(state, dict):
         return state
@@ -227,7 +227,7 @@ def _without_log(trial: Trial, where: str, state: Any) -> Any:
     }
     if "log" in state:
         try:
-            # It reads no more text than its decisions may take.
+            # It limits the length of the text that it reads.
             log = DecisionLog.from_json(state["log"])
         except ValueError as error:
             trial.fail(4, where, "a decision log", error)
@@ -237,7 +237,7 @@ def _without_log(trial: Trial, where: str, state: Any) -> Any:
 
 
 def _no_aliasing(trial: Trial, record: Record) -> None:
-    """Law 5: a consumer that overwrites all it gets does no harm."""
+    """Law 5: a consumer that overwrites its outputs changes nothing else."""
     echo, _ = trial.start()
     kept, outputs = [], []
     for position, output in enumerate(trial.limited(echo)):
@@ -250,7 +250,7 @@ def _no_aliasing(trial: Trial, record: Record) -> None:
     what = "after all earlier outputs were overwritten"
     trial.compare(5, what, record.outputs, outputs)
     kept.sort(key=lambda span: span[:3])
-    # In order of their first bytes, each against the one that reaches farthest.
+    # Sorted by their first byte, compare each with the span that ends farthest.
     farthest = kept[0] if kept else None
     for span in kept[1:]:
         assert farthest is not None
@@ -262,7 +262,7 @@ def _no_aliasing(trial: Trial, record: Record) -> None:
 
 
 def _overwrite(array: np.ndarray) -> None:
-    """Changes every number of an array; empties other things."""
+    """Changes every number of an array; zeroes other types."""
     if array.dtype.kind in "biufc":
         array[...] = array == 0
     else:
@@ -283,14 +283,14 @@ def _tags(record: Record) -> list[tuple[int, int]]:
 
 
 def _independence(trial: Trial, record: Record) -> None:
-    """Law 8: neither timing nor hidden state nor another build shows."""
+    """Law 8: timing, hidden state and other builds do not change the output."""
     if trial.decides:
         _check_turns(*trial.decided(8))
     _check_turns(trial, record)
 
 
 def _check_turns(trial: Trial, record: Record) -> None:
-    """Runs several instances in turns, beside a run before."""
+    """Runs several instances in turns, and compares each with an earlier run."""
     pairs = [
         trial.start(),
         trial.start(pause_s=0.001),
@@ -298,7 +298,7 @@ def _check_turns(trial: Trial, record: Record) -> None:
     ]
     echoes = [echo for echo, _ in pairs]
     uses: list[list[Use]] = [[] for _ in echoes]
-    # In turns, so that state that instances share would show.
+    # In turns, so that shared state of instances changes the output.
     for _ in range(most_uses(trial.spec, trial.num_items) + 2):
         for number, echo in enumerate(echoes):
             for output in one_more(echo):
@@ -310,7 +310,7 @@ def _check_turns(trial: Trial, record: Record) -> None:
 
 
 def _use_keys(trial: Trial, record: Record) -> None:
-    """Law 9: tags that make a random key of its own for every use."""
+    """Law 9: every use has its own random key."""
     keys = _keys(trial, record.outputs)
     if len(set(keys)) < len(keys):
         double = Counter(keys).most_common(1)[0][0]

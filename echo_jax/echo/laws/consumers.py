@@ -1,4 +1,4 @@
-"""Law 11 of an echo: one consumer at a time, and nothing left behind."""
+"""Law 11 of an echo: one consumer at a time, and no leftover threads."""
 
 import gc
 import threading
@@ -10,17 +10,16 @@ from echo_jax.echo.laws.harness import Record, Trial, close, uses_of
 
 __all__ = ["one_consumer"]
 
-# For what takes milliseconds where the law holds: an answer to a second thread, and
-# the end of a thread that is not needed any more.
+# Limits for events that take milliseconds if the law holds: an answer to a second
+# thread, and the end of an unneeded thread.
 _ANSWER_S = 10.0
 _END_S = 10.0
 
 
 class _Blocking(Sequence[Any]):
-    """Items whose first read waits."""
+    """Items whose first read sets one event, and waits for the other."""
 
     def __init__(self, items: list[Any], started: Any, released: Any):
-        """Sets one event at the first read, and waits for the other."""
         self._items, self._started, self._released = items, started, released
 
     def __len__(self) -> int:
@@ -29,7 +28,7 @@ class _Blocking(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         if not self._started.is_set():
             self._started.set()
-            # Longer than anybody waits for the other thread.
+            # Longer than the check waits for the other thread.
             self._released.wait(4 * _ANSWER_S)
         return self._items[index]
 
@@ -46,7 +45,7 @@ def one_consumer(trial: Trial, record: Record) -> None:
 
 
 def _check_two_threads(trial: Trial, record: Record) -> None:
-    """Asks for an output while another thread waits for one."""
+    """Requests an output while another thread waits for one."""
     started, released = threading.Event(), threading.Event()
     echo, _ = trial.start(wrap=lambda items: _Blocking(items, started, released))
     first, second = [_in_thread(echo) for _ in range(2)]
@@ -70,7 +69,7 @@ def _check_two_threads(trial: Trial, record: Record) -> None:
 
 
 def _in_thread(echo: Any) -> tuple[threading.Thread, list[Any]]:
-    """A thread that asks for one output, and what it gets."""
+    """Returns a thread that requests one output, and the list of its result."""
     found: list[Any] = []
 
     def ask() -> None:
@@ -83,7 +82,7 @@ def _in_thread(echo: Any) -> tuple[threading.Thread, list[Any]]:
 
 
 def _check_close(trial: Trial, shut: Callable[[Any], None], what: str) -> None:
-    """Closes an echo in the middle, twice, and asks for more."""
+    """Closes an echo in the middle, twice, and requests more."""
     for outputs in (0, 1):
         echo, _ = trial.start()
         missing = [
@@ -110,7 +109,7 @@ def _check_close(trial: Trial, shut: Callable[[Any], None], what: str) -> None:
 
 
 def _check_threads(trial: Trial, end: Callable[[Any], None], what: str) -> None:
-    """Counts the threads that an echo leaves."""
+    """Fails if an echo leaves a thread behind."""
     before = set(threading.enumerate())
     echo, _ = trial.start()
     next(echo)

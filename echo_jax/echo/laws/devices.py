@@ -1,4 +1,4 @@
-"""Laws 12 and 13: what an echo in accelerator memory owes to its trainer."""
+"""Laws 12 and 13, for an echo in accelerator memory."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -26,9 +26,8 @@ def assert_device_laws(
 ) -> None:
     """Checks the two laws of an echo that augments batches on devices.
 
-    12. No padding: an augmentation sees the rows of its batch and their keys, and
-        nothing else. So what a smaller last batch gives does not depend on how it
-        could be filled up.
+    12. No padding: an augmentation sees only the rows of its batch and their keys. So
+        the output of a smaller last batch does not depend on any padding.
     13. Explicit transfers: the echo runs, and goes to a state, under
         ``jax.transfer_guard("disallow")``.
 
@@ -36,13 +35,13 @@ def assert_device_laws(
       make_echo: Builds the echo under test from an iterator of host batches, a spec
         and an augmentation ``(batch, keys) -> batch``. It yields pairs of a batch and
         its `Tags`.
-      spec: What the echo is to do.
-      num_batches: Host batches of a run.
-      rows: Rows of a host batch, ``spec.batch_size`` if it is 0.
+      spec: The echo to test.
+      num_batches: Number of host batches in a run.
+      rows: Rows of a host batch; 0 for ``spec.batch_size``.
 
     Raises:
-      AssertionError: At the first broken law, with its number, the output, and what
-        was expected and found.
+      AssertionError: A law is broken. The message has the law's number, the output, the
+        expected value and the found one.
       ValueError: All batches of a fixed echo are whole, so law 12 was not checked.
 
     Example:
@@ -84,7 +83,7 @@ def assert_device_laws(
 
 
 def _seen_by_all(batch: Any, keys: Any) -> Any:
-    """An augmentation that tells every row what the whole batch is."""
+    """Returns an augmented batch in which every row describes the whole batch."""
     words = jax.random.key_data(keys)
     index = batch["index"]
     return {

@@ -1,4 +1,4 @@
-"""Law 10 of an echo: an output is made as a whole or not at all."""
+"""Law 10 of an echo: it makes an output as a whole or not at all."""
 
 import contextlib
 import itertools
@@ -24,17 +24,16 @@ __all__ = ["all_or_nothing"]
 
 _END = object()
 _NO_STATE = object()
-# An echo that fails so often after a failure refuses.
+# After this many failures in a row, the echo counts as refusing.
 _NUM_ATTEMPTS = 5
-# Runs that are interrupted, and within how many lines of an output.
+# How many runs are interrupted, and within how many lines of an output.
 _NUM_RUNS, _NUM_LINES = 3, 90
 
 
 class _Failing(Sequence[Any]):
-    """Items, some of whose reads fail."""
+    """Items whose reads of some numbers fail; with `dies`, no item follows."""
 
     def __init__(self, items: list[Any], failing: set[int], *, dies: bool = False):
-        """Fails at reads of these numbers; one that dies has no items after it."""
         self._items, self._failing, self._dies = items, failing, dies
         self._reads = itertools.count()
         self._dead = False
@@ -52,7 +51,7 @@ class _Failing(Sequence[Any]):
 
 
 def all_or_nothing(trial: Trial, record: Record) -> None:
-    """Law 10: whatever fails, an echo goes on correctly or refuses all further use."""
+    """Law 10: after any failure, an echo continues correctly or refuses further use."""
     if not trial.num_items:
         return
     last = trial.num_items - 1
@@ -80,7 +79,7 @@ def all_or_nothing(trial: Trial, record: Record) -> None:
 
 
 def _interruption(lines: random.Random) -> Any:
-    """An interruption of every fourth output on average."""
+    """Returns an interruption for every fourth output on average."""
     if lines.random() < 0.75:
         return contextlib.nullcontext()
     return Interruption(lines.randrange(1, _NUM_LINES))
@@ -108,15 +107,15 @@ def _refuse_an_item(trial: Trial, record: Record, at: int) -> None:
 
 @dataclass
 class _Attempts:
-    """Takes outputs from an echo that fails, and compares them with what is due.
+    """Takes outputs from an echo that fails, and compares them with the expected ones.
 
     Attributes:
       trial: The echo.
-      due: Its outputs.
-      what: What happens to it.
-      fault: Makes a context in which an output is asked for.
-      ends_with_it: Whether an echo that refuses cannot be brought back.
-      sound: The outputs over a sound upstream, if others.
+      due: Its expected outputs.
+      what: A description of the failure.
+      fault: Makes a context in which an output is requested.
+      ends_with_it: Whether an echo that refuses cannot be restored.
+      sound: The outputs over a sound upstream, if they differ from ``due``.
     """
 
     trial: Trial
@@ -127,7 +126,7 @@ class _Attempts:
     sound: list[list[Use]] = field(default_factory=list)
 
     def run(self, echo: Iterator[Any]) -> None:
-        """Goes to the end of the stream, or as far as it can be gone."""
+        """Runs to the end of the stream, or until the echo refuses for good."""
         done, state, faults = 0, _state_of(echo), 0
         while True:
             output = _attempt(echo, self.fault())
@@ -157,10 +156,10 @@ class _Attempts:
         close(echo)
 
     def _check_state(self, echo: Any, done: int, faults: int) -> None:
-        """A state, if there is one, is that after the last good output."""
+        """Requires that a state, if there is one, follows the last good output."""
         state = _state_of(echo)
         if state is _NO_STATE or faults > 4:
-            return  # More of them would tell no more, and each takes a run.
+            return  # Further states would not find more, and each takes a run.
         fresh, _ = self.trial.start()
         fresh.set_state(state)
         rest = [uses_of(output) for output in self.trial.limited(fresh)]
@@ -174,7 +173,7 @@ class _Attempts:
 
 
 def _attempt(echo: Iterator[Any], fault: Any = None) -> Any:
-    """The next output, or the end, or what was raised."""
+    """Returns the next output, the end, or the raised error."""
     try:
         with fault or contextlib.nullcontext():
             return next(echo)
@@ -187,7 +186,7 @@ def _attempt(echo: Iterator[Any], fault: Any = None) -> Any:
 
 
 def _state_of(echo: Any) -> Any:
-    """The state, if the echo gives one."""
+    """Returns the echo's state, or `_NO_STATE`."""
     try:
         return echo.get_state()
     except Exception:

@@ -1,4 +1,4 @@
-"""What `echo_jax.testing` feeds an echo with, and how it records what comes out."""
+"""The upstream and the recorder that the laws of `echo_jax.testing` use."""
 
 import contextlib
 import itertools
@@ -44,28 +44,22 @@ NAMES = {
 class CountingUpstream(Iterator[Any]):
     """A resumable iterator that counts how many items are read from it.
 
-    A backend that brings its own reader takes ``items`` instead, and passes each
-    item that it has read through `counted`.
+    A backend with its own reader takes ``items`` instead, and passes each item that it
+    has read through `counted`.
 
     Attributes:
       items: All items, in order.
-      reads: How many were read so far, items that a restore read again included.
+      reads: How many were read so far, including those that a restore read again.
     """
 
     def __init__(self, items: Sequence[Any], pause_s: float = 0.0):
-        """Starts before the first item.
-
-        Args:
-          items: What to yield.
-          pause_s: How long every fourth read takes, in seconds.
-        """
+        """Starts before the first item; every fourth read takes pause_s seconds."""
         self.items = items
         self.reads = 0
         self._next_item = 0
         self._pause_s = pause_s
 
     def __next__(self) -> Any:
-        """Reads the next item."""
         if self._next_item >= len(self.items):
             raise StopIteration
         item = self.items[self._next_item]
@@ -80,11 +74,9 @@ class CountingUpstream(Iterator[Any]):
         return item
 
     def get_state(self) -> dict[str, int]:
-        """Returns the index of the next item."""
         return {"next_item": self._next_item}
 
     def set_state(self, state: Mapping[str, int]) -> None:
-        """Goes to a saved place."""
         self._next_item = state["next_item"]
 
 
@@ -104,13 +96,13 @@ class Use(NamedTuple):
 
 @dataclass
 class Record:
-    """What one run of an echo did.
+    """The outputs, reads and states of one run of an echo.
 
     Attributes:
       outputs: The uses of every output: one, or those of a stacked batch.
       reads: Upstream reads before the first output and after each.
-      states: States before the first output and after each, if asked for.
-      log: What an adaptive echo decided, if it says so.
+      states: States before the first output and after each, if requested.
+      log: The decisions of an adaptive echo, if it has a log.
     """
 
     outputs: list[list[Use]]
@@ -120,7 +112,6 @@ class Record:
 
     @property
     def uses(self) -> list[Use]:
-        """All uses in order."""
         return list(itertools.chain.from_iterable(self.outputs))
 
 
@@ -130,7 +121,7 @@ class Trial:
 
     Attributes:
       spec: With the decisions of an adaptive echo, so that every run is the same.
-      live: The spec that was given, in which an adaptive echo decides for itself.
+      live: The given spec, with which an adaptive echo decides for itself.
     """
 
     make_echo: MakeEcho
@@ -150,13 +141,7 @@ class Trial:
         pause_s: float = 0.0,
         wrap: Callable[[list[Any]], Sequence[Any]] = list,
     ) -> tuple[Any, CountingUpstream]:
-        """Makes an echo over an upstream of its own.
-
-        Args:
-          make_echo: Another way to build it.
-          pause_s: How long every fourth read takes, in seconds.
-          wrap: From the items to a sequence of them that misbehaves.
-        """
+        """Makes an echo over a new upstream; ``wrap`` can make its items misbehave."""
         items = [self.make_item(index) for index in range(self.num_items)]
         upstream = CountingUpstream(wrap(items), pause_s)
         return (make_echo or self.make_echo)(upstream, self.spec), upstream
@@ -165,7 +150,7 @@ class Trial:
         """Runs an echo from start to end."""
         echo, upstream = self.start(pause_s=pause_s)
         record = Record([], [upstream.reads], [echo.get_state()] if states else [])
-        # Asked once more after its end, it stays ended.
+        # After its end, one more request must not yield an output.
         for output in itertools.chain(self.limited(echo), one_more(echo)):
             record.outputs.append(uses_of(output))
             record.reads.append(upstream.reads)
@@ -176,11 +161,7 @@ class Trial:
         return record
 
     def decided(self, law: int, *, states: bool = False) -> tuple["Trial", Record]:
-        """Runs an adaptive echo that decides for itself.
-
-        Returns:
-          The run, and a trial that replays its log.
-        """
+        """Runs a deciding adaptive echo; returns a trial with its log, and the run."""
         trial = replace(self, spec=self.live)
         record = trial.record(states=states, pause_s=0.001)
         if record.log is None:
@@ -191,15 +172,15 @@ class Trial:
 
     @property
     def decides(self) -> bool:
-        """Whether the spec that was given leaves decisions to the echo."""
+        """Whether the given spec leaves decisions to the echo."""
         return self.live != self.spec
 
     def limited(self, echo: Iterator[Any]) -> Iterator[Any]:
-        """Yields the outputs, but not for ever if the echo never ends."""
+        """Yields the outputs, with a limit in case the echo never ends."""
         return itertools.islice(echo, most_uses(self.spec, self.num_items) + 2)
 
     def plan(self) -> list[tuple[int, int]]:
-        """The (fresh index, repeat) pairs of the reference plan, without a store."""
+        """Returns the (fresh index, repeat) pairs of the reference plan."""
         return plan_run(self.spec, self.num_items)[0]
 
     def fail(self, law: int, where: str, expected: object, got: object) -> NoReturn:
@@ -224,7 +205,7 @@ class Trial:
 
 
 def uses_of(output: Any) -> list[Use]:
-    """The uses in an output, which is an item or a stacked batch, with tags."""
+    """Returns the uses in an output: an item or a stacked batch, with tags."""
     item, (index, repeat) = output
     if np.ndim(index) == 0:
         return [Use(int(index), int(repeat), bits_of(item))]
@@ -235,7 +216,7 @@ def uses_of(output: Any) -> list[Use]:
 
 
 def bits_of(item: Any) -> tuple[Any, ...]:
-    """All that an item holds, as values that can be compared."""
+    """Returns the whole content of an item, as values that can be compared."""
     bits = []
     for path, leaf in flatten(item):
         array = np.asarray(leaf)
@@ -247,12 +228,12 @@ def bits_of(item: Any) -> tuple[Any, ...]:
 
 
 def one_more(echo: Iterator[Any]) -> Iterator[Any]:
-    """Yields the next output if there is one; does not iterate anew, which warns."""
+    """Yields the next output if there is one, without `iter`, which may warn."""
     with contextlib.suppress(StopIteration):
         yield next(echo)
 
 
 def close(echo: Any) -> None:
-    """Ends what an iterator may run in the background, such as workers."""
+    """Closes an iterator that has background work, such as workers."""
     if callable(getattr(echo, "close", None)):
         echo.close()

@@ -1,4 +1,4 @@
-"""Interrupts an echo in the middle of what it does, at the same place in every run."""
+"""Interrupts an echo in the middle of its work, at the same place in every run."""
 
 import dis
 import os
@@ -15,31 +15,21 @@ _PATHS = sysconfig.get_paths()
 _ECHO = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LAWS = os.path.dirname(__file__) + os.sep
 _FINALIZE = weakref.finalize.__call__.__code__
-# The echo's own code: what it calls in Python's library and in packages is left alone.
+# Only the echo's own code is interrupted, not Python's library or packages.
 _LEFT_ALONE = (_LAWS, _PATHS["stdlib"], _PATHS["purelib"], _PATHS["platlib"], "<")
 
 
 class Interrupted(BaseException):
-    """Stands for a `KeyboardInterrupt`, which nobody else raises."""
+    """Replaces a `KeyboardInterrupt`; no other code raises it."""
 
 
+# It counts the lines that this thread executes, and sets `struck` when it raises. It
+# raises only where Python could raise for a signal, so never between a `with` block
+# and its end.
 class Interruption:
-    """A context in which an error is raised before a line of an echo's code.
-
-    Lines are counted as they are run, by this thread. Raised where Python could raise
-    it for a signal, so never between a ``with`` block and its end.
-
-    Attributes:
-      struck: Whether it was raised.
-    """
+    """Raises an error before the given executed line of an echo's code, from 1 on."""
 
     def __init__(self, line: int, error: type[BaseException] = Interrupted):
-        """Waits for the context.
-
-        Args:
-          line: Before which line, from 1 on; none if fewer are run.
-          error: What is raised.
-        """
         self.struck = False
         self._left = line
         self._error = error
@@ -70,7 +60,7 @@ class Interruption:
 
 
 def _is_echo(path: str) -> bool:
-    # Where echo_jax is installed as a package it lies among those left alone.
+    # An installed echo_jax is itself in a folder that is left alone.
     own = path.startswith(_ECHO) and not path.startswith(_LAWS)
     return own or not path.startswith(_LEFT_ALONE)
 
@@ -80,7 +70,7 @@ def _is_in_finalizer(frame: FrameType | None) -> bool:
     while frame is not None:
         if frame.f_code.co_name == "__del__":
             return True
-        # What collects gives it the dead reference; whoever calls it gives nothing.
+        # The collector calls it with the dead reference, other callers without one.
         if frame.f_code is _FINALIZE and frame.f_locals["_"] is not None:
             return True
         frame = frame.f_back
@@ -88,13 +78,13 @@ def _is_in_finalizer(frame: FrameType | None) -> bool:
 
 
 def _is_spared(code: CodeType, offset: int) -> bool:
-    """Whether a signal could not raise here, or a tracer cannot as a signal would."""
+    """Whether a signal could not raise here, or a tracer cannot raise like a signal."""
     following = (each for each in dis.get_instructions(code) if each.offset >= offset)
     first, *later = islice(following, 4)
-    # Python 3.12 lets what a tracer raises where a comprehension goes on to its next
-    # element pass by the clauses of its function.
+    # In Python 3.12, an error that a tracer raises at the next element of a
+    # comprehension skips the except clauses of its function.
     if first.opname == "FOR_ITER":
         return True
-    # The line of a ``with`` is run for the second time, to end its block.
+    # A `with` line is executed a second time to end its block.
     loads = [each for each in (first, *later) if each.opname == "LOAD_CONST"]
     return [each.argval for each in loads] == [None] * 3

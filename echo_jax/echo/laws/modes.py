@@ -1,7 +1,7 @@
-"""What the modes of an echo promise, computed once more for the laws.
+"""The promises of the modes of an echo, computed a second time for the laws.
 
-Numbers of uses are computed with fractions and loads with Python's integers, so that a
-mistake in `echo_jax.echo.schedule` or in a plan does not vouch for itself.
+Numbers of uses are computed with fractions, and loads with Python's integers. So a
+mistake in `echo_jax.echo.schedule` or in a plan cannot confirm itself.
 """
 
 import itertools
@@ -40,7 +40,7 @@ def uses_by_item(spec: EchoSpec, num_items: int) -> list[int]:
 
 
 def _factor_of(factor: Any, index: int) -> Fraction:
-    """The factor of an item, read from what the user wrote."""
+    """Returns the factor of an item from the user's own value."""
     if isinstance(factor, FactorByItem):
         return Fraction(round(factor.function(index) * 10**6), 10**6)
     if isinstance(factor, Mapping):
@@ -50,11 +50,11 @@ def _factor_of(factor: Any, index: int) -> Fraction:
 
 
 def batches_of(spec: StochasticSpec, num_items: int) -> list[tuple[bool, int]]:
-    """Returns of every batch of a stochastic echo whether it loads, and its uses."""
+    """Returns (whether it loads, number of uses) of every stochastic batch."""
     batches, loaded = [], 0
     for number in itertools.count():
         probability = spec.load.probability(np.array([number]))[0]
-        # The first purpose of randomness; a coin of 32 bits for each batch.
+        # A coin of 32 bits for each batch, from the seed's first purpose.
         coin = sequence(spec.seed, 0, number) >> 32
         loads = number == 0 or coin < int(probability * 2**32)
         if loads and loaded == num_items:
@@ -66,7 +66,7 @@ def batches_of(spec: StochasticSpec, num_items: int) -> list[tuple[bool, int]]:
 
 
 def most_uses(spec: AnySpec, num_items: int) -> int:
-    """Returns how many uses there are at most."""
+    """Returns the largest possible number of uses."""
     if isinstance(spec, AdaptiveSpec):
         return num_items * spec.cap
     if isinstance(spec, StochasticSpec):
@@ -75,26 +75,16 @@ def most_uses(spec: AnySpec, num_items: int) -> int:
 
 
 def taken_early(spec: AnySpec) -> int:
-    """Returns how many items may be taken before the first of them is handed out.
-
-    Where batches are decided as a whole, those of the rest of a batch.
-    """
+    """Returns how many items may be taken before the first one is handed out."""
+    # Adaptive and stochastic echoes decide batches, and take their items, as a whole.
     return 0 if isinstance(spec, EchoSpec) else spec.batch_size - 1
 
 
 def plan_run(
     spec: AnySpec, num_items: int, ready: Callable[[], bool] = lambda: False
 ) -> tuple[list[tuple[int, int]], DecisionLog | None]:
-    """Runs the plan of a spec without a store, over so many items.
-
-    Args:
-      spec: The echo.
-      num_items: How many items there are.
-      ready: Whether items that are welcome, but not needed, are there.
-
-    Returns:
-      The (fresh index, repeat) pairs of its uses, and what was decided.
-    """
+    """Returns the (fresh index, repeat) pairs and the log of a plan without a store."""
+    # `ready` tells whether optional items (`need.may`) are there.
     plan, pairs, left = make_plan(spec), [], num_items
     while True:
         need = plan.need(plan.unit)

@@ -1,4 +1,4 @@
-"""What the laws ask of each order: how old what it uses may be, and how uses lie."""
+"""The bounds of law 4 and law 6 for each order: rereads, and the places of uses."""
 
 import itertools
 import math
@@ -20,8 +20,8 @@ class OrderLaws:
     """The bounds of one order.
 
     Attributes:
-      most_rereads: The items that a restore may read again (law 4).
-      check_bounds: Checks what the order promises about the places of uses (law 6).
+      most_rereads: How many items a restore may read again (law 4).
+      check_bounds: Checks the order's promises about the places of uses (law 6).
     """
 
     most_rereads: Callable[[EchoSpec], int]
@@ -29,7 +29,7 @@ class OrderLaws:
 
 
 def _consecutive_bounds(trial: Trial, spec: EchoSpec, uses: list[Use]) -> None:
-    """All uses of an item back to back."""
+    """All uses of an item are adjacent."""
     latest: dict[int, int] = {}
     for position, use in enumerate(uses):
         lag = position - latest.get(use.fresh_index, position - 1)
@@ -40,7 +40,7 @@ def _consecutive_bounds(trial: Trial, spec: EchoSpec, uses: list[Use]) -> None:
 
 
 def _shuffle_bounds(trial: Trial, spec: EchoSpec, uses: list[Use]) -> None:
-    """No use after one of an item that is a buffer or more younger."""
+    """No use comes after one of an item that is `buffer` or more younger."""
     newest, buffer = -1, spec.buffer
     for position, use in enumerate(uses):
         newest = max(newest, use.fresh_index)
@@ -50,13 +50,11 @@ def _shuffle_bounds(trial: Trial, spec: EchoSpec, uses: list[Use]) -> None:
 
 
 def _shuffle_buffer_rereads(spec: EchoSpec) -> int:
-    """The items of the oldest use at the start of a round, to the round's end.
-
-    After M (ln M + c) draws some slot of M was not drawn with a probability of at
-    most M (1 - 1/M)^(M (ln M + c)) < exp(-c): 5e-18 with c = 40. So all that is in
-    the buffer is of the last so many uses. A round is M draws or eight batches, and
-    one item in M/8 can be an anchor.
-    """
+    """Returns the items from the oldest use in the buffer to the round's end."""
+    # After M (ln M + c) draws some slot of M was never drawn with a probability of at
+    # most M (1 - 1/M)^(M (ln M + c)) < exp(-c): 5e-18 with c = 40. So the whole buffer
+    # is from that many last uses. A round is M draws or eight batches, and one item in
+    # M/8 can be an anchor.
     size = spec.buffer
     age = size * (math.log(size) + 40)
     since = max(size, 8 * spec.batch_size)
@@ -64,12 +62,10 @@ def _shuffle_buffer_rereads(spec: EchoSpec) -> int:
 
 
 def _shuffle_buffer_bounds(trial: Trial, spec: EchoSpec, uses: list[Use]) -> None:
-    """Before use n of all has entered the buffer, it cannot leave it.
-
-    Uses count from 0, those of an item back to back. Draw t takes one of the uses
-    that are below t + M, and how late it does is left to chance. After the end of
-    the stream some draws find nothing; all uses have entered then.
-    """
+    """No use leaves the buffer before it has entered."""
+    # Uses count from 0, those of an item are adjacent. Draw t takes one of the uses
+    # below t + M; chance decides how late. After the end of the stream some draws find
+    # nothing, but all uses have entered then.
     due = uses_by_item(spec, trial.num_items)
     first = list(itertools.accumulate(due, initial=0))
     for position, use in enumerate(uses):
@@ -81,14 +77,12 @@ def _shuffle_buffer_bounds(trial: Trial, spec: EchoSpec, uses: list[Use]) -> Non
 
 
 def _spread_rereads(spec: EchoSpec) -> int:
-    """The items of the rounds that are still in use.
-
-    A round of ``spread`` takes at most buffer / (e - 1) items, and at most two
-    buffers, and its items live for ceil(e) rounds. Of a varying factor only the
-    bound m is known, so its rounds take buffer / (ceil(m) - 1) items.
-    """
+    """Returns the items of the rounds that are still in use."""
     if spec.schedule.max_factor == 1:
         return 1
+    # A round takes at most buffer / (e - 1) items, and at most two buffers. Its items
+    # live for ceil(e) rounds. For a varying factor only the bound m is known, so its
+    # rounds take buffer / (ceil(m) - 1) items.
     rounds = math.ceil(spec.schedule.max_factor)
     constant = spec.schedule.constant
     lived = rounds - 1 if constant is None else constant - 1
@@ -98,11 +92,11 @@ def _spread_rereads(spec: EchoSpec) -> int:
 def _spread_bounds(trial: Trial, spec: EchoSpec, uses: list[Use]) -> None:
     """No twins, repeats from the second batch on, an even feed, and even lags."""
     if spec.schedule.max_factor == 1:
-        return  # there is nothing to spread
+        return  # There is nothing to spread.
     size, due = spec.batch_size, uses_by_item(spec, trial.num_items)
     sizes = CohortSizes(spec.schedule, spec.buffer, size)
     first_uses = [p for p, use in enumerate(uses) if use.repeat == 0]
-    # After the last fresh item the missing ones leave gaps.
+    # After the last fresh item, missing items leave gaps.
     end = first_uses[-1] + 1 if first_uses else 0
     num_warm_items = sum(sizes.warm)
     warm = first_uses[num_warm_items] if num_warm_items < len(first_uses) else end

@@ -1,8 +1,7 @@
 """The orders of an echo: pure sequences of (fresh index, repeat), one file each.
 
-An order is cut into rounds, and everything in a round follows from the seed, the
-round's number and the numbers of uses of the items in it. So a round can be made
-anew at any time from a few integers.
+An order is cut into rounds. A round follows from the seed, its own number and its
+items' numbers of uses. So a few integers are enough to make it again at any time.
 
 A new order is a file here, a line in `ORDERS`, its name in `echo_jax.echo.spec.Order`
 and its bounds in `echo_jax.echo.laws.orders`.
@@ -48,10 +47,5 @@ ORDERS: dict[str, Callable[[EchoSpec], OrderRounds]] = {
 
 
 def rounds_of(spec: EchoSpec) -> OrderRounds:
-    """Returns the order that a spec names.
-
-    Raises:
-      ValueError: If the buffer is too small for ``spread`` without twins, or too
-        large for the order.
-    """
+    """Returns the order that a spec names; ValueError if its buffer does not fit."""
     return ORDERS[spec.order](spec)

@@ -1,4 +1,4 @@
-"""What an order is: rounds of uses that follow from a few integers."""
+"""The protocol of an order: rounds of uses that follow from a few integers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,12 +16,10 @@ class Piece:
     """A run of uses of one round, in output order.
 
     Attributes:
-      round: The round it belongs to.
       anchor: The oldest item that the round may use.
-      carry: The schedule's carry before the anchor, and what else the order needs
-        to make the round again, in one integer.
+      carry: The schedule's carry before the anchor, plus any other state of the order.
       index: Fresh index of every use, ``int64[n]``.
-      repeat: Which use of the item it is, ``int32[n]``.
+      repeat: Number of the use of its item, from 0, ``int32[n]``.
       last: Whether it is the item's last use, ``bool[n]``.
       newest: The largest fresh index so far in the piece, ``int64[n]``.
     """
@@ -36,15 +34,14 @@ class Piece:
 
 
 class OrderRounds(Protocol):
-    """What a plan needs of an order.
+    """An order, as a plan uses it.
 
     Attributes:
-      schedule: How often each item is used.
-      num_slots: Slots that hold all items in use between two batches, and the
-        fresh items of the batch.
+      num_slots: Slots for all items in use between two batches, and for the fresh
+        items of the batch.
       window: The indices of two items in use differ by less than this.
-      max_departed: How many uses of the items from the anchor on may have left before a
-        round begins; where it is above 0, the carry says how many did.
+      max_departed: The most uses of items from the anchor on that may leave before a
+        round begins. If it is above 0, the carry includes their number.
     """
 
     schedule: Schedule
@@ -53,13 +50,7 @@ class OrderRounds(Protocol):
     max_departed: int
 
     def pieces(self, round_: int, anchor: int, carry: int) -> Iterator[Piece]:
-        """Makes all uses from the start of a round on, without end.
-
-        Args:
-          round_: The round to start with.
-          anchor: Its anchor.
-          carry: Its carry.
-        """
+        """Yields all uses from the start of a round on, without end."""
         ...
 
     def next_anchor(self, index: int) -> int:

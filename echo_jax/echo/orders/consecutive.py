@@ -10,27 +10,26 @@ from echo_jax.echo.schedule import Schedule
 
 __all__ = ["Consecutive"]
 
-# Of large factors a piece takes fewer items, so that its arrays stay small: one item
-# of the largest takes tens of MB.
+# At large factors a piece has fewer items, so that its arrays stay small: one item at
+# the largest factor takes tens of MB.
 _ITEMS_PER_PIECE = 1024
 _USES_PER_PIECE = 65_536
 
 
 @dataclass
 class Consecutive:
-    """All uses of an item back to back; a round is an item."""
+    """Emits all uses of an item back to back; each round is one item."""
 
     schedule: Schedule
     batch_size: int
     max_departed: int = field(default=0, init=False)
 
     def __post_init__(self):
-        # All items that a batch touches: each takes a slot until the batch ends.
+        # All items of a batch: each takes a slot until the batch ends.
         self.num_slots = self.batch_size // int(self.schedule.min_factor) + 2
         self.window = self.num_slots + 1
 
     def pieces(self, round_: int, anchor: int, carry: int) -> Iterator[Piece]:
-        """See `OrderRounds`."""
         while True:
             uses, after = self.schedule.uses(anchor, _ITEMS_PER_PIECE, carry)
             ends = np.cumsum(uses)
@@ -48,5 +47,4 @@ class Consecutive:
             anchor, carry = anchor + uses.size, after
 
     def next_anchor(self, index: int) -> int:
-        """See `OrderRounds`: every item."""
         return index

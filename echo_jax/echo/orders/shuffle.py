@@ -1,4 +1,13 @@
-"""The order `shuffle`: uses leave at random times, within a bounded delay."""
+"""The order `shuffle`: uses leave at random times, within a bounded delay.
+
+A use of item k leaves at a random time between the arrivals of item k and of item
+k + delay. It is a shuffle buffer (Choi et al. 2019, section 3) with a limit on the time
+that a use stays. So a restore re-reads at most two buffers. A round is the span of
+``delay`` arrivals.
+
+A round is one sort of integers. An integer holds the time of a use above its item, its
+repeat and its last flag, so nothing has to be gathered after the sort.
+"""
 
 import math
 from collections.abc import Iterator
@@ -18,20 +27,12 @@ _MIN_DELAY_BITS = 10
 
 @dataclass
 class Shuffle:
-    """Repeats that pass through a shuffle buffer of ``delay`` items.
-
-    A use of item k leaves at a random time between the arrival of item k and that
-    of item k + delay: a shuffle buffer (Choi et al. 2019, section 3) in which
-    nothing stays longer than the buffer is large, so that a restore re-reads at
-    most two buffers. A round is the span of ``delay`` arrivals.
-
-    A round is one sort of integers that hold a use's time above its item, its
-    repeat and whether it is the last, so that nothing has to be gathered after it.
+    """Emits every use at a random time, at most ``delay`` arrivals after its item.
 
     Attributes:
       delay: The longest time that a use stays, in arrivals of fresh items.
-      delay_bits: How finely a delay is drawn: in 2^delay_bits steps.
-      repeat_bits: How many bits a repeat takes beside its item.
+      delay_bits: A delay is drawn in 2^delay_bits steps.
+      repeat_bits: Bits that a repeat takes beside its item.
       key: The start of the random sequence.
     """
 
@@ -48,9 +49,9 @@ class Shuffle:
         reserve = min(self.buffer // 4, int(batch + 4 * batch**0.5) + 1)
         self.delay = self.buffer - reserve
         self.repeat_bits = math.ceil(self.schedule.max_factor - 1).bit_length()
-        # The items of two rounds, repeats, and the flag of the last.
+        # Bits for the items of two rounds, for the repeat, and for the last flag.
         self._use_bits = self.delay.bit_length() + self.repeat_bits + 2
-        # A use comes up to two rounds after the start of its own.
+        # A use leaves up to two rounds after the start of its own round.
         left = 62 - self._use_bits - self.delay.bit_length()
         self.delay_bits = min(_MAX_DELAY_BITS, left)
         if self.delay_bits < _MIN_DELAY_BITS:
@@ -66,7 +67,6 @@ class Shuffle:
         self.key = sequence(self.seed, 1)
 
     def pieces(self, round_: int, anchor: int, carry: int) -> Iterator[Piece]:
-        """See `OrderRounds`."""
         first = round_ * self.delay
         round_end = self.delay << (self.delay_bits + self._use_bits)
         round_on = round_end + (self.delay << (self.repeat_bits + 1))
@@ -93,25 +93,22 @@ class Shuffle:
             first += self.delay
 
     def next_anchor(self, index: int) -> int:
-        """See `OrderRounds`: the first item of a round."""
         return -(-index // self.delay) * self.delay
 
     def _uses(
         self, start: int, count: int, first: int, carry: int
     ) -> tuple[np.ndarray, int]:
-        """The uses of some items, and the carry after them.
-
-        A use is an integer, from its high bits to its low ones: the time that it
-        leaves after the arrival of item ``first``, its item counted from a round
-        before that, its repeat, and whether it is the last.
-        """
+        """Returns the uses of some items as integers, and the carry after them."""
+        # From the high bits to the low ones, a use is the time that it leaves after the
+        # arrival of item ``first``, its item counted from one round before that item,
+        # its repeat, and its last flag.
         if count <= 0:
             return np.zeros(0, np.int64), carry
         num_uses, after = self.schedule.uses(start, count, carry)
         most, least = int(num_uses.max()), int(num_uses.min())
         item = np.arange(start, start + count)
-        # An item's delays in ascending order: the first of its uses to leave is
-        # repeat 0, whichever was drawn first. What is not there comes last.
+        # An item's delays in ascending order: the first of its uses to leave is repeat
+        # 0, whichever was drawn first. Missing uses come last.
         delays = np.empty((most, count), np.uint16)
         counter = item << self.repeat_bits
         for repeat in range(most):
@@ -136,7 +133,7 @@ class Shuffle:
 
 
 def _sort_columns(values: np.ndarray) -> None:
-    """Sorts every column in place, columns of a few values by a sorting network."""
+    """Sorts every column in place, with a sorting network for up to 8 rows."""
     if len(values) > 8:
         values.sort(axis=0)
         return

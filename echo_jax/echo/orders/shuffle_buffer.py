@@ -1,4 +1,18 @@
-"""The order `shuffle_buffer`: repeats that pass through the paper's shuffle buffer."""
+"""The order `shuffle_buffer`: repeats that pass through the paper's shuffle buffer.
+
+The buffer has M uses, as in tf.data and Choi et al. 2019. Uses are numbered
+0, 1, 2, ..., those of an item back to back. At first, use n < M is in slot n. Draw t
+takes the use in a random slot, and use M + t replaces it. The slot of draw t follows
+from the seed and t alone, so the content of a slot follows from its last draw. No
+content has to be saved: a restore looks back until it has found a draw of every slot.
+
+The first use of an item that leaves is repeat 0, whichever it was. The plan drops uses
+of items after the end of the stream. The remaining uses then leave at random, as from
+tf.data's buffer.
+
+The carry of a round is the schedule's carry plus a number in whole units: the uses of
+the items from the anchor on that left before the round.
+"""
 
 import math
 from collections.abc import Iterator
@@ -24,25 +38,11 @@ _ANCHORS_PER_BUFFER = 8
 
 @dataclass
 class ShuffleBuffer:
-    """Repeat, then a shuffle buffer of M uses, as tf.data and Choi et al. 2019 do.
-
-    Uses are numbered 0, 1, 2, ..., those of an item back to back. Use n < M lies in
-    slot n at first. Draw t takes what lies in a random slot, and use M + t takes its
-    place. Which slot draw t takes follows from the seed and t alone, so what lies in
-    a slot at any time follows from its last draw: no content has to be saved, and a
-    restore looks back until it has met every slot.
-
-    Which of its uses an item makes first does not matter, so the first that leaves is
-    repeat 0. A use that belongs to an item after the end of the stream is dropped by
-    the plan: what is left then leaves at random, as from tf.data's buffer.
-
-    The carry of a round is the schedule's, and in front of it, in whole units, how
-    many uses of the items from the anchor on have left before the round.
+    """Emits repeats through a shuffle buffer of ``buffer`` uses.
 
     Attributes:
       round_length: Draws in a round.
-      stride: Only its multiples become anchors, so that few states of an upstream
-        have to be kept.
+      stride: Every anchor is a multiple of it, so that few upstream states are kept.
       key: The start of the random sequence.
     """
 
@@ -60,7 +60,7 @@ class ShuffleBuffer:
         self.round_length = max(self.buffer, _BATCHES_PER_ROUND * self.batch_size)
         self.stride = -(-self.buffer // _ANCHORS_PER_BUFFER)
         least = self.schedule.min_factor
-        # What the buffer holds, and the items that enter it during a batch.
+        # The items in the buffer, and the items that enter it during a batch.
         self.num_slots = self.buffer + math.ceil(self.batch_size / least) + 1
         oldest = math.ceil(self.buffer * (math.log(self.buffer) + _SURELY_GONE))
         self.window = math.ceil((oldest + self.round_length) / least) + 1
@@ -68,12 +68,6 @@ class ShuffleBuffer:
         self.key = sequence(self.seed, 3)
 
     def pieces(self, round_: int, anchor: int, carry: int) -> Iterator[Piece]:
-        """See `OrderRounds`.
-
-        Raises:
-          RuntimeError: A use stays in the buffer for so long that the plan cannot
-            keep it, which no run is expected to meet.
-        """
         left_before, carry = divmod(carry, self.schedule.denominator)
         incoming = _Incoming(self.schedule, anchor, carry)
         first_draw = round_ * self.round_length
@@ -107,11 +101,10 @@ class ShuffleBuffer:
             round_, first_draw = round_ + 1, first_draw + self.round_length
 
     def next_anchor(self, index: int) -> int:
-        """See `OrderRounds`: the first multiple of the stride."""
         return -(-index // self.stride) * self.stride
 
     def _slots(self, start: int, stop: int) -> np.ndarray:
-        """The slots that some draws in a row take, ``int64``."""
+        """Returns the slots of consecutive draws, ``int64[stop - start]``."""
         random = mix(self.key, np.arange(start, stop))
         random >>= np.uint64(32)
         random *= np.uint64(self.buffer)
@@ -119,9 +112,9 @@ class ShuffleBuffer:
         return random.view(np.int64)
 
     def _numbers(self, draw: int) -> np.ndarray:
-        """The number of the use that lies in each slot before a draw, ``int64[M]``."""
+        """Returns the number of the use in each slot before a draw, ``int64[M]``."""
         numbers = np.arange(self.buffer)
-        # Whoever has a number below M has lain there from the start, or is not met yet.
+        # A number below M is a use from the start, or its draw is not found yet.
         while draw > 0 and numbers.min() < self.buffer:
             start = max(0, draw - self.round_length)
             entered = np.arange(start, draw) + self.buffer
@@ -131,11 +124,10 @@ class ShuffleBuffer:
 
 
 class _Incoming:
-    """The items of all uses in order, from an item on.
+    """The items of all uses in order, from one item on.
 
     Attributes:
-      uses: How often the items are used: those from the first that is not forgotten
-        to the last that is known, ``int64[n]``.
+      uses: Numbers of uses of the items from the first one not forgotten, ``int64[n]``.
     """
 
     def __init__(self, schedule: Schedule, item: int, carry: int):
@@ -144,7 +136,7 @@ class _Incoming:
         self._waiting = self.uses = np.zeros(0, np.int64)
 
     def take(self, count: int) -> np.ndarray:
-        """The items of the next ``count`` uses, ``int64[count]``."""
+        """Returns the items of the next ``count`` uses, ``int64[count]``."""
         parts, uses = [self._waiting], [self.uses]
         missing = count - self._waiting.size
         size = int(max(0, missing) / self._schedule.max_factor) + 1
@@ -163,17 +155,17 @@ class _Incoming:
         return items[:count]
 
     def forget(self, count: int) -> None:
-        """Forgets how often the first ``count`` items are used."""
+        """Forgets the numbers of uses of the first ``count`` items."""
         self.uses = self.uses[count:]
 
 
 def _exchange(slots: np.ndarray, drawn: np.ndarray, entering: np.ndarray) -> np.ndarray:
-    """Puts each of ``entering`` into a slot in turn; returns what leaves for it."""
+    """Puts items into the slots ``drawn`` in turn; returns the items that leave."""
     order = stable_argsort(drawn)
     slot, entering = drawn[order], entering[order]
     changes = np.flatnonzero(slot[1:] != slot[:-1]) + 1
     first = np.concatenate([[0], changes])
-    # What the draw before took in, or what has lain in the slot until now.
+    # The item that the draw before put in, or the item in the slot until now.
     leaving = np.empty_like(entering)
     leaving[1:] = entering[:-1]
     leaving[first] = slots[slot[first]]
@@ -185,15 +177,8 @@ def _exchange(slots: np.ndarray, drawn: np.ndarray, entering: np.ndarray) -> np.
 
 
 def _count_off(items: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Returns how often each item was there before, and counts on in ``left``.
-
-    Args:
-      items: ``int64[n]``.
-      left: How often each was there before all of these; brought up to date.
-
-    Returns:
-      ``int32[n]``.
-    """
+    """Returns each item's number of earlier uses, ``int32[n]``; updates ``left``."""
+    # ``left`` has the number of uses of each item before all of these.
     order = stable_argsort(items)
     item = items[order]
     first = np.concatenate([[0], np.flatnonzero(item[1:] != item[:-1]) + 1])

@@ -6,16 +6,9 @@ __all__ = ["grouped_argsort", "stable_argsort"]
 
 
 def stable_argsort(values: np.ndarray) -> np.ndarray:
-    """Returns ``np.argsort(values, kind="stable")``, several times faster.
-
-    Value and place are sorted as one integer where both fit into 63 bits.
-
-    Args:
-      values: Non-negative ``int64[n]``.
-
-    Returns:
-      ``int64[n]``.
-    """
+    """Returns ``np.argsort(values, kind="stable")`` of non-negative integers."""
+    # It is several times faster: value and place are sorted as one integer if both fit
+    # into 63 bits.
     if values.size == 0:
         return np.zeros(0, np.int64)
     bits = int(values.size - 1).bit_length()
@@ -27,16 +20,8 @@ def stable_argsort(values: np.ndarray) -> np.ndarray:
 
 
 def grouped_argsort(group: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Returns an order by group, and at random within a group.
-
-    Args:
-      group: Non-negative ``int64[n]``.
-      key: Random ``uint64[n]``; as many of its high bits count as fit beside group
-        and place in 64 bits.
-
-    Returns:
-      ``int64[n]``.
-    """
+    """Returns an order by group, and at random within a group, ``int64[n]``."""
+    # The high bits of the key count, as many as fit beside group and place in 64 bits.
     if group.size == 0:
         return np.zeros(0, np.int64)
     bits = int(key.size - 1).bit_length()

@@ -1,14 +1,16 @@
 """The order `spread`: uses of an item evenly far apart, at a constant feed.
 
-The output is cut into rounds. A round takes a cohort of fresh items and emits one
-use of every item that still has one: of its own cohort the first use, of the one
-before the second, and so on. The cohorts are merged evenly by position, so fresh
-items come at a constant rate. From round to round a cohort keeps its positions up
-to a random permutation within segments of at most half a round, whose borders
-shift, so uses lie half to one and a half rounds apart and neighbours change.
+The output is cut into rounds. A round takes a cohort of fresh items and emits one use
+of every item that still has one: the first use of its own cohort, the second use of the
+cohort before, and so on. The cohorts are merged evenly by position, so fresh items come
+at a constant rate.
 
-Only items of the same number of uses swap places. So which positions end an
-item's life, and how many items are alive, does not depend on chance.
+From round to round a cohort keeps its positions, except for a random permutation within
+segments. A segment is at most half a round long, and its borders shift. So uses of an
+item are half to one and a half rounds apart, and its neighbours change.
+
+Only items with the same number of uses swap places. So the positions that end an item's
+life, and the number of items alive, do not depend on chance.
 """
 
 import itertools
@@ -33,23 +35,17 @@ _BASE, _PRIME = 1_000_003, 2**61 - 1
 
 
 class CohortSizes:
-    """How many fresh items each round takes: a short warm-up, then a constant.
-
-    The first round is the first batch. From then on echoes join, and rounds grow
-    until the buffer is full, so a large buffer does not delay the first echo.
+    """The number of fresh items of each round: a short warm-up, then a constant.
 
     Attributes:
       warm: Sizes of the first rounds.
       steady: Size of all later rounds.
     """
 
-    def __init__(self, schedule: Schedule, buffer: int, batch_size: int):
-        """Finds the sizes.
+    # The first round is the first batch. Rounds then grow until the buffer is full, so
+    # a large buffer does not delay the first echo.
 
-        Raises:
-          ValueError: If the buffer is too small to spread uses without twins, or the
-            factor is above 10,000.
-        """
+    def __init__(self, schedule: Schedule, buffer: int, batch_size: int):
         self.max_uses = math.ceil(schedule.max_factor)
         # A round has a cohort for each use of an item, and each is laid out apart.
         if self.max_uses > _MAX_USES:
@@ -78,31 +74,30 @@ class CohortSizes:
         ]
 
     def size(self, cohort: int) -> int:
-        """The number of items of a cohort."""
         return self.warm[cohort] if cohort < len(self.warm) else self.steady
 
     def start(self, cohort: int) -> int:
-        """The fresh index of a cohort's first item."""
+        """Returns the fresh index of a cohort's first item."""
         beyond = cohort - len(self.warm)
         if beyond < 0:
             return self._starts[cohort]
         return self._starts[-1] + beyond * self.steady
 
     def widest(self, cohorts: int) -> int:
-        """The most items of so many cohorts that follow one another."""
+        """Returns the most items of ``cohorts`` consecutive cohorts."""
         return max(
             self.start(end) - self.start(max(0, end - cohorts))
             for end in range(1, len(self.warm) + cohorts + 1)
         )
 
     def cohort_from(self, index: int) -> int:
-        """The first cohort that starts at ``index`` or later."""
+        """Returns the first cohort that starts at ``index`` or later."""
         if index >= self._starts[-1]:
             return len(self.warm) - (self._starts[-1] - index) // self.steady
         return next(c for c, start in enumerate(self._starts) if start >= index)
 
     def round_length(self, round_: int) -> int:
-        """A lower bound on the uses in a round."""
+        """Returns a lower bound on the uses in a round."""
         # Once all cohorts of a round are steady, every round is as long.
         return self._lengths[min(round_, len(self._lengths) - 1)]
 
@@ -110,10 +105,8 @@ class CohortSizes:
         return self._alive(round_, range(min(self.max_uses, round_ + 1)))[0]
 
     def _alive(self, round_: int, ages: range, later: int = 0) -> tuple[int, int]:
-        """Bounds on how many items of some ages are alive in a round, or later.
-
-        Of all ages but one, all items are, or none: sums over runs of cohorts.
-        """
+        """Returns bounds on the live items of some ages in a round, or later."""
+        # At every age but one, all items are alive or none. So it sums runs of cohorts.
         whole = math.floor(self._high) if self._even else self.max_uses
         least = self._in_cohorts(round_, ages, math.floor(self._low) - later)
         most = self._in_cohorts(round_, ages, whole - later)
@@ -124,14 +117,14 @@ class CohortSizes:
         return least, most
 
     def _in_cohorts(self, round_: int, ages: range, below: int) -> int:
-        """How many items of these ages there are that are below an age."""
+        """Returns the number of items of these ages that are younger than ``below``."""
         stop = min(ages.stop, below)
         if stop <= ages.start:
             return 0
         return self.start(round_ - ages.start + 1) - self.start(round_ - stop + 1)
 
     def _survivors(self, size: int, age: int) -> tuple[int, int]:
-        """Bounds on how many items of a cohort have more than ``age`` uses."""
+        """Returns bounds on the items of a cohort that have more than ``age`` uses."""
         # In integers: the warm-up asks this many times, and fractions are slow.
         low = self._low.numerator - age * self._low.denominator
         high = self._high.numerator - age * self._high.denominator
@@ -153,13 +146,13 @@ class CohortSizes:
 
     @property
     def _lived(self) -> Fraction | int:
-        """How many rounds an item stays after its own, on average or at most."""
+        """The rounds that an item stays after its own, on average or at most."""
         factor = self._schedule.constant
         return factor - 1 if factor is not None else self.max_uses - 1
 
     @property
     def _needed(self) -> int:
-        """The size of cohorts whose rounds are long enough to part twins."""
+        """The size of cohorts at which no batch has two uses of an item."""
         return math.ceil((self._batch_size + self.slack) / self._slowest)
 
     def _least(self) -> int:
@@ -171,9 +164,9 @@ class CohortSizes:
         )
 
     def _grow(self, buffer: int) -> bool:
-        """Sets the sizes for a buffer; returns whether rounds reach the steady one."""
-        # Slots that a batch frees serve only the next one, so a batch wants room
-        # for its own fresh items as well.
+        """Sets the sizes for a buffer; returns whether rounds reach the steady size."""
+        # Slots that a batch frees serve only the next batch, so a batch needs room for
+        # its own fresh items as well.
         reserve = math.ceil(self._batch_size / self._slowest) + 1
         roomy = int((buffer - self._margin - reserve) / self._lived)
         # Beyond two buffers of items in a round a restore would re-read too much.
@@ -183,8 +176,8 @@ class CohortSizes:
         steady_rounds = int(self.warm[0] == self.steady)
         seen = _Windows(self.max_uses, self.warm)
         while steady_rounds < self.max_uses:
-            # The next size follows from the last ones alone: if all of these recur,
-            # growth is over.
+            # The next size follows from the last sizes alone. If all of these recur,
+            # growth has ended.
             if seen.recurs():
                 return False
             size = self._next_size(buffer - self._margin)
@@ -207,7 +200,7 @@ class CohortSizes:
         return max(0, min(wanted, self._affordable(room - kept)))
 
     def _affordable(self, room: int) -> int:
-        """The largest cohort of which at most ``room`` items live on."""
+        """Returns the largest cohort of which at most ``room`` items live on."""
         share = 1.0
         if self._schedule.constant is not None:
             share = float(min(1, self._schedule.constant - 1))
@@ -215,11 +208,10 @@ class CohortSizes:
 
 
 class _Windows:
-    """Whether the last numbers of a list that grows were its last ones before.
+    """Finds out whether a growing list ends with numbers that it ended with before."""
 
-    They are compared by a hash that is rolled on, so that neither the time nor the
-    memory of a number depends on how many are compared; equal hashes are looked into.
-    """
+    # A rolling hash makes the time and memory for a number independent of ``length``.
+    # Equal hashes are verified.
 
     def __init__(self, length: int, numbers: list[int]):
         self._length, self._numbers = length, numbers
@@ -228,7 +220,7 @@ class _Windows:
         self._ends: dict[int, int] = {}
 
     def recurs(self) -> bool:
-        """Whether they were; asked after every number."""
+        """Returns whether the last numbers occurred before; ask after every number."""
         end = len(self._numbers)
         for at in range(self._hashed, end):
             self._hash = self._hash * _BASE + self._numbers[at] + 1
@@ -252,9 +244,9 @@ class _Cohort:
 
     Attributes:
       number: The round in which they arrived.
-      start: Fresh index of the first.
-      carry: The schedule's carry before it.
-      uses: Number of uses of each, ``int64[n]``.
+      start: Fresh index of the first item.
+      carry: The schedule's carry before the first item.
+      uses: Number of uses of each item, ``int64[n]``.
       seats: The items in order of their positions, as offsets from ``start``.
     """
 
@@ -266,22 +258,14 @@ class _Cohort:
 
 
 class Spread:
-    """See the module; implements `echo_jax.echo.orders.OrderRounds`.
+    """Spreads the uses of an item evenly; an `echo_jax.echo.orders.OrderRounds`.
 
     Attributes:
-      schedule: How often each item is used.
-      batch_size: Uses in a batch; no item occurs twice in one.
-      sizes: How many fresh items each round takes.
       keys: For each age of a cohort, the start of its random sequence.
       uniform: Whether all items have the same number of uses.
     """
 
     def __init__(self, schedule: Schedule, buffer: int, batch_size: int, seed: int):
-        """Lays out the rounds.
-
-        Raises:
-          ValueError: If the buffer is too small; see `CohortSizes`.
-        """
         self.schedule = schedule
         self.batch_size = batch_size
         self.sizes = CohortSizes(schedule, buffer, batch_size)
@@ -293,11 +277,9 @@ class Spread:
         self.window = self.sizes.widest(self.sizes.max_uses + 1)
 
     def next_anchor(self, index: int) -> int:
-        """See `OrderRounds`: the first item of a cohort."""
         return self.sizes.start(self.sizes.cohort_from(index))
 
     def pieces(self, round_: int, anchor: int, carry: int) -> Iterator[Piece]:
-        """See `OrderRounds`."""
         cohorts: deque[_Cohort] = deque()
         for now in range(max(0, round_ - self.sizes.max_uses + 1), round_):
             carry = self._advance(cohorts, now, carry)
@@ -307,7 +289,7 @@ class Spread:
             round_ += 1
 
     def _advance(self, cohorts: deque[_Cohort], round_: int, carry: int) -> int:
-        """Brings the cohorts into the positions of a round, and adds its own."""
+        """Moves the cohorts to a round and adds its own; returns the carry after it."""
         while cohorts and round_ - cohorts[0].number >= self.sizes.max_uses:
             cohorts.popleft()
         share = self.swap_share(round_)
@@ -339,7 +321,7 @@ class Spread:
         cohort.seats = seats
 
     def swap_share(self, round_: int) -> float:
-        """The part of a cohort's seats within which items swap before a round."""
+        """Returns the share of a cohort's seats within which items swap."""
         if round_ == 0 or self.batch_size == 1:
             return 0.5
         length = min(self.sizes.round_length(r) for r in (round_ - 1, round_))
@@ -365,7 +347,7 @@ class Spread:
             yield self._piece(cohorts, round_, index, repeat, newest, uses)
 
     def _intervals(self, cohorts: deque[_Cohort], round_: int, low: int) -> Piece:
-        """In each interval from ``low`` on, a use of each cohort, the oldest first."""
+        """Returns a use of each cohort, oldest first, per interval from ``low`` on."""
         part, first = slice(low, low + _INTERVALS_PER_PIECE), cohorts[-1].start + low
         size = cohorts[-1].seats[part].size
         index = np.empty((size, len(cohorts)), np.int64)
@@ -398,7 +380,7 @@ class Spread:
         newest: np.ndarray,
         uses: np.ndarray | None,
     ) -> Piece:
-        """The uses of some seats that are still there."""
+        """Returns the uses at some seats, without items that are used up."""
         if self.uniform:
             last = repeat == self.sizes.max_uses - 1
         else:

@@ -1,4 +1,4 @@
-"""The plans of an echo: which fresh items are taken, and who is used when."""
+"""The plans of an echo: they decide which items are taken, and when each is used."""
 
 from typing import Any
 
@@ -21,21 +21,7 @@ def make_plan(
     welcome: int = 0,
     options: tuple[object, ...] = (),
 ) -> Plan:
-    """Returns the plan of a spec, of whichever mode.
-
-    Args:
-      spec: The echo, over all lanes.
-      lanes: How fresh items come in; by default as the mode needs them, in one lane.
-      max_batches: The most batches that are decided at once.
-      room: Items of a fixed echo without lanes that may have slots before they are
-        needed, so that batches are decided together.
-      welcome: As many of them are read where they are ready.
-      options: What else shapes the sequence, so that a state is refused where it
-        differs.
-
-    Raises:
-      TypeError: If it is not a spec.
-      ValueError: If the spec cannot be carried out.
+    """Returns the plan of a spec of any mode.
 
     Example:
       >>> make_plan(AdaptiveSpec(buffer=8, batch_size=2)).need(2)

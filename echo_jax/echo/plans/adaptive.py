@@ -1,16 +1,32 @@
-"""Adaptive echo: train on what is ready, fresh if possible, and never past a cap.
+"""Adaptive echo: use fresh items if they are ready, and none more than ``cap`` times.
 
-The rule of every batch: take fresh items if they are ready; use the items below the
-cap that were not used for longest; wait only if they are too few for a batch. It needs
-no knowledge of the rates. While data comes in time nothing is echoed; when it comes
-late, what is repeated is what has waited longest, since the value of a repeat follows
-its lag (Choi et al. 2019, figure 7); when storage stalls, items take turns until every
-one has been used ``cap`` times. The cap is not optional: past some number of uses a
-repeat is worth less than nothing (section 3.3: between 4 and 8 for a Transformer on
-LM1B at batch 1024).
+For every batch, take fresh items if they are ready. Then use the items below the cap
+that were unused for longest. Wait only if these are too few for a batch. The plan needs
+no knowledge of the rates.
 
-Least used first, the other natural choice, was measured beside this one: it repeats
-what has just come, and runs dry earlier in a stall (docs/design.md).
+- While data comes in time, nothing is echoed.
+- When data comes late, the longest unused items are repeated, because the value of a
+  repeat follows its lag (Choi et al. 2019, figure 7).
+- When storage stalls, items take turns until each was used ``cap`` times.
+
+The cap is required: beyond some number of uses a repeat does harm (section 3.3:
+between 4 and 8 for a Transformer on LM1B at batch 1024). Using the least used items
+first was measured, too. It repeats the newest items, and in a stall it runs out of
+items earlier (docs/design.md).
+
+The buffer of each lane is a ring of its last items. Fresh items are used first, in
+their order. The plan asks for more only if fewer unused items are waiting than the next
+batch uses, so no item is lost unused. Repeats are chosen at random among the longest
+unused items. The cost of a batch does not grow with the buffer.
+
+A log records with one bit per batch whether fresh items were taken before it. The
+sequence of uses is a function of the spec, the log, and the end of the upstream. With
+``replay``, the plan repeats the decisions of a log and records them again; after the
+end of the log it decides by the ready items. Batches are decided one at a time, because
+the ready items say nothing about later batches.
+
+After the end of the upstream, batches go on until all items are at the cap. A batch is
+smaller if fewer items are left.
 """
 
 import math
@@ -46,35 +62,11 @@ _TOO_FEW = "the log of this state takes too few items for its batches; it is dam
 class AdaptivePlan:
     """The plan of an adaptive echo; a `Plan`.
 
-    The buffer is a ring for each lane that always holds its last items. Fresh items
-    are used first, and in their order; others are wanted only if fewer of them than
-    the next batch uses are waiting, so none is lost unused. The choice of repeats is
-    random within those that have waited longest.
-
-    Whether fresh items were taken before a batch is written in a log, one bit for each
-    batch. The sequence of uses is a function of the spec, the log, and where the
-    upstream ends. With ``replay`` the decisions of a log are repeated, and recorded
-    again; after its end decisions are made from what is ready. Batches are decided one
-    at a time: what is ready says nothing about later ones.
-
-    After the end of the upstream, batches go on until all items are at the cap; where
-    fewer of them are left than a batch has, it is smaller.
-
-    What a batch costs does not grow with the buffer.
-
-    Attributes:
-      num_slots: Slots of each lane.
-      batch: Uses of each lane that make a batch.
-      max_batches: 1.
-      batches_ahead: 1.
-      unit: The same as ``batch``: uses are decided by the batch.
-      is_identity: False.
-
     Example:
       >>> plan = AdaptivePlan(AdaptiveSpec(cap=2, buffer=8, batch_size=2))
       >>> plan.need(2), plan.write(2).tolist(), plan.next(2).fresh_index.tolist()
       (Need(must=2, may=0), [[0, 1]], [[0, 1]])
-      >>> plan.need(2)  # fresh items are welcome, but the buffer would do
+      >>> plan.need(2)  # fresh items are optional: the buffer has enough
       Need(must=0, may=2)
       >>> plan.next(2).repeat.tolist(), plan.need(2)
       ([[1, 1]], Need(must=2, may=0))
@@ -92,18 +84,6 @@ class AdaptivePlan:
         lanes: Lanes | None = None,
         options: tuple[object, ...] = (),
     ):
-        """Starts before the first batch.
-
-        Args:
-          spec: The echo, over all lanes.
-          lanes: How fresh items come in; a batch at a time and in one lane by default.
-          options: What else shapes the sequence, so that a state is refused where it
-            differs.
-
-        Raises:
-          ValueError: If the lanes do not divide a batch, fewer items than a batch
-            come together, or the buffer is so small that items would be lost unused.
-        """
         self._lanes = lanes = lanes or Lanes(spec.batch_size)
         lanes.check(batch_size=spec.batch_size)
         if lanes.host_batch < spec.batch_size:
@@ -145,16 +125,14 @@ class AdaptivePlan:
 
     @property
     def log(self) -> DecisionLog:
-        """The decisions so far."""
         return self._recorder.log
 
     def counts(self, pending: int = 0) -> Counts:
-        """See `Plan`."""
         fresh = self._items[0].items * len(self._items)
         return Counts(fresh, self._uses, self._repeats).without(self._latest, pending)
 
     def need(self, uses: int, pending: int = 0) -> Need:
-        """See `Plan`; fresh items are named at most once before a batch."""
+        """Asks for fresh items at most once before a batch."""
         rows = self._lanes.rows
         if self._left is not None:
             rows = min(rows, self._left)
@@ -163,25 +141,19 @@ class AdaptivePlan:
         must = not self._can_serve()
         position = len(self._recorder)
         if position < len(self._replay):
-            # A batch that cannot be made without, where the log takes nothing: there
-            # the upstream had ended, which a restored echo has yet to find out.
+            # If the batch needs items and the log takes none, the upstream had ended
+            # there. A restored echo has not found that out yet.
             take = must or self._replay[position]
             return Need(must=rows) if take else Need()
         if must:
             return Need(must=rows)
-        # Items are taken and used alike in all lanes as long as they are fresh.
+        # All lanes take and use fresh items alike.
         return Need(may=rows) if self._items[0].num_unused < self.batch else Need()
 
     def _can_serve(self) -> bool:
         return min([items.num_drawable for items in self._items]) >= self.batch
 
     def write(self, rows: int) -> np.ndarray:
-        """See `Plan`.
-
-        Raises:
-          RuntimeError: If `need` did not ask for so many.
-          ValueError: If a log that is replayed takes nothing here.
-        """
         position = len(self._recorder)
         if rows and position < len(self._replay) and not self._replay[position]:
             raise ValueError(
@@ -197,7 +169,7 @@ class AdaptivePlan:
         return self._ring.slots_of(first, first + rows)
 
     def _take(self, rows: int) -> int:
-        """Takes rows in; returns the first of them."""
+        """Takes in rows; returns the index of the first one."""
         first = self._items[0].items
         for items in self._items:
             items.write(rows)
@@ -205,16 +177,6 @@ class AdaptivePlan:
         return first
 
     def next(self, uses: int) -> BatchIndices | None:
-        """See `Plan`.
-
-        Args:
-          uses: A batch, of each lane.
-
-        Raises:
-          RuntimeError: If the batch needs fresh items.
-          ValueError: If a log that is replayed takes fresh items here, and the
-            upstream has ended.
-        """
         position = len(self._recorder)
         if position < len(self._replay) and self._replay[position] and not self._taken:
             if self._left != 0:
@@ -229,7 +191,6 @@ class AdaptivePlan:
         return self._draw(size) if size else None
 
     def run(self) -> list[Use]:
-        """See `Plan`: the next batch."""
         return in_turn(self.next(self.batch))
 
     def _draw(self, size: int) -> BatchIndices:
@@ -248,23 +209,19 @@ class AdaptivePlan:
         return BatchIndices(slots, self._lanes.global_index(items), repeat)
 
     def end(self, rows: int) -> None:
-        """See `Plan`."""
         self._left = rows
 
     def anchor(self) -> int:
-        """See `Plan`: the first item that came together with the oldest one held."""
+        """Returns the first item that came together with the oldest one held."""
         return self._ring.anchor(self._items[0].items)
 
     def oldest(self) -> int:
-        """See `Plan`."""
         return self.anchor()
 
     def next_anchor(self, row: int) -> int:
-        """See `Plan`: the first of those that come together."""
         return -(-row // self._lanes.rows) * self._lanes.rows
 
     def get_state(self, pending: int = 0) -> dict[str, Any]:
-        """See `Plan`: integers, and the log as `DecisionLog.to_json` gives it."""
         return {
             "fresh": self._items[0].items,
             "log": self._recorder.to_json(),
@@ -273,7 +230,6 @@ class AdaptivePlan:
         }
 
     def check_state(self, state: Any) -> None:
-        """See `Plan`."""
         self._checked(state)
 
     def _checked(self, state: Any) -> DecisionLog:
@@ -305,15 +261,8 @@ class AdaptivePlan:
         return log
 
     def set_state(self, state: Mapping[str, Any]) -> Restored:
-        """See `Plan`.
-
-        The batches of the log are decided again. For a million of 1024 that takes
-        about a minute on one lane, and three to four on eight.
-
-        Raises:
-          ValueError: If the log takes too few items for its batches, or ``pending`` is
-            not of the last of them; then nothing has changed.
-        """
+        # The batches of the log are decided again. For a million batches of 1024 that
+        # takes about a minute on one lane, and three to four minutes on eight.
         before = dict(vars(self))
         try:
             batch = self._decide_again(self._checked(state), state["fresh"])
@@ -324,7 +273,7 @@ class AdaptivePlan:
         return Restored(self.anchor(), self._ring.held(state["fresh"]), pending)
 
     def _decide_again(self, log: DecisionLog, fresh: int) -> BatchIndices | None:
-        """Makes the batches of a log, of new items; returns the last."""
+        """Makes the batches of a log again from the start; returns the last one."""
         self._restart()
         batch = None
         for taken in log:
@@ -338,11 +287,7 @@ class AdaptivePlan:
 
 
 def _last_uses(batch: BatchIndices | None, count: int) -> list[Use]:
-    """Returns the last uses of a batch.
-
-    Raises:
-      ValueError: They would be all of the batch, or more.
-    """
+    """Returns the last ``count`` uses of a batch, which must be fewer than all."""
     uses = in_turn(batch)
     if count and count >= len(uses):
         raise ValueError(

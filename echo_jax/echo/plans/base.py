@@ -1,9 +1,9 @@
-"""What a plan is: a state machine over integers that decides an echo.
+"""The protocol of a plan: a state machine over integers that decides an echo.
 
-A plan says which fresh items are taken, in which slot of a store they are kept, and
-which slots make up the next batch. It knows neither arrays of data nor frameworks, so
-one plan serves every store. Items come in lanes, see `echo_jax.echo.plans.lanes`; on
-the host there is one.
+A plan decides which fresh items are taken, which slots of a store keep them, and which
+slots make up the next batch. It knows neither arrays of data nor frameworks, so one
+plan serves every store. Items come in lanes (`echo_jax.echo.plans.lanes`); on the host
+there is one lane.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,11 +26,11 @@ __all__ = [
 
 
 class Need(NamedTuple):
-    """How many more rows of every lane the next uses want.
+    """The number of further rows of every lane that the next uses need.
 
     Attributes:
-      must: Rows without which there are no next uses.
-      may: Rows beside them that are welcome if they are ready, and can wait.
+      must: Rows without which the next uses are impossible.
+      may: Further rows that are taken if they are ready.
     """
 
     must: int = 0
@@ -42,11 +42,11 @@ class BatchIndices:
     """Uses that a store reads together, lane by lane.
 
     Attributes:
-      slots: The slot of every use in its lane, ``int32[G, n]``.
+      slots: Slot of every use in its lane, ``int32[G, n]``.
       fresh_index: Fresh index of every use, over all lanes, ``int64[G, n]``.
-      repeat: Which use of its item it is, from 0, ``int32[G, n]``.
-      last: Whether its slot is free afterwards, ``bool[G, n]``; None if slots are
-        never free, only written anew.
+      repeat: Number of the use of its item, from 0, ``int32[G, n]``.
+      last: Whether the slot is free afterwards, ``bool[G, n]``; None if slots are never
+        free, but only overwritten.
     """
 
     slots: np.ndarray
@@ -55,19 +55,19 @@ class BatchIndices:
     last: np.ndarray | None = None
 
 
-# One use: its slot, its fresh index, which use of its item it is, and whether its slot
-# is free afterwards. A plain tuple: one is made for every use.
+# One use: its slot, its fresh index, its repeat, and whether its slot is free
+# afterwards. It is a plain tuple because one is made for every use.
 Use = tuple[int, int, int, bool]
 
 
 class Restored(NamedTuple):
-    """What a store has to hold again when a plan has gone to a state.
+    """The rows that a store must hold again after a plan went to a state.
 
     Attributes:
       first: The first row of every lane that has to be read again.
-      slots: Where that row and those after it go, ``int32[G, n]``; ``num_slots`` for
-        rows that need not be kept.
-      pending: Uses that were decided and not all handed out: those that are left.
+      slots: Slots of that row and the rows after it, ``int32[G, n]``; ``num_slots`` for
+        rows that are not kept.
+      pending: Uses that were decided and not handed out.
     """
 
     first: int
@@ -88,14 +88,15 @@ class Plan(Protocol):
         batch = plan.next(n)
         output(store.read(batch.slots), batch.fresh_index, batch.repeat)
 
+    In every method, ``pending`` is the number of the latest uses of each lane that were
+    decided and not handed out.
+
     Attributes:
-      num_slots: Slots of each lane.
-      batch: Uses of each lane that make a batch, b.
-      max_batches: The most batches that a feed on the devices may ask for together.
-      batches_ahead: Batches that `next` may be asked for at once, whatever was needed:
-        those that follow from what is written are decided.
-      unit: Uses that are decided together where they are handed out one at a time.
-      is_identity: Whether every item is used once, in its order.
+      batch: Uses of each lane in a batch, b.
+      max_batches: The most batches that a device feed may ask for together.
+      batches_ahead: The most batches that `next` may be asked for at once.
+      unit: Uses that are decided together if they are handed out one at a time.
+      is_identity: Whether every item is used once, in order.
     """
 
     num_slots: int
@@ -106,73 +107,41 @@ class Plan(Protocol):
     is_identity: bool
 
     def counts(self, pending: int = 0) -> Counts:
-        """Returns the fresh items taken, and the uses and repeats handed out.
-
-        They are those of all lanes.
-
-        Args:
-          pending: How many of the latest uses of each lane were not handed out.
-        """
+        """Returns the counts over all lanes, of the uses that were handed out."""
         ...
 
     def need(self, uses: int, pending: int = 0) -> Need:
-        """Returns how many rows the next uses want.
-
-        Args:
-          uses: Of each lane.
-          pending: How many of the latest uses of each lane were not handed out; they
-            will be, before these. The slots of all others may be written to now.
-        """
+        """Returns the rows that the next uses of each lane need."""
+        # They come after the pending uses. The slots of uses that are not pending may
+        # be written to from now on.
         ...
 
     def write(self, rows: int) -> np.ndarray:
-        """Takes rows in.
-
-        Args:
-          rows: At most as many as `need` named.
-
-        Returns:
-          Their slots, ``int32[G, n]``: n is below ``rows`` where the slots for the
-          others become free with the next uses only.
-        """
+        """Takes in at most `need` rows; returns their slots, ``int32[G, n]``."""
+        # n is below ``rows`` if the next uses have to free the other slots first.
         ...
 
     def next(self, uses: int) -> BatchIndices | None:
-        """Decides the next uses; all that were decided before are handed out.
-
-        Args:
-          uses: At most so many of each lane, or ``batches_ahead`` batches.
-
-        Returns:
-          The uses: fewer where only these can be read from what is written, or at the
-          end of the stream; None after it. Of several batches, whole ones.
-        """
+        """Decides up to ``uses`` uses of each lane; None after the end."""
+        # It returns fewer uses if the others need unwritten rows, and at the end.
+        # Several batches are always whole. All uses decided before count as handed out.
         ...
 
     def run(self) -> list[Use]:
-        """Decides uses that are handed out one at a time, of one lane.
-
-        Returns:
-          The next uses, after `need` was asked for `unit` of them; none at the end.
-        """
+        """Decides the next uses of one lane, for one at a time; none at the end."""
+        # `need` was asked for `unit` uses before.
         ...
 
     def end(self, rows: int) -> None:
-        """Says that the upstream has ``rows`` more rows of each lane, and no others."""
+        """Tells the plan that the upstream has ``rows`` more rows of each lane."""
         ...
 
     def anchor(self) -> int:
-        """Returns the row of a lane that `Restored.first` is of a restored state.
-
-        It is that of the latest state, or of the latest `need` if that is newer.
-        """
+        """Returns `Restored.first` of the latest state, or of a newer `need`."""
         ...
 
     def oldest(self) -> int:
-        """Returns the oldest row of a lane that a restore has to read again.
-
-        It is the anchor, or a later one, with no row in use between.
-        """
+        """Returns the oldest row that a restore reads: the anchor or a later one."""
         ...
 
     def next_anchor(self, row: int) -> int:
@@ -180,19 +149,11 @@ class Plan(Protocol):
         ...
 
     def get_state(self, pending: int = 0) -> dict[str, Any]:
-        """Returns the state, of JSON types.
-
-        Args:
-          pending: How many of the latest uses of each lane were not handed out.
-        """
+        """Returns the state, of JSON types."""
         ...
 
     def check_state(self, state: Any) -> None:
-        """Refuses what is not a state of this plan, and changes nothing.
-
-        Raises:
-          ValueError: It is damaged, or was saved with another plan.
-        """
+        """Raises ValueError for a damaged or foreign state; changes nothing."""
         ...
 
     def set_state(self, state: Mapping[str, Any]) -> Restored:
@@ -201,7 +162,7 @@ class Plan(Protocol):
 
 
 def in_turn(batch: BatchIndices | None) -> list[Use]:
-    """Returns the uses of one lane one by one."""
+    """Returns the uses of a batch of one lane, one by one."""
     if batch is None:
         return []
     last = np.zeros_like(batch.repeat, bool) if batch.last is None else batch.last
@@ -210,16 +171,7 @@ def in_turn(batch: BatchIndices | None) -> list[Use]:
 
 
 def check_state_keys(state: Any, keys: set[str], what: str) -> None:
-    """Refuses a state that has other keys, or numbers that are no natural ones.
-
-    Args:
-      state: What somebody gave.
-      keys: Those of the state. Every value but ``"log"`` is an integer of at least -1.
-      what: Whose state it is to be.
-
-    Raises:
-      ValueError: It is not such a state.
-    """
+    """Raises ValueError unless a state has these keys, and integers of at least -1."""
     if not isinstance(state, Mapping) or set(state) != keys:
         found = sorted(map(str, state)) if isinstance(state, Mapping) else repr(state)
         raise ValueError(

@@ -1,4 +1,9 @@
-"""The plan of a fixed echo: every item is used as often as its number says."""
+"""The plan of a fixed echo: the number of an item determines how often it is used.
+
+With one lane the uses and their order are those of the spec. With several lanes each
+one follows the schedule by itself: item j of every lane is used
+floor((j+1)e) - floor(je) times.
+"""
 
 import math
 from collections.abc import Mapping
@@ -28,21 +33,6 @@ _NOTHING = Need()
 class FixedPlan:
     """The plan of a fixed, fractional or scheduled echo; a `Plan`.
 
-    With one lane the uses and their order are those that the spec names. With several,
-    each lane follows the schedule by itself, so item j of every lane is used
-    floor((j+1)e) - floor(je) times.
-
-    Attributes:
-      num_slots: Slots of each lane: those of its order, and room for what is written
-        before it is used.
-      batch: Uses of each lane that make a batch.
-      max_batches: As it was given.
-      batches_ahead: More than one: what follows from what is written is decided in
-        one go.
-      unit: 1: a use that is handed out by itself needs no others.
-      is_identity: Whether every item is used once, in its order. A driver may then
-        pass items on, and say so with `pass_on`.
-
     Example:
       >>> plan = FixedPlan(EchoSpec(2, batch_size=4), lanes=Lanes(host_batch=4))
       >>> plan.need(4), plan.write(4).shape, plan.need(4)
@@ -63,23 +53,10 @@ class FixedPlan:
         welcome: int = 0,
         options: tuple[object, ...] = (),
     ):
-        """Starts before the first use.
-
-        Args:
-          spec: The echo, over all lanes.
-          lanes: How fresh items come in; by default one at a time and in one lane, and
-            a batch may be decided in parts.
-          max_batches: The most batches that are decided at once.
-          room: Without lanes, how many fresh items may have slots before they are
-            needed; without any, one batch is decided at a time.
-          welcome: As many of them are read where they are ready.
-          options: What else shapes the sequence, so that a state is refused where it
-            differs.
-
-        Raises:
-          ValueError: If the lanes do not divide a batch, or a lane's buffer is too
-            small for ``spread`` without twins.
-        """
+        # Without lanes, ``room`` fresh items may get slots before they are needed, and
+        # up to ``welcome`` of them are read if they are ready. Without room, one batch
+        # is decided at a time. ``options`` shape the sequence, too: a state with other
+        # options is refused.
         # On the host items come one by one, and a batch may be read in parts.
         self._by_item = lanes is None
         self._lanes = lanes or Lanes()
@@ -89,7 +66,7 @@ class FixedPlan:
         alone = self._by_item and not room
         self.max_batches = max_batches
         self.batches_ahead = 1 if alone else max(max_batches, _BATCHES_AHEAD)
-        # Of each lane: what was decided last, and perhaps not handed out yet.
+        # For each lane, the uses that were decided last and perhaps not handed out yet.
         self._given: list[Uses] = []
         count = self._lanes.count
         specs = [lane_spec(spec, lane, count) for lane in self._lanes.own]
@@ -108,7 +85,6 @@ class FixedPlan:
         self.is_identity = self._by_item and self._plans[0].is_identity
 
     def counts(self, pending: int = 0) -> Counts:
-        """See `Plan`."""
         counts = [plan.counts for plan in self._plans]
         for at, given in enumerate(self._given):
             if done := given.size - pending:
@@ -120,7 +96,7 @@ class FixedPlan:
         )
 
     def _settle(self, pending: int = 0) -> None:
-        """Has the lanes emit what is handed out: all but the last uses."""
+        """Lets the lanes emit all decided uses but the last ``pending`` ones."""
         if not self._given or pending == self._given[0].size:
             return
         given, self._given = self._given, []
@@ -131,7 +107,7 @@ class FixedPlan:
                 self._given.append(uses.part(done, uses.size))
 
     def need(self, uses: int, pending: int = 0) -> Need:
-        """See `Plan`: whole host batches, where items come in batches."""
+        """Asks for whole host batches if items come in batches."""
         if self._given:
             self._settle(pending)
             uses += pending
@@ -148,14 +124,12 @@ class FixedPlan:
         return Need(must=wanted if left is None else min(wanted, left))
 
     def write(self, rows: int) -> np.ndarray:
-        """See `Plan`."""
         plans = self._plans
         if len(plans) == 1:
             return plans[0].write(rows)[None]
         return np.stack([plan.write(rows) for plan in plans])
 
     def next(self, uses: int) -> BatchIndices | None:
-        """See `Plan`."""
         self._settle()
         found = [plan.look(uses) for plan in self._plans]
         given = [each for each in found if each is not None]
@@ -171,18 +145,12 @@ class FixedPlan:
         return BatchIndices(slots, self._lanes.global_index(index), repeat, last)
 
     def take_back(self, rows: int, pending: int) -> None:
-        """Forgets what was decided for rows that did not come, without lanes.
-
-        Args:
-          rows: The last ones that were given slots.
-          pending: The latest uses, none of which is handed out.
-        """
+        """Takes back the slots of rows that did not come, and the pending uses."""
         self._settle(pending)
         self._given = []
         self._plans[0].take_back(rows)
 
     def run(self) -> list[Use]:
-        """See `Plan`."""
         self._settle()
         found = self._plans[0].look_on()
         if found is None:
@@ -191,33 +159,25 @@ class FixedPlan:
         return list(zip(*(column.tolist() for column in found[:4]), strict=True))
 
     def pass_on(self) -> int:
-        """Counts a fresh item that went straight through an identity.
-
-        Returns:
-          Its index.
-        """
+        """Counts an item that went straight through an identity; returns its index."""
         return self._plans[0].pass_on()
 
     def end(self, rows: int) -> None:
-        """See `Plan`."""
         for plan in self._plans:
             plan.end_at(plan.written + rows)
 
     def anchor(self) -> int:
-        """See `Plan`."""
         anchor, rows = min([plan.anchor() for plan in self._plans]), self._lanes.rows
         return anchor // rows * rows
 
     def oldest(self) -> int:
-        """See `Plan`: in lanes, which may differ, the anchor, which they share."""
+        # Lanes may differ, so they use the anchor, which they share.
         return self._plans[0].oldest() if self._by_item else self.anchor()
 
     def next_anchor(self, row: int) -> int:
-        """See `Plan`."""
         return self._plans[0].next_anchor(row)
 
     def get_state(self, pending: int = 0) -> dict[str, Any]:
-        """See `Plan`: integers only."""
         self._settle(pending)
         if self._by_item:
             return self._plans[0].get_state()
@@ -227,7 +187,6 @@ class FixedPlan:
         }
 
     def check_state(self, state: Any) -> None:
-        """See `Plan`."""
         if self._by_item:
             return self._plans[0].check_state(state)
         check_state_keys(state, _KEYS, "a fixed echo in lanes")
@@ -249,7 +208,6 @@ class FixedPlan:
         return None
 
     def set_state(self, state: Mapping[str, Any]) -> Restored:
-        """See `Plan`."""
         self._given = []
         single = self._by_item
         written = state["fresh"] if single else state["written"]
@@ -269,21 +227,19 @@ class FixedPlan:
 
 
 def _stacked(arrays: tuple[np.ndarray, ...]) -> np.ndarray:
-    """``np.stack``, in a tenth of the time for one array: there is often one lane."""
+    """Returns ``np.stack`` of arrays, in a tenth of the time for one array."""
     return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
 
 
 def _room_ahead(spec: EchoSpec, rows: int, max_batches: int) -> int:
-    """Slots for items that are written before a lane uses them.
-
-    They are the rest of a host batch, and the fresh items of all batches that are
-    decided at once: a plan with fewer slots would cut a batch where it needs those
-    that it frees itself. In order ``shuffle`` the fresh items of a batch vary, and
-    lanes drift apart. Both by at most the delay, and by about the root of the buffer;
-    ten times that is more than ten standard deviations. A ``shuffle_buffer`` needs
-    none of that: beside the uses in its buffer, which have slots, no lane needs more
-    than the items that enter it.
-    """
+    """Returns the slots of a lane for items that are written before it uses them."""
+    # They are for the rest of a host batch, and for the fresh items of all batches that
+    # are decided at once. With fewer slots a plan would cut a batch that needs slots
+    # which it frees itself. In order ``shuffle`` the fresh items of a batch vary, and
+    # lanes drift apart. Both vary by at most the delay, and by about the root of the
+    # buffer; ten times the root is more than ten standard deviations. In order
+    # ``shuffle_buffer`` a lane only needs the items that enter its buffer, beside the
+    # uses in it, which have slots.
     fresh = max_batches * spec.batch_size / spec.schedule.min_factor
     room = rows + math.ceil(fresh) + 1
     if spec.order == "shuffle":

@@ -1,6 +1,6 @@
 """One lane of a fixed echo: a pure state machine over integers.
 
-It walks along an order, and gives slots of a store to fresh items and back.
+It follows an order, gives slots of a store to fresh items, and takes the slots back.
 """
 
 import copy
@@ -37,13 +37,13 @@ _RUN_AHEAD = 64
 
 
 class Uses(NamedTuple):
-    """Some uses of one lane, in output order.
+    """Consecutive uses of one lane, in output order.
 
     Attributes:
-      slots: The slot of every use, ``int32[n]``; a slot may occur twice.
+      slots: Slot of every use, ``int32[n]``; a slot may occur twice.
       fresh_index: Fresh index of every use, ``int64[n]``.
-      repeat: Which use of its item it is, from 0, ``int32[n]``.
-      last: Whether the item's slot is free after it, ``bool[n]``.
+      repeat: Number of the use of its item, from 0, ``int32[n]``.
+      last: Whether the slot is free afterwards, ``bool[n]``.
       newest: The largest fresh index so far, ``int64[n]``.
     """
 
@@ -55,11 +55,9 @@ class Uses(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many they are."""
         return self.slots.size
 
     def part(self, start: int, stop: int) -> "Uses":
-        """Returns some of them."""
         if stop - start == self.size:
             return self
         return Uses(*(column[start:stop] for column in self))
@@ -69,28 +67,14 @@ class FixedLane:
     """A lane of a fixed, fractional or scheduled echo.
 
     Attributes:
-      num_slots: How many slots a store needs.
       fresh: Fresh items taken so far; also the index of the next one.
       written: Fresh items that have got a slot: those taken, and any after them.
-      counts: Fresh items taken, and uses and repeats emitted.
-      is_identity: Whether every item is used once, in its order. A driver may then
-        pass items on, and say so with `pass_on`.
     """
 
     def __init__(
         self, spec: EchoSpec, *, ahead: int = 0, options: tuple[object, ...] = ()
     ):
-        """Starts before the first use.
-
-        Args:
-          spec: The echo of this lane.
-          ahead: How many fresh items may be written before a use needs them.
-          options: What else shapes the sequence, so that a state is refused where
-            it differs.
-
-        Raises:
-          ValueError: If the buffer is too small for ``spread`` without twins.
-        """
+        # ``ahead`` fresh items may be written before a use needs them.
         self._spec = spec
         self._fingerprint = spec.fingerprint
         if options:
@@ -103,7 +87,8 @@ class FixedLane:
         span = 1 << (self._rounds.window + self.num_slots).bit_length()
         self._slot_of = np.zeros(span, np.int32)
         self._wrap = span - 1
-        # Upstreams' states are looked at so often that a restore reads little in vain.
+        # Upstream states are saved often enough that a restore reads few needless
+        # items.
         stride = self._rounds.window // 8
         self._stride = stride if stride >= _LEAST_STRIDE else 0
         self._restart(dict.fromkeys(_STATE_KEYS, 0) | {"end": -1})
@@ -118,7 +103,7 @@ class FixedLane:
             state["round"], state["anchor"], state["carry"]
         )
         self._piece = next(self._pieces)
-        self._in_round = 0  # uses of the round that stand before the piece
+        self._in_round = 0  # uses of the round before the piece
         self._at = 0  # uses of the piece that are emitted
         self._ahead: list[Piece] = []
         # The last look-ahead of `missing`, for the `next` that follows it.
@@ -126,11 +111,10 @@ class FixedLane:
 
     @property
     def counts(self) -> Counts:
-        """How many fresh items, uses and repeats there were."""
         return Counts(self.fresh, self._uses, self._repeats)
 
     def counts_after(self, uses: Uses) -> Counts:
-        """Returns them as they are when these uses are emitted, too."""
+        """Returns the counts after these uses are emitted, too."""
         return Counts(
             max(self.fresh, int(uses.newest[-1]) + 1),
             self._uses + uses.size,
@@ -139,22 +123,20 @@ class FixedLane:
 
     @property
     def left(self) -> int | None:
-        """Fresh items that are still to be written, once the end is known."""
+        """Fresh items that are still to be written; None until the end is known."""
         return None if self._end < 0 else self._end - self.written
 
     def anchor(self) -> int:
-        """Returns the first fresh item that the state knows of."""
+        """Returns the first fresh item that the state refers to."""
         return self._where()[1]
 
     def oldest(self) -> int:
-        """Returns the oldest fresh item that a restore has to read again.
-
-        With a small buffer it is the anchor: there is little to spare.
-        """
+        """Returns the oldest fresh item that a restore has to read again."""
+        # With a small buffer the anchor is good enough: there is little to save.
         if not self._stride:
             return self.anchor()
         items = np.arange(self.anchor(), self.written)
-        # What a slot holds is the last item that it was given to.
+        # A slot holds the last item that it was given to.
         held = np.full(self.num_slots, self.fresh)
         held[self._slot_of[items & self._wrap]] = items
         held[self._free[: self._num_free]] = self.fresh
@@ -168,10 +150,7 @@ class FixedLane:
         return min(anchor, -(-index // self._stride) * self._stride)
 
     def missing(self, uses: int) -> int:
-        """Returns how many fresh items the next uses need beside those written.
-
-        Fewer are missing once the end of the upstream is known.
-        """
+        """Returns how many unwritten fresh items the next uses need."""
         looked_at, runs = self._looked_at
         if looked_at != uses:
             runs = self._runs(uses)
@@ -182,21 +161,14 @@ class FixedLane:
         return missing
 
     def end_at(self, total: int) -> None:
-        """Says that the upstream has ``total`` items in all, and no more."""
+        """Sets the number of items of the whole upstream."""
         self._looked_at = 0, []
         self._end = total
         self._piece = self._within_end(self._piece)
         self._ahead = [self._within_end(p) for p in self._ahead if p.anchor < total]
 
     def write(self, items: int) -> np.ndarray:
-        """Gives slots to the next fresh items, as far as there are free ones.
-
-        Args:
-          items: How many at most.
-
-        Returns:
-          Their slots, ``int32[n]``.
-        """
+        """Gives slots to at most ``items`` items; returns the slots, ``int32[n]``."""
         count = min(items, self._num_free)
         self._num_free -= count
         slots = self._free[self._num_free : self._num_free + count].copy()
@@ -204,11 +176,7 @@ class FixedLane:
         return slots
 
     def take_back(self, items: int) -> None:
-        """Has the last items that got slots give them back; no use of them is emitted.
-
-        Args:
-          items: How many.
-        """
+        """Frees the slots of the last written items; no use of them was emitted."""
         last = np.arange(self.written - items, self.written)
         end = self._num_free + items
         self._free[self._num_free : end] = self._slot_of.take(last & self._wrap)
@@ -216,16 +184,8 @@ class FixedLane:
         self.written -= items
 
     def look(self, uses: int) -> Uses | None:
-        """Returns the next uses, up to the first whose item is not written.
-
-        They come next until something is written.
-
-        Args:
-          uses: At most so many.
-
-        Returns:
-          The uses; None at the end of the stream.
-        """
+        """Returns up to ``uses`` next uses of written items; None at the end."""
+        # The result stays the same until something is written.
         looked_at, runs = self._looked_at
         parts = []
         for piece, low, high, top in runs if looked_at == uses else self._runs(uses):
@@ -244,13 +204,7 @@ class FixedLane:
         return Uses(*columns, newest=np.maximum.accumulate(newest))
 
     def look_on(self) -> Uses | None:
-        """Returns the next use, and those after it that take no further fresh item.
-
-        They come next until something is written.
-
-        Returns:
-          The uses; None at the end of the stream.
-        """
+        """Returns the next use, and those after it that need no further fresh item."""
         looked_at, runs = self._looked_at
         if looked_at != 1:
             runs = self._runs(1)
@@ -262,7 +216,7 @@ class FixedLane:
         return self._read(piece, low, low + int(size))
 
     def emit(self, uses: Uses) -> None:
-        """Emits uses: those that come next, as many of them as there are."""
+        """Emits the next uses, which `look` or `look_on` returned."""
         slots, _, repeat, last, newest = uses
         self.fresh = max(self.fresh, int(newest[-1]) + 1)
         freed = slots.compress(last)
@@ -273,14 +227,14 @@ class FixedLane:
         self._advance(slots.size)
 
     def pass_on(self) -> int:
-        """Counts a fresh item that went straight through an identity; its index."""
+        """Counts an item that went straight through an identity; returns its index."""
         index = self.fresh
         self.fresh = self.written = index + 1
         self._uses += 1
         return index
 
     def _runs(self, n: int) -> list[tuple[Piece, int, int, int]]:
-        """The next ``n`` uses: their pieces, places in these, and newest items."""
+        """Returns the next ``n`` uses as runs of (piece, start, end, newest item)."""
         runs = []
         piece, low, ahead = self._piece, self._at, 0
         while True:
@@ -316,7 +270,7 @@ class FixedLane:
         )
 
     def _read(self, piece: Piece, low: int, high: int) -> Uses:
-        """The uses in some places of a piece, whose items are written."""
+        """Returns the uses at some places of a piece, whose items are written."""
         index = piece.index[low:high]
         slots = self._slot_of.take(index & self._wrap)
         repeat, last = piece.repeat[low:high], piece.last[low:high]
@@ -332,7 +286,7 @@ class FixedLane:
         self.written += slots.size
 
     def _advance(self, n: int) -> None:
-        """Moves on by ``n`` uses, and to the next piece where one is done."""
+        """Moves on by ``n`` uses, and to the next piece if one is done."""
         self._at += n
         self._looked_at = 0, []
         while self._at >= self._piece.index.size and self._ahead:
@@ -342,7 +296,7 @@ class FixedLane:
             self._in_round = self._in_round + done.index.size if same else 0
 
     def _where(self) -> tuple[int, int, int, int]:
-        """Round, anchor, its carry, and uses of the round before the next one."""
+        """Returns the round, its anchor, its carry, and its number of emitted uses."""
         if self.is_identity:
             return self.fresh, self.fresh, 0, 0
         piece, at = self._piece, self._at
@@ -357,7 +311,6 @@ class FixedLane:
         return item, item, carry, position
 
     def get_state(self) -> dict[str, int]:
-        """Returns the state: plain integers, always the same keys."""
         round_, anchor, carry, position = self._where()
         return {
             "anchor": anchor,
@@ -372,12 +325,7 @@ class FixedLane:
         }
 
     def check_state(self, state: Any) -> None:
-        """Refuses what is no state of this lane, and changes nothing.
-
-        Raises:
-          ValueError: If it is not a state of a plan, is damaged, or was saved with
-            another spec.
-        """
+        """Raises ValueError unless the lane can go to a state; changes nothing."""
         check_state_keys(state, _STATE_KEYS, "an echo plan")
         if state["spec"] != self._fingerprint:
             raise ValueError(
@@ -404,7 +352,7 @@ class FixedLane:
             )
 
     def _comes_back(self, state: Mapping[str, int]) -> bool:
-        """Whether a lane that goes to a state is then in that state."""
+        """Returns whether a lane that goes to a state returns the same state."""
         trial = copy.copy(self)
         trial._slot_of = self._slot_of.copy()
         try:
@@ -414,13 +362,9 @@ class FixedLane:
         return trial.get_state() == state
 
     def set_state(self, state: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
-        """Continues from a state that `check_state` accepts; slots are assigned anew.
-
-        Returns:
-          The fresh indices of the items in use, ascending, and their slots. The
-          driver reads the upstream from `anchor` up to item `fresh` again and
-          writes these items into these slots.
-        """
+        """Continues from a checked state; returns the items in use and their slots."""
+        # The items ascend, and slots are assigned again. The driver reads the upstream
+        # from `anchor` up to item `fresh` and writes these items into these slots.
         self._restart(state)
         self._piece = self._within_end(self._piece)
         self._at = state["position"]
@@ -435,7 +379,7 @@ class FixedLane:
         return items, slots
 
     def _in_use(self, state: Mapping[str, int]) -> np.ndarray:
-        """The items, of those taken, that the rest of the order uses."""
+        """Returns the taken items that the rest of the order uses, ``int64[n]``."""
         first, skip = state["anchor"], state["position"]
         used = np.zeros(self.fresh - first, bool)
         for piece in self._rounds.pieces(state["round"], first, state["carry"]):

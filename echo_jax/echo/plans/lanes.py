@@ -1,10 +1,11 @@
-"""Lanes: the parts of a buffer that lies on several devices.
+"""Lanes: the parts of a buffer that is split over several devices.
 
 An item stays on one device, and every device finds its part of every batch in its own
-slots, so that a batch is read without communication. Of G lanes, lane g takes the rows
-[g*u, (g+1)*u) of every host batch of U rows, with u = U/G, and gives the rows
-[g*b, (g+1)*b) of every training batch of B, with b = B/G. It is an echo of its own
-stream of items, with the schedule of all and a seed of its own.
+slots, so a batch is read without communication. There are G lanes, host batches of U
+rows and training batches of B rows, with u = U/G and b = B/G. Lane g takes the rows
+[g*u, (g+1)*u) of every host batch, and gives the rows [g*b, (g+1)*b) of every training
+batch. A lane is an echo of its own stream of items, with the common schedule and a seed
+of its own.
 """
 
 import math
@@ -23,15 +24,12 @@ __all__ = ["Lanes", "Spec", "joined_state", "lane_spec", "split_state"]
 
 @dataclass(frozen=True)
 class Lanes:
-    """How fresh items come in.
+    """The number of lanes, and the size of the host batches that come in.
 
     Attributes:
-      host_batch: Fresh items that come together, U, over all lanes.
-      count: How many lanes there are, G; divides them.
-      own: Those that are decided here, where others are somewhere else.
-
-    Raises:
-      ValueError: The lanes do not divide the items.
+      host_batch: Fresh items that come together over all lanes, U.
+      count: Number of lanes, G; divides ``host_batch``.
+      own: The lanes that are decided here; all by default.
 
     Example:
       >>> lanes = Lanes(host_batch=4, count=2)
@@ -56,11 +54,7 @@ class Lanes:
         return self.host_batch // self.count
 
     def check(self, **sizes: int) -> None:
-        """Refuses a number of lanes that does not divide some sizes.
-
-        Raises:
-          ValueError: With the size's name, its value and the fix.
-        """
+        """Raises ValueError unless the number of lanes divides every size."""
         for name, size in sizes.items():
             if size < 1 or size % self.count:
                 fits = math.ceil(max(size, 1) / self.count) * self.count
@@ -70,14 +64,8 @@ class Lanes:
                 )
 
     def global_index(self, items: np.ndarray) -> np.ndarray:
-        """Returns fresh indices over all lanes, of items that lanes count themselves.
-
-        Args:
-          items: One row for each of the own lanes, ``int64[G, n]``.
-
-        Returns:
-          ``int64[G, n]``: row r of host batch c is c*U + r.
-        """
+        """Returns indices over all lanes of items counted by lane, ``int64[G, n]``."""
+        # Row r of host batch c is c*U + r.
         if self.count == 1:
             return items
         batch, row = np.divmod(items, self.rows)
@@ -89,18 +77,8 @@ Spec = TypeVar("Spec", bound=AnySpec)
 
 
 def lane_spec(spec: Spec, lane: int, num_lanes: int) -> Spec:
-    """Returns the echo of one lane: its part of batch and buffer, its own seed.
-
-    A stochastic one keeps its seed, by which all lanes load at the same batches.
-
-    Args:
-      spec: The echo over all lanes.
-      lane: Which lane, from 0.
-      num_lanes: How many there are.
-
-    Returns:
-      ``spec`` itself if there is one lane.
-    """
+    """Returns the echo of one lane: its part of batch and buffer, and its own seed."""
+    # A stochastic echo keeps its seed, so that all lanes load at the same batches.
     if num_lanes == 1:
         return spec
     changes: dict[str, Any] = {
@@ -115,7 +93,7 @@ def lane_spec(spec: Spec, lane: int, num_lanes: int) -> Spec:
 
 
 def _lane_factor(factor: Any, num_lanes: int) -> Any:
-    """Returns the factor of a lane's item j, which is one of ``num_lanes`` of all."""
+    """Returns the factor of a lane, whose item j is item j * ``num_lanes`` of all."""
     if isinstance(factor, FactorByItem):
         by_item = factor.function
         return replace(factor, function=lambda j: by_item(j * num_lanes))
@@ -125,12 +103,7 @@ def _lane_factor(factor: Any, num_lanes: int) -> Any:
 
 
 def split_state(state: Mapping[str, Any], num_parts: int) -> list[dict[str, Any]]:
-    """Returns the states of plans of some of the lanes, from that of all of them.
-
-    Args:
-      state: From ``get_state`` of a plan; see `echo_jax.echo.plans.base.Plan`.
-      num_parts: Into how many parts of as many lanes.
-    """
+    """Splits the state of a plan of all lanes into states of ``num_parts`` plans."""
     parts = [dict(state) for _ in range(num_parts)]
     for number, part in enumerate(parts):
         if "lanes" in state:
@@ -142,13 +115,7 @@ def split_state(state: Mapping[str, Any], num_parts: int) -> list[dict[str, Any]
 
 
 def joined_state(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the state of a plan of the lanes of several; see `split_state`.
-
-    Args:
-      states: Of as many lanes each, in their order.
-
-    Raises:
-      ValueError: They do not stand at the same fresh item and batch.
+    """Returns the state of a plan of all lanes from the states of its parts, in order.
 
     Example:
       >>> joined_state(split_state({"lanes": ["a", "b"], "written": 3}, 2))

@@ -1,8 +1,8 @@
-"""The items that a lane holds, by when they were last used.
+"""The items that a lane holds, ordered by their last use.
 
 Items that may be used again wait in a queue, the longest unused in front. Never-used
-ones need no queue: they are the newest items. Taking n items out, wherever they stand,
-and putting n in costs O(n), whatever the lane holds.
+items need no queue: they are the newest items. Taking n items out of any places and
+putting n in costs O(n), whatever the lane holds.
 """
 
 from typing import Any
@@ -37,13 +37,6 @@ class LeastRecentlyUsed:
     """
 
     def __init__(self, num_slots: int, cap: int, seed: int):
-        """Starts empty.
-
-        Args:
-          num_slots: Slots of the ring.
-          cap: Uses after which an item is not drawn any more.
-          seed: Names the random choices.
-        """
         self._num_slots = num_slots
         self._cap = cap
         self._seed = seed
@@ -51,8 +44,8 @@ class LeastRecentlyUsed:
         self.unused = 0
         span = 1 << (num_slots - 1).bit_length()
         self._wrap = span - 1
-        # The queue holds slots, at the places [head, tail) modulo the span. Places
-        # grow for ever, so that those of a slot tell where it stands.
+        # The queue holds slots at the places [head, tail) modulo the span. Places only
+        # grow, so the place of a slot is its position in the queue.
         self._queue = np.zeros(span, np.int32)
         self._head = self._tail = 0
         self._uses = np.zeros(num_slots, np.int32)
@@ -62,16 +55,15 @@ class LeastRecentlyUsed:
 
     @property
     def num_unused(self) -> int:
-        """How many items were never used."""
         return self.items - self.unused
 
     @property
     def num_drawable(self) -> int:
-        """How many items are below the cap."""
+        """The number of items below the cap."""
         return self.num_unused + self._tail - self._head
 
     def write(self, n: int) -> None:
-        """Takes in ``n`` items; the oldest, all used before, give way to them."""
+        """Takes in ``n`` items; they replace the oldest ones, which were all used."""
         first = max(0, self.items - self._num_slots)
         self.items += n
         gone = np.arange(first, max(first, self.items - self._num_slots))
@@ -80,19 +72,11 @@ class LeastRecentlyUsed:
             self._evict(gone[self._uses[gone] < self._cap])
 
     def draw(self, n: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Uses ``n`` items once: those never used, then the longest unused.
-
-        Never-used items go in their order. Of the others, the front quarter of the
-        queue is cut into equal parts, and one item of each part is chosen at random, so
-        that items that came together part.
-
-        Args:
-          n: How many; at most `num_drawable`.
-          number: The number of the draw, which names the random choices.
-
-        Returns:
-          Their slots, ``int32[n]``, and how often each was used before, ``int32[n]``.
-        """
+        """Uses ``n`` items once; returns slots and earlier uses, ``int32[n]`` each."""
+        # Never-used items go first, in their order. The front quarter of the queue is
+        # cut into equal parts, and one item of each part is chosen at random, so that
+        # items that came together separate. ``number`` is that of the draw, which names
+        # the random choices.
         parts, fresh = [], min(n, self.num_unused)
         if fresh:
             slots = np.arange(self.unused, self.unused + fresh) % self._num_slots
@@ -110,7 +94,7 @@ class LeastRecentlyUsed:
         return slots, repeat
 
     def _choose(self, n: int, number: int) -> np.ndarray:
-        """Takes ``n`` items out of the front quarter, or of what it takes."""
+        """Takes ``n`` items out of the front quarter or of the first ``n`` places."""
         front = max(n, (self._tail - self._head + 3) // 4)
         counter, edges, width = self._parts_of(front, n)
         random = mix(sequence(self._seed, number), counter)
@@ -125,7 +109,7 @@ class LeastRecentlyUsed:
         return slots
 
     def _parts_of(self, front: int, n: int) -> tuple[np.ndarray, ...]:
-        """Cuts the front into equal parts: their numbers, starts and widths."""
+        """Cuts the front into equal parts; returns numbers, starts and widths."""
         if self._parts[0] != (front, n):
             edges = np.arange(n + 1) * front // n
             width = np.diff(edges).astype(np.uint64)
@@ -140,11 +124,9 @@ class LeastRecentlyUsed:
         self._tail += slots.size
 
     def _evict(self, slots: np.ndarray) -> None:
-        """Takes items out of the queue, wherever they stand.
-
-        Those that fill the gaps stay in their half: an item that was used just now
-        can get to the middle, and one that was due back to it, but no further.
-        """
+        """Takes items out of any places of the queue."""
+        # Items that fill the gaps stay in their half. An item that was used just now
+        # can get to the middle, and so can an item that was due, but no further.
         places = self._place[slots] - self._head
         older = places < (self._tail - self._head + 1) // 2
         # The younger half first: it counts from the head that the other one moves.
@@ -154,7 +136,7 @@ class LeastRecentlyUsed:
         self._close_front(places[within], places[~within])
 
     def _close_front(self, within: np.ndarray, beyond: np.ndarray) -> None:
-        """Fills gaps with the items in front: of as many places, or beyond these."""
+        """Fills gaps within and beyond the first places with the items in front."""
         head, gaps = self._head, within.size + beyond.size
         self._head += gaps
         if beyond.size:

@@ -1,7 +1,6 @@
 """Rings: the slots of lanes that always hold their last items.
 
-Item i of a lane lies in slot i mod ``num_slots`` until the item that comes
-``num_slots`` after it takes its place.
+Item i of a lane is in slot i mod ``num_slots``, until item i + ``num_slots`` comes.
 """
 
 from dataclasses import dataclass
@@ -13,11 +12,11 @@ __all__ = ["Ring"]
 
 @dataclass(frozen=True)
 class Ring:
-    """Where the items of all lanes lie.
+    """Maps the items of all lanes to slots and back.
 
     Attributes:
-      num_lanes: How many lanes there are, G.
-      num_slots: Slots of each.
+      num_lanes: Number of lanes, G.
+      num_slots: Slots of each lane.
       rows: Items that come together in a lane, u.
 
     Example:
@@ -30,29 +29,20 @@ class Ring:
     rows: int
 
     def slots(self, items: np.ndarray) -> np.ndarray:
-        """Returns the slots of some items of a lane, ``int32``."""
+        """Returns the slots of items of a lane, ``int32``."""
         return (items % self.num_slots).astype(np.int32)
 
     def items(self, slots: np.ndarray, num_items: int) -> np.ndarray:
-        """Returns the items that lie in some slots, ``int64``.
-
-        Args:
-          slots: Of any shape, written before.
-          num_items: Items of the lane so far.
-        """
+        """Returns the items in written slots, after ``num_items`` items, ``int64``."""
         newest = num_items - 1
         return newest - (newest - slots.astype(np.int64)) % self.num_slots
 
     def slots_of(self, first: int, end: int) -> np.ndarray:
-        """Returns the slots of the items from ``first`` to before ``end``.
-
-        Returns:
-          ``int32[G, n]``, writable.
-        """
+        """Returns the slots of items [first, end), writable ``int32[G, n]``."""
         return np.tile(self.slots(np.arange(first, end)), (self.num_lanes, 1))
 
     def first_held(self, num_items: int) -> int:
-        """Returns the oldest of so many items that a lane still holds."""
+        """Returns the oldest of ``num_items`` items that a lane still holds."""
         return max(0, num_items - self.num_slots)
 
     def anchor(self, num_items: int) -> int:
@@ -60,11 +50,8 @@ class Ring:
         return self.first_held(num_items) // self.rows * self.rows
 
     def held(self, num_items: int) -> np.ndarray:
-        """Returns where the items from the anchor on lie, after so many items.
-
-        Returns:
-          ``int32[G, n]``; ``num_slots`` for items that are held no more.
-        """
+        """Returns the slots of the items from the anchor on, ``int32[G, n]``."""
+        # ``num_slots`` stands for items that are not held any more.
         anchor, first = self.anchor(num_items), self.first_held(num_items)
         slots = self.slots_of(anchor, num_items)
         slots[:, : first - anchor] = self.num_slots

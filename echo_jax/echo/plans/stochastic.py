@@ -1,14 +1,19 @@
 """Stochastic echo: load a batch with some probability, else reuse the last items.
 
-The form of echo that theory speaks of: at update t a new batch is loaded with
-probability p_t, otherwise old data is reused, from a memory of the last M items
-("Sharper Analysis of Data Echoing and New Communication-Efficient Algorithm for Data
-Parallelism", ICLR 2025 submission 12780, known to us by its reviews). A p_t that
-falls over training (load often early, echo more later) is that work's proposal.
+It is the form of echo that theory studies. At update t a new batch is loaded with
+probability p_t; otherwise data from a memory of the last M items is reused. The source
+is "Sharper Analysis of Data Echoing and New Communication-Efficient Algorithm for Data
+Parallelism" (ICLR 2025 submission 12780, known to us by its reviews). That work
+proposes a p_t that falls over training: load often early, echo more later.
 
-How often an item is reused is random here, about Poisson-distributed: with p = 1/2
-more than a third of the items (1/e) are used once alone, others many times. The
-other plans use items as equally often as they can.
+The number of uses of an item is random, about Poisson-distributed. With p = 1/2 more
+than a third of the items (1/e) are used once, others many times. The other plans use
+items as equally often as they can.
+
+The first batch is loaded. The seed and the number of a later batch alone decide whether
+it is loaded, so all lanes and hosts agree. A batch that is not loaded consists of
+distinct random items of the last ``buffer`` ones. After the end of the upstream the
+stream ends with the next load.
 """
 
 from collections.abc import Mapping
@@ -37,30 +42,14 @@ __all__ = ["StochasticPlan", "decide_loads"]
 # Goes up whenever the same arguments yield another sequence than before.
 _SEQUENCE_VERSION = 2
 _STATE_KEYS = {"batches", "fresh", "pending", "plan", "repeats"}
-_LOAD, _REUSE = 0, 1  # what randomness is for
+_LOAD, _REUSE = 0, 1  # the purposes of randomness
 _BLOCK, _SPAN = 1024, 1 << 16  # batches whose loads are decided at once
-# Ten years at one batch a second. All of a state's are decided again.
+# Ten years at one batch a second. A restore decides all of them again.
 _MAX_BATCHES = 1 << 28
 
 
 class StochasticPlan:
     """The plan of a stochastic echo; a `Plan`.
-
-    The first batch is loaded. Every later one is loaded with the probability of the
-    schedule, decided from the seed and the batch's number alone, so that all lanes and
-    hosts agree. A batch that is not loaded is made of distinct items at random from the
-    last ``buffer`` ones.
-
-    After the end of the upstream the stream ends with the next load.
-
-    Attributes:
-      num_slots: Slots of each lane: its buffer, and one batch less than ``max_batches``
-        for those that are written before the batch that loads them.
-      batch: Uses of each lane that make a batch.
-      max_batches: As it was given.
-      batches_ahead: 1.
-      unit: The same as ``batch``: uses are decided by the batch.
-      is_identity: False.
 
     Example:
       >>> from echo_jax.echo.load_schedule import LoadSchedule
@@ -86,19 +75,6 @@ class StochasticPlan:
         max_batches: int = 1,
         options: tuple[object, ...] = (),
     ):
-        """Starts before the first batch.
-
-        Args:
-          spec: The echo, over all lanes.
-          lanes: How fresh items come in: a batch at a time, which is the default.
-          max_batches: The most batches that are decided at once.
-          options: What else shapes the sequence, so that a state is refused where it
-            differs.
-
-        Raises:
-          ValueError: If the lanes do not divide a batch, or a number is out of its
-            range.
-        """
         self._lanes = lanes = lanes or Lanes(spec.batch_size)
         lanes.check(batch_size=spec.batch_size)
         if lanes.host_batch != spec.batch_size:
@@ -133,23 +109,16 @@ class StochasticPlan:
         self._decided_from, self._decided = 0, np.zeros(0, bool)
 
     def counts(self, pending: int = 0) -> Counts:
-        """See `Plan`."""
         fresh = self._written * self._ring.num_lanes
         return Counts(fresh, self._used, self._repeats).without(self._latest, pending)
 
     def need(self, uses: int, pending: int = 0) -> Need:
-        """See `Plan`."""
         batches = -(-uses // self.batch)
         loads = int(np.count_nonzero(self._loads_ahead(batches)))
         missing = max(0, self._loaded + loads * self.batch - self._written)
         return Need(missing if self._left is None else min(missing, self._left))
 
     def write(self, rows: int) -> np.ndarray:
-        """See `Plan`.
-
-        Raises:
-          RuntimeError: If `need` did not ask for so many.
-        """
         first = self._written
         if first + rows - self._loaded > self.max_batches * self.batch:
             raise RuntimeError("no batch needs them; ask need() before write()")
@@ -159,14 +128,6 @@ class StochasticPlan:
         return self._ring.slots_of(first, self._written)
 
     def next(self, uses: int) -> BatchIndices | None:
-        """See `Plan`.
-
-        Args:
-          uses: A batch, of each lane.
-
-        Raises:
-          RuntimeError: If the batch needs fresh items.
-        """
         if self._loads_ahead(1)[0] and self._written - self._loaded < uses:
             if self._left != 0:
                 raise RuntimeError("the batch needs items; ask need() before next()")
@@ -177,27 +138,22 @@ class StochasticPlan:
         return BatchIndices(self._ring.slots(items), index, repeat)
 
     def run(self) -> list[Use]:
-        """See `Plan`: the next batch."""
         return in_turn(self.next(self.batch))
 
     def end(self, rows: int) -> None:
-        """See `Plan`."""
         self._left = rows
 
     def anchor(self) -> int:
-        """See `Plan`: the first item that came together with the oldest one held."""
+        """Returns the first item that came together with the oldest one held."""
         return self._ring.anchor(self._written)
 
     def oldest(self) -> int:
-        """See `Plan`."""
         return self.anchor()
 
     def next_anchor(self, row: int) -> int:
-        """See `Plan`: the first of those that come together."""
         return -(-row // self.batch) * self.batch
 
     def get_state(self, pending: int = 0) -> dict[str, Any]:
-        """See `Plan`: integers only."""
         return {
             "batches": self._batches,
             "fresh": self._written,
@@ -207,7 +163,6 @@ class StochasticPlan:
         }
 
     def check_state(self, state: Any) -> None:
-        """See `Plan`."""
         check_state_keys(state, _STATE_KEYS, "a stochastic echo")
         if state["plan"] != self._fingerprint:
             raise ValueError(
@@ -237,12 +192,9 @@ class StochasticPlan:
             )
 
     def set_state(self, state: Mapping[str, Any]) -> Restored:
-        """See `Plan`.
-
-        All loads are decided again, which takes about 50 ms for a million batches, and
-        the batches since the oldest item in the buffer are made again, which takes
-        about 0.1 ms each for 1024 items.
-        """
+        # All loads are decided again, about 50 ms for a million batches. The batches
+        # since the oldest item in the buffer are made again, about 0.1 ms each for 1024
+        # items.
         fresh = state["fresh"]
         loading = self._loading(state["batches"], fresh)
         loaded = min(loading.size * self.batch, fresh)
@@ -263,10 +215,8 @@ class StochasticPlan:
         return Restored(self.anchor(), self._ring.held(fresh), pending)
 
     def _loading(self, batches: int, fresh: int) -> np.ndarray:
-        """The batches that load, of so many from the first on, ``int64``.
-
-        It looks no further where they load more than so many fresh items.
-        """
+        """Returns which of the first ``batches`` load, ``int64[n]``."""
+        # It stops early if they load more than ``fresh`` items.
         found = [np.zeros(0, np.int64)]
         most, loads = fresh // self.batch + 1, 0
         for at in range(0, batches, _SPAN):
@@ -279,12 +229,12 @@ class StochasticPlan:
         return np.concatenate(found)
 
     def _decide(self, first: int, count: int) -> np.ndarray:
-        """Whether some batches in a row load, ``bool[count]``."""
+        """Returns whether consecutive batches load, ``bool[count]``."""
         numbers = np.arange(first, first + count)
         return decide_loads(self._spec.load, self._spec.seed, numbers)
 
     def _loads_ahead(self, batches: int) -> np.ndarray:
-        """Whether the next batches load, ``bool[batches]``."""
+        """Returns whether the next batches load, ``bool[batches]``."""
         at = self._batches - self._decided_from
         if not 0 <= at <= self._decided.size - batches:
             decided = self._decide(self._batches, _BLOCK + batches)
@@ -292,7 +242,7 @@ class StochasticPlan:
         return self._decided[at : at + batches]
 
     def _advance(self, written: int) -> tuple[np.ndarray, np.ndarray]:
-        """Makes a batch whose items are there: items of the lanes, and repeats."""
+        """Makes a batch; returns items of the lanes and repeats, ``[G, n]`` each."""
         lanes = self._ring.num_lanes
         if self._loads_ahead(1)[0]:
             end = min(self._loaded + self.batch, written)
@@ -317,32 +267,17 @@ class StochasticPlan:
 
 
 def decide_loads(load: LoadSchedule, seed: int, batches: np.ndarray) -> np.ndarray:
-    """Returns whether batches of a stochastic echo load fresh data.
-
-    Args:
-      load: How likely they do.
-      seed: Of the echo.
-      batches: Their numbers, from 0, ``int64[N]``.
-
-    Returns:
-      ``bool[N]``; the first batch of all loads.
-    """
+    """Returns whether batches with these numbers load fresh data, ``bool[N]``."""
     random = mix(sequence(seed, _LOAD), batches) >> np.uint64(32)
     return (random < load.threshold(batches)) | (batches == 0)
 
 
 def _distinct(n: int, k: int, start: int) -> np.ndarray:
-    """Draws k of n numbers at random, each at most once, ``int64[k]``.
-
-    Args:
-      n: At least k.
-      k: How many.
-      start: Names the choice.
-    """
+    """Returns k distinct random numbers of range(n), ``int64[k]``."""
     if n < 2 * k:
         return np.argsort(mix(start, np.arange(n)), kind="stable")[:k]
-    # As drawn one by one, and drawn again if it has come before. About k^2 / 2n of
-    # them have; the size decides about the time alone, not about the numbers.
+    # This equals drawing one by one, and again after a duplicate. About k^2 / 2n are
+    # duplicates. The size changes the time alone, not the numbers.
     size = k + k * k // n + 16
     while True:
         # The product stays below 2^63: there are fewer than 2^31 items.

@@ -23,34 +23,34 @@ __all__ = ["Augment", "EchoBuffer", "StepInput", "default_mesh", "jitted_write"]
 
 # A pure function of a batch and a key for every example.
 Augment = Callable[[Any, jax.Array], Any]
-# Where in `StepInput.uses` things stand.
+# Positions in `StepInput.uses`.
 _SLOT, _REPEAT, _KEYS = 0, 1, slice(2, 4)
 
 
 class StepInput(NamedTuple):
-    """What the jitted step gets from the host for K batches, as one array.
+    """The input of a jitted step from the host for K batches, as one array.
 
     Attributes:
-      uses: What is known of every use, ``int32[K, 2, B]`` or ``int32[K, 4, B]``, lane
-        after lane: the slot that it reads in its lane, and which use of its item it is;
-        where it is augmented, also the two words of its random key, which follow from
-        (seed, fresh index, repeat).
+      uses: Integers of every use, ``int32[K, 2, B]`` or ``int32[K, 4, B]``, lane after
+        lane. They are the slot in its lane and the number of the use of its item. With
+        augmentation they include the two words of the use's random key, which follow
+        from (seed, fresh index, repeat).
     """
 
     uses: Any
 
     @property
     def slot(self) -> Any:
-        """The slot of its lane that every row is read from, ``int32[K, B]``."""
+        """The slot of every row in its lane, ``int32[K, B]``."""
         return self.uses[:, _SLOT]
 
     @property
     def repeat(self) -> Any:
-        """Which use of its item every row is, ``int32[K, B]``."""
+        """The number of the use of its item for every row, ``int32[K, B]``."""
         return self.uses[:, _REPEAT]
 
     def with_repeat(self, repeat: np.ndarray) -> "StepInput":
-        """Returns the same with other repeats, ``int32[K, B]``."""
+        """Returns a copy with other repeats, ``int32[K, B]``."""
         uses = self.uses.copy()
         uses[:, _REPEAT] = repeat
         return StepInput(uses)
@@ -58,18 +58,18 @@ class StepInput(NamedTuple):
 
 @dataclass(frozen=True)
 class EchoBuffer:
-    """The layout of a buffer in accelerator memory, and what is done with it.
+    """The layout of a buffer in accelerator memory, and its operations.
 
-    It holds no arrays: these are made by `init`, and passed in and out. So it is
-    hashable, and its methods are pure functions to be traced.
+    It holds no arrays: `init` makes them, and the methods take and return them. So it
+    is hashable, and its methods are pure functions to be traced.
 
     Attributes:
-      structure: Of an item, a ``PyTreeDef``.
+      structure: Structure of an item, a ``PyTreeDef``.
       items: Shape and dtype of every leaf of an item.
       num_slots: Slots of each lane.
       num_lanes: Lanes, G; a multiple of the devices.
       mesh: The devices. Lanes are spread over all of its axes, automatic or explicit.
-      rows: Of every batch that is put, in this process.
+      rows: Rows of every host batch, in this process.
       tiled: Whether slots are whole tiles of memory, as on TPUs; see `SlotLayout`.
 
     Example:
@@ -95,13 +95,13 @@ class EchoBuffer:
 
         Args:
           batch: A host batch: a pytree of arrays with a leading axis.
-          num_slots: Slots of each lane, as `Plan.num_slots` says.
+          num_slots: Slots of each lane, from `Plan.num_slots`.
           num_lanes: Lanes; 0 for one per device.
           mesh: The devices; all of this process by default.
 
         Raises:
-          ValueError: A leaf is no array that a device has, the leaves disagree on
-            the rows or have none, or the lanes are no multiple of the devices.
+          ValueError: A leaf is not an array that a device can hold, the leaves disagree
+            on the rows or have none, or the lanes are not a multiple of the devices.
         """
         mesh = mesh or default_mesh()
         num_lanes = num_lanes or mesh.size
@@ -124,7 +124,7 @@ class EchoBuffer:
         return [SlotLayout.of(item, tiled=self.tiled) for item in self.items]
 
     def _each(self, function: Callable[..., Any], *trees: Any) -> Any:
-        """Calls a function for every leaf, with its layout in front."""
+        """Calls a function for every leaf, with its layout as the first argument."""
         layouts = jax.tree.unflatten(self.structure, self._layouts)
         return jax.tree.map(function, layouts, *trees)
 
@@ -135,7 +135,7 @@ class EchoBuffer:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in all lanes."""
+        """Bytes of all lanes."""
         return self.capacity * self.bytes_per_item
 
     def __str__(self) -> str:
@@ -148,15 +148,15 @@ class EchoBuffer:
 
     @property
     def sharding(self) -> NamedSharding:
-        """Of host batches, batches and slots alike: their leading axis over all."""
+        """The sharding of host batches, batches and slots along their first axis."""
         return NamedSharding(self.mesh, self._rows)
 
     @property
     def input_sharding(self) -> NamedSharding:
-        """Of a `StepInput`: every device gets the integers of its own lanes.
+        """The sharding of a `StepInput`: a device gets the integers of its lanes.
 
-        The input crosses with the call of a jitted function, implicitly. Under a
-        transfer guard give ``jax.device_put(inputs, buffer.input_sharding)``.
+        The call of a jitted function transfers the input implicitly. Under a transfer
+        guard, give ``jax.device_put(inputs, buffer.input_sharding)``.
         """
         return NamedSharding(self.mesh, PartitionSpec(None, None, *self._rows))
 
@@ -167,10 +167,10 @@ class EchoBuffer:
         return PartitionSpec(names if len(names) > 1 else names[0])
 
     def check_memory(self) -> None:
-        """Refuses a buffer that does not fit into what is free.
+        """Checks that the buffer fits into the free memory of every device.
 
         Raises:
-          ValueError: With both sizes and the fix.
+          ValueError: It does not fit; the message has both sizes and the fix.
         """
         each = self.num_bytes // self.mesh.size
         for device in self.mesh.local_devices:
@@ -184,13 +184,13 @@ class EchoBuffer:
                 )
 
     def init(self) -> Any:
-        """Allocates the slots, unless they do not fit.
+        """Allocates the slots if they fit.
 
         Returns:
-          Those of `zeros`.
+          The slots that `zeros` makes.
 
         Raises:
-          ValueError: See `check_memory`.
+          ValueError: The buffer does not fit into the free memory of a device.
         """
         self.check_memory()
         return _allocator(self)()
@@ -199,7 +199,7 @@ class EchoBuffer:
         """Returns empty slots; to be traced.
 
         Returns:
-          The item's structure, with an array as `SlotLayout.zeros` makes it for every
+          A tree of the item's structure, with the array of `SlotLayout.zeros` for every
           leaf.
         """
         return self._each(lambda layout: layout.zeros(self.num_lanes, self.num_slots))
@@ -207,17 +207,20 @@ class EchoBuffer:
     def put(self, batch: Any) -> Any:
         """Starts the transfer of a host batch to the devices.
 
-        A transfer reads the batch's memory later, and on CPU keeps it: nobody may
-        write into the batch afterwards. Where jax has 64 bits turned off, floats of
-        64 bits become floats of 32, as in all of jax, and integers are sent in 32
-        bits if all of them fit.
+        A transfer reads the batch's memory later, and on CPU keeps it: nobody may write
+        into the batch afterwards. If jax has 64 bits turned off, floats of 64 bits
+        become floats of 32, as in all of jax. Integers are then sent in 32 bits if all
+        of them fit.
 
         Args:
-          batch: Of the structure that the buffer was laid out for.
+          batch: A batch of the structure that the buffer was laid out for.
+
+        Returns:
+          The batch on the devices, split by `sharding`.
 
         Raises:
-          ValueError: It has another number of rows, other leaves, shapes or dtypes,
-            or an integer that does not fit.
+          ValueError: It has another number of rows, other leaves, shapes or dtypes, or
+            an integer that does not fit.
         """
         batch = as_host_batch(batch)
         structure, rows, items = layout_of(batch)
@@ -241,16 +244,16 @@ class EchoBuffer:
         """Scatters a host batch into slots; to be traced, with donated arrays.
 
         Args:
-          arrays: From `init`.
+          arrays: The slots, from `init`.
           host_batch: Leaves ``[U, ...]``.
-          write_slots: ``int32[G, U/G]``; those out of range are dropped.
+          write_slots: ``int32[G, U/G]``; slots out of range are dropped.
 
         Returns:
-          The arrays.
+          The updated slots.
         """
 
         def local(arrays: Any, host_batch: Any, slots: jax.Array) -> Any:
-            # Unique as promised, those that are dropped too.
+            # Slots must be unique, including those that are dropped.
             beyond = self.num_slots + jnp.arange(slots.shape[1], dtype=slots.dtype)
             slots = jnp.where(slots < self.num_slots, slots, beyond)
 
@@ -268,7 +271,7 @@ class EchoBuffer:
         """Gathers a batch; to be traced.
 
         Args:
-          arrays: From `init`.
+          arrays: The slots, from `init`.
           read_slots: ``int32[B]``, lane after lane, all in range.
 
         Returns:
@@ -278,7 +281,7 @@ class EchoBuffer:
         def local(arrays: Any, slots: jax.Array) -> Any:
             def leaf(layout: SlotLayout, array: jax.Array) -> jax.Array:
                 rows = jax.vmap(layout.read)(array, slots.reshape(array.shape[0], -1))
-                # In numbers, since -1 could be any where a leaf has no size.
+                # An explicit size, because -1 is ambiguous if a leaf has no elements.
                 return rows.reshape((slots.size, *rows.shape[2:]))
 
             return self._each(leaf, arrays)
@@ -291,12 +294,12 @@ class EchoBuffer:
         """Makes all batches of an input; to be traced.
 
         Args:
-          arrays: Of the feed that made the input.
+          arrays: `DeviceFeed.arrays` of the feed that made the input.
           inputs: From `DeviceFeed.next`.
           augment: A pure function ``(batch, keys) -> batch``; the feed must make keys.
 
         Returns:
-          A batch with leaves ``[B, ...]`` for each of them.
+          K batches, each with leaves ``[B, ...]``.
         """
         batches = []
         for number in range(inputs.uses.shape[0]):
@@ -312,16 +315,16 @@ class EchoBuffer:
         return batches
 
     def split_rows(self, rows: Any) -> jax.Array:
-        """Splits an array over the devices as batches are; to be traced.
+        """Splits an array over the devices in the same way as batches; to be traced.
 
-        Only a mesh of explicit axes needs it told: there, what is used together row
+        Only a mesh of explicit axes needs it. There, arrays that are used together row
         by row, such as a batch and the keys of its uses, must be split alike.
 
         Args:
-          rows: Its first axis is one of lanes, or of rows of a batch.
+          rows: An array whose first axis is one of lanes, or of rows of a batch.
 
         Returns:
-          The array.
+          The split array.
         """
         rows = jnp.asarray(rows)
         if AxisType.Explicit in self.mesh.axis_types:
@@ -329,7 +332,7 @@ class EchoBuffer:
         return rows
 
     def _on_devices(self, local: Callable[..., Any]) -> Callable[..., Any]:
-        """Runs a function on every device's own lanes: nothing is communicated."""
+        """Runs a function on every device's own lanes, without communication."""
         rows = self._rows
         return jax.shard_map(local, mesh=self.mesh, in_specs=rows, out_specs=rows)
 
@@ -343,7 +346,7 @@ def _allocator(buffer: EchoBuffer) -> Callable[[], Any]:
 
 @functools.lru_cache(maxsize=8)
 def jitted_write(buffer: EchoBuffer) -> Callable[[Any, Any, Any], Any]:
-    """Returns `EchoBuffer.write` compiled, which takes its arrays away."""
+    """Returns `EchoBuffer.write` compiled, with donated arrays."""
     return jax.jit(buffer.write, donate_argnums=0, out_shardings=buffer.sharding)
 
 
@@ -356,7 +359,7 @@ def default_mesh() -> Mesh:
 
 
 def _free_bytes(device: Any, num_devices: int) -> int | None:
-    """Bytes that a device has left; None where it does not say."""
+    """Returns the free bytes of a device; None if it does not report them."""
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats["bytes_in_use"]

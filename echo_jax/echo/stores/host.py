@@ -1,10 +1,10 @@
 """Stores in host memory: slots that a plan writes and reads by number.
 
-Neither store ever hands out memory that it writes to later, because
-``jax.device_put`` on CPU may alias a NumPy array instead of copying it. And neither
-keeps memory of the upstream's: an item is copied when it is read, or, where batches go
-out, when it is written. An upstream that uses its arrays again before that is found
-out: see `echo_jax.echo.stores.leaves.ReuseGuard`.
+Neither store hands out memory that it writes to later, because ``jax.device_put`` on
+CPU may alias a NumPy array instead of copying it. Neither store keeps memory of the
+upstream: an item is copied when it is read, or, if batches go out, when it is written.
+`echo_jax.echo.stores.leaves.ReuseGuard` detects an upstream that reuses its arrays
+before that.
 """
 
 import math
@@ -27,33 +27,28 @@ from echo_jax.echo.tree import Structure, flatten, tree_map
 
 __all__ = ["ItemStore", "RingStore"]
 
-# Enough to spare Python for each row, and few beside a buffer, which is there already.
+# Enough to avoid a Python step for each row, and few compared with the buffer.
 _REWRITTEN_ROWS = 128
 
 
 class ItemStore:
-    """Keeps items as they are and hands them out one at a time.
+    """Keeps items as they are and hands them out one at a time."""
 
-    An item is copied once, when it is read, and every use of it is a read-only
-    view of that copy. A leaf that is neither an array nor immutable, such as an
-    object of one's own without arrays in it, is deep-copied at every use.
-    """
+    # An item is copied once, when it is read, and every use of it is a read-only view
+    # of that copy. A leaf that is neither an array nor immutable is deep-copied at
+    # every use.
 
     rewritten_rows = _REWRITTEN_ROWS
 
     def __init__(self, num_slots: int):
-        """Makes a store of empty slots."""
         self._items: list[Any] = [None] * num_slots
 
-    # An item is copied before the next one is read, which may use its arrays again.
+    # An item is copied before the next one is read, because that one may reuse its
+    # arrays.
     in_bulk = False
 
     def prepare(self, values: list[Any]) -> list[Element]:
-        """Copies items that were read, if they can be kept.
-
-        Raises:
-          ValueError: A leaf cannot be handed out as it came: see `check_leaf`.
-        """
+        """Returns copies of items; raises ValueError if an item cannot be kept."""
         for item in values:
             if not is_plain(item):
                 for path, leaf in flatten(item):
@@ -61,32 +56,27 @@ class ItemStore:
         return [(tree_map(frozen, item), 0, 1) for item in values]
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
-        """See `echo_jax.echo.driver.Store`."""
         items = self._items
         for slot, element in zip(slots[0].tolist(), taken, strict=True):
             items[slot] = element[0]
 
     def rewrite(self, slots: np.ndarray, taken: list[Element]) -> None:
-        """See `echo_jax.echo.driver.Store`."""
         kept = slots[0] < len(self._items)
         items = [each for each, keep in zip(taken, kept, strict=True) if keep]
         self.write(slots[:, kept], items)
 
     def read_one(self, slot: int) -> Any:
-        """Returns a use of the item in a slot."""
         return tree_map(view, self._items[slot])
 
     def clear_one(self, slot: int) -> None:
-        """Lets the item in a slot go."""
         self._items[slot] = None
 
     def clear(self) -> None:
-        """See `echo_jax.echo.driver.Store`."""
         self._items = [None] * len(self._items)
 
 
 class _Leaf(NamedTuple):
-    """What a leaf of an item must be; ``key`` is its own in a flat dict."""
+    """The required shape and dtype of a leaf; ``key`` is its key in a flat dict."""
 
     path: str
     key: Any
@@ -95,10 +85,8 @@ class _Leaf(NamedTuple):
 
     @property
     def is_small(self) -> bool:
-        """Whether many such leaves are joined and written at once, and not one by one.
-
-        That copies them twice, but costs no Python for each of them.
-        """
+        """Whether many such leaves are joined and then written at once."""
+        # Joining copies them twice, but costs no Python for each leaf.
         size = math.prod(self.shape) * self.dtype.itemsize
         return bool(self.shape) and size <= _SMALL
 
@@ -107,56 +95,36 @@ _SMALL = 4096  # bytes
 
 
 class RingStore:
-    """Keeps items of one shape in an array per leaf, and hands out batches.
+    """Keeps items of one shape in an array per leaf, and hands out batches."""
 
-    Items are copied into the arrays when they are written, and out of them when they
-    are read. Leaves come out as plain arrays of their dtype, stacked.
-    """
+    # Items are copied when they are written and when they are read. The first item lays
+    # out the arrays. A stacked element has many items.
 
     rewritten_rows = _REWRITTEN_ROWS
 
     def __init__(self, num_slots: int, *, stacked: bool = False):
-        """Makes a store whose arrays are laid out by the first item.
-
-        Args:
-          num_slots: How many slots.
-          stacked: Whether items come stacked, many in one element.
-        """
         self._num_slots = num_slots
         self._stacked = stacked
         self.rows_of_first = 0  # of stacked items, once they are known
         self._guard = ReuseGuard()
         self._structure: Structure | None = None
-        # One for each leaf, and the array that its slots are in.
+        # The description of each leaf, and the array of its slots.
         self._leaves: list[_Leaf] = []
         self._arrays: list[np.ndarray] = []
         self._are_small: list[bool] = []
-        # Whether items are dicts of arrays, which they mostly are.
+        # Whether items are dicts of arrays, the most common kind.
         self._flat = False
 
     @property
     def in_bulk(self) -> bool:
-        """Whether items may be read together: one by one as long as they are looked at.
-
-        An upstream that uses its arrays again has changed the first item by the time
-        that it has made the next.
-        """
+        """Whether several items may be read before they are prepared."""
+        # An upstream that reuses its arrays has changed the first item when it makes
+        # the next. So items are read one by one while the guard checks them.
         return not self._stacked and not self._guard.left
 
     def prepare(self, values: list[Any]) -> list[Element]:
-        """Looks at items, or a stack of them, before they are taken.
-
-        The first one lays out the arrays. A `write` of what was accepted fails for
-        want of memory only.
-
-        Returns:
-          What `write` takes: a column for each of the store's arrays, which holds the
-          leaf of every item, as a list or stacked.
-
-        Raises:
-          ValueError: It has other containers, leaves, shapes or dtypes than the
-            first one, or leaves that do not stack: see `as_array`.
-        """
+        """Checks items, or a stack of items, and returns their leaves in columns."""
+        # A `write` of accepted items fails only for lack of memory.
         if self._stacked:
             (stack,) = values
             columns, rows = self._accept_stack(stack)
@@ -165,7 +133,6 @@ class RingStore:
         return [(self._guard.watch(columns), 0, rows)]
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
-        """See `echo_jax.echo.driver.Store`."""
         at = 0
         for columns, first, end in taken:
             self._guard.check(columns)
@@ -174,7 +141,6 @@ class RingStore:
             at += len(rows)
 
     def rewrite(self, slots: np.ndarray, taken: list[Element]) -> None:
-        """See `echo_jax.echo.driver.Store`."""
         at = 0
         for columns, first, end in taken:
             self._guard.check(columns)
@@ -198,7 +164,7 @@ class RingStore:
                     array[slot] = leaf
 
     def clear(self) -> None:
-        """See `echo_jax.echo.driver.Store`; slots keep their memory."""
+        """Keeps the memory of the slots."""
 
     def read(self, slots: np.ndarray) -> Any:
         """Returns the items in some slots, stacked along a new first axis."""
@@ -211,7 +177,7 @@ class RingStore:
         )
 
     def _accept_items(self, items: list[Any]) -> list[list[np.ndarray]]:
-        """Returns a list for each leaf, with that of every item."""
+        """Returns a list for each leaf, with the leaves of all items."""
         columns = self._flat_columns(items)
         if columns is None:
             rows = [self._accept(0, item) for item in items]
@@ -221,11 +187,9 @@ class RingStore:
     def _flat_columns(
         self, items: list[Any], lead: tuple[int, ...] = ()
     ) -> list[list[np.ndarray]] | None:
-        """Returns what `_accept_items` does for items of the common kind, or None.
-
-        All items are looked at in each step, which takes a tenth of the time. They
-        have ``lead`` before their shapes.
-        """
+        """Returns the columns of dicts of arrays, or None for other items."""
+        # Each step checks all items together, which takes a tenth of the time. The
+        # shapes start with ``lead``.
         num_items, num_leaves = len(items), len(self._leaves)
         if not self._flat or list(map(type, items)).count(dict) != num_items:
             return None
@@ -247,7 +211,7 @@ class RingStore:
         return columns
 
     def _accept_stack(self, tree: Any) -> tuple[list[np.ndarray], int]:
-        """Returns the leaves of stacked items, and how many they are."""
+        """Returns the leaves of stacked items, and the number of items."""
         if self._leaves and type(tree) is dict:
             first = tree.get(self._leaves[0].key)
             if type(first) is np.ndarray and first.shape:
@@ -268,10 +232,8 @@ class RingStore:
 
     @property
     def seems_stacked(self) -> int:
-        """The rows that all leaves of an item have in common; 0 if it is no batch.
-
-        Items whose leaves all have one axis are mostly sequences, and no batches.
-        """
+        """The rows that all leaves of an item share; 0 if it is not a batch."""
+        # Items whose leaves all have one axis are mostly sequences.
         shapes = [leaf.shape for leaf in self._leaves]
         rows = {shape[:1] for shape in shapes}
         if len(rows) != 1 or rows == {()} or max(map(len, shapes)) < 2:
@@ -280,7 +242,7 @@ class RingStore:
         return first if first > 1 else 0
 
     def _accept(self, lead: int, tree: Any) -> list[np.ndarray]:
-        """Returns the leaves of a tree, which have ``lead`` axes before an item's."""
+        """Returns the leaves of a tree, with ``lead`` axes before those of an item."""
         if self._structure is None:
             leaves = [(path, as_array(path, leaf)) for path, leaf in flatten(tree)]
             self._lay_out(lead, leaves, tree)
@@ -316,7 +278,8 @@ class RingStore:
         self._leaves, self._arrays = specs, arrays
         self._are_small = [leaf.is_small for leaf in specs]
         self._structure = Structure(tree)
-        # Last, as it lets later items by: whatever comes before it lays out anew.
+        # This comes last: it turns on the fast path. After a failure before it, the
+        # next item lays out the arrays again.
         self._flat = flat
 
     def _refuse_structure(self, tree: Any) -> NoReturn:

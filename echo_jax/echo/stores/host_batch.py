@@ -1,4 +1,4 @@
-"""Host batches that a device can hold: what they are made of, and what is refused."""
+"""Host batches that a device can hold: their layout, and checks of their leaves."""
 
 import functools
 import sys
@@ -14,11 +14,7 @@ __all__ = ["as_host_batch", "check_integers", "layout_of"]
 
 
 def as_host_batch(batch: Any) -> Any:
-    """Returns a batch with arrays, in the same memory, for the tensors of torch.
-
-    Raises:
-      ValueError: A tensor does not become an array; see `of_torch`.
-    """
+    """Returns a batch whose torch tensors are arrays in the same memory."""
     if "torch" not in sys.modules:
         return batch
     return jax.tree_util.tree_map_with_path(
@@ -27,24 +23,7 @@ def as_host_batch(batch: Any) -> Any:
 
 
 def layout_of(batch: Any) -> tuple[Any, int, tuple[jax.ShapeDtypeStruct, ...]]:
-    """Returns what a buffer has to know of a host batch.
-
-    Args:
-      batch: A pytree of arrays with a leading axis.
-
-    Returns:
-      Its structure, a ``PyTreeDef``; its rows; and shape and dtype, on a device, of
-      every leaf of one of them.
-
-    Raises:
-      ValueError: A leaf is no array that a device has, or the leaves disagree on the
-        rows or have none.
-
-    Example:
-      >>> structure, rows, items = layout_of({"x": np.zeros((8, 3), np.float16)})
-      >>> rows, items
-      (8, (ShapeDtypeStruct(shape=(3,), dtype=float16),))
-    """
+    """Returns a batch's ``PyTreeDef``, rows, and shapes and dtypes of a row."""
     leaves, structure = jax.tree_util.tree_flatten_with_path(batch)
     items = tuple(_item_of(jax.tree_util.keystr(path), leaf) for path, leaf in leaves)
     rows = {leaf.shape[0] for _, leaf in leaves}
@@ -57,7 +36,7 @@ def layout_of(batch: Any) -> tuple[Any, int, tuple[jax.ShapeDtypeStruct, ...]]:
 
 
 def _item_of(path: str, leaf: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype, on a device, of a row of an array."""
+    """Returns shape and dtype, on a device, of a row of an array."""
     check_foreign(path, leaf)
     if not isinstance(leaf, np.ndarray | jax.Array) or leaf.ndim == 0:
         raise ValueError(
@@ -89,17 +68,7 @@ def _is_on_devices(dtype: np.dtype[Any]) -> bool:
 
 
 def check_integers(batch: Any) -> None:
-    """Refuses integers that would wrap around where jax has 64 bits turned off.
-
-    Args:
-      batch: One that `layout_of` takes.
-
-    Raises:
-      ValueError: With the leaf and its least and largest value.
-
-    Example:
-      >>> check_integers({"id": np.array([2**31 - 1])})  # 2**31 would not fit.
-    """
+    """Raises ValueError if integers would wrap around without jax's 64 bits."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
         dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
         if dtype == leaf.dtype or leaf.dtype.kind not in "iu" or not leaf.size:

@@ -1,9 +1,9 @@
-"""Leaves in host memory: which can be kept truly, and private copies of them.
+"""Leaves in host memory: which ones can be kept unchanged, and private copies of them.
 
-Arrays are copied as they are: dtype, order in memory, and the classes of NumPy's that
-mean something. A class that says where memory lies, such as a memory-mapped array or
-those of Grain's workers, becomes a plain array, since its copy lies elsewhere. What
-would come out other than it went in is refused with its path, the reason and the cure.
+Arrays are copied as they are: dtype, order in memory, and the NumPy classes that have a
+meaning. A class that describes the place of its memory, such as a memory-mapped array
+or an array of Grain's workers, becomes a plain array, because its copy is elsewhere. A
+leaf that would come out changed is refused with its path, the reason and the fix.
 """
 
 import copy
@@ -33,13 +33,14 @@ __all__ = [
 _IMMUTABLE = (str, bytes, int, float, complex, bool, np.generic, type(None))
 _SCALARS = frozenset(np.sctypeDict.values())
 _NUMERIC = {kind for kind in _SCALARS if issubclass(kind, np.number | np.bool_)}
-# Kinds of leaves that surely become an array of what they say.
+# Kinds of leaves that always become an array of the same values.
 NUMBERS = frozenset((int, float, bool, complex)) | _NUMERIC
-# Kinds that surely can be kept as they are. A record, of type void, can be written to.
+# Kinds that can always be kept as they are. A record, of type void, is mutable.
 _CONSTANTS = NUMBERS | _SCALARS - {np.void, np.object_} | {str, bytes, type(None)}
 # Classes of arrays whose operations or attributes differ from those of plain ones.
 _CLASSES = (np.matrix, np.recarray)
-# Arrays of other libraries, by the package of their class, and their way to NumPy.
+# Arrays of other libraries, by the package of their class, and their conversion to
+# NumPy.
 _FOREIGN = {
     "torch": "convert it with .numpy()",
     "pandas": "convert it with .to_numpy()",
@@ -50,7 +51,7 @@ _FOREIGN = {
 
 
 def is_plain(tree: Any) -> bool:
-    """Whether a tree surely can be kept: most can, and this says so at once."""
+    """Returns whether a tree certainly can be kept: a fast check for most trees."""
     kind = type(tree)
     if kind is np.ndarray:
         return not tree.dtype.hasobject
@@ -62,16 +63,7 @@ def is_plain(tree: Any) -> bool:
 
 
 def check_leaf(path: str, leaf: Any) -> None:
-    """Refuses a leaf that cannot be kept and handed out truly.
-
-    Args:
-      path: Of the leaf in its item.
-      leaf: Any.
-
-    Raises:
-      ValueError: It is an array of another library, a masked array, a container
-        that is unknown and holds arrays, or nothing that can be copied.
-    """
+    """Raises ValueError for a leaf that cannot be kept and handed out unchanged."""
     check_foreign(path, leaf)
     if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
         return
@@ -93,11 +85,7 @@ def check_leaf(path: str, leaf: Any) -> None:
 
 
 def check_foreign(path: str, leaf: Any) -> None:
-    """Refuses masked arrays, and the arrays of other libraries.
-
-    Raises:
-      ValueError: With the way to a NumPy array.
-    """
+    """Raises ValueError for masked arrays, and for arrays of other libraries."""
     if isinstance(leaf, np.ma.MaskedArray):
         raise ValueError(
             f"leaf item{path} is a masked array, whose mask would be lost; give "
@@ -115,15 +103,7 @@ def check_foreign(path: str, leaf: Any) -> None:
 
 
 def as_array(path: str, leaf: Any) -> np.ndarray:
-    """Returns a leaf as the array that can be stacked with others of its kind.
-
-    Args:
-      path: Of the leaf in its item.
-      leaf: Any.
-
-    Raises:
-      ValueError: There is no such array that says all that the leaf says.
-    """
+    """Returns a leaf as an array that stacks; raises ValueError if that loses data."""
     kind = type(leaf)
     if kind is not np.ndarray and kind not in NUMBERS:
         leaf = of_torch(path, leaf)
@@ -146,7 +126,7 @@ def as_array(path: str, leaf: Any) -> np.ndarray:
             f"leaf item{path} is a {_name(leaf)}, which does not become an array "
             f"({error}); convert it before the echo, or use batch=False"
         ) from error
-    # NumPy's own variable-width text counts as objects, and stacks nevertheless.
+    # NumPy's own variable-width text counts as objects, but it stacks.
     if array.dtype.hasobject and array.dtype.kind != "T":
         raise ValueError(
             f"leaf item{path} is no array of numbers, so items cannot be stacked "
@@ -156,16 +136,7 @@ def as_array(path: str, leaf: Any) -> np.ndarray:
 
 
 def of_torch(path: str, leaf: Any) -> Any:
-    """Returns the array of a torch tensor, in the same memory; any other leaf as it is.
-
-    Args:
-      path: Of the leaf in its item.
-      leaf: Any.
-
-    Raises:
-      ValueError: NumPy has no such array: the tensor lies on a GPU, is sparse, has
-        gradients, or numbers such as bfloat16.
-    """
+    """Returns a torch tensor as an array in the same memory; keeps other leaves."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     if tensor is None or not isinstance(leaf, tensor):
         return leaf
@@ -181,12 +152,7 @@ def of_torch(path: str, leaf: Any) -> Any:
 
 
 def frozen(leaf: Any) -> Any:
-    """Returns a private copy of a leaf that nobody can write into.
-
-    Example:
-      >>> frozen(np.arange(3)).flags.writeable
-      False
-    """
+    """Returns a private copy of a leaf that nobody can write into."""
     if type(leaf) in _CONSTANTS:
         return leaf
     if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
@@ -197,7 +163,7 @@ def frozen(leaf: Any) -> Any:
 
 
 def view(leaf: Any) -> Any:
-    """Returns a use of a frozen leaf that shares no memory that can be written."""
+    """Returns a use of a frozen leaf, without writable memory in common with others."""
     if type(leaf) in _CONSTANTS:
         return leaf
     if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
@@ -207,15 +173,10 @@ def view(leaf: Any) -> Any:
 
 
 def read_only(leaf: Any) -> Any:
-    """Returns a leaf that nobody writes into by mistake; its memory is not copied.
-
-    Example:
-      >>> read_only(np.arange(3)).flags.writeable
-      False
-    """
+    """Returns a leaf protected from writes by mistake, without a copy of its memory."""
     if not isinstance(leaf, np.ndarray) or not leaf.flags.writeable:
         return leaf
-    # A class that says where memory lies would take the view for its owner.
+    # A class that describes the place of its memory would treat the view as its owner.
     leaf = leaf.view() if isinstance(leaf, _CLASSES) else leaf.view(np.ndarray)
     leaf.setflags(write=False)
     return leaf
@@ -228,7 +189,7 @@ def _refuse_container(path: str, leaf: Any) -> None:
 
 
 def _is_immutable(leaf: Any) -> bool:
-    # A record is a scalar that can be written to, and so is an array in it.
+    # A record is a mutable scalar, and so is an array in it.
     if isinstance(leaf, np.void):
         return False
     return isinstance(leaf, _IMMUTABLE) or _is_jax_array(leaf)
@@ -240,7 +201,7 @@ def _is_jax_array(leaf: Any) -> bool:
 
 
 def _holds_arrays(thing: Any, seen: set[int]) -> bool:
-    """Whether an object of an unknown class holds an array somewhere."""
+    """Returns whether an object of an unknown class holds an array somewhere."""
     if isinstance(thing, _IMMUTABLE) or id(thing) in seen:
         return False
     seen.add(id(thing))
@@ -270,31 +231,30 @@ def _name(thing: Any) -> str:
 
 
 class Watched(list[Any]):
-    """Leaves, with a checksum of what they held when they were read."""
+    """Leaves, with a checksum of their content when they were read."""
 
     mark: int
 
 
 class ReuseGuard:
-    """Finds an upstream that writes into arrays which it has already given away.
-
-    The first elements are looked at twice, when they are read and when they are used:
-    a part of every leaf must hold what it held. An upstream that uses its memory again
-    does so from the start, and elements wait for less than a batch, or what is read
-    ahead.
+    """Detects an upstream that writes into arrays that it has already given away.
 
     Attributes:
-      left: How many elements are still to be looked at.
+      left: How many elements are still to be checked.
     """
+
+    # The first elements are checked twice, when they are read and when they are used: a
+    # part of every leaf must be unchanged. An upstream that reuses its memory does so
+    # from the start, and elements wait for less than a batch, or for the rows read
+    # ahead.
 
     _LOOKS, _PART = 16, 256
 
     def __init__(self):
-        """Starts to look."""
         self.left = self._LOOKS
 
     def watch(self, leaves: list[Any]) -> list[Any]:
-        """Returns leaves, or lists of them, to be checked if they are of the first."""
+        """Returns leaves, or lists of them, the first ones with a checksum."""
         if not self.left:
             return leaves
         self.left -= 1
@@ -303,11 +263,7 @@ class ReuseGuard:
         return watched
 
     def check(self, leaves: list[Any]) -> None:
-        """Refuses leaves that hold something else than when they were read.
-
-        Raises:
-          ValueError: They do.
-        """
+        """Raises ValueError if leaves have changed since they were read."""
         if type(leaves) is Watched and self._sum(leaves) != leaves.mark:
             raise ValueError(
                 "the upstream has written into an element that it had already given "

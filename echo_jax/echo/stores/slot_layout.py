@@ -1,9 +1,9 @@
-"""How the leaf of an item lies in its slot, in accelerator memory.
+"""The layout of an item's leaf in its slot, in accelerator memory.
 
-Items lie flat, so that a slot is contiguous whatever its shape. On a TPU arrays lie in
-tiles of 8 x 128, and a program that reads or writes a few slots first copies all slots
-to another layout, unless they are whole tiles. What it takes to spare that was found by
-compiling for a TPU v5e and counting the bytes that the program moves: see "Compiled for
+Items are flat, so that a slot is contiguous whatever its shape. A TPU stores arrays in
+tiles of 8 x 128. A program that reads or writes a few slots first copies all slots to
+another layout, unless slots are whole tiles. The rules that avoid this copy were found
+by compiling for a TPU v5e and counting the bytes that the program moves: "Compiled for
 accelerators" in docs/benchmarks.md.
 """
 
@@ -16,33 +16,25 @@ import jax.numpy as jnp
 __all__ = ["SlotLayout"]
 
 _TILE_WIDTH = 128
-# In elements: smaller leaves lie as the compiler wants it. They are labels and other
-# small things beside larger ones.
+# In elements. The compiler chooses the layout of smaller leaves, such as labels.
 _LEAST_TILED = 32
-# Of fewer rows than these, words of 32 bits need no padding to whole tiles.
+# With fewer rows, words of 32 bits need no padding to whole tiles.
 _LEAST_ROWS = 32
-# The compiler cuts what is larger by copying all slots to two arrays of half the width.
+# The compiler splits larger slots by copying all slots to two arrays of half the width.
 _MOST_BYTES = 192 * 1024
-# Beyond so many bytes of a batch at once, the compiler for a v5e runs out of memory
-# where it changes the layout of images.
+# With more bytes of a batch at once, the compiler for a v5e runs out of memory when it
+# changes the layout of images.
 _MOST_AT_ONCE = 8 << 20
 
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """How one leaf lies.
+    """The layout of one leaf.
 
     Attributes:
-      item: Its shape and dtype in an item.
-      shape: What a place of the array holds.
+      item: Shape and dtype of the leaf in an item.
+      shape: Shape of a place in the array.
       parts: Places that a slot takes.
-
-    Example:
-      >>> image = jax.ShapeDtypeStruct((30, 30, 3), "uint8")
-      >>> SlotLayout.of(image, tiled=False).shape
-      (2700,)
-      >>> SlotLayout.of(image, tiled=True).shape
-      (24, 128)
     """
 
     item: jax.ShapeDtypeStruct
@@ -51,12 +43,7 @@ class SlotLayout:
 
     @classmethod
     def of(cls, item: jax.ShapeDtypeStruct, *, tiled: bool) -> "SlotLayout":
-        """Returns the layout of a leaf.
-
-        Args:
-          item: Its shape and dtype in an item.
-          tiled: Whether slots have to be whole tiles.
-        """
+        """Returns the layout of a leaf; slots are whole tiles if ``tiled``."""
         size, itemsize = math.prod(item.shape), item.dtype.itemsize
         if not tiled or size < _LEAST_TILED:
             return cls(item, (size,) if item.shape else ())
@@ -79,13 +66,8 @@ class SlotLayout:
         return jnp.zeros(places + self.shape, self.item.dtype)
 
     def write(self, array: jax.Array, rows: jax.Array, slots: jax.Array) -> jax.Array:
-        """Puts leaves into slots of a lane; to be traced.
-
-        Args:
-          array: One lane's.
-          rows: ``[n, *item.shape]``.
-          slots: ``int32[n]``, each once; those out of range are dropped.
-        """
+        """Puts ``[n, *item.shape]`` into a lane's slots, ``int32[n]``; to be traced."""
+        # Each slot occurs once; slots out of range are dropped.
         size, count = math.prod(self.item.shape), slots.size
         flat = rows.reshape(count, size)
         if missing := self.parts * math.prod(self.shape) - size:
@@ -95,12 +77,8 @@ class SlotLayout:
         return places.set(rows, mode="drop", unique_indices=True)
 
     def read(self, array: jax.Array, slots: jax.Array) -> jax.Array:
-        """Returns the leaves in slots of a lane, ``[n, *item.shape]``; to be traced.
-
-        Args:
-          array: One lane's.
-          slots: ``int32[n]``, all in range.
-        """
+        """Returns the leaves in a lane's slots, ``[n, *item.shape]``; to be traced."""
+        # All slots must be in range.
         count = math.ceil(slots.size * self.num_bytes / _MOST_AT_ONCE)
         if count == 1 or len(self.shape) < 2:
             return self._read(array, slots)

@@ -1,1 +1,1 @@
-"""Where the input of an update comes from."""
+"""Feeds: the input of updates, from the host or from a buffer on the devices."""

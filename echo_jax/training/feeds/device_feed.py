@@ -1,4 +1,4 @@
-"""The feed of an echo on the devices: what a config makes of `echo_jax.echo.device`."""
+"""The feed of an echo on the devices, as a config describes it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -32,12 +32,13 @@ __all__ = [
     "make_device_plan",
 ]
 
-# Apart from the seeds that the host's pipeline derives from the same seed.
+# A different stream from those that the host's pipeline derives from the seed.
 _AUGMENT_STREAM = 1 << 20
-# Orders that take fresh items at times that chance decides.
+# Orders that take fresh items at random updates.
 _DRIFTING = ("shuffle", "shuffle_buffer")
 
 
+# The spec and the batch size are those over all devices and processes.
 def make_device_plan(
     spec: AnySpec,
     *,
@@ -46,18 +47,7 @@ def make_device_plan(
     shards: Sequence[DataShard] = (SINGLE,),
     max_batches: int = 1,
 ) -> Plan:
-    """Returns the plan of an echo on the devices, for the lanes of this process.
-
-    Args:
-      spec: The echo over all devices.
-      host_batch_size: Examples of a host batch, over all processes.
-      num_lanes: From `count_lanes`.
-      shards: Of the data, that this process makes.
-      max_batches: Updates in a dispatch at most.
-
-    Raises:
-      ValueError: The echo is impossible.
-    """
+    """Returns the plan of an echo on the devices, for this process' lanes."""
     if len(shards) > 1 and _takes_apart(spec):
         raise ValueError(
             "on the devices, echo.mode=adaptive and the orders "
@@ -73,34 +63,21 @@ def make_device_plan(
 
 
 def _takes_apart(spec: AnySpec) -> bool:
-    """Whether data shards may stand at different items after an update."""
+    """Whether data shards may be at different items after an update."""
     if isinstance(spec, EchoSpec):
         return spec.order in _DRIFTING
     return isinstance(spec, AdaptiveSpec)
 
 
 def count_lanes(config: Config, mesh: Mesh, *, num_shards: int = 1) -> int:
-    """Returns how many lanes the buffer of a new run has.
-
-    Args:
-      config: A checked training config.
-      mesh: The devices.
-      num_shards: Into how many the data is cut.
-
-    Raises:
-      ValueError: The config's number of lanes is not possible.
-    """
+    """Returns the number of lanes in the buffer of a new run."""
     return check_lanes_fit(
         config.echo.lanes or math.lcm(mesh.size, num_shards), mesh, num_shards
     )
 
 
 def check_lanes_fit(lanes: int, mesh: Mesh, num_shards: int) -> int:
-    """Returns the number of lanes, if devices and data shards divide it.
-
-    Raises:
-      ValueError: They do not.
-    """
+    """Returns the number of lanes; devices and data shards must divide it."""
     multiple = math.lcm(mesh.size, num_shards)
     if lanes % multiple:
         raise ValueError(
@@ -121,20 +98,7 @@ def lay_out(
     shards: Sequence[DataShard] = (SINGLE,),
     max_batches: int = 1,
 ) -> tuple[Plan, EchoBuffer]:
-    """Returns the plan of an echo, and the layout of its buffer; allocates nothing.
-
-    Args:
-      config: A checked training config with ``echo.where="device"``.
-      spec: The echo over all devices.
-      sample: A fresh host batch.
-      mesh: The devices.
-      num_lanes: From `count_lanes`.
-      shards: See `make_device_plan`.
-      max_batches: See `make_device_plan`.
-
-    Raises:
-      ValueError: The echo is impossible, or fits into no such memory.
-    """
+    """Returns the plan of an echo and the layout of its buffer; allocates nothing."""
 
     def make(items: int) -> Plan:
         return make_device_plan(
@@ -156,51 +120,37 @@ def lay_out(
 
 @dataclass(frozen=True)
 class DeviceBatching:
-    """Reads batches from the buffer, and augments them; see `feed.Batching`.
-
-    Attributes:
-      buffer: The layout.
-      augment: What is done to every use; None for nothing.
-    """
+    """Reads batches from the buffer, and augments every use."""
 
     buffer: EchoBuffer
     augment: Augment | None
 
     @property
     def arrays_sharding(self) -> NamedSharding:
-        """See `feed.Batching`."""
         return self.buffer.sharding
 
     @property
     def input_sharding(self) -> NamedSharding:
-        """See `feed.Batching`; every device gets the indices of its own lanes."""
+        # Every device gets the indices of its own lanes.
         mesh = self.buffer.mesh
         return NamedSharding(mesh, PartitionSpec(None, None, mesh.axis_names))
 
     def __call__(self, arrays: Any, inputs: StepInput) -> list[Batch]:
-        """See `feed.Batching`."""
         batches = self.buffer.draw(arrays, inputs, self.augment)
         return [
             {**batch, "repeat": inputs.repeat[k]} for k, batch in enumerate(batches)
         ]
 
     def send(self, inputs: StepInput) -> StepInput:
-        """See `feed.Batching`: small enough to cross with the call."""
+        # Inputs are small enough to be sent by the call that uses them.
         return inputs if jax.process_count() == 1 else put(inputs, self.input_sharding)
 
     def hold(self, inputs: StepInput) -> StepInput:
-        """See `feed.Batching`: its data lies there already."""
         return inputs
 
 
 class DeviceEchoFeed:
-    """Batches drawn from a buffer on the devices; see `feed.Feed`.
-
-    Attributes:
-      batching: See `feed.Feed`.
-      num_lanes: See `feed.Feed`.
-      skipped: See `feed.Feed`.
-    """
+    """Draws batches from a buffer on the devices, which it allocates at once."""
 
     def __init__(
         self,
@@ -216,23 +166,6 @@ class DeviceEchoFeed:
         max_batches: int = 1,
         note: Callable[[str], None] = lambda line: None,
     ):
-        """Lays out the buffer and allocates it; reads nothing yet.
-
-        Args:
-          batches: Fresh host batches.
-          config: A checked training config with ``echo.where="device"``.
-          spec: The echo over all devices.
-          mesh: The devices.
-          num_lanes: From `count_lanes`.
-          shards: Of every batch, that these are.
-          sample: A batch like those; its examples decide the layout.
-          augment: What is done to every use; None for nothing.
-          max_batches: The most updates that `take` is asked for.
-          note: Is told the size of the buffer before it is allocated.
-
-        Raises:
-          ValueError: The echo is impossible, or the buffer does not fit.
-        """
         plan, buffer = lay_out(
             config,
             spec,
@@ -243,7 +176,7 @@ class DeviceEchoFeed:
             max_batches=max_batches,
         )
         note(str(buffer))
-        # What this process reads and writes by itself is a buffer of its own devices.
+        # Each process reads and writes only the buffer of its own devices.
         own_lanes = num_lanes // shards[0].count * len(shards)
         own = replace(buffer, num_lanes=own_lanes, mesh=local_mesh(mesh))
         self.num_lanes = num_lanes
@@ -265,7 +198,7 @@ class DeviceEchoFeed:
 
     @property
     def arrays(self) -> Any:
-        """See `feed.Feed`: the slots, those of all processes."""
+        """The slots of all processes."""
         own = self._feed.arrays
         if jax.process_count() == 1:
             return own
@@ -277,17 +210,14 @@ class DeviceEchoFeed:
 
     @property
     def logs(self) -> dict[int, DecisionLog]:
-        """See `feed.Feed`."""
         log = self._feed.log
         return {} if log is None else {self._first_shard: log}
 
     @property
     def t_up_bounds(self) -> tuple[float, float]:
-        """See `feed.Feed`."""
         return self._batches.t_up_bounds
 
     def take(self, num_updates: int) -> StepInput | None:
-        """See `feed.Feed`."""
         inputs = self._feed.next(num_updates)
         if inputs is None or inputs.repeat.shape[1] < self._batch_rows:
             return None
@@ -298,12 +228,11 @@ class DeviceEchoFeed:
         return inputs
 
     def hold(self, num_updates: int) -> StepInput:
-        """See `feed.Feed`: what lies in the first slots, read at every update."""
+        """Returns an input that reads the first slots at every update."""
         held = self._feed.hold(self._sample)
         return StepInput(np.tile(held.uses, (num_updates, 1, 1)))
 
     def get_state(self) -> list[Any]:
-        """See `feed.Feed`."""
         own = self._feed.get_state()
         plans = split_state(own["plan"], self._num_shards)
         return [
@@ -312,14 +241,9 @@ class DeviceEchoFeed:
         ]
 
     def state_before_take(self) -> None:
-        """See `feed.Feed`: an echo that was interrupted knows it later."""
+        """Returns None: `get_state` works after an interrupted `take`."""
 
     def set_state(self, state: list[Any]) -> None:
-        """See `feed.Feed`.
-
-        Raises:
-          ValueError: See `echo_jax.echo.plans.lanes.joined_state`.
-        """
         self._feed.set_state(
             {
                 "plan": joined_state([each["plan"] for each in state]),
@@ -329,6 +253,5 @@ class DeviceEchoFeed:
         )
 
     def close(self) -> None:
-        """See `feed.Feed`."""
         self._feed.close()
         self._batches.close()

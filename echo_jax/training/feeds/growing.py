@@ -1,4 +1,4 @@
-"""A feed whose batches grow: several updates use a batch of the pipeline in parts."""
+"""A feed of growing batches: several updates use parts of one batch of the pipeline."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,27 +13,14 @@ from echo_jax.training.feeds.feed import Batching, Feed
 __all__ = ["GrowingFeed"]
 
 
+# The other feed is used as it would be without parts. So an echo's order, and the
+# examples of a batch, do not depend on how it grows.
 class GrowingFeed:
-    """Hands out the parts of another feed's batches, one an update; see `feed.Feed`.
-
-    The other feed stands where it would without parts, so that an echo's order, and
-    what is in a batch, do not depend on how it grows. A part has as many examples of
-    every lane of a buffer on the devices, or of every data shard.
-
-    Attributes:
-      num_lanes: The other feed's.
-      skipped: The other feed's, where a batch was taken for the first of its parts.
-    """
+    """Hands out the parts of another feed's batches, one for each update."""
 
     def __init__(self, feed: Feed, growth: BatchGrowth, *, groups: int):
-        """Takes over a feed.
-
-        Args:
-          feed: Of whole batches.
-          growth: Of how many parts each is.
-          groups: Lanes of this process, or data shards: each has as many of its rows,
-            one after the other.
-        """
+        # The groups are the lanes or the data shards of this process. Each has as many
+        # consecutive rows of a batch, and as many examples in a part.
         self._feed, self._growth, self._groups = feed, growth, groups
         self.num_lanes = feed.num_lanes
         self.skipped: Sequence[BadItem] = ()
@@ -44,28 +31,25 @@ class GrowingFeed:
 
     @property
     def arrays(self) -> Any:
-        """See `feed.Feed`."""
         return self._feed.arrays
 
     @property
     def batching(self) -> Batching:
-        """See `feed.Feed`."""
         return self._feed.batching
 
     @property
     def logs(self) -> Mapping[int, DecisionLog]:
-        """See `feed.Feed`."""
         return self._feed.logs
 
     @property
     def t_up_bounds(self) -> tuple[float, float]:
-        """See `feed.Feed`: of the fresh examples of a part."""
+        """Seconds per fresh part of a batch, at least and at most."""
         parts = self._growth.parts(self._updates)
         least, most = self._feed.t_up_bounds
         return least / parts, most / parts
 
     def take(self, num_updates: int) -> Any:
-        """See `feed.Feed`; of a single update, since groups have one size."""
+        # All inputs of a group must have one size, so groups are not used.
         assert num_updates == 1
         self.skipped = ()
         if self._growth.number(self._updates) == 0:
@@ -80,12 +64,12 @@ class GrowingFeed:
         return part
 
     def hold(self, num_updates: int) -> Any:
-        """See `feed.Feed`: of as many examples as the next update has."""
+        """Returns an input of as many examples as the next update has."""
         number = self._growth.number(self._updates)
         return self._part(self._feed.hold(num_updates), self._updates - number)
 
     def hold_sizes(self) -> list[Any]:
-        """Returns inputs as `hold` does, one for each size that batches grow to."""
+        """Returns held inputs, one for each size that batches grow to."""
         held = self._feed.hold(1)
         return [self._part(held, boundary) for boundary in self._growth.boundaries]
 
@@ -105,12 +89,10 @@ class GrowingFeed:
         return jax.tree.map(part_of, batch)
 
     def get_state(self) -> list[Any]:
-        """See `feed.Feed`."""
         is_inside = self._growth.number(self._updates) > 0
         return self._with_updates(self._before if is_inside else self._feed.get_state())
 
     def state_before_take(self) -> list[Any] | None:
-        """See `feed.Feed`."""
         if self._growth.number(self._updates):
             return self.get_state()
         state = self._feed.state_before_take()
@@ -120,11 +102,6 @@ class GrowingFeed:
         return [{"feed": each, "updates": self._updates} for each in state]
 
     def set_state(self, state: list[Any]) -> None:
-        """See `feed.Feed`.
-
-        Raises:
-          ValueError: The data ended before where it stood.
-        """
         before = [each["feed"] for each in state]
         self._feed.set_state(before)
         self._updates = state[0]["updates"]
@@ -134,5 +111,4 @@ class GrowingFeed:
                 raise ValueError("the training data ended before where the run stood")
 
     def close(self) -> None:
-        """See `feed.Feed`."""
         self._feed.close()

@@ -1,4 +1,4 @@
-"""The loader of a run alone: how fast fresh batches come, and by how many threads."""
+"""Measures the loader of a run alone, and chooses its number of threads."""
 
 import math
 import statistics
@@ -29,22 +29,22 @@ __all__ = [
     "unechoed",
 ]
 
-# For the loader, and for the step. A training run starts with a quick look.
+# Seconds and calls to measure the loader, and the step. A training run starts with at
+# most QUICK_CALLS.
 BUDGET_S = 2.0
 LEAST_CALLS, QUICK_CALLS = 3, 20
-# A bound on what is tried.
+# The maximum number of threads to try.
 _MOST_THREADS = 64
-# The part of the time that twice the threads take at most, to be worth it.
+# Twice the threads must take at most this part of the time.
 _WORTH = 0.9
 
 
 @dataclass(frozen=True)
 class Loader:
-    """How fast fresh batches come.
+    """A measured loader.
 
     Attributes:
-      workload: Reads by so many threads.
-      threads: Concurrent reads.
+      workload: Reads with this number of threads.
       t_up_s: Seconds per fresh batch of the input pipeline alone.
       sample: A batch, in host memory.
     """
@@ -64,28 +64,7 @@ def measure_loader(
     watchdog: Watchdog | None = None,
     note: Callable[[str], Any] = lambda line: None,
 ) -> Loader:
-    """Measures the pipeline up to the echo alone.
-
-    It is a pipeline of its own without echoing, thrown away afterwards. Where the
-    config leaves ``data.threads`` open, it is measured for 1 thread, 2, 4, and so on,
-    as long as twice the threads make batches come a tenth faster.
-
-    Args:
-      workload: Makes the pipeline.
-      config: The run's config.
-      shards: Of the data, that this process makes.
-      most: Batches to measure at most.
-      watchdog: Looks after the wait for each of them.
-      note: Is told how many threads were chosen and why.
-
-    Returns:
-      The loader. Its t_up is a mean, for a bursty storage is slow in its mean; of
-      several processes, that of the slowest, for which all others wait.
-
-    Raises:
-      ValueError: The threads are left open, and the workload does not say how it is
-        read by more of them.
-    """
+    """Measures the pipeline up to the echo; chooses its threads if they are open."""
 
     def measured(reading: Workload, threads: int) -> Loader:
         t_up_s, sample = _time_loader(reading, config, shards, most, watchdog)
@@ -114,18 +93,7 @@ def measure_loader(
 
 
 def choose_threads(seconds: Callable[[int], float]) -> int:
-    """Returns how many threads to read by.
-
-    Args:
-      seconds: Measures how long a fresh batch takes by so many threads.
-
-    Returns:
-      The fewest beyond which twice as many gain less than a tenth; a power of 2.
-
-    Example:
-      >>> choose_threads(lambda threads: max(1 / threads, 0.2))
-      8
-    """
+    """Returns the fewest threads, a power of 2, of which twice gain under 10 %."""
     threads, took = 1, seconds(1)
     while threads < _MOST_THREADS:
         twice = seconds(2 * threads)
@@ -136,15 +104,7 @@ def choose_threads(seconds: Callable[[int], float]) -> int:
 
 
 def take_sample(workload: Workload, config: Config) -> Batch:
-    """Returns a batch of what is upstream of a run's feed, and measures nothing.
-
-    Args:
-      workload: Makes the pipeline.
-      config: The run's config.
-
-    Raises:
-      ValueError: There is none.
-    """
+    """Returns a batch of the data upstream of a run's feed; measures nothing."""
     watched = Watchdog()
     with (
         watched.closing(_upstream(workload, config, (SINGLE,))) as batches,
@@ -178,8 +138,8 @@ def _time_loader(
 
     with watched.closing(_upstream(workload, config, shards)) as batches:
         sample = load()  # Starts threads, fills caches.
-        # Threads that began together end together: what they made while the sample was
-        # awaited comes in no time, and so do the others of every so many batches.
+        # Threads that began together end together, so batches come in groups. The rest
+        # of a group comes in no time after its first batch.
         together = max(1, batches.held)
         up = time_calls(
             load,
@@ -189,22 +149,14 @@ def _time_loader(
             most=math.ceil(most / together) * together,
             stride=together,
         )
-    # An update that uses a part of a batch is fed by a part of that time.
+    # The mean, because slow storage may come in bursts. The slowest process counts,
+    # because the others wait for it. A part of a batch takes that part of the time.
     parts = BatchGrowth.of(config).parts(0)
     return max(all_gather(statistics.mean(up))) / parts, sample
 
 
 def next_batch(iterator: Iterator[Batch], workload: Workload, when: str) -> Batch:
-    """Returns the next training batch.
-
-    Args:
-      iterator: Over the training data.
-      workload: Whose data it is.
-      when: Ends the sentence "the data ended ..." of the error.
-
-    Raises:
-      ValueError: There is none.
-    """
+    """Returns the next training batch, or raises the error of `data_ended`."""
     batch = next(iterator, None)
     if batch is None:
         raise data_ended(workload, when)
@@ -212,7 +164,7 @@ def next_batch(iterator: Iterator[Batch], workload: Workload, when: str) -> Batc
 
 
 def data_ended(workload: Workload, when: str) -> ValueError:
-    """Returns the error of training data that ended; see `next_batch`."""
+    """Returns the error "the training data of a workload ended `when`"."""
     return ValueError(
         f"the training data of workload {workload.name!r} ended {when}; "
         "it must repeat without end"
@@ -220,10 +172,6 @@ def data_ended(workload: Workload, when: str) -> ValueError:
 
 
 def unechoed(config: Config) -> EchoSpec:
-    """Returns the echo of factor 1 in the place of the config's echo.
-
-    Args:
-      config: A checked training config.
-    """
+    """Returns an echo of factor 1, to use instead of the config's echo."""
     is_of_batches = config.echo.after == "batch"
     return EchoSpec(batch_size=1 if is_of_batches else config.batch_size)

@@ -1,4 +1,4 @@
-"""Which feed a config asks for, and which decisions its echo repeats."""
+"""Opens the feed that a config describes, and reads the decisions that it replays."""
 
 import itertools
 import math
@@ -53,17 +53,7 @@ __all__ = [
 def make_echo_spec(
     config: Config, *, factor: float | None = None, shard: DataShard = SINGLE
 ) -> AnySpec:
-    """Returns the echo that a config describes, with the decisions that it repeats.
-
-    Args:
-      config: A checked training config.
-      factor: See `echo_jax.config.echo.echo_spec`.
-      shard: Whose decisions are repeated, where some are.
-
-    Raises:
-      OSError: The log to be replayed cannot be read.
-      ValueError: It is not there, or is none.
-    """
+    """Returns the echo of a config, with the decisions that a shard replays."""
     replay, log = config.echo.replay, None
     if pattern := pattern_of(config):
         decisions = itertools.cycle(decision == "1" for decision in pattern)
@@ -74,22 +64,12 @@ def make_echo_spec(
 
 
 def log_name(shard: int) -> str:
-    """Returns the name of the file of a shard's decisions."""
+    """Returns the file name of a shard's decision log."""
     return f"tape-{shard}.json" if shard else "tape.json"
 
 
 def check_data(config: Config, workload: Workload) -> None:
-    """Refuses data that cannot be trained on, by its number and its first examples.
-
-    Args:
-      config: A checked training config.
-      workload: Made from this config.
-
-    Raises:
-      OSError: The first example of a split cannot be read.
-      ValueError: A batch is larger than all of the data, or the first example of a
-        split is not what the workload takes.
-    """
+    """Raises if a batch exceeds the data, or if a first example cannot be used."""
     known, wanted = workload.num_examples, config.batch_size
     if known is not None and wanted > known:
         fits = 2 ** (known.bit_length() - 1)
@@ -102,17 +82,7 @@ def check_data(config: Config, workload: Workload) -> None:
 
 
 def check_echo(config: Config, workload: Workload, mesh: Mesh) -> None:
-    """Refuses a batch or an echo that cannot be, before anything is made for it.
-
-    Args:
-      config: A checked training config.
-      workload: Made from this config.
-      mesh: The devices.
-
-    Raises:
-      OSError: A log of decisions cannot be read.
-      ValueError: The echo is impossible, or the batch cannot be cut as the model wants.
-    """
+    """Raises if the batch or the echo is impossible; allocates nothing."""
     spec = make_echo_spec(config)
     parts = BatchGrowth.of(config).parts(0)
     on_device = config.echo.where == "device"
@@ -154,25 +124,11 @@ def open_feed(
     num_lanes: int = 0,
     note: Callable[[str], None] = lambda line: None,
 ) -> Feed:
-    """Makes the feed of a run; nothing is read before its first input.
-
-    Args:
-      config: A checked training config.
-      workload: Made from this config.
-      mesh: The devices.
-      factor: The echo factor, which the config may leave open.
-      sample: A batch of what is upstream of the feed; this process' rows.
-      shards: Of the data, that this process makes.
-      num_lanes: Of an echo on the devices, of the run that it goes on; 0 for a new
-        one.
-      note: Is told what is allocated.
-
-    Raises:
-      ValueError: A buffer does not fit, or the echo is impossible.
-    """
+    """Opens the feed of a run; it reads nothing before its first input."""
     specs = [make_echo_spec(config, factor=factor, shard=shard) for shard in shards]
     if config.echo.where == "device":
         num_shards = shards[0].count
+        # A resumed run keeps its number of lanes; it is 0 for a new run.
         if num_lanes:
             check_lanes_fit(num_lanes, mesh, num_shards)
         feed = DeviceEchoFeed(
@@ -203,26 +159,11 @@ def open_feed(
     return feed
 
 
+# It allocates and reads nothing, so the devices need not be here.
 def outline_feed(
     config: Config, workload: Workload, mesh: Mesh, *, factor: float, sample: Batch
 ) -> tuple[Batching, Any, Any]:
-    """Returns what the program of an update gets from a run's feed, as shapes alone.
-
-    Nothing is allocated and nothing read, so the devices need not be here.
-
-    Args:
-      config: See `open_feed`; this and what follows.
-      workload: The workload.
-      mesh: The devices.
-      factor: The echo factor.
-      sample: A batch of what is upstream of the feed.
-
-    Returns:
-      The batching, what the feed keeps on the devices, and the input of one update.
-
-    Raises:
-      ValueError: The echo is impossible.
-    """
+    """Returns a feed's batching, and the shapes of its arrays and of its input."""
     if config.echo.where == "host":
         return HostBatching(mesh), (), HostInput.of([sample])
     spec = make_echo_spec(config, factor=factor)
@@ -235,21 +176,21 @@ def outline_feed(
         max_batches=group_size(config),
     )
     batching = DeviceBatching(buffer, _augment(config, workload))
-    # A slot and a repeat for each use, and a key where it is augmented.
+    # Each use has a slot and a repeat, and a key of two rows if it is augmented.
     rows = 2 if batching.augment is None else 4
     uses = jax.ShapeDtypeStruct((1, rows, config.batch_size), np.int32)
     return batching, jax.eval_shape(buffer.zeros), StepInput(uses)
 
 
 def _augment(config: Config, workload: Workload) -> Augment | None:
-    """Returns what is done on the devices to every use."""
-    # Items that were augmented before the echo are not augmented again after it.
+    """Returns the augmentation that the devices apply to every use."""
+    # Items augmented before the echo are not augmented again after it.
     is_decoded = config.echo.after == "decode"
     return workload.augment_on_device if is_decoded else None
 
 
 def _read_log(path: str, shard: DataShard) -> DecisionLog:
-    """Reads a shard's decisions, from beside those of the first."""
+    """Reads a shard's decisions from the folder of the first shard's log."""
     own = run_file(path)
     if shard.index:
         own = own.parent / log_name(shard.index)

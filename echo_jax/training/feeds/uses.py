@@ -1,4 +1,4 @@
-"""What training sees of its first examples: every use of each, as an update gets it."""
+"""The first examples of a run's input: all uses of each, as an update gets them."""
 
 import copy
 import itertools
@@ -26,7 +26,7 @@ class Use(NamedTuple):
     """A use of an example.
 
     Attributes:
-      update: Which update it was used in, counted from 1.
+      update: The update that used it, counted from 1.
       repeat: 0 for the first use, then 1, 2, and so on.
       example: Its arrays by name, without the axis of the batch.
     """
@@ -37,13 +37,7 @@ class Use(NamedTuple):
 
 
 class _Update(NamedTuple):
-    """The batch of an update.
-
-    Attributes:
-      batch: Its arrays.
-      items: What tells every example from all others that are in use.
-      repeat: Which use of it this is, ``int[B]``.
-    """
+    """The batch of an update, and keys that identify its examples while in use."""
 
     batch: Batch
     items: Sequence[Hashable]
@@ -58,29 +52,13 @@ def first_uses(
     most_updates: int,
     on_progress: Callable[[str, float], None] = lambda what, done: None,
 ) -> list[list[Use]]:
-    """Reads the pipeline of a run, echo included, without training.
-
-    What an adaptive echo repeats hangs on time: here nothing but reading takes any, so
-    it repeats as much as it may.
-
-    Args:
-      config: A checked training config.
-      workload: Made from it.
-      examples: Of how many.
-      most_updates: Reads on until each of them has been used as often as it may be, at
-        most for so many updates.
-      on_progress: Called with what is read, and the part that is done.
-
-    Returns:
-      The uses of each, in order: of the first examples of the first batch.
-
-    Raises:
-      ValueError: The echo is impossible.
-    """
+    """Returns the uses of the first batch's first examples, without training."""
     config = copy.deepcopy(config)
-    # The batches are parts of those that they grow to.
+    # Small batches are parts of the whole ones, so whole ones show the same examples.
     config.batch.boundaries = config.batch.factors = ()
     config.data.hold_batch = False
+    # An adaptive echo repeats by time. Nothing but reading takes time here, so it
+    # repeats as much as it may.
     wanted = _most_uses(config)
     found: list[list[Use]] = []
     in_use: dict[Hashable, list[Use]] = {}
@@ -90,7 +68,7 @@ def first_uses(
             for row, item in enumerate(update.items):
                 repeat = int(update.repeat[row])
                 if repeat == 0:
-                    # Its place, if it had one, has gone to another example.
+                    # A new example has this key now, so the old one is not in use.
                     in_use.pop(item, None)
                     if number == 1 and len(found) < examples:
                         in_use[item] = []
@@ -116,7 +94,8 @@ def _on_host(config: Config, workload: Workload) -> Generator[_Update]:
     with closing(JoinedBatches([workload.train_dataset(echo_spec(config))])) as batches:
         for batch in batches:
             index, repeat = (np.asarray(batch[x]) for x in ("fresh_index", "repeat"))
-            # After the batch, the index is the batch's, and all uses have its rows.
+            # An echo after the batch repeats whole batches. Then the index is the
+            # batch's, and every use has the same rows.
             row = np.arange(len(index)) * (config.echo.after == "batch")
             items = [*zip(index.tolist(), row.tolist(), strict=True)]
             yield _Update(_untagged(batch), items, repeat)
@@ -131,7 +110,7 @@ def _on_device(config: Config, workload: Workload) -> Generator[_Update]:
         factor=largest_factor(config),
         sample=take_sample(workload, config),
     )
-    # As in the program of an update.
+    # Jitted, as in the program of an update.
     batching = jax.jit(feed.batching)
     lanes = np.repeat(np.arange(feed.num_lanes), config.batch_size // feed.num_lanes)
     with closing(feed):

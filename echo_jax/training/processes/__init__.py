@@ -1,1 +1,1 @@
-"""Devices and processes: who is who, where arrays lie, and how all end together."""
+"""Devices and processes: identity, array placement, and a common end."""

@@ -1,4 +1,4 @@
-"""Stopping a run by a signal without losing it; see `ending.stop_signals`."""
+"""Stops a run on a signal and saves it."""
 
 import os
 import signal
@@ -19,17 +19,9 @@ UNSAVED_WHERE_HELD = "a run with data.hold_batch=True never is"
 
 
 class Interrupted(Exception):
-    """A run was stopped by a signal and saved; the same command resumes it.
-
-    Attributes:
-      update: Updates done.
-      signum: The signal.
-      exit_code: What a command should exit with, as a shell reports it: 128 + signum,
-        such as 130 after Ctrl-C and 143 after SIGTERM.
-    """
+    """A signal stopped the run; exit_code is 128 + signum, as a shell reports it."""
 
     def __init__(self, update: int, signum: int, *, unsaved: str = ""):
-        """Says why it could not be saved, if it could not."""
         self.update = update
         self.signum = signum
         self.exit_code = 128 + signum
@@ -38,18 +30,12 @@ class Interrupted(Exception):
 
 
 class DataTimeoutError(Exception):
-    """The data did not come for ``config.data.timeout_s`` seconds; the run is saved.
+    """The data did not come for ``config.data.timeout_s`` seconds."""
 
-    Attributes:
-      update: Updates done.
-      exit_code: What a command should exit with: 75, as sysexits.h has it for what
-        may go well another time.
-    """
-
+    # As in sysexits.h: another attempt may succeed.
     exit_code = 75
 
     def __init__(self, what: str, update: int, *, unsaved: str = ""):
-        """Says what was waited for, and why the run could not be saved."""
         self.update = update
         waited = f"{peers.this_one()} waited".strip()
         super().__init__(
@@ -65,39 +51,24 @@ def _rest(unsaved: str) -> str:
 
 
 class StopSignal:
-    """Turns the first signal that asks for a stop into a flag; a second one aborts.
+    """Turns the first stop signal into a flag, `received`; a second one aborts."""
 
-    A command then ends at once, whatever it does; elsewhere the second signal raises
-    KeyboardInterrupt. Outside of the main thread, where Python gives no signals, it
-    does nothing.
-
-    Args:
-      on_first: Called in a thread of its own with the first signal, also while the
-        main thread is busy. Where several processes share a run, jax's runtime hears
-        of it instead; see `training.processes.peers`.
-
-    Attributes:
-      received: The signal that asked for a stop; None while there was none.
-
-    Example:
-      >>> with StopSignal() as stop:
-      ...     while not stop.received:
-      ...         work()
-    """
-
+    # A thread calls `on_first`, also while the main thread is busy. If several
+    # processes share a run, jax's runtime hears of the signal instead.
     def __init__(self, on_first: Callable[[int], None] = lambda signum: None):
         self.received: int | None = None
         self._before = {}
         self._is_shared = jax.process_count() > 1
         self._on_first = on_first
-        self._heard = 0  # by the thread, which may hear of one before its handler runs
+        self._heard = 0  # The thread may hear of a signal before its handler runs.
         self._listener = ending.SignalThread(self._hear)
 
     def __enter__(self) -> Self:
+        # Python gives signals to the main thread only.
         if threading.current_thread() is threading.main_thread():
             self._listener.__enter__()
             for signum in ending.stop_signals():
-                # SIGTERM belongs to jax's runtime where it connects several processes.
+                # jax's runtime handles SIGTERM if it connects several processes.
                 if not (self._is_shared and signum == signal.SIGTERM):
                     self._before[signum] = signal.signal(signum, self._handle)
         return self
@@ -108,16 +79,10 @@ class StopSignal:
         self._listener.__exit__()
 
     def asked(self, update: int) -> int | None:
-        """Returns the signal that asked for a stop here; None to go on.
-
-        Several processes stop at the same update, whichever of them has got the
-        signal: jax's runtime finds one that all of them have still before them.
-
-        Args:
-          update: Updates done; more at every call.
-        """
+        """Returns the signal that asked for a stop after an update; None to go on."""
         if not self._is_shared:
             return self.received
+        # jax's runtime finds an update that no process has reached yet.
         reached = multihost_utils.reached_preemption_sync_point(update)
         return signal.SIGTERM if reached else None
 
@@ -136,7 +101,7 @@ class StopSignal:
         if self._heard > 1:
             self._abort(signum)
         elif self._is_shared:
-            # The runtime listens to this one.
+            # jax's runtime listens to SIGTERM.
             os.kill(os.getpid(), signal.SIGTERM)
         else:
             self._on_first(signum)

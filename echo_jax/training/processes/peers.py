@@ -1,14 +1,14 @@
-"""How the processes of a run end together: none waits for ever for one that is gone.
+"""How the processes of a run end together, so that none waits for one that is gone.
 
-A collective waits for every process, without end. So each process gives a sign every
-two seconds, in the key-value store of jax's runtime, which the first process keeps. Who
-ends by itself says there why, and the others end with that sentence and exit status.
-The first process looks for those that give no sign; the others see by themselves that
-its store does not answer.
+A collective waits for every process, without a limit. So each process gives a sign
+every two seconds in the key-value store of jax's runtime, which the first process
+keeps. A process that ends writes its reason there. The others then end with that
+sentence and exit status. The first process looks for processes without a sign. The
+others notice by themselves that the store does not answer.
 
 jax's own heartbeat would end them later, from C++, with a stack and without a name.
-Where the first process is killed, jax's runtime aborts the others at once, for with it
-goes a connection that it cannot do without. Its stack is followed by our sentence.
+When the first process is killed, jax's runtime aborts the others at once, because it
+needs the connection to that process. Our sentence follows its stack.
 """
 
 import contextlib
@@ -39,14 +39,14 @@ __all__ = [
     "when_stop_asked",
 ]
 
-LOST = 75  # The exit status: it may go well another time.
+LOST = 75  # The exit status: another attempt may succeed.
 _SIGN_EVERY_S = 2.0
-# Who gives no sign for so long is lost. jax's runtime waits for 100 s.
+# A process without a sign for this long is lost. jax's runtime waits for 100 s.
 _SILENT_S = 60.0
-# After a failure of what the devices do together, which may be because of that.
+# The same after a collective failed, which a lost process may have caused.
 _SUSPECT_S = 7.0
 _BLAME_S = 15.0
-# How long the end of a process is held up so that all others hear of it.
+# How long the end of a process is delayed so that all others hear of it.
 _GOODBYE_S = 10.0
 _CONNECT_S = 5.0
 
@@ -63,7 +63,7 @@ class _End(NamedTuple):
     """Why a run ends in all of its processes.
 
     Attributes:
-      status: What each exits with.
+      status: Exit status of each process.
       said: One sentence.
     """
 
@@ -72,16 +72,7 @@ class _End(NamedTuple):
 
 
 class Peers:
-    """Gives signs of this process, and ends it with the others; see the module.
-
-    Only the process of a command is ended. Elsewhere a program goes on.
-
-    Args:
-      client: Of jax's runtime: what has its ``key_value_*`` functions.
-      process: Which this is.
-      count: How many there are.
-      now: The time in seconds; monotonic.
-    """
+    """Gives signs of this process, and ends the command's process with the others."""
 
     def __init__(
         self,
@@ -112,57 +103,42 @@ class Peers:
 
     @property
     def name(self) -> str:
-        """What this process is called in a sentence."""
         return self._name(self._process)
 
     @property
     def has_ended(self) -> bool:
-        """Whether this process leaves by itself, or because another one did."""
+        """Whether this process ends by itself or because another one did."""
         return self._to_tell is not None or self._end is not None
 
     def start(self) -> None:
-        """Gives signs from now on."""
         for thread in self._threads:
             thread.start()
 
     def leave(self) -> None:
-        """Gives the last sign: this process is not missed from now on."""
+        """Gives the last sign, so that nobody misses this process."""
         self._is_leaving.set()
         self._wake.set()
         self._threads[0].join(timeout=_GOODBYE_S)
 
+    # Not before: jax's runtime needs the first process, which ends then.
     def leave_ended(self) -> None:
-        """Gives the last sign where this process has said why it ends.
-
-        Not before: with the first process, which ends then, goes what jax's runtime
-        cannot do without.
-        """
+        """Gives the last sign if this process has told why it ends."""
         if threading.current_thread() is self._threads[0]:
             self._give_sign(None)
         elif self._to_tell is not None:
             self.leave()
 
     def tell(self, status: int, said: str) -> None:
-        """Ends all other processes; returns once they know, or after seconds.
-
-        The first one waits for this one's last sign: see `leave_ended`.
-
-        Args:
-          status: What they exit with.
-          said: What they say, one line.
-        """
+        """Ends all other processes; returns when they know, or after `_GOODBYE_S`."""
         self._to_tell = self._to_tell or _End(status, said)
         self._wake.set()
         self._is_known.wait(timeout=_GOODBYE_S)
 
     def fail(self, error: BaseException) -> None:
-        """Ends all other processes because of an error of this one.
-
-        What the devices do together fails where a process is gone. Then that is what
-        all of them say, this process too.
-        """
+        """Ends all other processes because of an error of this one."""
         if self._to_tell is not None:
             return
+        # A collective fails when a process is gone. All then report that process.
         if isinstance(error, jax.errors.JaxRuntimeError):
             self._silent_s = _SUSPECT_S
             self._is_known.wait(timeout=_BLAME_S)
@@ -175,19 +151,15 @@ class Peers:
         self.tell(status, f"{self.name} failed: {first}")
 
     def before_abort(self, address: str) -> None:
-        """Ends this process, which is being aborted, if the first one is gone.
-
-        Args:
-          address: The host and port where the first process listens.
-        """
+        """Ends this process, which is being aborted, if the first one is gone."""
         host, _, port = address.rpartition(":")
         where = host.strip("[]"), int(port)
         with (
             contextlib.suppress(OSError),
             socket.create_connection(where, _CONNECT_S) as first,
         ):
-            # A process that is being killed still takes calls for a moment. One that
-            # lives begins to speak.
+            # A process that is being killed still accepts connections for a moment.
+            # A live one sends data.
             if first.recv(1):
                 return
         self._end_process(
@@ -195,14 +167,14 @@ class Peers:
         )
 
     def shared_note(self, note: Callable[[str], None]) -> Callable[[str], None]:
-        """Returns what prints a line in the first process, wherever it is called."""
+        """Returns a function that prints a line in the first process."""
         if self._process == 0:
             self._show = note
             return note
         return self._send
 
     def when_stop_asked(self, call: Callable[[], None]) -> None:
-        """Has a function called once a signal has asked any process to stop."""
+        """Registers a function to call once a signal asks any process to stop."""
         self._on_stop = call
 
     def _send(self, line: str) -> None:
@@ -214,7 +186,7 @@ class Peers:
     def _give_signs(self) -> None:
         for number in itertools.count():
             is_last = self._is_leaving.is_set()
-            # Where the first process is gone nobody answers, which `_look` sees.
+            # If the first process is gone, nobody answers; `_look` notices that.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 self._round(None if is_last else number)
                 self._answered_s = self._now()
@@ -224,7 +196,7 @@ class Peers:
             self._wake.clear()
 
     def _round(self, number: int | None) -> None:
-        """Gives a sign, tells what is to be told, and hears what others tell."""
+        """Gives a sign, tells the others why this process ends, and hears them."""
         self._give_sign(number)
         if self._to_tell is not None and self._end is None:
             self._write(self._to_tell)
@@ -247,7 +219,7 @@ class Peers:
         return {int(key.removeprefix(_SIGNS)): json.loads(sign) for key, sign in found}
 
     def _write(self, end: _End) -> None:
-        # Another one may have been first.
+        # Another process may have been first.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             self._client.key_value_set(f"{_ENDS}first", json.dumps(end))
 
@@ -261,7 +233,7 @@ class Peers:
                 self._end_process(self._end)
 
     def _wait_for_goodbyes(self) -> None:
-        """Waits for the others, to which the store is lost with this process."""
+        """Waits for the others, which lose the store with this process."""
         until = self._now() + _GOODBYE_S
         others = set(range(1, self._count)) - self._missing
         while self._now() < until:
@@ -276,7 +248,7 @@ class Peers:
             sign = signs.get(process, [0, ""])
             before, since_s = self._changed.get(process, ([0, ""], self._answered_s))
             if sign[1] and sign[1] != before[1]:
-                # The terminal may have been hung up; this goes on.
+                # The terminal may have been hung up; the run continues.
                 with contextlib.suppress(OSError):
                     self._show(f"{self._name(process)} {sign[1]}")
             if sign[0] is None or sign != before or process not in self._changed:
@@ -287,13 +259,13 @@ class Peers:
                 self._hear()
 
     def _is_stop_asked(self) -> bool:
-        # It is an error that nobody has asked.
+        # The store raises an error if nobody has asked.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             return bool(self._client.key_value_try_get(_STOP_ASKED))
         return False
 
     def _look(self) -> None:
-        """Looks whether the store answers; in a thread of its own, as it may not."""
+        """Watches whether the store answers, in its own thread, as a call may hang."""
         while self._process and not self._is_leaving.wait(_SIGN_EVERY_S / 2):
             self._look_at_store()
 
@@ -323,7 +295,7 @@ _joined: Peers | None = None
 
 @contextlib.contextmanager
 def joined() -> Iterator[None]:
-    """Looks after the other processes, if jax has connected this one with any."""
+    """Watches the other processes if jax has connected this one with any."""
     global _joined
     state = jax_distributed.global_state
     count = state.num_processes or 1
@@ -339,45 +311,40 @@ def joined() -> Iterator[None]:
     try:
         yield
     finally:
-        # The command of this process still has to say why it ends.
+        # The command of this process still has to print why it ends.
         if not (_joined.has_ended and ending.owns_process()):
             _joined.leave()
 
 
 def has_ended() -> bool:
-    """Whether this process of several leaves for itself: jax must not wait for it."""
+    """Whether this process ends alone, so that jax must not wait for it."""
     return _joined is not None and _joined.has_ended
 
 
 def this_one() -> str:
-    """Returns what this process of several is called; "" if it is alone."""
+    """Returns the name of this process; "" if it is alone."""
     return "" if _joined is None else _joined.name
 
 
 def tell_others(status: int, said: str) -> None:
-    """Ends all other processes of the run, if there are any; see `Peers.tell`."""
     if _joined is not None:
         _joined.tell(status, said)
 
 
 def fail(error: BaseException) -> None:
-    """Ends all other processes of the run by an error; see `Peers.fail`."""
     if _joined is not None:
         _joined.fail(error)
 
 
 def leave_ended() -> None:
-    """Gives the last sign of a process that said why it ends; see `Peers`."""
     if _joined is not None:
         _joined.leave_ended()
 
 
 def shared_note(note: Callable[[str], None]) -> Callable[[str], None]:
-    """Returns what prints a line in the first process; see `Peers.shared_note`."""
     return note if _joined is None else _joined.shared_note(note)
 
 
 def when_stop_asked(call: Callable[[], None]) -> None:
-    """Has a function called when a stop was asked; see `Peers.when_stop_asked`."""
     if _joined is not None:
         _joined.when_stop_asked(call)

@@ -1,4 +1,4 @@
-"""Where arrays live: the mesh, and how state and batches are laid out on it."""
+"""Where arrays live: the mesh, and the layout of state and batches on it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,28 +21,14 @@ __all__ = [
     "several_devices",
 ]
 
+# Both axes split the batch; fsdp also splits parameters and optimizer state.
 _AXES = ("data", "fsdp")
 
 
 def make_mesh(
     data: int, fsdp: int, batch_size: int, *, devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """Lays devices out as ``(data, fsdp)``.
-
-    Both axes split the batch; ``fsdp`` also splits parameters and optimizer state.
-
-    Args:
-      data: Size of the axis; -1 takes all devices that `fsdp` leaves.
-      fsdp: Size of the axis.
-      batch_size: Examples per update over all devices.
-      devices: To be laid out; by default all that are here.
-
-    Returns:
-      A mesh over the first ``data * fsdp`` devices.
-
-    Raises:
-      ValueError: There are too few devices, or they do not divide the batch.
-    """
+    """Lays out devices as (data, fsdp); data=-1 takes all that fsdp leaves."""
     devices = jax.devices() if devices is None else list(devices)
     if data == -1:
         data = len(devices) // fsdp
@@ -66,7 +52,7 @@ def make_mesh(
     # Explicit axes, the default, break optax's integer-label cross-entropy.
     axis_types = (AxisType.Auto,) * len(_AXES)
     if jax.process_count() > 1:
-        # The rows of a batch that a process makes lie one after another.
+        # The rows that one process makes are adjacent in the batch.
         by_process = sorted(devices, key=lambda d: (d.process_index, d.id))
         return Mesh(np.array(by_process).reshape(data, fsdp), _AXES, axis_types)
     return jax.make_mesh(
@@ -75,11 +61,7 @@ def make_mesh(
 
 
 def several_devices(num_devices: int) -> str:
-    """Says how an update gets several devices, where it has one of those here.
-
-    Args:
-      num_devices: Those that are here.
-    """
+    """Says how to give an update several devices."""
     if num_devices > 1:
         return f"{num_devices} devices are here: set --config.mesh.data=-1"
     return (
@@ -89,12 +71,7 @@ def several_devices(num_devices: int) -> str:
 
 
 def idle_on_one_device(config: Any, mesh: Mesh) -> str:
-    """Says which field asks for several devices where there is one; "" if none does.
-
-    Args:
-      config: A checked training config.
-      mesh: Its devices.
-    """
+    """Names the field that has no effect on one device; "" if there is none."""
     local, statistics = config.local, config.batch.statistics
     if mesh.size > 1:
         return ""
@@ -110,7 +87,6 @@ def idle_on_one_device(config: Any, mesh: Mesh) -> str:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of what is replicated: every device holds all of it."""
     return NamedSharding(mesh, PartitionSpec())
 
 
@@ -120,20 +96,15 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def group_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of batches of several updates, stacked."""
+    """Returns the sharding of stacked batches of several updates, [K, B, ...]."""
     return NamedSharding(mesh, PartitionSpec(None, _AXES))
 
 
 def abstract(tree: Any, sharding: NamedSharding) -> Any:
-    """Returns what stands for arrays where a program is only lowered.
-
-    Args:
-      tree: Arrays, or anything with a shape and a type.
-      sharding: How all of them lie on the devices.
-    """
+    """Returns shapes and types in place of arrays, to lower a program."""
 
     def stand_in(x: Any) -> jax.ShapeDtypeStruct:
-        # As it becomes where 64 bits are turned off.
+        # The type that jax uses when 64 bits are turned off.
         dtype = jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)
         weak = getattr(x, "weak_type", False)
         return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding, weak_type=weak)
@@ -142,22 +113,9 @@ def abstract(tree: Any, sharding: NamedSharding) -> Any:
 
 
 def param_shardings(tree: Any, mesh: Mesh) -> Any:
-    """Returns how parameters, or an optimizer's state of their shapes, are split.
-
-    An array is split over ``fsdp`` along its largest axis that ``fsdp`` divides,
-    the first of equal ones; if there is none, every device holds it whole.
-
-    Args:
-      tree: Arrays, or anything with a shape.
-      mesh: From `make_mesh`.
-
-    Returns:
-      A tree of the same structure with a `NamedSharding` in each place.
-
-    Example:
-      With ``fsdp=4``, a ``[12, 16]`` array is split into ``[12, 4]`` per device,
-      and a ``[3]`` array is not split.
-    """
+    """Returns the shardings of parameters, or of an optimizer state of their shapes."""
+    # Split along the largest axis that fsdp divides, the first of equal ones. With
+    # fsdp=4, [12, 16] becomes [12, 4] per device, and [3] is not split.
     size = mesh.shape["fsdp"]
 
     def sharding(x: Any) -> NamedSharding:
@@ -171,17 +129,7 @@ def param_shardings(tree: Any, mesh: Mesh) -> Any:
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Starts the transfer of a host batch to the devices.
-
-    On a CPU the result may share memory with the batch, so neither may be written
-    to afterwards: a step never donates its batch.
-
-    Args:
-      batch: Arrays with a leading axis that the devices divide; of several
-        processes, this one's rows.
-      mesh: From `make_mesh`.
-
-    Returns:
-      The batch, sharded over all devices.
-    """
+    """Starts the transfer of this process' rows of a batch to the devices."""
+    # On a CPU the result may share memory with the batch, so nobody may write to
+    # either afterwards: a step never donates its batch.
     return put(batch, batch_sharding(mesh))

@@ -1,12 +1,12 @@
-"""Says what a run waits for, and gives up a wait: after a signal, or after too long.
+"""Reports what a run waits for, and ends a wait after a signal or a timeout.
 
-A thread looks at the wait that the trainer is in, if it is in one. To give it up, it
-sends the main thread a signal whose handler raises, which ends every wait in Python.
-That may happen at any line, so nothing that was read is looked at afterwards: the data
-goes on from where it stood before the wait, which was noted then.
+A thread watches the wait that the trainer is in. To end the wait, it sends the main
+thread a signal whose handler raises, which ends every wait in Python. That may happen
+at any line, so the read data is not used afterwards. The data continues from the state
+that was noted before the wait.
 
-A wait in native code no handler can end. Where the process runs a command, the thread
-then does what the trainer would do, and ends the process.
+A handler cannot end a wait in native code. In the process of a command, the thread
+then saves the run itself, and ends the process.
 """
 
 import contextlib
@@ -23,17 +23,17 @@ from echo_jax.training.processes.interrupt import DataTimeoutError
 
 __all__ = ["Stalled", "Watchdog", "describe_data"]
 
-# After how long it is said what is waited for; then after twice as long, and so on.
+# A wait is reported after this time, then after twice as long, and so on.
 _NOTE_S = 30.0
-# How long a stopped run waits for its input. A grace period is 10 s at least (docker);
-# 30 s are usual.
+# How long a stopped run waits for its input. A grace period is at least 10 s (docker)
+# and usually 30 s.
 _STOPPING_S = 2.0
-# Where several processes share it: together they are saved only if all data comes.
+# The same if several processes share the run: it is saved only if all data comes.
 _STOPPING_TOGETHER_S = 12.0
-# How long a wait may take to end, once it is given up.
+# How long a wait may take to end after the signal to end it.
 _STUCK_S = 2.0
 _LOOK_EVERY_S = 0.5
-# Ignored by default, and free: nothing of Python's or jax's uses it.
+# Ignored by default; neither Python nor jax uses it.
 _WAKE = signal.SIGURG
 
 # Data that hangs, kept for as long as the process lives.
@@ -43,14 +43,14 @@ _Item = TypeVar("_Item")
 
 
 class Stalled(NamedTuple):
-    """A wait that is given up.
+    """A wait that was ended.
 
     Attributes:
-      what: Was waited for, and since when.
+      what: The awaited data, and since when.
       signum: The signal that asked for a stop; None if the wait took too long.
-      state: Of the feed before the wait; None if the feed itself is to be asked.
-      is_known: Whether it can be asked also while the main thread is in the wait.
-      is_stuck: Whether the main thread could not be got out of it.
+      state: The feed's state before the wait; None if the feed itself knows it.
+      is_known: Whether the feed can be asked while the main thread waits.
+      is_stuck: Whether the main thread could not leave the wait.
     """
 
     what: str
@@ -61,17 +61,17 @@ class Stalled(NamedTuple):
 
 
 class _GivenUp(BaseException):
-    """Ends a wait; of a kind that no code on the way takes for a failed read."""
+    """Ends a wait; not an Exception, so that nobody takes it for a failed read."""
 
 
 class _Wait(NamedTuple):
-    """What the main thread is in, and from when on.
+    """A wait of the main thread.
 
     Attributes:
-      what: Is waited for.
-      began_s: When.
-      state: Of the feed before it.
-      anywhere: Whether it may be ended at any line, and not in a lock alone.
+      what: The awaited data.
+      began_s: Its start.
+      state: The feed's state before it.
+      anywhere: Whether it may be ended at any line, and not only in a lock.
     """
 
     what: str
@@ -81,25 +81,10 @@ class _Wait(NamedTuple):
 
 
 class Watchdog:
-    """Looks after the waits of a run for its data; see the module.
+    """Watches the waits of a run for its data; see the module."""
 
-    Outside of the main thread it gives nothing up, and says what is waited for.
-
-    Args:
-      data: Where the data comes from, see `describe_data`.
-      timeout_s: After how long a wait is given up; 0 for never.
-      is_shared: Whether several processes share the run.
-      note: Prints a line.
-      end: Saves the run of a wait that is given up, and returns what it ends with; in
-        the main thread, or in another one while that is stuck.
-      now: The time in seconds; monotonic.
-
-    Example:
-      >>> with Watchdog("data.source=photos", timeout_s=600) as watchdog:
-      ...     with watchdog.waiting("the first batch"):
-      ...         batch = next(iterator)
-    """
-
+    # `end` saves the run and returns the exception to raise. It runs in the main
+    # thread, or in the watchdog's while that is stuck. timeout_s=0 never ends a wait.
     def __init__(
         self,
         data: str = "",
@@ -125,12 +110,7 @@ class Watchdog:
 
     @classmethod
     def of_data(cls, config: Config, note: Callable[[str], Any]) -> Self:
-        """Returns one for who reads the data of a config, and has nothing to save.
-
-        Args:
-          config: A training config.
-          note: See the class.
-        """
+        """Returns a watchdog for a reader of data that has nothing to save."""
 
         def end(stalled: Stalled) -> DataTimeoutError:
             return DataTimeoutError(
@@ -160,26 +140,11 @@ class Watchdog:
     def waiting(
         self, what: str, state: Any = None, *, anywhere: bool = True
     ) -> "_Waiting":
-        """Is entered for as long as the trainer waits for data.
-
-        Args:
-          what: Is waited for.
-          state: Of the feed, plain data that does not change; None where the feed
-            itself knows after the wait, however it ended.
-          anywhere: Whether the wait may be ended at any line. If not, it is where it
-            waits for another thread, which has changed nothing.
-
-        Raises:
-          Exception: The wait was given up: what ``end`` has returned.
-        """
+        """Returns a context for a wait; raises the exception of ``end``."""
         return _Waiting(self, _Wait(what, self._now(), state, anywhere))
 
     def each(self, items: Iterable[_Item], what: str) -> Iterator[_Item]:
-        """Yields items, and watches the wait for each of them.
-
-        Raises:
-          Exception: See `waiting`.
-        """
+        """Yields items, and watches the wait for each of them."""
         iterator = iter(items)
         while True:
             with self.waiting(what):
@@ -190,25 +155,23 @@ class Watchdog:
 
     @contextlib.contextmanager
     def closing(self, data: Any) -> Iterator[Any]:
-        """Closes what data comes from, unless a wait for data was abandoned.
-
-        To close what hangs would hang, too, and so would its deletion. It is left as
-        it is, to threads that do not keep the process.
-        """
+        """Closes the data at the end, unless a wait for it was abandoned."""
         try:
             yield data
         finally:
+            # To close or delete data that hangs would hang, too. Its daemon threads do
+            # not keep the process alive.
             if self._is_abandoned:
                 _ABANDONED.append(data)
             else:
                 data.close()
 
     def stop(self, signum: int) -> None:
-        """Says that a signal asked for a stop: waits are given up soon."""
+        """Ends waits soon, because a signal asked for a stop."""
         self._signal = (signum, self._now())
 
     def look(self) -> None:
-        """Looks at the wait, once: notes it, or gives it up."""
+        """Looks at the wait once: reports it, or ends it."""
         wait = self._wait
         if wait is None:
             return
@@ -219,7 +182,7 @@ class Watchdog:
         if waited_s >= self._next_note_s:
             while self._next_note_s <= waited_s:
                 self._next_note_s *= 2
-            # The terminal may have been hung up; this goes on.
+            # The terminal may have been hung up; the run continues.
             with contextlib.suppress(OSError):
                 self._note(f"waits {self._said(wait, waited_s)}")
         if self._given_up is not None and self._given_up[0] is wait:
@@ -241,12 +204,13 @@ class Watchdog:
         self._wake(wait, *self._given_up[1:])
 
     def _wake(self, wait: _Wait, stalled: Stalled, since_s: float) -> None:
+        # Outside of the main thread waits are only reported.
         if self._main is None:
             return
         if self._now() - since_s < _STUCK_S or not ending.owns_process():
             signal.pthread_kill(self._main, _WAKE)
             return
-        # One of both sees the other: the main thread first says that it is back.
+        # One thread sees the other: the main thread clears its wait before it checks.
         self._is_taken_over = True
         if self._wait is wait:
             self._end_process(stalled._replace(is_stuck=True))
@@ -265,7 +229,7 @@ class Watchdog:
             return
         assert frame is not None
         is_in_lock = frame.f_code.co_filename == threading.__file__
-        # At the edges of the wait nobody would catch it.
+        # On entry and exit of the wait nobody would catch it.
         if is_in_lock or (wait.anywhere and frame.f_code not in _EDGES):
             raise _GivenUp
 
@@ -275,8 +239,6 @@ class Watchdog:
 
 
 class _Waiting:
-    """See `Watchdog.waiting`."""
-
     def __init__(self, watchdog: Watchdog, wait: _Wait):
         self._watchdog, self._wait = watchdog, wait
 
@@ -301,7 +263,7 @@ _EDGES = (_Waiting.__enter__.__code__, _Waiting.__exit__.__code__)
 
 
 def describe_data(config: Config) -> str:
-    """Says where the data of a run comes from, and what reads it."""
+    """Describes where the data of a run comes from, and which pipeline reads it."""
     data = config.data
     source = f"data.source={data.source}" if data.source else f"of {config.workload}"
     return (

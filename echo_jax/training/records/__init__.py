@@ -1,1 +1,1 @@
-"""What a run counts, writes down and shows of itself."""
+"""The counts, files and display of a run."""

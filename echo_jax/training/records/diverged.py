@@ -1,4 +1,4 @@
-"""``diverged.json``: what a study keeps of an arm whose training diverged."""
+"""``diverged.json``: the record of an arm whose training diverged."""
 
 from typing import Any
 
@@ -18,14 +18,7 @@ _DECIDES = {"target": int | float | None, "update": int}
 def write_diverged(
     workdir: RunPath, config: Config, workload: Workload, error: NonFiniteLossError
 ) -> None:
-    """Writes down that a run diverged, so that it is a result and not trained again.
-
-    Args:
-      workdir: The run folder, as the error left it.
-      config: The run's config.
-      workload: What was trained.
-      error: What ended it.
-    """
+    """Records that a run diverged, so that a study does not train it again."""
     known = {"chosen.echo_factor": int | float}
     environment = read_if_whole(workdir / "environment.json", known)
     facts: dict[str, Any] = describe_run(config, workload)
@@ -42,14 +35,9 @@ def write_diverged(
 
 
 def read_diverged(workdir: RunPath, config: Config) -> int | None:
-    """Returns the update at which a run diverges; None if that is not known.
-
-    Args:
-      workdir: The run folder.
-      config: Of the same run, or of its continuation: a shorter run may end before it
-        diverges, and one to another target, too.
-    """
+    """Returns the update at which a run diverges; None if it is not known."""
     found = read_if_whole(workdir / _NAME, _DECIDES)
+    # A shorter run, or one to another target, may end before it diverges.
     if found is None or found["target"] != (config.target or None):
         return None
     return found["update"] if found["update"] <= config.updates else None

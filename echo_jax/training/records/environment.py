@@ -1,4 +1,4 @@
-"""What a run ran on, and whether a run folder belongs to a config."""
+"""The environment of a run, and checks that a run folder belongs to a config."""
 
 import contextlib
 import functools
@@ -47,7 +47,7 @@ _PACKAGES = (
     "orbax-checkpoint",
 )
 
-# A run may go on for longer, report more often, or to another target.
+# A resumed run may take longer, report more often, or have another target.
 _MAY_CHANGE = {
     "updates",
     "target",
@@ -58,7 +58,7 @@ _MAY_CHANGE = {
     "probe_repeats",
 }
 
-# Fields and groups of fields of earlier versions, whose runs cannot go on.
+# Fields of earlier versions, whose runs cannot be resumed.
 _RENAMED = {
     "inner": "dispatch",
     "data.parts": "data.shards",
@@ -66,22 +66,14 @@ _RENAMED = {
     "echo.load.of": "echo.load.quantity",
 }
 
-# Where a run is carried out, and who looks at it, is no part of what it is; nor is what
+# Fields that do not change a run's results: where it runs, how it is shown, what
 # ends it.
 _NO_PART = {"distributed", "log", "profile"}
 _NO_PART_OF_DATA = {"timeout_s", "check_finite", "max_bad"}
 
 
 def describe_environment(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Describes this process for ``environment.json``.
-
-    Args:
-      metadata: Of the workload: what it reads.
-
-    Returns:
-      Plain data: Python, package versions, devices, CPU cores, the commit of the
-      code (null if it is not run from a git checkout), and the metadata.
-    """
+    """Returns the content of ``environment.json``: versions, devices, commit, data."""
     return {
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _PACKAGES},
@@ -96,29 +88,15 @@ def describe_environment(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def lock_workdir(workdir: RunPath) -> Iterator[FolderLock]:
-    """Locks a run folder: the first process does it for all, which wait for it.
-
-    Args:
-      workdir: The run folder.
-
-    Raises:
-      FolderInUseError: Another run has it.
-    """
+    """Locks a run folder in the first process; the others wait for it."""
     with FolderLock(*[workdir] if is_main_process() else []) as lock:
         wait_for_all("lock_workdir")
         yield lock
 
 
 def check_shared(workdir: RunPath) -> None:
-    """Makes sure that all processes see the folder that the first one has claimed.
-
-    Args:
-      workdir: The run folder.
-
-    Raises:
-      ValueError: One does not.
-    """
-    # The others look for it when it is there.
+    """Raises if a process does not see the folder that the first one has claimed."""
+    # The others look for the folder after the first process has made it.
     all_gather(None)
     seen = all_gather((workdir / "config.json").exists())
     if not all(seen):
@@ -129,12 +107,7 @@ def check_shared(workdir: RunPath) -> None:
 
 
 def claim_workdir(workdir: RunPath, config: Config) -> None:
-    """Makes a run folder, and writes the config into it.
-
-    Args:
-      workdir: The run folder, which `check_workdir` has let pass.
-      config: The config; written to ``config.json``.
-    """
+    """Makes a run folder, and writes ``config.json`` into it."""
     new = json.loads(json.dumps(_own_fields(config)))
     if new != read_json(workdir / "config.json"):
         workdir.mkdir()
@@ -142,16 +115,7 @@ def claim_workdir(workdir: RunPath, config: Config) -> None:
 
 
 def check_workdir(workdir: RunPath, config: Config) -> None:
-    """Makes sure that a run folder, if there is one, is of this config.
-
-    Args:
-      workdir: The run folder.
-      config: The config.
-
-    Raises:
-      ValueError: The folder holds a run of another config. Another number of
-        updates, target, or ``*_every`` is no other run.
-    """
+    """Raises if the run folder holds a run of another config."""
     new = json.loads(json.dumps(_own_fields(config)))
     old = read_json(workdir / "config.json", {})
     if old is not None:
@@ -166,15 +130,7 @@ def check_workdir(workdir: RunPath, config: Config) -> None:
 
 
 def check_replicas(workdir: RunPath, replicas: int) -> None:
-    """Makes sure that a run of local updates goes on with its replicas.
-
-    Args:
-      workdir: The run folder.
-      replicas: As many as devices.
-
-    Raises:
-      ValueError: It was begun with more or fewer.
-    """
+    """Raises if the run was begun with another number of replicas (devices)."""
     before = (read_json(workdir / "environment.json") or {}).get("replicas", replicas)
     if before != replicas:
         raise ValueError(
@@ -185,12 +141,7 @@ def check_replicas(workdir: RunPath, replicas: int) -> None:
 
 
 def identity(config: Config, metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Returns hashes of what a resumed run must share with its checkpoint.
-
-    Args:
-      config: A training config.
-      metadata: What the workload says of its data, with hashes of their content.
-    """
+    """Returns hashes of the config and the data, equal for a resumed run."""
     hashes = json.dumps([*_hashes(metadata)])
     return {
         "config_sha256": config_sha256(config),
@@ -201,17 +152,7 @@ def identity(config: Config, metadata: Mapping[str, Any]) -> dict[str, str]:
 def check_saved(
     config: Config, metadata: Mapping[str, Any], update: int, host: Mapping[str, Any]
 ) -> None:
-    """Makes sure that a checkpoint is of this config and these data.
-
-    Args:
-      config: A training config.
-      metadata: See `identity`.
-      update: Of the checkpoint.
-      host: The host's part of the checkpoint.
-
-    Raises:
-      ValueError: It is of others.
-    """
+    """Raises if a checkpoint is from another config or other data."""
     if update > config.updates:
         raise ValueError(
             f"this run has done {update} updates, more than config.updates="
@@ -241,7 +182,7 @@ def _hashes(metadata: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _refuse_earlier(workdir: RunPath, old: Mapping[str, Any]) -> None:
-    """Refuses the config of a run of an earlier version."""
+    """Raises if a config has fields that an earlier version named differently."""
     fields = [f"{field}." for field in _flat(old)]
     for name, now in _RENAMED.items():
         if any(field.startswith(f"{name}.") for field in fields):
@@ -258,7 +199,7 @@ def config_sha256(config: Config) -> str:
 
 
 def _own_fields(config: Config) -> dict[str, Any]:
-    """Returns the fields of a run, whoever carries it out."""
+    """Returns the fields of a run that do not depend on where it runs."""
     own = {k: v for k, v in config.to_dict().items() if k not in _NO_PART}
     data = {k: v for k, v in own["data"].items() if k not in _NO_PART_OF_DATA}
     return {**own, "data": data}
@@ -284,7 +225,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-# The runs of a search would ask for both of these hundreds of times.
+# Cached, because the runs of a search call both of these hundreds of times.
 @functools.cache
 def _version(package: str) -> str | None:
     try:
@@ -295,10 +236,7 @@ def _version(package: str) -> str | None:
 
 @functools.cache
 def code_commit() -> str | None:
-    """Returns the commit of this package, with ``-dirty`` if files differ from it.
-
-    None where it is no part of a checkout.
-    """
+    """Returns the package's git commit, ``-dirty`` if changed; None if unknown."""
     here = Path(__file__)
 
     def git(*args: str) -> str:

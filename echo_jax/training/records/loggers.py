@@ -1,4 +1,4 @@
-"""Where a run can be watched, beside its own files: TensorBoard, Weights & Biases."""
+"""Loggers beside a run's own files: TensorBoard, Weights & Biases."""
 
 import hashlib
 import math
@@ -16,23 +16,17 @@ __all__ = ["LOGGERS", "Logger", "check_loggers", "open_loggers"]
 
 
 class Logger(Protocol):
-    """Takes what a run logs."""
+    """Takes the numbers and arrays of a run, each after ``update`` updates."""
 
-    def scalars(self, update: int, values: Mapping[str, float]) -> None:
-        """Takes numbers by name, after so many updates."""
-        ...
+    def scalars(self, update: int, values: Mapping[str, float]) -> None: ...
 
-    def histograms(self, update: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Takes arrays by name, after so many updates."""
-        ...
+    def histograms(self, update: int, arrays: Mapping[str, np.ndarray]) -> None: ...
 
     def images(self, update: int, images: Mapping[str, np.ndarray]) -> None:
-        """Takes ``uint8[N, height, width, 3]`` by name, after so many updates."""
+        """Takes ``uint8[N, height, width, 3]`` by name."""
         ...
 
-    def close(self) -> None:
-        """Writes what is not written yet."""
-        ...
+    def close(self) -> None: ...
 
 
 class _TensorBoard:
@@ -42,8 +36,8 @@ class _TensorBoard:
         from tensorboardX import SummaryWriter
 
         folder = (workdir / "tensorboard").for_others()
-        # What was logged after the checkpoint is done again, and replaced.
-        # A file's name has the second of its start, in which two may start.
+        # Logs after the checkpoint are made again, so the old ones are purged.
+        # The suffix separates two files that start in the same second.
         self._writer = SummaryWriter(
             os.fspath(folder),
             purge_step=resumed_from + 1 if resumed_from else None,
@@ -74,14 +68,14 @@ class _Wandb:
     def __init__(self, workdir: RunPath, config: Config, resumed_from: int):
         import wandb
 
-        # There are links in it, to its own logs; it is to be none itself.
+        # It may contain links to its own logs, but must not be a link itself.
         (workdir / "wandb").mkdir()
         where = os.path.abspath(workdir)
         self._wandb = wandb
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "echo_jax"),
             name=workdir.name,
-            # The same command with the same folder goes on with the same run.
+            # The same command with the same folder continues the same run.
             id=hashlib.sha256(where.encode()).hexdigest()[:16],
             resume="allow",
             dir=where,
@@ -117,12 +111,7 @@ these names in the run folder are what they write."""
 
 
 def check_loggers(names: Sequence[str], workdir: RunPath) -> None:
-    """Refuses loggers that cannot log.
-
-    Raises:
-      ValueError: One is unknown, not installed or not logged in, or the folder is in a
-        bucket.
-    """
+    """Raises if a logger is unknown or not ready, or the folder is in a bucket."""
     for name in names:
         if name not in LOGGERS:
             raise ValueError(
@@ -148,17 +137,13 @@ def check_loggers(names: Sequence[str], workdir: RunPath) -> None:
 
 
 def _log_in() -> None:
-    """Looks for a key of Weights & Biases; on a terminal it is asked for.
-
-    Raises:
-      ValueError: There is none, or none that can be one.
-    """
+    """Looks for a key of Weights & Biases, or asks for it on a terminal."""
     import wandb
 
     if wandb.setup().settings.mode != "online":
         return
     try:
-        # Whether it is the right one is seen where the run begins.
+        # The start of the run verifies the key.
         wandb.login(verify=False)
     except wandb.Error as error:
         raise ValueError(
@@ -170,23 +155,12 @@ def _log_in() -> None:
 def open_loggers(
     config: Config, workdir: RunPath, resumed_from: int
 ) -> Sequence[Logger]:
-    """Opens what ``config.log.to`` names, in the process that writes.
-
-    Args:
-      config: A training config, whose loggers `check_loggers` has let pass.
-      workdir: The run folder.
-      resumed_from: Updates done before; 0 at the start.
-    """
+    """Opens the loggers of ``config.log.to``; resumed_from is 0 at the start."""
     return [LOGGERS[name](workdir, config, resumed_from) for name in config.log.to]
 
 
 def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the numbers of a row of ``metrics.jsonl``, as ``KIND/NAME``.
-
-    Example:
-      >>> scalars_of({"kind": "eval", "updates": 7, "eval_loss": 2.0, "fresh": 64})
-      {'eval/loss': 2.0, 'eval/fresh': 64}
-    """
+    """Returns the numbers of a row of ``metrics.jsonl``, as ``KIND/NAME``."""
     kind = row["kind"]
     return {
         f"{kind}/{name.removeprefix(f'{kind}_')}": value

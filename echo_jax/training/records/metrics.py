@@ -1,4 +1,4 @@
-"""The rows of ``metrics.jsonl``, and what is read off them."""
+"""The rows of ``metrics.jsonl``, and values derived from them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -19,13 +19,7 @@ __all__ = [
 
 
 class RowMaker:
-    """Makes the rows; remembers the last one, since which rates are counted.
-
-    Args:
-      totals: At the start, or where the run resumes.
-      seconds: The clock's seconds then.
-      flops: Of an update.
-    """
+    """Makes the train rows, with rates since the previous row."""
 
     def __init__(
         self,
@@ -46,18 +40,7 @@ class RowMaker:
         t_up_s: float,
         step_s: float,
     ) -> dict[str, Any]:
-        """Returns the row of an update.
-
-        Rates are over the time since the last logged update, or since the start or the
-        resumption.
-
-        Args:
-          totals: After the update.
-          seconds: The clock's seconds, when the update was seen to be done.
-          found: What the devices found, see `echo_jax.training.trainer.StepReport.row`.
-          t_up_s: Seconds of a fresh batch, by what was seen until now.
-          step_s: Seconds of an update at work, see `DeviceTime`.
-        """
+        """Returns the row of an update, with rates since the last logged one."""
         elapsed_s = seconds["wall_s"] - self._wall_s
         updates = totals.updates - self._totals.updates
         fresh = totals.fresh - self._totals.fresh
@@ -87,13 +70,7 @@ until the next one, see `echo_jax.training.fresh_branch`."""
 def eval_row(
     totals: Totals, seconds: Mapping[str, float], metrics: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Returns the row of an evaluation.
-
-    Args:
-      totals: After the update that was evaluated.
-      seconds: The clock's seconds before the evaluation.
-      metrics: From `echo_jax.training.evaluation.evaluate`.
-    """
+    """Returns the row of an evaluation; ``seconds`` are those before it."""
     return {
         "kind": "eval",
         **totals.counts(),
@@ -103,22 +80,16 @@ def eval_row(
 
 
 def idle_fraction(busy_s: float, elapsed_s: float) -> float:
-    """Returns the part of a time in which the devices had nothing to do.
-
-    Args:
-      busy_s: In which they worked, from `DeviceTime`, which gives no more than passed.
-      elapsed_s: The time.
-    """
-    # Rounding, and the clocks of several processes, differ by next to nothing.
+    """Returns the part of a time in which the devices were idle, from 0 to 1."""
+    # Rounding and the clocks of several processes may exceed the limits slightly.
     return min(max(1 - busy_s / elapsed_s, 0.0), 1.0)
 
 
 def train_metrics(row: Mapping[str, Any]) -> dict[str, float]:
     """Returns the task's own metrics of a train row by name.
 
-    Example:
-      >>> train_metrics({"loss": 1.5, "train_s": 60.0, "train_accuracy": 0.5})
-      {'accuracy': 0.5}
+    >>> train_metrics({"loss": 1.5, "train_s": 60.0, "train_accuracy": 0.5})
+    {'accuracy': 0.5}
     """
     return {
         name.removeprefix("train_"): value
@@ -130,13 +101,7 @@ def train_metrics(row: Mapping[str, Any]) -> dict[str, float]:
 def restored_row(
     update: int | None, damaged: Iterable[int], rows_lost: int
 ) -> dict[str, Any]:
-    """Returns the row of a run that goes on after something was damaged.
-
-    Args:
-      update: Updates done.
-      damaged: Those of newer checkpoints, which were passed over.
-      rows_lost: Rows up to here that are gone.
-    """
+    """Returns the row of a run that resumes after damage, with rows lost until then."""
     return {
         "kind": "restored",
         "updates": update,
@@ -146,18 +111,11 @@ def restored_row(
 
 
 def restored_counts(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns what damage has cost in all sittings of a run.
-
-    Args:
-      rows: All of them.
-
-    Returns:
-      ``restored``, the updates of checkpoints that were passed over, and ``rows_lost``.
-    """
+    """Returns the skipped checkpoints' updates and the lost rows of a run."""
     found = [row for row in rows if row["kind"] == "restored"]
     return {
         "restored": sorted({update for row in found for update in row["damaged"]}),
-        # Rows of earlier versions do not say.
+        # Rows of earlier versions lack the number.
         "rows_lost": sum(row.get("rows_lost", 0) for row in found),
     }
 
@@ -169,17 +127,7 @@ def first_to_meet(
     mode: Literal["min", "max"],
     target: float,
 ) -> Mapping[str, Any] | None:
-    """Returns the first evaluation that meets a target.
-
-    Args:
-      rows: All rows of the run, in order.
-      metric: Its name, without ``eval_``.
-      mode: Whether smaller (``"min"``) or larger values are better.
-      target: The value to reach; 0 for none.
-
-    Returns:
-      The row, None if there is none.
-    """
+    """Returns the first evaluation that meets a target; None without (target=0)."""
     if not target:
         return None
     for row in rows:

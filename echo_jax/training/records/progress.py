@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, lines elsewhere."""
+"""The display of a run: a bar on a terminal, lines elsewhere."""
 
 import contextlib
 import time
@@ -19,7 +19,7 @@ from echo_jax.workloads.base import Workload
 __all__ = ["Progress", "show_run"]
 
 
-# How long updates go by without a line, where there is no bar.
+# Without a bar, a line is printed after this time without one.
 _LINE_EVERY_S = 10.0
 
 
@@ -39,22 +39,12 @@ def _describe_splits(config: Config, workload: Workload) -> str:
 
 
 class Progress(Notes):
-    """Shows a run on a console.
-
-    On a terminal: a bar with the time left, and the last logged numbers or what takes
-    long. Elsewhere, as in a log file or a notebook: a line with the time of day for
-    every logged row, and for how far it is where none came for a while.
-
-    Args:
-      console: Where to; None for standard output.
-      total: Updates of the whole run.
-      mark: Put before every line, and beside the bar.
-    """
+    """Shows a run as a bar with the time left, or as lines with the time of day."""
 
     def __init__(self, console: Console | None, *, total: int, mark: str = ""):
         super().__init__(console, mark=mark)
         self._total, self._first, self._done = total, 0, 0
-        self._started: float | None = None  # when the first update was computed
+        self._started: float | None = None  # When the first update was computed.
         self._bar, self._numbers = None, ""
         if self._console.is_terminal:
             self._bar = progress.Progress(
@@ -66,7 +56,7 @@ class Progress(Notes):
                 progress.TextColumn("ETA"),
                 progress.TimeRemainingColumn(),
                 console=self._console,
-                # The host's cores are the trainer's.
+                # A low rate, because the trainer needs the host's cores.
                 refresh_per_second=2,
             )
             self._task = self._bar.add_task("train", total=total, numbers="")
@@ -81,20 +71,14 @@ class Progress(Notes):
             self._bar.stop()
 
     def begins(self, config: Config, workload: Workload, model: str) -> None:
-        """Says what is trained, and on what.
-
-        Args:
-          config: The run's config.
-          workload: Made from it.
-          model: What it is, and how large.
-        """
+        """Prints the model, the data and the echo."""
         self.note(f"model: {model}")
         if None not in (workload.num_examples, workload.num_evaluated):
             self.note(_describe_splits(config, workload))
         self.note(describe_echo(config))
 
     def resumes(self, restored: Restored) -> None:
-        """Says what the run goes on from."""
+        """Prints where the run resumes, and which checkpoints are damaged."""
         for reason in restored.damaged.values():
             self.note(f"{reason}; it is set aside")
         self.note(f"resumes after update {restored.update}")
@@ -102,13 +86,9 @@ class Progress(Notes):
             self._bar.reset(self._task, completed=restored.update)
 
     def update(self, done: int) -> None:
-        """Moves the bar.
-
-        Args:
-          done: Updates of the whole run that are computed.
-        """
+        """Moves the bar to a number of computed updates of the whole run."""
         if self._started is None:
-            # What it took until then is compiling, for the most part.
+            # The time until then is mostly compilation.
             self._first, self._started = done, time.perf_counter()
         self._done = done
         if self._bar:
@@ -117,11 +97,7 @@ class Progress(Notes):
             self.note(f"update {done}/{self._total}  {self._eta()}")
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Shows a row of ``metrics.jsonl``.
-
-        Args:
-          row: A row.
-        """
+        """Shows a row of ``metrics.jsonl``."""
         if row["kind"] == "eval":
             metrics = "  ".join(
                 f"{name} {value:.4g}"
@@ -148,11 +124,7 @@ class Progress(Notes):
 
     @contextlib.contextmanager
     def slow(self, what: str) -> Iterator[None]:
-        """Says what is done: beside the bar, or as `Notes` does, if it takes long.
-
-        Args:
-          what: Such as "compiling the update".
-        """
+        """Shows a slow step: beside the bar, or as `Notes` does."""
         if not self._bar:
             with super().slow(what):
                 yield
@@ -172,13 +144,7 @@ class Progress(Notes):
 
 
 def show_run(config: Config, console: Console | None) -> Progress:
-    """Returns what shows a run.
-
-    Args:
-      config: The run's config.
-      console: Where to; None for standard output. One process shows what all of them
-        do.
-    """
+    """Returns the display of a run; one process shows it for all."""
     is_held = config.data.hold_batch
     shown = Progress(
         console if is_main_process() else Console(quiet=True),

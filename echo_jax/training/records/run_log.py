@@ -1,4 +1,4 @@
-"""What a run writes down and shows of itself, and what it reads off that."""
+"""The log of a run: its rows, and the facts that it derives from them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,19 +17,12 @@ from echo_jax.workloads.base import Batch, Workload
 
 __all__ = ["RunLog"]
 
-# Of a batch, as many as can be looked at.
+# How many images of a batch are shown.
 _IMAGES = 16
 
 
 class RunLog:
-    """The rows of a run: in ``metrics.jsonl``, and on the console.
-
-    Args:
-      config: The run's config.
-      workload: Whose metric the target is for.
-      workdir: The run folder.
-      restored: What the run goes on from; None at its start.
-      progress: Shows the rows.
+    """Writes the rows of a run to ``metrics.jsonl``, the console and loggers.
 
     Attributes:
       rows: All rows, also from before the run was resumed.
@@ -50,7 +43,7 @@ class RunLog:
         self._file = MetricsFile(
             workdir / "metrics.jsonl",
             resumed_from=saved,
-            # A checkpoint of an earlier version does not say.
+            # A checkpoint of an earlier version lacks the number.
             num_rows=restored.host.get("rows", 0) if restored else 0,
             writes=is_main_process(),
         )
@@ -68,11 +61,7 @@ class RunLog:
         self._look_back()
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Writes and shows a row.
-
-        Args:
-          row: From `echo_jax.training.records.metrics`.
-        """
+        """Writes and shows a row of `echo_jax.training.records.metrics`."""
         mark = {"hold_batch": True} if self._config.data.hold_batch else {}
         row = {**row, **mark}
         self._file.append(row)
@@ -83,21 +72,12 @@ class RunLog:
             self._look_back()
 
     def arrays(self, update: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Shows arrays as histograms, where ``config.log.to`` says.
-
-        Args:
-          update: Updates done.
-          arrays: By name.
-        """
+        """Shows arrays as histograms in the loggers."""
         for logger in self._loggers:
             logger.histograms(update, arrays)
 
     def examples(self, batch: Batch) -> None:
-        """Shows the images of a first batch, if there are any.
-
-        Args:
-          batch: On the host.
-        """
+        """Shows the images of a first batch on the host, if there are any."""
         images = {
             f"examples/{name}": np.asarray(x[:_IMAGES])
             for name, x in batch.items()
@@ -107,7 +87,6 @@ class RunLog:
             logger.images(0, images)
 
     def close(self) -> None:
-        """Makes sure that all rows are written, everywhere."""
         self.flush()
         for logger in self._loggers:
             logger.close()
@@ -117,7 +96,7 @@ class RunLog:
         self._file.flush()
 
     def _look_back(self) -> None:
-        """Derives from the rows what was evaluated, so that no copy can differ."""
+        """Derives the evaluation state from the rows, so that no copy can differ."""
         evals = [row for row in self.rows if row["kind"] == "eval"]
         self.evaluated: int | None = evals[-1]["updates"] if evals else None
         self.met_target = bool(

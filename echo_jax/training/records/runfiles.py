@@ -1,4 +1,14 @@
-"""The rows of a run, and the file that they are in."""
+"""The rows of a run, and their file ``metrics.jsonl``.
+
+Each line of the file is a JSON object with ``updates`` and a checksum. Opening the file
+drops the rows that a resumed run makes again: rows after its checkpoint, and a last
+line that a kill cut. Other changed lines are damaged: they are dropped and counted.
+Missing rows that the checkpoint saw are counted too, as a file may be cut at a line
+end.
+
+A row is in the file at once. A bucket cannot append, so the whole file is written by
+`MetricsFile.flush`, and with the first row 30 s after the last write.
+"""
 
 import time
 from collections.abc import Mapping
@@ -10,45 +20,23 @@ from echo_jax.training.processes.distributed import is_main_process
 
 __all__ = ["MetricsFile", "write_json_once"]
 
-# How old the file in a bucket, which is written as a whole, may become.
+# Least time between two writes of a file in a bucket, each of the whole file.
 _WRITE_EVERY_S = 30.0
 
 
 def write_json_once(path: RunPath, content: Mapping[str, Any]) -> None:
-    """Writes a JSON file as `write_json` does, in one process for all.
-
-    Args:
-      path: The file; replaced if it exists.
-      content: Plain data, the same in all processes.
-    """
+    """Writes a JSON file as `write_json` does, in one process for all."""
     if is_main_process():
         write_json(path, content)
 
 
 class MetricsFile:
-    """``metrics.jsonl``: one JSON object a line, each with ``updates`` and a checksum.
-
-    Opening it forgets what a resumed run will do again: rows after the update
-    that it resumes from, and a line that a kill left half written. Other lines that
-    are not as they were written are damage: they are dropped, and counted. So are rows
-    that the checkpoint saw and that are gone: a file may be cut where a line ends.
-
-    A row is in the file at once. In a bucket, which cannot append, it is there
-    after `flush`, and with the first row that comes half a minute after the last
-    write: the file is written as a whole each time.
-
-    Args:
-      path: The file; made if there is none.
-      resumed_from: The update of the checkpoint that the run resumes from; None
-        for a run from the start, which drops all rows.
-      num_rows: Rows that there were when that checkpoint was saved.
-      writes: Whether this process keeps the file, or another one does.
+    """``metrics.jsonl`` of a run that starts, or resumes from an update.
 
     Attributes:
-      rows: All rows.
       damaged: The numbers of the lines that were dropped as damaged.
-      num_missing: How many of ``num_rows`` are gone.
-      num_lost: How many rows are gone, also where ``num_rows`` is not known.
+      num_missing: How many of ``num_rows`` are missing.
+      num_lost: How many rows are missing, also if ``num_rows`` is not known.
     """
 
     def __init__(
@@ -71,11 +59,7 @@ class MetricsFile:
             self._write()
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Adds a row.
-
-        Args:
-          row: Plain data. NaN and infinities become null.
-        """
+        """Adds a row of plain data; NaN and infinities become null."""
         self.rows.append(plain(row))
         if not self._writes:
             return
@@ -87,11 +71,7 @@ class MetricsFile:
             self._write()
 
     def flush(self) -> None:
-        """Makes sure that all rows are in the file.
-
-        To be called before a checkpoint is saved: a run that resumes from it then
-        finds every row up to it.
-        """
+        """Writes all rows to the file; to be called before a checkpoint is saved."""
         if self._is_behind:
             self._write()
 
@@ -101,7 +81,7 @@ class MetricsFile:
 
 
 def _rows_until(path: RunPath, update: int) -> tuple[list[dict[str, Any]], list[int]]:
-    """Returns the rows up to an update, and the numbers of lines that are none."""
+    """Returns the rows up to an update, and the numbers of damaged lines."""
     if not path.exists():
         return [], []
     rows, damaged = [], []
@@ -114,7 +94,7 @@ def _rows_until(path: RunPath, update: int) -> tuple[list[dict[str, Any]], list[
             if row["updates"] <= update:
                 rows.append(row)
         except (KeyError, TypeError, ValueError):
-            # A kill tears the last line, which is newer than the checkpoint.
+            # A kill may cut the last line, which is newer than the checkpoint.
             if number < len(lines):
                 damaged.append(number)
     return rows, damaged

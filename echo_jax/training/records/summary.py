@@ -1,4 +1,4 @@
-"""``summary.json``: what a finished run comes to."""
+"""``summary.json``: the results of a finished run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -23,18 +23,13 @@ DECIDES_THE_END = {"target": int | float | None, "reached": bool, "updates": int
 
 
 def describe_run(config: Config, workload: Workload) -> dict[str, Any]:
-    """Returns what is known of a run before it begins.
-
-    Args:
-      config: The run's config.
-      workload: What is trained.
-    """
+    """Returns the facts that are known of a run before it begins."""
     storage = config.data.storage.to_dict()
     return {
         "workload": workload.name,
         "metric": workload.metric,
         "mode": workload.mode,
-        # Of a classifier: the name of each output.
+        # The name of each output of a classifier.
         **{k: v for k, v in workload.task_info.items() if k == "classes"},
         "target": config.target or None,
         "echo": config.echo.to_dict(),
@@ -58,26 +53,7 @@ def make_summary(
     skipped_updates: int,
     params_sha256: str,
 ) -> dict[str, Any]:
-    """Sums up a run.
-
-    Args:
-      config: The run's config.
-      workload: What was trained.
-      rows: All rows of ``metrics.jsonl``; the last evaluation is the final one.
-      totals: Of the whole run.
-      seconds: The clock's.
-      decided: By what was measured before the first update, or the first that was
-        resumed.
-      t_up_s: Seconds of a fresh batch, corrected by what was seen since then.
-      step_s: Seconds of an update at work, as measured since then.
-      flops: Of an update.
-      profile: What a few updates spent in collectives; None if none were profiled.
-      skipped_updates: Those whose gradient overflowed, with a loss scale.
-      params_sha256: Hash of the final parameters.
-
-    Returns:
-      The content of ``summary.json``; see docs/design.md, section 7.
-    """
+    """Returns the content of ``summary.json``; see docs/design.md, section 7."""
     met = first_to_meet(
         rows, metric=workload.metric, mode=workload.mode, target=config.target
     )
@@ -106,6 +82,7 @@ def make_summary(
         "echo": {**echo, "factor": decided.factor, "factor_asked": echo["factor"]},
         "dispatch": asdict(decided.dispatch),
         "hold_batch": config.data.hold_batch,
+        # Corrected during the run; `*_start_s` were measured before the first update.
         "R": t_up_s / step_s,
         "t_up_s": t_up_s,
         "t_up_start_s": decided.rates.t_up_s,
@@ -125,12 +102,7 @@ def make_summary(
 
 
 def is_finished(summary: Mapping[str, Any], config: Config) -> bool:
-    """Returns whether a run already did all that a config asks for.
-
-    Args:
-      summary: The content of ``summary.json``; at least `DECIDES_THE_END`.
-      config: Of the same run, or of its continuation.
-    """
+    """Whether a run already did all that a config asks for."""
     if summary["target"] != (config.target or None):
         return False
     stopped = config.stop_at_target and summary["reached"]

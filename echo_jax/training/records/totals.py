@@ -1,4 +1,4 @@
-"""What a run counts: of this process, and over all of them."""
+"""The counts of a run: of this process, and over all processes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,10 +21,9 @@ class Totals:
       updates: Optimizer steps.
       fresh: Examples used for the first time.
       repeats: Examples used again.
-      skipped: Fresh examples that were bad, and in whose places others were used.
-      bytes_sent: Of the updates, that came out of collectives on each device.
-      busy_s: Seconds in which the devices worked, see `DeviceTime`; up to when the
-        counts were last put beside the time.
+      skipped: Bad fresh examples, which others replaced.
+      bytes_sent: Bytes that the updates' collectives returned on each device.
+      busy_s: Seconds of work of the devices, until the last reading of `DeviceTime`.
     """
 
     updates: int = 0
@@ -35,14 +34,9 @@ class Totals:
     busy_s: float = 0.0
 
     def after(self, repeat: np.ndarray, *, bytes_sent: int) -> "Totals":
-        """Returns the totals after more updates.
-
-        Args:
-          repeat: The repeat index of every example of them, ``int32[K, B]``.
-          bytes_sent: Of each of them.
-        """
+        """Returns the totals after K updates with repeat indices ``int32[K, B]``."""
         repeats = int(np.count_nonzero(repeat))
-        # Not by `replace`, which takes four times as long: this is at every update.
+        # `replace` takes four times as long, and this runs at every update.
         return Totals(
             self.updates + len(repeat),
             self.fresh + repeat.size - repeats,
@@ -54,13 +48,8 @@ class Totals:
 
     @classmethod
     def resumed(cls, before: Sequence[Mapping[str, Any]]) -> "Totals":
-        """Returns the totals of this process where a run starts or goes on.
-
-        What was counted before counts once: in the first process, for all together.
-
-        Args:
-          before: The fields of every process' totals then; none at the start.
-        """
+        """Returns the totals of this process at the start or resumption of a run."""
+        # The first process keeps the earlier counts for all, so they count once.
         totals = cls.of_all([cls(**each) for each in before])
         if is_main_process():
             return totals
@@ -68,45 +57,30 @@ class Totals:
 
     @classmethod
     def of_all(cls, totals: Sequence["Totals"]) -> "Totals":
-        """Returns the totals over all processes.
-
-        Every process has done all updates, on examples of its own. Where one waits
-        for its data, the devices of the others seem to work: they wait within a
-        collective. So the least time at work counts.
-
-        Args:
-          totals: Of each process; none at the start of a run.
-        """
+        """Returns the totals over all processes."""
         if not totals:
             return cls()
         counts = {name: sum(getattr(t, name) for t in totals) for name in _COUNTED}
+        # While one process waits for its data, the devices of the others wait within a
+        # collective and seem to work. So the least time at work counts.
         busy_s = min(each.busy_s for each in totals)
         return replace(totals[0], busy_s=busy_s, **counts)
 
     def counts(self) -> dict[str, int]:
-        """Returns ``updates``, ``fresh``, ``repeats``, ``skipped``, ``bytes_sent``."""
+        """Returns all fields but ``busy_s``."""
         counts = asdict(self)
         del counts["busy_s"]
         return counts
 
 
-# What a process counts of its own rows.
+# Counts that differ between the processes.
 _COUNTED = ("fresh", "repeats", "skipped")
 
 
 def gather_totals(
     own: Totals, workload: Workload, *, ended_after: int | None
 ) -> list[Totals]:
-    """Returns the totals of every process, which all have to ask for.
-
-    Args:
-      own: Of this process.
-      workload: Whose data it is.
-      ended_after: After how many updates the data of this process ended, if it did.
-
-    Raises:
-      ValueError: The data of one of them ended.
-    """
+    """Returns every process's totals; raises if the data of one of them ended."""
     gathered = all_gather([asdict(own), ended_after])
     ends = [after for _, after in gathered if after is not None]
     if ends:

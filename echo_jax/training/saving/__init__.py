@@ -1,1 +1,1 @@
-"""What a run saves, and what begins with it: checkpoints, models, weights."""
+"""Saved parts of a run, and runs that begin with them: checkpoints, models, weights."""

@@ -1,4 +1,16 @@
-"""Checkpoints: everything a run needs to go on as if it had never stopped."""
+"""Checkpoints: everything that a run needs to continue as if it had never stopped.
+
+A checkpoint holds the state on the devices and the host's part, which includes the data
+position. Both are saved as one, because either without the other resumes with the
+wrong data. Saving is asynchronous; an interrupted save never counts as a checkpoint.
+Nothing is pickled.
+
+A checkpoint also holds checksums of all its arrays and of the host's part. A restore
+compares them: see `training.saving.checksum`. A file beside it holds the sizes of its
+files and the checksums of the small ones. Orbax reads the layout from those, so they
+are checked first. The next save or the close writes that file. A killed run's last
+checkpoint is read without it. In a bucket, the service keeps checksums of the objects.
+"""
 
 import contextlib
 import hashlib
@@ -31,18 +43,16 @@ __all__ = ["Checkpoints", "Restored", "params_sha256"]
 
 State = TypeVar("State")
 
-# How long the end of a run is held up for a save under way.
+# How long the end of a run is delayed for a save in progress.
 _SETTLE_S = 5.0
 
 
 class Restored(NamedTuple, Generic[State]):
-    """What a run goes on from.
+    """The checkpoint from which a run continues.
 
     Attributes:
-      update: Updates done.
-      state: On the devices.
       host: The host's part, plain data.
-      damaged: What is wrong with newer checkpoints, which were passed over.
+      damaged: Reasons why newer checkpoints were skipped, by update.
     """
 
     update: int
@@ -52,38 +62,22 @@ class Restored(NamedTuple, Generic[State]):
 
 
 class Checkpoints(CheckpointReader):
-    """One item-set per update: the state on the devices, and the host's part.
-
-    Device state and data position are saved as one, because a checkpoint that
-    holds one without the other resumes with the wrong data. Saving is asynchronous;
-    a save that was cut short is never taken for a checkpoint. Nothing is pickled.
-
-    A checkpoint holds the checksums of all its arrays and of the host's part, and what
-    is restored is compared with them: see `training.saving.checksum`. And beside it lie
-    the sizes of its files and the checksums of the small ones, by which Orbax lays out
-    what it reads, so that it never sees a damaged one. They are written with the next
-    save, or the close; the last checkpoint of a run that is killed is read without. A
-    bucket's objects have checksums of the service's.
-
-    Args:
-      directory: Holds one folder per checkpoint.
-      keep: How many of the newest are kept.
-    """
+    """Saves and restores the checkpoints of a folder; keeps the newest `keep`."""
 
     def __init__(self, directory: RunPath, *, keep: int):
-        # create=True makes missing parents too; a stale, half-written save of an
-        # killed process is removed, so that its update can be saved again.
+        # create=True makes missing parents too. A killed process's half-written save is
+        # removed, so that its update can be saved again.
         super().__init__(
             directory,
             ocp.CheckpointManagerOptions(
                 max_to_keep=keep, create=True, cleanup_tmp_directories=True
             ),
         )
-        self._unsealed: int | None = None  # the checkpoint whose files have no sums
+        self._unsealed: int | None = None  # The checkpoint whose files have no sums.
         self._sealing = ThreadPoolExecutor(1)
 
     def settle(self) -> bool:
-        """Waits for a save under way, for seconds; returns whether all are whole."""
+        """Waits `_SETTLE_S` for a save to finish; returns whether all are whole."""
         end = time.monotonic() + _SETTLE_S
         while self._manager.is_saving_in_progress():
             if time.monotonic() > end:
@@ -92,20 +86,11 @@ class Checkpoints(CheckpointReader):
         return True
 
     def save(self, update: int, state: Any, host: dict[str, Any]) -> None:
-        """Starts a save; does nothing if this update is saved already.
-
-        Args:
-          update: Updates done.
-          state: On the devices; may be donated as soon as the call returns.
-          host: Plain data, integers of any size.
-
-        Raises:
-          TypeError: The host's part is not plain data.
-        """
+        """Starts a save unless this update is saved; then the state may be donated."""
         if update == self.latest():
             return
-        # Orbax writes it later, in another thread: a copy does not change until
-        # then, and what JSON cannot hold is found out here.
+        # Orbax writes it later, in another thread: a copy does not change until then,
+        # and a value that JSON cannot hold raises here.
         host = json.loads(json.dumps(host, allow_nan=False))
         content = {"sums": checksums(state), "host": host}
         self._seal()
@@ -121,17 +106,7 @@ class Checkpoints(CheckpointReader):
             )
 
     def restore_newest(self, abstract_state: State) -> Restored[State] | None:
-        """Reads the newest checkpoint that is not damaged, and sets newer ones aside.
-
-        Args:
-          abstract_state: See `restore`.
-
-        Returns:
-          None where there is no checkpoint.
-
-        Raises:
-          DamagedCheckpointError: All that there are.
-        """
+        """Restores the newest undamaged checkpoint and sets newer ones aside."""
         damaged: dict[int, str] = {}
         for update in self.updates():
             found, failure = None, ""
@@ -156,7 +131,7 @@ class Checkpoints(CheckpointReader):
 
     @contextlib.contextmanager
     def _named_in_errors(self) -> Iterator[None]:
-        """Says where it was, in errors of the system on files that Orbax has open."""
+        """Adds the folder's name to system errors that lack a file name."""
         try:
             yield
         except OSError as error:
@@ -165,7 +140,7 @@ class Checkpoints(CheckpointReader):
             raise
 
     def _seal(self) -> None:
-        """Has the checksums noted of the files of the last checkpoint, now whole."""
+        """Starts to write the checksums of the last checkpoint's files, now whole."""
         with self._named_in_errors():
             self._manager.wait_until_finished()
         if self._unsealed is None or self._directory.in_bucket or not is_main_process():
@@ -174,7 +149,7 @@ class Checkpoints(CheckpointReader):
         self._unsealed = None
 
     def _note_sums(self, update: int) -> None:
-        # It may be removed meanwhile, as one too many.
+        # Orbax may remove it meanwhile, if there are more than `keep`.
         with contextlib.suppress(FileNotFoundError):
             content = {"files": self._file_sums(update)}
             text = json.dumps({**content, "sha256": sha256_of(content)}, indent=1)
@@ -208,20 +183,7 @@ class Checkpoints(CheckpointReader):
 
 
 def params_sha256(params: Any) -> str:
-    """Hashes parameters: names, types, shapes and every bit.
-
-    All processes have to call it.
-
-    Args:
-      params: A pytree of arrays, sharded in any way.
-
-    Returns:
-      64 hexadecimal digits; equal for equal parameters on any mesh.
-
-    Raises:
-      RuntimeError: The processes hold different ones: they did not train the same
-        model.
-    """
+    """Hashes parameters on any mesh, in 64 hex digits; all processes call it."""
     digest = hashlib.sha256()
     for path, leaf in jax.tree.leaves_with_path(params):
         value = np.ascontiguousarray(fetch_global(leaf))

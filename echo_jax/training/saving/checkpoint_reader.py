@@ -1,4 +1,4 @@
-"""Reading checkpoints: what is restored is what was saved, or it is refused."""
+"""Reads checkpoints: a restore returns the saved state, or refuses a damaged one."""
 
 import contextlib
 import gc
@@ -30,23 +30,16 @@ State = TypeVar("State")
 
 # Larger files hold arrays, which have checksums of their own.
 _SUMMED_BYTES = 1 << 18
-# How long reads take that are under way where another failed.
+# How long the reads in progress take to end after another read failed.
 _READS_END_S = 0.2
 
 
 class DamagedCheckpointError(ValueError):
-    """A checkpoint that cannot be read, or holds something else than was saved."""
+    """A checkpoint cannot be read, or differs from the saved state."""
 
 
 class CheckpointReader:
-    """Reads the checkpoints of a folder, and changes nothing in it.
-
-    A run may be saving into the folder meanwhile: what is not whole yet is not seen.
-
-    Args:
-      directory: Holds one folder per checkpoint.
-      options: Of Orbax' manager; by default nothing is written.
-    """
+    """Reads the whole checkpoints of a folder, also during a run; changes nothing."""
 
     def __init__(
         self,
@@ -61,34 +54,19 @@ class CheckpointReader:
         )
 
     def latest(self) -> int | None:
-        """Returns the update of the newest whole checkpoint, None without one.
-
-        The one that is being saved counts.
-        """
+        """Returns the newest update, counting a save in progress; None without one."""
         return self._manager.latest_step()
 
     def updates(self) -> list[int]:
         """Returns the updates of all whole checkpoints, the newest first."""
         return sorted(self._manager.all_steps(), reverse=True)
 
+    # The devices need not be those that saved it. With `is_part` the nodes of
+    # `abstract_state` may lack saved fields, which are not read.
     def restore(
         self, update: int, abstract_state: State, *, is_part: bool = False
     ) -> tuple[State, dict[str, Any]]:
-        """Reads a checkpoint.
-
-        Args:
-          update: Of a whole checkpoint.
-          abstract_state: Shapes, types and shardings to restore to; these need not
-            be the devices that saved it.
-          is_part: Whether it is a part of the state: nodes that lack some fields of
-            those that were saved. The rest is not read.
-
-        Returns:
-          The state, and the host's part.
-
-        Raises:
-          DamagedCheckpointError: It cannot be read, or is not what was saved.
-        """
+        """Reads the state and the host's part of a checkpoint."""
         where = self._check_files(update)
         wanted: Any = ocp.args.StandardRestore(abstract_state)
         if is_part:
@@ -130,17 +108,7 @@ class CheckpointReader:
         return state, content["host"]
 
     def shapes(self, update: int) -> dict[str, Any]:
-        """Returns the state of a checkpoint as nested dicts, without its arrays.
-
-        Args:
-          update: Of a whole checkpoint.
-
-        Returns:
-          In place of every array, something with its ``shape`` and ``dtype``.
-
-        Raises:
-          DamagedCheckpointError: It cannot be read.
-        """
+        """Returns a state as nested dicts of objects with ``shape`` and ``dtype``."""
         where = self._check_files(update)
         with _one_sentence(where):
             handler = ocp.PyTreeCheckpointHandler()
@@ -148,7 +116,7 @@ class CheckpointReader:
         return found.tree
 
     def _check_files(self, update: int) -> str:
-        """Returns the name of a checkpoint for errors, if its files are as saved."""
+        """Returns a checkpoint's name for errors, if its files are as saved."""
         where = f"the checkpoint of update {update} in {self._directory}"
         differing = broadcast_from_first(
             self._differing_files(update) if is_main_process() else []
@@ -160,11 +128,10 @@ class CheckpointReader:
         return where
 
     def close(self) -> None:
-        """Lets Orbax go."""
         self._manager.close()
 
     def _differing_files(self, update: int) -> list[str]:
-        """Returns the files of a checkpoint that are not as they were."""
+        """Returns the files of a checkpoint that differ from the saved ones."""
         try:
             content = json.loads(self._sums_of(update).read_text())
             is_whole = content.pop("sha256") == sha256_of(content)
@@ -178,7 +145,7 @@ class CheckpointReader:
         return [name for name in names if saved.get(name) != found.get(name)]
 
     def _file_sums(self, update: int) -> dict[str, str]:
-        """Returns the size of every file of a checkpoint, of small ones the CRC-32."""
+        """Returns the size of each file, and the CRC-32 of small ones, by path."""
         folder = str(Path(self._directory / str(update)))
         return {
             os.path.relpath(path, folder): _sum(path)
@@ -192,12 +159,10 @@ class CheckpointReader:
 
 @contextlib.contextmanager
 def _one_sentence(where: str) -> Iterator[None]:
-    """Raises one sentence for whatever Orbax and TensorStore stumble over.
-
-    Where one read fails, others are under way, and what their threads run into would
-    be printed: as exceptions that nobody can be raised, by the logger of asyncio, and
-    as warnings. It is kept back, and lost where a read fails.
-    """
+    """Raises one sentence for any error of Orbax or TensorStore."""
+    # After a failed read, other reads go on. Their threads' errors would be printed as
+    # unraisable exceptions, by asyncio's logger, and as warnings. They are dropped if
+    # a read fails, and shown otherwise.
     hook, kept = sys.unraisablehook, []
     sys.unraisablehook = kept.append
     try:
@@ -227,7 +192,7 @@ def _first_cause(error: BaseException) -> str:
 
 
 def _forget(error: BaseException | None) -> None:
-    """Lets go what a failed restore holds, when the reads under way have ended."""
+    """Releases the objects of a failed restore when the other reads have ended."""
     logger = logging.getLogger("asyncio")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -252,5 +217,4 @@ def _sum(path: str) -> str:
 
 
 def sha256_of(content: Any) -> str:
-    """Hashes plain data."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,10 +1,10 @@
-"""Checksums of arrays where they lie: on the devices, split in any way.
+"""Checksums of arrays on their devices, whatever their sharding.
 
-What a checkpoint was saved with and what is read back are compared by them, because
-Orbax does not notice a bit that has changed on the disk: of 24 flips in saved arrays,
-all were restored in silence. A checksum is two sums over 32-bit words, each mixed with
-its place by a bijection, modulo 2^32. So it is the same on every mesh; one word that
-has changed always changes it; and other damage is missed once in 2^64.
+A restore compares them, because Orbax does not notice a changed bit on the disk: of 24
+flips in saved arrays, it restored all in silence. A checksum is two sums over 32-bit
+words, modulo 2^32. A bijection mixes each word with its place first. So the checksum is
+the same on every mesh, and one changed word always changes it. Other damage is missed
+once in 2^64.
 """
 
 from typing import Any
@@ -17,25 +17,12 @@ from echo_jax.training.processes.distributed import fetch_global
 
 __all__ = ["checksums"]
 
-# Odd, so that their multiples differ at all places.
+# Odd numbers, so that their multiples differ at all places.
 _STRIDES = (np.uint32(0x9E3779B1), np.uint32(0x85EBCA77))
 
 
 def checksums(tree: Any) -> dict[str, str]:
-    """Returns the checksum of every array.
-
-    All processes of a run have to call it.
-
-    Args:
-      tree: A pytree of arrays; with keys in it as well.
-
-    Returns:
-      By the path of the array, 16 hexadecimal digits.
-
-    Example:
-      >>> checksums({"a": jnp.arange(3)}) == checksums({"a": np.arange(3, dtype="i4")})
-      True
-    """
+    """Returns 16 hex digits for every array, by its path; all processes call it."""
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)]
     sums = fetch_global(_all_sums(jax.tree.leaves(tree)))
     return {
@@ -59,8 +46,8 @@ def _sums(array: jax.Array) -> jax.Array:
         place += along * np.uint32(stride % 2**32)
         stride *= words.shape[axis]
     first = _mixed(words ^ (place * _STRIDES[0]))
-    # The second goes on from the first, which is mixed well; its place keeps words
-    # apart that the first has mixed alike.
+    # The second continues from the first, which is mixed well. Its place separates
+    # words that the first mixes to the same value.
     second = first + place * _STRIDES[1]
     second = (second ^ (second >> 15)) * np.uint32(0xC2B2AE35)
     second ^= second >> 16
@@ -76,7 +63,7 @@ def _added(left: list[jax.Array], right: list[jax.Array]) -> list[jax.Array]:
 
 
 def _words(array: jax.Array) -> jax.Array:
-    """Returns the bits of an array, in words."""
+    """Returns the bits of an array in words, as uint32."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
@@ -90,7 +77,7 @@ def _words(array: jax.Array) -> jax.Array:
 
 
 def _mixed(words: jax.Array) -> jax.Array:
-    """The finalizer of MurmurHash3, a bijection."""
+    """Returns the words after MurmurHash3's finalizer, a bijection."""
     words = (words ^ (words >> 16)) * np.uint32(0x85EBCA6B)
     words = (words ^ (words >> 13)) * np.uint32(0xC2B2AE35)
     return words ^ (words >> 16)

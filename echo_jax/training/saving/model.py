@@ -1,4 +1,4 @@
-"""A trained model: the part of a training state that is evaluated, saved and used."""
+"""A trained model: the part of a training state to evaluate, save and use."""
 
 import functools
 import math
@@ -17,17 +17,12 @@ __all__ = ["MODEL_FILE", "Model", "size_of", "write_table"]
 MODEL_FILE = "model.txt"
 
 
-# Parts of a model that are named by their size.
+# How many parts of a model are named, the largest first.
 _MOST_NAMED = 4
 
 
 class Model(struct.PyTreeNode):
-    """A state without what training alone needs.
-
-    Attributes:
-      params: The parameters.
-      model_state: The collections other than them.
-    """
+    """The parameters and the other collections of a training state."""
 
     params: Any
     model_state: Any
@@ -45,15 +40,7 @@ class Model(struct.PyTreeNode):
 
 
 def size_of(params: Any) -> str:
-    """Returns how many parameters a model has, and where the most of them are.
-
-    Args:
-      params: Nested dicts of arrays, or of their shapes.
-
-    Example:
-      >>> size_of({"head": {"kernel": jnp.ones((300, 10))}, "bias": jnp.ones(10)})
-      '3,010 parameters in 2 arrays: head 3,000, bias 10'
-    """
+    """Says how many parameters a model has, and which parts have the most."""
     leaves = jax.tree.leaves_with_path(params)
     parts: dict[str, int] = {}
     for path, array in leaves:
@@ -68,16 +55,11 @@ def size_of(params: Any) -> str:
 
 
 def write_table(workdir: RunPath, task: Task) -> None:
-    """Writes what a model consists of to ``model.txt``, for people.
-
-    Args:
-      workdir: The run folder.
-      task: The model's.
-    """
+    """Writes a readable table of the model's layers to ``model.txt``."""
     (workdir / MODEL_FILE).write(_table(task))
 
 
+# The cache is by value, because the trials of a search have equal tasks.
 @functools.lru_cache(maxsize=8)
 def _table(task: Task) -> str:
-    """Is kept by value, because the trials of a search have equal tasks."""
     return call_with_host_arrays(task.table)

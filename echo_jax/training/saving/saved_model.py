@@ -1,4 +1,4 @@
-"""The model of a run folder, alone: without its optimizer, its data or its devices."""
+"""Reads the model of a run folder without its optimizer, data or devices."""
 
 import warnings
 from typing import Any, NamedTuple
@@ -18,33 +18,14 @@ __all__ = ["SavedModel", "read_model"]
 
 
 class SavedModel(NamedTuple):
-    """A trained model.
-
-    Attributes:
-      update: Updates done.
-      model: On the first device of this process.
-    """
+    """A model after ``update`` updates, on the first device of this process."""
 
     update: int
     model: Model
 
 
 def read_model(workdir: RunPath, update: int | None = None) -> SavedModel:
-    """Reads the model of a run, whatever devices it was trained on.
-
-    A run that is still training, or that replicas share, can be read as well; nothing
-    in the folder is changed.
-
-    Args:
-      workdir: The run folder.
-      update: Of which checkpoint; None for the newest. Where that one is damaged, the
-        one before it is read, and a warning says so.
-
-    Raises:
-      ValueError: The folder holds no whole checkpoint, or none of that update.
-      DamagedCheckpointError: What it holds is not what was saved.
-      FolderError: What lies there is no file.
-    """
+    """Reads the model of a run, by default of its newest undamaged checkpoint."""
     if not (workdir / "checkpoints").exists():
         raise ValueError(f"{workdir} holds no checkpoint yet; train it for longer")
     reader = CheckpointReader(workdir / "checkpoints")
@@ -80,7 +61,7 @@ def _restore(
 
 
 class _State(struct.PyTreeNode):
-    """The part of a `TrainState` that a model is made of."""
+    """The part of a `TrainState` that a model consists of."""
 
     params: Any
     model_state: Any
@@ -90,7 +71,7 @@ class _State(struct.PyTreeNode):
 
 
 class _Replicas(struct.PyTreeNode):
-    """That of a `LocalState`."""
+    """The same part of a `LocalState`."""
 
     replicas: _State
 
@@ -99,13 +80,13 @@ class _Replicas(struct.PyTreeNode):
 
 
 class _Anchor(struct.PyTreeNode):
-    """That of its `Outer`."""
+    """The same part of an `Outer`."""
 
     anchor: Any
 
 
 class _AnchoredReplicas(struct.PyTreeNode):
-    """That of a `LocalState` with an outer optimizer."""
+    """The same part of a `LocalState` with an outer optimizer."""
 
     replicas: _State
     outer: _Anchor
@@ -115,7 +96,7 @@ class _AnchoredReplicas(struct.PyTreeNode):
 
 
 def _part_of(saved: dict[str, Any]) -> _State | _Replicas | _AnchoredReplicas:
-    """Returns shapes and types of what is read of a state."""
+    """Returns shapes and types of the part of a state to read."""
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def shapes(tree: Any) -> Any:

@@ -1,7 +1,7 @@
-"""What a run folder keeps of its task, so that the model is used where the data is not.
+"""The task of a run folder, so that the model can be used without the data.
 
-``task.json`` says what a task was made with beside the config, such as the names of
-classes; files that belong to it, such as a tokenizer's, lie beside it.
+``task.json`` holds the parts of a task beside its config, such as the names of classes.
+Files of the task, such as a tokenizer's, are in the same folder.
 """
 
 import hashlib
@@ -17,19 +17,14 @@ TASK_FILE = "task.json"
 
 
 class SavedTask(NamedTuple):
-    """What a run folder keeps of its task.
-
-    Attributes:
-      info: See `Workload.task_info`.
-      files: See `Workload.task_files`.
-    """
+    """The `Workload.task_info` and `Workload.task_files` of a run folder."""
 
     info: dict[str, Any]
     files: dict[str, bytes]
 
 
 def write_task(workdir: RunPath, workload: Workload) -> None:
-    """Writes what the run folder of a workload keeps of its task."""
+    """Writes ``task.json`` and the task's files to the run folder."""
     for name, content in workload.task_files.items():
         (workdir / name).write(content)
     hashes = {name: _sha256(content) for name, content in workload.task_files.items()}
@@ -37,13 +32,7 @@ def write_task(workdir: RunPath, workload: Workload) -> None:
 
 
 def read_task(workdir: RunPath) -> SavedTask:
-    """Reads what a run folder keeps of its task.
-
-    Raises:
-      ValueError: The folder keeps nothing of it.
-      DamagedFileError: A file is not what was written.
-      FolderError: What lies there is no file.
-    """
+    """Reads the task of a run folder; raises if a file differs from the written one."""
     path = workdir / TASK_FILE
     content = read_json(path, {"info": dict, "files": dict})
     if content is None:

@@ -1,4 +1,4 @@
-"""Beginning a run with what another one has learnt: ``config.init_from``."""
+"""Begins a run with the weights of another one: ``config.init_from``."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,19 +15,19 @@ from echo_jax.workloads.base import Variables
 
 __all__ = ["WarmStart", "replaced", "warm_start"]
 
-# Named in full, of each kind.
+# How many arrays of each kind are named.
 _MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
 class WarmStart:
-    """What a run takes from another one.
+    """The arrays that a run takes from another one.
 
     Attributes:
       source: ``config.init_from``.
       taken: The arrays, as nested dicts: a part of the variables.
-      skipped: Why others of the source were not taken, by their names.
-      made: Names of the arrays that are made anew.
+      skipped: Reasons why other arrays of the source were skipped, by name.
+      made: Names of the arrays that are initialised.
     """
 
     source: str
@@ -36,7 +36,7 @@ class WarmStart:
     made: tuple[str, ...]
 
     def report(self) -> dict[str, Any]:
-        """Returns what to write down of it, as plain data."""
+        """Returns a record for the run folder, as plain data."""
         taken = sorted(traverse_util.flatten_dict(self.taken, sep="/"))
         return {
             "source": self.source,
@@ -56,18 +56,7 @@ class WarmStart:
 
 
 def warm_start(source: str, shapes: Variables) -> WarmStart:
-    """Reads what a run takes from another one: arrays of the same name and shape.
-
-    Batch statistics are taken like parameters. Types need not agree.
-
-    Args:
-      source: A run folder, whose newest checkpoint is taken, or a file of
-        ``echo-jax export --to safetensors``; here, or in a bucket.
-      shapes: Of the new run's variables.
-
-    Raises:
-      ValueError: There is nothing to be taken, or the source cannot be read.
-    """
+    """Reads the arrays of the same name and shape from a run or a weights file."""
     try:
         found = _arrays_of(source)
     except (FolderError, ValueError) as error:
@@ -94,7 +83,7 @@ def warm_start(source: str, shapes: Variables) -> WarmStart:
 
 
 def replaced(variables: Variables, taken: Variables) -> Variables:
-    """Returns variables with those that were taken in their place, in their types."""
+    """Returns variables with the taken arrays in their place, cast to their types."""
     if not taken:
         return dict(variables)
     flat: dict[Any, Any] = traverse_util.flatten_dict(variables, keep_empty_nodes=True)

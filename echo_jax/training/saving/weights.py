@@ -1,4 +1,4 @@
-"""Weights as a file that other programs read, too: safetensors."""
+"""Weights as a safetensors file, which other programs read, too."""
 
 import contextlib
 import hashlib
@@ -19,19 +19,12 @@ __all__ = ["SUFFIX", "flat_arrays", "read_weights", "write_weights"]
 
 SUFFIX = ".safetensors"
 
-# Of the metadata: a hash of each array, by its name.
+# The metadata's key for the hashes of the arrays, by name.
 _SUMS = "sha256"
 
 
 def flat_arrays(variables: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the arrays of nested dicts on the host, by names joined by ``/``.
-
-    All processes of a run have to call it.
-
-    Example:
-      >>> [*flat_arrays({"params": {"head": {"kernel": jnp.ones(3)}}})]
-      ['params/head/kernel']
-    """
+    """Returns host arrays by names joined with ``/``; all processes call it."""
     flat = traverse_util.flatten_dict(dict(variables), sep="/")
     return {name: fetch_global(cast(Any, array)) for name, array in flat.items()}
 
@@ -41,22 +34,11 @@ def write_weights(
     variables: Mapping[str, Any],
     metadata: Mapping[str, Any],
 ) -> None:
-    """Writes variables, so that a reader sees the old file or the new one.
-
-    Args:
-      path: The file, here or ``gs://BUCKET/FOLDER/FILE``.
-      variables: Nested dicts of arrays.
-      metadata: Plain data; each value is kept as a JSON text. A hash of each array
-        goes beside it.
-
-    Raises:
-      ModuleNotFoundError: safetensors is not installed; the message says how.
-      OSError: The file cannot be written.
-    """
+    """Writes variables atomically; metadata values are kept as JSON texts."""
     _check_installed()
     from safetensors import numpy
 
-    # An array that is not contiguous would be saved wrong, without a word.
+    # safetensors saves a non-contiguous array wrongly, without an error.
     arrays = {
         name: np.asarray(array, order="C")
         for name, array in flat_arrays(variables).items()
@@ -68,19 +50,7 @@ def write_weights(
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Reads the arrays of a file, by their names.
-
-    Those that `write_weights` has written are compared with their hashes; other
-    programs write none.
-
-    Args:
-      path: The file, here or ``gs://BUCKET/FOLDER/FILE`` as text.
-
-    Raises:
-      ModuleNotFoundError: safetensors is not installed; the message says how.
-      FolderError: There is no such file, it is none of safetensors, or an array is not
-        what was written.
-    """
+    """Reads the arrays of a file by name, and checks the hashes of `write_weights`."""
     _check_installed()
     from safetensors import SafetensorError, safe_open
 
@@ -111,7 +81,7 @@ def _sum(array: np.ndarray) -> str:
 
 
 def _damage(arrays: Mapping[str, np.ndarray], sums: str) -> str:
-    """Says what arrays differ from their hashes in; ``""`` if in nothing."""
+    """Describes how arrays differ from their hashes; ``""`` if they do not."""
     try:
         wanted = json.loads(sums)
     except ValueError as error:
@@ -124,13 +94,11 @@ def _damage(arrays: Mapping[str, np.ndarray], sums: str) -> str:
 
 @contextlib.contextmanager
 def _on_disk(file: RunPath) -> Iterator[str]:
-    """Gives the name of a file as it is, or of a copy of one in a bucket.
-
-    From a file alone safetensors reads bfloat16 into NumPy, not from bytes. It waits
-    for ever at a named pipe, so what is no file is refused before.
-    """
+    """Yields the path of a local file, or of a copy of a bucket's file."""
+    # safetensors reads bfloat16 into NumPy from a file only, not from bytes. It hangs
+    # on a named pipe, so anything but a file is refused before.
     if not file.in_bucket:
-        # The name is the user's own, and may be that of a link.
+        # The user's path may be a link.
         whole = run_file(Path(file).resolve())
         whole.open_file().close()
         yield os.fspath(whole)

@@ -1,1 +1,1 @@
-"""What an update computes: its gradient, its optimizer, in which precision."""
+"""The parts of an update: its gradient, its optimizer, and its precision."""

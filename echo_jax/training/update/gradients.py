@@ -1,9 +1,9 @@
-"""The gradient of a batch: as XLA splits it over the devices, or split by hand.
+"""The gradient of a batch, split over the devices by XLA or by hand.
 
-Left to XLA, the program is that of one device, and sums come out in the type of what
-is summed: models that compute in bfloat16 sum the gradients of matrices in bfloat16.
-Split by hand, with `jax.shard_map`, each device has a gradient of its own, which can be
-accumulated over micro-batches, and is then averaged in the type that is asked for.
+XLA splits the program of one device, and a sum has the type of its terms. So models
+that compute in bfloat16 sum the gradients of matrices in bfloat16. Split by hand, with
+`jax.shard_map`, each device has its own gradient. The device can accumulate it over
+parts of its share. The gradients are then averaged in the type that the config names.
 """
 
 import contextlib
@@ -44,15 +44,14 @@ __all__ = [
 
 
 class Computed(NamedTuple):
-    """What an update computes of a batch.
+    """The results of an update's batch.
 
     Attributes:
-      gradient: Of the mean loss, a tree like the parameters: of their types, or in
-        float32 where the loss was scaled, or the batch was computed in parts.
-      losses: Of every example, ``float32[B]``.
+      gradient: The gradient of the mean loss, a tree like the parameters. It is in
+        float32 if the loss was scaled or the batch was computed in parts.
+      losses: The loss of every example, ``float32[B]``.
       model_state: The collections other than the parameters, after the step.
-      metrics: See `echo_jax.workloads.base.Task.loss`.
-      noise: Of the gradient, where it is the mean of several; None where it is of one.
+      noise: The noise of a gradient that is a mean of several; None for a single one.
     """
 
     gradient: Any
@@ -66,6 +65,8 @@ Gradient = Callable[[Task, Variables, Batch, jax.Array, jax.Array | None], Compu
 """``(task, variables, batch, key, factor) -> computed``, a pure function."""
 
 
+# The loss is multiplied by `factor`, and the gradient is divided by it in float32. If
+# `averages` is false, batch norm keeps the statistics of this batch alone.
 def whole_gradient(
     task: Task,
     variables: Variables,
@@ -75,18 +76,7 @@ def whole_gradient(
     *,
     averages: bool = True,
 ) -> Computed:
-    """Computes the gradient of a batch as one: what XLA splits, or a single device.
-
-    Args:
-      task: Model and loss.
-      variables: All collections.
-      batch: Without the echo's tags.
-      key: Randomness of this update.
-      factor: What the loss is multiplied by while its gradient is computed, which is
-        then divided by it, in float32; None for nothing.
-      averages: Whether batch norm keeps moving averages of its statistics, or those of
-        this batch alone.
-    """
+    """Computes the gradient of a batch in one piece, which XLA may split."""
     others = {name: tree for name, tree in variables.items() if name != "params"}
 
     def mean_loss(params: Any) -> tuple[jax.Array, tuple[jax.Array, Variables, Sums]]:
@@ -100,31 +90,23 @@ def whole_gradient(
     return Computed(unscale(gradient, factor), *aux, noise=None)
 
 
-# One object, so that equal runs share a compilation.
+# A single object, so that equal runs share a compilation.
 _UNAVERAGED: Gradient = functools.partial(whole_gradient, averages=False)
 
 
+# The model draws random numbers for each device and part, so they differ from those of
+# fewer devices. Each part of a batch moves the same averages of batch norm, which are
+# then merged. So momentum counts once for each update: see `merged_statistics`.
 @dataclass(frozen=True)
 class SplitGradient:
-    """Computes the gradient of every device's share, and averages them once.
-
-    What is random in the model is drawn for each device and micro-batch, so that it
-    is not what fewer devices draw. Hashable, so that equal ones share a compilation.
+    """Computes the gradient of every device's share, and averages them once; hashable.
 
     Attributes:
-      mesh: The devices; parameters are whole on each of them.
-      micro: Micro-batches that a device computes one after the other, to need memory
-        for one; consecutive examples of its share.
+      micro: Gradient accumulation steps, each on consecutive examples of a share.
       reduce: The type in which gradients are averaged over the devices.
-      over_devices: Whether batch norm takes the statistics of a micro-batch over all
-        devices. Otherwise it takes each device's own, and nothing is sent until the
-        end.
-      averages: Whether batch norm keeps moving averages. In both cases what it keeps
-        is of all examples of the batch: each part moves the same averages, which are
-        then merged, so that momentum counts once an update: see `merged_statistics`.
-
-    Example:
-      >>> gradient = SplitGradient(jax.make_mesh((8, 1), ("data", "fsdp")), micro=4)
+      over_devices: Whether batch norm takes statistics over all devices. Otherwise each
+        device takes its own, and nothing is sent until the end.
+      averages: Whether batch norm keeps moving averages.
     """
 
     mesh: Mesh
@@ -141,7 +123,6 @@ class SplitGradient:
         key: jax.Array,
         factor: jax.Array | None,
     ) -> Computed:
-        """See `Gradient`."""
         axes = self.mesh.axis_names
         split, whole = PartitionSpec(axes), PartitionSpec()
 
@@ -162,7 +143,7 @@ class SplitGradient:
             mesh=self.mesh,
             in_specs=(whole, split, whole, whole),
             out_specs=Computed(*specs),
-            # With it, jax would sum gradients by itself, in a type of its own choice.
+            # With the check, jax would sum gradients itself, in a type that it chooses.
             check_vma=False,
         )(variables, batch, key, factor)
 
@@ -174,11 +155,7 @@ class SplitGradient:
         key: jax.Array,
         factor: jax.Array | None,
     ) -> tuple[Computed, Variables, jax.Array]:
-        """Returns what is computed of a device's share, with the mean gradient.
-
-        And what each part keeps of the state before it; and the mean of the squared
-        norms of the gradients that it is the mean of.
-        """
+        """Returns a share's results, its kept part of the state, and a squared norm."""
         gradient = _and_what_is_kept(
             functools.partial(whole_gradient, averages=self.averages)
         )
@@ -189,6 +166,7 @@ class SplitGradient:
             lambda x: x.reshape(self.micro, len(x) // self.micro, *x.shape[1:]), share
         )
 
+        # The squared norm is the mean of those of the parts, for the noise.
         def add(total: Any, part: Any) -> tuple[Any, Any]:
             number, batch = part
             part_key = jax.random.fold_in(key, number)
@@ -221,15 +199,15 @@ class SplitGradient:
     def _averaged(
         self, before: Variables, computed: Computed, kept: Variables, square: jax.Array
     ) -> Computed:
-        """Returns what is the same on all devices, but for the losses."""
-        # One device has nothing to send.
+        """Returns the results over all devices; each keeps its own losses."""
+        # A single device sends nothing.
         axes = self.mesh.axis_names if self.mesh.size > 1 else ()
         reduce = jnp.dtype(self.reduce)
 
         def average(x: jax.Array) -> jax.Array:
             if not _is_float(x):
                 return x
-            # Divided before: a sum of float16 might overflow.
+            # Divide first, because a sum in float16 might overflow.
             part = (x / self.mesh.size).astype(reduce)
             return jax.lax.psum(part, axes).astype(x.dtype)
 
@@ -250,15 +228,12 @@ class SplitGradient:
         )
 
 
+# This is the momentum of any moving average: the derivative of the average by its old
+# value. In training, norms read nothing else of the state, so it costs some constants.
 def _and_what_is_kept(
     gradient: Gradient,
 ) -> Callable[..., tuple[Computed, Variables]]:
-    """Returns a function that also says how much of a model's state stays in it.
-
-    That is the momentum of a moving average, of whatever norm: the derivative of an
-    average by what it was before. Norms in training read nothing else of the state, so
-    that it is computed beside the gradient by a few constants.
-    """
+    """Adds a second result: how much of the model state before an update stays."""
 
     def wrapped(
         task: Task,
@@ -297,25 +272,17 @@ def squared_norm(tree: Any) -> jax.Array:
 
 
 def mean_over_devices(x: jax.Array, axes: Any) -> jax.Array:
-    """Returns the mean over axes of a mesh; of integers, which are equal, any."""
+    """Returns the mean over mesh axes; integers are equal there, so unchanged."""
     return jax.lax.pmean(x, axes) if _is_float(x) else x
 
 
 def mean_of_parts(x: jax.Array) -> jax.Array:
-    """Returns the mean over the leading axis; of integers, which count, the last."""
+    """Returns the mean over the leading axis; the last of integers, which count."""
     return x.mean(axis=0) if _is_float(x) else x[-1]
 
 
 def examples_at_once(config: Config, mesh: Mesh) -> int:
-    """Returns how many examples the smallest call of the model in training sees.
-
-    Args:
-      config: A checked training config.
-      mesh: Its devices.
-
-    Raises:
-      ValueError: The share of a device cannot be cut into so many micro-batches.
-    """
+    """Returns the number of examples in the model's smallest training call."""
     smallest = config.batch_size // BatchGrowth.of(config).parts(0)
     if _is_split_by_xla(config) and config.local.schedule == "none":
         return smallest
@@ -335,19 +302,12 @@ def _is_split_by_xla(config: Config) -> bool:
 
 
 def gradient_of(config: Config, mesh: Mesh) -> Gradient:
-    """Returns how a run computes the gradient of a batch.
-
-    Args:
-      config: A checked training config.
-      mesh: Its devices.
-
-    Raises:
-      ValueError: The share of a device cannot be cut into so many micro-batches.
-    """
+    """Returns the function that computes a run's gradient of a batch."""
     batch, reduce = config.batch, config.precision.reduce
     averages = batch.norm != "last"
     if _is_split_by_xla(config):
         return whole_gradient if averages else _UNAVERAGED
+    # This raises if the share of a device cannot be cut into parts.
     examples_at_once(config, mesh)
     return SplitGradient(
         mesh,

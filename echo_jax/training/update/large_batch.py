@@ -1,8 +1,8 @@
 """Optimizers for large batches, as in their papers: LARS, LAMB and RMSProp warm-up.
 
 Those of optax differ. Its LARS has the norm of a sum where the paper has a sum of
-norms; its LAMB adapts vectors too and bounds no norm. All are meant for gradients and
-parameters in float32: see `echo_jax.training.update.precision.in_float32`.
+norms. Its LAMB also adapts vectors, and has no maximum of a norm. All expect gradients
+and parameters in float32: see `echo_jax.training.update.precision.in_float32`.
 """
 
 from collections.abc import Callable
@@ -17,10 +17,16 @@ __all__ = ["lamb", "lars", "rmsprop_warmup", "sgd_share"]
 Mask = Callable[[Any], Any]
 """Gives for parameters a tree of which are matrices: adapted, and decayed."""
 
-# Of RMSProp's part. Third-party ports have them; the paper states the shape alone.
+# The constants of RMSProp's part come from third-party ports; the paper has none.
 _RMS_DECAY, _RMS_RATE, _RMS_EPS = 0.99, 3e-4, 1e-8
 
 
+# With eta for `trust_coefficient` and beta for `weight_decay`, the rate of an array is
+# multiplied by eta |w| / (|g| + beta |w|) (You, Gitman and Ginsburg 2017, equation 6),
+# and by 1 if a norm is 0. The momentum buffer sums gradients without the learning rate.
+# At a constant rate this is the paper's algorithm 1. If the rate changes, it has the
+# correction of Goyal et al. 2017, section 2.1. Arrays that are not adapted are trained
+# by plain SGD.
 def lars(
     rate: Any,
     *,
@@ -29,25 +35,7 @@ def lars(
     trust_coefficient: Any,
     adapted: Mask,
 ) -> optax.GradientTransformation:
-    """Layer-wise adaptive rates: each array's own rate is that of its norms.
-
-    With eta for ``trust_coefficient`` and beta for ``weight_decay``, the rate of an
-    array is multiplied by ``eta |w| / (|g| + beta |w|)`` (You, Gitman and Ginsburg
-    2017, equation 6), and by 1 where a norm is 0. What momentum adds up has no learning
-    rate in it: at a constant rate that is the paper's algorithm 1, and where the rate
-    changes it has the correction of Goyal et al. 2017, section 2.1.
-
-    Args:
-      rate: The learning rate, gamma.
-      momentum: Of the buffer; None for none.
-      weight_decay: Beta.
-      trust_coefficient: Eta.
-      adapted: Arrays that have a rate of their own and are decayed; the others are
-        trained by plain SGD.
-
-    Returns:
-      The optimizer.
-    """
+    """SGD whose learning rate is adapted to the norms of each array."""
 
     def direction(grads: Any, params: Any) -> Any:
         def of_layer(grad: jax.Array, param: jax.Array, is_adapted: bool) -> jax.Array:
@@ -63,6 +51,9 @@ def lars(
     return optax.chain(optax.stateless(direction), optax.sgd(rate, momentum))
 
 
+# u is Adam's step plus the decayed array, and phi has the maximum `trust_clip` (You et
+# al. 2020, algorithm 2). The factor is 1 if a norm is 0. Arrays that are not adapted
+# are trained by Adam.
 def lamb(
     rate: Any,
     *,
@@ -73,24 +64,7 @@ def lamb(
     trust_clip: Any,
     adapted: Mask,
 ) -> optax.GradientTransformation:
-    """Adam with a rate for each array: ``phi(|w|) / |u|`` of its step u.
-
-    u is Adam's step and the decayed array, and phi cuts off at ``trust_clip`` (You et
-    al. 2020, algorithm 2). The rate is 1 where a norm is 0.
-
-    Args:
-      rate: The learning rate.
-      b1: Of the mean of gradients.
-      b2: Of the mean of their squares.
-      eps: Beside its root.
-      weight_decay: Lambda.
-      trust_clip: The largest norm of an array that counts.
-      adapted: Arrays that have a rate of their own and are decayed; the others are
-        trained by Adam.
-
-    Returns:
-      The optimizer.
-    """
+    """Adam with a learning rate for each array: ``phi(|w|) / |u|`` of its step u."""
 
     def adapt(steps: Any, params: Any) -> Any:
         def of_layer(step: jax.Array, param: jax.Array, is_adapted: bool) -> jax.Array:
@@ -110,24 +84,13 @@ def lamb(
     )
 
 
+# The gradient is multiplied by a + b / (sqrt(m) + 1e-8). Here m is the mean of its
+# squares, a is the share of SGD, and b = (1 - a) 3e-4 / rate (Akiba, Suzuki and Fukuda
+# 2017, section 3).
 def rmsprop_warmup(
     rate: Any, *, momentum: Any, share: Any
 ) -> optax.GradientTransformation:
-    """RMSProp at first, momentum SGD later, and a mixture in between.
-
-    The gradient is multiplied by ``a + b / (sqrt(m) + 1e-8)``, where m is the mean of
-    its squares, a the share of SGD (see `sgd_share`) and ``b = (1 - a) 3e-4 / rate``
-    (Akiba, Suzuki and Fukuda 2017, section 3). The paper gives the shape; 0.99, 3e-4
-    and 1e-8 are those of third-party ports of it.
-
-    Args:
-      rate: The learning rate, eta.
-      momentum: Of the buffer; None for none.
-      share: Of SGD.
-
-    Returns:
-      The optimizer.
-    """
+    """RMSProp at first, momentum SGD later, and a mixture in between."""
 
     def init(params: optax.Params) -> optax.OptState:
         return jax.tree.map(jnp.zeros_like, params)
@@ -153,22 +116,11 @@ def rmsprop_warmup(
     return optax.chain(mixture, optax.sgd(rate, momentum))
 
 
+# It grows exponentially to a half at `transition_updates` (the paper: 10 epochs). Then
+# it grows in a line, and is 1 after 1.25 times as long. The constants come from
+# third-party ports. Only the slope of 1/5 per epoch continues the exponential smoothly.
 def sgd_share(update: Any, transition_updates: Any) -> jax.Array:
-    """Returns the share of SGD in `rmsprop_warmup`, ``float32[]``.
-
-    It grows exponentially to a half, from there in a line with the same slope, and is 1
-    after 1.25 times as long. The constants are those of third-party ports, and not of
-    the paper's own text. Of all slopes of the line only this one, 1/5 an epoch at the
-    paper's 10 epochs, goes on from the exponential without a bend.
-
-    Args:
-      update: Updates done before.
-      transition_updates: Where it is a half; the paper's is 10 epochs.
-
-    Example:
-      >>> [round(float(sgd_share(epoch, 10)), 4) for epoch in (0, 5, 10, 11, 12, 13)]
-      [0.0092, 0.0677, 0.5, 0.7, 0.9, 1.0]
-    """
+    """Returns the share of SGD in `rmsprop_warmup`, ``float32[]``."""
     beyond = update / transition_updates - 1
     rising = 0.5 * jnp.exp(4 * jnp.minimum(beyond, 0))
     return jnp.where(beyond < 0, rising, jnp.minimum(0.5 + 2 * beyond, 1.0))

@@ -1,11 +1,11 @@
-"""Local updates: every device trains a replica of its own, and now and then they meet.
+"""Local updates: devices train replicas of their own, which synchronise at times.
 
 An update is the project's own step inside `jax.shard_map`, on the replica and the
-examples of a device, and there are two programs of it: a quiet one, which sends
-nothing, and one after whose update the replicas meet and go on from their mean. The
-host chooses by a function of the seed and the update alone, the same in every process,
-so that nobody has to agree on anything. `jax.lax.cond` would decide on the devices, at
-twice the time of an update that sends nothing.
+examples of a device. It has two programs. One sends nothing. The other synchronises
+the replicas after the update, and they go on from their mean. The host chooses the
+program by the seed and the update alone, so all processes choose the same one.
+`jax.lax.cond` would choose on the devices, but an update that sends nothing would then
+take twice as long.
 """
 
 import functools
@@ -44,20 +44,20 @@ __all__ = [
     "model_of",
 ]
 
-# Of the numbers that a seed names: apart from the streams of an echo.
+# A random stream of the seed, different from the streams of an echo.
 _MEETINGS = 0x3E37
-# Updates that are decided at once.
+# The number of updates that are decided at once.
 _BLOCK = 1024
-# Beside a sum of squares that is 0.
+# Added to a sum of squares that may be 0.
 _TINY = 1e-30
 
 
 class Outer(struct.PyTreeNode):
-    """What the outer optimizer keeps, the same on all devices.
+    """The state of the outer optimizer, the same on all devices.
 
     Attributes:
-      anchor: The parameters after the last meeting.
-      state: Of Nesterov's momentum.
+      anchor: The parameters after the last synchronisation.
+      state: The state of Nesterov's momentum.
     """
 
     anchor: Any
@@ -68,12 +68,10 @@ class LocalState(struct.PyTreeNode):
     """The states of all replicas.
 
     Attributes:
-      replicas: A training state whose arrays have a leading axis of the R replicas,
-        one on each device.
-      outer: None where replicas go on from their mean.
-      spread: How far each was from the mean where they met last: the squared
-        distance of its parameters, divided by the squared norm of the mean's,
-        ``float32[R]``; 0 before they meet.
+      replicas: A training state with a leading axis of R replicas, one on each device.
+      outer: None if the replicas go on from their mean.
+      spread: Squared distance of each replica from the mean at the last
+        synchronisation, divided by the mean's squared norm, ``float32[R]``; 0 at first.
     """
 
     replicas: Any
@@ -82,10 +80,10 @@ class LocalState(struct.PyTreeNode):
 
 
 class LocalRun(NamedTuple):
-    """What is the same at every update.
+    """The arguments that are the same at every update.
 
     Attributes:
-      inputs: Of the step; a NamedTuple with a ``key``.
+      inputs: A NamedTuple with a ``key``, for the step.
       outer: Learning rate and momentum of the outer optimizer, ``float32[2]``.
     """
 
@@ -95,25 +93,13 @@ class LocalRun(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalUpdates:
-    """How replicas are kept, updated and brought together; pure functions.
-
-    Each replica keeps its own state of the optimizer, also where replicas meet. Batch
-    norm takes the statistics of a replica's own examples, and each replica keeps its
-    own running ones, which training does not read: merged where replicas meet, they
-    would begin anew to differ, and what differs in their means would be seen in part.
-    See `model_of` for those of the model that is evaluated. What is random in a model
-    is drawn for each replica. Hashable, so that equal ones share a compilation.
+    """Keeps, updates and synchronises replicas, by pure functions; hashable.
 
     Attributes:
       mesh: The devices, one for each replica.
-      outer: What follows from a meeting. ``mean``: the replicas' mean (local SGD, Stich
-        2019). ``nesterov``: what they moved from the anchor on average is the gradient
-        of SGD with Nesterov's momentum (DiLoCo, Douillard et al. 2023, algorithm 1).
-
-    Example:
-      >>> local = LocalUpdates(jax.make_mesh((4, 1), ("data", "fsdp")), "mean")
-      >>> local.init({"w": jnp.zeros(3)}).replicas["w"].shape
-      (4, 3)
+      outer: ``"mean"``: replicas go on from their mean (local SGD, Stich 2019).
+        ``"nesterov"``: their mean move from the anchor is the gradient of SGD with
+        Nesterov's momentum (DiLoCo, Douillard et al. 2023, algorithm 1).
     """
 
     mesh: Mesh
@@ -121,7 +107,7 @@ class LocalUpdates:
 
     @classmethod
     def from_config(cls, config: Config, mesh: Mesh) -> "LocalUpdates | None":
-        """Returns those of a checked training config; None if it asks for none."""
+        """Returns the local updates of a config; None if it has none."""
         if config.local.schedule == "none":
             return None
         return cls(mesh, config.local.outer)
@@ -134,12 +120,12 @@ class LocalUpdates:
         spread = jnp.zeros(self.mesh.size, jnp.float32)
         if self.outer == "mean":
             return LocalState(replicas, None, spread)
-        # No state begins with a number of these, so that any will do.
+        # The first state does not depend on these numbers, so any will do.
         kept = _nesterov(jnp.ones(2)).init(state.params)
         return LocalState(replicas, Outer(state.params, kept), spread)
 
     def shardings(self, shapes: LocalState) -> LocalState:
-        """Returns how a state of these shapes lies on the devices."""
+        """Returns the shardings of a state of these shapes."""
         kept, split = replicated(self.mesh), self.report_sharding
         return LocalState(
             jax.tree.map(lambda _: split, shapes.replicas),
@@ -149,11 +135,10 @@ class LocalUpdates:
 
     @property
     def report_sharding(self) -> NamedSharding:
-        """Of reports, whose arrays have a leading axis of the replicas."""
+        """The sharding of reports, whose leading axis is the replicas."""
         return batch_sharding(self.mesh)
 
     def run(self, inputs: Any, config: Config) -> LocalRun:
-        """Returns what is the same at every update; see `LocalRun`."""
         outer = config.local.outer_lr, config.local.outer_momentum
         return LocalRun(inputs, jnp.asarray(outer, jnp.float32))
 
@@ -166,19 +151,9 @@ class LocalUpdates:
         *,
         meets: bool,
     ) -> tuple[LocalState, Any]:
-        """Performs an update of every replica on its own part of a batch.
-
-        Args:
-          step: ``(state, batch, inputs) -> (state, report)``, of one replica; the
-            report has a ``replica_spread``, which is filled in here.
-          state: Before it.
-          batch: Of all replicas, one's examples after another's.
-          run: The same at every update.
-          meets: Whether the replicas then meet.
-
-        Returns:
-          The new state, and the reports of all replicas, with a leading axis.
-        """
+        """Performs an update of every replica; returns the state and all reports."""
+        # `step` is that of one replica: (state, batch, inputs) -> (state, report). The
+        # batch has the examples of one replica after those of another.
         axes = self.mesh.axis_names
 
         def of_replica(
@@ -209,11 +184,13 @@ class LocalUpdates:
     def _met(
         self, replica: Any, outer: Outer | None, numbers: jax.Array
     ) -> tuple[Any, Outer | None, jax.Array]:
-        """Returns what a replica goes on from, what is kept, and how far it was."""
-        # One device has nothing to send.
+        """Returns the replica to go on from, the outer state, and the spread."""
+        # A single device sends nothing.
         axes = self.mesh.axis_names if self.mesh.size > 1 else ()
         mean = functools.partial(mean_over_devices, axes=axes)
         params = jax.tree.map(mean, replica.params)
+        # Replicas keep their own running statistics, which training does not read. If
+        # merged here, they would lose a part of the differences of their means.
         model_state = map_norms(lambda stats: stats, mean, replica.model_state)
         moved = jax.tree.map(jnp.subtract, replica.params, params)
         spread = squared_norm(moved) / (squared_norm(params) + _TINY)
@@ -226,18 +203,10 @@ class LocalUpdates:
         return met, outer, spread
 
     def model(self, state: LocalState) -> Model:
-        """Returns what is evaluated; see `model_of`."""
         return model_of(state.replicas, state.outer and state.outer.anchor)
 
     def read(self, report: Any) -> Any:
-        """Returns the report of all replicas together, on the host.
-
-        All processes have to ask for it.
-
-        Args:
-          report: From `step`, with ``window``, ``gradients``, ``metrics``,
-            ``learning_rate``, ``first_bad_update`` and ``replica_spread``.
-        """
+        """Returns one report over all replicas, on the host; all processes call it."""
         of_each = jax.tree.map(fetch_global, report)
         window, gradients, metrics = jax.tree.map(
             lambda x: x.sum(axis=0),
@@ -255,17 +224,10 @@ class LocalUpdates:
 
 
 def model_of(replicas: Any, anchor: Any = None) -> Model:
-    """Returns the model of replicas: the anchor if there is one, or else their mean.
-
-    Its batch norms have the running statistics of all replicas' examples: the mean of
-    their means, and the mean of their variances plus the variance of their means. What
-    differs in these from batch to batch has averaged out of them, and what differs for
-    good, such as the examples that a replica sees, is in them.
-
-    Args:
-      replicas: ``params`` and ``model_state`` of all, with a leading axis.
-      anchor: See `Outer`.
-    """
+    """Returns the model of replicas: the anchor if there is one, else their mean."""
+    # Batch norm gets the mean of the means, and the mean of the variances plus the
+    # variance of the means. Differences from batch to batch have averaged out of the
+    # means; lasting ones, such as the examples that a replica sees, remain.
     mean = jax.tree.map(mean_of_parts, replicas.params)
     statistics = merged_statistics(replicas.model_state, mean_of_parts)
     return Model(mean if anchor is None else anchor, statistics)
@@ -276,31 +238,14 @@ def _nesterov(numbers: jax.Array) -> optax.GradientTransformation:
 
 
 class Meetings:
-    """After which updates of a run the replicas meet.
-
-    Post-local SGD (Lin et al. 2020) meets after each of the first ``start_after``
-    updates. The last update of a run ends with a meeting, so that what is trained is
-    one model.
-
-    Args:
-      config: A checked training config.
-
-    Example:
-      >>> config.local.schedule, config.local.every, config.updates = "every", 4, 10
-      >>> [update for update in range(10) if Meetings(config).after(update)]
-      [3, 7, 9]
-    """
+    """Decides after which updates of a run the replicas synchronise."""
 
     def __init__(self, config: Config):
         self._config = config
         self._first, self._decided = 0, np.zeros(0, bool)
 
     def after(self, update: int) -> bool:
-        """Returns whether they meet after an update; False without local updates.
-
-        Args:
-          update: How many were done before it.
-        """
+        """Returns whether replicas synchronise after an update, counted from 0."""
         place = update - self._first
         if not 0 <= place < len(self._decided):
             self._first, place = update, 0
@@ -308,10 +253,12 @@ class Meetings:
         return bool(self._decided[place])
 
     def _decide(self, updates: np.ndarray) -> np.ndarray:
-        """Returns whether they meet after some updates in a row, ``bool[N]``."""
+        """Decides for consecutive updates, ``bool[N]``."""
         local = self._config.local
         if local.schedule == "none":
             return np.zeros(updates.shape, bool)
+        # Post-local SGD (Lin et al. 2020) synchronises after each of the first updates.
+        # The last update of a run always does, so that the result is one model.
         must = (updates < local.start_after) | (updates == self._config.updates - 1)
         if local.schedule == "every":
             return must | ((updates + 1 - local.start_after) % local.every == 0)

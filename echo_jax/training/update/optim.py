@@ -1,11 +1,11 @@
-"""Optimizers and learning rates: what is compiled, and the numbers that are not.
+"""Optimizers and learning rates: a compiled structure, and numbers that are inputs.
 
-A study tries a thousand learning rates, and compiling takes minutes. So what decides
-the structure of the program is an `Optimizer`, hashable and compiled in, and the
-numbers (the learning rate and its schedule, momentum or b1 and b2, weight decay, the
-norm to clip at) are arrays that the compiled step takes as inputs. Runs that differ in
-these numbers alone share one compilation. Zero may be structure: without momentum
-there is no buffer for it.
+A study tries a thousand learning rates, and compiling takes minutes. So an `Optimizer`
+decides the structure of the program; it is hashable and compiled in. The numbers are
+arrays that the compiled step takes as inputs: the learning rate and its schedule,
+momentum or b1 and b2, weight decay, and the norm to clip at. Runs that differ only in
+these numbers share one compilation. A zero may change the structure: without momentum,
+no buffer is needed for it.
 """
 
 import functools
@@ -58,25 +58,16 @@ _CONSTANT = BatchGrowth()
 _WITH_MOMENTUM = ("sgd", "lars", "rmsprop_warmup")
 
 
+# A call of a compiled function takes 0.2 us for each array that it is given.
 class Hyperparams(NamedTuple):
-    """The numbers of an optimizer and of its schedule, side by side.
+    """The numbers of an optimizer and of its schedule, in few arrays."""
 
-    A call of a compiled function takes 0.2 us for each array that it is given.
-
-    Attributes:
-      floats: ``float32[F]``.
-      integers: ``int32[I]``.
-      boundaries: See `echo_jax.training.update.schedules.Numbers`.
-      fractions: See there.
-    """
-
-    floats: jax.Array
-    integers: jax.Array
-    boundaries: jax.Array
-    fractions: jax.Array
+    floats: jax.Array  # float32[F], in the order of _FLOATS.
+    integers: jax.Array  # int32[I], in the order of _INTEGERS.
+    boundaries: jax.Array  # int32[N]
+    fractions: jax.Array  # float32[M]
 
     def by_name(self) -> Numbers:
-        """Returns each by its name."""
         return {
             **{name: self.floats[k] for k, name in enumerate(_FLOATS)},
             **{name: self.integers[k] for k, name in enumerate(_INTEGERS)},
@@ -86,16 +77,11 @@ class Hyperparams(NamedTuple):
 
 
 def hyperparams(config: Config) -> Hyperparams:
-    """Returns the numbers of a config that are inputs of the compiled step.
-
-    With ``optim.scale=sqrt`` the means of Adam and LAMB forget faster in larger
-    batches, and their eps is smaller (Malladi et al. 2022, section 5).
-
-    Args:
-      config: A checked training config.
-    """
+    """Returns the numbers of a config that are inputs of the compiled step."""
     optim = config.optim
     scaled = {name: optim[name] for name in ("b1", "b2", "eps")}
+    # In larger batches, the means of Adam and LAMB forget faster, and their eps is
+    # smaller (Malladi et al. 2022, section 5).
     if optim.scale == "sqrt":
         ratio = config.batch_size / optim.reference_batch
         scaled |= {name: 1 - ratio * (1 - scaled[name]) for name in ("b1", "b2")}
@@ -110,12 +96,7 @@ def hyperparams(config: Config) -> Hyperparams:
 
 
 class Delayed(NamedTuple):
-    """The state of an optimizer whose gradients wait.
-
-    Attributes:
-      grads: Those of the last updates, the oldest first.
-      state: Of the optimizer itself.
-    """
+    """The state of an optimizer, and the gradients that wait, oldest first."""
 
     grads: tuple[Any, ...]
     state: Any
@@ -123,26 +104,15 @@ class Delayed(NamedTuple):
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What of an optimizer is compiled: all but its numbers.
-
-    Hashable, so that runs with equal ones share one compiled step.
+    """The compiled part of an optimizer: all but its numbers; hashable.
 
     Attributes:
-      name: ``"adamw"``, ``"sgd"``, one of `echo_jax.training.update.large_batch`, or an
-        optimizer of optax, such as ``"optax.contrib.muon"``.
-      args: The further arguments of an optimizer of optax, as JSON. They are compiled
-        in, since they may change the structure.
-      schedule: See `echo_jax.training.update.schedules.learning_rate`.
-      schedule_args: The arguments of a schedule of optax, as JSON.
-      nesterov: Of SGD.
-      decay_vectors: Whether biases, scales of norms and other vectors are decayed
-        too, and not matrices and convolutions alone.
-      has_momentum: Whether SGD, or what ends with it, keeps a buffer of gradients.
+      args: JSON arguments of an optax optimizer; they may change the structure.
+      decay_vectors: Whether biases, norm scales and other vectors are decayed too.
       has_decay: Whether SGD adds decayed parameters to the gradient (L2).
-      clips: Whether gradients are clipped by their global norm.
-      growth: Of the batch, where the rate grows with it.
-      staleness: How many updates after its own a gradient is applied: simulated
-        asynchronous SGD. In the first ones it is 0.
+      growth: The growth of the batch that the learning rate follows.
+      staleness: How many updates after its own a gradient is applied, as in
+        asynchronous SGD.
     """
 
     name: str
@@ -159,14 +129,10 @@ class Optimizer:
 
     @classmethod
     def from_config(cls, config: Config) -> "Optimizer":
-        """Returns the optimizer of a checked training config.
-
-        Fields that it does not use are left at one value, so that they cost no
-        compilation.
-        """
         optim = config.optim
         name, is_own = optim.name, optim.name in OWN_OPTIMIZERS
         has_momentum = name in _WITH_MOMENTUM and optim.momentum > 0
+        # Unused fields have one fixed value, so that they cost no compilation.
         return cls(
             name=name,
             args="{}" if is_own else optim.args,
@@ -183,30 +149,24 @@ class Optimizer:
 
     def init(self, params: Any) -> Any:
         """Returns the state before the first update: a pytree of float32 arrays."""
-        # No state begins with a number of these, so that any will do.
+        # The first state does not depend on these numbers, so any will do.
         numbers = dict.fromkeys((*_FLOATS, "sgd_share"), 0.5)
         state = self._transformation(numbers).init(params)
         if not self.staleness:
             return state
+        # The first updates apply gradients of 0.
         zeros = jax.tree.map(jnp.zeros_like, params)
         return Delayed((zeros,) * self.staleness, state)
 
     def at(self, update: jax.Array | int, hyperparams: Hyperparams) -> Numbers:
-        """Returns the numbers as they are at an update.
-
-        Their ``lr`` is its learning rate. In ``onecycle`` momentum, or b1, falls to
-        ``peak_momentum`` as the rate rises, and rises as it falls.
-
-        Args:
-          update: Updates done before, ``int32[]``.
-          hyperparams: Of the run.
-        """
+        """Returns the numbers of an update; ``lr`` is its learning rate."""
         numbers = hyperparams.by_name()
         rate = learning_rate(self.schedule, numbers, update, args=self.schedule_args)
         for boundary, factor in self.growth.steps():
             rate = rate / jnp.where(update < boundary, factor, 1)
         share = sgd_share(update, numbers["transition_updates"])
         found = {**numbers, "lr": rate, "sgd_share": share}
+        # Momentum, or b1, falls to its peak value as the rate rises, and then rises.
         if self.schedule == "onecycle":
             rise = share_of_rise(numbers, update)
             for name in ("momentum", "b1"):
@@ -217,17 +177,7 @@ class Optimizer:
     def update(
         self, grads: Any, state: Any, params: Any, numbers: Numbers
     ) -> tuple[Any, Any]:
-        """Clips, decays and steps, all in float32.
-
-        Args:
-          grads: The gradient, a tree like the parameters.
-          state: Of the optimizer.
-          params: The parameters, of any floating-point type.
-          numbers: Of this update, from `at`.
-
-        Returns:
-          What is to be added to the parameters, in float32, and the new state.
-        """
+        """Clips, decays and steps in float32; returns the changes and the new state."""
         transformation = self._transformation(numbers)
         if not self.staleness:
             return transformation.update(grads, state, params)
@@ -281,15 +231,15 @@ class Optimizer:
         return in_float32(optax.chain(*parts))
 
 
-# Trying an optimizer takes longer than finding it.
+# Cached, because `optax_factory` tries the optimizer, which takes long.
 _found = functools.lru_cache(maxsize=32)(optax_factory)
 
 
 def _all(params: optax.Params) -> optax.Params:
-    """Returns that all parameters are adapted and decayed."""
+    """Marks all parameters, to be adapted and decayed."""
     return jax.tree.map(lambda x: True, params)
 
 
 def _matrices(params: optax.Params) -> optax.Params:
-    """Returns which parameters have weight decay, if vectors have none."""
+    """Marks matrices and convolutions, to be adapted and decayed; not vectors."""
     return jax.tree.map(lambda x: x.ndim >= 2, params)

@@ -1,6 +1,6 @@
-"""In which types parameters are stored and the optimizer computes.
+"""The types in which parameters are stored and the optimizer computes.
 
-What a model computes in is its own: ``config.precision.compute``, see
+A model computes in the type of ``config.precision.compute``: see
 `echo_jax.workloads.assembly.compute_dtype`.
 """
 
@@ -18,13 +18,10 @@ __all__ = ["Precision", "as_float32", "in_float32"]
 
 @dataclass(frozen=True)
 class Precision:
-    """What of the precision is compiled into an update, beside what the model is of.
-
-    Hashable, as `echo_jax.training.update.optim.Optimizer` is. The numbers of a loss
-    scale are inputs: see `echo_jax.training.update.loss_scale.scale_numbers`.
+    """The part of the precision that is compiled into an update; hashable.
 
     Attributes:
-      params: The type that parameters are stored in between updates.
+      params: The type in which parameters are stored between updates.
       loss_scale: ``"none"``, ``"static"`` or ``"dynamic"``.
     """
 
@@ -33,16 +30,10 @@ class Precision:
 
     @classmethod
     def from_config(cls, config: Config) -> "Precision":
-        """Returns the precision of a checked training config."""
         return cls(config.precision.params, config.precision.loss_scale)
 
     def stored(self, params: Any) -> Any:
-        """Returns parameters in the type that they are stored in.
-
-        Example:
-          >>> Precision("bfloat16").stored({"w": jnp.ones(2)})["w"].dtype
-          dtype(bfloat16)
-        """
+        """Returns parameters in the type in which they are stored."""
         return jax.tree.map(lambda x: x.astype(self.params), params)
 
 
@@ -51,14 +42,12 @@ def as_float32(tree: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 
 
+# In half precision the norm of a gradient under- or overflows: in float16 the square of
+# 1e-4 is 0, and a sum of 70,000 ones is infinite.
 def in_float32(
     optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-    """Has an optimizer see gradients and parameters, and keep its state, in float32.
-
-    In half precision the norm of a gradient under- or overflows: in float16 the square
-    of 1e-4 is 0, and a sum of 70,000 ones is infinite.
-    """
+    """Returns an optimizer that gets gradients and parameters in float32."""
 
     def init(params: optax.Params) -> optax.OptState:
         return optimizer.init(as_float32(params))

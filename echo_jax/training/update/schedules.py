@@ -1,8 +1,28 @@
-"""Learning rates over updates, of numbers that are not compiled in.
+"""Learning rates over updates, from numbers that are inputs of the compiled step.
 
-All but the names of optax are functions of traced numbers, so that runs that differ in
-these alone share a compilation. Every schedule gives a part of the learning rate, which
-``optim.lr`` and ``optim.scale`` set.
+All schedules but those of optax are functions of traced numbers. So runs that differ
+only in these numbers share a compilation. Every schedule gives a fraction of the peak,
+which ``optim.lr`` and ``optim.scale`` set:
+
+- ``constant``, ``linear``, ``cosine``: from the peak to ``end_fraction`` of it.
+- ``piecewise``: multiplied by ``boundary_scale`` at each of the ``boundaries``.
+- ``slow_start``: the ``fractions`` between the ``boundaries``, which by default are at
+  40, 70 and 85 ninetieths of the run (Akiba et al. 2017).
+- ``onecycle``: from ``start_fraction`` to the peak at the part ``peak_at`` of all
+  updates, and down to ``end_fraction``, each along half a cosine (Smith and Topin
+  2019).
+- ``cyclic``: between ``start_fraction`` and the peak, in triangles of
+  ``cycle_updates`` (Smith 2017, section 3.2).
+- ``warmup_stable_decay``: the peak until the last ``cooldown_updates``, which go to
+  ``end_fraction`` in a line (Hu et al. 2024, MiniCPM).
+- ``optax.NAME``: the peak times the value of an optax schedule.
+
+All but ``onecycle`` and ``cyclic`` begin with ``warmup_updates`` that rise in a line,
+from ``start_fraction`` if it is not 0 (Goyal et al. 2017, section 2.2).
+
+No update has a learning rate of 0. One update has the peak, and one has the end: the
+last update of the warm-up is the first at the peak. ``onecycle`` is the same as in
+optax: the update after the last one would have its end.
 """
 
 import math
@@ -22,11 +42,7 @@ Numbers = dict[str, jax.Array]
 
 
 def schedule_numbers(config: Config) -> dict[str, Any]:
-    """Returns the numbers of a config that `learning_rate` needs, by name.
-
-    Args:
-      config: A checked training config.
-    """
+    """Returns the numbers of a config that `learning_rate` needs, by name."""
     optim = config.optim
     length = optim.decay_updates or config.updates
     boundaries = tuple(optim.boundaries)
@@ -50,33 +66,7 @@ def _scaling(config: Config) -> float:
 def learning_rate(
     schedule: str, numbers: Numbers, update: jax.Array | int, *, args: str = "{}"
 ) -> jax.Array:
-    """Returns the learning rate of an update, ``float32[]``.
-
-    No update trains with a rate of 0, and the peak and the end are each met by an
-    update: the warm-up's last update is the first at the peak. ``onecycle`` is where
-    optax's is: its end is met by the update after the last.
-
-    - ``constant``, ``linear``, ``cosine``: from the peak to ``end_fraction`` of it.
-    - ``piecewise``: ``boundary_scale`` is left of it at each of the ``boundaries``.
-    - ``slow_start``: ``fractions`` of it between the ``boundaries``, which are at 40,
-      70 and 85 ninetieths of the run if nothing is said (Akiba et al. 2017).
-    - ``onecycle``: from ``start_fraction`` to the peak at the part ``peak_at`` of all
-      updates, and down to ``end_fraction``, each along half a cosine (Smith and Topin
-      2019).
-    - ``cyclic``: between ``start_fraction`` and the peak, in triangles of
-      ``cycle_updates`` (Smith 2017, section 3.2).
-    - ``warmup_stable_decay``: the peak until the last ``cooldown_updates``, which go to
-      ``end_fraction`` in a line (Hu et al. 2024, MiniCPM).
-    - ``optax.NAME``: the peak times what a schedule of optax gives.
-
-    Before all but ``onecycle`` and ``cyclic`` come ``warmup_updates`` that rise in a
-    line, from ``start_fraction`` if that is not 0 (Goyal et al. 2017, section 2.2).
-
-    Args:
-      schedule: One of these.
-      numbers: Those of `schedule_numbers`, as arrays.
-      update: Updates done before, ``int32[]``: 0 for the first.
-      args: Of a schedule of optax, as JSON.
+    """Returns the learning rate of an update, counted from 0, ``float32[]``.
 
     Example:
       A linear schedule with lr 1, 2 warm-up updates of 6, and end fraction 0.2
@@ -124,12 +114,7 @@ def learning_rate(
 
 
 def share_of_rise(numbers: Numbers, update: jax.Array | int) -> jax.Array:
-    """Returns how near to its peak ``onecycle`` is: 0 at both ends, 1 at the peak.
-
-    Args:
-      numbers: See `learning_rate`.
-      update: Updates done before, ``int32[]``.
-    """
+    """Returns how near to its peak ``onecycle`` is: 0 at both ends, 1 at the peak."""
     total = numbers["decay_updates"]
     peak = numbers["peak_at"] * total
     down = (update - peak) / (total - peak)
