@@ -1,4 +1,4 @@
-"""The examples in docstrings are true: every module that has some is run."""
+"""The examples in docstrings are true: modules that have some are run."""
 
 import doctest
 import importlib
@@ -17,6 +17,23 @@ MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in ROOT.glob("echo_jax/**/*.py")
     if ">>> " in path.read_text(encoding="utf-8")
+}
+# Their examples name files, runs or devices of the reader.
+SHOWN = {
+    "echo_jax.data.detection.coco_eval",
+    "echo_jax.data.detection.records",
+    "echo_jax.data.prepare.coco",
+    "echo_jax.data.prepare.images",
+    "echo_jax.data.prepare.text",
+    "echo_jax.data.sources.prepared",
+    "echo_jax.data.sources.source",
+    "echo_jax.inference.evaluate",
+    "echo_jax.inference.export",
+    "echo_jax.inference.run",
+    "echo_jax.runs",
+    "echo_jax.training.trainer",
+    "echo_jax.training.xla.flops",
+    "echo_jax.training.xla.options",
 }
 # What users call, and extend.
 DOORS = {
@@ -55,7 +72,7 @@ def test_what_users_call_has_an_example():
     "name",
     [
         pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
-        for name in sorted(MODULES)
+        for name in sorted(MODULES - SHOWN)
     ],
 )
 def test_examples_are_true(name, monkeypatch, tmp_path):

@@ -53,7 +53,7 @@ PACKAGE = ROOT / "echo_jax"
 # Of pip, jupytext, SLURM and tensorboard.
 FOREIGN_OPTIONS = {"--extra-index-url", "--logdir", "--quiet", "--signal", "--sync"}
 # Of torch and kauldron.
-FOREIGN_CLASSES = {"DataLoader", "IterableDataset", "PyGrainPipeline"}
+FOREIGN_CLASSES = {"DynamicScale", "DataLoader", "IterableDataset", "PyGrainPipeline"}
 # In a run folder, or a permission in a bucket.
 FOREIGN_PATHS = re.compile("checkpoints/|profile/|roles/")
 
