@@ -1,14 +1,12 @@
 """The echo of a call without a spec: adaptive, and small compared with the memory."""
 
 import logging
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec
 
-__all__ = ["chosen_part", "default_spec", "free_memory", "split_state"]
+__all__ = ["chosen_part", "default_spec", "split_state"]
 
 _MAX_USES = 4
 _MAX_BATCHES = 64
@@ -31,28 +29,6 @@ def default_spec(batch_size: int, bytes_per_item: int, free_bytes: int) -> Adapt
         batches * batch_size * bytes_per_item / 1e6,
     )
     return spec
-
-
-def free_memory() -> int:
-    """Returns the free memory of the host or its container in bytes."""
-    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    free = [pages * size]
-    for line in _read("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            free.append(int(line.split()[1]) * 1024)
-    limit, used = (
-        _read(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current")
-    )
-    if limit.strip().isdigit() and used.strip().isdigit():
-        free.append(max(0, int(limit) - int(used)))
-    return min(free)
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
 
 
 def chosen_part(spec: AnySpec) -> dict[str, int]:

@@ -14,7 +14,7 @@ gathers in the program of its update uses `DeviceFeed` and `EchoBuffer` directly
             state = step(state, feed.arrays, inputs)  # uses buffer.draw
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -28,11 +28,11 @@ from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.default_spec import (
     chosen_part,
     default_spec,
-    free_memory,
     split_state,
 )
 from echo_jax.echo.device_feed import DeviceFeed, largest_buffer
 from echo_jax.echo.driver import Turn, prefetched
+from echo_jax.echo.memory import free_on
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import Plan
 from echo_jax.echo.plans.lanes import Lanes
@@ -160,9 +160,9 @@ class DeviceEchoIterator(Iterator[Any]):
             lanes = Lanes(layout.rows, layout.num_lanes)
             if self._spec is None:
                 devices = layout.mesh.local_devices
-                self._spec = default_spec(
-                    layout.rows, layout.bytes_per_item, _free_memory(devices)
-                )
+                # A device that does not tell has as much as one batch needs.
+                free = [free_on(device, len(devices)) or 0 for device in devices]
+                self._spec = default_spec(layout.rows, layout.bytes_per_item, sum(free))
             make = partial(_plan_of, self._spec, lanes)
             size = self._spec.buffer
             if options.buffer_bytes:
@@ -325,14 +325,6 @@ def echo_batches(
         length_of(loader),
     )
     return DeviceEchoIterator(iterator_of(loader), spec, options)
-
-
-def _free_memory(devices: Sequence[Any]) -> int:
-    """Returns the free bytes of some devices; those of the host if they report none."""
-    stats = [device.memory_stats() or {} for device in devices]
-    if not all("bytes_limit" in each for each in stats):
-        return free_memory()
-    return sum(each["bytes_limit"] - each["bytes_in_use"] for each in stats)
 
 
 def _plan_of(spec: AnySpec, lanes: Lanes, buffer: int) -> Plan:

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from echo_jax.echo.memory import free_on
 from echo_jax.echo.stores.host_batch import (
     as_host_batch,
     check_integers,
@@ -174,7 +174,7 @@ class EchoBuffer:
         """
         each = self.num_bytes // self.mesh.size
         for device in self.mesh.local_devices:
-            free = _free_bytes(device, self.mesh.size)
+            free = free_on(device, self.mesh.size)
             if free is not None and each > free:
                 raise ValueError(
                     f"an {self} does not fit: {device} has {_in_units(free)} free. "
@@ -356,17 +356,6 @@ def default_mesh() -> Mesh:
     return jax.make_mesh(
         (len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices
     )
-
-
-def _free_bytes(device: Any, num_devices: int) -> int | None:
-    """Returns the free bytes of a device; None if it does not report them."""
-    stats = device.memory_stats()
-    if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"] - stats["bytes_in_use"]
-    if device.platform != "cpu" or not hasattr(os, "sysconf"):
-        return None
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return free // num_devices
 
 
 def _in_units(num_bytes: float) -> str:
