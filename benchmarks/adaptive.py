@@ -17,8 +17,7 @@ import jax
 import numpy as np
 
 from benchmarks.harness import Result
-from echo_jax.echo.device_feed import DeviceFeed
-from echo_jax.echo.instrument.rates import (
+from benchmarks.simulation import (
     Adaptive,
     Fixed,
     Outcome,
@@ -26,6 +25,7 @@ from echo_jax.echo.instrument.rates import (
     service_times,
     simulate,
 )
+from echo_jax.echo.device_feed import DeviceFeed
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import Plan
 from echo_jax.echo.plans.lanes import Lanes

@@ -14,7 +14,7 @@ import numpy as np
 
 import echo_jax as ej
 from benchmarks.harness import Result
-from echo_jax.echo.instrument.rates import service_times
+from benchmarks.simulation import service_times
 
 __all__ = ["plain_loop"]
 

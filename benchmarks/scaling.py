@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, PercentFormatter, StrMethodFormatter
 
 from benchmarks.pages import Place, progress_bar
-from echo_jax.cli.command_end import path_argument
-from echo_jax.echo.instrument.rates import (
+from benchmarks.simulation import (
     Adaptive,
     Fixed,
     Outcome,
@@ -27,6 +26,7 @@ from echo_jax.echo.instrument.rates import (
     service_times,
     simulate_hosts,
 )
+from echo_jax.cli.command_end import path_argument
 from echo_jax.studies.figures import COLOURS, MARKERS, own_style
 
 __all__ = ["main"]

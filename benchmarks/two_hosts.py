@@ -30,9 +30,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.pages import Place, progress_bar
-from echo_jax.cli.command_end import path_argument
-from echo_jax.config import Config, load_config
-from echo_jax.echo.instrument.rates import (
+from benchmarks.simulation import (
     Adaptive,
     Fixed,
     Outcome,
@@ -40,6 +38,8 @@ from echo_jax.echo.instrument.rates import (
     service_times,
     simulate_hosts,
 )
+from echo_jax.cli.command_end import path_argument
+from echo_jax.config import Config, load_config
 from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.training.processes.distributed import broadcast_from_first, connected
 from echo_jax.training.trainer import train

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.simulation import service_times
 from echo_jax.echo.instrument.advice import OptionNames
 from echo_jax.echo.instrument.probe import probe
-from echo_jax.echo.instrument.rates import service_times
 from echo_jax.echo.instrument.stopwatch import BoundedSteps, time_calls, wait_for
 
 BATCH = {"x": np.zeros((32, 10), np.uint8), "y": np.zeros(32, np.int32)}

@@ -1,38 +1,18 @@
-"""Rates: how long updates take, by model and by simulation.
+"""Rates: how long updates take, by the model of constant rates.
 
 The model is that of Choi et al. 2019, section 2: an upstream that makes a fresh
 batch in t_up and a training step of t_down run in parallel, so that one fresh batch
-and its e updates take max(t_up, e t_down) (Eq. 1). It holds for constant rates. For
-rates that vary, `simulate` follows one host update by update, and `simulate_hosts`
-follows many that train together.
+and its e updates take max(t_up, e t_down) (Eq. 1). It holds for constant rates.
 """
 
 import math
 
-from echo_jax.echo.instrument.simulation import (
-    Adaptive,
-    Fixed,
-    Outcome,
-    Producer,
-    check_positive,
-    service_times,
-    simulate,
-)
-from echo_jax.echo.instrument.simulation_hosts import simulate_hosts
-
 __all__ = [
-    "Adaptive",
-    "Fixed",
-    "Outcome",
-    "Producer",
     "advised_factor",
     "idle_fraction",
     "ratio",
     "seconds_per_fresh",
     "seconds_per_update",
-    "service_times",
-    "simulate",
-    "simulate_hosts",
 ]
 
 
@@ -46,7 +26,7 @@ def ratio(t_up_s: float, t_down_s: float) -> float:
     Raises:
       ValueError: One of them is not positive and finite.
     """
-    check_positive(t_up_s=t_up_s, t_down_s=t_down_s)
+    _check_positive(t_up_s=t_up_s, t_down_s=t_down_s)
     return t_up_s / t_down_s
 
 
@@ -65,7 +45,7 @@ def seconds_per_fresh(t_up_s: float, t_down_s: float, factor: float) -> float:
       >>> seconds_per_fresh(0.4, 0.1, 4), seconds_per_fresh(0.4, 0.1, 5)
       (0.4, 0.5)
     """
-    check_positive(t_up_s=t_up_s, t_down_s=t_down_s)
+    _check_positive(t_up_s=t_up_s, t_down_s=t_down_s)
     _check_factor(factor)
     return max(t_up_s, factor * t_down_s)
 
@@ -128,7 +108,7 @@ def advised_factor(ratio: float, cap: float = 4) -> float:
       >>> [advised_factor(r) for r in (0.5, 2.6, 9.0)]
       [1.0, 2.6, 4.0]
     """
-    check_positive(ratio=ratio)
+    _check_positive(ratio=ratio)
     if not cap >= 1:
         raise ValueError(f"cap={cap} must be at least 1")
     return float(max(1, min(ratio, cap)))
@@ -137,3 +117,9 @@ def advised_factor(ratio: float, cap: float = 4) -> float:
 def _check_factor(factor: float) -> None:
     if not 1 <= factor < math.inf:
         raise ValueError(f"factor={factor} must be an echo factor, at least 1")
+
+
+def _check_positive(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name}={value} must be positive and finite")

@@ -1,0 +1,175 @@
+"""The simulated hosts: by hand, against the model, the real rule, and each other."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import simulation
+from benchmarks.simulation import (
+    Adaptive,
+    Fixed,
+    service_times,
+    simulate,
+    simulate_hosts,
+)
+from echo_jax.echo.instrument import rates
+from echo_jax.echo.plans.adaptive import AdaptivePlan
+from echo_jax.echo.plans.base import Need
+from echo_jax.echo.spec import AdaptiveSpec
+
+KINDS = ("constant", "exponential", "bursty", "switching", "stalling", "pareto")
+POLICIES = st.one_of(
+    st.builds(Fixed, st.sampled_from([1, 1.5, 2, 7 / 3, 4])),
+    st.builds(Adaptive, st.integers(1, 5), st.integers(1, 40)),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_producers_have_their_mean(kind):
+    times = service_times(kind, 0.3, 128_000, seed=1)
+    exact = kind not in ("exponential", "pareto")
+    assert times.mean() == pytest.approx(0.3, rel=1e-9 if exact else 0.05)
+
+
+def test_producers_are_what_they_are_said_to_be():
+    bursty = service_times("bursty", 1.0, 100_000)
+    assert set(bursty.tolist()) == {0.4, 6.4}
+    assert (bursty == 6.4).sum() == 10_000
+    switching = service_times("switching", 4.5, 129)
+    assert switching.tolist() == [1.0] * 64 + [8.0] * 64 + [1.0]
+    assert set(service_times("stalling", 1.0, 10_000).tolist()) == {0.5, 100.5}
+    # Of a Pareto distribution of shape 1.5, one in 4^1.5 = 8 is 4 times the least.
+    pareto = service_times("pareto", 1.0, 100_000)
+    assert pareto.max() < 1000 * pareto.min()
+    shares = [(pareto > 4**k * pareto.min()).mean() for k in (1, 2)]
+    assert shares == pytest.approx([1 / 8, 1 / 64], rel=0.05)
+
+
+def test_a_simulation_by_hand():
+    """Batches are ready at 2, 3 and 8; a step takes 1; the time ends at 8.
+
+    Fixed at 2 uses them at 2, 3 | 4, 5 and waits. Adaptive at cap 3 uses batch 0 at
+    2, batch 1 at 3, then 0, 1, 0, 1, at 8 there is no time left.
+    """
+    service = np.array([2.0, 1.0, 5.0])
+    fixed = simulate(service, 1.0, Fixed(2))
+    assert (fixed.seconds, fixed.updates, fixed.busy_fraction) == (8.0, 4, 0.5)
+    assert (fixed.produced, fixed.used) == (3, 2)
+    for policy, uses in (
+        (Fixed(2), [2, 2]),
+        (Adaptive(cap=3, buffer=2), [2, 2, 2]),
+        (Adaptive(cap=2, buffer=2), [2, 2]),
+        # With one slot, batch 0 gives way to batch 1 after its first use.
+        (Adaptive(cap=3, buffer=1), [2, 1, 1]),
+    ):
+        assert simulate(service, 1.0, policy).uses_by_repeat.tolist() == uses
+
+
+def test_a_full_queue_stops_the_producer():
+    """Batches take 1, updates 3 for each: the producer is two and one ahead."""
+    outcome = simulate(np.ones(30), 1.0, Fixed(3), prefetch=2)
+    assert (outcome.updates, outcome.used) == (29, 10)
+    # Taken at 1, 4, ..., 28; three more are finished by then.
+    assert outcome.produced == 13
+
+
+def test_a_producer_that_waited_starts_when_a_batch_is_taken():
+    """Steps take 3, and one batch is kept. Batches 0 to 2 are taken at 1, 4, 7.
+
+    The producer has batch 2 in its hands from 3 to 4, so batch 3, which takes 8, is
+    ready at 12, too late for a step before 14.5.
+    """
+    service = np.array([1.0, 1.0, 1.0, 8.0, 3.5])
+    assert simulate(service, 3.0, Fixed(1), prefetch=1).updates == 3
+    # With more room it does not wait: batch 3 is ready at 11.
+    assert simulate(service, 3.0, Fixed(1), prefetch=2).updates == 4
+
+
+@pytest.mark.parametrize("factor", [1, 1.5, 2, 4, 6])
+@pytest.mark.parametrize("r", [0.5, 2.0, 4.0])
+def test_at_constant_rates_the_simulation_is_the_model(factor, r):
+    outcome = simulate(service_times("constant", r, 4000), 1.0, Fixed(factor))
+    assert outcome.seconds / outcome.updates == pytest.approx(
+        rates.seconds_per_update(r, 1.0, factor), rel=5e-3
+    )
+    assert 1 - outcome.busy_fraction == pytest.approx(
+        rates.idle_fraction(r, 1.0, factor), abs=5e-3
+    )
+
+
+@settings(max_examples=100)
+@given(st.lists(st.booleans(), max_size=120), st.integers(1, 4), st.integers(1, 4))
+def test_the_simulated_rule_is_that_of_the_plan(readiness, cap, buffer):
+    """The same decisions give the same repeats, with the same batches."""
+    plan = AdaptivePlan(AdaptiveSpec(cap, buffer, batch_size=1))
+    rule = simulation._AdaptiveRule(Adaptive(cap, buffer), num_hosts=1)
+    for ready in readiness:
+        need = plan.need(1)
+        (must,) = rule.takes(np.array([False]))
+        assert need == Need(must=int(must), may=int(not must))
+        takes = rule.takes(np.array([ready]))
+        if takes[0]:
+            plan.write(1)
+        batch = plan.next(1)
+        # Once the buffer gives way, one queue is closed up at once, the other when
+        # its front comes up. (In one of more than 4 the choice is random besides.)
+        if plan.counts().fresh > buffer:
+            break
+        assert batch.repeat.tolist() == [rule.use(takes).tolist()]
+
+
+def facts(outcome):
+    return [*vars(outcome).values()][:-1], outcome.uses_by_repeat.tolist()
+
+
+@settings(max_examples=100)
+@given(st.sampled_from(KINDS), st.floats(0.3, 8.0), POLICIES, st.integers(1, 5))
+def test_one_of_many_hosts_is_the_one_host(kind, r, policy, prefetch):
+    service = service_times(kind, r, 300)
+    alone = simulate(service, 1.0, policy, prefetch=prefetch)
+    program = simulate_hosts(service[None], 1.0, policy, prefetch=prefetch)
+    assert facts(program) == facts(alone)
+    uses = alone.uses_by_repeat
+    assert uses.sum() == alone.updates <= alone.seconds
+    assert alone.used <= alone.produced <= 300 and (np.diff(uses) <= 0).all()
+
+
+def test_two_hosts_by_hand_without_an_echo():
+    """Batches are ready at 1, 2, 6 and at 3, 4, 5; a step takes 1; the end is at 9.
+
+    The updates start when both have theirs: at 3, 4, 6, and end at 4, 5, 7. Then the
+    fourth batches, which are ready at 9 and 10, come too late.
+    """
+    service = np.array([[1.0, 1.0, 4.0, 3.0], [3.0, 1.0, 1.0, 5.0]])
+    program = simulate_hosts(service, 1.0, Fixed(1), prefetch=4)
+    assert facts(program) == ([9.0, 3, 3 / 9, 7, 6], [6])
+
+
+def test_two_hosts_by_hand_with_an_adaptive_echo():
+    """Batches are ready at 1, 2, 3, ... and at 2, 8; a step takes 1; the end is at 9.
+
+    The first update starts at 2. Then one host takes fresh data at every update, and
+    the other uses its only batch again, at 3 and at 4. With a cap of 3 it then waits
+    for its second one, at 8, and so does the first host.
+    """
+    service = np.array([[1.0] * 9, [2.0, 6.0, 1.0, *[0.0] * 6]])
+    program = simulate_hosts(service, 1.0, Adaptive(cap=3, buffer=8), prefetch=20)
+    assert program.updates == 4
+    assert program.uses_by_repeat.tolist() == [6, 1, 1]
+    assert (program.used, program.produced) == (6, 18)
+    # A fixed echo waits for it at the second batch of each.
+    fixed = simulate_hosts(service, 1.0, Fixed(3), prefetch=20)
+    assert fixed.uses_by_repeat.tolist() == [4, 2, 2]
+
+
+def test_a_host_that_waits_for_others_does_not_stop_its_producer():
+    """One batch is kept. Batches take 1 and 5, so that updates end at 6, 11, 16, ...
+
+    Host 0 takes its batch 1 at 6, though the update starts at 10. So batch 3, which
+    takes 12, is begun at 6 and ready at 18, before that of host 1, at 20. Were it
+    begun at 10, the fourth update would end at 23, too late.
+    """
+    service = np.array([[1.0, 1.0, 1.0, 12.0, 11.0], [5.0, 5.0, 5.0, 5.0, 2.0]])
+    program = simulate_hosts(service, 1.0, Fixed(1), prefetch=1)
+    assert (program.seconds, program.updates) == (22.0, 4)
