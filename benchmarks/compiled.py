@@ -4,8 +4,8 @@ It needs the extra `aot`, and neither a TPU nor a GPU.
 """
 
 import functools
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,13 +13,13 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from benchmarks import tasks
+from benchmarks.collectives import compile_for, lower_update, target_devices
 from benchmarks.harness import Result
 from echo_jax.config import load_config
 from echo_jax.data.augment import Augment, Flip, PadCrop, RandomResizedCrop
 from echo_jax.echo.stores.device import EchoBuffer, StepInput, jitted_write
 from echo_jax.training.processes.sharding import make_mesh
-from echo_jax.training.xla.program import all_reduced, lower_update
-from echo_jax.training.xla.target import Target, make_target
+from echo_jax.training.xla.sent import collectives
 from echo_jax.workloads import build
 
 __all__ = ["h100", "v5e"]
@@ -63,12 +63,12 @@ def v5e() -> list[Result]:
 
     And in which type gradients are summed, in how many all-reduces.
     """
-    target = make_target("v5e:2x2")
-    mesh = _one_of(target)
+    devices = target_devices("v5e:2x2")
+    mesh = _one_of(devices)
     alone = [result for name in _ITEMS for result in _moved(name, mesh)]
     updates = [_update(name, *given, mesh) for name, given in _UPDATES.items()]
-    reduced = [_reduced(dtype, target) for dtype in ("float32", "bfloat16")]
-    return [*alone, *updates, *reduced, *_presets("v5e", target)]
+    reduced = [_reduced(dtype, devices) for dtype in ("float32", "bfloat16")]
+    return [*alone, *updates, *reduced, *_presets("v5e", devices)]
 
 
 def h100() -> list[Result]:
@@ -77,16 +77,14 @@ def h100() -> list[Result]:
     XLA for GPUs does not count bytes that move. And in how many all-reduces the
     gradients of four are summed.
     """
-    target = make_target("h100x4")
-    mesh = _one_of(target)
-    alone = [
-        result for name in _ITEMS for result in _needed(name, mesh, target.options)
-    ]
-    return [*alone, *_presets("h100", target)]
+    devices = target_devices("h100x4")
+    mesh = _one_of(devices)
+    alone = [result for name in _ITEMS for result in _needed(name, mesh)]
+    return [*alone, *_presets("h100", devices)]
 
 
-def _one_of(target: Target) -> Mesh:
-    return Mesh(np.array(target.devices[:1]), ("data",), axis_types=(AxisType.Auto,))
+def _one_of(devices: Sequence[Any]) -> Mesh:
+    return Mesh(np.array(devices[:1]), ("data",), axis_types=(AxisType.Auto,))
 
 
 def _moved(name: str, mesh: Mesh) -> list[Result]:
@@ -113,9 +111,9 @@ def _moved(name: str, mesh: Mesh) -> list[Result]:
     ]
 
 
-def _needed(name: str, mesh: Mesh, options: Mapping[str, Any]) -> list[Result]:
+def _needed(name: str, mesh: Mesh) -> list[Result]:
     _, slots, size = _ITEMS[name]
-    buffer, _, programs = _programs(name, mesh, options)
+    buffer, _, programs = _programs(name, mesh)
     held = buffer.num_bytes
     beside = {
         what: program.memory_analysis().temp_size_in_bytes / held
@@ -138,9 +136,7 @@ def _needed(name: str, mesh: Mesh, options: Mapping[str, Any]) -> list[Result]:
     ]
 
 
-def _programs(
-    name: str, mesh: Mesh, options: Mapping[str, Any] = MappingProxyType({})
-) -> tuple[EchoBuffer, int, dict[str, Any]]:
+def _programs(name: str, mesh: Mesh) -> tuple[EchoBuffer, int, dict[str, Any]]:
     """Compiles a draw, a write, and a gather from items as they are.
 
     Returns:
@@ -170,10 +166,7 @@ def _programs(
     }
     # Each byte of the batch is read once and written once.
     least = 2 * sum(x.nbytes for x in batch.values())
-    programs = {
-        what: each.compile(compiler_options=dict(options))
-        for what, each in lowered.items()
-    }
+    programs = {what: compile_for(mesh, each) for what, each in lowered.items()}
     return buffer, least, programs
 
 
@@ -229,11 +222,10 @@ def _update(
     )
 
 
-def _reduced(dtype: str, target: Target) -> Result:
+def _reduced(dtype: str, devices: Sequence[Any]) -> Result:
     """In which type four chips sum the gradients of a model that computes in one."""
-    program, num_params = _update_of_lm({"precision.compute": dtype}, target)
-    numbers = all_reduced(program).numbers
-    counts = {name: numbers.get(name, 0) for name in ("bf16", "f32")}
+    found, num_params = _all_reduces({"precision.compute": dtype}, devices)
+    counts = {name: sum(each[name] for each in found) for name in ("bf16", "f32")}
     share = counts["bf16"] / sum(counts.values())
     return Result(
         f"v5e-reduced-{dtype}",
@@ -249,14 +241,14 @@ def _reduced(dtype: str, target: Target) -> Result:
     )
 
 
-def _presets(name: str, target: Target) -> list[Result]:
+def _presets(name: str, devices: Sequence[Any]) -> list[Result]:
     """How many all-reduces an update has, by the preset that is asked for."""
     sizes = {"model.d_model": 256, "model.num_layers": 4, "model.d_ff": 1024}
     results = []
     for preset, goal in _ALL_REDUCES.items():
         fields = {**sizes, "xla.preset": preset}
-        program, num_params = _update_of_lm(fields, target)
-        number = all_reduced(program).count
+        found, num_params = _all_reduces(fields, devices)
+        number = len(found)
         results.append(
             Result(
                 f"{name}-preset-{preset}",
@@ -273,20 +265,22 @@ def _presets(name: str, target: Target) -> list[Result]:
     return results
 
 
-def _update_of_lm(fields: dict[str, Any], target: Target) -> tuple[str, int]:
-    """Returns the compiled update of a byte LM over a target, and its parameters."""
+def _all_reduces(
+    fields: dict[str, Any], devices: Sequence[Any]
+) -> tuple[list[Counter[str]], int]:
+    """Returns those of the update of a byte LM, and its number of parameters."""
     config = load_config("configs/lm.py:bytes", fields)
-    workload = build(config)
     shape = (config.batch_size, config.model.seq_len + 1)
-    sample = {
+    batch = {
         "tokens": np.zeros(shape, np.int32),
         "repeat": np.zeros(config.batch_size, np.int32),
     }
-    mesh = make_mesh(-1, 1, config.batch_size, devices=target.devices)
-    lowered = lower_update(config, workload, sample, mesh)
-    program = target.compile(lowered)
-    params = jax.eval_shape(workload.task.init, jax.random.key(0))["params"]
-    return program.as_text() or "", sum(x.size for x in jax.tree.leaves(params))
+    mesh = make_mesh(-1, 1, config.batch_size, devices=devices)
+    program = compile_for(mesh, lower_update(config, mesh, batch))
+    found = collectives(program.as_text() or "")
+    params = jax.eval_shape(build(config).task.init, jax.random.key(0))["params"]
+    num_params = sum(x.size for x in jax.tree.leaves(params))
+    return [each for kind, each in found if kind == "all-reduce"], num_params
 
 
 def _abstract(shape: Any, dtype: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:

@@ -11,7 +11,6 @@ from echo_jax.terminal.notes import Notes
 from echo_jax.training.feeds.of_config import check_data, check_echo
 from echo_jax.training.processes.distributed import is_main_process
 from echo_jax.training.processes.sharding import make_mesh
-from echo_jax.training.xla.target import Target
 from echo_jax.workloads import build
 from echo_jax.workloads.base import Workload
 
@@ -51,13 +50,10 @@ def refuse_processes(config: Config) -> None:
         )
 
 
-def checked_workload(config: Config, target: Target | None = None) -> Workload:
+def checked_workload(config: Config) -> Workload:
     """Returns the workload of a checked config, after a check of data and echo."""
     workload = build(config)
-    devices = target.devices if target else None
-    mesh = make_mesh(
-        config.mesh.data, config.mesh.fsdp, config.batch_size, devices=devices
-    )
+    mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.batch_size)
     check_echo(config, workload, mesh)
     check_data(config, workload)
     return workload

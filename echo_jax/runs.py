@@ -42,9 +42,6 @@ from echo_jax.training.records.environment import check_workdir, lock_workdir
 from echo_jax.training.saving.checkpoint_reader import DamagedCheckpointError
 from echo_jax.training.start import TakenBack
 from echo_jax.training.trainer import train_checked
-from echo_jax.training.update.precision_report import all_in_float32, compare_precision
-from echo_jax.training.xla.program import UpdateProgram, describe_update
-from echo_jax.training.xla.target import MissingCompilerError, make_target
 from echo_jax.workloads import build
 
 __all__ = [
@@ -54,11 +51,8 @@ __all__ = [
     "FolderInUseError",
     "Interrupted",
     "LostWorkerError",
-    "MissingCompilerError",
     "NonFiniteLossError",
     "StudyStopped",
-    "describe_collectives",
-    "describe_precision",
     "has_ended",
     "is_alone",
     "is_main_process",
@@ -313,74 +307,6 @@ def run_probe(
     )
 
 
-def describe_collectives(
-    config: Config | str | os.PathLike[str], *, target: str = ""
-) -> UpdateProgram:
-    """Compiles the update of a config or a run, and reports its transfers.
-
-    It reads one batch of the config's data, and runs nothing.
-
-    Args:
-      config: A training config, or a run folder, whose config includes its measured
-        values.
-      target: Other devices to compile for, such as ``"v5e:2x2"`` or ``"h100x4"``; by
-        default those of this machine.
-
-    Returns:
-      The `echo_jax.training.xla.program.UpdateProgram`; print it.
-
-    Raises:
-      ConfigRefusedError: The config cannot be run there.
-      MissingCompilerError: The compiler for the target is not installed.
-
-    Example:
-      >>> describe_collectives(load_config("configs/lm.py:tiny")).host_transfers
-      0
-    """
-    with errors_of_the_config():
-        if isinstance(config, str | os.PathLike):
-            return _describe_run(run_folder(config), target)
-        return _describe(config, target)
-
-
-def describe_precision(config: Config, *, updates: int = 5) -> Any:
-    """Compares the first updates of a config with the same updates in float32.
-
-    Args:
-      config: A training config.
-      updates: Number of updates.
-
-    Returns:
-      The `echo_jax.training.update.precision_report.PrecisionReport`; print it.
-
-    Raises:
-      ConfigRefusedError: The config cannot be run here, or uses only float32.
-
-    Example:
-      >>> half = {"precision.compute": "bfloat16"}
-      >>> report = describe_precision(load_config("configs/lm.py:tiny", half))
-      >>> report.skipped_updates
-      0
-    """
-    with errors_of_the_config():
-        if "arms" in config:
-            raise ValueError("a study has several updates; name a config to train")
-        if config.local.schedule != "none":
-            raise ValueError(
-                f"config.local.schedule={config.local.schedule!r} has replicas, and "
-                "one model is compared; set --config.local.schedule=none"
-            )
-        if updates < 1:
-            raise ValueError(f"updates={updates} must be at least 1; 5 is a good one")
-        config = copy.deepcopy(config)
-        if config.data.threads == "auto":
-            config.data.threads = 1
-        check_config(config)
-        refuse_processes(config)
-        plain = build(all_in_float32(config))
-        return compare_precision(config, build(config), plain, updates=updates)
-
-
 def show_examples(
     config: Config | str | os.PathLike[str],
     folder: str | os.PathLike[str],
@@ -416,9 +342,17 @@ def show_examples(
             read.data.threads = 1
         check_config(read)
         refuse_processes(read)
+        try:
+            workload = checked_workload(read)
+        except (ArithmeticError, AttributeError, LookupError) as error:
+            if not isinstance(config, str | os.PathLike):
+                raise
+            # Of a model or data that no config file of ours would have.
+            path = run_folder(config) / "config.json"
+            raise DamagedFileError(path, error) from error
         return write_examples(
             read,
-            checked_workload(read),
+            workload,
             folder,
             most_updates=updates,
             on_progress=on_progress,
@@ -432,22 +366,3 @@ def _given_or_read(config: Config | str | os.PathLike[str]) -> Config:
     read = read_config(run_folder(config))
     refuse_code(read)
     return read
-
-
-def _describe_run(workdir: RunPath, target: str) -> UpdateProgram:
-    config = read_config(workdir)
-    refuse_code(config)
-    try:
-        return _describe(config, target)
-    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
-        # The model or the data cannot come from a config of this package.
-        raise DamagedFileError(workdir / "config.json", error) from error
-
-
-def _describe(config: Config, target: str) -> UpdateProgram:
-    if "arms" in config:
-        raise ValueError("a study has several updates; name a config to train")
-    check_config(config)
-    refuse_processes(config)
-    devices = make_target(target) if target else None
-    return describe_update(config, checked_workload(config, devices), devices)

@@ -504,36 +504,6 @@ def test_a_mistyped_variant_is_answered_in_the_words_of_its_config(
     assert "bug" not in line
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_soon")
-def test_report_says_what_a_precision_changes(capsys):
-    argv = ["report", "precision", "--config", LM, "--updates=2"]
-    half = ["--config.precision.compute=float16", "--config.data.threads=auto"]
-    scaled = "--config.precision.loss_scale=dynamic"
-    assert cli.main([*argv, *half, scaled]) == 0
-    first, _, headings, *rows, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("Computed in float16, stored in float32, loss scale dyna")
-    assert headings.split()[:2] == ["update", "loss"]
-    assert len(rows) == 2 and last == "skipped updates: 0 of 2"
-    assert all(1e-6 < float(row.split()[4]) < 0.2 for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["precision"], "precision needs a config: add --config FILE.py"),
-        (["precision", "runs/a", "--config", LM], "and no folder"),
-        (["precision", "--config", f"{QUICKSTART}:tiny"], "a study has several upd"),
-        (["precision", "--config", LM], "this config is all in float32"),
-        (["precision", "--config", LM, "--updates=0"], "updates=0 must be at least 1"),
-        (["collectives", "--config", LM, "--updates=3"], "--updates belongs to the"),
-        (["runs/a", "--config", LM], "--config belongs to the words collectives and"),
-    ],
-)
-def test_report_of_a_precision_needs_one_config(argv, message, capsys):
-    assert message in _refused(["report", *argv], capsys)
-
-
 def test_a_study_whose_first_arm_is_refused_leaves_nothing_behind(
     tmp_path, monkeypatch, capsys
 ):

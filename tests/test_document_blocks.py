@@ -204,7 +204,9 @@ def test_echoes_of_others_tags_and_laws(with_tensorflow, monkeypatch):
 
 
 def test_the_noise_scale(capsys):
-    run("docs/scaling.md", "gradient_noise_scale")
+    names = run("docs/scaling.md", "gradient_noise_scale")
+    # Of -2x(x·1 + e): |G|² = 16, E|g|² = 4 (4 * 6 + 4) = 112, so tr(Σ) = 96.
+    assert tuple(names["mean"]) == pytest.approx((16, 96), rel=0.1)
     (found,) = re.findall(r"a noise scale of (.*) examples", capsys.readouterr().out)
     # The page says why it is 6.
     assert float(found) == pytest.approx(6, rel=0.1)

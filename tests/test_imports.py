@@ -35,7 +35,6 @@ ALLOWED = {
         "searches",
         "studies",
         "terminal",
-        "training.cost_model",
     },
     "config": {"config", "data.pipeline.spec", "echo", "files"},
     "config.study": {"config", "searches.space", "searches.trials"},

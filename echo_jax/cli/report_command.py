@@ -2,8 +2,6 @@
 
 import argparse
 import contextlib
-import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -30,14 +28,8 @@ studies beside them that did not search are points of its figure, by their clock
 several others that differ in the seed alone, what each arm needed over the seeds.
 After the word scaling, runs of one training on different numbers of devices are
 compared instead: throughput and efficiency. (A folder of that name is ./scaling.)
-After the word collectives, the update of one run, or of a --config, is compiled, for
-the devices of this machine or for a --target that is not here, and what it sends, keeps
-and hands over is printed; with --bandwidth also what sending costs, by arithmetic. It
-opens the data that the config names, for one batch, and runs nothing.
 After the word examples, the first examples of a run, or of a --config, are drawn, with
 each of their uses as updates see them: examples.html.
-The word precision alone, with --config, trains a few updates of a config and the same
-in float32, and prints how losses and updates differ. It leaves nothing behind.
 
 examples:
   echo-jax report runs/quickstart
@@ -46,12 +38,7 @@ examples:
   echo-jax report results/s2_32 results/seconds/R4_seed0 --workdir runs/clocked
   echo-jax report runs/quickstart runs/quickstart_1 --workdir runs/seeds
   echo-jax report scaling runs/on_1 runs/on_4 runs/on_16 --workdir runs/scaling
-  echo-jax report collectives runs/lm --target v5e:2x2
-  echo-jax report collectives --config configs/lm.py:tiny --config.xla.preset=fuse \\
-      --target h100x4 --bandwidth 450 --compute-ms 5
-  echo-jax report examples --config configs/shapes.py:tiny --workdir runs/looked_at
-  echo-jax report precision --config configs/lm.py:tiny \\
-      --config.precision.compute=float16"""
+  echo-jax report examples --config configs/shapes.py:tiny --workdir runs/looked_at"""
 
 
 def add_command(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
@@ -62,7 +49,7 @@ def add_command(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None
         nargs="+",
         metavar="FOLDER",
         help="a study, or runs to compare; each may be gs://BUCKET/FOLDER; before "
-        "them perhaps the word scaling, collectives, examples or precision",
+        "them perhaps the word scaling or examples",
     )
     report.add_argument(
         "--workdir",
@@ -72,65 +59,25 @@ def add_command(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None
     report.add_argument(
         "--config",
         metavar="CONFIG[:VARIANT]",
-        help="for collectives, examples and precision: the config; its fields are "
-        "flags",
+        help="for examples: the config; its fields are flags",
     )
     report.add_argument(
         "--updates",
         type=int,
         metavar="N",
-        help="for precision: how many updates (default: 5); for examples: at most so "
-        "many (default: 100)",
+        help="for examples: at most so many updates (default: 100)",
     )
-    report.add_argument(
-        "--target",
-        metavar="DEVICES",
-        help="for collectives: compile for v5e:2x2, h100x4, ... instead of the devices "
-        "here; needs pip install 'echo-jax[aot]'",
-    )
-    report.add_argument(
-        "--bandwidth",
-        type=float,
-        metavar="GB/S",
-        help="for collectives: what a device can send; says what sending costs",
-    )
-    report.add_argument(
-        "--devices",
-        type=int,
-        metavar="N",
-        help="for its cost: on so many devices (default: those it is compiled for)",
-    )
-    report.add_argument(
-        "--compute-ms",
-        type=float,
-        metavar="MS",
-        help="for its cost: a device computes its part of an update in so long",
-    )
-
-
-# The words of the command to which an option belongs.
-_OPTIONS_OF_WORDS = {
-    "config": ("collectives", "examples", "precision"),
-    "updates": ("examples", "precision"),
-    **dict.fromkeys(("target", "bandwidth", "devices", "compute_ms"), ("collectives",)),
-}
 
 
 def run(args: argparse.Namespace, extras: Sequence[str]) -> int:
     """Runs the command; `extras` are fields of a config."""
-    # These are words, not paths: ./scaling is a folder.
+    # A word, not a path: ./scaling is a folder.
     word = args.folders[0]
-    for name, words in _OPTIONS_OF_WORDS.items():
-        if getattr(args, name) is not None and word not in words:
-            option, of = f"--{name.replace('_', '-')}", " and ".join(words)
-            plural = "s" if len(words) > 1 else ""
+    for name in ("config", "updates"):
+        if getattr(args, name) is not None and word != "examples":
             raise Exit(
-                WRONG_USE, f"{option} belongs to the word{plural} {of}; leave it out"
+                WRONG_USE, f"--{name} belongs to the word examples; leave it out"
             )
-    if word == "collectives":
-        return _show_collectives(args, extras)
-    if word == "precision":
-        return _show_precision(args, extras)
     if word == "examples":
         return _show_examples(args, extras)
     if extras:
@@ -216,24 +163,6 @@ def _show_scaling(folders: Sequence[RunPath], workdir: RunPath) -> int:
     return _shown(terminal_tables(groups), *files)
 
 
-def _show_precision(args: argparse.Namespace, extras: Sequence[str]) -> int:
-    """Prints the effect of a config's precision on its first updates."""
-    if args.config is None or len(args.folders) > 1:
-        raise Exit(
-            WRONG_USE,
-            "precision needs a config: add --config FILE.py, and no folder; a folder "
-            "of that name is ./precision",
-        )
-    config = typed_config(args.config, extras)
-    # Imported here: it imports jax.
-    from echo_jax import runs
-
-    with exits_of(runs):
-        updates = 5 if args.updates is None else args.updates
-        print(runs.describe_precision(config, updates=updates))
-    return 0
-
-
 def _show_examples(args: argparse.Namespace, extras: Sequence[str]) -> int:
     """Draws the first examples of a config or a run, with all their uses."""
     config = _config_or_run(args, extras)
@@ -254,61 +183,19 @@ def _show_examples(args: argparse.Namespace, extras: Sequence[str]) -> int:
     return 0
 
 
-def _show_collectives(args: argparse.Namespace, extras: Sequence[str]) -> int:
-    """Prints the transfers of a compiled update and their cost."""
-    config = _config_or_run(args, extras)
-    for name in ("bandwidth", "devices", "compute_ms"):
-        value, option = getattr(args, name), f"--{name.replace('_', '-')}"
-        if value is not None and not 0 < value < math.inf:
-            raise Exit(WRONG_USE, f"{option}={value:g} must be above 0, and finite")
-        if name == "devices" and value == 1:
-            raise Exit(
-                WRONG_USE, f"{option}=1 must be above 1: one device sends nothing"
-            )
-        if value is not None and args.bandwidth is None:
-            raise Exit(
-                WRONG_USE,
-                f"{option} is for the cost of sending: add --bandwidth GB/S, what a "
-                "device can send",
-            )
-    if args.target:
-        # jax reads it at import. Otherwise plugins would look for devices and report
-        # that there are none.
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    # Imported here: it imports jax.
-    from echo_jax import runs
-    from echo_jax.training.cost_model import describe_cost
-
-    with exits_of(runs):
-        found = runs.describe_collectives(config, target=args.target or "")
-    if args.target:
-        print(f"Compiled for {args.target}, which is not here, and not run.")
-    print(found)
-    if args.bandwidth is not None:
-        said = describe_cost(
-            found.gradient_bytes,
-            args.devices or found.num_devices,
-            bytes_per_s=args.bandwidth * 1e9,
-            examples_per_device=found.examples / found.num_devices,
-            compute_s=None if args.compute_ms is None else args.compute_ms / 1e3,
-        )
-        print(f"\n{said}")
-    return 0
-
-
 def _config_or_run(args: argparse.Namespace, extras: Sequence[str]) -> Any:
     """Returns the given config or run folder."""
-    word, *runs_given = args.folders
+    runs_given = args.folders[1:]
     if (args.config is None) == (not runs_given):
         raise Exit(
             WRONG_USE,
-            f"{word} needs a config or a run: add --config FILE.py, or one run folder; "
-            f"a folder of that name is ./{word}",
+            "examples needs a config or a run: add --config FILE.py, or one run folder;"
+            " a folder of that name is ./examples",
         )
     if args.config is not None:
         return typed_config(args.config, extras)
     if len(runs_given) > 1:
-        raise Exit(WRONG_USE, f"{word} takes one run folder; leave the others out")
+        raise Exit(WRONG_USE, "examples takes one run folder; leave the others out")
     if extras:
         raise Exit(
             WRONG_USE,

@@ -46,7 +46,6 @@ SUMMARY: dict[str, Any] = {
     "echo.after": str,
     "echo.order": str,
     "echo.buffer": _NUMBER,
-    "profile?": dict | None,
 }
 # For a run that a study has marked as diverged.
 DIVERGED: dict[str, Any] = {

@@ -40,11 +40,7 @@ HEADINGS = (
     "examples/s",
     "efficiency",
     "idle",
-    "collectives",
-    "exposed",
 )
-# Too wide for a terminal.
-_ON_PAGE_ONLY = {"steps/s", "exposed"}
 
 
 @dataclass(frozen=True)
@@ -67,8 +63,6 @@ class Point:
     batch: float
     steps_per_s: float
     idle_fraction: float | None
-    collective_fraction: float | None
-    exposed_fraction: float | None
 
     @property
     def examples_per_s(self) -> float:
@@ -165,31 +159,17 @@ def cells(scaling: Scaling, point: Point) -> tuple[str, ...]:
         _rate(point.examples_per_s),
         f"{scaling.efficiency(point):.2f}",
         _percent(point.idle_fraction),
-        _percent(point.collective_fraction),
-        _percent(point.exposed_fraction),
     )
 
 
 def notes(groups: Sequence[Scaling]) -> list[str]:
     """Returns sentences on the meaning and the limits of the numbers."""
-    points = [point for group in groups for point in group.points]
     lines = [
         "T = S N efficiency: T is examples/s, S that of one device of the run with the "
         "fewest devices, N the number of devices.",
         "Seconds: training and waiting for input, without evaluation, saving and "
         "compiling. Idle: the part of it in which no step could run.",
     ]
-    if any(point.collective_fraction is not None for point in points):
-        lines.append(
-            "Collectives: the part of a few profiled updates in which a device was in "
-            "one, waiting for other devices included; the mean over devices. Exposed: "
-            "the part in which it did nothing else."
-        )
-    if any(point.collective_fraction is None for point in points):
-        lines.append(
-            "Collectives —: no profile tells, so that they are a part of the steps. "
-            "--config.profile.updates=5 makes one in the next run."
-        )
     if any(group.on_cpu for group in groups):
         lines.append(
             "CPU devices are parts of one machine's cores: their efficiency says "
@@ -209,19 +189,13 @@ def terminal_tables(groups: Sequence[Scaling]) -> Group:
             padding=0,
             show_edge=False,
         )
-        shown = [
-            index
-            for index, heading in enumerate(HEADINGS)
-            if heading not in _ON_PAGE_ONLY
-        ]
-        for index in shown:
-            heading = HEADINGS[index].replace("batch per ", "batch per\n")
-            justify = "left" if index == 0 else "right"
-            table.add_column(Text(heading), justify=justify, overflow="fold")
+        for heading in HEADINGS:
+            justify = "left" if heading == "run" else "right"
+            heading = Text(heading.replace("batch per ", "batch per\n"))
+            table.add_column(heading, justify=justify, overflow="fold")
         for point in group.points:
-            row = cells(group, point)
-            # Text, not str: square brackets in a name are not markup.
-            table.add_row(*(Text(row[index]) for index in shown))
+            # Text, not str: a name with square brackets is no markup.
+            table.add_row(*map(Text, cells(group, point)))
         parts += [table, Text("")]
     return Group(*parts, Text("\n".join(notes(groups))))
 
@@ -262,8 +236,6 @@ def _scaling(runs: Sequence[Run]) -> Scaling:
 
 def _point(run: Run) -> Point:
     summary = run.summary
-    # Runs of versions without profiles do not have this field.
-    profile = summary.get("profile") or {}
     return Point(
         name=run.name,
         # Runs of versions with a single process do not have this field.
@@ -272,8 +244,6 @@ def _point(run: Run) -> Point:
         batch=(summary["fresh"] + summary["repeats"]) / summary["updates"],
         steps_per_s=summary["updates"] / summary["wall_s"],
         idle_fraction=summary["idle_fraction"],
-        collective_fraction=profile.get("collective_fraction"),
-        exposed_fraction=profile.get("exposed_fraction"),
     )
 
 

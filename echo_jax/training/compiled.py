@@ -18,7 +18,6 @@ from echo_jax.training.feeds.feed import Batching, Feed, HostBatching, HostInput
 from echo_jax.training.finite import is_finite
 from echo_jax.training.processes.distributed import call_with_host_arrays, replicate
 from echo_jax.training.processes.sharding import (
-    abstract,
     batch_sharding,
     make_mesh,
     param_shardings,
@@ -85,21 +84,12 @@ class CompiledFunctions(Generic[State, Report]):
         run_inputs: Callable[[Config, jax.Array], Any],
         init_state: Callable[..., State],
         train_step: Callable[..., tuple[State, Report]],
-        *,
-        absent: Mesh | None = None,
     ):
-        # All three functions are pure. `init_state` is called with (key, taken), and
-        # `train_step` with (state, batch, run); `_Shared` gives the keyword arguments.
-        # The devices of `absent` are not here: then only `lower` can be called.
-        self.mesh = absent or make_mesh(
-            config.mesh.data, config.mesh.fsdp, config.batch_size
-        )
+        self.mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.batch_size)
         optimizer = Optimizer.from_config(config)
         self.local = local = LocalUpdates.from_config(config, self.mesh)
         device = self.mesh.devices.flat[0]
-        self.xla_options = xla_options(
-            config, device.platform, device.device_kind, absent=absent
-        )
+        self.xla_options = xla_options(config, device.platform, device.device_kind)
         shared: _Shared[State, Report] = _share(
             init_state,
             train_step,
@@ -130,17 +120,9 @@ class CompiledFunctions(Generic[State, Report]):
             inputs = run_inputs(config, key_of(_STEP_KEY))
             return local.run(inputs, config) if local else inputs
 
-        self._make_init_key = lambda: key_of(_INIT_KEY)
-        self._make_run = make_run
-
-    # Both are made on first use, because absent devices cannot hold them.
-    @functools.cached_property
-    def init_key(self) -> jax.Array:
-        return replicate(self._make_init_key, replicated(self.mesh))
-
-    @functools.cached_property
-    def run(self) -> Any:
-        return replicate(self._make_run, replicated(self.mesh))
+        on_all_devices = replicated(self.mesh)
+        self.init_key = replicate(lambda: key_of(_INIT_KEY), on_all_devices)
+        self.run = replicate(make_run, on_all_devices)
 
     def program(
         self, batching: Batching, *, scan: bool = False, meets: bool = False
@@ -178,21 +160,6 @@ class CompiledFunctions(Generic[State, Report]):
     def read(self, report: Report) -> Report:
         """Returns a report over all replicas; with replicas, all processes call it."""
         return self.local.read(report) if self.local else report
-
-    def lower(
-        self, batching: Batching, arrays: Any, inputs: Any, *, meets: bool = False
-    ) -> Any:
-        """Lowers one update from shapes alone; XLA does not compile it yet."""
-        given = (
-            abstract(tree, sharding)
-            for tree, sharding in (
-                (arrays, batching.arrays_sharding),
-                (inputs, batching.input_sharding),
-                (jax.eval_shape(self._make_run), replicated(self.mesh)),
-            )
-        )
-        program = self.program(batching, meets=meets)
-        return program.trace(self.abstract_state, *given).lower()
 
 
 class _Shared(Generic[State, Report]):

@@ -25,7 +25,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
-from jax.sharding import Mesh
 from rich.console import Console
 
 from echo_jax.config import Config
@@ -107,8 +106,8 @@ from echo_jax.training.window import (
     stacked_metrics,
 )
 from echo_jax.training.xla.flops import UpdateFlops, count_flops
-from echo_jax.training.xla.hlo import sent_bytes
 from echo_jax.training.xla.profile import Profile
+from echo_jax.training.xla.sent import sent_bytes
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 
 __all__ = [
@@ -293,12 +292,10 @@ def train_step(
 
 
 def compile_functions(
-    config: Config, workload: Workload, *, absent: Mesh | None = None
+    config: Config, workload: Workload
 ) -> CompiledFunctions[TrainState, StepReport]:
     """Returns the functions of a run; each is compiled at its first call."""
-    return CompiledFunctions(
-        config, workload, run_inputs, init_state, train_step, absent=absent
-    )
+    return CompiledFunctions(config, workload, run_inputs, init_state, train_step)
 
 
 def train(
@@ -453,7 +450,8 @@ def train_checked(
                 start.keep()
                 trainer.read()
 
-        summary = trainer.summary(profile.result())
+        profile.say_if_missed()
+        summary = trainer.summary()
     # Written after the last checkpoint is complete, so that every finished run can be
     # extended.
     write_json_once(workdir / "summary.json", summary)
@@ -767,7 +765,7 @@ class Trainer:
         report.first_bad_update.block_until_ready()
         self.device_time.finished(work)
 
-    def summary(self, profile: dict[str, Any] | None) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """Returns the content of ``summary.json``."""
         bounds = bounds_of_all(all_gather(self.feed.t_up_bounds))
         return make_summary(
@@ -781,7 +779,6 @@ class Trainer:
             # A step seems longer on processes that wait for another one's data.
             step_s=min(all_gather(self.device_time.step_s)),
             flops=self._flops,
-            profile=profile,
             skipped_updates=self._skipped_updates(),
             params_sha256=params_sha256(self.compiled.model(self.state).params),
         )

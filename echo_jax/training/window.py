@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from echo_jax.training.cost_model import NoiseScale
+from echo_jax.training.update.noise import NoiseScale
 from echo_jax.workloads.base import Sums
 
 __all__ = [

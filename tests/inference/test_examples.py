@@ -121,7 +121,6 @@ def test_the_examples_of_a_run_are_drawn_into_it(shapes_run, capsys):
         ("examples --config shapes:tiny", "add --workdir FOLDER"),
         ("examples --config quickstart:tiny --workdir X", "name a config to train"),
         ("examples --config shapes:tiny --workdir X --updates 0", "must be at least 1"),
-        ("examples --config shapes:tiny --workdir X --target x", "belongs to the word"),
     ],
 )
 def test_what_cannot_be_drawn_is_said(typed, says, tmp_path, capsys):

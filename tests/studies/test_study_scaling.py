@@ -62,8 +62,7 @@ def rows(scaling: Scaling) -> list[dict[str, str]]:
 
 def test_weak_scaling_by_hand(make):
     """10 examples a device: 2, 1.8 and 1.5 steps a second on 1, 2 and 4 devices."""
-    profile = {"collective_fraction": 0.125, "exposed_fraction": 0.051}
-    four = make("four", 4, batch=40, steps_per_s=1.5, profile=profile)
+    four = make("four", 4, batch=40, steps_per_s=1.5)
     change(four / "environment.json", processes=2)
     runs = [four, make("one", 1), make("two", 2, batch=20, steps_per_s=1.8)]
     (scaling,) = read_scaling(runs)
@@ -81,11 +80,8 @@ def test_weak_scaling_by_hand(make):
         "examples/s": "60",
         "efficiency": "0.75",
         "idle": "75%",
-        "collectives": "12%",
-        "exposed": "5%",
     }
     assert [row["processes"] for row in rows(scaling)] == ["1", "1", "2"]
-    assert rows(scaling)[0]["collectives"] == rows(scaling)[0]["exposed"] == "—"
     assert scaling.heading == (
         "lm, echo: none, on TPU v5e, simulated storage: weak scaling, "
         "S = 20 examples/s on 1 device"
@@ -197,29 +193,13 @@ def test_notes_say_what_cpu_devices_are(make):
     assert any("CPU devices" in note for note in notes(read_scaling(runs)))
 
 
-def test_notes_on_collectives_say_what_was_measured_and_what_was_not(make):
-    def noted(runs):
-        found = [note for note in notes(read_scaling(runs)) if "Collectives" in note]
-        return [note.split()[1] for note in found]
-
-    profile = {"collective_fraction": 0.1, "exposed_fraction": 0.0}
-    runs = [make(f"on_{n}", n, profile=profile) for n in (1, 2)]
-    assert noted(runs) == ["the"]
-    # Its trace told nothing.
-    unknown = {"collective_fraction": None, "exposed_fraction": None}
-    runs.append(make("on_4", 4, profile=unknown))
-    assert noted(runs) == ["the", "—:"]
-    runs = [make("one", 1, profile=None), make("two", 2)]
-    assert noted(runs) == ["—:"]
-
-
 def test_the_terminal_tables_fit_into_80_columns(make):
     groups = read_scaling([make("[red]one", 1), make("two", 2)])
     with (console := Console(width=80)).capture() as capture:
         console.print(terminal_tables(groups))
     lines = capture.get().splitlines()
     (line,) = [line for line in lines if line.startswith("two")]
-    assert line.split() == [*("two", "1", "2", "5", "20", "0.50", "75%", "—")]
+    assert line.split() == [*("two", "1", "2", "5", "2", "20", "0.50", "75%")]
     assert any("[red]one" in line for line in lines)
 
 

@@ -195,11 +195,9 @@ def test_a_profile_is_there_too(bucket):
     for update in {"8", str(stopped.value.update)}:
         del bucket.objects[f"runs/a/checkpoints/{update}/commit_success.txt"]
     content = bucket.objects[first]
-    summary = run(WORKDIR, **fields)
+    run(WORKDIR, **fields)
     (again,) = traces()
     assert bucket.objects[again] != content
-    told = unseal(json.loads(bucket.files("runs/a/profile")["collectives.json"]))
-    assert summary["profile"] == told
 
 
 def test_a_large_file_is_written_in_silence(bucket):

@@ -22,7 +22,6 @@ ADAPTIVE = {
     "echo__after": "decode",
     "echo__buffer": 32,
 }
-PROFILE = {"profile__updates": 1, "profile__start": 5}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,6 @@ def whole(tmp_path_factory):
         ("metrics.jsonl", 6, {}),
         ("summary.json", 1, {}),
         ("tape.json", 2, ADAPTIVE),
-        ("collectives.json", 1, PROFILE),
     ],
 )
 def test_the_file_is_named_and_the_same_command_goes_on(

@@ -9,7 +9,14 @@ import numpy as np
 import optax
 import pytest
 from slow_cases import slow_but_for
-from tiny_workload import Regression, make_workload, rows_of, run, tiny_config
+from tiny_workload import (
+    Regression,
+    compiled_update,
+    make_workload,
+    rows_of,
+    run,
+    tiny_config,
+)
 
 from echo_jax.config.check import check_config
 from echo_jax.models.batch_norm import (
@@ -18,7 +25,6 @@ from echo_jax.models.batch_norm import (
     statistics_over,
 )
 from echo_jax.models.resnet import norm_layer
-from echo_jax.training.cost_model import NoiseScale, gradient_noise_scale
 from echo_jax.training.feeds.loader import unechoed
 from echo_jax.training.processes.sharding import make_mesh
 from echo_jax.training.trainer import compile_functions
@@ -27,8 +33,9 @@ from echo_jax.training.update.gradients import (
     gradient_of,
     whole_gradient,
 )
+from echo_jax.training.update.noise import NoiseScale, gradient_noise_scale
 from echo_jax.training.window import GradientWindow
-from echo_jax.training.xla.program import describe_update
+from echo_jax.training.xla.sent import collectives
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 
@@ -87,16 +94,13 @@ def test_a_factor_of_the_loss_is_taken_out_again(micro):
 @pytest.mark.parametrize("micro", [1, 4])
 def test_devices_meet_once_in_an_update(micro):
     config = tiny_config(mesh__data=2, batch__micro=micro, precision__reduce="float32")
-    workload = make_workload(config, task=Plain())
-    found = describe_update(config, workload)
-    (reduces,) = found.collectives
-    assert (reduces.kind, reduces.count) == ("all-reduce", 1)
-    assert set(reduces.numbers) == {"f32"}
+    ((kind, numbers),) = collectives(compiled_update(config, task=Plain()).as_text())
+    assert kind == "all-reduce" and set(numbers) == {"f32"}
     params = jax.eval_shape(Plain().init, jax.random.key(0))["params"]
     num_params = sum(x.size for x in jax.tree.leaves(params))
     # The statistics, the metric's two sums, and in eight buckets the losses, and how
     # many examples are which repeat.
-    assert num_params <= reduces.numbers["f32"] <= num_params + 32
+    assert num_params <= numbers["f32"] <= num_params + 32
 
 
 @pytest.mark.parametrize(

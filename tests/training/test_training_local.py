@@ -1,6 +1,5 @@
 """Local updates: what replicas compute, when they meet, and what they send."""
 
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,21 +9,25 @@ import numpy as np
 import optax
 import pytest
 from slow_cases import slow_but_for
-from tiny_workload import Regression, make_workload, rows_of, run, tiny_config
+from tiny_workload import (
+    Regression,
+    compiled_update,
+    make_workload,
+    rows_of,
+    run,
+    tiny_config,
+)
 
 from echo_jax.config.check import check_config
 from echo_jax.config.echo import load_schedule
 from echo_jax.echo.plans.stochastic import StochasticPlan
 from echo_jax.echo.spec import StochasticSpec
 from echo_jax.training.feeds.feed import HostBatching, HostInput
-from echo_jax.training.feeds.loader import measure_loader
 from echo_jax.training.finite import NonFiniteLossError
-from echo_jax.training.measure import held_feed
 from echo_jax.training.trainer import Trainer, compile_functions
 from echo_jax.training.update.local import Meetings
 from echo_jax.training.update.optim import Optimizer, hyperparams
-from echo_jax.training.xla.hlo import operations, sent_bytes
-from echo_jax.training.xla.program import describe_update
+from echo_jax.training.xla.sent import collectives, sent_bytes
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 
@@ -183,37 +186,13 @@ def test_the_outer_step_is_that_of_nesterov_by_hand():
 
 @pytest.mark.parametrize("echo", ["host", "device"])
 def test_the_quiet_program_sends_nothing_and_the_other_the_parameters(echo):
-    options = STOCHASTIC if echo == "device" else {}
-    config = tiny_config(**EVERY, **options)
-    workload = make_workload(config, task=Plain())
-    compiled = compile_functions(config, workload)
-    loader = measure_loader(workload, config, most=1)
-    with closing(held_feed(compiled, config, loader)) as feed:
-        state = compiled.init(compiled.init_key)
-        quiet, meeting = (
-            compiled.trace(state, feed, meets=meets).lower().compile()
-            for meets in (False, True)
-        )
-    assert operations(quiet.as_text()) == ((), 0)
+    config = tiny_config(**EVERY, **(STOCHASTIC if echo == "device" else {}))
+    quiet, meeting = (
+        compiled_update(config, task=Plain(), meets=meets) for meets in (False, True)
+    )
     assert sent_bytes(quiet) == 0
-    ((reduces,), _) = operations(meeting.as_text())
-    assert (reduces.kind, reduces.count) == ("all-reduce", 1)
-    assert reduces.numbers == {"f32": NUM_PARAMS}
+    assert collectives(meeting.as_text()) == [("all-reduce", {"f32": NUM_PARAMS})]
     assert sent_bytes(meeting) == 4 * NUM_PARAMS
-
-
-def test_a_report_has_both_programs():
-    config = tiny_config(**EVERY)
-    found = describe_update(config, make_workload(config, task=Plain()))
-    assert found.collectives == ()
-    assert found.meeting is not None
-    (reduces,) = found.meeting
-    assert reduces.numbers == {"f32": NUM_PARAMS}
-    said = str(found).splitlines()
-    assert said[1:3] == ["no collectives", "and where replicas meet after it:"]
-    assert said[3].startswith("all-reduce           1   0.000384 MB   f32: 96")
-    one = tiny_config(mesh__data=2)
-    assert describe_update(one, make_workload(one)).meeting is None
 
 
 def meetings(updates=12, **overrides):

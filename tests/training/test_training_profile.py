@@ -1,16 +1,13 @@
-"""A profile of a few updates: what it measures, and that the run is the same."""
+"""A profile of a few updates: when it is made, and that the run is the same."""
 
 import contextlib
-import json
 import signal
 
 import pytest
+from jax.profiler import ProfileData
 from tiny_workload import rows_of, run, stop_at
 
-from echo_jax.files.json_files import unseal
 from echo_jax.training import Interrupted
-from echo_jax.training.xla import profile
-from echo_jax.training.xla.collectives import Op, Trace
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 
@@ -21,31 +18,24 @@ def traces(workdir):
     return sorted(workdir.glob("profile/process-0/plugins/profile/*/*.xplane.pb"))
 
 
-def test_eight_devices_spend_some_time_in_collectives(tmp_path, capsys):
-    found = run(tmp_path, mesh__data=8, **WINDOW)["profile"]
-    by_device = found["collective_fraction_by_device"]
-    assert (found["first_update"], found["updates"], found["devices"]) == (3, 3, 8)
-    assert len(by_device) == 8
-    assert all(0 < fraction < 1 for fraction in by_device)
-    assert found["collective_fraction"] == pytest.approx(sum(by_device) / 8)
-    assert 0 < found["exposed_fraction"] <= found["collective_fraction"]
-    assert found["seconds"] > 0
-    assert len(traces(tmp_path)) == 1
-    share = f"{found['collective_fraction']:.1%}"
-    assert f"profiled update 3 to 5: {share} of the time in" in capsys.readouterr().out
+def updates_in(workdir):
+    """The numbers of the steps that the trace of a run holds."""
+    (file,) = traces(workdir)
+    return sorted(
+        dict(event.stats)["step_num"]
+        for plane in ProfileData.from_file(str(file)).planes
+        for line in plane.lines
+        for event in line.events
+        if event.name == "training update"
+    )
 
 
-def test_one_device_spends_none(tmp_path):
-    found = run(tmp_path, mesh__data=1, **WINDOW)["profile"]
-    assert found["collective_fraction"] == found["exposed_fraction"] == 0
-    assert found["collective_fraction_by_device"] == [0]
-
-
-def test_a_profile_changes_nothing_of_the_run(tmp_path):
+def test_a_profile_holds_its_updates_and_changes_nothing_of_the_run(tmp_path, capsys):
     options = {"echo__factor": 2.5, "mesh__data": 8}
     plain = run(tmp_path / "plain", **options, profile__start=2)
     profiled = run(tmp_path / "profiled", **options, **WINDOW)
-    assert plain["profile"] is None
+    assert "profiled update 3 to 5; see" in capsys.readouterr().out
+    assert updates_in(tmp_path / "profiled") == [2, 3, 4]
     assert not (tmp_path / "plain" / "profile").exists()
     for name in ("params_sha256", "updates", "fresh", "repeats", "final"):
         assert profiled[name] == plain[name]
@@ -59,38 +49,32 @@ def test_a_profile_changes_nothing_of_the_run(tmp_path):
     assert counts[0] == counts[1]
 
 
-def test_it_ends_where_the_loop_evaluates(tmp_path):
-    found = run(tmp_path, profile__start=3, profile__updates=5)["profile"]
-    assert (found["first_update"], found["updates"]) == (4, 3)
-
-
 @pytest.mark.parametrize(
-    ("start", "updates", "window"),
-    [(2, 1, (5, 1)), (7, 2, (8, 5)), (9, 2, None)],
-    ids=["starts later", "ends later", "never starts"],
+    ("start", "updates", "steps", "found"),
+    [
+        # It ends where the loop evaluates.
+        (3, 5, 1, "profiled update 4 to 6"),
+        # Groups of 4 are the first and the last; between them it is one by one.
+        (2, 1, 4, "profiled update 5 to 5"),
+        (7, 2, 4, "profiled update 8 to 12"),
+        (9, 2, 4, "nothing was profiled"),
+    ],
 )
-def test_it_holds_whole_groups_of_updates(tmp_path, capsys, start, updates, window):
-    """Groups of 4 are the first and the last; between them it is one by one."""
-    found = run(
-        tmp_path,
-        dispatch__mode="unroll",
-        dispatch__steps=4,
-        profile__start=start,
-        profile__updates=updates,
-    )["profile"]
-    assert window == (found and (found["first_update"], found["updates"]))
-    assert ("nothing was profiled" in capsys.readouterr().out) == (window is None)
+def test_it_holds_whole_groups_of_updates(
+    tmp_path, capsys, start, updates, steps, found
+):
+    groups = {"dispatch__mode": "unroll", "dispatch__steps": 4} if steps > 1 else {}
+    run(tmp_path, **groups, profile__start=start, profile__updates=updates)
+    assert found in capsys.readouterr().out
 
 
 def test_a_run_that_resumes_behind_it_keeps_it(tmp_path):
     options = {"echo__factor": 2.5, **WINDOW}
     with pytest.raises(Interrupted):
         run(tmp_path, on_batch=stop_at(8, signal.SIGTERM), **options)
-    found = unseal(json.loads((tmp_path / "profile" / "collectives.json").read_text()))
     (trace,) = traces(tmp_path)
     # Who looks at a run is no part of it: it may stop looking.
-    summary = run(tmp_path, **{**options, "profile__updates": 0})
-    assert summary["profile"] == found
+    run(tmp_path, **{**options, "profile__updates": 0})
     assert traces(tmp_path) == [trace]
 
 
@@ -100,7 +84,7 @@ def test_a_run_that_stops_within_it_has_none(tmp_path):
         run(tmp_path, on_batch=stop_at(4, signal.SIGTERM), **options)
     assert 2 < caught.value.update < 5
     assert traces(tmp_path) == []
-    assert run(tmp_path, **options)["profile"] is None
+    run(tmp_path, **options)
     assert traces(tmp_path) == []
 
 
@@ -109,33 +93,10 @@ def test_updates_that_are_done_again_are_profiled_again(tmp_path):
         if number == 8:
             raise OSError("killed")
 
-    for options in (WINDOW, {"profile__updates": 0}):
-        folder = tmp_path / str(len(options))
-        with contextlib.suppress(OSError):
-            run(folder, echo__factor=2.5, on_batch=killed, **WINDOW)
-        (before,) = traces(folder)
-        stamp = before.stat().st_mtime_ns
-        # Nothing was saved, so it starts anew.
-        summary = run(folder, echo__factor=2.5, **options)
-        after = traces(folder)
-        if options is WINDOW:
-            assert summary["profile"]["first_update"] == 3
-            assert [path.stat().st_mtime_ns > stamp for path in after] == [True]
-        else:
-            assert summary["profile"] is None
-            assert not (folder / "profile").exists()
-
-
-@pytest.mark.parametrize(
-    "trace", [None, Trace((0, 1), {}), Trace((0, 1), {"CPU:0": [Op(0, 1, True)]})]
-)
-def test_a_device_that_is_missing_means_that_nothing_is_known(
-    tmp_path, monkeypatch, capsys, trace
-):
-    monkeypatch.setattr(profile, "read_trace", lambda file, mark: trace)
-    found = run(tmp_path, mesh__data=8, **WINDOW)["profile"]
-    assert found["updates"] == 3
-    for name in ("", "_by_device"):
-        assert found[f"collective_fraction{name}"] is None
-    assert found["exposed_fraction"] is None
-    assert "the trace tells nothing of collectives" in capsys.readouterr().out
+    with contextlib.suppress(OSError):
+        run(tmp_path, echo__factor=2.5, on_batch=killed, **WINDOW)
+    (before,) = traces(tmp_path)
+    stamp = before.stat().st_mtime_ns
+    # Nothing was saved, so it starts anew.
+    run(tmp_path, echo__factor=2.5, **WINDOW)
+    assert [path.stat().st_mtime_ns > stamp for path in traces(tmp_path)] == [True]

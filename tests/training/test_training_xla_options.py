@@ -4,14 +4,13 @@ import json
 
 import jax
 import pytest
-from tiny_workload import make_workload, run, tiny_config
+from tiny_workload import compiled_update, make_workload, run, tiny_config
 
 from echo_jax.config.check import check_config
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.trainer import compile_functions
 from echo_jax.training.xla import options as xla_options_module
 from echo_jax.training.xla.options import xla_options
-from echo_jax.training.xla.program import describe_update
 
 KNOWN = {"xla_cpu_enable_fast_min_max": True}
 
@@ -40,7 +39,7 @@ def test_the_update_is_compiled_with_them(monkeypatch):
     monkeypatch.setattr(xla_options_module, "_try", lambda *args: None)
     config = tiny_config(xla__options='{"nonsense": 1}')
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"compile option: 'nonsense'"):
-        describe_update(config, make_workload(config))
+        compiled_update(config)
 
 
 def test_an_option_that_xla_does_not_know_is_refused_before_anything_is_written(

@@ -3,6 +3,7 @@
 import functools
 import signal
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 import grain
@@ -15,6 +16,9 @@ from echo_jax.echo.adapters.grain import echo
 from echo_jax.echo.shard import SINGLE
 from echo_jax.files.json_files import read_line
 from echo_jax.training import train
+from echo_jax.training.feeds.loader import measure_loader
+from echo_jax.training.measure import held_feed
+from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads.base import Task, Workload
 
 # Grain takes half a millisecond an item to shuffle 64, and a fiftieth of it for these.
@@ -188,6 +192,16 @@ def run(workdir, *, task=None, nan_at_fresh=None, on_batch=None, **overrides):
     )
     with jax.transfer_guard("disallow"):
         return train(config, workload, workdir)
+
+
+def compiled_update(config, *, task=None, meets=False):
+    """The compiled program of one update of a config."""
+    workload = make_workload(config, task=task)
+    compiled = compile_functions(config, workload)
+    loader = measure_loader(workload, config, most=1)
+    with closing(held_feed(compiled, config, loader)) as feed:
+        state = compiled.init(compiled.init_key)
+        return compiled.trace(state, feed, meets=meets).lower().compile()
 
 
 def rows_of(workdir):

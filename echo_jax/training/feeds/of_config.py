@@ -4,36 +4,27 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from io import BytesIO
-from typing import Any
 
-import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from echo_jax.config import Config
 from echo_jax.config.batch import BatchGrowth
 from echo_jax.config.echo import echo_spec, pattern_of
 from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.echo.device import StepInput
 from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import AnySpec
 from echo_jax.files.folders import run_file
 from echo_jax.training.dispatch import group_size
 from echo_jax.training.feeds.device_feed import (
-    DeviceBatching,
     DeviceEchoFeed,
     check_lanes_fit,
     count_lanes,
-    lay_out,
     make_device_plan,
 )
 from echo_jax.training.feeds.feed import (
-    Batching,
     Feed,
     HeldFeed,
-    HostBatching,
     HostFeed,
-    HostInput,
     JoinedBatches,
 )
 from echo_jax.training.feeds.growing import GrowingFeed
@@ -46,7 +37,6 @@ __all__ = [
     "log_name",
     "make_echo_spec",
     "open_feed",
-    "outline_feed",
 ]
 
 
@@ -157,29 +147,6 @@ def open_feed(
         own_lanes = feed.num_lanes * len(shards) // shards[0].count
         return GrowingFeed(feed, growth, groups=own_lanes or len(shards))
     return feed
-
-
-# It allocates and reads nothing, so the devices need not be here.
-def outline_feed(
-    config: Config, workload: Workload, mesh: Mesh, *, factor: float, sample: Batch
-) -> tuple[Batching, Any, Any]:
-    """Returns a feed's batching, and the shapes of its arrays and of its input."""
-    if config.echo.where == "host":
-        return HostBatching(mesh), (), HostInput.of([sample])
-    spec = make_echo_spec(config, factor=factor)
-    _, buffer = lay_out(
-        config,
-        spec,
-        sample,
-        mesh=mesh,
-        num_lanes=count_lanes(config, mesh),
-        max_batches=group_size(config),
-    )
-    batching = DeviceBatching(buffer, _augment(config, workload))
-    # Each use has a slot and a repeat, and a key of two rows if it is augmented.
-    rows = 2 if batching.augment is None else 4
-    uses = jax.ShapeDtypeStruct((1, rows, config.batch_size), np.int32)
-    return batching, jax.eval_shape(buffer.zeros), StepInput(uses)
 
 
 def _augment(config: Config, workload: Workload) -> Augment | None:

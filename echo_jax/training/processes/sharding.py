@@ -10,7 +10,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from echo_jax.training.processes.distributed import put
 
 __all__ = [
-    "abstract",
     "batch_sharding",
     "group_sharding",
     "idle_on_one_device",
@@ -18,7 +17,6 @@ __all__ = [
     "param_shardings",
     "put_batch",
     "replicated",
-    "several_devices",
 ]
 
 # Both axes split the batch; fsdp also splits parameters and optimizer state.
@@ -60,8 +58,8 @@ def make_mesh(
     )
 
 
-def several_devices(num_devices: int) -> str:
-    """Says how to give an update several devices."""
+def _several_devices(num_devices: int) -> str:
+    """Says how an update gets several of so many devices, where it has one."""
     if num_devices > 1:
         return f"{num_devices} devices are here: set --config.mesh.data=-1"
     return (
@@ -82,7 +80,7 @@ def idle_on_one_device(config: Any, mesh: Mesh) -> str:
         field = f"batch.statistics={statistics!r}"
     else:
         return ""
-    fix = several_devices(jax.device_count())
+    fix = _several_devices(jax.device_count())
     return f"config.{field} changes nothing on 1 device; {fix}"
 
 
@@ -98,18 +96,6 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def group_sharding(mesh: Mesh) -> NamedSharding:
     """Returns the sharding of stacked batches of several updates, [K, B, ...]."""
     return NamedSharding(mesh, PartitionSpec(None, _AXES))
-
-
-def abstract(tree: Any, sharding: NamedSharding) -> Any:
-    """Returns shapes and types in place of arrays, to lower a program."""
-
-    def stand_in(x: Any) -> jax.ShapeDtypeStruct:
-        # The type that jax uses when 64 bits are turned off.
-        dtype = jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)
-        weak = getattr(x, "weak_type", False)
-        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding, weak_type=weak)
-
-    return jax.tree.map(stand_in, tree)
 
 
 def param_shardings(tree: Any, mesh: Mesh) -> Any:

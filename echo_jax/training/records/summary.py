@@ -49,7 +49,6 @@ def make_summary(
     t_up_s: float,
     step_s: float,
     flops: UpdateFlops,
-    profile: Mapping[str, Any] | None,
     skipped_updates: int,
     params_sha256: str,
 ) -> dict[str, Any]:
@@ -92,7 +91,6 @@ def make_summary(
         "idle_fraction": idle_fraction(totals.busy_s, seconds["wall_s"]),
         **seconds,
         **flops.rates(updates=totals.updates, seconds=seconds["wall_s"]),
-        "profile": profile,
         "skipped_updates": skipped_updates,
         **restored_counts(rows),
         "params_sha256": params_sha256,

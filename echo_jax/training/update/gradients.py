@@ -26,8 +26,8 @@ from echo_jax.models.batch_norm import (
     statistics_of_batch,
     statistics_over,
 )
-from echo_jax.training.cost_model import NoiseScale, noise_of_parts
 from echo_jax.training.update.loss_scale import scale, unscale
+from echo_jax.training.update.noise import NoiseScale, noise_of_parts
 from echo_jax.workloads.base import Batch, Sums, Task, Variables
 
 __all__ = [

@@ -4,16 +4,12 @@ As options of one program they touch nothing else, and one that XLA does not kno
 error with its name; in ``XLA_FLAGS`` it ends the process.
 """
 
-import contextlib
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from echo_jax.config import Config
 from echo_jax.config.optimizer import parse_args
-from echo_jax.training.processes.sharding import replicated
-from echo_jax.training.xla.target import not_cached
 
 __all__ = ["XlaOptions", "xla_options"]
 
@@ -57,9 +53,7 @@ _OF_KIND: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-def xla_options(
-    config: Config, platform: str, kind: str = "", *, absent: Mesh | None = None
-) -> XlaOptions:
+def xla_options(config: Config, platform: str, kind: str = "") -> XlaOptions:
     """Returns the options of a config, those of its preset among them.
 
     The presets say how gradients are summed over the devices: ``fuse`` in as few
@@ -70,10 +64,9 @@ def xla_options(
 
     Args:
       config: A checked training config.
-      platform: ``"cpu"``, ``"gpu"`` or ``"tpu"``.
+      platform: ``"cpu"``, ``"gpu"`` or ``"tpu"``. Options are tried where it is that
+        of this machine.
       kind: Of its devices, as jax says it, such as ``"TPU v5 lite"``.
-      absent: Devices of this platform that are not here, to try the options for; by
-        default those of another platform than that of this machine are not tried.
 
     Raises:
       ValueError: XLA does not know an option, or not with this value.
@@ -89,20 +82,15 @@ def xla_options(
         preset |= presets.get(config.xla.preset, {})
     options = {**preset, **parse_args(config.xla.options, "xla.options")}
     if options:
-        _try(config, platform, options, absent)
+        _try(config, platform, options)
     return tuple(sorted(options.items()))
 
 
-def _try(
-    config: Config, platform: str, options: dict[str, Any], absent: Mesh | None
-) -> None:
-    if absent is None and platform != jax.default_backend():
+def _try(config: Config, platform: str, options: dict[str, Any]) -> None:
+    if platform != jax.default_backend():
         return
-    where = None if absent is None else replicated(absent)
-    nothing = jax.jit(lambda: 0, out_shardings=where, compiler_options=options)
     try:
-        with contextlib.nullcontext() if absent is None else not_cached():
-            nothing.lower().compile()
+        jax.jit(lambda: 0, compiler_options=options).lower().compile()
     except (jax.errors.JaxRuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(

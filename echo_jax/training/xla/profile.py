@@ -1,35 +1,24 @@
-"""A profile of a few updates: the trace for a viewer, and what it says of collectives.
+"""A profile of a few updates: the trace of `jax.profiler`, for TensorBoard or XProf.
 
 The trace begins and ends with no update in flight, so that it holds whole ones, and
 ends early where the loop would evaluate or save, so that it holds nothing else. Every
-process of a run traces its own devices, into a folder of its own; what they say of
-collectives is a mean over the devices of all.
+process of a run traces its own devices, into a folder of its own.
 """
 
 import contextlib
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Protocol
 
 import jax
 
 from echo_jax.config import Config
 from echo_jax.files.folders import RunPath
-from echo_jax.files.json_files import read_if_whole
 from echo_jax.training.clock import Clock
-from echo_jax.training.compiled import CompiledFunctions
-from echo_jax.training.processes.distributed import (
-    all_gather,
-    broadcast_from_first,
-    is_main_process,
-)
+from echo_jax.training.processes.distributed import all_gather
 from echo_jax.training.records.progress import Progress
-from echo_jax.training.records.runfiles import write_json_once
 from echo_jax.training.records.totals import Totals
-from echo_jax.training.xla.collectives import Share, Trace, read_trace
 
 __all__ = ["Profile"]
 
@@ -43,7 +32,6 @@ class Run(Protocol):
 
     config: Config
     workdir: RunPath
-    compiled: CompiledFunctions
     state: Any
     totals: Totals
     clock: Clock
@@ -57,8 +45,8 @@ class Run(Protocol):
 class Profile:
     """Traces the updates of a run that ``config.profile`` asks for.
 
-    What was measured stands in ``WORKDIR/profile/collectives.json``. A run that
-    resumes behind it keeps that; one that does its updates again, also traces again.
+    A run that resumes behind it keeps the trace; one that does its updates again, also
+    traces again.
 
     Args:
       run: Not begun yet.
@@ -69,22 +57,14 @@ class Profile:
       ...         with profile.around():
       ...             run.dispatch(run.take())
       ...             run.read()
-      >>> profile.result()["collective_fraction"]
-      0.41
     """
 
     def __init__(self, run: Run):
         self._run = run
-        self._folder = run.workdir / "profile"
-        self._file = self._folder / "collectives.json"
-        self._own = self._folder / f"process-{jax.process_index()}"
+        self._own = run.workdir / "profile" / f"process-{jax.process_index()}"
         self._begun: int | None = None
-        done = run.totals.updates
-        wanted = run.config.profile
-        self._is_due = wanted.updates > 0 and done <= wanted.start
-        kept = broadcast_from_first(read_if_whole(self._file, {"first_update": int}))
-        if kept and done < kept["first_update"] and is_main_process():
-            self._folder.remove()
+        self._wanted = wanted = run.config.profile
+        self._is_due = wanted.updates > 0 and run.totals.updates <= wanted.start
 
     def around(self) -> contextlib.AbstractContextManager[None]:
         """Surrounds the next updates, and traces them if they are due."""
@@ -110,18 +90,13 @@ class Profile:
             jax.profiler.stop_trace()
             self._written.cleanup()
 
-    def result(self) -> dict[str, Any] | None:
-        """Returns what was measured, also before a resumption; None if nothing."""
+    def say_if_missed(self) -> None:
+        """Says at the end of a run that nothing was traced, though it was asked for."""
         if self._is_due:
             self._run.progress.note(
                 f"nothing was profiled: after update {self._wanted.start} of "
                 "--config.profile.start no update began"
             )
-        return broadcast_from_first(read_if_whole(self._file))
-
-    @property
-    def _wanted(self) -> Any:
-        return self._run.config.profile
 
     def _is_last(self, begun: int) -> bool:
         config, done = self._run.config, self._run.totals.updates
@@ -154,48 +129,11 @@ class Profile:
             self._begun = None
             jax.profiler.stop_trace()
             with self._written as folder:
-                written = Path(folder)
-                _copy(written, self._own)
-                file = next(written.glob("plugins/profile/*/*.xplane.pb"), None)
-                trace = read_trace(file, _STEP) if file else None
-            result = {
-                "first_update": begun + 1,
-                "updates": self._run.totals.updates - begun,
-                **self._of_all(trace),
-            }
-            write_json_once(self._file, result)
-        self._run.progress.note(_in_words(result, self._folder))
-
-    def _of_all(self, trace: Trace | None) -> dict[str, Any]:
-        """Returns what the traces of all processes say together."""
-        shares = [*trace.shares().values()] if trace else []
-        mesh = self._run.compiled.mesh
-        num_own = sum(
-            device.process_index == jax.process_index() for device in mesh.devices.flat
+                _copy(Path(folder), self._own)
+        last = self._run.totals.updates
+        self._run.progress.note(
+            f"profiled update {begun + 1} to {last}; see {self._own.parent}"
         )
-        own = {
-            "seconds": trace.seconds if trace else None,
-            # A device that is missing may be the one that waits, or that is waited for.
-            "shares": [asdict(share) for share in shares]
-            if len(shares) >= num_own
-            else None,
-        }
-        everybody = all_gather(own)
-        result = {
-            "seconds": everybody[0]["seconds"],
-            "devices": mesh.devices.size,
-            "collective_fraction": None,
-            "exposed_fraction": None,
-            "collective_fraction_by_device": None,
-        }
-        if all(each["shares"] is not None for each in everybody):
-            found = [Share(**share) for each in everybody for share in each["shares"]]
-            result |= {
-                "collective_fraction": fmean(share.collective for share in found),
-                "exposed_fraction": fmean(share.exposed for share in found),
-                "collective_fraction_by_device": [share.collective for share in found],
-            }
-        return result
 
 
 def _copy(source: Path, folder: RunPath) -> None:
@@ -204,14 +142,3 @@ def _copy(source: Path, folder: RunPath) -> None:
             copy = folder / file.relative_to(source).as_posix()
             copy.parent.mkdir()
             copy.write(file.read_bytes())
-
-
-def _in_words(result: dict[str, Any], folder: RunPath) -> str:
-    first, updates = result["first_update"], result["updates"]
-    fraction = result["collective_fraction"]
-    what = (
-        "the trace tells nothing of collectives"
-        if fraction is None
-        else f"{fraction:.1%} of the time in collectives"
-    )
-    return f"profiled update {first} to {first + updates - 1}: {what}; see {folder}"
