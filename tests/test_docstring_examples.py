@@ -34,6 +34,7 @@ SHOWN = {
     "echo_jax.training.trainer",
     "echo_jax.training.xla.flops",
     "echo_jax.training.xla.options",
+    "echo_jax.training.xla.profile",
 }
 # What users call, and extend.
 DOORS = {
