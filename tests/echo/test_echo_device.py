@@ -28,10 +28,12 @@ LANES = 8
 
 @pytest.fixture(autouse=True)
 def _no_implicit_transfers():
-    """In all threads: those of the echo, and those of a law."""
-    jax.config.update("jax_transfer_guard", "disallow")
+    """In all threads: those of the echo, and those of a law. Tests read what comes."""
+    for way in ("host_to_device", "device_to_device"):
+        jax.config.update(f"jax_transfer_guard_{way}", "disallow")
     yield
-    jax.config.update("jax_transfer_guard", None)
+    for way in ("host_to_device", "device_to_device"):
+        jax.config.update(f"jax_transfer_guard_{way}", None)
 
 
 def mesh_of(num_devices):
