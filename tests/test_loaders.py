@@ -411,9 +411,9 @@ class Rows:
 @pytest.mark.parametrize(
     ("make_echo", "workers"),
     [
-        (ej.echo, 0),
+        (ej.echo_batches, 0),
         (ej.device.echo_batches, 0),
-        pytest.param(ej.echo, 2, marks=pytest.mark.slow),
+        pytest.param(ej.echo_batches, 2, marks=pytest.mark.slow),
     ],
 )
 def test_the_echo_of_a_stateful_loader_resumes_to_the_bit(torch, make_echo, workers):
