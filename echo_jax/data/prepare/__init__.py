@@ -5,6 +5,7 @@ from echo_jax.data.prepare.errors import PrepareError
 from echo_jax.data.prepare.images import prepare_images
 from echo_jax.data.prepare.job import Settings
 from echo_jax.data.prepare.text import TextSettings, prepare_text
+from echo_jax.lazy import door
 
 __all__ = [
     "PrepareError",
@@ -14,3 +15,5 @@ __all__ = [
     "prepare_images",
     "prepare_text",
 ]
+
+__getattr__ = door(__name__, {"tokenizer": ["ByteTokenizer"]})
