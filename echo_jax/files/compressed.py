@@ -4,7 +4,7 @@ import bz2
 import gzip
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,7 +36,7 @@ class UnpackError(ValueError):
 # raises one of `DAMAGED`, a file that unpacks to a huge one an `UnpackError`.
 def unpacked_chunks(
     path: Path, on_packed: Callable[[int], None] | None = None
-) -> Iterator[bytes]:
+) -> Generator[bytes]:
     """Yields a file's content in chunks of at most a MiB, unpacked by its suffix."""
     unpack = _UNPACK.get(path.suffix.lower(), _plain_chunks)
     limit = max(path.stat().st_size * _MAX_RATIO, _ANY_RATIO_BYTES)

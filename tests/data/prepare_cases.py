@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import scipy.io
 
-from echo_jax.data.sources.prepared import open_prepared, unpack
+from echo_jax.data.prepare import PrepareError, Settings, prepare_images
+from echo_jax.data.sources import open_prepared, unpack
 
 
 def make_image(seed, suffix=".jpg", size=(12, 10)):
@@ -21,7 +22,6 @@ def make_image(seed, suffix=".jpg", size=(12, 10)):
 
 
 def class_folders(num_images=12, classes=("cat", "ant")):
-    """Names and contents of images in class folders."""
     return {
         f"{classes[i % len(classes)]}/{i:03}.jpg": make_image(i)
         for i in range(num_images)
@@ -54,7 +54,6 @@ def write_folder(folder, files):
 
 
 def write_tar(path, files, mode="w"):
-    """Writes a tar; a value that is a TarInfo is a member without content."""
     with open(path, "wb") as file:
         write_tar_to(file, files, mode)
     return str(path)
@@ -63,7 +62,7 @@ def write_tar(path, files, mode="w"):
 def write_tar_to(file, files, mode="w"):
     with tarfile.open(fileobj=file, mode=mode) as archive:
         for name, content in files.items():
-            if isinstance(content, tarfile.TarInfo):
+            if isinstance(content, tarfile.TarInfo):  # A member without content.
                 archive.addfile(content)
                 continue
             member = tarfile.TarInfo(name)
@@ -72,7 +71,6 @@ def write_tar_to(file, files, mode="w"):
 
 
 def write_zip(path, files, method=zipfile.ZIP_DEFLATED):
-    """Writes a zip; a key may be a ZipInfo, which says more than a name."""
     with zipfile.ZipFile(path, "w", method) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
@@ -80,7 +78,6 @@ def write_zip(path, files, method=zipfile.ZIP_DEFLATED):
 
 
 def write_devkit(path, classes, truth, *, packed=True, **more):
-    """Writes a kit in the layout of ImageNet's; classes by their numbers."""
     fields = ("ILSVRC2012_ID", "WNID", "words", "num_children", "children")
     synsets = np.zeros((len(classes), 1), [(name, object) for name in fields])
     for row, (number, name) in enumerate(classes.items()):
@@ -150,13 +147,23 @@ def coco_json(images, annotations, categories=((7, "cat"), (3, "ant"))):
     ).encode()
 
 
+def prepare(out, *sources, classes="auto", names=None, **settings):
+    return prepare_images(sources, Settings(out=out, **settings), classes, names)
+
+
+def refusal(out, *sources, **more):
+    """Why images are refused; nothing readable is written."""
+    with pytest.raises(PrepareError) as caught:
+        prepare(out, *sources, **more)
+    assert not Path(out, "dataset.json").exists()
+    return str(caught.value)
+
+
 def records(folder, split):
-    prepared = open_prepared(folder, split)
-    return [unpack(prepared[index]) for index in range(len(prepared))]
+    return [*map(unpack, open_prepared(folder, split))]
 
 
 def contents(folder):
-    """All files of a folder and their bytes."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(Path(folder).rglob("*"))

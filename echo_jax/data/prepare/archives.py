@@ -192,6 +192,9 @@ class ZipFiles:
         for index in wanted:
             yield functools.partial(self._read, self._members[index], max_bytes + 1)
 
+    def close(self) -> None:
+        self._archive.close()
+
     def packed_bytes(self, index: int) -> int:
         """Returns the packed size of a file."""
         return self._members[index].compress_size

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,11 +91,11 @@ class Annotations:
 def read_annotations(path: Path) -> Annotations:
     """Reads an ``instances_*.json``, plain, packed, or in a zip archive."""
     try:
-        size, chunks = _open(path)
-        limit = max(size * _MAX_RATIO, _ANY_RATIO_BYTES)
-        content = read_fields(
-            _bounded(text_chunks(chunks)), _FIELDS, without=_UNREAD, max_bytes=limit
-        )
+        with _opened(path) as (size, chunks):
+            limit = max(size * _MAX_RATIO, _ANY_RATIO_BYTES)
+            content = read_fields(
+                _bounded(text_chunks(chunks)), _FIELDS, without=_UNREAD, max_bytes=limit
+            )
         categories = _categories(_list(content, "categories"))
         images = [_image(found) for found in _list(content, "images")]
         boxes: dict[int, list[dict[str, Any]]] = {
@@ -155,11 +155,14 @@ def check_box(
     )
 
 
-def _open(path: Path) -> tuple[int, Iterator[bytes]]:
-    """Returns the size of a file as stored, and its content."""
+@contextlib.contextmanager
+def _opened(path: Path) -> Generator[tuple[int, Iterator[bytes]]]:
+    """Yields the size of a file as stored, and its content."""
     archive, name = archive_of(path)
     if archive is None or not (name or path.suffix.lower() == ".zip"):
-        return path.stat().st_size, unpacked_chunks(path)
+        with contextlib.closing(unpacked_chunks(path)) as chunks:
+            yield path.stat().st_size, chunks
+        return
     if archive.suffix.lower() != ".zip":
         raise ValueError(f"it lies in {archive.name!r}, which is no .zip; unpack that")
     files = ZipFiles(archive)
@@ -171,7 +174,8 @@ def _open(path: Path) -> tuple[int, Iterator[bytes]]:
             f"{archive}/FILE: {there[:_MAX_NAME_CHARS] or 'there is no .json'}"
         )
     index = names.index(name)
-    return files.packed_bytes(index), files.chunks(index)
+    with contextlib.closing(files):
+        yield files.packed_bytes(index), files.chunks(index)
 
 
 def _bounded(chunks: Iterator[bytes]) -> Iterator[bytes]:
