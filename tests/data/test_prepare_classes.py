@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from prepare_cases import (
     TINY_IMAGENET,
+    contents,
     make_image,
     records,
     write_devkit,
@@ -15,21 +16,19 @@ from prepare_cases import (
     write_tar,
     write_zip,
 )
+from prepare_cases import prepare as made
+from prepare_cases import refusal as refused
 
-from echo_jax.data.prepare import (
-    PrepareError,
-    Settings,
-    imagenet_devkit,
-    prepare_images,
-)
+from echo_jax.data.prepare import PrepareError, Settings, TextSettings, prepare_text
+from echo_jax.data.sources import read_info
 
 IMAGE = make_image(0)
 
 
-def prepare(tmp_path, *sources, classes="auto", names=None, **settings):
+def prepare(tmp_path, *sources, **more):
     """The classes, and by split the class of each image by name."""
     out = tmp_path / "out"
-    info = prepare_images(sources, Settings(out=out, **settings), classes, names)
+    info = made(out, *sources, **more)
     return info["classes"], {
         split: {r["name"]: info["classes"][r["label"]] for r in records(out, split)}
         for split in info["splits"]
@@ -37,10 +36,9 @@ def prepare(tmp_path, *sources, classes="auto", names=None, **settings):
 
 
 def refusal(tmp_path, *sources, **more):
-    with pytest.raises(PrepareError) as caught:
-        prepare(tmp_path, *sources, **more)
+    said = refused(tmp_path / "out", *sources, **more)
     assert not (tmp_path / "out").exists()
-    return str(caught.value)
+    return said
 
 
 def folder(tmp_path, *names, at="x"):
@@ -59,26 +57,19 @@ def test_tiny_imagenet_is_read_as_it_is_downloaded(tmp_path, kind):
     top = f"{path}/tiny-imagenet-200"
     sources = f"train={top}/train", f"validation={top}/val"
     words = Path(f"{top}/words.txt")
-    assert prepare(tmp_path / "named", *sources, names=words)[0] == [
-        "goldfish",
-        "dugong",
-    ]
+    named, _ = prepare(tmp_path / "named", *sources, names=words)
+    assert named == ["goldfish", "dugong"]
     classes, found = prepare(tmp_path, *sources)
     assert classes == ["n01", "n02"]
-    assert found == {
-        "train": {
-            f"n{k % 2 + 1:02}/images/n{k % 2 + 1:02}_{k}.JPEG": f"n{k % 2 + 1:02}"
-            for k in range(6)
-        },
-        "validation": {
-            "images/val_0.JPEG": "n02",
-            "images/val_1.JPEG": "n01",
-            "images/val_2.JPEG": "n02",
-        },
-    }
+    train = {f"n{k % 2 + 1:02}/images/n{k % 2 + 1:02}_{k}.JPEG" for k in range(6)}
+    assert found["train"] == {name: name[:3] for name in train}
+    assert [*found["validation"].items()] == [
+        ("images/val_0.JPEG", "n02"),
+        ("images/val_1.JPEG", "n01"),
+        ("images/val_2.JPEG", "n02"),
+    ]
     assert prepare(tmp_path / "whole", path) == (classes, found)
-    said = refusal(tmp_path / "one", f"train={path}")
-    assert said == (
+    assert refusal(tmp_path / "one", f"train={path}") == (
         f"{path!r} holds folders of several splits; name those that you want one by "
         f"one, as in train={top}/train validation={top}/val test={top}/test, or say "
         f"that they are classes: train={path} --classes first"
@@ -193,38 +184,40 @@ def test_imagenet_is_read_as_it_is_downloaded(tmp_path, packed):
     train, val, kit = write_imagenet(tmp_path, packed=packed)
     classes, found = prepare(tmp_path, train, f"validation={val}", classes=kit)
     assert classes == ["n01000001", "n02000002"]
-    assert found["train"] == {
-        "n02000002/n02000002_0.JPEG": "n02000002",
-        "n02000002/n02000002_1.JPEG": "n02000002",
-        "n01000001/n01000001_0.JPEG": "n01000001",
-        "n01000001/n01000001_1.JPEG": "n01000001",
-    }
+    names = {f"{of}/{of}_{k}.JPEG" for of in classes for k in range(2)}
+    assert found["train"] == {name: name[:9] for name in names}
     assert [*found["validation"].values()] == ["n01000001", "n02000002", "n01000001"]
 
 
-def test_a_devkit_that_is_none_is_refused(tmp_path, monkeypatch):
+KNOWN = {1: "n01000001", 3: "n01000003"}
+CUT = b"x" * 126 + b"IM" + b"\x0f\0\0\0\xff\0\0\0x"
+BOMB = zlib.compress(bytes(2**24 + 1))
+PACKED = b"x" * 126 + b"IM" + struct.pack("<II", 15, len(BOMB)) + BOMB
+
+
+@pytest.mark.parametrize(
+    ("known", "truth", "meta", "message"),
+    [
+        (KNOWN, b"1\n2\n", None, "has '2', which data/meta.mat has not"),
+        (
+            {**KNOWN, 3: "../etc"},
+            b"1\n",
+            None,
+            "has a class '../etc', and no n01440764",
+        ),
+        (KNOWN, b"1\n", b"no MATLAB file" * 20, "meta.mat is no list of classes"),
+        (KNOWN, b"1\n", CUT, "meta.mat is no list of classes"),
+        (KNOWN, b"1\n", PACKED, "unpacks to more than"),
+        (KNOWN, b"1\n" * (2**23 + 1), None, "is larger than 16777216 bytes"),
+    ],
+    ids=range(6),
+)
+def test_a_devkit_that_is_none_is_refused(tmp_path, known, truth, meta, message):
+    more = {"data/meta.mat": meta} if meta else {}
+    kit = write_devkit(tmp_path / "kit.tar.gz", known, truth, **more)
     path = folder(tmp_path, "cat/1.jpg")
-    known = {1: "n01000001", 3: "n01000003"}
-
-    def refused(*args, **more):
-        kit = write_devkit(tmp_path / "kit.tar.gz", *args, **more)
-        said = refusal(tmp_path, path, classes=kit)
-        assert f"--classes={kit} cannot be read" in said
-        return said
-
-    assert "has '2', which data/meta.mat has not" in refused(known, b"1\n2\n")
-    assert "has a class '../etc', and no n01440764" in refused(
-        {**known, 3: "../etc"}, b"1\n"
-    )
-    meta = {"data/meta.mat": b"no MATLAB file" * 20}
-    assert "meta.mat is no list of classes" in refused(known, b"1\n", **meta)
-    cut = {"data/meta.mat": b"x" * 126 + b"IM" + b"\x0f\0\0\0\xff\0\0\0x"}
-    assert "meta.mat is no list of classes" in refused(known, b"1\n", **cut)
-    bomb = zlib.compress(bytes(10**6))
-    packed = b"x" * 126 + b"IM" + struct.pack("<II", 15, len(bomb)) + bomb
-    monkeypatch.setattr(imagenet_devkit, "_MAX_BYTES", 10**5)
-    assert "unpacks to more than" in refused(known, b"1\n", **{"data/meta.mat": packed})
-    assert "is larger than 100000 bytes" in refused(known, b"1\n" * 10**5)
+    said = refusal(tmp_path, path, classes=kit)
+    assert message in said and f"--classes={kit} cannot be read" in said
     images = write_tar(tmp_path / "images.tar.gz", {"cat/1.jpg": IMAGE}, "w:gz")
     said = refusal(tmp_path, path, classes=images)
     assert "it holds no data/meta.mat, as ImageNet's devkit does" in said
@@ -322,3 +315,96 @@ def test_names_that_are_none_are_refused(tmp_path, name, content, message):
     write_zip(tmp_path / "x.zip", {"a.txt": b"n01 ant\n"})
     said = refusal(tmp_path, path, names=tmp_path / name)
     assert message in said and f"--names={tmp_path}/{name}" in said
+
+
+def layout(top="", val="val", test=""):
+    """Class folders in the folders of splits, around which may lie another one."""
+    names = ("cat/0.jpg", "ant/1.jpg", "cat/2.jpg")
+    splits = filter(None, ("train", val, test))
+    return {f"{top}{split}/{name}": IMAGE for split in splits for name in names}
+
+
+@pytest.mark.parametrize(
+    ("files", "folders"),
+    [
+        (layout(), {"train": "train", "validation": "val"}),
+        (layout(val="valid"), {"train": "train", "validation": "valid"}),
+        (layout(val="Validation"), {"train": "train", "validation": "Validation"}),
+        (layout(val="test"), {"train": "train", "test": "test"}),
+        (
+            layout("x/", "val", "test") | {"x/notes/a.txt": b"", "words.txt": b""},
+            {"train": "x/train", "validation": "x/val", "test": "x/test"},
+        ),
+    ],
+    ids=range(5),
+)
+@pytest.mark.parametrize("write", [write_folder, write_zip, write_tar])
+def test_folders_of_splits_are_taken_as_such(tmp_path, files, folders, write):
+    data = write(
+        tmp_path / {write_zip: "d.zip", write_tar: "d.tar"}.get(write, "d"), files
+    )
+    info = made(tmp_path / "out", data)
+    assert info["layout"] == {f"{data}/{path}": of for of, path in folders.items()}
+    made(tmp_path / "named", *(f"{of}={data}/{path}" for of, path in folders.items()))
+    found = contents(tmp_path / "out"), contents(tmp_path / "named")
+    for each in found:
+        each.pop("dataset.json")
+    assert found[0] == found[1] and {*info["splits"]} == {*folders}
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "says"),
+    [
+        # A class called test, and what may be a class or a split.
+        ("test/1 cat/1", {}, {"classes": 2}),
+        ("train/1 cat/1", {"classes": "last"}, {"classes": 2}),
+        ("train/1 test/1", {"of": "train=", "classes": "first"}, {"classes": 2}),
+        ("train/1 test/1", {}, "train={} --classes first"),
+        ("train/a/1 val/a/1 b/1", {}, "of several splits"),
+        ("train/a/1 val/a/1 1", {}, "of several splits"),
+        ("train/a/1 val/a/1 valid/a/1", {}, "of several splits"),
+        ("train/a/1 val/a/1", {"of": "train="}, "of several splits"),
+        ("train/a/1 train/b/1 val/a/1", {"holdout": 0.5}, "and one is given"),
+        # A list names the classes, so these need no folders.
+        (
+            "train/1 train/2 val/3",
+            {"classes": "of.csv"},
+            {"train": 2, "validation": 1, "classes": 2},
+        ),
+        # Nobody says what the images of a contest's test are.
+        (
+            "train/a/1 train/b/1 val/a/1 test/1",
+            {},
+            {"train": 2, "validation": 1, "classes": 2, "left_out": 1},
+        ),
+    ],
+)
+def test_what_may_be_a_split_or_a_class_is_not_guessed(tmp_path, names, more, says):
+    path = folder(tmp_path, *(f"{name}.jpg" for name in names.split()))
+    (tmp_path / "of.csv").write_text("1.jpg,a\n2.jpg,b\n3.jpg,a\n")
+    if more.get("classes") == "of.csv":
+        more = {**more, "classes": f"{tmp_path}/of.csv"}
+    source = more.get("of", "") + path
+    more = {name: value for name, value in more.items() if name != "of"}
+    if isinstance(says, str):
+        assert says.format(path) in refusal(tmp_path, source, **more)
+        return
+    info = made(tmp_path / "out", source, **more)
+    splits = {split: of["examples"] for split, of in info["splits"].items()}
+    assert splits == {
+        name: says[name] for name in says if name in ("train", "validation")
+    } or (splits == {"train": 2} and "train" not in says)
+    assert len(info["classes"]) == says["classes"]
+    assert len(info.get("left_out", [])) == says.get("left_out", 0)
+
+
+def test_folders_of_splits_are_taken_as_such_with_text(tmp_path):
+    files = {"train/a.txt": b"abcdef", "val/a.txt": b"ghijkl"}
+    path, text = write_folder(tmp_path / "x", files), {"tokenizer": "bytes", "block": 2}
+    settings = Settings(out=tmp_path / "out")
+    info = prepare_text([path], settings, TextSettings(**text))
+    assert info["layout"] == {f"{path}/train": "train", f"{path}/val": "validation"}
+    assert {*read_info(tmp_path / "out")["splits"]} == {"train", "validation"}
+    write_folder(path, {"b.txt": b"mno"})
+    with pytest.raises(PrepareError, match="of several splits"):
+        prepare_text([path], Settings(out=tmp_path / "no"), TextSettings(**text))

@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+import os
 import re
 import shlex
 from pathlib import Path
@@ -21,11 +22,7 @@ from prepare_cases import (
 )
 
 from echo_jax import cli
-from echo_jax.data.prepare import text, workspace
-from echo_jax.data.prepare.tokenizer import train_subwords
-from echo_jax.data.sources.prepared import read_info
-from echo_jax.terminal import countdown
-from echo_jax.terminal.countdown import Countdown
+from echo_jax.data.sources import read_info
 
 SPLITS = ("train", "val")
 KINDS = ("images", "coco", "text", "verify")
@@ -77,11 +74,7 @@ def help_of(words, capsys):
 
 
 @pytest.mark.parametrize("kind", [None, *KINDS])
-def test_every_example_in_the_help_is_true(folder, capsys, monkeypatch, kind):
-    # There is too little text for as many subwords as the default.
-    monkeypatch.setattr(
-        text, "train_subwords", lambda lines, vocab: train_subwords(lines, 290)
-    )
+def test_every_example_in_the_help_is_true(folder, capsys, kind):
     words = ["prepare", kind] if kind else ["prepare"]
     said = help_of(words, capsys).replace("\\\n", "")
     examples = re.findall(r"^  (echo-jax prepare .*)$", said, re.MULTILINE)
@@ -89,10 +82,12 @@ def test_every_example_in_the_help_is_true(folder, capsys, monkeypatch, kind):
     if kind == "verify":
         run("echo-jax prepare images photos --out data/cifar10", capsys)
     for example in examples:
+        if "text" in example and "--tokenizer" not in example:
+            example += " --vocab 290"  # There is too little text for more.
         status, out, _ = run(example, capsys)
         assert status == 0 and out
         if kind != "verify":
-            read_info(shlex.split(example)[-1])
+            read_info(re.search(r"--out (\S+)", example)[1])
 
 
 def test_it_says_what_was_made_and_what_was_not(folder, capsys):
@@ -118,98 +113,6 @@ def test_it_says_what_was_made_and_what_was_not(folder, capsys):
         "",
         "out/dataset.json",
     ]
-
-
-def layout(top="", val="val", test=""):
-    """Class folders in the folders of splits, around which may lie another one."""
-    files = {}
-    for split in filter(None, ("train", val, test)):
-        files |= {f"{top}{split}/{name}": v for name, v in class_folders(4).items()}
-    return files
-
-
-@pytest.mark.parametrize(
-    ("files", "folders"),
-    [
-        (layout(), {"train": "train", "validation": "val"}),
-        (layout(val="valid"), {"train": "train", "validation": "valid"}),
-        (layout(val="Validation"), {"train": "train", "validation": "Validation"}),
-        (layout(val="test"), {"train": "train", "test": "test"}),
-        (
-            layout("x/", "val", "test") | {"x/notes/a.txt": b"", "words.txt": b""},
-            {"train": "x/train", "validation": "x/val", "test": "x/test"},
-        ),
-    ],
-)
-@pytest.mark.parametrize("write", [write_folder, write_zip, write_tar])
-def test_folders_of_splits_are_taken_as_such(
-    tmp_path, capsys, monkeypatch, files, folders, write
-):
-    monkeypatch.chdir(tmp_path)
-    data = write({write_zip: "d.zip", write_tar: "d.tar"}.get(write, "d"), files)
-    status, out, _ = run(f"echo-jax prepare images {data} --out out", capsys)
-    said = ", ".join(f"{data}/{path} is {split}" for split, path in folders.items())
-    assert status == 0 and f"folders of splits: {said}" in out.splitlines()
-    named = " ".join(f"{split}={data}/{path}" for split, path in folders.items())
-    assert run(f"echo-jax prepare images {named} --out named", capsys)[0] == 0
-    found = contents("out"), contents("named")
-    for each in found:
-        each.pop("dataset.json")
-    assert found[0] == found[1] and {*read_info("out")["splits"]} == {*folders}
-    # The same command finds its folder whole, and says so again.
-    status, out, _ = run(f"echo-jax prepare images {data} --out out", capsys)
-    assert status == 0 and f"folders of splits: {said}" in out.splitlines()
-
-
-@pytest.mark.parametrize(
-    ("command", "files", "says"),
-    [
-        # A class called test, and what may be a class or a split.
-        ("images d", ["test/1.jpg", "cat/1.jpg"], "train: 2 examples in 2 classes"),
-        ("images d --classes last", ["train/1.jpg", "cat/1.jpg"], "in 2 classes"),
-        ("images train=d --classes first", ["train/1.jpg", "test/1.jpg"], "2 classes"),
-        ("images d", ["train/1.jpg", "test/1.jpg"], "train=d --classes first"),
-        ("images d", ["train/a/1.jpg", "val/a/1.jpg", "b/1.jpg"], "of several splits"),
-        ("images d", ["train/a/1.jpg", "val/a/1.jpg", "1.jpg"], "of several splits"),
-        ("images d", ["train/a/1.jpg", "val/a/1.jpg", "valid/a/1.jpg"], "several sp"),
-        ("images train=d", ["train/a/1.jpg", "val/a/1.jpg"], "of several splits"),
-        ("images d d", ["val/a/1.jpg", "test/a/1.jpg"], "of several splits"),
-        (
-            "images d --holdout 0.5",
-            ["train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg"],
-            "makes a validation split, and one is given",
-        ),
-        # A list names the classes, so these need no folders.
-        (
-            "images d --classes of.csv",
-            ["train/1.jpg", "train/2.jpg", "val/3.jpg"],
-            "d/train is train, d/val is validation",
-        ),
-        # Nobody says what the images of a contest's test are.
-        (
-            "images d",
-            ["train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "test/1.jpg"],
-            "d/val is validation, d/test is left out, as nothing names its classes",
-        ),
-        (
-            "text d --tokenizer bytes --block 2",
-            ["train/a.txt", "val/a.txt"],
-            "folders of splits: d/train is train, d/val is validation",
-        ),
-        ("text d", ["train/a.txt", "val/a.txt", "b.txt"], "of several splits"),
-    ],
-)
-def test_what_may_be_a_split_or_a_class_is_not_guessed(
-    tmp_path, capsys, monkeypatch, command, files, says
-):
-    monkeypatch.chdir(tmp_path)
-    write_folder(
-        "d", dict.fromkeys(files, make_image(0) if "jpg" in files[0] else b"abcdef")
-    )
-    Path("of.csv").write_text("1.jpg,a\n2.jpg,b\n3.jpg,a\n")
-    status, out, err = run(f"echo-jax prepare {command} --out out", capsys)
-    assert says in (err if status else out)
-    assert Path("out").exists() == (status == 0)
 
 
 def test_every_option_arrives(folder, capsys):
@@ -275,15 +178,16 @@ def test_what_is_mistyped_is_named_in_one_line(folder, command, message, capsys)
 
 def test_a_stopped_command_says_how_to_go_on(folder, capsys, monkeypatch):
     command = "echo-jax prepare images photos --shard-mb 0.005 --out 'my data'"
-    write = workspace.Workspace.write_shard
+    replace, left = os.replace, [4]
 
-    def stop(self, split, number, records, rest):
-        if number == 1:
+    def stop(*args, **options):
+        left[0] -= 1
+        if not left[0]:
             raise KeyboardInterrupt
-        return write(self, split, number, records, rest)
+        return replace(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(workspace.Workspace, "write_shard", stop)
+        patch.setattr(os, "replace", stop)
         status, out, err = run(command, capsys)
     assert (status, out) == (130, "")
     assert err.splitlines()[-2:] == [
@@ -293,6 +197,17 @@ def test_a_stopped_command_says_how_to_go_on(folder, capsys, monkeypatch):
     assert run(command, capsys)[0] == 0
     assert run(command.replace("my data", "at once"), capsys)[0] == 0
     assert contents("my data") == contents("at once")
+
+
+def test_folders_of_splits_are_said(folder, capsys):
+    folders = ("train/cat", "train/ant", "val/cat", "test")
+    write_folder("d", {f"{name}/1.jpg": make_image(0) for name in folders})
+    for _ in range(2):  # The same command finds its folder whole, and says so again.
+        status, out, _ = run("echo-jax prepare images d --out out", capsys)
+        assert status == 0 and (
+            "folders of splits: d/train is train, d/val is validation, d/test is left "
+            "out, as nothing names its classes" in out.splitlines()
+        )
 
 
 def test_verify_finds_what_was_changed(folder, capsys):
@@ -305,40 +220,3 @@ def test_verify_finds_what_was_changed(folder, capsys):
     shard.write_bytes(content)
     status, _, err = run("echo-jax prepare verify out", capsys)
     assert status == 2 and "it was changed since" in err
-
-
-def test_progress_shows_names_as_they_are(capsys, monkeypatch):
-    """On a terminal as well: neither markup nor escape sequences."""
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    for name in ("[/]", "[red]a", "\x1b]0;b\x07"):
-        with Countdown() as shown:
-            shown.show(f"reading {name}", 0.5)
-            shown.show(f"reading {name}", 0.6)
-    err = capsys.readouterr().err
-    assert "reading [/]" in err and "reading [red]a" in err
-    assert "\x1b]0;" not in err
-
-
-def test_progress_is_lines_with_the_time_left(capsys, monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr(countdown.time, "monotonic", lambda: now[0])
-    with Countdown(line_every_s=10) as shown:
-        for seconds, what, done in [
-            (0, "reading", 0.1),
-            (9, "reading", 0.2),
-            (1, "reading", 0.3),
-            (1, "writing", 0.5),
-            (3, "writing", 0.6),
-            (3601, "writing", 0.7),
-            (9, "writing", 1.0),
-        ]:
-            now[0] += seconds
-            shown.show(what, done)
-    assert capsys.readouterr().err.splitlines() == [
-        " 10%  reading",
-        # 20 % in 10 s.
-        " 30%  reading  ETA 0:00:35",
-        " 50%  writing",
-        # 20 % in 3604 s.
-        " 70%  writing  ETA 1:30:06",
-    ]
