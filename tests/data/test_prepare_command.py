@@ -23,6 +23,7 @@ from prepare_cases import (
 
 from echo_jax import cli
 from echo_jax.data.sources import read_info
+from echo_jax.terminal import Countdown
 
 SPLITS = ("train", "val")
 KINDS = ("images", "coco", "text", "verify")
@@ -220,3 +221,39 @@ def test_verify_finds_what_was_changed(folder, capsys):
     shard.write_bytes(content)
     status, _, err = run("echo-jax prepare verify out", capsys)
     assert status == 2 and "it was changed since" in err
+
+
+def test_progress_is_lines_with_the_time_left_and_names_as_they_are(
+    capsys, monkeypatch
+):
+    """Neither markup nor escape sequences, on a terminal as well."""
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with Countdown(line_every_s=10) as shown:
+        for seconds, what, done in [
+            (0, "reading", 0.1),
+            (9, "reading", 0.2),
+            (1, "reading", 0.3),
+            (1, "writing", 0.5),
+            (3, "writing", 0.6),
+            (3601, "writing", 0.7),
+            (9, "writing", 1.0),
+        ]:
+            now[0] += seconds
+            shown.show(what, done)
+    assert capsys.readouterr().err.splitlines() == [
+        " 10%  reading",
+        # 20 % in 10 s.
+        " 30%  reading  ETA 0:00:35",
+        " 50%  writing",
+        # 20 % in 3604 s.
+        " 70%  writing  ETA 1:30:06",
+    ]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    for name in ("[/]", "[red]a", "\x1b]0;b\x07"):
+        with Countdown() as shown:
+            shown.show(f"reading {name}", 0.5)
+            shown.show(f"reading {name}", 0.6)
+    err = capsys.readouterr().err
+    assert "reading [/]" in err and "reading [red]a" in err
+    assert "\x1b]0;" not in err

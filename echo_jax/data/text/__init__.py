@@ -1,1 +1,5 @@
 """Text on the host: windows of tokens for language models."""
+
+from echo_jax.lazy import door
+
+__getattr__ = door(__name__, {"sequences": ["open_sequences"]})
