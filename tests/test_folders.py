@@ -1,14 +1,33 @@
 """Run folders of strangers: nothing in them is followed, waited for or trusted."""
 
+import contextlib
 import errno
+import json
 import os
+import shutil
 import socket
+from pathlib import Path
 
+import google_crc32c
 import pytest
-from hypothesis import given
+import tensorstore
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from echo_jax.files.folders import FolderError, RunPath, run_file, run_folder
+from echo_jax import cli
+from echo_jax.files import (
+    DamagedFileError,
+    FolderError,
+    RunPath,
+    json_line,
+    read_json,
+    read_line,
+    run_file,
+    run_folder,
+    seal,
+    unseal,
+    write_json,
+)
 
 
 @pytest.fixture
@@ -44,16 +63,17 @@ def plant(path, kind, victim):
 
 
 KINDS = ["link", "dangling link", "named pipe", "socket", "folder"]
+USES = {"read_bytes": [], "read_text": [], "write": ["new"], "append": ["new"]}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("use", ["read_bytes", "read_text", "write", "append"])
+@pytest.mark.parametrize("use", USES)
 def test_a_file_is_a_file_and_nothing_else(folder, victim, kind, use):
     path = folder / "summary.json"
     plant(path, kind, victim)
     before = os.lstat(path)
     with pytest.raises(FolderError, match="where a file belongs") as caught:
-        getattr(path, use)(*(["new"] if use in ("write", "append") else []))
+        getattr(path, use)(*USES[use])
     assert str(path) in str(caught.value)
     assert os.lstat(path).st_ino == before.st_ino
     # No half of a new file is left.
@@ -61,22 +81,13 @@ def test_a_file_is_a_file_and_nothing_else(folder, victim, kind, use):
 
 
 @pytest.mark.parametrize("name", ["sub/a.json", "sub/deep/a.json"])
-@pytest.mark.parametrize("use", ["read_bytes", "write", "append", "mkdir", "exists"])
+@pytest.mark.parametrize("use", [*USES, "mkdir", "exists"])
 def test_a_linked_folder_is_not_entered(folder, victim, name, use):
     (victim.parent / "deep").mkdir()
     os.symlink(victim.parent, folder / "sub")
-    path = folder / name
     with pytest.raises(FolderError, match="sub is a link where a folder belongs"):
-        getattr(path, use)(*(["new"] if use in ("write", "append") else []))
+        getattr(folder / name, use)(*USES.get(use, []))
     (victim.parent / "deep").rmdir()
-
-
-def test_a_planted_file_that_a_write_might_use_is_left_alone(folder, victim):
-    """A link of the name that a new file had until it was whole."""
-    os.symlink(victim, folder / ".table.md.new")
-    (folder / "table.md").write("new")
-    assert (folder / "table.md").read_text() == "new"
-    assert os.readlink(folder / ".table.md.new") == str(victim)
 
 
 def test_the_way_to_the_folder_is_the_users_own(tmp_path):
@@ -87,27 +98,19 @@ def test_the_way_to_the_folder_is_the_users_own(tmp_path):
         folder.mkdir()
         (folder / "b" / "c").mkdir()
         (folder / "b" / "c.json").write("1")
-        assert (folder / "b" / "c.json").read_text() == "1"
     assert (tmp_path / "disk" / "a" / "b" / "c.json").read_text() == "1"
 
 
-@pytest.mark.parametrize(
-    "name", ["", ".", "..", "a/../../b", "/etc/passwd", "a//b", "\0"]
-)
-def test_no_name_leads_out_of_the_folder(folder, name):
-    with pytest.raises(FolderError, match="is no name of something in"):
-        folder / name
-
-
-@given(st.text(max_size=30))
+@given(st.text(max_size=30) | st.sampled_from([".", "..", "a/../../b", "a//b", "/a"]))
+@example("a\0")
 def test_a_name_stays_below_its_folder_or_is_refused(name):
     root = run_folder("/run")
-    try:
-        path = root / name
-    except FolderError:
-        return
-    assert os.path.normpath(path) == os.fspath(path)
-    assert os.fspath(path).startswith("/run/")
+    if any(part in ("", ".", "..") or "\0" in part for part in name.split("/")):
+        with pytest.raises(FolderError, match="is no name of something in"):
+            root / name
+    else:
+        path = os.fspath(root / name)
+        assert os.path.normpath(path) == path and path.startswith("/run/")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
@@ -116,11 +119,13 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(folder, monkeypatch, er
     path.write("old")
 
     def fail(*_):
-        raise error
+        raise error(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(error):
+    with pytest.raises(error) as caught:
         path.write("new")
+    # An open file knows its name no more.
+    assert error is KeyboardInterrupt or caught.value.filename == str(path)
     assert path.read_text() == "old"
     assert os.listdir(folder) == ["a.json"]
 
@@ -129,7 +134,6 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(folder, monkeypatch, er
 def test_ctrl_c_at_the_end_of_a_write_is_what_is_raised(
     folder, monkeypatch, is_new, last
 ):
-    """Found by F2: a missing file was, and the command said to name one."""
     real = getattr(os, last)
 
     def interrupted(*args, **options):
@@ -153,44 +157,37 @@ def test_what_a_killed_write_left_is_removed_and_nothing_else(folder):
     (folder / "none").remove_unfinished()
 
 
-def test_a_file_that_is_too_large_is_not_read(folder):
+def test_what_is_too_large_missing_or_no_text_is_named(folder):
     path = folder / "summary.json"
-    path.write("12345")
-    assert path.read_bytes(5) == b"12345"
+    path.write(b"1234\xff")
+    assert path.read_bytes(5) == b"1234\xff"
+    with pytest.raises(FolderError, match=r"summary.json is not text in UTF-8"):
+        path.read_text()
     with pytest.raises(FolderError, match="has 5 bytes, and at most 4 are read"):
         path.read_bytes(4)
     # One that says little of what it holds is read as far as it says.
     os.truncate(path, 1 << 40)
     with pytest.raises(FolderError, match="at most 268435456"):
         path.read_bytes()
-
-
-def test_text_that_is_none_is_refused(folder):
-    (folder / "a.json").write(b"\xff")
-    with pytest.raises(FolderError, match=r"a.json is not text in UTF-8"):
-        (folder / "a.json").read_text()
+    for path in (folder / "a.json", folder / "b" / "a.json"):
+        with pytest.raises(FileNotFoundError) as caught:
+            path.read_bytes()
+        assert str(caught.value.filename) in (str(path), str(path.parent))
+        assert not path.exists() and not path.is_dir()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "folder"])
-@pytest.mark.parametrize("depth", [0, 1, 3])
-def test_others_are_given_files_and_folders_alone(folder, victim, kind, depth):
+@pytest.mark.parametrize("name", ["", "8", "8/planted", "8/state/x/planted"])
+def test_others_are_given_files_and_folders_alone(folder, victim, kind, name):
     path = folder / "checkpoints"
-    (path / "8" / "state").mkdir()
-    (path / "8" / "state" / "array").write("1")
-    assert os.fspath(path.for_others()) == os.fspath(path)
-    names = ["", "8/planted", "8/state/planted", "8/state/x/planted"]
-    planted = folder / "linked" if not depth else path / names[depth]
+    planted = path / name if name else path
+    if name:
+        (path / "9" / "state").mkdir()
+        (path / "9" / "state" / "array").write("1")
+        assert os.fspath(path.for_others()) == os.fspath(path)
     planted.parent.mkdir()
     plant(planted, kind, victim)
     with pytest.raises(FolderError, match=f"{planted} is a .* where a "):
-        (planted if not depth else path).for_others()
-
-
-def test_a_linked_folder_among_files_is_found(folder, victim):
-    path = folder / "checkpoints"
-    path.mkdir()
-    os.symlink(victim.parent, path / "8")
-    with pytest.raises(FolderError, match="checkpoints/8 is a link"):
         path.for_others()
 
 
@@ -199,20 +196,12 @@ def test_only_what_is_in_the_folder_is_removed(folder, victim):
     (path / "a").mkdir()
     (path / "b.json").write("1")
     os.symlink(victim.parent, path / "a" / "link")
-    path.remove()
-    assert not path.exists()
-    path.remove()
+    for _ in range(2):
+        path.remove()
+        assert not path.exists()
     os.symlink(victim.parent, path)
     with pytest.raises(FolderError, match="profile is a link where a folder belongs"):
         path.remove()
-
-
-def test_what_is_missing_is_named_as_it_was_asked_for(folder):
-    for path in (folder / "a.json", folder / "b" / "a.json"):
-        with pytest.raises(FileNotFoundError) as caught:
-            path.read_bytes()
-        assert str(caught.value.filename) in (str(path), str(path.parent))
-        assert not path.exists() and not path.is_dir()
 
 
 def test_a_file_is_in_a_folder():
@@ -223,16 +212,203 @@ def test_a_file_is_in_a_folder():
     assert run_file(file) is file and run_folder(file) is file
 
 
-def test_an_error_of_the_system_names_the_file(tmp_path, monkeypatch):
-    """An open file knows its name no more."""
-    (tmp_path / "x.json").write_text("old")
+OBJECTS = st.dictionaries(
+    st.text(max_size=5),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner),
+        max_leaves=6,
+    ),
+    max_size=5,
+)
 
-    def fill(number):
-        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", fill)
-    with pytest.raises(OSError) as caught:
-        (run_folder(tmp_path) / "x.json").write("new")
-    assert caught.value.filename == str(tmp_path / "x.json")
-    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
-    assert (tmp_path / "x.json").read_text() == "old"
+@given(OBJECTS, st.data())
+@example({"updates": 60}, None)
+def test_whatever_bit_of_a_line_flips_is_seen(content, data):
+    def refuse(token):
+        raise AssertionError(f"{token} is not JSON")
+
+    line = json_line(content).encode()
+    whole = unseal(json.loads(line, parse_constant=refuse))
+    assert seal(dict(reversed(whole.items()))) == seal(whole)
+    num_bits = 8 * len(line)
+    flips = [data.draw(st.integers(0, num_bits - 1))] if data else range(num_bits)
+    for flip in flips:
+        damaged = bytearray(line)
+        damaged[flip // 8] ^= 1 << flip % 8
+        with contextlib.suppress(ValueError):
+            found = read_line(bytes(damaged))
+            # Only the name of the checksum changed, or a space became another one.
+            assert {name: found.get(name) for name in whole} == whole
+            assert len(found) <= len(whole) + 1
+
+
+def test_json_without_numbers_for_what_is_none_replaces_a_file_whole(folder):
+    path = folder / "a.json"
+    write_json(path, {"a": [1.5, float("nan")], "b": {"c": float("inf")}, "d": 2**70})
+    expected = {"a": [1.5, None], "b": {"c": None}, "d": 2**70}
+    assert unseal(json.loads(path.read_text())) == expected == read_json(path)
+    with pytest.raises(TypeError):
+        write_json(path, {"new": object()})
+    assert read_json(path) == expected and os.listdir(folder) == ["a.json"]
+    assert read_json(folder / "missing.json") is None
+    # One of an earlier version has no checksum.
+    path.write('{"updates": 60}')
+    assert read_json(path) == {"updates": 60}
+
+
+FIELDS = {"updates": int, "echo?.factor": float}
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        *((damage, "") for damage in (b"", b"{", b"[]", b"1", b"[" * 100_000)),
+        (b'{"updates": 61, "crc32": "00000000"}', "it does not have the checksum"),
+        (b"{}", "it lacks 'updates'"),
+        (b'{"updates": "9"}', "'updates' is '9'"),
+        (b'{"updates": 9, "echo": 1}', "it lacks 'echo.factor'"),
+    ],
+    ids=range(9),
+)
+def test_a_damaged_file_and_what_it_lacks_is_named(folder, content, what):
+    path = folder / "a.json"
+    path.write(content)
+    with pytest.raises(DamagedFileError, match=rf"a\.json is damaged: {what}.*; put"):
+        read_json(path, FIELDS)
+    write_json(path, {"updates": 9})
+    assert read_json(path, FIELDS) == {"updates": 9}
+
+
+LM = ["train", "--config", f"{Path(__file__).parents[1]}/configs/lm.py:tiny"]
+SECRET = "aws_secret_access_key = 12345"
+SHELL = "x; touch ${HOME}/owned; echo"
+FILES = ["config.json", "summary.json", "metrics.jsonl", "environment.json"]
+REPORT = ["table.md", "figure.png", "figure.svg", "report.html"]
+
+
+def train(workdir, updates):
+    flags = {"updates": updates, "eval_every": 2, "checkpoint_every": 2}
+    flags |= {"optim.warmup_updates": 0, "optim.schedule": "constant"}
+    # So that all of it is compiled in a second or two, and nothing on the side.
+    flags |= {"mesh.data": 1, "dispatch.mode": "loop", "model.num_layers": 1}
+    argv = [*LM, "--workdir", str(workdir)]
+    return cli.main([*argv, *(f"--config.{k}={v}" for k, v in flags.items())])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, all_compiled_soon):
+    path = tmp_path_factory.mktemp("stranger") / "run"
+    assert train(path, 2) == 0
+    return path
+
+
+@pytest.fixture
+def stranger(trained, tmp_path):
+    """A run folder, to plant something in."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+@pytest.fixture
+def home(tmp_path):
+    """Files of the user's, in which nothing may change."""
+    home = tmp_path / "home"
+    (home / "kept" / "9").mkdir(parents=True)
+    (home / "kept" / "9" / "file").write_text("mine")
+    (home / ".bashrc").write_text("mine")
+    (home / "credentials").write_text(json.dumps({"updates": SECRET, "a": SECRET}))
+
+    def seen():
+        found = {path: path.stat() for path in home.rglob("*")}
+        return {
+            path: (stat.st_mode, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            for path, stat in found.items()
+        }
+
+    before = seen()
+    yield home
+    assert seen() == before
+
+
+def planted(path, target):
+    """Puts a link in the place of something, or a named pipe."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    os.symlink(target, path) if target else os.mkfifo(path)
+
+
+@pytest.mark.parametrize("kind", ["link", "named pipe"])
+@pytest.mark.parametrize("name", [*FILES, *REPORT])
+def test_a_report_reads_and_writes_through_no_links_and_waits_for_no_pipes(
+    stranger, home, capsys, name, kind
+):
+    of = "credentials" if name in FILES else ".bashrc"
+    planted(stranger / name, home / of if kind == "link" else None)
+    assert cli.main(["report", str(stranger)]) == 2
+    assert f"{stranger / name} is a {kind} where a file" in capsys.readouterr().err
+    assert name in REPORT or not (stranger / "report.html").exists()
+
+
+def test_a_report_uses_no_names_that_a_stranger_can_know(stranger, home):
+    """What wrote shell text of a study into a file that a shell runs."""
+    study = stranger.parent / "study"
+    study.mkdir()
+    for arm in ("baseline", "other"):
+        shutil.copytree(stranger, study / arm)
+    about = {"name": SHELL, "arms": ["baseline", "other"], "storage": {}}
+    (study / "study.json").write_text(json.dumps({**about, "calibration": {}}))
+    for name in REPORT:
+        planted(study / f".{name}.new", home / ".bashrc")
+    assert cli.main(["report", str(study)]) == 0
+    assert SHELL in (study / "table.md").read_text()
+
+
+INSIDE = ["2", "2/state/d", "2/host/metadata"]
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        *((name, "credentials") for name in FILES),
+        *((name, None) for name in FILES),
+        ("checkpoints", "kept"),
+        *((f"checkpoints/{path}", "kept/9") for path in INSIDE),
+    ],
+)
+def test_a_run_goes_on_through_no_links_and_waits_for_no_pipes(
+    stranger, home, capsys, name, target
+):
+    planted(stranger / name, home / target if target else None)
+    assert train(stranger, 4) == 2
+    kind = "link" if target else "named pipe"
+    assert f"{stranger / name} is a {kind}" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_beside_links_of_known_names(stranger, home):
+    for name in FILES:
+        planted(stranger / f".{name}.new", home / ".bashrc")
+    assert train(stranger, 4) == 0
+
+
+def test_a_reference_inside_of_a_checkpoint_leads_nowhere_else(tmp_path):
+    """Orbax's arrays lie in OCDBT databases, whose nodes name the files of values."""
+    base = tmp_path / "database"
+    ocdbt = {
+        "driver": "ocdbt",
+        "base": f"file://{base}/",
+        "config": {"compression": None, "max_inline_value_bytes": 0},
+        "value_data_prefix": "in/",
+    }
+    tensorstore.KvStore.open(ocdbt).result()["array"] = b"content " * 20
+    (value,) = (base / "in").iterdir()
+    shutil.move(value, tmp_path)  # What lies outside is as long, and could be read.
+    nodes = [path for path in (base / "d").iterdir() if b"in/" in path.read_bytes()]
+    for node in nodes:
+        changed = node.read_bytes()[:-4].replace(b"in/", b"../")
+        crc = google_crc32c.value(changed).to_bytes(4, "little")
+        node.write_bytes(changed + crc)
+    assert nodes
+    with pytest.raises(ValueError, match=r'Invalid key: ".*/database/\.\./'):
+        tensorstore.KvStore.open(ocdbt).result().read("array").result()
