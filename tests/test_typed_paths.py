@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from echo_jax import cli
-from echo_jax.data.sources.source import open_source
-from echo_jax.data.text.sequences import open_sequences
-from echo_jax.files.folders import FolderError, run_file, run_folder
+from echo_jax.data.sources import open_source
+from echo_jax.data.text import open_sequences
+from echo_jax.files import FolderError, run_file, run_folder
 
 LM = ["--config", "lm:tiny", "--config.updates=1"]
 

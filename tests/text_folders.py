@@ -4,8 +4,7 @@ from pathlib import Path
 
 import tensorflow_datasets as tfds
 
-from echo_jax.data.prepare.job import Settings
-from echo_jax.data.prepare.text import TextSettings, prepare_text
+from echo_jax.data.prepare import Settings, TextSettings, prepare_text
 
 DOCUMENTS = [f"Line {i} says {'so ' * (i % 7)}much.\n" for i in range(60)]
 

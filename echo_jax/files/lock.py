@@ -26,11 +26,11 @@ import platform
 import re
 import secrets
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from time import monotonic, sleep
 from typing import Self
 
 from echo_jax.files.folders import FolderError, RunPath
@@ -150,7 +150,7 @@ class FolderLock:
             folder: lock_file(folder / self._name) for folder in self._folders
         }
         self._owner = _Owner.this_process()
-        self._touched_s = monotonic()
+        self._touched_s = time.monotonic()
         self._thread = threading.Thread(target=self._keep_touching, daemon=True)
         try:
             if self._folders:
@@ -166,7 +166,7 @@ class FolderLock:
 
     def check(self) -> None:
         """Raises FolderInUseError if another process has taken a folder over; cheap."""
-        if monotonic() > self._touched_s + 3 * _TOUCH_EVERY_S:
+        if time.monotonic() > self._touched_s + 3 * _TOUCH_EVERY_S:
             self._touch()  # The thread of a continued process may run later than this.
         if self._lost:
             raise FolderInUseError(self._lost)
@@ -180,7 +180,7 @@ class FolderLock:
                     countdown = Countdown(line_every_s=_LINE_EVERY_S)
                     show = stack.enter_context(countdown).show
                 show(*self._waiting_for(missing[0]))
-                sleep(_LOOK_EVERY_S)
+                time.sleep(_LOOK_EVERY_S)
 
     def _take(self, folder: RunPath) -> bool:
         """Takes a folder if it is available now."""
@@ -199,7 +199,7 @@ class FolderLock:
             else:
                 return False
             if not file.is_exact:
-                sleep(_SETTLE_S)
+                time.sleep(_SETTLE_S)
         return folder in self._owned
 
     def _is_gone(self, folder: RunPath, found: Found, owner: _Owner) -> bool:
@@ -248,7 +248,7 @@ class FolderLock:
     def _touch(self) -> None:
         """Shows others that this process lives, and checks that it still owns."""
         with self._touching:
-            self._touched_s = monotonic()
+            self._touched_s = time.monotonic()
             for folder in self._owned:
                 # The next touch may succeed where this one fails; other writes to
                 # such a disk or bucket fail by themselves.

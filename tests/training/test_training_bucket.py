@@ -7,28 +7,16 @@ import sys
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from etils import epath
-from etils.epath import gpath
 from fake_gcs import Bucket, serve
 from test_training_resume import ECHOES, exact
 from tiny_workload import run, stop_at
 
 import echo_jax as ej
 from echo_jax import cli
-from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.files.bucket import _open, open_bucket
-from echo_jax.files.folders import FolderError, RunPath, run_folder
-from echo_jax.files.json_files import read_line, unseal
-from echo_jax.training import Interrupted
-from echo_jax.training.finite import NonFiniteLossError
-from echo_jax.training.records import runfiles
-from echo_jax.training.records.runfiles import MetricsFile
-from echo_jax.training.saving.checkpoint import params_sha256
-from echo_jax.training.saving.saved_model import read_model
-from echo_jax.training.saving.weights import read_weights, write_weights
+from echo_jax.files import FolderError, RunPath, read_line, run_folder, unseal
+from echo_jax.training import Interrupted, NonFiniteLossError
 
 ROOT = Path(__file__).parents[2]
 WORKDIR = "gs://bucket/runs/a"
@@ -57,50 +45,9 @@ def assert_same(files, others):
     assert summaries[0]["params_sha256"] == summaries[1]["params_sha256"]
 
 
-def test_stopped_and_resumed_as_in_a_folder(bucket, in_folder):
-    with pytest.raises(Interrupted):
-        run(WORKDIR, on_batch=stop_at(6), **RUN)
-    assert "summary.json" not in bucket.files("runs/a")
-    run(WORKDIR, **RUN)
-    assert_same(bucket.files("runs/a"), in_folder)
-    assert bucket.writes["runs/a/config.json"] == 1
-
-
-def test_its_model_is_read_alone(bucket):
-    summary = run(WORKDIR, **RUN)
-    before = bucket.files("runs/a")
-    found = read_model(run_folder(WORKDIR))
-    assert found.update == summary["updates"]
-    assert params_sha256(found.model.params) == summary["params_sha256"]
-    assert read_model(run_folder(WORKDIR), 8).update == 8
-    assert bucket.files("runs/a") == before
-
-
-def test_a_client_that_was_chosen_before_is_not_used(bucket, monkeypatch):
-    with monkeypatch.context() as patch:
-        # As a program that has saved something else has looked already.
-        patch.delenv("EPATH_USE_TF")
-        gpath._is_tf_installed.cache_clear()
-        assert epath.Path(ROOT).exists()
-    _open.cache_clear()
-    bucket.put("runs/a/x", b"content")
-    assert (open_bucket(WORKDIR) / "x").read_bytes() == b"content"
-
-
-def test_killed_before_a_checkpoint_was_whole(bucket, in_folder):
-    with pytest.raises(Interrupted) as stopped:
-        run(WORKDIR, on_batch=stop_at(6), **RUN)
-    newest = stopped.value.update
-    assert bucket.folders("runs/a/checkpoints") == {"4", str(newest)}
-    # The object that Orbax writes last.
-    del bucket.objects[f"runs/a/checkpoints/{newest}/commit_success.txt"]
-    resumed = []
-    run(WORKDIR, on_batch=resumed.append, **RUN)
-    assert len(resumed) >= 12 - 4
-    assert_same(bucket.files("runs/a"), in_folder)
-
-
-def test_a_checkpoint_is_never_newer_than_the_rows(bucket):
+def test_a_run_is_as_in_a_folder_and_no_checkpoint_is_newer_than_the_rows(
+    bucket, in_folder
+):
     seen = []
 
     def look(name):
@@ -113,9 +60,26 @@ def test_a_checkpoint_is_never_newer_than_the_rows(bucket):
 
     bucket.on_put = look
     run(WORKDIR, **RUN)
+    assert_same(bucket.files("runs/a"), in_folder)
     assert seen == [(update, [*range(1, update + 1)]) for update in (4, 8, 12)]
     # When it is opened, and before each checkpoint: not for each row.
     assert bucket.writes["runs/a/metrics.jsonl"] == 4
+    assert bucket.writes["runs/a/config.json"] == 1
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_stopped_or_killed_it_is_resumed_as_in_a_folder(bucket, in_folder, is_whole):
+    with pytest.raises(Interrupted) as stopped:
+        run(WORKDIR, on_batch=stop_at(6), **RUN)
+    assert "summary.json" not in bucket.files("runs/a")
+    newest = stopped.value.update
+    assert bucket.folders("runs/a/checkpoints") == {"4", str(newest)}
+    if not is_whole:  # Without the object that Orbax writes last.
+        del bucket.objects[f"runs/a/checkpoints/{newest}/commit_success.txt"]
+    resumed = []
+    run(WORKDIR, on_batch=resumed.append, **RUN)
+    assert len(resumed) >= 12 - 4 or is_whole
+    assert_same(bucket.files("runs/a"), in_folder)
 
 
 def test_what_others_write_is_seen(bucket):
@@ -127,36 +91,9 @@ def test_what_others_write_is_seen(bucket):
         assert names == {*bucket.files("runs/a")}
     bucket.empty()
     assert not (folder / "x").exists() and not folder.is_dir()
-
-
-def test_rows_are_written_after_a_while_and_when_asked(bucket, monkeypatch):
-    path = run_folder(WORKDIR) / "metrics.jsonl"
-    metrics = MetricsFile(path, resumed_from=None)
-    metrics.append({"kind": "train", "updates": 1})
-    assert rows_of(bucket.files("runs/a")) == []
-    monkeypatch.setattr(runfiles, "_WRITE_EVERY_S", 0.0)
-    metrics.append({"kind": "train", "updates": 2})
-    assert len(rows_of(bucket.files("runs/a"))) == 2
-    monkeypatch.undo()
-    metrics.append({"kind": "train", "updates": 3})
-    metrics.flush()
-    metrics.flush()
-    assert rows_of(bucket.files("runs/a")) == metrics.rows
-    assert bucket.writes["runs/a/metrics.jsonl"] == 3
-
-
-def test_one_process_writes_the_rows_that_all_read(bucket):
-    path = run_folder(WORKDIR) / "metrics.jsonl"
-    first = MetricsFile(path, resumed_from=None)
-    for update in (1, 2, 3):
-        first.append({"kind": "train", "updates": update})
-    first.flush()
-    before = dict(bucket.objects)
-    other = MetricsFile(path, resumed_from=2, writes=False)
-    other.append({"kind": "train", "updates": 3})
-    other.flush()
-    assert other.rows == first.rows
-    assert bucket.objects == before
+    # Large content is written in silence.
+    (folder / "large").write(content := bytes(range(256)) * 2**14)
+    assert bucket.files("runs/a") == {"large": content}
 
 
 def test_a_run_that_fails_leaves_its_rows(bucket):
@@ -166,44 +103,21 @@ def test_a_run_that_fails_leaves_its_rows(bucket):
     assert {"train"} <= {row["kind"] for row in rows_of(bucket.files("runs/a"))}
 
 
-def test_an_adaptive_run_leaves_a_tape_that_repeats_it(bucket, tmp_path):
+def test_an_adaptive_run_leaves_a_tape_that_repeats_it_and_a_profile(bucket, tmp_path):
     adaptive = {
         "echo__mode": "adaptive",
         "echo__where": "device",
         "echo__after": "decode",
         "echo__buffer": 40,
     }
-    first = run(WORKDIR, **adaptive)
-    tape = bucket.files("runs/a")["tape.json"]
-    tape = DecisionLog.read(io.BytesIO(tape), name="tape.json")
-    assert len(tape) == 12
+    first = run(WORKDIR, **adaptive, profile__updates=2, profile__start=5)
+    tape = io.BytesIO(bucket.files("runs/a")["tape.json"])
+    assert len(ej.DecisionLog.read(tape, name="tape.json")) == 12
+    inside = "runs/a/profile/process-0/"
+    traces = [name for name in bucket.objects if name.startswith(inside)]
+    assert len([name for name in traces if name.endswith(".xplane.pb")]) == 1
     replayed = run(tmp_path, **adaptive, echo__replay=f"{WORKDIR}/tape.json")
     assert replayed["params_sha256"] == first["params_sha256"]
-
-
-def test_a_profile_is_there_too(bucket):
-    def traces():
-        mine = "runs/a/profile/process-0/"
-        names = [name for name in bucket.objects if name.startswith(mine)]
-        return [name for name in names if name.endswith(".xplane.pb")]
-
-    fields = {**RUN, "profile__updates": 2, "profile__start": 5}
-    with pytest.raises(Interrupted) as stopped:
-        run(WORKDIR, on_batch=stop_at(10), **fields)
-    (first,) = traces()
-    # Done again, from a checkpoint before them, the updates are traced again.
-    for update in {"8", str(stopped.value.update)}:
-        del bucket.objects[f"runs/a/checkpoints/{update}/commit_success.txt"]
-    content = bucket.objects[first]
-    run(WORKDIR, **fields)
-    (again,) = traces()
-    assert bucket.objects[again] != content
-
-
-def test_a_large_file_is_written_in_silence(bucket):
-    content = bytes(range(256)) * 2**14
-    (run_folder("gs://bucket/runs/a") / "large").write(content)
-    assert bucket.files("runs/a") == {"large": content}
 
 
 def test_a_report_reads_and_writes_there(bucket, tmp_path, capsys):
@@ -219,15 +133,8 @@ def test_a_report_reads_and_writes_there(bucket, tmp_path, capsys):
         assert written[name] == (study / name).read_bytes(), name
 
 
-def refused(workdir, capsys):
-    """The one line that says why a command is refused."""
-    assert cli.main([*LM, workdir]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
-
-
 @pytest.mark.slow
-def test_a_trained_model_is_used_and_begun_with_there(bucket, tmp_path):
+def test_a_trained_model_is_used_and_begun_with_there(bucket, tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{i} bottles of beer on the wall.\n" for i in range(400)))
     fields = f"data.source={text} data.eval_examples=16 mesh.data=1 updates=2 "
@@ -242,26 +149,33 @@ def test_a_trained_model_is_used_and_begun_with_there(bucket, tmp_path):
     assert cli.main([*begun, f"--config.init_from={weights}"]) == 0
     found = ej.load_run("gs://bucket/runs/b").variables
     jax.tree.map(np.testing.assert_array_equal, found, trained.variables)
-    write_weights(weights, {"params": {"x": jnp.ones(3, jnp.bfloat16)}}, {})
-    assert read_weights(weights)["params/x"].tolist() == [1, 1, 1]
-    missing = "gs://bucket/x/no.safetensors"
-    with pytest.raises(FolderError, match=f"there is no file '{missing}'"):
-        read_weights(missing)
-    bucket.put("x/no.safetensors", b"something else")
-    with pytest.raises(FolderError, match=f"'{missing}' is no file of safetensors"):
-        read_weights(missing)
+    bucket.put("x/other.safetensors", b"something else")
+    for name, message in (
+        ("no", "there is no file '{}'"),
+        ("other", "'{}' is no file of safetensors"),
+    ):
+        path = f"gs://bucket/x/{name}.safetensors"
+        begun = [*LM, f"gs://bucket/runs/{name}", *small, f"--config.init_from={path}"]
+        assert cli.main(begun) in (1, 2)
+        assert message.format(path) in capsys.readouterr().err
 
 
-def test_without_credentials_the_command_says_so(monkeypatch, capsys, tmp_path):
+def refused(workdir, capsys):
+    """The one line that says why a command is refused."""
+    assert cli.main([*LM, workdir]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_without_credentials_or_a_package_the_command_says_so(
+    monkeypatch, capsys, tmp_path
+):
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     key = str(tmp_path / "key.json")
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", key)
     line = refused("gs://nobodys/runs/a", capsys)
     assert "gs://nobodys cannot be used: there are no Google Cloud credentials" in line
     assert key in line and "gcloud auth application-default login" in line
-
-
-def test_a_missing_package_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     assert "pip install 'echo-jax[gcs]'" in refused("gs://other/runs/a", capsys)
 
@@ -284,13 +198,12 @@ def test_what_the_bucket_says_is_said(bucket, monkeypatch, capsys):
         ("gs:///runs/a", "names no folder in a bucket"),
         (Path("gs://bucket/runs/a"), r"gs:/bucket/runs/a is no folder: .* as text"),
         ("s3://bucket/runs/a", "is no folder: give a local path, or gs://"),
+        *((path, None) for path in ("runs/a", "/runs/a", "runs/gs:/a", "a:b")),
     ],
 )
 def test_what_is_no_run_folder_is_refused(path, message):
-    with pytest.raises(FolderError, match=message):
-        run_folder(path)
-
-
-@pytest.mark.parametrize("path", ["runs/a", "/runs/a", "runs/gs:/a", "a:b", Path("a")])
-def test_a_local_folder_stays_what_it_is(path):
-    assert run_folder(path) == RunPath(Path(path))
+    if message is None:
+        assert run_folder(path) == run_folder(Path(path)) == RunPath(Path(path))
+    else:
+        with pytest.raises(FolderError, match=message):
+            run_folder(path)
