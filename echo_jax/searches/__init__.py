@@ -1,1 +1,20 @@
 """Studies that search: their plan, their trials, and their comparison."""
+
+from echo_jax.lazy import door
+
+__getattr__ = door(
+    __name__,
+    {
+        "best_arms": ["best_arms", "best_arms_table"],
+        "comparison": ["ArmResult", "Searched", "is_searched", "read_search"],
+        "figures": ["mean_points", "write_search_figures"],
+        "making": ["make_trials", "num_missing"],
+        "space": ["Axis", "Space"],
+        "statistics": ["Interval", "expected_best", "mean_interval"],
+        "table": ["write_search_markdown"],
+        "trials": [
+            *("Protocol", "Trial", "Unit", "best_of", "crossing"),
+            *("read_unit", "write_unit"),
+        ],
+    },
+)

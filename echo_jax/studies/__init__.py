@@ -2,3 +2,17 @@
 
 Nothing here imports jax: a report can be made on any machine that has the folders.
 """
+
+from echo_jax.lazy import door
+
+__getattr__ = door(
+    __name__,
+    {
+        "figures": ["mean_curve", "write_figure"],
+        "report": ["write_report"],
+        "runs": ["Run", "Study", "StudyError", "read_run", "read_runs", "read_study"],
+        "scaling": ["read_scaling", "terminal_tables"],
+        "seeds": ["read_seeds", "seeds_table"],
+        "table": ["arm_rows", "notes", "terminal_table", "write_markdown"],
+    },
+)

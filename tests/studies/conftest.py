@@ -1,130 +1,107 @@
 """Run folders made by hand, with numbers that a reader can check."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 BATCH = 10
+ECHO = {"after": "augment", "order": "spread", "buffer": 512, "seed": 0}
+STORAGE = {"latency_s": 0.0025, "bytes_per_s": 0.0, "distribution": "constant"}
 
 
-def write_run(
-    folder: Path,
+def change(file, **fields):
+    """Changes fields of a JSON file, or makes it."""
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(kept | fields))
+
+
+def make_run(
+    folder,
     *,
-    factor: float = 1.0,
-    losses: tuple[float, ...] = (3.0, 2.0, 1.0),
-    target: float = 1.0,
-    seconds_per_update: float = 0.5,
-    bytes_per_update: int | None = None,
-    simulated_storage: bool = True,
-    synthetic_data: bool = False,
-    **summary: Any,
-) -> Path:
+    factor=1.0,
+    losses=(3.0, 2.0, 1.0),
+    target=1.0,
+    seconds_per_update=0.5,
+    bytes_per_update=None,
+    synthetic_data=False,
+    **summary,
+):
     """Writes a run that evaluates every 100 updates, at batch size 10."""
     rows = []
     for number, loss in enumerate(losses, start=1):
-        updates = 100 * number
-        fresh = int(updates * BATCH / factor)
-        clocks = {"wall_s": updates * seconds_per_update, "train_s": 0.0}
-        counts = {
-            "updates": updates,
-            "fresh": fresh,
-            "repeats": updates * BATCH - fresh,
-        }
+        updates, fresh = 100 * number, int(100 * number * BATCH / factor)
+        counts = {"updates": updates, "fresh": fresh}
+        counts |= {"repeats": updates * BATCH - fresh}
+        counts |= {"wall_s": updates * seconds_per_update, "train_s": 0.0}
         if bytes_per_update is not None:
             counts["bytes_sent"] = updates * bytes_per_update
-        rows.append({"kind": "train", **counts, **clocks, "loss": loss + 0.1})
-        rows.append({"kind": "eval", **counts, **clocks, "eval_loss": loss})
-    evals = rows[1::2]
-    met = next((row for row in evals if row["eval_loss"] <= target), None)
+        rows.append({"kind": "train", **counts, "loss": loss + 0.1})
+        rows.append({"kind": "eval", **counts, "eval_loss": loss})
+    last = {name: value for name, value in counts.items() if name != "train_s"}
+    met = next((r for r in rows[1::2] if r["eval_loss"] <= target), {})
     facts = {
-        "workload": "lm",
-        "metric": "loss",
-        "mode": "min",
-        "target": target,
-        "reached": met is not None,
-        "updates": evals[-1]["updates"],
-        "fresh": evals[-1]["fresh"],
-        "repeats": evals[-1]["repeats"],
-        "fresh_to_target": met and met["fresh"],
-        "updates_to_target": met and met["updates"],
-        "seconds_to_target": met and met["wall_s"],
-        "final": {"loss": losses[-1]},
-        "echo": {
-            "factor": factor,
-            "after": "augment",
-            "order": "spread",
-            "buffer": 512,
-            "seed": 0,
-        },
-        "R": 4.0,
-        "t_up_s": 0.08,
-        "t_down_s": 0.02,
-        "idle_fraction": 0.75,
-        "wall_s": evals[-1]["wall_s"],
-        "train_s": 1.0,
-        "wait_s": 2.0,
-        "pause_s": 3.0,
-        "params_sha256": "00",
-        "storage": {
-            "latency_s": 0.0025,
-            "bytes_per_s": 0.0,
-            "distribution": "constant",
-        },
-        "simulated_storage": simulated_storage,
-        "finished": True,
-    }
-    if bytes_per_update is not None:
-        facts["bytes_sent"] = evals[-1]["bytes_sent"]
-    environment = {
-        "python": "3.11.0",
-        "versions": {"jax": "0.10.2"},
-        "devices": ["TFRT_CPU_0"],
-        "backend": "cpu",
-        "commit": "abc",
-        "cpu_count": 2,
-        "workload": {"data": {"synthetic": synthetic_data}},
+        **last,
+        **{"workload": "lm", "metric": "loss", "mode": "min", "target": target},
+        "reached": bool(met),
+        "fresh_to_target": met.get("fresh"),
+        "updates_to_target": met.get("updates"),
+        "seconds_to_target": met.get("wall_s"),
+        "echo": {"factor": factor, **ECHO},
+        **{"R": 4.0, "t_up_s": 0.08, "t_down_s": 0.02, "idle_fraction": 0.75},
+        "storage": STORAGE,
+        "simulated_storage": True,
     }
     folder.mkdir(parents=True)
     config = {"workload": "lm", "batch_size": BATCH, "eval_every": 100}
-    _dump(folder / "config.json", config)
-    _dump(folder / "environment.json", environment)
-    _dump(folder / "summary.json", {**facts, **summary})
+    change(folder / "config.json", **config)
+    made = {"devices": ["TFRT_CPU_0"], "backend": "cpu"}
+    made["workload"] = {"data": {"synthetic": synthetic_data}}
+    change(folder / "environment.json", **made)
+    change(folder / "summary.json", **{**facts, **summary})
     # As in a real run, where JSON has no NaN.
     lines = "".join(json.dumps(row).replace("NaN", "null") + "\n" for row in rows)
     (folder / "metrics.jsonl").write_text(lines)
     return folder
 
 
-def write_study(
-    folder: Path, arms: dict[str, dict[str, Any]], base: dict[str, Any] | None = None
-) -> Path:
-    """Writes a study; ``arms`` maps a name to the arguments of `write_run`."""
-    folder.mkdir(parents=True, exist_ok=True)
+def make_study(folder, arms, base=None):
+    """Writes a study; `arms` maps a name to the arguments of `make_run`."""
     for name, arguments in arms.items():
-        write_run(folder / name, **arguments)
-    facts = {
-        "name": "a study",
-        "base_config": base or {},
-        "arms": list(arms),
-        "storage": {"latency_s": 0.0025},
-        "calibration": {"t_down_s": 0.02},
-    }
-    _dump(folder / "study.json", facts)
+        make_run(folder / name, **arguments)
+    change(
+        folder / "study.json",
+        name="a study",
+        base_config=base or {},
+        arms=list(arms),
+        storage={"latency_s": 0.0025},
+        calibration={"t_down_s": 0.02},
+    )
     return folder
 
 
-def _dump(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value))
+@pytest.fixture(name="make_run")
+def _make_run():
+    return make_run
 
 
-@pytest.fixture
-def make_run() -> Callable[..., Path]:
-    return write_run
+@pytest.fixture(name="make_study")
+def _make_study():
+    return make_study
 
 
-@pytest.fixture
-def make_study() -> Callable[..., Path]:
-    return write_study
+@pytest.fixture(name="change")
+def _change():
+    return change
+
+
+def read_table(path):
+    """Returns the rows of a file by their headings, and its other lines."""
+    lines = path.read_text().splitlines()
+    rows = [[c.strip() for c in x.split("|")[1:-1]] for x in lines if x[:1] == "|"]
+    others = [line for line in lines if line[:1] not in ("|", "")]
+    return [dict(zip(rows[0], row, strict=True)) for row in rows[2:]], others
+
+
+@pytest.fixture(name="read_table")
+def _read_table():
+    return read_table

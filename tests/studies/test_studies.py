@@ -1,0 +1,311 @@
+"""Runs that are compared: which are read, and the table of their costs."""
+
+import io
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from echo_jax.studies import (
+    StudyError,
+    arm_rows,
+    read_run,
+    read_runs,
+    read_study,
+    terminal_table,
+    write_markdown,
+)
+
+RESULTS = Path(__file__).parents[2] / "results"
+# Evaluations every 100 updates of 10 examples. The baseline meets 1.0 after 400
+# updates: 4000 fresh examples, 200 s. The arm meets it after 500: it emitted 5000
+# uses of 1250 fresh examples, so 3750 repeats stood for 2750 fresh ones.
+ARMS = {
+    "baseline": {"losses": (4.0, 3.0, 2.0, 1.0, 0.9)},
+    "spread": {
+        "factor": 4.0,
+        "losses": (4.0, 3.0, 2.0, 1.5, 0.99),
+        "seconds_per_update": 0.125,
+    },
+    "batch_echo": {"factor": 4.0, "losses": (4.0, 3.5)},
+}
+
+
+@pytest.fixture
+def shown(tmp_path, read_table):
+    """Gives the rows of a study's table, and its title and notes."""
+
+    def shown(study):
+        write_markdown(study, tmp_path / "table.md")
+        return read_table(tmp_path / "table.md")
+
+    return shown
+
+
+@pytest.fixture
+def shown_run(tmp_path, make_run, shown):
+    """Gives the row and the notes of a run with these facts."""
+
+    def shown_run(**facts):
+        run = make_run(tmp_path / "baseline", **facts)
+        (row,), others = shown(read_runs([run]))
+        return row, others
+
+    return shown_run
+
+
+@pytest.mark.parametrize(
+    ("facts", "best"), [({"mode": "max"}, 3.0), ({"losses": (math.nan, 2, 1.5)}, 1.5)]
+)
+def test_a_run_is_read_with_its_evaluations_only(tmp_path, make_run, facts, best):
+    losses = (3.0, 1.5, 1.75)
+    run = read_run(make_run(tmp_path / "arm", **{"losses": losses, **facts}))
+    assert (run.name, run.best, run.reached) == ("arm", best, False)
+    assert run.values == pytest.approx([*facts.get("losses", losses)], nan_ok=True)
+
+
+def test_a_study_has_its_baseline_first_and_then_its_order(tmp_path, make_study):
+    study = read_study(make_study(tmp_path, {"z": {}, "baseline": {}, "a": {}}))
+    assert [run.name for run in study.runs] == ["baseline", "z", "a"]
+    assert study.baseline is study.runs[0]
+
+
+@pytest.mark.parametrize("folder", ["bursty", "fed", "quickstart", "which"])
+def test_the_published_studies_can_be_read(folder):
+    assert read_study(RESULTS / folder).baseline is not None
+
+
+def test_a_finished_run_is_read_without_its_config(tmp_path, make_run):
+    whole = read_run(folder := make_run(tmp_path / "arm"))
+    (folder / "config.json").unlink()
+    assert read_run(folder) == replace(whole, config={})
+
+
+@pytest.mark.parametrize(
+    ("lost", "message"),
+    [
+        (["environment.json"], r"environment\.json is missing; run the arm again"),
+        (["metrics.jsonl"], r"metrics\.jsonl is missing; run the arm again"),
+        (["summary.json"], r"no summary\.json: the run is not finished; resume it"),
+        (["summary.json", "config.json"], "config.json, so it is no run folder"),
+    ],
+)
+def test_a_missing_file_is_named_with_the_fix(tmp_path, make_run, lost, message):
+    folder = make_run(tmp_path / "arm")
+    for name in lost:
+        (folder / name).unlink()
+    with pytest.raises(StudyError, match=message):
+        read_run(folder)
+
+
+def test_what_is_no_run_and_no_study_is_named(tmp_path):
+    with pytest.raises(StudyError, match="nowhere is no folder; name the --workdir"):
+        read_run(tmp_path / "nowhere")
+    with pytest.raises(StudyError, match=r"holds no study\.json"):
+        read_study(tmp_path)
+    with pytest.raises(StudyError, match="there is no run to report"):
+        read_runs([])
+
+
+def test_rows_that_are_gone_are_missed(tmp_path, make_run):
+    folder = make_run(tmp_path / "arm", target=0.0, rows=6)
+    whole = read_run(folder)
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:4]))
+    with pytest.raises(StudyError, match="holds 4 rows of the 6 that summary"):
+        read_run(folder)
+    # More of them are those of a run that goes on.
+    (folder / "metrics.jsonl").write_text("".join([*lines, lines[-2]]))
+    assert read_run(folder) == whole
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"name": "b", "target": 2}, r"different target .*'a': 1\.0, 'b': 2"),
+        ({"name": "x/a"}, "two run folders are named 'a'; rename one"),
+        ({"name": "b", "metric": "accuracy"}, r"\['eval_loss'\], but not eval_acc"),
+    ],
+)
+def test_what_does_not_compare_is_refused(tmp_path, make_run, facts, message):
+    runs = [make_run(tmp_path / "a"), make_run(tmp_path / facts.pop("name"), **facts)]
+    with pytest.raises(StudyError, match=message):
+        read_runs(runs)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("summary.json", "{", r"summary\.json is damaged"),
+        ("summary.json", "[]", r"summary\.json is damaged: it holds a JSON list"),
+        ("summary.json", {"metric": 3}, "is damaged: 'metric' is 3; run the arm again"),
+        ("summary.json", {"echo": {}}, "is damaged: it lacks 'echo.factor'"),
+        ("summary.json", {"storage": {}}, "it lacks 'storage.latency_s'"),
+        ("summary.json", {"updates_to_target": 7}, "holds no evaluation of update 7"),
+        ("environment.json", {"workload": None}, "it lacks 'workload.data.synthetic'"),
+        ("config.json", {"mesh": {"data": "all"}}, "'mesh.data' is 'all'"),
+        ("study.json", {"arms": "arm"}, r"study\.json is damaged: 'arms' is 'arm'"),
+        ("study.json", {"arms": [3]}, "its arms are no names"),
+        ("study.json", {"calibration": None}, "'calibration' is None"),
+        ("metrics.jsonl", '{"kind": "eval", "u', r"metrics\.jsonl, line 7, is damaged"),
+        ("metrics.jsonl", "[]\n", r"line 7, is damaged: it holds a JSON list"),
+        ("metrics.jsonl", '{"kind": "eval", "eval_loss": 1}', "it lacks 'updates'"),
+        ("metrics.jsonl", None, r"set --config\.eval_every below"),
+    ],
+)
+def test_damage_is_named(tmp_path, make_study, change, file, content, message):
+    folder = make_study(tmp_path, {"arm": {}})
+    path = folder / file if file == "study.json" else folder / "arm" / file
+    if isinstance(content, dict):
+        change(path, **content)
+    elif file == "metrics.jsonl" and content:
+        path.write_text(path.read_text() + content)
+    else:
+        path.write_text(content or '{"kind": "train"}\n')
+    with pytest.raises(StudyError, match=message):
+        read_study(folder)
+
+
+def test_a_run_that_diverged_is_read_unless_it_finished_later(
+    tmp_path, make_run, change
+):
+    folder = make_run(tmp_path / "arm")
+    facts = {**json.loads((folder / "summary.json").read_text()), "rows": 6}
+    # Of 300 updates it finished; then it went on.
+    for update, found in ((300, None), (350, 350)):
+        change(folder / "diverged.json", **facts, update=update)
+        assert read_run(folder).diverged == found
+    (folder / "summary.json").unlink()
+    run = read_run(folder)
+    assert not run.reached and run.summary["R"] is None
+    assert run.summary["updates"] == 300 and run.best == 1.0
+    change(folder / "diverged.json", update="350")
+    with pytest.raises(StudyError, match=r"diverged\.json is damaged: 'update' is"):
+        read_run(folder)
+
+
+def test_costs_are_relative_to_the_baseline_exactly(tmp_path, make_study):
+    baseline, spread, _ = arm_rows(read_study(make_study(tmp_path, ARMS)))
+    assert (baseline.fresh, baseline.updates, baseline.seconds) == (4000, 400, 200.0)
+    assert baseline.relative == (1.0, 1.0, 1.0)
+    assert baseline.repeat_worth is None
+    assert (spread.fresh, spread.updates, spread.seconds) == (1250, 500, 62.5)
+    assert spread.relative == (1250 / 4000, 500 / 400, 62.5 / 200)
+    assert spread.repeat_worth == 2750 / 3750
+
+
+def test_the_repeats_are_those_until_the_target(tmp_path, make_run):
+    # It is met at the first evaluation, and the run goes on after it.
+    baseline = make_run(tmp_path / "baseline", losses=(2.0, 1.0))
+    arm = make_run(tmp_path / "arm", factor=2.0, losses=(1.0, 0.9, 0.8))
+    row = arm_rows(read_runs([baseline, arm]))[1]
+    assert row.repeat_worth == (2000 - 500) / 500
+
+
+def test_the_table_has_every_arm_and_says_what_it_means(tmp_path, make_study, shown):
+    rows, (title, *notes) = shown(read_study(make_study(tmp_path, ARMS)))
+    assert title == "**a study, simulated storage**"
+    assert rows[1] == {
+        "arm": "spread",
+        "echo": "4x after augment, spread, buffer 512",
+        "fresh examples": "1,250 (0.31x)",
+        "updates": "500 (1.25x)",
+        "seconds": "62.5 (0.31x)",
+        "final loss": "0.9900",
+        "best loss": "0.9900",
+        "idle": "75%",
+        "R": "4.00",
+        "repeat's worth": "0.73",
+    }
+    assert (rows[0]["echo"], rows[0]["repeat's worth"]) == ("none", "—")
+    costs = [rows[2][name] for name in ("fresh examples", "updates", "seconds")]
+    assert costs == ["not in 500", "not in 200", "not in 100.0"]
+    assert "- batch_echo did not reach the target; its best was 3.5." in notes
+    assert "- Target: eval loss at most 1, looked at every 100 updates." in notes
+    assert "- Simulated storage: 2.5 ms a read (constant)." in notes
+
+
+def test_nothing_is_relative_where_the_baseline_failed_or_is_not(
+    tmp_path, make_run, shown
+):
+    baseline = make_run(tmp_path / "baseline", losses=(4.0, 2.0))
+    runs = [baseline, make_run(tmp_path / "spread", **ARMS["spread"])]
+    costs = ("fresh examples", "updates", "seconds")
+    for given in (runs, runs[1:]):
+        rows, notes = shown(read_runs(given))
+        assert [rows[-1][name] for name in costs] == ["1,250", "500", "62.5"]
+        is_missed = any("No run is named 'baseline'" in note for note in notes)
+        assert is_missed == (given is not runs)
+
+
+@pytest.mark.parametrize(
+    ("facts", "cells"),
+    [
+        ({"losses": (3.0, 1.25, 2.00049)}, {"final": "2.000", "best": "1.250"}),
+        ({"losses": (math.nan,)}, {"final": "—", "best": "—", "updates": "100"}),
+        # A step was faster than the one that was timed.
+        ({"idle_fraction": -0.04}, {"idle": "0%", "fresh examples": "3,000"}),
+        ({"R": None, "idle_fraction": None}, {"idle": "—", "R": "—"}),
+    ],
+)
+def test_without_a_target_the_costs_are_those_of_the_run(shown_run, facts, cells):
+    row, notes = shown_run(target=0.0, **facts)
+    row |= {"final": row["final loss"], "best": row["best loss"]}
+    assert row | cells == row
+    assert any("The runs had no target" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("echo", "words"),
+    [
+        ({"mode": "fixed", "factor": 1.0}, "none"),
+        ({"where": "device"}, "1.5x after decode, spread, on the device, buffer 512"),
+        (
+            {"mode": "adaptive", "where": "device", "cap": 3},
+            "adaptive up to 3x after decode, on the device, buffer 512",
+        ),
+        ({"mode": "stochastic", "buffer": 1}, "stochastic after decode"),
+    ],
+)
+def test_modes_and_places_of_an_echo_are_named(shown_run, echo, words):
+    known = {"factor": 1.5, "after": "decode", "order": "spread", "buffer": 512}
+    row, _ = shown_run(echo={**known, **echo})
+    assert row["echo"] == words
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"synthetic_data": True}, "Synthetic data: the examples were made by a prog"),
+        ({"t_down_s": 0.03}, "A step took 20 to 30 ms, depending on the run"),
+        ({"restored": [4, 8]}, "arm went on from an older checkpoint where that of up"),
+        ({"rows_lost": 2}, "arm lost 2 rows of metrics.jsonl to damage"),
+        ({"bytes_per_update": 25}, "whole run: baseline 120.0 kB, arm 7.5 kB."),
+        ({"mode": "max"}, "eval loss at least 1"),
+        ({"simulated_storage": False, "t_down_s": 0.024, "bytes_per_update": 400}, ""),
+    ],
+)
+def test_notes_say_what_a_reader_must_know(tmp_path, make_run, shown, facts, said):
+    usual = {"simulated_storage": False, "bytes_per_update": 400}
+    baseline = make_run(tmp_path / "baseline", **usual, mode=facts.get("mode", "min"))
+    _, notes = shown(read_runs([baseline, make_run(tmp_path / "arm", **usual | facts)]))
+    notable = ("imulated", "Synthetic", "step took", "arm ", "Sent by", "at least")
+    found = [note for note in notes if any(word in note for word in notable)]
+    assert [said in note for note in found] == [True] * bool(said)
+
+
+def test_the_terminal_table_fits_into_80_columns(tmp_path, make_study):
+    file = io.StringIO()
+    study = read_study(make_study(tmp_path, ARMS))
+    Console(width=80, file=file).print(terminal_table(study))
+    lines = file.getvalue().splitlines()
+    at = next(k for k, line in enumerate(lines) if line.startswith("spread"))
+    assert lines[at].split() == [
+        *("spread", "1,250", "500", "62.5", "0.9900", "0.9900", "4.00", "0.73")
+    ]
+    assert lines[at + 1].split() == ["(0.31x)", "(1.25x)", "(0.31x)"]
+    assert "final" in file.getvalue() and "75%" not in file.getvalue()
+    assert "Idle" not in file.getvalue()

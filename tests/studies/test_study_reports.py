@@ -1,0 +1,254 @@
+"""Reports of studies: pages that need no other file, figures, and several seeds."""
+
+import html
+import math
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from echo_jax.cli import main
+from echo_jax.studies import (
+    StudyError,
+    mean_curve,
+    read_runs,
+    read_seeds,
+    read_study,
+    write_report,
+)
+
+# Markup, what a legend may leave out, a broken formula, a cell's border; escape
+# sequences, rich's markup, and characters that XML does not have.
+HOSTILE = [
+    *('<img src=x onerror="alert(1)">', "_hidden", "$x_$", "a&b|c"),
+    *("\x1b]0;title\x07", "[red]x", "a\nb", "\u202eabc"),
+]
+
+
+def tags(page):
+    return {*re.findall(r"<\s*([a-zA-Z]+)", page)}
+
+
+def links(page):
+    return re.findall(r'<a href="([^"]*)"', page)
+
+
+def drawn(folder):
+    """The texts of a figure: matplotlib draws paths and notes what they spell."""
+    svg = (folder / "figure.svg").read_text()
+    return [html.unescape(x.strip()) for x in re.findall(r"<!--(.*?)-->", svg, re.S)]
+
+
+def test_a_report_needs_nothing_and_is_the_same_wherever_it_is_made(
+    tmp_path, make_study
+):
+    arms = {
+        "baseline": {"restored": [4, 8]},
+        "arm": {"losses": (4.0, 3.5)},
+        "third": {"losses": (2.0, math.nan)},
+    }
+    study = make_study(tmp_path, arms)
+    (study / "arm/config.json").unlink()
+    page = write_report(read_study(study), out := tmp_path / "deep" / "out").read_text()
+    names = {"table.md", "figure.png", "figure.svg", "report.html"}
+    assert {path.name for path in out.iterdir()} == names
+    assert not {"script", "link", "img", "iframe"} & tags(page)
+    assert not re.search(r"""(src|href)\s*=\s*["'](?!#)""", page)
+    assert not re.search(r"url\((?!#)", page)
+    assert "<!DOCTYPE svg" not in page and page.count("<svg") == 1
+    assert '<td class="text">none</td><td>3,000 (1.00x)</td>' in page
+    assert "<li>Simulated storage: 2.5 ms a read (constant).</li>" in page
+    assert '<p class="caveats">simulated storage</p>' in page
+    assert "checkpoint where that of update 4, 8 was damaged.</li>" in page
+    assert re.findall(r"<summary>(\w+)", page) == ["baseline", "third"]
+    assert "Measured before the arms ran" in page
+
+    settings = "text.usetex: True\nfont.size: 30\nsavefig.facecolor: red\n"
+    (tmp_path / "matplotlibrc").write_text(settings)
+    done = subprocess.run(
+        [sys.executable, "-m", "echo_jax", "report", ".", "--workdir", "b"],
+        cwd=tmp_path,
+        # As in a cell of a notebook whose kernel is another Python.
+        env={**os.environ, "MPLBACKEND": "ipympl", "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    for name in names:
+        assert (out / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_pages_of_examples_are_linked_where_they_lie_and_named_where_not(
+    tmp_path, make_study
+):
+    study = read_study(make_study(tmp_path, {"baseline": {}, "arm": {}}))
+    names = ("baseline/examples.html", "arm/examples.html", "arm/evaluation.html")
+    # Beside a study it is none of its runs'.
+    for name in (*names, "evaluation.html"):
+        (tmp_path / name).write_text("a page")
+    page = write_report(study, tmp_path).read_text()
+    assert links(page) == [*names] and "echo-jax evaluate RUN" in page
+    (tmp_path / "baseline/evaluation.html").write_text("a page")
+    page = write_report(study, tmp_path).read_text()
+    assert len(links(page)) == 4 and "echo-jax evaluate RUN" not in page
+    run = read_runs([tmp_path / "arm"])
+    assert links(write_report(run, tmp_path / "arm").read_text()) == [
+        *("examples.html", "evaluation.html")
+    ]
+
+
+def test_no_link_of_a_stranger_is_linked(tmp_path, make_run):
+    names = ("linked", "file", "folder", "javascript:alert(1)")
+    runs = [make_run(tmp_path / name) for name in names]
+    page = tmp_path / "linked/examples.html"
+    page.write_text("a page")
+    out = tmp_path / "out"
+    for name in names[1:]:
+        (out / name).mkdir(parents=True)
+    (out / "linked").symlink_to(runs[0])
+    (out / "file/examples.html").symlink_to(page)
+    (out / "folder/examples.html").mkdir()
+    (out / names[-1] / "examples.html").write_text("a page")
+    page = write_report(read_runs(runs), out).read_text()
+    assert links(page) == ["javascript%3Aalert%281%29/examples.html"]
+
+
+def test_hostile_names_are_escaped_everywhere(tmp_path, make_run, change, capsys):
+    """In page, table, figure and terminal; and nine arms are drawn."""
+    facts = {"workload": "l\x1b[2Jm", "simulated_storage": True, "target": 0.5}
+    runs = [make_run(tmp_path / name, **facts) for name in (*HOSTILE, "ninth")]
+    change(runs[0] / "config.json", x="\x1b<script>")
+    out = tmp_path / "out"
+    assert main(["report", *map(str, runs), "--workdir", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "[red]x" in said and "\\x1b]0;tit" in said
+    page = (out / "report.html").read_text()
+    assert not {"script", "img"} & tags(page)
+    assert '">&lt;img src=x onerror=&quot;alert(1)&quot;&gt;</td>' in page
+    table = (out / "table.md").read_text()
+    assert "| a&amp;b&#124;c |" in table and "- a&amp;b&#124;c did not" in table
+    for text in (page, table, said):
+        assert all(line.isprintable() for line in text.split("\n"))
+    ET.fromstring((out / "figure.svg").read_text())
+    texts = drawn(out)
+    assert [text for text in texts if text in HOSTILE] == [*HOSTILE[:4], "[red]x"]
+    assert "ninth" in texts
+    assert any(x.startswith("Simulated storage;  R = 4.0 as measured;") for x in texts)
+    axes = ("fresh examples read", "updates", "seconds of training", "evaluation loss")
+    assert [texts.count(label) for label in axes] == [1] * 4
+
+
+@pytest.mark.parametrize(("sent", "differ"), [((400, 25), True), ((400, 400), False)])
+def test_bytes_are_an_axis_where_updates_differ_in_them(
+    tmp_path, make_run, sent, differ
+):
+    runs = [
+        make_run(tmp_path / name, losses=(1.0,), bytes_per_update=each)
+        for name, each in zip("ab", sent, strict=True)
+    ]
+    write_report(read_runs(runs), tmp_path)
+    assert ("bytes sent by a device" in drawn(tmp_path)) == differ
+
+
+def test_a_run_without_a_finite_value_is_drawn(tmp_path, make_run):
+    run = make_run(tmp_path / "a", losses=(math.nan,), simulated_storage=False)
+    page = write_report(read_runs([run]), tmp_path).read_text()
+    assert "Measured before" not in page and 'class="caveats"' not in page
+
+
+# The baseline meets the target after 300, 200 and 200 updates, of 0.5 s each.
+LOSSES = {0: (3.0, 2.0, 1.0), 1: (3.0, 1.0, 0.5), 2: (2.0, 0.75, 0.25)}
+
+
+@pytest.fixture
+def make_seeds(tmp_path, make_study):
+    def make(arm=lambda seed: {}, base=lambda seed: {}, seeds=(0, 1, 2)):
+        return [
+            make_study(
+                tmp_path / f"{place}",
+                {"baseline": {"losses": LOSSES[seed]}, "arm": arm(seed)},
+                {"seed": seed, "batch_size": 10, **base(seed)},
+            )
+            for place, seed in enumerate(seeds)
+        ]
+
+    return make
+
+
+def test_an_arm_has_the_mean_least_and_largest_over_seeds(
+    tmp_path, make_seeds, read_table, capsys
+):
+    folders = make_seeds(lambda seed: {"factor": 2.0, "losses": (3.0, 1.0, 0.5 + seed)})
+    out = tmp_path / "out"
+    assert main(["report", *map(str, folders), "--workdir", str(out)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    line = next(line for line in lines if line.startswith("baseline"))
+    assert line.split() == ["baseline", "3", "2,333", "233", "116.7", "0.5833"]
+    assert max(map(len, lines)) <= 80
+    assert {"table.md", "figure.png", "figure.svg", "report.html"} == {*os.listdir(out)}
+    (baseline, arm), others = read_table(out / "table.md")
+    assert others[0] == "**a study, seeds 0, 1, 2, simulated storage**"
+    assert baseline["n"] == arm["n"] == "3"
+    assert baseline["fresh examples"] == "2,333 (2,000 to 3,000)"
+    assert baseline["updates"] == "233 (200 to 300)"
+    assert baseline["seconds"] == "116.7 (100.0 to 150.0)"
+    # Always the same: no range. Beside the baseline of the same seed it is one.
+    assert arm["fresh examples"] == "1,000"
+    assert arm["fresh, x"] == "0.44 (0.33 to 0.50)"
+    assert arm["final loss"] == "1.500 (0.5000 to 2.500)"
+    assert arm["best loss"] == "0.8333 (0.5000 to 1.000)"
+
+
+def test_seeds_that_missed_the_target_or_diverged_are_said(
+    tmp_path, make_seeds, read_table, change
+):
+    folders = make_seeds(lambda seed: {"losses": (2.0, 1.5 - 0.5 * seed)})
+    facts = (folders[1] / "arm/summary.json").read_text()
+    (folders[1] / "arm/summary.json").unlink()
+    (folders[1] / "arm/diverged.json").write_text(facts)
+    change(folders[1] / "arm/diverged.json", update=250, rows=4)
+    out = tmp_path / "out"
+    assert main(["report", *map(str, folders), "--workdir", str(out)]) == 0
+    (_, arm), others = read_table(out / "table.md")
+    assert (arm["n"], arm["updates"]) == ("1 of 3", "200")
+    assert any("Costs are those of the n seeds that met it." in x for x in others)
+    assert "- arm, seed 1, diverged at update 250." in others
+    assert "arm (x: 1 of 3 diverged)" in drawn(out)
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        (lambda seed: {"optim": {"lr": 0.1 * seed}}, r"differ in optim\.lr \(0\.1, 0"),
+        (lambda seed: {"seed": 5}, "two of the studies have seed 5"),
+        (lambda seed: {"seed": None}, "does not say its seed"),
+    ],
+)
+def test_studies_that_differ_in_more_or_less_than_the_seed_are_refused(
+    make_seeds, base, message
+):
+    with pytest.raises(StudyError, match=message):
+        read_seeds(make_seeds(base=base))
+
+
+def test_what_is_no_difference_of_studies_is_told_from_what_is(make_seeds, change):
+    # A field of another version, and a latency that was chosen for one ratio.
+    base = lambda seed: {  # noqa: E731
+        "data": {"storage": {"latency_s": seed / 1e3}},
+        **({"old": 1} if seed else {}),
+    }
+    folders = make_seeds(base=base)
+    assert read_seeds(folders).seeds == [0, 1, 2]
+    change(folders[2] / "study.json", calibration={"storage_ratio": 2.0})
+    with pytest.raises(StudyError, match="differ in storage_ratio"):
+        read_seeds(folders)
+    change(folders[1] / "arm/config.json", eval_every=7)
+    with pytest.raises(StudyError, match=r"differ in arm: eval_every \(7, 100\)"):
+        read_seeds(folders)
+
+
+def test_a_mean_goes_as_far_as_all_of_its_curves():
+    curves = [[(0, 4.0), (10, 2.0)], [(0, 5.0), (12, 3.0), (24, 1.0)]]
+    assert mean_curve(curves) == [(0, 4.5), (11, 2.5)]
