@@ -23,8 +23,8 @@ from benchmarks.published_tables import (
 )
 from benchmarks.worth import read_points, write_worth
 from echo_jax.cli.command_end import path_argument
-from echo_jax.searches.best_arms import best_arms, write_best_arms
 from echo_jax.searches.comparison import is_searched, read_search
+from echo_jax.searches.fastest import best_arms, write_best_arms
 from echo_jax.searches.report import write_search_report
 from echo_jax.searches.table import headings, notes, rows
 from echo_jax.studies import page

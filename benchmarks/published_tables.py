@@ -10,8 +10,8 @@ from typing import Any
 
 from benchmarks.pages import Place
 from benchmarks.worth import PREDICTORS, Point, error, rank, read_points, regrets
-from echo_jax.searches.best_arms import best_arms
 from echo_jax.searches.comparison import ArmResult, Search, log_speedups
+from echo_jax.searches.fastest import best_arms
 from echo_jax.searches.statistics import Interval, relative_seconds
 from echo_jax.studies.runs import BASELINE, Study, read_study
 

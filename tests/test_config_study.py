@@ -3,13 +3,17 @@
 import pytest
 from ml_collections import ConfigDict
 
-from echo_jax.arms import arm_configs, make_ready_for_trials
-from echo_jax.config import default_config
-from echo_jax.config.study import arm_names, default_study, protocol_of, set_arms
-from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.training.feeds.of_config import make_echo_spec
+from echo_jax.config import (
+    arm_names,
+    default_config,
+    default_study,
+    protocol_of,
+    set_arms,
+)
+from echo_jax.runs import ConfigRefusedError, run_study
 
 SPACE = {"optim": {"lr": "log:1e-4:1e-2"}}
+GIVEN = {"mode": "adaptive", "buffer": 128, "replay": "pattern:1000"}
 
 
 def study(**changes):
@@ -19,13 +23,15 @@ def study(**changes):
 
 
 def test_arms_run_in_the_order_in_which_they_are_written():
-    assert arm_names(study()) == ["b", "a"]
     made = study()
+    assert arm_names(made) == ["b", "a"]
     set_arms(made, {"z": {}, "b": {}})
     assert arm_names(made) == ["z", "b"] and "a" not in made.arms
-    # A study that was written without an order has that of its names.
+    # Those that the order does not name come last.
+    made.arms = ConfigDict({"c": {}, "z": {}, "b": {}, "d": {}})
+    assert arm_names(made) == ["z", "b", "c", "d"]
     del made["order"]
-    assert arm_names(made) == ["b", "z"]
+    assert arm_names(made) == ["b", "c", "d", "z"]
 
 
 def test_an_arm_whose_name_no_flag_could_hold_is_refused():
@@ -33,19 +39,9 @@ def test_an_arm_whose_name_no_flag_could_hold_is_refused():
         default_study("a study", default_config(), {"a.b": {}})
 
 
-def test_arms_that_the_order_does_not_name_come_last():
-    made = study()
-    made.arms = ConfigDict({"c": {}, "b": {}, "a": {}, "d": {}})
-    assert arm_names(made) == ["b", "a", "c", "d"]
-
-
-def test_a_study_without_a_space_and_streams_is_one_of_runs():
-    assert protocol_of(study()) is None
-    assert protocol_of(ConfigDict({"arms": {}})) is None
-
-
 def test_a_protocol_is_what_the_fields_say():
     made = study()
+    assert protocol_of(made) is None
     made.search.space = ConfigDict(SPACE)
     made.update_from_flattened_dict({"search.points": 8, "confirm.streams": 4})
     found = protocol_of(made)
@@ -56,10 +52,8 @@ def test_a_protocol_is_what_the_fields_say():
     assert len(units) == 2 * 2 * 5
     # Without a search there is nothing to repeat.
     made.search.space = ConfigDict()
-    assert [str(unit) for unit in protocol_of(made).units()] == [
-        "b.confirm-0",
-        "a.confirm-0",
-    ]
+    units = [str(unit) for unit in protocol_of(made).units()]
+    assert units == ["b.confirm-0", "a.confirm-0"]
 
 
 @pytest.mark.parametrize(
@@ -72,29 +66,32 @@ def test_a_protocol_is_what_the_fields_say():
         ({"stop.cut": 0.5}, r"cut=0.5 would end the best trials; use 2, or 0"),
         ({"stop.cut": float("nan")}, "cut=nan must be at least 0"),
         ({"storage_ratio": 4.0}, r"storage_ratio=4 is for seconds, and a search"),
+        ({"storage_ratio": -1.0}, r"storage_ratio=-1.0 must be at least 0"),
+        ({"arms.a": {"echo": {"mode": "adaptive"}}}, "arm a: what a trial does"),
+        # With its decisions given it is a trial, on more devices than there are.
+        (
+            {"arms.a": {"echo": GIVEN, "mesh": {"data": 64}}},
+            "arm a: .*of the 64 devices",
+        ),
+        ({"arms.a.seeds": 1}, "arm a: .*seeds"),
+        ({"arms": {"a b": {}}}, "arm 'a b' cannot name a folder; use lett"),
     ],
 )
-def test_impossible_values_are_refused_with_the_fix(changes, message):
-    made = study(**changes)
+def test_impossible_values_are_refused_with_the_fix(changes, message, tmp_path):
+    made = study()
+    with made.unlocked():
+        for name, value in changes.items():
+            *groups, last = name.split(".")
+            group = made
+            for part in groups:
+                group = group[part]
+            group[last] = ConfigDict(value) if isinstance(value, dict) else value
     made.search.space = ConfigDict(SPACE)
-    with pytest.raises(ValueError, match=message):
-        protocol_of(made)
+    with pytest.raises(ConfigRefusedError, match=message):
+        run_study(made, tmp_path)
+    assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize("fields", [{"factor": "auto"}, {"mode": "adaptive"}])
-def test_an_arm_that_measures_what_it_does_is_no_trial(fields):
-    made = study()
-    made.arms.a = ConfigDict({"echo": fields})
-    arms = arm_configs(made)
-    with pytest.raises(ValueError, match=r"arm a: what a trial does is decided by"):
-        make_ready_for_trials(arms)
-
-
-def test_an_adaptive_arm_whose_decisions_are_given_is_a_trial():
-    made = study()
-    echo = {"mode": "adaptive", "buffer": 128, "replay": "pattern:1000"}
-    made.arms.a = ConfigDict({"echo": echo})
-    arms = arm_configs(made)
-    make_ready_for_trials(arms)
-    spec = make_echo_spec(arms["a"])
-    assert spec.replay == DecisionLog([True, False, False, False] * 250)
+def test_processes_without_a_search_are_refused(tmp_path):
+    with pytest.raises(ConfigRefusedError, match="jobs=2: processes make the trials"):
+        run_study(study(), tmp_path, jobs=2)

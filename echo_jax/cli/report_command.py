@@ -115,12 +115,12 @@ def check_drawing() -> None:
 def show(folders: Sequence[RunPath], workdir: RunPath) -> int:
     """Prints the table of a study or of runs; writes it with figure and report."""
     check_drawing()
-    from echo_jax.searches.best_arms import (
+    from echo_jax.searches.comparison import is_searched, read_search
+    from echo_jax.searches.fastest import (
         best_arms,
         best_arms_table,
         write_best_arms,
     )
-    from echo_jax.searches.comparison import is_searched, read_search
     from echo_jax.searches.report import write_search_report
     from echo_jax.searches.table import search_table
     from echo_jax.studies.report import write_report

@@ -1,5 +1,10 @@
 """Configs: the shared fields, their valid values, and the objects made from them."""
 
 from echo_jax.config.defaults import Config, default_config, load_config, override
+from echo_jax.lazy import door
 
 __all__ = ["Config", "default_config", "load_config", "override"]
+
+__getattr__ = door(
+    __name__, {"study": ["arm_names", "default_study", "protocol_of", "set_arms"]}
+)

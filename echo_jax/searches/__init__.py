@@ -5,10 +5,10 @@ from echo_jax.lazy import door
 __getattr__ = door(
     __name__,
     {
-        "best_arms": ["best_arms", "best_arms_table"],
+        "fastest": ["best_arms", "best_arms_table", "speedup_by_clock"],
         "comparison": ["ArmResult", "Searched", "is_searched", "read_search"],
         "figures": ["mean_points", "write_search_figures"],
-        "making": ["make_trials", "num_missing"],
+        "making": ["make_trials", "num_missing", "refuse_other_falsifiers"],
         "space": ["Axis", "Space"],
         "statistics": ["Interval", "expected_best", "mean_interval"],
         "table": ["write_search_markdown"],

@@ -8,65 +8,61 @@ from pathlib import Path
 import pytest
 
 from benchmarks import published, published_tables
-from echo_jax import runs
 from echo_jax.config import load_config
-from echo_jax.echo.instrument import advice
-from echo_jax.files.folders import run_folder
-from echo_jax.files.json_files import read_json
-from echo_jax.searches.best_arms import best_arms
-from echo_jax.searches.comparison import is_searched, read_search
-from echo_jax.searches.table import write_search_markdown
+from echo_jax.files import run_folder
+from echo_jax.runs import ConfigRefusedError, run_study
+from echo_jax.searches import (
+    best_arms,
+    is_searched,
+    read_search,
+    refuse_other_falsifiers,
+    write_search_markdown,
+)
 
 RESULTS = Path(__file__).parents[2] / "results"
+DOCS = RESULTS.parent / "docs"
 STUDIES = sorted(path.name for path in RESULTS.iterdir() if is_searched(path))
 
 
-def test_there_are_published_studies():
-    assert STUDIES
+@pytest.fixture(scope="module")
+def studies():
+    return {name: read_search(RESULTS / name) for name in STUDIES}
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_a_published_table_is_made_from_the_published_trials(tmp_path, name):
-    folder = RESULTS / name
-    search = read_search(folder)
-    write_search_markdown(search, run_folder(tmp_path) / "table.md")
-    assert (tmp_path / "table.md").read_text() == (folder / "table.md").read_text()
-
-
-@pytest.mark.parametrize("name", STUDIES)
-def test_every_trial_of_the_protocol_is_published(name):
-    search = read_search(RESULTS / name)
+def test_published_trials_are_whole_and_make_the_published_table(
+    tmp_path, studies, name
+):
+    search = studies[name]
     protocol = search.protocol
     for arm in search.arms:
         if protocol.space.axes:
             assert len(arm.trials) == protocol.repeats * protocol.points
         assert len(arm.confirmed) == protocol.repeats * protocol.streams
+    write_search_markdown(search, run_folder(tmp_path) / "table.md")
+    assert (tmp_path / "table.md").read_text() == (
+        RESULTS / name / "table.md"
+    ).read_text()
 
 
-def test_falsifiers_are_those_from_before_the_trials(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(runs, "run_search", lambda *a, **k: asked.append(a[0].streams))
-    monkeypatch.setattr(runs, "check_echoes", lambda *_: None)  # It reads the data.
-    folder = tmp_path / "s3"
-    shutil.copytree(RESULTS / "s3", folder)
+def test_falsifiers_are_those_from_before_the_trials(tmp_path, studies):
+    shutil.copytree(RESULTS / "s3", tmp_path / "s3")
     study = load_config(str(RESULTS.parent / "configs/sweeps/s3_untuned.py"))
-    # As published, and longer.
-    runs.run_study(study, folder)
-    study.confirm.streams += 1
-    runs.run_study(study, folder)
-    assert asked == [16, 17]
-    before = (folder / "study.json").read_bytes()
+    folder, protocol = run_folder(tmp_path / "s3"), studies["s3"].protocol
+    refuse_other_falsifiers(study.falsifiers, protocol, folder)
     first, *rest = study.falsifiers
     new = {"says": "hindsight", "arm": "e4", "over": "baseline", "below": 0.4}
     moved = {**first, "below": 0.9}
     for other in ((moved, *rest), (first, *rest, new), ()):
-        study.falsifiers = other
-        with pytest.raises(runs.ConfigRefusedError, match="falsifiers are not those"):
-            runs.run_study(study, folder)
-    assert (folder / "study.json").read_bytes() == before
-    shutil.rmtree(folder / "trials")
-    runs.run_study(study, folder)
-    assert read_json(run_folder(folder) / "study.json")["falsifiers"] == []
+        with pytest.raises(ValueError, match="falsifiers are not those"):
+            refuse_other_falsifiers(other, protocol, folder)
+    # The command asks before it trains: this study is small enough to be looked at.
+    study = load_config(str(RESULTS.parent / "configs/sweeps/s4_lag.py:tiny"))
+    study.falsifiers = (new,)
+    with pytest.raises(ConfigRefusedError, match="falsifiers are not those"):
+        run_study(study, tmp_path / "s3")
+    shutil.rmtree(tmp_path / "s3" / "trials")
+    refuse_other_falsifiers((new,), protocol, folder)
 
 
 NUMBER = r"([-+]?\d+\.\d+)"
@@ -97,40 +93,34 @@ def is_rounded(texts, interval):
 
 
 @pytest.fixture(scope="module")
-def studies():
-    return {name: read_search(RESULTS / name) for name in STUDIES}
-
-
-@pytest.fixture(scope="module")
 def known(studies):
     return [i for search in studies.values() for i in measured(search)]
 
 
 def test_the_tables_of_the_pages_are_those_of_the_published_trials(tmp_path, studies):
-    docs = RESULTS.parent / "docs"
     pages = {"results.md", *(table.page for table in published_tables.TABLES.values())}
     marked = re.compile(r"(<!-- (.*): begin -->\n)(.*)(<!-- \2: end -->)", re.S)
     for name in pages:
-        emptied = marked.sub(r"\1\4", (docs / name).read_text())
-        assert emptied != (docs / name).read_text()
+        emptied = marked.sub(r"\1\4", (DOCS / name).read_text())
+        assert emptied != (DOCS / name).read_text()
         (tmp_path / name).write_text(emptied)
     clocked = published_tables.read_clocked(RESULTS / "seconds")
     published_tables.write_tables(studies, clocked, RESULTS, tmp_path)
     for name in pages:
-        assert (tmp_path / name).read_text() == (docs / name).read_text()
+        assert (tmp_path / name).read_text() == (DOCS / name).read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_command_makes_all_that_is_published(tmp_path, studies):
     shutil.copytree(RESULTS, tmp_path / "results")
-    shutil.copytree(RESULTS.parent / "docs", tmp_path / "docs")
+    shutil.copytree(DOCS, tmp_path / "docs")
     made = [*(tmp_path / "results").glob("*/table.md")]
     made = [path for path in made if path.parent.name in {*STUDIES, "best", "worth"}]
     for path in (*made, *(tmp_path / "results").glob("*/*.png")):
         path.unlink()
     folders = [f"--{name}={tmp_path / name}" for name in ("results", "docs", "workdir")]
     assert published.main(folders) == 0
-    for path in (*RESULTS.glob("*/table.md"), *(RESULTS.parent / "docs").glob("*.md")):
+    for path in (*RESULTS.glob("*/table.md"), *(DOCS).glob("*.md")):
         copy = tmp_path / path.relative_to(RESULTS.parent)
         assert copy.read_text() == path.read_text()
     for path in RESULTS.glob("*/*.png"):
@@ -158,22 +148,19 @@ def test_one_command_makes_all_that_is_published(tmp_path, studies):
 def test_every_interval_of_a_page_is_one_of_the_published_trials(
     known, page, least, until
 ):
-    text = (RESULTS.parent / "docs" / page).read_text()
+    text = (DOCS / page).read_text()
     assert until is None or until in text
     said = INTERVAL.findall(text.partition(until or "\0")[0])
     assert len(said) >= least
     assert not [each for each in said if not any(is_rounded(each, i) for i in known)]
 
 
-def test_the_probe_advises_with_the_intervals_of_the_published_factors():
-    studies = [read_search(RESULTS / f"s2_{size}") for size in (8, 32, 128)]
-    arms = [arm for study in studies for arm in study.arms]
-
-    def around(factor):
+def test_the_probe_advises_with_the_intervals_of_the_published_factors(studies):
+    arms = [arm for size in (8, 32, 128) for arm in studies[f"s2_{size}"].arms]
+    advice = RESULTS.parent / "echo_jax/echo/instrument/advice.py"
+    for factor in (2, 4, 8, 16):
         found = [arm.updates for arm in arms if arm.name == f"e{factor}"]
-        lows, highs = [each.low for each in found], [each.high for each in found]
-        return round(min(lows), 2), round(max(highs), 2)
-
-    said = advice._UPDATES_BESIDE_FRESH
-    assert {factor: around(factor) for factor in said} == said
-    assert around(16) == advice._UPDATES_BESIDE_FRESH_ABOVE
+        low = f"{min(each.low for each in found):.2f}"
+        high = f"{max(each.high for each in found):.2f}"
+        before = "ABOVE =" if factor == 16 else f"{factor}:"
+        assert f"{before} ({low}, {high})" in advice.read_text()

@@ -21,7 +21,14 @@ from echo_jax.studies.figures import COLOURS, write_drawn
 from echo_jax.studies.runs import BASELINE, Study, StudyError
 from echo_jax.studies.table import write_table
 
-__all__ = ["BestArm", "Found", "best_arms", "best_arms_table", "write_best_arms"]
+__all__ = [
+    "BestArm",
+    "Found",
+    "best_arms",
+    "best_arms_table",
+    "speedup_by_clock",
+    "write_best_arms",
+]
 
 _RATIOS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
 _TITLE = "Which arm is the fastest at which R"
@@ -117,7 +124,7 @@ def write_best_arms(
 ) -> list[RunPath]:
     """Writes table, figure and page; returns the paths of the PNG and of the page."""
     folder = run_folder(folder)
-    rows, notes, points = _rows(found), _notes(found), [*map(_clocked, clocked)]
+    rows, notes, points = _rows(found), _notes(found), [*map(speedup_by_clock, clocked)]
     with FolderLock(folder, name=REPORT_LOCK_NAME):
         write_table(folder / "table.md", _TITLE, _HEADINGS, rows, notes)
         png, svg = write_drawn(lambda: _draw(found, points), folder / "best")
@@ -174,7 +181,7 @@ def _places(best: BestArm, names: Sequence[str]) -> tuple[int, int]:
     return min(places), max(places)
 
 
-def _clocked(study: Study) -> tuple[float, float]:
+def speedup_by_clock(study: Study) -> tuple[float, float]:
     """Returns the R that a study's baseline measured and its fastest arm's speedup."""
     baseline = study.baseline
     if baseline is None or not baseline.reached or not baseline.summary["R"]:
