@@ -9,9 +9,7 @@ import pytest
 import yaml
 from launch_cloud import ROOT
 
-from echo_jax.cli.parser import make_parser
-from echo_jax.config.check import check_config
-from echo_jax.config.flags import load_with_flags
+from echo_jax.cli import main
 
 TASK = yaml.safe_load((ROOT / "sky.yaml").read_text(encoding="utf-8"))
 # Of SkyPilot's reference of task YAML, what is used here.
@@ -25,19 +23,21 @@ def test_the_fields_are_those_of_skypilot():
     assert TASK.keys() == KNOWN
     assert TASK["resources"].keys() == KNOWN_RESOURCES
     # Without a value it has to be given.
-    assert [name for name, value in TASK["envs"].items() if value is None] == [
-        "WORKDIR"
-    ]
+    needed = [name for name, value in TASK["envs"].items() if value is None]
+    assert needed == ["WORKDIR"]
+    for part in ("setup", "run"):
+        subprocess.run(["bash", "-n"], input=TASK[part], text=True, check=True)
 
 
-def test_it_trains_with_a_config_that_we_have():
+def test_it_trains_with_a_config_that_we_have(capsys):
     envs = TASK["envs"] | {"WORKDIR": "gs://bucket/runs/lm"}
     line = re.sub(r"\$(\w+)", lambda found: envs[found[1]], TASK["run"])
-    exec_, program, *words = shlex.split(line)
-    assert exec_ == "exec" and program.endswith("/bin/echo-jax")
-    args, extras = make_parser().parse_known_args(words)
-    assert (args.command, args.workdir, extras) == ("train", envs["WORKDIR"], [])
-    check_config(load_with_flags(str(ROOT / args.config), extras))
+    exec_, program, command, *options = shlex.split(line)
+    assert (exec_, program.rpartition("/")[2], command) == ("exec", "echo-jax", "train")
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    assert given.keys() == {"--config", "--workdir"}
+    assert main(["configs", "show", str(ROOT / given["--config"])]) == 0
+    assert "--config.workload=lm" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("extra", [TASK["envs"]["EXTRA"], "cuda"])
@@ -45,11 +45,6 @@ def test_it_installs_extras_that_we_have(extra):
     (wanted,) = re.findall(r'"\.\[(.*)\]"', TASK["setup"].replace("$EXTRA", extra))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert set(wanted.split(",")) <= project["project"]["optional-dependencies"].keys()
-
-
-@pytest.mark.parametrize("part", ["setup", "run"])
-def test_bash_reads_its_commands(part):
-    subprocess.run(["bash", "-n"], input=TASK[part], text=True, check=True)
 
 
 def test_the_machine_is_what_launch_tpu_would_make(cloud):
