@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import echo_jax as ej
 from benchmarks import simulation
 from benchmarks.simulation import (
     Adaptive,
@@ -13,10 +14,7 @@ from benchmarks.simulation import (
     simulate,
     simulate_hosts,
 )
-from echo_jax.echo.instrument import rates
-from echo_jax.echo.plans.adaptive import AdaptivePlan
-from echo_jax.echo.plans.base import Need
-from echo_jax.echo.spec import AdaptiveSpec
+from echo_jax.echo.plans import make_plan
 
 KINDS = ("constant", "exponential", "bursty", "switching", "stalling", "pareto")
 POLICIES = st.one_of(
@@ -86,15 +84,16 @@ def test_a_producer_that_waited_starts_when_a_batch_is_taken():
     assert simulate(service, 3.0, Fixed(1), prefetch=2).updates == 4
 
 
-@pytest.mark.parametrize("factor", [1, 1.5, 2, 4, 6])
-@pytest.mark.parametrize("r", [0.5, 2.0, 4.0])
-def test_at_constant_rates_the_simulation_is_the_model(factor, r):
+@pytest.mark.parametrize(
+    ("r", "factor"), [(0.5, 1), (2.0, 1), (2.0, 1.5), (2.0, 4), (4.0, 2), (4.0, 6)]
+)
+def test_at_constant_rates_the_simulation_is_the_model(r, factor):
     outcome = simulate(service_times("constant", r, 4000), 1.0, Fixed(factor))
     assert outcome.seconds / outcome.updates == pytest.approx(
-        rates.seconds_per_update(r, 1.0, factor), rel=5e-3
+        ej.rates.seconds_per_update(r, 1.0, factor), rel=5e-3
     )
     assert 1 - outcome.busy_fraction == pytest.approx(
-        rates.idle_fraction(r, 1.0, factor), abs=5e-3
+        ej.rates.idle_fraction(r, 1.0, factor), abs=5e-3
     )
 
 
@@ -102,12 +101,12 @@ def test_at_constant_rates_the_simulation_is_the_model(factor, r):
 @given(st.lists(st.booleans(), max_size=120), st.integers(1, 4), st.integers(1, 4))
 def test_the_simulated_rule_is_that_of_the_plan(readiness, cap, buffer):
     """The same decisions give the same repeats, with the same batches."""
-    plan = AdaptivePlan(AdaptiveSpec(cap, buffer, batch_size=1))
+    plan = make_plan(ej.AdaptiveSpec(cap, buffer, batch_size=1))
     rule = simulation._AdaptiveRule(Adaptive(cap, buffer), num_hosts=1)
     for ready in readiness:
         need = plan.need(1)
         (must,) = rule.takes(np.array([False]))
-        assert need == Need(must=int(must), may=int(not must))
+        assert (need.must, need.may) == (int(must), int(not must))
         takes = rule.takes(np.array([ready]))
         if takes[0]:
             plan.write(1)
@@ -123,7 +122,7 @@ def facts(outcome):
     return [*vars(outcome).values()][:-1], outcome.uses_by_repeat.tolist()
 
 
-@settings(max_examples=100)
+@settings(max_examples=25)
 @given(st.sampled_from(KINDS), st.floats(0.3, 8.0), POLICIES, st.integers(1, 5))
 def test_one_of_many_hosts_is_the_one_host(kind, r, policy, prefetch):
     service = service_times(kind, r, 300)

@@ -1,15 +1,22 @@
-"""The benchmark command: its record, its table, its refusals; never a time."""
+"""The benchmark commands: records, tables, figures and refusals; never a time."""
 
 import json
 import os
+from pathlib import Path
 from subprocess import CalledProcessError
 
 import pytest
 
+from benchmarks import collectives, scaling, two_hosts
 from benchmarks.__main__ import _BENCHMARKS, _PEERS, _in_own_process, main
 from benchmarks.figures import draw_free_echo
 from benchmarks.harness import Result
 from benchmarks.table import Session, write_table
+from benchmarks.worth import Point, regrets, write_worth
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/scaling.md"
+ON = ["--config", f"{ROOT}/configs/lm.py:tiny", "--config.mesh.data=4"]
 
 
 def test_named_benchmarks_are_recorded_and_documented(tmp_path, capsys):
@@ -18,9 +25,8 @@ def test_named_benchmarks_are_recorded_and_documented(tmp_path, capsys):
     results = json.loads(record.read_text())
     assert [result["id"] for result in results] == ["P16a", "P16b", "P16c", "P20"]
     assert all(result["met"] for result in results)  # exact counts, not times
-    assert {"value", "goal", "unit", "peer", "repeats", "machine", "versions"} <= set(
-        results[0]
-    )
+    known = {"value", "goal", "unit", "peer", "repeats", "machine", "versions"}
+    assert known <= set(results[0])
     page = docs.read_text()
     assert "`python -m benchmarks P16 P20 --docs docs/benchmarks.md`" in page
     assert "| P20 |" in page
@@ -35,20 +41,28 @@ def test_what_was_measured_is_kept_where_a_later_benchmark_fails(tmp_path, monke
     assert [each["id"] for each in json.loads(record.read_text())] == ["P20"]
 
 
+@pytest.mark.slow
 def test_what_a_process_of_its_own_measured_is_read():
     assert [each.id for each in _in_own_process("P20")] == ["P20"]
     with pytest.raises(CalledProcessError):
         list(_in_own_process("P20", "--no-such-option"))
 
 
-def test_a_peer_that_is_not_installed_is_missed_before_anything_is_measured(
-    monkeypatch, capsys
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["P20", "P7"], "no_such_package is compared with and not installed"),
+        (["P5", "P99"], "unknown: P99; use P1, P2"),
+    ],
+)
+def test_what_is_not_there_is_missed_before_anything_is_measured(
+    monkeypatch, capsys, names, said
 ):
     monkeypatch.setitem(_PEERS, "P7", "no_such_package")
     with pytest.raises(SystemExit):
-        main(["P20", "P7"])
+        main(names)
     out, err = capsys.readouterr()
-    assert not out and "no_such_package is compared with and not installed" in err
+    assert not out and said in err
 
 
 def result(id_, value):
@@ -65,48 +79,45 @@ def test_a_page_shows_every_session_and_keeps_what_was_written_by_hand(tmp_path)
     assert read == first
     write_table(page, [read, Session.now([result("P5", 19.0)])], "the command")
     written = page.read_text()
-    assert (
-        "| **22 x** (21 to 23), **19 x** (18 to 20) | 3 | >= 20 | **no** |" in written
-    )
+    cells = "| **22 x** (21 to 23), **19 x** (18 to 20) | 3 | >= 20 | **no** |"
+    assert cells in written
     assert "in two sessions" in written and "| old |" not in written
     assert written.endswith("|\n\n## By hand\n\nText.\n\n## More\n")
-
-
-def test_sessions_of_several_machines_are_not_mixed(tmp_path):
-    here = Session.now([result("P5", 22.0)])
-    there = here._replace(machine={**here.machine, "cores": 1000})
+    # Sessions of several machines are not mixed.
+    there = first._replace(machine={**first.machine, "cores": 1000})
     with pytest.raises(ValueError, match="several machines"):
-        write_table(tmp_path / "benchmarks.md", [there, here], "the command")
+        write_table(page, [there, first], "the command")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("compiled_soon")
-def test_what_is_for_an_accelerator_runs_small_anywhere(tmp_path):
+@pytest.mark.parametrize(
+    ("names", "ids"),
+    [
+        (["H1"], ["H1"]),
+        (["H3"], ["H3"]),
+        (["H4"], ["H4"]),
+        (["H5"], ["H5"]),
+        (["H6"], ["H6"]),
+        (["H7"], ["H7"] * 3),  # for three networks
+        (["P21"], ["P21a", "P21b"]),
+        (["H2"], ["H2", "H2"]),
+    ],
+)
+def test_what_is_for_an_accelerator_or_real_photographs_runs_small(
+    tmp_path, names, ids
+):
+    is_real = names[0] in ("P21", "H2")
+    if is_real and "ECHO_JAX_DATA" not in os.environ:
+        pytest.skip("ECHO_JAX_DATA is unset")
     record = tmp_path / "out.json"
-    names = ["H1", "H3", "H4", "H5", "H6", "H7"]
     assert main([*names, "--small", "--json", str(record)]) == 0
     results = json.loads(record.read_text())
-    found = [result["id"].partition("-")[0] for result in results]
-    assert found == [*names, "H7", "H7"]  # the last for three networks
+    assert [result["id"].partition("-")[0] for result in results] == ids
     assert all(result["value"] > 0 for result in results)
-    assert all("cpu" in result["note"].lower() for result in results)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_soon")
-@pytest.mark.skipif("ECHO_JAX_DATA" not in os.environ, reason="ECHO_JAX_DATA is unset")
-@pytest.mark.parametrize(
-    ("name", "ids", "images"),
-    [("P21", ["P21a", "P21b"], "20 images"), ("H2", ["H2-16", "H2-2"], "64 images")],
-)
-def test_what_is_for_real_photographs_runs_small(tmp_path, name, ids, images):
-    record = tmp_path / "out.json"
-    assert main([name, "--small", "--json", str(record)]) == 0
-    results = json.loads(record.read_text())
-    assert [result["id"] for result in results] == ids
-    assert all(value > 0 for result in results for value in result["repeats"])
-    # As many as were really read.
-    assert all(images in result["note"] for result in results)
+    # On what, or of how many that were really read.
+    said = "images" if is_real else "cpu"
+    assert all(said in result["note"].lower() for result in results)
 
 
 def test_bytes_that_cross_to_the_device_are_counted(tmp_path):
@@ -128,13 +139,6 @@ def test_the_figure_of_free_echoes_is_drawn(tmp_path):
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_an_unknown_benchmark_is_named(capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["P5", "P99"])
-    assert caught.value.code == 2
-    assert "unknown: P99; use P1, P2" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("goal", "value", "met"),
     [
@@ -147,3 +151,174 @@ def test_an_unknown_benchmark_is_named(capsys):
 )
 def test_a_goal_is_met_or_not(goal, value, met):
     assert Result("P0", "", value, goal, "x", "").met is met
+
+
+def between(page, name):
+    """A page's text before, between and after the marks of a command."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(
+        f"<!-- {name}: begin -->\n"
+    )
+    return before, *rest.partition(f"<!-- {name}: end -->\n")[::2]
+
+
+@pytest.fixture
+def page(tmp_path):
+    page = tmp_path / "scaling.md"
+    parts = [
+        f"<!-- {name}: {end} -->\n"
+        for name in ("simulated", "real")
+        for end in ("begin", "end")
+    ]
+    page.write_text("old\n".join(parts))
+    return page
+
+
+@pytest.mark.slow
+def test_what_stragglers_cost_is_written_as_tables_and_a_figure(page):
+    assert scaling.main([str(page.parent), "--small"]) == 0
+    assert (page.parent / "scaling.png").read_bytes().startswith(b"\x89PNG")
+    before, tables, after = between(page, "simulated")
+    assert before == "" and after.startswith("old\n<!-- real")
+    lines = tables.splitlines()
+    heading = "simulated**: % of the time in training / on fresh data"
+    found = [line for line in lines if line.startswith("**R")]
+    assert found == [f"**R = {ratio}, {heading}" for ratio in ("0.8", "2")]
+    rows = [line.split(" | ") for line in lines if " / " in line and line[0] == "|"]
+    assert len(rows) == 2 * 3 * 4
+    for _, policy, *cells in rows:
+        shares = [[int(x) for x in cell.strip(" |").split(" / ")] for cell in cells]
+        assert len(shares) == 6
+        assert all(0 <= fresh <= busy <= 100 for busy, fresh in shares)
+        if policy == "no echo":
+            assert all(fresh == busy for busy, fresh in shares)
+        if policy == "fixed, e = 4":
+            assert all(abs(4 * fresh - busy) <= 3 for busy, fresh in shares)
+
+
+def test_a_page_without_a_place_for_the_tables_is_refused(tmp_path, capsys):
+    (tmp_path / "scaling.md").write_text("no marks\n")
+    with pytest.raises(SystemExit) as caught:
+        scaling.main([str(tmp_path)])
+    assert caught.value.code == 2
+    assert "has no marks <!-- simulated: begin -->" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_what_two_hosts_need_is_written_and_kept(page, tmp_path):
+    found = tmp_path / "found.json"
+    options = ["--small", "--repeats=1", "--json", str(found)]
+    assert two_hosts.main([str(page.parent), *options]) == 0
+    rows = json.loads(found.read_text())["rows"]
+    # The other producers differ in the seconds that are slept alone.
+    assert [row["policy"] for row in rows] == ["no echo", "fixed, e = 2", "adaptive"]
+    none, fixed, adaptive = (row["fresh"]["real"] for row in rows)
+    assert rows[0]["fresh"] == {"real": 1.0, "simulated": 1.0} and none == 1.0
+    # Updates may be odd.
+    assert fixed == pytest.approx(0.5, abs=1 / rows[1]["updates"])
+    assert 0 < adaptive <= 1
+    _, table, after = between(page, "real")
+    assert after == ""
+    assert sum(line.startswith("| ") for line in table.splitlines()) == 2 + 3
+
+
+def test_the_page_holds_the_tables_of_its_commands():
+    before, tables, _ = between(PAGE, "simulated")
+    assert "`python -m benchmarks.scaling docs`" in before
+    assert tables.count("| no echo |") == 2 * 3
+    _, table, _ = between(PAGE, "real")
+    rows = json.loads((ROOT / "results/two_hosts.json").read_text())["rows"]
+    assert f"{len(rows)} programs" in table
+    for row in rows:
+        ratio = row["seconds"]["real"] / row["seconds"]["simulated"]
+        start = f"| {row['producer']} | {row['policy']} |"
+        (line,) = [x for x in table.splitlines() if x.startswith(start)]
+        assert f"{ratio:.2f}" in line
+
+
+def test_it_says_what_an_update_sends_and_what_that_costs(capsys):
+    # Of the cost of 8 devices, with 8 examples of the 32 in 10 ms on each of 4.
+    cost = ["--bandwidth=0.1", "--devices=8", "--compute-ms=10"]
+    assert collectives.main([*ON, *cost]) == 0
+    out = capsys.readouterr().out
+    assert "all-reduce" in out and "f32: 103,0" in out
+    assert "An update on 4 cpu, for each of them" in out
+    # 103,040 parameters, so 412,160 bytes: 2 * 7/8 of them at 0.1 GB/s are 7.21 ms, and
+    # 16 times as many through a server 65.9 ms.
+    assert "parameter server 65.9 ms, ring 7.21 ms" in out
+    assert "efficiency 0.581 if" in out
+    with pytest.raises(SystemExit):
+        collectives.main([*ON, "--config.local.schedule=every"])
+    assert "set local.schedule=none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "server_s", "ring_s"),
+    # 2 N and 2 (N - 1)/N times 400 MB at 2 GB/s.
+    [(1, 0.4, 0.0), (2, 0.8, 0.2), (8, 3.2, 0.35), (1000, 400.0, 0.3996)],
+)
+def test_a_server_takes_what_grows_with_the_devices_and_a_ring_does_not(
+    num_devices, server_s, ring_s
+):
+    found = collectives.exchange_s(400e6, num_devices, 2e9)
+    assert found == pytest.approx((server_s, ring_s))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "module"),
+    [("v5e:2x2", "libtpu"), ("h100x4", "jax_plugins.xla_cuda12")],
+)
+def test_sums_are_fused_or_not_for_devices_that_are_not_here(target, module, capsys):
+    pytest.importorskip(module, reason=f"{target} needs it, of the extra aot")
+    counts = []
+    for preset in ("fuse", "serial"):
+        preset = f"--config.xla.preset={preset}"
+        assert collectives.main([*ON, "--target", target, preset]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        (line,) = [line for line in lines if line.startswith("all-reduce")]
+        counts.append(int(line.split()[1]))
+    assert counts[0] == 1 < counts[1]
+
+
+def point(factor, worth, *, probed):
+    """An arm whose baseline needs 100 updates of ten examples."""
+    # Each update gains 1 / e + worth (1 - 1 / e) of what a fresh one does.
+    updates = 100 / (1 / factor + worth * (1 - 1 / factor))
+    return Point(
+        **{"study": "s2_32", "arm": f"e{factor}", "batch_size": 10, "factor": factor},
+        **{"fresh": updates * 10 / factor, "updates": updates, "measured": worth},
+        **{"branch_updates": 10, "num_branches": 4, "probed": probed},
+        **{"by_noise": 0.5, "by_gap": 0.1 * factor, "by_fit": 0.2},
+    )
+
+
+# Repeats lose their worth: 4 gains 2.5 times as much as 1, and 16 less than 2.
+WORTHS = {2: 1.0, 4: 0.5, 16: -0.03}
+
+
+def test_who_knows_the_worth_of_every_factor_has_no_regret():
+    found = regrets([point(e, worth, probed=worth) for e, worth in WORTHS.items()])
+    assert found["probed"] == pytest.approx([0, 0, 0, 0])
+    # R = 16: the largest factor takes 100 / 0.034 steps, and that of 2 takes 800.
+    updates = 100 / (1 / 16 - 0.03 * 15 / 16)
+    assert found["no cap"][-1] == pytest.approx(updates / 640 - 1)
+    # 4 feeds the accelerator at R = 4, and is the best there.
+    assert found["cap 4"][1] == pytest.approx(0)
+    # Who takes a repeat for fresh pays where it is not.
+    found = regrets([point(e, worth, probed=1.0) for e, worth in WORTHS.items()])
+    assert found["probed"][0] == pytest.approx(0)
+    assert found["probed"][-1] == found["no cap"][-1] > 1
+
+
+def test_what_predicts_a_worth_is_written_as_table_figure_and_numbers(tmp_path):
+    points = [point(e, worth, probed=worth) for e, worth in WORTHS.items()]
+    write_worth(points, tmp_path)
+    rows = json.loads((tmp_path / "worth.json").read_text())
+    assert [row["measured"] for row in rows] == [*WORTHS.values()]
+    table = (tmp_path / "table.md").read_text()
+    rank = "rank correlation with the measured worth 1.00"
+    assert f"branches on fresh data: {rank}" in table
+    assert "root mean square error 0.00 (n = 3 arms)" in table
+    # It grows with the factor, as worth falls.
+    assert f"of repeats: {rank}" in table
+    assert (tmp_path / "worth.png").exists()
