@@ -1,33 +1,42 @@
 """A search as a command: killed at any time, and shared by several processes."""
 
+import json
 import os
-import random
 import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
-STUDY = [sys.executable, "-m", "echo_jax", "study", "--config.search.repeats=1"]
+SWEEPS = ROOT / "configs/sweeps"
 STUDIES = sorted(
-    path.stem
-    for path in (ROOT / "configs" / "sweeps").glob("s[0-9]_*.py")
-    if path.stem != "s4_lag"
+    path.stem for path in SWEEPS.glob("s[0-9]_*.py") if path.stem != "s4_lag"
 )
-TOTAL = 4 * (2 + 2)
+TOTAL = 2 * (2 + 1)
 DEVICES = {"s7_communication": {"JAX_NUM_CPU_DEVICES": "4", "NPROC": "8"}}
+# Two arms of a study of lags.
+SMALL = f"""
+from echo_jax.config import load_config, set_arms
+def get_config(variant=""):
+    study = load_config("{SWEEPS}/s4_lag.py:tiny").copy_and_resolve_references()
+    with study.unlocked():
+        study.confirm.streams = 1
+        set_arms(study, {{name: study.arms[name] for name in ("baseline", "lag_4")}})
+    return study
+"""
 
 
-def start(workdir, *options, name="s4_lag"):
-    config = f"configs/sweeps/{name}.py:tiny"
+def start(workdir, *options, name=""):
+    config = f"{SWEEPS}/{name}.py:tiny"
+    if not name:
+        config = workdir.parent / "small.py"
+        config.write_text(SMALL)
+    options = ["--config.search.repeats=1", "--workdir", workdir, *options]
     return subprocess.Popen(
-        [*STUDY, "--config", config, "--workdir", workdir, *options],
+        [sys.executable, "-m", "echo_jax", "study", "--config", config, *options],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -37,75 +46,60 @@ def start(workdir, *options, name="s4_lag"):
     )
 
 
-def files(workdir):
-    return {p.name: p.read_bytes() for p in (workdir / "trials").glob("*.json")}
-
-
-def said(process, counts=None):
+def said(process):
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
-    if counts:
-        assert re.findall(r"trial (\d+/\d+)  ", output) == counts
     return re.findall(r"trial \d+/\d+  (\S+ #\d+)", output)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    counts = [f"{number}/{TOTAL}" for number in range(1, TOTAL + 1)]
-    made = said(start(folder, "--jobs=1"), counts)
-    assert len(made) == len({*made}) == TOTAL
-    return folder, files(folder)
+def wait_for(process, what):
+    assert any(what in line for line in process.stdout), "it never came"
 
 
-def test_a_study_leaves_a_report(whole):
-    folder, _ = whole
-    names = {"table.md", "report.html", "curves.png", "ratios.png", "trials.png"}
-    assert names <= {path.name for path in folder.iterdir()}
-    table = (folder / "table.md").read_text()
-    assert "| lag_4 |" in table and "95 % intervals" in table
+def trials(workdir):
+    found = {}
+    for path in (workdir / "trials").glob("*.json"):
+        for row in json.loads(path.read_text())["trials"]:
+            found[path.stem, row["number"]] = row
+    return found
 
 
-def test_a_search_that_is_killed_loses_and_changes_no_trial(tmp_path, whole):
-    rng = random.Random(0)
-    for number in range(6):
-        process = start(tmp_path)
-        time.sleep(rng.uniform(2, 9))
-        if number % 2:
-            # All of it, as a machine that is switched off.
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            # Its workers find out that they are left, and end.
-            process.kill()
-        process.communicate(timeout=60)
-    said(start(tmp_path))
-    assert files(tmp_path) == whole[1]
-
-
-def test_two_processes_on_one_folder_share_the_trials(tmp_path, whole):
-    both = [start(tmp_path, "--jobs=1") for _ in range(2)]
-    made = [said(process) for process in both]
-    assert all(made)
-    assert sorted(made[0] + made[1]) == sorted({*made[0], *made[1]})
-    assert len(made[0]) + len(made[1]) == TOTAL
-    assert files(tmp_path) == whole[1]
-
-
-# SIGTERM is tried on a study without a search, in tests/test_cli.py.
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_ends_a_search_and_the_same_command_goes_on(tmp_path, whole, signum):
-    process = start(tmp_path)
-    for line in process.stdout:
-        if "trial 3/" in line:
-            break
-    os.killpg(process.pid, signum)  # Its workers too, as a terminal or SLURM does.
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + signum, output
+@pytest.mark.slow
+def test_a_search_that_is_killed_stopped_and_shared_loses_no_trial(tmp_path):
+    folder = tmp_path / "study"
+    killed = start(folder, "--jobs=1")
+    wait_for(killed, "trial 1/")
+    killed.kill()
+    # Its worker finds out that it is left, and ends: nobody has its output then.
+    killed.communicate(timeout=60)
+    made = trials(folder)
+    stopped, other = (start(folder, "--jobs=1") for _ in range(2))
+    wait_for(stopped, "trial ")
+    os.killpg(stopped.pid, signal.SIGINT)  # Its worker too, as a terminal does.
+    output, _ = stopped.communicate(timeout=60)
+    assert stopped.returncode == 128 + signal.SIGINT, output
     assert "the trials that have ended are kept" in output
-    assert len(said(start(tmp_path))) < TOTAL
-    assert files(tmp_path) == whole[1]
+    names = said(other)
+    assert len({*names}) == len(names) < TOTAL - len(made)
+    # Those that were made before are as they were.
+    found = trials(folder)
+    assert made and {name: found[name] for name in made} == made
+    assert len(found) == TOTAL
+    files = {"table.md", "report.html", "curves.png", "ratios.png", "trials.png"}
+    assert files <= {path.name for path in folder.iterdir()}
+    assert "| lag_4 |" in (folder / "table.md").read_text()
 
 
+@pytest.mark.slow
+def test_data_that_does_not_come_ends_a_search_with_a_status_of_its_own(tmp_path):
+    stuck = "--config.base.data.storage.latency_s=60", "--config.base.data.timeout_s=2"
+    process = start(tmp_path / "a", "--jobs=1", *stuck)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 75, output
+    assert "timeout_s" in output
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_small_version_of_every_study_runs(tmp_path, name):
     # In one process, for two would each compile all of it.
@@ -114,10 +108,3 @@ def test_a_small_version_of_every_study_runs(tmp_path, name):
         options.append("--config.search.points=1")
     assert said(start(tmp_path, *options, name=name))
     assert (tmp_path / "report.html").exists()
-
-
-def test_data_that_does_not_come_ends_a_search_with_a_status_of_its_own(tmp_path):
-    stuck = "--config.base.data.storage.latency_s=60", "--config.base.data.timeout_s=2"
-    output, _ = (process := start(tmp_path, *stuck)).communicate(timeout=120)
-    assert process.returncode == 75, output
-    assert "timeout_s" in output

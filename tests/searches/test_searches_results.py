@@ -1,13 +1,12 @@
 """The published trials of the studies: whole, and what their tables say."""
 
-import html
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from benchmarks import published, published_tables
+from benchmarks import published_tables
 from echo_jax.config import load_config
 from echo_jax.files import run_folder
 from echo_jax.runs import ConfigRefusedError, run_study
@@ -108,31 +107,6 @@ def test_the_tables_of_the_pages_are_those_of_the_published_trials(tmp_path, stu
     published_tables.write_tables(studies, clocked, RESULTS, tmp_path)
     for name in pages:
         assert (tmp_path / name).read_text() == (DOCS / name).read_text()
-
-
-@pytest.mark.exhaustive
-def test_one_command_makes_all_that_is_published(tmp_path, studies):
-    shutil.copytree(RESULTS, tmp_path / "results")
-    shutil.copytree(DOCS, tmp_path / "docs")
-    made = [*(tmp_path / "results").glob("*/table.md")]
-    made = [path for path in made if path.parent.name in {*STUDIES, "best", "worth"}]
-    for path in (*made, *(tmp_path / "results").glob("*/*.png")):
-        path.unlink()
-    folders = [f"--{name}={tmp_path / name}" for name in ("results", "docs", "workdir")]
-    assert published.main(folders) == 0
-    for path in (*RESULTS.glob("*/table.md"), *(DOCS).glob("*.md")):
-        copy = tmp_path / path.relative_to(RESULTS.parent)
-        assert copy.read_text() == path.read_text()
-    for path in RESULTS.glob("*/*.png"):
-        assert (tmp_path / path.relative_to(RESULTS.parent)).exists()
-    page = (tmp_path / "workdir" / "report.html").read_text()
-    # Those of each study, and which arm is the fastest, and what a repeat is worth.
-    drawn = [*RESULTS.glob("s*/*.png"), "best", "worth"]
-    assert page.count("<svg") == len(drawn)
-    falsifiers = [each for search in studies.values() for each in search.falsifiers]
-    assert page.count("<tr>") - 1 >= len(falsifiers)
-    assert all(html.escape(each.says) in page for each in falsifiers)
-    assert all(html.escape(search.name) in page for search in studies.values())
 
 
 # Of large batches the next paragraph is of studies that did not search.
