@@ -1,19 +1,11 @@
 """The clouds that launch_tpu.sh is tested on."""
 
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from launch_cloud import Cloud
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _ctrl_c_as_in_a_terminal() -> None:
-    """What a shell starts in the background, and all that starts there, ignores it."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
@@ -29,15 +21,17 @@ def templates(tmp_path_factory) -> tuple[Path, Path]:
     return empty, ready
 
 
+def _copy(template: Path, folder: Path) -> Iterator[Cloud]:
+    shutil.copytree(template, folder, dirs_exist_ok=True)
+    yield Cloud(folder)
+    Cloud(folder).end_all()
+
+
 @pytest.fixture
 def cloud(templates, tmp_path) -> Iterator[Cloud]:
-    shutil.copytree(templates[0], tmp_path, dirs_exist_ok=True)
-    yield Cloud(tmp_path)
-    Cloud(tmp_path).end_all()
+    yield from _copy(templates[0], tmp_path)
 
 
 @pytest.fixture
 def ready(templates, tmp_path) -> Iterator[Cloud]:
-    shutil.copytree(templates[1], tmp_path, dirs_exist_ok=True)
-    yield Cloud(tmp_path)
-    Cloud(tmp_path).end_all()
+    yield from _copy(templates[1], tmp_path)

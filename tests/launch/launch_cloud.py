@@ -15,32 +15,14 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = ["launch_tpu.sh", "launch_worker.sh"]
 STAND_IN = Path(__file__).with_name("stand_in.py")
 TPU = ["compute", "tpus", "tpu-vm"]
-COPY = ["scp", "dist/launch/echo-jax.tgz", "echo-jax:echo-jax.tgz"]
 ALL = ["--worker=all", "--quiet"]
 TRAIN = ["--config", "configs/lm.py:tiny", "--workdir", "/mnt/shared/lm"]
-STATE = "--command=bash echo-jax/launch_worker.sh state || echo worker $(hostname) new"
 LONG_S = 300  # What takes longer hangs, however busy the machine is.
-WHEEL = "echo_jax-0.1.0-py3-none-any.whl"
 NASTY = [
-    "--config.xla.preset=overlap",
-    '--config.xla.options={"xla_gpu_name": true}',
-    "two  words ",
-    "it's",
-    '"double"',
-    "$HOME `id` $(id)",
-    "back\\slash\\",
-    "line\nbreak\n",
-    "tab\tand\rreturn",
-    "",
-    "*",
-    "~",
-    "#no;comment&|<>(){}[]!?",
-    "--x=a b",
-    "-n",
-    "=ls",
-    "größe ☃",
-    "%s %USER%",
-    "{a,b}",
+    *("--config.xla.preset=overlap", '--config.xla.options={"xla_gpu_name": true}'),
+    *("two  words ", "it's", '"double"', "$HOME `id` $(id)", "back\\slash\\"),
+    *("line\nbreak\n", "tab\tand\rreturn", "", "*", "~", "#no;comment&|<>(){}[]!?"),
+    *("--x=a b", "-n", "=ls", "größe ☃", "%s %USER%", "{a,b}"),
 ]
 
 
@@ -72,11 +54,8 @@ class Cloud:
                     f"import stand_in\nstand_in.main({name!r})\n",
                 )
             # Waiting is shorter here.
-            self.write(
-                f"{place}/sleep",
-                "#!/bin/sh\n[ $1 = 0.2 ] && exec /bin/sleep 0.05\n"
-                "exec /bin/sleep 0.2\n",
-            )
+            shorter = "[ $1 = 0.2 ] && exec /bin/sleep 0.05\nexec /bin/sleep 0.2\n"
+            self.write(f"{place}/sleep", f"#!/bin/sh\n{shorter}")
         self.write("worker_bin/hostname", "#!/bin/sh\necho w-$WORKER\n")
         # The installer of uv.
         self.write(

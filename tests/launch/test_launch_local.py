@@ -82,23 +82,6 @@ def test_a_worker_computes_with_numbers_only(cloud):
     assert not [*cloud.home.rglob("owned")]
 
 
-def test_local_takes_another_command(cloud):
-    cloud.write("other", "#!/bin/sh\necho other $1 >&2; exit 5\n")
-    done = cloud.launch(*LOCAL, "--", "x", ECHO_JAX_COMMAND=f"{cloud.world}/other")
-    assert done.returncode == 5
-    assert "other train\n" in logs(cloud)[0]
-
-
-def test_local_stops_the_others_when_one_fails(cloud):
-    cloud.plan(train=["saves", "saves", "7 after 3"])
-    done = cloud.launch(*LOCAL, "--", *TRAIN)
-    assert done.returncode == 7
-    assert sorted(logs(cloud)) == ["training\n", *["training\nsaved\n"] * 2]
-    assert done.stderr.count("ended with exit code 143") == 2
-    # The end of the log of the one that failed.
-    assert done.stderr.endswith("training\n")
-
-
 @pytest.mark.parametrize(
     ("send", "signum", "code"),
     # Ctrl-C reaches whatever the script has just called, too.
@@ -132,14 +115,20 @@ def test_a_signal_reaches_a_process_that_is_just_being_started(tmp_path):
     assert "killed" not in done.stderr
 
 
-def test_local_kills_what_does_not_end(cloud):
-    cloud.plan(train=["deaf", "1 after 3", "deaf"])
+def test_local_ends_the_others_when_one_fails(cloud):
+    cloud.plan(train=["deaf", "7 after 3", "saves"])
     done = cloud.launch(*LOCAL, "--grace=1", "--", *TRAIN)
-    assert done.returncode == 1
+    assert done.returncode == 7
     assert "has not ended within 1 s: killed" in done.stderr
+    # The others are stopped when one fails, the end of whose log is shown.
     codes = re.findall(r"ended with exit code (\d+)", done.stderr)
-    assert codes == ["1", "137", "137"]
+    assert codes == ["7", "143", "137"] and done.stderr.endswith("training\n")
+    assert sorted(logs(cloud)) == [*["training\n"] * 2, "training\nsaved\n"]
     assert not any(lives(row["pid"]) for row in cloud.rows("train"))
+    # It takes another command.
+    cloud.write("other", "#!/bin/sh\necho other $1 >&2; exit 5\n")
+    done = cloud.launch(*LOCAL, "--", "x", ECHO_JAX_COMMAND=f"{cloud.world}/other")
+    assert done.returncode == 5 and "other train\n" in logs(cloud)[0]
 
 
 @pytest.mark.parametrize(("how", "grace"), [("saves", 60), ("deaf", 1)])

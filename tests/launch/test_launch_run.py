@@ -5,7 +5,6 @@ import signal
 import subprocess
 from pathlib import Path
 
-import pytest
 from launch_cloud import LONG_S, NASTY, TRAIN, in_short, lives, started, until
 
 
@@ -90,26 +89,6 @@ def test_what_is_not_there_does_not_run(cloud):
     assert cloud.states() == ["0 new", "1 new"]
     assert cloud.launch("run", "--", "--x").returncode != 0
     assert cloud.rows("train") == []
-
-
-@pytest.mark.slow
-def test_a_worker_that_restarted_is_seen(ready):
-    ready.plan(train=["saves", "0"])
-    ready.launch("run", "--", "--x")
-    started(ready, 2)
-    ready.ended(1)
-    (pid,) = (
-        ready.there(i, "run/pid")
-        for i in (0, 1)
-        if not ready.there(i, "run/exit_code").exists()
-    )
-    trainer = next(row["pid"] for row in ready.rows("train") if lives(row["pid"]))
-    os.kill(int(pid.read_text()), signal.SIGKILL)
-    # What it started still holds the lock.
-    assert sum("running" in state for state in ready.states()) == 1
-    os.kill(trainer, signal.SIGKILL)
-    until(lambda: not lives(trainer))
-    assert sorted(state[2:] for state in ready.states()) == ["ended 0", "lost"]
 
 
 def test_what_ends_during_a_look_has_ended(ready):

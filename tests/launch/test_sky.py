@@ -12,19 +12,10 @@ from launch_cloud import ROOT
 from echo_jax.cli import main
 
 TASK = yaml.safe_load((ROOT / "sky.yaml").read_text(encoding="utf-8"))
-# Of SkyPilot's reference of task YAML, what is used here.
-KNOWN = {"name", "resources", "workdir", "envs", "setup", "run"}
-KNOWN_RESOURCES = {
-    "infra", "accelerators", "accelerator_args", "use_spot", "job_recovery"
-}  # fmt: skip
 
 
-def test_the_fields_are_those_of_skypilot():
-    assert TASK.keys() == KNOWN
-    assert TASK["resources"].keys() == KNOWN_RESOURCES
-    # Without a value it has to be given.
-    needed = [name for name, value in TASK["envs"].items() if value is None]
-    assert needed == ["WORKDIR"]
+def test_bash_reads_its_commands_and_one_value_has_to_be_given():
+    assert [n for n, value in TASK["envs"].items() if value is None] == ["WORKDIR"]
     for part in ("setup", "run"):
         subprocess.run(["bash", "-n"], input=TASK[part], text=True, check=True)
 

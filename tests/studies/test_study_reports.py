@@ -140,38 +140,31 @@ def test_hostile_names_are_escaped_everywhere(tmp_path, make_run, change, capsys
     assert [texts.count(label) for label in axes] == [1] * 4
 
 
-@pytest.mark.parametrize(("sent", "differ"), [((400, 25), True), ((400, 400), False)])
-def test_bytes_are_an_axis_where_updates_differ_in_them(
-    tmp_path, make_run, sent, differ
-):
-    runs = [
-        make_run(tmp_path / name, losses=(1.0,), bytes_per_update=each)
-        for name, each in zip("ab", sent, strict=True)
-    ]
-    write_report(read_runs(runs), tmp_path)
-    assert ("bytes sent by a device" in drawn(tmp_path)) == differ
-
-
-def test_a_run_without_a_finite_value_is_drawn(tmp_path, make_run):
-    run = make_run(tmp_path / "a", losses=(math.nan,), simulated_storage=False)
-    page = write_report(read_runs([run]), tmp_path).read_text()
-    assert "Measured before" not in page and 'class="caveats"' not in page
+def test_bytes_are_an_axis_where_updates_differ_in_them(tmp_path, make_run):
+    facts = {"losses": (math.nan,), "simulated_storage": False}
+    for name, sent in (("a", 400), ("b", 25), ("c", 400)):
+        make_run(tmp_path / name, bytes_per_update=sent, **facts)
+    for names, differ in (("ab", True), ("ac", False)):
+        study = read_runs(tmp_path / name for name in names)
+        page = write_report(study, tmp_path).read_text()
+        assert ("bytes sent by a device" in drawn(tmp_path)) == differ
+        assert "Measured before" not in page and 'class="caveats"' not in page
 
 
 # The baseline meets the target after 300, 200 and 200 updates, of 0.5 s each.
-LOSSES = {0: (3.0, 2.0, 1.0), 1: (3.0, 1.0, 0.5), 2: (2.0, 0.75, 0.25)}
+LOSSES = ((3.0, 2.0, 1.0), (3.0, 1.0, 0.5), (2.0, 0.75, 0.25))
 
 
 @pytest.fixture
 def make_seeds(tmp_path, make_study):
-    def make(arm=lambda seed: {}, base=lambda seed: {}, seeds=(0, 1, 2)):
+    def make(arm=lambda seed: {}, base=lambda seed: {}):
         return [
             make_study(
-                tmp_path / f"{place}",
-                {"baseline": {"losses": LOSSES[seed]}, "arm": arm(seed)},
-                {"seed": seed, "batch_size": 10, **base(seed)},
+                tmp_path / f"{seed}",
+                {"baseline": {"losses": losses}, "arm": arm(seed)},
+                {"seed": seed, **base(seed)},
             )
-            for place, seed in enumerate(seeds)
+            for seed, losses in enumerate(LOSSES)
         ]
 
     return make
@@ -219,33 +212,26 @@ def test_seeds_that_missed_the_target_or_diverged_are_said(
 
 
 @pytest.mark.parametrize(
-    ("base", "message"),
+    ("file", "fields", "message"),
     [
-        (lambda seed: {"optim": {"lr": 0.1 * seed}}, r"differ in optim\.lr \(0\.1, 0"),
-        (lambda seed: {"seed": 5}, "two of the studies have seed 5"),
-        (lambda seed: {"seed": None}, "does not say its seed"),
+        ("study.json", {"base_config": {"seed": 5, "x": {"lr": 1}}}, r"x\.lr \(1, 0"),
+        ("study.json", {"base_config": {"seed": 0}}, "two of the studies have seed 0"),
+        ("study.json", {"base_config": {}}, "does not say its seed"),
+        ("study.json", {"calibration": {"storage_ratio": 2.0}}, "in storage_ratio"),
+        ("arm/config.json", {"eval_every": 7}, r"in arm: eval_every \(7, 100\)"),
     ],
 )
 def test_studies_that_differ_in_more_or_less_than_the_seed_are_refused(
-    make_seeds, base, message
+    make_seeds, change, file, fields, message
 ):
-    with pytest.raises(StudyError, match=message):
-        read_seeds(make_seeds(base=base))
-
-
-def test_what_is_no_difference_of_studies_is_told_from_what_is(make_seeds, change):
-    # A field of another version, and a latency that was chosen for one ratio.
-    base = lambda seed: {  # noqa: E731
-        "data": {"storage": {"latency_s": seed / 1e3}},
-        **({"old": 1} if seed else {}),
-    }
-    folders = make_seeds(base=base)
+    # A latency that was chosen for one ratio is no difference.
+    storage = lambda seed: {"data": {"storage": {"latency_s": seed / 1e3}}}  # noqa: E731
+    folders = make_seeds(base=lambda seed: {"x": {"lr": 0}, **storage(seed)})
+    # Nor is a field of another version.
+    change(folders[0] / "arm/config.json", old=1)
     assert read_seeds(folders).seeds == [0, 1, 2]
-    change(folders[2] / "study.json", calibration={"storage_ratio": 2.0})
-    with pytest.raises(StudyError, match="differ in storage_ratio"):
-        read_seeds(folders)
-    change(folders[1] / "arm/config.json", eval_every=7)
-    with pytest.raises(StudyError, match=r"differ in arm: eval_every \(7, 100\)"):
+    change(folders[1] / file, **fields)
+    with pytest.raises(StudyError, match=message):
         read_seeds(folders)
 
 

@@ -84,16 +84,12 @@ def test_points_stand_in_the_order_of_their_devices(make, change):
     assert scaling.kind.startswith("neither weak nor strong scaling")
 
 
-def test_repeats_are_examples_too(make):
-    """T counts what is trained on, so an echo makes it grow as its steps do."""
-    (scaling,) = read_scaling([make("one", 1, factor=2.0), make("two", 2, factor=2.0)])
-    assert scaling.examples_per_s_of_one == 20
-    assert "echo: 2x after augment" in scaling.name
-
-
 def test_the_base_is_the_mean_of_its_runs(make):
-    runs = [make("a", 1), make("b", 1, steps_per_s=4.0), make("c", 2, steps_per_s=3.0)]
+    rates = ((1, 2.0), (1, 4.0), (2, 3.0))
+    # Repeats are examples, too: T counts what is trained on.
+    runs = [make(f"{r}", n, steps_per_s=r, factor=2.0) for n, r in rates]
     (scaling,) = read_scaling(runs)
+    assert "echo: 2x after augment" in scaling.name
     assert scaling.examples_per_s_of_one == pytest.approx(30)
     found = [scaling.efficiency(point) for point in scaling.points]
     assert found == pytest.approx([2 / 3, 4 / 3, 1 / 2])
@@ -132,17 +128,9 @@ def test_runs_on_one_number_of_devices_are_refused(make, tmp_path, capsys):
     runs = [str(make("a", 2)), str(make("b", 2, batch=20))]
     with pytest.raises(StudyError, match=r"\(a: 2, b: 2\); name runs of one config"):
         read_scaling(runs)
-    assert main(["report", "scaling", *runs]) == 2
-    assert "add --workdir FOLDER" in capsys.readouterr().err
+    for given, said in ((runs, "add --workdir FOLDER"), ([], "of that name is ./sca")):
+        assert main(["report", "scaling", *given]) == 2
+        assert said in capsys.readouterr().err
     out = tmp_path / "out"
     assert main(["report", "scaling", *runs, "--workdir", str(out)]) == 2
     assert not out.exists() and capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_folder_may_be_named_scaling(make, tmp_path, monkeypatch, capsys):
-    make("scaling", 2)
-    monkeypatch.chdir(tmp_path)
-    assert main(["report", "./scaling"]) == 0
-    assert (tmp_path / "scaling" / "report.html").exists()
-    assert main(["report", "scaling"]) == 2
-    assert "a folder of that name is ./scaling" in capsys.readouterr().err
