@@ -6,5 +6,11 @@ from echo_jax.lazy import door
 __all__ = ["Config", "default_config", "load_config", "override"]
 
 __getattr__ = door(
-    __name__, {"study": ["arm_names", "default_study", "protocol_of", "set_arms"]}
+    __name__,
+    {
+        "batch": ["BatchGrowth"],
+        "check": ["check_config"],
+        "saved": ["read_config"],
+        "study": ["arm_names", "default_study", "protocol_of", "set_arms"],
+    },
 )

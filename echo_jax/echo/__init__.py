@@ -1,1 +1,5 @@
 """The echo library: plans, stores, and backends for host, Grain and tf.data."""
+
+from echo_jax.lazy import door
+
+__getattr__ = door(__name__, {"shard": ["SINGLE", "DataShard"]})

@@ -15,6 +15,6 @@ __getattr__ = door(
             "unseal",
             "write_json",
         ],
-        "lock": ["LOCK_NAME", "REPORT_LOCK_NAME", "FolderInUseError", "FolderLock"],
+        "lock": ["FolderInUseError", "FolderLock", "LOCK_NAME", "REPORT_LOCK_NAME"],
     },
 )

@@ -1,5 +1,6 @@
 """Flax Linen modules, which depend on neither data nor training."""
 
+from echo_jax.lazy import door
 from echo_jax.models.batch_norm import GhostBatchNorm
 from echo_jax.models.imagenet_resnet import ImageNetResNet
 from echo_jax.models.mobilenet import MobileNetV3
@@ -15,3 +16,11 @@ __all__ = [
     "ResNet",
     "Transformer",
 ]
+
+__getattr__ = door(
+    __name__,
+    {
+        "batch_norm": ["statistics_axes", "statistics_over"],
+        "resnet": ["norm_layer"],
+    },
+)

@@ -1,5 +1,6 @@
 """Training of a workload: sharded, resumable, and timed."""
 
+from echo_jax.lazy import door
 from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.measure import Rates
 from echo_jax.training.probe import calibrate
@@ -14,3 +15,12 @@ __all__ = [
     "calibrate",
     "train",
 ]
+
+__getattr__ = door(
+    __name__,
+    {
+        "clock": ["Clock", "DeviceTime"],
+        "dispatch": ["Dispatch", "best_group_size"],
+        "measure": ["held_feed"],
+    },
+)

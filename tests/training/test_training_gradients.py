@@ -1,43 +1,40 @@
-"""The gradient of a batch, split by hand: what is computed, and what is sent."""
+"""The gradient of a batch, split by XLA or by hand; its noise; and batch norm."""
 
 import math
 from dataclasses import dataclass
 
+import flax.linen as nn
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from slow_cases import slow_but_for
 from tiny_workload import (
+    NUM_EXAMPLES,
+    NUM_FEATURES,
+    NUM_PARAMS,
     Regression,
     compiled_update,
+    example,
     make_workload,
     rows_of,
     run,
     tiny_config,
 )
 
-from echo_jax.config.check import check_config
-from echo_jax.models.batch_norm import (
-    GhostBatchNorm,
-    statistics_axes,
-    statistics_over,
-)
-from echo_jax.models.resnet import norm_layer
-from echo_jax.training.feeds.loader import unechoed
-from echo_jax.training.processes.sharding import make_mesh
+from echo_jax.models import GhostBatchNorm, norm_layer
+from echo_jax.training.processes import make_mesh
 from echo_jax.training.trainer import compile_functions
-from echo_jax.training.update.gradients import (
+from echo_jax.training.update import (
     SplitGradient,
-    gradient_of,
+    gradient_noise_scale,
     whole_gradient,
 )
-from echo_jax.training.update.noise import NoiseScale, gradient_noise_scale
-from echo_jax.training.window import GradientWindow
-from echo_jax.training.xla.sent import collectives
+from echo_jax.training.xla import collectives
+from echo_jax.workloads import Task
 
-pytestmark = pytest.mark.usefixtures("compiled_soon")
+pytestmark = pytest.mark.usefixtures("all_compiled_soon")
 
 
 @dataclass(frozen=True)
@@ -51,277 +48,368 @@ class Plain(Regression):
         return losses, others, {"large": ((losses > 1).sum(), losses.size)}
 
 
-def batch_of(size):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(size, 4)).astype(np.float32)
+def batch_of(size, seed=0):
+    x = np.random.default_rng(seed).normal(size=(size, 4)).astype(np.float32)
     return {"x": x, "y": x.sum(axis=1) - x[:, 0]}
 
 
-def computed_by(gradient, task, size=16, factor=None):
-    compute = jax.jit(gradient, static_argnums=0)
-    return compute(
-        task, task.init(jax.random.key(1)), batch_of(size), jax.random.key(2), factor
-    )
+compute = jax.jit(
+    lambda gradient, task, *args: gradient(task, *args), static_argnums=(0, 1)
+)
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-@pytest.mark.parametrize("micro", [1, 4])
-def test_it_is_the_gradient_of_the_whole_batch(devices, micro):
-    expected = computed_by(whole_gradient, Plain())
-    mesh = make_mesh(devices, 1, 16)
-    found = computed_by(SplitGradient(mesh, micro), Plain())
+def computed_by(gradient, task, batch=None, variables=None, factor=None):
+    variables = variables or task.init(jax.random.key(1))
+    batch = batch_of(16) if batch is None else batch
+    return compute(gradient, task, variables, batch, jax.random.key(2), factor)
+
+
+def norm_of(task, batch, rows, variables=None):
+    part = {name: x[rows] for name, x in batch.items()}
+    found = computed_by(whole_gradient, task, part, variables).gradient
+    return math.sqrt(sum((x**2).sum() for x in found.values()))
+
+
+def assert_close(found, expected, **tolerance):
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
-        found._replace(noise=None),
-        expected,
+        lambda a, b: np.testing.assert_allclose(a, b, **tolerance), found, expected
     )
-    # Counts are exact, and the losses are those of the examples in their order.
+
+
+@pytest.mark.parametrize(
+    ("devices", "micro"),
+    slow_but_for([(1, 1), (4, 2)], [(1, 1), (4, 1), (1, 4), (4, 2)]),
+)
+def test_it_is_the_gradient_of_the_whole_batch_with_the_noise_of_its_parts(
+    devices, micro
+):
+    expected = computed_by(whole_gradient, Plain())
+    gradient = SplitGradient(make_mesh(devices, 1, 16), micro)
+    found = computed_by(gradient, Plain())
+    assert_close(found._replace(noise=None), expected, rtol=1e-5, atol=1e-6)
+    # Counts are exact.
     assert found.metrics["large"][0] == expected.metrics["large"][0]
     assert found.metrics["large"][1] == 16
-    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-6, atol=1e-6)
+    # A factor of the loss is taken out again.
+    scaled = computed_by(gradient, Plain(), factor=jnp.float32(1024))
+    assert_close(scaled, found, rtol=1e-5)
+    if devices * micro == 1:
+        assert found.noise is None
+        return
+    parts = np.arange(16).reshape(devices * micro, -1)
+    norms = [norm_of(Plain(), batch_of(16), rows) for rows in parts]
+    whole = norm_of(Plain(), batch_of(16), slice(None))
+    noise = gradient_noise_scale(norms, whole, batch_size=16)
+    assert found.noise == pytest.approx(noise, rel=1e-4)
 
 
-@pytest.mark.parametrize("micro", [1, 4])
-def test_a_factor_of_the_loss_is_taken_out_again(micro):
-    gradient = SplitGradient(make_mesh(4, 1, 16), micro)
-    expected = computed_by(gradient, Plain())
-    found = computed_by(gradient, Plain(), factor=jnp.float32(1024))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, expected
-    )
-
-
-@pytest.mark.parametrize("micro", [1, 4])
+@pytest.mark.parametrize("micro", slow_but_for([4], [1, 4]))
 def test_devices_meet_once_in_an_update(micro):
     config = tiny_config(mesh__data=2, batch__micro=micro, precision__reduce="float32")
     ((kind, numbers),) = collectives(compiled_update(config, task=Plain()).as_text())
     assert kind == "all-reduce" and set(numbers) == {"f32"}
-    params = jax.eval_shape(Plain().init, jax.random.key(0))["params"]
-    num_params = sum(x.size for x in jax.tree.leaves(params))
     # The statistics, the metric's two sums, and in eight buckets the losses, and how
     # many examples are which repeat.
-    assert num_params <= numbers["f32"] <= num_params + 32
+    assert NUM_PARAMS <= numbers["f32"] <= NUM_PARAMS + 32
+
+
+def test_a_row_has_the_norm_and_the_noise_of_the_gradients_since_the_last_one():
+    """The norm before gradients are clipped; the noise is a ratio of averages."""
+    options = {"log_every": 2, "optim__clip_norm": 1e-3, "optim__name": "sgd"}
+    config = tiny_config(**options, optim__lr=1.0, batch__micro=2)
+    compiled = compile_functions(config, make_workload(config, task=Plain()))
+    state, squares, noises = compiled.init(compiled.init_key), [], []
+    for number in range(4):
+        batch = batch_of(8, seed=number)
+        variables = {"params": state.params, **state.model_state}
+        one, other, whole = (
+            norm_of(Plain(), batch, rows, variables)
+            for rows in (slice(4), slice(4, 8), slice(8))
+        )
+        squares.append(whole**2)
+        noises.append(gradient_noise_scale([one, other], whole, batch_size=8))
+        batch |= {"repeat": np.zeros(8, np.int32)}
+        state, report = compiled.step_on_batch(state, batch)
+    row = report.row()
+    assert row["gradient_norm"] == pytest.approx(np.mean(squares[2:]) ** 0.5, rel=1e-4)
+    square, variance = (sum(each) for each in zip(*noises[2:], strict=True))
+    assert row["noise_scale"] == pytest.approx(variance / square, rel=1e-3)
+
+
+def test_the_noise_of_gradients_is_estimated_without_bias():
+    """Gradients of examples are drawn: |G|² = 25 and tr(Σ) = 2 * 9 + 1 = 19."""
+    rng = np.random.default_rng(0)
+    shape, scale = (20_000, 4, 2), np.array([3.0, 3.0, 1.0])
+    examples = np.array([3.0, 4.0, 0.0]) + scale * rng.normal(size=(*shape, 3))
+    of_parts = examples.mean(axis=2)
+    parts = np.linalg.norm(of_parts, axis=-1)
+    whole = np.linalg.norm(of_parts.mean(axis=1), axis=-1)
+    found = [
+        gradient_noise_scale(each, norm, batch_size=8)
+        for each, norm in zip(parts, whole, strict=True)
+    ]
+    for values, true in zip(np.array(found).T, (25.0, 19.0), strict=True):
+        error = values.std() / math.sqrt(len(values))
+        assert abs(values.mean() - true) < 4 * error < 0.05 * true
+
+
+def test_equal_gradients_have_no_noise_and_a_square_below_zero_no_noise_scale():
+    found = gradient_noise_scale([2.0, 2.0, 2.0], 2.0, batch_size=12)
+    assert (found.squared_norm, found.variance, found.examples) == (4.0, 0.0, 0.0)
+    found = gradient_noise_scale([3.0, 3.0], 1.0, batch_size=2)
+    # 2 * 1 - 1 * 9 is below zero.
+    assert found.squared_norm == -7.0 and math.isnan(found.examples)
+    for norms in ([], [1.0], [1.0, 1.0, 1.0]):
+        with pytest.raises(ValueError, match=f"has {len(norms)} norms, of a batch of"):
+            gradient_noise_scale(norms, 1.0, batch_size=8)
 
 
 @pytest.mark.parametrize(
-    ("devices", "micro"), slow_but_for([(4, 2)], [(4, 1), (1, 4), (4, 2)])
+    ("reduce", "printed"), [("bfloat16", "bf16"), ("float16", "f16")]
 )
-def test_the_noise_is_that_of_the_parts_gradients(devices, micro):
-    found = computed_by(SplitGradient(make_mesh(devices, 1, 16), micro), Plain())
-    variables, batch = Plain().init(jax.random.key(1)), batch_of(16)
-    parts = devices * micro
-
-    def norm(rows):
-        part = {name: x[rows] for name, x in batch.items()}
-        one = whole_gradient(Plain(), variables, part, jax.random.key(2), None)
-        return float(optax.tree.norm(one.gradient))
-
-    norms = [norm(rows) for rows in np.arange(16).reshape(parts, -1)]
-    expected = gradient_noise_scale(norms, norm(slice(None)), batch_size=16)
-    assert found.noise == pytest.approx(expected, rel=1e-4)
-    assert computed_by(SplitGradient(make_mesh(1, 1, 16)), Plain()).noise is None
-
-
-@pytest.mark.slow
-def test_a_row_has_the_norm_of_the_gradients_since_the_last_one(tmp_path):
-    options = {"updates": 4, "log_every": 2, "mesh__data": 2, "optim__clip_norm": 1e-3}
-    options |= {"optim__name": "sgd", "optim__lr": 1.0, "optim__warmup_updates": 0}
-    options |= {"optim__schedule": "constant"}
-    run(tmp_path / "whole", task=Plain(), **options)
-    run(tmp_path / "parts", task=Plain(), batch__micro=2, **options)
-    whole, parts = (
-        [row for row in rows_of(tmp_path / name) if row["kind"] == "train"]
-        for name in ("whole", "parts")
-    )
-    task = Plain()
-    config = tiny_config(**options)
-    workload = make_workload(config, task=task)
-    compiled = compile_functions(config, workload)
-    state, squares = compiled.init(compiled.init_key), []
-    batches = iter(workload.train_dataset(unechoed(config)))
-    for _ in range(4):
-        batch = next(batches)
-        items = {name: batch[name] for name in ("x", "y")}
-        variables = {"params": state.params, **state.model_state}
-        one = whole_gradient(task, variables, items, jax.random.key(0), None)
-        squares.append(float(optax.tree.norm(one.gradient)) ** 2)
-        state, _ = compiled.step_on_batch(state, batch)
-    for row, part, pair in zip(whole, parts, (squares[:2], squares[2:]), strict=True):
-        assert row["gradient_norm"] == pytest.approx(np.mean(pair) ** 0.5, rel=1e-4)
-        assert part["gradient_norm"] == pytest.approx(row["gradient_norm"], rel=1e-4)
-        assert "noise_scale" not in row
-    assert any("noise_scale" in part for part in parts)
-
-
-def test_the_noise_scale_of_a_row_is_the_ratio_of_the_averages():
-    window = GradientWindow.empty()
-    assert math.isnan(window.row()["gradient_norm"])
-    for square, noise in ((9.0, NoiseScale(4.0, 20.0)), (16.0, NoiseScale(-2.0, 10.0))):
-        window = window.add(square, noise)
-    expected = {"gradient_norm": 12.5**0.5, "noise_scale": 15.0}
-    assert jax.device_get(window).row() == pytest.approx(expected)
-    window = window.add(1.0, NoiseScale(-3.0, 5.0))
-    assert set(window.row()) == {"gradient_norm"}
-
-
-@pytest.mark.parametrize("reduce", ["bfloat16", "float16"])
-def test_gradients_are_summed_in_the_type_that_is_asked_for(reduce):
-    mesh = make_mesh(4, 1, 16)
-    gradient = SplitGradient(mesh, reduce=reduce)
-    compute = jax.jit(gradient, static_argnums=0)
+def test_gradients_are_summed_in_the_type_that_is_asked_for(reduce, printed):
+    gradient = SplitGradient(make_mesh(4, 1, 16), reduce=reduce)
     variables = Plain().init(jax.random.key(1))
-    program = compute.lower(Plain(), variables, batch_of(16), jax.random.key(2), None)
+    args = variables, batch_of(16), jax.random.key(2), None
+    program = compute.lower(gradient, Plain(), *args).as_text()
     # As it is handed to XLA: for CPUs XLA sums in float32, whatever the type.
-    assert f"tensor<4x16x{ {'bfloat16': 'bf16', 'float16': 'f16'}[reduce] }>" in (
-        program.as_text()
-    )
+    assert f"tensor<4x16x{printed}>" in program
     found = computed_by(gradient, Plain()).gradient
     expected = computed_by(whole_gradient, Plain()).gradient
-    kept = jnp.dtype(reduce)
     for name, x in found.items():
         assert x.dtype == jnp.float32
-        np.testing.assert_array_equal(x, x.astype(kept).astype(jnp.float32))
+        rounded = x.astype(jnp.dtype(reduce)).astype(jnp.float32)
+        np.testing.assert_array_equal(x, rounded)
         np.testing.assert_allclose(x, expected[name], atol=0.05)
     assert not np.array_equal(found["first"], expected["first"])
-
-
-def normed(make, over_devices):
-    """Normalises 16 examples on 4 devices; the output, and the running statistics."""
-    mesh = make_mesh(4, 1, 16)
-    spec = jax.sharding.PartitionSpec(mesh.axis_names)
-    x = np.random.default_rng(0).normal(2, 3, size=(16, 5)).astype(np.float32)
-    variables = make().init(jax.random.key(0), x)
-
-    def share(x):
-        with statistics_over(mesh.axis_names if over_devices else ()):
-            return make().apply(variables, x, mutable=["batch_stats"])
-
-    whole = make().apply(variables, x, mutable=["batch_stats"])
-    split = jax.jit(
-        jax.shard_map(
-            share,
-            mesh=mesh,
-            in_specs=spec,
-            out_specs=(spec, jax.sharding.PartitionSpec()),
-            check_vma=False,
-        )
-    )
-    return whole, split(x)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: norm_layer("batch", jnp.float32, True, name="norm"),
-        lambda: Trained(GhostBatchNorm()),
-    ],
-    ids=["flax", "ours"],
-)
-def test_batch_norm_takes_statistics_over_all_devices_where_it_is_told_to(make):
-    whole, split = normed(make, over_devices=True)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-        split,
-        whole,
-    )
-    whole, split = normed(make, over_devices=False)
-    means = np.asarray(split[0]).reshape(4, 4, 5).mean(axis=1)
-    np.testing.assert_allclose(means, 0, atol=1e-5)
-    assert not np.allclose(split[0], whole[0], atol=0.1)
-
-
-class Trained:
-    """A norm in training, to be called as flax's."""
-
-    def __init__(self, norm):
-        self._norm = norm
-
-    def init(self, key, x):
-        return self._norm.init(key, x, train=True)
-
-    def apply(self, variables, x, mutable):
-        return self._norm.apply(variables, x, train=True, mutable=mutable)
-
-
-@dataclass(frozen=True)
-class Centred(Plain):
-    """Takes the mean of a batch from its features, as batch norm does."""
-
-    def loss(self, variables, batch, key):
-        mean = batch["x"].mean(axis=0)
-        if statistics_axes():
-            mean = jax.lax.pmean(mean, statistics_axes())
-        return super().loss(variables, {**batch, "x": batch["x"] - mean[None]}, key)
-
-
-@pytest.mark.parametrize("over_devices", [False, True])
-def test_a_model_learns_whose_statistics_it_takes(over_devices):
-    whole = computed_by(whole_gradient, Centred()).losses
-    gradient = SplitGradient(make_mesh(4, 1, 16), over_devices=over_devices)
-    found = computed_by(gradient, Centred()).losses
-    assert np.allclose(found, whole, rtol=1e-4) == over_devices
 
 
 @pytest.mark.parametrize("micro", [1, 2])
 def test_a_state_that_is_no_batch_norms_is_averaged_once_an_update(micro):
     """The running mean of the task moves by a mean of equal shares: of all."""
     task = Regression(dropout=0.0)
-    whole = computed_by(whole_gradient, task)
     gradient = SplitGradient(make_mesh(4, 1, 16), micro, over_devices=False)
-    found = computed_by(gradient, task)
-    np.testing.assert_allclose(
-        found.model_state["batch_stats"]["mean"],
-        whole.model_state["batch_stats"]["mean"],
-        rtol=1e-5,
-    )
+    found, whole = (computed_by(each, task) for each in (gradient, whole_gradient))
+    assert_close(found.model_state, whole.model_state, rtol=1e-5)
 
 
 def test_what_is_random_differs_from_device_to_device_and_part_to_part():
     task = Regression(dropout=0.5)
     batch = {"x": np.ones((16, 4), np.float32), "y": np.zeros(16, np.float32)}
     gradient = SplitGradient(make_mesh(4, 1, 16), micro=2)
-    variables = task.init(jax.random.key(1))
-    found = jax.jit(gradient, static_argnums=0)(
-        task, variables, batch, jax.random.key(2), None
-    )
+    found = computed_by(gradient, task, batch)
     shares = np.asarray(found.losses).reshape(8, 2)
     assert len(np.unique(shares, axis=0)) == 8
     kept, count = found.metrics["kept"]
     assert count == 16 * task.width and 0 < kept < count
 
 
-@pytest.mark.parametrize("how", slow_but_for(["scan"], ["loop", "scan"]))
-def test_a_run_is_that_of_the_whole_batch(tmp_path, how):
-    options = {"mesh__data": 2, "dispatch__mode": how}
-    options |= {"dispatch__steps": 2} if how == "scan" else {}
-    run(tmp_path / "whole", task=Plain(), **options)
-    run(tmp_path / "split", task=Plain(), batch__micro=2, **options)
-    for one, other in zip(
-        rows_of(tmp_path / "whole"), rows_of(tmp_path / "split"), strict=True
-    ):
-        assert one["updates"] == other["updates"]
-        if "loss" in one:
-            assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+@pytest.mark.slow
+def test_a_run_in_parts_is_that_of_the_whole_batch(tmp_path):
+    options = {"mesh__data": 2, "dispatch__mode": "scan", "dispatch__steps": 2}
+    rows = []
+    for name, micro in (("whole", 1), ("split", 2)):
+        run(tmp_path / name, task=Plain(), batch__micro=micro, **options)
+        rows.append([row["loss"] for row in rows_of(tmp_path / name) if "loss" in row])
+    assert rows[0] == pytest.approx(rows[1], rel=1e-4)
 
 
-def test_a_run_in_parts_is_resumed_to_the_bit(tmp_path):
-    options = {"mesh__data": 2, "batch__micro": 2, "batch__statistics": "device"}
-    options |= {"checkpoint_every": 4, "echo__factor": 2.0}
-    whole = run(tmp_path / "whole", **options, updates=12)
-    run(tmp_path / "stopped", **options, updates=8)
-    resumed = run(tmp_path / "stopped", **options, updates=12)
-    assert resumed["params_sha256"] == whole["params_sha256"]
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mesh__data": 2, "batch__micro": 3}, r"micro=3 does not divide the 4 .*=1"),
+        ({"mesh__fsdp": 2, "batch__micro": 2}, r"micro=2 needs whole parameters .*=2"),
+        (
+            {"batch__norm": "recompute", "batch__norm_batches": 0},
+            "norm_batches=0 must be at least 1",
+        ),
+    ],
+)
+def test_parts_and_norms_that_cannot_be_are_refused(tmp_path, fields, message):
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path / "run", **fields)
+    assert not (tmp_path / "run").exists()
 
 
-def test_nothing_is_split_by_hand_where_nothing_asks_for_it():
-    config = tiny_config(mesh__data=2)
-    assert gradient_of(config, make_mesh(2, 1, 8)) is whole_gradient
+class Network(nn.Module):
+    """Normalises its input, which depends on no parameter."""
+
+    norm: str
+
+    @nn.compact
+    def __call__(self, x, train):
+        if self.norm == "flax":
+            x = norm_layer("batch", jnp.float32, train, name="norm")(x)
+        else:
+            size = 2 if self.norm == "ghost" else None
+            x = GhostBatchNorm(virtual_batch=size, name="norm")(x, train=train)
+        return nn.Dense(1)(x)[:, 0]
 
 
-def test_parts_that_do_not_divide_a_share_are_refused():
-    config = tiny_config(mesh__data=2, batch__micro=3)
-    with pytest.raises(ValueError, match=r"batch.micro=3 does not divide the 4 .*=1"):
-        gradient_of(config, make_mesh(2, 1, 8))
-    config = tiny_config(mesh__fsdp=2, batch__micro=2)
-    with pytest.raises(ValueError, match=r"batch.micro=2 needs whole parameters .*=2"):
-        check_config(config)
+@dataclass(frozen=True)
+class Normed(Task):
+    norm: str = "flax"
+
+    def init(self, key):
+        x = jnp.zeros((2, NUM_FEATURES))
+        return dict(Network(self.norm).init(key, x, train=False))
+
+    def loss(self, variables, batch, key):
+        y, new = Network(self.norm).apply(
+            variables, batch["x"], train=True, mutable=["batch_stats"]
+        )
+        return (y - batch["y"]) ** 2, dict(new), {}
+
+    def evaluate(self, variables, batch):
+        # What it evaluates with, instead of how good it is.
+        stats, mask = variables["batch_stats"]["norm"], batch["mask"]
+        return {
+            f"{name}_{i}": (stats[name][i] * mask.sum(), mask.sum())
+            for name in ("mean", "var")
+            for i in range(NUM_FEATURES)
+        } | {"loss": (mask.sum(), mask.sum())}
+
+
+def far_apart():
+    """A batch whose devices and parts have means of their own."""
+    x = np.random.default_rng(0).normal(3, 2, (16, NUM_FEATURES)).astype(np.float32)
+    x += 5 * np.arange(16, dtype=np.float32)[:, None]
+    return {"x": x, "y": x[:, 0]}
+
+
+def stepped(config, task, variables=None):
+    """The batch statistics before and after an update on `far_apart`."""
+    compiled = compile_functions(config, make_workload(config, task=task))
+    state = compiled.init(compiled.init_key, variables or {})
+    model = compiled.model(state)
+    before = jax.device_get(model.model_state["batch_stats"]["norm"])
+    batch = far_apart() | {"repeat": np.zeros(16, np.int32)}
+    state, _ = compiled.step_on_batch(state, batch)
+    model = compiled.model(state)
+    return before, jax.device_get(model.model_state["batch_stats"]["norm"])
+
+
+SPLITS = {
+    "one device": {},
+    "by xla": {"mesh__data": 4},
+    "by hand": {"mesh__data": 4, "precision__reduce": "float32"},
+    "own statistics": {"mesh__data": 4, "batch__statistics": "device"},
+    "parts": {"mesh__data": 4, "batch__micro": 2, "batch__statistics": "device"},
+    "parts of all": {"mesh__data": 4, "batch__micro": 2},
+}
+# Every norm, every split and both that are kept; the other combinations are slow.
+SOON = {
+    ("flax", "last", "by xla"),
+    ("flax", "moving", "by hand"),
+    ("whole", "last", "parts"),
+    ("ghost", "moving", "own statistics"),
+    ("ghost", "moving", "parts of all"),
+}
+SLOW = {
+    ("flax", "moving", "one device"),
+    ("whole", "moving", "by xla"),
+    ("ghost", "moving", "parts"),
+    ("flax", "last", "parts"),
+}
+
+
+@pytest.mark.parametrize(
+    ("norm", "keeps", "split"), slow_but_for(SOON, sorted(SOON | SLOW))
+)
+def test_statistics_are_the_mean_and_the_variance_of_the_whole_batch(
+    norm, keeps, split
+):
+    config = tiny_config(batch_size=16, batch__norm=keeps, **SPLITS[split])
+    before, stats = stepped(config, Normed(norm))
+    momentum = 0.9 if keeps == "moving" else 0.0
+    x = far_apart()["x"]
+    for name, expected in (("mean", x.mean(axis=0)), ("var", x.var(axis=0))):
+        of_batch = (stats[name] - momentum * before[name]) / (1 - momentum)
+        np.testing.assert_allclose(of_batch, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("norm", ["flax", "whole"])
+def test_a_model_normalises_over_all_devices_or_over_its_own(norm):
+    mesh, task, batch = make_mesh(4, 1, 16), Normed(norm), far_apart()
+    whole = computed_by(whole_gradient, task, batch).losses
+    parts = [{name: x[i : i + 4] for name, x in batch.items()} for i in (0, 4, 8, 12)]
+    own = [computed_by(whole_gradient, task, part).losses for part in parts]
+    for over_devices, expected in ((True, whole), (False, np.concatenate(own))):
+        gradient = SplitGradient(mesh, over_devices=over_devices)
+        found = computed_by(gradient, task, batch).losses
+        np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("momentum", slow_but_for([0.5], [0.5, 1.0]))
+def test_any_momentum_counts_once_an_update(momentum):
+    @dataclass(frozen=True)
+    class Other(Normed):
+        def loss(self, variables, batch, key):
+            norm = nn.BatchNorm(False, momentum=momentum)
+            stats = {"batch_stats": variables["batch_stats"]["norm"]}
+            params = {"params": variables["params"]["norm"]}
+            y, new = norm.apply(params | stats, batch["x"], mutable=["batch_stats"])
+            return y[:, 0] ** 2, {"batch_stats": {"norm": new["batch_stats"]}}, {}
+
+    mean = {"norm": {"mean": np.full(NUM_FEATURES, 7.0, np.float32)}}
+    one, split = (
+        stepped(tiny_config(batch_size=16, **how), Other(), {"batch_stats": mean})[1]
+        for how in ({}, SPLITS["parts"])
+    )
+    for name in ("mean", "var"):
+        np.testing.assert_allclose(split[name], one[name], rtol=1e-4)
+
+
+def evaluated(row):
+    names = [f"{name}_{i}" for name in ("mean", "var") for i in range(NUM_FEATURES)]
+    return np.array([row[f"eval_{name}"] for name in names])
+
+
+@pytest.mark.parametrize(
+    ("norm", "where"),
+    slow_but_for(
+        [("flax", "host")],
+        [("flax", "host"), ("whole", "batch"), ("ghost", "device"), ("flax", "local")],
+    ),
+)
+def test_recompute_evaluates_with_the_statistics_of_fresh_batches(
+    tmp_path, norm, where
+):
+    options = {"batch__norm_batches": 3, "mesh__data": 2} | {
+        "host": {"echo__factor": 2.0},
+        "device": {"echo__where": "device", "echo__after": "decode"},
+        "batch": {"echo__after": "batch"},
+        # A mean of replicas has statistics of its own.
+        "local": {"local__schedule": "every", "local__every": 5},
+    }[where]
+    task = Normed(norm)
+    one = run(tmp_path / "a", task=task, batch__norm="recompute", **options)
+    order = grain.MapDataset.range(NUM_EXAMPLES).shuffle(seed=0).repeat()
+    x = np.stack([example(order[i])["x"] for i in range(3 * 8)])
+    expected = np.concatenate([x.mean(axis=0), x.var(axis=0)])
+    rows = [row for row in rows_of(tmp_path / "a") if "eval_loss" in row]
+    assert len(rows) == 3
+    for row in rows:
+        np.testing.assert_allclose(evaluated(row), expected, rtol=1e-4, atol=1e-5)
+    # Nothing else is changed by it, neither the data nor what is trained.
+    other = run(tmp_path / "b", task=task, **options)
+    assert one["params_sha256"] == other["params_sha256"]
+    assert one["fresh"] == other["fresh"]
+    for row in rows_of(tmp_path / "b"):
+        if "eval_loss" in row:
+            assert not np.allclose(evaluated(row), expected, atol=0.01)
+
+
+@pytest.mark.parametrize("norm", ["last", "recompute"])
+def test_a_model_without_batch_norm_is_refused_before_anything_is_written(
+    tmp_path, norm
+):
+    @dataclass(frozen=True)
+    class Without(Normed):
+        def init(self, key):
+            return {"params": super().init(key)["params"]}
+
+    folder = tmp_path / "run"
+    with pytest.raises(ValueError, match=rf"batch\.norm='{norm}' needs a model with"):
+        run(folder, task=Without(), batch__norm=norm)
+    assert not folder.exists()

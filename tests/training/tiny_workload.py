@@ -11,19 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import echo_jax as ej
 from echo_jax.config import default_config
-from echo_jax.echo.adapters.grain import echo
-from echo_jax.echo.shard import SINGLE
-from echo_jax.files.json_files import read_line
-from echo_jax.training import train
-from echo_jax.training.feeds.loader import measure_loader
-from echo_jax.training.measure import held_feed
+from echo_jax.echo import SINGLE
+from echo_jax.files import read_line
+from echo_jax.training import held_feed, train
+from echo_jax.training.feeds import measure_loader
 from echo_jax.training.trainer import compile_functions
-from echo_jax.workloads.base import Task, Workload
+from echo_jax.workloads import Task, Workload
 
 # Grain takes half a millisecond an item to shuffle 64, and a fiftieth of it for these.
 NUM_EXAMPLES = 1000
 NUM_FEATURES = 4
+NUM_PARAMS = 96
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def make_workload(
             items = items.batch(config.batch_size)
         items = items.to_iter_dataset(grain.ReadOptions(0, 0))
         stacked = config.echo.after != "batch"
-        batches = echo(items, spec, batch=stacked, tags=True).map(as_batch)
+        batches = ej.grain.echo(items, spec, batch=stacked, tags=True).map(as_batch)
         is_training = getattr(spec, "factor", 0) == config.echo.factor != 1
         if on_batch and is_training:
             calls = iter(range(1, 10**9))
@@ -194,13 +194,18 @@ def run(workdir, *, task=None, nan_at_fresh=None, on_batch=None, **overrides):
         return train(config, workload, workdir)
 
 
+def held_input(compiled, config, workload):
+    """A context with a feed of a config, to hold inputs of."""
+    loader = measure_loader(workload, config, most=1)
+    return closing(held_feed(compiled, config, loader))
+
+
 def compiled_update(config, *, task=None, meets=False):
     """The compiled program of one update of a config."""
     workload = make_workload(config, task=task)
     compiled = compile_functions(config, workload)
-    loader = measure_loader(workload, config, most=1)
-    with closing(held_feed(compiled, config, loader)) as feed:
-        state = compiled.init(compiled.init_key)
+    with held_input(compiled, config, workload) as feed:
+        state = compiled.abstract_state
         return compiled.trace(state, feed, meets=meets).lower().compile()
 
 

@@ -1,1 +1,12 @@
 """Feeds: the input of updates, from the host or from a buffer on the devices."""
+
+from echo_jax.lazy import door
+
+__getattr__ = door(
+    __name__,
+    {
+        "feed": ["HostBatching", "HostFeed", "HostInput", "JoinedBatches"],
+        "loader": ["measure_loader", "unechoed"],
+        "of_config": ["check_echo", "make_echo_spec", "open_feed"],
+    },
+)

@@ -1,1 +1,5 @@
 """Devices and processes: identity, array placement, and a common end."""
+
+from echo_jax.lazy import door
+
+__getattr__ = door(__name__, {"sharding": ["make_mesh", "param_shardings"]})

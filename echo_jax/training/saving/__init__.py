@@ -1,1 +1,5 @@
 """Saved parts of a run, and runs that begin with them: checkpoints, models, weights."""
+
+from echo_jax.lazy import door
+
+__getattr__ = door(__name__, {"checkpoint": ["Checkpoints", "params_sha256"]})
