@@ -1,10 +1,9 @@
-"""Echo on the devices, in the trainer: as on the host, and resumed bit by bit."""
+"""Echo on the devices and on the host, in the trainer: alike, and resumed."""
 
 import dataclasses
 import io
 import itertools
 import re
-import signal
 import threading
 from contextlib import closing
 
@@ -12,15 +11,18 @@ import grain
 import jax
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 from slow_cases import slow_but_for
-from tiny_workload import make_workload, rows_of, run, tiny_config
+from tiny_workload import functions_of, make_workload, rows_of, run, tiny_config
 
-from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.training import Interrupted, train
-from echo_jax.training.feeds.device_feed import DeviceEchoFeed
-from echo_jax.training.feeds.of_config import open_feed
-from echo_jax.training.trainer import compile_functions
+import echo_jax as ej
+from echo_jax.echo import SINGLE, DataShard
+from echo_jax.training import Dispatch, NonFiniteLossError, best_group_size, train
+from echo_jax.training.feeds import JoinedBatches, open_feed
+
+pytestmark = pytest.mark.usefixtures("all_compiled_soon")
 
 FIXED = {
     "echo__after": "decode",
@@ -46,13 +48,13 @@ STOCHASTIC = {
     "echo__load__end": 0.2,
     "echo__load__updates": 12,
 }
+GROUPS = {"dispatch__mode": "scan", "dispatch__steps": 2}
 MODES = {
-    "fixed": DEVICE,
+    "spread": DEVICE,
     "shuffle": {**DEVICE, "echo__order": "shuffle"},
-    "shuffle_buffer": {**DEVICE, "echo__order": "shuffle_buffer"},
-    "groups": {**DEVICE, "dispatch__mode": "scan", "dispatch__steps": 2},
-    "stochastic": STOCHASTIC,
-    "random groups": {**STOCHASTIC, "dispatch__mode": "scan", "dispatch__steps": 2},
+    "shuffle_buffer": {**DEVICE, "echo__order": "shuffle_buffer", **GROUPS},
+    "stochastic": {**STOCHASTIC, **GROUPS},
+    "host": {"echo__factor": 2.5, "dispatch__mode": "scan", "dispatch__steps": 3},
 }
 
 
@@ -62,60 +64,32 @@ def exact(row):
     return {name: value for name, value in row.items() if not name.endswith(timed)}
 
 
+def assert_rows_close(workdir, other, rel=1e-6):
+    for row, wanted in zip(rows_of(workdir), rows_of(other), strict=True):
+        row, wanted = exact(row), exact(wanted)
+        assert row.pop("kind") == wanted.pop("kind")
+        assert row == pytest.approx(wanted, rel=rel)
+
+
 def losses(workdir):
     return [row["loss"] for row in rows_of(workdir) if row["kind"] == "train"]
 
 
-@pytest.fixture
-def on_take(monkeypatch):
-    """Has functions called before the device feed makes an input, by its number."""
-    calls = {}
-    original = DeviceEchoFeed.take
-    number = [0]
-
-    def take(self, num_updates):
-        number[0] += 1
-        calls.get(number[0], lambda: None)()
-        return original(self, num_updates)
-
-    monkeypatch.setattr(DeviceEchoFeed, "take", take)
-
-    def arrange(new):
-        number[0] = 0
-        calls.clear()
-        calls.update(new)
-
-    return arrange
-
-
-def stop():
-    signal.raise_signal(signal.SIGTERM)
-
-
 @pytest.mark.parametrize(
-    "order",
-    slow_but_for(
-        ["shuffle_buffer", "spread"],
-        ["consecutive", "shuffle", "shuffle_buffer", "spread"],
-    ),
+    "mode", slow_but_for(["spread"], ["spread", "consecutive", "stochastic"])
 )
-def test_the_devices_train_on_the_hosts_batches(tmp_path, order):
-    options = {**FIXED, "echo__order": order, "log_every": 1}
-    host = run(tmp_path / "host", **options)
-    device = run(tmp_path / "device", **options, echo__where="device")
-    rows = [list(map(exact, rows_of(tmp_path / name))) for name in ("host", "device")]
-    for row, other in zip(*rows, strict=True):
-        assert row.pop("kind") == other.pop("kind")
-        assert row == pytest.approx(other, rel=1e-6)
+def test_the_devices_train_on_the_hosts_batches(tmp_path, mode):
+    options = STOCHASTIC if mode == "stochastic" else {**FIXED, "echo__order": mode}
+    host = run(tmp_path / "host", **options | {"echo__where": "host"})
+    device = run(tmp_path / "device", **options | {"echo__where": "device"})
+    assert_rows_close(tmp_path / "device", tmp_path / "host")
     assert (device["fresh"], device["repeats"]) == (host["fresh"], host["repeats"])
     assert device["echo"]["where"] == "device"
     assert device["R"] == device["t_up_s"] / device["t_down_s"]
 
 
-@pytest.mark.parametrize("mode", slow_but_for(["stochastic"], ["fixed", "stochastic"]))
-@pytest.mark.usefixtures("compiled_soon")
-def test_as_many_lanes_are_the_same_on_one_device_and_on_eight(tmp_path, mode):
-    options = {**MODES[mode], "echo__lanes": 8, "echo__buffer": 80, "log_every": 1}
+def test_as_many_lanes_are_the_same_on_one_device_and_on_eight(tmp_path):
+    options = {**STOCHASTIC, "echo__lanes": 8, "echo__buffer": 80, "log_every": 1}
     one = run(tmp_path / "one", **options)
     eight = run(tmp_path / "eight", **options, mesh__data=8)
     np.testing.assert_allclose(
@@ -124,77 +98,55 @@ def test_as_many_lanes_are_the_same_on_one_device_and_on_eight(tmp_path, mode):
     assert (one["fresh"], one["repeats"]) == (eight["fresh"], eight["repeats"])
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    runs = {}
-
-    def of(mode):
-        if mode not in runs:
-            workdir = tmp_path_factory.mktemp("unbroken")
-            runs[mode] = run(workdir, **MODES[mode]), rows_of(workdir)
-        return runs[mode]
-
-    return of
+@pytest.mark.parametrize(
+    "mode", slow_but_for(["shuffle_buffer", "stochastic", "host"], MODES)
+)
+def test_a_run_is_resumed_to_the_bit_at_any_phase(tmp_path, mode):
+    whole = run(tmp_path / "whole", **MODES[mode])
+    for updates in (2, 5, 12):
+        parts = run(tmp_path / "parts", **MODES[mode], updates=updates)
+    assert parts["params_sha256"] == whole["params_sha256"]
+    assert (parts["fresh"], parts["final"]) == (whole["fresh"], whole["final"])
 
 
 @pytest.mark.parametrize(
-    ("mode", "take"),
-    slow_but_for(
-        [("fixed", 2), ("fixed", 5), *((mode, 3) for mode in MODES)],
-        [("fixed", 2), ("fixed", 6), *itertools.product(MODES, [3, 5])],
-    ),
+    "place",
+    [{}, {"echo__where": "host"}, {"echo__where": "host", "echo__after": "batch"}],
+    ids=["device", "host", "batch"],
 )
-def test_resumes_bit_by_bit_at_any_phase(tmp_path, unbroken, on_take, mode, take):
-    on_take({take: stop})
-    with pytest.raises(Interrupted):
-        run(tmp_path, **MODES[mode])
-    summary = run(tmp_path, **MODES[mode])
-    whole, rows = unbroken(mode)
-    assert summary["params_sha256"] == whole["params_sha256"]
-    assert list(map(exact, rows_of(tmp_path))) == list(map(exact, rows))
-
-
-def test_an_adaptive_run_that_was_stopped_repeats_with_its_tape(tmp_path, on_take):
-    first = tmp_path / "first"
-    for take in (3, 4):
-        on_take({take: stop})
-        with pytest.raises(Interrupted):
-            run(first, **ADAPTIVE)
-    on_take({})
-    summary = run(first, **ADAPTIVE)
-    tape = DecisionLog.load(first / "tape.json")
+def test_an_adaptive_run_that_was_stopped_repeats_with_its_tape(tmp_path, place):
+    options = {**ADAPTIVE, **place}
+    first, again = tmp_path / "first", tmp_path / "again"
+    for updates in (3, 5, 12):
+        summary = run(first, **options, updates=updates)
+    tape = ej.DecisionLog.load(first / "tape.json")
     assert len(tape) == 12
     assert summary["fresh"] == 8 * sum(tape)
-
-    again = tmp_path / "again"
-    replayed = run(again, **ADAPTIVE, echo__replay=str(first / "tape.json"))
+    assert summary["fresh"] + summary["repeats"] == 8 * 12
+    # A replay too may be stopped.
+    for updates in (7, 12):
+        replayed = run(
+            again, **options, updates=updates, echo__replay=str(first / "tape.json")
+        )
     assert replayed["params_sha256"] == summary["params_sha256"]
-    assert list(map(exact, rows_of(again))) == list(map(exact, rows_of(first)))
-    assert DecisionLog.load(again / "tape.json") == tape
+    assert ej.DecisionLog.load(again / "tape.json") == tape
 
 
-def test_a_replay_too_may_be_stopped(tmp_path, on_take):
-    tape = DecisionLog([True, False, True, True, False, False, True, False, True, True])
-    tape.save(tmp_path / "given.json")
-    options = {
-        **ADAPTIVE,
-        "updates": 10,
-        "echo__replay": str(tmp_path / "given.json"),
-    }
-    whole = run(tmp_path / "whole", **options)
-    assert DecisionLog.load(tmp_path / "whole" / "tape.json") == tape
-    on_take({6: stop})
-    with pytest.raises(Interrupted):
-        run(tmp_path / "stopped", **options)
-    resumed = run(tmp_path / "stopped", **options)
-    assert resumed["params_sha256"] == whole["params_sha256"]
+def test_an_adaptive_run_takes_fresh_data_by_a_pattern(tmp_path):
+    summary = run(tmp_path, **ADAPTIVE, echo__replay="pattern:10110000")
+    log = ej.DecisionLog.load(tmp_path / "tape.json")
+    assert [*log] == [bool(int(each)) for each in "101100001011"]
+    assert (summary["fresh"], summary["repeats"]) == (8 * 6, 8 * 6)
 
 
-def test_a_producer_that_stops_leaves_the_run_training_until_the_cap(tmp_path, on_take):
+def test_a_producer_that_stops_leaves_the_run_training_until_the_cap(tmp_path):
     """Five fresh batches come, then none until fifteen updates were made of them."""
-    config = tiny_config(**ADAPTIVE, updates=24, log_every=1)
+    config = tiny_config(**ADAPTIVE, updates=24, log_every=1, eval_every=15)
     workload = make_workload(config)
     is_training, goes_on = threading.Event(), threading.Event()
+    # 5 fresh batches, 3 uses each: 15 updates are possible, and the next one must wait.
+    # Would it not, it had all the time to use something a fourth time.
+    later = threading.Timer(0.5, goes_on.set)
 
     def stall(index, batch):
         if is_training.is_set() and index >= 5:
@@ -203,55 +155,35 @@ def test_a_producer_that_stops_leaves_the_run_training_until_the_cap(tmp_path, o
 
     def fresh_dataset(shard=None):
         del shard
-        items = grain.MapDataset.source(_some_batches(workload, 40))
-        return items.map_with_index(stall).to_iter_dataset(grain.ReadOptions(0, 0))
+        items = [*itertools.islice(workload.fresh_dataset(), 40)]
+        items = grain.MapDataset.source(items).map_with_index(stall)
+        return items.to_iter_dataset(grain.ReadOptions(0, 0))
 
-    stalling = dataclasses.replace(workload, fresh_dataset=fresh_dataset)
-    # 5 fresh batches, 3 uses each: 15 updates are possible, and the next one must wait.
-    # Would it not, it had all the time to use something a fourth time.
-    later = threading.Timer(0.5, goes_on.set)
-    on_take({1: is_training.set, 16: later.start})
+    evaluations = itertools.count()
+
+    def eval_batches(*args, **kwargs):
+        [is_training.set, later.start, list][next(evaluations)]()
+        return workload.eval_batches(*args, **kwargs)
+
+    stalling = dataclasses.replace(
+        workload, fresh_dataset=fresh_dataset, eval_batches=eval_batches
+    )
     summary = train(config, stalling, tmp_path)
     assert summary["updates"] == 24
     rows = [row for row in rows_of(tmp_path) if row["kind"] == "train"]
     seen = {name for row in rows for name in row if name.startswith("loss_repeat")}
     assert seen == {"loss_repeat_0", "loss_repeat_1", "loss_repeat_2"}
-    assert sum(DecisionLog.load(tmp_path / "tape.json")[:16]) == 6
+    assert sum(ej.DecisionLog.load(tmp_path / "tape.json")[:16]) == 6
     later.join()
 
-    replayed = run(
-        tmp_path / "again",
-        **ADAPTIVE,
-        updates=24,
-        log_every=1,
-        echo__replay=str(tmp_path / "tape.json"),
-    )
-    assert replayed["params_sha256"] == summary["params_sha256"]
 
-
-def _some_batches(workload, count):
-    dataset = iter(workload.fresh_dataset())
-    return [next(dataset) for _ in range(count)]
-
-
-def shown(workdir, **overrides):
-    text = io.StringIO()
-    config = tiny_config(**overrides)
-    train(config, make_workload(config), workdir, console=Console(file=text, width=200))
-    return text.getvalue()
-
-
-def test_says_how_large_the_buffer_is_before_it_trains(tmp_path):
-    _, _, first, second, *_ = shown(tmp_path, **DEVICE).splitlines()
-    # Four float32 features, and a target.
-    assert re.search(r"echo buffer: \d+ items of 20 bytes", first)
-    assert "update 0" in second
-
-
-def test_a_buffer_by_bytes_holds_as_much_as_fits(tmp_path):
+def test_a_buffer_by_bytes_holds_as_much_as_fits_and_its_size_is_printed(tmp_path):
     options = {**DEVICE, "echo__buffer": 1, "echo__buffer_bytes": 2000}
-    line = shown(tmp_path, **options).splitlines()[2]
-    found = re.search(r"echo buffer: (\d+) items of 20 bytes", line)
+    text, config = io.StringIO(), tiny_config(**options, updates=1)
+    console = Console(file=text, width=200)
+    train(config, make_workload(config), tmp_path, console=console)
+    # Four float32 features, and a target.
+    found = re.search(r"echo buffer: (\d+) items of 20 bytes", text.getvalue())
     assert found and 90 <= int(found[1]) <= 100
 
 
@@ -287,27 +219,30 @@ class Shifted:
         return {**batch, "x": batch["x"] + self.scale * noise}
 
 
+def opened(config, workload, sample, factor):
+    """A feed to be closed, and a function that draws from it."""
+    mesh = functions_of().mesh
+    feed = open_feed(config, workload, mesh, factor=factor, sample=sample)
+    draw = jax.jit(feed.batching)
+    return closing(feed), lambda inputs: draw(feed.arrays, inputs)
+
+
 def test_a_key_belongs_to_a_use_and_not_to_a_place():
     options = {"echo__factor": 2.0, "echo__order": "consecutive", "seed": 3}
     config = tiny_config(**{**DEVICE, **options, "dispatch__mode": "scan"})
     workload = dataclasses.replace(
         make_workload(config), augment_on_device=Shifted(0.5)
     )
-    mesh = compile_functions(config, workload).mesh
-    batches = _some_batches(workload, 1)
+    sample = next(iter(workload.fresh_dataset()))
 
     def drawn(*takes):
         """All examples of some inputs, with so many updates in each."""
-        feed = open_feed(config, workload, mesh, factor=2.0, sample=batches[0])
-        with closing(feed):
-            rows = []
-            for take in takes:
-                inputs = feed.take(take)
-                found = jax.jit(feed.batching)(feed.arrays, inputs)
-                rows += [np.asarray(batch["x"]) for batch in found]
-        return np.concatenate(rows)
+        feed, draw = opened(config, workload, sample, 2.0)
+        with feed as feed:
+            found = [batch["x"] for take in takes for batch in draw(feed.take(take))]
+        return np.concatenate(found)
 
-    noise = drawn(2) - np.repeat(batches[0]["x"], 2, axis=0)
+    noise = drawn(2) - np.repeat(sample["x"], 2, axis=0)
     assert np.abs(noise).min() > 0
     assert len(np.unique(noise.round(6), axis=0)) == 16
     np.testing.assert_array_equal(drawn(1, 1), drawn(2))
@@ -316,40 +251,110 @@ def test_a_key_belongs_to_a_use_and_not_to_a_place():
 def test_an_input_that_is_held_loses_nothing():
     config = tiny_config(**STOCHASTIC)
     workload = make_workload(config)
-    mesh = compile_functions(config, workload).mesh
-    (first,) = _some_batches(workload, 1)
-    sample = jax.tree.map(np.ones_like, first)  # Not what is in the slots anyway.
+    # Not what is in the slots anyway.
+    sample = jax.tree.map(np.ones_like, next(iter(workload.fresh_dataset())))
 
     def drawn(holds):
-        feed = open_feed(config, workload, mesh, factor=None, sample=sample)
-        draw = jax.jit(feed.batching)
-        with closing(feed):
+        feed, draw = opened(config, workload, sample, None)
+        with feed as feed:
             for _ in range(8):
                 if holds:
-                    inputs = feed.hold(1)
-                    (held,) = draw(feed.arrays, inputs)
+                    (held,) = draw(feed.hold(1))
                     assert np.isfinite(held["x"]).all() and held["x"].any()
-                inputs = feed.take(1)
-                yield np.asarray(draw(feed.arrays, inputs)[0]["x"])
+                yield np.asarray(draw(feed.take(1))[0]["x"])
 
     np.testing.assert_array_equal(list(drawn(holds=True)), list(drawn(holds=False)))
 
 
 def test_every_use_is_augmented_anew_if_the_echo_follows_decoding(tmp_path):
     def train_with(scale, name, **overrides):
-        config = tiny_config(**{**DEVICE, "log_every": 1, **overrides})
+        options = {**DEVICE, "log_every": 1, "updates": 4, "eval_every": 4}
+        config = tiny_config(**options | overrides)
         workload = dataclasses.replace(
             make_workload(config), augment_on_device=Shifted(scale)
         )
         train(config, workload, tmp_path / name)
         return losses(tmp_path / name)
 
-    plain = train_with(0.0, "plain")
-    shifted = train_with(0.5, "shifted")
+    plain, shifted = train_with(0.0, "plain"), train_with(0.5, "shifted")
     assert shifted != plain
-    assert train_with(0.5, "again") == shifted
     assert train_with(0.5, "other", seed=1) != shifted
-    groups = train_with(0.5, "groups", dispatch__mode="scan", dispatch__steps=1)
-    np.testing.assert_allclose(groups, shifted, rtol=1e-5)
     # Augmented before the echo, they are not augmented again.
     assert train_with(0.5, "before", echo__after="augment") == plain
+
+
+def test_shards_make_the_rows_of_the_whole_and_go_on_from_their_states():
+    workload, spec = make_workload(tiny_config()), ej.EchoSpec(2, 4, "consecutive", 1)
+
+    def joined(*shards):
+        datasets = [workload.train_dataset(spec, shard) for shard in shards]
+        return closing(JoinedBatches(datasets))
+
+    halves = [DataShard(0, count=2), DataShard(1, count=2)]
+    with joined(SINGLE) as whole, joined(*halves) as parts, joined(halves[1]) as own:
+        wanted = [next(whole) for _ in range(6)]
+        found = [next(parts)]
+        state = parts.get_state()
+        found += itertools.islice(parts, 5)
+        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+        parts.set_state(state)
+        own.set_state(state[1:])
+        jax.tree.map(np.testing.assert_array_equal, next(parts), wanted[1])
+        # A process for each of them goes on as well.
+        second = {name: x[4:] for name, x in wanted[1].items()}
+        jax.tree.map(np.testing.assert_array_equal, next(own), second)
+    items = grain.MapDataset.source([{"x": np.arange(2)}] * 5)
+    shards = [items[:length].to_iter_dataset() for length in (5, 3)]
+    assert len([*JoinedBatches(shards)]) == 3
+
+
+@settings(max_examples=30)
+@given(
+    size=st.integers(2, 8),
+    total=st.integers(1, 60),
+    stops=st.lists(st.integers(0, 20), max_size=3),
+)
+def test_no_stop_lies_inside_a_group(size, total, stops):
+    groups = Dispatch("scan", size)
+    done = 0
+    while done < total:
+        n = groups.group(done, total=total, stops=stops)
+        # As large as it may be.
+        fits = not done % size and done + size <= total
+        inside = range(done + 1, done + size)
+        is_free = all(not e or all(u % e for u in inside) for e in stops)
+        assert n == (size if fits and is_free else 1)
+        done += n
+    assert done == total
+
+
+def test_the_group_size_with_the_fewest_dispatches():
+    assert best_group_size(1000, [50, 100, 0]) == 5
+    assert best_group_size(1000, [16, 32]) == 8
+    assert best_group_size(1000, [1, 100]) == 1
+    # In [0, 12), with a stop after every 3 and every 4: [0, 2), 2, 3, [4, 6), ...
+    assert best_group_size(12, [3, 4]) == 2
+
+
+def test_groups_train_and_log_as_the_loop_does(tmp_path):
+    """And their updates are counted alike: XLA counts the body of a scan once."""
+    flops = set()
+    for mode in ("loop", "scan", "unroll"):
+        how = {"dispatch__mode": mode, "dispatch__steps": 0 if mode == "loop" else 2}
+        summary = run(tmp_path / mode, echo__factor=2.5, **how)
+        assert summary["dispatch"] == {
+            "mode": mode,
+            "steps": 1 if mode == "loop" else 2,
+        }
+        assert (summary["fresh"], summary["repeats"]) == (40, 56)
+        assert_rows_close(tmp_path / mode, tmp_path / "loop", rel=1e-5)
+        flops.add(summary["flops_per_update"])
+    assert len(flops) == 1
+
+
+def test_the_first_bad_update_is_found_inside_a_group(tmp_path):
+    # Batch placement, factor 2: fresh batch 3 is used by updates 7 and 8.
+    options = {"echo__factor": 2.0, "updates": 40, "log_every": 8, "eval_every": 40}
+    with pytest.raises(NonFiniteLossError) as caught:
+        run(tmp_path, nan_at_fresh=3, **options, **GROUPS)
+    assert caught.value.update == 7

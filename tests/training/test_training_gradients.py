@@ -290,7 +290,6 @@ def stepped(config, task, variables=None):
 
 
 SPLITS = {
-    "one device": {},
     "by xla": {"mesh__data": 4},
     "by hand": {"mesh__data": 4, "precision__reduce": "float32"},
     "own statistics": {"mesh__data": 4, "batch__statistics": "device"},
@@ -306,7 +305,6 @@ SOON = {
     ("ghost", "moving", "parts of all"),
 }
 SLOW = {
-    ("flax", "moving", "one device"),
     ("whole", "moving", "by xla"),
     ("ghost", "moving", "parts"),
     ("flax", "last", "parts"),

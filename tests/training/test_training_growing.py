@@ -7,15 +7,16 @@ import jax
 import numpy as np
 import pytest
 from compilations import counted_compilations
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from slow_cases import slow_but_for
 from tiny_workload import make_workload, rows_of, run, tiny_config
 
-from echo_jax.config.batch import BatchGrowth
-from echo_jax.config.check import check_config
-from echo_jax.training.feeds.of_config import check_echo, make_echo_spec, open_feed
-from echo_jax.training.processes.sharding import make_mesh
-from echo_jax.training.update.optim import Optimizer, hyperparams
+from echo_jax.config import BatchGrowth, check_config
+from echo_jax.training.feeds import check_echo, open_feed
+from echo_jax.training.processes import make_mesh
+
+pytestmark = pytest.mark.usefixtures("all_compiled_soon")
 
 # Batches of 2, of 4 and of 8.
 GROWS = {"batch__boundaries": (8, 12), "batch__factors": (2, 2)}
@@ -29,18 +30,10 @@ def feed_of(**options):
     check_config(config)
     workload, mesh = make_workload(config), make_mesh(1, 1, 8)
     check_echo(config, workload, mesh)
-    is_fresh = config.echo.where == "device"
-    dataset = workload.fresh_dataset if is_fresh else workload.train_dataset
-    sample = next(iter(dataset() if is_fresh else dataset(make_echo_spec(config))))
-    factor = config.echo.factor
-    return open_feed(config, workload, mesh, factor=factor, sample=sample)
-
-
-def batch_of(feed):
-    """The next batch, as the program makes it."""
-    inputs = feed.take(1)
-    (batch,) = jax.jit(feed.batching)(feed.arrays, feed.batching.send(inputs))
-    return jax.device_get(batch)
+    sample = next(iter(workload.fresh_dataset()))
+    if config.echo.where == "host":
+        sample |= {"repeat": np.zeros(8, np.int32)}
+    return open_feed(config, workload, mesh, factor=config.echo.factor, sample=sample)
 
 
 def test_parts_are_those_of_a_run_as_large_as_the_papers():
@@ -55,6 +48,7 @@ def test_parts_are_those_of_a_run_as_large_as_the_papers():
     assert sum(sizes) == pytest.approx(78_125 * 128, rel=0.0033)
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(2, 4)), max_size=3))
 def test_every_part_of_every_batch_is_used_once(stages):
     """Stages of so many batches, which end where a batch does."""
@@ -63,8 +57,7 @@ def test_every_part_of_every_batch_is_used_once(stages):
     lengths = [batches * p for (batches, _), p in zip(stages, parts, strict=True)]
     growth = BatchGrowth(tuple(itertools.accumulate(lengths)), factors)
     assert growth.first_split() is None
-    end = sum(lengths) + 2
-    seen = [(growth.parts(u), growth.number(u)) for u in range(end)]
+    seen = [(growth.parts(u), growth.number(u)) for u in range(sum(lengths) + 2)]
     expected = [
         (p, number)
         for (batches, _), p in zip(stages, parts, strict=True)
@@ -74,12 +67,7 @@ def test_every_part_of_every_batch_is_used_once(stages):
     assert seen == [*expected, (1, 0), (1, 0)]
 
 
-def test_a_boundary_inside_of_a_batch_is_found_with_the_next_that_will_do():
-    assert BatchGrowth((8, 11), (2, 2)).first_split() == (11, 12)
-    assert BatchGrowth((9, 12), (2, 2)).first_split() == (9, 12)
-
-
-@pytest.mark.parametrize("order", ["spread", "shuffle", "consecutive"])
+@pytest.mark.parametrize("order", ["spread", "shuffle"])
 def test_on_the_host_its_parts_are_the_batches_of_a_run_that_does_not_grow(order):
     with (
         closing(feed_of(**HOST, echo__order=order)) as whole,
@@ -110,6 +98,13 @@ def test_on_the_devices_a_part_has_as_many_uses_of_every_lane():
 
 @pytest.mark.parametrize("where", [HOST, DEVICE], ids=["host", "device"])
 def test_a_feed_goes_on_from_any_part(where):
+    batching = jax.jit(lambda feed, *args: feed.batching(*args), static_argnums=0)
+
+    def batch_of(feed):
+        inputs = feed.take(1)
+        (batch,) = batching(feed, feed.arrays, feed.batching.send(inputs))
+        return jax.device_get(batch)
+
     with closing(feed_of(**where, **GROWS)) as feed:
         states, batches = [], []
         for _ in PARTS:
@@ -117,31 +112,25 @@ def test_a_feed_goes_on_from_any_part(where):
             held = feed.hold(1).repeat.shape
             batches.append(batch_of(feed))
             assert held == (1, len(batches[-1]["repeat"]))
-    for start in (0, 1, 3, 4, 9, 12):
+    for start in (0, 3, 9, 12):
         with closing(feed_of(**where, **GROWS)) as feed:
             feed.set_state(states[start])
             for expected in batches[start:]:
                 jax.tree.map(np.testing.assert_array_equal, batch_of(feed), expected)
 
 
-@pytest.mark.parametrize(
-    "where",
-    [pytest.param(HOST, marks=pytest.mark.slow), DEVICE],
-    ids=["host", "device"],
-)
+@pytest.mark.parametrize("where", slow_but_for(["device"], ["host", "device"]))
 def test_a_run_counts_examples_and_is_resumed_to_the_bit(tmp_path, where):
-    options = {**where, **GROWS, "checkpoint_every": 5, "log_every": 2}
+    options = {**(DEVICE if where == "device" else HOST), **GROWS, "log_every": 2}
     options |= {"optim__scale": "linear", "optim__reference_batch": 8}
     whole = run(tmp_path / "whole", **options, updates=14)
     assert whole["fresh"] + whole["repeats"] == 8 * 2 + 4 * 4 + 2 * 8
     run(tmp_path / "stopped", **options, updates=6)
     resumed = run(tmp_path / "stopped", **options, updates=14)
     assert resumed["params_sha256"] == whole["params_sha256"]
-    rates = {
-        row["updates"]: row["learning_rate"]
-        for row in rows_of(tmp_path / "whole")
-        if "learning_rate" in row
-    }
+    # The rate grows with the batch.
+    rows = [row for row in rows_of(tmp_path / "whole") if "learning_rate" in row]
+    rates = {row["updates"]: row["learning_rate"] for row in rows}
     expected = {2: 0.0025, 8: 0.0025, 10: 0.005, 12: 0.005, 14: 0.01}
     assert {each: rates[each] for each in expected} == pytest.approx(expected)
     # What an update computes is not one number.
@@ -161,19 +150,11 @@ def test_all_sizes_are_compiled_before_the_first_update(tmp_path):
     assert taken[0] == taken[-1] > 3
 
 
-def test_the_rate_grows_with_the_batch_where_it_scales():
-    for scale, expected in (("linear", [0.25, 0.5, 1.0]), ("none", [1.0] * 3)):
-        config = tiny_config(**GROWS, optim__scale=scale, optim__lr=1.0)
-        config.optim.reference_batch = 8
-        optimizer, numbers = Optimizer.from_config(config), hyperparams(config)
-        found = [optimizer.at(update, numbers)["lr"] for update in (7, 8, 12)]
-        assert found == pytest.approx(expected)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"batch__boundaries": (8, 11)}, r"has 11, where .*boundaries=\(8, 12\)"),
+        ({"batch__boundaries": (9, 12)}, r"has 9, where .*boundaries=\(12, "),
         ({"batch__boundaries": (12, 8)}, r"each above the one before; .*=\(8, 12\)"),
         ({"batch__boundaries": (8, "b")}, r"must be numbers of updates"),
         ({"batch__factors": (2,)}, r"must be 2 whole numbers above 1, .*=\(2, 2\)"),
@@ -183,14 +164,9 @@ def test_the_rate_grows_with_the_batch_where_it_scales():
         ({"dispatch__mode": "scan"}, r"does not go with batch.boundaries; .*=loop"),
         ({"optim__scale": "sqrt"}, r"does not go with batch.boundaries; .*=linear"),
         ({"data__hold_batch": True}, r"does not go with batch.boundaries; .*=False"),
+        ({**DEVICE, "echo__lanes": 4}, r"first batch of 2 .* 4 devices .*_size=16"),
     ],
 )
 def test_what_cannot_grow_is_refused(changes, message):
-    config = tiny_config(**{**GROWS, **changes})
     with pytest.raises(ValueError, match=message):
-        check_config(config)
-
-
-def test_a_first_batch_smaller_than_the_lanes_is_refused():
-    with pytest.raises(ValueError, match=r"first batch of 2 .* 4 devices .*_size=16"):
-        feed_of(**{**DEVICE, "echo__lanes": 4}, **GROWS)
+        feed_of(**{**GROWS, **changes})

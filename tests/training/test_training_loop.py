@@ -1,3 +1,5 @@
+"""The loop of a run: what it writes, when it ends, and what an update computes."""
+
 import dataclasses
 import io
 import itertools
@@ -12,9 +14,14 @@ import jax
 import numpy as np
 import pytest
 from compilations import counted_compilations
+from jax.profiler import ProfileData
+from jax.sharding import PartitionSpec
 from rich.console import Console
+from slow_cases import slow_but_for
 from tiny_workload import (
     Regression,
+    batch_of,
+    functions_of,
     make_workload,
     rows_of,
     run,
@@ -22,25 +29,29 @@ from tiny_workload import (
     tiny_config,
 )
 
-from echo_jax.echo.spec import EchoSpec
-from echo_jax.files.folders import run_folder
-from echo_jax.files.json_files import unseal
-from echo_jax.files.lock import FolderInUseError, FolderLock
-from echo_jax.training import (
-    Interrupted,
-    NonFiniteLossError,
-    calibrate,
-    train,
-    trainer,
-)
-from echo_jax.training.measure import measure_rates
-from echo_jax.training.records.progress import Progress
-from echo_jax.training.saving.checkpoint import Checkpoints, params_sha256
-from echo_jax.training.trainer import compile_functions, train_checked
+import echo_jax as ej
+from echo_jax.files import FolderInUseError, FolderLock, run_folder, unseal
+from echo_jax.training import Interrupted, NonFiniteLossError, calibrate, train
+from echo_jax.training.processes import make_mesh, param_shardings
+from echo_jax.training.saving import Checkpoints, params_sha256
+from echo_jax.training.trainer import train_checked
+
+pytestmark = pytest.mark.usefixtures("all_compiled_soon")
 
 
 def json_of(workdir, name):
     return unseal(json.loads((workdir / name).read_text()))
+
+
+def evals_of(workdir):
+    return [row for row in rows_of(workdir) if row["kind"] == "eval"]
+
+
+def newest_checkpoint(workdir):
+    checkpoints = Checkpoints(run_folder(workdir / "checkpoints"), keep=2)
+    found = checkpoints.latest()
+    checkpoints.close()
+    return found
 
 
 def test_a_run_leaves_what_its_readers_need(tmp_path):
@@ -58,78 +69,61 @@ def test_a_run_leaves_what_its_readers_need(tmp_path):
     assert environment["backend"] == "cpu"
     assert environment["devices"] == ["cpu"] * 8
     assert environment["workload"] == {"synthetic_data": True}
+    assert environment["xla_options"] == {}
 
     rows = rows_of(tmp_path)
-    assert [(row["kind"], row["updates"]) for row in rows] == [
-        ("eval", 0),
-        ("train", 4),
-        ("eval", 6),
-        ("train", 8),
-        ("train", 12),
-        ("eval", 12),
-    ]
+    kinds = ["eval", "train", "eval", "train", "train", "eval"]
+    wanted = [*zip(kinds, [0, 4, 6, 8, 12, 12], strict=True)]
+    assert [(row["kind"], row["updates"]) for row in rows] == wanted
+    # Fresh batch k is used 2, 3, 2, 3, 2 times.
+    repeats = np.concatenate([np.arange(n) for n in (2, 3, 2, 3, 2)])
     for row in rows:
         assert row["wall_s"] == pytest.approx(row["train_s"] + row["wait_s"])
+        assert row["fresh"] == 8 * (repeats[: row["updates"]] == 0).sum()
         assert row["updates"] * 8 == row["fresh"] + row["repeats"]
     for before, after in itertools.pairwise(rows):
         assert before["wall_s"] <= after["wall_s"]
         assert before["pause_s"] <= after["pause_s"]
-
-    # Fresh batch k is used 2, 3, 2, 3, 2 times.
-    uses = [2, 3, 2, 3, 2]
-    repeats = np.concatenate([np.arange(n) for n in uses])
-    for row in rows:
-        assert row["fresh"] == 8 * (repeats[: row["updates"]] == 0).sum()
-    seen = [
-        {name for name in row if name.startswith("loss_repeat")}
-        for row in rows
-        if row["kind"] == "train"
-    ]
-    assert seen == [
-        {f"loss_repeat_{i}" for i in repeats[first : first + 4]} for first in (0, 4, 8)
-    ]
-    last_train = rows[4]
-    for before, after in itertools.pairwise([rows[1], rows[3], rows[4]]):
+    trained = [row for row in rows if row["kind"] == "train"]
+    for first, row in zip((0, 4, 8), trained, strict=True):
+        seen = {name for name in row if name.startswith("loss_repeat")}
+        assert seen == {f"loss_repeat_{i}" for i in repeats[first : first + 4]}
+    for before, after in itertools.pairwise(trained):
         busy_s = after["busy_s"] - before["busy_s"]
-        assert 0 < busy_s <= after["wall_s"] - before["wall_s"] + 1e-6
-        assert after["idle_fraction"] == pytest.approx(
-            1 - busy_s / (after["wall_s"] - before["wall_s"]), abs=1e-6
-        )
+        wall_s = after["wall_s"] - before["wall_s"]
+        assert 0 < busy_s <= wall_s + 1e-6
+        assert after["idle_fraction"] == pytest.approx(1 - busy_s / wall_s, abs=1e-6)
+        assert after["examples_per_s"] == pytest.approx(32 / wall_s)
+        per_s = 4 * after["flops_per_update"] / wall_s
+        assert after["flops_per_s"] == pytest.approx(per_s, rel=1e-6)
     # Of hidden units that dropout may drop.
-    assert 0 < last_train["train_kept"] < 1
-    assert last_train["examples_per_s"] == pytest.approx(
-        32 / (last_train["wall_s"] - rows[3]["wall_s"])
-    )
+    assert 0 < trained[-1]["train_kept"] < 1
+    # The peak of a CPU is not known.
+    assert "mfu" not in {**summary, **trained[-1]}
 
-    assert summary["updates"] == 12
-    assert (summary["fresh"], summary["repeats"]) == (40, 56)
+    assert (summary["updates"], summary["fresh"], summary["repeats"]) == (12, 40, 56)
     assert summary["final"] == {"loss": rows[-1]["eval_loss"]}
     assert summary["R"] == summary["t_up_s"] / summary["t_down_s"]
     assert summary["t_down_start_s"] > 0
-    assert summary["idle_fraction"] == pytest.approx(
-        1 - summary["busy_s"] / summary["wall_s"]
-    )
+    idle = 1 - summary["busy_s"] / summary["wall_s"]
+    assert summary["idle_fraction"] == pytest.approx(idle)
     assert summary["train_final"] == {
-        name.removeprefix("train_"): last_train[name] for name in ("loss", "train_kept")
-    }
+        "loss": trained[-1]["loss"], "kept": trained[-1]["train_kept"]
+    }  # fmt: skip
     assert summary["target"] is None
-    assert not summary["reached"]
-    assert not summary["simulated_storage"]
-    assert re.fullmatch("[0-9a-f]{64}", summary["params_sha256"])
+    assert not summary["reached"] and not summary["simulated_storage"]
 
 
-def test_a_config_is_checked_by_the_one_door_for_those_that_are_not(
-    tmp_path, monkeypatch
-):
-    checked = []
-    monkeypatch.setattr(trainer, "check_config", checked.append)
-    config = tiny_config(updates=1)
-    train(config, make_workload(config), tmp_path / "not")
-    assert checked == [config]
-    folder = run_folder(tmp_path / "checked")
-    with FolderLock(folder) as lock:
-        train_checked(config, make_workload(config), folder, lock)
-    assert checked == [config]
+def test_a_run_is_its_updates_one_after_another(tmp_path):
+    """What is measured at its start, and evaluated, changes nothing of it."""
+    summary = run(tmp_path, echo__factor=2.0, updates=3, eval_every=1)
+    config = tiny_config(echo__factor=2.0)
+    compiled = functions_of(echo__factor=2.0)
+    state = compiled.init(compiled.init_key)
+    batches = make_workload(config).train_dataset(ej.EchoSpec(2.0, batch_size=1))
+    for batch in itertools.islice(batches, 3):
+        state, _ = compiled.step_on_batch(state, batch)
+    assert params_sha256(state.params) == summary["params_sha256"]
 
 
 def test_a_run_under_way_is_joined_by_no_other(tmp_path):
@@ -144,12 +138,13 @@ def test_a_run_under_way_is_joined_by_no_other(tmp_path):
     whole = run(tmp_path, echo__factor=2.5, on_batch=join)
     assert len(refused) >= 12 and not killed.exists()
     assert [row["updates"] for row in rows_of(tmp_path)] == [0, 4, 6, 8, 12, 12]
+    # A finished run is not trained again.
+    written = (tmp_path / "metrics.jsonl").stat().st_mtime_ns
     assert run(tmp_path, echo__factor=2.5) == whole
+    assert (tmp_path / "metrics.jsonl").stat().st_mtime_ns == written
 
 
 def test_a_run_that_has_lost_its_folder_stops_there(tmp_path):
-    config = tiny_config(updates=100)
-
     class Lost(FolderLock):
         calls = 0
 
@@ -158,75 +153,43 @@ def test_a_run_that_has_lost_its_folder_stops_there(tmp_path):
             if self.calls == 3:
                 raise FolderInUseError("taken over")
 
+    config = tiny_config(updates=100)
     with pytest.raises(FolderInUseError, match="taken over"):
-        folder = run_folder(tmp_path)
-        train_checked(config, make_workload(config), folder, Lost())
+        train_checked(config, make_workload(config), run_folder(tmp_path), Lost())
     assert not (tmp_path / "summary.json").exists()
     assert not any(row["updates"] > 4 for row in rows_of(tmp_path))
 
 
 def test_the_logged_loss_is_the_mean_over_the_window(tmp_path):
-    run(tmp_path / "every", echo__factor=2.5, log_every=1)
-    run(tmp_path / "fourth", echo__factor=2.5, log_every=4)
-    every = [row["loss"] for row in rows_of(tmp_path / "every") if "loss" in row]
-    fourth = [row["loss"] for row in rows_of(tmp_path / "fourth") if "loss" in row]
-    np.testing.assert_allclose(
-        fourth, np.reshape(every, (3, 4)).mean(axis=1), rtol=1e-5
+    for every in (1, 4):
+        run(tmp_path / str(every), echo__factor=2.5, log_every=every)
+    every, fourth = (
+        [row["loss"] for row in rows_of(tmp_path / name) if "loss" in row]
+        for name in "14"
     )
+    mean = np.reshape(every, (3, 4)).mean(axis=1)
+    np.testing.assert_allclose(fourth, mean, rtol=1e-5)
 
 
 def test_training_learns_and_stops_at_the_target(tmp_path):
     options = {"updates": 400, "eval_every": 20, "log_every": 100}
-    task = Regression(dropout=0.0)
-    run(tmp_path / "all", task=task, **options)
-    evals = [row for row in rows_of(tmp_path / "all") if row["kind"] == "eval"]
-    losses = [row["eval_loss"] for row in evals]
-    assert losses[-1] < losses[0] / 4
-    target = losses[0] / 2
+    options["task"] = Regression(dropout=0.0)
+    run(tmp_path / "all", **options)
+    evals = evals_of(tmp_path / "all")
+    assert evals[-1]["eval_loss"] < evals[0]["eval_loss"] / 4
+    target = evals[0]["eval_loss"] / 2
     first = next(row for row in evals if row["eval_loss"] <= target)
     assert first["updates"] < 400
 
-    summary = run(
-        tmp_path / "stop", task=task, target=target, stop_at_target=True, **options
-    )
+    summary = run(tmp_path / "stop", target=target, stop_at_target=True, **options)
     assert summary["reached"]
-    assert summary["updates"] == first["updates"]
-    assert summary["updates_to_target"] == first["updates"]
+    assert summary["updates"] == summary["updates_to_target"] == first["updates"]
     assert summary["fresh_to_target"] == first["fresh"]
     assert 0 < summary["seconds_to_target"] <= summary["wall_s"]
-
     # A finished run knows its rows: another target is looked up, not trained for.
-    looked_up = run(tmp_path / "all", task=task, target=target, **options)
+    looked_up = run(tmp_path / "all", target=target, **options)
     assert looked_up["updates"] == 400
     assert looked_up["updates_to_target"] == first["updates"]
-
-
-def test_a_finished_run_is_not_trained_again(tmp_path):
-    first = run(tmp_path, updates=6)
-    written = (tmp_path / "metrics.jsonl").stat().st_mtime_ns
-    assert run(tmp_path, updates=6) == first
-    assert (tmp_path / "metrics.jsonl").stat().st_mtime_ns == written
-    assert run(tmp_path, updates=8)["updates"] == 8
-
-
-def test_arms_with_an_equal_task_compile_once(tmp_path):
-    with counted_compilations() as compiled:
-        run(tmp_path / "a", task=Regression(width=24), updates=6)
-        assert len(compiled) > 0
-        compiled.clear()
-        run(
-            tmp_path / "b",
-            task=Regression(width=24),
-            updates=6,
-            seed=5,
-            echo__factor=2.5,
-            echo__order="shuffle",
-            echo__buffer=16,
-            echo__after="decode",
-            log_every=2,
-            checkpoint_every=2,
-        )
-        assert compiled == []
 
 
 @pytest.mark.parametrize("log_every", [1, 100])
@@ -234,23 +197,13 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_of_it(
     tmp_path, log_every
 ):
     # Batch placement, factor 2: fresh batch 3 is used by updates 7 and 8.
-    options = {
-        "echo__factor": 2.0,
-        "updates": 40,
-        "eval_every": 100,
-        "checkpoint_every": 4,
-        "log_every": log_every,
-    }
-    with pytest.raises(
-        NonFiniteLossError,
-        match=r"loss of update 7 is not finite; the "
-        r"last checkpoint, of update 4,",
-    ) as caught:
+    options = {"echo__factor": 2.0, "updates": 40, "eval_every": 100}
+    options |= {"checkpoint_every": 4, "log_every": log_every}
+    message = r"loss of update 7 is not finite; the last checkpoint, of update 4,"
+    with pytest.raises(NonFiniteLossError, match=message) as caught:
         run(tmp_path, nan_at_fresh=3, **options)
     assert caught.value.update == 7
-    checkpoints = Checkpoints(run_folder(tmp_path / "checkpoints"), keep=2)
-    assert checkpoints.latest() == 4
-    checkpoints.close()
+    assert newest_checkpoint(tmp_path) == 4
     assert all(np.isfinite(row.get("loss", 0)) for row in rows_of(tmp_path))
     assert not (tmp_path / "summary.json").exists()
 
@@ -266,20 +219,16 @@ class Overflows(Regression):
 
 
 def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
-    with pytest.raises(
-        NonFiniteLossError, match=r"the state after update 1 is not finite; use another"
-    ):
+    message = "the state after update 1 is not finite; use another"
+    with pytest.raises(NonFiniteLossError, match=message):
         run(tmp_path, task=Overflows(), updates=1)
-    checkpoints = Checkpoints(run_folder(tmp_path / "checkpoints"), keep=2)
-    assert checkpoints.latest() is None
-    checkpoints.close()
+    assert newest_checkpoint(tmp_path) is None
 
 
 @pytest.mark.parametrize(
     ("earlier", "renamed"),
     [
         ({"inner": {"strategy": "loop", "updates": 0}}, "inner is config.dispatch"),
-        ({"data": {"parts": 0}}, "data.parts is config.data.shards"),
         ({"model": {"dtype": "float32"}}, "model.dtype is config.precision.compute"),
     ],
 )
@@ -293,69 +242,59 @@ def test_a_run_of_an_earlier_version_is_refused_in_a_sentence(
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_another_config_in_the_folder_is_refused_before_anything_is_written(tmp_path):
-    run(tmp_path, updates=2)
+def test_another_config_or_other_data_in_the_folder_are_refused(tmp_path):
+    def trained(updates, metadata, **overrides):
+        config = tiny_config(updates=updates, **overrides)
+        workload = dataclasses.replace(make_workload(config), metadata=metadata)
+        return train(config, workload, tmp_path)
+
+    saved = {"sha256": "a", "source": "here"}
+    trained(2, saved)
     before = {path.name: path.read_bytes() for path in tmp_path.glob("*.json*")}
     with pytest.raises(ValueError, match=r"echo\.factor \(1\.0 -> 2\.0\)"):
-        run(tmp_path, updates=2, echo__factor=2.0)
+        trained(2, saved, echo__factor=2.0)
+    for found in ({"sha256": "b"}, {"train": {"sha256": "b"}}, {}):
+        with pytest.raises(ValueError, match="of update 2 was trained on other data"):
+            trained(4, found)
     after = {path.name: path.read_bytes() for path in tmp_path.glob("*.json*")}
     assert after == before
+    # The same data may lie elsewhere.
+    assert trained(4, saved | {"source": "there"})["updates"] == 4
 
 
 def test_data_that_ends_is_an_error(tmp_path):
     config = tiny_config()
     workload = make_workload(config)
     endless = workload.train_dataset
-    some = grain.MapDataset.source(list(itertools.islice(endless(EchoSpec()), 40)))
+    some = grain.MapDataset.source(list(itertools.islice(endless(ej.EchoSpec()), 40)))
     # One is made to see whether it can be, one to be measured, one to train.
-    cases = [((40, 40, 7), "after 7 updates"), ((40, 7, 40), "while it was")]
-    for lengths, message in cases:
+    for lengths, when in [((40, 40, 7), "after 7 upd"), ((40, 7, 40), "while it was")]:
         datasets = iter([some[:length].to_iter_dataset() for length in lengths])
         ending = dataclasses.replace(
             workload, train_dataset=lambda *_, made=datasets: next(made)
         )
-        with pytest.raises(ValueError, match=f"'regression' ended {message}.* repeat"):
+        with pytest.raises(ValueError, match=f"'regression' ended {when}.* repeat"):
             train(config, ending, tmp_path)
 
 
-def test_measuring_changes_nothing_of_the_run():
-    config = tiny_config(echo__factor=2.0)
-    workload = make_workload(config)
-    compiled = compile_functions(config, workload)
-    state = compiled.init(compiled.init_key)
-    before = params_sha256(state.params)
-    measure_rates(compiled, state, workload, config)
-    assert params_sha256(state.params) == before
-    assert int(state.update) == 0
-
-
-@pytest.mark.parametrize("where", ["host", "device"])
 @pytest.mark.parametrize(
     ("seen", "corrected"),
     [((20.0, 30.0), 20.0), ((0.0, 1e-9), 1e-9), ((0.0, math.inf), None)],
 )
 def test_what_a_fresh_batch_takes_is_corrected_by_what_the_run_sees(
-    tmp_path, where, seen, corrected
+    tmp_path, seen, corrected
 ):
     """No batch of this workload takes 20 seconds, and none a nanosecond."""
-    after = "decode" if where == "device" else "batch"
-    config = tiny_config(echo__where=where, echo__after=after, updates=2, log_every=1)
+    config = tiny_config(updates=2, log_every=1)
     workload = make_workload(config)
 
-    def watched(make):
-        def make_watched(*args):
-            dataset = make(*args)
-            dataset.fresh_time = SimpleNamespace(bounds=lambda: seen, held_batches=0)
-            return dataset
+    def watched(*args):
+        dataset = workload.train_dataset(*args)
+        dataset.fresh_time = SimpleNamespace(bounds=lambda: seen, held_batches=0)
+        return dataset
 
-        return make_watched
-
-    workload = dataclasses.replace(
-        workload,
-        train_dataset=watched(workload.train_dataset),
-        fresh_dataset=watched(workload.fresh_dataset),
-    )
-    summary = train(config, workload, tmp_path)
+    watching = dataclasses.replace(workload, train_dataset=watched)
+    summary = train(config, watching, tmp_path)
     assert summary["t_up_s"] == (corrected or summary["t_up_start_s"])
     assert 1e-9 < summary["t_up_start_s"] < 20
     assert summary["R"] == summary["t_up_s"] / summary["t_down_s"]
@@ -373,34 +312,20 @@ def test_the_loader_is_measured_without_the_echo():
         return dataset.map(lambda batch: (repeats.extend(batch["repeat"]), batch)[1])
 
     rates = calibrate(config, dataclasses.replace(workload, train_dataset=spied))
-    assert repeats
-    assert not any(repeats)
+    assert repeats and not any(repeats)
     assert rates.ratio == rates.t_up_s / rates.t_down_s
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_signal_stops_after_the_update_and_saves(tmp_path, signum):
     before = signal.getsignal(signum)
-    with pytest.raises(
-        Interrupted, match=rf"{signum.name} after update 3, and saved; .* same command"
-    ) as caught:
+    message = rf"{signum.name} after update 3, and saved; .* same command"
+    with pytest.raises(Interrupted, match=message) as caught:
         run(tmp_path, echo__factor=2.0, on_batch=stop_at(3, signum))
     assert caught.value.update == 3
     assert caught.value.exit_code == 128 + signum
     assert signal.getsignal(signum) is before
-    checkpoints = Checkpoints(run_folder(tmp_path / "checkpoints"), keep=2)
-    assert checkpoints.latest() == 3
-    checkpoints.close()
-
-
-def test_a_signal_that_a_program_handles_by_itself_stays_its_own(tmp_path):
-    heard = []
-    before = signal.signal(signal.SIGUSR1, lambda signum, frame: heard.append(signum))
-    try:
-        run(tmp_path, echo__factor=2.0, on_batch=stop_at(3, signal.SIGUSR1))
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert heard == [signal.SIGUSR1]
+    assert newest_checkpoint(tmp_path) == 3
 
 
 def test_a_second_ctrl_c_aborts_at_once(tmp_path):
@@ -411,16 +336,17 @@ def test_a_second_ctrl_c_aborts_at_once(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, echo__factor=2.0, on_batch=twice)
-    checkpoints = Checkpoints(run_folder(tmp_path / "checkpoints"), keep=2)
-    assert checkpoints.latest() is None
-    checkpoints.close()
+    assert newest_checkpoint(tmp_path) is None
 
 
-def shown(tmp_path, fields=None, **options):
-    text = io.StringIO()
-    config = tiny_config(**fields or {})
+def shown(tmp_path, *, on_batch=None, made=None, fields=None, **options):
+    text, config = io.StringIO(), tiny_config(**fields or {})
+    workload = make_workload(
+        config, on_batch=on_batch and (lambda n: on_batch(n, text))
+    )
+    workload = dataclasses.replace(workload, **made or {})
     console = Console(file=text, width=200, **options)
-    train(config, make_workload(config), tmp_path, console=console)
+    train(config, workload, tmp_path, console=console)
     return text.getvalue()
 
 
@@ -440,78 +366,234 @@ def test_progress_is_plain_lines_in_a_file(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({}, "1,024 examples of train; evaluated on 20 of validation"),
-        (
-            {"eval_split": "train", "train_examples": 1024},
-            "1,024 examples of train (data.train_examples); evaluated on 20 of the "
-            "same (data.eval_split), which it may know by heart",
-        ),
-    ],
-)
-def test_a_run_says_what_it_is_trained_and_evaluated_on(fields, says):
-    text, config = io.StringIO(), tiny_config()
-    with config.unlocked():
-        config.data.update(source="data/tiny", **fields)
-    workload = dataclasses.replace(
-        make_workload(config), num_examples=1024, num_evaluated=20
-    )
-    with Progress(Console(file=text, width=200), total=1) as progress:
-        progress.begins(config, workload, "small")
-    assert f"  data: data/tiny, {says}\n" in text.getvalue()
-
-
-def test_progress_counts_the_updates_that_are_computed(tmp_path, monkeypatch):
+def test_progress_counts_the_updates_that_are_computed(tmp_path):
     """Not those that were sent to the device, of which two may be in flight."""
-    shown, seen = [0], {}
-    show = Progress.update
-    monkeypatch.setattr(
-        Progress, "update", lambda bar, done: (shown.append(done), show(bar, done))
-    )
+    seen = []
 
-    def look(batch):
-        seen[batch] = shown[-1]
+    def look(number, text):
+        seen.append(len(re.findall(r"update \d+/12", text.getvalue())))
 
-    run(tmp_path, on_batch=look, echo__factor=2.0)
+    shown(tmp_path, on_batch=look, fields={"log_every": 1, "echo__factor": 2.0})
     # Batch 7 is made after an evaluation, which waits for all.
-    assert [seen[k] for k in range(1, 13)] == [0, 0, 0, 1, 2, 3, 6, 6, 6, 7, 8, 9]
-    assert shown == [*range(13)]
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"local__schedule": "every"}, "config.local.schedule='every' changes nothing"),
-        ({"batch__statistics": "device"}, "config.batch.statistics='device' changes"),
-        ({"local__schedule": "every", "mesh__data": 2}, "2 replicas, one on each"),
-    ],
-)
-def test_a_run_says_what_its_number_of_devices_means(tmp_path, fields, says):
-    text = shown(tmp_path, fields={**fields, "updates": 2})
-    assert says in text
+    assert seen == [0, 0, 0, 1, 2, 3, 6, 6, 6, 7, 8, 9]
 
 
 def test_progress_is_a_bar_on_a_terminal(tmp_path):
     text = shown(tmp_path, force_terminal=True)
-    assert "12/12" in text
-    assert "━" in text
-    assert "ETA" in text
-    assert re.search(r"update 6  eval_loss", text)
+    assert all(part in text for part in ("12/12", "━", "ETA", "eval_loss"))
 
 
-@pytest.mark.parametrize("found", [{"sha256": "b"}, {"train": {"sha256": "b"}}, {}])
-def test_other_data_than_the_checkpoints_are_refused(tmp_path, found):
-    def workload(config, metadata):
-        return dataclasses.replace(make_workload(config), metadata=metadata)
+DATA = {"num_examples": 1024, "num_evaluated": 20}
 
-    saved = {"sha256": "a", "source": "here"}
-    config = tiny_config(updates=2)
-    train(config, workload(config, saved), tmp_path)
-    longer = tiny_config(updates=4)
-    with pytest.raises(ValueError, match="of update 2 was trained on other data than"):
-        train(longer, workload(longer, found), tmp_path)
-    # They may lie elsewhere.
-    summary = train(longer, workload(longer, saved | {"source": "there"}), tmp_path)
-    assert summary["updates"] == 4
+
+@pytest.mark.parametrize(
+    ("fields", "made", "says"),
+    [
+        (
+            {},
+            DATA,
+            "data: here, 1,024 examples of train; evaluated on 20 of validation\n",
+        ),
+        ({"local__schedule": "every"}, {}, "local.schedule='every' changes nothing"),
+        ({"batch__statistics": "device"}, {}, "batch.statistics='device' changes"),
+        ({"local__schedule": "every", "mesh__data": 2}, {}, "2 replicas, one on each"),
+    ],
+)
+def test_a_run_says_what_its_data_and_its_devices_mean(tmp_path, fields, made, says):
+    fields = {"updates": 1, **fields, **({"data__source": "here"} if made else {})}
+    assert says in shown(tmp_path, fields=fields, made=made)
+
+
+def test_the_window_counts_losses_by_repeat_and_starts_anew_after_every_log():
+    compiled = functions_of(log_every=3)
+    state, counts = compiled.init(compiled.init_key), []
+    for i in range(4):
+        repeat = [0, 1, 0, 6, 7, 8, 1000, i % 2]
+        batch = {**batch_of(8 * i), "repeat": np.array(repeat, np.int32)}
+        state, report = compiled.step_on_batch(state, batch)
+        counts.append(report.window.count.tolist())
+    assert counts == [
+        [3, 1, 0, 0, 0, 0, 1, 3],
+        [5, 3, 0, 0, 0, 0, 2, 6],
+        [8, 4, 0, 0, 0, 0, 3, 9],
+        [2, 2, 0, 0, 0, 0, 1, 3],
+    ]
+    row = report.row()
+    means = [row[f"loss_repeat_{i}"] for i in (0, 1, 6)]
+    means.append(row["loss_repeat_7_and_later"])
+    assert np.dot(means, [2, 2, 1, 3]) / 8 == pytest.approx(row["loss"])
+    assert "loss_repeat_2" not in row
+
+
+def test_a_step_takes_the_memory_of_its_state_and_not_that_of_a_report():
+    compiled = functions_of()
+    state = compiled.init(compiled.init_key)
+    after, report = compiled.step_on_batch(state, batch_of())
+    assert all(x.is_deleted() for x in jax.tree.leaves(state))
+    compiled.step_on_batch(after, batch_of())
+    assert not any(x.is_deleted() for x in jax.tree.leaves(report))
+
+
+def test_randomness_is_a_function_of_seed_and_update():
+    def after_one(seed, start):
+        compiled = functions_of(seed=seed, optim__lr=0.1)
+        state = compiled.init(jax.random.key(0))
+        state = state.replace(update=state.update + start)
+        state, _ = compiled.step_on_batch(state, batch_of())
+        return params_sha256(state.params)
+
+    assert after_one(0, 0) == after_one(0, 0)
+    assert len({after_one(0, 0), after_one(1, 0), after_one(0, 1)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "fsdp"), slow_but_for([(4, 2)], [(8, 1), (4, 2), (1, 8)])
+)
+def test_equal_loss_on_any_mesh(data, fsdp):
+    seen = []
+    for shape in ((1, 1), (data, fsdp)):
+        compiled = functions_of(mesh__data=shape[0], mesh__fsdp=shape[1])
+        state = compiled.init(compiled.init_key)
+        for i in range(8):
+            state, report = compiled.step_on_batch(state, batch_of(8 * i))
+            seen.append(float(report.window.loss.sum()))
+    np.testing.assert_allclose(seen[8:], seen[:8], rtol=1e-5)
+    first = state.params["first"]
+    assert first.sharding.num_devices == 8
+    assert first.addressable_shards[0].data.shape == (4, 16 // fsdp)
+    moments = [x for x in jax.tree.leaves(state.opt_state) if x.shape == first.shape]
+    assert len(moments) == 2
+    assert all(x.sharding == first.sharding for x in moments)
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec"),
+    [
+        ((12, 16), PartitionSpec(None, "fsdp")),
+        ((16, 16), PartitionSpec("fsdp")),
+        ((18, 8), PartitionSpec(None, "fsdp")),
+        ((3, 5), PartitionSpec()),
+        ((), PartitionSpec()),
+    ],
+)
+def test_the_largest_divisible_axis_is_split(shape, spec):
+    array = jax.ShapeDtypeStruct(shape, np.float32)
+    assert param_shardings({"a": array}, make_mesh(2, 4, 8))["a"].spec == spec
+
+
+def test_a_mesh_that_does_not_fit_is_refused():
+    assert dict(make_mesh(-1, 2, 8).shape) == {"data": 4, "fsdp": 2}
+    with pytest.raises(ValueError, match=r"data=3 times .*fsdp=4 does not fit 8 dev"):
+        make_mesh(3, 4, 12)
+    with pytest.raises(ValueError, match=r"fsdp=16 does not fit 8 devices"):
+        make_mesh(-1, 16, 16)
+    with pytest.raises(ValueError, match=r"batch_size=12 is not a multiple of the 8"):
+        make_mesh(-1, 1, 12)
+
+
+def test_the_hash_sees_every_bit_and_no_mesh():
+    params = {"a": jax.numpy.arange(8.0), "b": jax.numpy.ones((2, 2))}
+    same = params_sha256(params)
+    split = param_shardings(params, make_mesh(2, 4, 8))
+    assert params_sha256(jax.device_put(params, split)) == same
+    nudged = np.asarray(params["a"]).copy()
+    nudged[5] = np.nextafter(nudged[5], np.float32(9))
+    others = [{**params, "a": nudged}, {"a": params["b"], "b": params["a"]}]
+    others.append({**params, "b": params["b"].reshape(4)})
+    assert same not in map(params_sha256, others)
+
+
+def test_evaluation_refuses_what_it_cannot_merge(tmp_path):
+    config = tiny_config(mesh__data=8)
+    workload = make_workload(config)
+    first = next(workload.eval_batches())
+    empty = {**first, "mask": np.zeros(8, np.float32)}
+    short = {name: x[:6] for name, x in first.items()}
+    for batches, message in (
+        ([], "split has no example"),
+        ([empty], "split has no example"),
+        ([short], "batch of 6 does not divide over the 8 dev"),
+    ):
+        other = dataclasses.replace(
+            workload, eval_batches=lambda shard, made=batches: iter(made)
+        )
+        with pytest.raises(ValueError, match=message):
+            train(config, other, tmp_path)
+
+
+def test_nothing_is_compiled_after_the_second_step(tmp_path):
+    """Nor by the evaluations and the checkpoints after the first."""
+    times = {"updates": 8, "log_every": 3, "eval_every": 2, "checkpoint_every": 2}
+    config = tiny_config(**times, echo__factor=2.5)
+    workload, counts = make_workload(config), []
+
+    def eval_batches(*args, **kwargs):
+        counts.append(len(compiled))
+        return workload.eval_batches(*args, **kwargs)
+
+    # Another test may have compiled the programs of an equal task.
+    jax.clear_caches()
+    with counted_compilations() as compiled:
+        watched = dataclasses.replace(workload, eval_batches=eval_batches)
+        train(config, watched, tmp_path)
+    # After updates 0, 2, 4, ...
+    assert len(counts) == 5 and counts[0] > 0
+    assert {*counts[2:], len(compiled)} == {counts[2]}
+
+
+def test_other_numbers_are_no_other_program(tmp_path):
+    """So a thousand learning rates, and the arms of a study, are one compilation."""
+    start = {"updates": 6, "optim__clip_norm": 1.0, "optim__schedule": "cosine"}
+    others = [
+        {"optim__lr": 0.02, "optim__b1": 0.8, "optim__weight_decay": 0.1},
+        {"optim__clip_norm": 0.5, "optim__warmup_updates": 3},
+        {"optim__decay_updates": 7, "seed": 3, "log_every": 3},
+        {"echo__factor": 2.5, "echo__after": "decode", "checkpoint_every": 2},
+    ]
+    found = {run(tmp_path / "start", **start)["params_sha256"]}
+    with counted_compilations() as compiled:
+        for number, numbers in enumerate(others):
+            summary = run(tmp_path / str(number), **{**start, **numbers})
+            found.add(summary["params_sha256"])
+    assert compiled == []
+    # The numbers count nevertheless.
+    assert len(found) == 1 + len(others)
+
+
+WINDOW = {"echo__factor": 2.5, "profile__start": 2, "profile__updates": 3}
+
+
+def traces(workdir):
+    return sorted(workdir.glob("profile/process-0/plugins/profile/*/*.xplane.pb"))
+
+
+def test_a_profile_holds_its_updates_and_changes_nothing_of_the_run(tmp_path, capsys):
+    plain = run(tmp_path / "plain", **{**WINDOW, "profile__updates": 0})
+    profiled = run(tmp_path / "profiled", **WINDOW)
+    assert "profiled update 3 to 5; see" in capsys.readouterr().out
+    (file,) = traces(tmp_path / "profiled")
+    planes = ProfileData.from_file(str(file)).planes
+    # Not which ones: to read an event's numbers ends the process in jax 0.12.
+    events = [e.name for plane in planes for line in plane.lines for e in line.events]
+    assert events.count("training update") == 3
+    assert not (tmp_path / "plain" / "profile").exists()
+    assert profiled["params_sha256"] == plain["params_sha256"]
+
+
+@pytest.mark.slow
+def test_a_profile_holds_whole_groups_and_is_kept_unless_a_run_stops_within(
+    tmp_path, capsys
+):
+    groups = {"dispatch__mode": "unroll", "dispatch__steps": 4}
+    # Groups of 4 are the first and the last; between them it is one by one.
+    for start, says in ((7, "profiled update 8 to 12"), (9, "nothing was profiled")):
+        fields = {"profile__start": start, "profile__updates": 2, **groups}
+        run(tmp_path / str(start), **fields)
+        assert says in capsys.readouterr().out
+    for folder, update, kept in (("behind", 8, 1), ("within", 4, 0)):
+        with pytest.raises(Interrupted):
+            run(tmp_path / folder, on_batch=stop_at(update), **WINDOW)
+        before = traces(tmp_path / folder)
+        assert len(before) == kept
+        run(tmp_path / folder, **WINDOW)
+        assert traces(tmp_path / folder) == before

@@ -270,14 +270,6 @@ def test_the_share_of_sgd_grows_as_in_the_paper_and_ends_as_sgd():
     assert abs(gathered[1] - 0.9 * gathered[0] - GRADS["w"]).max() > 0.01
 
 
-def test_a_run_whose_optimizer_follows_updates_is_resumed_to_the_bit(tmp_path):
-    fields = {"optim__name": "rmsprop_warmup", "optim__transition_updates": 6}
-    whole = run(tmp_path / "whole", **fields)
-    run(tmp_path / "parts", updates=6, **fields)
-    resumed = run(tmp_path / "parts", **fields)
-    assert resumed["params_sha256"] == whole["params_sha256"]
-
-
 def test_numbers_are_no_part_of_what_is_compiled():
     def compiled(**fields):
         return Optimizer.from_config(config_of(**fields))
@@ -370,12 +362,6 @@ def test_schedules_by_hand(fields, expected):
     assert_close(rates(**fields), np.array(expected))
 
 
-def test_a_gradual_warmup_begins_at_the_rate_of_the_small_batch():
-    """Goyal et al. 2017: 5 epochs from 0.1 to 3.2, here of 10 updates each."""
-    fields = {"lr": 3.2, "warmup_updates": 50, "start_fraction": 0.1 / 3.2}
-    assert_close(rates([0, 49, 50], **fields), np.array([0.1, 3.2, 3.2]))
-
-
 def test_slow_start_has_the_rates_of_its_paper():
     """Akiba et al. 2017: a batch of 32,768, 90 epochs, here of one update each."""
     fields = {"schedule": "slow_start", "lr": 0.1 * 128, "decay_updates": 90}
@@ -427,23 +413,6 @@ def test_a_run_logs_the_rate_that_it_trains_with(tmp_path):
     assert len(logged) == 12
 
 
-@pytest.mark.parametrize(
-    ("fields", "bends"),
-    [
-        ({"schedule": "slow_start"}, True),
-        ({"schedule": "slow_start", "boundaries": (1, 2, 3)}, False),
-    ],
-)
-def test_what_ends_with_the_run_bends_where_it_is_extended(
-    tmp_path, capsys, fields, bends
-):
-    fields = {f"optim__{name}": value for name, value in fields.items()}
-    run(tmp_path, updates=2, **fields)
-    capsys.readouterr()
-    run(tmp_path, updates=4, **fields)
-    assert ("schedule decays to the end" in capsys.readouterr().out) is bends
-
-
 LION, SLOW = {"name": "optax.lion"}, {"schedule": "slow_start"}
 SQRT = {"scale": "sqrt", "reference_batch": 4}
 
@@ -452,11 +421,8 @@ SQRT = {"scale": "sqrt", "reference_batch": 4}
     ("fields", "message"),
     [
         ({"name": "adam"}, "name='adam' is no public optimizer of optax; use adamw,"),
-        ({"name": "optax._src"}, "name='optax._src' is no public optimizer"),
-        ({"name": "optax.contrib"}, "name='optax.contrib' is no public optimizer"),
         ({"name": "os.system"}, "name='os.system' is no public optimizer"),
         ({"name": "optax.chain"}, "name='optax.chain' is no public optimizer"),
-        ({"name": "optax.cosine_decay_schedule"}, "is no public optimizer"),
         # It searches along a line, and asks for the loss as a function.
         ({"name": "optax.lbfgs"}, "'optax.lbfgs' cannot train with config.optim.args"),
         (
@@ -465,7 +431,6 @@ SQRT = {"scale": "sqrt", "reference_batch": 4}
         ),
         (LION | {"args": '{"b3": 1}'}, "cannot train with .*b3"),
         (LION | {"args": "b1=1"}, "is no JSON object of numbers"),
-        (LION | {"args": '{"mask": {}}'}, "is no JSON object"),
         (LION | {"args": '{"learning_rate": 1}'}, "use config.optim.lr"),
         (LION | {"weight_decay": 0.1}, "has it in config.optim.args"),
         ({"name": "sgd", "args": '{"b1": 0.5}'}, "belongs to optimizers of optax"),
@@ -474,7 +439,6 @@ SQRT = {"scale": "sqrt", "reference_batch": 4}
         (SQRT | {"b1": 0.9, "b2": 0.4}, r"b2=0.4 would be below 0 in a batch 2 "),
         ({"schedule": "step"}, "schedule='step' is no schedule of optax; use one of"),
         ({"schedule": "optax.adam"}, "schedule='optax.adam' is no schedule of optax"),
-        ({"schedule": "optax._src"}, "is no schedule of optax"),
         ({"schedule": "optax.exponential_decay"}, "cannot be made of config.*missing"),
         ({"schedule_args": '{"a": 1}'}, "belongs to schedules of optax; constant has"),
         ({"schedule": "onecycle"}, "start_fraction=0.0 must be above 0 with onecycle"),
@@ -484,7 +448,6 @@ SQRT = {"scale": "sqrt", "reference_batch": 4}
             "warmup_updates=2 has no meaning with cyclic",
         ),
         (ONE_CYCLE | {"peak_at": 0.0}, "peak_at=0.0 must lie between 0 and 1"),
-        (ONE_CYCLE | {"peak_at": 1.0}, "peak_at=1.0 must lie between 0 and 1"),
         (COOLS | {"cooldown_updates": 6}, "cooldown_updates=6 must be at most the 5"),
         (SLOW | {"boundaries": (3,)}, r"must be 2 numbers .*fractions=\(0.5, 0.05\)"),
         (SLOW | {"boundaries": (3, 2)}, "must be rising numbers"),

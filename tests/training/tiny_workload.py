@@ -194,6 +194,23 @@ def run(workdir, *, task=None, nan_at_fresh=None, on_batch=None, **overrides):
         return train(config, workload, workdir)
 
 
+def functions_of(task=None, **overrides):
+    """The compiled functions of a config."""
+    config = tiny_config(**overrides)
+    return compile_functions(config, make_workload(config, task=task))
+
+
+def batch_of(first=0, *, repeat=0, size=8):
+    """A batch with tags, for `CompiledFunctions.step_on_batch`."""
+    items = [example(first + i) for i in range(size)]
+    return {
+        "x": np.stack([item["x"] for item in items]),
+        "y": np.stack([item["y"] for item in items]),
+        "fresh_index": np.arange(size),
+        "repeat": np.broadcast_to(np.int32(repeat), (size,)),
+    }
+
+
 def held_input(compiled, config, workload):
     """A context with a feed of a config, to hold inputs of."""
     loader = measure_loader(workload, config, most=1)

@@ -2,4 +2,7 @@
 
 from echo_jax.lazy import door
 
-__getattr__ = door(__name__, {"sharding": ["make_mesh", "param_shardings"]})
+__getattr__ = door(
+    __name__,
+    {"distributed": ["connected"], "sharding": ["make_mesh", "param_shardings"]},
+)

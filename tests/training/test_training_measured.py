@@ -1,0 +1,266 @@
+"""What is measured of a run: its time, its loader, and what its repeats are worth."""
+
+import itertools
+import time
+from collections import deque
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_workload import make_workload, rows_of, tiny_config
+
+from echo_jax.config import check_config
+from echo_jax.echo.instrument import FreshTime
+from echo_jax.studies import notes, read_runs
+from echo_jax.training import Clock, DeviceTime, train
+from echo_jax.training.feeds import measure_loader
+
+pytestmark = pytest.mark.usefixtures("all_compiled_soon")
+
+ECHOES = {
+    "host": {"echo__factor": 2.0, "echo__order": "shuffle", "echo__buffer": 4},
+    "device": {
+        "echo__factor": 2.0,
+        "echo__after": "decode",
+        "echo__where": "device",
+        "echo__order": "spread",
+        "echo__buffer": 16,
+    },
+}
+
+
+def branched(workdir, *, constant=False, every=6, seeds=None, **overrides):
+    """Trains with branches; returns the summary, and the evaluations by update."""
+    seeds = [] if seeds is None else seeds
+
+    def made(config):
+        workload = make_workload(config)
+        if not constant:
+            return workload
+        datasets = {}
+        for name in ("train_dataset", "fresh_dataset"):
+            make = getattr(workload, name)
+            datasets[name] = lambda *args, make=make: make(*args).map(all_alike)
+        return replace(workload, **datasets)
+
+    def all_alike(batch):
+        return {k: np.ones_like(x) if k in "xy" else x for k, x in batch.items()}
+
+    def with_seed(seed):
+        seeds.append(seed)
+        return made(tiny_config(**{**overrides, "seed": seed % 2**31}))
+
+    config = tiny_config(eval_every=3, probe_repeats=every, **overrides)
+    metadata = {"data": {"synthetic": True}}
+    workload = replace(made(config), with_seed=with_seed, metadata=metadata)
+    summary = train(config, workload, workdir)
+    rows = [row for row in rows_of(workdir) if row["kind"] == "eval"]
+    return summary, {row["updates"]: row for row in rows}
+
+
+@pytest.mark.parametrize("echo", ECHOES)
+def test_a_branch_trains_on_other_data_and_changes_nothing_of_the_run(tmp_path, echo):
+    one, rows = branched(tmp_path / "a", **ECHOES[echo])
+    other, without = branched(tmp_path / "b", every=0, **ECHOES[echo])
+    assert one["params_sha256"] == other["params_sha256"]
+    # Not before the first update, nor where no evaluation follows.
+    assert [update for update in rows if "after_fresh" in rows[update]] == [6]
+    assert rows[6]["after_fresh"] != rows[9]["eval_loss"]
+    for update, row in rows.items():
+        for name in ("eval_loss", "fresh"):
+            assert row[name] == without[update][name]
+    # On the same data it ends where the run does.
+    _, rows = branched(tmp_path / "c", constant=True, **ECHOES[echo])
+    assert rows[6]["after_fresh"] == rows[9]["eval_loss"] != rows[6]["eval_loss"]
+
+
+def test_every_branch_has_an_order_of_its_own_also_in_a_run_that_was_stopped(tmp_path):
+    seeds, fields = [], ECHOES["host"]
+    _, rows = branched(tmp_path / "whole", updates=18, seeds=seeds, **fields)
+    branched(tmp_path / "cut", updates=8, **fields)
+    _, again = branched(tmp_path / "cut", updates=18, **fields)
+    branches = {update: row.get("after_fresh") for update, row in rows.items()}
+    assert branches[6] and branches[12]
+    for update in (9, 12, 15, 18):
+        assert again[update].get("after_fresh") == branches[update]
+    branched(tmp_path / "other", updates=18, seeds=seeds, seed=1)
+    assert len(seeds) == len({0, 1, *seeds}) - 2 == 4
+    # A report says what repeats were worth.
+    study = read_runs([tmp_path / "whole"])
+    first = study.runs[0].branches[0]
+    assert (first.start, first.echoed) == (rows[6]["eval_loss"], rows[9]["eval_loss"])
+    assert first.fresh_part == (rows[9]["fresh"] - rows[6]["fresh"]) / 24
+    assert any("by 2 branches on fresh data" in note for note in notes(study))
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"probe_repeats": 5}, "must be a multiple of config.eval_every=6"),
+        ({"local__schedule": "every"}, "does not go with config.local.schedule"),
+        ({"data__hold_batch": True}, "does not go with config.data.hold_batch"),
+        ({"probe_repeats": -6}, "must be at least 0"),
+    ],
+)
+def test_branches_that_nothing_could_be_compared_with_are_refused(fields, says):
+    with pytest.raises(ValueError, match=rf"config\.probe_repeats=-?\d+ {says}"):
+        check_config(tiny_config(**{"probe_repeats": 6, **fields}))
+
+
+def test_a_workload_of_one_order_is_refused_before_anything_is_written(tmp_path):
+    config = tiny_config(probe_repeats=6)
+    with pytest.raises(ValueError, match="needs a workload with with_seed"):
+        train(config, make_workload(config), tmp_path / "run")
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+class Batches:
+    """Batches of which the first, or all but some, come at once, and others late."""
+
+    def __init__(self, held, per_batch, late_s, is_late):
+        self.fresh_time = FreshTime(elements_per_batch=per_batch, held=held)
+        self._late_s, self._is_late = late_s, is_late
+
+    def __iter__(self):
+        for number in itertools.count():
+            time.sleep(self._late_s if self._is_late(number) else 0)
+            yield {"x": np.zeros((2, 4), np.float32)}
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        # What threads had made ahead is not timed.
+        Batches(8, 2.0, 0.005, lambda number: number > 4),
+        # Batches that come together, here by fours, are timed together.
+        Batches(4, 1.0, 0.02, lambda number: number and number % 4 == 0),
+    ],
+    ids=["ahead", "together"],
+)
+def test_a_fresh_batch_takes_its_part_of_the_time_of_all(batches):
+    config = tiny_config(batch_size=2)
+    workload = replace(make_workload(config), train_dataset=lambda *args: batches)
+    assert measure_loader(workload, config, most=6).t_up_s >= 0.005
+
+
+def test_every_second_is_in_one_phase():
+    now = [100.0]
+    clock = Clock(now=lambda: now[0])
+    now[0] += 5  # Start-up is a pause.
+    with clock.phase("train"):
+        now[0] += 1
+        with clock.phase("wait"):
+            now[0] += 20
+            assert clock.seconds()["wait_s"] == 20
+        now[0] += 2
+        # An error leaves its phase.
+        with pytest.raises(KeyError), clock.phase("pause"):
+            now[0] += 40
+            raise KeyError
+    now[0] += 7
+    expected = {"wall_s": 23, "train_s": 3, "wait_s": 20, "pause_s": 52}
+    assert clock.seconds() == expected
+    # The seconds before a resumption.
+    clock.add({"wall_s": 5.0, "train_s": 3.0, "wait_s": 2.0, "pause_s": 1.0})
+    expected = {"wall_s": 28, "train_s": 6, "wait_s": 22, "pause_s": 53}
+    assert clock.seconds() == expected
+
+
+class FakeLoop:
+    """A training loop and its device, on a clock that is made up."""
+
+    def __init__(self, *, guessed_s):
+        self.now = 0.0
+        self.work_s = []
+        self.in_flight = deque()
+        self.device_time = DeviceTime(guessed_s, steps=1, now=lambda: self.now)
+
+    def update(self, *, wait_s, step_s):
+        """Waits for data, dispatches, and reads the update before the last one."""
+        self.now += wait_s
+        self.device_time.look()
+        begin_s = max(self.now, self.work_s[-1][1] if self.work_s else 0.0)
+        end_s = begin_s + step_s
+        self.work_s.append((begin_s, end_s))
+        work = self.device_time.sent(self.now, 1, lambda: self.now >= end_s)
+        self.in_flight.append((work, end_s))
+        if self.device_time.is_due:
+            self.wait_for(*self.in_flight[-1])
+        while len(self.in_flight) > 2:
+            self.wait_for(*self.in_flight.popleft())
+
+    def wait_for(self, work, end_s):
+        self.device_time.look()
+        self.now = max(self.now, end_s)
+        self.device_time.finished(work)
+
+    def true_seconds(self):
+        """How long the device worked until now."""
+        return sum(max(min(end, self.now) - begin, 0) for begin, end in self.work_s)
+
+
+@pytest.mark.parametrize(
+    ("guessed_s", "wait_s", "share"),
+    # A device that never waits is never idle; one that waits works a third of the time.
+    [(0.005, 0.0, 1), (0.02, 0.0, 1), (0.028, 0.03, 1 / 3)],
+)
+def test_a_device_is_measured_whatever_was_guessed(guessed_s, wait_s, share):
+    loop = FakeLoop(guessed_s=guessed_s)
+    for _ in range(40):
+        loop.update(wait_s=wait_s, step_s=0.01)
+    assert loop.device_time.step_s == pytest.approx(0.01)
+    begin, busy_s = loop.now, loop.device_time.seconds()
+    for _ in range(20):
+        loop.update(wait_s=wait_s, step_s=0.01)
+    worked_s = loop.device_time.seconds() - busy_s
+    assert worked_s == pytest.approx(share * (loop.now - begin))
+    # A slower step is noticed while the run goes on.
+    for _ in range(70):
+        loop.update(wait_s=wait_s, step_s=0.02)
+    assert loop.device_time.step_s == pytest.approx(0.02)
+
+
+def test_a_program_that_is_done_when_its_call_returns_is_measured():
+    now = [0.0]
+    device_time = DeviceTime(1.0, steps=2, now=lambda: now[0])
+    now[0] += 5.0
+    device_time.look()
+    # A dispatch of another size is work, and no measurement.
+    for updates, took_s, total_s in ((2, 0.4, 0.4), (1, 0.3, 0.7)):
+        sent_s, now[0] = now[0], now[0] + took_s
+        device_time.sent(sent_s, updates, lambda: True)
+        assert device_time.seconds() == pytest.approx(total_s)
+        assert device_time.step_s == pytest.approx(0.2)
+
+
+WAITS = st.lists(st.sampled_from([0.0, 0.001, 0.004, 0.03, 0.2]), min_size=1)
+
+
+@settings(max_examples=30)
+@given(waits=WAITS)
+def test_of_steady_steps_the_time_at_work_is_exact(waits):
+    loop = FakeLoop(guessed_s=0.01)
+    for wait_s in waits:
+        loop.update(wait_s=wait_s, step_s=0.01)
+        assert loop.device_time.seconds() == pytest.approx(loop.true_seconds())
+
+
+@settings(max_examples=30)
+@given(
+    waits=WAITS,
+    steps=st.lists(st.floats(1e-4, 0.1), min_size=1),
+    guessed_s=st.floats(1e-4, 0.1),
+)
+def test_no_stretch_holds_more_work_than_time(waits, steps, guessed_s):
+    """Whatever was guessed, and however steps vary."""
+    loop = FakeLoop(guessed_s=guessed_s)
+    before_s, busy_s = 0.0, 0.0
+    for wait_s, step_s in itertools.islice(
+        zip(itertools.cycle(waits), itertools.cycle(steps), strict=False), 60
+    ):
+        loop.update(wait_s=wait_s, step_s=step_s)
+        now_busy_s = loop.device_time.seconds()
+        assert -1e-9 <= now_busy_s - busy_s <= loop.now - before_s + 1e-9
+        before_s, busy_s = loop.now, now_busy_s
