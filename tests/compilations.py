@@ -5,7 +5,7 @@ import itertools
 
 import jax
 
-from echo_jax.echo.spec import EchoSpec
+import echo_jax as ej
 from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads import build
 
@@ -35,7 +35,7 @@ def compilations_by_update(config, num_updates=5):
     workload = build(config)
     functions = compile_functions(config, workload)
     state = functions.init(functions.init_key)
-    spec = EchoSpec(batch_size=config.batch_size)
+    spec = ej.EchoSpec(batch_size=config.batch_size)
     counts = []
     with (
         contextlib.closing(iter(workload.train_dataset(spec))) as batches,

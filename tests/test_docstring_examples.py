@@ -32,9 +32,6 @@ SHOWN = {
     "echo_jax.inference.run",
     "echo_jax.runs",
     "echo_jax.training.trainer",
-    "echo_jax.training.xla.flops",
-    "echo_jax.training.xla.options",
-    "echo_jax.training.xla.profile",
 }
 # What users call, and extend.
 DOORS = {

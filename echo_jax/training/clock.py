@@ -80,30 +80,20 @@ class _Spending:
 
 @dataclass(eq=False)
 class Work:
-    """A dispatch, as `DeviceTime` sees it.
-
-    Attributes:
-      sent_s: When the loop began to send it.
-      is_done: Whether the devices have finished it; does not wait.
-      running_s: When it was last seen unfinished.
-      is_finished: Whether its time is counted already.
-    """
+    """A dispatch, as `DeviceTime` sees it."""
 
     sent_s: float
     updates: int
-    is_done: Callable[[], bool]
-    running_s: float
-    is_finished: bool = False
+    is_done: Callable[[], bool]  # Does not wait.
+    running_s: float  # When it was last seen unfinished.
+    is_finished: bool = False  # Whether its time is counted already.
 
 
 class DeviceTime:
-    """Estimates how long the devices worked, from the loop's view of its dispatches.
+    """Estimates how long the devices worked, from the loop's view of its dispatches."""
 
-    Args:
-      step_s: Seconds per update, measured before the run.
-      steps: Updates in a usual dispatch; other dispatches are not measured.
-    """
-
+    # `step_s` was measured before the run. Only dispatches of `steps` updates are
+    # measured.
     def __init__(
         self, step_s: float, *, steps: int, now: Callable[[], float] = time.perf_counter
     ):

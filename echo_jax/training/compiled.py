@@ -6,7 +6,7 @@ pytree with ``params``, ``model_state`` and ``opt_state``. A report is any pytre
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -31,32 +31,18 @@ from echo_jax.training.update.gradients import (
     whole_gradient,
 )
 from echo_jax.training.update.local import LocalUpdates
+from echo_jax.training.update.loss_scale import Precision
 from echo_jax.training.update.optim import Optimizer
-from echo_jax.training.update.precision import Precision
 from echo_jax.training.xla.options import XlaOptions, xla_options
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 
-__all__ = ["CompiledFunctions", "CompiledStep", "several_updates"]
+__all__ = ["CompiledFunctions", "several_updates"]
 
 State = TypeVar("State")
 Report = TypeVar("Report")
 
 # Two independent random streams of the run's seed.
 _INIT_KEY, _STEP_KEY = 0, 1
-
-
-class CompiledStep(Protocol):
-    """A compiled program that performs one or more updates."""
-
-    def __call__(
-        self, state: Any, arrays: Any, inputs: Any, run: Any
-    ) -> tuple[Any, Any]:
-        """Starts the program; returns the new state and the report."""
-        ...
-
-    def trace(self, *args: Any) -> Any:
-        """Returns jax's trace of the program, before it is compiled."""
-        ...
 
 
 class CompiledFunctions(Generic[State, Report]):
@@ -126,8 +112,8 @@ class CompiledFunctions(Generic[State, Report]):
 
     def program(
         self, batching: Batching, *, scan: bool = False, meets: bool = False
-    ) -> CompiledStep:
-        """Returns the program that performs all updates of an input."""
+    ) -> Any:
+        """Returns the jitted ``(state, arrays, inputs, run) -> (state, report)``."""
         return self._shared.program(batching, scan, meets)
 
     def step(
@@ -215,26 +201,23 @@ class _Shared(Generic[State, Report]):
                 local.model, in_shardings=(self._state,), out_shardings=on_all_devices
             )
         model = on_all_devices if local else _model(self._state)
-        self.evaluate: Callable[[Model, Batch], tuple[Sums, Any]] = jax.jit(
-            self._evaluate,
-            in_shardings=(model, batch_sharding(mesh)),
-            out_shardings=on_all_devices,
+
+        def jitted(function: Any, *inputs: Any, out: Any = on_all_devices) -> Any:
+            return jax.jit(function, in_shardings=inputs, out_shardings=out)
+
+        batch = batch_sharding(mesh)
+        self.evaluate: Callable[[Model, Batch], tuple[Sums, Any]] = jitted(
+            self._evaluate, model, batch
         )
-        self.statistics: Callable[[Model, Batch], Variables] = jax.jit(
-            self._statistics,
-            in_shardings=(model, batch_sharding(mesh)),
-            out_shardings=on_all_devices,
+        self.statistics: Callable[[Model, Batch], Variables] = jitted(
+            self._statistics, model, batch
         )
-        self.merge: Callable[[Sequence[Variables]], Variables] = jax.jit(
-            _merged, in_shardings=on_all_devices, out_shardings=on_all_devices
+        self.merge: Callable[[Sequence[Variables]], Variables] = jitted(
+            _merged, on_all_devices
         )
-        self.is_finite: Callable[[State], jax.Array] = jax.jit(
-            is_finite, in_shardings=(self._state,), out_shardings=on_all_devices
-        )
-        self.copy: Callable[[State], State] = jax.jit(
-            lambda state: jax.tree.map(jnp.copy, state),
-            in_shardings=(self._state,),
-            out_shardings=self._state,
+        self.is_finite: Callable[[State], jax.Array] = jitted(is_finite, self._state)
+        self.copy: Callable[[State], State] = jitted(
+            lambda state: jax.tree.map(jnp.copy, state), self._state, out=self._state
         )
         self.program = functools.lru_cache(maxsize=32)(self._program)
 
@@ -249,7 +232,7 @@ class _Shared(Generic[State, Report]):
             _, model_state, _ = self._task.loss(model.variables, batch, key)
         return model_state
 
-    def _program(self, batching: Batching, scan: bool, meets: bool) -> CompiledStep:
+    def _program(self, batching: Batching, scan: bool, meets: bool) -> Any:
         def program(
             state: State, arrays: Any, inputs: Any, run: Any
         ) -> tuple[State, Report]:
@@ -260,16 +243,12 @@ class _Shared(Generic[State, Report]):
                     return local.step(step, state, batch, run, meets=meets)
                 return step(state, batch, run)
 
-            return several_updates(
-                update,
-                state,
-                batching(arrays, inputs),
-                scan=scan,
-            )
+            batches = batching(arrays, inputs)
+            return several_updates(update, state, batches, scan=scan)
 
         arrays, on_all_devices = batching.arrays_sharding, replicated(self._mesh)
         report = self._local.report_sharding if self._local else on_all_devices
-        compiled = jax.jit(
+        return jax.jit(
             program,
             in_shardings=(self._state, arrays, batching.input_sharding, on_all_devices),
             out_shardings=(self._state, report),
@@ -277,7 +256,6 @@ class _Shared(Generic[State, Report]):
             donate_argnums=0,
             compiler_options=dict(self._options) or None,
         )
-        return cast(CompiledStep, compiled)
 
 
 # On a CPU, LLVM would optimize random draws for longer than they take. On two cores, a

@@ -11,10 +11,8 @@ from echo_jax.config import Config
 from echo_jax.echo.keys import use_seed
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.evaluation import evaluate_split
-from echo_jax.training.feeds.feed import JoinedBatches
-from echo_jax.training.feeds.loader import next_batch, unechoed
-from echo_jax.training.processes.distributed import this_shard
 from echo_jax.training.processes.watchdog import Watchdog
+from echo_jax.training.update.recompute import fresh_batches
 from echo_jax.workloads.base import Workload
 
 __all__ = ["check_branches", "has_branch", "metric_after_fresh"]
@@ -55,15 +53,11 @@ def metric_after_fresh(
     # branches. The run's own data does not move. The branch's data is new to the model
     # as long as the run has seen a small part of all data.
     other = workload.with_seed(int(use_seed(config.seed, _STREAM, update)))
-    dataset = other.train_dataset(unechoed(config), this_shard())
     branch, report = compiled.copy(state), None
-    with watchdog.closing(JoinedBatches([dataset])) as batches:
-        for number in range(config.eval_every):
-            what = f"batch {number + 1} of {config.eval_every} of the branch"
-            with watchdog.waiting(what):
-                batch = next_batch(batches, workload, f"before {what}")
-            # At most two updates are in flight.
-            jax.block_until_ready(report)
-            branch, report = compiled.step_on_batch(branch, batch)
+    count = config.eval_every
+    for batch in fresh_batches(config, other, watchdog, count, "of the branch"):
+        # At most two updates are in flight.
+        jax.block_until_ready(report)
+        branch, report = compiled.step_on_batch(branch, batch)
     metrics = evaluate_split(config, compiled, branch, workload, watchdog)
     return metrics[workload.metric]

@@ -31,15 +31,8 @@ def calibrate(
     compiled = compile_functions(config, workload)
     state = compiled.init(compiled.init_key)
     with Watchdog.of_data(config, note) as watchdog:
-        return measure_rates(
-            compiled,
-            state,
-            workload,
-            config,
-            most=_MOST_CALLS,
-            watchdog=watchdog,
-            note=note,
-        )
+        how = {"most": _MOST_CALLS, "watchdog": watchdog, "note": note}
+        return measure_rates(compiled, state, workload, config, **how)
 
 
 def probe_config(
@@ -53,15 +46,14 @@ def probe_config(
 ) -> ProbeReport:
     """Probes the trainer of a config without an echo; its advice names fields."""
     compiled = compile_functions(config, workload)
-    part_done = 0.0
+    part_done = [0.0]
 
     def show(what: str, done: float) -> None:
-        nonlocal part_done
-        part_done = done
+        part_done[0] = done
         on_progress(what, done)
 
     def note(line: str) -> None:
-        on_progress(line, part_done)
+        on_progress(line, part_done[0])
 
     with Watchdog.of_data(config, note) as watchdog:
         if config.data.threads == "auto":

@@ -90,12 +90,16 @@ from echo_jax.training.saving.task_file import write_task
 from echo_jax.training.saving.warm_start import WarmStart, replaced, warm_start
 from echo_jax.training.saving.weights import flat_arrays
 from echo_jax.training.start import Start
-from echo_jax.training.update import loss_scale
 from echo_jax.training.update.gradients import Gradient, squared_norm, whole_gradient
 from echo_jax.training.update.local import Meetings
-from echo_jax.training.update.loss_scale import LossScale, ScaleReport, scale_numbers
+from echo_jax.training.update.loss_scale import (
+    LossScale,
+    Precision,
+    ScaleReport,
+    adjust,
+    scale_numbers,
+)
 from echo_jax.training.update.optim import Hyperparams, Optimizer, hyperparams
-from echo_jax.training.update.precision import Precision
 from echo_jax.training.update.recompute import check_norm
 from echo_jax.training.window import (
     MAX_METRICS,
@@ -110,17 +114,8 @@ from echo_jax.training.xla.profile import Profile
 from echo_jax.training.xla.sent import sent_bytes
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 
-__all__ = [
-    "RunInputs",
-    "StepReport",
-    "TrainState",
-    "Trainer",
-    "compile_functions",
-    "init_state",
-    "train",
-    "train_checked",
-    "train_step",
-]
+__all__ = ["Trainer", "compile_functions", "init_state", "train", "train_checked"]
+__all__ += ["RunInputs", "StepReport", "TrainState", "run_inputs", "train_step"]
 
 
 class TrainState(struct.PyTreeNode):
@@ -167,11 +162,12 @@ class StepReport(struct.PyTreeNode):
     def row(self) -> dict[str, float]:
         """Returns the report's columns of a logged row; waits for the numbers."""
         report = jax.device_get(self)
-        spread = report.replica_spread
+        spread, scaler = report.replica_spread, report.loss_scale
+        scale = {} if scaler is None else scaler._asdict()
         return {
             "loss": report.window.mean(),
             "learning_rate": float(report.learning_rate),
-            **(report.loss_scale.row() if report.loss_scale else {}),
+            **{name: number.item() for name, number in scale.items()},
             **report.gradients.row(),
             **({} if spread is None else {"replica_spread": float(spread)}),
             **report.window.mean_by_repeat(),
@@ -211,7 +207,8 @@ def init_state(
 ) -> TrainState:
     """Returns the state before the first update; `taken` variables are not drawn."""
     variables = replaced(task.init(key), taken)
-    params = precision.stored(variables.pop("params"))
+    params = variables.pop("params")
+    params = jax.tree.map(lambda x: x.astype(precision.params), params)
     return TrainState(
         update=jnp.zeros((), jnp.int32),
         params=params,
@@ -271,11 +268,11 @@ def train_step(
         scale_report, is_bad = None, ~jnp.isfinite(loss)
     else:
         is_used = is_finite((loss, found.gradient, found.model_state))
-        new_state = loss_scale.select(is_used, new_state, skipped)
-        is_dynamic = precision.loss_scale == "dynamic"
-        scaler, is_bad = loss_scale.adjust(
-            scaler, run.loss_scale, is_used, is_dynamic=is_dynamic
+        new_state = jax.tree.map(
+            lambda new, old: jnp.where(is_used, new, old), new_state, skipped
         )
+        is_dynamic = precision.loss_scale == "dynamic"
+        scaler, is_bad = adjust(scaler, run.loss_scale, is_used, is_dynamic=is_dynamic)
         scale_report = ScaleReport(factor, scaler.skipped_updates)
     is_first_bad = (state.first_bad_update == 0) & is_bad
     first_bad = jnp.where(is_first_bad, state.update + 1, state.first_bad_update)
@@ -424,10 +421,7 @@ def train_checked(
         stack.enter_context(trainer.clock.phase("train"))
         # Looking up a config field is slow, so it is done outside the loop.
         last, eval_every = config.updates, config.eval_every
-        checkpoint_every, stop_at_target = (
-            config.checkpoint_every,
-            config.stop_at_target,
-        )
+        save_every, stop_at_target = config.checkpoint_every, config.stop_at_target
 
         while True:
             lock.check()
@@ -441,7 +435,7 @@ def train_checked(
             if is_last or updates % eval_every == 0:
                 trainer.evaluate()
             is_last = is_last or (stop_at_target and trainer.log.met_target)
-            if is_last or _is_due(updates, checkpoint_every):
+            if is_last or (updates and save_every and updates % save_every == 0):
                 trainer.save()
             if is_last:
                 break
@@ -456,10 +450,6 @@ def train_checked(
     # extended.
     write_json_once(workdir / "summary.json", summary)
     return summary
-
-
-def _is_due(updates: int, every: int) -> bool:
-    return every > 0 and updates > 0 and updates % every == 0
 
 
 class Trainer:
@@ -739,24 +729,21 @@ class Trainer:
                 continue
             report = self.compiled.read(report)
             if first_bad := int(jax.device_get(report.first_bad_update)):
-                raise self._not_finite(first_bad, report)
+                saved, scale = self._checkpoints.latest(), report.loss_scale
+                if scale is None:
+                    raise NonFiniteLossError("the loss of update", first_bad, saved)
+                factor = float(jax.device_get(scale.loss_scale))
+                raise OverflowsError(first_bad, factor, saved)
             if is_logged:
                 totals = self._totals_of_all(totals)
                 row = self._rows.train_row(
                     totals,
                     self.clock.seconds(),
                     report.row(),
-                    t_up_s=self._t_up_s(self.feed.t_up_bounds),
+                    t_up_s=within(self.decided.rates.t_up_s, self.feed.t_up_bounds),
                     step_s=self.device_time.step_s,
                 )
                 self.log.add(row)
-
-    def _not_finite(self, update: int, report: StepReport) -> NonFiniteLossError:
-        saved = self._checkpoints.latest()
-        if report.loss_scale is None:
-            return NonFiniteLossError("the loss of update", update, saved)
-        factor = float(jax.device_get(report.loss_scale.factor))
-        return OverflowsError(update, factor, saved)
 
     def _wait(self, dispatched: tuple[Totals, StepReport, Work]) -> None:
         _, report, work = dispatched
@@ -768,6 +755,9 @@ class Trainer:
     def summary(self) -> dict[str, Any]:
         """Returns the content of ``summary.json``."""
         bounds = bounds_of_all(all_gather(self.feed.t_up_bounds))
+        # The state of replicas has no such field, and they have no loss scale.
+        scaler = getattr(self.state, "loss_scale", None)
+        skipped = int(jax.device_get(scaler.skipped_updates)) if scaler else 0
         return make_summary(
             self.config,
             self._workload,
@@ -775,21 +765,13 @@ class Trainer:
             totals=self._totals_of_all(),
             seconds=self.clock.seconds(),
             decided=self.decided,
-            t_up_s=self._t_up_s(bounds),
+            t_up_s=within(self.decided.rates.t_up_s, bounds),
             # A step seems longer on processes that wait for another one's data.
             step_s=min(all_gather(self.device_time.step_s)),
             flops=self._flops,
-            skipped_updates=self._skipped_updates(),
+            skipped_updates=skipped,
             params_sha256=params_sha256(self.compiled.model(self.state).params),
         )
-
-    def _skipped_updates(self) -> int:
-        # The state of replicas has no such field, and they have no loss scale.
-        scaler = getattr(self.state, "loss_scale", None)
-        return int(jax.device_get(scaler.skipped_updates)) if scaler else 0
-
-    def _t_up_s(self, bounds: tuple[float, float]) -> float:
-        return within(self.decided.rates.t_up_s, bounds)
 
     def _totals_of_all(self, totals: Totals | None = None) -> Totals:
         return Totals.of_all(self._totals_of_each(totals))

@@ -184,22 +184,13 @@ def test_replicas_have_the_variance_of_all_their_examples():
     np.testing.assert_allclose(stats["var"], batch["x"].var(axis=0), rtol=1e-3)
 
 
-def test_what_is_random_is_drawn_for_each_replica():
-    updates = Updates(Regression(dropout=0.5), **EVERY)
-    updates(False)
-    kept, _ = updates.report.metrics["kept"]
-    assert len(np.unique(kept)) > 1
-
-
-@pytest.mark.parametrize("echo", slow_but_for(["host"], ["host", "device"]))
-def test_the_quiet_program_sends_nothing_and_the_other_the_parameters(echo):
-    config = tiny_config(**EVERY, **(STOCHASTIC if echo == "device" else {}))
+def test_the_quiet_program_sends_nothing_and_the_other_the_parameters():
+    config = tiny_config(**EVERY)
     quiet, meeting = (
         compiled_update(config, task=Plain(), meets=meets) for meets in (False, True)
     )
     assert sent_bytes(quiet) == 0
     assert collectives(meeting.as_text()) == [("all-reduce", {"f32": NUM_PARAMS})]
-    assert sent_bytes(meeting) == 4 * NUM_PARAMS
 
 
 def meetings(updates=12, **overrides):

@@ -92,7 +92,7 @@ def test_a_skipped_update_counts_and_leaves_all_else_as_it_was(data):
     batch["y"][5] = 60000.0  # of one device, of eight
     state, report = compiled.step_on_batch(state, batch)
     after = jax.device_get(state)
-    assert float(report.loss_scale.factor) == 256
+    assert float(report.loss_scale.loss_scale) == 256
     expected = before.replace(
         update=np.int32(2),
         loss_scale=before.loss_scale.replace(

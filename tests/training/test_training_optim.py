@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_workload import make_workload, rows_of, run, tiny_config
+from tiny_workload import rows_of, run, tiny_config
 
 from echo_jax.config import check_config
-from echo_jax.training.trainer import compile_functions
 from echo_jax.training.update import Optimizer, hyperparams
 
 pytestmark = pytest.mark.usefixtures("all_compiled_soon")
@@ -75,7 +74,8 @@ def assert_close(found, expected, rtol=1e-5):
 def test_sgd_with_momentum_by_hand(nesterov, expected):
     # v1 = g = 2, step 2 + .5*2 = 3; v2 = 2 + .5*2 = 3, step 2 + .5*3 = 3.5.
     fields = {"name": "sgd", "momentum": 0.5, "lr": 0.1, "nesterov": nesterov}
-    assert_close(updated(jnp.zeros(()), jnp.float32(2), 2, **fields), expected)
+    added = steps(jnp.zeros(()), jnp.float32(2), 2, **fields)
+    assert_close(sum(added), expected)
 
 
 @pytest.mark.parametrize("vectors", [False, True])
@@ -89,10 +89,10 @@ def test_weight_decay_is_for_matrices_unless_vectors_are_asked_for(name, vectors
 
 
 def test_clips_by_the_global_norm():
-    params = {"a": jnp.zeros(()), "b": jnp.zeros(())}
     grads = {"a": jnp.float32(3.0), "b": jnp.float32(4.0)}
-    new = updated(params, grads, name="sgd", momentum=0.0, lr=1.0, clip_norm=1.0)
-    assert_close([new["a"], new["b"]], [-0.6, -0.8])
+    fields = {"name": "sgd", "momentum": 0.0, "clip_norm": 1.0}
+    (step,) = steps(jax.tree.map(jnp.zeros_like, grads), grads, **fields)
+    assert_close(step, {"a": -0.6, "b": -0.8})
 
 
 @pytest.mark.parametrize(
@@ -123,16 +123,6 @@ def test_an_optimizer_of_optax_steps_as_optax_does(name, args):
 
     assert_close(found, theirs(params))
     assert not np.allclose(found["matrix"], params["matrix"], rtol=1e-6)
-
-
-def test_an_optimizer_that_keeps_parameters_begins_with_those_that_were_taken():
-    """Prodigy keeps those that it began with."""
-    config = tiny_config(optim__name="optax.contrib.prodigy")
-    compiled = compile_functions(config, make_workload(config))
-    taken = {"params": {"bias": np.full(16, 3.0, np.float32)}}
-    state = compiled.init(compiled.init_key, taken)
-    kept = [np.all(x == 3) for x in jax.tree.leaves(state.opt_state) if x.ndim]
-    assert sum(kept) == 1
 
 
 def test_lars_is_that_of_the_paper_and_not_that_of_optax():
@@ -174,11 +164,11 @@ def test_lamb_is_that_of_optax_where_all_is_adapted_and_no_norm_is_cut_off():
         assert_close(change, expected)
 
 
-@pytest.mark.parametrize(("clip", "norm"), [(10.0, 10.0), (100.0, 60.0)])
-def test_lamb_cuts_off_the_norm_of_large_arrays(clip, norm):
+def test_lamb_cuts_off_the_norm_of_large_arrays():
     params = {"w": jnp.full((1, 4), 30.0)}  # its norm is 60
-    step = steps(params, params, name="lamb", lr=1.0, trust_clip=clip)[0]["w"]
-    assert_close(np.linalg.norm(step), norm)
+    for clip, norm in ((10.0, 10.0), (100.0, 60.0)):
+        step = steps(params, params, name="lamb", lr=1.0, trust_clip=clip)[0]["w"]
+        assert_close(np.linalg.norm(step), norm)
 
 
 @pytest.mark.parametrize("name", ["lars", "lamb"])
@@ -340,10 +330,6 @@ COOLS = {"schedule": "warmup_stable_decay"}
             [0.5, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25],
         ),
         (COOLS | {"cooldown_updates": 2}, [1, 1, 1, 1, 0.6, 0.2, 0.2, 0.2]),
-        (
-            COOLS | WARM | {"cooldown_updates": 4},
-            [0.5, 1, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2],
-        ),
         (
             {"schedule": "cyclic", "start_fraction": 0.2, "cycle_updates": 4},
             [0.2, 0.6, 1, 0.6, 0.2, 0.6, 1, 0.6],

@@ -28,7 +28,6 @@ __all__ = [
     "DeviceEchoFeed",
     "check_lanes_fit",
     "count_lanes",
-    "lay_out",
     "make_device_plan",
 ]
 
@@ -48,7 +47,11 @@ def make_device_plan(
     max_batches: int = 1,
 ) -> Plan:
     """Returns the plan of an echo on the devices, for this process' lanes."""
-    if len(shards) > 1 and _takes_apart(spec):
+    # Then data shards may be at different items after an update.
+    drifts = isinstance(spec, AdaptiveSpec) or (
+        isinstance(spec, EchoSpec) and spec.order in _DRIFTING
+    )
+    if len(shards) > 1 and drifts:
         raise ValueError(
             "on the devices, echo.mode=adaptive and the orders "
             f"{' and '.join(_DRIFTING)} need a process for each of the "
@@ -60,13 +63,6 @@ def make_device_plan(
     own = range(shards[0].index * each, (shards[-1].index + 1) * each)
     lanes = Lanes(host_batch_size, num_lanes, own)
     return make_plan(spec, lanes=lanes, max_batches=max_batches)
-
-
-def _takes_apart(spec: AnySpec) -> bool:
-    """Whether data shards may be at different items after an update."""
-    if isinstance(spec, EchoSpec):
-        return spec.order in _DRIFTING
-    return isinstance(spec, AdaptiveSpec)
 
 
 def count_lanes(config: Config, mesh: Mesh, *, num_shards: int = 1) -> int:
@@ -86,36 +82,6 @@ def check_lanes_fit(lanes: int, mesh: Mesh, num_shards: int) -> int:
             "another run with --config.echo.lanes=0"
         )
     return lanes
-
-
-def lay_out(
-    config: Config,
-    spec: AnySpec,
-    sample: Batch,
-    *,
-    mesh: Mesh,
-    num_lanes: int,
-    shards: Sequence[DataShard] = (SINGLE,),
-    max_batches: int = 1,
-) -> tuple[Plan, EchoBuffer]:
-    """Returns the plan of an echo and the layout of its buffer; allocates nothing."""
-
-    def make(items: int) -> Plan:
-        return make_device_plan(
-            replace(spec, buffer=items),
-            host_batch_size=config.batch_size,
-            num_lanes=num_lanes,
-            shards=shards,
-            max_batches=max_batches,
-        )
-
-    layout = EchoBuffer.of(sample, num_slots=1, num_lanes=num_lanes, mesh=mesh)
-    items = spec.buffer
-    if config.echo.buffer_bytes:
-        fits = config.echo.buffer_bytes // layout.bytes_per_item
-        items = largest_buffer(make, fits, num_lanes)
-    plan = make(items)
-    return plan, replace(layout, num_slots=plan.num_slots)
 
 
 @dataclass(frozen=True)
@@ -166,15 +132,22 @@ class DeviceEchoFeed:
         max_batches: int = 1,
         note: Callable[[str], None] = lambda line: None,
     ):
-        plan, buffer = lay_out(
-            config,
-            spec,
-            sample,
-            mesh=mesh,
-            num_lanes=num_lanes,
-            shards=shards,
-            max_batches=max_batches,
-        )
+        def plan_of(items: int) -> Plan:
+            return make_device_plan(
+                replace(spec, buffer=items),
+                host_batch_size=config.batch_size,
+                num_lanes=num_lanes,
+                shards=shards,
+                max_batches=max_batches,
+            )
+
+        layout = EchoBuffer.of(sample, num_slots=1, num_lanes=num_lanes, mesh=mesh)
+        items = spec.buffer
+        if config.echo.buffer_bytes:
+            fits = config.echo.buffer_bytes // layout.bytes_per_item
+            items = largest_buffer(plan_of, fits, num_lanes)
+        plan = plan_of(items)
+        buffer = replace(layout, num_slots=plan.num_slots)
         note(str(buffer))
         # Each process reads and writes only the buffer of its own devices.
         own_lanes = num_lanes // shards[0].count * len(shards)

@@ -80,12 +80,9 @@ class Batching(Protocol):
 
 
 class Feed(Protocol):
-    """Hands out inputs.
+    """Hands out inputs."""
 
-    Attributes:
-      num_lanes: Lanes of an echo on the devices, over all processes; 0 without one.
-    """
-
+    # The lanes of an echo on the devices, over all processes; 0 without one.
     num_lanes: int
 
     @property
@@ -189,15 +186,10 @@ class JoinedBatches(Iterator[Batch]):
 
 
 class HostInput(NamedTuple):
-    """Batches that the host made.
+    """Batches that the host made."""
 
-    Attributes:
-      batches: The stacked arrays of the batches by name, ``[K, B, ...]``.
-      repeat: The use index of every example, ``int32[K, B]``.
-    """
-
-    batches: dict[str, Any]
-    repeat: Any
+    batches: dict[str, Any]  # Stacked arrays by name, [K, B, ...].
+    repeat: Any  # The use index of every example, int32[K, B].
 
     @classmethod
     def of(cls, batches: Sequence[Batch]) -> "HostInput":

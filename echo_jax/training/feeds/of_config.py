@@ -29,7 +29,7 @@ from echo_jax.training.feeds.feed import (
 )
 from echo_jax.training.feeds.growing import GrowingFeed
 from echo_jax.training.update.gradients import examples_at_once
-from echo_jax.workloads.base import Augment, Batch, Workload
+from echo_jax.workloads.base import Batch, Workload
 
 __all__ = [
     "check_data",
@@ -129,7 +129,10 @@ def open_feed(
             num_lanes=num_lanes or count_lanes(config, mesh, num_shards=num_shards),
             shards=shards,
             sample=sample,
-            augment=_augment(config, workload),
+            # Items augmented before the echo are not augmented again after it.
+            augment=workload.augment_on_device
+            if config.echo.after == "decode"
+            else None,
             max_batches=group_size(config),
             note=note,
         )
@@ -147,13 +150,6 @@ def open_feed(
         own_lanes = feed.num_lanes * len(shards) // shards[0].count
         return GrowingFeed(feed, growth, groups=own_lanes or len(shards))
     return feed
-
-
-def _augment(config: Config, workload: Workload) -> Augment | None:
-    """Returns the augmentation that the devices apply to every use."""
-    # Items augmented before the echo are not augmented again after it.
-    is_decoded = config.echo.after == "decode"
-    return workload.augment_on_device if is_decoded else None
 
 
 def _read_log(path: str, shard: DataShard) -> DecisionLog:

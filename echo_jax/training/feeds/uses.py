@@ -23,17 +23,11 @@ __all__ = ["Use", "first_uses"]
 
 
 class Use(NamedTuple):
-    """A use of an example.
+    """A use of an example."""
 
-    Attributes:
-      update: The update that used it, counted from 1.
-      repeat: 0 for the first use, then 1, 2, and so on.
-      example: Its arrays by name, without the axis of the batch.
-    """
-
-    update: int
-    repeat: int
-    example: Batch
+    update: int  # Counted from 1.
+    repeat: int  # 0 for the first use, then 1, 2, and so on.
+    example: Batch  # Its arrays by name, without the axis of the batch.
 
 
 class _Update(NamedTuple):
@@ -59,7 +53,8 @@ def first_uses(
     config.data.hold_batch = False
     # An adaptive echo repeats by time. Nothing but reading takes time here, so it
     # repeats as much as it may.
-    wanted = _most_uses(config)
+    mode, factor = config.echo.mode, math.ceil(largest_factor(config))
+    wanted = {"stochastic": math.inf, "adaptive": config.echo.cap}.get(mode, factor)
     found: list[list[Use]] = []
     in_use: dict[Hashable, list[Use]] = {}
     batches = _on_device if config.echo.where == "device" else _on_host
@@ -80,14 +75,6 @@ def first_uses(
             if all(len(uses) >= wanted for uses in in_use.values()):
                 break
     return found
-
-
-def _most_uses(config: Config) -> float:
-    if config.echo.mode == "stochastic":
-        return math.inf
-    if config.echo.mode == "adaptive":
-        return config.echo.cap
-    return math.ceil(largest_factor(config))
 
 
 def _on_host(config: Config, workload: Workload) -> Generator[_Update]:

@@ -58,16 +58,6 @@ def make_mesh(
     )
 
 
-def _several_devices(num_devices: int) -> str:
-    """Says how an update gets several of so many devices, where it has one."""
-    if num_devices > 1:
-        return f"{num_devices} devices are here: set --config.mesh.data=-1"
-    return (
-        "on a CPU, JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=4 before the command makes "
-        "virtual ones"
-    )
-
-
 def idle_on_one_device(config: Any, mesh: Mesh) -> str:
     """Names the field that has no effect on one device; "" if there is none."""
     local, statistics = config.local, config.batch.statistics
@@ -80,7 +70,10 @@ def idle_on_one_device(config: Any, mesh: Mesh) -> str:
         field = f"batch.statistics={statistics!r}"
     else:
         return ""
-    fix = _several_devices(jax.device_count())
+    fix = "on a CPU, JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=4 before the command makes "
+    fix += "virtual ones"
+    if jax.device_count() > 1:
+        fix = f"{jax.device_count()} devices are here: set --config.mesh.data=-1"
     return f"config.{field} changes nothing on 1 device; {fix}"
 
 

@@ -26,7 +26,7 @@ from echo_jax.models.batch_norm import (
     statistics_of_batch,
     statistics_over,
 )
-from echo_jax.training.update.loss_scale import scale, unscale
+from echo_jax.training.update.loss_scale import unscale
 from echo_jax.training.update.noise import NoiseScale, noise_of_parts
 from echo_jax.workloads.base import Batch, Sums, Task, Variables
 
@@ -44,21 +44,14 @@ __all__ = [
 
 
 class Computed(NamedTuple):
-    """The results of an update's batch.
+    """The results of an update's batch."""
 
-    Attributes:
-      gradient: The gradient of the mean loss, a tree like the parameters. It is in
-        float32 if the loss was scaled or the batch was computed in parts.
-      losses: The loss of every example, ``float32[B]``.
-      model_state: The collections other than the parameters, after the step.
-      noise: The noise of a gradient that is a mean of several; None for a single one.
-    """
-
+    # Of the mean loss. In float32 if the loss was scaled or the batch was cut in parts.
     gradient: Any
-    losses: jax.Array
-    model_state: Variables
+    losses: jax.Array  # The loss of every example, float32[B].
+    model_state: Variables  # The collections other than the parameters.
     metrics: Sums
-    noise: NoiseScale | None
+    noise: NoiseScale | None  # None if the gradient is not a mean of several.
 
 
 Gradient = Callable[[Task, Variables, Batch, jax.Array, jax.Array | None], Computed]
@@ -83,7 +76,9 @@ def whole_gradient(
         losses, model_state, metrics = task.loss(
             {"params": params, **others}, batch, key
         )
-        return scale(losses.mean(), factor), (losses, model_state, metrics)
+        loss = losses.mean()
+        scaled = loss if factor is None else loss * factor
+        return scaled, (losses, model_state, metrics)
 
     with contextlib.nullcontext() if averages else statistics_of_batch():
         gradient, aux = jax.grad(mean_loss, has_aux=True)(variables["params"])
@@ -127,10 +122,7 @@ class SplitGradient:
         split, whole = PartitionSpec(axes), PartitionSpec()
 
         def of_share(
-            variables: Variables,
-            share: Batch,
-            key: jax.Array,
-            factor: jax.Array | None,
+            variables: Variables, share: Batch, key: jax.Array, factor: Any
         ) -> Computed:
             key = jax.random.fold_in(key, jax.lax.axis_index(axes))
             with statistics_over(axes if self.over_devices else ()):
@@ -171,15 +163,11 @@ class SplitGradient:
             number, batch = part
             part_key = jax.random.fold_in(key, number)
             computed, kept = gradient(task, variables, batch, part_key, factor)
-            total = jax.tree.map(
-                lambda total, new: total + new.astype(jnp.float32),
-                total,
-                computed.gradient,
-            )
+            new = computed.gradient
+            total = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, new)
             metrics = jax.tree.map(jnp.float32, computed.metrics)
-            square = squared_norm(computed.gradient)
-            found = computed.losses, metrics, computed.model_state, kept, square
-            return total, found
+            state, square = computed.model_state, squared_norm(new)
+            return total, (computed.losses, metrics, state, kept, square)
 
         zeros = jax.tree.map(
             lambda x: jnp.zeros(x.shape, jnp.float32), variables["params"]
@@ -236,16 +224,12 @@ def _and_what_is_kept(
     """Adds a second result: how much of the model state before an update stays."""
 
     def wrapped(
-        task: Task,
-        variables: Variables,
-        batch: Batch,
-        key: jax.Array,
-        factor: jax.Array | None,
+        task: Task, variables: Variables, *args: Any
     ) -> tuple[Computed, Variables]:
         params = {"params": variables["params"]}
         state = {name: tree for name, tree in variables.items() if name != "params"}
         computed, change = jax.jvp(
-            lambda state: gradient(task, {**params, **state}, batch, key, factor),
+            lambda state: gradient(task, {**params, **state}, *args),
             (state,),
             (jax.tree.map(_tangent, state),),
         )
@@ -307,8 +291,6 @@ def gradient_of(config: Config, mesh: Mesh) -> Gradient:
     averages = batch.norm != "last"
     if _is_split_by_xla(config):
         return whole_gradient if averages else _UNAVERAGED
-    # This raises if the share of a device cannot be cut into parts.
-    examples_at_once(config, mesh)
     return SplitGradient(
         mesh,
         batch.micro,

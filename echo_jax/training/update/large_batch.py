@@ -2,7 +2,7 @@
 
 Those of optax differ. Its LARS has the norm of a sum where the paper has a sum of
 norms. Its LAMB also adapts vectors, and has no maximum of a norm. All expect gradients
-and parameters in float32: see `echo_jax.training.update.precision.in_float32`.
+and parameters in float32.
 """
 
 from collections.abc import Callable

@@ -36,11 +36,8 @@ from echo_jax.training.update.gradients import (
 )
 
 __all__ = [
-    "LocalRun",
-    "LocalState",
     "LocalUpdates",
     "Meetings",
-    "Outer",
     "model_of",
 ]
 
@@ -53,42 +50,27 @@ _TINY = 1e-30
 
 
 class Outer(struct.PyTreeNode):
-    """The state of the outer optimizer, the same on all devices.
+    """The state of the outer optimizer, the same on all devices."""
 
-    Attributes:
-      anchor: The parameters after the last synchronisation.
-      state: The state of Nesterov's momentum.
-    """
-
-    anchor: Any
-    state: Any
+    anchor: Any  # The parameters after the last synchronisation.
+    state: Any  # Nesterov's momentum.
 
 
 class LocalState(struct.PyTreeNode):
-    """The states of all replicas.
+    """The states of all replicas."""
 
-    Attributes:
-      replicas: A training state with a leading axis of R replicas, one on each device.
-      outer: None if the replicas go on from their mean.
-      spread: Squared distance of each replica from the mean at the last
-        synchronisation, divided by the mean's squared norm, ``float32[R]``; 0 at first.
-    """
-
-    replicas: Any
-    outer: Outer | None
+    replicas: Any  # A training state with a leading axis of R replicas.
+    outer: Outer | None  # None if the replicas go on from their mean.
+    # The squared distance of each replica from the mean at the last synchronisation,
+    # divided by the mean's squared norm, float32[R]; 0 at first.
     spread: jax.Array
 
 
 class LocalRun(NamedTuple):
-    """The arguments that are the same at every update.
+    """The arguments that are the same at every update."""
 
-    Attributes:
-      inputs: A NamedTuple with a ``key``, for the step.
-      outer: Learning rate and momentum of the outer optimizer, ``float32[2]``.
-    """
-
-    inputs: Any
-    outer: jax.Array
+    inputs: Any  # A NamedTuple with a ``key``, for the step.
+    outer: jax.Array  # Learning rate and momentum of the outer optimizer, float32[2].
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ on its number. A dynamic scale is then halved. It doubles again after many updat
 without a skip (Micikevicius et al. 2018, section 3.2).
 """
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,38 +17,42 @@ from flax import struct
 from echo_jax.config import Config
 
 __all__ = [
-    "MOST_IN_A_ROW",
     "LossScale",
+    "Precision",
     "ScaleReport",
     "adjust",
-    "scale",
     "scale_numbers",
-    "select",
     "unscale",
 ]
 
-MOST_IN_A_ROW = 20
-"""So many skipped updates in a row end a run: what else would help it?"""
+# So many skipped updates in a row end a run.
+_MOST_IN_A_ROW = 20
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The part of the precision that is compiled into an update; hashable."""
+
+    params: str = "float32"  # The type in which parameters are stored.
+    loss_scale: str = "none"  # none | static | dynamic
+
+    @classmethod
+    def from_config(cls, config: Config) -> "Precision":
+        return cls(config.precision.params, config.precision.loss_scale)
+
 
 # The indices of the numbers from `scale_numbers`.
 _INIT, _GROWTH, _MIN_SCALE = range(3)
 
 
 class LossScale(struct.PyTreeNode):
-    """The state of a loss scale; a part of the training state.
+    """The state of a loss scale; a part of the training state."""
 
-    Attributes:
-      changed: The scale, ``float32[]``; 0 while it is the config's.
-      finite_in_a_row: Updates since it changed that were not skipped, ``int32[]``.
-      skipped_in_a_row: Skipped updates up to the last one, ``int32[]``.
-      skipped_updates: All skipped updates, ``int32[]``.
-    """
-
-    # The config's scale is an input: it is not compiled in, and not stored here.
+    # The scale, float32[]; 0 while it is the config's, which is an input.
     changed: jax.Array
-    finite_in_a_row: jax.Array
-    skipped_in_a_row: jax.Array
-    skipped_updates: jax.Array
+    finite_in_a_row: jax.Array  # Used updates since it changed, int32[].
+    skipped_in_a_row: jax.Array  # Skipped updates up to the last one, int32[].
+    skipped_updates: jax.Array  # All skipped updates, int32[].
 
     @classmethod
     def at_start(cls) -> "LossScale":
@@ -59,18 +64,11 @@ class LossScale(struct.PyTreeNode):
         return jnp.where(self.changed > 0, self.changed, numbers[_INIT])
 
 
-class ScaleReport(struct.PyTreeNode):
-    """The factor of an update, float32[], and all skipped updates, int32[]."""
+class ScaleReport(NamedTuple):
+    """The factor of an update, float32[], and all skipped updates, int32[]; a row's."""
 
-    factor: jax.Array
+    loss_scale: jax.Array
     skipped_updates: jax.Array
-
-    def row(self) -> dict[str, float]:
-        """Returns the report's columns of a logged row, from numbers on the host."""
-        return {
-            "loss_scale": float(self.factor),
-            "skipped_updates": int(self.skipped_updates),
-        }
 
 
 # One array, because a call of a compiled function takes 0.2 us for each. A static scale
@@ -84,11 +82,6 @@ def scale_numbers(config: Config) -> jax.Array | None:
     return jnp.array([precision.init, precision.growth, least], jnp.float32)
 
 
-def scale(loss: jax.Array, factor: jax.Array | None) -> jax.Array:
-    """Returns the loss whose gradient is computed; unchanged without a factor."""
-    return loss if factor is None else loss * factor
-
-
 def unscale(tree: Any, factor: jax.Array | None) -> Any:
     """Divides a scaled loss or gradient by the factor, in float32."""
     # Half precision would lose again the digits that the scale has kept.
@@ -97,14 +90,9 @@ def unscale(tree: Any, factor: jax.Array | None) -> Any:
     return jax.tree.map(lambda x: x.astype(jnp.float32) / factor, tree)
 
 
-def select(is_used: jax.Array, new: Any, old: Any) -> Any:
-    """Returns the leaves of `new` if the update is used, and of `old` if skipped."""
-    return jax.tree.map(lambda a, b: jnp.where(is_used, a, b), new, old)
-
-
 # A dynamic scale doubles at the first used update after `growth` others in a row, as
 # flax.training.dynamic_scale does. A skipped update halves it. The run has failed if an
-# update is skipped at the minimum, or if it is the last of MOST_IN_A_ROW.
+# update is skipped at the minimum, or if it is the last of _MOST_IN_A_ROW.
 def adjust(
     state: LossScale, numbers: jax.Array, is_used: jax.Array, *, is_dynamic: bool
 ) -> tuple[LossScale, jax.Array]:
@@ -121,5 +109,5 @@ def adjust(
         skipped_in_a_row=skipped_in_a_row,
         skipped_updates=state.skipped_updates + ~is_used,
     )
-    failed = skipped_in_a_row >= MOST_IN_A_ROW
+    failed = skipped_in_a_row >= _MOST_IN_A_ROW
     return new, failed | (~is_used & (factor <= smallest))

@@ -21,7 +21,6 @@ from echo_jax.config import Config
 from echo_jax.config.batch import BatchGrowth
 from echo_jax.config.optimizer import OWN_OPTIMIZERS, optax_factory
 from echo_jax.training.update.large_batch import lamb, lars, rmsprop_warmup, sgd_share
-from echo_jax.training.update.precision import in_float32
 from echo_jax.training.update.schedules import (
     Numbers,
     learning_rate,
@@ -151,7 +150,7 @@ class Optimizer:
         """Returns the state before the first update: a pytree of float32 arrays."""
         # The first state does not depend on these numbers, so any will do.
         numbers = dict.fromkeys((*_FLOATS, "sgd_share"), 0.5)
-        state = self._transformation(numbers).init(params)
+        state = self._transformation(numbers).init(_as_float32(params))
         if not self.staleness:
             return state
         # The first updates apply gradients of 0.
@@ -178,10 +177,13 @@ class Optimizer:
         self, grads: Any, state: Any, params: Any, numbers: Numbers
     ) -> tuple[Any, Any]:
         """Clips, decays and steps in float32; returns the changes and the new state."""
-        transformation = self._transformation(numbers)
+        # In half precision the norm of a gradient under- or overflows: in float16 the
+        # square of 1e-4 is 0, and a sum of 70,000 ones is infinite.
+        transformation, params = self._transformation(numbers), _as_float32(params)
         if not self.staleness:
-            return transformation.update(grads, state, params)
+            return transformation.update(_as_float32(grads), state, params)
         oldest, *later = *state.grads, grads
+        oldest = _as_float32(oldest)
         changes, inner = transformation.update(oldest, state.state, params)
         return changes, Delayed(tuple(later), inner)
 
@@ -228,7 +230,11 @@ class Optimizer:
                 parts.append(rmsprop_warmup(rate, momentum=momentum, share=share))
             case name:
                 parts.append(_found(name, self.args)(rate))
-        return in_float32(optax.chain(*parts))
+        return optax.chain(*parts)
+
+
+def _as_float32(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(jnp.float32), tree)
 
 
 # Cached, because `optax_factory` tries the optimizer, which takes long.

@@ -20,7 +20,7 @@ from echo_jax.training.processes.sharding import put_batch
 from echo_jax.training.processes.watchdog import Watchdog
 from echo_jax.workloads.base import Batch, Workload
 
-__all__ = ["check_norm", "with_recomputed_statistics"]
+__all__ = ["check_norm", "fresh_batches", "with_recomputed_statistics"]
 
 _TAGS = ("fresh_index", "repeat")
 
@@ -47,7 +47,10 @@ def with_recomputed_statistics(
 ) -> Any:
     """Returns a model whose batch norms have the statistics of fresh batches."""
     found: list[Any] = []
-    for batch in _fresh_batches(config, workload, watchdog):
+    count = config.batch.norm_batches
+    # Always the first batches of a new iterator, augmented as in training. So a resumed
+    # run evaluates alike, and the run's own data does not move.
+    for batch in fresh_batches(config, workload, watchdog, count, "for batch norm"):
         arrays = {name: x for name, x in batch.items() if name not in _TAGS}
         # At most two batches are in memory.
         jax.block_until_ready(found[-1:])
@@ -55,16 +58,14 @@ def with_recomputed_statistics(
     return model.replace(model_state=compiled.merge(found))
 
 
-# Always the first batches of a new iterator, augmented as in training. So a resumed run
-# evaluates alike, and the run's own data does not move.
-def _fresh_batches(
-    config: Config, workload: Workload, watchdog: Watchdog
+def fresh_batches(
+    config: Config, workload: Workload, watchdog: Watchdog, count: int, purpose: str
 ) -> Iterator[Batch]:
-    num_batches = config.batch.norm_batches
+    """Yields the first batches of a new iterator without an echo; watches each wait."""
     dataset = workload.train_dataset(unechoed(config), this_shard())
     with watchdog.closing(JoinedBatches([dataset])) as batches:
-        for number in range(num_batches):
-            what = f"batch {number + 1} of {num_batches} for batch norm"
+        for number in range(count):
+            what = f"batch {number + 1} of {count} {purpose}"
             with watchdog.waiting(what):
                 batch = next_batch(batches, workload, f"before {what}")
             yield batch

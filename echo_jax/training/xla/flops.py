@@ -1,12 +1,9 @@
-"""Model FLOP utilisation: what an update computes, beside what the devices could.
+"""Model FLOP utilisation: the operations of an update beside the devices' peak.
 
-The operations are XLA's own count over the program of one update, as traced: before
-the compiler rewrites it. The count of the compiled program would miss what matters
-most: on a GPU, matrix products become calls of a library, which XLA counts as nothing
-(github.com/jax-ml/jax/issues/22249), and with several devices it is of one of them.
-A group of updates has no program of its own here: the body of a scan is counted once,
-however often it runs, so the program of a single update is what is counted, whatever
-a dispatch holds.
+XLA counts the operations of one update's program before it is compiled. Once compiled,
+a GPU's matrix products are calls of a library, which XLA counts as nothing
+(github.com/jax-ml/jax/issues/22249), and the program is that of a single device. XLA
+counts the body of a scan once, so a group of updates is not counted as one program.
 """
 
 import re
@@ -48,31 +45,13 @@ _PEAK_TFLOPS = {
 
 @dataclass(frozen=True)
 class UpdateFlops:
-    """What an update computes, over all devices.
+    """The floating-point operations of an update, and the peak of all devices."""
 
-    Attributes:
-      per_update: Floating-point operations, a multiplication and an addition being two;
-        None where XLA does not say.
-      peak_per_s: See `peak_flops_per_s`.
-
-    Example:
-      >>> UpdateFlops(2e6, 1e9).rates(updates=100, seconds=0.5)
-      {'flops_per_update': 2000000.0, 'flops_per_s': 400000000.0, 'mfu': 0.4}
-    """
-
-    per_update: float | None
+    per_update: float | None  # None if XLA does not count them.
     peak_per_s: float | None
 
     def rates(self, *, updates: int, seconds: float) -> dict[str, float]:
-        """Returns what is known of updates that took so long, waiting included.
-
-        Args:
-          updates: How many.
-          seconds: In which time.
-
-        Returns:
-          ``flops_per_update``, ``flops_per_s``, and ``mfu``, their part of the peak.
-        """
+        """Returns the known columns of updates that took so long, with all waits."""
         if self.per_update is None:
             return {}
         per_s = self.per_update * updates / seconds
@@ -81,13 +60,7 @@ class UpdateFlops:
 
 
 def count_flops(compiled: CompiledFunctions, state: Any, feed: Feed) -> UpdateFlops:
-    """Counts the floating-point operations of one update; compiles nothing.
-
-    Args:
-      compiled: The run's functions.
-      state: Not changed; only its shapes count.
-      feed: From which nothing is taken.
-    """
+    """Counts the floating-point operations of one update; compiles nothing."""
     traced = compiled.trace(state, feed)
     # The runs of a search share their program, and jax keeps one jaxpr for it.
     if traced.jaxpr not in _counted:
@@ -99,23 +72,9 @@ _counted: weakref.WeakKeyDictionary[Any, float | None] = weakref.WeakKeyDictiona
 
 
 def program_flops(lowered: Any) -> float | None:
-    """Returns the floating-point operations of a program, over all its devices.
-
-    ``Lowered.cost_analysis`` returns None for GPUs and TPUs, because it asks the client
-    of the devices, and those of plugins do not count. The program is the same whoever
-    counts, so the client of the CPU does.
-
-    Args:
-      lowered: From ``jax.jit(...).lower(...)``.
-
-    Returns:
-      The count; None where it is 0, or where JAX_PLATFORMS leaves no CPU.
-
-    Example:
-      >>> x = jnp.ones((2, 3))
-      >>> program_flops(jax.jit(lambda x: x @ x.T).lower(x))
-      24.0
-    """
+    """Returns the operations of a lowered program, over all its devices."""
+    # `Lowered.cost_analysis` asks the client of the devices, and those of GPUs and TPUs
+    # do not count. The CPU's client does, unless JAX_PLATFORMS leaves out the CPU.
     try:
         host = jax.local_devices(backend="cpu")[0].client
     except RuntimeError:
@@ -125,21 +84,7 @@ def program_flops(lowered: Any) -> float | None:
 
 
 def peak_flops_per_s(mesh: Mesh) -> float | None:
-    """Returns what the devices of a run could compute, in operations per second.
-
-    It is the peak in bfloat16, whatever a model computes in: a run in float32 shows
-    what it leaves unused.
-
-    Args:
-      mesh: The devices.
-
-    Returns:
-      The sum; None if a device is not known, such as a CPU or a part of a GPU.
-
-    Example:
-      >>> peak_flops_per_s(make_mesh(1, 1, batch_size=32)) is None  # on a CPU
-      True
-    """
+    """Returns the devices' peak in bfloat16; None with an unknown device."""
     peaks = [_peak_tflops(device.device_kind) for device in mesh.devices.flat]
     known = [peak for peak in peaks if peak is not None]
     return sum(known) * 1e12 if len(known) == len(peaks) else None

@@ -1,24 +1,18 @@
 """A profile of a few updates: the trace of `jax.profiler`, for TensorBoard or XProf.
 
-The trace begins and ends with no update in flight, so that it holds whole ones, and
-ends early where the loop would evaluate or save, so that it holds nothing else. Every
-process of a run traces its own devices, into a folder of its own.
+The trace begins and ends with no update in flight, so it has whole updates only. It
+ends early where the loop evaluates or saves. Each process traces its own devices.
 """
 
 import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
-from echo_jax.config import Config
-from echo_jax.files.folders import RunPath
-from echo_jax.training.clock import Clock
 from echo_jax.training.processes.distributed import all_gather
-from echo_jax.training.records.progress import Progress
-from echo_jax.training.records.totals import Totals
 
 __all__ = ["Profile"]
 
@@ -27,39 +21,12 @@ _STEP = "training update"
 _NOTHING = contextlib.nullcontext()
 
 
-class Run(Protocol):
-    """What is used here of an `echo_jax.training.trainer.Trainer`."""
-
-    config: Config
-    workdir: RunPath
-    state: Any
-    totals: Totals
-    clock: Clock
-    progress: Progress
-
-    def read(self, *, leave: int) -> None:
-        """Waits for dispatches in flight."""
-        ...
-
-
 class Profile:
-    """Traces the updates of a run that ``config.profile`` asks for.
+    """Traces the updates of a run that ``config.profile`` asks for."""
 
-    A run that resumes behind it keeps the trace; one that does its updates again, also
-    traces again.
-
-    Args:
-      run: Not begun yet.
-
-    Example:
-      >>> with contextlib.closing(Profile(run)) as profile:
-      ...     while run.totals.updates < 60:
-      ...         with profile.around():
-      ...             run.dispatch(run.take())
-      ...             run.read()
-    """
-
-    def __init__(self, run: Run):
+    # The run is a `Trainer` that has not begun yet. If it resumes after these updates,
+    # it keeps the trace. If it does them again, it traces them again.
+    def __init__(self, run: Any):
         self._run = run
         self._own = run.workdir / "profile" / f"process-{jax.process_index()}"
         self._begun: int | None = None
@@ -74,10 +41,14 @@ class Profile:
 
     @contextlib.contextmanager
     def _traced(self, begun: int) -> Iterator[None]:
-        first = self._run.totals.updates
-        with jax.profiler.StepTraceAnnotation(_STEP, step_num=first):
+        run, wanted = self._run, self._wanted.updates
+        stops = (run.config.updates, run.config.eval_every, run.config.checkpoint_every)
+        with jax.profiler.StepTraceAnnotation(_STEP, step_num=run.totals.updates):
             yield
-            is_last = self._is_last(begun)
+            done = run.totals.updates
+            is_last = done >= begun + wanted or any(
+                stop > 0 and done % stop == 0 for stop in stops
+            )
             if is_last:
                 self._finish_updates()
         if is_last:
@@ -97,13 +68,6 @@ class Profile:
                 f"nothing was profiled: after update {self._wanted.start} of "
                 "--config.profile.start no update began"
             )
-
-    def _is_last(self, begun: int) -> bool:
-        config, done = self._run.config, self._run.totals.updates
-        stops = (config.updates, config.eval_every, config.checkpoint_every)
-        return done >= begun + self._wanted.updates or any(
-            stop > 0 and done % stop == 0 for stop in stops
-        )
 
     def _finish_updates(self) -> None:
         self._run.read(leave=0)
@@ -129,16 +93,12 @@ class Profile:
             self._begun = None
             jax.profiler.stop_trace()
             with self._written as folder:
-                _copy(Path(folder), self._own)
+                for file in sorted(Path(folder).rglob("*")):
+                    if file.is_file():
+                        copy = self._own / file.relative_to(folder).as_posix()
+                        copy.parent.mkdir()
+                        copy.write(file.read_bytes())
         last = self._run.totals.updates
         self._run.progress.note(
             f"profiled update {begun + 1} to {last}; see {self._own.parent}"
         )
-
-
-def _copy(source: Path, folder: RunPath) -> None:
-    for file in sorted(source.rglob("*")):
-        if file.is_file():
-            copy = folder / file.relative_to(source).as_posix()
-            copy.parent.mkdir()
-            copy.write(file.read_bytes())

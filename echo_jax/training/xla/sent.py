@@ -19,14 +19,7 @@ _PIECE = re.compile(r'channel_id=(\d+).*chain_id="(\d+)"')
 
 
 def collectives(text: str) -> list[tuple[str, Counter[str]]]:
-    """Returns the collectives of a program, the body of a loop once.
-
-    Args:
-      text: The compiled program, as XLA prints it.
-
-    Returns:
-      Kind, such as ``"all-reduce"``, and the elements of its result by their type.
-    """
+    """Returns each collective's kind, and its result's elements by type."""
     found: list[tuple[str, Counter[str]]] = []
     pieces: set[tuple[str, ...]] = set()
     for shape, kind, rest in _COLLECTIVE.findall(re.sub(r"/\*.*?\*/", "", text)):
@@ -42,21 +35,11 @@ def collectives(text: str) -> list[tuple[str, Counter[str]]]:
 
 
 def sent_bytes(program: Any) -> int:
-    """Returns the bytes that come out of the collectives of a program, on each device.
-
-    What a ring of N devices sends for an all-reduce is 2(N - 1)/N of it.
-
-    Args:
-      program: As jax compiles it.
-    """
-    return sum(
-        count * _itemsize(dtype)
-        for _, elements in collectives(program.as_text() or "")
-        for dtype, count in elements.items()
-    )
-
-
-def _itemsize(dtype: str) -> int:
-    """The names of XLA's types have their bits."""
-    bits = re.search(r"\d+", dtype)
-    return max(1, int(bits.group()) // 8) if bits else 1
+    """Returns the bytes that a program's collectives give to each device."""
+    # For an all-reduce, a ring of N devices sends 2(N - 1)/N times as many.
+    total = 0
+    for _, elements in collectives(program.as_text() or ""):
+        for dtype, count in elements.items():
+            bits = re.search(r"\d+", dtype)  # XLA's names of types have their bits.
+            total += count * max(1, int(bits.group()) // 8 if bits else 1)
+    return total
