@@ -2,4 +2,4 @@
 
 from echo_jax.lazy import door
 
-__getattr__ = door(__name__, {"shard": ["SINGLE", "DataShard"]})
+__getattr__ = door(__name__, {"shard": ["DataShard", "SINGLE"]})

@@ -21,6 +21,10 @@ __getattr__ = door(
     {
         "clock": ["Clock", "DeviceTime"],
         "dispatch": ["Dispatch", "best_group_size"],
+        "evaluation": ["evaluate", "evaluate_split"],
+        "finite": ["OverflowsError"],
         "measure": ["held_feed"],
+        "probe": ["probe_config"],
+        "window": ["GradientWindow", "LossWindow", "MAX_METRICS"],
     },
 )

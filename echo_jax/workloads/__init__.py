@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 
+from echo_jax.lazy import door
 from echo_jax.workloads import cifar, coco, imagenet, lm, shapes
 from echo_jax.workloads.base import Batch, Task, Variables, Workload
 
@@ -18,6 +19,8 @@ __all__ = [
     "decode_input",
     "make_task",
 ]
+
+__getattr__ = door(__name__, {"assembly": ["make_workload"]})
 
 WORKLOADS = {
     "cifar": cifar,

@@ -1,14 +1,28 @@
+"""Checkpoints: what is saved comes back, and damage is seen, passed over, and said."""
+
+import json
+import random
 import shutil
+import zlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
-from tiny_workload import make_workload, tiny_config
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from tiny_workload import make_workload, run, tiny_config
 
-from echo_jax.echo.spec import EchoSpec
-from echo_jax.files.folders import run_folder
-from echo_jax.training.saving.checkpoint import Checkpoints, params_sha256
-from echo_jax.training.saving.checkpoint_reader import DamagedCheckpointError
+import echo_jax as ej
+from benchmarks.faults.damage import damage
+from echo_jax.files import read_json, run_folder
+from echo_jax.training.saving import (
+    Checkpoints,
+    DamagedCheckpointError,
+    checksums,
+    params_sha256,
+)
 from echo_jax.training.trainer import compile_functions
 
 BIG = 2**63 - 1
@@ -19,16 +33,15 @@ def functions_of(**overrides):
     return compile_functions(config, make_workload(config))
 
 
+def opened(folder, keep=2):
+    return Checkpoints(run_folder(folder), keep=keep)
+
+
 @pytest.fixture
 def checkpoints(tmp_path):
-    checkpoints = Checkpoints(run_folder(tmp_path / "deep" / "checkpoints"), keep=2)
+    checkpoints = opened(tmp_path / "deep" / "checkpoints")
     yield checkpoints
     checkpoints.close()
-
-
-def equal(a, b):
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(a), jax.device_get(b))
-    return jax.tree.structure(a) == jax.tree.structure(b)
 
 
 @pytest.mark.parametrize(("data", "fsdp"), [(1, 1), (2, 4)])
@@ -40,20 +53,14 @@ def test_state_and_host_come_back_on_any_mesh(checkpoints, data, fsdp):
     # What Orbax writes in the background is the past, not what becomes of it.
     host["data"]["next"] = 0
 
-    other = functions_of(mesh__data=data, mesh__fsdp=fsdp)
-    restored, restored_host = checkpoints.restore(3, other.abstract_state)
-    assert equal(restored, state)
+    wanted = functions_of(mesh__data=data, mesh__fsdp=fsdp).abstract_state
+    restored, restored_host = checkpoints.restore(3, wanted)
+    jax.tree.map(np.testing.assert_array_equal, *jax.device_get((restored, state)))
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
     assert restored_host["data"] == {"next": BIG, "of": [2**70, -1]}
     assert restored_host["clock"]["wait_s"] == 0.1 + 0.2
-    shardings = jax.tree.map(lambda x: x.sharding, restored)
-    assert jax.tree.all(
-        jax.tree.map(
-            lambda x, s, wanted: s.is_equivalent_to(wanted, x.ndim),
-            restored,
-            shardings,
-            jax.tree.map(lambda x: x.sharding, other.abstract_state),
-        )
-    )
+    for found, shape in zip(*map(jax.tree.leaves, (restored, wanted)), strict=True):
+        assert found.sharding.is_equivalent_to(shape.sharding, found.ndim)
 
 
 def test_a_save_holds_the_state_as_it_was_though_it_is_donated(checkpoints):
@@ -61,54 +68,236 @@ def test_a_save_holds_the_state_as_it_was_though_it_is_donated(checkpoints):
     state = compiled.init(compiled.init_key)
     before = params_sha256(state.params)
     checkpoints.save(1, state, {})
-    batch = next(
-        iter(make_workload(tiny_config()).train_dataset(EchoSpec(batch_size=8)))
-    )
+    data = make_workload(tiny_config()).train_dataset(ej.EchoSpec(batch_size=8))
+    batch = next(iter(data))
     for _ in range(20):
         state, _ = compiled.step_on_batch(state, batch)
     restored, _ = checkpoints.restore(1, compiled.abstract_state)
     assert params_sha256(restored.params) == before != params_sha256(state.params)
 
 
-def test_keeps_the_newest(tmp_path):
-    checkpoints = Checkpoints(run_folder(tmp_path), keep=2)
+def test_keeps_the_newest_and_counts_no_half_one(tmp_path):
+    checkpoints = opened(tmp_path)
     compiled = functions_of()
     state = compiled.init(compiled.init_key)
+    assert checkpoints.latest() is None
+    with pytest.raises(TypeError, match=r"int64 is not JSON"):
+        checkpoints.save(1, state, {"data": np.int64(3)})
     assert checkpoints.latest() is None
     for update in (1, 2, 5):
         checkpoints.save(update, state, {"update": update})
     assert checkpoints.latest() == 5
     checkpoints.save(5, state, {"update": "again"})
     checkpoints.close()  # Old ones are removed in the background.
-    again = Checkpoints(run_folder(tmp_path), keep=2)
+    again = opened(tmp_path)
     assert again.restore(5, compiled.abstract_state)[1] == {"update": 5}
     assert again.restore(2, compiled.abstract_state)[1] == {"update": 2}
     with pytest.raises(DamagedCheckpointError, match=r"update 1 in .* cannot be read"):
         again.restore(1, compiled.abstract_state)
     again.close()
 
-
-def test_refuses_what_is_no_plain_data(checkpoints):
-    compiled = functions_of()
-    state = compiled.init(compiled.init_key)
-    with pytest.raises(TypeError, match=r"int64 is not JSON"):
-        checkpoints.save(1, state, {"data": np.int64(3)})
-    assert checkpoints.latest() is None
-
-
-def test_half_a_checkpoint_is_none(tmp_path):
-    compiled = functions_of()
-    state = compiled.init(compiled.init_key)
-    checkpoints = Checkpoints(run_folder(tmp_path), keep=5)
-    checkpoints.save(1, state, {"update": 1})
-    checkpoints.save(2, state, {"update": 2})
-    checkpoints.close()
     # What a kill leaves behind: the folder as it is named until all of it is there.
-    shutil.rmtree(tmp_path / "2" / "state" / "d")
-    (tmp_path / "2").rename(tmp_path / "2.orbax-checkpoint-tmp")
+    shutil.rmtree(tmp_path / "5" / "state" / "d")
+    (tmp_path / "5").rename(tmp_path / "5.orbax-checkpoint-tmp")
+    after = opened(tmp_path)
+    assert after.latest() == 2
+    after.save(5, state, {"update": "again"})
+    assert after.restore(5, compiled.abstract_state)[1] == {"update": "again"}
+    after.close()
 
-    again = Checkpoints(run_folder(tmp_path), keep=5)
-    assert again.latest() == 1
-    again.save(2, state, {"update": "again"})
-    assert again.restore(2, compiled.abstract_state)[1] == {"update": "again"}
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool", "complex64"])
+def test_every_flipped_bit_changes_a_checksum(dtype):
+    value = np.arange(4).reshape(2, 2).astype(jnp.dtype(dtype))
+    before = checksums([jnp.asarray(value)])
+    data = value.tobytes()
+    for at in range(len(data)):
+        for bit in range(1 if dtype == "bool" else 8):
+            damaged = bytearray(data)
+            damaged[at] ^= 1 << bit
+            other = np.frombuffer(bytes(damaged), value.dtype).reshape(value.shape)
+            assert checksums([jnp.asarray(other)]) != before
+
+
+def test_a_checksum_sees_what_lies_where():
+    value = jnp.arange(6.0).reshape(2, 3)
+    others = [value, value[::-1], value[:, ::-1], value + 0.5, -value]
+    others += [jnp.float32(0.0), jnp.float32(-0.0)]
+    others += [jax.random.key(0), jax.random.key(1)]
+    assert len({checksums([other])["[0]"] for other in others}) == len(others)
+    assert checksums({"a": value}) == checksums({"a": np.asarray(value)})
+
+
+@pytest.mark.parametrize("spec", [P(), P("data"), P(None, "data")])
+def test_a_checksum_is_the_same_in_every_version_and_on_every_mesh(spec):
+    """Another one would make all checkpoints damaged that are there already."""
+    mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
+    value = jnp.arange(48.0).reshape(8, 6)
+    state = {"a": jax.device_put(value, NamedSharding(mesh, spec))}
+    state |= {"b": jnp.arange(16, dtype=jnp.bfloat16), "c": jax.random.key(0)}
+    assert checksums(state) == {
+        "['a']": "c1cf2abaa2832173",
+        "['b']": "1fae525c1c83b23b",
+        "['c']": "11fd02ebb1f728f8",
+    }
+
+
+def mixed(word):
+    word = (word ^ (word >> 16)) * 0x85EBCA6B % 2**32
+    word = (word ^ (word >> 13)) * 0xC2B2AE35 % 2**32
+    return word ^ (word >> 16)
+
+
+def test_a_checksum_is_that_computed_by_hand():
+    first = second = 0
+    words = np.random.default_rng(0).integers(0, 2**32, 50, np.uint32)
+    for place, word in enumerate(words.tolist()):
+        one = mixed(word ^ (place * 0x9E3779B1 % 2**32))
+        other = (one + place * 0x85EBCA77) % 2**32
+        other = (other ^ (other >> 15)) * 0xC2B2AE35 % 2**32
+        first, second = first + one, second + (other ^ (other >> 16))
+    by_hand = f"{first % 2**32:08x}{second % 2**32:08x}"
+    assert checksums({"a": words.reshape(5, 10)}) == {"['a']": by_hand}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with the checkpoints of updates 1 and 2, and their states."""
+    folder = tmp_path_factory.mktemp("damage") / "checkpoints"
+    compiled = functions_of()
+    states = {1: compiled.init(compiled.init_key)}
+    states[2] = jax.tree.map(lambda x: x + x.dtype.type(1), states[1])
+    checkpoints = opened(folder)
+    for update, state in states.items():
+        checkpoints.save(update, state, {"update": update})
+    checkpoints.close()
+    return folder, states, compiled.abstract_state
+
+
+def check_damage(saved, folder, seed):
+    """Damages the newest checkpoint somewhere; whether it was passed over."""
+    _, states, abstract_state = saved
+    rng = random.Random(seed)
+    shutil.copytree(saved[0], folder)
+    files = sorted(path for path in (folder / "2").rglob("*") if path.is_file())
+    file = rng.choice(files)
+    what = damage(file, rng)
+    checkpoints = opened(folder)
+    found = checkpoints.restore_newest(abstract_state)
+    assert found is not None
+    where = f"seed {seed}: {file.relative_to(folder)}, {what}"
+    # The one before is whole; the damaged one may be read where nothing depends on it.
+    assert found.update == (1 if found.damaged else 2), where
+    wanted = params_sha256(states[found.update])
+    assert params_sha256(found.state) == wanted, where
+    assert found.host == {"update": found.update}, where
+    if found.damaged:
+        assert [*found.damaged] == [2] and "update 2 in" in found.damaged[2]
+        # Its update can be saved again, and nothing is taken for it.
+        checkpoints.save(2, states[2], {"update": 2})
+    checkpoints.close()
+    again = opened(folder)
+    found_again = again.restore_newest(abstract_state)
+    assert found_again and (found_again.update, found_again.damaged) == (2, {}), where
     again.close()
+    return bool(found.damaged)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "least"),
+    [(range(6), 1), pytest.param(range(6, 50), 22, marks=pytest.mark.slow)],
+)
+def test_what_a_disk_does_to_a_checkpoint_is_seen(saved, tmp_path, seeds, least):
+    seen = [check_damage(saved, tmp_path / str(seed), seed) for seed in seeds]
+    assert sum(seen) >= least
+
+
+def test_a_checkpoint_with_other_checksums_is_said_to_be_of_an_earlier_version(
+    saved, tmp_path
+):
+    with ocp.CheckpointManager(tmp_path) as manager:
+        state = ocp.args.StandardSave(saved[1][1])
+        host = ocp.args.JsonSave({"host": {}})
+        manager.save(1, args=ocp.args.Composite(state=state, host=host))
+    checkpoints = opened(tmp_path)
+    with pytest.raises(DamagedCheckpointError, match=r"1 in .* an earlier version"):
+        checkpoints.restore_newest(saved[2])
+    checkpoints.close()
+
+
+def compressible():
+    """Arrays that are stored in fewer bytes than they have.
+
+    A flip in them is no other number but the end of a read, beside many others.
+    """
+    numbers = np.random.default_rng(0).integers(0, 255, (16, 90_000))
+    return {str(k): jnp.float32(row) for k, row in enumerate(numbers)}
+
+
+def test_large_files_have_their_size_and_a_flip_in_one_is_said_in_a_sentence(
+    tmp_path, capfd
+):
+    state = compressible()
+    checkpoints = opened(tmp_path)
+    checkpoints.save(1, state, {})
+    checkpoints.close()
+    sums = json.loads((tmp_path / "1.sums.json").read_text())["files"]
+    files = [path for path in (tmp_path / "1").rglob("*") if path.is_file()]
+    contents = {str(f.relative_to(tmp_path / "1")): f.read_bytes() for f in files}
+    assert min(map(len, contents.values())) < 1 << 18 < max(map(len, contents.values()))
+    for name, content in contents.items():
+        crc = [f"{zlib.crc32(content):08x}"] if len(content) <= 1 << 18 else []
+        assert sums.pop(name).split(":") == [str(len(content)), *crc]
+    assert not sums
+
+    data = max(files, key=lambda path: path.stat().st_size)
+    flipped = bytearray(data.read_bytes())
+    flipped[len(flipped) // 3] ^= 1
+    data.write_bytes(flipped)
+    checkpoints = opened(tmp_path)
+    with pytest.raises(DamagedCheckpointError, match=r"is damaged|OCDBT database"):
+        checkpoints.restore(1, jax.eval_shape(lambda: state))
+    checkpoints.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_where_no_checkpoint_is_whole_nothing_is_begun(saved, tmp_path):
+    folder = shutil.copytree(saved[0], tmp_path / "checkpoints")
+    for update in (1, 2):
+        shutil.rmtree(folder / str(update) / "state")
+    checkpoints = opened(folder)
+    with pytest.raises(
+        DamagedCheckpointError, match=r"no checkpoint can be gone on from: .*2.*1"
+    ):
+        checkpoints.restore_newest(saved[2])
+    checkpoints.close()
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == {"1", "2"}
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_to_the_same_end(tmp_path):
+    options = {"updates": 12, "checkpoint_every": 4, "echo__factor": 2.0}
+    whole = run(tmp_path / "whole", **options)
+    run(tmp_path / "broken", **{**options, "updates": 8})
+    newest = tmp_path / "broken" / "checkpoints" / "8"
+    data = max(newest.rglob("d/*"), key=lambda path: path.stat().st_size)
+    flipped = bytearray(data.read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    data.write_bytes(flipped)
+    summary = run(tmp_path / "broken", **options)
+    assert summary["params_sha256"] == whole["params_sha256"]
+    assert (tmp_path / "broken" / "checkpoints" / "8.damaged-0").is_dir()
+    rows = (tmp_path / "broken" / "metrics.jsonl").read_text()
+    assert '"kind": "restored", "updates": 4, "damaged": [8]' in rows
+    assert (whole["restored"], whole["rows_lost"]) == ([], 0)
+    assert (summary["restored"], summary["rows_lost"]) == ([8], 0)
+    assert read_json(run_folder(tmp_path / "broken") / "config.json")["updates"] == 12
+
+
+def test_a_summary_counts_the_rows_that_damage_took_in_any_sitting(tmp_path):
+    for updates, lost in ((8, 0), (12, 1), (16, 1)):
+        summary = run(tmp_path, updates=updates, checkpoint_every=4, log_every=2)
+        assert summary["rows_lost"] == lost
+        if updates == 8:
+            file = tmp_path / "metrics.jsonl"
+            first, _, *others = file.read_bytes().splitlines(keepends=True)
+            file.write_bytes(b"".join([first, b"{damaged\n", *others]))

@@ -6,13 +6,13 @@ What Orbax runs into is real: a limit to the size of files stands in for the dis
 import errno
 import os
 import resource
+import time
 
 import pytest
-from tiny_workload import Regression, run
+from tiny_workload import Regression, rows_of, run
 
 from benchmarks.faults.disks import fill_at
-from echo_jax.terminal.failures import forget, quiet_libraries, sentence
-from echo_jax.training.saving.checkpoint import Checkpoints
+from echo_jax.terminal import forget, quiet_libraries, sentence
 
 FULL = os.strerror(errno.ENOSPC)
 OPTIONS = {"updates": 12, "checkpoint_every": 4, "log_every": 2}
@@ -49,38 +49,34 @@ def test_the_file_is_named_and_the_same_command_goes_on(
         fill_at(number, name, patch.setattr)
         with pytest.raises(OSError) as caught:
             run(folder, **OPTIONS, **options)
-    said = sentence(caught.value)
-    assert f"/{name} cannot be written: {FULL} (" in said
+    assert f"/{name} cannot be written: {FULL} (" in sentence(caught.value)
     if number == 1 and name in ("config.json", "environment.json", "metrics.jsonl"):
         assert not (tmp_path / "made").exists()
     summary = run(folder, **OPTIONS, **options)
     assert summary["updates"] == 12
-    rows = (folder / "metrics.jsonl").read_text().splitlines()
-    assert len(rows) == 6 + 3
+    assert len(rows_of(folder)) == 6 + 3
     if options is not ADAPTIVE:
         assert summary["params_sha256"] == whole["params_sha256"]
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_does_not_fit_costs_no_other(tmp_path, monkeypatch, capfd):
+def test_a_checkpoint_that_does_not_fit_costs_no_other(tmp_path, capfd):
     """Found out by threads of Orbax, some of which say so for pages."""
-    options = {**OPTIONS, "task": Regression(width=100_000)}
+    options = {**OPTIONS, "task": Regression(width=100_000), "echo__factor": 2.0}
     whole = run(tmp_path / "whole", **options)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    save = Checkpoints.save
+    checkpoints = tmp_path / "run" / "checkpoints"
 
-    def save_in_little_room(checkpoints, update, *args):
-        save(checkpoints, update, *args)
-        if update == 4:
-            checkpoints._manager.wait_until_finished()
+    def leave_little_room(number):
+        if number == 8:
+            while not (checkpoints / "4").is_dir():
+                time.sleep(0.01)
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
 
     capfd.readouterr()
     with quiet_libraries():
         try:
-            with monkeypatch.context() as patch:
-                patch.setattr(Checkpoints, "save", save_in_little_room)
-                run(tmp_path / "run", **options)
+            run(tmp_path / "run", **options, on_batch=leave_little_room)
         except Exception as error:
             said = sentence(error)
             forget(error)
@@ -88,6 +84,6 @@ def test_a_checkpoint_that_does_not_fit_costs_no_other(tmp_path, monkeypatch, ca
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert f"run/checkpoints/8: {os.strerror(errno.EFBIG)}" in said
     assert "Traceback" not in capfd.readouterr().err
-    names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    names = {path.name for path in checkpoints.iterdir()}
     assert "4" in names and "8" not in names
     assert run(tmp_path / "run", **options)["params_sha256"] == whole["params_sha256"]

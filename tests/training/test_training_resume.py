@@ -15,27 +15,22 @@ from tiny_workload import rows_of, run, stop_at
 
 from echo_jax.training import Interrupted
 
+BUFFERED = {"echo__factor": 4.0, "echo__after": "decode", "echo__buffer": 20}
 ECHOES = {
     "batch": {"echo__factor": 2.5, "echo__after": "batch"},
     "consecutive": {"echo__factor": 2.5, "echo__after": "decode"},
-    "shuffle": {
-        "echo__factor": 4.0,
-        "echo__after": "decode",
-        "echo__order": "shuffle",
-        "echo__buffer": 20,
-    },
-    "shuffle_buffer": {
-        "echo__factor": 4.0,
-        "echo__after": "decode",
-        "echo__order": "shuffle_buffer",
-        "echo__buffer": 20,
-    },
-    "spread": {
-        "echo__factor": 4.0,
-        "echo__after": "decode",
-        "echo__order": "spread",
-        "echo__buffer": 20,
-    },
+    "shuffle": {**BUFFERED, "echo__order": "shuffle"},
+    "shuffle_buffer": {**BUFFERED, "echo__order": "shuffle_buffer"},
+    "spread": {**BUFFERED, "echo__order": "spread"},
+}
+# Rows are logged at 4 and 8, and 6 is evaluated: one echo is stopped at every phase,
+# and the others, which restore anywhere by law 4, at one, or two that differ.
+STOPS = {
+    "batch": (5, 8),
+    "consecutive": (4, 7),
+    "shuffle": (6, 8),
+    "shuffle_buffer": (5, 7),
+    "spread": (4, 5, 6, 7, 8),
 }
 
 
@@ -57,18 +52,6 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("unbroken")
 
 
-# Rows are logged at 4 and 8, and 6 is evaluated: one echo is stopped at every phase,
-# and the others, which restore anywhere by law 4, at two of them that differ, of which
-# the second is slow.
-STOPS = {
-    "batch": (5, 8),
-    "consecutive": (4, 7),
-    "shuffle": (6, 8),
-    "shuffle_buffer": (5, 7),
-    "spread": (4, 5, 6, 7, 8),
-}
-
-
 @pytest.mark.parametrize(
     ("echo", "update"),
     slow_but_for(
@@ -78,10 +61,9 @@ STOPS = {
     ),
 )
 def test_stopped_at_any_phase(tmp_path, root, echo, update):
-    options = ECHOES[echo]
     with pytest.raises(Interrupted):
-        run(tmp_path, on_batch=stop_at(update), **options)
-    summary = run(tmp_path, **options)
+        run(tmp_path, on_batch=stop_at(update), **ECHOES[echo])
+    summary = run(tmp_path, **ECHOES[echo])
     sha256, rows = unbroken(echo, root)
     assert summary["params_sha256"] == sha256
     assert [exact(row) for row in rows_of(tmp_path)] == rows
@@ -103,7 +85,7 @@ def test_stopped_again_and_again(tmp_path, root):
 
 
 @pytest.mark.parametrize(
-    ("fsdp", "num_devices"), [pytest.param(1, 1, marks=pytest.mark.slow), (4, 4)]
+    ("fsdp", "num_devices"), [pytest.param(1, 1, marks=pytest.mark.slow), (2, 2)]
 )
 @pytest.mark.usefixtures("compiled_soon")
 def test_goes_on_with_fewer_devices(tmp_path, monkeypatch, fsdp, num_devices):
@@ -123,10 +105,11 @@ KILLED_RUN = """
 import sys
 sys.path[:0] = {paths!r}
 import conftest
+from test_training_resume import LONG
 from tiny_workload import run
-run(sys.argv[1], updates=1_000_000, log_every=10, eval_every=50, checkpoint_every=50,
-    echo__factor=4.0, echo__after="decode", echo__order="spread", echo__buffer=20)
+run(sys.argv[1], updates=1_000_000, **LONG)
 """
+LONG = {"log_every": 10, "eval_every": 50, "checkpoint_every": 50, **ECHOES["spread"]}
 
 
 @pytest.mark.slow
@@ -134,11 +117,10 @@ def test_killed_and_resumed(tmp_path):
     """SIGKILL, at whatever moment it comes after the second checkpoint."""
     here = Path(__file__).parent
     paths = [str(here), str(here.parent), str(here.parent.parent)]
-    command = [sys.executable, "-c", KILLED_RUN.format(paths=paths)]
     workdir = tmp_path / "killed"
-    process = subprocess.Popen(
-        [*command, str(workdir)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    command = [sys.executable, "-c", KILLED_RUN.format(paths=paths), str(workdir)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, **quiet)
     deadline = time.monotonic() + 600
     while not (workdir / "checkpoints" / "100").is_dir():
         assert process.poll() is None, "the run ended before it could be killed"
@@ -149,16 +131,10 @@ def test_killed_and_resumed(tmp_path):
     assert not (workdir / "summary.json").exists()
 
     saved = [path.name for path in (workdir / "checkpoints").iterdir()]
-    options = {
-        # Not a million, to be quick: this may change.
-        "updates": max(int(name) for name in saved if name.isdigit()) + 100,
-        "log_every": 10,
-        "eval_every": 50,
-        "checkpoint_every": 50,
-        **ECHOES["spread"],
-    }
-    summary = run(workdir, **options)
-    whole = run(tmp_path / "unbroken", **options)
+    # Not a million, to be quick: this may change.
+    updates = max(int(name) for name in saved if name.isdigit()) + 100
+    summary = run(workdir, updates=updates, **LONG)
+    whole = run(tmp_path / "unbroken", updates=updates, **LONG)
     assert summary["params_sha256"] == whole["params_sha256"]
     rows = [exact(row) for row in rows_of(workdir)]
     assert rows == [exact(row) for row in rows_of(tmp_path / "unbroken")]

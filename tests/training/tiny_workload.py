@@ -1,7 +1,10 @@
 """A workload small enough to train in every test, with all that a real one has."""
 
+import contextlib
+import dataclasses
 import functools
 import signal
+import types
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -10,6 +13,7 @@ import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import echo_jax as ej
 from echo_jax.config import default_config
@@ -18,7 +22,7 @@ from echo_jax.files import read_line
 from echo_jax.training import held_feed, train
 from echo_jax.training.feeds import measure_loader
 from echo_jax.training.trainer import compile_functions
-from echo_jax.workloads import Task, Workload
+from echo_jax.workloads import WORKLOADS, Task, Workload
 
 # Grain takes half a millisecond an item to shuffle 64, and a fiftieth of it for these.
 NUM_EXAMPLES = 1000
@@ -116,14 +120,10 @@ def make_workload(
     nan_at_fresh: int | None = None,
     on_batch: Callable[[int], None] | None = None,
 ):
-    """Makes the workload.
+    """Makes the workload of a `tiny_config`.
 
-    Args:
-      config: From `tiny_config`.
-      task: Another task than `Regression()`.
-      nan_at_fresh: The fresh index that has a NaN for its label.
-      on_batch: Called with 1, 2, ... when a training batch has been made; not
-        while speeds are measured, which must not be mistaken for training.
+    The label of the fresh index `nan_at_fresh` is NaN. `on_batch` is called with 1, 2,
+    ... when a training batch has been made; not while speeds are measured.
     """
 
     def as_batch(pair):
@@ -182,6 +182,20 @@ def make_workload(
         eval_batches=eval_batches,
         metadata={"synthetic_data": True},
     )
+
+
+@contextlib.contextmanager
+def registered(build=make_workload):
+    """Lets commands and studies build the workload by its name in a config."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(WORKLOADS, "regression", types.SimpleNamespace(build=build))
+        yield
+
+
+def as_synthetic(config):
+    """The workload with the facts of its data that studies read."""
+    metadata = {"data": {"synthetic": True}}
+    return dataclasses.replace(make_workload(config), metadata=metadata)
 
 
 def run(workdir, *, task=None, nan_at_fresh=None, on_batch=None, **overrides):

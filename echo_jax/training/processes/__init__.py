@@ -4,5 +4,10 @@ from echo_jax.lazy import door
 
 __getattr__ = door(
     __name__,
-    {"distributed": ["connected"], "sharding": ["make_mesh", "param_shardings"]},
+    {
+        "distributed": ["connected"],
+        "peers": ["Peers"],
+        "sharding": ["make_mesh", "param_shardings", "put_batch"],
+        "watchdog": ["Watchdog"],
+    },
 )

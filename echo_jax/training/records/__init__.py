@@ -1,1 +1,15 @@
 """The counts, files and display of a run."""
+
+from echo_jax.lazy import door
+
+__getattr__ = door(
+    __name__,
+    {
+        "environment": ["claim_workdir", "code_commit", "config_sha256"],
+        "loggers": ["scalars_of"],
+        "metrics": ["first_to_meet", "idle_fraction", "train_metrics"],
+        "progress": ["Progress"],
+        "run_log": ["RunLog"],
+        "runfiles": ["MetricsFile"],
+    },
+)

@@ -2,4 +2,13 @@
 
 from echo_jax.lazy import door
 
-__getattr__ = door(__name__, {"checkpoint": ["Checkpoints", "params_sha256"]})
+__getattr__ = door(
+    __name__,
+    {
+        "checkpoint": ["Checkpoints", "params_sha256"],
+        "checkpoint_reader": ["DamagedCheckpointError"],
+        "checksum": ["checksums"],
+        "saved_model": ["read_model"],
+        "weights": ["flat_arrays", "read_weights", "write_weights"],
+    },
+)
