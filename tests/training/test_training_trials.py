@@ -1,45 +1,43 @@
-"""Trials of a search: what is made, cut, kept and shared."""
+"""Trials of a search: what is made, cut, kept and shared; and arms that diverge."""
 
 import dataclasses
 import itertools
+import json
 import math
 import platform
 
 import pytest
-from tiny_workload import make_workload, tiny_config
+from ml_collections import ConfigDict
+from tiny_workload import as_synthetic, registered, tiny_config
 
-from echo_jax.files.folders import run_folder
-from echo_jax.files.lock import FolderLock
-from echo_jax.searches import making as search
-from echo_jax.searches.making import make_trials, num_missing
-from echo_jax.searches.space import Space
-from echo_jax.searches.trials import (
+from echo_jax import cli, runs
+from echo_jax.files import FolderLock, run_folder
+from echo_jax.searches import (
     Protocol,
+    Space,
     Unit,
     best_of,
+    make_trials,
+    num_missing,
     read_environments,
     read_unit,
 )
+from echo_jax.training import NonFiniteLossError
 
 SPACE = {"optim": {"lr": "log:1e-3:1e-1"}}
 
 
-def build(config):
-    workload = make_workload(config)
-    return dataclasses.replace(workload, metadata={"data": {"synthetic": True}})
-
-
-@pytest.fixture(autouse=True)
-def tiny(monkeypatch):
-    monkeypatch.setattr(search, "build", build)
+@pytest.fixture(autouse=True, scope="module")
+def tiny():
+    with registered(as_synthetic):
+        yield
 
 
 def arms(**options):
     options = {"updates": 40, "eval_every": 4, "target": 2.0, **options}
     options |= {"stop_at_target": options["target"] != 0}
-    base = tiny_config(**options)
     echoed = tiny_config(**options, echo__factor=2.0)
-    return {"baseline": base, "batch": echoed}
+    return {"baseline": tiny_config(**options), "batch": echoed}
 
 
 def protocol(**changes):
@@ -47,8 +45,30 @@ def protocol(**changes):
     return dataclasses.replace(given, **changes)
 
 
+BASELINE = protocol(arms=("baseline",), points=2, streams=1)
+
+
 def make(workdir, wanted=None, of=None, on_made=lambda unit, trial: None):
     make_trials(wanted or protocol(), of or arms(), run_folder(workdir), on_made)
+
+
+def made_in(workdir, wanted=None, of=None):
+    """Makes what is missing; its units and numbers."""
+    made = []
+    make(
+        workdir, wanted, of, lambda unit, trial: made.append((str(unit), trial.number))
+    )
+    return made
+
+
+def stopping_after(number):
+    made = itertools.count(1)
+
+    def stop(unit, trial):
+        if next(made) == number:
+            raise KeyboardInterrupt
+
+    return stop
 
 
 def trials(workdir, name):
@@ -65,9 +85,7 @@ def files(workdir):
 def whole(tmp_path_factory):
     """The files of all trials, made without a stop."""
     folder = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "build", build)
-        make(folder)
+    make(folder)
     return folder, files(folder)
 
 
@@ -85,26 +103,22 @@ def test_every_search_and_every_confirmation_is_made_once(whole):
         assert [t.point for t in confirmed] == [best.point] * 2
         # New streams, the same for all arms.
         assert [t.stream for t in confirmed] == [1000, 1001]
-
-
-def test_a_file_says_on_what_its_trials_were_made(whole):
     for unit in protocol().units():
-        (found,) = read_environments(run_folder(whole[0]), unit)
+        (found,) = read_environments(run_folder(folder), unit)
         assert found["python"] == platform.python_version()
         assert found["workload"]["data"] == {"synthetic": True}
 
 
-def test_fresh_examples_and_updates_are_counted_until_the_target(whole):
-    for name in ("baseline.confirm-0", "batch.confirm-0"):
-        for trial in trials(whole[0], name):
-            factor = 1 if "baseline" in name else 2
-            assert trial.outcome == "reached"
-            assert [f * factor for f in trial.fresh] == [8 * u for u in trial.updates]
-            last, met = trial.updates[-2:], trial.updates_to_target
-            assert last[0] < met <= last[1]
-            part = (trial.values[-2] - 2.0) / (trial.values[-2] - trial.values[-1])
-            assert met == pytest.approx(last[0] + 4 * part)
-            assert trial.fresh_to_target == pytest.approx(met * 8 / factor, rel=0.1)
+@pytest.mark.parametrize(("arm", "factor"), [("baseline", 1), ("batch", 2)])
+def test_fresh_examples_and_updates_are_counted_until_the_target(whole, arm, factor):
+    for trial in trials(whole[0], f"{arm}.confirm-0"):
+        assert trial.outcome == "reached"
+        assert [f * factor for f in trial.fresh] == [8 * u for u in trial.updates]
+        last, met = trial.updates[-2:], trial.updates_to_target
+        assert last[0] < met <= last[1]
+        part = (trial.values[-2] - 2.0) / (trial.values[-2] - trial.values[-1])
+        assert met == pytest.approx(last[0] + 4 * part)
+        assert trial.fresh_to_target == pytest.approx(met * 8 / factor, rel=0.1)
 
 
 def test_a_trial_ends_after_so_many_times_the_updates_of_the_best_before_it(whole):
@@ -128,7 +142,6 @@ def test_a_trial_ends_after_so_many_times_the_updates_of_the_best_before_it(whol
 @pytest.mark.slow
 def test_what_is_cut_has_learnt_as_if_it_were_not(tmp_path):
     of = arms(optim__schedule="cosine")
-    of.pop("batch")
     for name, cut in (("cut", 1.2), ("whole", 0.0)):
         make(tmp_path / name, protocol(arms=("baseline",), cut=cut), of)
     both = [trials(tmp_path / name, "baseline.search-0") for name in ("cut", "whole")]
@@ -137,22 +150,15 @@ def test_what_is_cut_has_learnt_as_if_it_were_not(tmp_path):
     assert any(len(a.values) < len(b.values) for a, b in zip(*both, strict=True))
 
 
-def test_a_search_that_is_stopped_goes_on_and_ends_alike(tmp_path, whole):
-    made, stop_after = itertools.count(1), 2
-
-    def stop(unit, trial):
-        if next(made) == stop_after:
-            raise KeyboardInterrupt
-
+def test_a_search_that_is_stopped_or_grows_keeps_what_was_made(tmp_path, whole):
     with pytest.raises(KeyboardInterrupt):
-        make(tmp_path, on_made=stop)
+        make(tmp_path, protocol(points=2, streams=1), on_made=stopping_after(2))
     before = files(tmp_path)
-    rest = []
-    make(tmp_path, on_made=lambda unit, trial: rest.append((str(unit), trial.number)))
+    assert before and before.keys() < whole[1].keys()
+    rest = made_in(tmp_path)
     assert files(tmp_path) == whole[1]
-    # Nothing is made twice.
-    assert len(rest) == len({*rest}) == 2 * (4 + 2) - stop_after
-    assert before
+    assert ("baseline.search-0", 2) in rest and ("baseline.search-0", 1) not in rest
+    assert len(rest) == len({*rest}) == 2 * (4 + 2) - 2
 
 
 IN_BUCKET = "gs://bucket/runs/s"
@@ -164,76 +170,52 @@ def in_bucket(bucket):
 
 
 @pytest.mark.slow
-def test_a_search_in_a_bucket_is_stopped_and_goes_on_as_in_a_folder(bucket, whole):
-    made = itertools.count(1)
-
-    def stop(unit, trial):
-        if next(made) == 6:
-            raise KeyboardInterrupt
-
+def test_a_search_in_a_bucket_is_stopped_and_two_machines_go_on(bucket, whole):
     with pytest.raises(KeyboardInterrupt):
-        make(IN_BUCKET, on_made=stop)
+        make(IN_BUCKET, on_made=stopping_after(1))
     assert 0 < len(in_bucket(bucket)) < len(whole[1])
-    rest = []
-    make(IN_BUCKET, on_made=lambda unit, trial: rest.append((str(unit), trial.number)))
-    assert in_bucket(bucket) == whole[1]
-    assert len(rest) == len({*rest}) == 2 * (4 + 2) - 6
-
-
-@pytest.mark.slow
-def test_two_machines_share_a_search_in_a_bucket(bucket, whole):
     ours, theirs = [], []
 
     def meanwhile(unit, trial):
         if not ours:
             # The other machine comes as soon as we have made one trial.
-            make(IN_BUCKET, on_made=lambda unit, t: theirs.append((unit.arm, t.number)))
-        ours.append((unit.arm, trial.number))
+            theirs.extend(made_in(IN_BUCKET))
+        ours.append((str(unit), trial.number))
 
     make(IN_BUCKET, on_made=meanwhile)
     assert in_bucket(bucket) == whole[1]
-    numbers = [*range(4), *range(2)]
-    assert ours == [("baseline", number) for number in numbers]
-    assert theirs == [("batch", number) for number in numbers]
+    assert {unit.partition(".")[0] for unit, _ in ours} == {"baseline"}
+    assert {unit.partition(".")[0] for unit, _ in theirs} == {"batch"}
+    assert len(ours) + len(theirs) == 2 * (4 + 2) - 1
 
 
-def test_what_another_process_has_locked_is_left_to_it(tmp_path, whole):
-    class Held(FolderLock):
-        def __enter__(self):
-            if self._name == ".baseline.search-0.lock":
-                raise search.FolderInUseError("by another")
-            return super().__enter__()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "FolderLock", Held)
-        make(tmp_path)
-    missing = {"baseline.search-0.json", "baseline.confirm-0.json"}
-    assert files(tmp_path) == {k: v for k, v in whole[1].items() if k not in missing}
-    units = [unit for unit in protocol().units() if unit.arm == "baseline"]
+def test_what_another_process_has_locked_is_left_to_it(tmp_path):
     folder = run_folder(tmp_path)
-    missing = [num_missing(protocol(), arms()[u.arm], folder, u) for u in units]
+    wanted = protocol(points=1, streams=1)
+    (folder / "trials").mkdir()
+    with FolderLock(folder / "trials", name=".baseline.search-0.lock"):
+        make(tmp_path, wanted)
+    assert files(tmp_path).keys() == {"batch.search-0.json", "batch.confirm-0.json"}
+    units = [unit for unit in wanted.units() if unit.arm == "baseline"]
     # Of what is to be confirmed nothing is known yet.
-    assert missing == [4, 0]
+    assert [num_missing(wanted, arms()[u.arm], folder, u) for u in units] == [1, 0]
 
 
 def test_a_diverged_trial_is_a_result_and_the_search_goes_on(tmp_path):
     space = Space.parse({"optim": {"lr": "choice:0.01,1e30"}})
-    wanted = protocol(space=space, streams=1, arms=("baseline",))
+    wanted = dataclasses.replace(BASELINE, space=space, points=4)
     make(tmp_path, wanted)
     found = trials(tmp_path, "baseline.search-0")
     outcomes = {t.point["optim.lr"]: t.outcome for t in found}
     assert outcomes[1e30] == "diverged" and outcomes[0.01] in ("reached", "cut")
     assert "not finite" in next(t.message for t in found if t.outcome == "diverged")
     assert len(found) == 4
-    again = []
-    make(tmp_path, wanted, on_made=lambda *made: again.append(made))
-    assert not again
+    assert not made_in(tmp_path, wanted)
 
 
 def test_a_point_that_cannot_be_trained_is_marked_with_the_reason(tmp_path):
     space = Space.parse({"echo": {"factor": "choice:2.0,0.5"}})
-    wanted = protocol(space=space, streams=1, arms=("batch",))
-    make(tmp_path, wanted)
+    make(tmp_path, protocol(space=space, streams=1, arms=("batch",)))
     found = trials(tmp_path, "batch.search-0")
     failed = [trial for trial in found if trial.outcome == "failed"]
     assert {trial.point["echo.factor"] for trial in failed} == {0.5}
@@ -242,19 +224,17 @@ def test_a_point_that_cannot_be_trained_is_marked_with_the_reason(tmp_path):
 
 
 def test_nothing_is_confirmed_where_no_trial_met_the_target(tmp_path):
-    wanted = protocol(points=2)
-    of = arms(target=1e-9)
-    make(tmp_path, wanted, of)
-    assert [*files(tmp_path)] and not trials(tmp_path, "batch.confirm-0")
-    assert {t.outcome for t in trials(tmp_path, "batch.search-0")} == {"short"}
-    units = wanted.units()
+    of = arms(target=1e-9, updates=8)
+    make(tmp_path, BASELINE, of)
+    assert not trials(tmp_path, "baseline.confirm-0")
+    assert {t.outcome for t in trials(tmp_path, "baseline.search-0")} == {"short"}
     folder = run_folder(tmp_path)
-    assert not any(num_missing(wanted, of[u.arm], folder, u) for u in units)
+    units = BASELINE.units()
+    assert not any(num_missing(BASELINE, of[u.arm], folder, u) for u in units)
 
 
 def test_without_a_target_the_last_value_decides(tmp_path):
-    wanted = protocol(points=2, streams=1, arms=("baseline",))
-    make(tmp_path, wanted, arms(target=0.0))
+    make(tmp_path, BASELINE, arms(target=0.0, updates=8))
     found = trials(tmp_path, "baseline.search-0")
     assert {trial.outcome for trial in found} == {"ended"}
     best = min(found, key=lambda trial: trial.final)
@@ -262,27 +242,75 @@ def test_without_a_target_the_last_value_decides(tmp_path):
 
 
 def test_arms_without_a_search_are_trained_on_every_stream(tmp_path):
-    wanted = protocol(space=Space({}), streams=3)
-    make(tmp_path, wanted)
+    make(tmp_path, protocol(space=Space({}), streams=3))
     assert {*files(tmp_path)} == {"baseline.confirm-0.json", "batch.confirm-0.json"}
     found = trials(tmp_path, "batch.confirm-0")
     assert [t.stream for t in found] == [1000, 1001, 1002]
     assert len({t.fresh_to_target for t in found}) == 3
 
 
-def test_more_points_searches_and_streams_keep_what_was_made(tmp_path, whole):
-    make(tmp_path, protocol(points=2, streams=1))
-    made = []
-    make(tmp_path, on_made=lambda unit, trial: made.append((str(unit), trial.number)))
-    assert files(tmp_path) == whole[1]
-    assert ("baseline.search-0", 2) in made and ("baseline.search-0", 1) not in made
-
-
 @pytest.mark.parametrize(
     ("changes", "options"),
     [({"seed": 1}, {}), ({"cut": 3.0}, {}), ({}, {"batch_size": 16})],
 )
-def test_trials_of_another_study_are_refused(tmp_path, changes, options):
-    make(tmp_path, protocol(points=1, streams=0))
+def test_trials_of_another_study_are_refused(whole, changes, options):
     with pytest.raises(ValueError, match="of another config or search; use another"):
-        make(tmp_path, protocol(**changes), arms(**options))
+        make(whole[0], protocol(**changes), arms(**options))
+
+
+def study(updates=6):
+    base = tiny_config(updates=updates, log_every=2, eval_every=2, target=1e-9)
+    of = {"hot": {"optim": {"lr": 1e30}}, "last": {}}
+    fields = {"name": "two", "base": base.to_dict(), "arms": of, "storage_ratio": 0.0}
+    return ConfigDict(fields)
+
+
+@pytest.fixture(scope="module")
+def diverged(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    runs.run_study(study(), folder)
+    return folder
+
+
+def test_a_diverged_arm_is_written_down_and_the_next_one_finishes(diverged):
+    assert json.loads((diverged / "last" / "summary.json").read_text())["updates"] == 6
+    assert not (diverged / "last" / "diverged.json").exists()
+    assert not (diverged / "hot" / "summary.json").exists()
+    content = json.loads((diverged / "hot" / "diverged.json").read_text())
+    assert content["update"] == 2
+
+
+def test_a_repeated_study_trains_a_diverged_arm_only_if_its_record_is_damaged(
+    diverged, capsys
+):
+    record, rows = (diverged / "hot" / n for n in ("diverged.json", "metrics.jsonl"))
+    whole, before = record.read_text(), rows.read_bytes()
+    for content, is_trained in ((whole, False), (whole.replace(": 2,", ": 3,"), True)):
+        record.write_text(content)
+        runs.run_study(study(), diverged)
+        assert "hot diverged at update 2: the study marks" in capsys.readouterr().out
+        assert (rows.read_bytes() != before) == is_trained
+    assert json.loads(record.read_text())["update"] == 2
+    # One that ends before it diverges is another matter.
+    runs.run_study(study(updates=1), diverged)
+    assert "diverged" not in capsys.readouterr().out
+
+
+def test_table_page_figure_and_terminal_say_when_an_arm_diverged(diverged, capsys):
+    assert cli.main(["report", str(diverged), "--workdir", str(diverged)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "hot diverged: its loss" in printed and "from update 2 on" in printed
+    rows = (diverged / "table.md").read_text().splitlines()
+    (row,) = [row for row in rows if row.startswith("| hot |")]
+    assert "| — | diverged at update 2 | — | — |" in row
+    assert "<td>diverged at update 2</td>" in (diverged / "report.html").read_text()
+    figure = (diverged / "figure.svg").read_text()
+    assert "<!-- hot (x: diverged at update 2) -->" in figure
+
+
+def test_a_run_alone_that_diverges_still_fails(tmp_path):
+    config = study().base
+    config.optim.lr = 1e30
+    with pytest.raises(NonFiniteLossError, match="of update 2 is not finite"):
+        runs.run_train(config, tmp_path)
+    assert not (tmp_path / "diverged.json").exists()
