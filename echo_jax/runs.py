@@ -70,12 +70,12 @@ def is_main_process() -> bool:
 
 def is_alone() -> bool:
     """Whether this process is the only one of its run."""
-    return not peers.this_one()
+    return not peers.here().name
 
 
 def has_ended() -> bool:
     """Whether the other processes know of this one's end, and end too."""
-    return peers.has_ended()
+    return peers.here().has_ended
 
 
 def run_train(

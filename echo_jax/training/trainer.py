@@ -510,11 +510,11 @@ class Trainer:
             describe_data(config),
             timeout_s=config.data.timeout_s,
             is_shared=jax.process_count() > 1,
-            note=peers.shared_note(note),
+            note=peers.here().shared_note(note),
             end=self._end_stalled,
         )
         stack.enter_context(self.watchdog)
-        peers.when_stop_asked(partial(self.watchdog.stop, signal.SIGTERM))
+        peers.here().when_stop_asked(partial(self.watchdog.stop, signal.SIGTERM))
         # A resumed run keeps the decisions of its checkpoint.
         with self.progress.slow("compiling the update, and measuring it"):
             self.decided = decide(
@@ -662,12 +662,12 @@ class Trainer:
             unsaved += f"; the last checkpoint, of update {saved}, {stands}"
             unsaved += f", and {lost} updates are lost" if lost else ""
         if stalled.signum:
-            if name := peers.this_one():
+            if name := peers.here().name:
                 unsaved = f"{name} waited {stalled.what}, and {unsaved}"
             error = Interrupted(self.totals.updates, stalled.signum, unsaved=unsaved)
         else:
             error = DataTimeoutError(stalled.what, self.totals.updates, unsaved=unsaved)
-        peers.tell_others(error.exit_code, str(error))
+        peers.here().tell(error.exit_code, str(error))
         return error
 
     def take(self) -> Input:

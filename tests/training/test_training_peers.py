@@ -3,13 +3,14 @@
 import json
 import socket
 import threading
+import time
 
 import jax
 import pytest
 
-from echo_jax.terminal import ending
-from echo_jax.training.processes import peers
-from echo_jax.training.processes.peers import LOST, Peers
+from echo_jax.training.processes import Peers
+
+LOST = 75
 
 
 class Store:
@@ -51,6 +52,9 @@ class Run:
             for number in range(3)
         ]
 
+    def pass_time(self, seconds):
+        self.seconds += seconds
+
     def turn(self, *processes, seconds=2.0):
         """Lets processes give a sign; returns how those end that do."""
         self.seconds += seconds
@@ -58,16 +62,19 @@ class Run:
         ends = {}
         for process in processes:
             try:
-                self.each[process]._round(self.turns)
-                self.each[process]._answered_s = self.seconds
+                self.each[process].beat(self.turns)
             except Ended as end:
                 ends[process] = end.args
         return ends
 
-
-def sign_of(run, process):
-    """The last sign that a process gave: a number, or None for its goodbye."""
-    return json.loads(run.store.values[f"{peers._SIGNS}{process}"])[0]
+    def begin(self, process, call, *args):
+        """Calls what waits for the others, in a thread of its own."""
+        caller = threading.Thread(target=call, args=args, daemon=True)
+        caller.start()
+        peer = self.each[process]
+        while not peer.has_ended and peer.silent_s == 60.0:
+            pass
+        return caller
 
 
 @pytest.fixture
@@ -75,23 +82,24 @@ def run(monkeypatch):
     def end(status, message, *, resumes):
         raise Ended(status, message, resumes)
 
-    monkeypatch.setattr(ending, "owns_process", lambda: True)
-    monkeypatch.setattr(ending, "end", end)
-    monkeypatch.setattr(peers.time, "sleep", lambda seconds: None)
     run = Run()
-    monkeypatch.setattr(Peers, "_wait_for_goodbyes", lambda peer: None)
+    monkeypatch.setattr("echo_jax.terminal.ending.owns_process", lambda: True)
+    monkeypatch.setattr("echo_jax.terminal.ending.end", end)
+    monkeypatch.setattr(time, "sleep", run.pass_time)
     return run
 
 
 @pytest.mark.parametrize(("status", "resumes"), [(1, False), (75, True), (143, True)])
 def test_all_end_as_the_first_that_tells(run, status, resumes):
     run.turn(0, 1, 2)
-    run.each[1]._to_tell = peers._End(status, "process 1 of 3 waited")
-    run.each[2]._to_tell = peers._End(9, "process 2 of 3 did, too")
+    one = run.begin(1, run.each[1].tell, status, "process 1 of 3 waited")
+    other = run.begin(2, run.each[2].tell, 9, "process 2 of 3 did, too")
     ends = run.turn(1, 2, 0)
     # Both that have told leave by themselves.
     assert ends == {0: (status, "process 1 of 3 waited", resumes)}
-    assert all(each._is_known.is_set() and each.has_ended for each in run.each)
+    for caller in (one, other):
+        caller.join()
+    assert all(each.has_ended for each in run.each)
 
 
 def test_who_is_silent_is_named_by_the_first_to_all(run):
@@ -108,13 +116,11 @@ def test_a_first_process_that_does_not_answer_is_named_by_all(run):
     run.turn(0, 1, 2)
     run.store.is_answering = False
     for process in (1, 2):
-        run.each[process]._look_at_store()
+        run.each[process].look()
     run.seconds += 61
     for process in (1, 2):
-        with pytest.raises(Ended) as end:
-            run.each[process]._look_at_store()
-        assert end.value.args[0] == LOST
-        assert end.value.args[1].startswith("process 0 of 3 gives no sign since ")
+        with pytest.raises(Ended, match=f"{LOST}.*process 0 of 3 gives no sign since "):
+            run.each[process].look()
 
 
 def test_a_process_that_is_aborted_says_so_if_the_first_one_is_gone(run):
@@ -141,38 +147,38 @@ def test_a_process_that_is_aborted_says_so_if_the_first_one_is_gone(run):
 
 
 def test_who_has_left_is_not_missed(run):
-    run.each[1]._round(None)
+    run.each[1].beat(None)
     for _ in range(100):
         assert run.turn(0, 2) == {}
 
 
 def test_a_program_that_is_no_command_is_not_ended(run, monkeypatch):
-    monkeypatch.setattr(ending, "owns_process", lambda: False)
-    run.each[1]._to_tell = peers._End(75, "waited")
+    monkeypatch.setattr("echo_jax.terminal.ending.owns_process", lambda: False)
+    run.begin(1, run.each[1].tell, 75, "waited")
     assert run.turn(1, 0, 2) == {}
     assert all(each.has_ended for each in run.each)
 
 
 def test_a_failure_of_the_devices_is_blamed_on_who_is_gone(run):
     run.turn(0, 1, 2)
-    for each in (run.each[0], run.each[2]):
-        each._is_known.set()  # Waits for nobody.
-        each._silent_s = peers._SUSPECT_S
-        assert not each.has_ended
+    for process in (0, 2):
+        error = jax.errors.JaxRuntimeError("a collective failed")
+        run.begin(process, run.each[process].fail, error)
     while not (ends := run.turn(0, 2)):
         assert run.seconds < 60
     assert ends[0] == ends[2] and "process 1 of 3 gives no sign" in ends[0][1]
 
 
-def test_an_error_is_told_by_its_first_line(run):
+def test_an_error_is_told_by_its_first_line_and_a_goodbye_comes_last(run):
     run.each[2].start()
     run.each[2].fail(ValueError("no such file\nand more"))
     ends = run.turn(0, 1)
     assert ends[0] == ends[1] == (1, "process 2 of 3 failed: no such file", False)
     # The first process waits until this one has said it, too.
-    assert sign_of(run, 2) is not None
+    sign = "echo_jax/signs/2"
+    assert json.loads(run.store.values[sign])[0] is not None
     run.each[2].leave_ended()
-    assert sign_of(run, 2) is None
+    assert json.loads(run.store.values[sign])[0] is None
 
 
 def test_what_one_waits_for_is_shown_by_the_first_once(run):
@@ -190,7 +196,8 @@ def test_a_signal_is_heard_by_all_once(run):
         each.when_stop_asked(lambda number=number: heard.append(number))
     run.turn(0, 1, 2)
     assert heard == []
-    run.store.values[peers._STOP_ASKED] = "2026-11-22"
+    # jax's preemption service says so.
+    run.store.values["RECEIVED_PREEMPTION_NOTICE"] = "2026-11-22"
     for _ in range(3):
         run.turn(0, 1, 2)
     assert heard == [0, 1, 2]

@@ -60,9 +60,9 @@ def connected(config: Config) -> Iterator[None]:
         except BaseException as error:
             # After an error the others wait for this process, and jax would wait for
             # them for ever. So it tells them, and ends without waiting.
-            all_stop = isinstance(error, Interrupted) and not peers.has_ended()
+            all_stop = isinstance(error, Interrupted) and not peers.here().has_ended
             if jax.distributed.is_initialized() and not all_stop:
-                peers.fail(error)
+                peers.here().fail(error)
                 # Runs once the others know, and before jax's own exit handlers.
                 atexit.register(_leave, getattr(error, "exit_code", 1))
             raise
@@ -71,7 +71,7 @@ def connected(config: Config) -> Iterator[None]:
 def _leave(status: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    peers.leave_ended()
+    peers.here().leave_ended()
     os._exit(status)
 
 

@@ -37,7 +37,7 @@ class DataTimeoutError(Exception):
 
     def __init__(self, what: str, update: int, *, unsaved: str = ""):
         self.update = update
-        waited = f"{peers.this_one()} waited".strip()
+        waited = f"{peers.here().name} waited".strip()
         super().__init__(
             f"{waited} {what}, which is longer than --config.data.timeout_s allows; "
             f"stopped after update {update}, {_rest(unsaved)}"

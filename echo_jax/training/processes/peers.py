@@ -12,6 +12,7 @@ needs the connection to that process. Our sentence follows its stack.
 """
 
 import contextlib
+import functools
 import itertools
 import json
 import socket
@@ -26,18 +27,7 @@ from jax._src import distributed as jax_distributed  # The store has no public n
 from echo_jax.terminal import ending
 from echo_jax.terminal.printable import printable
 
-__all__ = [
-    "LOST",
-    "Peers",
-    "fail",
-    "has_ended",
-    "joined",
-    "leave_ended",
-    "shared_note",
-    "tell_others",
-    "this_one",
-    "when_stop_asked",
-]
+__all__ = ["LOST", "Alone", "Peers", "here", "joined"]
 
 LOST = 75  # The exit status: another attempt may succeed.
 _SIGN_EVERY_S = 2.0
@@ -71,8 +61,39 @@ class _End(NamedTuple):
     said: str
 
 
-class Peers:
-    """Gives signs of this process, and ends the command's process with the others."""
+class Alone:
+    """The only process of a run: there are no others to hear it or to end with it."""
+
+    name = ""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether this process ends by itself or because another one did."""
+        return False
+
+    def tell(self, status: int, said: str) -> None:
+        """Ends all other processes; returns when they know, or after `_GOODBYE_S`."""
+
+    def fail(self, error: BaseException) -> None:
+        """Ends all other processes because of an error of this one."""
+
+    def leave_ended(self) -> None:
+        """Gives the last sign if this process has told why it ends."""
+
+    def shared_note(self, note: Callable[[str], None]) -> Callable[[str], None]:
+        """Returns a function that prints a line in the first process."""
+        return note
+
+    def when_stop_asked(self, call: Callable[[], None]) -> None:
+        """Registers a function to call once a signal asks any process to stop."""
+
+
+class Peers(Alone):
+    """Gives signs of this process, and ends the command's process with the others.
+
+    Attributes:
+      silent_s: A process without a sign for this long is lost.
+    """
 
     def __init__(
         self,
@@ -84,7 +105,8 @@ class Peers:
     ):
         self._client, self._process, self._count = client, process, count
         self._now = now
-        self._silent_s = _SILENT_S
+        self.name = self._name(process)
+        self.silent_s = _SILENT_S
         self._answered_s = now()
         self._changed: dict[int, tuple[list[Any], float]] = {}
         self._missing: set[int] = set()
@@ -96,51 +118,42 @@ class Peers:
         self._is_known = threading.Event()
         self._is_leaving = threading.Event()
         self._wake = threading.Event()
-        self._threads = [
-            threading.Thread(target=run, name=name, daemon=True)
-            for run, name in ((self._give_signs, "signs"), (self._look, "peers"))
-        ]
-
-    @property
-    def name(self) -> str:
-        return self._name(self._process)
+        self._signs_thread = threading.Thread(
+            target=self._give_signs, name="signs", daemon=True
+        )
 
     @property
     def has_ended(self) -> bool:
-        """Whether this process ends by itself or because another one did."""
         return self._to_tell is not None or self._end is not None
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        self._signs_thread.start()
+        threading.Thread(target=self._watch_store, name="peers", daemon=True).start()
 
     def leave(self) -> None:
         """Gives the last sign, so that nobody misses this process."""
         self._is_leaving.set()
         self._wake.set()
-        self._threads[0].join(timeout=_GOODBYE_S)
+        self._signs_thread.join(timeout=_GOODBYE_S)
 
     # Not before: jax's runtime needs the first process, which ends then.
     def leave_ended(self) -> None:
-        """Gives the last sign if this process has told why it ends."""
-        if threading.current_thread() is self._threads[0]:
+        if threading.current_thread() is self._signs_thread:
             self._give_sign(None)
         elif self._to_tell is not None:
             self.leave()
 
     def tell(self, status: int, said: str) -> None:
-        """Ends all other processes; returns when they know, or after `_GOODBYE_S`."""
         self._to_tell = self._to_tell or _End(status, said)
         self._wake.set()
         self._is_known.wait(timeout=_GOODBYE_S)
 
     def fail(self, error: BaseException) -> None:
-        """Ends all other processes because of an error of this one."""
         if self._to_tell is not None:
             return
         # A collective fails when a process is gone. All then report that process.
         if isinstance(error, jax.errors.JaxRuntimeError):
-            self._silent_s = _SUSPECT_S
+            self.silent_s = _SUSPECT_S
             self._is_known.wait(timeout=_BLAME_S)
         if self._end is not None:
             if ending.owns_process():
@@ -167,18 +180,13 @@ class Peers:
         )
 
     def shared_note(self, note: Callable[[str], None]) -> Callable[[str], None]:
-        """Returns a function that prints a line in the first process."""
         if self._process == 0:
             self._show = note
             return note
-        return self._send
+        return functools.partial(setattr, self, "_note")
 
     def when_stop_asked(self, call: Callable[[], None]) -> None:
-        """Registers a function to call once a signal asks any process to stop."""
         self._on_stop = call
-
-    def _send(self, line: str) -> None:
-        self._note = line
 
     def _name(self, process: int) -> str:
         return f"process {process} of {self._count}"
@@ -186,16 +194,15 @@ class Peers:
     def _give_signs(self) -> None:
         for number in itertools.count():
             is_last = self._is_leaving.is_set()
-            # If the first process is gone, nobody answers; `_look` notices that.
+            # If the first process is gone, nobody answers; `look` notices that.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
-                self._round(None if is_last else number)
-                self._answered_s = self._now()
+                self.beat(None if is_last else number)
             if is_last:
                 return
             self._wake.wait(_SIGN_EVERY_S)
             self._wake.clear()
 
-    def _round(self, number: int | None) -> None:
+    def beat(self, number: int | None) -> None:
         """Gives a sign, tells the others why this process ends, and hears them."""
         self._give_sign(number)
         if self._to_tell is not None and self._end is None:
@@ -208,6 +215,7 @@ class Peers:
         if self._on_stop is not None and self._is_stop_asked():
             self._on_stop()
             self._on_stop = None
+        self._answered_s = self._now()
 
     def _give_sign(self, number: int | None) -> None:
         sign = json.dumps([number, self._note])
@@ -253,7 +261,7 @@ class Peers:
                     self._show(f"{self._name(process)} {sign[1]}")
             if sign[0] is None or sign != before or process not in self._changed:
                 self._changed[process] = (sign, now)
-            elif now - since_s > self._silent_s and self._end is None:
+            elif now - since_s > self.silent_s and self._end is None:
                 self._missing.add(process)
                 self._write(self._lost(process, now - since_s))
                 self._hear()
@@ -264,14 +272,15 @@ class Peers:
             return bool(self._client.key_value_try_get(_STOP_ASKED))
         return False
 
-    def _look(self) -> None:
-        """Watches whether the store answers, in its own thread, as a call may hang."""
+    def _watch_store(self) -> None:
+        # In its own thread, as a call of the store may hang.
         while self._process and not self._is_leaving.wait(_SIGN_EVERY_S / 2):
-            self._look_at_store()
+            self.look()
 
-    def _look_at_store(self) -> None:
+    def look(self) -> None:
+        """Ends this process if the store has not answered for too long."""
         silent_s = self._now() - self._answered_s
-        if silent_s > self._silent_s and self._end is None:
+        if silent_s > self.silent_s and self._end is None:
             self._end = self._lost(0, silent_s)
             self._is_known.set()
             if ending.owns_process():
@@ -290,21 +299,26 @@ class Peers:
         ending.end(end.status, printable(end.said), resumes=not is_failure)
 
 
-_joined: Peers | None = None
+_here: Alone = Alone()
+
+
+def here() -> Alone:
+    """Returns the process that runs this, as `joined` has made it."""
+    return _here
 
 
 @contextlib.contextmanager
 def joined() -> Iterator[None]:
     """Watches the other processes if jax has connected this one with any."""
-    global _joined
+    global _here
     state = jax_distributed.global_state
     count = state.num_processes or 1
     if state.client is None or count == 1:
         yield
         return
-    peers = _joined = Peers(state.client, state.process_id, count)
+    peers = _here = Peers(state.client, state.process_id, count)
     peers.start()
-    ending.before_exit(leave_ended)
+    ending.before_exit(peers.leave_ended)
     address = state.coordinator_address
     if state.process_id and address and ending.owns_process():
         ending.before_abort(lambda: peers.before_abort(address))
@@ -312,39 +326,5 @@ def joined() -> Iterator[None]:
         yield
     finally:
         # The command of this process still has to print why it ends.
-        if not (_joined.has_ended and ending.owns_process()):
-            _joined.leave()
-
-
-def has_ended() -> bool:
-    """Whether this process ends alone, so that jax must not wait for it."""
-    return _joined is not None and _joined.has_ended
-
-
-def this_one() -> str:
-    """Returns the name of this process; "" if it is alone."""
-    return "" if _joined is None else _joined.name
-
-
-def tell_others(status: int, said: str) -> None:
-    if _joined is not None:
-        _joined.tell(status, said)
-
-
-def fail(error: BaseException) -> None:
-    if _joined is not None:
-        _joined.fail(error)
-
-
-def leave_ended() -> None:
-    if _joined is not None:
-        _joined.leave_ended()
-
-
-def shared_note(note: Callable[[str], None]) -> Callable[[str], None]:
-    return note if _joined is None else _joined.shared_note(note)
-
-
-def when_stop_asked(call: Callable[[], None]) -> None:
-    if _joined is not None:
-        _joined.when_stop_asked(call)
+        if not (peers.has_ended and ending.owns_process()):
+            peers.leave()

@@ -32,7 +32,6 @@ _STOPPING_S = 2.0
 _STOPPING_TOGETHER_S = 12.0
 # How long a wait may take to end after the signal to end it.
 _STUCK_S = 2.0
-_LOOK_EVERY_S = 0.5
 # Ignored by default; neither Python nor jax uses it.
 _WAKE = signal.SIGURG
 
@@ -83,6 +82,9 @@ class _Wait(NamedTuple):
 class Watchdog:
     """Watches the waits of a run for its data; see the module."""
 
+    now = staticmethod(time.monotonic)
+    look_every_s = 0.5
+
     # `end` saves the run and returns the exception to raise. It runs in the main
     # thread, or in the watchdog's while that is stuck. timeout_s=0 never ends a wait.
     def __init__(
@@ -93,10 +95,9 @@ class Watchdog:
         is_shared: bool = False,
         note: Callable[[str], None] = lambda line: None,
         end: Callable[[Stalled], Any] = lambda stalled: TimeoutError(stalled.what),
-        now: Callable[[], float] = time.monotonic,
     ):
         self._note, self._end = note, end
-        self._data, self._timeout_s, self._now = data, timeout_s, now
+        self._data, self._timeout_s = data, timeout_s
         self._stopping_s = _STOPPING_TOGETHER_S if is_shared else _STOPPING_S
         self._wait: _Wait | None = None
         self._looked_at: _Wait | None = None
@@ -141,7 +142,7 @@ class Watchdog:
         self, what: str, state: Any = None, *, anywhere: bool = True
     ) -> "_Waiting":
         """Returns a context for a wait; raises the exception of ``end``."""
-        return _Waiting(self, _Wait(what, self._now(), state, anywhere))
+        return _Waiting(self, _Wait(what, self.now(), state, anywhere))
 
     def each(self, items: Iterable[_Item], what: str) -> Iterator[_Item]:
         """Yields items, and watches the wait for each of them."""
@@ -168,7 +169,7 @@ class Watchdog:
 
     def stop(self, signum: int) -> None:
         """Ends waits soon, because a signal asked for a stop."""
-        self._signal = (signum, self._now())
+        self._signal = (signum, self.now())
 
     def look(self) -> None:
         """Looks at the wait once: reports it, or ends it."""
@@ -177,7 +178,7 @@ class Watchdog:
             return
         if wait is not self._looked_at:
             self._looked_at, self._next_note_s = wait, _NOTE_S
-        now = self._now()
+        now = self.now()
         waited_s = now - wait.began_s
         if waited_s >= self._next_note_s:
             while self._next_note_s <= waited_s:
@@ -207,7 +208,7 @@ class Watchdog:
         # Outside of the main thread waits are only reported.
         if self._main is None:
             return
-        if self._now() - since_s < _STUCK_S or not ending.owns_process():
+        if self.now() - since_s < _STUCK_S or not ending.owns_process():
             signal.pthread_kill(self._main, _WAKE)
             return
         # One thread sees the other: the main thread clears its wait before it checks.
@@ -234,7 +235,7 @@ class Watchdog:
             raise _GivenUp
 
     def _watch(self) -> None:
-        while not self._done.wait(_LOOK_EVERY_S):
+        while not self._done.wait(self.look_every_s):
             self.look()
 
 
@@ -251,7 +252,7 @@ class _Waiting:
         watchdog = self._watchdog
         watchdog._wait = None
         while watchdog._is_taken_over:
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(watchdog.look_every_s)
         if error is not None and not isinstance(error, Exception):
             watchdog._is_abandoned = True
         if isinstance(error, _GivenUp):
