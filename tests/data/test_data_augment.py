@@ -1,14 +1,15 @@
-"""What holds for every augmentation, and for chains of them."""
+"""Augmentation on the device, against plain NumPy and the standard library."""
 
+import colorsys
 import functools
 
+import cv2
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from augment_reference import make_keys
 
-from benchmarks.augment import h4, operations
+import echo_jax as ej
 from echo_jax.data.augment import (
     Augment,
     ColourDistortion,
@@ -19,42 +20,41 @@ from echo_jax.data.augment import (
     RandomResizedCrop,
     ToFloat,
 )
-from echo_jax.data.sources.shapes import SHIFT_PIXELS, augment_shapes
+from echo_jax.data.sources import augment_shapes
 
 pytestmark = pytest.mark.usefixtures("all_compiled_soon")
 
 HEIGHT, WIDTH, BATCH = 12, 16, 8
-STAGES = [
-    PadCrop(3),
-    PadCrop(3, border="zero"),
-    Flip(),
-    RandomResizedCrop(size=10),
-    ColourDistortion(),
-    Cutout(size=5),
-    Mixup(num_classes=4, alpha=1.0),
-    ToFloat(),
-    Augment((RandomResizedCrop(size=10), Flip(), Cutout(size=4))),
-]
-EVERYTHING = Augment(
-    (
-        RandomResizedCrop(size=10),
-        PadCrop(2),
-        Flip(),
-        ColourDistortion(),
-        Cutout(size=5),
-        Mixup(num_classes=4),
-    )
-)
-RANDOM = [one for one in STAGES if one != ToFloat()]
+CROP = RandomResizedCrop(size=10)
+STAGES = {
+    "pad_crop": PadCrop(3),
+    "zero_border": PadCrop(3, border="zero"),
+    "flip": Flip(),
+    "resized_crop": CROP,
+    "colour": ColourDistortion(),
+    "cutout": Cutout(size=5),
+    "mixup": Mixup(num_classes=4, alpha=1.0),
+    "to_float": ToFloat(),
+    "chain": Augment((CROP, Flip(), Cutout(size=4))),
+}
+each_stage = pytest.mark.parametrize("one", STAGES.values(), ids=STAGES)
+
+
+def make_keys(size, seed=0):
+    """Keys as an echo on the device makes them."""
+    seeds = ej.use_seed(seed, np.arange(size), np.zeros(size, np.int64))
+    return jax.random.wrap_key_data(seeds.view(np.uint32).reshape(-1, 2))
+
+
+def make_images(size=BATCH, height=HEIGHT, width=WIDTH, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, 256, (size, height, width, 3), np.uint8)
 
 
 def make_batch(size=BATCH, boxes=False, seed=0):
     rng = np.random.default_rng(seed)
-    batch = {
-        "image": rng.integers(0, 256, (size, HEIGHT, WIDTH, 3), np.uint8),
-        "label": rng.integers(0, 4, size, np.int32),
-        "name": np.arange(size),
-    }
+    batch = {"image": make_images(size, seed=seed), "name": np.arange(size)}
+    batch["label"] = rng.integers(0, 4, size, np.int32)
     if boxes:
         corners = np.sort(rng.uniform(0, 1, (size, 5, 2, 2)), axis=2)
         mask = np.arange(5)[None] < rng.integers(0, 6, size)[:, None]
@@ -65,91 +65,84 @@ def make_batch(size=BATCH, boxes=False, seed=0):
 
 
 @functools.cache
-def compiled(one):
-    return jax.jit(one)
+def compiled(function, *static):
+    return jax.jit(function, static_argnums=static)
 
 
-def assert_equal(one, other, levels=0):
+def images_of(one, images, keys):
+    return np.asarray(compiled(one)({"image": images}, keys)["image"])
+
+
+def assert_equal(one, other):
     assert one.keys() == other.keys()
     for name in one:
         assert one[name].dtype == other[name].dtype
         left, right = (np.asarray(x[name], np.float64) for x in (one, other))
-        tolerance = levels if name == "image" else 1e-6
+        tolerance = 0 if name == "image" else 1e-6
         np.testing.assert_allclose(left, right, rtol=0, atol=tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize("one", STAGES, ids=repr)
-def test_types_and_shapes(one):
-    batch = make_batch()
-    result = jax.eval_shape(one, batch, make_keys(BATCH))
-    resized = isinstance(one, RandomResizedCrop | Augment)
-    assert result["image"].shape == (BATCH, *((10, 10) if resized else (12, 16)), 3)
-    assert result["image"].dtype == (jnp.float32 if one == ToFloat() else jnp.uint8)
-    if isinstance(one, Mixup):
-        assert (result["label"].shape, result["label"].dtype) == ((8, 4), jnp.float32)
-    else:
-        assert (result["label"].shape, result["label"].dtype) == ((8,), jnp.int32)
-    in_float = {**batch, "image": batch["image"].astype(jnp.float32)}
-    assert jax.eval_shape(one, in_float, make_keys(BATCH))["image"].dtype == jnp.float32
+def assert_uniform(values, places):
+    """Every whole number is equally frequent: chi-squared within five sigma."""
+    counts = np.bincount(np.asarray(values))
+    assert counts.size == places
+    expected = len(values) / places
+    distance = ((counts - expected) ** 2 / expected).sum()
+    assert distance < places - 1 + 5 * np.sqrt(2 * (places - 1))
 
 
-@pytest.mark.parametrize("one", STAGES, ids=repr)
+def distance_of_samples(ours, theirs):
+    """Kolmogorov and Smirnov's, in its unit: 2 is exceeded by one in a thousand."""
+    at = np.concatenate([ours, theirs])
+    shares = [np.searchsorted(np.sort(x), at, "right") / len(x) for x in (ours, theirs)]
+    unit = np.sqrt(1 / len(ours) + 1 / len(theirs))
+    return np.abs(shares[0] - shares[1]).max() / unit
+
+
+@each_stage
 def test_a_use_depends_on_its_key_alone(one):
-    """Neither on its place in the batch nor on the other examples."""
-    boxes = not isinstance(one, Mixup)
-    batch, other = make_batch(boxes=boxes), make_batch(boxes=boxes, seed=1)
+    is_mixup = isinstance(one, Mixup)
+    batch, other = (make_batch(boxes=not is_mixup, seed=seed) for seed in (0, 1))
     keys, other_keys = make_keys(BATCH), make_keys(BATCH, seed=1)
-    run = compiled(one)
-    result = run(batch, keys)
-    assert_equal(result, run(batch, keys))
+    result = compiled(one)(batch, keys)
+    assert_equal(result, compiled(one)(batch, keys))
+    assert result["image"].dtype == (jnp.float32 if one == ToFloat() else jnp.uint8)
+    label = ((8, 4), jnp.float32) if is_mixup else ((8,), jnp.int32)
+    assert (result["label"].shape, result["label"].dtype) == label
+    assert (result["name"] == batch["name"]).all()
+    in_float = {**batch, "image": batch["image"].astype(np.float32)}
+    assert jax.eval_shape(one, in_float, keys)["image"].dtype == jnp.float32
+    if one != ToFloat():
+        again = compiled(one)(batch, other_keys)["image"]
+        assert (np.asarray(again) != np.asarray(result["image"])).any()
+        alike = {name: np.repeat(x[:1], BATCH, axis=0) for name, x in batch.items()}
+        alike["image"][1::2] = other["image"][0]  # partners of a mixture differ
+        images = np.asarray(compiled(one)(alike, keys)["image"])[::2]
+        assert len({image.tobytes() for image in images}) > 1
     # Partners of a mixture stay together, and change places with each other.
     order = np.array([5, 4, 0, 1, 7, 6, 2, 3])
-    moved = run({name: x[order] for name, x in batch.items()}, keys[order])
+    moved = compiled(one)({name: x[order] for name, x in batch.items()}, keys[order])
     assert_equal(moved, {name: np.asarray(x)[order] for name, x in result.items()})
-    among = np.arange(BATCH) < 2
     mixed = {
-        name: np.where(among.reshape(-1, *[1] * (x.ndim - 1)), x, other[name])
-        for name, x in batch.items()
+        name: np.concatenate([x[:2], other[name][2:]]) for name, x in batch.items()
     }
-    among_others = run(mixed, jnp.where(among, keys, other_keys))
+    mixed_keys = jnp.where(np.arange(BATCH) < 2, keys, other_keys)
+    among_others = compiled(one)(mixed, mixed_keys)
     first, found = (jax.tree.map(lambda x: x[:2], b) for b in (result, among_others))
     assert_equal(first, found)
-    assert (result["name"] == batch["name"]).all()
-
-
-@pytest.mark.parametrize("one", RANDOM, ids=repr)
-def test_other_keys_give_other_images(one):
-    batch = make_batch(boxes=not isinstance(one, Mixup))
-    if not isinstance(one, Mixup):
-        batch["image"][:] = batch["image"][0]
-    results = [
-        np.asarray(compiled(one)(batch, make_keys(BATCH, seed))["image"])
-        for seed in (1, 2)
-    ]
-    assert (results[0] != results[1]).any()
-    assert len({image.tobytes() for image in results[0]}) > 1
-
-
-@pytest.mark.slow  # every operation is compiled on its own
-def test_compilation_changes_nothing_but_roundings():
-    batch, keys = jax.tree.map(jnp.asarray, make_batch()), make_keys(BATCH)
-    assert_equal(EVERYTHING(batch, keys), compiled(EVERYTHING)(batch, keys), levels=2)
 
 
 def test_stages_of_a_chain_are_independent():
     batch, keys = make_batch(), make_keys(BATCH)
-    chain = Augment((PadCrop(3), Flip(), Flip()))
-    fold_in = jax.jit(lambda key, n: jax.random.key_data(jax.random.fold_in(key, n)))
+    fold_in = jax.jit(jax.vmap(jax.random.fold_in, (0, None)))
     expected = batch
-    for number, one in enumerate(chain.stages):
-        own = [fold_in(keys[at], number) for at in range(BATCH)]
-        own = jax.random.wrap_key_data(np.stack(own))
-        expected = compiled(one)(expected, own)
-    assert_equal(compiled(chain)(batch, keys), expected)
+    for number, one in enumerate(stages := (PadCrop(3), Flip(), Flip())):
+        expected = compiled(one)(expected, fold_in(keys, number))
+    assert_equal(compiled(Augment(stages))(batch, keys), expected)
     # Were their keys the same, two flips would undo each other.
-    batch, twice = make_batch(64), Augment((Flip(), Flip()))
-    flipped = np.asarray(compiled(twice)(batch, make_keys(64))["image"])
-    assert 16 < (flipped != batch["image"]).any(axis=(1, 2, 3)).sum() < 48
+    images = make_images(64)
+    flipped = images_of(Augment((Flip(), Flip())), images, make_keys(64))
+    assert 16 < (flipped != images).any(axis=(1, 2, 3)).sum() < 48
 
 
 def test_equal_augmentations_share_a_compilation():
@@ -165,35 +158,25 @@ def test_equal_augmentations_share_a_compilation():
     assert len(traces) == 2
 
 
-def test_floats_save_the_rounding_between_stages():
-    batch, keys = make_batch(), make_keys(BATCH)
-    mix = Mixup(num_classes=4, alpha=1.0)
-    rounded = np.asarray(compiled(mix)(batch, keys)["image"])
-    exact = np.asarray(compiled(mix)(ToFloat()(batch, keys), keys)["image"])
-    assert not (exact == np.round(exact)).all()
-    assert np.abs(rounded - exact).max() <= 0.5
-
-
 def test_no_stage_makes_devices_communicate():
+    everything = Augment((CROP, ColourDistortion(), Mixup(num_classes=4)))
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    sharded = jax.jit(EVERYTHING, in_shardings=rows, out_shardings=rows)
+    sharded = jax.jit(everything, in_shardings=rows, out_shardings=rows)
     batch, keys = make_batch(), make_keys(BATCH)
     program = sharded.lower(batch, keys).compile()
     text = program.as_text()
     assert "u8[2,12,16,3]" in text  # a quarter of the batch of 8
     words = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
     assert not [word for word in words if word in text]
-    assert_equal(program(batch, keys), compiled(EVERYTHING)(batch, keys))
+    assert_equal(program(batch, keys), compiled(everything)(batch, keys))
 
 
 def test_shapes_are_shifted_and_flipped_like_on_the_host():
-    assert augment_shapes == Augment((PadCrop(SHIFT_PIXELS), Flip()))
-    image = make_batch(1)["image"]
-    batch = {"image": np.broadcast_to(image, (512, *image.shape[1:]))}
-    shifted = np.asarray(compiled(augment_shapes)(batch, make_keys(512))["image"])
-    found = {image.tobytes() for image in shifted}
-    padded = np.pad(image[0], ((4, 4), (4, 4), (0, 0)), "reflect")
+    image = make_images(1)[0]
+    found = images_of(augment_shapes, np.stack([image] * 512), make_keys(512))
+    found = {image.tobytes() for image in found}
+    padded = np.pad(image, ((4, 4), (4, 4), (0, 0)), "reflect")
     crops = [padded[y : y + 12, x : x + 16] for y in range(9) for x in range(9)]
     crops += [crop[:, ::-1] for crop in crops]
     assert found <= {np.ascontiguousarray(crop).tobytes() for crop in crops}
@@ -209,6 +192,7 @@ def test_shapes_are_shifted_and_flipped_like_on_the_host():
         (Mixup(4), {"image": jnp.zeros((7, 4, 4, 3))}, "batch of 7"),
         (Mixup(4), {"boxes": jnp.zeros((8, 1, 4))}, "boxes cannot be mixed"),
     ],
+    ids=["shape", "padding", "channels", "odd", "boxes"],
 )
 def test_what_cannot_be_done_is_refused(one, changes, message):
     with pytest.raises(ValueError, match=message):
@@ -222,11 +206,229 @@ def test_keys_must_be_one_for_each_example():
             augment_shapes(make_batch(), keys)
 
 
-@pytest.mark.slow
-def test_the_benchmark_runs_in_small():
-    result = h4(small=True, repeats=1)
-    assert result.id == "H4" and result.value > 0
-    results = operations(batch_size=4, pixels=20, repeats=1)
-    names = ["RandomResizedCrop", "PadCrop", "Flip", "ColourDistortion"]
-    names += ["Cutout", "Mixup"]
-    assert [one.id for one in results] == [f"augment-{name}" for name in names]
+@pytest.mark.parametrize("border", ["reflect", "zero"])
+def test_pad_crop_is_a_window_of_the_padded_image(border):
+    images, keys, one = make_images(32), make_keys(32), PadCrop(3, border)
+    offsets = np.asarray(compiled(one.offsets)(keys))
+    mode = {"reflect": "reflect", "zero": "constant"}[border]
+    found = images_of(one, images, keys)
+    for image, (top, left), crop in zip(images, offsets, found, strict=True):
+        padded = np.pad(image, ((3, 3), (3, 3), (0, 0)), mode)
+        expected = padded[top : top + HEIGHT, left : left + WIDTH]
+        np.testing.assert_array_equal(crop, expected)
+    assert_uniform(compiled(one.offsets)(make_keys(8192)) @ np.array([7, 1]), 49)
+
+
+def test_a_flip_mirrors_half_of_the_images():
+    images, keys = make_images(64), make_keys(64)
+    is_flipped = np.asarray(compiled(Flip().is_flipped)(keys))[:, None, None, None]
+    expected = np.where(is_flipped, images[:, :, ::-1], images)
+    np.testing.assert_array_equal(images_of(Flip(), images, keys), expected)
+    assert_uniform(compiled(Flip().is_flipped)(make_keys(8192)).astype(int), 2)
+
+
+def windows_of(one, keys, height, width):
+    return np.asarray(compiled(one.windows, 1, 2)(keys, height, width))
+
+
+@pytest.mark.parametrize(("height", "width"), [(17, 30), (3, 40)])
+def test_a_window_is_resized_as_by_opencv(height, width):
+    images, keys = make_images(6, height, width), make_keys(6)
+    found = images_of(CROP, images, keys)
+    windows = windows_of(CROP, keys, height, width)
+    for image, (top, left, h, w), crop in zip(images, windows, found, strict=True):
+        part = image[top : top + h, left : left + w].astype(np.float32)
+        expected = cv2.resize(part, (10, 10), interpolation=cv2.INTER_LINEAR)
+        # At most half a level from rounding, and what float32 adds.
+        np.testing.assert_allclose(crop, expected, rtol=0, atol=0.502)
+    exact = compiled(Augment((ToFloat(), CROP)))({"image": images}, keys)["image"]
+    assert not (exact == np.round(exact)).all()
+
+
+def random_window(rng, height, width, scale, ratio):
+    """The window of a random resized crop, as its inventors' code draws it."""
+    for _ in range(10):
+        area = height * width * rng.uniform(*scale)
+        aspect = np.exp(rng.uniform(*np.log(ratio)))
+        w, h = round(np.sqrt(area * aspect)), round(np.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return rng.integers(height - h + 1), rng.integers(width - w + 1), h, w
+    raise AssertionError("ten windows did not fit")
+
+
+def test_windows_are_distributed_as_in_the_reference():
+    height, width, count = 60, 80, 20_000
+    ours = windows_of(CROP, make_keys(count), height, width)
+    rng = np.random.default_rng(0)
+    draws = (height, width, CROP.scale, CROP.ratio)
+    theirs = np.array([random_window(rng, *draws) for _ in range(count // 4)])
+    top, left, h, w = ours.T
+    assert min(top.min(), left.min()) == 0
+    assert (top + h <= height).all() and (left + w <= width).all()
+    assert 0.075 < (h * w).min() / (height * width) < 0.09
+    assert (w / h).min() > 0.70 and (w / h).max() < 1.42
+    quantities = {
+        "top": lambda w: w[:, 0],
+        "left": lambda w: w[:, 1],
+        "area": lambda w: w[:, 2] * w[:, 3],
+        "shape": lambda w: w[:, 3] / w[:, 2],
+    }
+    for name, quantity in quantities.items():
+        assert distance_of_samples(quantity(ours), quantity(theirs)) < 2, name
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "expected"),
+    [(8, 80, (0, 34, 8, 11)), (80, 8, (34, 0, 11, 8)), (20, 22, (0, 0, 20, 22))],
+)
+def test_a_window_that_never_fits_is_the_centre(height, width, expected):
+    one = RandomResizedCrop(size=8, scale=(4.0, 5.0))
+    assert (windows_of(one, make_keys(4), height, width) == expected).all()
+
+
+@pytest.mark.parametrize(("platform", "gathers"), [("tpu", 0), ("cuda", 2)])
+def test_each_platform_gets_its_path(platform, gathers):
+    traced = jax.jit(PadCrop(2)).trace(
+        {"image": jnp.zeros((4, 8, 8, 3), jnp.uint8)}, make_keys(4)
+    )
+    program = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert program.count('"stablehlo.gather"') == gathers
+    assert program.count("stablehlo.dot_general") == 2 - gathers
+
+
+def make_rectangles(size, height, width):
+    """Images of one bright rectangle on black, and its box; a padded row follows."""
+    rng = np.random.default_rng(0)
+    images = np.zeros((size, height, width, 3), np.uint8)
+    boxes = np.zeros((size, 2, 4), np.float32)
+    for image, box in zip(images, boxes, strict=True):
+        top, left = rng.integers(0, height - 8), rng.integers(0, width - 8)
+        bottom = rng.integers(top + 8, height + 1)
+        right = rng.integers(left + 8, width + 1)
+        image[top:bottom, left:right] = 255
+        box[0] = [top / height, left / width, bottom / height, right / width]
+    mask = np.tile([True, False], (size, 1))
+    return {"image": images, "boxes": boxes, "box_mask": mask}
+
+
+@pytest.mark.parametrize(
+    "one", [PadCrop(9, "zero"), Flip(), RandomResizedCrop(size=48)], ids=repr
+)
+def test_boxes_stay_on_their_pixels(one):
+    batch, keys = make_rectangles(64, 40, 56), make_keys(64)
+    result = jax.tree.map(np.asarray, compiled(one)(batch, keys))
+    images, boxes, mask = result["image"], result["boxes"], result["box_mask"]
+    assert boxes.dtype == np.float32 and mask.dtype == bool
+    assert not boxes[~mask].any() and not mask[:, 1].any()
+    assert 20 < mask[:, 0].sum() <= 64
+    for image, (box, _) in zip(images[mask[:, 0]], boxes[mask[:, 0]], strict=True):
+        # Half of a pixel's brightness is where interpolation puts an edge.
+        is_bright = image[..., 0] > 127
+        rows, columns = (np.flatnonzero(is_bright.any(axis=i)) for i in (1, 0))
+        found = [rows[0], columns[0], rows[-1] + 1, columns[-1] + 1]
+        np.testing.assert_allclose(box * [*image.shape[:2] * 2], found, atol=1)
+
+
+def test_a_box_is_clipped_to_the_crop_or_left_out_with_its_centre():
+    batch, keys = make_batch(64, boxes=True), make_keys(64)
+    result = jax.tree.map(np.asarray, compiled(CROP)(batch, keys))
+    windows = windows_of(CROP, keys, HEIGHT, WIDTH)[:, None]
+    corners = batch["boxes"] * ([HEIGHT, WIDTH] * 2)
+    moved = (corners - np.tile(windows[..., :2], 2)) / np.tile(windows[..., 2:], 2)
+    centre = (moved[..., :2] + moved[..., 2:]) / 2
+    kept = batch["box_mask"] & ((centre >= 0) & (centre < 1)).all(axis=-1)
+    np.testing.assert_array_equal(result["box_mask"], kept)
+    expected = np.where(kept[..., None], np.clip(moved, 0, 1), 0)
+    np.testing.assert_allclose(result["boxes"], expected, atol=1e-5)
+    assert (result["box_labels"] == batch["box_labels"]).all()
+    assert 0.2 < kept.mean() < batch["box_mask"].mean()
+
+
+def distort(image, brightness, contrast, saturation, hue):
+    """Brightness, contrast, saturation and hue in turn, in float64."""
+    mean = image.mean(axis=(0, 1))
+    shifted = np.clip((image - mean) * contrast + mean + brightness, 0, 255)
+    result = np.zeros(image.shape)
+    for place in np.ndindex(image.shape[:2]):
+        h, s, v = colorsys.rgb_to_hsv(*shifted[place])
+        result[place] = colorsys.hsv_to_rgb((h + hue) % 1, min(1, s * saturation), v)
+    return result
+
+
+@pytest.mark.parametrize(
+    "strengths",
+    [(32 / 255, 0.5, 0.5, 0.2), (0, 0, 0, 0.5), (0, 0, 1, 0), (0.5, 0.9, 0, 0)],
+    ids=["all", "hue", "saturation", "brightness_and_contrast"],
+)
+def test_colours_are_those_of_colorsys(strengths):
+    one = ColourDistortion(*map(float, strengths))
+    rng = np.random.default_rng(0)
+    images = make_images(12, 10, 14)
+    # Greys, pure colours and ties between channels: where hue is hard.
+    images[:, 0] = images[:, 0, :, :1]
+    pure = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [0, 0, 0]])
+    images[:, 1] = pure[rng.integers(0, 4, (12, 14))]
+    images[:, 2, :, 1] = images[:, 2, :, 0]
+    keys = make_keys(12)
+    factors = np.stack(compiled(one.factors)(keys), axis=-1)
+    found = images_of(one, images, keys)
+    for image, factor, distorted in zip(images, factors, found, strict=True):
+        expected = distort(image, *factor)
+        np.testing.assert_allclose(distorted, expected, rtol=0, atol=0.51)
+
+
+def test_no_distortion_changes_nothing():
+    # Every byte, as grey and as colour.
+    ramp = np.arange(256, dtype=np.uint8).reshape(1, 16, 16)
+    images = np.stack([ramp, ramp[:, ::-1], ramp.swapaxes(1, 2)], axis=-1)
+    still = ColourDistortion(brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0)
+    np.testing.assert_array_equal(images_of(still, images, make_keys(1)), images)
+
+
+def test_colour_factors_are_uniform_and_independent():
+    one = ColourDistortion(brightness=0.1, contrast=0.2, saturation=0.3, hue=0.05)
+    factors = np.array(compiled(one.factors)(make_keys(8192)))
+    low = np.array([[-25.5], [0.8], [0.7], [-0.05]])
+    high = np.array([[25.5], [1.2], [1.3], [0.05]])
+    shares = (factors - low) / (high - low)
+    assert shares.min() >= -1e-6 and shares.max() <= 1 + 1e-6
+    at = np.arange(1, 8193) / 8192
+    assert np.abs(np.sort(shares, axis=1) - at).max() < 1.63 / np.sqrt(8192)
+    assert np.abs(np.corrcoef(shares) - np.eye(4)).max() < 5 / np.sqrt(8192)
+
+
+@pytest.mark.parametrize("size", [1, 4, 7, 40])
+def test_cutout_hides_a_square(size):
+    images, keys, one = make_images(32), make_keys(32), Cutout(size, fill=7)
+    corners = np.asarray(compiled(one.corners, 1, 2)(keys, HEIGHT, WIDTH))
+    found = images_of(one, images, keys)
+    for image, (top, left), hidden in zip(images, corners, found, strict=True):
+        expected = image.copy()
+        expected[max(top, 0) : top + size, max(left, 0) : left + size] = 7
+        np.testing.assert_array_equal(hidden, expected)
+    # Its centre is any pixel.
+    centres = compiled(one.corners, 1, 2)(make_keys(4096), 6, 5) + size // 2
+    assert_uniform(np.asarray(centres) @ [5, 1], 30)
+
+
+def test_mixup_mixes_neighbours_and_their_labels():
+    batch, keys, one = make_batch(10), make_keys(10), Mixup(num_classes=4, alpha=1.0)
+    result = jax.tree.map(np.asarray, compiled(one)(batch, keys))
+    shares = np.asarray(compiled(one.coefficients)(keys), np.float64)
+    partner = np.arange(10) ^ 1
+    one_hot = np.eye(4)[batch["label"]]
+    for values, found, atol in (
+        (batch["image"], result["image"], 0.501),
+        (one_hot, result["label"], 1e-6),
+    ):
+        share = shares.reshape(-1, *[1] * (values.ndim - 1))
+        expected = share * values + (1 - share) * values[partner]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0])
+def test_shares_of_a_mixture_follow_the_beta_distribution(alpha):
+    shares = np.asarray(compiled(Mixup(2, alpha).coefficients)(make_keys(8192)))
+    assert (shares >= 0).all() and (shares <= 1).all()
+    theirs = np.random.default_rng(0).beta(alpha, alpha, 100_000)
+    assert distance_of_samples(shares, theirs) < 2

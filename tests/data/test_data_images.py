@@ -1,82 +1,40 @@
+"""Images on the host: decoding, crops, augmentation, and the drawn shapes."""
+
 import io
 import os
 import struct
 import tarfile
 from pathlib import Path
 
-import cv2
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from echo_jax.data.images import decode
-from echo_jax.data.images.decode import (
+import echo_jax as ej
+from echo_jax.data.augment import ColourDistortion
+from echo_jax.data.images import (
+    HostAugment,
+    OnImage,
+    change_colours,
+    choose_stages,
     decode_image,
     decode_jpeg,
-    jpeg_size,
+    distort_colours,
+    flip,
     pad_crop_flip,
     random_resized_crop,
     resize_center_crop,
 )
-from echo_jax.data.images.jpeg_header import jpeg_header
-
-
-def test_decodes_jpeg_to_red_green_blue():
-    image = np.zeros((16, 24, 3), np.uint8)
-    image[:, :12] = (200, 100, 30)
-    image[:, 12:] = (20, 60, 220)
-    _, data = cv2.imencode(".jpg", image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 95])
-    decoded = decode_jpeg(data.tobytes())
-    assert decoded.shape == image.shape and decoded.dtype == np.uint8
-    assert np.abs(decoded[:, 2:8].astype(int) - image[:, 2:8]).max() < 8
-    assert np.abs(decoded[:, 16:22].astype(int) - image[:, 16:22]).max() < 8
-
-
-@pytest.mark.parametrize("kind", ["png", "webp", "bmp", "gif"])
-def test_other_formats_are_decoded_as_by_pillow(kind):
-    file = io.BytesIO()
-    Image.fromarray(smooth(30, 20)).save(file, kind)
-    with Image.open(file) as other:
-        pixels = np.asarray(other.convert("RGB"))
-    np.testing.assert_array_equal(decode_image(file.getvalue()), pixels)
-
-
-@pytest.mark.parametrize("data", [b"", b"\xff\xd8\xff", b"GIF89a, but not really"])
-def test_damaged_image_is_refused(data):
-    with pytest.raises(ValueError, match=f"{len(data)} bytes.*no readable image"):
-        decode_jpeg(data)
-
-
-def test_seeds_reach_every_shift_and_flip_once():
-    padding = 2
-    image = np.arange(8 * 9 * 3, dtype=np.uint8).reshape(8, 9, 3)
-    image.flags.writeable = False
-    padded = np.pad(image, ((padding,) * 2, (padding,) * 2, (0, 0)), "reflect")
-    expected = set()
-    for top in range(2 * padding + 1):
-        for left in range(2 * padding + 1):
-            crop = padded[top : top + 8, left : left + 9]
-            expected |= {crop.tobytes(), crop[:, ::-1].tobytes()}
-    num_ways = 2 * (2 * padding + 1) ** 2
-    assert len(expected) == num_ways
-    seen = [pad_crop_flip(image, s, padding=padding) for s in range(num_ways)]
-    assert {crop.tobytes() for crop in seen} == expected
-    assert all(crop.shape == image.shape for crop in seen)
-
-
-def test_augmented_image_has_memory_of_its_own():
-    image = np.full((4, 4, 3), 7, np.uint8)
-    for seed in range(4):
-        pad_crop_flip(image, seed, padding=0)[:] = 0
-    assert (image == 7).all()
-
-
-def test_large_seeds_are_taken_whole():
-    image = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
-    same = pad_crop_flip(image, 2**64 - 1, padding=3)
-    assert (same == pad_crop_flip(image, np.uint64(2**64 - 1), padding=3)).all()
+from echo_jax.data.sources import (
+    ShapeRecords,
+    augment_shape,
+    decode_shape,
+    shape_cover,
+)
 
 
 def smooth(height, width):
@@ -90,23 +48,20 @@ def smooth(height, width):
     return np.stack(parts, -1).astype(np.uint8)
 
 
+def places(height, width):
+    """An image in which red is the row of a pixel, and green its column."""
+    y, x = np.mgrid[:height, :width]
+    return np.stack([y, x, 0 * x], -1).astype(np.uint8)
+
+
+def noise(*shape, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (*shape, 3), np.uint8)
+
+
 def jpeg(image, **options):
     file = io.BytesIO()
     Image.fromarray(image).save(file, "JPEG", quality=95, **options)
     return file.getvalue()
-
-
-def difference(one, other):
-    return np.abs(one.astype(int) - other).mean()
-
-
-def test_grey_cmyk_and_turned_images_become_red_green_blue():
-    image = smooth(40, 60)
-    grey = decode_jpeg(jpeg(image[..., 0]))
-    assert grey.shape == (40, 60, 3) and difference(grey, image[..., :1]) < 2
-    file = io.BytesIO()
-    Image.fromarray(image).convert("CMYK").save(file, "JPEG", quality=95)
-    assert difference(decode_jpeg(file.getvalue()), image) < 4
 
 
 def turned(image, orientation, order="<"):
@@ -117,16 +72,55 @@ def turned(image, orientation, order="<"):
     return jpeg(image, exif=exif)
 
 
+def difference(one, other):
+    return np.abs(one.astype(int) - other).mean()
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "bmp", "gif"])
+def test_files_are_decoded_as_by_pillow(kind):
+    file = io.BytesIO()
+    Image.fromarray(smooth(30, 20)).save(file, kind)
+    with Image.open(file) as other:
+        pixels = np.asarray(other.convert("RGB"))
+    found = decode_image(file.getvalue())
+    assert found.dtype == np.uint8
+    np.testing.assert_allclose(found, pixels, atol=3 if kind == "jpeg" else 0)
+
+
+def test_grey_and_cmyk_images_become_red_green_blue():
+    image = smooth(40, 60)
+    grey = decode_jpeg(jpeg(image[..., 0]))
+    assert grey.shape == (40, 60, 3) and difference(grey, image[..., :1]) < 2
+    file = io.BytesIO()
+    Image.fromarray(image).convert("CMYK").save(file, "JPEG", quality=95)
+    assert difference(decode_jpeg(file.getvalue()), image) < 4
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xd8\xff", b"GIF89a, but not really"])
+def test_a_damaged_image_is_refused(data):
+    for read in (decode_jpeg, lambda data: random_resized_crop(data, 0, 8)):
+        with pytest.raises(ValueError, match=f"{len(data)} bytes.*no readable image"):
+            read(data)
+
+
+def test_arrays_are_images_already():
+    image = smooth(4, 6)
+    assert decode_image(image) is image
+    grey = decode_image(image[..., :1])
+    assert grey.shape == (4, 6, 3) and (grey == image[..., :1]).all()
+    for wrong in (image[..., 0], image.astype(np.float32)):
+        with pytest.raises(ValueError, match="is no image; give uint8"):
+            decode_image(wrong)
+
+
 @pytest.mark.parametrize("order", "<>")
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_images_stand_upright(orientation, order):
-    """As Pillow says, whole and in parts, with whatever is left out of a decode."""
+@pytest.mark.parametrize("orientation", range(9))
+def test_images_stand_upright_as_by_pillow(orientation, order):
+    """Whole and in parts, with whatever is left out of a decode; 0 says nothing."""
     stored = smooth(400, 600)
     data = turned(stored, orientation, order)
     with Image.open(io.BytesIO(data)) as other:
         upright = np.asarray(ImageOps.exif_transpose(other))
-    assert jpeg_header(data).orientation == orientation
-    assert jpeg_size(data) == (400, 600)
     assert difference(decode_jpeg(data), upright) < 1
     assert difference(decode_image(data, as_stored=True), stored) < 2
     # Half a pixel apart at most, which is less than any wrong turn makes.
@@ -138,47 +132,12 @@ def test_images_stand_upright(orientation, order):
             assert difference(part, random_resized_crop(upright, seed, size)) < 5
 
 
-@pytest.mark.parametrize("orientation", [0, 9, 65535])
-def test_no_known_orientation_is_none(orientation):
-    data = turned(smooth(40, 60), orientation)
-    assert jpeg_header(data).orientation == 1
-    assert decode_jpeg(data).shape == (40, 60, 3)
-
-
 @given(st.binary(max_size=60), st.sampled_from([b"", b"II*\0\x08\0\0\0", b"MM\0*"]))
 def test_any_bytes_may_stand_in_exif(content, start):
     content = b"Exif\0\0" + start + content
     segment = b"\xff\xe1" + struct.pack(">H", len(content) + 2) + content
-    data = jpeg(smooth(40, 60))
-    header = jpeg_header(data[:2] + segment + data[2:])
-    assert (header.height, header.width) == (40, 60)
-    assert 1 <= header.orientation <= 8
-
-
-def test_arrays_are_images_already():
-    image = smooth(4, 6)
-    assert decode_image(image) is image
-    assert (decode_image(image[..., :1]) == image[..., :1]).all()
-    assert decode_image(image[..., :1]).shape == (4, 6, 3)
-    for wrong in (image[..., 0], image.astype(np.float32)):
-        with pytest.raises(ValueError, match="is no image; give uint8"):
-            decode_image(wrong)
-
-
-@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"exif": b"Exif" * 99}])
-def test_the_size_of_a_jpeg_is_in_its_header(options):
-    data = jpeg(smooth(123, 45), **options)
-    assert jpeg_size(data) == (123, 45)
-    # Fill bytes may stand before any marker.
-    assert jpeg_size(data[:2] + b"\xff\xff" + data[2:]) == (123, 45)
-    for end in range(0, 200):
-        assert jpeg_size(data[:end]) in (None, (123, 45))
-
-
-def test_what_is_no_jpeg_has_no_size_in_a_header():
-    assert jpeg_size(b"") is jpeg_size(b"\x89PNG") is None
-    empty = b"\xff\xd8\xff\xc0" + struct.pack(">HBHHB", 11, 8, 0, 5, 1) + b"\0" * 9
-    assert jpeg_size(empty) is None
+    data = jpeg(smooth(40, 40))
+    assert random_resized_crop(data[:2] + segment + data[2:], 0, 8).shape == (8, 8, 3)
 
 
 @pytest.mark.parametrize(("height", "width"), [(900, 1200), (300, 260), (40, 60)])
@@ -187,54 +146,45 @@ def test_a_crop_of_a_scaled_decode_shows_the_same_part(height, width):
     data = jpeg(image)
     for seed in range(20):
         scaled = random_resized_crop(data, seed, 32)
-        whole = random_resized_crop(image, seed, 32)
         assert scaled.shape == (32, 32, 3) and scaled.dtype == np.uint8
         # The part begins at a whole pixel of the scaled image.
-        assert difference(scaled, whole) < 5
-        middle = resize_center_crop(data, 28, resize=32)
-        assert difference(middle, resize_center_crop(image, 28, resize=32)) < 5
+        assert difference(scaled, random_resized_crop(image, seed, 32)) < 5
+    middle = resize_center_crop(data, 28, resize=32)
+    assert difference(middle, resize_center_crop(image, 28, resize=32)) < 5
 
 
-def test_no_part_is_decoded_below_the_size_that_is_asked_for(monkeypatch):
-    """And none could have been decoded smaller: each scale halves the sides."""
-    parts = []
-    resize = cv2.resize
-    monkeypatch.setattr(
-        decode.cv2,
-        "resize",
-        lambda part, *a, **k: (parts.append(part.shape), resize(part, *a, **k))[1],
-    )
-    data = jpeg(smooth(701, 1003))
-    for size in (16, 50, 100, 224):
-        for seed in range(40):
-            random_resized_crop(data, seed, size)
-            least = min(parts[-1][:2])
-            box = decode._random_box(701, 1003, seed, (0.08, 1), (3 / 4, 4 / 3))
-            full = min(box.height, box.width)
-            assert least >= min(size, full)
-            assert least < 2 * size + 1 or full / least > 7.5
+@pytest.mark.parametrize("pixels", [64, 128, 256])
+def test_no_part_is_decoded_below_the_size_that_is_asked_for(pixels):
+    """Stripes of two pixels of the result would become grey."""
+    x = np.arange(pixels) * 32 // pixels // 2 % 2
+    stripes = np.broadcast_to(x[None, :, None] * 255, (pixels, pixels, 3))
+    stripes = np.ascontiguousarray(stripes, np.uint8)
+    found = resize_center_crop(jpeg(stripes), 32, resize=32)
+    assert difference(found, resize_center_crop(stripes, 32, resize=32)) < 8
 
 
 def test_crops_have_the_area_and_the_shape_that_are_asked_for():
-    area, ratio = (0.2, 0.5), (0.5, 2.0)
-    boxes = [decode._random_box(250, 250, s, area, ratio) for s in range(400)]
-    shares = np.array([b.height * b.width / 62500 for b in boxes])
-    shapes = np.log([b.width / b.height for b in boxes])
-    assert 0.19 < shares.min() < 0.23 and 0.47 < shares.max() < 0.51
-    assert -0.72 < shapes.min() < -0.6 and 0.6 < shapes.max() < 0.72
+    image = places(250, 250)
+    draws = {"area": (0.2, 0.5), "ratio": (0.5, 2.0)}
+    crops = np.array([random_resized_crop(image, s, 2, **draws) for s in range(400)])
+    # Its four pixels are the means of its quarters.
+    ends = np.stack([crops[:, 0, 0, :2], crops[:, 1, 1, :2]], 1).astype(float)
+    sides = 2 * (ends[:, 1] - ends[:, 0])
+    first = ends.mean(axis=1) - sides / 2
+    shares, shapes = sides.prod(axis=1) / 62500, np.log(sides[:, 1] / sides[:, 0])
+    assert 0.18 < shares.min() < 0.23 and 0.47 < shares.max() < 0.52
+    assert -0.75 < shapes.min() < -0.6 and 0.6 < shapes.max() < 0.75
     assert abs(shapes.mean()) < 0.07
-    for box in boxes:
-        assert 0 <= box.top <= 250 - box.height and 0 <= box.left <= 250 - box.width
-    tops = {box.top for box in boxes}
-    assert 0 in tops and len(tops) > 80
+    assert first.min() >= -2 and (first + sides).max() <= 252
+    assert (first.min(axis=0) < 3).all() and len({*first[:, 0].tolist()}) > 80
 
 
 def test_where_no_crop_fits_the_middle_is_taken():
     # A line of pixels has no part of an allowed shape and a half of the area.
-    box = decode._random_box(4, 100, 0, (0.5, 1.0), (3 / 4, 4 / 3))
-    assert box == (0, (100 - 5) / 2, 4, 5)
-    box = decode._random_box(100, 4, 0, (0.5, 1.0), (3 / 4, 4 / 3))
-    assert box == ((100 - 5) / 2, 0, 5, 4)
+    wide = random_resized_crop(places(4, 100), 0, 5, area=(0.5, 1.0))
+    assert wide[0, :, 1].tolist() == [48, 49, 50, 51, 52]
+    tall = random_resized_crop(places(100, 4), 0, 5, area=(0.5, 1.0))
+    assert tall[:, 0, 0].tolist() == [48, 49, 50, 51, 52]
     for shape in ((1, 1), (1, 9), (9, 1)):
         assert random_resized_crop(smooth(*shape), 0, 8).shape == (8, 8, 3)
 
@@ -242,90 +192,48 @@ def test_where_no_crop_fits_the_middle_is_taken():
 def test_the_middle_is_where_a_resize_and_a_crop_would_find_it():
     image = np.zeros((64, 128, 3), np.uint8)
     image[16:48, 48:80] = 200  # half of the shorter side
-    crop = resize_center_crop(image, 16, resize=32)
-    assert (crop == 200).all()
+    assert (resize_center_crop(image, 16, resize=32) == 200).all()
     crop = resize_center_crop(image, 32, resize=32)
     assert (crop[8:24, 8:24] == 200).all() and crop[:7].max() == 0
     with pytest.raises(ValueError, match=r"size=40 must be .* at most resize=32"):
         resize_center_crop(image, 40, resize=32)
 
 
-def test_inputs_stay_and_outputs_are_of_their_own():
-    image = smooth(32, 32)
-    image.flags.writeable = False
-    for out in (
-        random_resized_crop(image, 5, 32),
-        resize_center_crop(image, 32, resize=32),
-    ):
-        out[...] = 0
-    assert (image == smooth(32, 32)).all()
-
-
-def test_a_damaged_image_cannot_be_cropped():
-    data = jpeg(smooth(64, 64))
-    for broken in (b"", data[:100], b"GIF89a, but not really"):
-        with pytest.raises(ValueError, match="no readable image"):
-            random_resized_crop(broken, 0, 8)
-        with pytest.raises(ValueError, match="no readable image"):
-            resize_center_crop(broken, 8, resize=8)
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"subsampling": 0},
-        {"subsampling": 1},
         {"subsampling": 2},
         {"subsampling": 2, "restart_marker_rows": 1},
         {"progressive": True},
     ],
     ids=str,
 )
-def test_rows_that_are_not_decoded_change_no_bit(options, monkeypatch, capfd):
-    rng = np.random.default_rng(0)
-    noise = rng.integers(0, 256, (311, 203, 3), np.uint8)
-    data = jpeg(noise, **options)
-    decoded = []
-    original = decode._decode
-    monkeypatch.setattr(
-        decode, "_decode", lambda d, f: (decoded.append(original(d, f)), decoded[-1])[1]
-    )
-    cut = [random_resized_crop(data, seed, s) for s in (8, 60) for seed in range(30)]
-    rows = [len(image) for image in decoded]
-    monkeypatch.setattr(decode, "_without_rows_below", lambda data, *rest: data)
-    decoded.clear()
-    whole = [random_resized_crop(data, seed, s) for s in (8, 60) for seed in range(30)]
-    for ours, other in zip(cut, whole, strict=True):
-        np.testing.assert_array_equal(ours, other)
-    saved = sum(r < len(d) for r, d in zip(rows, decoded, strict=True))
-    has_marks = "progressive" in options or "restart_marker_rows" in options
-    assert saved == 0 if has_marks else saved > 20
+def test_rows_that_are_not_decoded_change_no_bit(options, capfd):
+    data = jpeg(noise(311, 203), **options)
+    # As phones write it: a block says that another picture follows, and a file of two
+    # is decoded whole.
+    phone = data[:2] + b"\xff\xe2\x00\x06MPF\0" + data[2:]
+    for file in (phone + data, data + b"more"):
+        for seed, size in enumerate((8, 60) * 30):
+            crop = random_resized_crop(file, seed, size)
+            np.testing.assert_array_equal(crop, random_resized_crop(data, seed, size))
     assert capfd.readouterr().err == ""  # The decoder warns of data it cannot place.
 
 
-@pytest.mark.parametrize("behind", ["text", "picture"])
-def test_what_stands_behind_an_image_is_no_part_of_it(behind, capfd):
-    data = jpeg(smooth(400, 40))
-    file = data + b"more"
-    if behind == "picture":
-        # As phones write it: a block of the header says so.
-        block = b"\xff\xe2\x00\x06MPF\0"
-        file = data[:2] + block + data[2:] + data
-    for seed in range(30):
-        crop = random_resized_crop(file, seed, 16)
-        np.testing.assert_array_equal(crop, random_resized_crop(data, seed, 16))
+def test_what_is_damaged_below_a_crop_is_not_read(capfd):
+    data = jpeg(noise(600, 60))
+    middle = resize_center_crop(data[: len(data) * 3 // 4], 8, resize=60)
+    np.testing.assert_array_equal(middle, resize_center_crop(data, 8, resize=60))
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("width", [1, 8, 17])
 def test_the_last_rows_of_a_narrow_image_are_decoded(width, capfd):
     data = jpeg(np.full((200, width, 3), 90, np.uint8))
-    for size in range(150, 200):
-        middle = resize_center_crop(data, 1, resize=200 - size + 1)
-        assert abs(middle.astype(int) - 90).max() < 3
-    for seed in range(50):
-        crop = random_resized_crop(data, seed, 4)
-        assert abs(crop.astype(int) - 90).max() < 3
+    crops = [resize_center_crop(data, 1, resize=size) for size in range(1, 51)]
+    crops += [random_resized_crop(data, seed, 4) for seed in range(50)]
+    assert all(abs(crop.astype(int) - 90).max() < 3 for crop in crops)
     assert capfd.readouterr().err == ""
 
 
@@ -337,9 +245,174 @@ def test_real_photographs_are_decoded_as_by_pillow():
         photographs = [tar.extractfile(member).read() for member in members]
     for data in photographs:
         image = decode_jpeg(data)
-        assert jpeg_size(data) == image.shape[:2]
         with Image.open(io.BytesIO(data)) as other:
             assert difference(image, np.asarray(other.convert("RGB"))) < 3
         # Fine detail is where a scaled decode and an interpolation differ.
         crops = [random_resized_crop(x, 7, 96) for x in (data, image)]
         assert difference(*crops) < 12
+
+
+def test_seeds_reach_every_shift_and_flip_once():
+    image = noise(8, 9)
+    padded = np.pad(image, ((2, 2), (2, 2), (0, 0)), "reflect")
+    crops = [padded[y : y + 8, x : x + 9] for y in range(5) for x in range(5)]
+    expected = {crop[:, ::step].tobytes() for crop in crops for step in (1, -1)}
+    seen = [pad_crop_flip(image, seed, padding=2) for seed in range(50)]
+    assert {crop.tobytes() for crop in seen} == expected and len(expected) == 50
+    assert all(crop.shape == image.shape for crop in seen)
+    large = (2**64 - 1, np.uint64(2**64 - 1))
+    one, other = (pad_crop_flip(image, seed, padding=3) for seed in large)
+    assert (one == other).all()
+
+
+def test_inputs_stay_and_outputs_are_of_their_own():
+    image = smooth(32, 32)
+    image.flags.writeable = False
+    made = [random_resized_crop(image, 5, 32), resize_center_crop(image, 32, resize=32)]
+    made += [pad_crop_flip(image, seed, padding=0) for seed in range(4)]
+    for out in made:
+        out[...] = 0
+    assert (image == smooth(32, 32)).all()
+
+
+def test_stages_work_in_turn_with_randomness_of_their_own():
+    seen = []
+
+    def stage(item, seed):
+        seen.append(seed)
+        return {**item, "label": 2 * item["label"] + len(seen)}
+
+    item = {"label": 0}
+    assert HostAugment((stage, stage))(item, 7) == {"label": 4}
+    assert item == {"label": 0}
+    assert seen == [int(ej.use_seed(7, 0, 0)), int(ej.use_seed(7, 1, 0))]
+
+
+def test_a_stage_of_images_leaves_the_rest_of_an_item_alone():
+    item = {"image": noise(4, 4), "boxes": np.ones((2, 4), np.float32)}
+    changed = OnImage(distort_colours)(item, 5)
+    np.testing.assert_array_equal(changed["image"], distort_colours(item["image"], 5))
+    assert changed["boxes"] is item["boxes"]
+
+
+def test_a_flip_mirrors_the_images_of_odd_seeds():
+    image = noise(2, 2)
+    np.testing.assert_array_equal(flip(image, 1), image[:, ::-1])
+    assert flip(image, 2) is image
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("crop", "box_crop"), r"config\.data\.augment: 'box_crop' is unknown here"),
+        (("flip", "crop"), r"\('flip', 'crop'\) is out of order; set --config"),
+        (("flip", "flip"), r"\('flip', 'flip'\) is out of order; set --config"),
+    ],
+)
+def test_augmentations_that_do_not_fit_are_refused(names, message):
+    known = {"crop": 1, "flip": 2, "colour": 3}
+    assert choose_stages(("crop", "colour"), known) == (1, 3)
+    with pytest.raises(ValueError, match=message):
+        choose_stages(names, known)
+
+
+def test_colours_agree_with_the_device_to_a_grey_level():
+    images = noise(32, 24, 20)
+    images[:4] = images[:4, ..., :1]  # Grey: it has no hue.
+    images[4], images[5] = 0, 255
+    distortion = ColourDistortion()
+    keys = jax.random.split(jax.random.key(0), len(images))
+    batch = {"image": jnp.asarray(images)}
+    expected = np.asarray(jax.jit(distortion)(batch, keys)["image"], int)
+    factors = jax.device_get(jax.jit(distortion.factors)(keys))
+    for number, image in enumerate(images):
+        own = {name: float(x[number]) for name, x in factors._asdict().items()}
+        apart = change_colours(image, **own) - expected[number]
+        assert np.abs(apart).max() <= 1 and np.mean(apart != 0) < 0.01
+
+
+def test_brightness_contrast_saturation_and_hue_by_hand():
+    image = np.array([[[100, 50, 0], [200, 150, 100]]], np.uint8)
+
+    def changed(**fields):
+        nothing = {"brightness": 0.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.0}
+        return change_colours(image, **{**nothing, **fields})[0].tolist()
+
+    assert changed() == image[0].tolist()
+    assert changed(brightness=60.0) == [[160, 110, 60], [255, 210, 160]]
+    # The means are 150, 100 and 50.
+    assert changed(contrast=0.5) == [[125, 75, 25], [175, 125, 75]]
+    assert changed(saturation=0.0) == [[100] * 3, [200] * 3]
+    # A third of a turn: red becomes green, green blue, and blue red.
+    assert changed(hue=1 / 3) == [[0, 100, 50], [100, 200, 150]]
+
+
+def test_colours_are_drawn_from_the_ranges_of_the_device():
+    # Of grey images of one value brightness alone is seen, of two values contrast.
+    flat = np.full((2, 2, 3), 128, np.uint8)
+    flat.flags.writeable = False
+    steps = np.array([[[118] * 3, [138] * 3]], np.uint8)
+    seeds = ej.use_seed(3, np.arange(2000), np.zeros(2000)).tolist()
+    shifts = [int(distort_colours(flat, seed)[0, 0, 0]) - 128 for seed in seeds]
+    assert (min(shifts), max(shifts)) == (-32, 32) and abs(np.mean(shifts)) < 1.5
+    assert np.std(shifts) == pytest.approx(18.5, rel=0.05)
+    changed = [distort_colours(steps, seed)[0, :, 0].astype(int) for seed in seeds]
+    spans = [(high - low) / 20 for low, high in changed]
+    assert (min(spans), max(spans)) == (0.5, 1.5) and abs(np.mean(spans) - 1) < 0.03
+    still = ColourDistortion(brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0)
+    np.testing.assert_array_equal(distort_colours(flat, 5, still), flat)
+
+
+def test_records_of_shapes_are_jpeg_files_with_balanced_labels():
+    records = ShapeRecords(24, seed=0)
+    items = [decode_shape(records[i]) for i in range(len(records))]
+    assert all(records[i][1:4] == b"\xff\xd8\xff" for i in range(24))
+    assert [int(item["label"]) for item in items] == 3 * list(range(8))
+    for item in items:
+        assert (item["image"].shape, item["image"].dtype) == ((32, 32, 3), np.uint8)
+        assert (item["label"].shape, item["label"].dtype) == ((), np.int32)
+    with pytest.raises(ValueError, match="0 images is empty"):
+        ShapeRecords(0, seed=0)
+
+
+def test_a_shape_is_a_function_of_seed_and_index():
+    sizes = ((16, 0), (32, 0), (16, 1))
+    first, longer, other = (ShapeRecords(size, seed=seed) for size, seed in sizes)
+    assert [first[i] for i in range(16)] == [longer[i] for i in range(16)]
+    assert len({longer[i] for i in range(32)} | {other[i] for i in range(16)}) == 48
+    assert first.metadata() == ShapeRecords(16, seed=0).metadata()
+    assert first.metadata()["sha256"] != other.metadata()["sha256"]
+
+
+# Areas of the outlines in the unit circle, from their geometry.
+AREAS = {
+    "circle": np.pi,
+    "square": 2.0,
+    "triangle": 3 * np.sqrt(3) / 4,
+    "hexagon": 3 * np.sqrt(3) / 2,
+    "star": 5 * 0.45 * np.sin(np.pi / 5),
+    "ring": np.pi * (1 - 0.55**2),
+    "cross": (4 * 0.72 - 0.72**2) / (1 + 0.36**2),
+    "bow": 1.6 / (1 + 0.8**2),
+}
+
+
+@pytest.mark.parametrize(("label", "name"), [*enumerate(AREAS)])
+def test_every_shape_covers_its_area_inside_the_image(label, name):
+    for seed in range(20):
+        cover = shape_cover(label, np.random.default_rng(seed))
+        again = np.random.default_rng(seed)
+        again.uniform(0, 1)  # the angle
+        radius = again.uniform(0.24, 0.38) * 32
+        # Pixels at the edge are averages of 16; a shape cut off would lack more.
+        assert cover.sum() == pytest.approx(AREAS[name] * radius**2, rel=0.12)
+        assert cover.min() == 0 and cover.max() == 1
+
+
+def test_augmentation_keeps_the_label_and_its_input():
+    item = decode_shape(ShapeRecords(4, seed=0)[3])
+    before = item["image"].copy()
+    images = {augment_shape(item, seed)["image"].tobytes() for seed in range(162)}
+    assert len(images) == 162
+    assert augment_shape(item, 5)["label"] == 3
+    assert (item["image"] == before).all()

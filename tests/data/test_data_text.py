@@ -1,15 +1,32 @@
+"""Texts: files, prepared tokens, and documents that are packed when they are read."""
+
 import gzip
 import hashlib
 import lzma
+import math
+import os
+import pickle
 import sysconfig
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from text_folders import DOCUMENTS, Documents, prepare
 
-from echo_jax.data.sources.text import TextWindows, decode_window, load_corpus
-from echo_jax.files import compressed
+from echo_jax.data.prepare import Settings, TextSettings, prepare_text
+from echo_jax.data.sources import load_corpus
+from echo_jax.data.text import (
+    choose_group,
+    open_sequences,
+    sample_documents,
+    unigram_nats,
+)
+
+EOD = 256
 
 
 def is_held_out(name: str) -> bool:
@@ -17,44 +34,32 @@ def is_held_out(name: str) -> bool:
     return int.from_bytes(digest[:8], "big") % 20 == 0
 
 
-def test_stdlib_is_split_by_file():
+def test_the_sources_of_python_are_split_by_file():
     corpus = load_corpus("stdlib")
+    found = corpus.metadata
+    assert found["train_files"] + found["validation_files"] == found["files"]
+    assert found["train_bytes"] == len(corpus.train) > 10 * len(corpus.validation)
+    assert found["validation_bytes"] == len(corpus.validation) > 50_000
+    # `abc.py` is there in every version, and not held out.
     root = Path(sysconfig.get_path("stdlib"))
-    metadata = corpus.metadata
-    assert metadata["train_files"] + metadata["validation_files"] == metadata["files"]
-    assert metadata["train_bytes"] == len(corpus.train) > 10 * len(corpus.validation)
-    assert metadata["validation_bytes"] == len(corpus.validation) > 50_000
-    # `abc.py` and `ast.py` are there in every version; neither is held out.
-    for name in ("abc.py", "ast.py"):
-        assert not is_held_out(name)
-        assert (root / name).read_bytes() in corpus.train.tobytes()
-    assert corpus.metadata == load_corpus("stdlib").metadata
+    assert not is_held_out("abc.py")
+    assert (root / "abc.py").read_bytes() in corpus.train.tobytes()
 
 
-def test_stdlib_leaves_out_what_is_not_its_source(tmp_path, monkeypatch):
-    def write(name: str, content: bytes) -> None:
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-
-    write("b.py", b"BB")
-    write("pkg/a.py", b"AA")
-    write("data.txt", b"no source")
-    write("test/x.py", b"XX")
-    write("pkg/tests/x.py", b"XX")
-    write("site-packages/x.py", b"XX")
-    write("_sysconfigdata_linux.py", b"XX")
-    (tmp_path / "c.py").symlink_to(tmp_path / "data.txt")
-    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
-    corpus = load_corpus("stdlib")
-    assert corpus.metadata["files"] == 2
-    assert {corpus.train.tobytes(), corpus.validation.tobytes()} == {b"AA", b"BB"}
-
-
-def test_python_without_sources_is_refused(tmp_path, monkeypatch):
+def test_of_python_only_its_sources_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     with pytest.raises(ValueError, match="without its sources"):
         load_corpus("stdlib")
+    others = ("test/x.py", "pkg/tests/x.py", "site-packages/x.py", "data.txt")
+    files = {"b.py": b"BB", "pkg/a.py": b"AA", "_sysconfigdata_linux.py": b"XX"}
+    for name, content in {**files, **dict.fromkeys(others, b"XX")}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    (tmp_path / "c.py").symlink_to(tmp_path / "data.txt")
+    corpus = load_corpus("stdlib")
+    assert corpus.metadata["files"] == 2
+    assert {corpus.train.tobytes(), corpus.validation.tobytes()} == {b"AA", b"BB"}
 
 
 def test_files_follow_in_the_order_of_their_names(tmp_path):
@@ -62,18 +67,17 @@ def test_files_follow_in_the_order_of_their_names(tmp_path):
     for name in names:
         (tmp_path / name).write_bytes(name.encode() + b"|")
     corpus = load_corpus(str(tmp_path / "*.txt"))
-    held_out = [name for name in sorted(names) if is_held_out(name)]
-    trained = [name for name in sorted(names) if not is_held_out(name)]
-    assert 0 < len(held_out) < 20
-    assert corpus.validation.tobytes().decode() == "".join(f"{n}|" for n in held_out)
-    assert corpus.train.tobytes().decode() == "".join(f"{n}|" for n in trained)
+    parts = {False: "", True: ""}
+    for name in sorted(names):
+        parts[is_held_out(name)] += f"{name}|"
+    assert corpus.validation.tobytes().decode() == parts[True] != ""
+    assert corpus.train.tobytes().decode() == parts[False]
 
 
 def test_few_files_still_have_one_held_out(tmp_path):
-    names = ["a.txt", "one.txt", "two.txt"]
-    assert not any(map(is_held_out, names))
-    for name in names:
+    for name in (names := ["a.txt", "one.txt", "two.txt"]):
         (tmp_path / name).write_bytes(b"text")
+    assert not any(map(is_held_out, names))
     metadata = load_corpus(str(tmp_path / "*.txt")).metadata
     assert (metadata["train_files"], metadata["validation_files"]) == (2, 1)
 
@@ -85,41 +89,50 @@ def test_one_file_holds_out_its_last_twentieth(tmp_path):
     assert corpus.train.tobytes() == content[:190]
     assert corpus.validation.tobytes() == content[190:]
     assert corpus.metadata["split"] == "last twentieth of the file"
+    # Windows of bytes, of which the rest is dropped.
+    text = open_sequences(str(tmp_path / "one.txt"), seq_len=8)
+    assert [text.train[i] for i in range(len(text.train))] == [
+        content[9 * i : 9 * i + 9] for i in range(21)
+    ]
+    tokens = text.decode(text.train[1])["tokens"]
+    assert tokens.dtype == np.uint8 and tokens.tolist() == [*content[9:18]]
+    with pytest.raises(ValueError, match="10 bytes holds no window of 11"):
+        open_sequences(str(tmp_path / "one.txt"), seq_len=10)
 
 
-@pytest.mark.parametrize("suffix", [".txt", ".gz", ".xz"])
+PACKED = {
+    ".txt": lambda data: data,
+    ".gz": gzip.compress,
+    # Streams may be padded with zeros, four at a time.
+    ".xz": lambda data: lzma.compress(data) + b"\0" * 8,
+}
+
+
+@pytest.mark.parametrize("suffix", PACKED)
 def test_every_format_gives_the_same_bytes(tmp_path, suffix):
     halves = [b"first half, " * 1000, b"second half. " * 1000]
-    encode = {
-        ".txt": lambda data: data,
-        ".gz": gzip.compress,
-        # Streams may be padded with zeros, four at a time.
-        ".xz": lambda data: lzma.compress(data) + b"\0" * 8,
-    }[suffix]
     path = tmp_path / f"text{suffix}"
     # Archives may hold several streams one after another.
-    path.write_bytes(encode(halves[0]) + encode(halves[1]))
+    path.write_bytes(b"".join(map(PACKED[suffix], halves)))
     corpus = load_corpus(str(path))
     joined = corpus.train.tobytes() + corpus.validation.tobytes()
     assert joined == halves[0] + halves[1]
 
 
-def test_hash_tells_contents_and_file_borders_apart(tmp_path):
+def test_the_hash_tells_contents_and_file_borders_apart(tmp_path):
     hashes = set()
     for contents in (["ab", "c"], ["a", "bc"], ["ab", "d"]):
         for name, content in zip(("x.txt", "y.txt"), contents, strict=True):
             (tmp_path / name).write_text(content)
-        hashes.add(
-            load_corpus(f"{tmp_path}/x.txt, {tmp_path}/y.txt").metadata["sha256"]
-        )
+        source = f"{tmp_path}/x.txt, {tmp_path}/y.txt"
+        hashes.add(load_corpus(source).metadata["sha256"])
     assert len(hashes) == 3
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress])
-def test_decompression_bomb_is_refused_before_it_unfolds(tmp_path, pack):
-    suffix = ".gz" if pack is gzip.compress else ".xz"
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_a_decompression_bomb_is_refused_before_it_unfolds(tmp_path, suffix):
     bomb = tmp_path / f"bomb{suffix}"
-    bomb.write_bytes(pack(bytes(64 * 1024**2)))
+    bomb.write_bytes(PACKED[suffix](bytes(64 * 1024**2)))
     assert bomb.stat().st_size < 100_000
     tracemalloc.start()
     try:
@@ -130,7 +143,19 @@ def test_decompression_bomb_is_refused_before_it_unfolds(tmp_path, pack):
         tracemalloc.stop()
 
 
-def test_limit_holds_for_all_files_together(tmp_path):
+def test_an_archive_that_asks_for_much_memory_is_refused(tmp_path):
+    path = tmp_path / "greedy.xz"
+    # Its header asks for a dictionary of 1.5 GiB.
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0}]
+    content = bytearray(lzma.compress(b"text", filters=filters))
+    content[16] = 40 - 3
+    content[20:24] = zlib.crc32(content[12:20]).to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"greedy\.xz.*no intact"):
+        load_corpus(str(path))
+
+
+def test_the_limit_holds_for_all_files_together(tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_bytes(bytes(600))
     load_corpus(str(tmp_path / "*.txt"), max_bytes=1200)
@@ -138,20 +163,11 @@ def test_limit_holds_for_all_files_together(tmp_path):
         load_corpus(str(tmp_path / "*.txt"), max_bytes=1199)
 
 
-def test_xz_may_not_ask_for_much_memory(tmp_path, monkeypatch):
-    path = tmp_path / "greedy.xz"
-    path.write_bytes(lzma.compress(b"text" * 100, preset=6))
-    monkeypatch.setattr(compressed, "_MAX_XZ_MEMORY_BYTES", 1024**2)
-    with pytest.raises(ValueError, match=r"greedy\.xz.*no intact"):
-        load_corpus(str(path))
-
-
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
-def test_damaged_archive_is_refused_by_name(tmp_path, suffix):
+def test_a_damaged_archive_is_refused_by_name(tmp_path, suffix):
     path = tmp_path / f"broken{suffix}"
-    whole = {".gz": gzip, ".xz": lzma}[suffix].compress(b"some text" * 1000)
-    damaged = [whole[: len(whole) // 2], b"no archive at all", whole[:-20] + bytes(20)]
-    for content in damaged:
+    whole = PACKED[suffix](b"some text" * 1000)
+    for content in (whole[: len(whole) // 2], b"no archive", whole[:-20] + bytes(20)):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=f"broken{suffix}.*no intact"):
             load_corpus(str(path))
@@ -167,7 +183,7 @@ def test_damaged_archive_is_refused_by_name(tmp_path, suffix):
         ("one.txt,sub/one.txt", ValueError, r"two files called 'one\.txt'"),
     ],
 )
-def test_bad_source_is_refused(tmp_path, monkeypatch, source, error, named):
+def test_a_bad_source_is_refused(tmp_path, monkeypatch, source, error, named):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sub").mkdir()
     for name in ("one.txt", "one.zip", "sub/one.txt"):
@@ -176,14 +192,171 @@ def test_bad_source_is_refused(tmp_path, monkeypatch, source, error, named):
         load_corpus(source)
 
 
-def test_windows_do_not_overlap_and_drop_the_rest():
-    windows = TextWindows(np.frombuffer(b"abcdefgh", np.uint8), 3)
-    assert [windows[i] for i in range(len(windows))] == [b"abc", b"def"]
-    tokens = decode_window(windows[1])["tokens"]
-    assert tokens.dtype == np.uint8
-    assert tokens.tolist() == [100, 101, 102]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return prepare(tmp_path_factory.mktemp("text"))
 
 
-def test_text_shorter_than_a_window_is_refused():
-    with pytest.raises(ValueError, match="2 bytes holds no window of 3"):
-        TextWindows(np.zeros(2, np.uint8), 3)
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory):
+    """The folder that TFDS_DATA_DIR names."""
+    folder = tmp_path_factory.mktemp("tfds")
+    Documents(data_dir=folder, file_format="array_record").download_and_prepare()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TFDS_DATA_DIR", str(folder))
+        yield
+
+
+def stream_of(lines):
+    """The tokens of a split: bytes, with one behind every document."""
+    return [t for line in lines for t in (*line.removesuffix("\n").encode(), EOD)]
+
+
+def windows_of(split, decode):
+    return [decode(split[i]) for i in range(len(split))]
+
+
+@pytest.mark.parametrize("seq_len", [1, 3, 8, 24])
+def test_windows_predict_every_token_once(folder, seq_len):
+    text = pickle.loads(pickle.dumps(open_sequences(str(folder), seq_len)))
+    tokens = [window["tokens"] for window in windows_of(text.train, text.decode)]
+    assert {window.dtype for window in tokens} == {np.dtype("uint16")}
+    assert not tokens[0].flags.writeable
+    stream = stream_of(DOCUMENTS)
+    count = (len(stream) - 1) // 24 * 24 // seq_len
+    starts = [seq_len * i for i in range(count)]
+    assert [t.tolist() for t in tokens] == [stream[s : s + seq_len + 1] for s in starts]
+
+
+def test_a_prepared_text_knows_its_bytes_and_the_loss_of_counting(folder):
+    text = open_sequences(str(folder), seq_len=8)
+    assert (text.vocab, text.eod) == (257, EOD)
+    # Every line end is a byte of the file, and every end of a document a token.
+    streams = stream_of(DOCUMENTS), stream_of(DOCUMENTS[:20])
+    assert text.bytes_per_token == sum(map(len, DOCUMENTS[:20])) / len(streams[1])
+    # All tokens of a small text, the very first and the rest of a block apart.
+    counted = [np.array(s[1 : (len(s) - 1) // 24 * 24 + 1]) for s in streams]
+    nats = unigram_nats(counted[:1], counted[1:], 257)
+    expected = {"unigram_nats": nats, "tokenizer": "bytes"}
+    for split in ("train", "validation"):
+        expected[f"{split}_examples"] = len(getattr(text, split))
+    assert expected.items() <= text.metadata.items()
+    assert len(text.metadata["sha256"]) == 64
+    with pytest.raises(ValueError, match=r"model\.seq_len=7 .* use one of 8, 12, 24"):
+        open_sequences(str(folder), seq_len=7)
+
+
+def test_the_loss_of_counting_by_hand():
+    # Counts 3, 1, 0 and one more each: 4/7, 2/7, 1/7.
+    train = [np.array([0, 0]), np.array([0, 1])]
+    found = unigram_nats(train, [np.array([0, 2, 2])], vocab=3)
+    assert found == pytest.approx(-(math.log(4 / 7) + 2 * math.log(1 / 7)) / 3)
+    # Large parts are counted in pieces.
+    tokens = np.random.default_rng(0).integers(0, 9, 3_000_000)
+    whole = unigram_nats([tokens], [tokens], 9)
+    assert whole == unigram_nats(*[np.array_split(tokens, 7)] * 2, 9)
+    assert whole == pytest.approx(math.log(9), rel=1e-5)
+
+
+@settings(max_examples=40)
+@given(
+    texts=st.lists(st.text("aé\ufeff ", max_size=8), min_size=1, max_size=20),
+    seq_len=st.integers(1, 30),
+)
+def test_a_window_holds_its_documents_one_after_another(texts, seq_len, documents):
+    # A byte-order mark is not text.
+    text = open_sequences("tfds:documents", seq_len, tokenizer="bytes")
+    decode = type(text.decode)(lambda r: {"text": r}, text.tokenizer, seq_len)
+    encoded = [each.encode() for each in texts]
+    records = type(text.train)(encoded, size=3)
+    assert len(records) == len(texts) // 3
+    for index in range(len(records)):
+        item = decode(records[index])
+        expected = [EOD]
+        for each in texts[index * 3 : (index + 1) * 3]:
+            expected += [*each.removeprefix("\ufeff").encode(), EOD]
+        length = int(item["length"])
+        assert length == min(len(expected), seq_len + 1)
+        assert item["tokens"].shape == (seq_len + 1,)
+        assert (item["tokens"].dtype, item["length"].dtype) == (np.uint16, np.int32)
+        assert item["tokens"][:length].tolist() == expected[:length]
+        assert (item["tokens"][length:] == EOD).all()
+
+
+def test_documents_are_tokenised_when_they_are_read(documents, tmp_path):
+    model = prepare(tmp_path, tokenizer="sentencepiece", vocab=300) / "tokenizer.model"
+    text = open_sequences("tfds:documents", seq_len=64, tokenizer=str(model))
+    text = pickle.loads(pickle.dumps(text))
+    assert (text.vocab, text.eod) == (300, 1)
+    each = text.metadata["documents_in_a_window"]
+    assert each > 1
+    windows = windows_of(text.train, text.decode)
+    used = each * len(windows)
+    assert used <= len(DOCUMENTS) < used + each
+    cut = [window["tokens"][1 : int(window["length"])] for window in windows]
+    assert 0.9 * used < (np.concatenate(cut) == text.eod).sum() <= used
+    by_bytes = open_sequences("tfds:documents", seq_len=64, tokenizer="bytes")
+    num_bytes = sum(len(line) - 1 for line in DOCUMENTS[:20])
+    assert by_bytes.vocab == 257
+    assert by_bytes.bytes_per_token == num_bytes / (num_bytes + 20)
+    assert text.bytes_per_token > 1.5
+
+
+@pytest.mark.parametrize(
+    ("source", "tokenizer", "named"),
+    [
+        ("stdlib", "bytes", r"data\.tokenizer='bytes' goes with documents"),
+        ("tfds:documents", "", r"data\.tokenizer='' cannot be used"),
+        ("tfds:documents", "no.model", r"data\.tokenizer='no\.model' cannot be used"),
+        ("tfds:documents", __file__, r"cannot be used: .* Name a tokenizer"),
+        ("", "", r"data\.source"),
+    ],
+    ids=["stdlib", "none", "missing", "no_model", "no_source"],
+)
+def test_what_does_not_fit_is_named(documents, source, tokenizer, named):
+    with pytest.raises(ValueError, match=named):
+        open_sequences(source, 8, tokenizer)
+
+
+def test_as_many_documents_are_packed_as_lose_one_token_in_twenty():
+    fit = choose_group([10] * 12, seq_len=32)
+    # 4 documents are 40 tokens, of which 8 would be cut off.
+    assert (fit.records, fit.cut, fit.sampled) == (3, 0, 12)
+    assert fit.filled == pytest.approx(30 / 32)
+    # Of 2 documents: 100 tokens, of which 4, or 6, lie behind the end.
+    assert choose_group([50] * 10, seq_len=96).records == 2
+    assert choose_group([50] * 10, seq_len=94).records == 1
+    # A document that is longer than a window is cut.
+    fit = choose_group([200, 100], seq_len=50)
+    assert (fit.records, fit.filled) == (1, 1)
+    assert fit.cut == pytest.approx(1 - 100 / 300)
+
+
+def test_samples_are_runs_of_neighbours_and_always_the_same():
+    source = [str(i).encode() for i in range(10_000)]
+    sampled, again = (sample_documents(source, lambda r: {"text": r}) for _ in "ab")
+    assert sampled == again and 1900 <= len(sampled) <= 2100
+    runs = np.reshape([*map(int, sampled)][: len(sampled) // 64 * 64], (-1, 64))
+    assert (np.diff(runs, axis=1) == 1).all()
+    few = sample_documents(source[:100], lambda r: {"text": r})
+    assert few == [*map(str, range(100))]
+
+
+@pytest.mark.skipif("ECHO_JAX_DATA" not in os.environ, reason="ECHO_JAX_DATA is unset")
+def test_the_loss_of_counting_on_wikitext_2(tmp_path):
+    """Its bytes, as prepared, against a count of the bytes themselves."""
+    folder = Path(os.environ["ECHO_JAX_DATA"]) / "wikitext2"
+    counts = {}
+    for split, file in (("train", "test"), ("validation", "valid")):
+        raw = lzma.decompress((folder / f"{file}.txt.xz").read_bytes())
+        (tmp_path / f"{split}.txt").write_bytes(raw[:500_000])
+        counts[split] = np.bincount(np.frombuffer(raw[:500_000], np.uint8), None, 257)
+    prepare_text(
+        [f"{split}={tmp_path / split}.txt" for split in counts],
+        Settings(out=tmp_path / "out", workers=1),
+        TextSettings(tokenizer="bytes", block=1000),
+    )
+    seen = counts["train"] + 1
+    expected = -(counts["validation"] * np.log(seen / seen.sum())).sum() / 500_000
+    found = open_sequences(str(tmp_path / "out"), seq_len=100).metadata["unigram_nats"]
+    assert found == pytest.approx(expected, rel=1e-4)

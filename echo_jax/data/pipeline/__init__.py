@@ -2,4 +2,14 @@
 
 from echo_jax.lazy import door
 
-__getattr__ = door(__name__, {"evaluation": ["eval_batches"], "stages": ["Stages"]})
+__getattr__ = door(
+    __name__,
+    {
+        "dataset": ["fresh_batches", "train_dataset"],
+        "evaluation": ["eval_batches", "sample_indices", "stream_eval_batches"],
+        "spec": ["PipelineSpec"],
+        "stage_calls": ["stage_calls"],
+        "stages": ["Stages"],
+        "storage": ["SimulatedStorage", "StorageSpec"],
+    },
+)

@@ -20,6 +20,7 @@ __getattr__ = door(
             "augment_shape",
             "augment_shapes",
             "decode_shape",
+            "shape_cover",
         ],
         "source": ["Subset", "open_source"],
         "text": ["TextWindows", "decode_window", "load_corpus"],

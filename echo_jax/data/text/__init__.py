@@ -2,4 +2,11 @@
 
 from echo_jax.lazy import door
 
-__getattr__ = door(__name__, {"sequences": ["open_sequences"]})
+__getattr__ = door(
+    __name__,
+    {
+        "packing": ["choose_group", "sample_documents"],
+        "sequences": ["open_sequences"],
+        "tokens": ["unigram_nats"],
+    },
+)

@@ -1,0 +1,588 @@
+"""Boxes, matching, suppression and crops against loops in NumPy; COCO's numbers."""
+
+import gzip
+import io
+import json
+import os
+from pathlib import Path
+
+import cv2
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from PIL import Image
+from pycocotools.coco import COCO as OracleCOCO
+from pycocotools.cocoeval import COCOeval as OracleEval
+
+from echo_jax.data.augment import Augment, Flip
+from echo_jax.data.detection import (
+    METRICS,
+    CocoEvaluator,
+    DecodeBoxes,
+    DecodeForEvaluation,
+    NmsSettings,
+    SsdCrop,
+    boxes_per_cell,
+    decode_boxes,
+    default_boxes,
+    detect,
+    encode_boxes,
+    flip,
+    ground_truth_of,
+    iou,
+    match_anchors,
+    read_ground_truth,
+    ssd_crop,
+)
+
+pytestmark = pytest.mark.usefixtures("all_compiled_soon")
+
+SSD300 = [38, 19, 10, 5, 3, 1]
+# Compiled once: traced anew, every example of a property would take a second.
+match_anchors = jax.jit(match_anchors)
+detect = jax.jit(detect, static_argnames="settings")
+
+
+def random_boxes(rng, count, smallest=0.02):
+    size = rng.uniform(smallest, 0.6, (count, 2))
+    origin = rng.uniform(0, 1, (count, 2)) * (1 - size)
+    return np.concatenate([origin, origin + size], axis=1).astype(np.float32)
+
+
+def boxes_of(draw):
+    origin, size = np.split(draw, 2, axis=1)
+    return np.concatenate([origin, origin + 0.01 + size], axis=1)
+
+
+floats = st.floats(0, 1, allow_subnormal=False)
+shapes = st.tuples(st.integers(1, 6), st.just(4))
+some_boxes = hnp.arrays(np.float64, shapes, elements=floats).map(boxes_of)
+
+
+def overlap(one, other):
+    """IoU of two boxes."""
+    height = min(one[2], other[2]) - max(one[0], other[0])
+    width = min(one[3], other[3]) - max(one[1], other[1])
+    both = max(height, 0) * max(width, 0)
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)]
+    either = sum(areas) - both
+    return both / either if either > 0 else 0.0
+
+
+@settings(max_examples=40)
+@given(some_boxes, some_boxes)
+def test_overlap_is_that_of_loops_and_a_code_is_undone(first, second):
+    wanted = [[overlap(one, other) for other in second] for one in first]
+    np.testing.assert_allclose(iou(first, second), wanted, atol=1e-12)
+    pairs = first[:, None], second[None]
+    again = decode_boxes(encode_boxes(*pairs), pairs[1])
+    np.testing.assert_allclose(again - pairs[0], 0 * again, atol=1e-12)
+
+
+def test_overlap_and_code_by_hand():
+    first = np.array([[0.0, 0.0, 0.4, 0.4], [0.5, 0.5, 0.5, 0.5]])
+    second = np.array([[0.2, 0.2, 0.6, 0.6], [0.5, 0.5, 0.5, 0.5]])
+    # A quarter of each is shared: 0.04 of 0.28; and two points share nothing.
+    np.testing.assert_allclose(iou(first, second), [[1 / 7, 0], [0, 0]], atol=1e-12)
+    anchor, box = np.array([0.2, 0.2, 0.6, 0.4]), np.array([0.3, 0.2, 0.7, 0.6])
+    # Centre (0.5, 0.4) from (0.4, 0.3) in sizes of 0.4 and 0.2; the width doubles.
+    wanted = [0.25 / 0.1, 0.5 / 0.1, 0.0, np.log(2) / 0.2]
+    np.testing.assert_allclose(encode_boxes(box, anchor), wanted, atol=1e-12)
+
+
+def test_numpy_and_jax_compute_the_same():
+    rng = np.random.default_rng(0)
+    boxes, anchors = random_boxes(rng, 30), random_boxes(rng, 30)
+    for function in (iou, encode_boxes, decode_boxes):
+        ours = jax.jit(function)(boxes, anchors)
+        np.testing.assert_allclose(ours, function(boxes, anchors), rtol=1e-5, atol=1e-5)
+
+
+def centered(y, x, height, width):
+    return [y - height / 2, x - width / 2, y + height / 2, x + width / 2]
+
+
+def test_the_default_boxes_of_ssd300_by_hand():
+    assert boxes_per_cell(SSD300) == (4, 6, 6, 6, 4, 4)
+    boxes = default_boxes(SSD300)
+    assert (boxes.shape, boxes.dtype) == ((8732, 4), np.float32)
+    # The second cell of the first row of the finest map: of 38 cells, scale 0.07.
+    y, x, flat = 0.5 / 38, 1.5 / 38, 0.07 / np.sqrt(2)
+    larger, last = np.sqrt(0.07 * 0.15), np.sqrt(0.87 * 1.05)
+    expected = [
+        centered(y, x, 0.07, 0.07),
+        centered(y, x, larger, larger),
+        centered(y, x, flat, 2 * flat),
+        centered(y, x, 2 * flat, flat),
+        # The last map is one cell of scale 0.87; there would be 1.05 behind it.
+        centered(0.5, 0.5, 0.87, 0.87),
+        centered(0.5, 0.5, last, last),
+    ]
+    found = boxes[[4, 5, 6, 7, -4, -3]]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    # The first box of each map in between: scales in equal steps.
+    sides = boxes[:, 2:] - boxes[:, :2]
+    starts = np.cumsum([5776, 2166, 600, 150])
+    steps = np.repeat([[0.15], [0.33], [0.51], [0.69]], 2, axis=1)
+    np.testing.assert_allclose(sides[starts], steps, atol=1e-6)
+    # Middle maps have flat and tall boxes of one area.
+    height, width = sides[5776 : 5776 + 6].T
+    np.testing.assert_allclose(width / height, [1, 1, 2, 1 / 2, 3, 1 / 3], rtol=1e-5)
+    area = np.delete(height * width, 1)
+    np.testing.assert_allclose(area, np.full(5, 0.15**2), rtol=1e-5)
+    with pytest.raises(ValueError, match="three maps or more, and there are 2"):
+        default_boxes([2, 1])
+
+
+def match(boxes, mask, anchors, threshold):
+    """The object of every anchor; -1 for background."""
+    table = np.array([[overlap(box, anchor) for anchor in anchors] for box in boxes])
+    table[~mask] = -1
+    best = table.argmax(axis=0)
+    truth = np.where(table.max(axis=0) >= threshold, best, -1)
+    wishes = {}
+    for j in np.flatnonzero(mask & (table.max(axis=1) > 0)):
+        wishes.setdefault(table[j].argmax(), []).append(j)
+    for a, wanting in wishes.items():
+        truth[a] = max(wanting, key=lambda j: table[j, a])
+    return truth.tolist()
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32), st.floats(0.3, 0.7))
+def test_matching_is_that_of_loops(seed, threshold):
+    rng = np.random.default_rng(seed)
+    # Few anchors, so that objects compete for them.
+    boxes, anchors = random_boxes(rng, 8, 0.2), random_boxes(rng, 12, 0.2)
+    mask = rng.uniform(size=8) < 0.7
+    truth, is_matched = match_anchors(boxes, mask, anchors, threshold=threshold)
+    found = np.where(is_matched, truth, -1).tolist()
+    assert found == match(boxes, mask, anchors, threshold)
+
+
+def test_an_object_gets_its_best_anchor_unless_another_fits_it_better():
+    anchors = jnp.array([[0.0, 0.0, 0.5, 0.5], [0.5, 0.5, 1.0, 1.0]])
+    boxes = jnp.array([[0.0, 0.0, k, k] for k in (0.1, 0.2)] + [[0.6, 0.6, 0.7, 0.7]])
+    truth, is_matched = match_anchors(boxes, jnp.ones(3, bool), anchors)
+    # None overlaps by half; the second object fits the first anchor better.
+    assert is_matched.all() and truth.tolist() == [1, 2]
+    _, is_matched = match_anchors(boxes, jnp.zeros(3, bool), anchors)
+    assert not is_matched.any()
+
+
+def detect_by_loops(boxes, scores, limits):
+    """Detections as (score, label, anchor), the highest score first."""
+    found = []
+    for label in range(scores.shape[1]):
+        order = np.argsort(-scores[:, label], kind="stable")[: limits.candidates]
+        kept = []
+        for a in order[scores[order, label] >= limits.min_score]:
+            others = [overlap(boxes[k], boxes[a]) for k in kept]
+            if max(others, default=0) <= limits.max_overlap:
+                kept.append(a)
+                found.append((float(scores[a, label]), label, int(a)))
+    found.sort(key=lambda detection: -detection[0])
+    return found[: limits.max_detections]
+
+
+@pytest.mark.parametrize("limit", [5, 1000])
+def test_detections_are_those_of_loops(limit):
+    limits = NmsSettings(0.05, 0.45, candidates=30, max_detections=limit)
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        boxes = random_boxes(rng, 60, 0.3) * 1.2 - 0.1  # some reach out of the image
+        scores = rng.uniform(size=(60, 3)).astype(np.float32) ** 4
+        found = detect(boxes, scores, settings=limits)
+        boxes = np.clip(boxes, 0, 1)
+        wanted = detect_by_loops(boxes, scores, limits)
+        assert len(found.scores) == min(limit, 90)
+        count = int((found.scores > 0).sum())
+        assert count == len(wanted) > 4
+        score, label, anchor = zip(*wanted, strict=True)
+        np.testing.assert_array_equal(found.scores[:count], np.float32(score))
+        assert found.labels[:count].tolist() == list(label)
+        np.testing.assert_array_equal(found.boxes[:count], boxes[list(anchor)])
+        assert not found.scores[count:].any()
+
+
+SIZE, COUNT = 60, 280
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Smooth images of many boxes; a few have none."""
+    rng = np.random.default_rng(0)
+    size = rng.uniform(0.05, 0.7, (COUNT, 4, 2))
+    origin = rng.uniform(0, 1, (COUNT, 4, 2)) * (1 - size)
+    boxes = np.concatenate([origin, origin + size], axis=-1).astype(np.float32)
+    mask = rng.uniform(size=(COUNT, 4)) < 0.7
+    mask[::20] = False
+    images = rng.integers(0, 256, (COUNT, SIZE, 2 * SIZE, 3), np.uint8)
+    return {
+        "image": np.stack([cv2.blur(image, (9, 9)) for image in images]),
+        "boxes": np.where(mask[..., None], boxes, 0),
+        "box_mask": mask,
+        "box_labels": np.arange(4 * COUNT, dtype=np.int32).reshape(COUNT, 4),
+    }
+
+
+@pytest.fixture(scope="module")
+def keys():
+    return jax.random.split(jax.random.key(0), COUNT)
+
+
+@pytest.fixture(scope="module")
+def windows(batch, keys):
+    return np.asarray(jax.jit(SsdCrop().windows)(batch, keys))
+
+
+def test_windows_lie_inside_and_are_neither_small_nor_narrow(windows):
+    top, left, height, width = windows.T
+    assert windows.dtype == np.int32 and min(top.min(), left.min()) == 0
+    assert (top + height).max() == SIZE and (left + width).max() == 2 * SIZE
+    # Sides in fractions of the image's, and within the rounding to pixels.
+    tall, broad = height / SIZE, width / (2 * SIZE)
+    ratio = broad / tall
+    assert (np.sqrt(tall * broad) > 0.3 - 1 / SIZE).all()
+    assert 0.45 < ratio.min() < 0.6 and 1.7 < ratio.max() < 2.2
+
+
+def test_windows_overlap_an_object_by_one_of_six_amounts_or_are_the_image(
+    batch, windows
+):
+    is_whole = (windows[:, 2:] == [SIZE, 2 * SIZE]).all(axis=1)
+    # One draw in seven is the whole image; the others where nothing fits.
+    assert is_whole[~batch["box_mask"].any(axis=1)].all()
+    assert 0.14 < is_whole.mean() < 0.6
+    best = []
+    for k in np.flatnonzero(~is_whole):
+        objects = batch["boxes"][k][batch["box_mask"][k]]
+        top, left, height, width = windows[k] / np.array([SIZE, 2 * SIZE] * 2)
+        window = np.array([top, left, top + height, left + width])
+        center = (objects[:, :2] + objects[:, 2:]) / 2
+        assert ((center > window[:2]) & (center < window[2:])).all(axis=1).any()
+        best.append(max(overlap(window, box) for box in objects))
+    # Without conditions, windows of this size hardly ever overlap by a half.
+    assert np.mean(np.array(best) >= 0.5) > 0.2 and min(best) < 0.15
+
+
+def test_images_and_boxes_follow_the_window(batch, keys, windows):
+    first = {name: value[:32] for name, value in batch.items()}
+    cropped = jax.jit(SsdCrop())(first, keys[:32])
+    assert cropped["image"].dtype == jnp.uint8
+    np.testing.assert_array_equal(cropped["box_labels"], first["box_labels"])
+    for k, (top, left, height, width) in enumerate(windows[:32]):
+        part = first["image"][k, top : top + height, left : left + width]
+        wanted = cv2.resize(part, (2 * SIZE, SIZE), interpolation=cv2.INTER_LINEAR)
+        assert np.abs(np.asarray(cropped["image"][k], int) - wanted).max() <= 1
+        pixels = first["boxes"][k] * ([SIZE, 2 * SIZE] * 2)
+        moved = (pixels - [top, left] * 2) / ([height, width] * 2)
+        center = (moved[:, :2] + moved[:, 2:]) / 2
+        stays = first["box_mask"][k] & ((center >= 0) & (center < 1)).all(axis=1)
+        np.testing.assert_array_equal(cropped["box_mask"][k], stays)
+        wanted = np.where(stays[:, None], np.clip(moved, 0, 1), 0)
+        np.testing.assert_allclose(cropped["boxes"][k], wanted, atol=1e-5)
+
+
+def test_a_use_is_augmented_alike_in_any_batch(batch, keys):
+    augment = jax.jit(Augment((SsdCrop(), Flip())))
+    first = {name: value[:16] for name, value in batch.items()}
+    places = np.random.default_rng(2).permutation(16)
+    moved = {name: value[places] for name, value in first.items()}
+    once, again = augment(first, keys[:16]), augment(moved, keys[places])
+    for name, value in again.items():
+        np.testing.assert_array_equal(value, np.asarray(once[name])[places])
+
+
+def item_of(batch, k):
+    item = {name: np.array(value[k]) for name, value in batch.items()}
+    for value in item.values():
+        value.flags.writeable = False
+    return item
+
+
+def test_the_host_crops_as_the_device_does(batch, windows):
+    """The same law for one item: a window of the image, and the boxes in it."""
+    is_whole = []
+    for k in range(COUNT):
+        item = item_of(batch, k)
+        cropped = ssd_crop(item, seed=1000 + k)
+        for name, value in cropped.items():
+            assert (value.shape, value.dtype) == (item[name].shape, item[name].dtype)
+        if k < 16:
+            again = ssd_crop(item, seed=1000 + k)
+            for name, value in cropped.items():
+                np.testing.assert_array_equal(value, again[name])
+        stays = cropped["box_mask"]
+        assert not (stays & ~item["box_mask"]).any()
+        assert not cropped["boxes"][~stays].any()
+        assert stays.any() == item["box_mask"].any()
+        is_whole.append(np.array_equal(cropped["image"], item["image"]))
+        if is_whole[-1]:
+            np.testing.assert_array_equal(cropped["boxes"], item["boxes"])
+    on_device = (windows[:, 2:] == [SIZE, 2 * SIZE]).all(axis=1)
+    assert abs(np.mean(is_whole) - on_device.mean()) < 0.12
+
+
+def test_the_host_flips_half_of_the_items(batch):
+    item = item_of(batch, 1)
+    assert flip(item, seed=2) is item
+    flipped = flip(item, seed=3)
+    np.testing.assert_array_equal(flipped["image"], item["image"][:, ::-1])
+    top, left, bottom, right = item["boxes"].T
+    wanted = np.stack([top, 1 - right, bottom, 1 - left], axis=-1)
+    wanted[~item["box_mask"]] = 0
+    np.testing.assert_allclose(flipped["boxes"], wanted, atol=1e-7)
+    assert item["box_mask"].any()
+
+
+def record(boxes, *, crowd=None, labels=None, **fields):
+    pixels = np.full((40, 80, 3), 90, np.uint8)
+    pixels[:20] = 200
+    count = len(boxes)
+    return {
+        "image": cv2.imencode(".png", pixels)[1].tobytes(),
+        "image_id": 17,
+        "height": 40,
+        "width": 80,
+        "boxes": np.array(boxes, "<f4").tobytes(),
+        "labels": np.array(labels or range(count), "<i4").tobytes(),
+        "crowd": np.array(crowd or [0] * count, np.uint8).tobytes(),
+        "area": np.ones(count, "<f4").tobytes(),
+        **fields,
+    }
+
+
+def test_records_become_items_of_fixed_shapes():
+    decode = DecodeBoxes(dict, size=20, max_boxes=3)
+    scene = record([[10, 20, 30, 60], [0, 0, 40, 80]], labels=[5, 2])
+    item = decode(scene)
+    assert item["image"].shape == (20, 20, 3) and item["image"].dtype == np.uint8
+    assert (item["image"][:10] == 200).all() and (item["image"][10:] == 90).all()
+    wanted = [[0.25, 0.25, 0.75, 0.75], [0, 0, 1, 1], [0, 0, 0, 0]]
+    np.testing.assert_array_equal(item["boxes"], np.float32(wanted))
+    assert item["box_mask"].tolist() == [True, True, False]
+    assert item["box_labels"].tolist() == [5, 2, 0]
+    assert item["box_labels"].dtype == np.int32
+    nothing = decode(record([]))
+    assert not nothing["box_mask"].any() and nothing["boxes"].shape == (3, 4)
+    known = DecodeForEvaluation(decode)(scene)
+    assert (known["image_id"], known["height"], known["width"]) == (17, 40, 80)
+    assert known.keys() - item.keys() == {"image_id", "height", "width"}
+
+
+def test_crowds_and_empty_boxes_are_left_out_and_the_largest_kept():
+    boxes = [[0, 0, 5, 5], [0, 0, 40, 80], [0, 0, 9, 9], [3, 3, 3, 9], [0, 0, 20, 20]]
+    for most, kept in ((2, [2, 4]), (9, [0, 2, 4])):
+        item = DecodeBoxes(dict, 20, most)(record(boxes, crowd=[0, 1, 0, 0, 0]))
+        assert item["box_labels"][item["box_mask"]].tolist() == kept
+
+
+def test_boxes_lie_in_the_pixels_as_stored():
+    """However the camera was held: COCO's boxes know nothing of EXIF."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = io.BytesIO()
+    pixels = np.full((40, 80, 3), 90, np.uint8)
+    pixels[:20] = 200
+    Image.fromarray(pixels).save(file, "JPEG", quality=95, exif=exif)
+    scene = record([[0, 0, 20, 80]], image=file.getvalue())
+    item = DecodeBoxes(dict, 20, 1)(scene)
+    assert abs(item["image"][:9].astype(int) - 200).max() < 5
+    assert abs(item["image"][11:].astype(int) - 90).max() < 5
+    np.testing.assert_array_equal(item["boxes"], [[0, 0, 0.5, 1]])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"boxes": bytes(64)}, r"17 has 4 boxes, 2 labels and 2 flags"),
+        ({"labels": bytes(16)}, r"17 has 2 boxes, 4 labels and 2 flags"),
+        ({"crowd": bytes(4)}, r"17 has 2 boxes, 2 labels and 4 flags"),
+        ({"height": 80, "width": 40}, r"image 17 has \(40, 80\) rows .*\(80, 40\)"),
+        ({"image": b"no image"}, "image 17: "),
+    ],
+    ids=["boxes", "labels", "crowd", "size", "image"],
+)
+def test_a_damaged_record_is_refused(fields, message):
+    scene = record([[0, 0, 5, 5], [0, 0, 9, 9]]) | fields
+    with pytest.raises(ValueError, match=message):
+        DecodeBoxes(dict, 8, 4)(scene)
+
+
+# pycocotools on the same files, to full precision, in its order.
+PUBLISHED = [
+    0.5045806987249628,
+    0.6969727247299577,
+    0.5729816669904824,
+    0.5856257209410443,
+    0.5193996948036719,
+    0.5013978986347466,
+    0.38681277964578054,
+    0.5936795762842003,
+    0.595352982877607,
+    0.6398109626113442,
+    0.5664205978994309,
+    0.5642905982905982,
+]
+CATEGORIES = [{"id": 7 * k + 3, "name": f"class {k}"} for k in range(4)]
+
+
+def random_truth(rng, num_images):
+    """COCO's JSON: objects and crowds of all sizes, in values that float32 holds."""
+    images, annotations = [], []
+    for image_id in (10 * np.arange(num_images) + 5).tolist():
+        height, width = rng.integers(100, 600, 2).tolist()
+        images.append({"id": image_id, "height": height, "width": width})
+        for _ in range(rng.integers(0, 6)):
+            size = np.round(rng.uniform(0.02, 0.8, 2) * (width, height))
+            origin = np.round(rng.uniform(0, 1, 2) * ((width, height) - size))
+            annotation = {
+                "id": len(annotations) + 1,
+                "image_id": image_id,
+                "category_id": CATEGORIES[rng.integers(4)]["id"],
+                "bbox": [*origin.tolist(), *size.tolist()],
+                "area": float(np.round(size.prod() * rng.uniform(0.5, 1))),
+                "iscrowd": int(rng.uniform() < 0.1),
+            }
+            annotations.append(annotation)
+    return {"images": images, "annotations": annotations, "categories": CATEGORIES}
+
+
+def random_results(rng, truth):
+    """Objects moved a little, once as what they are and once as the first class."""
+    results = []
+    for label in (None, 3):
+        for annotation in truth["annotations"]:
+            x, y, w, h = annotation["bbox"] + rng.normal(size=4) * 6
+            result = {
+                "image_id": annotation["image_id"],
+                "category_id": label or annotation["category_id"],
+                "bbox": [x, y, max(w, 2), max(h, 2)],
+                "score": round(rng.uniform(0.01, 1), 3),
+            }
+            results.append(result)
+    return results
+
+
+def judge(source, results, batch_size, truth, image_ids=None):
+    """The numbers of these results, given in padded batches."""
+    evaluator = CocoEvaluator(source, image_ids)
+    labels = {c["id"]: k for k, c in enumerate(truth["categories"])}
+    by_image = {image["id"]: [] for image in truth["images"]}
+    for result in results:
+        by_image[result["image_id"]].append(result)
+    most = max(map(len, by_image.values())) + 2
+    for start in range(0, len(by_image), batch_size):
+        images = truth["images"][start : start + batch_size]
+        mask = (np.arange(batch_size) < len(images)).astype(np.float32)
+        # Padding repeats an image with its detections: they must not count.
+        images += [images[0]] * (batch_size - len(images))
+        about = {"id": "image_id", "height": "height", "width": "width"}
+        batch = {to: np.array([i[name] for i in images]) for name, to in about.items()}
+        boxes = np.zeros((batch_size, most, 4))
+        scores = np.zeros((batch_size, most))
+        found = np.zeros((batch_size, most), np.int32)
+        for row, image in enumerate(images):
+            whole = np.array([image["height"], image["width"]] * 2)
+            for k, result in enumerate(by_image[image["id"]]):
+                x, y, w, h = result["bbox"]
+                boxes[row, k] = np.array([y, x, y + h, x + w]) / whole
+                scores[row, k] = result["score"]
+                found[row, k] = labels[result["category_id"]]
+        outputs = {"boxes": boxes, "scores": scores, "labels": found}
+        evaluator.add({**batch, "mask": mask}, outputs)
+    return evaluator.result()
+
+
+def oracle(truth, results, image_ids=None):
+    coco = OracleCOCO()
+    coco.dataset = {**truth, "info": {}}
+    coco.createIndex()
+    judge = OracleEval(coco, coco.loadRes(results), "bbox")
+    judge.params.imgIds = image_ids or judge.params.imgIds
+    judge.evaluate()
+    judge.accumulate()
+    judge.summarize()
+    return judge.stats.tolist()
+
+
+def written(truth):
+    packed = gzip.compress(json.dumps(truth).encode())
+    return read_ground_truth(packed, truth["categories"], name="")
+
+
+@pytest.mark.skipif("ECHO_JAX_DATA" not in os.environ, reason="ECHO_JAX_DATA is unset")
+def test_the_twelve_numbers_of_cocos_own_example():
+    folder = Path(os.environ["ECHO_JAX_DATA"]) / "coco_eval"
+    file = folder / "instances_val2014_100.json.gz"
+    truth = json.loads(gzip.decompress(file.read_bytes()))
+    results = folder / "instances_val2014_fakebbox100_results.json.gz"
+    results = json.loads(gzip.decompress(results.read_bytes()))
+    source = read_ground_truth(file.read_bytes(), truth["categories"], name="")
+    # As float64: one of these boxes meets a threshold to the last digit, so that
+    # float32 fractions of the image, rounded, miss it (0.50442 instead of 0.50458).
+    found = judge(source, results, 16, truth)
+    assert list(found) == list(METRICS)
+    np.testing.assert_allclose(list(found.values()), PUBLISHED, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("every", [1, 2], ids=["all", "half"])
+@pytest.mark.parametrize("seed", range(2))
+def test_numbers_are_those_of_pycocotools(seed, every):
+    """Batches do not matter, and images that are not asked for do not count."""
+    rng = np.random.default_rng(seed)
+    truth = random_truth(rng, 12)
+    results = random_results(rng, truth)
+    ids = [image["id"] for image in truth["images"]][::every]
+    wanted = oracle(truth, results, ids)
+    assert 0.05 < wanted[0] < 0.9
+    for size in (1, 5, 16):
+        found = judge(written(truth), results, size, truth, ids)
+        np.testing.assert_allclose(list(found.values()), wanted, rtol=0, atol=1e-12)
+
+
+def test_images_without_detections_count_and_unknown_ones_are_refused():
+    truth = random_truth(np.random.default_rng(6), 8)
+    # All of them right, but in the first images only.
+    results = [{**each, "score": 0.9} for each in truth["annotations"][:6]]
+    found = judge(written(truth), results, 3, truth)
+    assert 0 < found["mAP"] < 1 and found["AR100"] < 1
+    nothing = judge(written(truth), [], 3, truth)
+    assert nothing["mAP"] == 0 and nothing["AR100"] == 0
+    with pytest.raises(ValueError, match="image 6 is not in the ground truth of 8"):
+        CocoEvaluator(written(truth), [6])
+
+
+def test_records_are_the_same_ground_truth():
+    rng = np.random.default_rng(7)
+    truth = random_truth(rng, 8)
+    labels = {category["id"]: k for k, category in enumerate(CATEGORIES)}
+    records = []
+    for image in truth["images"]:
+        mine = [a for a in truth["annotations"] if a["image_id"] == image["id"]]
+        boxes = [[y, x, y + h, x + w] for x, y, w, h in (a["bbox"] for a in mine)]
+        about = {**image, "image_id": image["id"]}
+        about["area"] = np.array([a["area"] for a in mine], "<f4").tobytes()
+        crowd = [a["iscrowd"] for a in mine]
+        found = [labels[a["category_id"]] for a in mine]
+        records.append(record(boxes, crowd=crowd, labels=found, **about))
+    results = random_results(rng, truth)
+    sources = (ground_truth_of(records, CATEGORIES), written(truth))
+    numbers = [judge(source, results, 4, truth) for source in sources]
+    assert numbers[0] == numbers[1] and numbers[0]["mAP"] > 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"no gzip", gzip.compress(b"[1]"), b""],
+    # Not the bytes, which hold the time: every test process must name tests alike.
+    ids=["no gzip", "no annotations", "empty"],
+)
+def test_other_files_are_no_annotations(content):
+    with pytest.raises(ValueError, match=r"annotations\.json\.gz' holds no COCO"):
+        read_ground_truth(content, CATEGORIES, name="annotations.json.gz")
