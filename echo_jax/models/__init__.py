@@ -22,5 +22,6 @@ __getattr__ = door(
     {
         "batch_norm": ["statistics_axes", "statistics_over"],
         "resnet": ["norm_layer"],
+        "ssd": ["map_sizes"],
     },
 )

@@ -1,0 +1,475 @@
+"""Convolutional networks, compared with their equations in float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from jax.extend.core import jaxprs_in_params
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from echo_jax.data.detection import boxes_per_cell, default_boxes
+from echo_jax.models import (
+    SSD,
+    GhostBatchNorm,
+    ImageNetResNet,
+    MobileNetV3,
+    ResNet,
+    map_sizes,
+)
+
+pytestmark = pytest.mark.usefixtures("all_compiled_soon")
+
+FLOAT32 = jnp.dtype(jnp.float32)
+
+
+def images_of(size, count=2):
+    return np.random.default_rng(0).normal(size=(count, size, size, 3)).astype("f4")
+
+
+def shapes_of(model, size):
+    """The shapes of a model's variables, outputs, and of what its modules return."""
+    options = {"train": False, "capture_intermediates": True}
+    init = functools.partial(model.init_with_output, **options)
+    outputs, variables = jax.eval_shape(init, jax.random.key(0), images_of(size))
+    return variables, outputs, variables.pop("intermediates")
+
+
+def count(tree):
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def dtypes(*trees):
+    return {leaf.dtype for leaf in jax.tree.leaves(trees)}
+
+
+def randomised(tree):
+    """Variables of the same shapes whose every number matters; variances positive."""
+    rng = np.random.default_rng(0)
+
+    def draw(path, leaf):
+        value = rng.normal(size=leaf.shape) / np.sqrt(np.prod(leaf.shape[:-1]))
+        return np.exp(value).astype("f4") if "var" in str(path) else value.astype("f4")
+
+    return jax.tree_util.tree_map_with_path(draw, tree)
+
+
+def conv(x, kernel, stride=1):
+    """Windows centred on the pixels, padded by zeros; a channel alone if depthwise."""
+    size = kernel.shape[0]
+    padded = np.pad(x, ((0, 0), (size // 2,) * 2, (size // 2,) * 2, (0, 0)))
+    views = np.lib.stride_tricks.sliding_window_view(padded, (size, size), (1, 2))
+    views = views[:, ::stride, ::stride]
+    if kernel.shape[2] == 1 < x.shape[-1]:
+        return np.einsum("bijchw,hwc->bijc", views, kernel[:, :, 0], optimize=True)
+    return np.einsum("bijchw,hwcd->bijd", views, kernel, optimize=True)
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def hard_sigmoid(x):
+    return np.clip(x + 3, 0, 6) / 6
+
+
+def hard_swish(x):
+    return x * hard_sigmoid(x)
+
+
+def dense(x, p):
+    return x @ p["kernel"] + p["bias"]
+
+
+class ByHand:
+    """The layers of a model by their names, with its randomised variables."""
+
+    def __init__(self, model, size):
+        self.variables = randomised(shapes_of(model, size)[0])
+        self.params = self.variables["params"]
+        self.stats = self.variables["batch_stats"]
+        self.images = images_of(size)
+        predict = jax.jit(lambda v, x: model.apply(v, x, train=False))
+        self.found = np.asarray(predict(self.variables, self.images))
+
+    def __call__(self, x, conv_name, norm_name, stride=1, *, inside=()):
+        params, stats = self.params, self.stats
+        for name in inside:
+            params, stats = params[name], stats[name]
+        y = conv(x, params[conv_name]["kernel"], stride)
+        p, s = params[norm_name], stats[norm_name]
+        return (y - s["mean"]) / np.sqrt(s["var"] + 1e-5) * p["scale"] + p["bias"]
+
+    def check(self, expected):
+        scale = np.abs(expected).max()
+        np.testing.assert_allclose(self.found, expected, rtol=0, atol=1e-4 * scale)
+
+
+def test_a_small_resnet_by_hand():
+    # Odd sizes, at which padding leaves no choice of where the windows lie.
+    layer = ByHand(ResNet(num_classes=5, depth=14, width=3), 9)
+    x = relu(layer(layer.images.astype(float), "stem", "stem_norm"))
+    for stage in range(3):
+        for block in range(2):
+            inside, stride = [f"stage_{stage}_block_{block}"], 1
+            if stage and not block:
+                stride = 2
+            y = relu(layer(x, "conv_0", "norm_0", stride, inside=inside))
+            y = layer(y, "conv_1", "norm_1", inside=inside)
+            # Option A: every second pixel, and zeros around the channels.
+            shortcut = np.zeros_like(y)
+            first = (y.shape[-1] - x.shape[-1]) // 2
+            shortcut[..., first : first + x.shape[-1]] = x[:, ::stride, ::stride]
+            x = relu(y + shortcut)
+    layer.check(dense(x.mean(axis=(1, 2)), layer.params["head"]))
+
+
+@pytest.mark.parametrize("block", ["bottleneck", "basic"])
+def test_a_resnet_for_photographs_by_hand(block):
+    model = ImageNetResNet(5, (1, 2), width=2, block=block)
+    layer = ByHand(model, 33)
+    x = relu(layer(layer.images, "stem", "stem_norm", 2, inside=["trunk"]))
+    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
+    views = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2))
+    x = views[:, ::2, ::2].max(axis=(-2, -1))
+    for stage, number in ((0, 0), (1, 0), (1, 1)):
+        inside = ["trunk", f"stage_{stage}_block_{number}"]
+        stride = 2 if (stage, number) == (1, 0) else 1
+        strides = [1, stride, 1] if block == "bottleneck" else [stride, 1]
+        y = x
+        for k, step in enumerate(strides):
+            y = layer(
+                relu(y) if k else y, f"conv_{k}", f"norm_{k}", step, inside=inside
+            )
+        if number == 0 and y.shape != x.shape:
+            x = layer(x, "shortcut", "shortcut_norm", stride, inside=inside)
+        x = relu(x + y)
+    layer.check(dense(x.mean(axis=(1, 2)), layer.params["head"]))
+
+
+# Table 2 of the paper: kernel, expanded, channels, squeezes, hard swish, stride.
+SMALL = [
+    (3, 16, 16, 1, 0, 1),
+    (3, 72, 24, 0, 0, 2),
+    (3, 88, 24, 0, 0, 1),
+    (5, 96, 40, 1, 1, 2),
+    (5, 240, 40, 1, 1, 1),
+    (5, 240, 40, 1, 1, 1),
+    (5, 120, 48, 1, 1, 1),
+    (5, 144, 48, 1, 1, 1),
+    (5, 288, 96, 1, 1, 2),
+    (5, 576, 96, 1, 1, 1),
+    (5, 576, 96, 1, 1, 1),
+]
+
+
+def test_a_mobilenet_by_hand():
+    layer = ByHand(MobileNetV3(5, "small", small_images=True), 9)
+
+    def step(x, *inside, stride=1):
+        return layer(x, "conv", "norm", stride, inside=inside)
+
+    x = hard_swish(step(layer.images, "stem"))
+    for number, (kernel, expanded, _, squeezes, swish, stride) in enumerate(SMALL):
+        name, active = f"block_{number}", hard_swish if swish else relu
+        y = active(step(x, name, "expand")) if expanded != x.shape[-1] else x
+        assert layer.params[name]["depthwise"]["conv"]["kernel"].shape[0] == kernel
+        y = active(step(y, name, "depthwise", stride=stride))
+        if squeezes:
+            p = layer.params[name]["excitation"]
+            squeezed = relu(dense(y.mean(axis=(1, 2), keepdims=True), p["squeeze"]))
+            y = y * hard_sigmoid(dense(squeezed, p["excite"]))
+        y = step(y, name, "project")
+        x = x + y if x.shape == y.shape else y
+    x = hard_swish(step(x, "last")).mean(axis=(1, 2))
+    hidden = hard_swish(dense(x, layer.params["hidden"]))
+    layer.check(dense(hidden, layer.params["head"]))
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        # As torchvision states them for 1000 classes.
+        (ImageNetResNet(1000, (2, 2, 2, 2), "basic"), 11_689_512),
+        (ImageNetResNet(1000), 25_557_032),
+        (MobileNetV3(1000, "large"), 5_483_032),
+        (MobileNetV3(1000, "small"), 2_542_856),
+        # He et al. 2016: 0.27 million, of a stem, blocks of three widths and a head.
+        (ResNet(10, 20), 269_722),
+    ],
+    ids=["resnet18", "resnet50", "large", "small", "resnet20"],
+)
+def test_the_number_of_parameters_is_the_published_one(model, expected):
+    assert count(shapes_of(model, 32)[0]["params"]) == expected
+
+
+def test_where_the_resolution_is_halved():
+    trunk = shapes_of(ImageNetResNet(1000), 224)[2]["trunk"]
+    assert trunk["stem"]["__call__"][0].shape == (2, 112, 112, 64)
+    sizes = [x.shape[1:] for x in trunk["__call__"][0]]
+    assert sizes == [(56, 56, 256), (28, 28, 512), (14, 14, 1024), (7, 7, 2048)]
+    found = shapes_of(MobileNetV3(10, "large"), 224)[2]
+    ends = [found[name]["__call__"][0].shape[1] for name in ("stem", "last")]
+    assert ends == [112, 7]
+
+
+NETWORKS = {
+    "resnet": ResNet(5, depth=8, width=8),
+    "imagenet": ImageNetResNet(5, (1, 1), width=8, virtual_batch=2),
+    "mobilenet": MobileNetV3(5, "small", True),
+    "ssd": SSD(3, (4, 6, 4, 4), (1, 1, 1), width=4),
+}
+
+
+def training(model, variables, images):
+    return model.apply(variables, images, train=True, mutable=["batch_stats"])
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_training_moves_every_running_statistic(name):
+    model, images = NETWORKS[name], images_of(128 if name == "ssd" else 16)
+    variables = shapes_of(model, len(images[0]))[0]
+    program = jax.make_jaxpr(lambda v: training(model, v, images)[1])(variables)
+    inputs = {id(var) for var in program.jaxpr.invars}
+    moved = [id(var) not in inputs for var in program.jaxpr.outvars]
+    assert len(moved) == len(jax.tree.leaves(variables["batch_stats"]))
+    assert all(moved)
+
+
+@pytest.mark.parametrize(
+    ("model", "mixes"),
+    [
+        (ResNet(5, depth=8, width=8), [True] * 4),
+        (ResNet(5, depth=8, width=8, norm="group"), [False] * 3 + [True]),
+        (NETWORKS["imagenet"], [False, False, True, True]),
+    ],
+    ids=["batch", "group", "virtual"],
+)
+def test_which_examples_of_a_batch_a_change_of_the_last_reaches(model, mixes):
+    images = images_of(8, 4)
+    variables = randomised(shapes_of(model, 8)[0])
+    logits = jax.jit(lambda x: training(model, variables, x)[0])
+    changed = np.concatenate([images[:3], -2 * images[3:]])
+    apart = np.abs(logits(images) - logits(changed)).max(axis=1)
+    assert (apart > 1e-5).tolist() == mixes and (apart[~np.array(mixes)] == 0).all()
+    assert ("batch_stats" in variables) == (mixes != [False] * 3 + [True])
+
+
+def test_a_new_block_passes_its_input_on():
+    images = images_of(16)
+
+    @jax.jit
+    def scales(key):
+        params = NETWORKS["imagenet"].init(key, images, train=False)["params"]
+        block = params["trunk"]["stage_1_block_0"]
+        return [block[f"norm_{number}"]["scale"].sum() for number in range(3)]
+
+    # Its last norm starts at zero; the others have 16 channels.
+    assert [*map(float, scales(jax.random.key(0)))] == [16, 16, 0]
+
+
+def equations(jaxpr):
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jaxprs_in_params(equation.params):
+            yield from equations(inner)
+
+
+@pytest.mark.parametrize("name", ["resnet", "imagenet", "mobilenet", "ssd"])
+def test_a_network_computes_in_bfloat16_with_float32_parameters_and_outputs(name):
+    model = NETWORKS[name].copy(dtype=jnp.bfloat16)
+    images = images_of(128 if name == "ssd" else 16)
+    variables, outputs, _ = shapes_of(model, len(images[0]))
+    assert dtypes(variables, outputs) == {FLOAT32}
+
+    if name in ("mobilenet", "ssd"):
+        return
+
+    def loss(params, others):
+        outputs, new = training(model, {"params": params, **others}, images)
+        assert dtypes(outputs, new) == {FLOAT32}
+        return sum(x.sum() for x in jax.tree.leaves(outputs))
+
+    params = variables.pop("params")
+    program = jax.make_jaxpr(jax.grad(loss))(params, variables)
+    types = {"conv_general_dilated": [], "dot_general": []}
+    for equation in equations(program.jaxpr):
+        if equation.primitive.name in types:
+            types[equation.primitive.name] += [v.aval.dtype for v in equation.invars]
+    assert {*types["conv_general_dilated"]} == {jnp.dtype(jnp.bfloat16)}
+    # The head alone is float32.
+    assert {*types["dot_general"]} == {FLOAT32}
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (ResNet(5, depth=18), r"depth=18 is not 6n \+ 2"),
+        (ResNet(5, depth=2), r"depth=2 is not 6n \+ 2"),
+        (ResNet(5, norm="layer"), r"norm='layer' is unknown"),
+        (ResNet(5, width=12, norm="group"), r"width=12 is not a multiple of 8"),
+        (ImageNetResNet(5, (1, 0)), r"\(1, 0\): every stage needs a block"),
+        (ImageNetResNet(5, ()), r"\(\): every stage needs a block"),
+        (ImageNetResNet(5, block="dense"), r"'dense' is unknown; use 'bottleneck' or"),
+        (MobileNetV3(10, "medium"), "size='medium' is unknown; use 'small' or"),
+        (SSD(5, (4, 6, 6, 6, 4, 4)), r"64 pixels .* one number for each"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_network_that_cannot_be_built_is_refused(model, message):
+    with pytest.raises(ValueError, match=message):
+        shapes_of(model, 64)
+
+
+@pytest.mark.parametrize("size", [64, 160, 300])
+def test_ssd_predicts_for_every_default_box(size):
+    assert map_sizes(300) == (38, 19, 10, 5, 3, 1) and map_sizes(128) == (16, 8, 4, 2)
+    maps = map_sizes(size)
+    model = SSD(5, boxes_per_cell(maps), (1, 1, 1), width=4)
+    offsets, scores = shapes_of(model, size)[1]
+    num_anchors = len(default_boxes(maps))
+    assert offsets.shape == (2, num_anchors, 4)
+    assert scores.shape == (2, num_anchors, 5)
+
+
+def test_the_parameters_of_ssd300():
+    params = shapes_of(SSD(81, (4, 6, 6, 6, 4, 4)), 300)[0]["params"]
+    # A ResNet-34 without its last stage and its classifier of 1000 classes.
+    assert count(params["trunk"]) == 21_797_672 - 13_114_368 - 513_000
+    channels = [256, 512, 512, 256, 256, 256]
+    extras = sum(
+        a * b // 2 + 9 * b // 2 * b + 3 * b
+        for a, b in zip(channels, [512, 512, 256, 256, 256], strict=False)
+    )
+    boxes = zip(channels, [4, 6, 6, 6, 4, 4], strict=True)
+    heads = sum((9 * c + 1) * n * (4 + 81) for c, n in boxes)
+    assert count(params) == count(params["trunk"]) + extras + heads
+
+
+def test_predictions_lie_where_their_default_boxes_are():
+    """A change in a corner changes the boxes of that corner, on the finest map."""
+    model, maps = NETWORKS["ssd"], map_sizes(128)
+    variables = jax.tree.map(np.abs, randomised(shapes_of(model, 128)[0]))
+    images = images_of(128)
+    images[1] = images[0]
+    images[1, :8, -12:] += 1  # at the top, on the right
+    predict = jax.jit(lambda x: model.apply(variables, x, train=False)[0])
+    before, after = np.asarray(predict(images))
+    finest = 4 * maps[0] ** 2
+    moved = np.abs(after - before)[:finest].sum(axis=-1)
+    boxes = default_boxes(maps)[:finest]
+    center = (boxes[:, :2] + boxes[:, 2:]) / 2
+    mean = (moved[:, None] * center).sum(axis=0) / moved.sum()
+    assert moved.sum() > 0 and mean[0] < 0.3 and mean[1] > 0.7
+
+
+def test_scores_start_at_their_bias():
+    model = NETWORKS["ssd"].copy(score_bias=-4.6)
+
+    @jax.jit
+    def biases(key):
+        params = model.init(key, images_of(128), train=False)["params"]
+        # What is not returned is not compiled.
+        return params["scores_1"]["bias"], params["offsets_1"]["bias"]
+
+    scores, offsets = biases(jax.random.key(0))
+    np.testing.assert_allclose(scores, np.full(18, -4.6), rtol=1e-6)
+    assert not offsets.any()
+
+
+X = np.random.default_rng(0).normal(3, 2, size=(16, 3, 3, 4)).astype(np.float32)
+PARAMS = {
+    "scale": np.array([1, 2, -1, 0.5], np.float32),
+    "bias": np.array([0, 1, 2, -3], np.float32),
+}
+STATS = {
+    "mean": np.array([0, 1, 2, 3], np.float32),
+    "var": np.array([1, 4, 9, 16], np.float32),
+}
+VARIABLES = {"params": PARAMS, "batch_stats": STATS}
+
+
+def train(x, variables=VARIABLES, **fields):
+    norm = GhostBatchNorm(**fields)
+    y, new = jax.jit(lambda x: training(norm, variables, x))(x)
+    return y, new["batch_stats"]
+
+
+@pytest.mark.parametrize("virtual_batch", [1, 4, 16])
+def test_virtual_batches_are_normalised_each_by_itself(virtual_batch):
+    """The running statistics are those of all examples."""
+    parts = X.astype(np.float64).reshape(-1, virtual_batch, 3, 3, 4)
+    mean, var = (f(parts, axis=(1, 2, 3), keepdims=True) for f in (np.mean, np.var))
+    expected = (parts - mean) / np.sqrt(var + 1e-5) * PARAMS["scale"] + PARAMS["bias"]
+    y, new = train(X, virtual_batch=virtual_batch)
+    np.testing.assert_allclose(y, expected.reshape(X.shape), rtol=1e-4, atol=1e-4)
+    for name in ("mean", "var"):
+        of_all = getattr(np, name)(X.astype(np.float64), axis=(0, 1, 2))
+        moved = 0.9 * STATS[name] + 0.1 * of_all
+        np.testing.assert_allclose(new[name], moved, rtol=1e-5)
+
+
+def test_virtual_batches_whose_means_differ_have_the_variance_of_all():
+    """Their variances are 0, and that of all examples is 4."""
+    x = np.repeat(np.float32([1, 5]), 8).reshape(16, 1, 1, 1) * np.ones(4, np.float32)
+    _, new = train(x, virtual_batch=8)
+    np.testing.assert_allclose(new["var"], 0.9 * STATS["var"] + 0.4)
+    with pytest.raises(ValueError, match=r"16 must be a multiple of virtual_batch=5"):
+        train(X, virtual_batch=5)
+
+
+def test_without_virtual_batches_it_is_flaxs_batch_norm():
+    norm = nn.BatchNorm(use_running_average=False, momentum=0.9)
+    expected, new = norm.apply(VARIABLES, X, mutable=["batch_stats"])
+    y, ours = train(X)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+    for name in STATS:
+        np.testing.assert_allclose(ours[name], new["batch_stats"][name], rtol=1e-6)
+
+
+def test_evaluation_uses_the_running_statistics_and_any_batch():
+    y = GhostBatchNorm(virtual_batch=8).apply(VARIABLES, X[:3], train=False)
+    normal = (X[:3] - STATS["mean"]) / np.sqrt(STATS["var"] + 1e-5)
+    expected = normal * PARAMS["scale"] + PARAMS["bias"]
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+def loss_and_gradient(mesh_size):
+    """Of a sum that depends on every output, and the new statistics, on devices."""
+    mesh = Mesh(np.array(jax.devices()[:mesh_size]), ("data",))
+    split = NamedSharding(mesh, PartitionSpec("data"))
+    whole = NamedSharding(mesh, PartitionSpec())
+    norm = GhostBatchNorm(virtual_batch=2)
+
+    def loss(params, x):
+        y, new = training(norm, {**VARIABLES, "params": params}, x)
+        weights = jnp.arange(y.size, dtype=jnp.float32).reshape(y.shape)
+        return (jnp.sin(weights) * y).mean(), new
+
+    step = jax.jit(jax.value_and_grad(loss, has_aux=True), in_shardings=(whole, split))
+    compiled = step.lower(PARAMS, X).compile()
+    return jax.device_get(compiled(PARAMS, X)), compiled.as_text()
+
+
+def test_one_and_eight_devices_agree_and_activations_stay_where_they_are():
+    (one, _), (eight, program) = loss_and_gradient(1), loss_and_gradient(8)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    jax.tree.map(close, one, eight)
+    # 16 examples on 8 devices: each holds one virtual batch of 2. What crosses is
+    # summed over the devices, channel by channel, never gathered.
+    assert "all-reduce" in program
+    for gathering in ("all-gather", "all-to-all", "collective-permute"):
+        assert gathering not in program
+
+
+def test_statistics_are_float32_whatever_the_input():
+    # In bfloat16, 256 + 1 is 256: a mean there would lose these differences.
+    x = (256 + 8 * (np.arange(64) % 2)).reshape(16, 2, 2, 1).astype(jnp.bfloat16)
+    norm = GhostBatchNorm(dtype=jnp.bfloat16)
+    variables = norm.init(jax.random.key(0), x, train=False)
+    y, new = train(x, variables, dtype=jnp.bfloat16)
+    assert y.dtype == jnp.bfloat16 and dtypes(variables, new) == {FLOAT32}
+    np.testing.assert_allclose(new["mean"], [26.0], rtol=1e-6)
+    np.testing.assert_allclose(np.float32(y).ravel()[:2], [-1, 1], rtol=1e-2)
