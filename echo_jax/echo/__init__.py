@@ -2,4 +2,13 @@
 
 from echo_jax.lazy import door
 
-__getattr__ = door(__name__, {"shard": ["DataShard", "SINGLE"]})
+__getattr__ = door(
+    __name__,
+    {
+        "decision_log": ["Recorder"],
+        "finite": ["is_finite", "what_is_bad"],
+        "keys": ["mix"],
+        "shard": ["DataShard", "SINGLE"],
+        "tree": ["Structure", "flatten", "tree_map"],
+    },
+)

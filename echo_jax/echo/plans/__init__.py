@@ -3,13 +3,25 @@
 from typing import Any
 
 from echo_jax.echo.plans.adaptive import AdaptivePlan
-from echo_jax.echo.plans.base import Plan
+from echo_jax.echo.plans.base import BatchIndices, Need, Plan
 from echo_jax.echo.plans.fixed import FixedPlan
-from echo_jax.echo.plans.lanes import Lanes
+from echo_jax.echo.plans.lanes import Lanes, joined_state, lane_spec, split_state
 from echo_jax.echo.plans.stochastic import StochasticPlan
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, StochasticSpec, check_spec
 
-__all__ = ["make_plan"]
+__all__ = [
+    "AdaptivePlan",
+    "BatchIndices",
+    "FixedPlan",
+    "Lanes",
+    "Need",
+    "Plan",
+    "StochasticPlan",
+    "joined_state",
+    "lane_spec",
+    "make_plan",
+    "split_state",
+]
 
 
 def make_plan(

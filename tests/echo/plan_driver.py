@@ -1,0 +1,128 @@
+"""Runs a plan as a feed does, with a store of numbers, and checks every batch."""
+
+import copy
+import json
+from collections import Counter
+
+import numpy as np
+
+import echo_jax as ej
+from echo_jax.echo.plans import Lanes
+
+
+class Driver:
+    """A plan, its slots, and an upstream of ``total`` rows for each lane."""
+
+    def __init__(self, plan, lanes=None, total=10**9):
+        self.plan, self.lanes, self.total = plan, lanes or Lanes(), total
+        self.store = [{} for _ in self.lanes.own]  # slot -> fresh index
+        self.rows = 0
+        self.drawn = []  # of every batch and lane, pairs of (fresh index, repeat)
+        self.uses = Counter()
+
+    def gives_way(self, item):
+        """Whether the slot of an item may be written to."""
+        return True
+
+    def hold(self, first, slots):
+        """Puts rows of every lane, from the first of them on, into slots."""
+        assert slots.dtype == np.int32 and len(slots) == len(self.store)
+        for lane, row in np.ndindex(slots.shape):
+            slot = int(slots[lane, row])
+            if slot < self.plan.num_slots:
+                number, place = divmod(first + row, self.lanes.rows)
+                lane_number = number * self.lanes.count + self.lanes.own[lane]
+                self.store[lane][slot] = lane_number * self.lanes.rows + place
+
+    def fill(self, uses, ready=False):
+        """Writes the rows that the next uses need, as far as there are some."""
+        need = self.plan.need(uses)
+        if self.rows + need.must + need.may > self.total:
+            self.plan.end(self.total - self.rows)
+            need = self.plan.need(uses)
+        wanted = min(need.must + ready * need.may, self.total - self.rows)
+        while wanted and (slots := self.plan.write(wanted)).size:
+            for lane, held in zip(slots, self.store, strict=True):
+                here = [held[slot] for slot in lane.tolist() if slot in held]
+                assert all(map(self.gives_way, here)), "an item is lost"
+            self.hold(self.rows, slots)
+            self.rows += slots.shape[1]
+            wanted -= slots.shape[1]
+
+    def follow(self, batch):
+        """Checks a batch, and records it."""
+        assert batch.slots.dtype == batch.repeat.dtype == np.int32
+        assert batch.fresh_index.dtype == np.int64
+        lanes = [[] for _ in self.store]
+        for lane, use in np.ndindex(batch.slots.shape):
+            slot, item = int(batch.slots[lane, use]), int(batch.fresh_index[lane, use])
+            assert self.store[lane][slot] == item
+            assert batch.repeat[lane, use] == self.uses[item]
+            lanes[lane].append((item, self.uses[item]))
+            self.uses[item] += 1
+            if batch.last is not None and batch.last[lane, use]:
+                del self.store[lane][slot]
+        self.drawn.append(lanes)
+        return lanes
+
+    def next(self, uses):
+        batch = self.plan.next(uses)
+        return None if batch is None else self.follow(batch)
+
+    def take(self, uses=None, ready=False):
+        """The next batch, or None at the end."""
+        uses = uses or self.plan.batch
+        self.fill(uses, ready)
+        return self.next(uses)
+
+    def all(self, uses=None):
+        """All batches up to the end."""
+        while self.take(uses) is not None:
+            pass
+        return self.drawn
+
+    def at(self, plan, state, num_batches):
+        """A driver of another plan at a state, and what is pending there."""
+        plan.check_state(state)
+        assert plan.counts() == ej.Counts(), "check_state has changed something"
+        other, found = copy.copy(self), plan.set_state(state)
+        Driver.__init__(other, plan, self.lanes, self.total)
+        assert found.first == plan.anchor() and found.first % self.lanes.rows == 0
+        other.hold(found.first, found.slots)
+        other.rows = found.first + found.slots.shape[1]
+        other.drawn = self.drawn[:num_batches]
+        other.uses.update(k for batch in other.drawn for lane in batch for k, _ in lane)
+        return other, list(found.pending)
+
+
+def assert_restores(driver, make, steps, *, pending=0, ahead=6):
+    """Takes batches, and goes on alike from the state before each of them.
+
+    Args:
+      make: Makes a plan like the driver's.
+      steps: The arguments of `Driver.take` for each batch.
+      pending: Uses of the latest batch that were not handed out.
+    """
+    places = []
+    for step in steps:
+        held = min(pending, len(driver.drawn[-1][0]) - 1) if driver.drawn else 0
+        state = json.dumps(driver.plan.get_state(held))
+        stored = [sorted(lane.values()) for lane in driver.store]
+        places.append((state, held, driver.plan.counts(held), stored))
+        if driver.take(*step) is None:
+            break
+    for at, (state, held, counts, stored) in enumerate(places):
+        other, rest = driver.at(make(), json.loads(state), at)
+        assert other.plan.counts(held) == counts
+        # Items that came one by one are read again from the first that was not used.
+        assert [sorted(lane.values()) for lane in other.store] == [
+            [item for item in lane if len(stored) > 1 or item < other.rows]
+            for lane in stored
+        ]
+        expected = driver.drawn[at - 1][0][-held:] if held else []
+        assert [use[1:3] for use in rest] == expected
+        assert all(other.store[0][slot] == item for slot, item, *_ in rest)
+        for step, batch in list(zip(steps, driver.drawn, strict=False))[
+            at : at + ahead
+        ]:
+            assert other.take(*step) == batch
