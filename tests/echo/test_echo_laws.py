@@ -1,4 +1,4 @@
-"""Every order obeys the laws, on the host and in Grain, whatever the factor."""
+"""Every order and mode obeys the laws, on the host and in Grain."""
 
 import itertools
 import json
@@ -43,11 +43,10 @@ STACKED = 5
 
 
 def stacked_echo(upstream, spec):
-    stacks = Stacked(upstream, STACKED)
-    return ej.echo_batches(stacks, spec, tags=True)
+    return ej.echo_batches(Stacked(upstream, STACKED), spec, tags=True)
 
 
-MODE_ECHOES = {
+WAYS = {
     "items": host_echo,
     "batches": host_batches,
     "grain-items": grain_echo(),
@@ -55,90 +54,52 @@ MODE_ECHOES = {
 }
 
 
-def _cases(list_of_ways, factors, lengths_of):
-    """Orders, ways to echo, factors and lengths; some by default, all with `slow`.
-
-    By default each order with each factor takes one of two ways at a single item, in
-    turns, and half of them the other way at its longest length: so that every order
-    and every factor is there at both, and of eight factors with both ways.
-    """
-    grid = itertools.product(*map(enumerate, (ORDERS, list_of_ways, factors)))
-    for (row, order), (way, made), (column, factor) in grid:
-        is_turn = (row + column) % 2 == way
-        is_long = not is_turn and (row // 2 + column + column // 2) % 2 == 0
-        usual, *more = lengths_of(made, factor)
-        for length, is_default in ((0, is_turn), (1, is_turn), (usual, is_long)):
-            marks = () if is_default else pytest.mark.slow
-            yield pytest.param(order, made, factor, length, marks=marks)
-        for length in more:
-            yield pytest.param(order, made, factor, length, marks=pytest.mark.slow)
+def _grid(soon, *lists):
+    """Cases of the product: each order and way has each factor, half of them slow."""
+    places = itertools.product(*map(range, map(len, lists)))
+    for place, case in zip(places, itertools.product(*lists), strict=True):
+        # A Latin square: any two of its columns determine the third.
+        turn = (place[0] + place[1] + place[2]) % 4
+        if turn == 0 or turn == soon:
+            yield pytest.param(*case, marks=() if turn == 0 else pytest.mark.slow)
 
 
-def _host_lengths(make_echo, factor):
-    """Lengths, by the number of outputs.
-
-    A restore at every output takes time of the order of the square of that number.
-    """
-    has_many = make_echo is host_echo and factor in ("4", "7.3")
-    return (11, 23) if has_many else (23, 37)
-
-
-@pytest.mark.parametrize(
-    ("order", "make_echo", "factor", "num_items"),
-    [*_cases([host_echo, host_batches], FACTORS, _host_lengths)],
-)
-def test_laws_on_the_host(order, make_echo, factor, num_items):
-    assert_echo_laws(make_echo, spec_of(order, factor), num_items=num_items)
+@pytest.mark.parametrize(("order", "way", "factor"), [*_grid(2, ORDERS, WAYS, FACTORS)])
+def test_every_order_obeys_the_laws(order, way, factor):
+    # A restore at every output takes time of the order of the square of their number.
+    is_long = factor in ("4", "7.3") or "grain" in way
+    num_items = 11 if is_long and "items" in way else 23
+    assert_echo_laws(WAYS[way], spec_of(order, factor), num_items=num_items)
 
 
-@pytest.mark.parametrize(
-    ("order", "batch", "factor", "num_items"),
-    [*_cases([False, True], ["1.15", "2"], lambda *_: [15])],
-)
-def test_laws_in_grain(order, batch, factor, num_items):
-    spec = spec_of(order, factor)
-    assert_echo_laws(grain_echo(batch=batch), spec, num_items=num_items)
+@pytest.mark.parametrize("num_items", [0, 1])
+@pytest.mark.parametrize("way", WAYS)
+def test_short_streams_obey_the_laws(way, num_items):
+    for order in ORDERS:
+        assert_echo_laws(WAYS[way], spec_of(order, "1.5"), num_items=num_items)
+    for spec in MODES.values():
+        ahead = ahead_of(spec)
+        assert_echo_laws(WAYS[way], spec, num_items=num_items, read_ahead=ahead)
 
 
-def _grain_cases():
-    for batch, factor in itertools.product([False, True], FACTORS):
-        # Items one by one, and large factors, are more outputs, each of them restored.
-        lengths = (23, 37) if factor not in ("4", "7.3") else (11, 23)
-        for num_items in (0, 1, lengths[batch]):
-            yield batch, factor, num_items
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("batch", "factor", "num_items"), [*_grain_cases()])
-@pytest.mark.parametrize("order", ORDERS)
-def test_laws_in_grain_for_all_factors(order, batch, factor, num_items):
-    spec = spec_of(order, factor)
-    assert_echo_laws(grain_echo(batch=batch), spec, num_items=num_items)
-
-
-@pytest.mark.parametrize("num_items", [0, 1, 23])
-@pytest.mark.parametrize("make_echo", MODE_ECHOES.values(), ids=MODE_ECHOES)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mode", MODES)
-def test_laws_of_the_other_modes(mode, make_echo, num_items):
+def test_the_other_modes_obey_the_laws(mode, way):
     spec = MODES[mode]
-    assert_echo_laws(make_echo, spec, num_items=num_items, read_ahead=ahead_of(spec))
-
-
-# One sequence is made everywhere, so other seeds are tried in one place.
-SEED_CASES = [*((name, 0) for name in MODE_ECHOES), ("batches", 1)]
+    assert_echo_laws(WAYS[way], spec, num_items=17, read_ahead=ahead_of(spec))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_items", [4, 29])
-@pytest.mark.parametrize(("name", "seed"), SEED_CASES)
+@pytest.mark.parametrize("way", ["batches", "grain-items"])
 @pytest.mark.parametrize("mode", MANY_MODES)
-def test_laws_of_the_other_modes_for_many_specs(mode, name, seed, num_items):
-    spec, make_echo = replace(MANY_MODES[mode], seed=seed), MODE_ECHOES[name]
-    assert_echo_laws(make_echo, spec, num_items=num_items, read_ahead=ahead_of(spec))
+def test_the_other_modes_obey_the_laws_for_many_specs(mode, way):
+    # One sequence is made everywhere, so another seed is tried in one place.
+    spec = replace(MANY_MODES[mode], seed=int(way == "batches"))
+    assert_echo_laws(WAYS[way], spec, num_items=21, read_ahead=ahead_of(spec))
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_laws_of_the_other_modes_behind_a_stage_that_stacks(mode):
+def test_the_other_modes_obey_the_laws_behind_a_stage_that_stacks(mode):
     spec = MODES[mode]
     assert_echo_laws(
         stacked_echo,
@@ -150,16 +111,13 @@ def test_laws_of_the_other_modes_behind_a_stage_that_stacks(mode):
     )
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_all_modes_give_one_sequence_everywhere(mode):
-    others = [host_batches, stacked_echo, grain_echo(), grain_echo(batch=True)]
-    assert_echo_laws(host_echo, MODES[mode], laws=[8], others=others)
+SPECS = {order: spec_of(order, "1.5") for order in ORDERS} | MODES
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_host_and_grain_and_batches_give_one_sequence(order):
-    others = [host_batches, grain_echo(), grain_echo(batch=True)]
-    assert_echo_laws(host_echo, spec_of(order, "1.5"), laws=[8], others=others)
+@pytest.mark.parametrize("name", SPECS)
+def test_all_ways_give_one_sequence(name):
+    others = [*WAYS.values(), stacked_echo]
+    assert_echo_laws(host_echo, SPECS[name], laws=[8], others=others)
 
 
 def test_a_long_stream_obeys_the_laws_of_order():
@@ -188,51 +146,12 @@ def test_worker_processes_change_nothing_not_even_after_a_restore():
     assert got == expected
 
 
-def _by_hand_but(kept, *lists):
-    """All combinations: a few are slow tests, the others a campaign by hand."""
-    return [
-        pytest.param(
-            *case, marks=pytest.mark.slow if case in kept else pytest.mark.exhaustive
-        )
-        for case in itertools.product(*lists)
-    ]
-
-
-CASE = ("order", "num_workers", "factor", "num_items")
-# Workers know nothing of the factor and little of the order, and take seconds to start.
-WORKER_CASES = _by_hand_but(
-    {
-        *((order, 2, "1.15", 37) for order in ORDERS),
-        *(("spread", 2, "1.5", num_items) for num_items in (0, 1)),
-        ("shuffle", 2, "by_item", 37),
-    },
-    ORDERS,
-    [1, 2],
-    FACTORS,
-    [0, 1, 37],
-)
-
-
-@pytest.mark.parametrize(CASE, WORKER_CASES)
-def test_laws_in_grain_behind_workers(order, num_workers, factor, num_items):
-    # The laws that one run of the echo decides, at one start of workers.
-    laws = [1, 3, 6, 7]
-    make_echo = grain_echo(num_workers)
-    assert_echo_laws(make_echo, spec_of(order, factor), num_items=num_items, laws=laws)
-
-
 # Each starts workers a dozen times, which takes a minute. Every order obeys these laws
-# without workers, and some of them with, in the tests above.
+# without workers, and one restore behind workers is tested above.
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    CASE, list(itertools.product(ORDERS, [1, 2], FACTORS, [0, 1, 37]))
-)
-def test_all_laws_in_grain_behind_workers(order, num_workers, factor, num_items):
-    assert_echo_laws(
-        grain_echo(num_workers),
-        spec_of(order, factor),
-        num_items=num_items,
-        positions=[num_items // 2],
-        # What fails or waits would do so in the worker processes.
-        laws=range(1, 10),
-    )
+@pytest.mark.parametrize("factor", ["1.15", "by_item"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_orders_behind_workers_obey_the_laws(order, factor):
+    # What fails or waits would do so in the worker processes.
+    spec, laws = spec_of(order, factor), range(1, 10)
+    assert_echo_laws(grain_echo(2), spec, num_items=37, laws=laws, positions=[18])
