@@ -1,4 +1,4 @@
-"""Three training steps for which P9 chooses a way to dispatch, in plain jax."""
+"""Two training steps that P9 dispatches alone and in groups, in plain jax."""
 
 import functools
 from collections import deque
@@ -35,8 +35,8 @@ class Model:
     predict: Callable[[Any, jax.Array], jax.Array]
     batch: dict[str, np.ndarray]
 
-    def runs(self, size: int) -> dict[str, Callable[[int], None]]:
-        """Returns functions that train for so many groups, and wait, by mode.
+    def runs(self, size: int) -> tuple[Callable[[int], None], Callable[[int], None]]:
+        """Returns functions that train for a number of groups: a loop, and a scan.
 
         Args:
           size: Updates in a group. Every one of them gets its batch from the host.
@@ -48,11 +48,11 @@ class Model:
             changes, moments = _OPTIMIZER.update(grads, moments, params)
             return (optax.apply_updates(params, changes), moments), loss
 
-        def compiled(num: int, *, scan: bool) -> Callable[[Any], Any]:
+        def compiled(num: int) -> Callable[[Any], Any]:
             @functools.partial(jax.jit, donate_argnums=0)
             def step(state: Any, stacked: Any) -> Any:
                 batches = [{k: x[i] for k, x in stacked.items()} for i in range(num)]
-                return several_updates(update, state, batches, scan=scan)
+                return several_updates(update, state, batches)
 
             return lambda state: step(
                 state, {k: np.stack([x] * num) for k, x in self.batch.items()}
@@ -75,11 +75,7 @@ class Model:
 
             return groups
 
-        return {
-            "loop": run(compiled(1, scan=False), size),
-            "scan": run(compiled(size, scan=True), 1),
-            "unroll": run(compiled(size, scan=False), 1),
-        }
+        return run(compiled(1), size), run(compiled(size), 1)
 
     def _loss(self, params: Any, batch: Any) -> jax.Array:
         return ((self.predict(params, batch["x"]) - batch["y"]) ** 2).mean()
@@ -99,24 +95,6 @@ def _dense_predict(params: Any, x: jax.Array) -> jax.Array:
     return x @ params[-1]["w"] + params[-1]["b"]
 
 
-def _conv_predict(params: Any, x: jax.Array) -> jax.Array:
-    for kernel in params["kernels"]:
-        x = jax.lax.conv_general_dilated(
-            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-        x = jax.nn.relu(x)
-    return x.mean(axis=(1, 2)) @ params["head"]
-
-
-def _conv_params() -> dict[str, Any]:
-    shapes = [(3, 3, 3, 16), (3, 3, 16, 16), (3, 3, 16, 16)]
-    kernels = [
-        0.1 * jax.random.normal(jax.random.key(i), shape)
-        for i, shape in enumerate(shapes)
-    ]
-    return {"kernels": kernels, "head": jnp.ones((16, 1))}
-
-
 def _batch(*shape: int) -> dict[str, np.ndarray]:
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     return {"x": x, "y": np.zeros((shape[0], 1), np.float32)}
@@ -134,12 +112,6 @@ MODELS: dict[str, Callable[[], Model]] = {
         _dense([64, *[32] * 79, 1], 1),
         _dense_predict,
         _batch(8, 64),
-    ),
-    "conv": lambda: Model(
-        "a convolutional network of 3 layers",
-        _conv_params(),
-        _conv_predict,
-        _batch(16, 16, 16, 3),
     ),
 }
 """By name, functions that make them: jax starts with the first one."""

@@ -78,7 +78,7 @@ def _measure(source: str, asked: int, small: bool) -> Result:
 
     def update(name: str, feed: Feed) -> Any:
         inputs = feed.take(1)
-        states[name], report = compiled.step(states[name], feed, inputs, scan=False)
+        states[name], report = compiled.step(states[name], feed, inputs)
         return report
 
     steps, rounds = (4, 2) if small else (25, 6)

@@ -31,7 +31,6 @@ def training_loop() -> Result:
     config.updates = config.eval_every = config.log_every = updates + 1
     config.checkpoint_every = 0
     config.stop_at_target = False
-    config.dispatch.mode = "loop"
     repeats: list[float] = []
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -272,7 +272,6 @@ def _config(overrides: Mapping[str, Any]) -> Config:
         "checkpoint_every": 0,
         "data.eval_examples": 16,
         "data.prefetch": _PREFETCH,
-        "dispatch.mode": "loop",
         "echo.order": "consecutive",
         "echo.buffer": _BUFFER * batch,
     }

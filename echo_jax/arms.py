@@ -14,7 +14,6 @@ from echo_jax.files.folders import RunPath
 from echo_jax.files.json_files import read_json
 from echo_jax.files.lock import FolderLock
 from echo_jax.refusals import (
-    ConfigRefusedError,
     checked_workload,
     errors_of_the_config,
     read_workload,
@@ -97,16 +96,11 @@ def make_ready_for_trials(arms: Mapping[str, Config]) -> None:
     """Resets fields by which two trials of a seed would differ, in place."""
     for name, arm in arms.items():
         is_adaptive = arm.echo.mode == "adaptive" and not pattern_of(arm)
-        if arm.echo.factor == "auto" or is_adaptive:
+        if is_adaptive:
             raise ValueError(
-                f"arm {name}: what a trial does is decided by its config alone, not "
-                "by what is measured; give echo.factor a number, and an adaptive echo "
-                "its decisions, such as echo.replay=pattern:1000"
+                f"arm {name}: a trial must not depend on measured times; give the "
+                "adaptive echo its decisions, such as echo.replay=pattern:1000"
             )
-        if arm.data.threads == "auto":
-            arm.data.threads = 1
-        if arm.dispatch.mode == "auto":
-            arm.dispatch.mode = "loop"
         arm.checkpoint_every = 0
 
 
@@ -136,11 +130,6 @@ def calibrate_storage(config: Config, say: Callable[[str], Any]) -> dict[str, fl
     ratio, base = config.storage_ratio, config.base
     if not ratio:
         return {}
-    if base.data.threads == "auto":
-        raise ConfigRefusedError(
-            f"config.base.data.threads='auto' would hide the storage that "
-            f"storage_ratio={ratio:g} simulates; set --config.base.data.threads=1"
-        )
     with errors_of_the_config():
         workload = build(base)
     say(f"Measuring a training step, to simulate a storage with R = {ratio:g}")

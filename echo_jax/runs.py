@@ -338,8 +338,6 @@ def show_examples(
         read = _given_or_read(config)
         if "arms" in read:
             raise ValueError("a study has several trainings; name a config to train")
-        if read.data.threads == "auto":
-            read.data.threads = 1
         check_config(read)
         refuse_processes(read)
         try:

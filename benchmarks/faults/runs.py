@@ -40,7 +40,6 @@ _TEXT = Path(__file__).parents[2] / "LICENSE"
 _TINY = {
     "batch_size": 4,
     "data.eval_examples": 4,
-    "dispatch.mode": "loop",
     "log_every": 2,
     "mesh.data": 1,
     "model.d_ff": 16,

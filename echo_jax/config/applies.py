@@ -157,16 +157,13 @@ def _conditions(config: Any) -> Iterator[tuple[Any, ...]]:
     for name in ("lanes", "buffer_bytes"):
         yield f"echo.{name}", "echo.where", echo.where == "device", rule
 
-    is_ahead = dispatch.mode in ("unroll", "scan")
+    is_one = dispatch.steps == 1
     rule = "would decide adaptive draws too far ahead"
-    is_open = not (is_ahead and echo.mode == "adaptive")
-    yield "dispatch.mode", "echo.mode", is_open, rule, "loop"
+    is_open = is_one or echo.mode != "adaptive"
+    yield "dispatch.steps", "echo.mode", is_open, rule, 1
     rule = "has no place for a meeting: local updates are dispatched one by one"
-    is_open = not (is_ahead and config.local.schedule != "none")
-    yield "dispatch.mode", "local.schedule", is_open, rule, "loop"
-    has_steps = dispatch.mode != "loop" or dispatch.steps <= 1
-    rule = "needs another dispatch.mode than loop"
-    yield "dispatch.steps", "dispatch.mode", has_steps, rule
+    is_open = is_one or config.local.schedule == "none"
+    yield "dispatch.steps", "local.schedule", is_open, rule, 1
 
     for name, kinds in _LOSS_SCALE.items():
         rule = f"needs --config.precision.loss_scale={' or '.join(kinds)}"

@@ -41,7 +41,7 @@ _AT_LEAST = {
     "echo.cap": 1,
     "echo.buffer_bytes": 0,
     "echo.lanes": 0,
-    "dispatch.steps": 0,
+    "dispatch.steps": 1,
     "optim.reference_batch": 1,
     "optim.warmup_updates": 0,
     "optim.decay_updates": 0,
@@ -87,7 +87,6 @@ _BELOW = {
 _CHOICES = {
     "echo.where": ("host", "device"),
     "echo.mode": ("fixed", "adaptive", "stochastic"),
-    "dispatch.mode": ("auto", "loop", "unroll", "scan"),
     "optim.scale": ("none", "linear", "sqrt"),
     "batch.statistics": ("all", "device"),
     "batch.norm": ("moving", "last", "recompute"),
@@ -184,9 +183,6 @@ def _refuse(config: Config, field: str, rule: str, fix: Any) -> None:
 
 def _check_specs(config: Config) -> None:
     """Lets the pipeline and the echo check their own fields."""
-    if config.data.threads == "auto" and config.data.workers:
-        rule = f"is measured without workers, and data.workers={config.data.workers}"
-        _refuse(config, "data.threads", rule, 1)
     with _named("config"):
         PipelineSpec.from_config(config)
     if config.echo.mode == "stochastic":
@@ -354,9 +350,9 @@ def _check_growth(config: Config) -> None:
         "echo.mode": "fixed",
         "data.hold_batch": False,
         "optim.scale": "linear",
-        "dispatch.mode": "loop",
+        "dispatch.steps": 1,
     }
-    allowed = {"optim.scale": ("none", "linear"), "dispatch.mode": ("auto", "loop")}
+    allowed = {"optim.scale": ("none", "linear")}
     for field, fix in needed.items():
         if field_of(config, field) not in allowed.get(field, (fix,)):
             _refuse(config, field, "does not go with batch.boundaries", fix)

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 from ml_collections import ConfigDict
 
 from echo_jax.config.applies import leave_out
-from echo_jax.config.auto import auto_field
 from echo_jax.config.files import failures_of, find_config, import_config
 
 __all__ = ["Config", "default_config", "load_config", "override"]
@@ -54,8 +53,7 @@ def default_config() -> Config:
     config.keep_checkpoints = 2
 
     config.echo = ConfigDict()
-    # A number, or "auto": R, measured at the start, at most echo.cap.
-    config.echo.factor = auto_field(1.0)
+    config.echo.factor = 1.0  # uses of an item; `echo-jax probe` measures R
     config.echo.after = "batch"  # read | decode | augment | batch
     # consecutive | shuffle (bounded delay) | shuffle_buffer (the paper's) | spread
     config.echo.order = "consecutive"
@@ -64,8 +62,8 @@ def default_config() -> Config:
     config.echo.seed = 0
     config.echo.where = "host"  # host | device: the place of the buffer
     config.echo.mode = "fixed"  # fixed | adaptive | stochastic
-    # The maximum uses of an item for an adaptive echo and for factor "auto". An
-    # adaptive echo needs more than R, or it repeats whole batches back to back.
+    # The maximum uses of an item for an adaptive echo. It needs more than R, or it
+    # repeats whole batches back to back.
     config.echo.cap = 4
     # Adaptive: the tape.json of a run to repeat, or fixed decisions for all updates:
     # "pattern:1000" takes fresh data before every fourth update.
@@ -141,7 +139,7 @@ def default_config() -> Config:
     config.data.source = ""
     config.data.pipeline = "grain"  # grain | tfdata: the library that runs the stages
     config.data.workers = 0  # processes; 0: threads read and decode
-    config.data.threads = auto_field(1)  # concurrent reads; or auto: measured
+    config.data.threads = 1  # concurrent reads
     config.data.prefetch = 4  # batches made ahead of the trainer
     config.data.eval_examples = 0  # 0: the whole evaluation split
     # A longer wait for data saves and ends the run; 0: no limit.
@@ -189,8 +187,7 @@ def default_config() -> Config:
     config.local.staleness = 0
 
     config.dispatch = ConfigDict()
-    config.dispatch.mode = "auto"  # auto | loop | unroll | scan
-    config.dispatch.steps = 0  # updates per dispatch; 0: chosen, at most 8
+    config.dispatch.steps = 1  # updates in one program, by lax.scan
 
     # Data shards; 0: one for each process. Any number of processes that divides the
     # shards can resume the run.

@@ -11,8 +11,6 @@ from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, StochasticSpec
 __all__ = [
     "describe_echo",
     "echo_spec",
-    "largest_factor",
-    "leaves_factor_open",
     "load_schedule",
     "pattern_of",
 ]
@@ -20,26 +18,13 @@ __all__ = [
 _PATTERN = "pattern:"
 
 
-def leaves_factor_open(config: Config) -> bool:
-    """Whether the factor is ``"auto"``, to be measured."""
-    return config.echo.factor == "auto"
-
-
-def largest_factor(config: Config) -> float:
-    """Returns the factor, or the maximum that an open factor may become."""
-    return config.echo.cap if leaves_factor_open(config) else config.echo.factor
-
-
 def load_schedule(config: Config) -> LoadSchedule:
     """Returns the schedule of a stochastic echo's fresh loads."""
     return LoadSchedule(**config.echo.load.to_dict())
 
 
-# `factor` replaces the config's factor. By default an open factor is its largest value.
 # `replay` holds decisions that an adaptive echo repeats.
-def echo_spec(
-    config: Config, *, factor: float | None = None, replay: DecisionLog | None = None
-) -> AnySpec:
+def echo_spec(config: Config, *, replay: DecisionLog | None = None) -> AnySpec:
     """Returns the echo of a config, over all data shards."""
     echo = config.echo
     # A training batch is one use of a batch, or many uses of examples.
@@ -48,9 +33,7 @@ def echo_spec(
         return AdaptiveSpec(echo.cap, echo.buffer, batch_size, echo.seed, replay)
     if echo.mode == "stochastic":
         return StochasticSpec(load_schedule(config), echo.buffer, batch_size, echo.seed)
-    if factor is None:
-        factor = largest_factor(config)
-    return EchoSpec(factor, echo.buffer, echo.order, batch_size, echo.seed)
+    return EchoSpec(echo.factor, echo.buffer, echo.order, batch_size, echo.seed)
 
 
 # With a pattern, an adaptive echo makes the same decisions on every machine, so that it
@@ -99,8 +82,6 @@ def describe_echo(config: Config) -> str:
     if echo.factor == 1:
         return f"no echo: every {item} is used once"
     times = f"{echo.factor} times"
-    if leaves_factor_open(config):
-        times = f"as often as the loader needs, at most {echo.cap} times"
     kept = "" if echo.order == "consecutive" else f", from {where}"
     return (
         f"echo: every {item} {times.replace('.0 ', ' ')}, after {echo.after}, in order "

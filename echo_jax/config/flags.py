@@ -1,5 +1,6 @@
 """Loads configs from a command line: a file, and flags for its fields."""
 
+import contextlib
 import copy
 import difflib
 import re
@@ -11,7 +12,6 @@ from ml_collections import ConfigDict, config_flags
 
 from echo_jax.config import Config, default_config, load_config
 from echo_jax.config.applies import leave_out
-from echo_jax.config.auto import whole_number
 from echo_jax.config.optional import OPTIONAL_FIELDS
 
 __all__ = ["load_with_flags"]
@@ -44,11 +44,24 @@ def load_with_flags(path: str, flags_given: Sequence[str]) -> Config:
     return config
 
 
+def _whole_number(text: Any) -> int:
+    """Reads an integer, also ``"1_000"``, ``"1e3"`` or ``"0x10"``."""
+    if not isinstance(text, str):
+        return int(text)
+    with contextlib.suppress(ValueError):
+        return int(text, 0)
+    value = float(text)
+    # A float cannot represent larger integers exactly.
+    if not (value.is_integer() and abs(value) <= 2**53):
+        raise ValueError(f"{text!r} is no whole number")
+    return int(value)
+
+
 class _WholeNumber(flags.IntegerParser):
     """Also reads 1e3, unlike Python's `int`."""
 
     def convert(self, argument: Any) -> int:
-        return whole_number(argument)
+        return _whole_number(argument)
 
 
 config_flags.register_flag_parser_for_type(int, _WholeNumber())

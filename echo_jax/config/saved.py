@@ -12,13 +12,12 @@ from echo_jax.files.json_files import DamagedFileError, read_json
 __all__ = ["read_config", "refuse_code"]
 
 _CONFIG: dict[str, Any] = {"workload": str, "model": dict, "data": dict}
-_CHOSEN: dict[str, Any] = {"chosen?.echo_factor": int | float, "chosen?.threads": int}
 
 
 # Fields that change no computation are not kept and get their defaults. Decisions are
 # not repeated from a log, and no process reads data: neither changes a program.
 def read_config(workdir: RunPath) -> Config:
-    """Returns the config of a run, with measured values in open fields."""
+    """Returns the config of a run."""
     path = workdir / "config.json"
     fields = read_json(path, _CONFIG)
     if fields is None:
@@ -37,11 +36,6 @@ def read_config(workdir: RunPath) -> Config:
         _refuse_texts(config)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DamagedFileError(path, error) from error
-    chosen = (read_json(workdir / "environment.json", _CHOSEN) or {}).get("chosen", {})
-    if chosen and config.echo.factor == "auto":
-        config.echo.factor = chosen["echo_factor"]
-    if chosen and config.data.threads == "auto":
-        config.data.threads = chosen["threads"]
     config.echo.replay = ""
     config.data.workers = 0
     return config

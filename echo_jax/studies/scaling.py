@@ -258,7 +258,7 @@ def _num_devices(run: Run) -> int:
 def _what_is_trained(run: Run) -> str:
     """Returns the key that runs of a group share, without batch and mesh."""
     echo = run.summary["echo"]
-    # A factor of "auto" depends on each run's measurements.
+    # Older runs measured a factor of "auto".
     factor = echo.get("factor_asked", echo["factor"])
     shared = {
         "workload": run.summary["workload"],

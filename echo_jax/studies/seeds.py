@@ -94,7 +94,7 @@ def _identity(study: Study) -> dict[str, Any]:
     }
     for run in study.runs:
         same |= _flat(run.config, f"{run.name}: ")
-        # The requested factor: "auto" is measured again in each run.
+        # Older runs measured a factor of "auto".
         echo = run.summary["echo"]
         echo = {**echo, "factor": echo.get("factor_asked", echo["factor"])}
         same |= _flat(echo, f"{run.name}: echo.")

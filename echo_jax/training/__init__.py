@@ -20,7 +20,7 @@ __getattr__ = door(
     __name__,
     {
         "clock": ["Clock", "DeviceTime"],
-        "dispatch": ["Dispatch", "best_group_size"],
+        "dispatch": ["next_group"],
         "evaluation": ["evaluate", "evaluate_split"],
         "finite": ["OverflowsError"],
         "measure": ["held_feed"],

@@ -110,11 +110,9 @@ class CompiledFunctions(Generic[State, Report]):
         self.init_key = replicate(lambda: key_of(_INIT_KEY), on_all_devices)
         self.run = replicate(make_run, on_all_devices)
 
-    def program(
-        self, batching: Batching, *, scan: bool = False, meets: bool = False
-    ) -> Any:
+    def program(self, batching: Batching, *, meets: bool = False) -> Any:
         """Returns the jitted ``(state, arrays, inputs, run) -> (state, report)``."""
-        return self._shared.program(batching, scan, meets)
+        return self._shared.program(batching, meets)
 
     def step(
         self,
@@ -122,11 +120,10 @@ class CompiledFunctions(Generic[State, Report]):
         feed: Feed,
         inputs: Input,
         *,
-        scan: bool = False,
         meets: bool = False,
     ) -> tuple[State, Report]:
         """Starts the updates of an input; returns the state and the last report."""
-        run = self.program(feed.batching, scan=scan, meets=meets)
+        run = self.program(feed.batching, meets=meets)
         sent = feed.batching.send(inputs)
         return call_with_host_arrays(run, state, feed.arrays, sent, self.run)
 
@@ -232,7 +229,7 @@ class _Shared(Generic[State, Report]):
             _, model_state, _ = self._task.loss(model.variables, batch, key)
         return model_state
 
-    def _program(self, batching: Batching, scan: bool, meets: bool) -> Any:
+    def _program(self, batching: Batching, meets: bool) -> Any:
         def program(
             state: State, arrays: Any, inputs: Any, run: Any
         ) -> tuple[State, Report]:
@@ -243,8 +240,7 @@ class _Shared(Generic[State, Report]):
                     return local.step(step, state, batch, run, meets=meets)
                 return step(state, batch, run)
 
-            batches = batching(arrays, inputs)
-            return several_updates(update, state, batches, scan=scan)
+            return several_updates(update, state, batching(arrays, inputs))
 
         arrays, on_all_devices = batching.arrays_sharding, replicated(self._mesh)
         report = self._local.report_sharding if self._local else on_all_devices
@@ -283,16 +279,10 @@ def several_updates(
     update: Callable[[State, Any], tuple[State, Any]],
     state: State,
     batches: Sequence[Any],
-    *,
-    scan: bool,
 ) -> tuple[State, Any]:
     """Performs one update for each batch; returns the last state and report."""
-    # A scan loops on the device over one copy of `update`, not one for each batch.
-    if scan and len(batches) > 1:
-        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
-        state, reports = jax.lax.scan(update, state, stacked)
-        return state, jax.tree.map(lambda x: x[-1], reports)
-    report = None
-    for batch in batches:
-        state, report = update(state, batch)
-    return state, report
+    if len(batches) == 1:
+        return update(state, batches[0])
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *batches)
+    state, reports = jax.lax.scan(update, state, stacked)
+    return state, jax.tree.map(lambda x: x[-1], reports)

@@ -1,7 +1,6 @@
 """Measures the seconds per fresh batch and the seconds per training step of a run."""
 
 import statistics
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +8,8 @@ from typing import Any
 import jax
 
 from echo_jax.config import Config
-from echo_jax.config.echo import largest_factor
 from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT, BoundedSteps, time_calls
 from echo_jax.training.compiled import CompiledFunctions
-from echo_jax.training.dispatch import LOOP, Dispatch
 from echo_jax.training.feeds.feed import Feed
 from echo_jax.training.feeds.loader import (
     BUDGET_S,
@@ -58,10 +55,9 @@ def measure_rates(
     *,
     most: int = QUICK_CALLS,
     watchdog: Watchdog | None = None,
-    note: Callable[[str], Any] = lambda line: None,
 ) -> Rates:
     """Measures the loader, then the step; compiles the step."""
-    loader = measure_loader(workload, config, most=most, watchdog=watchdog, note=note)
+    loader = measure_loader(workload, config, most=most, watchdog=watchdog)
     with closing(held_feed(compiled, config, loader)) as feed:
         t_down_s = measure_step(compiled, state, feed, most=most)
     return Rates(t_up_s=loader.t_up_s, t_down_s=t_down_s)
@@ -69,15 +65,7 @@ def measure_rates(
 
 def held_feed(compiled: CompiledFunctions, config: Config, loader: Loader) -> Feed:
     """Opens a feed for `Feed.hold` alone."""
-    # If the config leaves the factor open, the largest one is used here. It can only
-    # change the size of a buffer.
-    return open_feed(
-        config,
-        loader.workload,
-        compiled.mesh,
-        factor=largest_factor(config),
-        sample=loader.sample,
-    )
+    return open_feed(config, loader.workload, compiled.mesh, sample=loader.sample)
 
 
 def measure_step(
@@ -85,26 +73,24 @@ def measure_step(
     state: Any,
     feed: Feed,
     *,
-    dispatch: Dispatch = LOOP,
+    num_updates: int = 1,
     most: int = QUICK_CALLS,
 ) -> float:
     """Returns the median seconds per step on a held input; compiles the step."""
     state = compiled.copy(state)
 
-    def step(num_updates: int) -> Any:
+    def step(inputs: Any) -> Any:
         nonlocal state
-        state, report = compiled.step(
-            state, feed, feed.hold(num_updates), scan=dispatch.mode == "scan"
-        )
+        state, report = compiled.step(state, feed, inputs)
         return report
 
     steps = BoundedSteps(step)
-    steps(dispatch.steps)  # Compiles.
+    steps(feed.hold(num_updates))  # Compiles.
     steps.finish()
     # All processes must make the same number of steps, or some would wait forever.
     alone = jax.process_count() == 1
     down = time_calls(
-        lambda: steps(dispatch.steps),
+        lambda: steps(feed.hold(num_updates)),
         # As many steps are in flight as in training.
         settle_calls=MAX_IN_FLIGHT,
         window_s=BUDGET_S,
@@ -113,4 +99,4 @@ def measure_step(
     )
     steps.finish()
     # The median, because another process may have disturbed some steps.
-    return broadcast_from_first(statistics.median(down) / dispatch.steps)
+    return broadcast_from_first(statistics.median(down) / num_updates)

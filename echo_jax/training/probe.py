@@ -9,7 +9,7 @@ from echo_jax.echo.instrument.advice import OptionNames
 from echo_jax.echo.instrument.probe import probe
 from echo_jax.echo.instrument.probe_report import ProbeReport
 from echo_jax.training.feeds.feed import JoinedBatches
-from echo_jax.training.feeds.loader import measure_loader, unechoed
+from echo_jax.training.feeds.loader import unechoed
 from echo_jax.training.measure import Rates, measure_rates
 from echo_jax.training.processes.watchdog import Watchdog
 from echo_jax.training.trainer import compile_functions
@@ -31,7 +31,7 @@ def calibrate(
     compiled = compile_functions(config, workload)
     state = compiled.init(compiled.init_key)
     with Watchdog.of_data(config, note) as watchdog:
-        how = {"most": _MOST_CALLS, "watchdog": watchdog, "note": note}
+        how = {"most": _MOST_CALLS, "watchdog": watchdog}
         return measure_rates(compiled, state, workload, config, **how)
 
 
@@ -56,9 +56,6 @@ def probe_config(
         on_progress(line, part_done[0])
 
     with Watchdog.of_data(config, note) as watchdog:
-        if config.data.threads == "auto":
-            loader = measure_loader(workload, config, watchdog=watchdog, note=note)
-            workload = loader.workload
         dataset = workload.train_dataset(unechoed(config))
         return probe(
             _WatchedBatches(dataset, watchdog),
@@ -97,7 +94,6 @@ def _options(flag: str) -> OptionNames:
     """Returns the names of the settings, as flags that begin with `flag`."""
     return OptionNames(
         threads=f"{flag}.data.threads",
-        measured_threads=f"{flag}.data.threads=auto",
         workers=f"{flag}.data.workers",
         prefetch=f"{flag}.data.prefetch",
         seconds="--seconds",

@@ -39,7 +39,7 @@ from echo_jax.files.lock import FolderLock
 from echo_jax.training.clock import Clock, DeviceTime, Work
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.decide import decide
-from echo_jax.training.dispatch import log_stops
+from echo_jax.training.dispatch import log_stops, next_group
 from echo_jax.training.evaluation import evaluate_split
 from echo_jax.training.feeds.feed import Input
 from echo_jax.training.feeds.of_config import check_data, check_echo, log_name
@@ -329,10 +329,8 @@ def train(
 
     If a start fails before its first update, the folder stays as it was.
 
-    Two runs from the start also end with the same parameters if they measure nothing.
-    So ``echo.factor`` must not be ``"auto"``. Where the last bits matter,
-    ``dispatch.mode`` must not be ``"auto"`` either. To repeat an adaptive run, give its
-    ``tape.json`` to ``echo.replay``.
+    Two runs from the start also end with the same parameters. To repeat an adaptive
+    run, give its ``tape.json`` to ``echo.replay``.
 
     Args:
       config: The shared fields of `echo_jax.config.default_config`, and the
@@ -408,7 +406,6 @@ def train_checked(
         if is_main_process():
             write_task(workdir, workload)
         trainer = Trainer(config, workload, workdir, compiled, console, stack)
-        environment["chosen"] = trainer.decided.chosen()
         if trainer.warm_start:
             environment["init_from"] = trainer.warm_start.report()
         elif "init_from" in before and trainer.totals.updates:
@@ -553,11 +550,12 @@ class Trainer:
             }
         self._rows = RowMaker(self.totals, self.clock.seconds(), self._flops)
         self.device_time = DeviceTime(
-            self.decided.rates.t_down_s, steps=self.decided.dispatch.steps
+            self.decided.rates.t_down_s, steps=config.dispatch.steps
         )
         self._log_every = config.log_every
         self._group = partial(
-            self.decided.dispatch.group,
+            next_group,
+            steps=config.dispatch.steps,
             total=config.updates,
             stops=log_stops(config),
         )
@@ -625,8 +623,6 @@ class Trainer:
                 "data": [*itertools.chain(*all_gather(data))],
                 "totals": [asdict(each) for each in totals],
                 "clock": self.clock.seconds(),
-                "dispatch": asdict(self.decided.dispatch),
-                "factor": self.decided.factor,
                 "num_lanes": self.feed.num_lanes,
                 "rows": len(self.log.rows),
             }
@@ -702,12 +698,11 @@ class Trainer:
     def dispatch(self, inputs: Input) -> None:
         """Starts the updates of an input."""
         repeat = np.asarray(inputs.repeat)
-        scan = self.decided.dispatch.mode == "scan" and len(repeat) > 1
         self.device_time.look()
         sent_s = self.device_time.now()
         meets = self._meetings.after(self.totals.updates)
         self.state, report = self.compiled.step(
-            self.state, self.feed, inputs, scan=scan, meets=meets
+            self.state, self.feed, inputs, meets=meets
         )
         is_done = cast(Any, report.first_bad_update).is_ready
         work = self.device_time.sent(sent_s, len(repeat), is_done)

@@ -80,7 +80,6 @@ def make_workload(
             num_evaluated=min(most_evaluated or all_evaluated, all_evaluated),
             first_items=first_items,
             stage_calls=functools.partial(stage_calls, stages, pipeline),
-            with_threads=lambda threads: read_by(replace(pipeline, threads=threads)),
             with_seed=lambda seed: read_by(replace(pipeline, seed=seed)),
             eval_batches=evaluation,
             evaluator=evaluator,

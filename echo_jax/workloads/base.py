@@ -218,8 +218,6 @@ class Workload:
         does not fit is refused before anything is compiled. By default it does nothing.
       stage_calls: Makes functions to be timed, by stage and in order. Each does one
         stage's work of the training pipeline for one batch. By default ``{}``.
-      with_threads: Makes the same workload, read by a given number of threads. None by
-        default: ``data.threads`` cannot be left open.
       with_seed: Makes the same workload with the order and the augmentation of another
         seed. None by default: ``probe_repeats`` is refused.
       metadata: A description of the data for ``environment.json``: corpus hash, sizes,
@@ -242,7 +240,6 @@ class Workload:
     num_evaluated: int | None = None
     first_items: Callable[[], Any] = bool
     stage_calls: Callable[[], Mapping[str, Callable[[], Any]]] = dict
-    with_threads: "Callable[[int], Workload] | None" = None
     with_seed: "Callable[[int], Workload] | None" = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     task_info: Mapping[str, Any] = field(default_factory=dict)

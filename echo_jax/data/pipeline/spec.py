@@ -82,13 +82,13 @@ class PipelineSpec:
 
     @classmethod
     def from_config(cls, config: Any) -> "PipelineSpec":
-        """Returns the spec of a training config; unset threads become 1."""
-        storage, threads = config.data.storage, config.data.threads
+        """Returns the spec of a training config."""
+        storage = config.data.storage
         return cls(
             after=config.echo.after,
             batch_size=config.batch_size,
             seed=config.seed,
-            threads=1 if threads == "auto" else threads,
+            threads=config.data.threads,
             workers=config.data.workers,
             prefetch=config.data.prefetch,
             storage=StorageSpec(

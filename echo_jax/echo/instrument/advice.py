@@ -39,8 +39,6 @@ class OptionNames:
     """Names of a trainer's settings, for the advice.
 
     Attributes:
-      measured_threads: Setting that chooses the threads by measuring; "" if there is
-        none.
       worth: Measures how much a repeat is worth.
       device: Where a buffer on the accelerator is.
       placements: The stages that an echo can follow; empty for all that are timed.
@@ -49,7 +47,6 @@ class OptionNames:
     """
 
     threads: str = "the loader's threads"
-    measured_threads: str = ""
     workers: str = "the loader's worker processes"
     prefetch: str = "the loader's prefetching"
     seconds: str = "seconds"
@@ -165,13 +162,11 @@ def _waiting_fix(
     needed = _enough(waits_s, report)
     if needed <= at_a_time:
         return []
-    finds = f" ({options.measured_threads} finds how many help)"
     return [
         f"{slowest.name} waits {duration(slowest.wall_s - slowest.cpu_s)} per batch "
         f"and computes {duration(slowest.cpu_s)}; now about {at_a_time} at a time. "
         f"If the storage answers more at a time, {options.threads}={needed} would hide "
-        f"the waiting{finds if options.measured_threads else ''}: try that first, and "
-        "echo only if it cannot."
+        "the waiting: try that first, and echo only if it cannot."
     ]
 
 

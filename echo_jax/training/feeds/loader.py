@@ -1,10 +1,9 @@
-"""Measures the loader of a run alone, and chooses its number of threads."""
+"""Measures the loader of a run alone."""
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from echo_jax.config import Config
 from echo_jax.config.batch import BatchGrowth
@@ -21,7 +20,6 @@ __all__ = [
     "LEAST_CALLS",
     "QUICK_CALLS",
     "Loader",
-    "choose_threads",
     "data_ended",
     "measure_loader",
     "next_batch",
@@ -33,10 +31,6 @@ __all__ = [
 # most QUICK_CALLS.
 BUDGET_S = 2.0
 LEAST_CALLS, QUICK_CALLS = 3, 20
-# The maximum number of threads to try.
-_MOST_THREADS = 64
-# Twice the threads must take at most this part of the time.
-_WORTH = 0.9
 
 
 @dataclass(frozen=True)
@@ -44,13 +38,11 @@ class Loader:
     """A measured loader.
 
     Attributes:
-      workload: Reads with this number of threads.
       t_up_s: Seconds per fresh batch of the input pipeline alone.
       sample: A batch, in host memory.
     """
 
     workload: Workload
-    threads: int
     t_up_s: float
     sample: Batch
 
@@ -62,45 +54,10 @@ def measure_loader(
     shards: Sequence[DataShard] = (SINGLE,),
     most: int = QUICK_CALLS,
     watchdog: Watchdog | None = None,
-    note: Callable[[str], Any] = lambda line: None,
 ) -> Loader:
-    """Measures the pipeline up to the echo; chooses its threads if they are open."""
-
-    def measured(reading: Workload, threads: int) -> Loader:
-        t_up_s, sample = _time_loader(reading, config, shards, most, watchdog)
-        return Loader(reading, threads, t_up_s, sample)
-
-    if config.data.threads != "auto":
-        return measured(workload, config.data.threads)
-    with_threads = workload.with_threads
-    if with_threads is None:
-        raise ValueError(
-            f"config.data.threads='auto' needs a workload with with_threads, and that "
-            f"of {workload.name!r} has none; set --config.data.threads=4, or what "
-            "loads fastest"
-        )
-    tried: list[Loader] = []
-
-    def seconds(threads: int) -> float:
-        tried.append(measured(with_threads(threads), threads))
-        return tried[-1].t_up_s
-
-    threads = choose_threads(seconds)
-    chosen = next(each for each in tried if each.threads == threads)
-    times = ", ".join(f"{each.t_up_s * 1e3:.3g} ms by {each.threads}" for each in tried)
-    note(f"data.threads={threads}: a fresh batch takes {times}")
-    return chosen
-
-
-def choose_threads(seconds: Callable[[int], float]) -> int:
-    """Returns the fewest threads, a power of 2, of which twice gain under 10 %."""
-    threads, took = 1, seconds(1)
-    while threads < _MOST_THREADS:
-        twice = seconds(2 * threads)
-        if twice > _WORTH * took:
-            break
-        threads, took = 2 * threads, twice
-    return threads
+    """Measures the pipeline up to the echo."""
+    t_up_s, sample = _time_loader(workload, config, shards, most, watchdog)
+    return Loader(workload, t_up_s, sample)
 
 
 def take_sample(workload: Workload, config: Config) -> Batch:

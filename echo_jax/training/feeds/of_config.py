@@ -14,7 +14,6 @@ from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import AnySpec
 from echo_jax.files.folders import run_file
-from echo_jax.training.dispatch import group_size
 from echo_jax.training.feeds.device_feed import (
     DeviceEchoFeed,
     check_lanes_fit,
@@ -40,9 +39,7 @@ __all__ = [
 ]
 
 
-def make_echo_spec(
-    config: Config, *, factor: float | None = None, shard: DataShard = SINGLE
-) -> AnySpec:
+def make_echo_spec(config: Config, *, shard: DataShard = SINGLE) -> AnySpec:
     """Returns the echo of a config, with the decisions that a shard replays."""
     replay, log = config.echo.replay, None
     if pattern := pattern_of(config):
@@ -50,7 +47,7 @@ def make_echo_spec(
         log = DecisionLog(itertools.islice(decisions, config.updates))
     elif replay:
         log = _read_log(replay, shard)
-    return echo_spec(config, factor=factor, replay=log)
+    return echo_spec(config, replay=log)
 
 
 def log_name(shard: int) -> str:
@@ -99,7 +96,7 @@ def check_echo(config: Config, workload: Workload, mesh: Mesh) -> None:
             spec,
             host_batch_size=config.batch_size,
             num_lanes=count_lanes(config, mesh),
-            max_batches=group_size(config),
+            max_batches=config.dispatch.steps,
         )
 
 
@@ -108,14 +105,13 @@ def open_feed(
     workload: Workload,
     mesh: Mesh,
     *,
-    factor: float,
     sample: Batch,
     shards: Sequence[DataShard] = (SINGLE,),
     num_lanes: int = 0,
     note: Callable[[str], None] = lambda line: None,
 ) -> Feed:
     """Opens the feed of a run; it reads nothing before its first input."""
-    specs = [make_echo_spec(config, factor=factor, shard=shard) for shard in shards]
+    specs = [make_echo_spec(config, shard=shard) for shard in shards]
     if config.echo.where == "device":
         num_shards = shards[0].count
         # A resumed run keeps its number of lanes; it is 0 for a new run.
@@ -133,7 +129,7 @@ def open_feed(
             augment=workload.augment_on_device
             if config.echo.after == "decode"
             else None,
-            max_batches=group_size(config),
+            max_batches=config.dispatch.steps,
             note=note,
         )
     else:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from echo_jax.config import Config
-from echo_jax.config.echo import echo_spec, largest_factor
+from echo_jax.config.echo import echo_spec
 from echo_jax.echo.device import StepInput
 from echo_jax.training.feeds.feed import JoinedBatches
 from echo_jax.training.feeds.loader import take_sample
@@ -53,7 +53,7 @@ def first_uses(
     config.data.hold_batch = False
     # An adaptive echo repeats by time. Nothing but reading takes time here, so it
     # repeats as much as it may.
-    mode, factor = config.echo.mode, math.ceil(largest_factor(config))
+    mode, factor = config.echo.mode, math.ceil(config.echo.factor)
     wanted = {"stochastic": math.inf, "adaptive": config.echo.cap}.get(mode, factor)
     found: list[list[Use]] = []
     in_use: dict[Hashable, list[Use]] = {}
@@ -94,7 +94,6 @@ def _on_device(config: Config, workload: Workload) -> Generator[_Update]:
         config,
         workload,
         mesh,
-        factor=largest_factor(config),
         sample=take_sample(workload, config),
     )
     # Jitted, as in the program of an update.

@@ -19,11 +19,7 @@ def write_diverged(
     workdir: RunPath, config: Config, workload: Workload, error: NonFiniteLossError
 ) -> None:
     """Records that a run diverged, so that a study does not train it again."""
-    known = {"chosen.echo_factor": int | float}
-    environment = read_if_whole(workdir / "environment.json", known)
     facts: dict[str, Any] = describe_run(config, workload)
-    if environment:
-        facts["echo"]["factor"] = environment["chosen"]["echo_factor"]
     rows = (workdir / "metrics.jsonl").read_bytes().splitlines()
     content = {
         **facts,

@@ -61,6 +61,7 @@ _MAY_CHANGE = {
 # Fields of earlier versions, whose runs cannot be resumed.
 _RENAMED = {
     "inner": "dispatch",
+    "dispatch.mode": "dispatch.steps",
     "data.parts": "data.shards",
     "model.dtype": "precision.compute",
     "echo.load.of": "echo.load.quantity",

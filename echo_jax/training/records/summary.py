@@ -1,7 +1,6 @@
 """``summary.json``: the results of a finished run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from echo_jax.config import Config
@@ -78,8 +77,8 @@ def make_summary(
         }
         if last
         else {},
-        "echo": {**echo, "factor": decided.factor, "factor_asked": echo["factor"]},
-        "dispatch": asdict(decided.dispatch),
+        "echo": echo,
+        "dispatch": config.dispatch.to_dict(),
         "hold_batch": config.data.hold_batch,
         # Corrected during the run; `*_start_s` were measured before the first update.
         "R": t_up_s / step_s,
