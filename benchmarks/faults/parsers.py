@@ -45,7 +45,7 @@ def _images_of(source: str) -> None:
 
 def _image(path: str) -> None:
     from echo_jax.data.images.decode import decode_image, jpeg_size
-    from echo_jax.data.prepare.image_check import check_image
+    from echo_jax.data.prepare.examples import check_image
 
     data = Path(path).read_bytes()
     jpeg_size(data)
@@ -81,7 +81,7 @@ def _dataset(path: str) -> None:
 
 def _record(path: str) -> None:
     from echo_jax.data.detection.records import DecodeBoxes
-    from echo_jax.data.sources.entries import DecodeRecord
+    from echo_jax.data.sources.foreign_records import DecodeRecord
 
     data = Path(path).read_bytes()
     DecodeBoxes(size=8, max_boxes=4, decode_record=DecodeRecord("coco"))(data)

@@ -6,7 +6,7 @@ import lzma
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 __all__ = [
     "DAMAGED",
@@ -103,21 +103,9 @@ class ForwardReader:
             yield part
 
 
-def _plain_chunks(stream: BinaryIO) -> Iterator[bytes]:
+def _plain_chunks(stream: Any) -> Iterator[bytes]:
     while chunk := stream.read(_CHUNK_BYTES):
         yield chunk
-
-
-def _gzip_chunks(stream: BinaryIO) -> Iterator[bytes]:
-    with gzip.GzipFile(fileobj=stream) as unpacked:
-        while chunk := unpacked.read(_CHUNK_BYTES):
-            yield chunk
-
-
-def _bzip2_chunks(stream: BinaryIO) -> Iterator[bytes]:
-    with bz2.BZ2File(stream) as unpacked:
-        while chunk := unpacked.read(_CHUNK_BYTES):
-            yield chunk
 
 
 def _xz_chunks(stream: BinaryIO) -> Iterator[bytes]:
@@ -140,9 +128,9 @@ def _xz_chunks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 _UNPACK: dict[str, Callable[[BinaryIO], Iterator[bytes]]] = {
-    ".gz": _gzip_chunks,
+    ".gz": lambda stream: _plain_chunks(gzip.GzipFile(fileobj=stream)),
     ".xz": _xz_chunks,
-    ".bz2": _bzip2_chunks,
+    ".bz2": lambda stream: _plain_chunks(bz2.BZ2File(stream)),
 }
 
 PACKED_SUFFIXES = tuple(_UNPACK)

@@ -137,8 +137,13 @@ class BucketFile:
     is_exact = True
 
     def __init__(self, path: RunPath):
+        from google.api_core import exceptions
+        from google.auth.exceptions import GoogleAuthError
         from google.cloud import storage
         from google.cloud.storage.retry import DEFAULT_RETRY
+
+        self._failed = exceptions.GoogleAPIError, GoogleAuthError
+        self._late = exceptions.NotFound, exceptions.PreconditionFailed
 
         self._path = path
         bucket, _, self._name = os.fspath(path).removeprefix("gs://").partition("/")
@@ -149,8 +154,6 @@ class BucketFile:
         self._patience = {"timeout": _TIMEOUT_S, "retry": retry}
 
     def read(self) -> Found | None:
-        from google.api_core.exceptions import NotFound, PreconditionFailed
-
         with self._errors():
             while blob := self._bucket.get_blob(self._name, **self._patience):
                 _refuse_large(self._path, blob.size)
@@ -160,7 +163,7 @@ class BucketFile:
                         if_generation_match=generation, **self._patience
                     )
                     return Found(content, generation)
-                except (NotFound, PreconditionFailed):
+                except self._late:
                     pass  # It has just changed.
             return None
 
@@ -174,29 +177,22 @@ class BucketFile:
         self._write(found.content, found.version)
 
     def remove(self, found: Found) -> None:
-        from google.api_core.exceptions import NotFound, PreconditionFailed
-
-        with self._errors(), contextlib.suppress(NotFound, PreconditionFailed):
+        with self._errors(), contextlib.suppress(*self._late):
             self._bucket.blob(self._name).delete(
                 if_generation_match=found.version, **self._patience
             )
 
     def _write(self, content: bytes, generation: int) -> None:
-        from google.api_core.exceptions import PreconditionFailed
-
-        with self._errors(), contextlib.suppress(PreconditionFailed):
+        with self._errors(), contextlib.suppress(self._late[1]):
             self._bucket.blob(self._name).upload_from_string(
                 content, if_generation_match=generation, **self._patience
             )
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        from google.api_core.exceptions import GoogleAPIError
-        from google.auth.exceptions import GoogleAuthError
-
         try:
             yield
-        except (GoogleAPIError, GoogleAuthError) as error:
+        except self._failed as error:
             raise FolderError(f"{self._path} cannot be used: {error}") from error
 
 

@@ -152,31 +152,20 @@ def test_a_list_names_classes(tmp_path):
     table.write_text(f"{names[0]},ant\n{names[1]},cat\n")
     with pytest.raises(PrepareError, match="the source has changed"):
         prepare(tmp_path, *sources, classes=str(table))
-    assert f"'val/{names[2]}' (not in val.csv)" in refusal(
-        tmp_path / "two", *sources, classes=str(table)
-    )
-    # A column of numbers, as pandas writes them where one is missing.
-    train = folder(tmp_path, "0/1.jpg", "1/2.jpg", at="numbered")
-    table.write_text(
-        "file,class\n" + "".join(f"{name},{k}.0\n" for k, name in enumerate(names[:2]))
-    )
-    (tmp_path / "names.csv").write_text("class,name\n0.0,ant\n1.0,cat\n")
-    classes, found = prepare(
-        tmp_path / "numbers",
-        train,
-        f"validation={val}",
-        classes=str(table),
-        names=tmp_path / "names.csv",
-        max_bad="1",
-    )
-    assert classes == ["ant", "cat"]
-    assert [*found["validation"].values()] == ["ant", "cat"]
-    train = sources[0]
+    said = refusal(tmp_path / "two", *sources, classes=str(table))
+    assert f"'val/{names[2]}' (not in val.csv)" in said
     # A column of numbers, where the folders of train have names.
     table = tmp_path / "val.tsv"
     table.write_text("".join(f"{name}\t{k}\n" for k, name in enumerate(names)))
     said = refusal(tmp_path / "three", *sources, classes=str(table))
     assert "such as '0', by val.tsv, and train has 2, such as 'ant'; say with" in said
+    # One as pandas writes it where a number is missing.
+    numbered = folder(tmp_path, "0/1.jpg", "1/2.jpg", at="numbered")
+    table.write_text(f"{names[0]}\t0.0\n{names[1]}\t1.0\n")
+    (of := tmp_path / "names.csv").write_text("class,name\n0.0,ant\n1.0,cat\n")
+    more = {"classes": str(table), "names": of, "max_bad": "1"}
+    classes, found = prepare(tmp_path / "numbers", numbered, sources[1], **more)
+    assert classes == ["ant", "cat"] == [*found["validation"].values()]
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -352,50 +341,42 @@ def test_folders_of_splits_are_taken_as_such(tmp_path, files, folders, write):
     assert found[0] == found[1] and {*info["splits"]} == {*folders}
 
 
+TWO_AND_ONE = {"train": 2, "validation": 1}
+CSV = "1.jpg,a\n2.jpg,b\n3.jpg,a\n"
+
+
 @pytest.mark.parametrize(
-    ("names", "more", "says"),
+    ("names", "prefix", "more", "says"),
     [
         # A class called test, and what may be a class or a split.
-        ("test/1 cat/1", {}, {"classes": 2}),
-        ("train/1 cat/1", {"classes": "last"}, {"classes": 2}),
-        ("train/1 test/1", {"of": "train=", "classes": "first"}, {"classes": 2}),
-        ("train/1 test/1", {}, "train={} --classes first"),
-        ("train/a/1 val/a/1 b/1", {}, "of several splits"),
-        ("train/a/1 val/a/1 1", {}, "of several splits"),
-        ("train/a/1 val/a/1 valid/a/1", {}, "of several splits"),
-        ("train/a/1 val/a/1", {"of": "train="}, "of several splits"),
-        ("train/a/1 train/b/1 val/a/1", {"holdout": 0.5}, "and one is given"),
+        ("test/1 cat/1", "", {}, ({"train": 2}, 2)),
+        ("train/1 cat/1", "", {"classes": "last"}, ({"train": 2}, 2)),
+        ("train/1 test/1", "train=", {"classes": "first"}, ({"train": 2}, 2)),
+        ("train/1 test/1", "", {}, "train={} --classes first"),
+        ("train/a/1 val/a/1 b/1", "", {}, "of several splits"),
+        ("train/a/1 val/a/1 1", "", {}, "of several splits"),
+        ("train/a/1 val/a/1 valid/a/1", "", {}, "of several splits"),
+        ("train/a/1 val/a/1", "train=", {}, "of several splits"),
+        ("train/a/1 train/b/1 val/a/1", "", {"holdout": 0.5}, "and one is given"),
         # A list names the classes, so these need no folders.
-        (
-            "train/1 train/2 val/3",
-            {"classes": "of.csv"},
-            {"train": 2, "validation": 1, "classes": 2},
-        ),
-        # Nobody says what the images of a contest's test are.
-        (
-            "train/a/1 train/b/1 val/a/1 test/1",
-            {},
-            {"train": 2, "validation": 1, "classes": 2, "left_out": 1},
-        ),
+        ("train/1 train/2 val/3", "", {"classes": CSV}, (TWO_AND_ONE, 2)),
+        # Nobody says what the images of a contest's test are, which is left out.
+        ("train/a/1 train/b/1 val/a/1 test/1", "", {}, (TWO_AND_ONE, 2)),
     ],
 )
-def test_what_may_be_a_split_or_a_class_is_not_guessed(tmp_path, names, more, says):
+def test_what_may_be_a_split_or_a_class_is_not_guessed(
+    tmp_path, names, prefix, more, says
+):
     path = folder(tmp_path, *(f"{name}.jpg" for name in names.split()))
-    (tmp_path / "of.csv").write_text("1.jpg,a\n2.jpg,b\n3.jpg,a\n")
-    if more.get("classes") == "of.csv":
-        more = {**more, "classes": f"{tmp_path}/of.csv"}
-    source = more.get("of", "") + path
-    more = {name: value for name, value in more.items() if name != "of"}
+    if more.get("classes") == CSV:
+        (tmp_path / "of.csv").write_text(CSV)
+        more = {"classes": f"{tmp_path}/of.csv"}
     if isinstance(says, str):
-        assert says.format(path) in refusal(tmp_path, source, **more)
-        return
-    info = made(tmp_path / "out", source, **more)
-    splits = {split: of["examples"] for split, of in info["splits"].items()}
-    assert splits == {
-        name: says[name] for name in says if name in ("train", "validation")
-    } or (splits == {"train": 2} and "train" not in says)
-    assert len(info["classes"]) == says["classes"]
-    assert len(info.get("left_out", [])) == says.get("left_out", 0)
+        assert says.format(path) in refusal(tmp_path, prefix + path, **more)
+    else:
+        info = made(tmp_path / "out", prefix + path, **more)
+        splits = {split: of["examples"] for split, of in info["splits"].items()}
+        assert (splits, len(info["classes"])) == says
 
 
 def test_folders_of_splits_are_taken_as_such_with_text(tmp_path):

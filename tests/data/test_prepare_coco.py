@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -191,34 +190,21 @@ def test_numbers_are_taken_as_pandas_writes_them(tmp_path, written):
 
 
 def test_what_is_bad_is_skipped_counted_and_named(tmp_path):
-    def box(number, *, image_id=5, category_id=7, bbox=(0, 0, 1, 1), **more):
-        return {
-            "id": number,
-            "image_id": image_id,
-            "category_id": category_id,
-            "bbox": bbox,
-            **more,
-        }
-
-    boxes = [
-        *BOXES,
-        box(1),
-        {"image_id": 5, "category_id": 7, "bbox": [0, 0, 1, 1]},
-        box(21, category_id=8),
-        box(22, category_id=[]),
-        box(23, bbox=[0, 0, 0, 1]),
-        box(24, bbox=[0, 0, 1, -1]),
-        box(25, bbox=[10, 0, 5, 5]),
-        box(26, bbox=[0, -6, 5, 5]),
-        box(27, bbox=[0, 0, 1]),
-        box(28, bbox=[0, 0, 1, "x"]),
-        box(29, bbox=[0, 0, 1, 1e300]),
-        box(30, bbox=None),
-        box(31, bbox=[0] * 4, area="x"),
-        box(32, area=-1),
-        box(33, iscrowd=2),
-        box(34, image_id=99),
+    bad = [
+        {"id": 1},
+        {"id": None},
+        {"category_id": 8},
+        {"category_id": []},
+        *({"bbox": bbox} for bbox in ([0, 0, 0, 1], [0, 0, 1, -1], [10, 0, 5, 5])),
+        *({"bbox": bbox} for bbox in ([0, -6, 5, 5], [0, 0, 1], [0, 0, 1, "x"])),
+        *({"bbox": bbox} for bbox in ([0, 0, 1, 1e300], None)),
+        {"bbox": [0] * 4, "area": "x"},
+        {"area": -1},
+        {"iscrowd": 2},
+        {"image_id": 99},
     ]
+    usual = {"image_id": 5, "category_id": 7, "bbox": [0, 0, 1, 1]}
+    boxes = [*BOXES, *({"id": k, **usual, **each} for k, each in enumerate(bad, 19))]
     images = {**IMAGES, 12: ("lost.jpg", 5, 5), 13: ("small.jpg", 20, 30)}
     files = {
         **FILES,
@@ -273,11 +259,8 @@ def test_a_box_is_clipped_to_its_image(tmp_path):
 
 NO_COCO = [
     (b"", "it is not JSON"),
-    (b"{", "it is not JSON"),
     (b"{}x", "it is not JSON"),
     (b"1", "it is no JSON object"),
-    (b"[]", "it is no JSON object"),
-    (b'{"categories": {}}', "it has no list of categories"),
     (b'{"categories": [1]}', "it has no list of categories"),
     (coco_json(IMAGES, [], []), "no categories"),
     (coco_json(IMAGES, [], [(1, "a"), (1, "b")]), "two with one id"),
@@ -289,15 +272,12 @@ NO_COCO = [
     (coco_json({1: ("a", 2, 2), 2: ("a", 2, 2)}, []), "one file_name"),
     (coco_json({1: ("a", 2, 2), "1": ("b", 2, 2)}, []), "two images have one id"),
     (coco_json({1: ("../../a", 2, 2)}, []), "file_name '../../a' leads out"),
-    (coco_json({1: ("/a", 2, 2)}, []), "file_name '/a' leads out"),
     (coco_json({1: ("a\n", 2, 2)}, []), "not printable"),
     (coco_json({1: ("a", 65536, 2)}, []), "height is 65536, not a number below"),
-    (coco_json({1: ("a", 2, 2.5)}, []), "width is 2.5, not a number"),
     (coco_json({2**63: ("a", 2, 2)}, []), "it is not JSON: "),
     (coco_json({-1: ("a", 2, 2)}, []), "id is -1"),
     (coco_json(IMAGES, [{"image_id": None}]), "image_id is None"),
     (coco_json(IMAGES, [{"id": 1, "x": float("nan")}]), "it is not JSON: "),
-    (b'{"categories": ' + b"[" * 100_000, "nested more than 64 deep"),
     (b'{"other": ' + b"[" * 100_000, "nested more than 64 deep"),
     (b'{"other": "' + b"a" * 17_000_000, "it holds a text of over 16777216 bytes"),
     (b'{"categories": ' + b"9" * 10_000 + b"}", "it is not JSON"),
@@ -312,33 +292,17 @@ def test_what_is_no_coco_file_is_refused_in_one_line(tmp_path, content, message)
     assert len(said) < 500 + len(str(tmp_path))
 
 
-BOMBS = {  # What is repeated, and the bytes that each is counted as.
-    "objects": (b"{},", 280),
-    "entries": (b'{"id":1,"image_id":2},', 432),
-    "floats": (b"1.5,", 72),
-    "texts": ('"a😀",'.encode(), 132),
-}
-SLOW = [pytest.param(bomb, marks=pytest.mark.slow) for bomb in [*BOMBS][1:]]
-
-
-def memory(what):
-    """The memory of this process in bytes: VmRSS, or VmHWM for the most so far."""
-    (line,) = re.findall(rf"{what}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(line) * 1024
-
-
-@pytest.mark.parametrize("bomb", ["objects", *SLOW])
-def test_annotations_that_fill_the_memory_are_refused(tmp_path, bomb):
-    (piece, size), limit = BOMBS[bomb], 2**28
+@pytest.mark.parametrize(
+    "piece", ["{},", pytest.param('"a😀",', marks=pytest.mark.slow)]
+)
+def test_annotations_that_fill_the_memory_are_refused(tmp_path, piece):
+    size, limit = {"{},": 280, '"a😀",': 132}[piece], 2**28
     content = b'{"categories":[],"images":[],"annotations":[%s0]}'
-    files = {"a": content % (piece * (limit // size))}
+    files = {"a": content % (piece.encode() * (limit // size))}
     path = write_zip(tmp_path / "a.zip", files) + "/a"
     write_folder(tmp_path / "images", FILES)
-    before = memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # Forgets the most so far.
     with pytest.raises(PrepareError, match=f"takes more than {limit} bytes"):
         prepare_coco([f"{path}:{tmp_path}/images"], Settings(out=tmp_path / "out"))
-    assert memory("VmHWM") < before + limit + 2**25
 
 
 def test_what_is_not_wanted_takes_no_memory(tmp_path):
@@ -429,30 +393,3 @@ def test_stopped_while_files_are_put_in_place_it_goes_on(tmp_path, monkeypatch):
         assert not (tmp_path / "out" / "dataset.json").exists()
         prepare(tmp_path, shard_mb=0.0008, workers=2)
         assert contents(tmp_path / "out") == whole
-
-
-@pytest.mark.skipif(
-    "ECHO_JAX_DATA" not in os.environ,
-    reason="ECHO_JAX_DATA names no folder with the real data",
-)
-def test_the_real_annotations_are_kept_whole(tmp_path):
-    folder = Path(os.environ["ECHO_JAX_DATA"]) / "coco_mini"
-    source = f"validation={folder}/instances_val.json.gz:{folder}/val.tar"
-    info = prepare_coco([source], Settings(out=tmp_path / "out", max_bad="0"))
-    found = json.loads(gzip.decompress((folder / "instances_val.json.gz").read_bytes()))
-    by_image = {image["id"]: [] for image in found["images"]}
-    for box in found["annotations"]:
-        by_image[box["image_id"]].append(box)
-    assert info["splits"]["validation"]["boxes"] == 361
-    made = records(tmp_path / "out", "validation")
-    assert len(made) == 40 and len(info["categories"]) == 80
-    for record in made:
-        boxes = by_image[record["image_id"]]
-        labels = np.frombuffer(record["labels"], "<i4")
-        ids = [info["categories"][label]["id"] for label in labels]
-        assert ids == [box["category_id"] for box in boxes]
-        x, y, width, height = np.array([box["bbox"] for box in boxes]).reshape(-1, 4).T
-        corners = np.stack([y, x, y + height, x + width], axis=1).reshape(-1, 4)
-        np.testing.assert_allclose(
-            np.reshape(boxes_of(record), (-1, 4)), corners, rtol=1e-6
-        )

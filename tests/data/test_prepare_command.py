@@ -135,15 +135,6 @@ def test_every_option_arrives(folder, capsys):
     assert len(info["splits"]["train"]["shards"]) > 1
 
 
-def test_a_tokenizer_is_used_again(folder, capsys):
-    first = "echo-jax prepare text train.txt.xz --vocab 290 --out a"
-    assert run(first, capsys)[0] == 0
-    again = "echo-jax prepare text valid.txt.xz --out b --tokenizer-model "
-    assert run(again + "a/tokenizer.model", capsys)[0] == 0
-    assert contents("a")["tokenizer.model"] == contents("b")["tokenizer.model"]
-    assert read_info("b")["vocab_size"] == 290
-
-
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -151,18 +142,10 @@ def test_a_tokenizer_is_used_again(folder, capsys):
         ("images --out x", "the following arguments are required: SOURCE"),
         ("films photos --out x", "invalid choice: 'films'"),
         ("images photos --out x --colour red", "unknown option '--colour'"),
-        ("images photos --out x --block 5", "unknown option '--block'"),
         ("images photos --out x --workers two", "invalid int value: 'two'"),
         ("images photos --out x --max-bad some", "--max-bad=some is neither a number"),
-        ("images photos --out books", "--out=books holds '0.txt' and is no prepared"),
-        ("images nothing --out x", "'nothing': there is no such file or folder"),
-        ("images photos --out x --classes folder", "--classes=folder is none of auto"),
-        ("images photos --out x --classes no.csv", "--classes=no.csv cannot be read"),
-        ("images photos/cat --out x", "lies in a folder below its source"),
-        ("text books --out x --document page", "invalid choice: 'page'"),
         ("coco instances.json --out x", "give one ANNOTATIONS:IMAGES"),
         ("verify photos", "'photos' is no prepared folder"),
-        ("verify nothing", "'nothing' is no prepared folder"),
     ],
 )
 def test_what_is_mistyped_is_named_in_one_line(folder, command, message, capsys):

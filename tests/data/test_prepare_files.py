@@ -182,13 +182,6 @@ def test_a_hostile_member_is_refused_by_name(tmp_path, kind):
     assert not (tmp_path.parent / "up").exists()
 
 
-def test_a_member_that_claims_to_be_huge_is_refused(tmp_path):
-    content = bytearray(tar_of(FILES))
-    content[:512] = member("b/x.jpg", size=2**40).tobuf(tarfile.GNU_FORMAT)[:512]
-    (tmp_path / "x.tar").write_bytes(content)
-    refused(tmp_path / "x.tar")
-
-
 def test_a_sparse_member_is_refused(tmp_path):
     path = tmp_path / "x.tar"
     headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}

@@ -4,9 +4,7 @@ import io
 import itertools
 import os
 import struct
-import tarfile
 import zlib
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -245,26 +243,3 @@ def test_rows_are_inflated_part_by_part(tmp_path, inflated):
     image = bits(8000, 8000, more=100_000_000)
     assert faults(tmp_path, {"a": image}, {"a": (8000, 8000)}) == {}
     assert sum(inflated) == 8000 * 1001 and max(inflated) <= 2**20
-
-
-@pytest.mark.skipif(
-    "ECHO_JAX_DATA" not in os.environ,
-    reason="ECHO_JAX_DATA names no folder with the real data",
-)
-def test_real_images_pass_whole_and_never_cut(tmp_path):
-    rng = np.random.default_rng(0)
-    folder = Path(os.environ["ECHO_JAX_DATA"])
-    with tarfile.open(folder / "imagenet_sample" / "images.tar") as archive:
-        members = [member for member in archive if member.isreg()][::10]
-        images = [archive.extractfile(member).read() for member in members]
-    assert len(images) == 50
-    files, sizes = {}, {}
-    for k, image in enumerate(images):
-        with Image.open(io.BytesIO(image)) as opened:
-            size = opened.size[::-1]
-        cut = int(rng.integers(3, len(image)))
-        for name, length in ("whole", None), ("end", -1), ("cut", cut):
-            files[f"{name} {k}"], sizes[f"{name} {k}"] = image[:length], size
-    found = faults(tmp_path, files, sizes)
-    cut = {name for name in files if "whole" not in name}
-    assert found == dict.fromkeys(cut, "truncated")

@@ -374,21 +374,3 @@ def test_stopped_at_any_file_it_goes_on_to_the_same_bytes(
             assert not (tmp_path / "out" / "dataset.json").exists()
     assert sitting > 3
     assert contents(tmp_path / "out") == whole
-
-
-@pytest.mark.skipif(
-    "ECHO_JAX_DATA" not in os.environ,
-    reason="ECHO_JAX_DATA names no folder with the real data",
-)
-def test_real_text_comes_back_to_the_byte(tmp_path):
-    path = Path(os.environ["ECHO_JAX_DATA"]) / "wikitext2" / "valid.txt.xz"
-    out = tmp_path / "out"
-    text = {"tokenizer": "sentencepiece", "vocab": 400, "block": 128}
-    info = prepare(out, f"train={path}", text=text)
-    model = str(out / "tokenizer.model")
-    processor = sentencepiece.SentencePieceProcessor(model_file=model)
-    whole = lzma.decompress(path.read_bytes()).decode()
-    decoded = processor.decode([int(token) for token in stream(out)[:-1]])
-    assert whole.startswith(decoded.rstrip("\ufffd"))
-    assert len(whole) - len(decoded) < 128 * 20
-    assert info["splits"]["train"]["bytes"] == 1_121_681

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from contender import LONG_S, contend
-from tiny_workload import run
 
 from echo_jax import cli
 from echo_jax.files import (
@@ -166,19 +165,6 @@ def test_the_second_is_told_who_and_what_to_do(place):
     said = str(refused.value)
     assert f"{place.folder} is in use by process {os.getpid()} on " in said
     assert "wait until that ends, or stop it, or name another" in said
-
-
-def test_a_run_under_way_is_joined_by_no_other(bucket):
-    refused = []
-
-    def join(number):
-        with pytest.raises(FolderInUseError, match="runs/a is in use by process"):
-            run("gs://bucket/runs/a")
-        refused.append(number)
-
-    run("gs://bucket/runs/a", echo__factor=2.5, on_batch=join)
-    assert len(refused) >= 12
-    assert f"runs/a/{LOCK_NAME}" not in bucket.objects
 
 
 HOLDER = """

@@ -1,9 +1,8 @@
 """Turns users' files into a prepared folder: ``echo-jax prepare``."""
 
 from echo_jax.data.prepare.coco import prepare_coco
-from echo_jax.data.prepare.errors import PrepareError
 from echo_jax.data.prepare.images import prepare_images
-from echo_jax.data.prepare.job import Settings
+from echo_jax.data.prepare.job import PrepareError, Settings
 from echo_jax.data.prepare.text import TextSettings, prepare_text
 from echo_jax.lazy import door
 

@@ -12,11 +12,16 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
-from echo_jax.data.prepare.entries import Entry, ReadFile, file_metadata, name_problem
-from echo_jax.data.prepare.errors import PrepareError
-from echo_jax.data.prepare.job import OnProgress, Progress
+from echo_jax.data.prepare.entries import (
+    Entry,
+    Readers,
+    ReadFile,
+    file_metadata,
+    name_problem,
+)
+from echo_jax.data.prepare.job import OnProgress, PrepareError, Progress
 from echo_jax.files.compressed import (
     DAMAGED,
     PACKED_SUFFIXES,
@@ -53,9 +58,7 @@ class TarFiles:
             self.entries.append(entry)
             self._offsets.append(stream.tell())
 
-    def contents(
-        self, wanted: Sequence[int], max_bytes: int
-    ) -> Iterator[Callable[[], bytes]]:
+    def contents(self, wanted: Sequence[int], max_bytes: int) -> Readers:
         if not self._is_packed:
             for index in wanted:
                 size = min(self.entries[index].bytes, max_bytes + 1)
@@ -92,14 +95,9 @@ def plain_members(path: Path) -> Iterator[tuple[Entry, int]]:
     """Yields the files of an unpacked archive and their offsets; reads only headers."""
     try:
         with path.open("rb") as plain:
-            stream = _Headers(plain)
-            with tarfile.open(fileobj=cast(Any, stream), mode="r:") as archive:
-                while (info := archive.next()) is not None:
-                    cast(Any, archive).members.clear()  # Or it keeps them all.
-                    if (entry := _tar_entry(info)) is not None:
-                        yield entry, info.offset_data
-            if stream.last != bytes(tarfile.BLOCKSIZE):
-                raise EOFError("it has no end")
+            stream = _Within(plain, path.stat().st_size)
+            for entry in _tar_entries(stream, folder=""):
+                yield entry, stream.tell()
     except (*DAMAGED, tarfile.TarError, ValueError) as error:
         raise _untrusted(path, error) from error
 
@@ -114,7 +112,7 @@ def _tar_entries(
             if (entry := _tar_entry(info)) is None:
                 continue
             if folder is not None:
-                yield Entry(f"{folder}/{entry.name}", entry.bytes)
+                yield Entry(f"{folder}/{entry.name}".lstrip("/"), entry.bytes)
             elif entry.name.lower().endswith(_TAR):
                 within = _Within(stream, info.size)
                 yield from _tar_entries(within, entry.name[: -len(_TAR)])
@@ -122,7 +120,7 @@ def _tar_entries(
                 yield entry
     # tarfile accepts a cut-off header as the end of an archive.
     if stream.last != bytes(tarfile.BLOCKSIZE):
-        what = "it" if folder is None else f"{folder!r}, an archive in it,"
+        what = f"{folder!r}, an archive in it," if folder else "it"
         raise EOFError(f"{what} has no end")
 
 
@@ -142,27 +140,9 @@ class _Within:
         return self._stream.seek(position, whence)
 
     def read(self, size: int) -> bytes:
-        self.last = self._stream.read(min(size, self._end - self.tell()))
-        return self.last
-
-
-class _Headers:
-    """A file from which at most one header is read at a time."""
-
-    def __init__(self, stream: BinaryIO):
-        self._stream = stream
-        self.last = b""
-
-    def tell(self) -> int:
-        return self._stream.tell()
-
-    def seek(self, position: int, whence: int = 0) -> int:
-        return self._stream.seek(position, whence)
-
-    def read(self, size: int) -> bytes:
         if not 0 <= size <= _MAX_HEADER_BYTES:
             raise ValueError(f"a header of {size} bytes is too long")
-        self.last = self._stream.read(size)
+        self.last = self._stream.read(min(size, self._end - self.tell()))
         return self.last
 
 
@@ -186,11 +166,9 @@ class ZipFiles:
         except (*_ZIP_DAMAGED, ValueError) as error:
             raise _untrusted(path, error) from error
 
-    def contents(
-        self, wanted: Sequence[int], max_bytes: int
-    ) -> Iterator[Callable[[], bytes]]:
+    def contents(self, wanted: Sequence[int], max_bytes: int) -> Readers:
         for index in wanted:
-            yield functools.partial(self._read, self._members[index], max_bytes + 1)
+            yield functools.partial(self._read, index, max_bytes + 1)
 
     def close(self) -> None:
         self._archive.close()
@@ -199,22 +177,18 @@ class ZipFiles:
         """Returns the packed size of a file."""
         return self._members[index].compress_size
 
-    def chunks(self, index: int) -> Iterator[bytes]:
-        """Yields a file's content in chunks of at most 1 MiB."""
+    def chunks(self, index: int, size: int = _CHUNK_BYTES) -> Iterator[bytes]:
+        """Yields a file's content in chunks of at most `size`."""
         member = self._members[index]
         try:
             with self._archive.open(member) as stream:
-                while chunk := stream.read(_CHUNK_BYTES):
+                while chunk := stream.read(size):
                     yield chunk
         except _ZIP_DAMAGED as error:
             raise OSError(f"{member.filename!r} is damaged: {error}") from error
 
-    def _read(self, member: zipfile.ZipInfo, size: int) -> bytes:
-        try:
-            with self._archive.open(member) as stream:
-                return stream.read(size)
-        except _ZIP_DAMAGED as error:
-            raise OSError(f"{member.filename!r} is damaged: {error}") from error
+    def _read(self, index: int, size: int) -> bytes:
+        return next(self.chunks(index, size), b"")
 
 
 def _tar_entry(info: tarfile.TarInfo) -> Entry | None:

@@ -11,14 +11,14 @@ from echo_jax.data.prepare.class_lists import (
     tiny_imagenet,
 )
 from echo_jax.data.prepare.entries import Image
-from echo_jax.data.prepare.errors import PrepareError
 from echo_jax.data.prepare.examples import is_image
-from echo_jax.data.prepare.layout import (
+from echo_jax.data.prepare.files import (
     first_difference,
     folders_of,
     several_splits,
     split_folders,
 )
+from echo_jax.data.prepare.job import PrepareError
 
 __all__ = ["ClassNames", "check_classes", "class_names"]
 

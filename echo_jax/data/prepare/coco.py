@@ -9,10 +9,16 @@ import numpy as np
 
 from echo_jax.data.prepare.coco_json import Image, check_box, read_annotations
 from echo_jax.data.prepare.entries import file_metadata
-from echo_jax.data.prepare.errors import Bad, PrepareError, Skipped, allowed
 from echo_jax.data.prepare.examples import Example, hold_out, is_image, write_splits
 from echo_jax.data.prepare.files import archive_of, open_files
-from echo_jax.data.prepare.job import Settings, parse_sources
+from echo_jax.data.prepare.job import (
+    Bad,
+    PrepareError,
+    Settings,
+    Skipped,
+    allowed,
+    parse_sources,
+)
 from echo_jax.data.prepare.workspace import Workspace
 from echo_jax.files.folders import typed_path
 

@@ -2,18 +2,19 @@
 
 import contextlib
 import math
-from collections.abc import Container, Generator, Iterator, Mapping
+import sys
+from collections.abc import Container, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ijson
 import numpy as np
 
 from echo_jax.data.prepare.archives import ZipFiles
 from echo_jax.data.prepare.entries import whole
-from echo_jax.data.prepare.errors import PrepareError
 from echo_jax.data.prepare.files import archive_of
-from echo_jax.data.prepare.json_fields import read_fields
+from echo_jax.data.prepare.job import PrepareError
 from echo_jax.files.compressed import DAMAGED, unpacked_chunks
 from echo_jax.files.plain_text import text_chunks
 
@@ -33,6 +34,15 @@ _MAX_NAME_CHARS = 1024
 _MAX_CATEGORIES = 2**16
 _MAX_SIDE = 2**16
 _MAX_ID = 2**63
+_PART_BYTES = 64 * 1024
+# The parser holds a complete text or number in memory before it returns it.
+_MAX_VALUE_BYTES = 16 * 1024**2
+_MAX_DEPTH = 64
+
+# Size of containers in CPython, rounded up, with the slot of one value.
+_MAP_BYTES, _ARRAY_BYTES, _PLACE_BYTES = 232, 96, 48
+_STARTS = {"start_map": dict, "start_array": list}
+_ENDS = frozenset({"end_map", "end_array"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +103,8 @@ def read_annotations(path: Path) -> Annotations:
     try:
         with _opened(path) as (size, chunks):
             limit = max(size * _MAX_RATIO, _ANY_RATIO_BYTES)
-            content = read_fields(
-                _bounded(text_chunks(chunks)), _FIELDS, without=_UNREAD, max_bytes=limit
+            content = _read_fields(
+                _parts(text_chunks(chunks)), _FIELDS, without=_UNREAD, max_bytes=limit
             )
         categories = _categories(_list(content, "categories"))
         images = [_image(found) for found in _list(content, "images")]
@@ -178,13 +188,15 @@ def _opened(path: Path) -> Generator[tuple[int, Iterator[bytes]]]:
         yield files.packed_bytes(index), files.chunks(index)
 
 
-def _bounded(chunks: Iterator[bytes]) -> Iterator[bytes]:
+def _parts(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yields text in parts that a parser takes at once, up to a limit."""
     num_bytes = 0
     for chunk in chunks:
         num_bytes += len(chunk)
         if num_bytes > _MAX_JSON_BYTES:
             raise ValueError(f"it is larger than {_MAX_JSON_BYTES} bytes")
-        yield chunk
+        for start in range(0, len(chunk), _PART_BYTES):
+            yield chunk[start : start + _PART_BYTES]
 
 
 def _list(content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
@@ -252,3 +264,93 @@ def _shown(value: Any) -> str:
     """Returns a value for an error message, with a bounded length."""
     shown = repr(value)
     return shown if len(shown) <= 80 else f"{shown[:80]}..."
+
+
+def _read_fields(
+    chunks: Iterable[bytes],
+    fields: Container[str],
+    *,
+    without: Container[str],
+    max_bytes: int,
+) -> dict[str, Any]:
+    """Returns the wanted fields of an object, within `max_bytes` of memory."""
+    keeper = _Keeper(fields, without, max_bytes)
+    events = ijson.sendable_list()
+    parser = ijson.basic_parse_coro(events, use_float=True)
+    silent_bytes = 0
+    try:
+        for part in chunks:
+            parser.send(part)
+            silent_bytes = 0 if events else silent_bytes + len(part)
+            if silent_bytes > _MAX_VALUE_BYTES:
+                raise ValueError(f"it holds a text of over {_MAX_VALUE_BYTES} bytes")
+            keeper.take(events)
+            del events[:]
+        parser.close()
+    except (ijson.JSONError, OverflowError) as error:
+        # Later lines of the message only show the place.
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"it is not JSON: {reason}") from error
+    keeper.take(events)
+    if not isinstance(keeper.found, dict):
+        raise ValueError("it is no JSON object")
+    return keeper.found
+
+
+class _Keeper:
+    """Builds the wanted value from a parser's events, and counts its memory."""
+
+    def __init__(self, fields: Container[str], without: Container[str], limit: int):
+        self.found: Any = None
+        self._fields, self._without = fields, without
+        self._limit, self._kept_bytes = limit, 0
+        self._open: list[Any] = []  # The containers around the next value.
+        self._key = ""
+        # Share one text among all objects with this field.
+        self._keys: dict[str, str] = {}
+        self._skipped_depth = 0
+
+    def take(self, events: Iterable[tuple[str, Any]]) -> None:
+        """Processes the next events."""
+        for event, value in events:
+            if self._skipped_depth:
+                self._skipped_depth += (event in _STARTS) - (event in _ENDS)
+            elif event == "map_key":
+                self._key = value
+            elif event in _ENDS:
+                self._open.pop()
+            elif not self._is_wanted():
+                self._skipped_depth = int(event in _STARTS)
+            else:
+                self._keep(event, value)
+            if self._skipped_depth + len(self._open) > _MAX_DEPTH:
+                raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
+
+    def _is_wanted(self) -> bool:
+        """Returns whether the next value is wanted."""
+        if len(self._open) == 1:
+            return self._key in self._fields
+        of_entry = len(self._open) == 3 and type(self._open[-1]) is dict
+        return not (of_entry and self._key in self._without)
+
+    def _keep(self, event: str, value: Any) -> None:
+        if event in _STARTS:
+            value = _STARTS[event]()
+            size = _MAP_BYTES if event == "start_map" else _ARRAY_BYTES
+        else:
+            size = sys.getsizeof(value)
+        if not self._open:
+            self.found = value
+        elif type(self._open[-1]) is dict:
+            key = self._keys.get(self._key)
+            if key is None:
+                key = self._keys[self._key] = self._key
+                size += sys.getsizeof(key) + _MAP_BYTES
+            self._open[-1][key] = value
+        else:
+            self._open[-1].append(value)
+        if event in _STARTS:
+            self._open.append(value)
+        self._kept_bytes += size + _PLACE_BYTES
+        if self._kept_bytes > self._limit:
+            raise ValueError(f"what it holds takes more than {self._limit} bytes")

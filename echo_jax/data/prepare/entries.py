@@ -12,6 +12,7 @@ __all__ = [
     "Files",
     "Image",
     "ReadFile",
+    "Readers",
     "file_metadata",
     "name_problem",
     "whole",
@@ -28,6 +29,10 @@ class Entry:
     bytes: int
 
 
+Readers = Iterator[Callable[[], bytes]]
+"""Functions that read a file each."""
+
+
 class Files(Protocol):
     """The regular files of a source.
 
@@ -42,9 +47,7 @@ class Files(Protocol):
     entries: list[Entry]
     metadata: dict[str, Any]
 
-    def contents(
-        self, wanted: Sequence[int], max_bytes: int
-    ) -> Iterator[Callable[[], bytes]]:
+    def contents(self, wanted: Sequence[int], max_bytes: int) -> Readers:
         """Yields a function for each wanted index, in order, that returns bytes."""
         ...
 

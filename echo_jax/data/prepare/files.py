@@ -1,20 +1,29 @@
-"""The files of a folder or an archive, or of a folder within it, in a fixed order."""
+"""The files of a folder or an archive in a fixed order, and its folders of splits."""
 
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from echo_jax.data.prepare.archives import TarFiles, ZipFiles
-from echo_jax.data.prepare.entries import Entry, Files, ReadFile, name_problem
-from echo_jax.data.prepare.errors import PrepareError
-from echo_jax.data.prepare.job import OnProgress
+from echo_jax.data.prepare.entries import Entry, Files, Readers, ReadFile, name_problem
+from echo_jax.data.prepare.job import OnProgress, PrepareError
 from echo_jax.data.prepare.parquet import ParquetFiles
 from echo_jax.files.compressed import PACKED_SUFFIXES
 
-__all__ = ["FilesBelow", "archive_of", "open_files"]
+__all__ = [
+    "FilesBelow",
+    "archive_of",
+    "by_split",
+    "first_difference",
+    "folders_of",
+    "open_files",
+    "several_splits",
+    "split_folders",
+]
 
 _ARCHIVES = (
     ".zip",
@@ -23,6 +32,13 @@ _ARCHIVES = (
     ".parquet",
 )
 _MAX_SHOWN = 5
+_SPLITS = {
+    "train": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "test": "test",
+}
 
 
 def open_files(path: Path, on_progress: OnProgress) -> Files:
@@ -79,9 +95,7 @@ class FilesBelow:
         path = f"{files.metadata['path']}/{folder}"
         self.metadata: dict[str, Any] = {**files.metadata, "path": path}
 
-    def contents(
-        self, wanted: Sequence[int], max_bytes: int
-    ) -> Iterator[Callable[[], bytes]]:
+    def contents(self, wanted: Sequence[int], max_bytes: int) -> Readers:
         return self._files.contents([self._indices[i] for i in wanted], max_bytes)
 
 
@@ -100,9 +114,7 @@ class _Folder:
             "listing_sha256": hashlib.sha256(listing.encode()).hexdigest(),
         }
 
-    def contents(
-        self, wanted: Sequence[int], max_bytes: int
-    ) -> Iterator[Callable[[], bytes]]:
+    def contents(self, wanted: Sequence[int], max_bytes: int) -> Readers:
         for index in wanted:
             path = self._path / self.entries[index].name
             yield ReadFile(path, 0, max_bytes + 1)
@@ -135,3 +147,63 @@ def _walk(
                 if problem := name_problem(name):
                     raise PrepareError(f"{entry.path!r} {problem}; rename it")
                 yield name, status.st_size
+
+
+def split_folders(
+    files: Files, is_wanted: Callable[[str], bool], *, of_classes: bool
+) -> tuple[dict[str, str], bool]:
+    """Returns the folder of each split, and whether the source holds only these."""
+    every = [folders_of(e.name) for e in files.entries if is_wanted(e.name)]
+    depth = first_difference(every)
+    paths = sorted({of[: depth + 1] for of in every})
+    named = {
+        _SPLITS[path[depth].lower()]: path
+        for path in paths
+        if len(path) > depth and path[depth].lower() in _SPLITS
+    }
+    train = named.get("train")
+    is_plain = not of_classes or all(
+        len(of) > depth + 1 for of in every if of[: depth + 1] == train
+    )
+    is_layout = train is not None and 1 < len(named) == len(paths) and is_plain
+    in_order = [split for split in dict.fromkeys(_SPLITS.values()) if split in named]
+    return {split: "/".join(named[split]) for split in in_order}, is_layout
+
+
+def by_split(
+    parts: Sequence[Files], is_wanted: Callable[[str], bool], *, of_classes: bool
+) -> tuple[dict[str, list[Files]], dict[str, str]]:
+    """Returns the sources of each split, and the split of each folder."""
+    sources, layout = defaultdict(list), {}
+    for part in parts:
+        folders, is_layout = split_folders(part, is_wanted, of_classes=of_classes)
+        # In Parquet the folders are always classes.
+        if not is_layout or isinstance(part, ParquetFiles):
+            sources["train"].append(part)
+            continue
+        for split, folder in folders.items():
+            sources[split].append(below := FilesBelow(part, folder))
+            layout[below.metadata["path"]] = split
+    return dict(sources), layout
+
+
+def several_splits(path: str, folders: Mapping[str, str]) -> str:
+    """Returns the error message for a source with these folders of splits."""
+    example = " ".join(f"{split}={path}/{name}" for split, name in folders.items())
+    return (
+        f"{path!r} holds folders of several splits; name those that you want one by "
+        f"one, as in {example}"
+    )
+
+
+def folders_of(name: str) -> tuple[str, ...]:
+    """Returns the folders of a file, the outermost first."""
+    return tuple(name.split("/")[:-1])
+
+
+def first_difference(folders: Sequence[tuple[str, ...]]) -> int:
+    """Returns the depth of the outermost folder that differs."""
+    within = [of for of in folders if of]
+    last = min(map(len, within), default=1) - 1
+    differing = (n for n in range(last) if len({of[n] for of in within}) > 1)
+    return next(differing, last)

@@ -1,6 +1,6 @@
 """Labelled images: turns folders, archives or a list of files into shards."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,17 +14,18 @@ from echo_jax.data.prepare.class_lists import (
 )
 from echo_jax.data.prepare.classes import ClassNames, check_classes, class_names
 from echo_jax.data.prepare.entries import Files, Image
-from echo_jax.data.prepare.errors import Bad, PrepareError, Skipped, allowed
 from echo_jax.data.prepare.examples import Example, hold_out, is_image, write_splits
-from echo_jax.data.prepare.files import FilesBelow, open_files
+from echo_jax.data.prepare.files import by_split, open_files
 from echo_jax.data.prepare.job import (
+    Bad,
+    PrepareError,
     Settings,
+    Skipped,
+    allowed,
     check_holdout,
     names_no_split,
     parse_sources,
 )
-from echo_jax.data.prepare.layout import split_folders
-from echo_jax.data.prepare.parquet import ParquetFiles
 from echo_jax.data.prepare.workspace import Workspace
 from echo_jax.files.folders import typed_path
 
@@ -96,7 +97,7 @@ def prepare_images(
         }
         layout: dict[str, str] = {}
         if names_no_split(arguments):
-            files, layout = _by_split(files["train"], of_classes=not listed)
+            files, layout = by_split(files["train"], is_image, of_classes=not listed)
             check_holdout(files, settings.holdout)
         metadata = {split: [part.metadata for part in files[split]] for split in files}
         if listed:
@@ -140,23 +141,6 @@ def prepare_images(
                 **({"left_out": ["test"]} if left_out else {}),
             },
         )
-
-
-def _by_split(
-    parts: Sequence[Files], *, of_classes: bool
-) -> tuple[dict[str, list[Files]], dict[str, str]]:
-    """Returns the sources of each split, and the folder of each split."""
-    files, layout = defaultdict(list), {}
-    for part in parts:
-        folders, is_layout = split_folders(part, is_image, of_classes=of_classes)
-        # In Parquet the folders are always classes.
-        if not is_layout or isinstance(part, ParquetFiles):
-            files["train"].append(part)
-            continue
-        for split, folder in folders.items():
-            files[split].append(below := FilesBelow(part, folder))
-            layout[below.metadata["path"]] = split
-    return dict(files), layout
 
 
 def _images(split: str, parts: Sequence[Files]) -> list[Image]:

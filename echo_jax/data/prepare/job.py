@@ -1,24 +1,38 @@
-"""Settings and progress of every prepare command."""
+"""Settings, progress, threads and errors of every prepare command."""
 
 import hashlib
+import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import (
+    Callable,
+    Container,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from echo_jax.data.prepare.errors import PrepareError
+from typing import Any, TypeVar
 
 __all__ = [
     "HELD_OUT",
+    "Bad",
+    "BadExampleError",
     "OnProgress",
+    "PrepareError",
     "Progress",
     "Settings",
+    "Skipped",
+    "allowed",
     "check_holdout",
     "is_held_out",
     "names_no_split",
+    "ordered_map",
     "parse_sources",
 ]
 
@@ -30,6 +44,84 @@ HELD_OUT = "validation"
 
 _SPLIT = re.compile(r"([A-Za-z0-9_]+)=(.*)", re.DOTALL)
 _PROGRESS_EVERY_S = 0.5
+_MAX_NAMED = 100
+_MAX_SHOWN = 5
+_AHEAD_PER_WORKER = 4
+# Passing one item to a thread takes about 50 us, so small items are grouped.
+_GROUP_BYTES = 64 * 1024
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class PrepareError(ValueError):
+    """The command failed; nothing readable was written."""
+
+
+class BadExampleError(ValueError):
+    """An example cannot be used; the message is a short reason."""
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A skipped example; `reason` is the same text for all examples of its kind."""
+
+    split: str
+    name: str
+    reason: str
+
+
+@dataclass
+class Skipped:
+    """Counts skipped examples by reason, and names the first hundred of them."""
+
+    limit: int
+    total: int
+    counts: Counter[str] = field(default_factory=Counter)
+    named: list[Bad] = field(default_factory=list)
+
+    def add(self, bad: Bad) -> None:
+        self.counts[bad.reason] += 1
+        if len(self.named) < _MAX_NAMED:
+            self.named.append(bad)
+
+    def check(self) -> None:
+        """Raises PrepareError if there are more than the limit."""
+        if (count := self.counts.total()) > self.limit:
+            raise PrepareError(
+                f"more than {self.limit} of {self.total} are bad: {self}. Look at "
+                f"them, or allow more with --max-bad={count} or, say, --max-bad=1%"
+            )
+
+    def metadata(self) -> dict[str, Any]:
+        """Returns the counts and names as JSON values."""
+        return {
+            "count": self.counts.total(),
+            "reasons": dict(sorted(self.counts.items())),
+            "first": [vars(bad) for bad in self.named],
+        }
+
+    def __str__(self) -> str:
+        shown = [
+            f"{bad.split}: {bad.name!r} ({bad.reason})"
+            for bad in self.named[:_MAX_SHOWN]
+        ]
+        rest = self.counts.total() - len(shown)
+        return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
+
+
+def allowed(max_bad: str, total: int) -> int:
+    """Returns the number that may be skipped; `max_bad` is a number or a share."""
+    text = max_bad.removesuffix("%")
+    try:
+        value = float(text) if max_bad.endswith("%") else int(text)
+    except ValueError:
+        value = -1
+    if not (value >= 0) or (max_bad.endswith("%") and value > 100):
+        raise PrepareError(
+            f"--max-bad={max_bad} is neither a number nor a share such as 0.1%"
+        )
+    return int(total * value / 100) if max_bad.endswith("%") else int(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,3 +230,43 @@ class Progress:
         if (now := time.monotonic()) >= self._next or done >= self._total:
             self._next = now + _PROGRESS_EVERY_S
             self._on_progress(self._what, min(1.0, done / self._total))
+
+
+# Few results are computed ahead, which bounds the memory. If the caller stops, or
+# `items` or `function` raises, running calls finish and no new call starts.
+def ordered_map(
+    function: Callable[[T], R],
+    items: Iterable[T],
+    num_bytes: Callable[[T], int],
+    workers: int,
+) -> Generator[R]:
+    """Yields ``function(item)`` for every item, in order, computed by threads."""
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="prepare")
+    groups = _groups(items, num_bytes)
+    waiting: deque[Future[list[R]]] = deque()
+
+    def submit(number: int) -> None:
+        for group in itertools.islice(groups, number):
+            waiting.append(pool.submit(lambda group: [*map(function, group)], group))
+
+    try:
+        submit(workers * _AHEAD_PER_WORKER)
+        while waiting:
+            results = waiting.popleft().result()
+            submit(1)
+            yield from results
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _groups(items: Iterable[T], num_bytes: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yields groups of items that are large enough for one thread call."""
+    group, size = [], 0
+    for item in items:
+        group.append(item)
+        size += num_bytes(item)
+        if size >= _GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

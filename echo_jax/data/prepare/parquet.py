@@ -2,12 +2,18 @@
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from echo_jax.data.prepare.entries import Entry, file_metadata, name_problem, whole
-from echo_jax.data.prepare.errors import PrepareError
+from echo_jax.data.prepare.entries import (
+    Entry,
+    Readers,
+    file_metadata,
+    name_problem,
+    whole,
+)
+from echo_jax.data.prepare.job import PrepareError
 
 __all__ = ["ParquetFiles"]
 
@@ -52,9 +58,7 @@ class ParquetFiles:
         except (*damaged, AttributeError) as error:
             raise PrepareError(f"{str(path)!r} cannot be read: {error}") from error
 
-    def contents(
-        self, wanted: Sequence[int], max_bytes: int
-    ) -> Iterator[Callable[[], bytes]]:
+    def contents(self, wanted: Sequence[int], max_bytes: int) -> Readers:
         start = 0
         for group, rows in enumerate(self._group_rows):
             here = {index - start for index in wanted if 0 <= index - start < rows}

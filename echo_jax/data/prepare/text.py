@@ -8,34 +8,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from echo_jax.data.prepare.blocks import BlockStream, token_dtype
-from echo_jax.data.prepare.documents import DOCUMENTS, Piece, cut, pieces
+from echo_jax.data.prepare.documents import DOCUMENTS, BlockStream, Piece, cut, pieces
 from echo_jax.data.prepare.entries import file_metadata
-from echo_jax.data.prepare.errors import (
+from echo_jax.data.prepare.files import open_files, several_splits, split_folders
+from echo_jax.data.prepare.job import (
+    HELD_OUT,
     Bad,
     BadExampleError,
     PrepareError,
-    Skipped,
-    allowed,
-)
-from echo_jax.data.prepare.files import open_files
-from echo_jax.data.prepare.job import (
-    HELD_OUT,
     Progress,
     Settings,
+    Skipped,
+    allowed,
     check_holdout,
     is_held_out,
     names_no_split,
+    ordered_map,
     parse_sources,
 )
-from echo_jax.data.prepare.layout import several_splits, split_folders
-from echo_jax.data.prepare.parallel import ordered_map
 from echo_jax.data.prepare.tokenizer import (
     TOKENIZER_FILE,
     ByteTokenizer,
     SubwordTokenizer,
     Tokenizer,
     sample,
+    token_dtype,
     train_subwords,
 )
 from echo_jax.data.prepare.workspace import Workspace

@@ -5,12 +5,11 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import sentencepiece
 
-from echo_jax.data.prepare.errors import PrepareError
+from echo_jax.data.prepare.job import PrepareError
 from echo_jax.echo.keys import use_seed
 
 __all__ = [
@@ -19,6 +18,7 @@ __all__ = [
     "SubwordTokenizer",
     "Tokenizer",
     "sample",
+    "token_dtype",
     "train_subwords",
 ]
 
@@ -29,29 +29,6 @@ _SAMPLE_BYTES = 64 * 1024**2
 _SEED = 0
 # SentencePiece ignores longer lines in training; pieces of documents are shorter.
 _MAX_LINE_BYTES = 2**20
-
-
-class Tokenizer(Protocol):
-    """Turns text into ids.
-
-    Attributes:
-      vocab_size: All ids are below it.
-      eod: The id that ends a document.
-    """
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def eod(self) -> int: ...
-
-    def encode(self, text: str) -> np.ndarray:
-        """Returns the ids of a text, int32[n]."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids, without the ids that end documents."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -91,6 +68,10 @@ class SubwordTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._processor.decode([int(i) for i in ids if i != self.eod])
+
+
+Tokenizer = ByteTokenizer | SubwordTokenizer
+"""Turns text into ids below ``vocab_size``; the id ``eod`` ends a document."""
 
 
 # Characters outside all pieces become bytes, and text is not normalised, so decoding
@@ -134,6 +115,11 @@ def train_subwords(lines: Iterable[str], vocab_size: int) -> bytes:
             f"{error}; set another --vocab, or --tokenizer=bytes"
         ) from error
     return model.getvalue()
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """Returns the type of stored ids, little-endian."""
+    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
 def sample(lines: Iterable[str], max_bytes: int = _SAMPLE_BYTES) -> list[str]:

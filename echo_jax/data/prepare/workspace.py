@@ -16,8 +16,7 @@ from typing import Any, Self
 
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from echo_jax.data.prepare.errors import PrepareError, difference
-from echo_jax.data.prepare.job import OnProgress
+from echo_jax.data.prepare.job import OnProgress, PrepareError
 from echo_jax.data.sources.prepared import (
     DATASET_FILE,
     FORMAT,
@@ -52,12 +51,12 @@ class Workspace:
         self,
         out: Path,
         options: Mapping[str, Any],
-        on_progress: OnProgress | None = None,
+        on_progress: OnProgress,
     ):
         out = typed_path(out)
         self._out, self._work = out, out / _WORK_FOLDER
         self._options = _as_json(options)
-        self._on_progress = on_progress or (lambda what, part: None)
+        self._on_progress = on_progress
         self._lock = FolderLock(run_folder(out), on_wait=on_progress)
         # Shards and files that this run has already compared or written.
         self._plan: dict[str, Any] = {}
@@ -112,7 +111,7 @@ class Workspace:
         """Returns the note of a finished shard; None if it has to be made."""
         if (split, number) in self._notes:
             return self._notes[split, number]
-        path = self._note_path(split, number)
+        path = self._inside(f"{split}-{number:05}.json")
         try:
             if (note := read_json(path, _OF_SHARD)) is None:
                 return None
@@ -140,7 +139,7 @@ class Workspace:
         finally:
             writer.close()
         note = {"shard": {"examples": examples, **_size_and_hash(path)}, **rest}
-        write_json(self._note_path(split, number), note)
+        write_json(self._inside(f"{split}-{number:05}.json"), note)
         self._notes[split, number] = note
         return note
 
@@ -187,16 +186,13 @@ class Workspace:
             if path.exists():
                 path.replace(self._out / name)
         whole = {"format": FORMAT, **info, "splits": about, "files": beside}
-        content = _json_bytes(seal(whole | self._plan))
-        (run_folder(self._out) / DATASET_FILE).write(content)
+        text = json.dumps(seal(whole | self._plan), indent=2, ensure_ascii=False)
+        (run_folder(self._out) / DATASET_FILE).write(f"{text}\n")
         shutil.rmtree(self._work)
         return read_info(self._out)
 
     def _inside(self, name: str) -> RunPath:
         return run_folder(self._out) / _WORK_FOLDER / name
-
-    def _note_path(self, split: str, number: int) -> RunPath:
-        return self._inside(f"{split}-{number:05}.json")
 
     def _shard_path(self, split: str, number: int) -> Path:
         return self._work / f"{split}-{number:05}.arrayrecord"
@@ -252,7 +248,7 @@ class Workspace:
         if self._has_shards() or (self._out / DATASET_FILE).exists():
             raise PrepareError(
                 f"--out={self._out} was begun with other options: "
-                f"{difference(before, self._options)}. Use those, or another --out"
+                f"{_difference_of(before, self._options)}. Use those, or another --out"
             )
         self._forget()
 
@@ -302,5 +298,10 @@ def _as_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _json_bytes(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+def _difference_of(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Returns the differences between two sets of options, for an error message."""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    return ", ".join(
+        f"--{name.replace('_', '-')} was {before.get(name)!r} and is {now.get(name)!r}"
+        for name in names
+    )

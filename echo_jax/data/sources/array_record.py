@@ -4,16 +4,11 @@ An image record is a dict encoded by `echo_jax.data.sources.prepared.pack`. A te
 record is a UTF-8 document.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
-from echo_jax.data.sources.foreign_records import (
-    ForeignRecords,
-    open_foreign,
-    refuse_scenes,
-)
+from echo_jax.data.sources.foreign_records import Opened, open_foreign
 from echo_jax.data.sources.prepared import unpack
 from echo_jax.data.sources.shard_files import find_shards, read_classes, shards_metadata
 
@@ -28,7 +23,6 @@ class ArrayRecordData:
         self._files = find_shards(self._source, name, ".array_record")
         self.splits = list(self._files)
         self._about: dict[str, Any] = {}
-        refuse_scenes(self._source, kind)
         if kind == "images":
             folder = next(iter(self._files.values()))[0].parent
             classes = read_classes(folder)
@@ -40,9 +34,7 @@ class ArrayRecordData:
                 )
             self._about["classes"] = classes
 
-    def open(
-        self, split: str
-    ) -> tuple[ForeignRecords, Callable[[bytes], dict[str, Any]]]:
+    def open(self, split: str) -> Opened:
         """Returns the records of a split, and their decoder."""
         paths = self._files[split]
         try:

@@ -1,4 +1,4 @@
-"""Third-party examples as records of bytes.
+"""The entries of examples of each kind, and third-party examples as such records.
 
 A reader returns a dict for each index. `ForeignRecords` checks the dict and packs it
 like a record of a prepared folder, so that later stages see no difference.
@@ -6,27 +6,36 @@ like a record of a prepared folder, so that later stages see no difference.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from echo_jax.data.sources.entries import ENTRIES, problem_of
 from echo_jax.data.sources.prepared import pack, unpack
 
-__all__ = ["Examples", "ForeignRecords", "open_foreign", "refuse_scenes"]
+__all__ = ["DecodeRecord", "ForeignRecords", "Opened", "open_foreign"]
 
-
-class Examples(Protocol):
-    """Dicts of a kind by index; must allow several threads and pickling."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> dict[str, Any]: ...
+# As `echo_jax.data.sources.source` describes them.
+_ENTRIES: dict[str, dict[str, type]] = {
+    "images": {"image": bytes, "label": int, "name": str},
+    "text": {"text": bytes},
+    "coco": {
+        "image": bytes,
+        "image_id": int,
+        "height": int,
+        "width": int,
+        "boxes": bytes,
+        "labels": bytes,
+        "crowd": bytes,
+        "area": bytes,
+    },
+}
+_LARGEST_LABEL = 2**31 - 1
+_LARGEST_INT = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class ForeignRecords:
     """The records of a split; `facts` are stored in ``environment.json``."""
 
-    examples: Examples
+    examples: Any  # Dicts by index, from any thread; can be pickled.
     info: dict[str, Any]
     facts: dict[str, Any]
 
@@ -46,23 +55,18 @@ class ForeignRecords:
         return dict(self.facts)
 
 
-def refuse_scenes(source: str, kind: str) -> None:
-    """Raises ValueError for kind coco, for sources without scenes."""
-    if kind == "coco":
-        raise ValueError(
-            f"data.source={source!r} has images or text; scenes are read from what "
-            "`echo-jax prepare coco` has made."
-        )
+Opened = tuple[ForeignRecords, Callable[[bytes], dict[str, Any]]]
+"""The records of a split, and their decoder."""
 
 
 def open_foreign(
-    examples: Examples,
+    examples: Any,
     kind: str,
     *,
     splits: Mapping[str, Mapping[str, Any]],
     facts: Mapping[str, Any],
     **about: Any,
-) -> tuple[ForeignRecords, Callable[[bytes], dict[str, Any]]]:
+) -> Opened:
     """Returns the records of a split and their decoder; checks the first record."""
     facts = {**facts, "kind": kind, "examples": len(examples)}
     if not len(examples):
@@ -78,13 +82,48 @@ def open_foreign(
 
 def _problem(info: dict[str, Any], example: Any) -> str:
     """Returns the fault of an example, or an empty text."""
-    entries = ENTRIES[info["kind"]]
+    entries = _ENTRIES[info["kind"]]
     if not isinstance(example, dict) or example.keys() != entries.keys():
         found = ", ".join(example) if isinstance(example, dict) else repr(example)[:80]
         return f"is {found}; kind {info['kind']} is a dict of {', '.join(entries)}."
-    if problem := problem_of(entries, example):
+    if problem := _fault_of(entries, example):
         return problem
     num_classes = len(info.get("classes", ()))
     if num_classes and not 0 <= example["label"] < num_classes:
         return f"has label {example['label']}; there are {num_classes} classes."
     return ""
+
+
+def _fault_of(entries: Mapping[str, type], example: Mapping[str, Any]) -> str:
+    """Returns the fault of an example's values, or an empty text."""
+    for name, kind in entries.items():
+        value = example[name]
+        if type(value) is not kind:
+            return f"has {name!r} of type {type(value).__name__}; give {kind.__name__}."
+        if kind is int:
+            most = _LARGEST_LABEL if name == "label" else _LARGEST_INT
+            if not 0 <= value <= most:
+                return f"has {name!r} {value}, outside of [0, {most}]."
+    return ""
+
+
+@dataclass(frozen=True)
+class DecodeRecord:
+    """Turns a record of a prepared folder into the dict of its kind."""
+
+    kind: str
+
+    def __call__(self, record: bytes) -> dict[str, Any]:
+        entries = {"tokens": bytes} if self.kind == "text" else _ENTRIES[self.kind]
+        example = unpack(record)
+        if missing := entries.keys() - example.keys():
+            problem = f"has no {', '.join(sorted(missing))}."
+        else:
+            problem = _fault_of(entries, example)
+        if problem:
+            raise ValueError(
+                f"A record of {len(record)} bytes {problem} It is damaged, or not of "
+                f"kind {self.kind}: prepare it again, with `echo-jax prepare`, into "
+                "another folder."
+            )
+        return example

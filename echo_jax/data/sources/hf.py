@@ -7,15 +7,10 @@ package reads Arrow and Parquet, and its own JSON.
 import importlib
 import os
 import urllib.parse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from echo_jax.data.sources.foreign_records import (
-    ForeignRecords,
-    open_foreign,
-    refuse_scenes,
-)
+from echo_jax.data.sources.foreign_records import Opened, open_foreign
 from echo_jax.data.sources.shard_files import find_shards, shards_metadata
 from echo_jax.files.folders import typed_path
 
@@ -36,7 +31,6 @@ class HuggingFaceData:
     def __init__(self, name: str, kind: str):
         """Opens a folder, or a name in the cache; options follow a ``?``."""
         self._source, self._kind = f"hf:{name}", kind
-        refuse_scenes(self._source, kind)
         path, _, query = name.partition("?")
         options = dict(urllib.parse.parse_qsl(query))
         if unknown := options.keys() - set(_OPTIONS):
@@ -70,9 +64,7 @@ class HuggingFaceData:
             "or give it the feature with cast_column."
         )
 
-    def open(
-        self, split: str
-    ) -> tuple[ForeignRecords, Callable[[bytes], dict[str, Any]]]:
+    def open(self, split: str) -> Opened:
         """Returns the records of a split, and their decoder."""
         data = self._splits[split]
         about = {}

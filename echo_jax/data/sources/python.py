@@ -5,10 +5,9 @@ config in a run folder is refused.
 """
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
-from echo_jax.data.sources.foreign_records import ForeignRecords, open_foreign
+from echo_jax.data.sources.foreign_records import Opened, open_foreign
 
 __all__ = ["PythonData"]
 
@@ -43,9 +42,7 @@ class PythonData:
         self._class: Any = found
         self.splits = [str(split) for split in self._class.splits]
 
-    def open(
-        self, split: str
-    ) -> tuple[ForeignRecords, Callable[[bytes], dict[str, Any]]]:
+    def open(self, split: str) -> Opened:
         """Returns the records of a split, and their decoder."""
         examples = self._class(split)
         own = examples.metadata() if hasattr(examples, "metadata") else {}

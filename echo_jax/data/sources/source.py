@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from echo_jax.data.pipeline.stages import RecordSource
-from echo_jax.data.sources.entries import DecodeRecord
+from echo_jax.data.sources.foreign_records import DecodeRecord
 from echo_jax.data.sources.prepared import open_prepared, read_info
 
 __all__ = ["DescribedSource", "Kind", "Subset", "is_made_by_others", "open_source"]
@@ -103,7 +103,13 @@ def open_source(
       3
     """
     if is_made_by_others(source):
-        data = _data_class(source)(source.partition(":")[2], kind)
+        scheme, _, name = source.partition(":")
+        if kind == "coco" and scheme not in ("tfds", "python"):
+            raise ValueError(
+                f"data.source={source!r} has images or text; scenes are read from what "
+                "`echo-jax prepare coco` has made."
+            )
+        data = _data_class(scheme)(name, kind)
         return data.open(_split_of(source, split, data.splits))
     if not source:
         raise ValueError(
@@ -131,9 +137,9 @@ def is_made_by_others(source: str) -> bool:
     return bool(colon) and scheme in _SCHEMES
 
 
-def _data_class(source: str) -> Any:
+def _data_class(scheme: str) -> Any:
     """Imports the reader of a source; each import takes time or extra packages."""
-    match source.partition(":")[0]:
+    match scheme:
         case "tfds":
             from echo_jax.data.sources.tfds import TfdsData
 

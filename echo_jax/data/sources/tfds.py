@@ -81,8 +81,7 @@ class TfdsData:
             "examples": info.splits[split].num_examples,
             "bytes": info.splits[split].num_bytes,
         }
-        decode = {"images": _Image, "coco": _Scene, "text": _Text}[self._kind]
-        return TfdsRecords(source, about, metadata), decode(features)
+        return TfdsRecords(source, about, metadata), _Decode(features, self._kind)
 
 
 @dataclass(frozen=True)
@@ -105,29 +104,25 @@ class TfdsRecords:
 
 
 @dataclass(frozen=True)
-class _Image:
-    """Returns the dict of kind images; the image stays encoded."""
+class _Decode:
+    """Turns a record into the dict of its kind; a text is UTF-8."""
 
     features: Any
+    kind: str
 
     def __call__(self, record: bytes) -> dict[str, Any]:
-        example = _parsed(self.features, record)
-        name = next((example[key] for key in _NAMES if key in example), b"")
-        return {
-            "image": example["image"],
-            "label": int(example["label"]),
-            "name": name.decode(errors="replace"),
-        }
-
-
-@dataclass(frozen=True)
-class _Scene:
-    """Returns the dict of kind coco; decodes the image, whose size is not stored."""
-
-    features: Any
-
-    def __call__(self, record: bytes) -> dict[str, Any]:
-        example = _parsed(self.features, record)
+        skip = {"image": tfds.decode.SkipDecoding()} if self.kind != "text" else None
+        example = self.features.deserialize_example_np(record, decoders=skip)
+        if self.kind == "text":
+            return {"text": example["text"]}
+        if self.kind == "images":
+            name = next((example[key] for key in _NAMES if key in example), b"")
+            return {
+                "image": example["image"],
+                "label": int(example["label"]),
+                "name": name.decode(errors="replace"),
+            }
+        # The size of an image is not stored, so it is decoded.
         image = decode_image(example["image"], as_stored=True)
         objects = example["objects"]
         height, width = image.shape[:2]
@@ -143,22 +138,6 @@ class _Scene:
             "crowd": np.array(objects["is_crowd"], np.uint8).tobytes(),
             "area": np.array(objects["area"], np.float32).tobytes(),
         }
-
-
-@dataclass(frozen=True)
-class _Text:
-    """Returns the dict of kind text: a document, as UTF-8."""
-
-    features: Any
-
-    def __call__(self, record: bytes) -> dict[str, Any]:
-        return {"text": _parsed(self.features, record)["text"]}
-
-
-def _parsed(features: Any, record: bytes) -> dict[str, Any]:
-    """Returns the entries of a record; an image stays encoded."""
-    skip = {"image": tfds.decode.SkipDecoding()} if "image" in features else None
-    return features.deserialize_example_np(record, decoders=skip)
 
 
 def _builder(name: str) -> Any:

@@ -10,7 +10,7 @@ import codecs
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,11 +18,7 @@ import numpy as np
 
 from echo_jax.data.prepare.archives import plain_members
 from echo_jax.data.prepare.entries import Entry, whole
-from echo_jax.data.sources.foreign_records import (
-    ForeignRecords,
-    open_foreign,
-    refuse_scenes,
-)
+from echo_jax.data.sources.foreign_records import Opened, open_foreign
 from echo_jax.data.sources.shard_files import find_shards, read_classes, shards_metadata
 
 __all__ = ["WebData"]
@@ -48,7 +44,6 @@ class WebData:
     def __init__(self, name: str, kind: str):
         """Finds the archives (see `find_shards`), and indexes their examples."""
         self._source, self._kind = f"wds:{name}", kind
-        refuse_scenes(self._source, kind)
         self._files = find_shards(self._source, name, ".tar")
         self.splits = list(self._files)
         self._indices = {
@@ -68,9 +63,7 @@ class WebData:
             classes = read_classes(folder) or [str(i) for i in range(count)]
             self._about["classes"] = classes
 
-    def open(
-        self, split: str
-    ) -> tuple[ForeignRecords, Callable[[bytes], dict[str, Any]]]:
+    def open(self, split: str) -> Opened:
         """Returns the records of a split, and their decoder."""
         paths, indices = self._files[split], self._indices[split]
         facts = {"source": self._source, "split": split, **shards_metadata(paths)}

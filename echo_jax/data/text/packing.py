@@ -14,8 +14,7 @@ import numpy as np
 
 from echo_jax.data.pipeline.evaluation import sample_indices
 from echo_jax.data.pipeline.stages import RecordSource
-from echo_jax.data.prepare.blocks import token_dtype
-from echo_jax.data.prepare.tokenizer import Tokenizer
+from echo_jax.data.prepare.tokenizer import Tokenizer, token_dtype
 
 __all__ = [
     "Fit",

@@ -8,7 +8,7 @@ import numpy as np
 
 from echo_jax.data.pipeline.evaluation import sample_indices
 from echo_jax.data.pipeline.stages import Item, RecordSource
-from echo_jax.data.prepare.errors import PrepareError
+from echo_jax.data.prepare.job import PrepareError
 from echo_jax.data.prepare.tokenizer import (
     TOKENIZER_FILE,
     ByteTokenizer,

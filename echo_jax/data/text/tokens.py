@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echo_jax.data.prepare.blocks import token_dtype
-from echo_jax.data.sources.entries import DecodeRecord
+from echo_jax.data.prepare.tokenizer import token_dtype
+from echo_jax.data.sources.foreign_records import DecodeRecord
 from echo_jax.data.sources.prepared import Prepared
 
 __all__ = ["DecodeTokens", "TokenWindows", "unigram_nats"]
