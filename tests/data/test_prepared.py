@@ -215,9 +215,7 @@ def test_a_record_that_lacks_an_entry_or_has_another_type_is_refused(folder):
     assert decode(opened[0]) == entries and entries.keys() == OTHERS.keys()
     for name in OTHERS:
         less = {other: entries[other] for other in entries if other != name}
-        with pytest.raises(
-            ValueError, match=f"has no {name}. .*echo-jax prepare"
-        ):
+        with pytest.raises(ValueError, match=f"has no {name}. .*echo-jax prepare"):
             decode(pack(less))
         for other in OTHERS[name]:
             with pytest.raises(ValueError, match=f"record .* has '{name}'"):

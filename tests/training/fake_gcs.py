@@ -1,9 +1,4 @@
-"""Google Cloud Storage in this process: the part of its JSON API that clients use.
-
-What the real one promises and a folder does not is kept: an object is there when all
-of it is, a write can depend on the generation that it replaces, a list comes in
-pages, and no client may ask for what is not here. There are no credentials.
-"""
+"""Google Cloud Storage in this process: the part of its JSON API that clients use."""
 
 import json
 import re
@@ -21,18 +16,10 @@ PAGE = 3  # Objects in a page of a list; the real one gives 1,000.
 
 @dataclass
 class Bucket:
-    """Objects by name.
-
-    Attributes:
-      name: Of the bucket.
-      objects: The content and the generation of each.
-      writes: How often each was written.
-      is_closed: Whether the account may do nothing here.
-      on_put: Called with the name of an object that is about to be there.
-    """
+    """Objects by name: content and generation; `writes` counts those of each."""
 
     name: str
-    is_closed: bool = False
+    is_closed: bool = False  # The account may do nothing here.
     objects: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     writes: Counter[str] = field(default_factory=Counter)
     on_put: Callable[[str], object] = field(default=lambda name: None)
@@ -46,12 +33,8 @@ class Bucket:
 
     def files(self, folder):
         """The content of the files that lie right in a folder, by name."""
-        heads = ((name.rpartition("/"), name) for name in [*self.objects])
-        return {
-            last: self.objects[name][0]
-            for (head, _, last), name in heads
-            if head == folder
-        }
+        paths = [name for name in [*self.objects] if name.rpartition("/")[0] == folder]
+        return {name.rpartition("/")[2]: self.objects[name][0] for name in paths}
 
     def folders(self, folder):
         """The names of the folders in a folder."""

@@ -276,40 +276,47 @@ def test_an_owner_gives_signs_of_life(place, monkeypatch):
         assert place.found()[0] == content and place.found()[1] != version
 
 
-def hostile(lines):
-    """What lies in the place of a lock: its content, or what makes it on a disk."""
-    escapes = changed(lines[1], host="\x1b]0;owned\x07\x1b[2J")
-    return {
-        "empty": b"",
-        "garbage": b"\xff\0{}",
-        "large": b"x" * 2**20,
-        "escapes": escapes,
-        "lines": 2 * lines[1],
-        "group": changed(lines[1], pid="0"),
-        "link": lambda path: path.symlink_to("/etc/passwd"),
-        "dangling": lambda path: path.symlink_to(path.parent.parent / "planted"),
-        "pipe": os.mkfifo,
-        "folder": Path.mkdir,
-    }
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda line: b"",
+        lambda line: b"\xff\0{}",
+        lambda line: b"x" * 2**20,
+        lambda line: 2 * line,
+        lambda line: changed(line, host="\x1b]0;owned\x07"),
+        lambda line: changed(line, pid="0"),
+    ],
+    ids=["empty", "garbage", "large", "lines", "escapes", "group"],
+)
+def test_what_is_no_lock_is_refused_in_a_sentence(place, looks, lines, change):
+    place.put(change(lines[1]))
+    before = place.found()
+    with pytest.raises(FolderError) as refused, FolderLock(place.folder):
+        pass
+    assert str(place.folder / LOCK_NAME) in str(refused.value)
+    assert str(refused.value).isprintable() and place.found() == before
 
 
-def test_what_is_no_lock_is_refused_in_a_sentence(place, tmp_path, looks, lines):
+MADE = {
+    "link": lambda path: path.symlink_to("/etc/passwd"),
+    "dangling": lambda path: path.symlink_to(path.parent.parent / "planted"),
+    "pipe": os.mkfifo,
+    "folder": Path.mkdir,
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_what_is_no_file_is_no_lock(tmp_path, kind):
     path = tmp_path / "a" / LOCK_NAME
-    for name, what in hostile(lines).items():
-        if callable(what) and isinstance(place, InBucket):
-            continue
-        if callable(what):
-            path.unlink(missing_ok=True)
-            what(path)
-        else:
-            place.put(what)
-        before = os.lstat(path) if callable(what) else place.found()
-        with pytest.raises(FolderError) as refused, FolderLock(place.folder):
-            pass
-        assert str(place.folder / LOCK_NAME) in str(refused.value), name
-        assert str(refused.value).isprintable(), name
-        after = os.lstat(path) if callable(what) else place.found()
-        assert after == before and not (tmp_path / "planted").exists(), name
+    path.parent.mkdir()
+    MADE[kind](path)
+    before = os.lstat(path)
+    with (
+        pytest.raises(FolderError, match=str(path)),
+        FolderLock(run_folder(tmp_path / "a")),
+    ):
+        pass
+    assert os.lstat(path).st_ino == before.st_ino and os.listdir(tmp_path) == ["a"]
 
 
 def test_a_folder_is_locked_where_the_disk_has_neither_links_nor_locks(
