@@ -45,17 +45,23 @@ TINY_IMAGENET = {
 """Tiny-ImageNet's own layout."""
 
 
-def write_folder(folder, files):
-    for name, content in files.items():
-        path = Path(folder) / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    return str(folder)
+def write(path, files):
+    """Writes a folder or, by its ending, an archive; gives its path.
 
-
-def write_tar(path, files, mode="w"):
-    with open(path, "wb") as file:
-        write_tar_to(file, files, mode)
+    A value may be a TarInfo, of a member without content, and a key a ZipInfo.
+    """
+    path, suffix = Path(path), Path(path).suffix
+    if suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in files.items():
+                archive.writestr(name, content)
+    elif ".tar" in path.suffixes:
+        with path.open("wb") as file:
+            write_tar_to(file, files, f"w:{suffix[1:].removeprefix('tar')}")
+    else:
+        for name, content in files.items():
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_bytes(content)
     return str(path)
 
 
@@ -68,13 +74,6 @@ def write_tar_to(file, files, mode="w"):
             member = tarfile.TarInfo(name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
-
-
-def write_zip(path, files, method=zipfile.ZIP_DEFLATED):
-    with zipfile.ZipFile(path, "w", method) as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return str(path)
 
 
 def write_devkit(path, classes, truth, *, packed=True, **more):
@@ -91,7 +90,7 @@ def write_devkit(path, classes, truth, *, packed=True, **more):
         **more,
     }
     kit = {f"ILSVRC2012_devkit_t12/{name}": data for name, data in files.items()}
-    return write_tar(path, kit, "w:gz")
+    return write(path, kit)
 
 
 def write_imagenet(folder, *, packed=True):
@@ -105,8 +104,8 @@ def write_imagenet(folder, *, packed=True):
     # Numbers in an order of their own, and one of a class that is no leaf.
     known = {7: "n02000002", 3: "n01000001", 1001: "n00000009"}
     return (
-        write_tar(folder / "ILSVRC2012_img_train.tar", train),
-        write_tar(folder / "ILSVRC2012_img_val.tar", images),
+        write(folder / "ILSVRC2012_img_train.tar", train),
+        write(folder / "ILSVRC2012_img_val.tar", images),
         write_devkit(
             folder / "ILSVRC2012_devkit_t12.tar.gz",
             known,

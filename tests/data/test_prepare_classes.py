@@ -10,11 +10,9 @@ from prepare_cases import (
     contents,
     make_image,
     records,
+    write,
     write_devkit,
-    write_folder,
     write_imagenet,
-    write_tar,
-    write_zip,
 )
 from prepare_cases import prepare as made
 from prepare_cases import refusal as refused
@@ -42,18 +40,13 @@ def refusal(tmp_path, *sources, **more):
 
 
 def folder(tmp_path, *names, at="x"):
-    return write_folder(tmp_path / at, dict.fromkeys(names, IMAGE))
+    return write(tmp_path / at, dict.fromkeys(names, IMAGE))
 
 
 @pytest.mark.parametrize("kind", ["folder", "x.zip", "x.tar", "x.tar.gz"])
 def test_tiny_imagenet_is_read_as_it_is_downloaded(tmp_path, kind):
     files = {f"tiny-imagenet-200/{k}": v for k, v in TINY_IMAGENET.items()}
-    if kind == "folder":
-        path = write_folder(tmp_path / kind, files)
-    elif kind == "x.zip":
-        path = write_zip(tmp_path / kind, files)
-    else:
-        path = write_tar(tmp_path / kind, files, "w:gz" if ".gz" in kind else "w")
+    path = write(tmp_path / kind, files)
     top = f"{path}/tiny-imagenet-200"
     sources = f"train={top}/train", f"validation={top}/val"
     words = Path(f"{top}/words.txt")
@@ -138,7 +131,7 @@ def test_what_looks_wrong_is_refused(tmp_path, names, message):
 def test_a_list_names_classes(tmp_path):
     train = folder(tmp_path, "cat/1.jpg", "ant/2.jpg", at="train")
     names = [f"ILSVRC2012_val_{number:08}.JPEG" for number in range(1, 4)]
-    val = write_tar(tmp_path / "val.tar", {f"val/{name}": IMAGE for name in names})
+    val = write(tmp_path / "val.tar", {f"val/{name}": IMAGE for name in names})
     table = tmp_path / "val.csv"
     sources = train, f"validation={val}"
     # With and without endings and folders, and a row of titles.
@@ -207,7 +200,7 @@ def test_a_devkit_that_is_none_is_refused(tmp_path, known, truth, meta, message)
     path = folder(tmp_path, "cat/1.jpg")
     said = refusal(tmp_path, path, classes=kit)
     assert message in said and f"--classes={kit} cannot be read" in said
-    images = write_tar(tmp_path / "images.tar.gz", {"cat/1.jpg": IMAGE}, "w:gz")
+    images = write(tmp_path / "images.tar.gz", {"cat/1.jpg": IMAGE})
     said = refusal(tmp_path, path, classes=images)
     assert "it holds no data/meta.mat, as ImageNet's devkit does" in said
 
@@ -273,7 +266,7 @@ def test_classes_are_called_what_a_file_says(tmp_path, name, content):
 def test_a_list_of_files_and_one_of_names_go_together_in_an_archive(tmp_path):
     path = folder(tmp_path, "images/1.jpg", "images/2.jpg")
     lists = {"of.csv": b"1.jpg,a\n2.jpg,b\n", "names.csv": b"a,Ant\nb,Bee\n"}
-    archive = write_zip(tmp_path / "lists.zip", lists)
+    archive = write(tmp_path / "lists.zip", lists)
     of_files, names = f"{archive}/of.csv", Path(archive, "names.csv")
     classes, of = prepare(tmp_path, path, classes=of_files, names=names)
     assert classes == ["Ant", "Bee"]
@@ -301,7 +294,7 @@ def test_names_that_are_none_are_refused(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     path = folder(tmp_path, *NAMED)
-    write_zip(tmp_path / "x.zip", {"a.txt": b"n01 ant\n"})
+    write(tmp_path / "x.zip", {"a.txt": b"n01 ant\n"})
     said = refusal(tmp_path, path, names=tmp_path / name)
     assert message in said and f"--names={tmp_path}/{name}" in said
 
@@ -327,11 +320,9 @@ def layout(top="", val="val", test=""):
     ],
     ids=range(5),
 )
-@pytest.mark.parametrize("write", [write_folder, write_zip, write_tar])
-def test_folders_of_splits_are_taken_as_such(tmp_path, files, folders, write):
-    data = write(
-        tmp_path / {write_zip: "d.zip", write_tar: "d.tar"}.get(write, "d"), files
-    )
+@pytest.mark.parametrize("kind", ["d", "d.zip", "d.tar"])
+def test_folders_of_splits_are_taken_as_such(tmp_path, files, folders, kind):
+    data = write(tmp_path / kind, files)
     info = made(tmp_path / "out", data)
     assert info["layout"] == {f"{data}/{path}": of for of, path in folders.items()}
     made(tmp_path / "named", *(f"{of}={data}/{path}" for of, path in folders.items()))
@@ -381,11 +372,11 @@ def test_what_may_be_a_split_or_a_class_is_not_guessed(
 
 def test_folders_of_splits_are_taken_as_such_with_text(tmp_path):
     files = {"train/a.txt": b"abcdef", "val/a.txt": b"ghijkl"}
-    path, text = write_folder(tmp_path / "x", files), {"tokenizer": "bytes", "block": 2}
+    path, text = write(tmp_path / "x", files), {"tokenizer": "bytes", "block": 2}
     settings = Settings(out=tmp_path / "out")
     info = prepare_text([path], settings, TextSettings(**text))
     assert info["layout"] == {f"{path}/train": "train", f"{path}/val": "validation"}
     assert {*read_info(tmp_path / "out")["splits"]} == {"train", "validation"}
-    write_folder(path, {"b.txt": b"mno"})
+    write(path, {"b.txt": b"mno"})
     with pytest.raises(PrepareError, match="of several splits"):
         prepare_text([path], Settings(out=tmp_path / "no"), TextSettings(**text))

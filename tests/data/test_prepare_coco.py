@@ -10,15 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prepare_cases import (
-    coco_json,
-    contents,
-    make_image,
-    records,
-    write_folder,
-    write_tar,
-    write_zip,
-)
+from prepare_cases import coco_json, contents, make_image, records, write
 from pycocotools.coco import COCO
 
 from echo_jax.data.prepare import PrepareError, Settings, prepare_coco
@@ -38,7 +30,7 @@ def prepare(tmp_path, annotations=None, files=FILES, name="a.json", **settings):
     if annotations is None:
         annotations = coco_json(IMAGES, BOXES)
     (tmp_path / name).write_bytes(annotations)
-    write_folder(tmp_path / "images", files)
+    write(tmp_path / "images", files)
     out = tmp_path / "out"
     source = f"train={tmp_path}/{name}:{tmp_path}/images"
     info = prepare_coco([source], Settings(out=out, **settings))
@@ -88,11 +80,11 @@ def test_packed_and_archived_annotations_and_images_are_the_same(tmp_path):
         "annotations/captions_train2017.json": b"{}",
         "annotations/instances_train2017.json": coco_json(IMAGES, BOXES),
     }
-    packed = write_zip(tmp_path / "annotations_trainval2017.zip", annotations)
+    packed = write(tmp_path / "annotations_trainval2017.zip", annotations)
     images = {f"train2017/{name}": FILES[name] for name in sorted(FILES)}
-    zipped = write_zip(tmp_path / "train2017.zip", images)
+    zipped = write(tmp_path / "train2017.zip", images)
     (tmp_path / "b.json.gz").write_bytes(gzip.compress(coco_json(IMAGES, BOXES)))
-    tar = write_tar(tmp_path / "x.tar.gz", images, "w:gz")
+    tar = write(tmp_path / "x.tar.gz", images)
     file = f"{packed}/annotations/instances_train2017.json"
     for number, source in enumerate(
         (f"{file}:{zipped}", f"{tmp_path}/b.json.gz:{tar}")
@@ -103,7 +95,7 @@ def test_packed_and_archived_annotations_and_images_are_the_same(tmp_path):
         metadata = info["source"]["train"][0]
         assert metadata["path"] == source.partition(":")[0]
         assert metadata["bytes"] == path.stat().st_size
-    plain = write_tar(tmp_path / "a.tar", annotations)
+    plain = write(tmp_path / "a.tar", annotations)
     as_in = rf"as in {packed}/FILE: annotations/captions_train2017\.json, ann"
     for source, message in (
         (packed, as_in),
@@ -299,8 +291,8 @@ def test_annotations_that_fill_the_memory_are_refused(tmp_path, piece):
     size, limit = {"{},": 280, '"a😀",': 132}[piece], 2**28
     content = b'{"categories":[],"images":[],"annotations":[%s0]}'
     files = {"a": content % (piece.encode() * (limit // size))}
-    path = write_zip(tmp_path / "a.zip", files) + "/a"
-    write_folder(tmp_path / "images", FILES)
+    path = write(tmp_path / "a.zip", files) + "/a"
+    write(tmp_path / "images", FILES)
     with pytest.raises(PrepareError, match=f"takes more than {limit} bytes"):
         prepare_coco([f"{path}:{tmp_path}/images"], Settings(out=tmp_path / "out"))
 

@@ -14,11 +14,9 @@ from prepare_cases import (
     coco_json,
     contents,
     make_image,
-    write_folder,
+    write,
     write_imagenet,
     write_parquet,
-    write_tar,
-    write_zip,
 )
 
 from echo_jax import cli
@@ -33,11 +31,11 @@ KINDS = ("images", "coco", "text", "verify")
 def folder(tmp_path, monkeypatch):
     """A working folder with all files that the examples in the help name."""
     monkeypatch.chdir(tmp_path)
-    write_tar("train.tar.gz", class_folders(8), "w:gz")
-    write_tar("test.tar.gz", class_folders(4), "w:gz")
-    write_folder("photos", class_folders(80))
+    write("train.tar.gz", class_folders(8))
+    write("test.tar.gz", class_folders(4))
+    write("photos", class_folders(80))
     tiny = "tiny-imagenet-200/"
-    write_zip("tiny-imagenet-200.zip", {tiny + k: v for k, v in TINY_IMAGENET.items()})
+    write("tiny-imagenet-200.zip", {tiny + k: v for k, v in TINY_IMAGENET.items()})
     for split in ("train", "test"):
         write_parquet(f"{split}-00000-of-00001.parquet", range(8))
     write_imagenet(tmp_path)
@@ -48,13 +46,13 @@ def folder(tmp_path, monkeypatch):
         Path(f"{name}.json").write_bytes(instances)
     Path("instances.json.gz").write_bytes(gzip.compress(instances))
     for name in ("train2017", "val2017"):
-        write_folder(name, images)
-        write_zip(f"{name}.zip", {f"{name}/{key}": images[key] for key in images})
+        write(name, images)
+        write(f"{name}.zip", {f"{name}/{key}": images[key] for key in images})
     of_split = {f"annotations/instances_{s}2017.json": instances for s in SPLITS}
-    write_zip("annotations.zip", of_split)
-    write_tar("train.tar", images)
+    write("annotations.zip", of_split)
+    write("train.tar", images)
     book = b"It was a dark and stormy night. " * 50
-    write_folder("books", {f"{number}.txt": book for number in range(100)})
+    write("books", {f"{number}.txt": book for number in range(100)})
     Path("input.txt").write_bytes(book * 9)
     Path("train.txt.xz").write_bytes(lzma.compress(book * 9))
     Path("valid.txt.xz").write_bytes(lzma.compress(book))
@@ -92,7 +90,7 @@ def test_every_example_in_the_help_is_true(folder, capsys, kind):
 
 
 def test_it_says_what_was_made_and_what_was_not(folder, capsys):
-    write_folder("photos", {"cat/cut.jpg": make_image(0)[:-2], "cat/empty.jpg": b""})
+    write("photos", {"cat/cut.jpg": make_image(0)[:-2], "cat/empty.jpg": b""})
     command = "echo-jax prepare images photos --out out"
     status, out, err = run(command, capsys)
     assert (status, out) == (2, "")
@@ -185,7 +183,7 @@ def test_a_stopped_command_says_how_to_go_on(folder, capsys, monkeypatch):
 
 def test_folders_of_splits_are_said(folder, capsys):
     folders = ("train/cat", "train/ant", "val/cat", "test")
-    write_folder("d", {f"{name}/1.jpg": make_image(0) for name in folders})
+    write("d", {f"{name}/1.jpg": make_image(0) for name in folders})
     for _ in range(2):  # The same command finds its folder whole, and says so again.
         status, out, _ = run("echo-jax prepare images d --out out", capsys)
         assert status == 0 and (

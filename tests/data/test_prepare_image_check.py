@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
-from prepare_cases import coco_json, make_image, write_folder
+from prepare_cases import coco_json, make_image, write
 
 from echo_jax.data.prepare import Settings, prepare_coco
 
@@ -22,8 +22,8 @@ HUGE = "not between 1 and 67108864 pixels"
 def faults(folder, images, sizes=()):
     """Why images are not taken, by name and (at most 100) by reason."""
     sizes = {name: (30, 20) for name in images} | dict(sizes)
-    write_folder(folder / "x", {f"{name}.jpg": each for name, each in images.items()})
-    write_folder(folder / "x", {"good.jpg": JPEG})
+    write(folder / "x", {f"{name}.jpg": each for name, each in images.items()})
+    write(folder / "x", {"good.jpg": JPEG})
     named = {k: (f"{name}.jpg", *sizes[name]) for k, name in enumerate(images)}
     named[len(named)] = "good.jpg", 30, 20
     (folder / "a.json").write_bytes(coco_json(named, []))
@@ -195,7 +195,7 @@ def test_huge_images_are_not_decoded(tmp_path):
 
 def test_the_largest_image_passes_and_a_larger_file_does_not(tmp_path):
     images = {"largest": bits(8192, 8192), "file": JPEG}
-    write_folder(tmp_path / "x", {"file.jpg": JPEG})
+    write(tmp_path / "x", {"file.jpg": JPEG})
     assert faults(tmp_path, images, {"largest": (8192, 8192)}) == {}
     path = tmp_path / "y" / "a" / "file.jpg"
     path.parent.mkdir(parents=True)

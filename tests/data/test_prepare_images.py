@@ -16,8 +16,7 @@ from prepare_cases import (
     prepare,
     records,
     refusal,
-    write_folder,
-    write_tar,
+    write,
 )
 
 from echo_jax.data.prepare import (
@@ -32,7 +31,7 @@ SHARD_MB = 1200 / 2**20
 
 @pytest.fixture
 def source(tmp_path):
-    return write_folder(tmp_path / "source", FILES)
+    return write(tmp_path / "source", FILES)
 
 
 def test_records_and_dataset_json_are_those_of_the_files(source, tmp_path):
@@ -69,8 +68,8 @@ def test_records_and_dataset_json_are_those_of_the_files(source, tmp_path):
 
 
 def test_sources_follow_one_another_and_labels_are_those_of_train(source, tmp_path):
-    more = write_tar(tmp_path / "more.tar.gz", {"bee/0.jpg": make_image(50)}, "w:gz")
-    other = write_folder(tmp_path / "other", {"cat/x.png": make_image(99, ".png")})
+    more = write(tmp_path / "more.tar.gz", {"bee/0.jpg": make_image(50)})
+    other = write(tmp_path / "other", {"cat/x.png": make_image(99, ".png")})
     info = prepare(tmp_path / "out", source, more, f"validation={other}")
     names = [record["name"] for record in records(tmp_path / "out", "train")]
     assert names == [*sorted(FILES), "bee/0.jpg"]
@@ -122,7 +121,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_bytes(tmp_path, stop_at, suffix
     """And however many workers there are."""
     files = {**class_folders(5), "cat/bad.jpg": b"", "ant/cut.jpg": make_image(0)[:99]}
     path = tmp_path / f"x{suffix}"
-    write_tar(path, files, "w:gz") if suffix else write_folder(path, files)
+    write(path, files)
     out = tmp_path / "out"
     settings = {"shard_mb": SHARD_MB, "max_bad": "2", "holdout": 0.3}
     stop_at(None)
@@ -197,7 +196,7 @@ def test_a_mistake_leaves_nothing_behind(source, tmp_path, monkeypatch):
     out = tmp_path / "a" / "out"
     assert "no such file" in refusal(out, f"{tmp_path}/nothing.tar")
     # Found when the source was read, before any shard.
-    other = write_folder(tmp_path / "other", {"val/1.jpg": make_image(1)})
+    other = write(tmp_path / "other", {"val/1.jpg": make_image(1)})
     refusal(out, source, f"validation={other}")
     assert not out.exists()
     out.mkdir(parents=True)
@@ -310,7 +309,7 @@ BAD = {
 def test_bad_images_are_skipped_counted_and_named(tmp_path, suffix):
     files = {**{name: content for name, (content, _) in BAD.items()}, **FILES}
     path, out = tmp_path / f"x{suffix}", tmp_path / "out"
-    write_tar(path, files, f"w:{suffix[5:]}") if suffix else write_folder(path, files)
+    write(path, files)
     settings = {"shard_mb": SHARD_MB}
     assert "--max-bad=5 or" in refusal(out, str(path), max_bad="4", **settings)
     info = prepare(out, str(path), max_bad="5", **settings)
@@ -342,7 +341,7 @@ def test_what_may_be_bad_is_a_number_or_a_share(
 ):
     files = {f"{k % 2}/{k}.jpg": FILES["cat/000.jpg"] for k in range(total - num_bad)}
     files |= {f"0/bad{k}.jpg": b"" for k in range(num_bad)}
-    source = write_folder(tmp_path / "x", files)
+    source = write(tmp_path / "x", files)
     if is_taken:
         prepare(tmp_path / "out", source, classes="last", max_bad=max_bad)
     else:
@@ -358,7 +357,7 @@ def test_another_max_bad_is_refused(source, tmp_path, max_bad):
 
 def test_images_of_an_unknown_class_are_bad(source, tmp_path):
     few = {"bee/1.jpg": make_image(1), "cat/2.jpg": make_image(2)}
-    sources = source, f"validation={write_folder(tmp_path / 'other', few)}"
+    sources = source, f"validation={write(tmp_path / 'other', few)}"
     message = refusal(tmp_path / "out", *sources)
     assert message.startswith(
         "split 'validation' has 1 images of 1 classes that train has not, such as "
@@ -374,7 +373,7 @@ def test_images_of_an_unknown_class_are_bad(source, tmp_path):
 
 def test_a_name_that_is_there_twice_is_bad(tmp_path):
     # As after `tar --append` with a newer version of a file.
-    path = write_tar(tmp_path / "x.tar", {**FILES, "./cat/000.jpg": make_image(99)})
+    path = write(tmp_path / "x.tar", {**FILES, "./cat/000.jpg": make_image(99)})
     message = refusal(tmp_path / "out", path)
     assert "train: 'cat/000.jpg' (twice in the source)" in message
     prepare(tmp_path / "out", path, max_bad="1")
@@ -383,14 +382,14 @@ def test_a_name_that_is_there_twice_is_bad(tmp_path):
 
 
 def test_a_split_without_a_good_image_is_refused(tmp_path):
-    source = write_folder(tmp_path / "x", {"cat/1.jpg": b"", "ant/1.jpg": b""})
+    source = write(tmp_path / "x", {"cat/1.jpg": b"", "ant/1.jpg": b""})
     said = refusal(tmp_path / "out", source, max_bad="2")
     assert "no image is left for split 'train'" in said
     (tmp_path / "empty").mkdir()
     said = refusal(tmp_path / "out2", f"{tmp_path}/empty")
     assert "where there are none; unpack" in said
     of_others = {"cat.rar": b"", "ant.rar": b"", "README": b""}
-    said = refusal(tmp_path / "out3", write_tar(tmp_path / "x.tar", of_others))
+    said = refusal(tmp_path / "out3", write(tmp_path / "x.tar", of_others))
     assert "where there are 2 .rar, 1 without an ending; unpack" in said
 
 

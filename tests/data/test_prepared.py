@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgpack
 import numpy as np
 import pytest
-from prepare_cases import class_folders, prepare, write_folder
+from prepare_cases import class_folders, prepare, write
 
 from echo_jax.data.sources import (
     PreparedError,
@@ -28,7 +28,7 @@ FILES = class_folders(10)
 @pytest.fixture
 def folder(tmp_path):
     """Several shards, of a few hundred bytes each."""
-    prepare(tmp_path / "out", write_folder(tmp_path / "source", FILES), shard_mb=0.001)
+    prepare(tmp_path / "out", write(tmp_path / "source", FILES), shard_mb=0.001)
     return tmp_path / "out"
 
 
@@ -61,7 +61,7 @@ def test_metadata_names_the_content(folder, tmp_path):
     metadata = open_prepared(folder, "train").metadata()
     known = {"source": str(folder), "kind": "images", "split": "train", "examples": 10}
     assert metadata == known | {"sha256": metadata["sha256"]}
-    prepare(tmp_path / "o", write_folder(tmp_path / "less", class_folders(9)))
+    prepare(tmp_path / "o", write(tmp_path / "less", class_folders(9)))
     other = open_prepared(tmp_path / "o", "train").metadata()
     assert other["sha256"] != metadata["sha256"]
 

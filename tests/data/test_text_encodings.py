@@ -11,9 +11,8 @@ from prepare_cases import (
     make_image,
     prepare,
     records,
+    write,
     write_devkit,
-    write_folder,
-    write_tar,
 )
 
 from echo_jax.data.prepare import Settings, TextSettings, prepare_coco, prepare_text
@@ -59,7 +58,7 @@ def corpus(folder, written):
 def listed(name, text, option):
     def read(folder, written):
         (folder / name).write_bytes(written(text))
-        source = write_folder(folder / "x", IMAGES)
+        source = write(folder / "x", IMAGES)
         return images(folder, source, **{option: folder / name})
 
     return read
@@ -68,14 +67,14 @@ def listed(name, text, option):
 def tiny_imagenet(folder, written):
     name = "val/val_annotations.txt"
     files = {**TINY_IMAGENET, name: written(TINY_IMAGENET[name])}
-    top = write_folder(folder / "x", files)
+    top = write(folder / "x", files)
     return images(folder, f"train={top}/train", f"validation={top}/val")
 
 
 def devkit(folder, written):
-    train = write_folder(folder / "x", {"n01000001/1.jpg": make_image(0)})
+    train = write(folder / "x", {"n01000001/1.jpg": make_image(0)})
     name = "ILSVRC2012_val_00000001.JPEG"
-    val = write_tar(folder / "val.tar", {name: make_image(0)})
+    val = write(folder / "val.tar", {name: make_image(0)})
     truth = written(b"3\n")
     kit = write_devkit(
         folder / "devkit.tar.gz", {3: "n01000001", 4: "n02000002"}, truth
@@ -86,7 +85,7 @@ def devkit(folder, written):
 def class_names(folder, written):
     label = written(b"1\n")
     members = {"a.jpg": make_image(0), "a.cls": b"1" if b"\0" in label else label}
-    write_tar(folder / "train-0.tar", members)
+    write(folder / "train-0.tar", members)
     (folder / "classes.txt").write_bytes(written("Käfer\ncat\n".encode()))
     return open_source(f"wds:{folder}", "train", "images")[0].info["classes"]
 
@@ -95,7 +94,7 @@ def annotations(folder, written):
     box = {"id": 1, "image_id": 1, "category_id": 3, "bbox": [0, 0, 4, 4]}
     json = coco_json({1: ("1.jpg", 12, 10)}, [box]).replace(b", ", b",\n")
     (folder / "a.json").write_bytes(written(json))
-    source = write_folder(folder / "x", {"1.jpg": make_image(0)})
+    source = write(folder / "x", {"1.jpg": make_image(0)})
     prepare_coco([f"{folder}/a.json:{source}"], Settings(out=folder / "out"))
     return records(folder / "out", "train")
 
@@ -139,7 +138,7 @@ def test_a_document_of_others_begins_after_its_mark(tmp_path):
     texts = ("﻿ab\r\n", "cd")
     members = {f"{n}.txt": text.encode() for n, text in enumerate(texts)}
     for split in ("train", "val"):
-        write_tar(tmp_path / f"{split}-0.tar", members)
+        write(tmp_path / f"{split}-0.tar", members)
     found = open_sequences(f"wds:{tmp_path}", seq_len=16, tokenizer="bytes")
     window = found.decode(found.train[0])
     tokens = window["tokens"][: int(window["length"])]
