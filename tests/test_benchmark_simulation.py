@@ -30,20 +30,6 @@ def test_producers_have_their_mean(kind):
     assert times.mean() == pytest.approx(0.3, rel=1e-9 if exact else 0.05)
 
 
-def test_producers_are_what_they_are_said_to_be():
-    bursty = service_times("bursty", 1.0, 100_000)
-    assert set(bursty.tolist()) == {0.4, 6.4}
-    assert (bursty == 6.4).sum() == 10_000
-    switching = service_times("switching", 4.5, 129)
-    assert switching.tolist() == [1.0] * 64 + [8.0] * 64 + [1.0]
-    assert set(service_times("stalling", 1.0, 10_000).tolist()) == {0.5, 100.5}
-    # Of a Pareto distribution of shape 1.5, one in 4^1.5 = 8 is 4 times the least.
-    pareto = service_times("pareto", 1.0, 100_000)
-    assert pareto.max() < 1000 * pareto.min()
-    shares = [(pareto > 4**k * pareto.min()).mean() for k in (1, 2)]
-    assert shares == pytest.approx([1 / 8, 1 / 64], rel=0.05)
-
-
 def test_a_simulation_by_hand():
     """Batches are ready at 2, 3 and 8; a step takes 1; the time ends at 8.
 
@@ -62,14 +48,6 @@ def test_a_simulation_by_hand():
         (Adaptive(cap=3, buffer=1), [2, 1, 1]),
     ):
         assert simulate(service, 1.0, policy).uses_by_repeat.tolist() == uses
-
-
-def test_a_full_queue_stops_the_producer():
-    """Batches take 1, updates 3 for each: the producer is two and one ahead."""
-    outcome = simulate(np.ones(30), 1.0, Fixed(3), prefetch=2)
-    assert (outcome.updates, outcome.used) == (29, 10)
-    # Taken at 1, 4, ..., 28; three more are finished by then.
-    assert outcome.produced == 13
 
 
 def test_a_producer_that_waited_starts_when_a_batch_is_taken():
@@ -132,17 +110,6 @@ def test_one_of_many_hosts_is_the_one_host(kind, r, policy, prefetch):
     uses = alone.uses_by_repeat
     assert uses.sum() == alone.updates <= alone.seconds
     assert alone.used <= alone.produced <= 300 and (np.diff(uses) <= 0).all()
-
-
-def test_two_hosts_by_hand_without_an_echo():
-    """Batches are ready at 1, 2, 6 and at 3, 4, 5; a step takes 1; the end is at 9.
-
-    The updates start when both have theirs: at 3, 4, 6, and end at 4, 5, 7. Then the
-    fourth batches, which are ready at 9 and 10, come too late.
-    """
-    service = np.array([[1.0, 1.0, 4.0, 3.0], [3.0, 1.0, 1.0, 5.0]])
-    program = simulate_hosts(service, 1.0, Fixed(1), prefetch=4)
-    assert facts(program) == ([9.0, 3, 3 / 9, 7, 6], [6])
 
 
 def test_two_hosts_by_hand_with_an_adaptive_echo():

@@ -4,13 +4,11 @@ import json
 import os
 import shutil
 from pathlib import Path
-from subprocess import CalledProcessError
 
 import pytest
 
 from benchmarks import collectives, published, scaling, two_hosts
-from benchmarks.__main__ import _BENCHMARKS, _PEERS, _in_own_process, main
-from benchmarks.figures import draw_free_echo
+from benchmarks.__main__ import _BENCHMARKS, _PEERS, main
 from benchmarks.harness import Result
 from benchmarks.table import Session, write_table
 from benchmarks.worth import Point, regrets, write_worth
@@ -40,13 +38,6 @@ def test_what_was_measured_is_kept_where_a_later_benchmark_fails(tmp_path, monke
     with pytest.raises(ZeroDivisionError):
         main(["P20", "P16", "P15", "--json", str(record)])
     assert [each["id"] for each in json.loads(record.read_text())] == ["P20"]
-
-
-@pytest.mark.slow
-def test_what_a_process_of_its_own_measured_is_read():
-    assert [each.id for each in _in_own_process("P20")] == ["P20"]
-    with pytest.raises(CalledProcessError):
-        list(_in_own_process("P20", "--no-such-option"))
 
 
 @pytest.mark.parametrize(
@@ -111,14 +102,11 @@ def test_what_takes_long_runs_small(tmp_path, page, name):
         options = ["--small", "--repeats=1", "--json", str(record)]
         assert two_hosts.main([str(page.parent), *options]) == 0
         rows = json.loads(record.read_text())["rows"]
-        policies = ["no echo", "fixed, e = 2", "adaptive"]
-        assert [row["policy"] for row in rows] == policies
         fresh = [row["fresh"]["real"] for row in rows]
-        # Updates may be odd.
+        # Without an echo, with a factor of 2 (updates may be odd), and adaptive.
         half = pytest.approx(0.5, abs=1 / rows[1]["updates"])
         assert fresh[:2] == [1.0, half] and 0 < fresh[2] <= 1
-        lines = between(page, "real")[1].splitlines()
-        assert sum(line.startswith("| ") for line in lines) == 2 + 3
+        assert between(page, "real")[1].count("\n| ") == 1 + 3
     elif name == "published":
         for folder in ("results", "docs"):
             shutil.copytree(ROOT / folder, tmp_path / folder)
@@ -148,29 +136,6 @@ def test_bytes_that_cross_to_the_device_are_counted(tmp_path):
     assert result["value"] == pytest.approx((3076 + 4) / 4 / 3076 + 16 / 3076, rel=1e-3)
 
 
-def test_the_figure_of_free_echoes_is_drawn(tmp_path):
-    results = [
-        Result(f"P2-e{e}", "", 1.01, "<= 1.02", "x", "", [1.0, 1.02])
-        for e in (2, 3, 4, 5)
-    ]
-    draw_free_echo(results, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("goal", "value", "met"),
-    [
-        (">= 20", 20.0, True),
-        (">= 20", 19.9, False),
-        ("<= 1.05", 1.06, False),
-        ("== 0", 0.0, True),
-        ("== 0", 1.0, False),
-    ],
-)
-def test_a_goal_is_met_or_not(goal, value, met):
-    assert Result("P0", "", value, goal, "x", "").met is met
-
-
 def between(page, name):
     """A page's text before, between and after the marks of a command."""
     before, _, rest = page.read_text(encoding="utf-8").partition(
@@ -197,11 +162,7 @@ def test_what_stragglers_cost_is_written_as_tables_and_a_figure(page):
     assert (page.parent / "scaling.png").read_bytes().startswith(b"\x89PNG")
     before, tables, after = between(page, "simulated")
     assert before == "" and after.startswith("old\n<!-- real")
-    lines = tables.splitlines()
-    heading = "simulated**: % of the time in training / on fresh data"
-    found = [line for line in lines if line.startswith("**R")]
-    assert found == [f"**R = {ratio}, {heading}" for ratio in ("0.8", "2")]
-    rows = [line.split(" | ") for line in lines if " / " in line and line[0] == "|"]
+    rows = [x.split(" | ") for x in tables.splitlines() if " / " in x and x[0] == "|"]
     assert len(rows) == 2 * 3 * 4
     for _, policy, *cells in rows:
         shares = [[int(x) for x in cell.strip(" |").split(" / ")] for cell in cells]
@@ -211,14 +172,6 @@ def test_what_stragglers_cost_is_written_as_tables_and_a_figure(page):
             assert all(fresh == busy for busy, fresh in shares)
         if policy == "fixed, e = 4":
             assert all(abs(4 * fresh - busy) <= 3 for busy, fresh in shares)
-
-
-def test_a_page_without_a_place_for_the_tables_is_refused(tmp_path, capsys):
-    (tmp_path / "scaling.md").write_text("no marks\n")
-    with pytest.raises(SystemExit) as caught:
-        scaling.main([str(tmp_path)])
-    assert caught.value.code == 2
-    assert "has no marks <!-- simulated: begin -->" in capsys.readouterr().err
 
 
 def test_the_page_holds_the_tables_of_its_commands():
@@ -246,38 +199,11 @@ def test_it_says_what_an_update_sends_and_what_that_costs(capsys):
     # 16 times as many through a server 65.9 ms.
     assert "parameter server 65.9 ms, ring 7.21 ms" in out
     assert "efficiency 0.581 if" in out
+    # 2 N and 2 (N - 1)/N times 400 MB at 2 GB/s.
+    assert collectives.exchange_s(400e6, 8, 2e9) == pytest.approx((3.2, 0.35))
     with pytest.raises(SystemExit):
         collectives.main([*ON, "--config.local.schedule=every"])
     assert "set local.schedule=none" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("num_devices", "server_s", "ring_s"),
-    # 2 N and 2 (N - 1)/N times 400 MB at 2 GB/s.
-    [(1, 0.4, 0.0), (2, 0.8, 0.2), (8, 3.2, 0.35), (1000, 400.0, 0.3996)],
-)
-def test_a_server_takes_what_grows_with_the_devices_and_a_ring_does_not(
-    num_devices, server_s, ring_s
-):
-    found = collectives.exchange_s(400e6, num_devices, 2e9)
-    assert found == pytest.approx((server_s, ring_s))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("target", "module"),
-    [("v5e:2x2", "libtpu"), ("h100x4", "jax_plugins.xla_cuda12")],
-)
-def test_sums_are_fused_or_not_for_devices_that_are_not_here(target, module, capsys):
-    pytest.importorskip(module, reason=f"{target} needs it, of the extra aot")
-    counts = []
-    for preset in ("fuse", "serial"):
-        preset = f"--config.xla.preset={preset}"
-        assert collectives.main([*ON, "--target", target, preset]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        (line,) = [line for line in lines if line.startswith("all-reduce")]
-        counts.append(int(line.split()[1]))
-    assert counts[0] == 1 < counts[1]
 
 
 def point(factor, worth, *, probed):

@@ -25,11 +25,6 @@ HOMES = f"{WORLD}/vm"
 LOST = ("PREEMPTED", "SUSPENDED", "TERMINATED")
 
 
-def _read(path: str) -> str:
-    with open(path) as file:
-        return file.read()
-
-
 def _write(path: str, text: str, mode: str = "w") -> None:
     with open(path, mode) as file:
         file.write(text)
@@ -37,6 +32,11 @@ def _write(path: str, text: str, mode: str = "w") -> None:
 
 def _record(name: str, row: object) -> None:
     _write(f"{WORLD}/{name}.jsonl", json.dumps(row) + "\n", "a")
+
+
+def _vm() -> dict:
+    with open(VM) as file:
+        return json.load(file)
 
 
 def _planned(what: str) -> str | None:
@@ -54,22 +54,17 @@ def _planned(what: str) -> str | None:
     return entry
 
 
-def _spawn(argv: list[str], environment: dict[str, str]) -> int:
-    pid = os.posix_spawn(argv[0], argv, environment)
+def _run(argv: list[str], environment: dict[str, str] | None = None) -> int:
+    pid = os.posix_spawn(argv[0], argv, environment or dict(os.environ))
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def _run(*argv: str) -> None:
-    assert _spawn(["/bin/" + argv[0], *argv[1:]], dict(os.environ)) == 0
 
 
 def gcloud(argv: list[str]) -> int:
     if argv[:2] == ["storage", "rsync"]:  # On a worker: the bucket is a folder.
         source, target = argv[3:]
         target = f"{WORLD}/{target.replace('gs://', 'bucket/')}"
-        _run("mkdir", "-p", target)
-        _run("cp", "-R", f"{source}/.", target)
-        return 0
+        _run(["/bin/mkdir", "-p", target])
+        return _run(["/bin/cp", "-R", f"{source}/.", target])
     _record("gcloud", argv)
     verb = next(word for word in argv if word in _VERBS)
     if error := _planned(verb):
@@ -104,7 +99,7 @@ def _describe(argv: list[str]) -> int:
     if not os.path.exists(VM):
         print("ERROR: NOT_FOUND: the resource was not found.", file=sys.stderr)
         return 1
-    vm = json.loads(_read(VM))
+    vm = _vm()
     of_kind = {"tpu-vm": "READY", "queued-resources": "ACTIVE", "instances": "RUNNING"}
     usual = next(state for kind, state in of_kind.items() if kind in argv)
     state = vm.get("lost") or _planned("states") or usual
@@ -127,7 +122,7 @@ def _lose(disk: bool = True) -> None:
         except OSError:
             continue
     if disk:
-        _run("rm", "-rf", HOMES)
+        _run(["/bin/rm", "-rf", HOMES])
 
 
 def _ssh(argv: list[str]) -> int:
@@ -142,20 +137,20 @@ def _ssh(argv: list[str]) -> int:
             "ON_WORKER_OF": WORLD,
             "WORKER": worker,
         }
-        status = _spawn(["/bin/bash", "-c", command], environment) or status
+        status = _run(["/bin/bash", "-c", command], environment) or status
     return status
 
 
 def _scp(argv: list[str]) -> int:
     source, target = argv[argv.index("scp") + 1 :][:2]
     for worker in _workers(argv):
-        _run("cp", source, f"{HOMES}/{worker}/{target.partition(':')[2]}")
+        _run(["/bin/cp", source, f"{HOMES}/{worker}/{target.partition(':')[2]}"])
     return 0
 
 
 def _workers(argv: list[str]) -> list[str]:
     which = next((word[9:] for word in argv if word.startswith("--worker=")), "all")
-    num_workers = json.loads(_read(VM))["num_workers"]
+    num_workers = _vm()["num_workers"]
     return [str(i) for i in range(num_workers)] if which == "all" else [which]
 
 
@@ -164,24 +159,21 @@ def python3(argv: list[str]) -> int:
     if argv[:3] != ["-m", "pip", "wheel"]:
         os.execv(sys.executable, [sys.executable, "-IS", *argv])
     folder = argv[argv.index("--wheel-dir") + 1]
-    _run(
-        "cp", f"{argv[-1]}/pyproject.toml", f"{folder}/echo_jax-0.1.0-py3-none-any.whl"
-    )
-    return 0
+    wheel = f"{folder}/echo_jax-0.1.0-py3-none-any.whl"
+    return _run(["/bin/cp", f"{argv[-1]}/pyproject.toml", wheel])
 
 
 def uv(argv: list[str]) -> int:
     _record("uv", argv)
     if argv[0] == "venv":
         os.makedirs("venv/bin")
-        _run("cp", "/bin/true", "venv/bin/python")
-        return 0
+        return _run(["/bin/cp", "/bin/true", "venv/bin/python"])
     if error := _planned("uv"):
         print(error, file=sys.stderr)
         return 1
     assert os.path.exists(argv[-1].partition("file://")[2])
-    _run("cp", f"{WORLD}/worker_bin/stand_in_echo-jax", "venv/bin/echo-jax")
-    return 0
+    program = f"{WORLD}/worker_bin/stand_in_echo-jax"
+    return _run(["/bin/cp", program, "venv/bin/echo-jax"])
 
 
 def echo_jax(argv: list[str]) -> int:
@@ -205,7 +197,10 @@ def echo_jax(argv: list[str]) -> int:
     _record("train", row)
     while how in ("saves", "deaf"):
         signal.pause()
-    while after and _read(f"{WORLD}/train.jsonl").count("\n") < int(after):
+    while after:
+        with open(f"{WORLD}/train.jsonl") as rows:
+            if len(rows.readlines()) >= int(after):
+                break
         time.sleep(0.01)
     return int(how)
 
@@ -216,14 +211,8 @@ def _save(signum: int, frame: object) -> None:
     sys.exit(128 + signum)
 
 
-_VERBS = {
-    "create": _create,
-    "delete": _delete,
-    "start": _start,
-    "describe": _describe,
-    "ssh": _ssh,
-    "scp": _scp,
-}
+_VERBS = {"create": _create, "delete": _delete, "start": _start}
+_VERBS |= {"describe": _describe, "ssh": _ssh, "scp": _scp}
 
 
 def main(name: str) -> None:

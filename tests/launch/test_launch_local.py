@@ -46,18 +46,14 @@ def test_local_starts_processes_that_know_each_other(cloud):
     until(lambda: not any(lives(row["left"]) for row in rows))
 
 
-@pytest.mark.parametrize(
-    ("environment", "threads"),
-    [
-        ({"NPROC": "1"}, "2"),
-        ({"NPROC": "9", "JAX_NUM_CPU_DEVICES": "4"}, "9"),
-        ({"NPROC": "7", "JAX_NUM_CPU_DEVICES": "4"}, "8"),
-        ({"NPROC": "1", "XLA_FLAGS": f"{FAKE_DEVICES}=64"}, "128"),
-    ],
-)
-def test_local_gives_every_device_two_threads(cloud, environment, threads):
-    done = cloud.launch("local", "--dry-run", "--", "--x", **environment)
-    assert f" NPROC={threads} echo-jax train --x" in done.stdout
+def test_local_gives_every_device_two_threads(cloud):
+    for nproc, variables, threads in (
+        ("9", {"JAX_NUM_CPU_DEVICES": "4"}, 9),
+        ("7", {"JAX_NUM_CPU_DEVICES": "4"}, 8),
+        ("1", {"XLA_FLAGS": f"{FAKE_DEVICES}=64"}, 128),
+    ):
+        done = cloud.launch("local", "--dry-run", "--", "x", NPROC=nproc, **variables)
+        assert f" NPROC={threads} echo-jax train" in done.stdout
 
 
 @pytest.mark.parametrize("variable", ["NPROC", "JAX_NUM_CPU_DEVICES"])

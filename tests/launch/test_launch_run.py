@@ -43,18 +43,6 @@ def test_run_goes_on_in_the_background(ready):
         assert "training\nsaved\n" in log.read_text()
 
 
-def test_a_worker_refuses_to_start_twice(ready):
-    ready.plan(train=["saves"])
-    argv = ["bash", "echo-jax/launch_worker.sh", "start", "60", "60", "", "--x"]
-    path = f"{ready.world}/worker_bin:/usr/bin:/bin"
-    options = {"cwd": ready.world / "vm/0", "capture_output": True, "text": True}
-    options["env"] = ready.environment(PATH=path, WORKER="0")
-    both = [subprocess.run(argv, **options) for _ in range(2)]
-    assert [done.returncode for done in both] == [0, 2]
-    assert "w-0 running" in both[1].stderr and "stop it first" in both[1].stderr
-    assert len(started(ready, 1)) == 1
-
-
 def test_run_that_ends_leaves_its_exit_code_and_its_log(ready):
     ready.plan(train=["0", "3"])
     ready.launch("run", "--", *NASTY)
@@ -81,14 +69,6 @@ def test_run_that_ends_leaves_its_exit_code_and_its_log(ready):
     done = ready.launch("logs", "--bucket=gs://b/logs")
     assert done.returncode == 1
     assert "copies are in gs://b/logs/echo-jax/" in done.stderr
-
-
-def test_what_is_not_there_does_not_run(cloud):
-    assert cloud.launch("status").stdout == "echo-jax MISSING\n"
-    cloud.launch("create", "--type=v4-8")
-    assert cloud.states() == ["0 new", "1 new"]
-    assert cloud.launch("run", "--", "--x").returncode != 0
-    assert cloud.rows("train") == []
 
 
 def test_what_ends_during_a_look_has_ended(ready):

@@ -90,15 +90,6 @@ def test_a_search_that_is_killed_stopped_and_shared_loses_no_trial(tmp_path):
     assert "| lag_4 |" in (folder / "table.md").read_text()
 
 
-@pytest.mark.slow
-def test_data_that_does_not_come_ends_a_search_with_a_status_of_its_own(tmp_path):
-    stuck = "--config.base.data.storage.latency_s=60", "--config.base.data.timeout_s=2"
-    process = start(tmp_path / "a", "--jobs=1", *stuck)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 75, output
-    assert "timeout_s" in output
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_small_version_of_every_study_runs(tmp_path, name):
