@@ -25,8 +25,7 @@ from benchmarks.worth import read_points, write_worth
 from echo_jax.cli.command_end import path_argument
 from echo_jax.searches.comparison import is_searched, read_search
 from echo_jax.searches.fastest import best_arms, write_best_arms
-from echo_jax.searches.report import write_search_report
-from echo_jax.searches.table import headings, notes, rows
+from echo_jax.searches.table import headings, notes, rows, write_search_report
 from echo_jax.studies import page
 
 __all__ = ["main"]

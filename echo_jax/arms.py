@@ -1,7 +1,6 @@
 """The arms of a study: their configs, their common storage, and their training."""
 
 import copy
-import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -70,26 +69,20 @@ def arm_configs(config: Config) -> dict[str, Config]:
 def check_echoes(arms: Mapping[str, Config], workdir: RunPath) -> None:
     """Refuses a study with an impossible arm before it runs; names the arm."""
     # Devices first: opening the data of all arms takes long.
-    for check in (_check_devices, functools.partial(_check_arm, workdir=workdir)):
+    for reads_data in (False, True):
         for name, arm in arms.items():
             try:
-                check(arm)
+                checked = copy.deepcopy(arm)
+                # The log of an earlier arm may not exist yet.
+                if checked.echo.replay.startswith(f"{workdir}/"):
+                    checked.echo.replay = ""
+                mesh = make_mesh(arm.mesh.data, arm.mesh.fsdp, arm.batch_size)
+                if idle := idle_on_one_device(arm, mesh):
+                    raise ValueError(idle)
+                if reads_data:
+                    checked_workload(checked)
             except (OSError, TypeError, ValueError) as error:
                 raise ValueError(f"arm {name}: {error}") from error
-
-
-def _check_devices(arm: Config) -> None:
-    mesh = make_mesh(arm.mesh.data, arm.mesh.fsdp, arm.batch_size)
-    if idle := idle_on_one_device(arm, mesh):
-        raise ValueError(idle)
-
-
-def _check_arm(arm: Config, workdir: RunPath) -> None:
-    checked = copy.deepcopy(arm)
-    # The log of an earlier arm may not exist yet.
-    if checked.echo.replay.startswith(f"{workdir}/"):
-        checked.echo.replay = ""
-    checked_workload(checked)
 
 
 def make_ready_for_trials(arms: Mapping[str, Config]) -> None:

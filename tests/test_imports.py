@@ -291,7 +291,7 @@ def test_imports_are_light_and_need_no_extra():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "module", ("studies.report", "searches.report", "searches.workers")
+    "module", ("studies.report", "searches.table", "searches.workers")
 )
 def test_an_import_stays_light(module):
     program = f"import sys; import echo_jax.{module}; print(*sys.modules)"

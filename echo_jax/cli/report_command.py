@@ -121,8 +121,7 @@ def show(folders: Sequence[RunPath], workdir: RunPath) -> int:
         best_arms_table,
         write_best_arms,
     )
-    from echo_jax.searches.report import write_search_report
-    from echo_jax.searches.table import search_table
+    from echo_jax.searches.table import search_table, write_search_report
     from echo_jax.studies.report import write_report
     from echo_jax.studies.seeds import read_seeds, seeds_table, write_seeds_report
     from echo_jax.studies.table import terminal_table
@@ -154,8 +153,11 @@ def show(folders: Sequence[RunPath], workdir: RunPath) -> int:
 def _show_scaling(folders: Sequence[RunPath], workdir: RunPath) -> int:
     """Prints throughput by devices; writes it with its figure."""
     check_drawing()
-    from echo_jax.studies.scaling import read_scaling, terminal_tables
-    from echo_jax.studies.scaling_figure import write_scaling
+    from echo_jax.studies.scaling import (
+        read_scaling,
+        terminal_tables,
+        write_scaling,
+    )
 
     with _refused_studies():
         groups = read_scaling(folders)

@@ -27,7 +27,6 @@ from echo_jax.searches.trials import (
 )
 from echo_jax.studies import fields
 from echo_jax.studies.runs import BASELINE, StudyError
-from echo_jax.studies.setting import setting_in_words
 from echo_jax.terminal.printable import printable
 
 __all__ = [
@@ -177,7 +176,7 @@ class Search:
 
     @property
     def setting(self) -> str:
-        return setting_in_words(self.base)
+        return fields.setting_in_words(self.base)
 
 
 def is_searched(folder: str | os.PathLike[str]) -> bool:

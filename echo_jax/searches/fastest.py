@@ -8,9 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
-from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
@@ -19,7 +17,7 @@ from echo_jax.searches.statistics import Interval, mean_interval
 from echo_jax.studies import page
 from echo_jax.studies.figures import COLOURS, write_drawn
 from echo_jax.studies.runs import BASELINE, Study, StudyError
-from echo_jax.studies.table import write_table
+from echo_jax.studies.table import in_terminal, write_table
 
 __all__ = [
     "BestArm",
@@ -100,21 +98,11 @@ def _fastest(search: Search, ratio: float) -> tuple[ArmResult, np.ndarray]:
 
 def best_arms_table(found: Found) -> Table:
     """Returns the table for a terminal."""
-    table = Table(
-        title=Text(f"{_TITLE}\n", style="bold"),
-        caption=Text("\n".join(["", *_notes(found)])),
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        show_edge=False,
-    )
-    for place, name in enumerate(_HEADINGS):
-        table.add_column(name, justify="left" if place < 2 else "right")
-    before = ""
+    rows, before = [], ""
     for study, *cells in _rows(found):
-        table.add_row(*map(Text, (study if study != before else "", *cells)))
+        rows.append((study if study != before else "", *cells))
         before = study
-    return table
+    return in_terminal(_TITLE, _HEADINGS, rows, _notes(found), words=2)
 
 
 # `clocked` studies trained each arm once to a target with measured seconds. Their

@@ -25,7 +25,7 @@ from echo_jax.searches.trials import crossing
 from echo_jax.studies.figures import COLOURS, MARKERS, mean_curve, write_drawn
 from echo_jax.studies.runs import BASELINE
 
-__all__ = ["fence", "mean_points", "write_search_figures"]
+__all__ = ["mean_points", "write_search_figures"]
 
 _RATIO = 4  # R of the seconds that are drawn
 _WIDTH = 11.0
@@ -87,13 +87,9 @@ def _curves(search: Search) -> Figure:
                     (cost(u, f), value) for u, f, value in rows if value is not None
                 ]
                 if points:
-                    ax.plot(
-                        *zip(*points, strict=True),
-                        color=_colour(number),
-                        linewidth=0.5,
-                        alpha=0.3,
-                        zorder=1.5,
-                    )
+                    thin = {"linewidth": 0.5, "alpha": 0.3, "zorder": 1.5}
+                    x, y = zip(*points, strict=True)
+                    ax.plot(x, y, color=_colour(number), **thin)
         for number, arm in enumerate(search.arms):
             points = mean_points(search, arm, cost)
             x, y = zip(*points, strict=True) if points else ((), ())
@@ -108,9 +104,8 @@ def _curves(search: Search) -> Figure:
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         _zoom(ax, search)
     axes[0].set_ylabel(f"evaluation {search.metric}")
-    handles, names = axes[0].get_legend_handles_labels()
     what = "mean cost\nof each value" if search.has_target else "mean"
-    _legend(figure, handles, names, f"thin: a stream\nbold: {what}")
+    _legend(figure, axes[0], f"thin: a stream\nbold: {what}")
     return figure
 
 
@@ -150,27 +145,13 @@ def mean_points(
 
 def _zoom(ax: Axes, search: Search) -> None:
     """Leaves out the first fifth of the gain, where all curves fall steeply."""
-    values = [
-        value
-        for arm in search.arms
-        for trial in arm.confirmed
-        for value in trial.values
-        if value is not None
-    ]
-    starts = [
-        trial.values[0]
-        for arm in search.arms
-        for trial in arm.confirmed
-        if trial.values and trial.values[0] is not None
-    ]
+    rows = [trial.values for arm in search.arms for trial in arm.confirmed]
+    values = [value for row in rows for value in row if value is not None]
+    starts = [row[0] for row in rows if row and row[0] is not None]
     if not values or not starts:
         return
     start = sum(starts) / len(starts)
-    end = (
-        min(values)
-        if abs(min(values) - start) > abs(max(values) - start)
-        else max(values)
-    )
+    end = max(max(values), min(values), key=lambda value: abs(value - start))
     near = start + 0.4 * (end - start)
     margin = 0.05 * (end - near)
     ax.set_ylim(*sorted((near, end + margin)))
@@ -192,24 +173,14 @@ def _ratios(search: Search) -> Figure:
             if interval is None:
                 continue
             if not math.isnan(interval.low):
-                ax.plot(
-                    [interval.low, interval.high],
-                    [place, place],
-                    color="#000000",
-                    lw=1.4,
-                )
+                ax.plot(interval[1:], [place] * 2, color="#000000", lw=1.4)
             ax.plot(interval.value, place, "o", color="#000000", ms=5)
-            if neutral and of(arm) is arm.fresh and arm.name in search.paper:
-                ax.plot(
-                    search.paper[arm.name],
-                    place,
-                    "D",
-                    color="#D55E00",
-                    ms=6,
-                    mfc="none",
-                )
+            if neutral and interval is arm.fresh and arm.name in search.paper:
+                paper = search.paper[arm.name]
+                ax.plot(paper, place, "D", color="#D55E00", ms=6, mfc="none")
         ax.axvline(neutral, color="#777777", lw=1)
-        ax.set_yticks(range(len(arms)), _labels(search, arms) if ax is axes[0] else [])
+        labels = [f"{arm.name}  (n = {arm.n})" for arm in arms]
+        ax.set_yticks(range(len(arms)), labels if ax is axes[0] else [])
         ax.invert_yaxis()
         ax.set_xlabel(label)
     if search.has_target and search.paper:
@@ -218,31 +189,24 @@ def _ratios(search: Search) -> Figure:
     return figure
 
 
-def _labels(search: Search, arms: list[ArmResult]) -> list[str]:
-    return [f"{arm.name}  (n = {arm.n})" for arm in arms]
-
-
 def _trials(search: Search) -> Figure:
     axes_of = search.protocol.space.axes
     name = max(axes_of, key=lambda n: axes_of[n].high / (axes_of[n].low or 1))
     figure, (ax,) = _titled(search, 5.0, 1)
     scores = [t.score for arm in search.arms for t in arm.trials if t.score is not None]
     sign = -1 if search.mode == "max" and not search.has_target else 1
-    most = max(scores, default=1.0) if search.has_target else fence(scores)
-    apart = _apart(search, scores, most)
+    most = max(scores, default=1.0) if search.has_target else _fence(scores)
+    # The height for trials beyond the fence or without a score.
+    apart = most + 0.1 * (most - min(scores, default=most) or 1.0)
+    if search.has_target:
+        apart = most * 1.15
     for number, arm in enumerate(search.arms):
         style = {"color": _colour(number), "linestyle": "none"}
         marker = MARKERS[number % len(MARKERS)]
         got = [(t.point[name], t.score) for t in arm.trials if t.score is not None]
-        ax.plot(
-            [x for x, _ in got],
-            [sign * (score if score <= most else apart) for _, score in got],
-            marker=marker,
-            ms=4,
-            alpha=0.6,
-            label=arm.name,
-            **style,
-        )
+        x = [place for place, _ in got]
+        y = [sign * (score if score <= most else apart) for _, score in got]
+        ax.plot(x, y, marker=marker, ms=4, alpha=0.6, label=arm.name, **style)
         lost = [t.point[name] for t in arm.trials if t.score is None]
         ax.plot(lost, [sign * apart] * len(lost), marker="x", ms=5, alpha=0.6, **style)
         for each in arm.searches:
@@ -261,25 +225,19 @@ def _trials(search: Search) -> Figure:
     beyond = [score for score in scores if score > most]
     if beyond:
         ax.axhline(sign * (most + apart) / 2, color="#777777", lw=0.8)
-        ax.text(
-            0.01,
-            sign * apart,
-            f" beyond: {sign * min(beyond):.3g} to {sign * max(beyond):.3g}",
-            transform=ax.get_yaxis_transform(),
-            va="center",
-            size=8,
-        )
+        said = f" beyond: {sign * min(beyond):.3g} to {sign * max(beyond):.3g}"
+        beside = {"transform": ax.get_yaxis_transform(), "va": "center", "size": 8}
+        ax.text(0.01, sign * apart, said, **beside)
     ax.set_xlabel(name)
     if search.has_target:
         ax.set_ylabel("fresh examples to the target (x: cut, missed it or diverged)")
     else:
         ax.set_ylabel(f"last evaluation {search.metric} (x: diverged)")
-    handles, names = ax.get_legend_handles_labels()
-    _legend(figure, handles, names, "ring: best\nof a search;\ndotted: bounds")
+    _legend(figure, ax, "ring: best\nof a search;\ndotted: bounds")
     return figure
 
 
-def fence(scores: Sequence[float]) -> float:
+def _fence(scores: Sequence[float]) -> float:
     """Returns the largest score (smaller is better) that is not drawn apart."""
     if not scores:
         return 1.0
@@ -287,24 +245,11 @@ def fence(scores: Sequence[float]) -> float:
     return max(score for score in scores if score <= high + _FAR * (high - low))
 
 
-def _apart(search: Search, scores: Sequence[float], most: float) -> float:
-    """Returns the height for trials beyond the fence or without a score."""
-    if search.has_target:
-        return most * 1.15
-    return most + 0.1 * (most - min(scores, default=most) or 1.0)
-
-
-def _legend(figure: Figure, handles: Any, names: Sequence[str], title: str) -> None:
+def _legend(figure: Figure, ax: Axes, title: str) -> None:
     """Writes one legend beside the panels."""
-    figure.legend(
-        handles,
-        names,
-        title=title,
-        loc="outside right center",
-        frameon=False,
-        fontsize=8,
-        title_fontsize=8,
-    )
+    small = {"frameon": False, "fontsize": 8, "title_fontsize": 8}
+    lines = ax.get_legend_handles_labels()
+    figure.legend(*lines, title=title, loc="outside right center", **small)
 
 
 def _label_logarithmically(axis: Axis) -> None:

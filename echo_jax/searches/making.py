@@ -72,8 +72,8 @@ def make_trials(
 
 def num_missing(protocol: Protocol, arm: Config, workdir: RunPath, unit: Unit) -> int:
     """Returns the number of a unit's missing trials; 0 while its search is not over."""
-    points = _points(protocol, workdir, unit)
-    return len(points) - len(_made(protocol, arm, workdir, unit, points))
+    _, points, made = _state(protocol, arm, workdir, unit)
+    return len(points) - len(made)
 
 
 # `num_missing` refuses other changes that decide trials. A study may ask for more
@@ -100,36 +100,24 @@ def refuse_other_falsifiers(
         )
 
 
-def _made(
-    protocol: Protocol,
-    arm: Config,
-    workdir: RunPath,
-    unit: Unit,
-    points: Sequence[Mapping[str, Any]],
-) -> list[Trial]:
-    """Returns the trials of a unit that need not be made again."""
-    made = read_unit(workdir, unit, _deciding(protocol, arm, unit))[: len(points)]
-    # A longer search may have found another point.
-    is_of = all(t.point == p for t, p in zip(made, points, strict=False))
-    return made if is_of else []
-
-
-def _deciding(protocol: Protocol, arm: Config, unit: Unit) -> str:
+def _state(
+    protocol: Protocol, arm: Config, workdir: RunPath, unit: Unit
+) -> tuple[str, list[Mapping[str, Any]], list[Trial]]:
+    """Returns a unit's hash, its points, and the trials that need not be made again."""
     # A field that a later version added is ignored while it has its default.
     default = flat_fields(default_config().to_dict())
     fields = flat_fields(arm.to_dict())
     missing = object()
     own = {n: v for n, v in fields.items() if default.get(n, missing) != v}
-    return made_of(own, protocol, unit)
-
-
-def _points(
-    protocol: Protocol, workdir: RunPath, unit: Unit
-) -> list[Mapping[str, Any]]:
-    if unit.kind == "search":
-        return protocol.points_of(unit, [])
-    found = read_unit(workdir, unit.search)
-    return protocol.points_of(unit, found) if protocol.is_over(found) else []
+    deciding = made_of(own, protocol, unit)
+    points = protocol.points_of(unit, [])
+    if unit.kind != "search":
+        found = read_unit(workdir, unit.search)
+        points = protocol.points_of(unit, found) if protocol.is_over(found) else []
+    made = read_unit(workdir, unit, deciding)[: len(points)]
+    # A longer search may have found another point.
+    is_of = all(t.point == p for t, p in zip(made, points, strict=False))
+    return deciding, points, made if is_of else []
 
 
 def _make_unit(
@@ -140,9 +128,7 @@ def _make_unit(
     lock: FolderLock,
     on_made: Callable[[Unit, Trial], None],
 ) -> None:
-    deciding = _deciding(protocol, arm, unit)
-    points = _points(protocol, workdir, unit)
-    trials = _made(protocol, arm, workdir, unit, points)
+    deciding, points, trials = _state(protocol, arm, workdir, unit)
     environments = read_environments(workdir, unit) if trials else []
     for number in range(len(trials), len(points)):
         config = copy.deepcopy(arm)

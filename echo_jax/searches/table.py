@@ -1,20 +1,35 @@
-"""The table of a study that searched: the costs of each arm's tuned points."""
+"""The report of a study that searched: the costs of each arm's tuned points."""
 
 import math
 import os
 
-from rich import box
 from rich.table import Table
-from rich.text import Text
 
+from echo_jax.files.folders import RunPath, run_folder
+from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.searches.comparison import ArmResult, Falsified, Search
+from echo_jax.searches.figures import write_search_figures
 from echo_jax.searches.statistics import Interval, relative_seconds
+from echo_jax.studies.page import figure, items, page, plain_json, table
 from echo_jax.studies.runs import BASELINE
-from echo_jax.studies.table import write_table
+from echo_jax.studies.table import in_terminal, write_table
 
-__all__ = ["headings", "notes", "rows", "search_table", "write_search_markdown"]
+__all__ = [
+    "headings",
+    "notes",
+    "rows",
+    "search_table",
+    "write_search_markdown",
+    "write_search_report",
+]
 
 _RATIOS = (1, 2, 4, 8)
+_IN_TERMINAL = ("arm", "tuned", "infeasible", "n", "fresh, ratio", "updates, ratio")
+_PICTURES = (
+    "<p>Trials leave no run folders behind: <code>echo-jax report examples --config "
+    "CONFIG --workdir FOLDER</code> draws the first examples of a training, with each "
+    "of their uses.</p>"
+)
 
 
 def headings(search: Search) -> tuple[str, ...]:
@@ -163,29 +178,37 @@ def _said(each: Falsified, sign: str) -> str:
 
 def search_table(search: Search) -> Table:
     """Returns the table for a terminal, without the seconds."""
-    table = Table(
-        title=Text(f"{search.name}\n", style="bold"),
-        caption=Text("\n".join(["", *notes(search)])),
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        show_edge=False,
-    )
     names = headings(search)
     shown = [
         k
         for k, name in enumerate(names)
-        if name in ("arm", "tuned", "infeasible", "n", "fresh, ratio", "updates, ratio")
-        or name.startswith("final less")
+        if name in _IN_TERMINAL or name.startswith("final less")
     ]
-    for k in shown:
-        table.add_column(
-            Text(names[k]), justify="left" if k < 2 else "right", overflow="fold"
-        )
-    for row in rows(search):
-        table.add_row(*(Text(row[k]) for k in shown))
-    return table
+    cells = [[row[k] for k in shown] for row in rows(search)]
+    picked = [names[k] for k in shown]
+    return in_terminal(search.name, picked, cells, notes(search), words=2)
 
 
 def write_search_markdown(search: Search, path: str | os.PathLike[str]) -> None:
     write_table(path, search.name, headings(search), rows(search), notes(search))
+
+
+def write_search_report(search: Search, folder: str | os.PathLike[str]) -> RunPath:
+    """Writes table, figures and ``report.html``; returns the path of the page."""
+    folder = run_folder(folder)
+    with FolderLock(folder, name=REPORT_LOCK_NAME):
+        write_search_markdown(search, folder / "table.md")
+        drawn = write_search_figures(search, folder)
+        parts = [
+            *(figure(path.read_bytes().decode()) for path in drawn),
+            table(headings(search), rows(search), texts=2),
+            items(notes(search)),
+            _PICTURES,
+            *["<h2>What it ran on</h2>"] * bool(search.environments),
+            *map(plain_json, search.environments),
+            "<h2>The config of the arms</h2>",
+            plain_json(search.base),
+        ]
+        report = folder / "report.html"
+        report.write(page(search.name, search.setting, parts))
+    return report

@@ -1,68 +1,39 @@
 """The fields that a report needs in the files of a run, and their types."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from echo_jax.studies.setting import FIELDS
-
-__all__ = [
-    "CONFIG",
-    "DIVERGED",
-    "ENVIRONMENT",
-    "FALSIFIER",
-    "SEARCH",
-    "STORAGE",
-    "STUDY",
-    "SUMMARY",
-    "row",
-]
+from echo_jax.files.json_files import missing
 
 _NUMBER = int | float
 _MAYBE = int | float | None
 
-SUMMARY: dict[str, Any] = {
+_OF_EVERY_RUN: dict[str, Any] = {
     "workload": str,
     "metric": str,
     "mode": str,
     "target": _MAYBE,
+    "simulated_storage": bool,
+    "storage": dict,
+    "echo": dict,
+    "echo.factor": _NUMBER,
+    "echo.after": str,
+    "echo.order": str,
+    "echo.buffer": _NUMBER,
+}
+SUMMARY: dict[str, Any] = {
+    **_OF_EVERY_RUN,
     "reached": bool,
-    "fresh": _NUMBER,
-    "repeats": _NUMBER,
-    "updates": _NUMBER,
-    "bytes_sent?": _NUMBER,
+    **dict.fromkeys(("fresh", "repeats", "updates", "bytes_sent?"), _NUMBER),
     "rows?": int,
     "restored?": list,
     "rows_lost?": int,
-    "wall_s": _NUMBER,
-    "t_down_s": _NUMBER,
-    "R": _MAYBE,
-    "idle_fraction": _MAYBE,
-    "fresh_to_target": _MAYBE,
-    "updates_to_target": _MAYBE,
-    "seconds_to_target": _MAYBE,
-    "simulated_storage": bool,
-    "storage": dict,
-    "echo": dict,
-    "echo.factor": _NUMBER,
-    "echo.after": str,
-    "echo.order": str,
-    "echo.buffer": _NUMBER,
+    **dict.fromkeys(("wall_s", "t_down_s"), _NUMBER),
+    **dict.fromkeys(("R", "idle_fraction", "fresh_to_target"), _MAYBE),
+    **dict.fromkeys(("updates_to_target", "seconds_to_target"), _MAYBE),
 }
 # For a run that a study has marked as diverged.
-DIVERGED: dict[str, Any] = {
-    "workload": str,
-    "metric": str,
-    "mode": str,
-    "target": _MAYBE,
-    "update": int,
-    "rows": int,
-    "simulated_storage": bool,
-    "storage": dict,
-    "echo": dict,
-    "echo.factor": _NUMBER,
-    "echo.after": str,
-    "echo.order": str,
-    "echo.buffer": _NUMBER,
-}
+DIVERGED: dict[str, Any] = {**_OF_EVERY_RUN, "update": int, "rows": int}
 # For a run with simulated storage.
 STORAGE: dict[str, Any] = {
     "storage.latency_s": _NUMBER,
@@ -86,12 +57,23 @@ STUDY: dict[str, Any] = {
     "calibration": dict,
     "storage": dict,
 }
+# The fields of a config by which a training is described.
+_SETTING: dict[str, Any] = {
+    "target": int | float,
+    "batch_size": int,
+    "workload": str,
+    "model": dict,
+    "data.source": str,
+    "optim.name": str,
+    "optim.schedule": str,
+    "optim.warmup_updates": int,
+}
 # For a study that searched.
 SEARCH: dict[str, Any] = {
     "name": str,
     "arms": list,
     "base_config": dict,
-    **{f"base_config.{name}": kind for name, kind in FIELDS.items()},
+    **{f"base_config.{name}": kind for name, kind in _SETTING.items()},
     "search.space": dict,
     "search.points": int,
     "search.repeats": int,
@@ -109,3 +91,17 @@ def row(metric: str) -> dict[str, Any]:
     counts = ("updates", "fresh", "repeats", "wall_s")
     numbers = dict.fromkeys((*counts, "bytes_sent?"), _NUMBER)
     return {**numbers, "after_fresh?": _MAYBE, f"eval_{metric}": _MAYBE}
+
+
+def setting_in_words(config: Mapping[str, Any]) -> str:
+    """Returns the setting of a config in words; "" if it lacks one of the fields."""
+    if missing(config, _SETTING):
+        return ""
+    model = ", ".join(f"{name} {value}" for name, value in config["model"].items())
+    optim = config["optim"]
+    target = f", to {config['target']:g}" if config["target"] else ""
+    return (
+        f"{config['workload']} on {config['data']['source']} ({model}), batches of "
+        f"{config['batch_size']}, {optim['name']}, {optim['schedule']} rate after "
+        f"{optim['warmup_updates']} updates{target}"
+    )

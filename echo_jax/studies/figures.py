@@ -4,7 +4,6 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
@@ -38,20 +37,13 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))
 
 
-@dataclass(frozen=True)
-class _Panel:
-    """One cost axis: a field of the metrics' rows."""
-
-    label: str
-    field: str
-
-
-_PANELS = (
-    _Panel("fresh examples read", "fresh"),
-    _Panel("updates", "updates"),
-    _Panel("seconds of training", "wall_s"),
-)
-_BYTES = _Panel("bytes sent by a device", "bytes_sent")
+# The fields of the metrics' rows that are axes, and their labels.
+_PANELS = {
+    "fresh": "fresh examples read",
+    "updates": "updates",
+    "wall_s": "seconds of training",
+}
+_BYTES = {"bytes_sent": "bytes sent by a device"}
 _PANEL_INCHES = 3.8
 
 _STYLE: dict[Any, Any] = {
@@ -115,10 +107,8 @@ def write_drawn(
     with own_style():
         figure = draw()
         write_png(figure, png)
-        drawn = BytesIO()
-        FigureCanvasSVG(figure).print_figure(
-            drawn, format="svg", metadata={"Date": None}
-        )
+        drawn, undated = BytesIO(), {"Date": None}
+        FigureCanvasSVG(figure).print_figure(drawn, format="svg", metadata=undated)
         svg.write(drawn.getvalue())
     return png, svg
 
@@ -131,18 +121,20 @@ def write_png(figure: Figure, path: RunPath) -> None:
 
 
 def _draw(study: Study, arms: Sequence[Sequence[Run]]) -> Figure:
-    panels = (*_PANELS, _BYTES) if study.sends_unevenly else _PANELS
+    panels = _PANELS | (_BYTES if study.sends_unevenly else {})
+    target = study.runs[0].target
     size = _PANEL_INCHES * len(panels), 4.7
     figure = Figure(figsize=size, facecolor="white")
     axes: Sequence[Axes] = figure.subplots(1, len(panels), sharey=True)
-    for ax, panel in zip(axes, panels, strict=True):
+    for ax, (panel, label) in zip(axes, panels.items(), strict=True):
         for index, runs in enumerate(arms):
             _draw_arm(ax, panel, runs, index)
-        _draw_target(ax, study)
-        ax.set_xlabel(panel.label)
+        if target is not None:
+            ax.axhline(target, color="#777777", linewidth=1.1, linestyle=(0, (4, 3)))
+        ax.set_xlabel(label)
         ax.set_xlim(left=0)
         ax.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-        if panel.field != "wall_s":
+        if panel != "wall_s":
             ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes[0].set_ylabel(f"evaluation {study.runs[0].metric}")
     axes[0].set_ylim(*_limits(study))
@@ -150,15 +142,11 @@ def _draw(study: Study, arms: Sequence[Sequence[Run]]) -> Figure:
     return figure
 
 
-def _draw_arm(ax: Axes, panel: _Panel, runs: Sequence[Run], index: int) -> None:
-    style = {
-        "color": COLOURS[index % len(COLOURS)],
-        "linestyle": _dashes(index),
-        "solid_joinstyle": "round",
-    }
+def _draw_arm(ax: Axes, panel: str, runs: Sequence[Run], index: int) -> None:
+    style = {**_style(index), "solid_joinstyle": "round"}
     curves = []
     for run in runs:
-        costs = [row.get(panel.field, 0) for row in run.evals]
+        costs = [row.get(panel, 0) for row in run.evals]
         curves.append([*zip(costs, run.values, strict=True)])
     # The wide baseline is visible behind an arm with the same curve.
     width = 2.8 if index == 0 else 1.7
@@ -167,35 +155,22 @@ def _draw_arm(ax: Axes, panel: _Panel, runs: Sequence[Run], index: int) -> None:
             ax.plot(*zip(*curve, strict=True), linewidth=0.7, alpha=0.5, **style)
     whole = [c for c, run in zip(curves, runs, strict=True) if run.diverged is None]
     ax.plot(*zip(*mean_curve(whole or curves), strict=True), linewidth=width, **style)
+    # Where a run diverged or met the target. In decreasing sizes, so that all markers
+    # in one place are visible.
+    diverged = {"marker": "x", "markersize": 8, "markeredgewidth": 2.0}
+    met = {
+        "marker": MARKERS[index % len(MARKERS)],
+        "markersize": max(9.5 - 1.2 * index, 5),
+        **{"markeredgecolor": "white", "markeredgewidth": 1.0},
+        **{"clip_on": False, "zorder": 5 + index},
+    }
     for run in runs:
-        _mark_end(ax, panel, run, index)
-
-
-def _mark_end(ax: Axes, panel: _Panel, run: Run, index: int) -> None:
-    """Marks the point where a run met the target or diverged."""
-    colour = COLOURS[index % len(COLOURS)]
-    if run.diverged is not None:
-        ax.plot(
-            [run.evals[-1].get(panel.field, 0)],
-            [run.values[-1]],
-            marker="x",
-            color=colour,
-            markersize=8,
-            markeredgewidth=2.0,
-        )
-    if run.reached:
-        ax.plot(
-            [run.at_target.get(panel.field, 0)],
-            [run.at_target[f"eval_{run.metric}"]],
-            marker=MARKERS[index % len(MARKERS)],
-            color=colour,
-            # Decreasing sizes: all markers in one place are visible.
-            markersize=max(9.5 - 1.2 * index, 5),
-            markeredgecolor="white",
-            markeredgewidth=1.0,
-            clip_on=False,
-            zorder=5 + index,
-        )
+        if run.diverged is not None:
+            x, y = run.evals[-1].get(panel, 0), run.values[-1]
+            ax.plot([x], [y], color=style["color"], **diverged)
+        if run.reached:
+            x, y = run.at_target.get(panel, 0), run.at_target[f"eval_{run.metric}"]
+            ax.plot([x], [y], color=style["color"], **met)
 
 
 def _label(runs: Sequence[Run]) -> str:
@@ -207,14 +182,9 @@ def _label(runs: Sequence[Run]) -> str:
     return f"{runs[0].name} (x: {len(ends)} of {len(runs)} diverged)"
 
 
-def _dashes(index: int) -> Any:
-    return _DASHES[index // len(COLOURS) % len(_DASHES)]
-
-
-def _draw_target(ax: Axes, study: Study) -> None:
-    target = study.runs[0].target
-    if target is not None:
-        ax.axhline(target, color="#777777", linewidth=1.1, linestyle=(0, (4, 3)))
+def _style(index: int) -> dict[str, Any]:
+    dashes = _DASHES[index // len(COLOURS) % len(_DASHES)]
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": dashes}
 
 
 # The limits ignore the first tenth of each run's evaluations and runs that diverged.
@@ -232,11 +202,6 @@ def _limits(study: Study) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _range(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.1f}", f"{max(values):.1f}"
-    return low if low == high else f"{low} to {high}"
-
-
 def _head(figure: Figure, study: Study, names: Sequence[str]) -> None:
     """Writes title, setting, subtitle and the one legend above the panels."""
     first = study.runs[0]
@@ -246,33 +211,19 @@ def _head(figure: Figure, study: Study, names: Sequence[str]) -> None:
     words = list(study.caveats)
     ratios = [run.summary["R"] for run in study.runs if run.summary["R"] is not None]
     if ratios:
-        words.append(f"R = {_range(ratios)} as measured")
+        low, high = f"{min(ratios):.1f}", f"{max(ratios):.1f}"
+        words.append(f"R = {low if low == high else f'{low} to {high}'} as measured")
     if first.target is not None:
         words.append(f"dashed: the target, eval {first.metric} {first.target:g}")
         words.append("marker: where an arm met it")
     subtitle = ";  ".join(words)
     subtitle = subtitle[:1].upper() + subtitle[1:]
     figure.text(0.012, 0.855, subtitle, fontsize=9, color="#555555")
+    marked = {"markersize": 7, "markeredgecolor": "white", "linewidth": 1.8}
     handles = [
-        Line2D(
-            [],
-            [],
-            color=COLOURS[index % len(COLOURS)],
-            marker=MARKERS[index % len(MARKERS)],
-            markersize=7,
-            markeredgecolor="white",
-            linestyle=_dashes(index),
-            linewidth=1.8,
-        )
-        for index in range(len(names))
+        Line2D([], [], marker=MARKERS[k % len(MARKERS)], **marked, **_style(k))
+        for k in range(len(names))
     ]
-    figure.legend(
-        handles,
-        names,
-        loc="upper left",
-        bbox_to_anchor=(0.0, 0.84),
-        ncols=min(len(handles), 6),
-        frameon=False,
-        handlelength=2.2,
-        columnspacing=1.8,
-    )
+    place = {"loc": "upper left", "bbox_to_anchor": (0.0, 0.84)}
+    shape = {"frameon": False, "handlelength": 2.2, "columnspacing": 1.8}
+    figure.legend(handles, names, ncols=min(len(handles), 6), **place, **shape)

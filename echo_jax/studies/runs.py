@@ -16,7 +16,6 @@ from echo_jax.echo.instrument.worth import RepeatWorth
 from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.files.json_files import DamagedFileError, missing, read_json, read_line
 from echo_jax.studies import fields
-from echo_jax.studies.setting import setting_in_words
 from echo_jax.terminal.printable import printable
 
 __all__ = [
@@ -166,7 +165,7 @@ class Study:
     def setting(self) -> str:
         """The trained setting in words; "" if unknown or not the same in all runs."""
         configs = [self.base] if self.base else [run.config for run in self.runs]
-        found = {setting_in_words(config) for config in configs}
+        found = {fields.setting_in_words(config) for config in configs}
         return found.pop() if len(found) == 1 else ""
 
     @property

@@ -6,17 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich import box
 from rich.filesize import decimal
 from rich.table import Table
-from rich.text import Text
 
 from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.studies.figures import write_figure
 from echo_jax.studies.page import figure, items, page, plain_json, table
 from echo_jax.studies.runs import Run, Study, StudyError, read_study
-from echo_jax.studies.table import ArmRow, arm_rows, write_table
+from echo_jax.studies.table import ArmRow, arm_rows, in_terminal, write_table
 
 __all__ = ["Seeds", "read_seeds", "seeds_table", "write_seeds_report"]
 
@@ -188,23 +186,9 @@ def _notes(seeds: Seeds) -> list[str]:
 
 def seeds_table(seeds: Seeds) -> Table:
     """Returns the table for a terminal, with the first `_IN_TERMINAL` columns."""
+    rows = [row[:_IN_TERMINAL] for row in _cells(seeds)]
     said = [note for note in _notes(seeds) if not note.startswith("x:")]
-    shown = Table(
-        title=Text(f"{seeds.title}\n", style="bold"),
-        caption=Text("\n".join(["", *said])),
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        show_edge=False,
-    )
-    for place, name in enumerate(_headings(seeds)[:_IN_TERMINAL]):
-        shown.add_column(
-            Text(name), justify="right" if place else "left", overflow="fold"
-        )
-    for row in _cells(seeds):
-        folded = [cell.replace(" (", "\n(") for cell in row[1:_IN_TERMINAL]]
-        shown.add_row(*map(Text, [row[0], *folded]))
-    return shown
+    return in_terminal(seeds.title, _headings(seeds)[:_IN_TERMINAL], rows, said)
 
 
 def write_seeds_report(

@@ -24,6 +24,7 @@ __all__ = [
     "arm_rows",
     "cells",
     "headings",
+    "in_terminal",
     "markdown_row",
     "markdown_text",
     "notes",
@@ -185,32 +186,46 @@ def _notes_on_damage(study: Study) -> list[str]:
 
 def terminal_table(study: Study) -> Table:
     """Returns the table for a terminal, 80 columns wide; some columns are left out."""
-    title = ", ".join([study.name, *study.caveats])
-    said = [note for note in notes(study) if not note.startswith("Idle:")]
+    names = headings(study)
+    shown = [index for index, name in enumerate(names) if name not in _NOT_IN_TERMINAL]
+    table = in_terminal(
+        ", ".join([study.name, *study.caveats]),
+        [names[index].replace(" ", "\n") for index in shown],
+        [[cells(row)[index] for index in shown] for row in arm_rows(study)],
+        [note for note in notes(study) if not note.startswith("Idle:")],
+    )
+    longest = max(len(run.name) for run in study.runs)
+    table.columns[0].no_wrap = longest <= _WHOLE_NAME
+    return table
+
+
+# Text, not str: square brackets in a name are not markup.
+def in_terminal(
+    title: str,
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    notes: Iterable[str],
+    *,
+    words: int = 1,
+) -> Table:
+    """Returns a table with its notes; the first `words` columns are aligned left.
+
+    What a cell has in brackets, such as its ratio to the baseline, is below it.
+    """
     table = Table(
         title=Text(f"{title}\n", style="bold"),
-        caption=Text("\n".join(["", *said])),
+        caption=Text("\n".join(["", *notes])),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         show_edge=False,
     )
-    names = headings(study)
-    shown = [index for index, name in enumerate(names) if name not in _NOT_IN_TERMINAL]
-    longest = max(len(run.name) for run in study.runs)
-    for index in shown:
-        table.add_column(
-            Text(names[index].replace(" ", "\n")),
-            justify="right" if index else "left",
-            overflow="fold",
-            no_wrap=index == 0 and longest <= _WHOLE_NAME,
-        )
-    for row in arm_rows(study):
-        name, *others = cells(row)
-        # The ratio to the baseline is below the cost.
-        folded = [name, *(cell.replace(" (", "\n(") for cell in others)]
-        # Text, not str: square brackets in a name are not markup.
-        table.add_row(*(Text(folded[index]) for index in shown))
+    for index, name in enumerate(headings):
+        justify = "left" if index < words else "right"
+        table.add_column(Text(name), justify=justify, overflow="fold")
+    for row in rows:
+        folded = [cell.replace(" (", "\n(") for cell in row[words:]]
+        table.add_row(*map(Text, [*row[:words], *folded]))
     return table
 
 
