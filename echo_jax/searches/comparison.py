@@ -199,11 +199,8 @@ def read_search(folder: str | os.PathLike[str]) -> Search:
         results = {arm: _searches(folder, protocol, arm) for arm in protocol.arms}
         environments: list[Mapping[str, Any]] = []
         for unit in protocol.units():
-            for each in read_environments(folder, unit):
-                if each not in environments:
-                    environments.append(each)
-    except StudyError:
-        raise
+            new = read_environments(folder, unit)
+            environments += [each for each in new if each not in environments]
     except ValueError as error:
         raise StudyError(str(error)) from None
     if not any(each.trials or each.confirmed for r in results.values() for each in r):
@@ -277,14 +274,14 @@ def _result(
     baseline: Sequence[Searched] | None,
     has_target: bool,
 ) -> ArmResult:
-    fresh = updates = final = None
-    is_bound = any(trial.score is None for each in searches for trial in each.confirmed)
+    found: list[Interval | None] = [None, None, None]
     if baseline is not None and name != BASELINE:
         if has_target:
-            fresh = _ratio(searches, baseline, "fresh")
-            updates = _ratio(searches, baseline, "updates")
+            found[:2] = [_ratio(searches, baseline, x) for x in ("fresh", "updates")]
         else:
-            final = _difference(searches, baseline)
+            found[2] = _difference(searches, baseline)
+    is_bound = any(trial.score is None for each in searches for trial in each.confirmed)
+    fresh, updates, final = found
     return ArmResult(name, searches, fresh, updates, final, is_bound)
 
 
@@ -358,8 +355,6 @@ def _falsified(
     if ratio is None:
         return None
     bound = float(given["below"])
-    is_met = None
-    if ratio.high < bound or ratio.low >= bound:
-        is_met = ratio.high < bound
+    is_met = ratio.high < bound if not ratio.low < bound <= ratio.high else None
     says, name, over = (printable(given[key]) for key in ("says", "arm", "over"))
     return Falsified(says, name, over, ratio, bound, is_met)

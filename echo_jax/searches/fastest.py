@@ -85,11 +85,11 @@ def _fastest(search: Search, ratio: float) -> tuple[ArmResult, np.ndarray]:
             "the fastest; leave it out"
         )
     size = search.base["batch_size"]
-    found = [
-        (arm, gains)
+    each = [
+        (arm, log_speedups(arm, baseline, batch_size=size, ratio=ratio))
         for arm in search.arms
-        if (gains := log_speedups(arm, baseline, batch_size=size, ratio=ratio)).size
     ]
+    found = [(arm, gains) for arm, gains in each if gains.size]
     if not found:
         raise StudyError(f"{search.name} has no trials on new streams yet")
     # The first of equals wins: the baseline, or the arm that repeats less.
@@ -198,19 +198,11 @@ def _draw(found: Found, clocked: Sequence[tuple[float, float]]) -> Figure:
         _draw_gain(above, search, bests, place)
         _draw_band(below, search, place, ratios, names)
     if clocked:
-        above.plot(
-            *zip(*clocked, strict=True),
-            "D",
-            color="#000000",
-            mfc="none",
-            ms=6,
-            zorder=4,
-            label="by a clock, at the R that the baseline saw",
-        )
+        label = "by a clock, at the R that the baseline saw"
+        style = {"color": "#000000", "mfc": "none", "ms": 6, "zorder": 4}
+        above.plot(*zip(*clocked, strict=True), "D", label=label, **style)
     above.set_ylabel("times as fast as\nthe baseline")
     above.set_yscale("log", base=2)
-    above.yaxis.set_major_locator(FixedLocator(_RATIOS))
-    above.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     above.axhline(1, color="#777777", lw=1)
     above.legend(frameon=False, fontsize=8)
     below.set_yticks([])
@@ -218,10 +210,10 @@ def _draw(found: Found, clocked: Sequence[tuple[float, float]]) -> Figure:
     below.grid(visible=False)
     below.set_xscale("log", base=2)
     below.set_xlim(_RATIOS[0], _RATIOS[-1])
-    below.xaxis.set_major_locator(FixedLocator(_RATIOS))
-    below.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    below.xaxis.set_minor_locator(NullLocator())
-    above.yaxis.set_minor_locator(NullLocator())
+    for axis in (above.yaxis, below.xaxis):
+        axis.set_major_locator(FixedLocator(_RATIOS))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_locator(NullLocator())
     below.set_xlabel(
         "R: steps that a fresh batch takes (seconds by arithmetic); grey: no echo"
     )
@@ -249,7 +241,6 @@ def _draw_band(
         left, right = ratios[start], ratios[end]
         ax.barh(place, right - left, left=left, height=0.6, color=colour, alpha=0.35)
         if name != BASELINE:
-            ax.text(
-                (left * right) ** 0.5, place, name, ha="center", va="center", size=8
-            )
+            middle = (left * right) ** 0.5
+            ax.text(middle, place, name, ha="center", va="center", size=8)
     ax.text(ratios[0], place - 0.36, f" {search.name}", va="bottom", size=8)

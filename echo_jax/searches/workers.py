@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -63,10 +63,9 @@ def run_search(
     (workdir / "trials").mkdir()
     progress = _Progress(protocol, workdir, console or Console())
     jobs = jobs or _num_jobs()
-    cores = sorted(os.sched_getaffinity(0)) if jobs > 1 else []
     with _Stop() as stop:
         while progress.read():
-            with _Workers(protocol, arms, workdir, jobs, cores) as workers:
+            with _Workers(jobs, protocol, dict(arms), str(workdir)) as workers:
                 workers.watch(progress, stop)
             if progress.read() and not stop.asked.wait(0):
                 progress.note("others make the rest; waits for them")
@@ -106,26 +105,16 @@ class _Stop:
 
 
 class _Workers:
-    def __init__(
-        self,
-        protocol: Protocol,
-        arms: Mapping[str, Config],
-        workdir: RunPath,
-        jobs: int,
-        cores: Sequence[int],
-    ):
+    """The processes of `_work`, from the arguments that all of them get."""
+
+    def __init__(self, jobs: int, *given: Any):
         context = multiprocessing.get_context("spawn")
         self._said: Any = context.Queue()
+        cores = sorted(os.sched_getaffinity(0)) if jobs > 1 else [None]
         self._processes: list[BaseProcess] = [
             context.Process(
                 target=_work,
-                args=(
-                    protocol,
-                    dict(arms),
-                    str(workdir),
-                    cores[number % len(cores)] if cores else None,
-                    self._said,
-                ),
+                args=(*given, cores[number % len(cores)], self._said),
                 daemon=True,
             )
             for number in range(jobs)

@@ -97,16 +97,10 @@ class Run:
             fresh, repeats = (end[name] - row[name] for name in ("fresh", "repeats"))
             if after_fresh is None or not fresh + repeats:
                 continue
-            if not math.isfinite(start + value + after_fresh):
-                continue
-            found.append(
-                RepeatWorth(
-                    start=sign * start,
-                    echoed=sign * value,
-                    fresh=sign * after_fresh,
-                    fresh_part=fresh / (fresh + repeats),
-                )
-            )
+            if math.isfinite(start + value + after_fresh):
+                start, value, after = sign * start, sign * value, sign * after_fresh
+                part = fresh / (fresh + repeats)
+                found.append(RepeatWorth(start, value, after, part))
         return found
 
     @property
@@ -133,15 +127,6 @@ class Run:
     def bytes_sent(self) -> float:
         """Bytes from collectives on each device; 0 where not counted."""
         return self.summary.get("bytes_sent", 0)
-
-    @property
-    def simulated_storage(self) -> bool:
-        """Whether a storage model replaced a real storage."""
-        return bool(self.summary["simulated_storage"])
-
-    @property
-    def synthetic_data(self) -> bool:
-        return bool(self.environment["workload"]["data"]["synthetic"])
 
 
 @dataclass(frozen=True)
@@ -185,12 +170,13 @@ class Study:
     @property
     def caveats(self) -> list[str]:
         """Facts about the input that a reader of any table or figure must know."""
-        caveats = []
-        if any(run.simulated_storage for run in self.runs):
-            caveats.append("simulated storage")
-        if any(run.synthetic_data for run in self.runs):
-            caveats.append("synthetic data")
-        return caveats
+        simulated = any(run.summary["simulated_storage"] for run in self.runs)
+        data = [run.environment["workload"]["data"] for run in self.runs]
+        synthetic = any(each["synthetic"] for each in data)
+        return [
+            *["simulated storage"] * simulated,
+            *["synthetic data"] * synthetic,
+        ]
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
@@ -224,8 +210,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         evals=evals,
         diverged=None if diverged is None else diverged["update"],
     )
-    _check_rows(run, len(rows), folder)
-    _check_run(run, folder)
+    _check_run(run, len(rows), folder)
     return run
 
 
@@ -315,18 +300,15 @@ def _read_rows(path: RunPath) -> list[dict[str, Any]]:
     return rows
 
 
-def _check_rows(run: Run, number: int, folder: RunPath) -> None:
-    """Refuses missing rows: a checksum does not detect a cut between two lines."""
-    # A summary of an earlier version has no number of rows.
+def _check_run(run: Run, number: int, folder: RunPath) -> None:
+    rows = folder / "metrics.jsonl"
+    # A checksum does not detect a cut between two lines. A summary of an earlier
+    # version has no number of rows.
     if number < run.summary.get("rows", 0):
         raise StudyError(
-            f"{folder / 'metrics.jsonl'} holds {number} rows of the "
-            f"{run.summary['rows']} that summary.json speaks of; run the arm again"
+            f"{rows} holds {number} rows of the {run.summary['rows']} that "
+            "summary.json speaks of; run the arm again"
         )
-
-
-def _check_run(run: Run, folder: RunPath) -> None:
-    rows = folder / "metrics.jsonl"
     if not run.evals:
         raise StudyError(
             f"{rows} holds no evaluation; set --config.eval_every below "
@@ -340,7 +322,7 @@ def _check_run(run: Run, folder: RunPath) -> None:
         )
     for row in run.evals:
         _refuse_damaged(rows, row, fields.row(run.metric))
-    if run.simulated_storage:
+    if run.summary["simulated_storage"]:
         _refuse_damaged(folder / "summary.json", run.summary, fields.STORAGE)
     met = run.summary["updates_to_target"]
     if run.reached and met not in [row["updates"] for row in run.evals]:

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -280,15 +281,13 @@ def _draw(groups: Sequence[Scaling]) -> Figure:
     figure.subplots_adjust(
         left=0.075, right=0.965, bottom=0.125, top=0.86 - 0.05 * len(groups), wspace=0.2
     )
-    figure.text(
-        0.012, 0.935, "Throughput by devices", fontsize=14, weight="bold", color="#111"
-    )
+    title = {"fontsize": 14, "weight": "bold", "color": "#111"}
+    figure.text(0.012, 0.935, "Throughput by devices", **title)
     counts = sorted({point.devices for group in groups for point in group.points})
     for index, group in enumerate(groups):
         colour = COLOURS[index % len(COLOURS)]
-        figure.text(
-            0.012, 0.875 - 0.05 * index, group.heading, fontsize=10, color=colour
-        )
+        height = 0.875 - 0.05 * index
+        figure.text(0.012, height, group.heading, fontsize=10, color=colour)
         _draw_group(left, right, group, index)
     right.axhline(1, color="#777777", linewidth=1.1, linestyle=(0, (4, 3)))
     right.set_ylim(0, max(1.1, right.get_ylim()[1]))
@@ -321,27 +320,18 @@ def _draw_group(left: Axes, right: Axes, group: Scaling, index: int) -> None:
             ha="right",
             color="#555555",
         )
+    colour = COLOURS[index % len(COLOURS)]
+    style: dict[str, Any] = {
+        **{"color": colour, "marker": MARKERS[index % len(MARKERS)]},
+        **{"markersize": 7, "markeredgecolor": "white", "linewidth": 1.8},
+        **{"clip_on": False, "zorder": 5},
+    }
     values = (
         [p.examples_per_s for p in group.points],
         [*map(group.efficiency, group.points)],
     )
     for ax, heights in zip((left, right), values, strict=True):
-        ax.plot(
-            devices,
-            heights,
-            color=COLOURS[index % len(COLOURS)],
-            marker=MARKERS[index % len(MARKERS)],
-            markersize=7,
-            markeredgecolor="white",
-            linewidth=1.8,
-            clip_on=False,
-            zorder=5,
-        )
-    right.annotate(
-        f"{values[1][-1]:.2f}",
-        (devices[-1], values[1][-1]),
-        xytext=(7, 0),
-        textcoords="offset points",
-        va="center",
-        color=COLOURS[index % len(COLOURS)],
-    )
+        ax.plot(devices, heights, **style)
+    beside = {"xytext": (7, 0), "textcoords": "offset points", "va": "center"}
+    last = values[1][-1]
+    right.annotate(f"{last:.2f}", (devices[-1], last), color=colour, **beside)

@@ -167,12 +167,7 @@ def notes(study: Study) -> list[str]:
         lines.append(f"Simulated storage: {_storage_in_words(study)}.")
     if "synthetic data" in study.caveats:
         lines.append("Synthetic data: the examples were made by a program.")
-    return [*lines, *_notes_on_damage(study)]
-
-
-def _notes_on_damage(study: Study) -> list[str]:
-    """Returns notes on runs that went on after their files had been damaged."""
-    lines = []
+    # Of runs that went on after their files had been damaged.
     for run in study.runs:
         if updates := run.summary.get("restored"):
             lines.append(
@@ -261,8 +256,7 @@ def _arm_row(run: Run, baseline: Run | None) -> ArmRow:
     if run.reached and baseline is not None and baseline.reached:
         base = _costs(baseline)
         relative = (costs[0] / base[0], costs[1] / base[1], costs[2] / base[2])
-        repeats = run.at_target["repeats"]
-        if repeats:
+        if repeats := run.at_target["repeats"]:
             repeat_worth = (base[0] - costs[0]) / repeats
     return ArmRow(
         name=run.name,
@@ -284,11 +278,9 @@ def _arm_row(run: Run, baseline: Run | None) -> ArmRow:
 def _costs(run: Run) -> tuple[int, int, float]:
     """Returns fresh examples, updates and seconds to the target or of the run."""
     summary = run.summary
-    if run.reached:
-        names = ("fresh_to_target", "updates_to_target", "seconds_to_target")
-    else:
-        names = ("fresh", "updates", "wall_s")
-    return summary[names[0]], summary[names[1]], summary[names[2]]
+    end = "_to_target" if run.reached else ""
+    seconds = summary[f"seconds{end}" if run.reached else "wall_s"]
+    return summary[f"fresh{end}"], summary[f"updates{end}"], seconds
 
 
 def _echo_in_words(run: Run) -> str:
