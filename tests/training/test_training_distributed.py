@@ -308,24 +308,14 @@ def test_what_happens_to_one_ends_all_with_a_sentence(
     command.chmod(0o755)
     (tmp_path / "echo-jax.py").write_text(HAPPENS)
     flags = [f"--config.{name}={value}" for name, value in UNSAVED.items()]
-    start = ["--processes=2", f"--log-dir={tmp_path}/logs", "--"]
+    start = [str(ROOT / "launch_tpu.sh"), "local", f"--log-dir={tmp_path}/logs", "--"]
     start += ["--config=configs/lm.py:tiny", f"--workdir={tmp_path}/run", *flags]
-    launched = subprocess.Popen(
-        [str(ROOT / "launch_tpu.sh"), "local", *start],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            **ONE_DEVICE,
-            "ECHO_JAX_COMMAND": str(command),
-            "FAULT": fault,
-            "FAULTY": str(process),
-            "MORE": "" if more == "signal" else more.format(tmp_path),
-        },
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    if more == "signal":
+    more, signals = more.format(tmp_path), more == "signal"
+    own = {"ECHO_JAX_COMMAND": str(command), "FAULT": fault, "FAULTY": str(process)}
+    own["MORE"] = "" if signals else more
+    env = {**os.environ, **ONE_DEVICE, **own}
+    launched = subprocess.Popen(start, cwd=ROOT, env=env, stderr=subprocess.PIPE)
+    if signals:
         end = time.monotonic() + LONG_S
         while not (tmp_path / "echo-jax.py.hangs").exists():
             assert time.monotonic() < end, "it never came"

@@ -160,16 +160,6 @@ def test_a_run_that_has_lost_its_folder_stops_there(tmp_path):
     assert not any(row["updates"] > 4 for row in rows_of(tmp_path))
 
 
-def test_the_logged_loss_is_the_mean_over_the_window(tmp_path):
-    for every in (1, 4):
-        run(tmp_path / str(every), echo__factor=2.5, log_every=every)
-    every, fourth = (
-        [row["loss"] for row in rows_of(tmp_path / name) if "loss" in row]
-        for name in "14"
-    )
-    np.testing.assert_allclose(fourth, np.reshape(every, (3, 4)).mean(1), rtol=1e-5)
-
-
 def test_training_learns_and_stops_at_the_target(tmp_path):
     options = {"updates": 400, "eval_every": 20, "log_every": 100}
     options["task"] = Regression(dropout=0.0)
@@ -224,18 +214,10 @@ def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
     assert newest_checkpoint(tmp_path) is None
 
 
-@pytest.mark.parametrize(
-    ("earlier", "renamed"),
-    [
-        ({"inner": {"strategy": "loop", "updates": 0}}, "inner is config.dispatch"),
-        ({"model": {"dtype": "float32"}}, "model.dtype is config.precision.compute"),
-    ],
-)
-def test_a_run_of_an_earlier_version_is_refused_in_a_sentence(
-    tmp_path, earlier, renamed
-):
+def test_a_run_of_an_earlier_version_is_refused_in_a_sentence(tmp_path):
+    earlier = {"inner": {"strategy": "loop", "updates": 0}}
     (tmp_path / "config.json").write_text(json.dumps(earlier))
-    message = f"earlier echo_jax, whose config.{renamed} now; .* another --workdir"
+    message = "earlier echo_jax, whose config.inner is config.dispatch now; .* another"
     with pytest.raises(ValueError, match=message):
         run(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
@@ -382,25 +364,20 @@ def test_progress_is_a_bar_on_a_terminal(tmp_path):
     assert all(part in text for part in ("12/12", "━", "ETA", "eval_loss"))
 
 
-DATA = {"num_examples": 1024, "num_evaluated": 20}
-
-
-@pytest.mark.parametrize(
-    ("fields", "made", "says"),
-    [
-        (
-            {},
-            DATA,
-            "data: here, 1,024 examples of train; evaluated on 20 of validation\n",
-        ),
-        ({"local__schedule": "every"}, {}, "local.schedule='every' changes nothing"),
-        ({"batch__statistics": "device"}, {}, "batch.statistics='device' changes"),
-        ({"local__schedule": "every", "mesh__data": 2}, {}, "2 replicas, one on each"),
-    ],
-)
-def test_a_run_says_what_its_data_and_its_devices_mean(tmp_path, fields, made, says):
-    fields = {"updates": 1, **fields, **({"data__source": "here"} if made else {})}
-    assert says in shown(tmp_path, fields=fields, made=made)
+def test_a_run_says_what_its_data_and_its_devices_mean(tmp_path):
+    counts = {"num_examples": 1024, "num_evaluated": 20}
+    data = "data: here, 1,024 examples of train; evaluated on 20 of validation\n"
+    every = {"local__schedule": "every"}
+    for number, (fields, made, says) in enumerate(
+        [
+            ({"data__source": "here"}, counts, data),
+            (every, {}, "local.schedule='every' changes nothing"),
+            ({"batch__statistics": "device"}, {}, "statistics='device' changes"),
+            ({**every, "mesh__data": 2}, {}, "2 replicas, one on each"),
+        ]
+    ):
+        fields = {"updates": 1, **fields}
+        assert says in shown(tmp_path / str(number), fields=fields, made=made)
 
 
 def test_the_window_counts_losses_by_repeat_and_starts_anew_after_every_log():
@@ -418,19 +395,8 @@ def test_the_window_counts_losses_by_repeat_and_starts_anew_after_every_log():
         [2, 2, 0, 0, 0, 0, 1, 3],
     ]
     row = report.row()
-    means = [row[f"loss_repeat_{i}"] for i in (0, 1, 6)]
-    means.append(row["loss_repeat_7_and_later"])
+    means = [row[f"loss_repeat_{i}"] for i in (0, 1, 6, "7_and_later")]
     assert np.dot(means, [2, 2, 1, 3]) / 8 == pytest.approx(row["loss"])
-    assert "loss_repeat_2" not in row
-
-
-def test_a_step_takes_the_memory_of_its_state_and_not_that_of_a_report():
-    compiled = functions_of()
-    state = compiled.init(compiled.init_key)
-    after, report = compiled.step_on_batch(state, batch_of())
-    assert all(x.is_deleted() for x in jax.tree.leaves(state))
-    compiled.step_on_batch(after, batch_of())
-    assert not any(x.is_deleted() for x in jax.tree.leaves(report))
 
 
 def test_randomness_is_a_function_of_seed_and_update():
@@ -491,15 +457,13 @@ def test_a_mesh_that_does_not_fit_is_refused():
 
 
 def test_the_hash_sees_every_bit_and_no_mesh():
-    params = {"a": jax.numpy.arange(8.0), "b": jax.numpy.ones((2, 2))}
-    same = params_sha256(params)
-    split = param_shardings(params, make_mesh(2, 4, 8))
-    assert params_sha256(jax.device_put(params, split)) == same
-    nudged = np.asarray(params["a"]).copy()
-    nudged[5] = np.nextafter(nudged[5], np.float32(9))
-    others = [{**params, "a": nudged}, {"a": params["b"], "b": params["a"]}]
-    others.append({**params, "b": params["b"].reshape(4)})
-    assert same not in map(params_sha256, others)
+    params = {"a": np.arange(8, dtype=np.float32), "b": np.ones((2, 4), np.float32)}
+    nudged = {**params, "a": np.nextafter(params["a"], np.float32(9))}
+    swapped = {"a": params["b"], "b": params["a"]}
+    split = jax.device_put(params, param_shardings(params, make_mesh(2, 4, 8)))
+    shaped = {**params, "b": params["b"].ravel()}
+    same, *others = map(params_sha256, (params, nudged, swapped, shaped))
+    assert params_sha256(split) == same not in others
 
 
 def test_evaluation_refuses_what_it_cannot_merge(tmp_path):

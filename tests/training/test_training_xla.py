@@ -221,9 +221,6 @@ def test_presets_are_those_of_the_kind_of_devices_and_cpus_have_none():
     assert plain.items() < more.items() and more["xla_enable_async_all_reduce"] is True
     for preset in ("default", "fuse", "overlap", "serial"):
         assert options(preset, "cpu") == {}
-
-
-def test_what_is_no_preset_and_what_are_no_options_are_refused():
     with pytest.raises(ValueError, match="preset='all' must be one of default, fuse"):
         check_config(tiny_config(xla__preset="all"))
     with pytest.raises(ValueError, match=r"config.xla.options='1' is no JSON object"):
