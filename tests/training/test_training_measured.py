@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny_workload import make_workload, rows_of, tiny_config
 
@@ -235,10 +235,11 @@ def test_a_program_that_is_done_when_its_call_returns_is_measured():
         assert device_time.step_s == pytest.approx(0.2)
 
 
-WAITS = st.lists(st.sampled_from([0.0, 0.001, 0.004, 0.03, 0.2]), min_size=1)
+WAITS = st.lists(st.sampled_from([0.0, 0.001, 0.004, 0.007, 0.03, 0.2]), min_size=1)
 
 
 @settings(max_examples=30)
+@example(waits=[0.0, 0.004, 0.007, 0.0, 0.0])
 @given(waits=WAITS)
 def test_of_steady_steps_the_time_at_work_is_exact_and_what_is_measured_true(waits):
     loop, misled = FakeLoop(guessed_s=0.01), FakeLoop(guessed_s=0.02)

@@ -26,7 +26,6 @@ from echo_jax.workloads.base import Augment, Batch
 __all__ = [
     "DeviceBatching",
     "DeviceEchoFeed",
-    "check_lanes_fit",
     "count_lanes",
     "make_device_plan",
 ]
@@ -65,16 +64,10 @@ def make_device_plan(
     return make_plan(spec, lanes=lanes, max_batches=max_batches)
 
 
-def count_lanes(config: Config, mesh: Mesh, *, num_shards: int = 1) -> int:
-    """Returns the number of lanes in the buffer of a new run."""
-    return check_lanes_fit(
-        config.echo.lanes or math.lcm(mesh.size, num_shards), mesh, num_shards
-    )
-
-
-def check_lanes_fit(lanes: int, mesh: Mesh, num_shards: int) -> int:
-    """Returns the number of lanes; devices and data shards must divide it."""
+def count_lanes(config: Config, mesh: Mesh, num_shards: int = 1, kept: int = 0) -> int:
+    """Returns the lanes of a buffer; a resumed run keeps its number of lanes."""
     multiple = math.lcm(mesh.size, num_shards)
+    lanes = kept or config.echo.lanes or multiple
     if lanes % multiple:
         raise ValueError(
             f"echo.lanes={lanes} is not a multiple of {multiple}, for {mesh.size} "

@@ -16,7 +16,6 @@ from echo_jax.echo.spec import AnySpec
 from echo_jax.files.folders import run_file
 from echo_jax.training.feeds.device_feed import (
     DeviceEchoFeed,
-    check_lanes_fit,
     count_lanes,
     make_device_plan,
 )
@@ -113,16 +112,12 @@ def open_feed(
     """Opens the feed of a run; it reads nothing before its first input."""
     specs = [make_echo_spec(config, shard=shard) for shard in shards]
     if config.echo.where == "device":
-        num_shards = shards[0].count
-        # A resumed run keeps its number of lanes; it is 0 for a new run.
-        if num_lanes:
-            check_lanes_fit(num_lanes, mesh, num_shards)
         feed = DeviceEchoFeed(
             JoinedBatches([workload.fresh_dataset(shard) for shard in shards]),
             config,
             specs[0],
             mesh=mesh,
-            num_lanes=num_lanes or count_lanes(config, mesh, num_shards=num_shards),
+            num_lanes=count_lanes(config, mesh, shards[0].count, num_lanes),
             shards=shards,
             sample=sample,
             # Items augmented before the echo are not augmented again after it.

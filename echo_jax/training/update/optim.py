@@ -192,6 +192,7 @@ class Optimizer:
         rate, decay = numbers["lr"], numbers["weight_decay"]
         momentum = numbers["momentum"] if self.has_momentum else None
         adam = {name: numbers[name] for name in ("b1", "b2", "eps")}
+        layers: Any = {"weight_decay": decay, "adapted": matrices or _all}
         parts = []
         if self.clips:
             parts.append(optax.clip_by_global_norm(numbers["clip_norm"]))
@@ -205,26 +206,11 @@ class Optimizer:
             case "sgd":
                 parts.append(optax.sgd(rate, momentum, nesterov=self.nesterov))
             case "lars":
-                coefficient = numbers["trust_coefficient"]
-                parts.append(
-                    lars(
-                        rate,
-                        momentum=momentum,
-                        weight_decay=decay,
-                        trust_coefficient=coefficient,
-                        adapted=matrices or _all,
-                    )
-                )
+                trust = {"trust_coefficient": numbers["trust_coefficient"]}
+                parts.append(lars(rate, momentum=momentum, **trust, **layers))
             case "lamb":
-                parts.append(
-                    lamb(
-                        rate,
-                        **adam,
-                        weight_decay=decay,
-                        trust_clip=numbers["trust_clip"],
-                        adapted=matrices or _all,
-                    )
-                )
+                clip = numbers["trust_clip"]
+                parts.append(lamb(rate, **adam, trust_clip=clip, **layers))
             case "rmsprop_warmup":
                 share = numbers["sgd_share"]
                 parts.append(rmsprop_warmup(rate, momentum=momentum, share=share))

@@ -45,6 +45,8 @@ def schedule_numbers(config: Config) -> dict[str, Any]:
     """Returns the numbers of a config that `learning_rate` needs, by name."""
     optim = config.optim
     length = optim.decay_updates or config.updates
+    ratio = config.batch_size / optim.reference_batch
+    scaling = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}
     boundaries = tuple(optim.boundaries)
     if optim.schedule == "slow_start" and not boundaries:
         boundaries = tuple(round(part * length) for part in SLOW_START_ENDS)
@@ -52,15 +54,10 @@ def schedule_numbers(config: Config) -> dict[str, Any]:
     names += ("warmup_updates", "cycle_updates", "cooldown_updates", "fractions")
     return {
         **{name: optim[name] for name in names},
-        "lr": optim.lr * _scaling(config),
+        "lr": optim.lr * scaling[optim.scale],
         "decay_updates": length,
         "boundaries": boundaries,
     }
-
-
-def _scaling(config: Config) -> float:
-    ratio = config.batch_size / config.optim.reference_batch
-    return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.optim.scale]
 
 
 def learning_rate(
