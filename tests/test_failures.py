@@ -1,7 +1,9 @@
-"""What fails is said in one line, with the fix; tracebacks come with --debug alone."""
+"""What fails or is slow is said in a line, with the fix; tracebacks with --debug."""
 
 import errno
 import functools
+import io
+import itertools
 import logging
 import os
 import subprocess
@@ -11,26 +13,16 @@ from pathlib import Path
 
 import jax
 import pytest
+from rich.console import Console
 
 from echo_jax import cli, runs
-from echo_jax.config import default_config
-from echo_jax.config.check import check_config
-from echo_jax.terminal import ending
-from echo_jax.terminal.failures import quiet_libraries
-from echo_jax.terminal.printable import printable
+from echo_jax.config import check_config, default_config
+from echo_jax.terminal import Notes, pauses, quiet_libraries, say_while_slow
 
 LM = f"{Path(__file__).parents[1]}/configs/lm.py:tiny"
 QUICKSTART = f"{Path(__file__).parents[1]}/configs/quickstart.py:tiny"
 FULL = os.strerror(errno.ENOSPC)
-COMMANDS = ["train", "study", "probe", "report", "prepare images", "prepare coco"]
-COMMANDS += ["prepare text", "prepare verify"]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_can_show_the_traceback(command, capsys):
-    with pytest.raises(SystemExit):
-        cli.main([*command.split(), "--help"])
-    assert "--debug" in capsys.readouterr().out
+DEAD = "Worker process was terminated unexpectedly with exit code {}. Search"
 
 
 @pytest.fixture
@@ -64,13 +56,6 @@ def fail(monkeypatch, tmp_path, capfd):
             ["/r/checkpoints/8 cannot be written", "the same command goes on"],
         ),
         (
-            RuntimeError(
-                f"write() failed: {FULL}; writing /r/t.arrayrecord; at byte 2"
-            ),
-            1,
-            ["/r/t.arrayrecord cannot be written"],
-        ),
-        (
             RuntimeError(f"open() failed: {FULL}; opening out/t.arrayrecord; Failed"),
             1,
             ["train: out/t.arrayrecord cannot be written"],
@@ -80,20 +65,8 @@ def fail(monkeypatch, tmp_path, capfd):
             1,
             ["the devices failed: RES", "Out of memory; ", "lower --config.batch_size"],
         ),
-        (
-            RuntimeError(
-                "Worker process was terminated unexpectedly with exit code -11. Search"
-            ),
-            1,
-            ["worker that reads the data was killed by SIGSEGV; if memory", "goes on"],
-        ),
-        (
-            RuntimeError(
-                "Worker process was terminated unexpectedly with exit code 3. Search"
-            ),
-            1,
-            ["worker that reads the data ended with exit status 3; the same command"],
-        ),
+        (RuntimeError(DEAD.format(-11)), 1, ["killed by SIGSEGV; if mem", "goes on"]),
+        (RuntimeError(DEAD.format(3)), 1, ["ended with exit status 3; the same comm"]),
         (MemoryError(), 1, ["memory of this machine", "--config.echo.buffer"]),
         (KeyError("a\x1b[2J\nb"), 1, ["unexpected KeyError: ", "bug", "--debug"]),
         (BrokenPipeError(), 1, ["unexpected BrokenPipeError; this may be a bug"]),
@@ -115,7 +88,6 @@ from echo_jax import cli
 for platforms, command in [
     ("cuda", "train --config {LM} --workdir x"),
     ("cuda", "study --config {QUICKSTART} --workdir x"),
-    ("cuda", "probe --config {LM}"),
     ("cuda", "report examples --config {LM} --workdir x"),
     ("tpu", "probe --config {LM}"),
     ("nonsense,cpu", "probe --config {LM}"),
@@ -125,14 +97,15 @@ for platforms, command in [
 """
 
 
+def python(folder, *argv, **options):
+    command = [sys.executable, *argv]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run(command, cwd=folder, text=True, **pipes)
+
+
 def test_devices_that_are_not_here_are_said_in_a_line(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", PLATFORMS],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.split("\n")[-7:-1] == ["2"] * 6, done.stderr
+    done = python(tmp_path, "-c", PLATFORMS)
+    assert done.stdout.split("\n")[-6:-1] == ["2"] * 5, done.stderr
     said = [line for line in done.stderr.splitlines() if "%" not in line]
     fix = "; unset JAX_PLATFORMS, or set JAX_PLATFORMS=cpu to run on the CPUs"
     assert all("jax finds no devices: " in line and fix in line for line in said)
@@ -155,14 +128,8 @@ def test_what_cannot_be_imported_is_refused_before_a_study(
 ):
     if where:
         (tmp_path / where).write_bytes(b"\xff")
-    command = ["study", "--config", QUICKSTART, "--workdir", "x"]
-    done = subprocess.run(
-        [sys.executable, "-m", "echo_jax", *command],
-        cwd=tmp_path,
-        env={**os.environ, variable or "UNUSED": "bad"},
-        capture_output=True,
-        text=True,
-    )
+    command = ["-m", "echo_jax", "study", "--config", QUICKSTART, "--workdir", "x"]
+    done = python(tmp_path, *command, env={**os.environ, variable or "UNUSED": "bad"})
     assert done.returncode == 2
     assert said in done.stderr.splitlines()[-1]
     assert not (tmp_path / "x").exists()
@@ -177,7 +144,7 @@ def test_a_full_disk_says_how_much_is_free(fail, tmp_path):
 def test_a_failure_ends_the_process_with_its_threads(fail, monkeypatch):
     """Threads of a save that failed fail again while Python ends, and say so."""
     ends = []
-    monkeypatch.setattr(ending, "end", ends.append)
+    monkeypatch.setattr("echo_jax.terminal.ending.end", ends.append)
     monkeypatch.setattr(sys, "argv", ["echo-jax"])
     run = functools.partial(fail, OSError(errno.ENOSPC, FULL, "/r/metrics.jsonl"))
     run()
@@ -188,37 +155,35 @@ def test_a_failure_ends_the_process_with_its_threads(fail, monkeypatch):
     assert ends == [1]
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-def test_printing_to_a_full_disk_is_said_in_a_line(monkeypatch):
-    code = """
-import os, sys
+PRINTS = """
+import sys
 from echo_jax import cli
 from echo_jax.terminal import failures
 failures._is_output_full = lambda: True  # /dev/full is no file.
 sys.argv[1:] = ["configs"]
 sys.exit(cli.main())
 """
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_printing_to_a_full_disk_is_said_in_a_line(monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     with open("/dev/full", "w") as full:
-        monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-        done = subprocess.run(
-            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True
-        )
+        done = python(None, "-c", PRINTS, stdout=full)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.startswith(
-        f"echo-jax configs: the file of standard output cannot be written: {FULL}"
-    )
+    assert "configs: the file of standard output cannot be written: " in line
 
 
-def test_what_we_say_ourselves_is_not_unexpected(monkeypatch, capfd, tmp_path):
+def test_what_we_say_ourselves_is_not_unexpected(monkeypatch, fail, tmp_path):
     config = default_config()
     config.batch_size = 0
-    monkeypatch.setattr(runs, "run_train", lambda *a, **options: check_config(config))
-    argv = ["train", "--config", LM, "--workdir", str(tmp_path)]
-    assert cli.main(argv) == 1
-    assert capfd.readouterr().err == (
-        "echo-jax train: config.batch_size=0 must be at least 1; set "
-        "--config.batch_size=1\n"
+    with pytest.raises(ValueError) as caught:
+        check_config(config)
+    status, said = fail(caught.value)
+    assert (status, said.count("\n")) == (1, 1)
+    assert said.startswith(
+        "echo-jax train: config.batch_size=0 must be at least 1; set"
     )
 
 
@@ -234,7 +199,7 @@ def test_what_threads_of_libraries_print_is_kept_back(capfd):
     def fail():
         raise ValueError("in a thread")
 
-    def noise():
+    with quiet_libraries():
         thread = threading.Thread(target=fail)
         thread.start()
         thread.join()
@@ -242,9 +207,6 @@ def test_what_threads_of_libraries_print_is_kept_back(capfd):
             fail()
         except ValueError:
             logging.getLogger("absl").exception("logged")
-
-    with quiet_libraries():
-        noise()
     assert capfd.readouterr().err == ""
 
 
@@ -253,35 +215,93 @@ def test_what_threads_of_libraries_print_is_kept_back(capfd):
     [
         (["train", "--config", LM, "--workdir", ""], "'' is no folder; give a path"),
         (["report", ".", "--workdir", ""], "'' is no folder; give a path"),
-        (
-            ["probe", "--config", LM, "--json", ""],
-            "--json: '' is not a path; name one",
-        ),
+        (["probe", "--config", LM, "--json", ""], "--json: '' is not a path; name one"),
         (["probe", "--config", LM, "--json", "."], "--json=. is a folder; name a file"),
-        (
-            ["prepare", "text", "a.txt", "--out", ""],
-            "--out: '' is not a path",
-        ),
+        (["prepare", "text", "a.txt", "--out", ""], "--out: '' is not a path"),
         (["prepare", "verify", ""], "'' is not a path; name one"),
+        (["train", "--config", "\x1b]0;t\x07\n[red]\u202e.py", "--workdir", "x"], "t"),
     ],
 )
-def test_an_empty_path_is_no_folder(argv, said, capsys):
+def test_a_path_that_names_nothing_is_said_in_a_line(argv, said, capsys):
     try:
         status = cli.main(argv)
     except SystemExit as end:
         status = end.code
     (line,) = capsys.readouterr().err.splitlines()
     assert status == 2
-    assert said in line
+    assert said in line and line.isprintable()
 
 
-def test_no_name_steers_the_terminal(tmp_path, capsys):
-    name = f"{tmp_path}/\x1b]0;title\x07\n[red][/]\u202e.py"
-    assert cli.main(["train", "--config", name, "--workdir", str(tmp_path)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.isprintable()
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("runs/größe — 日本 [red]", "runs/größe — 日本 [red]"),
+        ("\x1b\r\n\x85\u2028\udcff", r"\x1b\r\n\x85\u2028\udcff"),
+    ],
+)
+def test_printable_text_stays_as_it_is(text, shown):
+    found = io.StringIO()
+    Notes(Console(file=found)).note(text)
+    assert found.getvalue()[10:] == f"{shown}\n"
 
 
-def test_printable_text_stays_as_it_is():
-    assert printable("runs/größe — 日本 [red]") == "runs/größe — 日本 [red]"
-    assert printable("\x1b\r\n\x85\u2028\udcff") == r"\x1b\r\n\x85\u2028\udcff"
+class Clock:
+    """Lets time pass where something is waited for; it is done at the end."""
+
+    def __init__(self, done_s):
+        self.now_s, self._done_s = 0.0, done_s
+        self.said = []
+
+    def wait(self, seconds):
+        self.now_s = min(self.now_s + seconds, self._done_s)
+        return self.now_s == self._done_s
+
+    def say(self, text):
+        self.said.append((self.now_s, text))
+
+
+def test_what_takes_long_is_said_again_and_again_and_what_does_not_is_not():
+    quick, slow = Clock(2.9), Clock(100.0)
+    for clock in (quick, slow):
+        say_while_slow("compiling", clock.say, clock.wait)
+    assert quick.said == []
+    later = [(s, f"compiling ... {s} s") for s in (8, 18, 38, 78)]
+    assert slow.said == [(3, "compiling ..."), *later]
+
+
+@pytest.mark.parametrize("silent_s", [0.0, 1.5, 2.9, 50.0])
+def test_nobody_is_silent_for_longer_because_two_things_are_slow(silent_s):
+    first, second, *later = itertools.islice(pauses(silent_s), 12)
+    assert 1 <= first <= 3 and (silent_s + first <= 4 or first == 1)
+    assert second == 5
+    assert all(a <= b <= 2 * a for a, b in itertools.pairwise([second, *later]))
+    assert later[-1] == 60
+
+
+def test_nothing_is_said_where_nobody_reads_on():
+    said = []
+
+    def say(text):
+        said.append(text)
+        raise BrokenPipeError
+
+    say_while_slow("compiling", say, lambda seconds: False)
+    assert said == ["compiling ..."]
+
+
+def test_lines_come_while_something_is_slow_and_none_after_it(monkeypatch):
+    quick = "echo_jax.terminal.notes.pauses"
+    monkeypatch.setattr(quick, lambda silent_s: iter([0.0, 0.0, 1000.0]))
+    spoken, num_threads = threading.Event(), threading.active_count()
+
+    class Heard(io.StringIO):
+        def write(self, text):
+            super().write(text)
+            spoken.set()
+
+    text = Heard()
+    with Notes(Console(file=text), mark="[held]").slow("reading"):
+        assert spoken.wait(60)
+        assert threading.active_count() == num_threads + 1
+    assert threading.active_count() == num_threads
+    assert text.getvalue().splitlines()[0].endswith("  [held]  reading ...")

@@ -8,6 +8,5 @@ __getattr__ = door(
         "countdown": ["Countdown"],
         "failures": ["forget", "quiet_libraries", "sentence"],
         "notes": ["Notes", "pauses", "say_while_slow"],
-        "printable": ["printable"],
     },
 )
