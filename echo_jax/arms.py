@@ -1,9 +1,12 @@
-"""The arms of a study: their configs, their common storage, and their training."""
+"""What is refused before a run begins, and the arms of a study: how each one runs."""
 
+import contextlib
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from rich.console import Console
 
 from echo_jax.config import Config
 from echo_jax.config.check import check_config
@@ -11,31 +14,77 @@ from echo_jax.config.echo import pattern_of
 from echo_jax.config.study import arm_names
 from echo_jax.files.folders import RunPath
 from echo_jax.files.json_files import read_json
-from echo_jax.files.lock import FolderLock
-from echo_jax.refusals import (
-    checked_workload,
-    errors_of_the_config,
-    read_workload,
-    refuse_processes,
-)
+from echo_jax.files.lock import FolderInUseError, FolderLock
+from echo_jax.terminal.notes import Notes
+from echo_jax.training.feeds.of_config import check_data, check_echo
 from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.probe import calibrate
+from echo_jax.training.processes.distributed import is_main_process
 from echo_jax.training.processes.sharding import idle_on_one_device, make_mesh
-from echo_jax.training.records.diverged import read_diverged, write_diverged
+from echo_jax.training.records.summary import read_diverged, write_diverged
 from echo_jax.training.trainer import train_checked
 from echo_jax.workloads import build
+from echo_jax.workloads.base import Workload
 
 __all__ = [
+    "ConfigRefusedError",
     "arm_configs",
     "calibrate_storage",
     "check_echoes",
+    "checked_workload",
+    "errors_of_the_config",
     "kept_calibration",
     "make_ready_for_trials",
+    "read_workload",
+    "refuse_processes",
     "train_arm",
 ]
 
 # An arm's name is also the name of a folder, and a heading.
 _ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+class ConfigRefusedError(ValueError):
+    """A config cannot be run as it is; the message says what to change."""
+
+
+@contextlib.contextmanager
+def errors_of_the_config() -> Iterator[None]:
+    """Turns errors of a preparation into ConfigRefusedErrors."""
+    try:
+        yield
+    except FolderInUseError:
+        raise
+    except (OSError, TypeError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # An error of the system does not come from the config.
+        raise ConfigRefusedError(str(error)) from error
+
+
+def refuse_processes(config: Config) -> None:
+    """Refuses a config of several processes."""
+    wanted = config.distributed.num_processes
+    if wanted > 1:
+        raise ValueError(
+            f"config.distributed.num_processes={wanted}: a study and a probe run in "
+            "one process; train in several with 'echo-jax train'"
+        )
+
+
+def checked_workload(config: Config) -> Workload:
+    """Returns the workload of a checked config, after a check of data and echo."""
+    workload = build(config)
+    mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.batch_size)
+    check_echo(config, workload, mesh)
+    check_data(config, workload)
+    return workload
+
+
+def read_workload(config: Config) -> Workload:
+    """Returns `checked_workload`, with a line on the console if it is slow."""
+    notes = Notes(Console(quiet=not is_main_process()))
+    with notes.slow("reading the data"):
+        return checked_workload(config)
 
 
 def arm_configs(config: Config) -> dict[str, Config]:

@@ -9,11 +9,16 @@ from typing import Any
 from rich.console import Console
 
 from echo_jax.arms import (
+    ConfigRefusedError,
     arm_configs,
     calibrate_storage,
     check_echoes,
+    checked_workload,
+    errors_of_the_config,
     kept_calibration,
     make_ready_for_trials,
+    read_workload,
+    refuse_processes,
     train_arm,
 )
 from echo_jax.config import Config
@@ -24,13 +29,6 @@ from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.files.json_files import DamagedFileError, read_json, write_json
 from echo_jax.files.lock import FolderInUseError, FolderLock
 from echo_jax.inference.examples import write_examples
-from echo_jax.refusals import (
-    ConfigRefusedError,
-    checked_workload,
-    errors_of_the_config,
-    read_workload,
-    refuse_processes,
-)
 from echo_jax.searches.making import num_missing, refuse_other_falsifiers
 from echo_jax.searches.workers import LostWorkerError, StudyStopped, run_search
 from echo_jax.terminal.notes import Notes

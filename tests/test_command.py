@@ -36,12 +36,6 @@ def test_ctrl_c_while_python_imports_ends_it_in_one_line():
     assert second == "  echo-jax report 'a folder'"
 
 
-@pytest.mark.parametrize(("argv", "status"), [(["--help"], 0), (["nothing"], 2)])
-def test_it_is_the_command(argv, status):
-    code = "import sys, echo_jax_command; sys.exit(echo_jax_command.main())"
-    assert run(code, *argv).returncode == status
-
-
 def test_a_command_that_ends_at_once_leaves_the_terminal_a_cursor_and_a_line():
     primary, terminal = pty.openpty()
     code = "from echo_jax.terminal import ending; ending.end(3, 'ends')"

@@ -1,14 +1,11 @@
 """What fails or is slow is said in a line, with the fix; tracebacks with --debug."""
 
 import errno
-import functools
 import io
 import itertools
-import logging
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import jax
@@ -17,7 +14,7 @@ from rich.console import Console
 
 from echo_jax import cli, runs
 from echo_jax.config import check_config, default_config
-from echo_jax.terminal import Notes, pauses, quiet_libraries, say_while_slow
+from echo_jax.terminal import Notes, pauses, say_while_slow
 
 LM = f"{Path(__file__).parents[1]}/configs/lm.py:tiny"
 QUICKSTART = f"{Path(__file__).parents[1]}/configs/quickstart.py:tiny"
@@ -44,7 +41,7 @@ def fail(monkeypatch, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
-        (OSError(errno.ENOSPC, FULL, "/r/metrics.jsonl"), 1, ["metrics.jsonl cannot"]),
+        (OSError(errno.ENOSPC, FULL, "/r/a.jsonl"), 1, ["a.jsonl cannot", " free th"]),
         (PermissionError(errno.EACCES, "Denied", "/r/x"), 2, ["/r/x: Denied; change"]),
         (
             ValueError(
@@ -135,46 +132,6 @@ def test_what_cannot_be_imported_is_refused_before_a_study(
     assert not (tmp_path / "x").exists()
 
 
-def test_a_full_disk_says_how_much_is_free(fail, tmp_path):
-    _, err = fail(OSError(errno.ENOSPC, FULL, str(tmp_path / "not" / "there.json")))
-    assert f"there.json cannot be written: {FULL} (" in err
-    assert " MB are free there); free some, and the same command goes on" in err
-
-
-def test_a_failure_ends_the_process_with_its_threads(fail, monkeypatch):
-    """Threads of a save that failed fail again while Python ends, and say so."""
-    ends = []
-    monkeypatch.setattr("echo_jax.terminal.ending.end", ends.append)
-    monkeypatch.setattr(sys, "argv", ["echo-jax"])
-    run = functools.partial(fail, OSError(errno.ENOSPC, FULL, "/r/metrics.jsonl"))
-    run()
-    assert not ends  # A program that calls the command goes on.
-    main = cli.main
-    monkeypatch.setattr(cli, "main", lambda argv: sys.argv.extend(argv) or main())
-    run()
-    assert ends == [1]
-
-
-PRINTS = """
-import sys
-from echo_jax import cli
-from echo_jax.terminal import failures
-failures._is_output_full = lambda: True  # /dev/full is no file.
-sys.argv[1:] = ["configs"]
-sys.exit(cli.main())
-"""
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-def test_printing_to_a_full_disk_is_said_in_a_line(monkeypatch):
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    with open("/dev/full", "w") as full:
-        done = python(None, "-c", PRINTS, stdout=full)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert "configs: the file of standard output cannot be written: " in line
-
-
 def test_what_we_say_ourselves_is_not_unexpected(monkeypatch, fail, tmp_path):
     config = default_config()
     config.batch_size = 0
@@ -193,21 +150,6 @@ def test_debug_shows_the_traceback_and_the_same_status(fail):
     first, *_, last = err.splitlines()
     assert first.startswith("Traceback")
     assert last == "echo-jax train: no, because"
-
-
-def test_what_threads_of_libraries_print_is_kept_back(capfd):
-    def fail():
-        raise ValueError("in a thread")
-
-    with quiet_libraries():
-        thread = threading.Thread(target=fail)
-        thread.start()
-        thread.join()
-        try:
-            fail()
-        except ValueError:
-            logging.getLogger("absl").exception("logged")
-    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -276,32 +218,3 @@ def test_nobody_is_silent_for_longer_because_two_things_are_slow(silent_s):
     assert second == 5
     assert all(a <= b <= 2 * a for a, b in itertools.pairwise([second, *later]))
     assert later[-1] == 60
-
-
-def test_nothing_is_said_where_nobody_reads_on():
-    said = []
-
-    def say(text):
-        said.append(text)
-        raise BrokenPipeError
-
-    say_while_slow("compiling", say, lambda seconds: False)
-    assert said == ["compiling ..."]
-
-
-def test_lines_come_while_something_is_slow_and_none_after_it(monkeypatch):
-    quick = "echo_jax.terminal.notes.pauses"
-    monkeypatch.setattr(quick, lambda silent_s: iter([0.0, 0.0, 1000.0]))
-    spoken, num_threads = threading.Event(), threading.active_count()
-
-    class Heard(io.StringIO):
-        def write(self, text):
-            super().write(text)
-            spoken.set()
-
-    text = Heard()
-    with Notes(Console(file=text), mark="[held]").slow("reading"):
-        assert spoken.wait(60)
-        assert threading.active_count() == num_threads + 1
-    assert threading.active_count() == num_threads
-    assert text.getvalue().splitlines()[0].endswith("  [held]  reading ...")

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1] / "echo_jax"
 ALLOWED = {
     "__init__": {"echo", "inference.run"},
     "__main__": {"cli"},
-    "arms": {"config", "files", "refusals", "training", "workloads"},
+    "arms": {"config", "files", "terminal.notes", "training", "workloads"},
     "cli": {
         "cli",
         "config",
@@ -53,13 +53,11 @@ ALLOWED = {
         "workloads",
     },
     "models": {"models"},
-    "refusals": {"config", "files.lock", "terminal.notes", "training", "workloads"},
     "runs": {
         "arms",
         "config",
         "files",
         "inference.examples",
-        "refusals",
         "searches.making",
         "searches.workers",
         "terminal.notes",

@@ -67,7 +67,7 @@ def go_on_preparing(folder: Path) -> Any:
 def write_kept_task(folder: Path) -> Path:
     """Makes what a run folder keeps of its task."""
     from echo_jax.files.folders import run_folder
-    from echo_jax.training.saving.task_file import write_task
+    from echo_jax.training.saving.model import write_task
 
     task = SimpleNamespace(
         task_info={"classes": ["ant", "cat"], "eod": 2, "scale": 0.5},
@@ -81,7 +81,7 @@ def write_kept_task(folder: Path) -> Path:
 def read_kept_task(folder: Path) -> Any:
     """Reads what a run folder keeps of its task."""
     from echo_jax.files.folders import run_folder
-    from echo_jax.training.saving.task_file import read_task
+    from echo_jax.training.saving.model import read_task
 
     return read_task(run_folder(folder))._asdict()
 

@@ -10,6 +10,7 @@ __getattr__ = door(
     {
         "batch": ["BatchGrowth"],
         "check": ["check_config"],
+        "echo": ["describe_echo"],
         "saved": ["read_config"],
         "study": ["arm_names", "default_study", "protocol_of", "set_arms"],
     },

@@ -18,8 +18,8 @@ from echo_jax.files.json_files import DamagedFileError
 from echo_jax.inference.generate import Generator
 from echo_jax.inference.meaning import class_names, tokenizer_of
 from echo_jax.training.processes.distributed import call_with_host_arrays
+from echo_jax.training.saving.model import TASK_FILE, read_task
 from echo_jax.training.saving.saved_model import read_model
-from echo_jax.training.saving.task_file import TASK_FILE, read_task
 from echo_jax.workloads import decode_input, make_task
 from echo_jax.workloads.base import Batch, Task, Variables
 from echo_jax.workloads.lm import LanguageModel

@@ -11,8 +11,7 @@ from echo_jax.files.json_files import read_json
 from echo_jax.training.processes.distributed import is_main_process
 from echo_jax.training.records.environment import claim_workdir
 from echo_jax.training.records.loggers import LOGGERS
-from echo_jax.training.saving.model import MODEL_FILE
-from echo_jax.training.saving.task_file import TASK_FILE
+from echo_jax.training.saving.model import MODEL_FILE, TASK_FILE
 
 __all__ = ["Start", "TakenBack"]
 

@@ -78,15 +78,24 @@ from echo_jax.training.records.environment import (
     lock_workdir,
 )
 from echo_jax.training.records.loggers import check_loggers
-from echo_jax.training.records.metrics import AFTER_FRESH, RowMaker, eval_row
+from echo_jax.training.records.metrics import (
+    AFTER_FRESH,
+    RowMaker,
+    Totals,
+    eval_row,
+    gather_totals,
+)
 from echo_jax.training.records.progress import show_run
 from echo_jax.training.records.run_log import RunLog
 from echo_jax.training.records.runfiles import write_json_once
 from echo_jax.training.records.summary import DECIDES_THE_END, is_finished, make_summary
-from echo_jax.training.records.totals import Totals, gather_totals
 from echo_jax.training.saving.checkpoint import Checkpoints, params_sha256
-from echo_jax.training.saving.model import MODEL_FILE, size_of, write_table
-from echo_jax.training.saving.task_file import write_task
+from echo_jax.training.saving.model import (
+    MODEL_FILE,
+    size_of,
+    write_table,
+    write_task,
+)
 from echo_jax.training.saving.warm_start import WarmStart, replaced, warm_start
 from echo_jax.training.saving.weights import flat_arrays
 from echo_jax.training.start import Start

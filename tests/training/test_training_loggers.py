@@ -48,8 +48,7 @@ def watched(tmp_path_factory):
 
 
 def test_tensorboard_reads_every_number_of_every_row_once(watched):
-    found = read(watched[0])
-    wanted = {}
+    found, wanted = read(watched[0]), {}
     for row in rows_of(watched[0]):
         for name, value in scalars_of(row).items():
             wanted.setdefault(name, {})[row["updates"]] = value
@@ -81,11 +80,19 @@ def test_watching_changes_nothing_that_is_computed(watched, tmp_path):
     assert not (tmp_path / "tensorboard").exists()
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_logger_that_is_not_installed_is_refused_at_once(name, tmp_path, monkeypatch):
-    package = {"tensorboard": "tensorboardX"}.get(name, name)
+@pytest.mark.parametrize(
+    ("name", "package", "said"),
+    [
+        ("tensorboard", "tensorboardX", r"pip install 'echo-jax\[tensorboard\]'"),
+        ("wandb", "wandb", r"pip install 'echo-jax\[wandb\]'"),
+        ("clearml", "", "'clearml', which is unknown; use tensorboa"),
+    ],
+)
+def test_a_logger_that_is_not_there_is_refused(
+    tmp_path, monkeypatch, name, package, said
+):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ValueError, match=rf"pip install 'echo-jax\[{name}\]'"):
+    with pytest.raises(ValueError, match=said):
         run(tmp_path / "run", 2, name)
     assert not (tmp_path / "run" / "config.json").exists()
 
@@ -108,11 +115,6 @@ def test_wandb_without_a_login_is_refused_at_once(tmp_path, monkeypatch, key, wh
         run(tmp_path / "run", 2, "wandb")
     wandb.teardown()
     assert not (tmp_path / "run").exists()
-
-
-def test_an_unknown_logger_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="'clearml', which is unknown; use tensorboa"):
-        run(tmp_path / "run", 2, "clearml")
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])

@@ -10,14 +10,7 @@ import time
 import pytest
 from compilations import counted_compilations
 from rich.console import Console
-from tiny_workload import (
-    Regression,
-    make_workload,
-    rows_of,
-    run,
-    stop_at,
-    tiny_config,
-)
+from tiny_workload import Regression, make_workload, rows_of, run, stop_at, tiny_config
 
 from echo_jax.training import Interrupted, train
 from echo_jax.training.records import Progress
@@ -53,14 +46,6 @@ def test_a_refused_start_is_in_nobodys_way(tmp_path):
     start(tmp_path / "made" / "run")
     assert not (tmp_path / "made").exists()
     run(tmp_path / "made" / "run", optim__lr=0.5)
-
-
-def test_a_refused_start_takes_nothing_that_was_there(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "metrics.jsonl").write_text("")
-    start(tmp_path, log__to=("tensorboard",))
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"notes.txt", "metrics.jsonl"}
 
 
 def test_a_refused_extension_leaves_the_run_as_it_was(tmp_path):
@@ -161,21 +146,6 @@ def test_the_counts_are_those_of_the_feed(tmp_path):
     assert (summary["fresh"], summary["repeats"]) == (40, 56)
     assert summary["hold_batch"] is False
     assert not any("hold_batch" in row for row in rows_of(tmp_path))
-
-
-def test_a_stop_at_the_start_is_no_checkpoint_of_a_group(tmp_path):
-    with pytest.raises(Interrupted) as caught:
-        run(tmp_path, on_batch=stop_at(1), echo__factor=2.0, **GROUPS)
-    assert caught.value.update == 3
-
-
-def test_what_is_shown_of_a_run_is_no_markup():
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=True, width=200)
-    with Progress(console, total=4, mark="[one batch held]") as progress:
-        progress.note("reads [/] and \x1b]0;title\x07")
-    assert "[one batch held]  update" in text.getvalue()
-    assert r"reads [/] and \x1b]0;title\x07" in text.getvalue()
 
 
 def test_a_notebook_is_shown_lines_of_text(monkeypatch, capsys):

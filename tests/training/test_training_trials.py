@@ -139,17 +139,6 @@ def test_a_trial_ends_after_so_many_times_the_updates_of_the_best_before_it(whol
     assert min(limits) < 40
 
 
-@pytest.mark.slow
-def test_what_is_cut_has_learnt_as_if_it_were_not(tmp_path):
-    of = arms(optim__schedule="cosine")
-    for name, cut in (("cut", 1.2), ("whole", 0.0)):
-        make(tmp_path / name, protocol(arms=("baseline",), cut=cut), of)
-    both = [trials(tmp_path / name, "baseline.search-0") for name in ("cut", "whole")]
-    for one, other in zip(*both, strict=True):
-        assert one.values == other.values[: len(one.values)]
-    assert any(len(a.values) < len(b.values) for a, b in zip(*both, strict=True))
-
-
 def test_a_search_that_is_stopped_or_grows_keeps_what_was_made(tmp_path, whole):
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path, protocol(points=2, streams=1), on_made=stopping_after(2))
@@ -221,24 +210,6 @@ def test_a_point_that_cannot_be_trained_is_marked_with_the_reason(tmp_path):
     assert {trial.point["echo.factor"] for trial in failed} == {0.5}
     assert "echo factor 0.5 is outside" in failed[0].message
     assert [t.outcome for t in trials(tmp_path, "batch.confirm-0")] == ["reached"]
-
-
-def test_nothing_is_confirmed_where_no_trial_met_the_target(tmp_path):
-    of = arms(target=1e-9, updates=8)
-    make(tmp_path, BASELINE, of)
-    assert not trials(tmp_path, "baseline.confirm-0")
-    assert {t.outcome for t in trials(tmp_path, "baseline.search-0")} == {"short"}
-    folder = run_folder(tmp_path)
-    units = BASELINE.units()
-    assert not any(num_missing(BASELINE, of[u.arm], folder, u) for u in units)
-
-
-def test_without_a_target_the_last_value_decides(tmp_path):
-    make(tmp_path, BASELINE, arms(target=0.0, updates=8))
-    found = trials(tmp_path, "baseline.search-0")
-    assert {trial.outcome for trial in found} == {"ended"}
-    best = min(found, key=lambda trial: trial.final)
-    assert trials(tmp_path, "baseline.confirm-0")[0].point == best.point
 
 
 def test_arms_without_a_search_are_trained_on_every_stream(tmp_path):

@@ -4,7 +4,6 @@ import dataclasses
 import io
 import itertools
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -210,39 +209,6 @@ def test_an_evaluation_whose_data_hangs_ends_the_run_and_saves_it(tmp_path, cloc
     assert saved_update(tmp_path) == 5
 
 
-def test_batches_for_batch_norm_that_hang_end_the_run_and_are_not_waited_for(
-    tmp_path, clock
-):
-    config = tiny_config(eval_every=5, batch__norm="recompute")
-    workload = make_workload(config)
-    evaluated, closed = [], []
-
-    class Hung:
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            clock.hang()
-
-        def close(self):
-            closed.append(self)
-
-    def train_dataset(spec, *args):
-        return Hung() if evaluated else workload.train_dataset(spec, *args)
-
-    def eval_batches(shard):
-        evaluated.append(shard)
-        return workload.eval_batches(shard=shard)
-
-    hung = dataclasses.replace(
-        workload, train_dataset=train_dataset, eval_batches=eval_batches
-    )
-    with pytest.raises(DataTimeoutError, match=r"1 of 16 for batch norm since .* 5, a"):
-        train(config, hung, tmp_path)
-    assert saved_update(tmp_path) == 5
-    assert not closed
-
-
 def mapped(workload, function):
     def train_dataset(*args):
         return workload.train_dataset(*args).map(function)
@@ -257,24 +223,6 @@ def test_a_run_whose_data_never_comes_ends_and_is_not_saved(tmp_path, clock):
     with pytest.raises(DataTimeoutError, match=message):
         train(config, hung, tmp_path)
     assert saved_update(tmp_path) is None
-
-
-def test_a_wait_of_another_thread_is_only_said(clock):
-    clock.runs = True
-    notes, is_said = [], threading.Event()
-
-    def note(line):
-        notes.append(line)
-        is_said.set()
-
-    def wait():
-        with Watchdog(timeout_s=1, note=note) as looked, looked.waiting("a batch"):
-            is_said.wait()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    thread.join()
-    assert notes
 
 
 @pytest.mark.parametrize("how", ["calibration", "probe", "stage"])
@@ -331,11 +279,6 @@ with ending.EndsAtOnce(["echo-jax", "train"]):
     except Interrupted as error:
         ending.end(error.exit_code)
 """
-# It goes on once its input is closed, after the signal.
-HUNG_UP = """
-def hang():
-    os.read(0, 1)
-"""
 STARTS = """
 from echo_jax import cli, runs
 runs.run_train = lambda *args, **options: hang()
@@ -360,39 +303,6 @@ def test_a_run_that_hangs_in_native_code_is_saved(tmp_path):
     assert re.search("stopped by SIGTERM after update 4, and saved", line)
     resumed = run(tmp_path / "run", **HOST)
     assert resumed["params_sha256"] == run(tmp_path / "whole", **HOST)["params_sha256"]
-
-
-@pytest.mark.slow
-def test_a_second_signal_ends_a_command_that_hangs_in_native_code(tmp_path):
-    twice = "os.kill(os.getpid(), signal.SIGUSR1); hang()"
-    code = TRAINS.replace("        hang()", f"        {twice}")
-    done = ended(code, tmp_path, signal.SIGTERM)
-    assert done.returncode in (143, 138), done.stderr
-    line, _ = done.stderr.splitlines()
-    assert "ended at once by a second signal" in line
-
-
-@pytest.mark.slow
-def test_a_run_whose_terminal_is_hung_up_is_saved(tmp_path):
-    terminal, of_the_run = pty.openpty()
-    code = (NATIVE + HUNG_UP + TRAINS).format(paths=PATHS, signum="SIGHUP")
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=of_the_run,
-        stderr=of_the_run,
-        cwd=ROOT,
-    ) as process:
-        os.close(of_the_run)
-        shown = b""
-        while b"eval_loss" not in shown:  # It trains.
-            shown += os.read(terminal, 1000)
-        os.close(terminal)
-        process.send_signal(signal.SIGHUP)
-        assert process.stdin is not None
-        process.stdin.close()
-    assert process.returncode == 129
-    assert saved_update(tmp_path) in range(1, 6)
 
 
 @pytest.mark.slow

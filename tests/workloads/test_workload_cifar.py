@@ -9,11 +9,11 @@ import pytest
 from compilations import compilations_by_update
 from image_folders import prepare
 
+from echo_jax.arms import checked_workload
 from echo_jax.config import load_config
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.models import ResNet
 from echo_jax.models.mobilenet import MobileNetV3
-from echo_jax.refusals import checked_workload
 from echo_jax.workloads import build
 from echo_jax.workloads.cifar import _ON_DEVICE, _ON_HOST
 

@@ -36,16 +36,8 @@ __all__ = [
     "lock_workdir",
 ]
 
-_PACKAGES = (
-    "echo-jax",
-    "flax",
-    "grain",
-    "jax",
-    "jaxlib",
-    "numpy",
-    "optax",
-    "orbax-checkpoint",
-)
+_PACKAGES = ("echo-jax", "flax", "grain", "jax", "jaxlib", "numpy", "optax")
+_PACKAGES += ("orbax-checkpoint",)
 
 # A resumed run may take longer, report more often, or have another target.
 _MAY_CHANGE = {
@@ -109,7 +101,7 @@ def check_shared(workdir: RunPath) -> None:
 
 def claim_workdir(workdir: RunPath, config: Config) -> None:
     """Makes a run folder, and writes ``config.json`` into it."""
-    new = json.loads(json.dumps(_own_fields(config)))
+    new = _own_fields(config)
     if new != read_json(workdir / "config.json"):
         workdir.mkdir()
         write_json(workdir / "config.json", new)
@@ -117,17 +109,27 @@ def claim_workdir(workdir: RunPath, config: Config) -> None:
 
 def check_workdir(workdir: RunPath, config: Config) -> None:
     """Raises if the run folder holds a run of another config."""
-    new = json.loads(json.dumps(_own_fields(config)))
     old = read_json(workdir / "config.json", {})
-    if old is not None:
-        _refuse_earlier(workdir, old)
-        differing = _differing(old, new)
-        if differing:
+    if old is None:
+        return
+    before, after = _flat(old), _flat(_own_fields(config))
+    for name, now in _RENAMED.items():
+        if any(f"{field}.".startswith(f"{name}.") for field in before):
             raise ValueError(
-                f"{workdir} holds a run of another config; it differs in "
-                f"{', '.join(differing)}; resume with the old values, or use another "
-                "--workdir"
+                f"{workdir} holds a run of an earlier echo_jax, whose config.{name} is "
+                f"config.{now} now; go on with that version, or use another --workdir"
             )
+    differing = [
+        f"{name} ({before.get(name)!r} -> {after.get(name)!r})"
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name) and name not in _MAY_CHANGE
+    ]
+    if differing:
+        raise ValueError(
+            f"{workdir} holds a run of another config; it differs in "
+            f"{', '.join(differing)}; resume with the old values, or use another "
+            "--workdir"
+        )
 
 
 def check_replicas(workdir: RunPath, replicas: int) -> None:
@@ -143,11 +145,8 @@ def check_replicas(workdir: RunPath, replicas: int) -> None:
 
 def identity(config: Config, metadata: Mapping[str, Any]) -> dict[str, str]:
     """Returns hashes of the config and the data, equal for a resumed run."""
-    hashes = json.dumps([*_hashes(metadata)])
-    return {
-        "config_sha256": config_sha256(config),
-        "data_sha256": hashlib.sha256(hashes.encode()).hexdigest(),
-    }
+    data = _sha256_of([*_hashes(metadata)])
+    return {"config_sha256": config_sha256(config), "data_sha256": data}
 
 
 def check_saved(
@@ -182,38 +181,21 @@ def _hashes(metadata: Mapping[str, Any]) -> Iterator[str]:
             yield value
 
 
-def _refuse_earlier(workdir: RunPath, old: Mapping[str, Any]) -> None:
-    """Raises if a config has fields that an earlier version named differently."""
-    fields = [f"{field}." for field in _flat(old)]
-    for name, now in _RENAMED.items():
-        if any(field.startswith(f"{name}.") for field in fields):
-            raise ValueError(
-                f"{workdir} holds a run of an earlier echo_jax, whose config.{name} is "
-                f"config.{now} now; go on with that version, or use another --workdir"
-            )
-
-
 def config_sha256(config: Config) -> str:
     """Hashes the fields that a resumed run must share with its checkpoint."""
     fixed = {k: v for k, v in _own_fields(config).items() if k not in _MAY_CHANGE}
-    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
+    return _sha256_of(fixed)
+
+
+def _sha256_of(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _own_fields(config: Config) -> dict[str, Any]:
-    """Returns the fields of a run that do not depend on where it runs."""
+    """Returns the fields that do not depend on where a run runs, as read from JSON."""
     own = {k: v for k, v in config.to_dict().items() if k not in _NO_PART}
-    data = {k: v for k, v in own["data"].items() if k not in _NO_PART_OF_DATA}
-    return {**own, "data": data}
-
-
-def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Returns ``name (old -> new)`` of every field that may not differ."""
-    before, after = _flat(old), _flat(new)
-    return [
-        f"{name} ({before.get(name)!r} -> {after.get(name)!r})"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name) and name not in _MAY_CHANGE
-    ]
+    own["data"] = {k: v for k, v in own["data"].items() if k not in _NO_PART_OF_DATA}
+    return json.loads(json.dumps(own))
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,8 +3,8 @@
 import hashlib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,23 +12,11 @@ from echo_jax.config import Config
 from echo_jax.files.folders import RunPath
 from echo_jax.training.processes.distributed import is_main_process
 
-__all__ = ["LOGGERS", "Logger", "check_loggers", "open_loggers"]
+__all__ = ["LOGGERS", "check_loggers", "open_loggers", "scalars_of"]
 
 
-class Logger(Protocol):
-    """Takes the numbers and arrays of a run, each after ``update`` updates."""
-
-    def scalars(self, update: int, values: Mapping[str, float]) -> None: ...
-
-    def histograms(self, update: int, arrays: Mapping[str, np.ndarray]) -> None: ...
-
-    def images(self, update: int, images: Mapping[str, np.ndarray]) -> None:
-        """Takes ``uint8[N, height, width, 3]`` by name."""
-        ...
-
-    def close(self) -> None: ...
-
-
+# Each takes the numbers, arrays and images (``uint8[N, height, width, 3]``) of a run by
+# name, after ``update`` updates.
 class _TensorBoard:
     """Event files in ``WORKDIR/tensorboard``, written without TensorFlow."""
 
@@ -102,10 +90,7 @@ class _Wandb:
         self._run.finish()
 
 
-LOGGERS: Mapping[str, Callable[[RunPath, Config, int], Logger]] = {
-    "tensorboard": _TensorBoard,
-    "wandb": _Wandb,
-}
+LOGGERS = {"tensorboard": _TensorBoard, "wandb": _Wandb}
 """What ``config.log.to`` may name: extras of these names install them, and folders of
 these names in the run folder are what they write."""
 
@@ -154,7 +139,7 @@ def _log_in() -> None:
 
 def open_loggers(
     config: Config, workdir: RunPath, resumed_from: int
-) -> Sequence[Logger]:
+) -> list[_TensorBoard | _Wandb]:
     """Opens the loggers of ``config.log.to``; resumed_from is 0 at the start."""
     return [LOGGERS[name](workdir, config, resumed_from) for name in config.log.to]
 

@@ -43,15 +43,14 @@ class RunLog:
         self._file = MetricsFile(
             workdir / "metrics.jsonl",
             resumed_from=saved,
-            # A checkpoint of an earlier version lacks the number.
-            num_rows=restored.host.get("rows", 0) if restored else 0,
+            num_rows=restored.host["rows"] if restored else 0,
             writes=is_main_process(),
         )
         if lines := self._file.damaged:
             progress.note(f"metrics.jsonl: lines {lines} are damaged, and dropped")
         if number := self._file.num_missing:
             progress.note(f"metrics.jsonl: {number} rows up to update {saved} are gone")
-        damaged, lost = restored.damaged if restored else {}, self._file.num_lost
+        damaged, lost = restored.damaged if restored else {}, self._file.num_missing
         if damaged or lost:
             self._file.append(restored_row(saved, damaged, lost))
         self.rows = self._file.rows

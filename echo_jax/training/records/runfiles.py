@@ -35,8 +35,7 @@ class MetricsFile:
 
     Attributes:
       damaged: The numbers of the lines that were dropped as damaged.
-      num_missing: How many of ``num_rows`` are missing.
-      num_lost: How many rows are missing, also if ``num_rows`` is not known.
+      num_missing: How many of the ``num_rows`` of the checkpoint are missing.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class MetricsFile:
         if resumed_from is not None:
             self.rows, self.damaged = _rows_until(path, resumed_from)
         self.num_missing = max(0, num_rows - len(self.rows))
-        self.num_lost = self.num_missing if num_rows else len(self.damaged)
         if writes:
             self._write()
 

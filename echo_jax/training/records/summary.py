@@ -1,21 +1,31 @@
-"""``summary.json``: the results of a finished run."""
+"""``summary.json``: the results of a run; ``diverged.json``: that it has diverged."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from echo_jax.config import Config
+from echo_jax.files.folders import RunPath
+from echo_jax.files.json_files import read_if_whole, write_json
 from echo_jax.training.decide import Decided
+from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.records.metrics import (
+    Totals,
     first_to_meet,
     idle_fraction,
     restored_counts,
     train_metrics,
 )
-from echo_jax.training.records.totals import Totals
 from echo_jax.training.xla.flops import UpdateFlops
 from echo_jax.workloads.base import Workload
 
-__all__ = ["DECIDES_THE_END", "describe_run", "is_finished", "make_summary"]
+__all__ = [
+    "DECIDES_THE_END",
+    "describe_run",
+    "is_finished",
+    "make_summary",
+    "read_diverged",
+    "write_diverged",
+]
 
 DECIDES_THE_END = {"target": int | float | None, "reached": bool, "updates": int}
 """The fields by which `is_finished` goes, and their types."""
@@ -104,3 +114,31 @@ def is_finished(summary: Mapping[str, Any], config: Config) -> bool:
         return False
     stopped = config.stop_at_target and summary["reached"]
     return stopped or summary["updates"] >= config.updates
+
+
+_DIVERGED = "diverged.json"
+_DECIDES_DIVERGED = {"target": int | float | None, "update": int}
+
+
+def write_diverged(
+    workdir: RunPath, config: Config, workload: Workload, error: NonFiniteLossError
+) -> None:
+    """Records that a run diverged, so that a study does not train it again."""
+    facts: dict[str, Any] = describe_run(config, workload)
+    rows = (workdir / "metrics.jsonl").read_bytes().splitlines()
+    content = {
+        **facts,
+        "update": error.update,
+        "message": str(error),
+        "rows": len(rows),
+    }
+    write_json(workdir / _DIVERGED, content)
+
+
+def read_diverged(workdir: RunPath, config: Config) -> int | None:
+    """Returns the update at which a run diverges; None if it is not known."""
+    found = read_if_whole(workdir / _DIVERGED, _DECIDES_DIVERGED)
+    # A shorter run, or one to another target, may end before it diverges.
+    if found is None or found["target"] != (config.target or None):
+        return None
+    return found["update"] if found["update"] <= config.updates else None

@@ -1,14 +1,11 @@
 """Reads checkpoints: a restore returns the saved state, or refuses a damaged one."""
 
 import contextlib
-import gc
 import hashlib
 import json
-import logging
 import os
 import sys
 import time
-import traceback
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -18,6 +15,7 @@ from typing import Any, TypeVar
 import orbax.checkpoint as ocp
 
 from echo_jax.files.folders import RunPath
+from echo_jax.terminal.failures import forget, quiet_libraries
 from echo_jax.training.processes.distributed import (
     broadcast_from_first,
     is_main_process,
@@ -86,11 +84,6 @@ class CheckpointReader:
                 ),
             )
         state, content = item["state"], item["host"]
-        if isinstance(content, dict) and "sums" not in content:
-            raise DamagedCheckpointError(
-                f"{where} was saved by an earlier version, whose checksums are not "
-                "known to this one"
-            )
         if not isinstance(content, dict) or content.pop("sha256", "") != sha256_of(
             content
         ):
@@ -168,10 +161,15 @@ def _one_sentence(where: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = _first_cause(error)
-        sys.unraisablehook = _ignore
+        first: BaseException = error
+        while first.__cause__ is not None:
+            first = first.__cause__
+        reason = f"{type(first).__name__}: {first}".partition("\n")[0]
+        with quiet_libraries(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            time.sleep(_READS_END_S)
+            forget(error)
         kept.clear()
-        _forget(error)
         raise DamagedCheckpointError(
             f"{where} cannot be read ({reason:.300})"
         ) from None
@@ -179,33 +177,6 @@ def _one_sentence(where: str) -> Iterator[None]:
         sys.unraisablehook = hook
         for each in kept:
             hook(each)
-
-
-def _ignore(unraisable: object) -> None:
-    del unraisable
-
-
-def _first_cause(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
-
-
-def _forget(error: BaseException | None) -> None:
-    """Releases the objects of a failed restore when the other reads have ended."""
-    logger = logging.getLogger("asyncio")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            while error is not None:
-                traceback.clear_frames(error.__traceback__)
-                error.__traceback__, error = None, error.__context__
-            time.sleep(_READS_END_S)
-            gc.collect()
-    finally:
-        logger.setLevel(level)
 
 
 def _sum(path: str) -> str:
