@@ -1,1 +1,5 @@
 """The use of a trained model: loading, evaluation, prediction, export."""
+
+from echo_jax.lazy import door
+
+__getattr__ = door(__name__, {"evaluate": ["evaluate_run"]})

@@ -2,6 +2,10 @@
 
 import itertools
 import json
+import math
+import pickle
+import threading
+import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -9,201 +13,34 @@ import numpy as np
 import pytest
 from slow_cases import slow_but_for
 
-from echo_jax.data.pipeline.dataset import PipelineSpec, train_dataset
-from echo_jax.data.pipeline.stages import Stages
-from echo_jax.data.pipeline.storage import SimulatedStorage, StorageSpec
-from echo_jax.echo.keys import use_seed
-from echo_jax.echo.load_schedule import LoadSchedule
-from echo_jax.echo.spec import AdaptiveSpec, EchoSpec, StochasticSpec
+import echo_jax as ej
+from echo_jax.data.pipeline import (
+    DataShard,
+    PipelineSpec,
+    SimulatedStorage,
+    Stages,
+    StorageSpec,
+    eval_batches,
+    fresh_batches,
+    sample_indices,
+    stream_eval_batches,
+    train_dataset,
+)
 
-NUM_RECORDS = 50
-BATCH_SIZE = 4
+NUM_RECORDS, BATCH_SIZE = 50, 4
 PLACEMENTS = ("read", "decode", "augment", "batch")
-IDENTITY = EchoSpec()
+IDENTITY = ej.EchoSpec()
 ECHOES = {
     "identity": IDENTITY,
-    "consecutive": EchoSpec(factor=2.5),
-    "shuffle": EchoSpec(factor=2.5, order="shuffle", buffer=12),
-    "shuffle_buffer": EchoSpec(factor=2.5, order="shuffle_buffer", buffer=12),
-    "spread": EchoSpec(factor=2.5, order="spread", buffer=12),
+    "consecutive": ej.EchoSpec(factor=2.5),
+    "shuffle": ej.EchoSpec(factor=2.5, order="shuffle", buffer=12),
+    "shuffle_buffer": ej.EchoSpec(factor=2.5, order="shuffle_buffer", buffer=12),
+    "spread": ej.EchoSpec(factor=2.5, order="spread", buffer=12),
     # Decisions are repeated, so that timing does not show.
-    "adaptive": AdaptiveSpec(cap=3, buffer=12, replay=[True, False, False, True] * 40),
-    "stochastic": StochasticSpec(LoadSchedule(start=0.5, end=0.5), buffer=12),
+    "adaptive": ej.AdaptiveSpec(3, 12, replay=[True, False, False, True] * 40),
+    "stochastic": ej.StochasticSpec(ej.LoadSchedule(start=0.5, end=0.5), buffer=12),
 }
-
-
-class NumberRecords:
-    """Record i is the number i, in two bytes; reads are counted."""
-
-    def __init__(self):
-        self.num_reads = 0
-
-    def __len__(self) -> int:
-        return NUM_RECORDS
-
-    def __getitem__(self, index: int) -> bytes:
-        self.num_reads += 1
-        return index.to_bytes(2, "big")
-
-
-def decode(record: bytes) -> dict[str, np.ndarray]:
-    return {"x": np.array([int.from_bytes(record, "big")] * 3), "draw": np.array(0)}
-
-
-def augment(item: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-    return {**item, "draw": np.array(seed % 2**31)}
-
-
-STAGES = Stages(NumberRecords(), decode, augment)
-
-
-def pipeline(after: str, **fields) -> PipelineSpec:
-    return PipelineSpec(after, BATCH_SIZE, **{"seed": 3, **fields})
-
-
-def take(num_batches, spec=IDENTITY, after="decode", stages=STAGES, **fields):
-    iterator = iter(train_dataset(stages, pipeline(after, **fields), spec))
-    try:
-        return [next(iterator) for _ in range(num_batches)]
-    finally:
-        iterator.close()
-
-
-def assert_equal(left, right):
-    assert len(left) == len(right)
-    for one, other in zip(left, right, strict=True):
-        assert one.keys() == other.keys()
-        for key in one:
-            np.testing.assert_array_equal(one[key], other[key])
-            assert one[key].dtype == other[key].dtype
-
-
-def fresh_numbers(num_batches: int, **fields) -> np.ndarray:
-    batches = take(num_batches, **fields)
-    return np.concatenate([batch["x"][:, 0] for batch in batches])
-
-
-def test_every_epoch_is_a_permutation_of_its_own():
-    numbers = fresh_numbers(3 * NUM_RECORDS // BATCH_SIZE + 1)
-    epochs = [numbers[i * NUM_RECORDS : (i + 1) * NUM_RECORDS] for i in range(3)]
-    for epoch in epochs:
-        assert sorted(epoch) == list(range(NUM_RECORDS))
-    for one, other in itertools.combinations([*epochs, np.arange(NUM_RECORDS)], 2):
-        assert (one != other).any()
-
-
-def test_seeds_do_not_share_permutations():
-    """A second epoch must not be another seed's first: seeds would be no repeats."""
-    firsts, seconds = [], []
-    for seed in range(8):
-        numbers = fresh_numbers(25, seed=seed).tolist()
-        firsts.append(tuple(numbers[:NUM_RECORDS]))
-        seconds.append(tuple(numbers[NUM_RECORDS:]))
-    assert len(set(firsts + seconds)) == 16
-
-
-@pytest.mark.parametrize("after", PLACEMENTS)
-@pytest.mark.parametrize("order", ECHOES)
-def test_a_batch_holds_what_its_tags_say(after, order):
-    """Values follow from the fresh stream, the tags and the seed; nothing else."""
-    numbers = fresh_numbers(40)
-    # All draws at factor 1 are first uses: they tell the key of the augmentation.
-    first_draws = np.concatenate([batch["draw"] for batch in take(40)])
-    for batch in take(30, ECHOES[order], after):
-        fresh, repeat = batch["fresh_index"], batch["repeat"]
-        assert fresh.shape == repeat.shape == (BATCH_SIZE,)
-        assert (fresh.dtype, repeat.dtype) == (np.int64, np.int32)
-        if after == "batch":
-            assert (fresh == fresh[0]).all() and (repeat == repeat[0]).all()
-            fresh = fresh * BATCH_SIZE + np.arange(BATCH_SIZE)
-        np.testing.assert_array_equal(
-            batch["x"], np.repeat(numbers[fresh], 3).reshape(-1, 3)
-        )
-        if after in ("augment", "batch"):
-            np.testing.assert_array_equal(batch["draw"], first_draws[fresh])
-        else:
-            is_first = repeat == 0
-            np.testing.assert_array_equal(
-                batch["draw"][is_first], first_draws[fresh][is_first]
-            )
-            assert (batch["draw"][~is_first] != first_draws[fresh][~is_first]).all()
-
-
-@pytest.mark.parametrize("after", PLACEMENTS)
-@pytest.mark.parametrize("order", ["consecutive", "shuffle", "spread"])
-def test_uses_are_counted_exactly(after, order):
-    """Item k is used floor((k+1) 5/2) - floor(5/2 k) times: 2, 3, 2, 3, ..."""
-    batches = take(60, ECHOES[order], after)
-    step = BATCH_SIZE if after == "batch" else 1
-    fresh = np.concatenate([b["fresh_index"] for b in batches])[::step]
-    repeat = np.concatenate([b["repeat"] for b in batches])[::step]
-    # Items that the buffer cannot hold any more have had all their uses.
-    for item in range(fresh.max() - 30):
-        uses = repeat[fresh == item].tolist()
-        assert sorted(uses) == list(range(2 + item % 2))
-
-
-@pytest.mark.parametrize("after", ["read", "decode", "augment"])
-def test_spread_puts_no_item_twice_into_a_batch(after):
-    """The pipeline tells the echo what a batch is, whatever the spec says."""
-    for batch in take(60, ECHOES["spread"], after):
-        assert len(set(batch["fresh_index"].tolist())) == BATCH_SIZE
-
-
-def test_augmentation_is_keyed_by_use():
-    seed = int(use_seed(3, 1, 0))  # stream 1 of pipeline seed 3 is augmentation
-    for batch in take(10, ECHOES["spread"], "decode"):
-        keys = use_seed(seed, batch["fresh_index"], batch["repeat"])
-        np.testing.assert_array_equal(batch["draw"], (keys % 2**31).astype(np.int64))
-
-
-def test_without_augmentation_nothing_is_drawn():
-    stages = replace(STAGES, augment=None)
-    for after in PLACEMENTS:
-        for batch in take(5, ECHOES["spread"], after, stages):
-            assert (batch["draw"] == 0).all()
-
-
-@pytest.mark.parametrize("after", PLACEMENTS)
-def test_threads_and_prefetching_change_nothing(after):
-    expected = take(25, ECHOES["spread"], after, threads=0, prefetch=0)
-    for threads, prefetch in [(1, 0), (1, 4), (4, 1)]:
-        batches = take(25, ECHOES["spread"], after, threads=threads, prefetch=prefetch)
-        assert_equal(batches, expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("after", "workers"), [("read", 2), ("decode", 1), ("augment", 2), ("batch", 2)]
-)
-def test_workers_change_nothing(after, workers):
-    expected = take(25, ECHOES["spread"], after)
-    assert_equal(take(25, ECHOES["spread"], after, workers=workers), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("after", ["decode", "batch"])
-def test_workers_resume_exactly(after):
-    dataset = train_dataset(STAGES, pipeline(after, workers=2), ECHOES["spread"])
-    assert_resumes_at(dataset, positions=[1, 12])
-
-
-def assert_resumes_at(dataset, positions):
-    """Saves at every position, and compares what follows each save."""
-    num_after = 3
-    whole = iter(dataset)
-    states, batches = [], []
-    for _ in range(max(positions) + num_after + 1):
-        states.append(json.loads(json.dumps(whole.get_state())))
-        batches.append(next(whole))
-    whole.close()
-    for position in positions:
-        resumed = iter(dataset)
-        resumed.set_state(states[position])
-        assert resumed.get_state() == states[position]
-        following = [next(resumed) for _ in range(num_after)]
-        resumed.close()
-        assert_equal(following, batches[position : position + num_after])
+each_placement = pytest.mark.parametrize("after", PLACEMENTS)
 
 
 def _half_of(orders, placements):
@@ -212,86 +49,238 @@ def _half_of(orders, placements):
     return [(o, p) for (row, o), (column, p) in grid if (row + column) % 2]
 
 
-@pytest.mark.parametrize(
-    ("order", "after"),
-    slow_but_for(_half_of(ECHOES, PLACEMENTS), itertools.product(ECHOES, PLACEMENTS)),
-)
-def test_resumes_at_every_position(order, after):
-    assert_resumes_at(train_dataset(STAGES, pipeline(after), ECHOES[order]), range(30))
+GRID = [*itertools.product(ECHOES, PLACEMENTS)]
+HALF = _half_of(ECHOES, PLACEMENTS)
+most_quickly = pytest.mark.parametrize(("order", "after"), slow_but_for(HALF, GRID))
 
 
-def test_an_iterator_can_go_back():
-    iterator = iter(train_dataset(STAGES, pipeline("decode"), ECHOES["spread"]))
-    for _ in range(5):
-        next(iterator)
-    state = json.loads(json.dumps(iterator.get_state()))
-    following = [next(iterator) for _ in range(6)]
-    iterator.set_state(state)
-    assert_equal([next(iterator) for _ in range(6)], following)
-    iterator.close()
+class Records:
+    """Record i is the number i, in two bytes; reads are noted."""
+
+    def __init__(self, size=NUM_RECORDS):
+        self.size, self.read = size, []
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return index.to_bytes(2, "big")
 
 
-@pytest.mark.parametrize("after", PLACEMENTS)
-def test_an_echo_saves_reads(after):
+def decode(record):
+    x = np.array([float(int.from_bytes(record, "big"))] * 3)
+    return {"x": x, "draw": np.array(0)}
+
+
+def augment(item, seed):
+    return {**item, "draw": np.array(seed % 2**31)}
+
+
+STAGES = Stages(Records(), decode, augment)
+
+
+def make(spec=IDENTITY, after="decode", stages=STAGES, shard=None, **fields):
+    fields = {"batch_size": BATCH_SIZE, "seed": 3, **fields}
+    shard = () if shard is None else (shard,)
+    return train_dataset(stages, PipelineSpec(after, **fields), spec, *shard)
+
+
+def take(dataset, count):
+    with closing(iter(dataset)) as batches:
+        return [next(batches) for _ in range(count)]
+
+
+def assert_equal(left, right):
+    for one, other in zip(left, right, strict=True):
+        assert one.keys() == other.keys()
+        for key in one:
+            np.testing.assert_array_equal(one[key], other[key])
+            assert (one[key].dtype, one[key].shape) == (
+                other[key].dtype,
+                other[key].shape,
+            )
+
+
+def joined(batches, name="x"):
+    return np.concatenate([batch[name] for batch in batches])
+
+
+def numbers_of(batches):
+    return joined(batches)[:, 0].astype(int)
+
+
+def assert_resumes(dataset, positions, expected=None):
+    """Saves at every position, and compares what follows each save."""
+    states, batches = [], []
+    with closing(iter(dataset)) as whole:
+        for _ in range(max(positions) + 4):
+            states.append(json.loads(json.dumps(whole.get_state())))
+            batches.append(next(whole))
+        # An iterator can go back.
+        whole.set_state(states[first := positions[0]])
+        again = [next(whole) for _ in range(3)]
+        assert_equal(again, batches[first : first + 3])
+    assert_equal(batches, expected[: len(batches)] if expected else batches)
+    for position in positions:
+        with closing(iter(dataset)) as resumed:
+            resumed.set_state(states[position])
+            assert resumed.get_state() == states[position]
+            following = [next(resumed) for _ in range(3)]
+        assert_equal(following, batches[position : position + 3])
+
+
+def test_every_epoch_of_every_seed_is_a_permutation_of_its_own():
+    epochs = []
+    for seed in range(8):
+        numbers = numbers_of(take(make(seed=seed), 25)).tolist()
+        epochs += [tuple(numbers[:NUM_RECORDS]), tuple(numbers[NUM_RECORDS:])]
+    every = tuple(range(NUM_RECORDS))
+    assert all(tuple(sorted(epoch)) == every for epoch in epochs)
+    # A second epoch must not be another seed's first: seeds would be no repeats.
+    assert len({*epochs, every}) == 17
+
+
+@most_quickly
+def test_a_batch_holds_what_its_tags_say(after, order):
+    """Values follow from the fresh stream, the tags and the seed; nothing else."""
+    fresh = take(make(), 40)
+    numbers = numbers_of(fresh)
+    batches = take(make(ECHOES[order], after), 60)
+    for batch in batches:
+        index, repeat = batch["fresh_index"], batch["repeat"]
+        assert (index.dtype, repeat.dtype) == (np.int64, np.int32)
+        if after == "batch":
+            assert (index == index[0]).all() and (repeat == repeat[0]).all()
+            index = index * BATCH_SIZE + np.arange(BATCH_SIZE)
+        elif order == "spread":
+            assert len({*index.tolist()}) == BATCH_SIZE
+        expected = np.repeat(numbers[index % len(numbers)], 3).reshape(-1, 3)
+        inside = index < len(numbers)
+        np.testing.assert_array_equal(batch["x"][inside], expected[inside])
+        # Stream 1 of the seed is augmentation, keyed by use below the echo.
+        used = 0 * repeat if after in ("augment", "batch") else repeat
+        seeds = ej.use_seed(int(ej.use_seed(3, 1, 0)), index, used)
+        draws = (seeds % 2**31).astype(np.int64)
+        np.testing.assert_array_equal(batch["draw"], draws)
+    if order in ("consecutive", "shuffle", "spread"):
+        # Item k is used floor((k+1) 5/2) - floor(5/2 k) times: 2, 3, 2, 3, ...
+        step = BATCH_SIZE if after == "batch" else 1
+        index, repeat = (joined(batches, n)[::step] for n in ("fresh_index", "repeat"))
+        # Items that the buffer cannot hold any more have had all their uses.
+        for item in range(index.max() - 30):
+            uses = repeat[index == item].tolist()
+            assert sorted(uses) == list(range(2 + item % 2))
+
+
+@each_placement
+def test_without_augmentation_nothing_is_drawn(after):
+    stages = replace(STAGES, augment=None)
+    assert not joined(take(make(ECHOES["spread"], after, stages), 5), "draw").any()
+
+
+@each_placement
+def test_threads_and_prefetching_change_nothing(after):
+    spec = ECHOES["spread"]
+    expected = take(make(spec, after, threads=0, prefetch=0), 25)
+    for threads, prefetch in [(1, 0), (1, 4), (4, 1)]:
+        other = make(spec, after, threads=threads, prefetch=prefetch)
+        assert_equal(take(other, 25), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", ["read", "batch"])
+def test_workers_change_nothing_and_resume(after):
+    spec = ECHOES["spread"]
+    expected = take(make(spec, after), 20)
+    assert_resumes(make(spec, after, workers=2), [12], expected)
+
+
+@most_quickly
+def test_a_pipeline_resumes_at_every_position(order, after):
+    every = 1 if order in ("spread", "adaptive") else 4
+    assert_resumes(make(ECHOES[order], after), range(0, 30, every))
+
+
+@each_placement
+def test_an_echo_saves_reads_and_each_takes_its_time(after):
     num_reads = {}
+    storage = StorageSpec(latency_s=0.002)
+    began_s = time.monotonic()
     for factor in (1, 4):
-        source = NumberRecords()
-        stages = replace(STAGES, source=source)
-        take(16, EchoSpec(factor), after, stages, threads=0, prefetch=0)
-        num_reads[factor] = source.num_reads
+        stages = replace(STAGES, source=Records())
+        options = {"threads": 0, "prefetch": 0, "storage": storage}
+        take(make(ej.EchoSpec(factor), after, stages, **options), 16)
+        num_reads[factor] = len(stages.source.read)
     # 16 batches of 4; items travel in lists of 16, of which none is left over.
     assert num_reads == {1: 64, 4: 16}
+    assert time.monotonic() - began_s >= 80 * 0.002
 
 
-@pytest.mark.parametrize("after", PLACEMENTS)
-def test_each_fresh_read_passes_the_storage_once(after, monkeypatch):
-    waits = []
-
-    def wait(storage: SimulatedStorage, index: int, num_bytes: int) -> None:
-        waits.append((index, num_bytes, storage.latency_s(index)))
-
-    monkeypatch.setattr(SimulatedStorage, "wait", wait)
-    storage = StorageSpec(latency_s=0.5)
-    take(16, EchoSpec(4), after, threads=0, prefetch=0, storage=storage)
-    assert waits == [(index, 2, 0.5) for index in range(16)]
-
-
-@pytest.mark.parametrize("after", PLACEMENTS)
+@each_placement
 def test_batches_share_no_writable_memory(after):
-    expected = take(20, ECHOES["consecutive"], after)
-    iterator = iter(
-        train_dataset(STAGES, pipeline(after, prefetch=0), ECHOES["consecutive"])
-    )
-    for batch in expected:
-        spoiled = next(iterator)
-        np.testing.assert_array_equal(spoiled["x"], batch["x"])
-        for array in spoiled.values():
-            if array.flags.writeable:
-                array[...] = -1
-    iterator.close()
+    expected = take(make(ECHOES["consecutive"], after), 20)
+    with closing(iter(make(ECHOES["consecutive"], after, prefetch=0))) as batches:
+        for batch, spoiled in zip(expected, batches, strict=False):
+            np.testing.assert_array_equal(spoiled["x"], batch["x"])
+            for array in spoiled.values():
+                if array.flags.writeable:
+                    array[...] = -1
 
 
-@pytest.mark.parametrize("after", PLACEMENTS)
+@each_placement
 def test_the_time_of_fresh_batches_is_seen_where_the_echo_takes_them(after):
-    options = pipeline(after, threads=0, prefetch=0)
-    dataset = train_dataset(STAGES, options, EchoSpec(2))
+    dataset = make(ej.EchoSpec(2), after, threads=0, prefetch=0)
     # A tick before an element is waited for, and one after it.
     dataset.fresh_time.now = itertools.count().__next__
-    with closing(iter(dataset)) as batches:
-        for _ in range(100):
-            next(batches)
+    take(dataset, 100)
     # Items travel in lists of 16.
     per_batch = 1 if after == "batch" else BATCH_SIZE / 16
     assert dataset.fresh_time.bounds() == (per_batch, 2 * per_batch)
 
 
-@pytest.mark.parametrize("after", PLACEMENTS)
-def test_a_record_that_cannot_be_decoded_reaches_the_trainer(after):
-    def fail(record: bytes) -> dict[str, np.ndarray]:
-        raise ValueError("a damaged record")
+def fails(*_):
+    raise ValueError("a damaged record")
 
-    with pytest.raises(ValueError, match="a damaged record"):
-        take(1, IDENTITY, after, replace(STAGES, decode=fail))
+
+def writes(item, seed):
+    item["x"] *= 2
+    return item
+
+
+def writes_to_a_part(item, seed):
+    item["x"][1:][0] = seed % 7
+    return item
+
+
+def decode_writing(record):
+    record += 1
+    return {"x": record}
+
+
+class Kept(Records):
+    kept = tuple(np.array([float(i)]) for i in range(NUM_RECORDS))
+
+    def __getitem__(self, index):
+        return self.kept[index]
+
+
+@pytest.mark.parametrize("order", ["identity", "spread", "adaptive"])
+@each_placement
+def test_what_a_stage_raises_or_writes_into_its_input_is_an_error(after, order):
+    for changes, said in (
+        ({"decode": fails}, "a damaged record"),
+        ({"augment": writes}, r"^augment writes into .*read-only"),
+        ({"augment": writes_to_a_part}, r"^augment writes into .*read-only"),
+        # Where a source keeps its records, the next epoch would read what it wrote.
+        (
+            {"source": Kept(), "decode": decode_writing, "augment": None},
+            r"^decode writes into the item",
+        ),
+    ):
+        with pytest.raises(ValueError, match=said):
+            take(make(ECHOES[order], after, replace(STAGES, **changes)), 1)
+    assert [float(each[0]) for each in Kept.kept] == list(range(NUM_RECORDS))
 
 
 @pytest.mark.parametrize(
@@ -303,8 +292,334 @@ def test_a_record_that_cannot_be_decoded_reaches_the_trainer(after):
         ({"workers": -1}, "workers=-1"),
         ({"prefetch": -1}, "prefetch=-1"),
         ({"seed": -1}, "seed=-1"),
+        ({"max_bad": -1}, "data.max_bad=-1 is too small"),
+        ({"max_bad": 9, "check_finite": False}, "max_bad=9 needs --config.data.check"),
+        ({"max_bad": 9, "after": "read"}, "max_bad=9 .* use --config.data.max_bad=0,"),
+        ({"engine": "tf"}, r"data\.pipeline='tf' is unknown; use one of grain, tfdata"),
+        ({"engine": "tfdata", "workers": 2}, r"data\.workers=2 needs data\.pipeline=g"),
     ],
 )
-def test_bad_pipeline_is_refused(fields, named):
+def test_a_bad_pipeline_is_refused(fields, named):
     with pytest.raises(ValueError, match=named):
         PipelineSpec(**{"after": "decode", "batch_size": 4, **fields})
+
+
+BAD = {3, 11, 12, 40}
+SKIPPING = PLACEMENTS[1:]  # a record is echoed before anybody can look into it
+
+
+def decode_bad(record):
+    item = decode(record)
+    if item["x"][0] in BAD:
+        item["x"][1:] = np.nan, -np.inf
+    return item
+
+
+def make_bad(spec=ECHOES["spread"], after="decode", **fields):
+    fields = {"max_bad": 0 if after == "read" else 100, **fields}
+    return make(spec, after, Stages(Records(), decode_bad, augment), **fields)
+
+
+@pytest.fixture(scope="module")
+def records():
+    """The records of the stream in order, bad ones too, and those that are used."""
+    every = numbers_of(take(make(), 8 * NUM_RECORDS // BATCH_SIZE)).tolist()
+    places = [range(index, len(every), NUM_RECORDS) for index in range(200)]
+    used = [next(every[p] for p in place if every[p] not in BAD) for place in places]
+    return every, np.array(used)
+
+
+@pytest.mark.parametrize(
+    ("order", "after"), [case for case in HALF if case[1] != "read"]
+)
+def test_another_item_takes_the_place_of_a_bad_one_and_it_is_counted(
+    after, order, records
+):
+    every, used = records
+    dataset = make_bad(ECHOES[order], after)
+    counted, expected = [], set()
+    for batch in take(dataset, 30):
+        fresh, repeat = batch["fresh_index"], batch["repeat"]
+        counted += dataset.bad_items.take(fresh, repeat)
+        if after == "batch":
+            fresh = fresh * BATCH_SIZE + np.arange(BATCH_SIZE)
+        wanted = np.repeat(used[fresh], 3).reshape(-1, 3)
+        np.testing.assert_array_equal(batch["x"], wanted)
+        first = fresh[repeat == 0].tolist()
+        expected |= {index for index in first if every[index] in BAD}
+    assert expected and sorted(bad.index for bad in counted) == sorted(expected)
+    assert all(bad.record == every[bad.index] for bad in counted)
+    assert counted[0].what == "item['x'] holds 1 NaN and 1 infinity in 3 values"
+
+
+@pytest.mark.parametrize("after", SKIPPING)
+def test_a_pipeline_that_skips_resumes_with_any_threads(after):
+    expected = take(make_bad(after=after, threads=0, prefetch=0), 30)
+    assert_resumes(make_bad(after=after, threads=4, prefetch=1), range(24), expected)
+
+
+@pytest.mark.slow
+def test_workers_tell_what_was_bad():
+    dataset = make_bad(workers=2)
+    assert_equal(take(dataset, 25), take(make_bad(), 25))
+    everywhere = np.arange(100)
+    assert dataset.bad_items.take(everywhere, np.zeros_like(everywhere))
+    with pytest.raises(ej.BadItemError, match=r"fresh item \d+ \(record \d+\)"):
+        take(make_bad(workers=1, max_bad=0), 25)
+
+
+def test_shards_and_batches_for_the_devices_skip_the_same_items(records):
+    every, used = records
+    for index in range(2):
+        dataset = make_bad(ECHOES["shuffle"], shard=DataShard(index, 2))
+        for batch in take(dataset, 20):
+            assert (batch["x"][:, 0] == used[batch["fresh_index"]]).all()
+    spec = PipelineSpec("decode", BATCH_SIZE, seed=3, max_bad=100)
+    dataset = fresh_batches(Stages(Records(), decode_bad), spec)
+    assert numbers_of(take(dataset, 25)).tolist() == used[:100].tolist()
+    index = np.arange(100)
+    found = [bad.index for bad in dataset.bad_items.take(index, 0 * index)]
+    assert found == [i for i in range(100) if every[i] in BAD]
+
+
+@pytest.mark.parametrize("order", ["identity", "spread", "adaptive"])
+@each_placement
+def test_without_a_limit_the_first_bad_item_is_an_error_that_names_it(
+    after, order, records
+):
+    every, _ = records
+    first = next(index for index, record in enumerate(every) if record in BAD)
+    said = (
+        rf"^fresh item {first} \(record {every[first]}\): item\['x'\] holds 1 NaN "
+        r"and 1 infinity in 3 values; mend the record, .*--config.data.max_bad=1"
+    )
+    options = {"max_bad": 0, "threads": 0, "prefetch": 0}
+    with pytest.raises(ej.BadItemError, match=said):
+        take(make_bad(ECHOES[order], after, **options), 40)
+    unchecked = make_bad(ECHOES[order], after, check_finite=False, **options)
+    assert np.isnan(joined(take(unchecked, 40))).any()
+
+
+def test_data_without_a_finite_item_is_an_error():
+    stages = Stages(Records(), lambda _: {"x": np.full(2, np.nan)})
+    with pytest.raises(ej.BadItemError, match=r"fresh item 0 .* 100 epochs after it"):
+        take(make(stages=stages, max_bad=9, threads=0), 1)
+
+
+def shards_of(of, count, spec=IDENTITY, **fields):
+    """The batches of each shard, of batches of 8 of 52 records."""
+    options = {"batch_size": 8, "threads": 0, "prefetch": 0, **fields}
+    sources = [Records(52) for _ in range(of)]
+    stages = [replace(STAGES, source=source) for source in sources]
+    shards = [DataShard(number, of) for number in range(of)]
+    made = [make(spec, stages=s, shard=n, **options) for s, n in zip(stages, shards)]
+    return sources, [take(dataset, count) for dataset in made]
+
+
+def whole_of(shards):
+    """The batches of all shards: their rows one shard after another."""
+    return [
+        {name: joined(rows, name) for name in rows[0]}
+        for rows in zip(*shards, strict=True)
+    ]
+
+
+def assert_shards_are_the_whole_stream(after, of, **fields):
+    _, (whole,) = shards_of(1, 20, after=after)
+    _, shards = shards_of(of, 20, after=after, **fields)
+    assert_equal(whole_of(shards), whole)
+
+
+@pytest.mark.parametrize("of", [2, 4])
+@each_placement
+def test_without_an_echo_the_shards_are_the_whole_stream(after, of):
+    assert_shards_are_the_whole_stream(after, of)
+
+
+@pytest.mark.parametrize("order", ["consecutive", "shuffle", "spread"])
+@pytest.mark.parametrize("after", ["read", "decode", "augment"])
+def test_an_echo_of_shards_uses_the_items_of_the_whole(after, order):
+    spec = ej.EchoSpec(2, order=order, buffer=32)
+    _, (fresh,) = shards_of(1, 12)
+    numbers, draws, seen = joined(fresh), joined(fresh, "draw"), []
+    for number, batches in enumerate(shards_of(2, 12, spec, after=after)[1]):
+        index, repeat = (joined(batches, name) for name in ("fresh_index", "repeat"))
+        # Rows 4 to 7 of every fresh batch are the second shard's.
+        assert (index % 8 // 4 == number).all()
+        np.testing.assert_array_equal(joined(batches), numbers[index])
+        # The same augmentation, too, where it is the same use.
+        same = (repeat == 0) | (after == "augment")
+        assert (joined(batches, "draw") == draws[index])[same].all()
+        seen += zip(index.tolist(), repeat.tolist(), strict=True)
+    assert len(seen) == len({*seen}) == 12 * 8
+
+
+def test_no_record_is_read_by_two_shards_in_an_epoch():
+    # 52 records are 6.5 batches, of which a shard makes 2 rows: an epoch ends within
+    # a batch, of which the first half has been made by the first two shards.
+    sources, _ = shards_of(4, 8)
+    sizes = (14, 14, 12, 12)
+    read = [source.read[:size] for source, size in zip(sources, sizes, strict=True)]
+    assert sorted(itertools.chain(*read)) == list(range(52))
+
+
+def test_fresh_batches_of_shards_are_rows_of_the_whole_and_shards_resume():
+    spec = PipelineSpec("decode", 8, seed=3, threads=0)
+    made = [fresh_batches(STAGES, spec, DataShard(n, 2)) for n in range(2)]
+    whole = take(fresh_batches(STAGES, spec), 10)
+    assert_equal(whole_of([take(dataset, 10) for dataset in made]), whole)
+    assert_resumes(make(ECHOES["spread"], shard=DataShard(1, 2)), [0, 7])
+    with pytest.raises(ValueError, match=r"config\.batch_size=4 is not a multiple of"):
+        make(shard=DataShard(0, 3))
+
+
+@pytest.mark.parametrize("num_examples", [1, 3, 8, 9, 13, 16])
+@pytest.mark.parametrize("of", [2, 4])
+def test_every_example_is_evaluated_by_one_shard(num_examples, of):
+    options = {"source": Records(num_examples), "decode": decode, "batch_size": 8}
+    whole = eval_batches(**options)
+    shards = [eval_batches(**options, shard=DataShard(n, of)) for n in range(of)]
+    together = whole_of(shards)
+    for ours, wanted in zip(together, whole, strict=True):
+        np.testing.assert_array_equal(ours["mask"], wanted["mask"])
+        real = wanted["mask"] > 0
+        np.testing.assert_array_equal(ours["x"][real], wanted["x"][real])
+
+
+def test_the_last_batch_of_an_evaluation_is_padded_and_masked():
+    batches = eval_batches(Records(5), decode, batch_size=2)
+    assert [batch["mask"].tolist() for batch in batches] == [[1, 1], [1, 1], [1, 0]]
+    # Filled up with an example, on which a model is as well defined as on others.
+    assert numbers_of(batches).tolist() == [0, 1, 2, 3, 4, 4]
+    assert {batch["mask"].dtype for batch in batches} == {np.dtype(np.float32)}
+
+
+def test_a_sample_favours_no_class_that_takes_turns():
+    indices = np.array(sample_indices(2048, 256))
+    assert len({*indices.tolist()}) == 256
+    assert (np.diff(indices) > 0).all() and indices.max() < 2048
+    assert np.bincount(indices % 8, minlength=8).min() > 16
+    for max_records in (0, 10, 11):
+        assert sample_indices(10, max_records) == list(range(10))
+
+
+def test_a_stream_makes_the_same_batches_and_holds_a_few_only():
+    kept = eval_batches(Records(29), decode, batch_size=4, max_examples=22)
+    options = {"decode": decode, "batch_size": 4, "max_examples": 22}
+    for threads in (1, 4):
+        streamed = stream_eval_batches(Records(29), threads=threads, **options)
+        assert_equal([*streamed], kept)
+    source = Records(100)
+    batches = stream_eval_batches(source, decode, batch_size=5)
+    next(batches)
+    assert len(source.read) <= 10
+    batches.close()
+    assert len(source.read) <= 10
+    with pytest.raises(ValueError, match="a damaged record"):
+        next(stream_eval_batches(source, fails, batch_size=1))
+
+
+class FakeTime:
+    """A clock that only sleeping moves, by `late_s` more than was asked for."""
+
+    def __init__(self, late_s=0.0, **spec):
+        self.now_s, self.late_s, self.slept_s = 100.0, late_s, []
+        options = {"clock": lambda: self.now_s, "sleep": self.sleep}
+        self.wait = SimulatedStorage(StorageSpec(**spec), 0, **options).wait
+
+    def sleep(self, seconds):
+        self.slept_s.append(seconds)
+        self.now_s += seconds + self.late_s
+
+
+@pytest.mark.parametrize("kind", ["constant", "exponential", "bursty"])
+def test_latencies_have_the_stated_distribution_and_follow_from_seed_and_index(kind):
+    spec = StorageSpec(0.5, 0.0, kind)
+    storage = SimulatedStorage(spec, seed=3)
+    latencies = np.array([storage.latency_s(i) for i in range(20_000)])
+    assert latencies.mean() == pytest.approx(0.5, rel=0.05)
+    again = pickle.loads(pickle.dumps(storage))
+    assert [again.latency_s(i) for i in range(49, -1, -1)] == [*latencies[49::-1]]
+    other = SimulatedStorage(spec, seed=8)
+    differ = [other.latency_s(i) for i in range(50)] != [*latencies[:50]]
+    assert differ == (kind != "constant")
+    if kind == "constant":
+        assert {*latencies} == {0.5}
+    elif kind == "bursty":
+        assert {*latencies} == {0.5 * 0.4, 0.5 * 6.4}
+        assert np.mean(latencies > 0.5) == pytest.approx(0.1, abs=0.01)
+    else:
+        # The median of an exponential is log(2) of its mean.
+        assert np.median(latencies) == pytest.approx(0.5 * math.log(2), rel=0.05)
+        assert latencies.min() >= 0
+
+
+def test_a_read_takes_its_latency_and_then_its_transfer():
+    fake = FakeTime()
+    fake.wait(0, 10**9)
+    assert fake.slept_s == []
+    fake = FakeTime(latency_s=2.0, bytes_per_s=100.0)
+    fake.wait(0, 50)
+    assert fake.slept_s == [2.0, 0.5]
+    # An idle link saves up no bandwidth.
+    fake = FakeTime(bytes_per_s=100.0)
+    fake.wait(0, 100)
+    fake.now_s += 60
+    fake.wait(1, 100)
+    assert fake.slept_s == [1.0, 1.0]
+
+
+def test_a_late_wake_up_is_given_back_to_the_next_read_but_a_suspension_is_not():
+    fake = FakeTime(late_s=0.001, latency_s=0.01)
+    for read in range(100):
+        fake.wait(read, 1)
+    assert fake.now_s - 100.0 == pytest.approx(100 * 0.01 + 0.001)
+    fake = FakeTime(late_s=60.0, latency_s=1.0)
+    for read in range(4):
+        fake.wait(read, 1)
+        fake.late_s = 0.0
+    assert fake.slept_s == pytest.approx([1.0, 0.99, 1.0, 1.0])
+
+
+def test_concurrent_reads_overlap_in_latency_and_share_the_bandwidth():
+    everybody_sleeps, errors = threading.Barrier(3), []
+
+    def sleep(_):
+        # With a lock held while sleeping, the barrier would time out and raise.
+        try:
+            everybody_sleeps.wait(timeout=120)
+        except threading.BrokenBarrierError as error:
+            errors.append(error)
+
+    storage = SimulatedStorage(StorageSpec(1.0, 1.0), 0, sleep=sleep)
+    threads = [threading.Thread(target=storage.wait, args=(i, 1)) for i in range(3)]
+    for step in (threading.Thread.start, threading.Thread.join):
+        for thread in threads:
+            step(thread)
+    assert not errors
+    # The clock stands still: all three ask at the same moment.
+    spec, slept_s = StorageSpec(bytes_per_s=100.0), []
+    storage = SimulatedStorage(spec, 0, clock=lambda: 5.0, sleep=slept_s.append)
+    for read in range(3):
+        storage.wait(read, 50)
+    assert slept_s == [0.5, 1.0, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"latency_s": -1.0}, "latency_s"),
+        ({"latency_s": math.nan}, "latency_s"),
+        ({"bytes_per_s": math.inf}, "bytes_per_s"),
+        ({"distribution": "normal"}, "'normal'.*constant, exponential, bursty"),
+    ],
+)
+def test_a_bad_storage_is_refused(fields, named):
+    with pytest.raises(ValueError, match=named):
+        StorageSpec(**fields)
+
+
+def test_facts_say_simulated():
+    for fields, said in (({"latency_s": 0.1}, True), ({"bytes_per_s": 1.0}, True)):
+        assert StorageSpec(**fields).metadata()["simulated"] is said
+    assert StorageSpec().metadata()["simulated"] is False

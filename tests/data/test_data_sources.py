@@ -1,202 +1,633 @@
-"""Sources: prepared folders and tensorflow-datasets give the same kind of dict."""
+"""Data of others: the same records from every format, and what is refused."""
 
 import io
+import itertools
+import json
+import os
 import pickle
+import shutil
 import subprocess
 import sys
+import tarfile
+from contextlib import closing
+from pathlib import Path
 from unittest import mock
 
 import cv2
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from array_record.python.array_record_module import ArrayRecordWriter
 
-from echo_jax.data.images.decode import decode_image
-from echo_jax.data.sources.source import Subset, open_source
+import echo_jax as ej
+from echo_jax.config import load_config
+from echo_jax.data.images import decode_image
+from echo_jax.data.sources import (
+    Subset,
+    find_shards,
+    open_source,
+    pack,
+    shards_metadata,
+)
+from echo_jax.data.text import open_sequences
+from echo_jax.inference import evaluate_run
+from echo_jax.runs import run_train
+from echo_jax.workloads import build
+
+CLASSES = ["cat", "dög", "fish"]
+SIZES = {"train": 30, "validation": 12}
 
 
-def image(number, height=40, width=50):
+def pixels(seed, height=32, width=32):
     shape = (height, width, 3)
-    return np.random.default_rng(number).integers(0, 256, shape, np.uint8)
+    return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
 
 
-def png(number):
-    _, encoded = cv2.imencode(".png", image(number)[..., ::-1])
-    return encoded.tobytes()
+def png(*args):
+    return cv2.imencode(".png", pixels(*args)[..., ::-1])[1].tobytes()
 
 
-EXAMPLES = {
-    "cifar10": lambda i: {
-        "image": io.BytesIO(
-            cv2.imencode(".png", image(i, 32, 32)[..., ::-1])[1].tobytes()
-        ),
-        "label": i % 10,
-        "id": f"x{i}",
-    },
-    "imagenet2012": lambda i: {
-        "image": io.BytesIO(png(i)),
-        "label": 7 * i,
-        "file_name": f"n{i}.JPEG",
-    },
-    "lm1b": lambda i: {"text": f"Größe {i}"},
+IMAGES = {
+    split: [
+        {"image": png([i, size]), "label": i % 3, "name": f"{split}/{i:03}.png"}
+        for i in range(size)
+    ]
+    for split, size in SIZES.items()
 }
-SPLITS = {
-    "cifar10": ("train", "test"),
-    "imagenet2012": ("train", "validation"),
-    "lm1b": ("train", "test"),
+TEXTS = {
+    split: [{"text": f"{split} says {i}: Größe".encode()} for i in range(size)]
+    for split, size in SIZES.items()
 }
+OF_KIND = {"images": IMAGES, "text": TEXTS}
+PNG = IMAGES["train"][0]["image"]
 
 
-def write(name, data_dir, examples, file_format="array_record", splits=("train",)):
+class Texts:
+    """What a user would write."""
+
+    splits = ("train", "validation")
+    examples = TEXTS
+
+    def __init__(self, split):
+        self.split = split
+
+    def __len__(self):
+        return SIZES[self.split]
+
+    def __getitem__(self, index):
+        return dict(self.examples[self.split][index])
+
+    def metadata(self):
+        return {"version": 3}
+
+
+class Images(Texts):
+    classes = CLASSES
+    examples = IMAGES
+
+
+class WrongLabel(Images):
+    def __getitem__(self, index):
+        return {**super().__getitem__(index), "label": 3}
+
+
+class NumpyLabel(Images):
+    def __getitem__(self, index):
+        return {**super().__getitem__(index), "label": np.int64(1)}
+
+
+class Empty(Images):
+    def __len__(self):
+        return 0
+
+
+def write_tar(path, members):
+    with tarfile.open(path, "w") as archive:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+def members_of(kind, example, i):
+    if kind == "text":
+        return [(f"{i:03}.txt", example["text"])]
+    stem = example["name"].removesuffix("png")
+    label = str(example["label"]).encode()
+    return [
+        (f"{stem}png", example["image"]),
+        (f"{stem}json", b"{}"),
+        (f"{stem}cls", label),
+    ]
+
+
+def write_classes(folder):
+    (folder / "classes.txt").write_text("\n".join(CLASSES) + "\n")
+
+
+def write_wds(folder, kind):
+    """Two archives for each split."""
+    for split, examples in OF_KIND[kind].items():
+        members = [members_of(kind, each, i) for i, each in enumerate(examples)]
+        half = len(examples) // 2
+        for shard, part in enumerate((members[:half], members[half:])):
+            write_tar(folder / f"{split}-{shard:03}.tar", itertools.chain(*part))
+    write_classes(folder)
+    return f"wds:{folder}"
+
+
+def write_array_record(folder, kind):
+    for split, examples in OF_KIND[kind].items():
+        path = folder / f"{split}.array_record"
+        writer = ArrayRecordWriter(str(path), "group_size:1")
+        for example in examples:
+            writer.write(pack(example) if kind == "images" else example["text"])
+        writer.close()
+    write_classes(folder)
+    return f"arrayrecord:{folder}"
+
+
+def hugging_face(kind):
+    datasets = pytest.importorskip("datasets", reason="pip install 'echo-jax[hf]'")
+    splits = {}
+    for split, examples in OF_KIND[kind].items():
+        if kind == "text":
+            rows = {"text": [example["text"].decode() for example in examples]}
+            features = datasets.Features(text=datasets.Value("string"))
+        else:
+            named = [{"bytes": e["image"], "path": e["name"]} for e in examples]
+            rows = {"photo": named, "kind": [e["label"] for e in examples]}
+            features = datasets.Features(
+                photo=datasets.Image(), kind=datasets.ClassLabel(names=CLASSES)
+            )
+        splits[split] = datasets.Dataset.from_dict(rows, features=features)
+    return datasets.DatasetDict(splits)
+
+
+def write_hf(folder, kind):
+    hugging_face(kind).save_to_disk(str(folder / "saved"))
+    return f"hf:{folder / 'saved'}"
+
+
+def write_parquet(folder, kind):
+    for split, data in hugging_face(kind).items():
+        data.to_parquet(str(folder / f"{split}-00000-of-00001.parquet"))
+    return f"hf:{folder}"
+
+
+def write_cache(folder, kind):
+    """What the cache holds after a dataset was loaded by its name."""
+    datasets = pytest.importorskip("datasets", reason="pip install 'echo-jax[hf]'")
+    write_parquet(folder, kind)
+    files = {split: str(folder / f"{split}-00000-of-00001.parquet") for split in SIZES}
+    builder = datasets.load_dataset_builder(
+        "parquet", data_files=files, cache_dir=str(folder)
+    )
+    builder.download_and_prepare()
+    made = Path(builder.cache_dir)
+    cached = Path(os.environ["HF_HOME"]) / "datasets" / f"echo-jax___{kind}"
+    copy = cached / "default" / "0.0.0" / made.name
+    shutil.copytree(made, copy)
+    info = json.loads((copy / "dataset_info.json").read_text())
+    info.update(dataset_name=kind, config_name="default")
+    (copy / "dataset_info.json").write_text(json.dumps(info))
+    for path in copy.glob("parquet-*.arrow"):
+        path.rename(copy / path.name.replace("parquet", kind, 1))
+    return f"hf:echo-jax/{kind}"
+
+
+FORMATS = {
+    "wds": write_wds,
+    "arrayrecord": write_array_record,
+    "hf": write_hf,
+    "parquet": write_parquet,
+    "cache": write_cache,
+    "python": lambda _, kind: f"python:{__name__}:{kind.title().replace('xt', 'xts')}",
+}
+each_format = pytest.mark.parametrize("name", FORMATS)
+
+
+def write_tfds(name, data_dir, example, splits=("train",), form="array_record"):
     """Prepares a dataset of tensorflow-datasets out of examples of our own."""
-    builder = tfds.builder(name, data_dir=data_dir, file_format=file_format)
+    builder = tfds.builder(name, data_dir=data_dir, file_format=form)
 
     def generate(self, download):
-        return {split: enumerate(examples) for split in splits}
+        return {split: ((i, example(i)) for i in range(5)) for split in splits}
 
     with mock.patch.object(type(builder), "_split_generators", generate):
         builder.download_and_prepare()
 
 
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory):
+def file_of(i, *size):
+    return io.BytesIO(png(i, *size))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def caches(tmp_path_factory):
+    """Those of Hugging Face, and of tensorflow-datasets with three datasets."""
     folder = tmp_path_factory.mktemp("tfds")
-    for name, example in EXAMPLES.items():
-        examples = [example(i) for i in range(5)]
-        write(name, folder, examples, splits=SPLITS[name])
-    return folder
+    for name, other, example in (
+        ("cifar10", "test", lambda i: {"image": file_of(i), "label": i, "id": f"x{i}"}),
+        (
+            "imagenet2012",
+            "validation",
+            lambda i: {
+                "image": file_of(i, 40, 50),
+                "label": 7 * i,
+                "file_name": f"{i}",
+            },
+        ),
+        ("lm1b", "test", lambda i: {"text": f"Größe {i}"}),
+    ):
+        write_tfds(name, folder, example, ("train", other))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("hub")))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("TFDS_DATA_DIR", str(folder))
+        yield
 
 
-@pytest.fixture(autouse=True)
-def in_data_dir(data_dir, monkeypatch):
-    monkeypatch.setenv("TFDS_DATA_DIR", str(data_dir))
+@pytest.fixture(scope="module")
+def source_of(tmp_path_factory):
+    """Writes the examples of a kind in a format, once."""
+    made = {}
+
+    def make(name, kind):
+        if (name, kind) not in made:
+            folder = tmp_path_factory.mktemp(f"{name}_{kind}")
+            made[name, kind] = FORMATS[name](folder, kind)
+        return made[name, kind]
+
+    return make
 
 
-def by_name(source, split, kind):
-    records, decode = open_source(source, split, kind)
+def examples_of(opened):
+    records, decode = pickle.loads(pickle.dumps(opened))
     assert all(type(records[i]) is bytes for i in range(len(records)))
-    return records, [decode(records[i]) for i in range(len(records))]
+    return [decode(records[i]) for i in range(len(records))]
 
 
-def test_classes_and_images_of_tensorflow_datasets():
-    records, found = by_name("tfds:imagenet2012", "train", "images")
-    assert len(records) == 5 and len(records.info["classes"]) == 1000
+@pytest.mark.parametrize("kind", OF_KIND)
+@each_format
+def test_records_are_what_was_written(source_of, name, kind):
+    source = source_of(name, kind)
+    for split, examples in OF_KIND[kind].items():
+        opened = open_source(source, split, kind)
+        if name == "hf" and kind == "images":
+            # `save_to_disk` leaves folders out of names.
+            examples = [{**e, "name": Path(e["name"]).name} for e in examples]
+        assert examples_of(opened) == examples
+        info, metadata = opened[0].info, json.loads(json.dumps(opened[0].metadata()))
+        assert info["kind"] == kind and info["splits"].keys() == SIZES.keys()
+        assert kind == "text" or info["classes"] == CLASSES
+        expected = {"source": source, "split": split, "examples": len(examples)}
+        assert expected.items() <= metadata.items()
+        assert name == "python" or len(metadata["fingerprint"]) == 64
+
+
+def config_of(source, **overrides):
+    fields = {
+        "data.source": source,
+        "batch_size": 8,
+        "data.eval_examples": 0,
+        "model.width": 4,
+        "updates": 6,
+        "echo.factor": 2.0,
+        "echo.order": "spread",
+        "echo.buffer": 24,
+        "target": 0.0,
+        "stop_at_target": False,
+        "log_every": 2,
+        "eval_every": 6,
+        "optim.warmup_updates": 1,
+        "dispatch.mode": "loop",
+        "mesh.data": 1,
+    }
+    return load_config("configs/cifar.py:tiny", {**fields, **overrides})
+
+
+def test_a_run_trains_with_an_echo_and_does_not_go_on_with_other_shards(
+    tmp_path, compiled_soon
+):
+    (tmp_path / "data").mkdir()
+    source = write_wds(tmp_path / "data", "images")
+    summary = run_train(config_of(source), tmp_path / "run")
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["workload"]["data"]["train"]["source"] == source
+    assert (summary["updates"], summary["fresh"], summary["repeats"]) == (6, 32, 16)
+    shards = sorted((tmp_path / "data").glob("train-*.tar"))
+    contents = [shard.read_bytes() for shard in shards]
+    for shard, content in zip(shards, reversed(contents), strict=True):
+        shard.write_bytes(content)
+    with pytest.raises(ValueError, match="was trained on other data than those"):
+        run_train(config_of(source, updates=8), tmp_path / "run")
+
+
+@each_format
+def test_a_position_is_gone_on_from_to_the_bit(source_of, name):
+    """With the batches of the first format."""
+    spec = ej.EchoSpec(factor=2, order="spread", buffer=24, batch_size=8)
+
+    def batches(name):
+        workload = build(config_of(source_of(name, "images")))
+        return closing(iter(workload.train_dataset(spec)))
+
+    with batches(name) as first, batches(name) as second, batches("wds") as other:
+        for _ in range(3):
+            next(first)
+        second.set_state(first.get_state())
+        rest = itertools.islice(other, 3, 9)
+        for one, again, same in zip(first, second, rest, strict=False):
+            for key in one:
+                np.testing.assert_array_equal(one[key], again[key])
+                np.testing.assert_array_equal(one[key], same[key])
+
+
+@each_format
+def test_documents_are_packed(source_of, name):
+    text = open_sequences(source_of(name, "text"), seq_len=64, tokenizer="bytes")
+    tokens = text.decode(text.train[0])["tokens"]
+    assert bytes(tokens[1:15].astype(np.uint8)) == b"train says 0: "
+
+
+def refusal(source, kind="images", split="train"):
+    with pytest.raises(ValueError) as caught:
+        open_source(source, split, kind)
+    return str(caught.value)
+
+
+@each_format
+def test_a_missing_split_and_another_kind_are_refused(source_of, name):
+    source = source_of(name, "images")
+    said = refusal(source, split="extra")
+    assert "no split 'extra'; it has train, validation" in said
+    assert source in refusal(source, "coco")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (f"{__name__}:WrongLabel", "has label 3; there are 3 classes"),
+        (f"{__name__}:NumpyLabel", "has 'label' of type int64; give int"),
+        (f"{__name__}:Texts", "no classes"),
+        (f"{__name__}:Empty", "has no example in split 'train'"),
+        (f"{__name__}:Nothing", "cannot be imported"),
+        (f"{__name__}:config_of", "is no class with splits"),
+        # No other code is called by its name.
+        ("os:system", "is no class with splits"),
+        ("shelve:DbfilenameShelf", "is no class with splits"),
+        ("nowhere.at.all:Class", "cannot be imported"),
+    ],
+)
+def test_a_class_that_does_not_fit_is_refused(source, said):
+    assert said in refusal(f"python:{source}")
+
+
+def test_the_config_of_a_run_folder_names_no_code(tmp_path, compiled_soon):
+    source = f"python:{__name__}:Images"
+    run_train(config_of(source, updates=2), tmp_path)
+    run = ej.load_run(tmp_path)  # Its model needs no data.
+    with pytest.raises(ValueError, match="names code"):
+        evaluate_run(run)
+    assert evaluate_run(run, source=source).metrics
+
+
+@pytest.mark.parametrize("label", [b"4\n", b"4.0"])
+def test_shards_without_a_list_of_classes_count_them(tmp_path, label):
+    write_tar(tmp_path / "train.tar", [("a.PNG", PNG), ("a.cls", label)])
+    records, decode = open_source(f"wds:{tmp_path}", "train", "images")
+    assert records.info["classes"] == ["0", "1", "2", "3", "4"]
+    assert decode(records[0]) == {"image": PNG, "label": 4, "name": "a.PNG"}
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ([("a.png", PNG)], "needs .cls, its label"),
+        ([("a.cls", b"1")], "needs one of .jpg"),
+        ([("a.png", PNG), ("a.cls", b"-1")], "is b'-1'; a label is a number"),
+        ([("a.png", PNG), ("a.cls", b"0.5")], "is b'0.5'; a label is a number"),
+        ([("a.png", PNG), ("a.cls", b"9" * 16)], "a label is a number from 0"),
+        ([("a.png", PNG), ("a.png", PNG)], "two members 'a.png'"),
+        ([("../a.png", PNG)], "leads out of the folder"),
+        ([("/etc/a.png", PNG)], "leads out of the folder"),
+        ([("a\x1b[2J.png", PNG)], "not printable"),
+        ([("a" * 2000 + ".png", PNG)], "more than 1024 characters"),
+    ],
+)
+def test_hostile_and_broken_archives_are_refused(tmp_path, members, said):
+    write_tar(tmp_path / "train.tar", members)
+    found = refusal(f"wds:{tmp_path}")
+    assert said in found and "\x1b" not in found
+
+
+def test_archives_that_are_cut_off_or_hold_links_are_refused(tmp_path):
+    path, source = tmp_path / "train.tar", f"wds:{tmp_path}"
+    write_tar(path, [("a.png", PNG), ("a.cls", b"0")])
+    whole = path.read_bytes()
+    records, _ = open_source(source, "train", "images")
+    # In the content, where the next header would be, in it, and in the end mark.
+    header = 512 + -(-len(PNG) // 512) * 512
+    for length in (header, header + 200, header + 1024 + 100, 600):
+        path.write_bytes(whole[:length])
+        assert "damaged, cut off" in refusal(source)
+    with pytest.raises(ValueError, match="it was changed while it was read"):
+        records[0]
+    with tarfile.open(path, "w") as archive:
+        info = tarfile.TarInfo("a.png")
+        info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(info)
+    assert "is a link" in refusal(source)
+
+
+def test_records_say_no_classes_by_themselves(tmp_path):
+    source = write_array_record(tmp_path, "images")
+    (tmp_path / "classes.txt").unlink()
+    assert "says no classes" in refusal(source)
+    (tmp_path / "train.array_record").write_bytes(b"no records")
+    write_classes(tmp_path)
+    assert "cannot be read" in refusal(source)
+
+
+def test_names_of_classes_are_read_through_no_link(tmp_path):
+    """They go into files of a run, which are shown to others."""
+    write_tar(tmp_path / "train-0.tar", [("a.jpg", b"\xff\xd8"), ("a.cls", b"0")])
+    secret, classes = tmp_path / "credentials", tmp_path / "classes.txt"
+    secret.write_text("password")
+    classes.symlink_to(secret)
+    assert "is a link where a file belongs" in refusal(f"wds:{tmp_path}")
+    classes.unlink()
+    os.mkfifo(classes)  # Whoever opens it waits for ever.
+    assert "is a named pipe where a file belongs" in refusal(f"wds:{tmp_path}")
+
+
+def test_shards_are_found_by_the_words_of_their_names(tmp_path):
+    for name in ("train-000.tar", "train-001.tar", "x_val_0.tar"):
+        (tmp_path / name).touch()
+    train = [tmp_path / "train-000.tar", tmp_path / "train-001.tar"]
+    both = {"train": train, "val": [tmp_path / "x_val_0.tar"]}
+    for pattern, expected in (
+        ("{train-000,train-001,x_val_0}.tar", both),
+        ("", both),
+        ("*.tar", both),
+        ("train-{000..001}.tar", {"train": train}),
+    ):
+        assert find_shards("", f"{tmp_path}/{pattern}", ".tar") == expected
+    (tmp_path / "photos.tar").touch()
+    for pattern, said in (
+        ("train-{000..002}.tar", "there is no file .*train-002.tar"),
+        ("train-{0..999999}.tar", "more than 100000 files"),
+        ("{0..9999}{0..9999}", "more than 100000 files"),
+        ("nothing", "there is no file"),
+        ("", r"photos.tar' is no file .* names one split"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            find_shards("wds:x", f"{tmp_path}/{pattern}", ".tar")
+
+
+def test_columns_are_named_where_there_are_several(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="pip install 'echo-jax[hf]'")
+    data = hugging_face("images")["train"]
+    data = data.add_column("fine", [0] * len(data))
+    data = data.cast_column("fine", datasets.ClassLabel(names=["all"]))
+    data.save_to_disk(str(tmp_path / "saved"))
+    source = f"hf:{tmp_path / 'saved'}"
+    assert "has kind, fine of feature ClassLabel" in refusal(source)
+    records, _ = open_source(f"{source}?label=fine", "train", "images")
+    assert records.info["classes"] == ["all"]
+    assert records.metadata()["columns"] == {"image": "photo", "label": "fine"}
+    assert "none called 'x'" in refusal(f"{source}?label=x")
+    assert "sets labels; what may follow" in refusal(f"{source}?labels=fine")
+    assert "has no column of feature text" in refusal(source, "text")
+    assert "cannot be opened" in refusal(f"hf:{tmp_path / 'nothing'}")
+    assert "holds no file that ends with .parquet" in refusal(f"hf:{tmp_path}")
+
+
+def test_a_package_that_is_missing_is_named_with_the_extra(monkeypatch):
+    monkeypatch.delitem(sys.modules, "echo_jax.data.sources.hf", raising=False)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert "pip install 'echo-jax[hf]'" in refusal("hf:anything")
+
+
+def test_a_fingerprint_is_of_what_the_docs_say(tmp_path):
+    """16 pieces of 64 KiB, from the first byte to the last; all of 1 MiB."""
+    path = tmp_path / "train.tar"
+
+    def fingerprint_without(byte):
+        changed = bytearray(content)
+        changed[byte] ^= 1
+        path.write_bytes(changed)
+        return shards_metadata([path])["fingerprint"]
+
+    for mib in (1, 7):
+        size = (mib << 20) + 4 * (mib > 1)
+        content = np.random.default_rng(0).bytes(size)
+        path.write_bytes(content)
+        whole = shards_metadata([path])["fingerprint"]
+        starts = [k * (size - (1 << 16)) // 15 for k in range(16)]
+        seen = [byte for at in starts for byte in (at, at + (1 << 16) - 1)]
+        assert seen[0] == 0 and seen[-1] == size - 1
+        assert all(fingerprint_without(byte) != whole for byte in seen)
+        between = (starts[7] + starts[8] + (1 << 16)) // 2
+        assert (fingerprint_without(between) == whole) is (mib > 1)
+
+
+def test_another_label_is_seen_wherever_it_lies(tmp_path):
+    """Labels, names and sizes of all examples have a fingerprint of their own."""
+    found = []
+    for name, label in (("a.jpg", b"1"), ("a.jpg", b"2"), ("b.jpg", b"1")):
+        members = [(name, b"\xff\xd8"), (f"{name[0]}.cls", label)]
+        write_tar(tmp_path / "train-0.tar", members)
+        write_classes(tmp_path)
+        records, _ = open_source(f"wds:{tmp_path}", "train", "images")
+        found.append(records.metadata()["examples_fingerprint"])
+    assert len({*found}) == 3
+
+
+def test_images_and_texts_of_tensorflow_datasets():
+    opened = open_source("tfds:imagenet2012", "train", "images")
+    assert len(opened[0]) == 5 and len(opened[0].info["classes"]) == 1000
     # Its writer shuffles.
-    found = sorted(found, key=lambda example: example["label"])
+    found = sorted(examples_of(opened), key=lambda example: example["label"])
     for i, example in enumerate(found):
-        assert example.keys() == {"image", "label", "name"}
-        assert (example["label"], example["name"]) == (7 * i, f"n{i}.JPEG")
+        assert (example["label"], example["name"]) == (7 * i, f"{i}")
         assert type(example["label"]) is int
         # Not decoded: how, is for the workload to say.
-        assert example["image"] == png(i)
-        np.testing.assert_array_equal(decode_image(example["image"]), image(i))
+        assert example["image"] == png(i, 40, 50)
+    np.testing.assert_array_equal(decode_image(example["image"]), pixels(4, 40, 50))
+    texts = examples_of(open_source("tfds:lm1b", "train", "text"))
+    assert {text["text"].decode() for text in texts} == {f"Größe {i}" for i in range(5)}
 
 
-def test_text_of_tensorflow_datasets():
-    _, found = by_name("tfds:lm1b", "train", "text")
-    assert {example["text"].decode() for example in found} == {
-        f"Größe {i}" for i in range(5)
-    }
-
-
-def test_facts_say_what_was_read():
-    records, _ = open_source("tfds:cifar10", "train", "images")
-    metadata = records.metadata()
-    assert metadata.pop("bytes") > 5 * 1000
-    assert metadata == {
-        "source": "tfds:cifar10",
-        "kind": "images",
-        "version": str(tfds.builder("cifar10").version),
-        "split": "train",
-        "examples": 5,
-    }
-    assert records.info["splits"] == {s: {"examples": 5} for s in ("test", "train")}
-
-
-def test_the_validation_split_may_have_another_name():
-    assert open_source("tfds:cifar10", "validation", "images")[0].metadata()[
-        "split"
-    ] == ("test")
+def test_facts_of_tensorflow_datasets_say_what_was_read():
+    # The validation split may have another name.
+    for split, called in (("train", "train"), ("validation", "test")):
+        records, _ = open_source("tfds:cifar10", split, "images")
+        metadata = records.metadata()
+        assert metadata.pop("bytes") > 5 * 1000
+        assert metadata == {
+            "source": "tfds:cifar10",
+            "kind": "images",
+            "version": str(tfds.builder("cifar10").version),
+            "split": called,
+            "examples": 5,
+        }
+        assert records.info["splits"] == {s: {"examples": 5} for s in ("test", "train")}
     records, _ = open_source("tfds:imagenet2012", "validation", "images")
     assert records.metadata()["split"] == "validation"
-    with pytest.raises(ValueError, match=r"no split 'extra'; it has .*test"):
-        open_source("tfds:cifar10", "extra", "images")
 
 
-def test_sources_go_to_worker_processes():
-    records, decode = pickle.loads(
-        pickle.dumps(open_source("tfds:cifar10", "train", "images"))
-    )
-    assert decode(records[2])["label"] in range(5)
-    assert records.metadata()["examples"] == 5
-
-
-def test_what_is_not_prepared_names_the_command():
-    with pytest.raises(
-        ValueError, match=r"tfds:cifar100' is not prepared in .*tfds"
-    ) as e:
-        open_source("tfds:cifar100", "train", "images")
-    assert (
-        "tfds.builder('cifar100', file_format='array_record').download_and_prepare()"
-        in str(e.value)
-    )
+@pytest.mark.parametrize(
+    ("source", "kind", "split", "said"),
+    [
+        ("tfds:cifar100", "images", "train", "tfds:cifar100' is not prepared in "),
+        ("tfds:cifar100", "images", "train", "'array_record').download_and_prepare()"),
+        ("tfds:cifar10", "images", "extra", "no split 'extra'; it has train, test"),
+        ("tfds:lm1b", "images", "train", "no feature 'image'"),
+        ("tfds:cifar10", "coco", "train", "no feature 'image/id'"),
+        ("", "images", "train", "data.source is empty"),
+    ],
+)
+def test_what_tensorflow_datasets_lacks_is_refused(source, kind, split, said):
+    assert said in refusal(source, kind, split)
 
 
 @pytest.mark.slow
 def test_files_without_random_access_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    write("lm1b", tmp_path, [EXAMPLES["lm1b"](0)], file_format="tfrecord")
-    with pytest.raises(ValueError, match=r"cannot be read by index\. Remove .*lm1b"):
-        open_source("tfds:lm1b", "train", "text")
-
-
-def test_data_of_another_kind_is_refused():
-    with pytest.raises(
-        ValueError, match=r"no feature 'image'.* kind images; it has text"
-    ):
-        open_source("tfds:lm1b", "train", "images")
-    with pytest.raises(ValueError, match="no feature 'image/id'"):
-        open_source("tfds:cifar10", "train", "coco")
-    with pytest.raises(ValueError, match=r"data\.source is empty"):
-        open_source("", "train", "images")
+    write_tfds("lm1b", tmp_path, lambda i: {"text": "x"}, form="tfrecord")
+    assert "cannot be read by index. Remove " in refusal("tfds:lm1b", "text")
 
 
 _SCENES = """
-import io, sys
-from unittest import mock
-import numpy as np
+import sys
 import tensorflow_datasets as tfds
-from test_data_sources import png
+from test_data_sources import file_of, write_tfds
 
 def scene(i):
     box = tfds.features.BBox(ymin=0.1, xmin=0.2, ymax=0.5, xmax=0.6)
     object_ = {"area": 300 + i, "bbox": box, "id": i, "is_crowd": i > 1, "label": 3}
-    return {"image": io.BytesIO(png(i)), "image/filename": "x", "image/id": 100 + i,
+    return {"image": file_of(i, 40, 50), "image/filename": "x", "image/id": 100 + i,
             "objects": [object_] * i}
 
-builder = tfds.builder("coco/2017", data_dir=sys.argv[1], file_format="array_record")
-generate = lambda self, download: {"train": ((i, scene(i)) for i in range(3))}
-with mock.patch.object(type(builder), "_split_generators", generate):
-    builder.download_and_prepare()
+write_tfds("coco/2017", sys.argv[1], scene)
 """
 
 
 @pytest.mark.slow
 def test_scenes_of_tensorflow_datasets(tmp_path, monkeypatch):
     """Prepared with TensorFlow, which takes ten seconds to import, and read without."""
-    here = __file__.rpartition("/")[0]
-    subprocess.run(
-        [sys.executable, "-c", _SCENES, str(tmp_path)],
-        check=True, capture_output=True, cwd=here,
-    )  # fmt: skip
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", _SCENES, str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, cwd=here)
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    records, found = by_name("tfds:coco/2017", "train", "coco")
+    opened = open_source("tfds:coco/2017", "train", "coco")
     # The names come with the real annotations.
-    assert records.info["categories"][3] == {"id": 3, "name": "3"}
-    found = {example["image_id"]: example for example in found}
+    assert opened[0].info["categories"][3] == {"id": 3, "name": "3"}
+    found = {example["image_id"]: example for example in examples_of(opened)}
     for i in range(3):
         example = found[100 + i]
-        np.testing.assert_array_equal(example["image"], image(i))
+        np.testing.assert_array_equal(example["image"], pixels(i, 40, 50))
         assert (example["height"], example["width"]) == (40, 50)
         boxes = np.frombuffer(example["boxes"], np.float32).reshape(-1, 4)
         np.testing.assert_allclose(boxes, np.tile([4, 10, 20, 30], (i, 1)), rtol=1e-6)

@@ -22,6 +22,7 @@ __getattr__ = door(
             "decode_shape",
             "shape_cover",
         ],
+        "shard_files": ["find_shards", "shards_metadata"],
         "source": ["Subset", "open_source"],
         "text": ["TextWindows", "decode_window", "load_corpus"],
     },
