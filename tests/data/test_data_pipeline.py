@@ -15,7 +15,6 @@ from slow_cases import slow_but_for
 
 import echo_jax as ej
 from echo_jax.data.pipeline import (
-    DataShard,
     PipelineSpec,
     SimulatedStorage,
     Stages,
@@ -26,6 +25,7 @@ from echo_jax.data.pipeline import (
     stream_eval_batches,
     train_dataset,
 )
+from echo_jax.echo import DataShard
 
 NUM_RECORDS, BATCH_SIZE = 50, 4
 PLACEMENTS = ("read", "decode", "augment", "batch")
@@ -120,7 +120,7 @@ def assert_resumes(dataset, positions, expected=None):
         # An iterator can go back.
         whole.set_state(states[first := positions[0]])
         again = [next(whole) for _ in range(3)]
-        assert_equal(again, batches[first : first + 3])
+    assert_equal(again, batches[first : first + 3])
     assert_equal(batches, expected[: len(batches)] if expected else batches)
     for position in positions:
         with closing(iter(dataset)) as resumed:
@@ -410,10 +410,11 @@ def shards_of(of, count, spec=IDENTITY, **fields):
     """The batches of each shard, of batches of 8 of 52 records."""
     options = {"batch_size": 8, "threads": 0, "prefetch": 0, **fields}
     sources = [Records(52) for _ in range(of)]
-    stages = [replace(STAGES, source=source) for source in sources]
-    shards = [DataShard(number, of) for number in range(of)]
-    made = [make(spec, stages=s, shard=n, **options) for s, n in zip(stages, shards)]
-    return sources, [take(dataset, count) for dataset in made]
+    shards = []
+    for number, source in enumerate(sources):
+        stages, shard = replace(STAGES, source=source), DataShard(number, of)
+        shards.append(take(make(spec, stages=stages, shard=shard, **options), count))
+    return sources, shards
 
 
 def whole_of(shards):
@@ -468,7 +469,7 @@ def test_fresh_batches_of_shards_are_rows_of_the_whole_and_shards_resume():
     made = [fresh_batches(STAGES, spec, DataShard(n, 2)) for n in range(2)]
     whole = take(fresh_batches(STAGES, spec), 10)
     assert_equal(whole_of([take(dataset, 10) for dataset in made]), whole)
-    assert_resumes(make(ECHOES["spread"], shard=DataShard(1, 2)), [0, 7])
+    assert_resumes(make(ECHOES["shuffle"], shard=DataShard(1, 2)), [0, 7])
     with pytest.raises(ValueError, match=r"config\.batch_size=4 is not a multiple of"):
         make(shard=DataShard(0, 3))
 
