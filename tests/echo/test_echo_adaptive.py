@@ -353,7 +353,7 @@ def test_a_state_beside_the_log_that_is_replayed_is_refused():
         make(SMALL, [False]).check_state(drawn_once().get_state())
 
 
-def test_a_state_with_a_log_of_any_length_is_refused_at_the_first_batch_that_cannot_be():
+def test_a_state_with_a_long_log_is_refused_at_the_first_wrong_batch():
     """A long log is neither unpacked nor replayed before it is refused."""
     plan = make({"buffer": 8, "batch_size": 4, "host_batch": 4, "cap": 2})
     longest = log(True, *[False] * 100_000)

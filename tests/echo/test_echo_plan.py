@@ -1,10 +1,7 @@
 """Fixed plans, run without arrays: which item is in which slot, and for how long."""
 
-import itertools
-import json
 import re
 import tracemalloc
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -511,11 +508,18 @@ def test_a_state_of_other_lanes_is_refused(sizes):
         )
 
 
-def _drawn(plan, own, count):
-    """The next batches of a plan of some of four lanes."""
-    driver = Driver(plan, Lanes(plan.batch * 4, 4, own))
-    driver.follow = lambda batch: np.stack([batch.fresh_index, batch.repeat], -1)
-    return [driver.take(ready=True) for _ in range(count)]
+OWNS = [range(4), range(2), range(2, 4)]
+
+
+def _drawn(plan, count):
+    """Fresh index and repeat of every use of the next batches."""
+    drawn = []
+    for _ in range(count):
+        need = plan.need(plan.batch)
+        plan.write(need.must or need.may)
+        batch = plan.next(plan.batch)
+        drawn.append(np.stack([batch.fresh_index, batch.repeat], -1))
+    return drawn
 
 
 @pytest.mark.parametrize(
@@ -528,10 +532,8 @@ def _drawn(plan, own, count):
     ids=[*ORDERS, "stochastic", "adaptive"],
 )
 def test_lanes_draw_alike_wherever_the_others_are(spec):
-    owns = [range(4), range(2), range(2, 4)]
-    whole, *parts = (
-        _drawn(make_plan(spec, lanes=Lanes(16, 4, own)), own, 30) for own in owns
-    )
+    plans = [make_plan(spec, lanes=Lanes(16, 4, own)) for own in OWNS]
+    whole, *parts = (_drawn(plan, 30) for plan in plans)
     np.testing.assert_array_equal(np.concatenate(parts, axis=1), whole)
 
 
@@ -551,40 +553,29 @@ def test_parts_go_on_as_a_whole_and_a_whole_as_its_parts(
     spec = ej.EchoSpec(factor, buffer, order, 8, 3)
     if is_stochastic:
         spec = ej.StochasticSpec(ej.LoadSchedule(start=0.6, end=0.6), buffer, 8, 3)
-    owns = [range(4), range(2), range(2, 4)]
 
-    def make(own):
-        return make_plan(spec, lanes=Lanes(8, 4, own), max_batches=max_batches)
+    def make(own, state=None):
+        plan = make_plan(spec, lanes=Lanes(8, 4, own), max_batches=max_batches)
+        if state is not None:
+            plan.check_state(state)
+            plan.set_state(state)
+        return plan
 
-    whole, *parts = map(make, owns)
-    for plan, own in zip((whole, *parts), owns, strict=True):
-        _drawn(plan, own, done)
-    state = whole.get_state()
-    split = split_state(state, 2)
+    whole, *parts = map(make, OWNS)
+    for plan in (whole, *parts):
+        _drawn(plan, done)
+    split = split_state(whole.get_state(), 2)
     assert [part.get_state() for part in parts] == split
-    assert joined_state(split) == state
+    assert joined_state(split) == whole.get_state()
     # So the upstream, which is read from there, is at one place for all of them.
     assert {part.anchor() for part in parts} == {whole.anchor()}
-    found = []
-    merged = make(range(4))
-    for plan, own, saved in zip(
-        (merged, *parts), owns, (joined_state(split), *split), strict=True
-    ):
-        plan.check_state(saved)
-        plan.set_state(saved)
-        found.append([_stripped(plan, 20)])
-    rest = _stripped(whole, 20)
-    np.testing.assert_array_equal(found[0][0], rest)
-    np.testing.assert_array_equal(np.concatenate([f[0] for f in found[1:]], 1), rest)
-
-
-def _stripped(plan, count):
-    batches = []
-    for _ in range(count):
-        plan.write(plan.need(plan.batch).must)
-        batch = plan.next(plan.batch)
-        batches.append(np.stack([batch.fresh_index, batch.repeat], -1))
-    return batches
+    rest = _drawn(whole, 20)
+    again = [
+        _drawn(make(own, saved), 20) for own, saved in zip(OWNS[1:], split, strict=True)
+    ]
+    np.testing.assert_array_equal(np.concatenate(again, axis=1), rest)
+    merged = make(OWNS[0], joined_state(split))
+    np.testing.assert_array_equal(_drawn(merged, 20), rest)
 
 
 def test_states_of_different_places_are_not_joined():

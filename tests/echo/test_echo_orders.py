@@ -1,0 +1,267 @@
+"""The orders: the paper's shuffle buffer beside a list, and what `spread` promises."""
+
+import itertools
+import json
+import math
+import re
+import tracemalloc
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from echo_cases import FACTORS, host_echo, specs, take
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import echo_jax as ej
+from echo_jax.config import check_config, default_config
+from echo_jax.echo import mix
+from echo_jax.echo.laws import ORDER_LAWS, CountingUpstream, assert_echo_laws
+from echo_jax.echo.orders import ORDERS, CohortSizes, rounds_of
+from echo_jax.echo.plans import FixedPlan
+
+
+def test_every_order_has_laws_and_can_be_configured():
+    assert list(ORDERS) == list(ORDER_LAWS)
+    config = default_config()
+    config.workload = "lm"
+    for config.echo.order in ORDERS:
+        check_config(config)
+
+
+def first_uses(spec, n):
+    """Index and repeat of the first ``n`` uses."""
+    plan = FixedPlan(spec)
+    # Asked for all at once, a plan would look at them again in each part.
+    parts = itertools.chain.from_iterable(
+        take(plan, min(100, n - at)) for at in range(0, n, 100)
+    )
+    pairs = [(part.fresh_index[0], part.repeat[0]) for part in parts]
+    return map(np.concatenate, zip(*pairs, strict=True))
+
+
+def by_a_list(spec, num_items):
+    """(index, repeat) of all uses: repeat, then a buffer from which a random one goes.
+
+    As in Choi et al. 2019 and in ``dataset.repeat(e).shuffle(M)``; at the end an empty
+    place may be drawn, and is drawn again.
+    """
+    counts, _ = spec.schedule.uses(0, num_items, 0)
+    stream = iter(np.repeat(np.arange(num_items), counts).tolist())
+    buffer = list(itertools.islice(stream, spec.buffer))
+    buffer += [None] * (spec.buffer - len(buffer))
+    repeats = Counter()
+    # 32 random bits, as a fraction of the buffer; 3 is the purpose of the sequence.
+    start = int(mix(int(mix(0, np.array([spec.seed]))[0]), np.array([3]))[0])
+    for draw in itertools.count():
+        if buffer.count(None) == spec.buffer:
+            return
+        slot = (int(mix(start, np.array([draw]))[0]) >> 32) * spec.buffer >> 32
+        item, buffer[slot] = buffer[slot], next(stream, None)
+        if item is not None:
+            yield item, repeats[item]
+            repeats[item] += 1
+
+
+def in_batches(spec, num_items):
+    for _, tags in ej.echo(range(num_items), spec, batch=True, tags=True):
+        yield from zip(tags.fresh_index.tolist(), tags.repeat.tolist(), strict=True)
+
+
+@settings(max_examples=50)
+@given(specs(["shuffle_buffer"], max_buffer=40), st.integers(0, 90))
+def test_shuffle_buffer_is_the_algorithm_of_the_paper(spec, num_items):
+    expected = list(by_a_list(spec, num_items))
+    assert list(in_batches(spec, num_items)) == expected
+    one_by_one = ej.echo(range(num_items), spec, tags=True)
+    assert [tuple(tags) for _, tags in one_by_one] == expected
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_shuffle_buffer_is_the_algorithm_of_the_paper_for_many_rounds(factor):
+    spec = ej.EchoSpec(FACTORS[factor], 50, "shuffle_buffer", batch_size=7, seed=4)
+    assert list(in_batches(spec, 400)) == list(by_a_list(spec, 400))
+
+
+def test_how_long_a_use_stays_is_geometric_with_the_buffer_as_mean():
+    """At factor 1 item n is use n, which draw n - M puts into a slot of M.
+
+    So it stays for more than j draws with probability (1 - 1/M)^j: for 50 on average,
+    with a standard deviation of 49.5. Of 199,000 uses the mean lies within 0.45 of
+    that, and the share that stays longer within 0.0045, four deviations of each.
+    """
+    size, count = 50, 200_000
+    index, _ = first_uses(ej.EchoSpec(1, size, "shuffle_buffer", seed=7), count)
+    stayed = np.arange(count) - (index - size)
+    # Of those that enter at the end some have not left yet.
+    stayed = stayed[(index >= size) & (index < count - 1000)]
+    assert stayed.min() == 1
+    assert stayed.mean() == pytest.approx(size, abs=0.45)
+    for draws in (1, 5, 20, 50, 100, 200):
+        longer = np.mean(stayed > draws)
+        assert longer == pytest.approx((1 - 1 / size) ** draws, abs=0.0045)
+
+
+@pytest.mark.parametrize("order", ["shuffle", "shuffle_buffer", "spread"])
+@pytest.mark.parametrize("factor", ["1.15", "2", "piecewise", "by_item"])
+def test_any_round_is_made_again_from_its_three_integers(order, factor):
+    rounds = rounds_of(ej.EchoSpec(FACTORS[factor], 100, order, seed=3))
+    for piece in itertools.islice(rounds.pieces(0, 0, 0), 0, 60, 7):
+        again = next(rounds.pieces(piece.round, piece.anchor, piece.carry))
+        assert rounds.next_anchor(piece.anchor) == piece.anchor <= piece.index.min()
+        assert (again.anchor, again.carry) == (piece.anchor, piece.carry)
+        for name in ("index", "repeat", "last"):
+            assert np.array_equal(getattr(again, name), getattr(piece, name))
+
+
+def test_a_restore_of_shuffle_buffer_reads_what_the_docs_say():
+    """About M (ln M + 2) / e items: 697 for M = 192, e = 2; by the law 4467 at most."""
+    spec = ej.EchoSpec(2, 192, "shuffle_buffer", batch_size=16)
+    rereads = []
+    for at in range(4000, 8000, 1000):
+        echo = ej.echo(CountingUpstream(range(9000)), spec)
+        for _ in itertools.islice(echo, at):
+            pass
+        upstream = CountingUpstream(range(9000))
+        other, state = ej.echo(upstream, spec), json.dumps(echo.get_state())
+        assert len(state) < 300
+        other.set_state(json.loads(state))
+        rereads.append(upstream.reads)
+        assert list(itertools.islice(other, 50)) == list(itertools.islice(echo, 50))
+    assert 400 < np.mean(rereads) < 900
+    # 192 * (ln 192 + 40) = 8689.4, and 192 draws of a round; 24 items to an anchor.
+    assert ORDER_LAWS["shuffle_buffer"].most_rereads(spec) == 4441 + 24 + 2
+
+
+# --- `spread`
+
+
+@settings(max_examples=25)
+@given(specs(orders=["spread"], max_buffer=100), st.integers(100, 400))
+def test_what_spread_promises_holds_for_any_spec(spec, num_items):
+    items = {"num_items": num_items, "make_item": lambda index: index}
+    assert_echo_laws(host_echo, spec, laws=[1, 3, 6], **items)
+
+
+@pytest.mark.parametrize(
+    ("factor", "buffer", "batch_size"),
+    [(2, 24, 16), (2.5, 34, 16), (4, 36, 16), (7.3, 90, 64), (1.15, 30, 32)],
+)
+def test_the_smallest_buffers_part_twins_too(factor, buffer, batch_size):
+    """Where a round is hardly longer than a batch, items may hardly move."""
+    spec = ej.EchoSpec(factor, buffer, "spread", batch_size)
+    index, _ = first_uses(spec, 1000 * batch_size)
+    assert all(np.unique(row).size == batch_size for row in index.reshape(1000, -1))
+
+
+@settings(max_examples=60)
+@given(specs(orders=["spread"], max_buffer=5000))
+def test_cohorts_tile_the_upstream_and_a_restore_reads_at_most_four_buffers(spec):
+    """The rounds that an item lives for, warm-up included, hold so many items."""
+    if spec.schedule.max_factor == 1:
+        return
+    sizes = CohortSizes(spec.schedule, spec.buffer, spec.batch_size)
+    rounds = len(sizes.warm) + sizes.max_uses
+    alive = [
+        sum(sizes.size(r - age) for age in range(min(sizes.max_uses, r + 1)))
+        for r in range(rounds)
+    ]
+    factor = spec.schedule.constant
+    bound = 4
+    if factor is None or factor.denominator == 1:
+        bound = 2
+    elif factor > 2:
+        bound = 3
+    assert max(alive) <= bound * spec.buffer
+    assert sizes.size(rounds) == sizes.steady <= 2 * spec.buffer
+    # A round is a batch at least, for an item comes once in a round.
+    assert spec.batch_size == 1 or sizes.round_length(rounds) >= spec.batch_size
+    start = 0
+    for cohort in range(len(sizes.warm) + 3):
+        assert sizes.start(cohort) == start
+        assert sizes.cohort_from(start) <= cohort
+        start += sizes.size(cohort)
+        if sizes.size(cohort):
+            assert sizes.cohort_from(start - sizes.size(cohort) + 1) == cohort + 1
+
+
+def test_a_large_factor_takes_memory_for_its_buffer_alone():
+    tracemalloc.start()
+    try:
+        FixedPlan(ej.EchoSpec(10_000, 40_000, "spread", 32))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 500 * 40_000
+    with pytest.raises(ValueError, match="factors of at most 10000, and this one is"):
+        FixedPlan(ej.EchoSpec(10_000.5, 40_000, "spread", 32))
+
+
+def test_lags_grow_from_the_first_batch_on_until_the_buffer_is_full():
+    spec = ej.EchoSpec(4, 1024, "spread", 16)
+    index, repeat = first_uses(spec, 50_000)
+    assert (repeat[:16] == 0).all() and (repeat[16:32] > 0).any()
+    position = np.arange(index.size)
+    order = np.lexsort((repeat, index))
+    follows = index[order][1:] == index[order][:-1]
+    lags = np.diff(position[order])[follows]
+    at = position[order][1:][follows]
+    thirds = [lags[(at >= low) & (at < low + 2500)].mean() for low in (0, 2500, 5000)]
+    assert thirds == sorted(thirds)
+    # An item stays for three lags, at one fresh item in four uses.
+    assert lags[at > index.size // 2].mean() * 3 / 4 > 0.9 * spec.buffer
+    # Two items that came one after the other do not stay so.
+    uses = zip(index.tolist(), repeat.tolist(), strict=True)
+    following = {use: after for use, (after, _) in itertools.pairwise(uses)}
+    kept = [
+        following.get((item, later)) == after
+        for (item, first), after in following.items()
+        if first == 0
+        for later in (1, 2, 3)
+    ]
+    assert np.mean(kept) < 0.02
+
+
+def test_a_seed_gives_another_order_of_the_same_feed():
+    one, two = (
+        [*first_uses(ej.EchoSpec(2.5, 64, "spread", 8, seed), 4000)] for seed in (1, 2)
+    )
+    assert (one[0] != two[0]).mean() > 0.3
+    assert (one[1] == two[1]).all()
+
+
+def test_factor_one_is_the_identity_even_without_a_buffer():
+    index, repeat = first_uses(ej.EchoSpec(1, 1, "spread", 64), 500)
+    assert index.tolist() == list(range(500))
+    assert not repeat.any()
+
+
+def test_the_buffer_that_a_refusal_advises_is_the_smallest_that_does():
+    factors = [1.01, 1.15, 1.5, 2, 2.5, 4, 7.3, {0: 3, 20: 1.1}]
+    for factor, batch_size in itertools.product(factors, [1, 4, 64]):
+        with pytest.raises(ValueError) as caught:
+            ej.echo([], ej.EchoSpec(factor, 1, "spread", batch_size))
+        said = str(caught.value)
+        assert said.startswith("buffer=1 is too small for order='spread'")
+        assert f"a batch of {batch_size} at factor" in said
+        assert "or a smaller batch_size" in said
+        advised = int(re.search(r"use buffer=(\d+) or more", said)[1])
+        with pytest.raises(ValueError, match=rf"={advised - 1} .*={advised} or more"):
+            ej.echo([], ej.EchoSpec(factor, advised - 1, "spread", batch_size))
+        for buffer in (advised, advised + 1, 10 * advised):
+            ej.echo([], ej.EchoSpec(factor, buffer, "spread", batch_size))
+
+
+def test_the_feed_is_even_once_warm():
+    """Fresh items of a batch: floor(B / e) or ceil(B / e), spelt out once."""
+    factor, batch_size = Fraction(5, 2), 16
+    spec = ej.EchoSpec(factor, 300, "spread", batch_size)
+    _, repeat = first_uses(spec, 1000 * batch_size)
+    fresh = (repeat.reshape(-1, batch_size) == 0).sum(axis=1)
+    assert fresh[0] == batch_size
+    share = batch_size / factor
+    assert set(fresh[-500:].tolist()) == {math.floor(share), math.ceil(share)}
+    # And with no drift: any stretch of batches takes its share, to one item.
+    taken = np.cumsum(fresh[-500:])
+    assert np.ptp(taken - np.arange(1, 501) * float(share)) < 2
