@@ -97,7 +97,7 @@ def test_what_was_decided_for_rows_that_did_not_come_is_forgotten(
     assert uses_of(driver) == uses_of(whole)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(specs(), st.integers(1, 60), st.data())
 def test_a_run_takes_no_item_before_its_use(spec, total, data):
     """`run`, and the state between the uses of a run."""
@@ -388,7 +388,7 @@ def test_every_lane_is_the_host_echo_of_its_items(total, **sizes):
         assert len(driver.uses) == total * rows * count
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(total=st.integers(0, 12), **CASES)
 @example(  # Lanes that have drifted apart, so that their oldest items differ.
     total=9,
@@ -403,7 +403,7 @@ def test_every_lane_is_the_host_echo_of_its_items(total, **sizes):
 def test_lanes_continue_from_every_state(total, **sizes):
     _, make, lanes = _case(**sizes)
     driver = FixedDriver(make(), lanes, total * lanes.rows)
-    assert_restores(driver, make, [()] * 30)
+    assert_restores(driver, make, [()] * 18, ahead=4)
 
 
 @pytest.mark.parametrize("order", ["shuffle", "shuffle_buffer", "spread"])

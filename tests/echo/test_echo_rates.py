@@ -1,41 +1,246 @@
-"""The timing model by hand."""
+"""The arithmetic of the instrument by hand: rates, times of steps, worth of repeats."""
+
+import itertools
+import math
+import random
+from collections import deque
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_echo_probe import BATCH, Machine, exactly
 
-from echo_jax.echo.instrument import rates
+import echo_jax as ej
+from echo_jax.echo.instrument import (
+    UNSEEN,
+    BoundedSteps,
+    FreshTime,
+    ratio_interval,
+    step_times,
+    time_calls,
+)
 
 
 def test_the_model_by_hand():
     """t_up 6, t_down 1: the setting of the paper's wall-clock study, R = 6."""
+    rates = ej.rates
     assert rates.ratio(6.0, 1.0) == 6
-    assert [rates.seconds_per_update(6.0, 1.0, e) for e in (1, 2, 3, 6, 8)] == [
-        6,
-        3,
-        2,
-        1,
-        1,
-    ]
+    updates = [rates.seconds_per_update(6.0, 1.0, e) for e in (1, 2, 3, 6, 8)]
+    assert updates == [6, 3, 2, 1, 1]
     assert [rates.seconds_per_fresh(6.0, 1.0, e) for e in (1, 6, 8)] == [6, 6, 8]
-    assert rates.idle_fraction(2.0, 1.0) == 0.5
-    assert rates.idle_fraction(2.0, 1.0, 2) == 0
-    assert rates.idle_fraction(0.5, 1.0) == 0
-
-
-def test_the_advice_is_the_ratio_within_one_and_the_cap():
+    idle = [rates.idle_fraction(*args) for args in ((2, 1), (2, 1, 2), (0.5, 1))]
+    assert idle == [0.5, 0, 0]
     assert [rates.advised_factor(r) for r in (0.3, 1.0, 3.7, 8.0)] == [1, 1, 3.7, 4]
     assert rates.advised_factor(8.0, cap=16) == 8
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("name", "args", "message"),
     [
-        (lambda: rates.ratio(1.0, 0.0), "t_down_s=0.0 must be positive"),
-        (lambda: rates.seconds_per_update(float("nan"), 1.0, 2), "t_up_s=nan"),
-        (lambda: rates.seconds_per_fresh(1.0, 1.0, 0.5), "factor=0.5"),
-        (lambda: rates.advised_factor(2.0, cap=0.5), "cap=0.5"),
-        (lambda: rates.advised_factor(-1.0), "ratio=-1.0"),
+        ("ratio", (1.0, 0.0), "t_down_s=0.0 must be positive"),
+        ("seconds_per_update", (float("nan"), 1.0, 2), "t_up_s=nan"),
+        ("seconds_per_fresh", (1.0, 1.0, 0.5), "factor=0.5"),
+        ("advised_factor", (2.0, 0.5), "cap=0.5"),
+        ("advised_factor", (-1.0,), "ratio=-1.0"),
     ],
 )
-def test_numbers_out_of_range_are_refused(call, message):
+def test_numbers_out_of_range_are_refused(name, args, message):
     with pytest.raises(ValueError, match=message):
-        call()
+        getattr(ej.rates, name)(*args)
+
+
+@pytest.mark.parametrize(
+    ("calls_s", "limits", "timed"),
+    [
+        # A window holds whole cycles; settling is not counted; calls have bounds.
+        ([3.0, 0.0, 0.0], {"window_s": 7.0, "stride": 3}, [3.0, 0.0, 0.0] * 3),
+        ([9.0] * 3 + [1.0] * 9, {"settle_s": 20.0, "window_s": 3.5}, [1.0] * 4),
+        ([1.0], {"window_s": 0.0, "least": 5}, [1.0] * 5),
+        ([1.0], {"window_s": 100.0, "least": 1, "most": 2}, [1.0] * 2),
+    ],
+    ids=["cycles", "settling", "least", "most"],
+)
+def test_a_window_of_calls_by_hand(calls_s, limits, timed):
+    machine, calls = Machine(), itertools.cycle(calls_s)
+    call = lambda: machine.sleep(next(calls))  # noqa: E731
+    assert time_calls(call, now=machine.now, **limits) == timed
+
+
+def test_two_steps_are_in_flight_until_they_are_finished():
+    machine = Machine(step_s=1.0)
+    steps = BoundedSteps(machine.step)
+    for _ in range(4):
+        steps(BATCH)
+    assert machine.time == 2.0
+    steps.finish()
+    assert machine.time == 4.0
+
+
+# --- The mean of a step.
+
+
+def test_noise_is_not_mistaken_for_slow_steps():
+    times = step_times([[2.0, 5.0, 2.0, 30.0], [2.0, 2.0, 2.0, 30.0] * 4])
+    assert (times.slow.count, times.slow.period) == (5, 4)
+    assert times.slow.others_s == 2.2
+    assert times.mean_s == exactly((3 * 2.2 + 30) / 4)
+
+
+def test_windows_count_whole_periods_wherever_they_begin():
+    windows = [[30.0, 2.0, 2.0, 2.0, 30.0], [2.0, 2.0, 30.0] + [2.0] * 3 + [30.0]]
+    windows += [[2.0, 2.0], [2.0, 30.0, 2.0, 2.0, 2.0, 30.0]]
+    times = step_times(windows)
+    assert times.slow.period == 4
+    assert (times.mean_s, times.window_means_s) == (9.0, (9.0,) * 4)
+    assert times.unseen_s == 0
+
+
+def test_few_slow_steps_leave_the_mean_open():
+    windows = [[2.0] * 5 + [12.0] + [2.0] * 4] * 5
+    times = step_times(windows)
+    assert (times.slow.count, times.slow.period, times.slow.are_few) == (5, 0, True)
+    assert times.mean_s == 3.0
+    # One slow step more or less for each window of ten: 10 s in 10 steps.
+    assert times.unseen_s == 1.0
+    assert ratio_interval([[12.0]] * 5, windows) == (3.0, 6.0)
+
+
+def test_slow_steps_recur_if_most_parts_have_one_or_they_are_many():
+    for parts in range(1, 6):
+        steps = ([1.0] * 19 + [9.0]) * parts + [1.0] * 20 * (5 - parts)
+        assert step_times([steps]).slow.recur == (parts >= 3)
+    assert not step_times([[9.0] * 10 + [1.0] * 90]).slow.recur
+    assert step_times([[9.0] * 11 + [1.0] * 89]).slow.recur
+    # On a slower machine no step counts as slow, and a period that stops is none.
+    times = step_times([[1.0] * 10] * 3 + [[3.0] * 10])
+    assert (times.slow, times.mean_s) == (None, 1.5)
+    times = step_times([[1.0, 1.0, 9.0] * 20, [1.0] * 60])
+    assert (times.slow.recur, times.slow.period) == (True, 0)
+    assert times.mean_s == exactly((100 + 20 * 9) / 120)
+
+
+# --- The time of a fresh batch, seen by its consumer.
+
+
+class Pipeline:
+    """Makes elements one after another, ahead of whoever takes them."""
+
+    def __init__(self, seconds, holds):
+        self.now = self._last_s = 0.0
+        self._seconds, self._holds = seconds, holds
+        self._done_s = deque()  # when each element that waits was, or will be, done
+
+    def _make(self):
+        self._last_s = max(self._last_s, self.now) + self._seconds
+        self._done_s.append(self._last_s)
+
+    def take(self):
+        while len(self._done_s) < max(self._holds, 1):
+            self._make()
+        self.now = max(self.now, self._done_s.popleft())
+        if self._holds:
+            self._make()
+
+
+def bounds(seconds, gaps, *, holds, per_batch=1):
+    """Takes an element, and is then busy for so long, for each gap."""
+    pipeline = Pipeline(seconds, holds)
+    time = FreshTime(elements_per_batch=per_batch, held=holds, now=lambda: pipeline.now)
+    for gap in gaps:
+        began_s = time.now()
+        pipeline.take()
+        time.took(began_s)
+        pipeline.now += gap
+    return time.bounds()
+
+
+def test_bounds_by_hand():
+    # Who waits all the time sees what a batch takes.
+    assert bounds(2.0, [0.0] * 101, holds=0) == (2.0, 2.0)
+    assert bounds(2.0, [0.0] * 101, holds=0, per_batch=8) == (16.0, 16.0)
+    # All four may have been there when the first was taken.
+    assert bounds(2.0, [0.5] * 5, holds=4)[1] == math.inf
+    found = bounds(2.0, [0.5] * 401, holds=4)
+    assert found == pytest.approx((400 * 1.5 / 404, 400 * 2 / 396))
+    # Who never waits sees only that it is fast enough.
+    found = bounds(2.0, [5.0] * 401, holds=4)
+    assert found == pytest.approx((0.0, 5.0 * 400 / 396))
+
+
+def test_the_time_of_a_batch_is_within_the_bounds():
+    for seed in range(40):
+        chance = random.Random(seed)
+        holds, taken = chance.choice([0, 1, 3, 8]), chance.choice([3, 20, 300])
+        longest = chance.choice([0.0, 1.0, 2.0, 10.0])
+        gaps = [chance.choice([0.0, chance.uniform(0, longest)]) for _ in range(taken)]
+        low, high = bounds(1.0, gaps, holds=holds)
+        assert low <= 1 + 1e-9 and high >= 1 - 1e-9
+
+
+def test_nothing_is_known_before_the_second_element_nor_across_a_restart():
+    now = [0.0]
+    time = FreshTime(elements_per_batch=1, held=0, now=lambda: now[0])
+    assert time.bounds() == UNSEEN
+    now[0] = 100.0
+    time.took(0.0)
+    assert time.bounds() == UNSEEN
+    now[0] = 103.0
+    time.took(101.0)
+    assert time.bounds() == (2.0, 3.0)
+    time.restart()
+    now[0] = 200.0
+    time.took(150.0)
+    assert time.bounds() == (2.0, 3.0)
+
+
+# --- The worth of a repeat, from two trainings that part from one state.
+
+FALLS, PARTS = st.floats(0.01, 10), st.floats(0, 0.95)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(FALLS, PARTS), min_size=1, max_size=5), st.floats(-2, 2))
+def test_worth_is_what_makes_fresh_examples_and_repeats_add_up(falls, worth):
+    branches = [
+        ej.RepeatWorth(5.0, 5.0 - fell * (part + worth * (1 - part)), 5.0 - fell, part)
+        for fell, part in falls
+    ]
+    assert ej.mean_worth(branches) == pytest.approx(worth, abs=1e-6)
+    assert branches[0].worth == pytest.approx(worth, abs=1e-6)
+
+
+def test_where_nothing_is_repeated_or_learnt_nobody_can_tell():
+    assert math.isnan(ej.RepeatWorth(5.0, 4.0, 4.0, fresh_part=1.0).worth)
+    assert math.isnan(ej.RepeatWorth(5.0, 4.0, 5.1, fresh_part=0.5).worth)
+    assert math.isnan(ej.mean_worth([]))
+
+
+def worth_of(echoed, fresh, part, seen):
+    def step(state, batch):
+        seen.append((state, batch))
+        return state - batch
+
+    batches = {"echoed": echoed, "fresh": fresh}
+    return ej.worth_of_repeats(step, 10, **batches, score=float, fresh_part=part)
+
+
+def test_both_branches_begin_where_the_training_is():
+    seen = []
+    found = worth_of([1, 1], [1, 2], 0.5, seen)
+    assert seen == [(10, 1), (9, 1), (10, 1), (9, 2)]
+    assert found == ej.RepeatWorth(10.0, 8.0, 7.0, 0.5)
+    # 2 of 3 were gained, with half of the examples: 2 / 3 = 1 / 2 + worth / 2.
+    assert found.worth == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("echoed", "fresh", "part", "says"),
+    [
+        ([1], [1, 2], 0.5, "1 echoed batches and 2 fresh ones"),
+        ([], [], 0.5, "at least one"),
+        ([1], [1], 4.0, "fresh_part=4.0 must be from 0 to 1"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(echoed, fresh, part, says):
+    with pytest.raises(ValueError, match=says):
+        worth_of(echoed, fresh, part, [])

@@ -2,13 +2,13 @@
 
 from echo_jax.lazy import door
 
+_MEASURE = ["BoundedSteps", "ratio_interval", "step_times", "time_calls", "wait_for"]
+
 __getattr__ = door(
     __name__,
     {
         "advice": ["OptionNames"],
-        "fresh_time": ["FreshTime", "UNSEEN"],
-        "ratio_interval": ["ratio_interval"],
-        "step_times": ["step_times"],
-        "stopwatch": ["BoundedSteps", "time_calls", "wait_for"],
+        "fresh_time": ["UNSEEN", "FreshTime"],
+        "stopwatch": _MEASURE,
     },
 )

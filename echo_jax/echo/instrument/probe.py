@@ -17,7 +17,6 @@ from typing import Any
 
 from echo_jax.echo.echo import echo
 from echo_jax.echo.instrument.advice import OptionNames, advise, how_to_echo
-from echo_jax.echo.instrument.endless import Endless
 from echo_jax.echo.instrument.probe_report import (
     MeasuredRun,
     ProbeReport,
@@ -25,11 +24,13 @@ from echo_jax.echo.instrument.probe_report import (
     is_starved,
 )
 from echo_jax.echo.instrument.rates import advised_factor
-from echo_jax.echo.instrument.ratio_interval import ratio_interval
-from echo_jax.echo.instrument.step_times import StepTimes, step_times
 from echo_jax.echo.instrument.stopwatch import (
     MAX_IN_FLIGHT,
     BoundedSteps,
+    Endless,
+    StepTimes,
+    ratio_interval,
+    step_times,
     time_calls,
     wait_for,
 )

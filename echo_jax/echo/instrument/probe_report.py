@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from echo_jax.echo.instrument.rates import seconds_per_update
-from echo_jax.echo.instrument.step_times import SlowSteps
+from echo_jax.echo.instrument.stopwatch import SlowSteps
 
 __all__ = [
     "FED_RATIO",

@@ -1,21 +1,37 @@
-"""Times the loading of a batch and an update, from outside.
+"""Times batches and updates from outside, and finds their means and R's interval.
 
 A loader is timed by taking batches from it, a step by waiting for its output. Both are
 calls that `time_calls` repeats.
+
+Some steps are slow on purpose: every fourth one applies the gradients, every hundredth
+one logs. Throughput follows from their mean, and a median would hide them. Others are
+slow because another process used the machine once. They would spoil a mean. Slow steps
+of the first kind recur; the others do not.
 """
 
 import dataclasses
 import itertools
+import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from echo_jax.echo.tree import flatten
 
-__all__ = ["MAX_IN_FLIGHT", "BoundedSteps", "time_calls", "wait_for"]
+__all__ = [
+    "MAX_IN_FLIGHT",
+    "BoundedSteps",
+    "Endless",
+    "SlowSteps",
+    "StepTimes",
+    "ratio_interval",
+    "step_times",
+    "time_calls",
+    "wait_for",
+]
 
 MAX_IN_FLIGHT = 2
 """Dispatches that may be under way whenever a loop waits, in training as here.
@@ -25,6 +41,21 @@ for a fast device, and collectives of many queued steps can hang on few CPU core
 
 # Types of values that are computed when a step returns them.
 _COMPUTED = (np.ndarray, np.generic, bool, int, float, complex)
+
+# A slow step takes more than _SLOW times the median, of all steps and of its window,
+# and more than _PART_OF_SLOW of the median slow step, so that noise does not count.
+_SLOW, _PART_OF_SLOW = 2.0, 0.5
+# Slow steps recur if more than half of _PARTS equal parts of the measurement have one,
+# or if they are more than the share _OFTEN of all steps. Otherwise they are left out.
+_PARTS, _OFTEN = 5, 0.1
+# They are periodic if _LEAST_GAPS gaps were seen, and _EQUAL_GAPS of them are equal.
+# Then each window counts them as often as whole periods do, wherever it begins.
+_LEAST_GAPS, _EQUAL_GAPS = 3, 0.75
+# With fewer per window, gaps do not separate periodic slow steps from irregular ones.
+_FEW = 3
+
+# 97.5 % points of Student's t, by degrees of freedom.
+_STUDENT_T = {2: 4.303, 3: 3.182, 4: 2.776}
 
 
 def wait_for(output: Any) -> None:
@@ -106,3 +137,210 @@ def time_calls(
         is_aligned = calls % stride == 0 or elapsed_s >= 2 * window_s
         if calls >= most or (elapsed_s >= window_s and is_aligned):
             return [end - before for before, end in itertools.pairwise(ends)]
+
+
+class Endless(Iterator[Any]):
+    """Yields the items of an iterable again and again; an iterator must not end."""
+
+    def __init__(self, upstream: Iterable[Any]):
+        self._upstream = upstream
+        self._iterator = iter(upstream)
+        # The caller's iterator is not closed here, and cannot start again.
+        self._owned = self._iterator is not upstream
+        self._taken = 0
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            return self._again()
+        self._taken += 1
+        return batch
+
+    def _again(self) -> Any:
+        """Returns the first batch of another pass."""
+        if not self._owned:
+            raise ValueError(
+                f"the upstream, an iterator, ended after {self._taken} batches; give "
+                "the iterable that it is from, which can be started again"
+            )
+        self.close()
+        self._iterator = iter(self._upstream)
+        for batch in self._iterator:
+            self._taken += 1
+            return batch
+        raise ValueError("the upstream is empty; give an iterable of batches")
+
+    def close(self) -> None:
+        """Closes an iterator that this class has made."""
+        if self._owned and hasattr(self._iterator, "close"):
+            self._iterator.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@dataclasses.dataclass(frozen=True)
+class SlowSteps:
+    """The steps that took more than twice as long as the median.
+
+    Attributes:
+      count: How many were seen.
+      mean_s: Their mean seconds.
+      others_s: Mean seconds of the other steps.
+      recur: Whether they come again and again, so that the step itself causes them.
+      period: One step in this many is slow, at equal gaps; 0 if gaps are not equal.
+      are_few: Whether they recur, but too few were seen to know how often.
+    """
+
+    count: int
+    mean_s: float
+    others_s: float
+    recur: bool
+    period: int
+    are_few: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTimes:
+    """The mean time of a step.
+
+    Attributes:
+      timed: How many steps were timed.
+      mean_s: Mean seconds per step: over whole periods if slow steps are periodic,
+        without them if they do not recur.
+      window_means_s: The same, for every window.
+      slow: The slow steps; None if there are none.
+      unseen_s: Possible error of the mean if slow steps are periodic and each window
+        holds one too many, or one too few; 0 if enough of them were seen.
+    """
+
+    timed: int
+    mean_s: float
+    window_means_s: tuple[float, ...]
+    slow: SlowSteps | None
+    unseen_s: float
+
+
+def step_times(windows: Sequence[Sequence[float]]) -> StepTimes:
+    """Returns the mean seconds of steps, given the steps of each window."""
+    every = [seconds for window in windows for seconds in window]
+    is_slow = _are_slow(windows)
+    slow = _slow_steps(windows, is_slow)
+    means = [
+        _mean(window, window_is_slow, slow)
+        for window, window_is_slow in zip(windows, is_slow, strict=True)
+    ]
+    everywhere = [slow_one for window in is_slow for slow_one in window]
+    unseen_s = 0.0
+    if slow and slow.are_few:
+        unseen_s = (slow.mean_s - slow.others_s) * len(windows) / len(every)
+    mean_s = _mean(every, everywhere, slow)
+    return StepTimes(len(every), mean_s, tuple(means), slow, unseen_s)
+
+
+def _are_slow(windows: Sequence[Sequence[float]]) -> list[list[bool]]:
+    typical_s = statistics.median_low(itertools.chain.from_iterable(windows))
+    # If the whole machine is slow in a window, none of its steps counts as slow.
+    limits_s = [
+        _SLOW * max(typical_s, statistics.median_low(window)) for window in windows
+    ]
+    slow = [
+        seconds
+        for window, limit_s in zip(windows, limits_s, strict=True)
+        for seconds in window
+        if seconds > limit_s
+    ]
+    least_s = _PART_OF_SLOW * statistics.median(slow) if slow else 0.0
+    return [
+        [seconds > max(limit_s, least_s) for seconds in window]
+        for window, limit_s in zip(windows, limits_s, strict=True)
+    ]
+
+
+def _slow_steps(
+    windows: Sequence[Sequence[float]], is_slow: Sequence[Sequence[bool]]
+) -> SlowSteps | None:
+    every = [seconds for window in windows for seconds in window]
+    flags = [flag for window in is_slow for flag in window]
+    if not any(flags):
+        return None
+    slow = list(itertools.compress(every, flags))
+    parts = {
+        at * _PARTS // len(every) for at in itertools.compress(itertools.count(), flags)
+    }
+    recur = len(parts) > _PARTS / 2 or len(slow) > _OFTEN * len(every)
+    period = _period(is_slow) if recur else 0
+    return SlowSteps(
+        count=len(slow),
+        mean_s=statistics.fmean(slow),
+        others_s=statistics.fmean(
+            s for s, slow_one in zip(every, flags, strict=True) if not slow_one
+        ),
+        recur=recur,
+        period=period,
+        are_few=recur and not period and len(slow) < _FEW * len(windows),
+    )
+
+
+def _period(is_slow: Sequence[Sequence[bool]]) -> int:
+    """Returns the gap between slow steps if it is nearly always the same, else 0."""
+    gaps = []
+    for window in is_slow:
+        slow_at = itertools.compress(itertools.count(), window)
+        gaps += [after - before for before, after in itertools.pairwise(slow_at)]
+    if len(gaps) < _LEAST_GAPS:
+        return 0
+    period = statistics.mode(gaps)
+    num_slow, num_steps = sum(map(sum, is_slow)), sum(map(len, is_slow))
+    # A window may begin and end anywhere in a period, so each may be one off.
+    is_everywhere = num_slow + len(is_slow) >= _EQUAL_GAPS * num_steps / period
+    is_constant = gaps.count(period) >= _EQUAL_GAPS * len(gaps)
+    return period if period > 1 and is_constant and is_everywhere else 0
+
+
+def _mean(
+    window: Sequence[float], is_slow: Sequence[bool], slow: SlowSteps | None
+) -> float:
+    if slow is None or (slow.recur and not slow.period):
+        return statistics.fmean(window)
+    others_s = statistics.fmean(
+        s for s, slow_one in zip(window, is_slow, strict=True) if not slow_one
+    )
+    if not slow.recur:
+        return others_s
+    own = list(itertools.compress(window, is_slow))
+    # A window that is shorter than a period may have no slow step.
+    slow_s = statistics.fmean(own) if own else slow.mean_s
+    return ((slow.period - 1) * others_s + slow_s) / slow.period
+
+
+def ratio_interval(
+    ups: Sequence[Sequence[float]], downs: Sequence[Sequence[float]]
+) -> tuple[float, float]:
+    """Returns the 95 % interval of R from seconds per batch and step of each round."""
+    # Student's interval over the rounds: times within a round may correlate, such as in
+    # bursts and periods; rounds hardly do. It also spans two unknowns: whether slow
+    # steps that do not recur are the step's own, and how often slow steps come if few
+    # were seen.
+    times = step_times(downs)
+    low, high = _student(ups, times.mean_s, times.window_means_s)
+    if times.slow and not times.slow.recur:
+        mean_s = statistics.fmean(itertools.chain.from_iterable(downs))
+        counted = _student(ups, mean_s, [statistics.fmean(down) for down in downs])
+        low = min(low, counted[0])
+    most_s = times.mean_s + times.unseen_s
+    least_s = times.mean_s - times.unseen_s
+    if times.slow:
+        least_s = max(least_s, min(times.mean_s, times.slow.others_s))
+    return low * times.mean_s / most_s, high * times.mean_s / least_s
+
+
+def _student(
+    ups: Sequence[Sequence[float]], down_s: float, down_means_s: Sequence[float]
+) -> tuple[float, float]:
+    ratios = [
+        statistics.fmean(up) / mean_s
+        for up, mean_s in zip(ups, down_means_s, strict=True)
+    ]
+    ratio = statistics.fmean(itertools.chain.from_iterable(ups)) / down_s
+    error = statistics.stdev(ratios) / len(ratios) ** 0.5
+    reach = _STUDENT_T[len(ratios) - 1] * error
+    return max(ratio - reach, 0.0), ratio + reach
