@@ -11,6 +11,7 @@ __getattr__ = door(
         "batch": ["BatchGrowth"],
         "check": ["check_config"],
         "echo": ["describe_echo"],
+        "flags": ["load_with_flags"],
         "saved": ["read_config"],
         "study": ["arm_names", "default_study", "protocol_of", "set_arms"],
     },
