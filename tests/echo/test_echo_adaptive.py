@@ -147,28 +147,6 @@ def test_a_small_case_by_hand():
     assert list(plan.log) == [True, True, False, False]
 
 
-def test_a_stall_uses_all_items_up_to_the_cap_and_far_apart():
-    """64 items in 16 batches, then no more data until every item is at the cap."""
-    driver = driver_of({"buffer": 64, "batch_size": 4, "host_batch": 4, "cap": 4})
-    for _ in range(16):
-        driver.take(ready=True)
-    while driver.plan.need(4).may:
-        driver.take()
-    assert driver.plan.need(4) == Need(must=4)
-    # The rest at the end is too few for a batch.
-    [below] = driver.below()
-    assert len(below) < 4
-    assert len(driver.drawn) * 4 == sum(driver.uses.values()) > 64 * 4 - 3 * 3
-    index = np.array([[item for item, _ in lane] for [lane] in driver.drawn])
-    # While all may still be used, the queue is 16 batches: 12 are behind its front.
-    early = index[:40]
-    when = [np.flatnonzero((early == item).any(1)) for item in range(64)]
-    assert min(np.concatenate([np.diff(times) for times in when])) >= 12
-    # Neighbours part: most batches of the first echo come from three or more.
-    origins = [len(set((batch // 4).tolist())) for batch in index[16:32]]
-    assert np.mean(origins) > 2.5
-
-
 @pytest.mark.parametrize("ratio", [1.5, 2.0, 3.2])
 def test_repeats_of_a_slow_constant_stream_lie_far_apart(ratio):
     """At R below the cap: the whole buffer takes turns, not the newest items alone."""
@@ -188,19 +166,6 @@ def test_repeats_of_a_slow_constant_stream_lie_far_apart(ratio):
     # No item is used often while another is hardly used.
     uses = [n for item, n in driver.uses.items() if item < 10 * kept * 4]
     assert np.std(uses) < 0.75
-
-
-def test_lanes_and_seeds_choose_for_themselves():
-    args = {"buffer": 128, "batch_size": 8, "host_batch": 8, "num_lanes": 2}
-    driver, other = driver_of(args), driver_of(args | {"seed": 1})
-    for number in range(32):
-        driver.take(ready=number < 16)
-        other.take(ready=number < 16)
-    rest = driver.drawn[16:]
-    assert [[k % 4 for k, _ in a] for a, _ in rest] != [
-        [k % 4 for k, _ in b] for _, b in rest
-    ]
-    assert rest != other.drawn[16:]
 
 
 def test_nothing_is_echoed_while_data_comes_in_time():
@@ -271,93 +236,3 @@ def test_a_log_of_another_run_is_refused():
     short.end(0)
     with pytest.raises(ValueError, match="takes fresh items before batch 1"):
         short.next(2)
-
-
-def drawn_once(rows=2):
-    """A plan after its first batch."""
-    driver = driver_of(SMALL, total=rows)
-    driver.take()
-    return driver.plan
-
-
-def log(*decisions):
-    return ej.DecisionLog(decisions).to_json()
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        ({"more": 0}, "give what get_state returned"),
-        ({"fresh": 2.0}, "fresh=2.0, which must be an integer"),
-        ({"fresh": True}, "fresh=True, which must be an integer"),
-        ({"fresh": 3}, "fresh=3 and pending=0, but its log takes 2 items"),
-        ({"fresh": 0}, "fresh=0 and pending=0, but its log takes 2 items"),
-        ({"fresh": 1 << 60}, "it is damaged"),
-        ({"pending": 2}, "pending=2"),
-        ({"pending": -1}, "pending=-1"),
-        ({"pending": None}, "pending=None, which must be an integer"),
-        ({"plan": 0}, "saved with another spec"),
-        ({"plan": "0"}, "plan='0', which must be an integer"),
-        ({"log": None}, "not the record of a decision log"),
-        ({"log": log(True, False) | {"bits": "?"}}, "decoded"),
-        ({"log": log(False), "fresh": 0}, "takes too few items"),
-        ({"log": log(), "fresh": 0, "pending": 1}, "pending=1"),
-    ],
-)
-def test_a_damaged_state_is_refused_and_changes_nothing(damage, message):
-    plan = drawn_once()
-    state = plan.get_state()
-    plan.check_state(state)
-    with pytest.raises(ValueError, match=message):
-        plan.check_state(state | damage)
-    for key in state:
-        with pytest.raises(ValueError, match="give what get_state returned"):
-            plan.check_state({k: v for k, v in state.items() if k != key})
-    assert plan.get_state() == state
-    assert plan.next(2).repeat.tolist() == [[1, 1]]
-
-
-@pytest.mark.parametrize(
-    ("rows", "damage", "message"),
-    [
-        (1, {"pending": 1}, "pending=1, but its last batch has 1 uses"),
-        (2, {"log": log(True, False, False)}, "takes too few"),
-    ],
-)
-def test_a_state_that_only_its_batches_show_as_damaged_changes_nothing(
-    rows, damage, message
-):
-    other = drawn_once()
-    state = other.get_state()
-    with pytest.raises(ValueError, match=message):
-        other.set_state(drawn_once(rows).get_state() | damage)
-    assert other.get_state() == state
-    assert other.next(2).repeat.tolist() == [[1, 1]]
-
-
-CHANGES = {"buffer": 9, "batch_size": 1, "host_batch": 3, "num_lanes": 2, "cap": 3}
-
-
-@pytest.mark.parametrize("name", [*CHANGES, "seed", "options"])
-def test_a_state_of_another_echo_is_refused(name):
-    changes = {} if name == "options" else {name: (CHANGES | {"seed": 1})[name]}
-    other = make(SMALL | changes, options=("batch",) * (name == "options"))
-    with pytest.raises(ValueError, match="restore it with what it was saved with"):
-        other.check_state(drawn_once().get_state())
-
-
-def test_a_state_beside_the_log_that_is_replayed_is_refused():
-    plan = make(SMALL, [True, False, True])
-    plan.check_state(drawn_once().get_state())
-    with pytest.raises(ValueError, match="not on the way of the log"):
-        make(SMALL, [False]).check_state(drawn_once().get_state())
-
-
-def test_a_state_with_a_long_log_is_refused_at_the_first_wrong_batch():
-    """A long log is neither unpacked nor replayed before it is refused."""
-    plan = make({"buffer": 8, "batch_size": 4, "host_batch": 4, "cap": 2})
-    longest = log(True, *[False] * 100_000)
-    with pytest.raises(ValueError, match="its log takes 4 items"):
-        plan.set_state(plan.get_state() | {"log": longest, "fresh": 7})
-    with pytest.raises(ValueError, match="too few items for its batches"):
-        plan.set_state(plan.get_state() | {"log": longest, "fresh": 1})

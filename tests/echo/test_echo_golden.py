@@ -12,7 +12,6 @@ first draw) and 11 (by the fourth), of the items 3, 1, 1, 3 and 4; in `spread` t
 first batch is fresh, the second repeats, and no batch (a line) has an item twice.
 """
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -120,20 +119,36 @@ def test_states_are_what_they_were_and_continued_in_their_order(order):
     assert uses == SEQUENCES[order].split()[10:32]
 
 
-def test_a_state_is_refused_under_every_other_spec():
-    for order, state in STATES.items():
-        spec = spec_of(order)
-        for change in (
-            {"factor": 2},
-            {"buffer": spec.buffer + 1},
-            {"batch_size": spec.batch_size + 1},
-            {"seed": spec.seed + 1},
-            {"order": "shuffle" if order != "shuffle" else "consecutive"},
-        ):
-            other = dataclasses.replace(spec, **change)
-            echo = ej.echo(CountingUpstream(list(range(99))), other)
-            with pytest.raises(ValueError, match="another spec than EchoSpec"):
-                echo.set_state(state)
+# The uses 40 to 63: after ten fresh batches the adaptive echo repeats.
+BATCHES = {
+    "adaptive": """
+        1.1 3.1 6.1 7.1
+        4.1 0.1 9.1 13.1
+        8.1 10.1 2.1 16.1
+        5.1 14.1 18.1 20.1
+        11.1 12.1 22.1 24.1
+        21.1 17.1 26.1 27.1
+    """,
+    "stochastic": """
+        13.1 23.1 19.2 16.1
+        24.0 25.0 26.0 27.0
+        24.1 18.1 17.1 26.1
+        27.1 19.3 26.2 22.1
+        25.1 18.2 19.4 22.2
+        22.3 25.2 27.2 16.2
+    """,
+}
+MODES = {
+    "adaptive": ej.AdaptiveSpec(3, 48, 4, 1, [True] * 10 + [False] * 6),
+    "stochastic": ej.StochasticSpec(ej.LoadSchedule(start=0.4, end=0.4), 12, 4, 2),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_batches_of_the_other_modes_are_what_they_were(mode):
+    echo = ej.echo(itertools.count(), MODES[mode], tags=True)
+    uses = [f"{k}.{r}" for _, (k, r) in itertools.islice(echo, 40, 64)]
+    assert uses == BATCHES[mode].split()
 
 
 # --- The randomness behind them.

@@ -1,6 +1,5 @@
 """Fixed plans, run without arrays: which item is in which slot, and for how long."""
 
-import re
 import tracemalloc
 
 import numpy as np
@@ -23,7 +22,6 @@ from echo_jax.echo.plans import (
     split_state,
 )
 
-STATE = FixedPlan(ej.EchoSpec()).get_state()
 ROOMS = st.sampled_from([0, 1, 7])  # items that are welcome before they are needed
 TAKES = st.lists(st.integers(1, 20), min_size=1, max_size=20)
 
@@ -214,78 +212,6 @@ def test_long_items_are_used_one_after_another_from_every_state():
     assert np.array_equal(found, expected[: found.size])
 
 
-@pytest.mark.parametrize(
-    ("state", "named"),
-    [
-        (None, "None is not the state of an echo plan"),
-        ([3], "[3] is not the state of an echo plan"),
-        ({}, "[] is not the state of an echo plan"),
-        ({"next_item": 3}, "['next_item'] is not the state of an echo plan"),
-        (dict.fromkeys(STATE, 1.0), "anchor=1.0, which must be an integer"),
-        (dict.fromkeys(STATE, True), "anchor=True, which must be an integer"),
-        (dict.fromkeys(STATE, np.int64(0)), "anchor=np.int64(0), which must be an"),
-        (dict.fromkeys(STATE, -2), "anchor=-2, which must be an integer of at least"),
-        (STATE | {"more": 1}, "'more'"),
-    ],
-)
-def test_what_is_no_state_of_a_plan_is_refused(state, named):
-    with pytest.raises(ValueError, match=re.escape(named)) as caught:
-        FixedPlan(ej.EchoSpec()).check_state(state)
-    fixes = ("give what get_state returned", "it is damaged")
-    assert any(fix in str(caught.value) for fix in fixes)
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_damaged_state_is_refused_and_changes_nothing(order):
-    spec = spec_of(order, "7.3")
-    plan, untouched = FixedPlan(spec), FixedPlan(spec)
-    take(plan, 30)
-    take(untouched, 30)
-    state = plan.get_state()
-    plan.check_state(state)
-    damages = [{key: value} for key in state for value in (-2, 1 << 60, "1", None)]
-    damages += [
-        {"anchor": state["fresh"] + 1},
-        {"anchor": state["anchor"] + 1},
-        {"fresh": state["anchor"] - 1},
-        {"carry": spec.schedule.denominator * (rounds_of(spec).max_departed + 1)},
-        {"end": state["fresh"] - 1},
-        {"position": state["uses"] + 1},
-        {"repeats": state["uses"] + 1},
-        {"round": -1},
-        {"spec": state["spec"] + 1},
-        {"uses": state["repeats"] - 1},
-    ]
-    harmless = [{"end": 1 << 60}, {"uses": 1 << 60}]  # An upstream may be as long.
-    for damage in damages:
-        if damage not in harmless:
-            with pytest.raises(ValueError, match=r"damaged|another spec"):
-                plan.check_state(state | damage)
-            assert plan.get_state() == state
-    for key in state:
-        with pytest.raises(ValueError, match="give what get_state returned"):
-            plan.check_state({k: v for k, v in state.items() if k != key})
-    [expected], [found] = take(untouched, 4), take(plan, 4)
-    assert np.array_equal(found.fresh_index, expected.fresh_index)
-
-
-OTHERS = {
-    "factor": FixedPlan(ej.EchoSpec(3, 8, "shuffle", 2)),
-    "buffer": FixedPlan(ej.EchoSpec(2, 9, "shuffle", 2)),
-    "order": FixedPlan(ej.EchoSpec(2, 8, "spread", 2)),
-    "batch": FixedPlan(ej.EchoSpec(2, 8, "shuffle", 4)),
-    "seed": FixedPlan(ej.EchoSpec(2, 8, "shuffle", 2, seed=1)),
-    "options": FixedPlan(ej.EchoSpec(2, 8, "shuffle", 2), options=("batch",)),
-}
-
-
-@pytest.mark.parametrize("other", OTHERS)
-def test_a_state_of_another_spec_or_of_other_options_is_refused(other):
-    plan = FixedPlan(ej.EchoSpec(2, 8, "shuffle", 2))
-    with pytest.raises(ValueError, match="restore it with what it was saved with"):
-        plan.check_state(OTHERS[other].get_state())
-
-
 @pytest.mark.parametrize("order", ["shuffle", "shuffle_buffer", "spread"])
 def test_the_seed_names_the_order(order):
     def first_items(seed):
@@ -468,46 +394,6 @@ def test_lanes_that_cannot_be_are_refused_with_the_fix(spec, sizes, message):
         FixedPlan(spec, lanes=Lanes(*sizes))
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        ({"lanes": []}, "has 0 lanes, this echo has 2"),
-        ({"lanes": None}, "has None lanes, this echo has 2"),
-        ({"lanes": [{}, {}]}, "is not the state of an echo plan"),
-        ({"written": "8"}, "written='8', which must be an integer"),
-        ({"written": -1}, "written=-1 and fresh="),
-        ({"written": 1 << 60}, "do not fit together; it is damaged"),
-        ({"more": 1}, "is not the state of a fixed echo in lanes"),
-    ],
-)
-def test_a_damaged_state_of_lanes_is_refused_and_changes_nothing(damage, message):
-    lanes = Lanes(4, 2)
-    driver = Driver(FixedPlan(ej.EchoSpec(2, batch_size=4), lanes=lanes), lanes)
-    for _ in range(3):
-        driver.take()
-    state = driver.plan.get_state()
-    driver.plan.check_state(state)
-    with pytest.raises(ValueError, match=message):
-        driver.plan.check_state(state | damage)
-    with pytest.raises(ValueError, match="give what get_state returned"):
-        driver.plan.check_state({"lanes": state["lanes"]})
-    torn = [state["lanes"][0], state["lanes"][1] | {"carry": 99}]
-    with pytest.raises(ValueError, match="it is damaged"):
-        driver.plan.check_state(state | {"lanes": torn})
-    assert driver.plan.get_state() == state
-
-
-@pytest.mark.parametrize(
-    "sizes", [(), (8, 2), (4, 1), (16, 4, range(2))], ids=["none", "rows", "one", "own"]
-)
-def test_a_state_of_other_lanes_is_refused(sizes):
-    spec = ej.EchoSpec(2, batch_size=4)
-    with pytest.raises(ValueError, match=r"restore|give what"):
-        FixedPlan(spec, lanes=Lanes(4, 2)).check_state(
-            FixedPlan(spec, lanes=Lanes(*sizes)).get_state()
-        )
-
-
 OWNS = [range(4), range(2), range(2, 4)]
 
 
@@ -576,9 +462,3 @@ def test_parts_go_on_as_a_whole_and_a_whole_as_its_parts(
     np.testing.assert_array_equal(np.concatenate(again, axis=1), rest)
     merged = make(OWNS[0], joined_state(split))
     np.testing.assert_array_equal(_drawn(merged, 20), rest)
-
-
-def test_states_of_different_places_are_not_joined():
-    state = {"written": 3, "lanes": ["a"]}
-    with pytest.raises(ValueError, match="not of the same place"):
-        joined_state([state, {**state, "written": 4}])

@@ -1,7 +1,5 @@
 """Stochastic plans: loads as scheduled, reuse of the last items, exact restores."""
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -259,63 +257,3 @@ def test_misuse_is_told():
     plan.write(2)
     with pytest.raises(RuntimeError, match=r"ask need\(\) before write\(\)"):
         plan.write(2)
-
-
-def drawn_once():
-    """A plan after its first batch."""
-    driver = driver_of(SMALL)
-    driver.take()
-    return driver.plan
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        ({"more": 0}, "give what get_state returned"),
-        ({"batches": "1"}, "batches='1', which must be an integer"),
-        ({"batches": True}, "batches=True, which must be an integer"),
-        ({"batches": -1, "fresh": 0}, "it is damaged"),
-        ({"batches": 1 << 60}, "it is damaged"),
-        ({"batches": 0, "fresh": 0, "repeats": 1}, "it is damaged"),
-        ({"batches": 0, "fresh": 0, "pending": 1}, "it is damaged"),
-        ({"fresh": 0}, "it is damaged"),
-        ({"fresh": 9}, "it is damaged"),
-        ({"fresh": 1 << 60}, "it is damaged"),
-        ({"fresh": 2.0}, "fresh=2.0, which must be an integer"),
-        ({"pending": 2}, "it is damaged"),
-        ({"pending": -1}, "it is damaged"),
-        ({"fresh": 1, "pending": 1}, "it is damaged"),
-        ({"repeats": 1}, "it is damaged"),
-        ({"repeats": -1}, "it is damaged"),
-        ({"repeats": None}, "repeats=None, which must be an integer"),
-        ({"plan": 0}, "saved with another spec"),
-    ],
-)
-def test_a_damaged_state_is_refused_and_changes_nothing(damage, message):
-    plan = drawn_once()
-    state = plan.get_state()
-    assert json.loads(json.dumps(state)) == state
-    make(SMALL).check_state(state)
-    with pytest.raises(ValueError, match=message):
-        plan.check_state(state | damage)
-    assert plan.get_state() == state
-    for key in state:
-        with pytest.raises(ValueError, match="give what get_state returned"):
-            plan.check_state({k: v for k, v in state.items() if k != key})
-
-
-OTHERS = {
-    "load": {"load": ej.LoadSchedule("p", "constant", 0.25, 0.25)},
-    "buffer": {"buffer": 9},
-    "batch": {"batch_size": 4, "host_batch": 4},
-    "lanes": {"num_lanes": 2},
-    "seed": {"seed": 1},
-    "options": {},
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_state_of_another_echo_is_refused(name):
-    other = make(SMALL | OTHERS[name], options=("batch",) * (name == "options"))
-    with pytest.raises(ValueError, match="restore it with what it was saved with"):
-        other.check_state(drawn_once().get_state())
