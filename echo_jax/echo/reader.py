@@ -281,8 +281,8 @@ class Reader:
 
     def _raise_failure(self, queue: _Queue) -> None:
         failure, queue.failure = queue.failure, None
-        # The thread has ended, unless the reader was closed during a slow read.
-        self._end_thread(_CLOSE_S)
+        if queue.thread is not None:  # else a close ends it, maybe after a slow read
+            self._end_thread(_CLOSE_S)
         assert failure is not None
         raise failure
 
@@ -296,6 +296,7 @@ class Reader:
 def _refuse(queue: _Queue) -> None:
     """Gives an error to every thread that waits for a queue."""
     with queue.lock:
+        queue.thread = None
         queue.failure = ValueError("this echo was closed while it waited")
         queue.changed.notify_all()
 

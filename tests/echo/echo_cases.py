@@ -3,6 +3,7 @@
 import itertools
 
 import grain
+import jax
 import numpy as np
 from hypothesis import strategies as st
 
@@ -61,6 +62,11 @@ def grain_source(items):
     """A dataset that reads in this process and thread, item by item."""
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     return grain.MapDataset.source(items).to_iter_dataset(options)
+
+
+def mesh_of(num_devices, kind=jax.sharding.AxisType.Auto):
+    devices = jax.devices()[:num_devices]
+    return jax.make_mesh((num_devices,), ("data",), axis_types=(kind,), devices=devices)
 
 
 class Stacked:

@@ -1,73 +1,44 @@
-"""The reader: nothing is lost or doubled, errors stay errors, states are true."""
+"""Reading for an echo: nothing is lost or doubled, and errors stay errors."""
 
-import gc
+import copy
+import itertools
+import json
 import threading
 import time
 import weakref
 
+import jax
+import numpy as np
 import pytest
+from echo_cases import mesh_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_jax.echo import reader as reader_module
-from echo_jax.echo.reader import Reader
+import echo_jax as ej
 
-DEPTHS = pytest.mark.parametrize("depth", [0, 1, 3])
-BULK = pytest.mark.parametrize("bulk", [False, True])
-
-
-ALIVE = weakref.WeakSet()
-
-
-class Prepared:
-    """Does to every value, by itself, what a function says: an `Intake`."""
-
-    in_bulk = False
-
-    def __init__(self, function):
-        self._function = function
-
-    def prepare(self, values):
-        (value,) = values
-        prepared, rows = self._function(value)
-        return [(prepared, 0, rows)]
-
-
-class State:
-    """A place in an upstream, changed in place as a careless iterator may."""
-
-    def __new__(cls, *_):
-        made = super().__new__(cls)
-        ALIVE.add(made)
-        return made
-
-    def __init__(self, place):
-        self.place = place
+_SOON_S = 60.0
 
 
 class Upstream:
-    """Counts up, and before some elements it raises first, so many times."""
+    """Counts up; raises before some numbers, and changes its state in place."""
 
-    def __init__(self, total=100, failures=(), error=OSError):
-        self.total = total
-        self.failures = dict(failures)
-        self.error = error
-        self.state = State(0)
-        self.calls = 0
+    def __init__(self, total, failures=(), error=OSError, make=lambda k: k):
+        self.total, self.failures, self.error = total, dict(failures), error
+        self.state, self.make, self.calls = {"place": 0}, make, 0
 
     def __iter__(self):
         return self
 
     def __next__(self):
         self.calls += 1
-        place = self.state.place
+        place = self.state["place"]
         if self.failures.get(place, 0):
             self.failures[place] -= 1
-            raise self.error(f"before element {place}")
+            raise self.error(f"before {place}")
         if place == self.total:
             raise StopIteration
-        self.state.place += 1
-        return place
+        self.state["place"] += 1
+        return self.make(place)
 
     def get_state(self):
         return self.state
@@ -76,417 +47,263 @@ class Upstream:
         self.state = state
 
 
-class Negated:
-    """Negates values, many at once: an `Intake`."""
-
-    in_bulk = True
-
-    def prepare(self, values):
-        return [(-value, 0, 1) for value in values]
+def rows_of(k):
+    """Stacks of one row, two, three, one, two, ..."""
+    first = k // 3 * 6 + (0, 1, 3)[k % 3]
+    return {"x": np.arange(first, first + 1 + k % 3, dtype=np.int32)}
 
 
-def rows_of(element):
-    """Elements have one row, two, three, one, two, ..."""
-    return 1 + element % 3
+def eight_rows(k):
+    return {"x": np.arange(8 * k, 8 * k + 8, dtype=np.int32)}
 
 
-def first_row(element, bulk=False):
-    return element if bulk else sum(map(rows_of, range(element)))
+SPEC = ej.EchoSpec("3/2", 6, "shuffle", 4, seed=1)
+WAYS = {
+    "items": (lambda up, n: ej.echo(up, SPEC, prefetch=n), lambda k: k),
+    "batch": (lambda up, n: ej.echo(up, SPEC, batch=True, prefetch=n), np.int64),
+    "stacks": (lambda up, n: ej.echo_batches(up, SPEC, prefetch=n), rows_of),
+    "device": (
+        lambda up, n: ej.device.echo_batches(
+            up, ej.EchoSpec("3/2", 32, "spread", 8), prefetch=n, mesh=mesh_of(1)
+        ),
+        eight_rows,
+    ),
+}
+EVERY_WAY = pytest.mark.parametrize("way", WAYS)
+DEPTHS = pytest.mark.parametrize("depth", [0, 1, 3])
 
 
-class Cut:
-    """A reader over elements of several rows, and what was taken from it."""
-
-    def __init__(self, upstream, depth, *, kept=0, every=1, bulk=False):
-        self.upstream, self.kept = upstream, kept
-        one_by_one = Prepared(lambda value: (-value, rows_of(value)))
-        self.row = 0
-        self.errors = 0
-        cell = self.anchor = [0]
-        self.reader = Reader(
-            upstream,
-            anchor=lambda: cell[0],
-            next_anchor=lambda row: -(-row // every) * every,
-            intake=Negated() if bulk else one_by_one,
-            depth=depth,
-        )
-
-    def ensure(self, rows):
-        """Asks again after every error; whether so many rows are there."""
-        while True:
-            try:
-                self.reader.ensure(rows)
-            except OSError:
-                self.errors += 1
-            else:
-                return self.reader.rows >= rows
-
-    def take(self, rows):
-        """Takes so many rows, or what there is: pairs of element and its row."""
-        self.ensure(rows)
-        rows = min(rows, self.reader.rows)
-        taken = self.reader.take(rows)
-        self.row += rows
-        self.anchor[0] = max(self.anchor[0], self.row - self.kept)
-        return [(-value, at) for value, low, end in taken for at in range(low, end)]
-
-    def rest(self):
-        found = []
-        while taken := self.take(2):
-            found += taken
-        return found
+def start(way, depth, total=20, **options):
+    make_echo, make = WAYS[way]
+    upstream = Upstream(total, make=make, **options)
+    return upstream, make_echo(upstream, depth)
 
 
-def all_rows(total, bulk=False):
-    if bulk:
-        return [(element, 0) for element in range(total)]
-    return [
-        (element, row) for element in range(total) for row in range(rows_of(element))
-    ]
+def plain(output):
+    return jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), output)
 
 
-@BULK
+def rest_of(echo, count=None):
+    """The next outputs, asked for again after every error, and how many those were."""
+    found, errors = [], 0
+    while count is None or len(found) < count:
+        try:
+            found.append(plain(next(echo)))
+        except OSError:
+            errors += 1
+        except StopIteration:
+            break
+    return found, errors
+
+
+@EVERY_WAY
 @DEPTHS
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(
-    total=st.integers(0, 12),
-    failures=st.dictionaries(st.integers(0, 11), st.integers(1, 3), max_size=5),
-    takes=st.lists(st.integers(1, 7), max_size=12),
+    total=st.integers(1, 12),
+    failures=st.dictionaries(st.integers(0, 11), st.integers(1, 3), max_size=4),
+    taken=st.integers(0, 9),
 )
 def test_nothing_is_lost_or_doubled_however_often_the_upstream_fails(
-    depth, bulk, total, failures, takes
+    way, depth, total, failures, taken
 ):
     failures = {place: n for place, n in failures.items() if place < total}
-    cut = Cut(Upstream(total, failures), depth, bulk=bulk)
-    found = []
-    for rows in takes:
-        found += cut.take(rows)
-    found += cut.rest()
-    assert found == all_rows(total, bulk)
-    assert cut.errors == sum(failures.values())
-    # Each element was asked for once, each failure was told, and one end was seen.
-    assert cut.upstream.calls == total + cut.errors + 1
-    assert cut.reader.ended and cut.reader.is_ready(1)
-    cut.reader.close()
+    with start(way, depth, total)[1] as echo:
+        whole, _ = rest_of(echo)
+    upstream, echo = start(way, depth, total, failures=failures)
+    with echo:
+        head, early = rest_of(echo, taken)
+        # A device echo looks at the first batch before it gives a state.
+        looks = failures.get(0, 0) if way == "device" and not taken else 0
+        for _ in range(looks):
+            with pytest.raises(OSError):
+                echo.get_state()
+        state = json.dumps(echo.get_state())
+        tail, late = rest_of(echo)
+        assert head + tail == whole
+        assert early + late + looks == sum(failures.values())
+        # Each element was asked for once, each failure was told, and one end was seen.
+        assert upstream.calls == total + sum(failures.values()) + 1
+        for again in (echo, start(way, depth, total)[1]):
+            again.set_state(json.loads(state))
+            assert rest_of(again) == (whole[taken:], 0)
+    again.close()
 
 
-@BULK
+@EVERY_WAY
 @DEPTHS
-@settings(max_examples=30)
-@given(
-    takes=st.lists(st.integers(1, 7), min_size=1, max_size=10),
-    kept=st.integers(0, 9),
-    every=st.integers(1, 5),
-    data=st.data(),
-)
-def test_a_state_leads_to_its_row_and_goes_on_from_there(
-    depth, bulk, takes, kept, every, data
-):
-    """Of every row that may become the anchor, from the anchor on, and the next."""
-    upstream = Upstream(20, {3: 1, 8: 2})
-    cut = Cut(upstream, depth, kept=kept, every=every, bulk=bulk)
-    for rows in takes:
-        cut.take(rows)
-        anchor = -(-cut.anchor[0] // every) * every
-        for row in {*range(anchor, cut.row, every), cut.row}:
-            state, skip = cut.reader.state_before(row)
-            assert first_row(state.place, bulk) + skip == row
-            if every == 1:
-                assert skip < (1 if bulk else rows_of(state.place))
-    whole = all_rows(20, bulk)
-    row = data.draw(st.sampled_from([*range(anchor, cut.row, every), cut.row]))
-    state, skip = cut.reader.state_before(row)
-    at = cut.row
-    assert cut.rest() == whole[at:]
-    other = Cut(Upstream(20), depth, bulk=bulk)
-    for again in (cut, other):
-        again.reader.restore(state, row - skip)
-        again.row = again.anchor[0] = row - skip
-        assert again.rest() == whole[row - skip :]
-        again.reader.close()
+def test_states_that_no_restore_needs_are_not_kept(way, depth):
+    """A long run would else hold a state for every element that it ever read."""
+
+    class State(dict):
+        __hash__ = object.__hash__
+
+        def __deepcopy__(self, memo):
+            alive.add(found := State(self))
+            return found
+
+    alive, kept = weakref.WeakSet(), []
+    upstream, echo = start(way, depth, 2000)
+    upstream.state = State(upstream.state)
+    with echo:
+        for _ in itertools.islice(echo, 400):
+            kept.append(len(alive))
+    assert max(kept[200:]) <= max(kept[:100]) + 5 < 50
 
 
+@EVERY_WAY
 @DEPTHS
-def test_states_of_rows_that_are_not_gone_back_to_are_forgotten(depth):
-    gc.collect()
-    before = len(ALIVE)
-    cut = Cut(Upstream(2000), depth, kept=8)
-    for _ in range(1000):
-        assert len(cut.take(3)) == 3
-        assert len(ALIVE) - before <= 8 + depth + 8
-    state, skip = cut.reader.state_before(cut.row - 8)
-    assert first_row(state.place) + skip == cut.row - 8
-    cut.reader.close()
+def test_a_restore_leaves_the_given_state_alone(way, depth):
+    _, echo = start(way, depth)
+    with echo:
+        rest_of(echo, 4)
+        state = echo.get_state()
+        before = copy.deepcopy(state)
+        tail, _ = rest_of(echo)
+        for _ in range(2):
+            echo.set_state(state)
+            assert rest_of(echo)[0] == tail
+        assert state == before
 
 
+@EVERY_WAY
 @DEPTHS
-def test_a_restore_leaves_the_given_state_alone_and_is_left_alone(depth):
-    cut = Cut(Upstream(), depth)
-    state = State(7)
-    cut.reader.restore(state, first_row(7))
-    assert cut.take(2) == [(7, 0), (7, 1)]
-    assert state.place == 7
-    state.place = 50
-    before, skip = cut.reader.state_before(first_row(7))
-    assert (before.place, skip) == (7, 0)
-    before.place = 60
-    assert cut.take(3) == [(8, 0), (8, 1), (8, 2)]
-    found, skip = cut.reader.state_before(first_row(9))
-    assert (found.place, skip) == (9, 0)
-    cut.reader.close()
+def test_an_upstream_that_an_error_has_ended_is_an_error_for_ever(way, depth):
+    make_echo, make = WAYS[way]
 
-
-@DEPTHS
-def test_elements_of_several_rows_are_partly_taken(depth):
-    reader = Reader(
-        iter("abc"),
-        anchor=lambda: 0,
-        next_anchor=None,
-        intake=Prepared(lambda value: (value, 3)),
-        depth=depth,
-    )
-    reader.ensure(2)
-    assert reader.take(2) == [("a", 0, 2)]
-    reader.ensure(4)
-    assert reader.take(0) == []
-    assert reader.take(3) == [("a", 2, 3), ("b", 0, 2)]
-    reader.ensure(9)
-    assert (reader.rows, reader.ended) == (4, True)
-    assert reader.take(4) == [("b", 2, 3), ("c", 0, 3)]
-    assert reader.rows == 0
-    reader.close()
-
-
-@DEPTHS
-def test_no_more_is_read_than_was_asked_for_or_is_read_ahead(depth):
-    upstream = Upstream()
-    reader = Reader(upstream, anchor=lambda: 0, next_anchor=None, depth=depth)
-    assert upstream.calls == 0
-    for taken in range(0, 40, 2):
-        reader.ensure(2)
-        assert upstream.calls <= taken + max(2, depth)
-        assert [value for value, _, _ in reader.take(2)] == [taken, taken + 1]
-    reader.close()
-
-
-@DEPTHS
-def test_the_end_is_an_end_and_is_asked_for_once(depth):
-    upstream = Upstream(2)
-    reader = Reader(upstream, anchor=lambda: 0, next_anchor=None, depth=depth)
-    for _ in range(3):
-        reader.ensure(5)
-        assert (reader.rows, reader.ended, reader.is_ready(9)) == (2, True, True)
-    assert upstream.calls == 3
-    assert [value for value, _, _ in reader.take(2)] == [0, 1]
-    reader.ensure(1)
-    assert (reader.rows, upstream.calls) == (0, 3)
-    reader.close()
-
-
-@DEPTHS
-def test_a_generator_that_an_error_has_ended_is_an_error_for_ever(depth):
     def upstream():
-        yield 0
+        yield from map(make, range(3))
         raise OSError("the disk is gone")
 
-    reader = Reader(upstream(), anchor=lambda: 0, next_anchor=None, depth=depth)
-    reader.ensure(1)
-    assert reader.take(1) == [(0, 0, 1)]
-    with pytest.raises(OSError, match="the disk is gone"):
-        reader.ensure(1)
-    with pytest.raises(RuntimeError, match="failed, and then ended") as caught:
-        reader.ensure(1)
-    assert isinstance(caught.value.__cause__, OSError)
-    for ask in (reader.ensure, reader.ensure, eventually_ready(reader)):
-        with pytest.raises(RuntimeError, match="go to a saved state, or start anew"):
-            ask(1)
-        assert not reader.ended
-    reader.close()
+    with make_echo(upstream(), depth) as echo:
+        with pytest.raises(OSError, match="the disk is gone"):
+            list(echo)
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="start anew") as caught:
+                next(echo)
+        assert isinstance(caught.value.__cause__, OSError | RuntimeError)
 
 
-def eventually_ready(reader):
-    """Asks whether rows are ready until they are, or an error is told."""
+@EVERY_WAY
+@DEPTHS
+@pytest.mark.parametrize("kind", ["interrupted", "refused"])
+def test_after_an_element_is_gone_no_later_one_takes_its_place(way, depth, kind):
+    """An interrupted read may have taken an element, and a refused one is gone."""
+    _, make = WAYS[way]
+    upstream, echo = start(way, depth)
+    if kind == "interrupted":
+        upstream.failures, upstream.error = {2: 1}, KeyboardInterrupt
+    else:
+        upstream.make = lambda k: make(k) if k != 2 else {"y": np.ma.zeros(8)}
+    with echo:
+        state = echo.get_state()
+        with pytest.raises((KeyboardInterrupt, ValueError)):
+            list(echo)
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="go to a saved state"):
+                next(echo)
+        # One was interrupted, or refused; with a thread, others may have been read.
+        assert upstream.calls <= 3 + 2 * (way == "device") * (depth > 0)
+        upstream.make = make
+        echo.set_state(state)
+        with start(way, 0)[1] as other:
+            assert rest_of(echo) == rest_of(other)
 
-    def ask(rows):
-        wait_until(lambda: reader.is_ready(rows))
 
-    return ask
+def test_an_iterator_needs_a_next_alone():
+    class Bare:
+        def __init__(self):
+            self.rest = iter([5, 6])
+
+        def __next__(self):
+            return next(self.rest)
+
+    class Loader:
+        def __iter__(self):
+            return Bare()
+
+    assert [*ej.echo(Loader(), ej.EchoSpec(2))] == [5, 5, 6, 6]
 
 
-def wait_until(condition, bound_s=300.0):
-    end = time.monotonic() + bound_s
+def wait_until(condition):
+    end = time.monotonic() + _SOON_S
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.002)
 
 
-@DEPTHS
-def test_what_is_read_before_an_error_can_still_be_taken(depth):
-    reader = Reader(
-        Upstream(9, {2: 1}), anchor=lambda: 0, next_anchor=None, depth=depth
-    )
-    with pytest.raises(OSError, match="before element 2"):
-        reader.ensure(3)
-    assert reader.rows == 2
-    reader.ensure(2)
-    assert [value for value, _, _ in reader.take(2)] == [0, 1]
-    eventually_ready(reader)(1)
-    assert [value for value, _, _ in reader.take(1)] == [2]
-    reader.close()
-
-
-def refuse_two(value):
-    if value == 2:
-        raise ValueError("2 is not a batch")
-    return value, 1
-
-
-@DEPTHS
-def test_a_failure_in_prepare_is_final(depth):
-    """The element is gone, so no later one may come in its place."""
-    upstream = Upstream()
-    reader = Reader(
-        upstream,
-        anchor=lambda: 0,
-        next_anchor=lambda row: row,
-        intake=Prepared(refuse_two),
-        depth=depth,
-    )
-    reader.ensure(2)
-    reader.take(2)
-    with pytest.raises(ValueError, match="2 is not a batch"):
-        reader.ensure(1)
-    for _ in range(3):
-        with pytest.raises(RuntimeError, match="its element was refused") as caught:
-            reader.ensure(1)
-        assert isinstance(caught.value.__cause__, ValueError)
-    assert upstream.calls == 3
-    assert (reader.rows, reader.ended) == (0, False)
-    # A state is a way out.
-    reader.restore(State(3), 3)
-    reader.ensure(1)
-    assert reader.take(1) == [(3, 0, 1)]
-    reader.close()
-
-
-@DEPTHS
-def test_after_an_interrupted_read_nobody_knows_what_comes_next(depth):
-    """It may have taken an element with it."""
-    upstream = Upstream(9, {1: 1}, KeyboardInterrupt)
-    reader = Reader(
-        upstream, anchor=lambda: 0, next_anchor=lambda row: row, depth=depth
-    )
-    with pytest.raises(KeyboardInterrupt):
-        reader.ensure(2)
-    assert [value for value, _, _ in reader.take(1)] == [0]
-    for _ in range(3):
-        with pytest.raises(RuntimeError, match="was interrupted"):
-            reader.ensure(1)
-    assert upstream.calls == 2
-    reader.restore(State(1), 1)
-    reader.ensure(1)
-    assert reader.take(1) == [(1, 0, 1)]
-    reader.close()
-
-
-def test_an_iterator_without_a_state_is_named():
-    reader = Reader(iter([1, 2]), anchor=lambda: 0, next_anchor=lambda row: row)
-    reader.ensure(3)
-    assert [value for value, _, _ in reader.take(2)] == [1, 2]
-    with pytest.raises(TypeError, match="a list_iterator, has no get_state"):
-        reader.state_before(0)
-
-
-def test_an_iterator_needs_a_next_alone():
-    """As a ``for`` loop needs no more of what an ``__iter__`` returns."""
-
-    class Bare:
-        def __init__(self):
-            self._rest = iter([5, 6])
-
-        def __next__(self):
-            return next(self._rest)
-
-    reader = Reader(Bare(), anchor=lambda: 0, next_anchor=None)
-    reader.ensure(3)
-    assert [value for value, _, _ in reader.take(2)] == [5, 6]
-    assert reader.ended
-
-
-@pytest.fixture
-def own_threads():
-    """Returns the threads that a test has started and that still run."""
+@EVERY_WAY
+def test_threads_end_with_the_stream(way):
     before = set(threading.enumerate())
-    return lambda: set(threading.enumerate()) - before
+    _, echo = start(way, 3)
+    assert [*echo]
+    wait_until(lambda: set(threading.enumerate()) <= before)
 
 
-@DEPTHS
-def test_close_is_final_and_leaves_no_thread(depth, own_threads):
-    upstream = Upstream()
-    reader = Reader(upstream, anchor=lambda: 0, next_anchor=None, depth=depth)
-    reader.ensure(1)
-    assert len(own_threads()) == (depth > 0)
-    for _ in range(2):
-        reader.close()
-        assert not own_threads()
-    calls = upstream.calls
-    reader.ensure(1)
-    assert (reader.rows, reader.ended, reader.is_ready(1)) == (0, True, True)
-    assert upstream.calls == calls
-    assert not own_threads()
+@EVERY_WAY
+def test_a_close_tells_who_waits_and_lets_a_read_end(way):
+    before = set(threading.enumerate())
+    hangs, may = threading.Event(), threading.Event()
+    _, make = WAYS[way]
+
+    def hanging(k):
+        if k == 4:
+            hangs.set()
+            may.wait(_SOON_S)
+        return make(k)
+
+    upstream, echo = start(way, 3)
+    upstream.make = hanging
+    told = []
+
+    def wait():
+        with pytest.raises(ValueError, match="closed"):
+            list(echo)
+        told.append(True)
+
+    consumer = threading.Thread(target=wait)
+    consumer.start()
+    assert hangs.wait(_SOON_S)
+    closer = threading.Thread(target=echo.close)
+    closer.start()
+    consumer.join(_SOON_S)
+    assert told
+    may.set()
+    closer.join(_SOON_S)
+    wait_until(lambda: set(threading.enumerate()) <= before)
+    assert upstream.calls == 5
 
 
-def test_a_reader_that_never_read_can_be_closed(own_threads):
-    reader = Reader(Upstream(), anchor=lambda: 0, next_anchor=None, depth=2)
-    reader.close()
-    assert not own_threads()
+@jax.tree_util.register_pytree_node_class
+class SlowBatch:
+    """A batch that is opened, by any thread but the test's, once the next is read."""
+
+    next_is_read = threading.Event()
+    opened = []  # noqa: RUF012
+
+    def __init__(self, x):
+        self.x = x
+
+    def tree_flatten(self):
+        if threading.current_thread() is not threading.main_thread():
+            self.opened.append(self.next_is_read.wait(_SOON_S))
+        return (self.x,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, leaves):
+        return cls(*leaves)
 
 
-class Slow:
-    """Waits for a gate before every element."""
+def test_the_next_batch_is_read_while_one_is_sent():
+    def batches():
+        for number in range(4):
+            if number == 1:
+                SlowBatch.next_is_read.set()
+            yield SlowBatch(np.full(8, number))
 
-    def __init__(self):
-        self.gate = threading.Event()
-        self.calls = 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        self.calls += 1
-        self.gate.wait(300.0)
-        return self.calls
-
-
-def test_a_read_that_outlives_its_close_is_the_last(own_threads, monkeypatch):
-    monkeypatch.setattr(reader_module, "_CLOSE_S", 0.01)
-    upstream = Slow()
-    reader = Reader(upstream, anchor=lambda: 0, next_anchor=None, depth=5)
-    wait_until(lambda: not reader.is_ready(1) and upstream.calls == 1)
-    reader.close()
-    assert len(own_threads()) == 1
-    upstream.gate.set()
-    wait_until(lambda: not own_threads())
-    assert upstream.calls == 1
-    reader.close()
-
-
-def test_a_dropped_reader_leaves_no_thread(own_threads):
-    upstream = Upstream()
-    reader = Reader(upstream, anchor=lambda: 0, next_anchor=None, depth=2)
-    reader.ensure(1)
-    assert len(own_threads()) == 1
-    del reader
-    gc.collect()
-    wait_until(lambda: not own_threads())
-    assert upstream.calls <= 3
-
-
-def test_a_thread_ends_with_its_stream(own_threads):
-    reader = Reader(Upstream(3), anchor=lambda: 0, next_anchor=None, depth=9)
-    reader.ensure(4)
-    wait_until(lambda: not own_threads())
-    assert [value for value, _, _ in reader.take(3)] == [0, 1, 2]
-    assert reader.is_ready(1)
-    assert not own_threads()
-    reader.close()
+    with ej.device.echo_batches(
+        batches(), ej.EchoSpec(2, batch_size=8), num_lanes=8
+    ) as echo:
+        assert echo.buffer and not SlowBatch.next_is_read.is_set()
+        assert next(echo).x.tolist() == [0] * 8
+    assert SlowBatch.opened[0]

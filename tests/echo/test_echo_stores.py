@@ -2,22 +2,24 @@
 
 import dataclasses
 import datetime
+import math
 import pathlib
 import threading
 from collections import deque
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from echo_cases import grain_source
+import scipy.sparse
+from echo_cases import mesh_of
 from jax.sharding import AxisType
 
 import echo_jax as ej
-from echo_jax.echo import device
-from echo_jax.echo.stores.device import EchoBuffer, jitted_write
-from echo_jax.echo.stores.host import ItemStore, RingStore
+
+EchoBuffer = ej.device.EchoBuffer
 
 # Many items here are arrays of some rows, as a batch is.
 pytestmark = pytest.mark.filterwarnings("ignore:each item that ej.echo")
@@ -58,16 +60,16 @@ ARRAYS = {
     "bool": of_dtype(bool),
     "nan": np.array([np.nan, -0.0, np.inf], np.float16),
 }
-SCALARS = {
-    "int": (5, "int64"),
-    "float": (0.5, "float64"),
-    "bool": (True, "bool"),
-    "complex": (1j, "complex128"),
-    "numpy": (np.float32(0.5), "float32"),
-    "text": ("abc", "<U3"),
-    "bytes": (b"\0ab", "S3"),
-    "date": (np.datetime64("2024-02-29"), "M8[D]"),
-}
+SCALARS = [
+    (5, "int64"),
+    (0.5, "float64"),
+    (True, "bool"),
+    (1j, "complex128"),
+    (np.float32(0.5), "float32"),
+    ("abc", "<U3"),
+    (b"\0ab", "S3"),
+    (np.datetime64("2024-02-29"), "M8[D]"),
+]
 
 
 @dataclasses.dataclass
@@ -103,46 +105,40 @@ def refusal(echo):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ARRAYS)
-def test_an_array_is_kept_with_its_dtype_and_values(kind):
-    array = ARRAYS[kind]
-    singles, (batch,) = map(list, both({"x": array, "y": [array]}))
-    for out, rank in [(single, 0) for single in singles] + [(batch, 1)]:
-        for leaf in (out["x"], out["y"][0]):
-            assert type(leaf) is np.ndarray
-            assert (leaf.dtype, leaf.ndim) == (array.dtype, array.ndim + rank)
-            for one in leaf if rank else [leaf]:
-                np.testing.assert_array_equal(one, array)
-            assert not np.shares_memory(leaf, array) or not leaf.size
-
-
-@pytest.mark.parametrize("kind", ARRAYS)
 @pytest.mark.parametrize("is_flat", [True, False])
-def test_items_that_are_read_together_are_kept_as_one_by_one(kind, is_flat):
-    array = ARRAYS[kind]
-    of_numbers = {"k": 0, "small": np.zeros(2), "large": np.zeros((40, 40))}
+def test_arrays_are_kept_with_their_dtypes_and_values(is_flat):
+    numbers = {"k": 0, "small": np.zeros(2), "large": np.zeros((40, 40))}
 
     def item(k):
-        leaves = {"kind": array, **{name: x + k for name, x in of_numbers.items()}}
+        leaves = ARRAYS | {name: x + k for name, x in numbers.items()}
         return leaves if is_flat else [leaves]
 
+    def check(out, k, rank=0):
+        out = out if is_flat else out[0]
+        for name, array in ARRAYS.items():
+            leaf = out[name]
+            assert type(leaf) is np.ndarray
+            assert (leaf.dtype, leaf.ndim) == (array.dtype, array.ndim + rank)
+            assert not np.shares_memory(leaf, array) or not leaf.size
+            for one in leaf if rank else [leaf]:
+                np.testing.assert_array_equal(one, array)
+        for name, x in numbers.items():
+            for row, one in enumerate(out[name] if rank else [out[name]]):
+                np.testing.assert_array_equal(one, x + k + row)
+
+    for number, out in enumerate(ej.echo(map(item, range(4)), ej.EchoSpec(2))):
+        check(out, number // 2)
     # All but the first of them, which are looked at, are read eight at a time.
     spec = ej.EchoSpec(1, batch_size=8)
     batches = [*ej.echo(map(item, range(40)), spec, batch=True)]
-    for first, batch in zip(range(0, 40, 8), batches, strict=True):
-        batch = batch if is_flat else batch[0]
-        assert batch["kind"].dtype == array.dtype
-        for row, k in enumerate(range(first, first + 8)):
-            np.testing.assert_array_equal(batch["kind"][row], array)
-            for name, x in of_numbers.items():
-                np.testing.assert_array_equal(batch[name][row], x + k)
+    assert len(batches) == 5
+    for number, out in enumerate(batches):
+        check(out, 8 * number, rank=1)
 
 
-def test_one_bad_item_among_many_that_are_read_together_is_refused():
-    store, good = RingStore(4), {"a": np.zeros(2), "b": 1}
-    for _ in range(20):
-        store.prepare([good])
-    bad = [
+@pytest.mark.parametrize(
+    "bad",
+    [
         {"a": np.zeros(3), "b": 1},
         {"a": np.zeros(2, np.float32), "b": 1},
         {"a": np.zeros(2), "b": 1.5},
@@ -150,13 +146,17 @@ def test_one_bad_item_among_many_that_are_read_together_is_refused():
         {"a": np.zeros(2), "c": 1},
         {"a": np.zeros(2), "b": 1, "c": 1},
         {"a": np.ma.zeros(2), "b": 1},
+        {"a": np.zeros(2), "b": np.array([None])},
         [np.zeros(2), 1],
-    ]
-    for each in bad:
-        with pytest.raises(ValueError, match="item"):
-            store.prepare([good, good, each, good])
-    ((columns, first, end),) = store.prepare([good, good])
-    assert (len(columns), first, end) == (2, 0, 2)
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("at", [1, 38])
+def test_one_bad_item_is_refused_alone_and_among_many(bad, at):
+    items = [{"a": np.zeros(2), "b": 1}] * 40
+    items[at] = bad
+    with pytest.raises(ValueError, match="item"):
+        list(ej.echo(items, ej.EchoSpec(batch_size=8), batch=True))
 
 
 def test_an_item_keeps_the_order_of_its_memory():
@@ -165,12 +165,12 @@ def test_an_item_keeps_the_order_of_its_memory():
     assert out[0].flags.f_contiguous and out[1].flags.c_contiguous
 
 
-@pytest.mark.parametrize("kind", SCALARS)
-def test_a_scalar_stays_one_alone_and_becomes_an_array_in_a_batch(kind):
-    value, dtype = SCALARS[kind]
-    singles, (batch,) = map(list, both(value))
-    assert [(type(out), out) for out in singles] == [(type(value), value)] * 2
-    assert batch.dtype == dtype and batch.tolist() == np.array([value] * 2).tolist()
+def test_a_scalar_stays_one_alone_and_becomes_an_array_in_a_batch():
+    for value, dtype in SCALARS:
+        singles, (batch,) = map(list, both(value))
+        assert [(type(out), out) for out in singles] == [(type(value), value)] * 2
+        assert batch.dtype == dtype
+        assert batch.tolist() == np.array([value] * 2).tolist()
 
 
 def test_a_record_is_copied_for_every_use():
@@ -181,23 +181,18 @@ def test_a_record_is_copied_for_every_use():
     assert second.item() == (1, 2.5) and type(second) is np.void
 
 
-def test_a_memory_map_becomes_a_plain_array(tmp_path):
-    mapped = np.memmap(tmp_path / "x", np.int32, "w+", shape=3)
-    mapped[:] = [1, 2, 3]
-    for out in (out for echo in both(mapped) for out in echo):
-        assert type(out) is np.ndarray and out.dtype == np.int32
-        assert out.reshape(-1, 3)[-1].tolist() == [1, 2, 3]
-
-
 class InSharedMemory(np.ndarray):
     """As what Grain's workers send: a class that says where memory lies."""
 
 
-def test_a_class_of_memory_becomes_a_plain_array():
-    single, batch = both({"x": SMALL.view(InSharedMemory)})
-    for out in [*single, *batch]:
-        assert type(out["x"]) is np.ndarray
-        assert (out["x"] == SMALL).all()
+def test_a_class_of_memory_becomes_a_plain_array(tmp_path):
+    mapped = np.memmap(tmp_path / "x", np.int64, "w+", shape=(2, 3))
+    mapped[:] = SMALL
+    for array in (mapped, SMALL.view(InSharedMemory)):
+        single, batch = both({"x": array})
+        for out in [*single, *batch]:
+            assert type(out["x"]) is np.ndarray
+            assert (out["x"] == SMALL).all()
 
 
 @pytest.mark.parametrize("array", [SMALL.view(np.matrix), RECORDS.view(np.recarray)])
@@ -232,6 +227,7 @@ def test_an_array_of_jax_stays_one_alone_and_stacks_on_the_host():
         (foreign("torch"), ["user.Parameter", ".numpy()"]),
         (foreign("pandas"), [".to_numpy()"]),
         (foreign("scipy"), [".toarray()"]),
+        (scipy.sparse.csr_array(np.eye(2)), ["convert it with .toarray()"]),
         (Unregistered(SMALL), ["Unregistered", "tree_util.register_dataclass"]),
         (Attributes(SMALL), ["Attributes", "register_pytree_node"]),
         (Attributes(jnp.zeros(2)), ["Attributes", "cannot open"]),
@@ -242,20 +238,6 @@ def test_an_array_of_jax_stays_one_alone_and_stacks_on_the_host():
 def test_what_cannot_be_kept_is_refused_with_its_path(leaf, parts, batch):
     message = refusal(both({"a": [SMALL, leaf]})[batch])
     assert not [part for part in ["item['a'][1] is a ", *parts] if part not in message]
-
-
-def test_a_sparse_matrix_is_refused():
-    import scipy.sparse
-
-    matrix = scipy.sparse.csr_array(np.eye(2))
-    for echo in both([matrix]):
-        assert "convert it with .toarray()" in refusal(echo)
-
-
-def test_what_cannot_be_copied_is_refused():
-    echo = both({"lock": threading.Lock()})[0]
-    message = refusal(echo)
-    assert "item['lock'] is a _thread.lock, which cannot be copied" in message
 
 
 @pytest.mark.parametrize(
@@ -289,83 +271,9 @@ def test_text_whose_end_would_be_lost_does_not_stack(text):
     assert "item['x'] is text that ends with a NUL" in refusal(batch)
 
 
-def test_ragged_items_do_not_stack():
-    echo = ej.echo([[1, 2], [1]], ej.EchoSpec(batch_size=2), batch=True)
-    assert "pad ragged lists" in refusal(echo)
-
-
-@pytest.mark.parametrize(
-    ("good", "bad"),
-    [
-        ({"a": SMALL, "b": 1}, {"a": SMALL, "b": np.array([None])}),
-        ({"a": SMALL, "b": 1}, {"a": SMALL, "b": 1.5}),
-        ({"a": SMALL, "b": SMALL}, {"a": SMALL + 9, "b": SMALL[0]}),
-        ([SMALL, 1], [SMALL, np.ma.array([1])]),
-    ],
-)
-def test_a_ring_refuses_before_it_writes_or_decides(good, bad):
-    store = RingStore(2)
-    with pytest.raises(ValueError, match="item"):
-        store.prepare([[good, np.ma.array([1])]])
-    # The layout is this one's: nothing was decided before.
-    put(store, 0, good)
-    put(store, 1, good)
-    before = repr(store.read(np.arange(2)))
-    with pytest.raises(ValueError, match="item"):
-        store.prepare([bad])
-    assert repr(store.read(np.arange(2))) == before
-
-
-def put(store, slot, *elements):
-    """Writes elements, each whole, into the slots from one on."""
-    taken = taken_of(store, elements)
-    slots = np.arange(slot, slot + sum(end for _, _, end in taken))
-    store.write(slots[None], taken)
-
-
-def taken_of(store, elements):
-    """Elements as a reader gives them, each whole."""
-    return [taken for element in elements for taken in store.prepare([element])]
-
-
-def test_a_ring_looks_at_a_stack_before_it_writes_it():
-    store = RingStore(4, stacked=True)
-    ((accepted, first, rows),) = store.prepare([{"a": np.arange(4)}])
-    assert (first, rows) == (0, 4)
-    for other in ({"a": np.arange(4.0)}, {"b": np.arange(4)}, [np.arange(4)]):
-        with pytest.raises(ValueError, match="item"):
-            store.prepare([other])
-    store.write(np.array([[3, 0]]), [(accepted, 1, 3)])
-    assert store.read(np.array([3, 0]))["a"].tolist() == [1, 2]
-
-
-def test_a_restore_drops_the_rows_that_are_out_of_range():
-    for store in (RingStore(2, stacked=True), RingStore(2), ItemStore(2)):
-        is_ring = isinstance(store, RingStore)
-        is_stacked = is_ring and store._stacked
-        given = [np.arange(3)] if is_stacked else [np.int64(k) for k in range(3)]
-        taken = taken_of(store, given)
-        store.rewrite(np.array([[1, 2, 0]]), taken)
-        found = store.read(np.arange(2)) if is_ring else map(store.read_one, range(2))
-        assert [int(each) for each in found] == [2, 0]
-
-
-def test_an_item_store_accepts_what_it_can_keep():
-    store = ItemStore(1)
-    put(store, 0, {"a": [SMALL, None], "path": pathlib.Path("a")})
-    with pytest.raises(ValueError, match=r"item\['a'\]"):
-        store.prepare([{"a": np.ma.array([1])}])
-    assert store.read_one(0)["path"] == pathlib.Path("a")
-
-
-def test_an_upstream_may_use_its_arrays_again_once_they_are_written():
-    for store in (ItemStore(1), RingStore(1)):
-        array = np.zeros(3)
-        put(store, 0, {"x": array})
-        array[:] = 7
-        is_ring = isinstance(store, RingStore)
-        out = store.read(np.array([0])) if is_ring else store.read_one(0)
-        assert not out["x"].any()
+def test_what_cannot_be_copied_is_refused():
+    message = refusal(both({"lock": threading.Lock()})[0])
+    assert "item['lock'] is a _thread.lock, which cannot be copied" in message
 
 
 def reusing(num_items):
@@ -382,82 +290,43 @@ def test_items_may_lie_in_one_array_that_the_upstream_uses_again(prefetch):
     assert [int(item[0]) for item in found] == [k for k in range(9) for _ in range(2)]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        # Without a thread, what is read is used at once but for other items of a batch.
-        {"prefetch": 0},
-        {"prefetch": 2},
-    ],
-)
-def test_batches_of_an_array_that_is_used_again_too_early_are_refused(options):
-    echo = ej.echo(reusing(64), ej.EchoSpec(batch_size=12), batch=True, **options)
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_batches_of_an_array_that_is_used_again_too_early_are_refused(prefetch):
+    spec = ej.EchoSpec(batch_size=12)
     with pytest.raises(ValueError, match="had already given away"):
-        list(echo)
+        list(ej.echo(reusing(64), spec, batch=True, prefetch=prefetch))
 
 
-def test_items_of_grain_are_accepted():
-    source = grain_source([{"x": np.int64(k), "name": "ab"} for k in range(4)])
-    (batch,) = ej.echo(source, ej.EchoSpec(batch_size=4), batch=True)
-    assert batch["x"].tolist() == [0, 1, 2, 3] and batch["name"].tolist() == ["ab"] * 4
-
-
-def mesh_of(num_devices, kind=AxisType.Auto):
-    devices = jax.devices()[:num_devices]
-    return jax.make_mesh((num_devices,), ("data",), axis_types=(kind,), devices=devices)
-
-
-def through_buffer(leaf, mesh):
+def through_buffer(batch, mesh):
     """Writes the rows of a batch into a buffer, and reads them back."""
-    batch = {"x": leaf}
-    lanes, rows = mesh.size, len(leaf) // mesh.size
-    buffer = EchoBuffer.of(batch, num_slots=rows, mesh=mesh)
-    slots = np.tile(np.arange(rows, dtype=np.int32), (lanes, 1))
-    arrays = jitted_write(buffer)(buffer.init(), buffer.put(batch), slots)
-    return jax.jit(buffer.read)(arrays, slots)["x"]
-
-
-DEVICE_DTYPES = [
-    "bool",
-    "uint8",
-    "int64",
-    "uint64",
-    "float16",
-    "complex64",
-    "bfloat16",
-    "float8_e4m3fn",
-    "int4",
-]
+    buffer = EchoBuffer.of(batch, num_slots=8 // mesh.size, mesh=mesh)
+    slots = np.tile(np.arange(8 // mesh.size, dtype=np.int32), (mesh.size, 1))
+    arrays = jax.jit(buffer.write)(buffer.init(), buffer.put(batch), slots)
+    return jax.jit(buffer.read)(arrays, slots)
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize("dtype", DEVICE_DTYPES)
-def test_a_buffer_keeps_numbers_of_every_dtype(dtype, kind):
-    rows = (np.arange(24).reshape(8, 3) % 3).astype(jnp.dtype(dtype))
-    out = through_buffer(rows, mesh_of(2, kind))
-    assert out.dtype == jax.dtypes.canonicalize_dtype(dtype)
-    np.testing.assert_array_equal(np.asarray(out), rows)
+def test_a_buffer_keeps_numbers_of_every_dtype(kind):
+    dtypes = ["bool", "uint8", "int64", "uint64", "float16", "complex64", "float64"]
+    dtypes += ["bfloat16", "float8_e4m3fn", "int4"]
+    rows = np.arange(24).reshape(8, 3) % 3
+    batch = {dtype: rows.astype(jnp.dtype(dtype)) for dtype in dtypes}
+    batch |= {"empty": np.zeros((8, 0, 3), np.float32), "jax": jnp.zeros((8, 0, 3))}
+    found = through_buffer(batch, mesh_of(2, kind))
+    for name, leaf in batch.items():
+        assert found[name].dtype == jax.dtypes.canonicalize_dtype(leaf.dtype)
+        np.testing.assert_array_equal(np.asarray(found[name]), leaf)
 
 
-@pytest.mark.parametrize("make", [np.zeros, jnp.zeros])
-def test_a_buffer_takes_leaves_without_a_size(make):
-    assert through_buffer(make((8, 0, 3), np.float32), mesh_of(4)).shape == (8, 0, 3)
-
-
-def test_floats_of_64_bits_become_floats_of_32_as_in_jax():
-    rows = np.linspace(0, 1, 8)
-    out = through_buffer(rows, mesh_of(2))
-    assert out.dtype == np.float32
-    np.testing.assert_array_equal(np.asarray(out), rows.astype(np.float32))
-
-
-@pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
-def test_64_bits_stay_where_jax_has_them(dtype):
-    rows = np.array([1, 2**62, 3, 2**62 + 2**10], dtype)
+def test_64_bits_stay_where_jax_has_them():
+    rows = np.tile([1, 2**62, 3, 2**62 + 2**10], 2)
+    dtypes = ["int64", "uint64", "float64", "complex128"]
+    batch = {dtype: rows.astype(dtype) for dtype in dtypes}
     with jax.enable_x64(True):
-        out = through_buffer(rows, mesh_of(2))
-        assert out.dtype == dtype
-        np.testing.assert_array_equal(np.asarray(out), rows)
+        found = through_buffer(batch, mesh_of(2))
+        for dtype, leaf in found.items():
+            assert leaf.dtype == dtype
+            np.testing.assert_array_equal(np.asarray(leaf), batch[dtype])
 
 
 @pytest.mark.parametrize(
@@ -497,6 +366,7 @@ def test_an_integer_that_does_not_fit_is_refused(dtype, value, name):
         (np.zeros((0, 3)), ["number of rows", "[0]"]),
         ([np.zeros(2), np.zeros(3)], ["number of rows", "[2, 3]"]),
         ([], ["number of rows", "[]"]),
+        (jax.random.split(jax.random.key(0)), ["jax.random.key_data"]),
     ],
 )
 def test_a_buffer_refuses_what_no_device_has(leaf, parts):
@@ -505,18 +375,13 @@ def test_a_buffer_refuses_what_no_device_has(leaf, parts):
     assert not [part for part in parts if part not in str(caught.value)]
 
 
-def test_a_buffer_says_how_random_keys_are_kept():
-    with pytest.raises(ValueError, match=r"jax\.random\.key_data"):
-        EchoBuffer.of(jax.random.split(jax.random.key(0)), num_slots=2, mesh=mesh_of(1))
-
-
 def test_a_short_last_batch_is_refused_with_both_sizes_and_the_cure():
     def batches():
         yield {"x": np.arange(8, dtype=np.int32)}
         yield {"x": np.arange(4, dtype=np.int32)}
 
     spec = ej.EchoSpec(2, batch_size=8)
-    echo = device.echo_batches(batches(), spec, mesh=mesh_of(2), prefetch=0)
+    echo = ej.device.echo_batches(batches(), spec, mesh=mesh_of(2), prefetch=0)
     next(echo)
     next(echo)
     message = refusal(echo)
@@ -535,7 +400,7 @@ def test_an_explicit_mesh_gives_the_batches_of_an_automatic_one():
     def run(kind):
         fresh = ({"x": np.arange(8, dtype=np.int32) + 8 * k} for k in range(4))
         spec = ej.EchoSpec(2, 32, "spread", 8, 3)
-        echo = device.echo_batches(fresh, spec, mesh=mesh_of(4, kind), prefetch=0)
+        echo = ej.device.echo_batches(fresh, spec, mesh=mesh_of(4, kind), prefetch=0)
         return [batch["x"] for batch in echo]
 
     explicit, automatic = run(AxisType.Explicit), run(AxisType.Auto)
@@ -554,3 +419,71 @@ def test_an_explicit_mesh_is_told_how_what_goes_with_a_batch_is_split():
 
     keys = np.arange(16, dtype=np.int32).reshape(8, 2)
     assert add(buffer.put(batch)["x"], keys).tolist() == list(range(1, 25, 3))
+
+
+# A shape and dtype of a leaf, and the shape and number of the places of a slot.
+TILES = [
+    ((32, 32, 3), "uint8", (24, 128), 1),
+    ((224, 224, 3), "uint8", (1176, 128), 1),
+    # Tiles of bytes are 32 high, or 4, or 1: rows that do not fill them are added.
+    ((28, 28), "uint8", (8, 128), 1),
+    ((2, 128), "uint8", (4, 128), 1),
+    ((100,), "bool", (1, 128), 1),
+    # Short rows of words lie beside each other.
+    ((513,), "int32", (640,), 1),
+    ((100, 4), "float32", (512,), 1),
+    ((80, 100), "float32", (64, 128), 1),
+    # Beyond 192 KiB the compiler cuts rows by copying all of them.
+    ((256, 256, 3), "uint8", (1536, 128), 1),
+    ((300, 300, 3), "uint8", (1056, 128), 2),
+    ((40, 31), "bfloat16", (16, 128), 1),
+    ((5,), "int32", (5,), 1),
+    ((), "int32", (), 1),
+    ((0, 3), "int32", (0,), 1),
+]
+
+
+def test_slots_are_whole_tiles_and_keep_what_is_written():
+    rng = np.random.default_rng(0)
+    rows = [
+        rng.integers(0, 2, (8, *shape)).astype(jnp.dtype(dtype))
+        for shape, dtype, _, _ in TILES
+    ]
+    flat = EchoBuffer.of(rows, num_slots=9, mesh=mesh_of(1))
+    flats = [((math.prod(x.shape[1:]),) if x.ndim > 1 else (), 1) for x in rows]
+    tiles = [(tile, parts) for _, _, tile, parts in TILES]
+    for buffer, places in ((flat, flats), (tiled(flat), tiles)):
+        arrays = buffer.init()
+        assert [x.shape for x in arrays] == [(1, 9 * n, *place) for place, n in places]
+        sizes = [n * math.prod(place) for place, n in places]
+        assert buffer.bytes_per_item == sum(
+            size * x.itemsize for size, x in zip(sizes, rows, strict=True)
+        )
+        write = jax.jit(buffer.write)
+        expected = [np.zeros((9, *x.shape[1:]), x.dtype) for x in rows]
+        for slots in ([0, 1, 2, 3, 4, 5, 6, 7], [5, 12, 0, 8, 9, 3, 10, 1]):
+            arrays = write(arrays, buffer.put(rows), np.array([slots], np.int32))
+            for leaf, x in zip(expected, rows, strict=True):
+                for row, slot in zip(x, slots, strict=True):
+                    leaf[slot : slot + 1] = row  # Slots out of range are dropped.
+        found = jax.jit(buffer.read)(arrays, np.arange(9, dtype=np.int32)[::-1])
+        for leaf, x in zip(found, expected, strict=True):
+            assert leaf.dtype == x.dtype
+            np.testing.assert_array_equal(np.asarray(leaf), x[::-1])
+
+
+def tiled(buffer):
+    return replace(buffer, tiled=True)
+
+
+def test_a_large_batch_is_read_in_parts():
+    """A TPU's compiler runs out of memory where it changes its layout at once."""
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 256, (5, 256, 256, 3), np.uint8)
+    buffer = tiled(EchoBuffer.of(rows, num_slots=5, mesh=mesh_of(1)))
+    slots = np.arange(5, dtype=np.int32)[None]
+    arrays = jax.jit(buffer.write)(buffer.init(), buffer.put(rows), slots)
+    slots = rng.integers(0, 5, 51).astype(np.int32)
+    assert "scan" in str(jax.make_jaxpr(buffer.read)(arrays, slots))
+    assert "scan" not in str(jax.make_jaxpr(buffer.read)(arrays, slots[:40]))
+    np.testing.assert_array_equal(jax.jit(buffer.read)(arrays, slots), rows[slots])
