@@ -6,6 +6,7 @@ __getattr__ = door(
     __name__,
     {
         "decision_log": ["Recorder"],
+        "driver": ["Turn"],
         "finite": ["is_finite", "what_is_bad"],
         "keys": ["mix"],
         "shard": ["DataShard", "SINGLE"],

@@ -15,10 +15,18 @@ from echo_jax.echo.laws.checks import CHECKS
 from echo_jax.echo.laws.devices import assert_device_laws
 from echo_jax.echo.laws.harness import CountingUpstream, MakeEcho, Trial
 from echo_jax.echo.laws.modes import log_of
-from echo_jax.echo.laws.orders import ORDER_LAWS
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec
+from echo_jax.lazy import door
 
-__all__ = ["ORDER_LAWS", "CountingUpstream", "assert_device_laws", "assert_echo_laws"]
+__all__ = ["CountingUpstream", "assert_device_laws", "assert_echo_laws"]
+
+__getattr__ = door(
+    __name__,
+    {
+        "bounds": ["max_rereads"],
+        "interruption": ["Interrupted", "Interruption"],
+    },
+)
 
 
 def assert_echo_laws(
