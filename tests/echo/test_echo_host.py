@@ -49,46 +49,26 @@ UNSTACKABLE = {
 }
 
 
-def in_turns(*lists, turn=0, always=()):
-    """All combinations, of which every other one is a slow test.
-
-    Of three lists any two values still meet by default; and of two, if another test of
-    both takes the other turn. A first value that `always` names is never slow.
-    """
-    cases = []
-    for case in itertools.product(*map(enumerate, lists)):
-        places, values = zip(*case, strict=True)
-        is_slow = sum(places) % 2 != turn and values[0] not in always
-        cases.append(pytest.param(*values, marks=pytest.mark.slow if is_slow else ()))
-    return cases
+@pytest.mark.parametrize("kind", ITEMS | UNSTACKABLE)
+def test_items_of_any_kind(kind):
+    order = ORDERS[[*ITEMS, *UNSTACKABLE].index(kind) % len(ORDERS)]
+    make_item, spec = (ITEMS | UNSTACKABLE)[kind], spec_of(order, "1.5")
+    options = {"num_items": 5, "make_item": make_item, "positions": [0, 3]}
+    options["laws"] = [1, 2, 4, 5, 7, 10]
+    assert_echo_laws(host_echo, spec, **options)
+    if kind in ITEMS:
+        assert_echo_laws(host_batches, spec, **options)
 
 
-@pytest.mark.parametrize(
-    ("kind", "order"), in_turns(ITEMS | UNSTACKABLE, ORDERS, always=UNSTACKABLE)
-)
-def test_items_of_any_kind(kind, order):
-    make_item = (ITEMS | UNSTACKABLE)[kind]
-    spec = spec_of(order, "1.5")
-    assert_echo_laws(host_echo, spec, num_items=9, make_item=make_item)
-
-
-@pytest.mark.parametrize(("kind", "order"), in_turns(ITEMS, ORDERS, turn=1))
-def test_batches_of_items_of_any_kind(kind, order):
-    spec = spec_of(order, "1.5")
-    assert_echo_laws(host_batches, spec, num_items=9, make_item=ITEMS[kind])
-
-
-@pytest.mark.parametrize(
-    ("size", "factor", "order"), in_turns([1, 3, 8], ["1", "2"], ORDERS)
-)
-def test_laws_behind_an_upstream_of_batches(order, factor, size):
+@pytest.mark.parametrize("size", [1, 3, 8])
+@pytest.mark.parametrize("order", ["shuffle", "spread"])
+def test_laws_behind_an_upstream_of_batches(order, size):
     def make_echo(upstream, spec):
-        stacks = Stacked(upstream, size)
-        return ej.echo_batches(stacks, spec, tags=True)
+        return ej.echo_batches(Stacked(upstream, size), spec, tags=True)
 
-    spec = spec_of(order, factor)
-    assert_echo_laws(make_echo, spec, num_items=23, read_ahead=size - 1)
-    assert_echo_laws(host_echo, spec, laws=[8], others=[make_echo])
+    options = {"num_items": 13, "read_ahead": size - 1, "positions": [0, 2]}
+    assert_echo_laws(make_echo, spec_of(order, "2"), **options)
+    assert_echo_laws(host_echo, spec_of(order, "2"), laws=[8], others=[make_echo])
 
 
 def test_containers_keep_their_types():
@@ -113,13 +93,6 @@ def test_an_array_of_objects_is_copied_with_them():
     first[0].append(9)
     assert second.tolist() == [[1, 2], [3]]
     assert boxes.tolist() == [[1, 2], [3]]
-
-
-def test_containers_are_built_anew_for_every_use():
-    first, second = ej.echo([{"a": [1, 2]}], ej.EchoSpec(2))
-    first["a"].append(3)
-    del first["a"][0]
-    assert second == {"a": [1, 2]}
 
 
 def test_an_item_cannot_be_written_into():
@@ -151,17 +124,6 @@ def test_tags_of_items_are_integers_and_of_batches_arrays():
     assert batches.tags.repeat is tags.repeat
 
 
-def test_the_latest_tags_are_kept():
-    echo = ej.echo("ab", ej.EchoSpec(2))
-    assert echo.tags is None
-    assert [(item, *echo.tags) for item in echo] == [
-        ("a", 0, 0),
-        ("a", 0, 1),
-        ("b", 1, 0),
-        ("b", 1, 1),
-    ]
-
-
 @pytest.mark.parametrize("order", ORDERS)
 def test_counts_are_exact_after_every_output_and_restore(order):
     spec = spec_of(order, "1.5")
@@ -191,54 +153,19 @@ def test_a_last_short_batch_comes_unless_it_is_to_be_dropped():
     assert sizes == [4, 4]
 
 
-@pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_state_fits_an_echo_that_is_already_running(order, batch):
+def test_a_state_fits_an_echo_that_is_already_running(order):
     def make_echo():
-        upstream = CountingUpstream(list(range(23)))
-        return ej.echo(upstream, spec_of(order, "2"), batch=batch)
+        return ej.echo(CountingUpstream(list(range(23))), spec_of(order, "2"))
 
     echo = make_echo()
-    for _ in itertools.islice(echo, 3):
-        pass
-    state = json.dumps(echo.get_state())
-    rest = [np.array(output).tolist() for output in echo]
+    assert len([*itertools.islice(echo, 3)]) == 3
+    state, rest = echo.get_state(), [*echo]
     for num_outputs in (0, 5, 999):
         other = make_echo()
-        for _ in itertools.islice(other, num_outputs):
-            pass
-        other.set_state(json.loads(state))
-        assert [np.array(output).tolist() for output in other] == rest
-
-
-def test_a_state_is_not_changed_by_what_happens_after_it():
-    class Reader(CountingUpstream):
-        """Hands out the very dict in which it keeps its place."""
-
-        def __init__(self, items):
-            super().__init__(items)
-            self.place = {"next_item": 0}
-
-        def __next__(self):
-            item = super().__next__()
-            self.place["next_item"] = self._next_item
-            return item
-
-        def get_state(self):
-            return self.place
-
-    spec = spec_of("shuffle", "2")
-    echo = ej.echo(Reader(list(range(30))), spec)
-    head = [next(echo) for _ in range(7)]
-    state = echo.get_state()
-    before = json.dumps(state)
-    rest = list(echo)
-    assert json.dumps(state) == before
-    other = ej.echo(Reader(list(range(30))), spec)
-    other.set_state(state)
-    assert list(other) == rest
-    assert json.dumps(state) == before
-    assert len(head) + len(rest) == 60
+        assert len([*itertools.islice(other, num_outputs)]) <= 46
+        other.set_state(state)
+        assert [*other] == rest
 
 
 def test_the_state_of_an_echo_is_small_whatever_the_buffer():
@@ -285,7 +212,7 @@ def middle_states(order, *, batch):
     spec = ej.EchoSpec(2.5, 1000, order, 32)
     echo = ej.echo(CountingUpstream(list(range(3000))), spec, batch=batch)
     uses, states = [], {}
-    for position in range(100 if batch else 3200):
+    for position in range(100 if batch else 2000):
         if position % (7 if batch else 211) == 0:
             states[position] = echo.get_state()
         uses.append(next(echo))
@@ -303,19 +230,7 @@ def test_a_restore_begins_to_read_near_the_oldest_item_in_use(order, batch):
         if order == "shuffle":
             # Those in use, what lies within a quarter of a round, and a batch.
             assert upstream.reads <= 1.25 * spec.buffer + 32
-        for use in uses[position : position + 40]:
-            np.testing.assert_array_equal(next(restored), use)
-
-
-def test_a_state_that_begins_to_read_at_the_anchor_is_taken():
-    spec, uses, states = middle_states("shuffle", batch=True)
-    later = {p: state for p, state in states.items() if state["skip"] < 0}
-    assert len(later) > 3
-    for position, state in later.items():
-        anchor = {"next_item": state["plan"]["anchor"]}
-        restored = ej.echo(CountingUpstream(list(range(3000))), spec, batch=True)
-        restored.set_state(state | {"skip": 0, "upstream": anchor})
-        for use in uses[position : position + 40]:
+        for use in uses[position : position + 20]:
             np.testing.assert_array_equal(next(restored), use)
 
 
@@ -391,19 +306,3 @@ def test_a_batch_without_a_common_first_axis_is_refused(stack):
     echo = ej.echo_batches([stack], ej.EchoSpec(2))
     with pytest.raises(ValueError, match="first axis in common"):
         next(echo)
-
-
-@pytest.mark.parametrize("order", ["random", None])
-def test_an_unknown_order_is_refused_with_those_there_are(order):
-    orders = "'consecutive', 'shuffle', 'shuffle_buffer', 'spread'"
-    with pytest.raises(ValueError, match=f"order={order!r} .*{orders}"):
-        ej.EchoSpec(order=order)
-
-
-def test_a_spec_is_frozen_and_compares_by_its_fields():
-    spec = ej.EchoSpec(2.5, 8, "shuffle")
-    with pytest.raises(AttributeError):
-        spec.buffer = 9
-    assert spec == ej.EchoSpec(2.5, buffer=8, order="shuffle")
-    assert spec != ej.EchoSpec(2.5, 9, "shuffle")
-    assert hash(spec) == hash(ej.EchoSpec(2.5, 8, "shuffle"))

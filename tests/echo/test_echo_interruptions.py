@@ -6,19 +6,12 @@ import random
 import weakref
 from dataclasses import replace
 
-import jax
 import numpy as np
 import pytest
-from echo_cases import MODES, Stacked, grain_source, spec_of
-from jax.sharding import AxisType
-from slow_cases import slow_but_for
+from echo_cases import MODES, Stacked, grain_source, mesh_of, spec_of
 
 import echo_jax as ej
-from echo_jax.echo.laws import CountingUpstream
-from echo_jax.echo.laws.harness import uses_of
-from echo_jax.echo.laws.interruption import Interrupted, Interruption
-from echo_jax.echo.laws.modes import log_of
-from echo_jax.echo.plans import stochastic
+from echo_jax.echo.laws import CountingUpstream, Interrupted, Interruption, log_of
 
 SPECS = {"fixed": spec_of("spread", "1.5"), **MODES}
 NUM_ITEMS = 16  # a multiple of the batch, which the devices need
@@ -28,42 +21,30 @@ class Failed(Exception):
     """What no part of an echo raises."""
 
 
-def items_of(num_items):
-    return [{"x": np.array([k, -k], np.int32)} for k in range(num_items)]
+def uses_of(output):
+    """The fresh index, repeat and content of every use in an output."""
+    item, (index, repeat) = output
+    x = np.reshape(item["x"], (-1, 2)).tolist()
+    return [*zip(np.ravel(index).tolist(), np.ravel(repeat).tolist(), x, strict=True)]
 
 
-def host_echo(**options):
-    def make_echo(spec):
-        return ej.echo(
-            CountingUpstream(items_of(NUM_ITEMS)), spec, tags=True, **options
-        )
-
-    return make_echo
+ITEMS = [{"x": np.array([k, -k], np.int32)} for k in range(NUM_ITEMS)]
 
 
-def stacked_echo(spec):
-    stacks = Stacked(CountingUpstream(items_of(NUM_ITEMS)), 5)
-    return ej.echo_batches(stacks, spec, tags=True)
-
-
-def grain_echo(spec):
-    return iter(ej.grain.echo(grain_source(items_of(NUM_ITEMS)), spec, tags=True))
-
-
-def device_echo(spec):
-    mesh = jax.make_mesh(
-        (1,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1]
-    )
-    batches = Stacked(CountingUpstream(items_of(NUM_ITEMS)), spec.batch_size)
-    return ej.device.echo_batches(batches, spec, mesh=mesh, tags=True)
+def stacked(size):
+    return Stacked(CountingUpstream(ITEMS), size)
 
 
 STORES = {
-    "items": host_echo(),
-    "batches": host_echo(batch=True),
-    "unbatch": stacked_echo,
-    "grain": grain_echo,
-    "device": device_echo,
+    "items": lambda spec: ej.echo(CountingUpstream(ITEMS), spec, tags=True),
+    "batches": lambda spec: ej.echo(
+        CountingUpstream(ITEMS), spec, batch=True, tags=True
+    ),
+    "unbatch": lambda spec: ej.echo_batches(stacked(5), spec, tags=True),
+    "grain": lambda spec: iter(ej.grain.echo(grain_source(ITEMS), spec, tags=True)),
+    "device": lambda spec: ej.device.echo_batches(
+        stacked(spec.batch_size), spec, mesh=mesh_of(1), tags=True
+    ),
 }
 
 
@@ -141,14 +122,12 @@ def run_of(store, mode, seed=0):
 @pytest.mark.parametrize("store", STORES)
 def test_an_interruption_gives_no_wrong_item(store, mode):
     run = run_of(store, mode, seed=1)
-    while run.struck < 30:
+    while run.struck < 20:
         run.go()
     assert run.refused
 
 
-@pytest.mark.parametrize(
-    "store", slow_but_for(["items", "batches"], ["items", "batches", "unbatch"])
-)
+@pytest.mark.parametrize("store", ["items", "batches"])
 def test_an_interruption_anywhere_in_the_first_output_gives_no_wrong_item(store):
     make_echo, spec = STORES[store], SPECS["fixed"]
     with make_echo(spec) as echo:
@@ -169,22 +148,14 @@ def test_an_interruption_anywhere_in_the_first_output_gives_no_wrong_item(store)
     assert line > 100
 
 
-def test_an_interruption_between_blocks_of_loads_gives_no_wrong_item(monkeypatch):
-    monkeypatch.setattr(stochastic, "_BLOCK", 1)
-    run = run_of("items", "stochastic")
-    while run.struck < 1000:
-        run.go()
-    assert run.refused
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("store", STORES)
 def test_thousands_of_interruptions_give_no_wrong_item(store):
     runs = [run_of(store, mode) for mode in SPECS]
-    while sum(run.struck for run in runs) < 4000:
+    while sum(run.struck for run in runs) < 1500:
         for run in runs:
             run.go()
-    assert sum(run.refused for run in runs) > 400
+    assert sum(run.refused for run in runs) > 150
 
 
 class Held:
