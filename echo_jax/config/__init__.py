@@ -10,7 +10,8 @@ __getattr__ = door(
     {
         "batch": ["BatchGrowth"],
         "check": ["check_config"],
-        "echo": ["describe_echo"],
+        "echo": ["describe_echo", "echo_spec"],
+        "files": ["import_config", "packaged_configs"],
         "flags": ["load_with_flags"],
         "saved": ["read_config"],
         "study": ["arm_names", "default_study", "protocol_of", "set_arms"],

@@ -2,4 +2,13 @@
 
 from echo_jax.lazy import door
 
-__getattr__ = door(__name__, {"evaluate": ["evaluate_run"]})
+__getattr__ = door(
+    __name__,
+    {
+        "evaluate": ["evaluate_run"],
+        "export": ["export_run"],
+        "generate": ["Generator"],
+        "report": ["write_evaluation"],
+        "run": ["TrainedRun", "load_run"],
+    },
+)

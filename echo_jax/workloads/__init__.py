@@ -20,7 +20,16 @@ __all__ = [
     "make_task",
 ]
 
-__getattr__ = door(__name__, {"assembly": ["make_workload"]})
+__getattr__ = door(
+    __name__,
+    {
+        "assembly": ["make_workload"],
+        "classification": ["ImageClassifier"],
+        "coco": ["Detector"],
+        "detection_loss": ["Targets", "detection_loss", "make_targets"],
+        "lm": ["LanguageModel"],
+    },
+)
 
 WORKLOADS = {
     "cifar": cifar,

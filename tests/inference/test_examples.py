@@ -1,30 +1,37 @@
+"""The first examples of a training, with all of their uses."""
+
 import base64
 import io
 import re
+import struct
 
 import numpy as np
 import pytest
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event
 from trained_runs import lm_config, shapes_config, write_text
 
 from echo_jax import cli
-from echo_jax.config.echo import echo_spec
-from echo_jax.inference.examples import write_examples
-from echo_jax.runs import run_train, show_examples
-from echo_jax.training.feeds.uses import first_uses
+from echo_jax.config import echo_spec
+from echo_jax.runs import show_examples
+from echo_jax.training.feeds import first_uses
 from echo_jax.workloads import build
 
 ECHO = {"echo.factor": 3.0, "echo.order": "spread", "echo.buffer": 16}
-STOCHASTIC = {"echo.mode": "stochastic", "echo.load.start": 0.5, "echo.load.end": 0.5}
+LOAD = {"echo.load.start": 0.5, "echo.load.end": 0.5}
+STOCHASTIC = {"echo.mode": "stochastic", "echo.buffer": 16, **LOAD}
 
 
-def uses_of(config, **options):
-    options = {"examples": 8, "most_updates": 60, **options}
-    return first_uses(config, build(config), **options)
+def uses_of(config):
+    return first_uses(config, build(config), examples=8, most_updates=60)
 
 
-@pytest.mark.parametrize("after", ["decode", "augment", "batch"])
+def pictures(texts):
+    for text in texts:
+        yield np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
+
+
+@pytest.mark.parametrize("after", ["decode", "batch"])
 def test_every_use_is_what_the_pipeline_hands_out(after):
     config = shapes_config(**ECHO, **{"echo.after": after})
     if after == "batch":
@@ -47,7 +54,7 @@ def test_every_use_is_what_the_pipeline_hands_out(after):
             assert use.example.keys() == {"image", "label"}
 
 
-@pytest.mark.parametrize("mode", [ECHO, {**STOCHASTIC, "echo.buffer": 16}])
+@pytest.mark.parametrize("mode", [ECHO, STOCHASTIC], ids=["fixed", "stochastic"])
 def test_a_slot_that_another_example_has_taken_is_not_mistaken_for_a_use(mode):
     where = {"echo.where": "device", "echo.after": "augment"}
     found = uses_of(shapes_config(**mode, **where))
@@ -62,29 +69,27 @@ def test_a_slot_that_another_example_has_taken_is_not_mistaken_for_a_use(mode):
 
 def test_uses_on_the_devices_are_augmented_there(tmp_path):
     config = shapes_config(**ECHO, **{"echo.where": "device", "echo.after": "decode"})
-    page = write_examples(config, build(config), tmp_path, most_updates=60).read_text()
+    page = show_examples(config, tmp_path, updates=60).read_text()
     assert re.search(r"16 repeats of 8 examples up to update \d+: 16 differ", page)
 
 
 def test_what_grows_or_is_held_is_read_as_what_it_is_made_of():
-    plain = shapes_config(**ECHO)
-    grows = shapes_config(
-        **ECHO, **{"batch.boundaries": (1,), "batch.factors": (2,), "updates": 4}
+    grows = {"batch.boundaries": (1,), "batch.factors": (2,), "updates": 4}
+    configs = ({}, grows, {"data.hold_batch": True})
+    wanted, *others = (
+        [[use[:2] for use in uses] for uses in uses_of(shapes_config(**ECHO, **fields))]
+        for fields in configs
     )
-    held = shapes_config(**ECHO, **{"data.hold_batch": True})
-    wanted = [[use[:2] for use in uses] for uses in uses_of(plain)]
-    for config in (grows, held):
-        assert [[use[:2] for use in uses] for uses in uses_of(config)] == wanted
+    assert others == [wanted, wanted]
 
 
 def test_every_use_is_a_picture_with_its_update(tmp_path):
     config = shapes_config(**ECHO)
-    page = write_examples(config, build(config), tmp_path, most_updates=60).read_text()
-    found = uses_of(config)
+    page = show_examples(config, tmp_path, updates=60).read_text()
     said = re.findall(r'base64,([^"]*)"><figcaption>([^<]*)<', page)
-    flat = [use for uses in found for use in uses]
-    for (data, caption), use in zip(said, flat, strict=True):
-        image = np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
+    drawn = pictures(data for data, _ in said)
+    flat = [use for uses in uses_of(config) for use in uses]
+    for (_, caption), image, use in zip(said, drawn, flat, strict=True):
         np.testing.assert_array_equal(image, use.example["image"])
         which = f"repeat {use.repeat}" if use.repeat else "fresh"
         assert caption == f"update {use.update}, {which}"
@@ -130,15 +135,19 @@ def test_what_cannot_be_drawn_is_said(typed, says, tmp_path, capsys):
     assert not (tmp_path / "x").exists()
 
 
-def test_tensorboard_shows_the_images_of_the_first_batch(tmp_path):
+def test_tensorboard_shows_the_images_of_the_first_batch(shapes_run):
+    shown = []
+    for file in (shapes_run[0] / "tensorboard").iterdir():
+        data = file.read_bytes()
+        while data:  # A length, its checksum, an event, and its checksum.
+            (size,) = struct.unpack("<Q", data[:8])
+            event = Event.FromString(data[12 : 12 + size])
+            shown += [(event.step, each) for each in event.summary.value]
+            data = data[16 + size :]
+    ((step, value),) = (each for each in shown if each[1].tag == "examples/image")
+    grid = np.asarray(Image.open(io.BytesIO(value.image.encoded_image_string)))
+    assert (step, grid.shape) == (0, (32, 8 * 32, 3))
     config = shapes_config()
-    config.log.to = ("tensorboard",)
-    run_train(config, tmp_path)
-    read = EventAccumulator(str(tmp_path / "tensorboard"))
-    read.Reload()
-    (shown,) = read.Images("examples/image")
-    assert (shown.step, shown.width, shown.height) == (0, 8 * 32, 32)
-    grid = np.asarray(Image.open(io.BytesIO(shown.encoded_image_string)))
-    drawn = {image.tobytes() for image in np.split(grid, 8, axis=1)}
     batch = next(iter(build(config).train_dataset(echo_spec(config))))
+    drawn = {image.tobytes() for image in np.split(grid, 8, axis=1)}
     assert drawn == {image.tobytes() for image in batch["image"]}

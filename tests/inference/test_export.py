@@ -1,5 +1,8 @@
+"""A run's weights and program as files, and runs that begin with them."""
+
 import json
 import os
+import shutil
 import sys
 
 import jax
@@ -7,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors import safe_open
-from trained_runs import untrained_detector
+from safetensors.numpy import save_file
+from trained_runs import lm_config, write_text
 
 import echo_jax as ej
-from echo_jax.files.folders import FolderError, run_folder
-from echo_jax.inference.export import export_run
-from echo_jax.training.saving.weights import flat_arrays, read_weights, write_weights
+from echo_jax.files import FolderError, read_json, run_folder
+from echo_jax.inference import export_run
+from echo_jax.runs import run_train
+from echo_jax.training.saving import flat_arrays, read_weights, write_weights
 
 
 def test_weights_are_read_back_to_the_bit_with_what_they_mean(shapes_run, tmp_path):
@@ -48,49 +53,6 @@ def test_arrays_of_any_layout_and_type_are_read_back(tmp_path):
         np.testing.assert_array_equal(got, np.asarray(array))
 
 
-def program_of(file):
-    return jax.export.deserialize(bytearray(run_folder(file).read_bytes()))
-
-
-@pytest.mark.slow
-def test_a_program_predicts_alike_for_batches_of_any_size(lm_run, shapes_run, tmp_path):
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 255, (5, 32, 32, 3), np.uint8)
-    tokens = rng.integers(0, 255, (5, 16), np.int32)
-    for folder, batch in (
-        (lm_run[0], {"tokens": tokens}),
-        (shapes_run[0], {"image": images}),
-    ):
-        run = ej.load_run(folder)
-        program = program_of(export_run(run, "stablehlo", tmp_path / "m.stablehlo"))
-        assert program.platforms == ("cpu", "cuda", "tpu")
-        for size in (1, 5):
-            part = {name: array[:size] for name, array in batch.items()}
-            found, wanted = program.call(part), run.predict(part)
-            assert found.keys() == wanted.keys()
-            for name, array in wanted.items():
-                np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_soon")
-def test_a_detector_is_exported_with_its_suppression_of_overlaps(tmp_path):
-    run = untrained_detector(tmp_path)
-    program = program_of(export_run(run, "stablehlo"))
-    images = np.random.default_rng(0).integers(0, 255, (3, 64, 64, 3), np.uint8)
-    found, wanted = program.call({"image": images}), run.predict({"image": images})
-    assert found["boxes"].shape == wanted["boxes"].shape
-    np.testing.assert_allclose(found["scores"], wanted["scores"], rtol=1e-4, atol=1e-6)
-
-
-def test_what_is_no_file_of_weights_is_refused(tmp_path):
-    (tmp_path / "x.safetensors").write_bytes(b"nothing of the kind, and long enough")
-    with pytest.raises(FolderError, match="is no file of safetensors"):
-        read_weights(tmp_path / "x.safetensors")
-    with pytest.raises(FolderError, match="there is no file"):
-        read_weights(tmp_path / "y.safetensors")
-
-
 def test_whatever_bit_of_an_array_has_changed_is_seen(tmp_path):
     file = tmp_path / "a.safetensors"
     arrays = {"a": np.arange(6, dtype=np.float32), "b": jnp.ones(4, jnp.bfloat16)}
@@ -113,32 +75,127 @@ def test_whatever_bit_of_an_array_has_changed_is_seen(tmp_path):
             read_weights(file)
 
 
-def test_weights_of_other_programs_and_links_are_read(tmp_path):
-    from safetensors.numpy import save_file
-
+def test_files_of_others_are_read_or_refused(tmp_path):
     save_file({"params/a": np.ones(3)}, tmp_path / "a.safetensors")
     (tmp_path / "link.safetensors").symlink_to("a.safetensors")
     (found,) = read_weights(tmp_path / "link.safetensors").values()
     np.testing.assert_array_equal(found, np.ones(3))
+    (tmp_path / "x").write_bytes(b"nothing of the kind, and long enough")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "to_pipe").symlink_to("pipe")
+    for name, said in {
+        "x": "is no file of safetensors",
+        "y": "there is no file",
+        "pipe": "is a named pipe where a file belongs",
+        "to_pipe": "is a named pipe where a file belongs",
+    }.items():
+        with pytest.raises(FolderError, match=said):
+            read_weights(tmp_path / name)
 
 
-def test_nobody_waits_for_weights_in_a_named_pipe(tmp_path):
-    os.mkfifo(tmp_path / "a.safetensors")
-    (tmp_path / "b.safetensors").symlink_to("a.safetensors")
-    for name in ("a", "b"):
-        with pytest.raises(FolderError, match="is a named pipe where a file belongs"):
-            read_weights(tmp_path / f"{name}.safetensors")
+@pytest.mark.slow
+def test_a_program_predicts_alike_for_batches_of_any_size(lm_run, shapes_run, tmp_path):
+    rng = np.random.default_rng(0)
+    for folder, batch in (
+        (lm_run[0], {"tokens": rng.integers(0, 255, (5, 16), np.int32)}),
+        (shapes_run[0], {"image": rng.integers(0, 255, (5, 32, 32, 3), np.uint8)}),
+    ):
+        run = ej.load_run(folder)
+        file = export_run(run, "stablehlo", tmp_path / "m.stablehlo")
+        program = jax.export.deserialize(bytearray(run_folder(file).read_bytes()))
+        assert program.platforms == ("cpu", "cuda", "tpu")
+        for size in (1, 5):
+            part = {name: array[:size] for name, array in batch.items()}
+            found, wanted = program.call(part), run.predict(part)
+            assert found.keys() == wanted.keys()
+            for name, array in wanted.items():
+                np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("package", "to"), [("safetensors", "safetensors"), ("flatbuffers", "stablehlo")]
-)
-def test_a_missing_package_is_named_with_its_extra(
-    package, to, lm_run, tmp_path, monkeypatch
-):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'echo-jax\[export\]'"):
-        export_run(ej.load_run(lm_run[0]), to, tmp_path / "m")
-    assert not (tmp_path / "m").exists()
+def test_a_file_that_cannot_be_made_is_said_with_the_fix(lm_run, tmp_path, monkeypatch):
+    run = ej.load_run(lm_run[0])
+    for package, to in (("safetensors", "safetensors"), ("flatbuffers", "stablehlo")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(ModuleNotFoundError, match=r"pip install 'echo-jax\[export"):
+            export_run(run, to, tmp_path / "m")
+        assert not (tmp_path / "m").exists()
     with pytest.raises(ValueError, match="to='onnx' is unknown; use one of"):
-        export_run(ej.load_run(lm_run[0]), "onnx")
+        export_run(run, "onnx")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
+def begin(text, workdir, source, **overrides):
+    """Begins a run with another one; returns what it wrote down of that."""
+    overrides = {"init_from": str(source), "updates": 2, **overrides}
+    run_train(lm_config(text, **overrides), workdir)
+    return read_json(run_folder(workdir) / "environment.json")["init_from"]
+
+
+@pytest.mark.usefixtures("compiled_soon")
+@pytest.mark.parametrize(
+    ("kind", "schedule"),
+    [("safetensors", "none"), pytest.param("run", "every", marks=pytest.mark.slow)],
+)
+def test_a_run_begins_where_the_other_ended(kind, schedule, lm_run, text, tmp_path):
+    source, summary = lm_run
+    if kind == "safetensors":
+        source = export_run(ej.load_run(source), kind, tmp_path / "m.safetensors")
+    fields = {"local.schedule": schedule, "mesh.data": 2, "optim.lr": 0.01}
+    report = begin(text, tmp_path / "run", source, **fields)
+    assert report["taken"] == sorted(flat_arrays(ej.load_run(lm_run[0]).variables))
+    assert (report["skipped"], report["made"]) == ({}, [])
+    rows = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    first = next(row["eval_loss"] for row in rows if "eval_loss" in row)
+    assert first == pytest.approx(summary["final"]["loss"], rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_soon")
+def test_what_does_not_fit_is_made_anew_and_said(lm_run, text, tmp_path, capsys):
+    other = {"model.d_ff": 8, "optim.lr": 1e-30}
+    report = begin(text, tmp_path / "warm", lm_run[0], **other)
+    name = "params/block_0/ff_in/kernel"
+    assert report["skipped"][name] == "(8, 16) there, (8, 8) here"
+    assert set(report["made"]) == {name, "params/block_0/ff_out/kernel"}
+    said = "2 skipped: params/block_0/ff_in/kernel ((8, 16) there"
+    assert said in capsys.readouterr().out
+    # What is made anew is what a run from scratch would begin with.
+    run_train(lm_config(text, **other, updates=2), tmp_path / "scratch")
+    scratch, warm, source = (
+        flat_arrays(ej.load_run(each).variables)
+        for each in (tmp_path / "scratch", tmp_path / "warm", lm_run[0])
+    )
+    for key, array in warm.items():
+        wanted = scratch[key] if key in report["made"] else source[key]
+        np.testing.assert_array_equal(array, wanted)
+
+
+@pytest.mark.usefixtures("compiled_soon")
+def test_arrays_of_other_models_are_left_out(shapes_run, text, tmp_path):
+    for source, said in (
+        (shapes_run[0], "has no array that this model has, too"),
+        (tmp_path / "no", r"init_from='.*/no': .* no checkpoint yet"),
+        (tmp_path / "no.safetensors", r"config.init_from='.*': there is no file"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            begin(text, tmp_path / "run", source)
+        assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.usefixtures("compiled_soon")
+def test_a_resumed_run_does_not_need_the_other_one(lm_run, text, tmp_path):
+    shutil.copytree(lm_run[0], tmp_path / "source")
+    config = lm_config(text, init_from=str(tmp_path / "source"))
+    whole = run_train(config, tmp_path / "whole")
+    config.updates = 2
+    run_train(config, tmp_path / "run")
+    shutil.rmtree(tmp_path / "source")
+    config.updates = 4
+    resumed = run_train(config, tmp_path / "run")
+    assert resumed["params_sha256"] == whole["params_sha256"]
+    environment = read_json(run_folder(tmp_path / "run") / "environment.json")
+    assert len(environment["init_from"]["taken"]) > 10

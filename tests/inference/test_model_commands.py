@@ -1,22 +1,15 @@
 """``echo-jax evaluate | predict | export`` as they are typed."""
 
-import importlib
-import io
 import json
-import sys
 
 import cv2
 import jax
 import numpy as np
 import pytest
-from PIL import Image
-from trained_runs import untrained_detector, write_text
+from trained_runs import write_text
 
 import echo_jax as ej
 from echo_jax import cli
-from echo_jax.inference import evaluate as evaluate_module
-from echo_jax.inference import run as run_module
-from echo_jax.inference.pictures import draw_boxes
 
 
 def said(capsys, *argv):
@@ -50,51 +43,31 @@ def test_an_evaluation_is_printed_and_written(shapes_run, tmp_path, capsys):
 
 def test_other_data_can_be_named(lm_run, tmp_path, capsys):
     text = write_text(tmp_path)
-    assert "perplexity" in said(capsys, "evaluate", lm_run[0], "--data", text)
+    out = said(capsys, "evaluate", lm_run[0], "--data", text, "--report", tmp_path)
+    assert "perplexity" in out and (tmp_path / "evaluation.html").exists()
     line = refused(capsys, "evaluate", lm_run[0], "--data", text, "--split", "test")
     assert "has no split 'test'; it has train, validation" in line
 
 
-def test_images_are_classified(shapes_run, images, tmp_path, capsys):
-    run = ej.load_run(shapes_run[0])
-    probabilities = run.predict(images)["probabilities"]
-    json_file = tmp_path / "found.json"
-    out = said(capsys, "predict", shapes_run[0], *images, "--json", json_file)
-    found = json.loads(json_file.read_text())
-    for file, row in zip(images, probabilities, strict=True):
-        best = [run.classes[index] for index in np.argsort(-row)[:5]]
-        assert [each["class"] for each in found[str(file)]] == best
-        assert found[str(file)][0]["probability"] == pytest.approx(row.max())
-        assert f"{best[0]} {row.max():.1%}" in out
-
-
-def test_what_an_evaluation_needs_and_is_not_installed_is_named(
-    shapes_run, capsys, monkeypatch
+def test_images_and_those_in_folders_are_classified(
+    shapes_run, lm_run, images, tmp_path, capsys
 ):
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    monkeypatch.delitem(
-        sys.modules, "echo_jax.echo.adapters.tensorflow_extra", raising=False
-    )
-
-    def evaluate(*args, **options):
-        importlib.import_module("echo_jax.echo.adapters.tensorflow_extra")
-
-    monkeypatch.setattr(evaluate_module, "evaluate_run", evaluate)
-    line = refused(capsys, "evaluate", shapes_run[0])
-    assert "TensorFlow, which is not installed" in line and "echo-jax[tfdata]" in line
-    assert "unexpected" not in line
-
-
-def test_a_folder_is_the_images_in_it(shapes_run, lm_run, images, tmp_path, capsys):
     folder = tmp_path / "photos"
     (folder / "more").mkdir(parents=True)
     for name in ("b.png", "a.PNG", ".hidden.png", "more/c.png"):
         (folder / name).write_bytes(images[0].read_bytes())
     (folder / "notes.txt").write_text("no image")
-    out = tmp_path / "found.json"
-    said(capsys, "predict", shapes_run[0], folder, images[1], "--json", out)
+    json_file = tmp_path / "found.json"
+    out = said(capsys, "predict", shapes_run[0], folder, images[1], "--json", json_file)
+    found = json.loads(json_file.read_text())
     wanted = [folder / "a.PNG", folder / "b.png", images[1]]
-    assert [*json.loads(out.read_text())] == [*map(str, wanted)]
+    assert [*found] == [*map(str, wanted)]
+    run = ej.load_run(shapes_run[0])
+    for file, row in zip(wanted, run.predict(wanted)["probabilities"], strict=True):
+        best = [run.classes[index] for index in np.argsort(-row)[:5]]
+        assert [each["class"] for each in found[str(file)]] == best
+        assert found[str(file)][0]["probability"] == pytest.approx(row.max())
+        assert f"{best[0]} {row.max():.1%}" in out
     (tmp_path / "empty").mkdir()
     line = refused(capsys, "predict", shapes_run[0], tmp_path / "empty")
     assert "empty holds no image right in it" in line
@@ -115,55 +88,6 @@ def test_texts_are_continued_and_steer_no_terminal(lm_run, tmp_path, capsys):
     assert found == [{"of": n, "text": t} for n, t in zip(names, wanted, strict=True)]
     assert "99 bottles\\x1b[2J\n" in out and "\x1b" not in out
     assert "\\ufeff" not in out
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_soon")
-def test_what_is_found_is_drawn(images, tmp_path, capsys, monkeypatch):
-    run = untrained_detector(tmp_path)
-    monkeypatch.setattr(run_module, "load_run", lambda *args: run)
-    outputs = run.predict(images)
-    least = float(np.sort(outputs["scores"].ravel())[-3])
-    command = ["predict", "runs/coco", *images, "--out", tmp_path / "out"]
-    out = said(capsys, *command, "--min-score", least, "--json", tmp_path / "f.json")
-    found = json.loads((tmp_path / "f.json").read_text())
-    assert sum(map(len, found.values())) == 3
-    for file in images:
-        with Image.open(tmp_path / "out" / f"{file.stem}.png") as picture:
-            assert picture.size == (60, 40)
-        assert f"{file.stem}.png" in out
-    assert "nothing found" in said(capsys, *command, "--min-score", 1.0)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_soon")
-def test_files_of_one_name_have_a_picture_each(images, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(
-        run_module, "load_run", lambda *args: untrained_detector(tmp_path)
-    )
-    other = tmp_path / "elsewhere" / images[0].name
-    other.parent.mkdir()
-    cv2.imwrite(str(other), np.zeros((30, 50, 3), np.uint8))
-    out = tmp_path / "out"
-    said(capsys, "predict", "runs/coco", images[0], other, "--out", out)
-    sizes = []
-    for name in ("a.png", "a-2.png"):
-        with Image.open(out / name) as picture:
-            sizes.append(picture.size)
-    assert sizes == [(60, 40), (50, 30)]
-
-
-def test_a_box_is_drawn_where_it_is():
-    grey = np.full((100, 200, 3), 128, np.uint8)
-    png = draw_boxes(grey, np.array([[0.5, 0.25, 0.9, 0.75]]), [0], ["cat 0.93"])
-    drawn = np.asarray(Image.open(io.BytesIO(png)))
-    orange = (drawn == (0xE6, 0x9F, 0x00)).all(axis=-1)
-    assert orange[50, 50:150].all() and orange[90, 50:150].all()  # its sides
-    assert orange[50:90, 50].all() and orange[50:90, 150].all()
-    assert not orange[55:85, 55:145].any()  # and nothing within
-    changed = (drawn != 128).any(axis=-1)
-    assert changed[:50].any()  # its name, above
-    assert not changed[95:].any() and not changed[:, 155:].any()
 
 
 @pytest.mark.parametrize(("to", "name"), [("safetensors", None), ("stablehlo", "m.x")])
@@ -193,5 +117,4 @@ def test_a_run_is_exported(to, name, lm_run, tmp_path, capsys):
 def test_what_cannot_be_is_said_in_a_line(argv, says, lm_run, shapes_run, capsys):
     (shapes_run[0] / "model.bin").write_bytes(b"\xff\xfe")
     argv = [each.format(lm=lm_run[0], shapes=shapes_run[0]) for each in argv]
-    err = refused(capsys, *argv)
-    assert says in err.splitlines()[-1]
+    assert says in refused(capsys, *argv).splitlines()[-1]

@@ -15,4 +15,4 @@ __all__ = [
     "prepare_text",
 ]
 
-__getattr__ = door(__name__, {"tokenizer": ["ByteTokenizer"]})
+__getattr__ = door(__name__, {"tokenizer": ["ByteTokenizer", "SubwordTokenizer"]})
