@@ -1,0 +1,391 @@
+"""The workloads cifar, imagenet and shapes: their data, and the loss of all."""
+
+import dataclasses
+import math
+from contextlib import closing
+
+import cv2
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from compilations import counted_compilations
+from image_folders import SIZES, SMALL, config_of, prepare
+
+import echo_jax as ej
+from echo_jax.config import load_config
+from echo_jax.data.augment import Augment, ColourDistortion, Flip, RandomResizedCrop
+from echo_jax.data.images import resize_center_crop
+from echo_jax.data.prepare import Settings, prepare_images
+from echo_jax.data.sources import augment_shapes, open_prepared, unpack
+from echo_jax.models import ImageNetResNet, MobileNetV3, ResNet
+from echo_jax.runs import ConfigRefusedError, run_train
+from echo_jax.workloads import ImageClassifier, build, make_task
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {"cifar": (SMALL, SMALL[:21]), "imagenet": (SIZES, SIZES[:11])}
+    made = {
+        name: prepare(tmp_path_factory.mktemp(name), *sizes)
+        for name, sizes in made.items()
+    }
+    return {**made, "shapes": ""}
+
+
+def take(dataset, count):
+    with closing(iter(dataset)) as iterator:
+        return [next(iterator) for _ in range(count)]
+
+
+class Mirror(nn.Module):
+    """Gives the pixels of the first row back as logits: what it is fed is seen."""
+
+    normalises: bool = False
+
+    @nn.compact
+    def __call__(self, images, *, train):
+        if self.normalises:
+            images = nn.BatchNorm(use_running_average=not train, momentum=0.5)(images)
+        shift = self.param("shift", nn.initializers.zeros, (1,))
+        return images[:, 0].reshape(len(images), -1) + shift[None]
+
+
+MEAN, SCALE = (100.0, 110.0, 120.0), (50.0, 60.0, 70.0)
+TASK = ImageClassifier(Mirror(), 2, MEAN, SCALE, has_top_5=True)
+VARIABLES = {"params": {"shift": np.zeros(1, np.float32)}}
+# Seven images of 6 logits each. Image k has the label of the k-th best logit.
+IMAGES = np.random.default_rng(0).integers(0, 256, (7, 2, 2, 3), dtype=np.uint8)
+LOGITS = ((IMAGES[:, 0] - np.array(MEAN)) / np.array(SCALE)).reshape(7, 6)
+PLACE = np.array([0, 1, 2, 3, 4, 5, 0])
+LABELS = np.argsort(-LOGITS, axis=1)[np.arange(7), PLACE].astype(np.int32)
+MASK = np.array([1, 1, 1, 1, 1, 1, 0], np.float32)
+BATCH = {"image": IMAGES, "label": LABELS, "mask": MASK}
+LOG_P = LOGITS - np.log(np.exp(LOGITS).sum(axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_loss_by_hand(smoothing):
+    task = dataclasses.replace(TASK, label_smoothing=smoothing)
+    losses, others, metrics = task.loss(VARIABLES, BATCH, jax.random.key(0))
+    target = (1 - smoothing) * np.eye(6)[LABELS] + smoothing / 6
+    np.testing.assert_allclose(losses, -(target * LOG_P).sum(axis=1), rtol=1e-5)
+    assert metrics["accuracy"] == (2, 7)
+    assert others == {} and losses.dtype == jnp.float32
+
+
+def test_metrics_by_hand():
+    task = dataclasses.replace(TASK, label_smoothing=0.1)
+    sums = task.evaluate(VARIABLES, BATCH)
+    assert sums["accuracy"] == (1, 6) and sums["top_5"] == (5, 6)
+    # The loss that is evaluated is not smoothed.
+    loss = -(LOG_P[np.arange(7), LABELS] * MASK).sum()
+    np.testing.assert_allclose(sums["loss"], (loss, 6), rtol=1e-5)
+    found = task.predict(VARIABLES, {"image": IMAGES})["probabilities"]
+    np.testing.assert_allclose(found, np.exp(LOG_P), rtol=1e-4)
+    plain = dataclasses.replace(TASK, has_top_5=False)
+    assert plain.evaluate(VARIABLES, BATCH).keys() == {"accuracy", "loss"}
+    nans = {**BATCH, "image": np.full((7, 2, 2, 3), np.nan, np.float32)}
+    labels = np.full(7, 5, np.int32)
+    assert TASK.evaluate(VARIABLES, {**nans, "label": labels})["accuracy"][0] == 0
+
+
+def test_training_moves_the_statistics_and_evaluation_does_not():
+    task = dataclasses.replace(TASK, model=Mirror(normalises=True))
+    variables = task.init(jax.random.key(0))
+    _, others, _ = task.loss(variables, BATCH, jax.random.key(0))
+    assert others.keys() == {"batch_stats"}
+    pixels = (IMAGES - np.array(MEAN)) / np.array(SCALE)
+    (moved,) = others["batch_stats"].values()
+    np.testing.assert_allclose(moved["mean"], pixels.mean((0, 1, 2)) / 2, rtol=1e-4)
+    first = task.evaluate(variables, BATCH)["loss"]
+    np.testing.assert_allclose(
+        first[0], -(LOG_P * np.eye(6)[LABELS])[:6].sum(), rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "evaluated"), [("cifar", 21), ("imagenet", 11), ("shapes", 20)]
+)
+def test_trains_on_one_split_and_evaluates_another(folders, name, evaluated):
+    config = config_of(name, folders[name])
+    workload = build(config)
+    said = (workload.name, workload.metric, workload.mode)
+    assert said == (name, "accuracy", "max")
+    (batch,) = take(workload.train_dataset(ej.EchoSpec(factor=2)), 1)
+    assert batch["image"].shape == (config.batch_size, 32, 32, 3)
+    assert batch["image"].dtype == np.uint8 and batch["label"].dtype == np.int32
+    first = workload.eval_batches()
+    assert sum(b["mask"].sum() for b in first) == evaluated == workload.num_evaluated
+    # Where there is room for it, it is decoded once; and it is the same for all seeds.
+    assert (workload.eval_batches() is first) == (name != "imagenet")
+    other = build(config_of(name, folders[name], seed=1)).eval_batches()
+    for one, two in zip(build(config).eval_batches(), other, strict=True):
+        np.testing.assert_array_equal(one["image"], two["image"])
+    if name == "shapes":
+        config.data.train_examples = 2048  # as many as there are to evaluate
+    data = build(config).metadata["data"]
+    assert data["synthetic"] == (name == "shapes")
+    evaluation = "validation" if name == "shapes" else "evaluation"
+    hashes = {data[split]["sha256"] for split in ("train", evaluation)}
+    assert len(hashes) == 2 and {*map(len, hashes)} == {64}
+
+
+def test_the_defaults_are_the_networks_of_the_papers(folders):
+    config = load_config("cifar", {"data.source": folders["cifar"]})
+    assert build(config).task.model == ResNet(num_classes=3, depth=32, width=16)
+    ten = ResNet(num_classes=10, depth=32, width=16)
+    params = jax.eval_shape(
+        lambda: ten.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)), train=False)
+    )["params"]
+    # 0.46 million, as table 6 of He et al. 2016 has it.
+    assert sum(x.size for x in jax.tree.leaves(params)) == 464_154
+    workload = build(load_config("imagenet", {"data.source": folders["imagenet"]}))
+    assert workload.task.model == ImageNetResNet(
+        num_classes=3, virtual_batch=32, dtype=jnp.dtype("bfloat16")
+    )
+    assert workload.task.image_size == 224
+    assert workload.augment_on_device == Augment(
+        (RandomResizedCrop(224), Flip(), ColourDistortion())
+    )
+    plain = build(config_of("imagenet", folders["imagenet"], model__norm="batch"))
+    assert plain.task.model.virtual_batch is None
+
+
+def test_a_mobilenet_keeps_the_resolution_of_small_images(folders):
+    """It is traced, for to compile it takes a minute."""
+    config = config_of("cifar", folders["cifar"], model__name="mobilenet_v3_small")
+    task = build(config).task
+    assert task.model == MobileNetV3(3, "small", small_images=True)
+    batch = {
+        "image": jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.uint8),
+        "label": jax.ShapeDtypeStruct((8,), jnp.int32),
+    }
+    variables = jax.eval_shape(task.init, jax.random.key(0))
+    losses, moved, _ = jax.eval_shape(task.loss, variables, batch, jax.random.key(0))
+    assert losses.shape == (8,)
+    assert moved == {"batch_stats": variables["batch_stats"]}
+
+
+INFO = {"classes": [*"abcde"], "categories": [*"abc"], "vocab": 300, "eod": None}
+
+
+@pytest.mark.parametrize("name", ["cifar", "coco", "imagenet", "lm", "shapes"])
+def test_a_table_counts_every_parameter_and_compiles_nothing(name):
+    task = make_task(load_config(f"{name}:tiny"), {**INFO, "bytes_per_token": None})
+    shapes = jax.eval_shape(task.init, jax.random.key(0))["params"]
+    total = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+    with counted_compilations() as compiled:
+        table = task.table()
+    assert f" {total:,} (" in table.splitlines()[-4]
+    assert not compiled
+    assert "\x1b" not in table and not any(x != x.rstrip() for x in table.splitlines())
+
+
+def test_both_splits_may_be_the_same_few_images(folders):
+    fields = {"data__train_examples": 8, "data__eval_split": "train"}
+    fields |= {"data__augment": (), "data__threads": 0}
+    workload = build(config_of("cifar", folders["cifar"], **fields))
+    (evaluated,) = workload.eval_batches()
+    (trained,) = take(workload.train_dataset(ej.EchoSpec()), 1)
+    assert workload.augment_on_device is None
+    images, others = (
+        {image.tobytes() for image in batch["image"]} for batch in (evaluated, trained)
+    )
+    assert images == others and len(images) == 8
+
+
+def test_host_and_devices_shift_and_flip_alike(tmp_path):
+    # No pixel's neighbourhood is that of another one, nor its own mirror image.
+    rows, columns = np.mgrid[:32, :32].astype(np.uint8)
+    image = np.stack([np.zeros_like(rows), columns, rows], axis=-1)
+    for number in range(30):
+        path = tmp_path / "source" / f"{number % 2}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(path), image)
+    prepare_images(
+        [f"{split}={tmp_path / 'source'}" for split in ("train", "validation")],
+        Settings(out=tmp_path / "data"),
+    )
+    shift = {"data__augment": ("pad_crop_flip",), "batch_size": 30}
+    workload = build(config_of("cifar", str(tmp_path / "data"), **shift))
+    on_host = [b["image"] for b in take(workload.train_dataset(ej.EchoSpec()), 80)]
+    keys = jax.random.split(jax.random.key(0), 2400)
+    batch = {"image": jnp.broadcast_to(image[..., ::-1], (2400, 32, 32, 3))}
+    on_devices = jax.jit(workload.augment_on_device)(batch, keys)["image"]
+
+    def outcomes(images):
+        return {x[16, 16].tobytes() + x[16, 17].tobytes() for x in np.asarray(images)}
+
+    # 9 x 9 places, each forth and back.
+    assert len(outcomes(np.concatenate(on_host))) == 162
+    assert outcomes(np.concatenate(on_host)) == outcomes(on_devices)
+
+
+@pytest.mark.parametrize("after", ["read", "decode", "augment", "batch"])
+@pytest.mark.parametrize("name", ["cifar", "imagenet"])
+def test_a_repeat_differs_before_augmentation_only(folders, name, after):
+    config = config_of(name, folders[name], echo__after=after)
+    spec = ej.EchoSpec(2, batch_size=1 if after == "batch" else config.batch_size)
+    uses = {}
+    for batch in take(build(config).train_dataset(spec), 4):
+        assert batch["image"].shape[1:] == (32, 32, 3)
+        for row, index in enumerate(batch["fresh_index"].tolist()):
+            # Behind "batch" the index is a batch's.
+            key = (index, row) if after == "batch" else index
+            uses.setdefault(key, []).append(batch["image"][row])
+    same = [np.array_equal(*images) for images in uses.values()]
+    assert len(same) == 2 * config.batch_size
+    assert all(same) if after in ("augment", "batch") else np.mean(same) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("after", "augment", "size"),
+    [
+        ("decode", ("crop", "flip", "colour"), 36),
+        ("decode", ("flip",), 32),
+        ("augment", ("crop", "flip", "colour"), 32),
+    ],
+)
+def test_a_device_gets_squares_of_the_size_that_its_crops_need(
+    folders, after, augment, size
+):
+    fields = {"echo__where": "device", "echo__after": after, "data__augment": augment}
+    workload = build(config_of("imagenet", folders["imagenet"], **fields))
+    (batch,) = take(workload.fresh_dataset(), 1)
+    assert batch["image"].shape == (4, size, size, 3)
+    if after == "decode":
+        keys = jax.random.split(jax.random.key(0), 4)
+        augmented = jax.eval_shape(workload.augment_on_device, batch, keys)
+        assert augmented["image"].shape == (4, 32, 32, 3)
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_fresh_batches_are_the_items_of_training_in_their_order(threads):
+    config = config_of("shapes", echo__after="augment", data__threads=threads)
+    fresh = take(build(config).fresh_dataset(), 12)
+    trained = take(build(config).train_dataset(ej.EchoSpec(batch_size=8)), 12)
+    for ours, other in zip(fresh, trained, strict=True):
+        assert ours.keys() == other.keys() - {"fresh_index", "repeat"}
+        for key, value in ours.items():
+            np.testing.assert_array_equal(value, other[key])
+            assert value.dtype == other[key].dtype
+    # Decoded images are not augmented yet, and they go on from any batch.
+    workload = build(config_of("shapes", echo__after="decode"))
+    assert workload.augment_on_device == augment_shapes
+    plain, states = [], []
+    with closing(iter(workload.fresh_dataset())) as iterator:
+        for augmented in fresh:
+            states.append(iterator.get_state())
+            plain.append(next(iterator))
+            np.testing.assert_array_equal(plain[-1]["label"], augmented["label"])
+            assert (plain[-1]["image"] != augmented["image"]).any()
+        for number in (0, 5, 4, 11):
+            iterator.set_state(states[number])
+            again = next(iterator)["image"]
+            np.testing.assert_array_equal(again, plain[number]["image"])
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_evaluation_sees_the_middle_of_every_image_of_its_split(folders, split):
+    config = config_of("imagenet", folders["imagenet"], data__eval_split=split)
+    workload = build(config)
+    records = open_prepared(folders["imagenet"], split)
+    batches = list(workload.eval_batches())
+    kept = np.concatenate([batch["mask"] for batch in batches]) == 1
+    assert kept.sum() == len(records) and len(kept) % 4 == 0
+    images = np.concatenate([batch["image"] for batch in batches])
+    labels = np.concatenate([batch["label"] for batch in batches])
+    for index in range(len(records)):
+        record = unpack(records[index])
+        middle = resize_center_crop(record["image"], 32, resize=36)
+        np.testing.assert_array_equal(images[kept][index], middle)
+        assert labels[kept][index] == record["label"]
+
+
+def test_data_that_does_not_fit_is_refused_before_anything_is_made(tmp_path):
+    folder = prepare(tmp_path, [(40, 30), (32, 32)], SMALL[:2])
+    fits = {"batch_size": 2, "mesh__data": 1}
+    turned = {"data__train_split": "validation", "data__eval_split": "train"}
+    size = r"it has 30x40 pixels, and workload 'cifar'"
+    for fields, said in (
+        ({}, r"batch_size=8 is more than the 2 examples"),
+        (fits, size),
+        (fits | turned, size),
+    ):
+        config = config_of("cifar", folder, **fields)
+        with pytest.raises(ConfigRefusedError, match=said):
+            run_train(config, tmp_path / "run")
+        assert not (tmp_path / "run" / "config.json").exists()
+    # What is not evaluated is not looked at: of these two it is the second.
+    one = build(config_of("cifar", folder, **fits, **turned, data__eval_examples=1))
+    one.first_items()
+    assert one.num_evaluated == 1
+    dataset = build(config_of("cifar", folder, **fits, data__threads=0)).train_dataset(
+        ej.EchoSpec()
+    )
+    with pytest.raises(ValueError, match=rf"class_0/0000\.jpg': {size}"):
+        take(dataset, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "at_once", "fix"),
+    [
+        ({"batch_size": 6}, 6, 2),
+        ({"batch_size": 8, "batch__micro": 2}, 4, 4),
+        ({"batch_size": 8, "mesh__data": 2, "batch__statistics": "device"}, 4, 4),
+        ({"batch_size": 8, "mesh__data": 2, "local__schedule": "every"}, 4, 4),
+        ({"batch_size": 8, "batch__boundaries": (2,), "batch__factors": (2,)}, 4, 4),
+    ],
+)
+def test_virtual_batches_that_do_not_fit_are_refused_before_anything_is_compiled(
+    folders, tmp_path, fields, at_once, fix
+):
+    fields = {"model__virtual_batch": 8, "mesh__data": 1} | fields
+    config = config_of("imagenet", folders["imagenet"], **fields)
+    said = f"the {at_once} examples .* --config.model.virtual_batch={fix},"
+    with (
+        counted_compilations() as compiled,
+        pytest.raises(ConfigRefusedError, match=said),
+    ):
+        run_train(config, tmp_path)
+    assert not compiled
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "message"),
+    [
+        ("cifar", "data__source", "", r"data\.source is empty; name a folder"),
+        ("cifar", "data__augment", ("ssd_crop",), r"'ssd_crop' is unknown here"),
+        ("cifar", "data__train_split", "dev", r"has no split 'dev'; it has train, val"),
+        ("cifar", "data__train_examples", 31, r"train_examples=31 is none of 0 to 30"),
+        ("cifar", "data__train_examples", -1, r"train_examples=-1 is none of 0 to 30"),
+        (
+            "cifar",
+            "model__label_smoothing",
+            1.0,
+            r"model\.label_smoothing=1\.0 must be",
+        ),
+        ("cifar", "model__depth", 9, r"depth=9 is not 6n \+ 2"),
+        ("cifar", "model__depth", 0, r"model\.depth=0 must be at least 1"),
+        ("cifar", "model__norm", "ghost", r"norm='ghost' is unknown"),
+        ("cifar", "model__name", "mobilenet", r"name='mobilenet' is no network of"),
+        ("cifar", "workload", "chess", r"'chess' is unknown; use one of cifar, .*shap"),
+        ("imagenet", "data__augment", ("pad_crop_flip",), r"'pad_crop_flip' is unkn"),
+        ("imagenet", "data__augment", ("colour", "crop"), r"is out of order; set --c"),
+        ("imagenet", "data__image_size", 64, r"=64 must be .* data\.resize=36"),
+        ("imagenet", "data__image_size", 0, r"data\.image_size=0 must be at least 1"),
+        ("imagenet", "model__norm", "group", r"'group' is unknown; set .*norm=ghost"),
+        ("imagenet", "model__block", "dense", r"block='dense' is unknown"),
+        ("imagenet", "model__stage_sizes", (), r"every stage needs a block"),
+        ("imagenet", "model__label_smoothing", -0.1, r"smoothing=-0\.1 must be"),
+        ("imagenet", "model__label_smoothing", math.nan, r"smoothing=nan must be"),
+        ("shapes", "data__source", "stdlib", r"'stdlib'.*data\.source=synthetic"),
+    ],
+)
+def test_what_does_not_fit_is_refused(folders, name, field, value, message):
+    config = config_of(name, folders[name])
+    config.unlock().update_from_flattened_dict({field.replace("__", "."): value})
+    with pytest.raises(ValueError, match=message):
+        build(config)
