@@ -190,6 +190,17 @@ def test_the_end_of_a_single_file_is_held_out(tmp_path, share, num_lines):
     assert parts == [["".join(lines[:cut])], ["".join(lines[cut:])]]
 
 
+@pytest.mark.parametrize(("share", "held_out"), [(0.25, 50_000), (0.345, 69_000)])
+def test_the_end_of_a_long_file_is_held_out(tmp_path, share, held_out):
+    """Also where one of its pieces of 655 lines ends."""
+    (tmp_path / "a.txt").write_text(("x" * 99 + "\n") * 2000)
+    info = prepare(tmp_path / "out", tmp_path / "a.txt", holdout=share)
+    splits = info["splits"]
+    tokens = [splits[split]["tokens"] for split in ("train", "validation")]
+    assert tokens == [200_001 - held_out, held_out + 1]
+    assert [split["documents"] for split in splits.values()] == [1, 1]
+
+
 def test_held_out_documents_are_the_rest(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(f"{n:02}" for n in range(60)))
     text = {"document": "line", "block": 1}
