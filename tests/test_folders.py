@@ -292,7 +292,7 @@ def train(workdir, updates):
     flags = {"updates": updates, "eval_every": 2, "checkpoint_every": 2}
     flags |= {"optim.warmup_updates": 0, "optim.schedule": "constant"}
     # So that all of it is compiled in a second or two, and nothing on the side.
-    flags |= {"mesh.data": 1, "dispatch.mode": "loop", "model.num_layers": 1}
+    flags |= {"mesh.data": 1, "model.num_layers": 1}
     argv = [*LM, "--workdir", str(workdir)]
     return cli.main([*argv, *(f"--config.{k}={v}" for k, v in flags.items())])
 

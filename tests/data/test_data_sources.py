@@ -300,7 +300,6 @@ def config_of(source, **overrides):
         "log_every": 2,
         "eval_every": 6,
         "optim.warmup_updates": 1,
-        "dispatch.mode": "loop",
         "mesh.data": 1,
     }
     return load_config("configs/cifar.py:tiny", {**fields, **overrides})

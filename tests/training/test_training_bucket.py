@@ -139,7 +139,7 @@ def test_a_trained_model_is_used_and_begun_with_there(bucket, tmp_path, capsys):
     text.write_text("".join(f"{i} bottles of beer on the wall.\n" for i in range(400)))
     fields = f"data.source={text} data.eval_examples=16 mesh.data=1 updates=2 "
     fields += "optim.warmup_updates=0 model.seq_len=16 model.d_model=8 model.d_ff=8 "
-    fields += "dispatch.mode=loop dispatch.steps=1"
+    fields += "dispatch.steps=1"
     small = [f"--config.{each}" for each in fields.split()]
     assert cli.main([*LM, WORKDIR, *small]) == 0
     trained = ej.load_run(WORKDIR)

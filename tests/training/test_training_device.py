@@ -17,7 +17,7 @@ from tiny_workload import functions_of, make_workload, rows_of, run, tiny_config
 
 import echo_jax as ej
 from echo_jax.echo import SINGLE, DataShard
-from echo_jax.training import NonFiniteLossError, best_group_size, train
+from echo_jax.training import NonFiniteLossError, next_group, train
 from echo_jax.training.feeds import JoinedBatches, open_feed
 
 pytestmark = pytest.mark.usefixtures("all_compiled_soon")
@@ -46,13 +46,13 @@ STOCHASTIC = {
     "echo__load__end": 0.2,
     "echo__load__updates": 12,
 }
-GROUPS = {"dispatch__mode": "scan", "dispatch__steps": 2}
+GROUPS = {"dispatch__steps": 2}
 MODES = {
     "spread": DEVICE,
     "shuffle": {**DEVICE, "echo__order": "shuffle"},
     "shuffle_buffer": {**DEVICE, "echo__order": "shuffle_buffer", **GROUPS},
     "stochastic": {**STOCHASTIC, **GROUPS},
-    "host": {"echo__factor": 2.5, "dispatch__mode": "scan", "dispatch__steps": 3},
+    "host": {"echo__factor": 2.5, "dispatch__steps": 3},
 }
 
 
@@ -217,17 +217,17 @@ class Shifted:
         return {**batch, "x": batch["x"] + self.scale * noise}
 
 
-def opened(config, workload, sample, factor):
+def opened(config, workload, sample):
     """A feed to be closed, and a function that draws from it."""
     mesh = functions_of().mesh
-    feed = open_feed(config, workload, mesh, factor=factor, sample=sample)
+    feed = open_feed(config, workload, mesh, sample=sample)
     draw = jax.jit(feed.batching)
     return closing(feed), lambda inputs: draw(feed.arrays, inputs)
 
 
 def test_a_key_belongs_to_a_use_and_not_to_a_place():
     options = {"echo__factor": 2.0, "echo__order": "consecutive", "seed": 3}
-    config = tiny_config(**{**DEVICE, **options, "dispatch__mode": "scan"})
+    config = tiny_config(**{**DEVICE, **options, "dispatch__steps": 2})
     workload = dataclasses.replace(
         make_workload(config), augment_on_device=Shifted(0.5)
     )
@@ -235,7 +235,7 @@ def test_a_key_belongs_to_a_use_and_not_to_a_place():
 
     def drawn(*takes):
         """All examples of some inputs, with so many updates in each."""
-        feed, draw = opened(config, workload, sample, 2.0)
+        feed, draw = opened(config, workload, sample)
         with feed as feed:
             found = [batch["x"] for take in takes for batch in draw(feed.take(take))]
         return np.concatenate(found)
@@ -253,7 +253,7 @@ def test_an_input_that_is_held_loses_nothing():
     sample = jax.tree.map(np.ones_like, next(iter(workload.fresh_dataset())))
 
     def drawn(holds):
-        feed, draw = opened(config, workload, sample, None)
+        feed, draw = opened(config, workload, sample)
         with feed as feed:
             for _ in range(8):
                 if holds:
@@ -301,26 +301,27 @@ def test_shards_make_the_rows_of_the_whole_and_go_on_from_their_states():
         jax.tree.map(np.testing.assert_array_equal, next(own), second)
 
 
-def test_the_group_size_with_the_fewest_dispatches():
-    assert best_group_size(1000, [50, 100, 0]) == 5
-    assert best_group_size(1000, [16, 32]) == 8
-    assert best_group_size(1000, [1, 100]) == 1
-    # In [0, 12), with a stop after every 3 and every 4: [0, 2), 2, 3, [4, 6), ...
-    assert best_group_size(12, [3, 4]) == 2
+def test_groups_begin_at_multiples_of_their_size_and_hold_no_stop():
+    def groups(total, stops):
+        done = [0]
+        while done[-1] < total:
+            done.append(done[-1] + next_group(done[-1], 2, total=total, stops=stops))
+        return done
+
+    # With a stop after every 3 and every 4.
+    assert groups(13, [3, 4, 0]) == [0, 2, 3, 4, 6, 8, 9, 10, 12, 13]
+    assert groups(6, [50]) == [0, 2, 4, 6]
 
 
 def test_groups_train_and_log_as_the_loop_does(tmp_path):
     """And their updates are counted alike: XLA counts the body of a scan once."""
     flops = set()
-    for mode in ("loop", "scan", "unroll"):
-        how = {"dispatch__mode": mode, "dispatch__steps": 0 if mode == "loop" else 2}
-        summary = run(tmp_path / mode, echo__factor=2.5, **how)
-        assert summary["dispatch"] == {
-            "mode": mode,
-            "steps": 1 if mode == "loop" else 2,
-        }
+    for steps in (1, 2):
+        folder = tmp_path / str(steps)
+        summary = run(folder, echo__factor=2.5, dispatch__steps=steps)
+        assert summary["dispatch"] == {"steps": steps}
         assert (summary["fresh"], summary["repeats"]) == (40, 56)
-        assert_rows_close(tmp_path / mode, tmp_path / "loop", rel=1e-5)
+        assert_rows_close(folder, tmp_path / "1", rel=1e-5)
         flops.add(summary["flops_per_update"])
     assert len(flops) == 1
 

@@ -33,7 +33,7 @@ def feed_of(**options):
     sample = next(iter(workload.fresh_dataset()))
     if config.echo.where == "host":
         sample |= {"repeat": np.zeros(8, np.int32)}
-    return open_feed(config, workload, mesh, factor=config.echo.factor, sample=sample)
+    return open_feed(config, workload, mesh, sample=sample)
 
 
 @settings(max_examples=30)
@@ -149,7 +149,7 @@ def test_all_sizes_are_compiled_before_the_first_update(tmp_path):
         ({"batch__factors": (2, 1)}, r"must be 2 whole numbers above 1"),
         ({"batch_size": 6}, r"batch_size=6 must be a multiple of 4, .*batch_size=8"),
         ({"echo__mode": "adaptive"}, r"does not go with batch.boundaries; .*=fixed"),
-        ({"dispatch__mode": "scan"}, r"does not go with batch.boundaries; .*=loop"),
+        ({"dispatch__steps": 2}, r"does not go with batch.boundaries; .*steps=1"),
         ({"optim__scale": "sqrt"}, r"does not go with batch.boundaries; .*=linear"),
         ({"data__hold_batch": True}, r"does not go with batch.boundaries; .*=False"),
         ({**DEVICE, "echo__lanes": 4}, r"first batch of 2 .* 4 devices .*_size=16"),

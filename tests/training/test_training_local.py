@@ -366,7 +366,7 @@ def test_late_gradients_are_stable_up_to_the_known_rate(staleness):
             r"boundaries=\(8,\) is for one model, not replicas; .*=\(\)",
         ),
         ({**EVERY, "batch__norm": "last"}, r"norm='last' is of one model.*=recompute"),
-        ({**EVERY, "dispatch__mode": "scan"}, r"mode='scan' has no place .*=loop"),
+        ({**EVERY, "dispatch__steps": 2}, r"steps=2 has no place .*steps=1"),
         ({**DILOCO, "local__outer_momentum": 1.0}, r"outer_momentum=1.0 must be below"),
     ],
 )

@@ -543,7 +543,7 @@ def test_a_profile_holds_its_updates_and_changes_nothing_of_the_run(tmp_path, ca
 def test_a_profile_holds_whole_groups_and_is_kept_unless_a_run_stops_within(
     tmp_path, capsys
 ):
-    groups = {"dispatch__mode": "unroll", "dispatch__steps": 4}
+    groups = {"dispatch__steps": 4}
     # Groups of 4 are the first and the last; between them it is one by one.
     for start, says in ((7, "profiled update 8 to 12"), (9, "nothing was profiled")):
         fields = {"profile__start": start, "profile__updates": 2, **groups}

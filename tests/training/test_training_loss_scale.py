@@ -200,7 +200,6 @@ MODES = {
         **TWICE,
         "echo__where": "device",
         "echo__after": "decode",
-        "dispatch__mode": "scan",
         "dispatch__steps": 2,
     },
     "bfloat16": {"precision__params": "bfloat16", "precision__loss_scale": "static"},

@@ -17,7 +17,7 @@ from echo_jax.training.records import Progress
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 DEVICE = {"echo__where": "device", "echo__after": "decode"}
-GROUPS = {"dispatch__mode": "scan", "dispatch__steps": 3}
+GROUPS = {"dispatch__steps": 3}
 
 
 def said_by(workdir, replaced=None, **overrides):

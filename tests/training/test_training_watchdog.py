@@ -38,7 +38,7 @@ SPREAD = {
 DEVICE = {**SPREAD, "echo__where": "device"}
 ECHOES = {
     "host": HOST,
-    "groups": {**HOST, "dispatch__mode": "scan", "dispatch__steps": 4},
+    "groups": {**HOST, "dispatch__steps": 4},
     "shards": {**HOST, "data__shards": 2},
     "spread": SPREAD,
     "device": DEVICE,

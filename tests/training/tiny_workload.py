@@ -105,8 +105,6 @@ def tiny_config(**overrides):
     config.checkpoint_every = 0
     config.optim.lr = 0.01
     config.mesh.data = 1
-    # Not "auto": tests compare runs bit by bit, and compile as little as they can.
-    config.dispatch.mode = "loop"
     config.update_from_flattened_dict(
         {name.replace("__", "."): value for name, value in overrides.items()}
     )

@@ -85,7 +85,6 @@ def config_of(folder, **overrides):
             "data.eval_split": "validation",
             "data.image_size": SIZE,
             "model.width": 8,
-            "dispatch.mode": "loop",
             "mesh.data": 1,
             **{name.replace("__", "."): value for name, value in overrides.items()},
         },

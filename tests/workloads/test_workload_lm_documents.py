@@ -47,7 +47,6 @@ RUN = {
     "data.workers": 0,
     "echo.buffer": 32,
     "optim.warmup_updates": 1,
-    "dispatch.mode": "loop",
     "mesh.data": 1,
 }
 
@@ -240,7 +239,6 @@ def test_every_sweep_trains(tmp_path, sweep):
         study.base.update_from_flattened_dict({**SMALL, "updates": 6, "eval_every": 6})
         study.base.update_from_flattened_dict({"mesh.data": 1, "checkpoint_every": 0})
         study.base.update_from_flattened_dict({"optim.warmup_updates": 1})
-        study.base.dispatch.mode = "loop"
         # What the storage adds is measured, and other tests do that.
         study.storage_ratio = 0.0
     run_study(study, tmp_path)

@@ -29,7 +29,7 @@ def train(tmp_path, name, sources, **overrides):
         Settings(out=prepared),
     )
     fields = {name.replace("__", "."): value for name, value in overrides.items()}
-    fields |= {"data.source": str(prepared), "mesh.data": 1, "dispatch.mode": "loop"}
+    fields |= {"data.source": str(prepared), "mesh.data": 1}
     config = load_config(f"{CONFIGS / name}", fields)
     return run_train(config, tmp_path / "run")["final"]
 

@@ -37,7 +37,6 @@ RUN = {
     "data.eval_examples": 8,
     "echo.buffer": 32,
     "optim.warmup_updates": 2,
-    "dispatch.mode": "loop",
     "mesh.data": 1,
 }
 
