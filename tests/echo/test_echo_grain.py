@@ -37,26 +37,6 @@ def test_grains_own_check_of_echoed_batches_and_before_a_prefetch(order):
     grain.experimental.assert_equal_output_after_checkpoint(dataset)
 
 
-def test_grains_own_check_of_checkpoints_of_a_whole_pipeline():
-    """An augmentation before the echo, another one and batches after it."""
-
-    def jitter(item, rng):
-        return item + rng.normal()
-
-    dataset = grain_source(np.arange(11.0)).random_map(jitter, seed=1)
-    dataset = ej.grain.echo(dataset, spec_of("spread", "1.5"))
-    dataset = dataset.random_map(jitter, seed=2).batch(4)
-    grain.experimental.assert_equal_output_after_checkpoint(dataset)
-
-
-def test_iterators_of_one_dataset_are_independent():
-    dataset = ej.grain.echo(_source(), spec_of("shuffle", "1.5"))
-    dataset = dataset.map(lambda k: -k).filter(lambda k: k < -6)
-    pairs = list(zip(iter(dataset), iter(dataset), strict=True))
-    assert [a for a, _ in pairs] == [b for _, b in pairs] == list(dataset)
-    assert {a for a, _ in pairs} == set(range(-12, -6))
-
-
 def test_an_epoch_more_is_fresh_again():
     dataset = ej.grain.echo(_source(), ej.EchoSpec(2), tags=True)
     tags = [tags for _, tags in dataset]
@@ -69,11 +49,6 @@ def test_a_dataset_with_random_access_is_refused():
     message = str(caught.value)
     assert "got a RangeMapDataset" in message
     assert "Call its to_iter_dataset() first" in message
-
-
-def test_a_spec_that_cannot_be_carried_out_is_refused_at_the_call():
-    with pytest.raises(ValueError, match="buffer=3 is too small for order='spread'"):
-        ej.grain.echo(_source(), ej.EchoSpec(4, 3, "spread", 8))
 
 
 class Rows:

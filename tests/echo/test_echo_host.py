@@ -79,36 +79,12 @@ def test_containers_keep_their_types():
     assert type(out.image["a"][1]) is tuple
 
 
-def test_a_leaf_that_is_no_array_is_copied_for_every_use():
-    first, second = ej.echo([{"boxes": Boxes([1, 2])}], ej.EchoSpec(2))
-    assert first["boxes"] is not second["boxes"]
-    first["boxes"].corners.append(3)
-    assert second["boxes"].corners == [1, 2]
-
-
-def test_an_array_of_objects_is_copied_with_them():
-    boxes = np.empty(2, object)
-    boxes[:] = [[1, 2], [3]]
-    first, second = ej.echo([boxes], ej.EchoSpec(2))
-    first[0].append(9)
-    assert second.tolist() == [[1, 2], [3]]
-    assert boxes.tolist() == [[1, 2], [3]]
-
-
 def test_an_item_cannot_be_written_into():
     item = next(ej.echo([np.zeros(3)], ej.EchoSpec(2)))
     with pytest.raises(ValueError, match="read-only"):
         item[0] = 1
     with pytest.raises(ValueError, match="cannot set WRITEABLE"):
         item.flags.writeable = True
-
-
-def test_a_batch_belongs_to_its_receiver():
-    batches = list(
-        ej.echo(map(array, range(4)), ej.EchoSpec(2, batch_size=4), batch=True)
-    )
-    assert all(batch.flags.writeable and batch.base is None for batch in batches)
-    assert batches[0].shape == (4, 2, 3) and batches[0].dtype == np.int16
 
 
 def test_tags_of_items_are_integers_and_of_batches_arrays():

@@ -176,14 +176,6 @@ class OldState(OwnEcho):
         self.given = state
 
 
-class DropsOnSave(OwnEcho):
-    """Gives up the rest of an item to be saved; consistently so."""
-
-    def get_state(self):
-        self.left = 0
-        return super().get_state()
-
-
 class DisturbedBySave(OwnEcho):
     def get_state(self):
         state = super().get_state()
@@ -253,7 +245,6 @@ def test_an_echo_of_ones_own_passes(factor, num_items):
         (off_by_one, 4, "after a restore at output 1", TWO_AND_A_HALF),
         (RestartOnRestore, 4, "after a restore at output 1", TWO_AND_A_HALF),
         (OldState, 4, "restored again and again", TWO_AND_A_HALF),
-        (DropsOnSave, 4, "when states are asked for", TWO_AND_A_HALF),
         (DisturbedBySave, 4, "when states are asked for", TWO_AND_A_HALF),
         (SkipAheadRestore, 4, "items read again", TWO_AND_A_HALF),
         (grows, 4, "the structure", TWO_AND_A_HALF),
@@ -283,10 +274,6 @@ def test_a_broken_echo_is_caught(make_echo, law, complaint, spec):
         assert_echo_laws(make_echo, spec, num_items=num_items, laws=[law])
 
 
-def test_a_float_factor_goes_unseen_below_100_items():
-    assert_echo_laws(uses(float_uses), ej.EchoSpec(1.15), num_items=99, laws=[1])
-
-
 def per_host_draw(upstream, spec):
     """Swaps neighbours by the global generator, which differs between hosts."""
     uses = host_echo(upstream, spec)
@@ -294,40 +281,11 @@ def per_host_draw(upstream, spec):
         yield from pair if random.random() < 0.5 else reversed(pair)
 
 
-def shared_generator(generator=np.random.default_rng(0)):  # noqa: B008
-    """Draws from one generator for all instances."""
-
-    def make_echo(upstream, spec):
-        return host_echo(upstream, replace(spec, seed=int(generator.integers(10**6))))
-
-    return make_echo
-
-
-def ready_first(upstream, spec):
-    """Gives a slow upstream more time: its second item comes later."""
-    uses = host_echo(upstream, spec)
-    head = list(itertools.islice(uses, 4))
-    yield from reversed(head) if upstream._pause_s else head
-    yield from uses
-
-
-@pytest.mark.parametrize("make_echo", [per_host_draw, shared_generator(), ready_first])
-def test_a_sequence_that_depends_on_host_or_timing_is_caught(make_echo):
+@pytest.mark.parametrize("make_echo", [per_host_draw])
+def test_a_sequence_that_depends_on_the_host_is_caught(make_echo):
     spec = ej.EchoSpec(2, order="shuffle", buffer=8)
     with pytest.raises(AssertionError, match=r"^law 8 \(independence\)"):
         assert_echo_laws(make_echo, spec, laws=[8])
-
-
-def test_another_build_that_differs_is_caught():
-    spec = ej.EchoSpec(2, order="shuffle", buffer=8)
-
-    def deeper(upstream, spec):
-        return host_echo(upstream, replace(spec, buffer=9))
-
-    with pytest.raises(AssertionError, match=r"^law 8 .* of instance 6"):
-        assert_echo_laws(
-            host_echo, spec, laws=[8], others=[host_batches, host_echo, deeper]
-        )
 
 
 SPREAD = ej.EchoSpec(4, order="spread", buffer=64, batch_size=8, seed=1)
@@ -350,21 +308,8 @@ def as_cycles(length):
     return make_echo
 
 
-def in_bursts(upstream, spec):
-    """Two batches at a time, with all that is fresh in the first of them."""
-    uses = host_echo(upstream, spec)
-    yield from itertools.islice(uses, 2 * spec.batch_size)
-    while pair := list(itertools.islice(uses, 2 * spec.batch_size)):
-        yield from sorted(pair, key=lambda use: use[1].repeat > 0)
-
-
 # At factor 5 the uses of item 2 are number 10 to 14; before output 2 there are ten.
 PAPER = ej.EchoSpec(5, order="shuffle_buffer", buffer=8)
-
-
-def as_larger_buffer(upstream, spec):
-    """Lets one use more into its buffer than it is to hold."""
-    return host_echo(upstream, replace(spec, buffer=spec.buffer + 1))
 
 
 def short_lag(upstream, spec):
@@ -376,12 +321,10 @@ def short_lag(upstream, spec):
     ("make_echo", "spec", "complaint"),
     [
         (as_shuffle, SPREAD, "once, got"),
-        (in_bursts, SPREAD, "2 to 2 fresh items"),
         (short_lag, replace(SPREAD, buffer=256), "half to one and a half rounds"),
         (as_cycles(4), ej.EchoSpec(4), "a lag of 1"),
         (as_cycles(400), ej.EchoSpec(4, order="shuffle", buffer=8), "items 392 to 399"),
         (as_cycles(3), PAPER, "one of the first 10 uses, got use 10, item 2 repeat 0"),
-        (as_larger_buffer, PAPER, "one of the first"),
     ],
 )
 def test_an_order_that_breaks_its_promise_is_caught(make_echo, spec, complaint):
@@ -434,13 +377,6 @@ def test_a_stated_read_ahead_is_allowed():
     assert_echo_laws(ExtraRead, spec, laws=[2, 3], read_ahead=1)
 
 
-def test_a_stated_number_of_rereads_is_checked():
-    spec = ej.EchoSpec(2, order="shuffle", buffer=8)
-    assert_echo_laws(host_echo, spec, laws=[4], max_rereads=16)
-    with pytest.raises(AssertionError, match=r"^law 4 .*at most 5 items read again"):
-        assert_echo_laws(host_echo, spec, laws=[4], max_rereads=5)
-
-
 def test_restores_can_be_limited_to_some_positions():
     restored = []
     make_echo = restores(lambda _, state: restored.append(state) or state)
@@ -451,23 +387,6 @@ def test_restores_can_be_limited_to_some_positions():
         )
         # Each once alone, and once in the interrupted run, but for the last of all.
         assert len(restored) == count
-
-
-def test_items_of_ones_own_are_fed():
-    fed = []
-
-    def make_echo(upstream, spec):
-        fed.append(upstream.items[1])
-        return host_echo(upstream, spec)
-
-    assert_echo_laws(
-        make_echo,
-        ej.EchoSpec(2),
-        num_items=2,
-        laws=range(1, 10),
-        make_item=lambda k: (k, "x"),
-    )
-    assert fed[0] == (1, "x")
 
 
 def device_echo(batches, spec, augment):
@@ -597,33 +516,14 @@ class OpensAgain(OwnEcho):
 
 
 class LeaksOnClose(OwnEcho):
-    """Has a thread that waits for ever, or until it is closed."""
+    """Has a thread that waits for ever."""
 
     def __init__(self, upstream, spec):
         super().__init__(upstream, spec)
-        self.stop = self.event()
-        stops = (self.stop, THREADS)
-        threading.Thread(target=wait_for_any, args=stops, daemon=True).start()
-
-    def event(self):
-        return THREADS
-
-
-class LeaksIfDropped(LeaksOnClose):
-    def event(self):
-        return threading.Event()
-
-    def close(self):
-        super().close()
-        self.stop.set()
+        threading.Thread(target=THREADS.wait, daemon=True).start()
 
 
 THREADS = threading.Event()
-
-
-def wait_for_any(*events):
-    while not any(event.wait(0.01) for event in events):
-        pass
 
 
 @pytest.fixture
@@ -649,7 +549,6 @@ def impatient(monkeypatch):
         (NoTurn, 11, "another thread waits.* expected a ValueError, got"),
         (OpensAgain, 11, "after a close.* expected a ValueError"),
         (LeaksOnClose, 11, "of an echo that was closed.* no thread left"),
-        (LeaksIfDropped, 11, "of an echo that was dropped.* no thread left"),
     ],
 )
 def test_an_echo_that_breaks_under_a_failure_is_caught(
@@ -699,7 +598,8 @@ def reads_all(upstream, spec):
 
 
 ADAPTIVE, STOCHASTIC = MODES["adaptive"], MODES["stochastic"]
-FRESH, OLD = [True] * 2 + [False], [True] * 4 + [False]
+SINGLE = ej.AdaptiveSpec(cap=3, buffer=8, batch_size=1)
+FRESH, OLD, OLDER = ([True] * n + [False] for n in (2, 4, 6))
 
 
 @pytest.mark.parametrize(
@@ -716,6 +616,15 @@ FRESH, OLD = [True] * 2 + [False], [True] * 4 + [False]
         (reads_all, STOCHASTIC, 3, "upstream reads, got 37"),
         (changed(lambda uses: uses[1::-1] + uses[2:]), ADAPTIVE, 6, "0 to 3 first"),
         (other(buffer=100), STOCHASTIC, 6, "repeats of items"),
+        # Of the first batch that repeats, a use that is too new, too old, or just used.
+        (retagged(9, 30), replace(ADAPTIVE, replay=FRESH), 6, "got item 30"),
+        (retagged(17, 0), replace(ADAPTIVE, replay=OLD), 6, "from 4 on, .* item 0"),
+        (
+            retagged(6, 5),
+            replace(SINGLE, replay=[True] * 2 + OLD),
+            6,
+            "none of the batch before",
+        ),
         (other(replay=None, cap=1), ADAPTIVE, 7, "beside the plan"),
         (other(seed=5, load=ej.LoadSchedule()), STOCHASTIC, 7, "beside the plan"),
     ],
@@ -723,26 +632,6 @@ FRESH, OLD = [True] * 2 + [False], [True] * 4 + [False]
 def test_a_broken_echo_of_another_mode_is_caught(make_echo, spec, law, complaint):
     with pytest.raises(AssertionError, match=rf"^law {law} \(.*({complaint})"):
         assert_echo_laws(make_echo, spec, laws=[law], read_ahead=8)
-
-
-@pytest.mark.parametrize(
-    ("spec", "at", "index", "complaint"),
-    [
-        # Of the first batch that repeats, the second use: too new, or too old.
-        (replace(ADAPTIVE, replay=FRESH), 9, 30, "below the cap, got item 30"),
-        (replace(ADAPTIVE, replay=OLD), 17, 0, "from 4 on, below the cap, got item 0"),
-        # And one of the batch before.
-        (
-            ej.AdaptiveSpec(cap=3, buffer=8, batch_size=1, replay=[True] * 6 + [False]),
-            6,
-            5,
-            "none of the batch before",
-        ),
-    ],
-)
-def test_an_adaptive_repeat_that_is_not_due_is_caught(spec, at, index, complaint):
-    with pytest.raises(AssertionError, match=rf"^law 6 .*{complaint}"):
-        assert_echo_laws(retagged(at, index), spec, laws=[6])
 
 
 class Wrapped:
@@ -767,22 +656,18 @@ class Wrapped:
 
 def log_that_lies(upstream, spec):
     """Says in its state that it took fresh items always."""
-
-    def change(log):
-        return ej.DecisionLog([True] * log["decisions"]).to_json()
-
-    return Wrapped(upstream, spec, change)
-
-
-def log_that_is_none(upstream, spec):
-    return Wrapped(upstream, spec, lambda log: log | {"bits": "x" * 1000})
+    always = [True] * 100
+    return Wrapped(
+        upstream,
+        spec,
+        lambda log: ej.DecisionLog(always[: log["decisions"]]).to_json(),
+    )
 
 
 @pytest.mark.parametrize(
     ("make_echo", "complaint"),
     [
         (log_that_lies, "the decisions so far as log"),
-        (log_that_is_none, "a decision log, got"),
         (Wrapped, "what it decided as `log`"),
     ],
 )

@@ -98,14 +98,6 @@ def test_laws(order, factor, num_items):
     )
 
 
-def test_laws_of_stacked_batches():
-    spec = spec_of("shuffle", "1.5")
-    # Law 2 counts reads by the item.
-    assert_echo_laws(
-        GraphEcho(batch=True), spec, laws=LAWS, read_ahead=read_ahead_of(spec)
-    )
-
-
 @pytest.mark.parametrize("order", ["consecutive", "spread"])
 def test_laws_of_elements_of_unequal_shapes(order):
     def make_item(index):
@@ -146,11 +138,6 @@ def test_long_streams_give_the_sequence_of_the_host(spec, num_items):
     assert (host_tags(other, num_items) == expected) == (spec.order == "consecutive")
 
 
-def test_there_are_rounds_without_a_fresh_item():
-    sizes = rounds_of(ej.EchoSpec(7.3, 64, "spread", 32)).sizes
-    assert 0 in sizes.warm
-
-
 @pytest.mark.parametrize("order", ["shuffle"])
 def test_elements_of_any_structure(order):
     def element(k):
@@ -182,15 +169,6 @@ def test_elements_of_any_structure(order):
             assert part is expected is None or np.array_equal(part, expected)
         tags.append((int(tag.fresh_index), int(tag.repeat)))
     assert tags == host_tags(spec, 15)
-
-
-def test_tuples_without_tags_are_elements_as_they_were():
-    spec = spec_of("spread", "2")
-    dataset = tf.data.Dataset.range(5).map(lambda k: (k, -k))
-    echoed = dataset.apply(ej.tfdata.echo(spec))
-    assert echoed.element_spec == dataset.element_spec
-    expected = [tags.fresh_index for tags in host_tags(spec, 5)]
-    assert list(echoed.as_numpy_iterator()) == [(k, -k) for k in expected]
 
 
 def test_batches_are_stacked_and_the_last_one_is_short_or_left_out():
@@ -286,14 +264,6 @@ def test_a_graph_begins_where_a_plan_stands(order, factor, uses):
     assert_goes_on_after(spec_of(order, factor), uses, 70)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("factor", ["4", "piecewise"])
-@pytest.mark.parametrize("order", ["shuffle", "spread"])
-def test_a_graph_begins_after_any_use(order, factor):
-    for uses in range(0, 90, 22):
-        assert_goes_on_after(spec_of(order, factor), uses, 90)
-
-
 def test_a_graph_does_not_begin_at_a_plan_of_another_spec():
     state = FixedPlan(ej.EchoSpec(2)).get_state()
     with pytest.raises(ValueError, match="saved with another spec"):
@@ -323,11 +293,6 @@ def test_elements_that_cannot_be_kept_are_refused():
     echoed = windows.apply(ej.tfdata.echo(ej.EchoSpec(2)))
     found = [list(w.as_numpy_iterator()) for w in echoed.take(3)]
     assert found == [[0, 1], [0, 1], [2, 3]]
-
-
-def test_a_buffer_that_is_too_small_is_refused_at_the_call():
-    with pytest.raises(ValueError, match="buffer=3 is too small for order='spread'"):
-        ej.tfdata.echo(ej.EchoSpec(4, 3, "spread", 8))
 
 
 def test_elements_of_unequal_shapes_do_not_make_a_batch():
