@@ -35,20 +35,12 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.echo.counts import Counts
 from echo_jax.echo.decision_log import DecisionLog, Recorder
 from echo_jax.echo.keys import fingerprint, sequence
-from echo_jax.echo.plans.base import (
-    BatchIndices,
-    Need,
-    Restored,
-    Use,
-    check_state_keys,
-    in_turn,
-)
+from echo_jax.echo.plans.base import BatchIndices, Need, Restored, Use, in_turn
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.plans.lru import LeastRecentlyUsed
-from echo_jax.echo.plans.ring import Ring
+from echo_jax.echo.plans.ring import RingPlan
 from echo_jax.echo.spec import AdaptiveSpec
 
 __all__ = ["AdaptivePlan"]
@@ -59,7 +51,7 @@ _STATE_KEYS = {"fresh", "log", "pending", "plan"}
 _TOO_FEW = "the log of this state takes too few items for its batches; it is damaged"
 
 
-class AdaptivePlan:
+class AdaptivePlan(RingPlan):
     """The plan of an adaptive echo; a `Plan`.
 
     Example:
@@ -74,8 +66,8 @@ class AdaptivePlan:
       [True, False]
     """
 
-    max_batches = batches_ahead = 1
-    is_identity = False
+    max_batches = 1
+    _spec: AdaptiveSpec
 
     def __init__(
         self,
@@ -84,7 +76,7 @@ class AdaptivePlan:
         lanes: Lanes | None = None,
         options: tuple[object, ...] = (),
     ):
-        self._lanes = lanes = lanes or Lanes(spec.batch_size)
+        lanes = lanes or Lanes(spec.batch_size)
         lanes.check(batch_size=spec.batch_size)
         if lanes.host_batch < spec.batch_size:
             raise ValueError(
@@ -92,44 +84,39 @@ class AdaptivePlan:
                 f"that serve a batch, and these have {lanes.host_batch} examples; use "
                 "larger ones, or a smaller batch_size"
             )
-        self.batch = self.unit = spec.batch_size // lanes.count
-        waiting = self.batch - math.gcd(self.batch, lanes.rows)
+        batch = spec.batch_size // lanes.count
+        waiting = batch - math.gcd(batch, lanes.rows)
         least = (waiting + lanes.rows) * lanes.count
         if spec.buffer < least:
             raise ValueError(
                 f"buffer={spec.buffer} is too small to use every fresh item before it "
                 f"gives way; use at least {least}"
             )
-        self.num_slots = spec.buffer // lanes.count
-        self._spec = spec
-        self._ring = Ring(len(lanes.own), self.num_slots, lanes.rows)
         self._replay = spec.replay or DecisionLog()
         sizes = (spec.buffer, spec.batch_size, lanes.host_batch, lanes.count)
-        self._fingerprint = fingerprint(
-            _SEQUENCE_VERSION, *sizes, spec.cap, spec.seed, *options
+        super().__init__(
+            spec,
+            lanes,
+            num_slots=spec.buffer // lanes.count,
+            rows=lanes.rows,
+            fingerprint=fingerprint(
+                _SEQUENCE_VERSION, *sizes, spec.cap, spec.seed, *options
+            ),
         )
-        self._restart()
 
-    def _restart(self) -> None:
+    def _start(self) -> None:
+        super()._start()
+        cap, seed = self._spec.cap, self._spec.seed
         self._items = [
-            LeastRecentlyUsed(
-                self.num_slots, self._spec.cap, sequence(self._spec.seed, lane)
-            )
+            LeastRecentlyUsed(self.num_slots, cap, sequence(seed, lane))
             for lane in self._lanes.own
         ]
         self._recorder = Recorder()
-        self._uses = self._repeats = 0
-        self._latest = np.zeros((len(self._items), 0), np.int32)
         self._taken = False  # fresh items came since the last batch
-        self._left: int | None = None  # rows that will still come, once known
 
     @property
     def log(self) -> DecisionLog:
         return self._recorder.log
-
-    def counts(self, pending: int = 0) -> Counts:
-        fresh = self._items[0].items * len(self._items)
-        return Counts(fresh, self._uses, self._repeats).without(self._latest, pending)
 
     def need(self, uses: int, pending: int = 0) -> Need:
         """Asks for fresh items at most once before a batch."""
@@ -163,18 +150,13 @@ class AdaptivePlan:
         unused = self._items[0].num_unused + rows
         if self._taken or rows > self._lanes.rows or unused > self.num_slots:
             raise RuntimeError("no batch needs them; ask need() before write()")
-        first = self._take(rows)
-        if self._left is not None:
-            self._left -= rows
-        return self._ring.slots_of(first, first + rows)
+        return self._take(rows)
 
-    def _take(self, rows: int) -> int:
-        """Takes in rows; returns the index of the first one."""
-        first = self._items[0].items
+    def _take(self, rows: int) -> np.ndarray:
         for items in self._items:
             items.write(rows)
         self._taken = True
-        return first
+        return super()._take(rows)
 
     def next(self, uses: int) -> BatchIndices | None:
         position = len(self._recorder)
@@ -190,9 +172,6 @@ class AdaptivePlan:
             raise RuntimeError("the batch needs items; ask need() before next()")
         return self._draw(size) if size else None
 
-    def run(self) -> list[Use]:
-        return in_turn(self.next(self.batch))
-
     def _draw(self, size: int) -> BatchIndices:
         number = len(self._recorder)
         drawn = [items.draw(size, number) for items in self._items]
@@ -200,30 +179,18 @@ class AdaptivePlan:
             part[0][None] if len(part) == 1 else np.stack(part)
             for part in zip(*drawn, strict=True)
         )
-        self._uses += repeat.size
+        self._used += repeat.size
         self._repeats += int(np.count_nonzero(repeat))
         self._latest = repeat
         self._recorder.append(self._taken)
         self._taken = False
-        items = self._ring.items(slots, self._items[0].items)
+        newest = self._written - 1
+        items = newest - (newest - slots.astype(np.int64)) % self.num_slots
         return BatchIndices(slots, self._lanes.global_index(items), repeat)
-
-    def end(self, rows: int) -> None:
-        self._left = rows
-
-    def anchor(self) -> int:
-        """Returns the first item that came together with the oldest one held."""
-        return self._ring.anchor(self._items[0].items)
-
-    def oldest(self) -> int:
-        return self.anchor()
-
-    def next_anchor(self, row: int) -> int:
-        return -(-row // self._lanes.rows) * self._lanes.rows
 
     def get_state(self, pending: int = 0) -> dict[str, Any]:
         return {
-            "fresh": self._items[0].items,
+            "fresh": self._written,
             "log": self._recorder.to_json(),
             "pending": pending,
             "plan": self._fingerprint,
@@ -234,13 +201,7 @@ class AdaptivePlan:
 
     def _checked(self, state: Any) -> DecisionLog:
         """Returns the log of a state that fits this plan."""
-        check_state_keys(state, _STATE_KEYS, "an adaptive echo")
-        if state["plan"] != self._fingerprint:
-            raise ValueError(
-                f"this state was saved with another spec than {self._spec}, or with "
-                "other options (batch, unbatch, lanes, rows of a host batch); restore "
-                "it with what it was saved with"
-            )
+        self._check(state, _STATE_KEYS, "an adaptive echo")
         log = DecisionLog.from_json(state["log"])
         shorter = min(len(log), len(self._replay))
         if log[:shorter] != self._replay[:shorter]:
@@ -270,15 +231,15 @@ class AdaptivePlan:
         except ValueError:
             vars(self).update(before)
             raise
-        return Restored(self.anchor(), self._ring.held(state["fresh"]), pending)
+        return self._restored(pending)
 
     def _decide_again(self, log: DecisionLog, fresh: int) -> BatchIndices | None:
         """Makes the batches of a log again from the start; returns the last one."""
-        self._restart()
+        self._start()
         batch = None
         for taken in log:
             if taken:
-                self._take(min(self._lanes.rows, fresh - self._items[0].items))
+                self._take(min(self._lanes.rows, fresh - self._written))
             drawable = min([items.num_drawable for items in self._items])
             if not drawable:
                 raise ValueError(_TOO_FEW)

@@ -1,58 +1,111 @@
-"""Rings: the slots of lanes that always hold their last items.
+"""Plans whose lanes always hold their last items, each in a ring of slots.
 
 Item i of a lane is in slot i mod ``num_slots``, until item i + ``num_slots`` comes.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-__all__ = ["Ring"]
+from echo_jax.echo.counts import Counts
+from echo_jax.echo.plans.base import (
+    BatchIndices,
+    Restored,
+    Use,
+    check_state_keys,
+    in_turn,
+)
+from echo_jax.echo.plans.lanes import Lanes
+from echo_jax.echo.spec import AdaptiveSpec, StochasticSpec
+
+__all__ = ["RingPlan"]
 
 
-@dataclass(frozen=True)
-class Ring:
-    """Maps the items of all lanes to slots and back.
+class RingPlan:
+    """The common part of adaptive and stochastic plans: all but their decisions."""
 
-    Attributes:
-      num_lanes: Number of lanes, G.
-      num_slots: Slots of each lane.
-      rows: Items that come together in a lane, u.
+    batches_ahead = 1
+    is_identity = False
 
-    Example:
-      >>> Ring(num_lanes=2, num_slots=6, rows=4).slots_of(4, 8).tolist()
-      [[4, 5, 0, 1], [4, 5, 0, 1]]
-    """
+    def __init__(
+        self,
+        spec: AdaptiveSpec | StochasticSpec,
+        lanes: Lanes,
+        *,
+        num_slots: int,
+        rows: int,
+        fingerprint: int,
+    ):
+        # ``rows`` fresh items come together in a lane.
+        self._spec, self._lanes, self._fingerprint = spec, lanes, fingerprint
+        self.batch = self.unit = spec.batch_size // lanes.count
+        self.num_slots, self._rows = num_slots, rows
+        self._start()
 
-    num_lanes: int
-    num_slots: int
-    rows: int
+    def _start(self) -> None:
+        self._written = 0  # items of a lane
+        self._used = self._repeats = 0
+        self._latest = np.zeros((len(self._lanes.own), 0), np.int32)
+        self._left: int | None = None  # rows that will still come, once known
 
-    def slots(self, items: np.ndarray) -> np.ndarray:
-        """Returns the slots of items of a lane, ``int32``."""
+    def counts(self, pending: int = 0) -> Counts:
+        fresh = self._written * len(self._lanes.own)
+        return Counts(fresh, self._used, self._repeats).without(self._latest, pending)
+
+    def next(self, uses: int) -> BatchIndices | None:
+        raise NotImplementedError
+
+    def run(self) -> list[Use]:
+        return in_turn(self.next(self.batch))
+
+    def end(self, rows: int) -> None:
+        self._left = rows
+
+    def anchor(self) -> int:
+        """Returns the first item that came together with the oldest one held."""
+        return max(0, self._written - self.num_slots) // self._rows * self._rows
+
+    def oldest(self) -> int:
+        return self.anchor()
+
+    def next_anchor(self, row: int) -> int:
+        return -(-row // self._rows) * self._rows
+
+    def _take(self, rows: int) -> np.ndarray:
+        """Takes in rows; returns their slots, ``int32[G, n]``."""
+        first = self._written
+        self._written += rows
+        if self._left is not None:
+            self._left -= rows
+        return self._slots_from(first)
+
+    def _slots_from(self, first: int) -> np.ndarray:
+        """Returns the slots of all items from one on, writable."""
+        slots = self._slots(np.arange(first, self._written))
+        return np.tile(slots, (len(self._lanes.own), 1))
+
+    def _slots(self, items: np.ndarray) -> np.ndarray:
         return (items % self.num_slots).astype(np.int32)
 
-    def items(self, slots: np.ndarray, num_items: int) -> np.ndarray:
-        """Returns the items in written slots, after ``num_items`` items, ``int64``."""
-        newest = num_items - 1
-        return newest - (newest - slots.astype(np.int64)) % self.num_slots
+    def _batch(self, items: np.ndarray, repeat: np.ndarray) -> BatchIndices:
+        index = self._lanes.global_index(items)
+        return BatchIndices(self._slots(items), index, repeat)
 
-    def slots_of(self, first: int, end: int) -> np.ndarray:
-        """Returns the slots of items [first, end), writable ``int32[G, n]``."""
-        return np.tile(self.slots(np.arange(first, end)), (self.num_lanes, 1))
-
-    def first_held(self, num_items: int) -> int:
-        """Returns the oldest of ``num_items`` items that a lane still holds."""
-        return max(0, num_items - self.num_slots)
-
-    def anchor(self, num_items: int) -> int:
-        """Returns the first item that came together with the oldest one held."""
-        return self.first_held(num_items) // self.rows * self.rows
-
-    def held(self, num_items: int) -> np.ndarray:
-        """Returns the slots of the items from the anchor on, ``int32[G, n]``."""
+    def _restored(self, pending: list[Use]) -> Restored:
         # ``num_slots`` stands for items that are not held any more.
-        anchor, first = self.anchor(num_items), self.first_held(num_items)
-        slots = self.slots_of(anchor, num_items)
-        slots[:, : first - anchor] = self.num_slots
-        return slots
+        first = self.anchor()
+        slots = self._slots_from(first)
+        slots[:, : max(0, self._written - self.num_slots) - first] = self.num_slots
+        return Restored(first, slots, pending)
+
+    def _check(self, state: Any, keys: set[str], what: str) -> Mapping[str, Any]:
+        """Returns a state that has these keys and is of this plan."""
+        check_state_keys(state, keys, what)
+        if state["plan"] != self._fingerprint:
+            raise ValueError(
+                f"this state was saved with another spec than {self._spec}, or with "
+                "other options (batch, unbatch, lanes, rows of a host batch); restore "
+                "it with what it was saved with"
+            )
+        return state

@@ -22,19 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.echo.counts import Counts
 from echo_jax.echo.keys import fingerprint, mix, sequence
 from echo_jax.echo.load_schedule import LoadSchedule
-from echo_jax.echo.plans.base import (
-    BatchIndices,
-    Need,
-    Restored,
-    Use,
-    check_state_keys,
-    in_turn,
-)
+from echo_jax.echo.plans.base import BatchIndices, Need, Restored, Use, in_turn
 from echo_jax.echo.plans.lanes import Lanes
-from echo_jax.echo.plans.ring import Ring
+from echo_jax.echo.plans.ring import RingPlan
 from echo_jax.echo.spec import StochasticSpec
 
 __all__ = ["StochasticPlan", "decide_loads"]
@@ -48,7 +40,7 @@ _BLOCK, _SPAN = 1024, 1 << 16  # batches whose loads are decided at once
 _MAX_BATCHES = 1 << 28
 
 
-class StochasticPlan:
+class StochasticPlan(RingPlan):
     """The plan of a stochastic echo; a `Plan`.
 
     Example:
@@ -64,8 +56,7 @@ class StochasticPlan:
       [[0, 3]]
     """
 
-    batches_ahead = 1
-    is_identity = False
+    _spec: StochasticSpec
 
     def __init__(
         self,
@@ -75,7 +66,7 @@ class StochasticPlan:
         max_batches: int = 1,
         options: tuple[object, ...] = (),
     ):
-        self._lanes = lanes = lanes or Lanes(spec.batch_size)
+        lanes = lanes or Lanes(spec.batch_size)
         lanes.check(batch_size=spec.batch_size)
         if lanes.host_batch != spec.batch_size:
             raise ValueError(
@@ -90,27 +81,22 @@ class StochasticPlan:
             )
         if max_batches < 1:
             raise ValueError(f"max_batches={max_batches} must be at least 1")
-        self._spec = spec
-        self.batch = self.unit = spec.batch_size // lanes.count
-        self._memory = spec.buffer // lanes.count
+        batch, self._memory = spec.batch_size // lanes.count, spec.buffer // lanes.count
         self.max_batches = max_batches
-        self.num_slots = self._memory + (max_batches - 1) * self.batch
-        self._ring = Ring(len(lanes.own), self.num_slots, self.batch)
-        self._lane_seeds = [sequence(spec.seed, _REUSE, lane) for lane in lanes.own]
         sizes = (spec.buffer, spec.batch_size, lanes.count)
-        self._fingerprint = fingerprint(
-            _SEQUENCE_VERSION, astuple(spec.load), *sizes, spec.seed, *options
+        super().__init__(
+            spec,
+            lanes,
+            num_slots=self._memory + (max_batches - 1) * batch,
+            rows=batch,
+            fingerprint=fingerprint(
+                _SEQUENCE_VERSION, astuple(spec.load), *sizes, spec.seed, *options
+            ),
         )
-        self._batches = self._repeats = self._used = 0
-        self._written = self._loaded = 0  # items of a lane
-        self._left: int | None = None  # rows that will still come, once known
+        self._lane_seeds = [sequence(spec.seed, _REUSE, lane) for lane in lanes.own]
+        self._batches = self._loaded = 0
         self._uses = np.zeros((len(lanes.own), self.num_slots), np.int32)
-        self._latest = np.zeros((len(lanes.own), 0), np.int32)
         self._decided_from, self._decided = 0, np.zeros(0, bool)
-
-    def counts(self, pending: int = 0) -> Counts:
-        fresh = self._written * self._ring.num_lanes
-        return Counts(fresh, self._used, self._repeats).without(self._latest, pending)
 
     def need(self, uses: int, pending: int = 0) -> Need:
         batches = -(-uses // self.batch)
@@ -119,13 +105,10 @@ class StochasticPlan:
         return Need(missing if self._left is None else min(missing, self._left))
 
     def write(self, rows: int) -> np.ndarray:
-        first = self._written
-        if first + rows - self._loaded > self.max_batches * self.batch:
+        ahead = self._written + rows - self._loaded
+        if ahead > self.max_batches * self.batch:
             raise RuntimeError("no batch needs them; ask need() before write()")
-        self._written += rows
-        if self._left is not None:
-            self._left -= rows
-        return self._ring.slots_of(first, self._written)
+        return self._take(rows)
 
     def next(self, uses: int) -> BatchIndices | None:
         if self._loads_ahead(1)[0] and self._written - self._loaded < uses:
@@ -133,25 +116,7 @@ class StochasticPlan:
                 raise RuntimeError("the batch needs items; ask need() before next()")
             if self._written == self._loaded:
                 return None
-        items, repeat = self._advance(self._written)
-        index = self._lanes.global_index(items)
-        return BatchIndices(self._ring.slots(items), index, repeat)
-
-    def run(self) -> list[Use]:
-        return in_turn(self.next(self.batch))
-
-    def end(self, rows: int) -> None:
-        self._left = rows
-
-    def anchor(self) -> int:
-        """Returns the first item that came together with the oldest one held."""
-        return self._ring.anchor(self._written)
-
-    def oldest(self) -> int:
-        return self.anchor()
-
-    def next_anchor(self, row: int) -> int:
-        return -(-row // self.batch) * self.batch
+        return self._batch(*self._advance(self._written))
 
     def get_state(self, pending: int = 0) -> dict[str, Any]:
         return {
@@ -163,13 +128,7 @@ class StochasticPlan:
         }
 
     def check_state(self, state: Any) -> None:
-        check_state_keys(state, _STATE_KEYS, "a stochastic echo")
-        if state["plan"] != self._fingerprint:
-            raise ValueError(
-                f"this state was saved with another spec than {self._spec}, or with "
-                "other options (batch, unbatch, lanes, rows of a host batch); restore "
-                "it with what it was saved with"
-            )
+        self._check(state, _STATE_KEYS, "a stochastic echo")
         batches, fresh, pending = (state[k] for k in ("batches", "fresh", "pending"))
         fits = 0 <= batches <= _MAX_BATCHES
         if fits:
@@ -183,7 +142,7 @@ class StochasticPlan:
             fits = (
                 -self.batch < ahead <= self.max_batches * self.batch
                 and 0 <= pending < max(1, latest)
-                and state["repeats"] == reused * self._ring.num_lanes
+                and state["repeats"] == reused * len(self._lanes.own)
             )
         if not fits:
             raise ValueError(
@@ -206,13 +165,11 @@ class StochasticPlan:
             items, repeat = self._advance(fresh)
         self._written, self._left = fresh, None
         self._repeats = state["repeats"]
-        self._used = self._repeats + loaded * self._ring.num_lanes
+        self._used = self._repeats + loaded * len(self._lanes.own)
         pending: list[Use] = []
         if state["pending"] and items is not None and repeat is not None:
-            index = self._lanes.global_index(items)
-            latest = in_turn(BatchIndices(self._ring.slots(items), index, repeat))
-            pending = latest[-state["pending"] :]
-        return Restored(self.anchor(), self._ring.held(fresh), pending)
+            pending = in_turn(self._batch(items, repeat))[-state["pending"] :]
+        return self._restored(pending)
 
     def _loading(self, batches: int, fresh: int) -> np.ndarray:
         """Returns which of the first ``batches`` load, ``int64[n]``."""
@@ -243,7 +200,7 @@ class StochasticPlan:
 
     def _advance(self, written: int) -> tuple[np.ndarray, np.ndarray]:
         """Makes a batch; returns items of the lanes and repeats, ``[G, n]`` each."""
-        lanes = self._ring.num_lanes
+        lanes = len(self._lanes.own)
         if self._loads_ahead(1)[0]:
             end = min(self._loaded + self.batch, written)
             items = np.tile(np.arange(self._loaded, end), (lanes, 1))
