@@ -9,6 +9,7 @@ __getattr__ = door(
         "export": ["export_run"],
         "generate": ["Generator"],
         "report": ["write_evaluation"],
+        "pictures": ["draw_boxes"],
         "run": ["TrainedRun", "load_run"],
     },
 )

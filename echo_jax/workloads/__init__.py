@@ -25,8 +25,7 @@ __getattr__ = door(
     {
         "assembly": ["make_workload"],
         "classification": ["ImageClassifier"],
-        "coco": ["Detector"],
-        "detection_loss": ["Targets", "detection_loss", "make_targets"],
+        "coco": ["Detector", "Targets", "detection_loss", "make_targets"],
         "lm": ["LanguageModel"],
     },
 )

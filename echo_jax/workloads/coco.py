@@ -3,16 +3,17 @@
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from faster_coco_eval import COCO
 
 from echo_jax.data.augment import Augment, ColourDistortion, Flip
 from echo_jax.data.detection.anchors import boxes_per_cell, default_boxes
-from echo_jax.data.detection.boxes import decode_boxes
+from echo_jax.data.detection.boxes import decode_boxes, encode_boxes
 from echo_jax.data.detection.coco_eval import (
     CocoEvaluator,
     ground_truth_of,
@@ -20,6 +21,7 @@ from echo_jax.data.detection.coco_eval import (
 )
 from echo_jax.data.detection.crop import SsdCrop
 from echo_jax.data.detection.host_augment import flip, ssd_crop
+from echo_jax.data.detection.matching import match_anchors
 from echo_jax.data.detection.nms import NmsSettings, detect
 from echo_jax.data.detection.records import (
     DecodeBoxes,
@@ -38,12 +40,21 @@ from echo_jax.data.sources.source import Subset
 from echo_jax.models.ssd import SSD, map_sizes
 from echo_jax.workloads.assembly import compute_dtype, make_workload
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
-from echo_jax.workloads.detection_loss import Loss, detection_loss, make_targets
 from echo_jax.workloads.module_table import module_table
 from echo_jax.workloads.pixels import normalised
 from echo_jax.workloads.splits import Splits, open_splits
 
-__all__ = ["Detector", "build", "decode_input", "task_of"]
+__all__ = [
+    "Detector",
+    "Targets",
+    "build",
+    "decode_input",
+    "detection_loss",
+    "make_targets",
+    "task_of",
+]
+
+Loss = Literal["multibox", "focal"]
 
 # More stages would make the finest map too coarse for its default boxes.
 _NUM_STAGES = 3
@@ -51,6 +62,13 @@ _NUM_STAGES = 3
 # From ImageNet's pixels, channel by channel; COCO's differ by a few grey levels.
 _PIXEL_MEAN = (123.7, 116.3, 103.5)
 _PIXEL_SCALE = (58.4, 57.1, 57.4)
+
+# Background boxes in the loss for each matched box (Liu et al. 2016, section 2.2).
+_NEGATIVES = 3
+
+# Lin et al. 2017, section 5.1.
+_FOCAL_ALPHA, _FOCAL_GAMMA = 0.25, 2.0
+
 
 # The logit of a class in a default box at the start of a focal loss.
 _FOCAL_PRIOR_LOGIT = -4.6
@@ -76,6 +94,12 @@ class Detector(Task):
     ``"box_mask"`` and ``"box_labels"`` (see `echo_jax.data.augment`). Pixels are
     transferred as bytes and become floats on the device. Objects are matched with
     default boxes there too, after augmentation.
+
+    Both kinds of loss add the loss of places (smooth L1 over the matched boxes) to the
+    loss of classes, and divide by the number of matched boxes. ``"multibox"``
+    classifies by softmax with background as class 0. It learns from only the three
+    worst background boxes for each match; an image without objects has no loss.
+    ``"focal"`` classifies by a sigmoid for each class, over all boxes.
     """
 
     model: SSD
@@ -152,6 +176,58 @@ class Detector(Task):
 
     def _anchors(self) -> jax.Array:
         return jnp.asarray(default_boxes(map_sizes(self.image_size)))
+
+
+# Where nothing matched, offsets are 0 and labels have no meaning.
+class Targets(NamedTuple):
+    """The targets of an image's default boxes: float32[A, 4], int32[A], bool[A]."""
+
+    offsets: jax.Array
+    labels: jax.Array
+    is_matched: jax.Array
+
+
+def make_targets(
+    boxes: jax.Array, labels: jax.Array, mask: jax.Array, anchors: jax.Array
+) -> Targets:
+    """Returns the targets for M objects (padded, with `mask`) and A default boxes."""
+    truth, is_matched = match_anchors(boxes, mask, anchors)
+    # Rows of padding have size 0, whose logarithm is infinite.
+    chosen = jnp.where(is_matched[:, None], boxes[truth], anchors)
+    return Targets(encode_boxes(chosen, anchors), labels[truth], is_matched)
+
+
+def detection_loss(
+    offsets: jax.Array, scores: jax.Array, targets: Targets, *, kind: Loss
+) -> jax.Array:
+    """Returns the loss of an image, float32[]; see `Detector`."""
+    num_matched = targets.is_matched.sum()
+    place = optax.huber_loss(offsets, targets.offsets).sum(axis=-1)
+    place = jnp.where(targets.is_matched, place, 0).sum()
+    of_classes = {"multibox": _mined, "focal": _focal}[kind]
+    return (place + of_classes(scores, targets)) / jnp.maximum(num_matched, 1)
+
+
+def _mined(scores: jax.Array, targets: Targets) -> jax.Array:
+    """Returns the cross-entropy of matched boxes and of the worst other boxes."""
+    labels = jnp.where(targets.is_matched, targets.labels + 1, 0)
+    losses = optax.softmax_cross_entropy_with_integer_labels(scores, labels)
+    of_matched = jnp.where(targets.is_matched, losses, 0).sum()
+    num_negatives = _NEGATIVES * targets.is_matched.sum()
+    # Losses are not negative, so matched boxes (0 here) come last and add nothing.
+    worst = jnp.sort(jnp.where(targets.is_matched, 0, losses), descending=True)
+    is_learned = jnp.arange(len(losses)) < num_negatives
+    return of_matched + jnp.where(is_learned, worst, 0).sum()
+
+
+def _focal(scores: jax.Array, targets: Targets) -> jax.Array:
+    num_classes = scores.shape[-1]
+    # A label out of range has a row of zeros: background.
+    labels = jnp.where(targets.is_matched, targets.labels, num_classes)
+    truth = jax.nn.one_hot(labels, num_classes)
+    return optax.sigmoid_focal_loss(
+        scores, truth, alpha=_FOCAL_ALPHA, gamma=_FOCAL_GAMMA
+    ).sum()
 
 
 def build(config: Any) -> Workload:

@@ -1,7 +1,10 @@
+"""The workload coco: its data, its loss, its metrics, and a run of it in use."""
+
+import io
 import json
 import os
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cv2
@@ -10,28 +13,119 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compilations import compilations_by_update, counted_compilations
+from PIL import Image
 
-from echo_jax import runs
+import echo_jax as ej
+from echo_jax import cli
 from echo_jax.config import load_config
-from echo_jax.data.detection.anchors import boxes_per_cell, default_boxes
-from echo_jax.data.detection.boxes import encode_boxes
-from echo_jax.data.detection.nms import NmsSettings
+from echo_jax.data.detection import (
+    NmsSettings,
+    boxes_per_cell,
+    default_boxes,
+    encode_boxes,
+)
 from echo_jax.data.prepare import Settings, prepare_coco
-from echo_jax.data.sources.source import open_source
-from echo_jax.echo.spec import EchoSpec
-from echo_jax.models.ssd import SSD, map_sizes
-from echo_jax.training import train
-from echo_jax.training.evaluation import evaluate
+from echo_jax.data.sources import open_prepared, unpack
+from echo_jax.inference import draw_boxes, evaluate_run, export_run, write_evaluation
+from echo_jax.models import SSD, map_sizes
+from echo_jax.runs import run_train
+from echo_jax.training import evaluate
 from echo_jax.training.trainer import compile_functions
-from echo_jax.workloads import build, splits
-from echo_jax.workloads.base import Task
-from echo_jax.workloads.coco import Detector
+from echo_jax.workloads import (
+    Detector,
+    Targets,
+    Task,
+    build,
+    detection_loss,
+    make_targets,
+)
 
-CONFIG = Path(__file__).parents[2] / "configs" / "coco.py"
-SIZE = 64
-NUM_IMAGES = 11
-NUM_CLASSES = 3
+SIZE, NUM_IMAGES, NUM_CLASSES = 64, 11, 3
+ON_DEVICES = ("ssd_crop", "flip", "colour")
+
+# Compiled as wholes: operation by operation they take ten times as long.
+loss_of = jax.jit(detection_loss, static_argnames="kind")
+targets_for = jax.jit(make_targets)
+ANCHORS = np.float32(
+    [[0, 0, 0.5, 0.5], [0, 0.5, 0.5, 1], [0.5, 0, 1, 0.5], [0.5, 0.5, 1, 1]]
+)
+
+
+def targets_of(labels, num_anchors=8):
+    """Targets whose first boxes are matched with these labels, at offset 0."""
+    is_matched = np.arange(num_anchors) < len(labels)
+    padded = np.zeros(num_anchors, np.int32)
+    padded[: len(labels)] = labels
+    return Targets(np.zeros((num_anchors, 4), np.float32), padded, is_matched)
+
+
+def test_targets_are_the_code_of_the_matched_objects():
+    boxes = np.float32([[0.5, 0.6, 0.9, 1.0], [0.1, 0.0, 0.6, 0.5], [0.0] * 4])
+    mask = np.array([True, True, False])
+    targets = targets_for(boxes, np.array([4, 7, 0]), mask, ANCHORS)
+    assert targets.is_matched.tolist() == [True, False, False, True]
+    assert np.asarray(targets.labels)[[0, 3]].tolist() == [7, 4]
+    for anchor, row in ((0, 1), (3, 0)):
+        wanted = encode_boxes(boxes[row], ANCHORS[anchor])
+        np.testing.assert_allclose(targets.offsets[anchor], wanted, atol=1e-5)
+    # Padding has no size, whose logarithm is infinite: it must not get in.
+    assert not np.asarray(targets.offsets)[1:3].any()
+
+
+def test_multibox_loss_by_hand():
+    # One match, of class 0; so three background boxes are learned: the worst.
+    offsets = np.zeros((8, 4), np.float32)
+    offsets[0] = [0.5, -2.0, 0.0, 0.0]
+    offsets[5] = 100.0  # not matched: moves nothing
+    scores = np.zeros((8, 3), np.float32)
+    scores[4:, 0] = [5.0, 4.0, 3.0, 2.0]
+    loss = loss_of(offsets, scores, targets_of([0]), kind="multibox")
+    smooth_l1 = 0.5 * 0.5**2 + (2.0 - 0.5)
+    # The match and the three other boxes without an opinion: log 3 each.
+    np.testing.assert_allclose(loss, smooth_l1 + 4 * np.log(3), rtol=1e-6)
+    # Of equal boxes, twice as many matches and mined boxes are the same mean.
+    same = np.tile(offsets[:1], (8, 1)), np.tile(scores[4:5], (8, 1))
+    one, two = (
+        loss_of(*same, targets_of(labels), kind="multibox") for labels in ([1], [1, 1])
+    )
+    np.testing.assert_allclose(one, two, rtol=1e-6)
+
+
+def test_hard_negatives_are_three_for_each_match_and_the_worst():
+    rng = np.random.default_rng(1)
+    scores = rng.normal(size=(40, 5)).astype(np.float32)
+    targets = targets_of([3, 0, 2, 2], num_anchors=40)
+    gradient = jax.jit(jax.grad(detection_loss, argnums=1), static_argnames="kind")(
+        np.zeros((40, 4), np.float32), scores, targets, kind="multibox"
+    )
+    learned = np.flatnonzero(np.abs(gradient).sum(axis=1))
+    background = np.log(np.exp(scores).sum(axis=1)) - scores[:, 0]
+    worst = 4 + np.argsort(-background[4:])[:12]
+    assert set(learned) == {0, 1, 2, 3, *worst}
+
+
+@pytest.mark.parametrize(("kind", "outputs"), [("multibox", 4), ("focal", 3)])
+def test_an_image_without_objects_is_finite(kind, outputs):
+    boxes = np.zeros((3, 4), np.float32)
+    none = targets_for(boxes, np.zeros(3, int), np.zeros(3, bool), ANCHORS)
+    both = jax.value_and_grad(detection_loss, argnums=(0, 1))
+    loss, gradients = jax.jit(both, static_argnames="kind")(
+        np.ones((4, 4), np.float32), np.ones((4, outputs), np.float32), none, kind=kind
+    )
+    assert all(np.isfinite(g).all() for g in gradients)
+    assert not gradients[0].any()
+    # Nothing is learned for lack of a match, but a focal loss learns background.
+    assert loss == 0 if kind == "multibox" else loss > 0
+
+
+def test_focal_loss_by_hand():
+    scores = np.zeros((8, 2), np.float32)
+    scores[0, 1] = np.log(3)  # probability 3/4
+    offsets = np.zeros((8, 4), np.float32)
+    loss = loss_of(offsets, scores, targets_of([1]), kind="focal")
+    right = -0.25 * (1 / 4) ** 2 * np.log(3 / 4)
+    wrong = -0.75 * (1 / 2) ** 2 * np.log(1 / 2)
+    np.testing.assert_allclose(loss, right + 15 * wrong, rtol=1e-5)
 
 
 def draw_scenes(folder, rng):
@@ -46,21 +140,13 @@ def draw_scenes(folder, rng):
             y, x = rng.integers(0, height - h), rng.integers(0, width - w)
             label = int(rng.integers(NUM_CLASSES))
             pixels[y : y + h, x : x + w] = 40 + 80 * label
-            annotations.append(
-                {
-                    "id": len(annotations) + 1,
-                    "image_id": 100 + k,
-                    "category_id": 10 + label,
-                    "bbox": [int(x), int(y), w, h],
-                    "area": w * h,
-                    "iscrowd": 0,
-                }
-            )
+            place = {"bbox": [int(x), int(y), w, h], "area": w * h, "iscrowd": 0}
+            ids = {"id": len(annotations) + 1, "image_id": 100 + k}
+            annotations.append({**ids, "category_id": 10 + label, **place})
         name = f"{k}.png"
         cv2.imwrite(str(folder / "images" / name), pixels)
-        images.append(
-            {"id": 100 + k, "file_name": name, "height": height, "width": width}
-        )
+        size = {"height": height, "width": width}
+        images.append({"id": 100 + k, "file_name": name, **size})
     categories = [{"id": 10 + k, "name": f"grey {k}"} for k in range(NUM_CLASSES)]
     truth = {"images": images, "annotations": annotations, "categories": categories}
     (folder / "instances.json").write_text(json.dumps(truth))
@@ -77,18 +163,16 @@ def folder(tmp_path_factory):
 
 
 def config_of(folder, **overrides):
-    return load_config(
-        f"{CONFIG}:tiny",
-        {
-            "data.source": str(folder),
-            "data.train_examples": 0,
-            "data.eval_split": "validation",
-            "data.image_size": SIZE,
-            "model.width": 8,
-            "mesh.data": 1,
-            **{name.replace("__", "."): value for name, value in overrides.items()},
-        },
-    )
+    fields = {
+        "data.source": str(folder),
+        "data.train_examples": 0,
+        "data.eval_split": "validation",
+        "data.image_size": SIZE,
+        "model.width": 8,
+        "mesh.data": 1,
+    }
+    named = {name.replace("__", "."): value for name, value in overrides.items()}
+    return load_config("coco:tiny", {**fields, **named})
 
 
 @dataclass(frozen=True)
@@ -108,76 +192,62 @@ class Cheater(Task):
     def predict(self, variables, batch):
         mean = batch["image"].astype(jnp.float32).mean(axis=(1, 2, 3)) / 255
         # Padding finds much, and surely: nothing of it may count.
-        mean = jnp.where(batch["mask"] > 0, mean, 0.99)[:, None]
+        is_real = batch["mask"][:, None] > 0
+        mean = jnp.where(is_real, mean[:, None], 0.99)
         shift = variables["params"]["shift"] * jnp.sin(100 * mean)
-        return {
-            "boxes": batch["boxes"] + shift[..., None],
-            "scores": jnp.where(batch["mask"][:, None] > 0, batch["box_mask"], 1)
-            * (0.2 + 0.7 * mean),
-            "labels": batch["box_labels"],
-        }
+        scores = jnp.where(is_real, batch["box_mask"], 1) * (0.2 + 0.7 * mean)
+        boxes = batch["boxes"] + shift[..., None]
+        return {"boxes": boxes, "scores": scores, "labels": batch["box_labels"]}
 
 
-def metrics_of(folder, *, devices, batch_size, **overrides):
+def metrics_of(folder, *, devices=1, batch_size=4, **overrides):
     config = config_of(folder, batch_size=batch_size, mesh__data=devices, **overrides)
-    workload = build(config)
-    workload = type(workload)(**{**vars(workload), "task": Cheater()})
+    workload = replace(build(config), task=Cheater())
     compiled = compile_functions(config, workload)
-    return evaluate(
-        compiled,
-        compiled.model(compiled.init(jax.random.key(0))),
-        workload.eval_batches(),
-        evaluator=workload.evaluator(),
-    )
+    model = compiled.model(compiled.init(jax.random.key(0)))
+    batches = workload.eval_batches()
+    return evaluate(compiled, model, batches, evaluator=workload.evaluator())
 
 
-def test_metrics_are_the_same_for_any_batch_and_any_number_of_devices(folder):
-    found = metrics_of(folder, devices=1, batch_size=1)
-    assert 0.3 < found["mAP"] < 0.95 and found["AP50"] > found["AP75"]
-    for devices, batch_size in ((1, 4), (1, 16), (8, 8), (8, 16)):
+@pytest.fixture(scope="module")
+def whole(folder):
+    return metrics_of(folder)
+
+
+def test_metrics_are_the_same_for_any_batch_and_any_number_of_devices(folder, whole):
+    assert 0.3 < whole["mAP"] < 0.95 and whole["AP50"] > whole["AP75"]
+    for devices, batch_size in ((1, 1), (8, 16)):
         again = metrics_of(folder, devices=devices, batch_size=batch_size)
         assert again.pop("loss") != 0
-        assert again == {name: found[name] for name in again}
+        assert again == {name: whole[name] for name in again}
         assert len(again) == 12
-
-
-def test_a_sample_of_the_split_is_judged_alone(folder):
-    part = metrics_of(folder, devices=1, batch_size=4, data__eval_examples=5)
-    whole = metrics_of(folder, devices=1, batch_size=4)
-    assert part["mAP"] != whole["mAP"]
-    # What was not looked at is not missed: each class of the sample has a truth found.
-    assert part["AP50"] > 0.5
 
 
 class Plain:
     """Records from elsewhere than a prepared folder: no file of annotations."""
 
-    def __init__(self, prepared):
-        self.records = [prepared[k] for k in range(len(prepared))]
-        categories = prepared.info["categories"]
-        self.info = {"kind": "coco", "categories": categories}
+    splits = ("train", "validation")
+    categories = tuple({"id": k, "name": f"grey {k - 10}"} for k in range(10, 13))
+    folder = ""
+
+    def __init__(self, split):
+        self.records = open_prepared(self.folder, split)
 
     def __len__(self):
         return len(self.records)
 
     def __getitem__(self, index):
-        return self.records[index]
-
-    def metadata(self):
-        return {"examples": len(self)}
+        return unpack(self.records[index])
 
 
-@pytest.mark.parametrize("sample", [0, 5])
-def test_without_annotations_the_records_are_the_truth(folder, monkeypatch, sample):
-    asked = {"devices": 1, "batch_size": 4, "data__eval_examples": sample}
-    wanted = metrics_of(folder, **asked)
-
-    def open_plain(source, split, kind):
-        prepared, decode_record = open_source(source, split, kind)
-        return Plain(prepared), decode_record
-
-    monkeypatch.setattr(splits, "open_source", open_plain)
-    assert metrics_of(folder, **asked) == wanted
+def test_without_annotations_the_records_are_the_truth_also_of_a_sample(folder, whole):
+    Plain.folder = str(folder)
+    plain = f"python:{__name__}:Plain"
+    assert metrics_of(plain) == whole
+    part = metrics_of(folder, data__eval_examples=5)
+    assert metrics_of(plain, data__eval_examples=5) == part
+    # What was not looked at is not missed: each class of the sample has a truth found.
+    assert part["mAP"] != whole["mAP"] and part["AP50"] > 0.5
 
 
 class Fixed(nn.Module):
@@ -188,8 +258,7 @@ class Fixed(nn.Module):
 
     @nn.compact
     def __call__(self, images, *, train):
-        shape = (len(images), self.num_boxes)
-        zeros = nn.initializers.zeros
+        shape, zeros = (len(images), self.num_boxes), nn.initializers.zeros
         return (
             self.param("offsets", zeros, (*shape, 4)),
             self.param("scores", zeros, (*shape, self.num_outputs)),
@@ -200,13 +269,10 @@ class Fixed(nn.Module):
 def test_predictions_that_are_the_targets_are_the_objects(kind):
     anchors = default_boxes(map_sizes(SIZE))
     objects = np.float32([[0.1, 0.2, 0.5, 0.7], [0.6, 0.1, 0.9, 0.3]])
-    task = Detector(
-        Fixed(len(anchors), 4 if kind == "multibox" else 3),
-        SIZE,
-        kind,
-        NmsSettings(min_score=0.5, candidates=20, max_detections=6),
-    )
-    scores = np.full((1, len(anchors), task.model.num_outputs), -9, np.float32)
+    nms = NmsSettings(min_score=0.5, candidates=20, max_detections=6)
+    num_outputs = NUM_CLASSES + (kind == "multibox")
+    task = Detector(Fixed(len(anchors), num_outputs), SIZE, kind, nms)
+    scores = np.full((1, len(anchors), num_outputs), -9, np.float32)
     if kind == "multibox":
         scores[..., 0] = 9
     offsets = np.zeros((1, len(anchors), 4), np.float32)
@@ -225,6 +291,7 @@ def test_predictions_that_are_the_targets_are_the_objects(kind):
         assert np.abs(wanted - np.asarray(box)).max(axis=1).min() < 1e-5
 
 
+@pytest.mark.slow
 def test_evaluation_computes_the_network_once():
     model = SSD(4, boxes_per_cell(map_sizes(SIZE)), stage_sizes=(1, 1, 1), width=8)
     task = Detector(model, SIZE)
@@ -244,16 +311,10 @@ def test_evaluation_computes_the_network_once():
 
 @pytest.mark.parametrize("after", ["decode", "augment", "batch"])
 def test_training_batches_are_fixed_shapes(folder, after):
-    config = config_of(
-        folder,
-        echo__after=after,
-        batch_size=4,
-        data__augment=("ssd_crop", "flip", "colour"),
-        data__max_boxes=7,
-    )
-    workload = build(config)
+    fields = {"data__augment": ON_DEVICES, "data__max_boxes": 7, "batch_size": 4}
+    workload = build(config_of(folder, echo__after=after, **fields))
     assert (workload.name, workload.metric, workload.mode) == ("coco", "mAP", "max")
-    with closing(iter(workload.train_dataset(EchoSpec(2)))) as batches:
+    with closing(iter(workload.train_dataset(ej.EchoSpec(2)))) as batches:
         first, second = next(batches), next(batches)
     assert first["image"].shape == (4, SIZE, SIZE, 3)
     assert first["boxes"].shape == (4, 7, 4) and first["boxes"].dtype == np.float32
@@ -261,11 +322,14 @@ def test_training_batches_are_fixed_shapes(folder, after):
     assert first["box_mask"].any(axis=1).sum() >= 3  # one image may be empty
     is_anew = not np.array_equal(first["image"], second["image"])
     assert is_anew or after == "batch"
+    data = workload.metadata["data"]
+    assert data["categories"] == NUM_CLASSES and not data["synthetic"]
+    assert {data[each]["examples"] for each in ("train", "evaluation")} == {NUM_IMAGES}
 
 
 def test_devices_augment_like_the_host(folder):
-    names = ("ssd_crop", "flip", "colour")
-    workload = build(config_of(folder, echo__after="decode", data__augment=names))
+    fields = {"echo__after": "decode", "data__augment": ON_DEVICES}
+    workload = build(config_of(folder, **fields))
     stages = [type(stage).__name__ for stage in workload.augment_on_device.stages]
     assert stages == ["SsdCrop", "Flip", "ColourDistortion"]
     with closing(iter(workload.fresh_dataset())) as batches:
@@ -278,101 +342,115 @@ def test_devices_augment_like_the_host(folder):
     assert build(config_of(folder)).augment_on_device is None
 
 
-def test_facts_say_what_was_read(folder):
-    metadata = build(config_of(folder)).metadata["data"]
-    assert metadata["categories"] == NUM_CLASSES and not metadata["synthetic"]
-    assert (
-        metadata["train"]["examples"]
-        == metadata["evaluation"]["examples"]
-        == NUM_IMAGES
-    )
-
-
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("field", "value", "message"),
     [
-        ({"model__stage_sizes": (3, 4)}, r"model\.stage_sizes=\(3, 4\) must be blocks"),
-        ({"model__loss": "hinge"}, r"model\.loss='hinge' .*multibox, focal"),
-        (
-            {"data__image_size": 16},
-            "need three maps or more, and there are 1",
-        ),
-        (
-            {"data__augment": ("mixup",)},
-            "'mixup' is unknown here; use some of ssd_crop",
-        ),
-        ({"data__max_boxes": 0}, r"data\.max_boxes=0 must be at least 1"),
-        ({"data__eval_split": "test"}, "has no split 'test'"),
+        ("model__stage_sizes", (3, 4), r"model\.stage_sizes=\(3, 4\) must be blocks"),
+        ("model__loss", "hinge", r"model\.loss='hinge' .*multibox, focal"),
+        ("data__image_size", 16, "need three maps or more, and there are 1"),
+        ("data__augment", ("mixup",), "'mixup' is unknown here; use some of ssd_crop"),
+        ("data__max_boxes", 0, r"data\.max_boxes=0 must be at least 1"),
+        ("data__eval_split", "test", "has no split 'test'"),
     ],
 )
-def test_impossible_fields_are_refused(folder, overrides, message):
+def test_impossible_fields_are_refused(folder, field, value, message):
     with pytest.raises(ValueError, match=message):
-        build(config_of(folder, **overrides))
+        build(config_of(folder, **{field: value}))
 
 
-@pytest.mark.parametrize(
-    ("fields", "at_once", "fix"),
-    [
-        ({"batch_size": 6}, 6, 2),
-        ({"batch_size": 8, "batch__micro": 2}, 4, 4),
-        ({"batch_size": 8, "mesh__data": 2, "batch__statistics": "device"}, 4, 4),
-        ({"batch_size": 8, "mesh__data": 2, "local__schedule": "every"}, 4, 4),
-        ({"batch_size": 8, "batch__boundaries": (2,), "batch__factors": (2,)}, 4, 4),
-    ],
-)
-def test_virtual_batches_that_do_not_fit_are_refused_before_anything_is_compiled(
-    folder, tmp_path, fields, at_once, fix
-):
-    config = config_of(folder, model__virtual_batch=8, **{"mesh__data": 1} | fields)
-    said = f"the {at_once} examples .* --config.model.virtual_batch={fix},"
-    with (
-        counted_compilations() as compiled,
-        pytest.raises(runs.ConfigRefusedError, match=said),
-    ):
-        runs.run_train(config, tmp_path)
-    assert not compiled
+@pytest.mark.parametrize("top", [0.5, 0.02])
+def test_a_box_is_drawn_where_it_is(top):
+    grey = np.full((100, 200, 3), 128, np.uint8)
+    png = draw_boxes(grey, np.array([[top, 0.25, 0.9, 0.75]]), [0], ["cat 0.93"])
+    drawn = np.asarray(Image.open(io.BytesIO(png)))
+    orange = (drawn == (0xE6, 0x9F, 0x00)).all(axis=-1)
+    row = round(100 * top)
+    assert orange[row, 50:150].all() and orange[90, 50:150].all()  # its sides
+    assert orange[row:90, 50].all() and orange[row:90, 150].all()
+    inside = orange[row + 20 : 85, 55:145]
+    assert not inside.any()
+    changed = (drawn != 128).any(axis=-1)
+    # Its name is above it, or in it where there is no room above.
+    assert changed[:row].any() == (top == 0.5)
+    assert not changed[95:].any() and not changed[:, 155:].any()
 
 
-@pytest.mark.slow
-def test_a_few_updates_on_the_device_leave_a_whole_run(folder, tmp_path):
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory, all_compiled_soon):
     config = config_of(
         folder,
         updates=2,
         eval_every=2,
         log_every=1,
         batch_size=4,
+        model__stage_sizes=(1, 1, 1),
         model__virtual_batch=2,
         echo__after="decode",
         echo__where="device",
         echo__factor=2.0,
         echo__buffer=8,
-        data__augment=("ssd_crop", "flip", "colour"),
+        data__augment=ON_DEVICES,
         optim__boundaries=(60,),
     )
-    summary = train(config, build(config), tmp_path)
-    assert summary["updates"] == 2 and summary["fresh"] + summary["repeats"] == 8
-    assert summary["metric"] == "mAP" and 0 <= summary["final"]["mAP"] < 0.5
-    assert np.isfinite(summary["final"]["loss"])
+    workdir = tmp_path_factory.mktemp("coco")
+    return workdir, run_train(config, workdir)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    "ECHO_JAX_DATA" not in os.environ,
-    reason="ECHO_JAX_DATA names no folder with the real data",
-)
+def test_a_few_updates_on_the_device_leave_a_run_that_can_be_used(trained, tmp_path):
+    workdir, summary = trained
+    assert summary["updates"] == 2 and summary["fresh"] + summary["repeats"] == 8
+    assert summary["metric"] == "mAP" and 0 <= summary["final"]["mAP"] < 0.5
+    assert np.isfinite(summary["final"]["loss"])
+    run = ej.load_run(workdir)
+    assert run.classes == ["grey 0", "grey 1", "grey 2"]
+    found = evaluate_run(run, max_examples=4)
+    page = write_evaluation(run, found, tmp_path).read_text()
+    assert "score of at least 0.3" in page and page.count("<figure") == 4
+    file = Path(str(export_run(run, "stablehlo", tmp_path / "m.stablehlo")))
+    program = jax.export.deserialize(bytearray(file.read_bytes()))
+    images = np.random.default_rng(0).integers(0, 255, (3, SIZE, SIZE, 3), np.uint8)
+    found, wanted = program.call({"image": images}), run.predict({"image": images})
+    assert found["boxes"].shape == wanted["boxes"].shape
+    np.testing.assert_allclose(found["scores"], wanted["scores"], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_what_is_found_is_drawn_into_a_picture_of_each_file(trained, tmp_path, capsys):
+    workdir, out = trained[0], tmp_path / "out"
+    sizes = {"a.png": (60, 40), "b.jpg": (60, 40), "elsewhere/a.png": (50, 30)}
+    for number, (name, (width, height)) in enumerate(sizes.items()):
+        pixels = np.random.default_rng(number).integers(0, 255, (height, width, 3))
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        cv2.imwrite(str(tmp_path / name), np.uint8(pixels))
+    files = [str(tmp_path / name) for name in sizes]
+    scores = ej.load_run(workdir).predict(files)["scores"]
+    least = float(np.sort(scores.ravel())[-3])
+
+    def said(*options):
+        with jax.transfer_guard("disallow"):
+            argv = ["predict", workdir, *files, "--out", out, *options]
+            assert cli.main([str(each) for each in argv]) == 0
+        return capsys.readouterr().out
+
+    shown = said("--min-score", least, "--json", tmp_path / "f.json")
+    found = json.loads((tmp_path / "f.json").read_text())
+    assert sum(map(len, found.values())) == (scores >= least).sum() >= 3
+    # Files of one name have a picture each.
+    drawn = ("a.png", "b.png", "a-2.png")
+    for name, size in zip(drawn, sizes.values(), strict=True):
+        with Image.open(out / name) as picture:
+            assert picture.size == size
+        assert name in shown
+    assert "nothing found" in said("--min-score", 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("ECHO_JAX_DATA" not in os.environ, reason="needs ECHO_JAX_DATA")
 def test_eight_photographs_are_learned_by_heart(tmp_path):
     data = Path(os.environ["ECHO_JAX_DATA"]) / "coco_mini"
     source = f"{data / 'instances_train.json.gz'}:{data / 'train.tar'}"
     prepare_coco([f"train={source}"], Settings(out=tmp_path / "data"))
-    config = load_config(
-        f"{CONFIG}:tiny", {"data.source": str(tmp_path / "data"), "mesh.data": 1}
-    )
-    summary = train(config, build(config), tmp_path / "run")
+    fields = {"data.source": str(tmp_path / "data"), "mesh.data": 1}
+    summary = run_train(load_config("coco:tiny", fields), tmp_path / "run")
     assert summary["final"]["mAP"] >= 0.5
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_soon")
-def test_nothing_is_compiled_after_the_second_update(folder):
-    counts = compilations_by_update(config_of(folder, precision__compute="bfloat16"))
-    assert 0 < counts[0] <= counts[1] == counts[2] == counts[3] == counts[4]
