@@ -1,74 +1,163 @@
+"""The workload lm: windows of bytes and of documents, its loss and its metrics."""
+
+import dataclasses
 import itertools
+import lzma
+import math
+import os
+from contextlib import closing
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from text_folders import Documents, prepare
 
-from echo_jax.config import default_config
-from echo_jax.echo.spec import EchoSpec
-from echo_jax.models.transformer import Transformer
-from echo_jax.workloads import build
-from echo_jax.workloads.lm import LanguageModel
+import echo_jax as ej
+from echo_jax.config import load_config
+from echo_jax.data.prepare import Settings, TextSettings, prepare_text
+from echo_jax.models import Transformer
+from echo_jax.runs import run_train
+from echo_jax.training import evaluate
+from echo_jax.training.trainer import compile_functions
+from echo_jax.workloads import LanguageModel, build
 
-SEQ_LEN = 8
+EOD, SEQ_LEN = 10, 12
+SIZES = {"d_model": 8, "num_layers": 2, "num_heads": 2, "d_ff": 16, "max_len": SEQ_LEN}
+PLAIN = LanguageModel(Transformer(vocab=11, **SIZES))
+APART = dataclasses.replace(PLAIN, eod=EOD)
+DROPPING = LanguageModel(Transformer(vocab=11, **SIZES, dropout=0.5))
+
+# Compiled once for each task: tasks are equal by value. Eager models take seconds.
+loss = jax.jit(LanguageModel.loss, static_argnums=0)
+judge = jax.jit(LanguageModel.evaluate, static_argnums=0)
+KEY = jax.random.key(0)
 
 # Dropout or a mask that is not heeded shows in far more than the last bit.
 pytestmark = pytest.mark.usefixtures("all_compiled_soon")
 
 
-def make_task(**fields) -> LanguageModel:
-    sizes = {"vocab": 256, "d_model": 16, "num_layers": 1, "num_heads": 2, "d_ff": 32}
-    return LanguageModel(Transformer(**sizes, max_len=SEQ_LEN, **fields))
-
-
-# Compiled once for each task: tasks are equal by value. Eager models take seconds.
-init = jax.jit(LanguageModel.init, static_argnums=0)
-loss = jax.jit(LanguageModel.loss, static_argnums=0)
-evaluate = jax.jit(LanguageModel.evaluate, static_argnums=0)
-
-
-def trained_variables(task: LanguageModel):
-    """Returns variables of which none is zero, so that every input matters."""
+@pytest.fixture(scope="module")
+def variables():
+    """Variables of which none is zero, so that every input matters."""
     rng = np.random.default_rng(0)
     return jax.tree.map(
-        lambda x: x + rng.normal(0, 0.3, x.shape).astype(np.float32),
-        jax.device_get(init(task, jax.random.key(0))),
+        lambda x: rng.normal(0, 0.5, x.shape).astype(np.float32),
+        jax.eval_shape(PLAIN.init, KEY),
     )
 
 
-@pytest.fixture(scope="module")
-def task():
-    return make_task()
+def nats(task, variables, tokens):
+    """The loss of every predicted token, from the task's logits."""
+    logits = predict(task, variables, {"tokens": tokens[:, :-1]})["logits"]
+    log_p = np.asarray(jax.nn.log_softmax(logits), np.float64)
+    return -np.take_along_axis(log_p, tokens[:, 1:, None].astype(int), axis=-1)[..., 0]
 
 
-@pytest.fixture(scope="module")
-def variables(task):
-    return trained_variables(task)
+predict = jax.jit(LanguageModel.predict, static_argnums=0)
+
+
+def window(*documents):
+    """A window of documents, and how many of its tokens are no filling."""
+    tokens = [EOD]
+    for document in documents:
+        tokens += [*document, EOD]
+    filling = [EOD] * (SEQ_LEN + 1 - len(tokens))
+    return np.array(tokens + filling, np.uint16), len(tokens)
+
+
+def batch_of(*windows):
+    tokens, lengths = zip(*windows, strict=True)
+    return {"tokens": np.stack(tokens), "length": np.array(lengths, np.int32)}
+
+
+A, B, C = [1, 2, 3], [4, 5, 6, 7], [8, 1]
+ALL_REAL = np.ones(3, np.float32)
 
 
 @pytest.fixture
-def batch():
-    tokens = np.random.default_rng(0).integers(0, 256, (4, SEQ_LEN + 1), np.uint8)
-    return {"tokens": tokens}
+def tokens():
+    return np.random.default_rng(0).integers(0, 11, (3, SEQ_LEN + 1), np.uint8)
 
 
-def config_of(source, **data):
-    config = default_config()
-    config.workload = "lm"
-    config.batch_size = 4
-    config.data.source = str(source)
-    config.data.update(data)
-    with config.unlocked():
-        config.model.update(
-            seq_len=SEQ_LEN,
-            d_model=16,
-            num_layers=1,
-            num_heads=2,
-            d_ff=32,
-            dropout=0.0,
-        )
-    return config
+def test_loss_is_about_the_next_token(variables, tokens):
+    """The last token is predicted and never read, the first read and not predicted."""
+    apply = jax.jit(PLAIN.model.apply, static_argnames="train")
+    logits = apply(variables, jnp.int32(tokens[:, :-1]), train=False)
+    found = predict(PLAIN, variables, {"tokens": tokens[:, :-1]})["logits"]
+    np.testing.assert_allclose(found, logits, rtol=1e-4, atol=1e-5)
+    losses, others, metrics = loss(PLAIN, variables, {"tokens": tokens}, KEY)
+    assert losses.shape == (3,) and losses.dtype == jnp.float32 and others == {}
+    expected = nats(PLAIN, variables, tokens)
+    np.testing.assert_allclose(losses, expected.mean(axis=1), rtol=1e-5)
+    assert metrics == {"tokens_per_update": (expected.size, 1)}
+    total, count = judge(PLAIN, variables, {"tokens": tokens, "mask": ALL_REAL})["loss"]
+    assert count == 3 * SEQ_LEN
+    np.testing.assert_allclose(total, expected.sum(), rtol=1e-5)
+    mask = np.float32([1, 0, 1])
+    total, count = judge(PLAIN, variables, {"tokens": tokens, "mask": mask})["loss"]
+    assert count == 2 * SEQ_LEN
+    np.testing.assert_allclose(total, expected[[0, 2]].sum(), rtol=1e-5)
+
+
+def test_dropout_follows_its_key_and_spares_evaluation(variables, tokens):
+    batch = {"tokens": tokens, "mask": ALL_REAL}
+    first, again, other = (
+        np.asarray(loss(DROPPING, variables, batch, jax.random.key(seed))[0])
+        for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).all()
+    spared, plain = (judge(task, variables, batch) for task in (DROPPING, PLAIN))
+    assert spared["loss"][0] == plain["loss"][0]
+
+
+def test_packed_documents_are_predicted_as_if_alone(variables):
+    together = batch_of(window(A, B, C))["tokens"]
+    packed = nats(APART, variables, together)
+    each = nats(APART, variables, batch_of(window(A), window(B), window(C))["tokens"])
+    expected = [each[i, : len(document) + 1] for i, document in enumerate((A, B, C))]
+    np.testing.assert_allclose(packed[0], np.concatenate(expected), rtol=1e-4)
+    # Without segments, what stands before a document tells something.
+    plain = nats(PLAIN, variables, together)
+    assert (np.abs(plain[0, :4] - packed[0, :4]) < 1e-4).all()
+    assert (np.abs(plain[0, 5:] - packed[0, 5:]) > 1e-3).all()
+
+
+def test_the_mean_of_a_batch_is_the_mean_over_its_tokens(variables):
+    batch = batch_of(window(A, B), window(C), window(B))
+    each = nats(APART, variables, batch["tokens"])
+    real = np.concatenate([each[i, : n - 1] for i, n in enumerate(batch["length"])])
+    losses, others, metrics = loss(APART, variables, batch, KEY)
+    assert metrics == {"tokens_per_update": ((4 + 5) + 3 + 5, 1)}
+    assert losses.shape == (3,) and others == {} and len(real) == 17
+    assert losses.mean() == pytest.approx(real.mean(), rel=1e-5)
+    # Filling counts for nothing.
+    changed = {**batch, "tokens": batch["tokens"].copy()}
+    for row, length in enumerate(batch["length"]):
+        changed["tokens"][row, length:] = 7
+    np.testing.assert_array_equal(losses, loss(APART, variables, changed, KEY)[0])
+    total, count = judge(APART, variables, {**changed, "mask": ALL_REAL})["loss"]
+    assert count == 17 and total == pytest.approx(real.sum(), rel=1e-5)
+    # The second and third window are filling as a whole.
+    mask = np.float32([1, 0, 0])
+    assert judge(APART, variables, {**batch, "mask": mask})["loss"][1] == 9
+
+
+def test_perplexity_is_of_the_mean_and_bits_are_of_bytes():
+    derived = dataclasses.replace(PLAIN, bytes_per_token=4.0).derive
+    found = derived({"loss": 3 * math.log(2)})
+    assert found == pytest.approx({"perplexity": 8, "bits_per_byte": 3 / 4})
+    assert PLAIN.derive({"loss": 1e4}) == {"perplexity": math.inf}
+
+
+def bytes_config(source, **overrides):
+    sizes = {"seq_len": 8, "d_model": 16, "num_layers": 1, "num_heads": 2, "d_ff": 32}
+    fields = {f"model.{name}": size for name, size in sizes.items()}
+    fields |= {"data.source": str(source), "batch_size": 4, "data.eval_examples": 0}
+    named = {name.replace("__", "."): value for name, value in overrides.items()}
+    return load_config("lm:bytes", {**fields, **named})
 
 
 @pytest.fixture
@@ -78,162 +167,187 @@ def text_file(tmp_path):
     return path
 
 
-def test_equal_tasks_are_one_static_argument():
-    assert make_task() == make_task() and hash(make_task()) == hash(make_task())
-    assert make_task() != make_task(dropout=0.1)
+def rows_of(config, count):
+    with closing(iter(build(config).train_dataset(ej.EchoSpec()))) as batches:
+        taken = itertools.islice(batches, count)
+        return {row.tobytes() for batch in taken for row in batch["tokens"]}
 
 
-def test_untrained_loss_is_that_of_a_uniform_guess(task, batch):
-    variables = init(task, jax.random.key(0))
-    losses, others, metrics = loss(task, variables, batch, jax.random.key(1))
-    assert metrics == {"tokens_per_update": (batch["tokens"][:, 1:].size, 1)}
-    assert losses.shape == (4,) and losses.dtype == jnp.float32 and others == {}
-    np.testing.assert_allclose(losses, np.log(256), rtol=1e-6)
-
-
-def test_loss_is_about_the_next_byte(task, variables, batch):
-    """The last byte is predicted and never read, the first read and not predicted."""
-    tokens = batch["tokens"].astype(np.int32)
-    logits = jax.jit(lambda v, x: task.model.apply(v, x, train=False))(
-        variables, tokens[:, :-1]
-    )
-    chances = np.exp(np.asarray(logits, np.float64))
-    chances /= chances.sum(axis=-1, keepdims=True)
-    expected = -np.log(np.take_along_axis(chances, tokens[:, 1:, None], axis=-1))
-    losses, *_ = loss(task, variables, batch, jax.random.key(1))
-    np.testing.assert_allclose(losses, expected[..., 0].mean(axis=1), rtol=1e-5)
-
-
-def test_evaluation_sums_what_training_averages(task, variables, batch):
-    losses, *_ = loss(task, variables, batch, jax.random.key(1))
-    total, count = evaluate(task, variables, {**batch, "mask": np.ones(4, np.float32)})[
-        "loss"
-    ]
-    assert count == 4 * SEQ_LEN
-    np.testing.assert_allclose(total / count, np.mean(losses), rtol=1e-6)
-
-
-def test_masked_examples_count_for_nothing(task, variables, batch):
-    mask = np.array([1, 1, 0, 0], np.float32)
-    total, count = evaluate(task, variables, {**batch, "mask": mask})["loss"]
-    changed = {"tokens": batch["tokens"].copy(), "mask": mask}
-    changed["tokens"][2:] = 0
-    assert count == 2 * SEQ_LEN
-    assert evaluate(task, variables, changed)["loss"][0] == total
-
-
-def test_dropout_follows_its_key_and_spares_evaluation(batch):
-    task = make_task(dropout=0.5)
-    variables = trained_variables(task)
-    first = loss(task, variables, batch, jax.random.key(1))[0]
-    again = loss(task, variables, batch, jax.random.key(1))[0]
-    other = loss(task, variables, batch, jax.random.key(2))[0]
-    np.testing.assert_array_equal(first, again)
-    assert (first != other).all()
-    plain = make_task()
-    masked = {**batch, "mask": np.ones(4, np.float32)}
-    assert (
-        evaluate(task, variables, masked)["loss"][0]
-        == evaluate(plain, variables, masked)["loss"][0]
-    )
-
-
-def test_gradients_lower_the_loss(task, variables, batch):
-    def mean_loss(params):
-        return task.loss({"params": params}, batch, jax.random.key(0))[0].mean()
-
-    descend = jax.jit(jax.value_and_grad(mean_loss))
-    before, grads = descend(variables["params"])
-    stepped = jax.tree.map(lambda p, g: p - 0.01 * g, variables["params"], grads)
-    assert descend(stepped)[0] < before
-
-
-def test_workload_reads_the_users_text(text_file):
-    workload = build(config_of(text_file))
-    assert (workload.name, workload.metric, workload.mode) == ("lm", "loss", "min")
-    iterator = iter(workload.train_dataset(EchoSpec(factor=2)))
-    batch = next(iterator)
-    iterator.close()
-    text = text_file.read_bytes()
-    windows = {text[i : i + SEQ_LEN + 1] for i in range(0, 3800, SEQ_LEN + 1)}
-    assert batch["tokens"].shape == (4, SEQ_LEN + 1)
-    assert all(row.tobytes() in windows for row in batch["tokens"])
-
-
-def test_validation_text_is_never_trained_on(text_file):
-    workload = build(config_of(text_file))
-    held_out = text_file.read_bytes()[3800:]
-    for batch in workload.eval_batches():
-        # What a batch is filled up with too.
-        assert all(tokens.tobytes() in held_out for tokens in batch["tokens"])
-    assert sum(b["mask"].sum() for b in workload.eval_batches()) == 200 // 9
-
-
-def test_validation_is_decoded_once_and_is_the_same_for_all_seeds(text_file):
-    config = config_of(text_file, eval_examples=5)
+def test_a_text_is_trained_on_but_for_its_end(text_file):
+    config = bytes_config(text_file)
     workload = build(config)
+    assert (workload.name, workload.metric, workload.mode) == ("lm", "loss", "min")
+    text = text_file.read_bytes()
+    # An epoch of all windows, and a part of the next one.
+    windows = {text[i : i + 9] for i in range(0, 3800 - 8, 9)}
+    assert rows_of(config, 110) == windows
     first = workload.eval_batches()
+    # What a batch is filled up with, too.
+    assert all(row.tobytes() in text[3800:] for b in first for row in b["tokens"])
+    assert sum(b["mask"].sum() for b in first) == 200 // 9
+    # It is decoded once, and is the same for all seeds.
     assert workload.eval_batches() is first
-    config.seed = 1
-    for one, other in zip(first, build(config).eval_batches(), strict=True):
-        np.testing.assert_array_equal(one["tokens"], other["tokens"])
-
-
-def test_facts_say_what_was_read_and_what_is_simulated(text_file):
-    metadata = build(config_of(text_file)).metadata
-    assert metadata["data"]["synthetic"] is False
-    assert metadata["data"]["train_bytes"] == 3800
-    assert metadata["data"]["train_examples"] == 3800 // 9
-    assert len(metadata["data"]["sha256"]) == 64
+    other = build(bytes_config(text_file, seed=1)).eval_batches()
+    for one, two in zip(first, other, strict=True):
+        np.testing.assert_array_equal(one["tokens"], two["tokens"])
+    metadata = workload.metadata
+    data = metadata["data"]
+    assert (data["synthetic"], data["train_bytes"]) == (False, 3800)
+    assert data["train_examples"] == 3800 // 9 and len(data["sha256"]) == 64
     assert metadata["storage"]["simulated"] is False
-    slow = config_of(text_file, storage={"latency_s": 0.01})
-    assert build(slow).metadata["storage"] == {
-        "simulated": True,
-        "latency_s": 0.01,
-        "bytes_per_s": 0.0,
-        "distribution": "constant",
-    }
-
-
-def test_text_shorter_than_a_window_is_refused(tmp_path):
-    (tmp_path / "short.txt").write_bytes(b"too short to hold out a twentieth")
-    with pytest.raises(ValueError, match=r"model\.seq_len"):
-        build(config_of(tmp_path / "short.txt"))
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "named"),
-    [
-        ("seq_len", 0, r"model\.seq_len=0 must be at least 1"),
-        ("num_heads", 0, r"model\.num_heads=0 must be at least 1"),
-        ("num_heads", 3, "d_model=16 is not a multiple of num_heads=3"),
-        ("dropout", 1.0, r"model\.dropout=1\.0.*below 1"),
-    ],
-)
-def test_impossible_model_is_refused(text_file, field, value, named):
-    config = config_of(text_file)
-    config.model[field] = value
-    with pytest.raises(ValueError, match=named):
-        build(config)
+    slow = bytes_config(text_file, data__storage__latency_s=0.01)
+    storage = {"simulated": True, "latency_s": 0.01, "bytes_per_s": 0.0}
+    assert build(slow).metadata["storage"] == storage | {"distribution": "constant"}
 
 
 def test_a_run_may_know_some_windows_alone_and_always_the_same_ones(text_file):
-    def windows(examples, seed):
-        config = config_of(text_file)
+    configs = [bytes_config(text_file, seed=seed) for seed in (0, 1)]
+    for config in configs:
         with config.unlocked():
-            config.data.train_examples = examples
-        config.seed = seed
-        workload = build(config)
-        iterator = iter(workload.train_dataset(EchoSpec()))
-        # An epoch of all windows, or eight of some.
-        batches = itertools.islice(iterator, 10 if examples else 110)
-        rows = {row.tobytes() for batch in batches for row in batch["tokens"]}
-        iterator.close()
-        return rows, workload.metadata["data"]["train_examples"]
-
-    (some, count), (again, _) = windows(5, 0), windows(5, 1)
-    assert (len(some), count) == (5, 5) and some == again
-    every, _ = windows(0, 0)
-    assert some < every
+            config.data.train_examples = 5
+    some, again = (rows_of(config, 10) for config in configs)
+    assert len(some) == 5 and some == again
+    configs[0].data.train_examples = 9999
     with pytest.raises(ValueError, match=r"train_examples=9999 is none of 0 to \d+"):
-        windows(9999, 0)
+        build(configs[0])
+
+
+RUN = {
+    "updates": 8,
+    "batch_size": 8,
+    "log_every": 4,
+    "eval_every": 8,
+    "target": 0.0,
+    "stop_at_target": False,
+    "data.eval_examples": 0,
+    "data.workers": 0,
+    "echo.buffer": 32,
+    "optim.warmup_updates": 1,
+    "mesh.data": 1,
+    "precision.compute": "float32",
+    "model.seq_len": 8,
+    "model.d_model": 8,
+    "model.num_layers": 1,
+    "model.num_heads": 2,
+    "model.d_ff": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return prepare(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture
+def config_of(folder, monkeypatch, tmp_path):
+    """Makes the config of a variant, small, on small data."""
+
+    def make(variant, **overrides):
+        data = {"data.source": str(folder)}
+        if load_config(f"lm:{variant}").data.source.startswith("tfds:"):
+            Documents(
+                data_dir=tmp_path, file_format="array_record"
+            ).download_and_prepare()
+            monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+            data = {"data.source": "tfds:documents", "data.tokenizer": "bytes"}
+        changed = {name.replace("__", "."): v for name, v in overrides.items()}
+        return load_config(f"lm:{variant}", {**RUN, **data, **changed})
+
+    return make
+
+
+@pytest.mark.slow
+def test_evaluation_is_exact_for_all_sizes_and_devices(config_of):
+    """Sums over any batches, of which the last is padded, on any devices."""
+    found = set()
+    for batch_size, devices in ((8, 8), (24, 1)):
+        config = config_of("lm1b", batch_size=batch_size, mesh__data=devices)
+        workload = build(config)
+        compiled = compile_functions(config, workload)
+        model = compiled.model(compiled.init(compiled.init_key))
+        batches = list(workload.eval_batches())
+        assert 0 in batches[-1]["mask"]
+        found.add(round(evaluate(compiled, model, batches)["loss"], 4))
+        tokens = sum((b["length"] - 1)[b["mask"] > 0].sum() for b in batches)
+        counts = [compiled.evaluate(model, b)[0]["loss"][1] for b in batches]
+        assert sum(map(float, counts)) == tokens
+    assert len(found) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["c4,batch", "wikitext2,example", "gpt2,device"])
+def test_a_variant_trains_and_counts(config_of, tmp_path, variant):
+    config = config_of(variant)
+    summary = run_train(config, tmp_path / "run")
+    assert summary["echo"]["where"] == ("device" if "device" in variant else "host")
+    echo, size = config.echo, 1 if "batch" in variant else 8
+    spec = ej.EchoSpec(echo.factor, echo.buffer, echo.order, batch_size=size)
+    tagged = itertools.islice(ej.echo(itertools.count(), spec, tags=True), 8 * size)
+    repeats = sum(tags.repeat > 0 for _, tags in tagged) * 8 // size
+    assert (summary["repeats"], summary["fresh"]) == (repeats, 64 - repeats)
+    final, workload = summary["final"], build(config)
+    assert final["perplexity"] == pytest.approx(math.exp(final["loss"]))
+    per_byte = final["loss"] / math.log(2) / workload.task.bytes_per_token
+    assert final["bits_per_byte"] == pytest.approx(per_byte)
+    assert 2 < workload.metadata["data"]["unigram_nats"] < math.log(257)
+
+
+@pytest.mark.parametrize(
+    ("variant", "overrides", "named"),
+    [
+        ("wikitext2", {"model__positions": "huge"}, "positions='huge' is unknown"),
+        ("gpt2", {"model__vocab": 200}, r"model\.vocab=200 is less than the 257"),
+        ("wikitext2", {"model__seq_len": 7}, r"model\.seq_len=7 does not divide"),
+        ("bytes", {"model__seq_len": 0}, r"model\.seq_len=0 must be at least 1"),
+        ("bytes", {"model__num_heads": 0}, r"model\.num_heads=0 must be at least 1"),
+        ("bytes", {"model__num_heads": 3}, "d_model=8 is not a multiple of num_heads"),
+        ("bytes", {"model__dropout": 1.0}, r"model\.dropout=1\.0.*below 1"),
+    ],
+)
+def test_what_does_not_fit_is_named(config_of, variant, overrides, named):
+    if variant == "bytes":
+        overrides = {"data__source": "stdlib", **overrides}
+    with pytest.raises(ValueError, match=named):
+        build(config_of(variant, **overrides))
+
+
+def test_fields_and_texts_that_cannot_be_are_named(config_of, tmp_path):
+    config = config_of("wikitext2", data__source="stdlib")
+    config.model.segments = True
+    with pytest.raises(ValueError, match=r"model\.segments=True needs documents"):
+        build(config)
+    with config.unlocked():
+        config.model.depth = 8
+    with pytest.raises(ValueError, match=r"model\.depth is no field .* it has seq_len"):
+        build(config)
+    (tmp_path / "short.txt").write_bytes(b"too short to hold out a twentieth")
+    with pytest.raises(ValueError, match=r"model\.seq_len"):
+        build(bytes_config(tmp_path / "short.txt"))
+    for variant in ("before", "after", "tiny,after"):
+        with pytest.raises(ValueError, match="Use 'example'"):
+            load_config(f"lm:{variant}")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("ECHO_JAX_DATA" not in os.environ, reason="needs ECHO_JAX_DATA")
+def test_learns_more_of_wikitext_2_than_to_count(tmp_path):
+    folder = Path(os.environ["ECHO_JAX_DATA"]) / "wikitext2"
+    for split, file, size in (
+        ("train", "train", 3_000_000),
+        ("validation", "valid", 0),
+    ):
+        text = lzma.decompress((folder / f"{file}.txt.xz").read_bytes()).decode()
+        (tmp_path / f"{split}.txt").write_text(text[: size or None])
+    prepare_text(
+        [f"{split}={tmp_path / split}.txt" for split in ("train", "validation")],
+        Settings(out=tmp_path / "out"),
+        TextSettings(vocab=2048, block=64),
+    )
+    fields = {"updates": 150, "eval_every": 150, "mesh.data": 1}
+    fields |= {"data.source": str(tmp_path / "out"), "data.eval_examples": 256}
+    fields |= {"model.d_model": 64, "model.d_ff": 256}
+    config = load_config("lm:wikitext2,tiny", fields)
+    unigram = build(config).metadata["data"]["unigram_nats"]
+    summary = run_train(config, tmp_path / "run")
+    assert 5 < unigram < math.log(2048)
+    assert summary["final"]["loss"] < unigram - 0.2

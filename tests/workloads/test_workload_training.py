@@ -1,0 +1,188 @@
+"""All workloads train: on any mesh alike, in half precision, with every echo."""
+
+import functools
+import itertools
+import os
+from contextlib import closing
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from compilations import counted_compilations
+from image_folders import SIZES, SMALL, config_of, prepare
+from test_workload_coco import config_of as coco_config
+from test_workload_coco import folder as coco_folder  # noqa: F401
+
+import echo_jax as ej
+from echo_jax.config import (
+    check_config,
+    import_config,
+    load_config,
+    packaged_configs,
+)
+from echo_jax.data.prepare import Settings, prepare_images
+from echo_jax.runs import run_train
+from echo_jax.training.trainer import compile_functions
+from echo_jax.workloads import build
+
+TAGS = ("fresh_index", "repeat")
+VARIANTS = import_config(packaged_configs()["cifar"]).ECHO_VARIANTS
+
+
+@pytest.fixture
+def make(request, tmp_path):
+    """Makes the config of a workload, on a little data."""
+
+    def make(name, **fields):
+        if name == "cifar":
+            return config_of(name, prepare(tmp_path, SMALL, SMALL[:8]), **fields)
+        if name == "imagenet":
+            return config_of(name, prepare(tmp_path, SIZES, SIZES[:8]), **fields)
+        if name == "coco":
+            return coco_config(request.getfixturevalue("coco_folder"), **fields)
+        named = {name.replace("__", "."): value for name, value in fields.items()}
+        return load_config(f"{name}:tiny", named)
+
+    return functools.partial(make, batch_size=16)
+
+
+def batches_of(config, count):
+    spec = ej.EchoSpec(batch_size=config.batch_size)
+    with closing(iter(build(config).train_dataset(spec))) as stream:
+        return [*itertools.islice(stream, count)]
+
+
+def trained(config, batches):
+    """The losses of some updates, the programs compiled up to each, and the state."""
+    # Another test may have compiled the programs of an equal task.
+    jax.clear_caches()
+    functions = compile_functions(config, build(config))
+    state, losses, counts = functions.init(functions.init_key), [], []
+    with counted_compilations() as compiled:
+        for batch in batches:
+            state, report = functions.step_on_batch(state, batch)
+            losses.append(float(jax.block_until_ready(report).window.loss.sum()))
+            counts.append(len(compiled))
+    return losses, counts, state
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_soon")
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("lm", {}),
+        # Its rate is high enough to make rounding grow tenfold in four updates.
+        ("shapes", {"optim__lr": 1e-3}),
+        ("imagenet", {"model__norm": "ghost"}),
+        ("coco", {"model__stage_sizes": (1, 1, 1)}),
+    ],
+    ids=["lm", "shapes", "imagenet", "coco"],
+)
+def test_any_mesh_trains_alike_and_compiles_no_more_after_two_updates(
+    make, name, fields
+):
+    batches = batches_of(make(name, **fields), 4)
+    alone, counts, _ = trained(make(name, **fields, mesh__data=1), batches)
+    assert 0 < counts[0] <= counts[1] == counts[2] == counts[3]
+    mesh = {"mesh__data": 2, "mesh__fsdp": 4}
+    losses, counts, state = trained(make(name, **fields, **mesh), batches)
+    np.testing.assert_allclose(losses, alone, rtol=1e-5)
+    assert counts[1] == counts[3]
+    arrays = jax.tree.leaves(state.params)
+    assert max(x.size / x.addressable_shards[0].data.size for x in arrays) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_soon")
+# Both classifiers of many images share their loss with shapes.
+@pytest.mark.parametrize("name", ["lm", "cifar", "coco"])
+def test_float16_trains_every_workload(make, name):
+    small = {"model__stage_sizes": (1, 1, 1)} if name == "coco" else {}
+    make = functools.partial(make, name, **small, mesh__data=1)
+    half = {"precision__compute": "float16", "precision__loss_scale": "static"}
+    half |= {"precision__init": 64.0}
+    batches = batches_of(make(), 2)
+    losses, _, state = trained(make(**half), batches)
+    expected, _, _ = trained(make(), batches)
+    np.testing.assert_allclose(losses, expected, rtol=0.02)
+    assert int(state.loss_scale.skipped_updates) == 0
+    assert {x.dtype.name for x in jax.tree.leaves(state.params)} == {"float32"}
+    items = {name: x for name, x in batches[0].items() if name not in TAGS}
+    for fields, is_half in ((half, True), ({}, False)):
+        task, key = build(make(**fields)).task, jax.random.key(0)
+        variables = jax.eval_shape(task.init, key)
+        computed = jax.make_jaxpr(task.loss)(variables, items, key)
+        assert ("f16[" in str(computed)) == is_half
+
+
+@pytest.mark.parametrize("file", ["cifar", "imagenet"])
+def test_a_variant_sets_the_echo_alone(file):
+    plain = load_config(f"{file}:tiny").to_dict()
+    for variant, fields in VARIANTS.items():
+        config = load_config(f"{file}:tiny,{variant}")
+        check_config(config)
+        changed = {**plain, "echo": {**plain["echo"], **fields}}
+        assert config.to_dict() == changed, variant
+    # An order keeps the placement before it.
+    echo = load_config(f"{file}:tiny,after,spread").echo
+    assert (echo.after, echo.order, echo.factor) == ("augment", "spread", 2.0)
+    with pytest.raises(ValueError, match=r"'evrey' is unknown; use tiny, .*baseline, "):
+        load_config(f"{file}:tiny,evrey")
+
+
+# What an echo's place and order do to a training is tested on other workloads, too.
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_soon")
+@pytest.mark.parametrize("variant", ["baseline", "batch", "spread", "device"])
+def test_a_variant_trains_and_counts(tmp_path, variant):
+    folder = prepare(tmp_path, [(32, 32)] * 40, SMALL[:8])
+    fields = {"data.source": folder, "updates": 5, "batch_size": 8, "eval_every": 5}
+    fields |= {"optim.warmup_updates": 2, "mesh.data": 1, "model.width": 4}
+    fields |= {"echo.buffer": 1 if variant == "batch" else 32}
+    config = load_config(f"cifar:tiny,{variant}", fields)
+    summary = run_train(config, tmp_path / "run")
+    # What the library says of the same echo of plain integers.
+    echo, size = config.echo, 1 if variant == "batch" else 8
+    spec = ej.EchoSpec(echo.factor, echo.buffer, echo.order, size, echo.seed)
+    tagged = itertools.islice(ej.echo(itertools.count(), spec, tags=True), 5 * size)
+    repeats = sum(tags.repeat > 0 for _, tags in tagged) * 8 // size
+    assert (variant == "baseline") == (repeats == 0)
+    assert summary["updates"] == 5 and summary["finished"]
+    assert (summary["fresh"], summary["repeats"]) == (40 - repeats, repeats)
+    assert summary["echo"]["after"] == config.echo.after
+    assert 0 <= summary["final"]["accuracy"] <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("ECHO_JAX_DATA" not in os.environ, reason="needs ECHO_JAX_DATA")
+@pytest.mark.parametrize(
+    ("name", "sources", "fields", "least"),
+    [
+        # By chance 0.1. Of 100 updates it got 0.35; the whole config gets 0.60.
+        (
+            "cifar",
+            {"train": "cifar10/train.tar.gz", "validation": "cifar10/test.tar.gz"},
+            {"updates": 100, "eval_every": 100, "data.eval_examples": 500},
+            0.25,
+        ),
+        # By chance 0.002: there are 500 classes, of 64 photographs.
+        (
+            "imagenet",
+            {"train": "imagenet_sample/images.tar"},
+            {"updates": 60, "eval_every": 60},
+            0.98,
+        ),
+    ],
+    ids=["cifar", "imagenet"],
+)
+def test_real_images_are_learned(tmp_path, name, sources, fields, least):
+    data = Path(os.environ["ECHO_JAX_DATA"])
+    prepare_images(
+        [f"{split}={data / file}" for split, file in sources.items()],
+        Settings(out=tmp_path / "prepared"),
+    )
+    fields |= {"data.source": str(tmp_path / "prepared"), "mesh.data": 1}
+    config = load_config(f"{name}:tiny", fields)
+    assert run_train(config, tmp_path / "run")["final"]["accuracy"] > least
