@@ -132,6 +132,20 @@ def test_what_cannot_be_imported_is_refused_before_a_study(
     assert not (tmp_path / "x").exists()
 
 
+def test_a_failure_ends_the_process_with_its_threads(fail, monkeypatch):
+    """Threads of a save that failed fail again while Python ends, and say so."""
+    ends = []
+    monkeypatch.setattr("echo_jax.terminal.ending.end", ends.append)
+    monkeypatch.setattr(sys, "argv", ["echo-jax"])
+    error = OSError(errno.ENOSPC, FULL, "/r/metrics.jsonl")
+    fail(error)
+    assert not ends  # A program that calls the command goes on.
+    main = cli.main
+    monkeypatch.setattr(cli, "main", lambda argv: sys.argv.extend(argv) or main())
+    fail(error)
+    assert ends == [1]
+
+
 def test_what_we_say_ourselves_is_not_unexpected(monkeypatch, fail, tmp_path):
     config = default_config()
     config.batch_size = 0
@@ -200,6 +214,17 @@ class Clock:
 
     def say(self, text):
         self.said.append((self.now_s, text))
+
+
+def test_nothing_is_said_where_nobody_reads_on():
+    said = []
+
+    def say(text):
+        said.append(text)
+        raise BrokenPipeError
+
+    say_while_slow("compiling", say, lambda seconds: False)
+    assert said == ["compiling ..."]
 
 
 def test_what_takes_long_is_said_again_and_again_and_what_does_not_is_not():

@@ -1,9 +1,7 @@
 """A trial of every campaign of faults, and that campaigns see what fails."""
 
-import ctypes
 import dataclasses
 import json
-import time
 from collections import Counter
 
 import jax
@@ -13,9 +11,8 @@ from slow_cases import slow_but_for
 from benchmarks.faults import campaign as campaigns
 from benchmarks.faults.__main__ import FAULTS, main
 from benchmarks.faults.campaign import Bench, Verdict
-from benchmarks.faults.processes import isolated
 from echo_jax.training.records import code_commit
-from echo_jax.training.saving import Checkpoints, DamagedCheckpointError
+from echo_jax.training.saving import Checkpoints
 
 # Kinds of which a trial starts commands, for seconds each. Those that take longer are
 # campaigns alone: tests of their own look at workers, devices and several processes.
@@ -85,33 +82,8 @@ def test_a_checkpoint_that_comes_back_otherwise_is_silent(tmp_path, monkeypatch)
     assert [each["trial"] for each in failures] == [0]
 
 
-def _sleep():
-    time.sleep(1000)
-
-
 def _fail():
     raise KeyError("nobody's sentence")
-
-
-def _say():
-    raise DamagedCheckpointError("it is damaged")
-
-
-def _crash():
-    ctypes.string_at(0)
-
-
-@pytest.mark.parametrize(
-    ("function", "limit_s", "verdict"),
-    [
-        (_sleep, 0.5, Verdict.HUNG),
-        (_fail, 100, Verdict.TRACEBACK),
-        (_crash, 100, Verdict.TRACEBACK),
-        (_say, 100, Verdict.HELD),
-    ],
-)
-def test_what_a_parser_may_not_do_is_seen(function, limit_s, verdict):
-    assert isolated(function, limit_s=limit_s).verdict is verdict
 
 
 def test_the_command_counts_says_and_documents(tmp_path, capsys, monkeypatch):

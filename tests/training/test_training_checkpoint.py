@@ -130,24 +130,6 @@ def test_a_checksum_is_the_same_in_every_version_and_on_every_mesh(spec):
     }
 
 
-def mixed(word):
-    word = (word ^ (word >> 16)) * 0x85EBCA6B % 2**32
-    word = (word ^ (word >> 13)) * 0xC2B2AE35 % 2**32
-    return word ^ (word >> 16)
-
-
-def test_a_checksum_is_that_computed_by_hand():
-    first = second = 0
-    words = np.random.default_rng(0).integers(0, 2**32, 50, np.uint32)
-    for place, word in enumerate(words.tolist()):
-        one = mixed(word ^ (place * 0x9E3779B1 % 2**32))
-        other = (one + place * 0x85EBCA77) % 2**32
-        other = (other ^ (other >> 15)) * 0xC2B2AE35 % 2**32
-        first, second = first + one, second + (other ^ (other >> 16))
-    by_hand = f"{first % 2**32:08x}{second % 2**32:08x}"
-    assert checksums({"a": words.reshape(5, 10)}) == {"['a']": by_hand}
-
-
 def compressible():
     """Arrays that are stored in fewer bytes than they have.
 

@@ -84,9 +84,8 @@ def test_stopped_again_and_again(tmp_path, root):
     assert summary["pause_s"] > seconds[-1]
 
 
-@pytest.mark.parametrize(
-    ("fsdp", "num_devices"), [pytest.param(1, 1, marks=pytest.mark.slow), (2, 2)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("fsdp", "num_devices"), [(1, 1), (2, 2)])
 @pytest.mark.usefixtures("compiled_soon")
 def test_goes_on_with_fewer_devices(tmp_path, monkeypatch, fsdp, num_devices):
     """The same config on another machine, where ``data=-1`` means another number."""

@@ -101,7 +101,11 @@ def test_a_run_that_is_ahead_of_its_command_is_refused(tmp_path):
     ("options", "said"),
     [
         ({"local__schedule": "every", "local__every": 3}, "met .* after update 2; one"),
-        ({"local__schedule": "linear", "local__p_end": 0.5}, "meet.*ends with the run"),
+        pytest.param(
+            {"local__schedule": "linear", "local__p_end": 0.5},
+            "meet.*ends with the run",
+            marks=pytest.mark.slow,
+        ),
         ({"optim__schedule": "cosine"}, "the cosine schedule decays to the end of"),
         ({"optim__schedule": "cosine", "optim__decay_updates": 9}, ""),
     ],

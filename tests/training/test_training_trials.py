@@ -41,7 +41,7 @@ def arms(**options):
 
 
 def protocol(**changes):
-    given = Protocol(("baseline", "batch"), Space.parse(SPACE), 4, 1, 2, 0, 2.0)
+    given = Protocol(("baseline", "batch"), Space.parse(SPACE), 3, 1, 2, 0, 2.0)
     return dataclasses.replace(given, **changes)
 
 
@@ -94,7 +94,7 @@ def test_every_search_and_every_confirmation_is_made_once(whole):
     assert len(made) == 2 * 2
     for arm in ("baseline", "batch"):
         found = trials(folder, f"{arm}.search-0")
-        assert [trial.point for trial in found] == protocol().space.points(4, 0)
+        assert [trial.point for trial in found] == protocol().space.points(3, 0)
         assert {trial.stream for trial in found} == {0}
         best = best_of(found)
         assert best is not None
@@ -147,7 +147,7 @@ def test_a_search_that_is_stopped_or_grows_keeps_what_was_made(tmp_path, whole):
     rest = made_in(tmp_path)
     assert files(tmp_path) == whole[1]
     assert ("baseline.search-0", 2) in rest and ("baseline.search-0", 1) not in rest
-    assert len(rest) == len({*rest}) == 2 * (4 + 2) - 2
+    assert len(rest) == len({*rest}) == 2 * (3 + 2) - 2
 
 
 IN_BUCKET = "gs://bucket/runs/s"
@@ -175,7 +175,7 @@ def test_a_search_in_a_bucket_is_stopped_and_two_machines_go_on(bucket, whole):
     assert in_bucket(bucket) == whole[1]
     assert {unit.partition(".")[0] for unit, _ in ours} == {"baseline"}
     assert {unit.partition(".")[0] for unit, _ in theirs} == {"batch"}
-    assert len(ours) + len(theirs) == 2 * (4 + 2) - 1
+    assert len(ours) + len(theirs) == 2 * (3 + 2) - 1
 
 
 def test_what_another_process_has_locked_is_left_to_it(tmp_path):
@@ -212,6 +212,7 @@ def test_a_point_that_cannot_be_trained_is_marked_with_the_reason(tmp_path):
     assert [t.outcome for t in trials(tmp_path, "batch.confirm-0")] == ["reached"]
 
 
+@pytest.mark.slow
 def test_arms_without_a_search_are_trained_on_every_stream(tmp_path):
     make(tmp_path, protocol(space=Space({}), streams=3))
     assert {*files(tmp_path)} == {"baseline.confirm-0.json", "batch.confirm-0.json"}

@@ -225,6 +225,21 @@ def test_a_run_whose_data_never_comes_ends_and_is_not_saved(tmp_path, clock):
     assert saved_update(tmp_path) is None
 
 
+def test_a_wait_of_another_thread_is_only_said(clock):
+    clock.runs = True
+    is_said = threading.Event()
+
+    def wait():
+        watchdog = Watchdog(timeout_s=1, note=lambda line: is_said.set())
+        with watchdog as looked, looked.waiting("a batch"):
+            assert is_said.wait(60)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join()
+    assert is_said.is_set()
+
+
 @pytest.mark.parametrize("how", ["calibration", "probe", "stage"])
 def test_a_measurement_whose_data_hangs_says_so_and_ends(clock, how):
     config, said, batches = tiny_config(), [], itertools.count(1)
