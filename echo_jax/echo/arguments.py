@@ -13,21 +13,15 @@ def integer(name: str, value: Any, at_least: int) -> int:
             raise TypeError
         whole = operator.index(value)
     except TypeError:
-        fix = _fix(name, _nearest(value, at_least))
-        raise TypeError(f"{name} must be an integer, got {value!r}. {fix}") from None
+        try:
+            nearest = max(round(float(value)), at_least)
+        except (TypeError, ValueError, OverflowError):
+            nearest = at_least
+        fix = f"{name}={nearest}" if name.isidentifier() else nearest
+        raise TypeError(
+            f"{name} must be an integer, got {value!r}. Use {fix}."
+        ) from None
     if whole < at_least:
-        fix = _fix(name, at_least)
-        raise ValueError(f"{name} must be at least {at_least}, got {whole}. {fix}")
+        fix = f"{name}={at_least}" if name.isidentifier() else at_least
+        raise ValueError(f"{name} must be at least {at_least}, got {whole}. Use {fix}.")
     return whole
-
-
-def _fix(name: str, value: int) -> str:
-    return f"Use {name}={value}." if name.isidentifier() else f"Use {value}."
-
-
-def _nearest(value: Any, at_least: int) -> int:
-    """Returns the integer that was probably meant."""
-    try:
-        return max(round(float(value)), at_least)
-    except (TypeError, ValueError, OverflowError):
-        return at_least

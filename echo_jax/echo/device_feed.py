@@ -1,6 +1,5 @@
 """The host side of a device echo: reads, sends ahead, and decides."""
 
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,8 +11,7 @@ from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.driver import Driver, Turn
 from echo_jax.echo.keys import use_seed
 from echo_jax.echo.plans.base import BatchIndices, Plan
-from echo_jax.echo.read_ahead import ReadAhead
-from echo_jax.echo.reader import Reader
+from echo_jax.echo.reader import ReadAhead, Reader
 from echo_jax.echo.source import Element
 from echo_jax.echo.stores.device import EchoBuffer, StepInput, jitted_write
 from echo_jax.echo.stores.leaves import ReuseGuard, Watched
@@ -138,6 +136,7 @@ class DeviceFeed:
             depth=prefetch * buffer.rows // buffer.num_lanes,
         )
         self._driver = Driver(reader, plan, self._slots, turn)
+        self._turn = self._driver.turn  # held during every call
         self._decided, self._at = _NOTHING, 0  # and its batches handed out
 
     @property
@@ -162,11 +161,6 @@ class DeviceFeed:
         """The decisions of an adaptive echo so far; None in other modes."""
         return getattr(self._plan, "log", None)
 
-    @property
-    def turn(self) -> Turn:
-        """The turn that the feed holds during every call."""
-        return self._driver.turn
-
     def next(self, num_batches: int = 1) -> StepInput | None:
         """Decides the next batches, and waits for the rows that they need.
 
@@ -181,14 +175,10 @@ class DeviceFeed:
         Raises:
           ValueError: The plan was made for fewer batches.
         """
-        with self.turn:
-            self._check(num_batches)
-            return self.decide(num_batches)
-
-    def _check(self, num_batches: int) -> None:
         most = self._plan.max_batches
-        if 1 <= num_batches <= most:
-            return
+        with self._turn:
+            if 1 <= num_batches <= most:
+                return self.decide(num_batches)
         fix = f"Make the plan with max_batches={num_batches}."
         if num_batches < 1:
             fix = "Ask for at least 1."
@@ -204,7 +194,7 @@ class DeviceFeed:
         """
         if len(self._decided.uses) < self._at + num_batches:
             self._decide_more(num_batches)
-        self.turn.consistent = False
+        self._turn.consistent = False
         uses, fresh_index, repeat = self._decided
         if not len(uses):
             return None
@@ -218,7 +208,7 @@ class DeviceFeed:
         plan, pending = self._plan, self._pending
         uses = num_batches * plan.batch - pending
         wanted = self._driver.wait(uses, pending)
-        self.turn.consistent = False
+        self._turn.consistent = False
         self._driver.fill(uses, wanted, pending)
         parts = []
         if pending:
@@ -283,24 +273,15 @@ class DeviceFeed:
         Args:
           host_batch: A batch to write there if nothing was ever written.
         """
+        lanes, rows = self.buffer.num_lanes, self.buffer.rows // self.buffer.num_lanes
+        slots = np.tile(np.arange(rows, dtype=np.int32), (lanes, 1))
         if self._slots.untouched:
-            slots, rows = self._first_slots, self._first_slots.shape[1]
             sent = self.buffer.put(host_batch)
             self._slots.write(slots, [((sent, []), 0, rows)])
-        return self._held
-
-    @functools.cached_property
-    def _first_slots(self) -> np.ndarray:
-        lanes = self.buffer.num_lanes
-        rows = np.arange(self.buffer.rows // lanes, dtype=np.int32)
-        return np.tile(rows, (lanes, 1))
-
-    @functools.cached_property
-    def _held(self) -> StepInput:
-        slots = self._first_slots
         index = np.arange(slots.size).reshape(slots.shape)
-        uses = BatchIndices(slots, index, np.zeros_like(slots))
-        return StepInput(self._cut(uses).uses)
+        return StepInput(
+            self._cut(BatchIndices(slots, index, np.zeros_like(slots))).uses
+        )
 
     def close(self) -> None:
         """Stops reading ahead, and refuses all further use."""

@@ -45,19 +45,7 @@ class EchoIterator(Iterator[Any]):
         prefetch: int | None = None,
         length: int | None = None,
     ):
-        """Makes an iterator for `echo` or `echo_batches`.
-
-        Args:
-          iterator: The upstream.
-          spec: Description of the echo; None to choose it by the upstream's first
-            batch.
-          batch: Whether to yield batches of items.
-          stacked: Whether the upstream yields batches. Batches then go out, too.
-          drop_remainder: As in `echo`.
-          tags: As in `echo`.
-          prefetch: As in `echo`.
-          length: Number of items or batches of the upstream, if known.
-        """
+        """Makes an iterator for `echo`, or for `echo_batches` if ``stacked``."""
         self._length = length
         self._batch, self._stacked = batch or stacked, stacked
         self._drop_remainder, self._with_tags = drop_remainder, tags

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice, repeat, starmap
 from typing import Any, Protocol
 
-__all__ = ["AsItIs", "Element", "Intake", "Source", "is_resumable"]
+__all__ = ["INTERRUPTED", "AsItIs", "Element", "Intake", "Source", "is_resumable"]
 
 # One element: the result of `prepare` for a value, and the first and the end of its
 # rows. It is a plain tuple because one is made for every item.
@@ -44,7 +44,7 @@ class AsItIs:
         return [(value, 0, 1) for value in values]
 
 
-_INTERRUPTED = InterruptedError("it was interrupted in the middle")
+INTERRUPTED = InterruptedError("it was interrupted in the middle")
 
 
 class Source:
@@ -89,7 +89,7 @@ class Source:
         if self._failed is not None or self.lost is not None:
             self._check()
         failed, values = self._failed, []
-        self.lost = _INTERRUPTED
+        self.lost = INTERRUPTED
         try:
             # Takes values and keeps them; no signal can come in between.
             values.extend(islice(self._values, count))
@@ -154,7 +154,7 @@ class Source:
 
     def restore(self, state: Any, row: int) -> None:
         """Goes back to a state, the one before a row."""
-        self.lost = _INTERRUPTED
+        self.lost = INTERRUPTED
         self.iterator.set_state(copy.deepcopy(state))
         self.upcoming = (row, copy.deepcopy(state))
         if self._next_anchor is not None:

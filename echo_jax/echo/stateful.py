@@ -5,13 +5,11 @@ loader, and describe the iterator that it made last. An echo asks its upstream's
 iterator.
 """
 
-import copy
-import itertools
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from echo_jax.echo.source import is_resumable
+from echo_jax.echo.source import INTERRUPTED, AsItIs, Source, is_resumable
 
 __all__ = ["PeekedIterator", "iterator_of", "length_of"]
 
@@ -73,9 +71,8 @@ class PeekedIterator(Iterator[Any]):
 
     def __init__(self, iterator: Iterator[Any]):
         self._iterator: Any = iterator
+        self._source = Source(iterator, AsItIs(), None)
         self._peeked: list[Any] = []
-        self._failed: Exception | None = None
-        self._interrupted = False
         if is_resumable(iterator):
             self.get_state = self._get_state
             self.set_state = self._set_state
@@ -83,35 +80,16 @@ class PeekedIterator(Iterator[Any]):
     def peek(self) -> Any:
         """Returns the next element, which stays the next one."""
         if not self._peeked:
-            self._look()
+            source = self._source
+            if is_resumable(self._iterator):
+                if source.lost is INTERRUPTED:
+                    source.restore(self._state, 0)
+                self._state = source.state()
+            self._peeked += source.pull(1)
+            source.lost = None
         if not self._peeked:
-            if self._failed is not None:
-                raise RuntimeError(
-                    "the upstream of this echo failed, and then ended: it does not go "
-                    "on after an error; start anew"
-                ) from self._failed
             raise StopIteration
         return self._peeked[0]
-
-    def _look(self) -> None:
-        resumable = is_resumable(self._iterator)
-        if self._interrupted and not resumable:
-            raise RuntimeError(
-                "the first read of the upstream was interrupted, so it is not known "
-                "which item comes next; start anew"
-            )
-        if self._interrupted:
-            self._iterator.set_state(copy.deepcopy(self._state))
-        elif resumable:
-            self._state = copy.deepcopy(self._iterator.get_state())
-        self._interrupted = True
-        try:
-            # Takes it and keeps it; no signal can come in between.
-            self._peeked.extend(itertools.islice(self._iterator, 1))
-        except Exception as error:
-            self._failed, self._interrupted = error, False
-            raise
-        self._interrupted = False
 
     def __next__(self) -> Any:
         return self._peeked.pop() if self._peeked else next(self._iterator)
@@ -121,5 +99,4 @@ class PeekedIterator(Iterator[Any]):
 
     def _set_state(self, state: Any) -> None:
         self._peeked.clear()
-        self._failed = None
-        self._iterator.set_state(state)
+        self._source.restore(state, 0)

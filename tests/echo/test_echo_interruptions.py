@@ -127,7 +127,9 @@ def test_an_interruption_gives_no_wrong_item(store, mode):
     assert run.refused
 
 
-@pytest.mark.parametrize("store", ["items", "batches"])
+@pytest.mark.parametrize(
+    "store", ["items", pytest.param("batches", marks=pytest.mark.slow)]
+)
 def test_an_interruption_anywhere_in_the_first_output_gives_no_wrong_item(store):
     make_echo, spec = STORES[store], SPECS["fixed"]
     with make_echo(spec) as echo:

@@ -4,7 +4,7 @@ An order is cut into rounds. A round follows from the seed, its own number and i
 items' numbers of uses. So a few integers are enough to make it again at any time.
 
 A new order is a file here, a line in `ORDERS`, its name in `echo_jax.echo.spec.Order`
-and its bounds in `echo_jax.echo.laws.orders`.
+and its bounds in `echo_jax.echo.laws.bounds`.
 """
 
 from collections.abc import Callable

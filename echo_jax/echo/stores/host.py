@@ -129,26 +129,29 @@ class RingStore:
             (stack,) = values
             columns, rows = self._accept_stack(stack)
         else:
-            columns, rows = self._accept_items(values), len(values)
+            columns, rows = self._flat_columns(values), len(values)
+            if columns is None:
+                leaves = [self._accept(0, item) for item in values]
+                columns = [list(column) for column in zip(*leaves, strict=True)]
         return [(self._guard.watch(columns), 0, rows)]
 
-    def write(self, slots: np.ndarray, taken: list[Element]) -> None:
+    def write(
+        self, slots: np.ndarray, taken: list[Element], *, again: bool = False
+    ) -> None:
         at = 0
         for columns, first, end in taken:
             self._guard.check(columns)
             rows = slots[0, at : at + end - first]
-            self._put(rows, [column[first:end] for column in columns])
             at += len(rows)
+            if again:
+                (kept,) = np.nonzero(rows < self._num_slots)
+                rows, parts = rows[kept], [_picked(x, first + kept) for x in columns]
+            else:
+                parts = [column[first:end] for column in columns]
+            self._put(rows, parts)
 
     def rewrite(self, slots: np.ndarray, taken: list[Element]) -> None:
-        at = 0
-        for columns, first, end in taken:
-            self._guard.check(columns)
-            rows = slots[0, at : at + end - first]
-            (kept,) = np.nonzero(rows < self._num_slots)
-            picked = [_picked(column, first + kept) for column in columns]
-            self._put(rows[kept], picked)
-            at += len(rows)
+        self.write(slots, taken, again=True)
 
     def _put(self, slots: np.ndarray, columns: list[Any]) -> None:
         for is_small, array, column in zip(
@@ -175,14 +178,6 @@ class RingStore:
         return self._structure.build(
             array.take(slots, axis=0) for array in self._arrays
         )
-
-    def _accept_items(self, items: list[Any]) -> list[list[np.ndarray]]:
-        """Returns a list for each leaf, with the leaves of all items."""
-        columns = self._flat_columns(items)
-        if columns is None:
-            rows = [self._accept(0, item) for item in items]
-            columns = [list(column) for column in zip(*rows, strict=True)]
-        return columns
 
     def _flat_columns(
         self, items: list[Any], lead: tuple[int, ...] = ()
