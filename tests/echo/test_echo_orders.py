@@ -144,17 +144,6 @@ def test_what_spread_promises_holds_for_any_spec(spec, num_items):
     assert_echo_laws(host_echo, spec, laws=[1, 3, 6], **items)
 
 
-@pytest.mark.parametrize(
-    ("factor", "buffer", "batch_size"),
-    [(2, 24, 16), (2.5, 34, 16), (4, 36, 16), (7.3, 90, 64), (1.15, 30, 32)],
-)
-def test_the_smallest_buffers_part_twins_too(factor, buffer, batch_size):
-    """Where a round is hardly longer than a batch, items may hardly move."""
-    spec = ej.EchoSpec(factor, buffer, "spread", batch_size)
-    index, _ = first_uses(spec, 1000 * batch_size)
-    assert all(np.unique(row).size == batch_size for row in index.reshape(1000, -1))
-
-
 @settings(max_examples=60)
 @given(specs(orders=["spread"], max_buffer=5000))
 def test_cohorts_tile_the_upstream_and_a_restore_reads_at_most_four_buffers(spec):
@@ -221,20 +210,6 @@ def test_lags_grow_from_the_first_batch_on_until_the_buffer_is_full():
         for later in (1, 2, 3)
     ]
     assert np.mean(kept) < 0.02
-
-
-def test_a_seed_gives_another_order_of_the_same_feed():
-    one, two = (
-        [*first_uses(ej.EchoSpec(2.5, 64, "spread", 8, seed), 4000)] for seed in (1, 2)
-    )
-    assert (one[0] != two[0]).mean() > 0.3
-    assert (one[1] == two[1]).all()
-
-
-def test_factor_one_is_the_identity_even_without_a_buffer():
-    index, repeat = first_uses(ej.EchoSpec(1, 1, "spread", 64), 500)
-    assert index.tolist() == list(range(500))
-    assert not repeat.any()
 
 
 def test_the_buffer_that_a_refusal_advises_is_the_smallest_that_does():

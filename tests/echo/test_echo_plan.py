@@ -332,22 +332,6 @@ def test_lanes_continue_from_every_state(total, **sizes):
     assert_restores(driver, make, [()] * 18, ahead=4)
 
 
-@pytest.mark.parametrize("order", ["shuffle", "shuffle_buffer", "spread"])
-def test_the_oldest_row_is_the_first_that_a_restore_needs(order):
-    spec = ej.EchoSpec(2.5, 600, order, 32)
-    whole, resumed = FixedPlan(spec), FixedPlan(spec)
-    later_than_the_anchor = 0
-    for _ in range(150):
-        take(whole, 32)
-        state = whole.get_state()
-        restored = resumed.set_state(state)
-        (needed,) = np.nonzero(restored.slots[0] < whole.num_slots)
-        assert whole.oldest() == restored.first + needed[0]
-        assert whole.anchor() <= whole.oldest() < state["fresh"]
-        later_than_the_anchor += whole.anchor() < whole.oldest()
-    assert later_than_the_anchor > 40
-
-
 @pytest.mark.parametrize("order", ORDERS)
 def test_items_are_read_when_they_are_needed_and_not_before(order):
     """With e = 4 and host batches of a batch: one in four batches, evenly."""

@@ -157,19 +157,6 @@ def test_a_bursty_loader_is_measured_in_its_mean_and_its_interval_contains_it():
     assert covered >= 35
 
 
-def test_a_machine_that_slows_down_keeps_its_ratio():
-    def slowness():
-        return 1.0 + machine.time / 2000
-
-    machine = Machine(step_s=slowness)
-    report = run(machine, SleepingLoader(machine, lambda: 3.0 * slowness(), 10**9))
-    assert report.t_down_s > 1.15
-    # By half as the probe goes on; what is measured only once would be off by that.
-    assert slowness() > 1.5
-    assert report.ratio == pytest.approx(3.0, rel=0.05)
-    assert report.ratio_low < 3.0 < report.ratio_high
-
-
 def test_loading_and_training_in_turns_is_seen_and_cured_first():
     machine = Machine(step_s=1.0, is_synchronous=True)
     report = run(machine, SleepingLoader(machine, 2.0))
@@ -250,13 +237,6 @@ def test_a_starved_trainer_is_told_how_to_echo():
     )
     assert report.how in str(report)
     assert "R is above 4" in text
-
-
-def test_an_uncertain_ratio_is_called_so():
-    service = service_times("bursty", 1.2, 5000, 0).tolist()
-    report = run_prefetching(service, capacity=1, seconds=200.0)
-    assert not report.is_certain
-    assert any("measure for longer" in sentence for sentence in report.advice)
 
 
 def with_stages(options=None, **times):
@@ -535,46 +515,15 @@ def noise(rng, size):
     return 1 + 0.05 * rng.standard_normal(size)
 
 
-def periodic(rng, size, period=500):
-    slow_s = period * FAST_S / 2
-    times = FAST_S * noise(rng, size)
-    times[rng.integers(period) :: period] = slow_s
-    return times, (FAST_S * (period - 1) + slow_s) / period
-
-
-def bimodal(rng, size, share=0.003):
-    times = np.where(rng.random(size) < share, SLOW_S, FAST_S) * noise(rng, size)
-    return times, FAST_S + share * (SLOW_S - FAST_S)
-
-
-def lognormal(rng, size):
-    return FAST_S * rng.lognormal(0, 1, size), FAST_S * np.exp(0.5)
-
-
-def autocorrelated(rng, size):
-    level, logs = 0.0, []
-    for shock in rng.standard_normal(size):
-        level = 0.9 * level + 0.1 * shock
-        logs.append(level)
-    variance = 0.01 / (1 - 0.81)
-    return FAST_S * np.exp(logs), FAST_S * np.exp(variance / 2)
-
-
-@pytest.mark.parametrize(
-    "steps",
-    [
-        periodic,
-        pytest.param(bimodal, marks=pytest.mark.slow),
-        pytest.param(lognormal, marks=pytest.mark.slow),
-        autocorrelated,
-    ],
-)
-def test_the_interval_holds_the_true_ratio(steps):
+def test_the_interval_holds_the_true_ratio_of_rare_slow_steps():
     covered = 0
     for seed in range(SEEDS):
-        times, mean_s = steps(np.random.default_rng(seed), 20_000)
+        rng = np.random.default_rng(seed)
+        times = FAST_S * noise(rng, 20_000)
+        times[rng.integers(500) :: 500] = 0.5
         report = probed(times.tolist(), seconds=20.0)
-        covered += report.ratio_low <= LOAD_S / mean_s <= report.ratio_high
+        covered += report.ratio_low <= LOAD_S * 500 / (FAST_S * 499 + 0.5)
+        covered -= report.ratio_high < LOAD_S * 500 / (FAST_S * 499 + 0.5)
     assert covered >= LEAST
 
 

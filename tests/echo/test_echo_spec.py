@@ -41,62 +41,37 @@ def test_a_spec_is_frozen_and_equal_and_hashed_by_its_fields(mode):
     make_plan(again).check_state(make_plan(spec).get_state())
 
 
-@MODES
-def test_the_defaults_of_a_spec_can_be_carried_out(mode):
-    plan = make_plan(type(MAKE[mode]())())
-    assert plan.write(plan.need(1).must).shape == (1, 1)
-    batch = plan.next(1)
-    assert (batch.fresh_index.tolist(), batch.repeat.tolist()) == ([[0]], [[0]])
-
-
-@MODES
 @pytest.mark.parametrize(
-    ("name", "value", "message"),
+    ("mode", "name", "value", "message"),
     [
-        ("buffer", 0, "got 0. Use buffer=1."),
-        ("buffer", 2.0, "got 2.0. Use buffer=2."),
-        ("buffer", True, "got True. Use buffer=1."),
-        ("batch_size", 0, "got 0. Use batch_size=1."),
-        ("batch_size", "4", "got '4'. Use batch_size=4."),
-        ("seed", -1, "got -1. Use seed=0."),
-        ("seed", None, "got None. Use seed=0."),
+        *((mode, "buffer", 0, "got 0. Use buffer=1.") for mode in MAKE),
+        ("fixed", "buffer", 2.0, "got 2.0. Use buffer=2."),
+        ("adaptive", "buffer", True, "got True. Use buffer=1."),
+        *((mode, "batch_size", "4", "got '4'. Use batch_size=4.") for mode in MAKE),
+        *((mode, "seed", -1, "got -1. Use seed=0.") for mode in MAKE),
+        ("stochastic", "seed", None, "got None. Use seed=0."),
+        ("fixed", "order", "random", "order='random' is unknown; use one of 'consecu"),
+        ("adaptive", "cap", 0, "got 0. Use cap=1."),
+        ("adaptive", "cap", 1.5, "got 1.5. Use cap=2."),
+        ("stochastic", "load", 0.5, "must be a LoadSchedule, such as LoadSchedule("),
     ],
 )
-def test_a_wrong_number_is_named_with_the_fix(mode, name, value, message):
+def test_a_wrong_field_is_named_with_the_fix(mode, name, value, message):
     with pytest.raises((TypeError, ValueError), match=re.escape(message)):
         dataclasses.replace(MAKE[mode](), **{name: value})
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: ej.EchoSpec(order="random"),
-            "order='random' is unknown; use one of 'consecutive', 'shuffle', "
-            "'shuffle_buffer', 'spread'",
-        ),
-        (lambda: ej.AdaptiveSpec(cap=0), "got 0. Use cap=1."),
-        (lambda: ej.AdaptiveSpec(cap=1.5), "got 1.5. Use cap=2."),
-        (
-            lambda: ej.StochasticSpec(0.5),
-            "load=0.5 must be a LoadSchedule, such as LoadSchedule(start=0.5, end=0.5)",
-        ),
-    ],
-)
-def test_a_wrong_field_is_named_with_the_fix(make, message):
-    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
-        make()
-
-
-def test_a_replay_may_be_any_decisions():
-    assert ej.AdaptiveSpec(replay=[True, False]) == ej.AdaptiveSpec(
-        replay=ej.DecisionLog([True, False])
-    )
-
-
 # --- How often each item is used, exactly.
 
-FACTOR = st.fractions(1, 1000, max_denominator=1000)
+FRACTION = st.fractions(1, 50, max_denominator=1000)
+FACTOR = st.one_of(
+    FRACTION,
+    st.builds(lambda a, b, at: {0: a, at: b}, FRACTION, FRACTION, st.integers(1, 90)),
+    st.builds(
+        lambda units: ej.FactorByItem(lambda k: units[k % len(units)] / 10**6, 9),
+        st.lists(st.integers(10**6, 9 * 10**6), min_size=1, max_size=9),
+    ),
+)
 
 
 def schedule_of(factor):
@@ -130,78 +105,32 @@ def test_uses_by_hand(factor, uses):
     assert schedule_of(factor).uses(0, 4, 0)[0].tolist() == uses
 
 
-def test_floats_are_counted_exactly():
-    assert math.floor(100 * 1.15) == 114
-    assert schedule_of(1.15).uses(0, 100, 0)[0].sum() == 115
-    assert schedule_of(7 / 3).constant == Fraction(7, 3)
-    assert schedule_of(0.1 + 0.2 + 1).constant == Fraction(13, 10)
+@settings(max_examples=120)
+@given(FACTOR, st.integers(0, 100), st.integers(0, 50))
+def test_uses_are_exact_from_any_start(factor, start, count):
+    def factor_of(k):
+        if isinstance(factor, dict):
+            return factor[max(at for at in factor if at <= k)]
+        if isinstance(factor, Fraction):
+            return factor
+        return Fraction(round(factor.function(k) * 10**6), 10**6)
 
-
-def test_whole_numbers_of_uses_are_reached():
-    # 49 * (1 / 49) is below 1 in floats; some denominators betray any rounding.
-    for denominator in range(1, 101):
-        factor = Fraction(denominator + 1, denominator)
-        uses, carry = schedule_of(factor).uses(0, 3 * denominator, 0)
-        assert (uses.sum(), carry) == (3 * (denominator + 1), 0)
-        assert uses[:denominator].tolist() == [1] * (denominator - 1) + [2]
-
-
-@settings(max_examples=50)
-@given(FACTOR, st.integers(0, 300))
-def test_a_constant_is_exact(factor, count):
-    uses, _ = schedule_of(factor).uses(0, count, 0)
-    assert uses.tolist() == counted(lambda _: factor, count)
-    assert uses.sum() == math.floor(count * factor)
-
-
-@settings(max_examples=50)
-@given(st.floats(1, 1000), st.integers(1, 300))
-def test_a_float_means_its_nearest_fraction(factor, count):
-    exact = Fraction(factor).limit_denominator(10**6)
-    uses, _ = schedule_of(factor).uses(0, count, 0)
-    assert uses.sum() == math.floor(count * exact)
-
-
-@settings(max_examples=50)
-@given(
-    st.dictionaries(st.integers(1, 100), st.fractions(1, 9, max_denominator=20)),
-    st.fractions(1, 9, max_denominator=20),
-    st.integers(0, 150),
-)
-def test_pieces_are_exact(pieces, first, count):
-    pieces = {0: first} | dict(itertools.islice(pieces.items(), 3))
-    uses, _ = schedule_of(pieces).uses(0, count, 0)
-    expected = counted(lambda k: pieces[max(s for s in pieces if s <= k)], count)
-    assert uses.tolist() == expected
-
-
-@settings(max_examples=50)
-@given(st.lists(st.integers(10**6, 9 * 10**6), max_size=100))
-def test_a_function_is_exact_in_millionths(units):
-    factor = ej.FactorByItem(lambda k: units[k] / 10**6, max_factor=9)
-    uses, _ = schedule_of(factor).uses(0, len(units), 0)
-    assert uses.tolist() == counted(lambda k: Fraction(units[k], 10**6), len(units))
-
-
-@settings(max_examples=50)
-@given(
-    st.one_of(
-        FACTOR,
-        st.builds(lambda a, b, at: {0: a, at: b}, FACTOR, FACTOR, st.integers(1, 90)),
-        st.just(ej.FactorByItem(lambda k: 1 + (k % 7) / 3, max_factor=3)),
-    ),
-    st.integers(0, 100),
-    st.integers(0, 50),
-)
-def test_any_start_continues_the_sequence(factor, start, count):
     schedule = schedule_of(factor)
     whole, end = schedule.uses(0, start + count, 0)
+    assert whole.tolist() == counted(factor_of, start + count)
     head, carry = schedule.uses(0, start, 0)
     tail, after = schedule.uses(start, count, carry)
     assert np.concatenate([head, tail]).tolist() == whole.tolist()
     assert after == end
     assert type(carry) is int
     assert 0 <= carry < schedule.denominator
+
+
+def test_floats_are_counted_exactly():
+    assert math.floor(100 * 1.15) == 114
+    assert schedule_of(1.15).uses(0, 100, 0)[0].sum() == 115
+    assert schedule_of(7 / 3).constant == Fraction(7, 3)
+    assert schedule_of(0.1 + 0.2 + 1).constant == Fraction(13, 10)
 
 
 def test_far_items_do_not_overflow():
@@ -265,10 +194,3 @@ def test_a_function_that_leaves_its_range_is_caught_when_it_does(value):
         schedule_of(factor).uses(0, 2, 0)
     assert f"fresh item 1 is {value!r}, outside [1, max_factor=3]" in str(caught.value)
     assert "mend the function or raise max_factor" in str(caught.value)
-
-
-@settings(max_examples=30)
-@given(FACTOR)
-def test_strings_and_fractions_mean_the_same(factor):
-    found = [schedule_of(each).constant for each in (factor, str(factor))]
-    assert found == [factor] * 2
