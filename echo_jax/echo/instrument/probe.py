@@ -8,11 +8,13 @@ loader's mean is over all batches. The step's mean includes periodic slow steps,
 excludes single disturbances (`step_times`).
 """
 
+import functools
+import itertools
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from echo_jax.echo.echo import echo
@@ -138,18 +140,15 @@ def probe(
     finally:
         loader.close()
     steps_alone = bench.step_times
-    low, high = ratio_interval(
-        [measured.up for measured in bench.rounds],
-        [measured.down for measured in bench.rounds],
-    )
+    low, high = ratio_interval(bench.ups, bench.downs)
     batch_size, batch_bytes = _size(bench.batch)
     report = ProbeReport(
         t_up_s=bench.t_up_s,
-        t_down_s=bench.t_down_s,
+        t_down_s=steps_alone.mean_s,
         observed_s=bench.runs[0].seconds_per_update,
         ratio_low=low,
         ratio_high=high,
-        rounds=len(bench.rounds),
+        rounds=len(bench.ups),
         steps_timed=steps_alone.timed,
         slow_steps=steps_alone.slow,
         batch_size=batch_size,
@@ -169,20 +168,13 @@ def probe(
     )
 
 
-@dataclass(frozen=True)
-class _Round:
-    """The seconds of single calls, of the loader alone and of the step alone."""
-
-    up: list[float]
-    down: list[float]
-
-
 class _Bench:
     """A loader and a step, and their measurements.
 
     Attributes:
       batch: The batch that is held.
-      rounds: The separate measurements.
+      ups: Seconds of single calls of the loader alone, for each round.
+      downs: Seconds of the step alone.
       runs: The measurements together, once `measure_runs` is done.
     """
 
@@ -198,7 +190,8 @@ class _Bench:
         self._seconds, self._tell = seconds, tell
         self._together: list[float] = []
         self._done = _STAGES_SHARE
-        self.rounds: list[_Round] = []
+        self.ups: list[list[float]] = []
+        self.downs: list[list[float]] = []
         self.runs: tuple[MeasuredRun, ...] = ()
         tell("first step", self._done)
         self.batch = next(loader)
@@ -209,19 +202,15 @@ class _Bench:
     # A mean, not a median: a bursty storage is slow in its mean.
     @property
     def t_up_s(self) -> float:
-        return statistics.mean(s for measured in self.rounds for s in measured.up)
+        return statistics.mean(itertools.chain.from_iterable(self.ups))
 
     @property
     def step_times(self) -> StepTimes:
-        return step_times([measured.down for measured in self.rounds])
-
-    @property
-    def t_down_s(self) -> float:
-        return self.step_times.mean_s
+        return step_times(self.downs)
 
     @property
     def ratio(self) -> float:
-        return self.t_up_s / self.t_down_s
+        return self.t_up_s / self.step_times.mean_s
 
     def measure_rates(self) -> None:
         """Measures the loader, both, and the step, in turns."""
@@ -229,37 +218,35 @@ class _Bench:
         for done in range(_RATE_ROUNDS):
             if done >= _LEAST_RATE_ROUNDS and self._now() > end:
                 return
-            self.rounds.append(self._measure_round(done))
+            # Both together follow the loader alone, which leaves buffers empty, if the
+            # loader is the slower side. Otherwise they follow the step alone, which
+            # lets them fill.
+            is_fed = done > 0 and self.ratio < 1
+            phases = [self._up, self._down, self._both]
+            if not is_fed:
+                phases = [self._up, self._both, self._down]
+            if done % 2:
+                # Loader and step swap places, so that a steady drift cancels.
+                at = phases.index(self._down)
+                phases = phases[at:] + phases[:at]
+            for phase in phases:
+                phase()
 
-    def _measure_round(self, number: int) -> _Round:
-        """Measures the three once, in an order that keeps buffers as in training."""
-        seconds = {}
+    def _up(self) -> None:
+        load = functools.partial(next, self._loader)
+        self.ups.append(self._time("loader alone", _UP_SHARE, load))
 
-        def up() -> None:
-            seconds["up"] = self._time("loader alone", _UP_SHARE, self._load)
+    def _down(self) -> None:
+        hold = functools.partial(self._steps, self.batch)
+        self.downs.append(self._time("step alone", self._down_share(), hold))
 
-        def down() -> None:
-            seconds["down"] = self._time("step alone", self._down_share(), self._hold)
-
-        def together() -> None:
-            self._run_together(_TOGETHER_SHARE)
-
-        # Both together follow the loader alone, which leaves buffers empty, if the
-        # loader is the slower side. Otherwise they follow the step alone, which lets
-        # them fill.
-        is_fed = bool(self.rounds) and self.ratio < 1
-        phases = [up, down, together] if is_fed else [up, together, down]
-        if number % 2:
-            # Loader and step swap places, so that a steady drift cancels.
-            at = phases.index(down)
-            phases = phases[at:] + phases[:at]
-        for phase in phases:
-            phase()
-        return _Round(**seconds)
+    def _both(self, share: float = _TOGETHER_SHARE) -> None:
+        train = lambda: self._steps(next(self._loader))  # noqa: E731
+        self._together += self._time("both together", share, train)
 
     def _down_share(self) -> float:
         """Returns the share of the step alone, which is larger for several periods."""
-        slow = self.step_times.slow if self.rounds else None
+        slow = self.step_times.slow if self.downs else None
         return _DOWN_SHARE if slow is None or slow.period else _LONG_DOWN_SHARE
 
     def measure_runs(self, factor: float) -> None:
@@ -273,7 +260,7 @@ class _Bench:
         for done in range(_RUN_ROUNDS):
             if done and self._now() - self._started > self._seconds:
                 break
-            self._run_together(_RUN_SHARE)
+            self._both(_RUN_SHARE)
             seconds += self._time(
                 what, _ECHO_SHARE, lambda: self._steps(next(echoed)), cycle=cycle
             )
@@ -281,18 +268,6 @@ class _Bench:
             MeasuredRun(1.0, len(self._together), statistics.mean(self._together)),
             MeasuredRun(float(factor), len(seconds), statistics.mean(seconds)),
         )
-
-    def _run_together(self, share: float) -> None:
-        self._together += self._time("both together", share, self._train)
-
-    def _train(self) -> None:
-        self._steps(next(self._loader))
-
-    def _load(self) -> None:
-        next(self._loader)
-
-    def _hold(self) -> None:
-        self._steps(self.batch)
 
     def _time(
         self, what: str, share: float, call: Callable[[], Any], *, cycle: int = 1
