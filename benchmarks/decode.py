@@ -19,7 +19,8 @@ import cv2
 import numpy as np
 
 from benchmarks.harness import Result, paired
-from echo_jax.data.images.decode import jpeg_size, random_resized_crop
+from echo_jax.data.images.decode import random_resized_crop
+from echo_jax.data.images.jpeg_header import jpeg_header
 from echo_jax.echo.keys import use_seed
 
 __all__ = ["p21"]
@@ -134,9 +135,9 @@ def _files() -> list[bytes]:
 
 def _part(data: bytes, seed: int) -> Part:
     """Returns a part of the same distribution as ours."""
-    size = jpeg_size(data)
-    assert size is not None, "the sample holds JPEG files alone"
-    height, width = size
+    header = jpeg_header(data)
+    assert header is not None, "the sample holds JPEG files alone"
+    height, width = header.height, header.width
     rng = np.random.default_rng(seed)
     while True:
         share, shape = rng.uniform(*_AREA), np.exp(rng.uniform(*np.log(_RATIO)))

@@ -20,8 +20,6 @@ MODULES = {
 }
 # Their examples name files, runs or devices of the reader.
 SHOWN = {
-    "echo_jax.data.detection.coco_eval",
-    "echo_jax.data.detection.records",
     "echo_jax.data.prepare.coco",
     "echo_jax.data.prepare.images",
     "echo_jax.data.prepare.text",

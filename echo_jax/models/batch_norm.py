@@ -30,14 +30,7 @@ _KEEPS_AVERAGES: ContextVar[bool] = ContextVar("keeps_averages", default=True)
 
 @contextlib.contextmanager
 def statistics_over(axes: tuple[str, ...]) -> Iterator[None]:
-    """Makes batch norms traced within take statistics over all devices.
-
-    A model whose batch is split by `jax.shard_map` sees only one device's share. With
-    automatic partitioning by XLA it sees the whole batch and does not need this.
-
-    Args:
-      axes: Mesh axes over which the batch is split.
-    """
+    """Makes batch norms traced in a `shard_map` take statistics over all devices."""
     token = _AXES.set(axes)
     try:
         yield
@@ -65,33 +58,15 @@ def momentum_or_none(momentum: float) -> float:
     return momentum if _KEEPS_AVERAGES.get() else 0.0
 
 
+# `tree` holds the collections without "params", with a leading axis of parts; `mean`
+# averages over it. By the law of total variance, the variance of all examples is the
+# mean of the variances plus the variance of the means. Moving averages `before` the
+# update have moved by a fraction 1 - m towards the examples (m is in `kept`), so the
+# variance of their means is divided by 1 - m.
 def merged_statistics(
     tree: Any, mean: Callable[[Any], Any], before: Any = None, kept: Any = None
 ) -> Any:
-    """Returns the statistics of all examples from those of parts of equal size.
-
-    By the law of total variance, the variance of all examples is the mean of the
-    variances plus the variance of the means. Moving averages have moved only by a
-    fraction 1 - m towards the statistics of the examples, so their means are closer
-    together. Therefore the variance of their means is divided by 1 - m.
-
-    Args:
-      tree: The collections of a model without ``"params"``, with a leading axis of
-        parts. Every ``{"mean", "var"}`` in them belongs to a batch norm.
-      mean: Returns the mean of an array over the parts.
-      before: The same collections before the update, without parts, if statistics are
-        moving averages. None if they come only from the parts' examples.
-      kept: The momentum m of these averages, in collections of the same structure.
-
-    Returns:
-      The collections without the axis of parts. Other arrays are averaged.
-
-    Example:
-      >>> parts = {"mean": jnp.array([1.0, 5.0]), "var": jnp.array([0.0, 0.0])}
-      >>> merged = merged_statistics(parts, lambda x: x.mean(axis=0))
-      >>> float(merged["mean"]), float(merged["var"])
-      (3.0, 4.0)
-    """
+    """Returns the statistics of all examples from those of parts of equal size."""
 
     def of_norm(stats: Any, before: Any, kept: Any) -> Any:
         if before is None:
@@ -111,19 +86,7 @@ def merged_statistics(
 def map_norms(
     of_norm: Callable[..., Any], of_other: Callable[..., Any], tree: Any, *rest: Any
 ) -> Any:
-    """Returns collections with separately mapped batch norm statistics.
-
-    Args:
-      of_norm: Maps every ``{"mean", "var"}``.
-      of_other: Maps every other array.
-      tree: The collections of a model without ``"params"``.
-      *rest: Trees of the same structure, or None; passed on.
-
-    Example:
-      >>> tree = {"norm": {"mean": 1, "var": 2}, "count": 3}
-      >>> map_norms(lambda stats: stats, lambda x: -x, tree)
-      {'norm': {'mean': 1, 'var': 2}, 'count': -3}
-    """
+    """Maps every ``{"mean", "var"}`` of collections, and every other array."""
     if not isinstance(tree, Mapping):
         return of_other(tree, *rest)
     if set(tree) == {"mean", "var"}:

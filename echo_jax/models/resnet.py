@@ -130,14 +130,7 @@ def _conv(channels: int, dtype: jnp.dtype, stride: int = 1, *, name: str) -> nn.
 
 
 def norm_layer(norm: Norm, dtype: jnp.dtype, train: bool, *, name: str) -> nn.Module:
-    """Returns the module that normalises the output of a convolution.
-
-    Args:
-      norm: See `ResNet`; groups have 8 channels.
-      dtype: The type of the output.
-      train: Whether batch norm uses the batch's own statistics.
-      name: The name of the module.
-    """
+    """Returns the module that normalises the output of a convolution."""
     if norm == "group":
         return nn.GroupNorm(
             num_groups=None, group_size=_GROUP_CHANNELS, dtype=dtype, name=name

@@ -142,15 +142,7 @@ class SSD(nn.Module):
 
 
 def map_sizes(image_size: int) -> tuple[int, ...]:
-    """Returns the widths of the maps in cells, from fine to coarse.
-
-    Args:
-      image_size: Height and width of the images, in pixels.
-
-    Example:
-      >>> map_sizes(300), map_sizes(160)
-      ((38, 19, 10, 5, 3, 1), (20, 10, 5, 3, 1))
-    """
+    """Returns the widths of the maps of an image in cells, from fine to coarse."""
     sizes = [math.ceil(image_size / 8)]
     while (last := sizes[-1]) >= 3:
         sizes.append(math.ceil(last / 2) if last > _SMALL else last - 2)

@@ -12,16 +12,18 @@ import optax
 from faster_coco_eval import COCO
 
 from echo_jax.data.augment import Augment, ColourDistortion, Flip
-from echo_jax.data.detection.anchors import boxes_per_cell, default_boxes
+from echo_jax.data.detection.anchors import (
+    boxes_per_cell,
+    default_boxes,
+    match_anchors,
+)
 from echo_jax.data.detection.boxes import decode_boxes, encode_boxes
 from echo_jax.data.detection.coco_eval import (
     CocoEvaluator,
     ground_truth_of,
     read_ground_truth,
 )
-from echo_jax.data.detection.crop import SsdCrop
-from echo_jax.data.detection.host_augment import flip, ssd_crop
-from echo_jax.data.detection.matching import match_anchors
+from echo_jax.data.detection.crop import SsdCrop, flip, ssd_crop
 from echo_jax.data.detection.nms import NmsSettings, detect
 from echo_jax.data.detection.records import (
     DecodeBoxes,

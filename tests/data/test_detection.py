@@ -18,7 +18,6 @@ from PIL import Image
 from pycocotools.coco import COCO as OracleCOCO
 from pycocotools.cocoeval import COCOeval as OracleEval
 
-from echo_jax.data.augment import Augment, Flip
 from echo_jax.data.detection import (
     METRICS,
     CocoEvaluator,
@@ -92,14 +91,6 @@ def test_overlap_and_code_by_hand():
     # Centre (0.5, 0.4) from (0.4, 0.3) in sizes of 0.4 and 0.2; the width doubles.
     wanted = [0.25 / 0.1, 0.5 / 0.1, 0.0, np.log(2) / 0.2]
     np.testing.assert_allclose(encode_boxes(box, anchor), wanted, atol=1e-12)
-
-
-def test_numpy_and_jax_compute_the_same():
-    rng = np.random.default_rng(0)
-    boxes, anchors = random_boxes(rng, 30), random_boxes(rng, 30)
-    for function in (iou, encode_boxes, decode_boxes):
-        ours = jax.jit(function)(boxes, anchors)
-        np.testing.assert_allclose(ours, function(boxes, anchors), rtol=1e-5, atol=1e-5)
 
 
 def centered(y, x, height, width):
@@ -286,16 +277,6 @@ def test_images_and_boxes_follow_the_window(batch, keys, windows):
         np.testing.assert_array_equal(cropped["box_mask"][k], stays)
         wanted = np.where(stays[:, None], np.clip(moved, 0, 1), 0)
         np.testing.assert_allclose(cropped["boxes"][k], wanted, atol=1e-5)
-
-
-def test_a_use_is_augmented_alike_in_any_batch(batch, keys):
-    augment = jax.jit(Augment((SsdCrop(), Flip())))
-    first = {name: value[:16] for name, value in batch.items()}
-    places = np.random.default_rng(2).permutation(16)
-    moved = {name: value[places] for name, value in first.items()}
-    once, again = augment(first, keys[:16]), augment(moved, keys[places])
-    for name, value in again.items():
-        np.testing.assert_array_equal(value, np.asarray(once[name])[places])
 
 
 def item_of(batch, k):

@@ -22,9 +22,14 @@ fresh index, repeat). Stages use no other randomness. So the result for an examp
 not depend on its place in the batch or on other examples (except in `Mixup`).
 """
 
-from echo_jax.data.augment.boxes import crop_boxes, flip_boxes
 from echo_jax.data.augment.colour import ColourDistortion, ColourFactors
-from echo_jax.data.augment.geometry import Flip, PadCrop, RandomResizedCrop
+from echo_jax.data.augment.geometry import (
+    Flip,
+    PadCrop,
+    RandomResizedCrop,
+    crop_boxes,
+    flip_boxes,
+)
 from echo_jax.data.augment.mix import Cutout, Mixup
 from echo_jax.data.augment.stage import Augment, Batch, Stage, ToFloat
 

@@ -93,26 +93,12 @@ class ToFloat:
 
 
 def uniforms(keys: jax.Array, count: int) -> jax.Array:
-    """Returns `count` random numbers for every key, uniform in [0, 1).
-
-    Args:
-      keys: ``key[B]``.
-      count: How many.
-
-    Returns:
-      ``float32[B, count]``; a row depends on its own key alone.
-    """
+    """Returns `count` numbers in [0, 1) for each of the keys, float32[B, count]."""
     return jax.vmap(lambda key: jax.random.uniform(key, (count,)))(keys)
 
 
 def cast_pixels(values: jax.Array, dtype: Any) -> jax.Array:
-    """Returns pixels in the type of the original images.
-
-    Args:
-      values: ``float32``, any shape.
-      dtype: Bytes are rounded to the nearest (ties to even) and clipped to 0..255.
-        Floats are only cast.
-    """
+    """Returns pixels as `dtype`; bytes are rounded (ties to even) and clipped."""
     if jnp.issubdtype(dtype, jnp.integer):
         values = jnp.clip(jnp.round(values), 0, 255)
     return values.astype(dtype)

@@ -5,7 +5,7 @@ from echo_jax.lazy import door
 __getattr__ = door(
     __name__,
     {
-        "anchors": ["boxes_per_cell", "default_boxes"],
+        "anchors": ["boxes_per_cell", "default_boxes", "match_anchors"],
         "boxes": ["decode_boxes", "encode_boxes", "iou"],
         "coco_eval": [
             "METRICS",
@@ -13,9 +13,7 @@ __getattr__ = door(
             "ground_truth_of",
             "read_ground_truth",
         ],
-        "crop": ["SsdCrop"],
-        "host_augment": ["flip", "ssd_crop"],
-        "matching": ["match_anchors"],
+        "crop": ["SsdCrop", "flip", "ssd_crop"],
         "nms": ["NmsSettings", "detect", "suppress"],
         "records": ["DecodeBoxes", "DecodeForEvaluation"],
     },

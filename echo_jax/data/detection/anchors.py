@@ -1,10 +1,18 @@
-"""The default boxes of SSD (Liu et al. 2016, sections 2.2 and 3.4)."""
+"""The default boxes of SSD, and the objects that they match.
+
+Liu et al. 2016, sections 2.2 and 3.4.
+"""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["boxes_per_cell", "default_boxes"]
+from echo_jax.data.detection.boxes import iou
+
+__all__ = ["Match", "boxes_per_cell", "default_boxes", "match_anchors"]
 
 # The paper's scales for COCO, as fractions of the image's side: 0.07 on the finest
 # map, then from 0.15 in equal steps. The authors' code rounds the step of 0.1875, so
@@ -12,6 +20,8 @@ __all__ = ["boxes_per_cell", "default_boxes"]
 _FINEST, _SECOND, _LAST = 0.07, 0.15, 0.87
 
 _FEW, _MANY = (2.0,), (2.0, 3.0)
+# Added to the overlap of an object with its best default box, so that this pair wins.
+_FORCED = 2.0
 
 
 # A cell has a square of the map's scale s, a larger one of sqrt(s s') with the next
@@ -70,3 +80,36 @@ def _shapes(scale: float, next_scale: float, ratios: Sequence[float]) -> np.ndar
         wide = [scale / np.sqrt(ratio), scale * np.sqrt(ratio)]
         shapes += [wide, wide[::-1]]
     return np.array(shapes)
+
+
+class Match(NamedTuple):
+    """The object of each default box of an image.
+
+    Attributes:
+      truth: The row of the object, int32[A]; meaningless without a match.
+      is_matched: Whether there is an object, bool[A]; other boxes learn background.
+    """
+
+    truth: jax.Array
+    is_matched: jax.Array
+
+
+# An object gets the default box of largest overlap. Any other default box gets the
+# object of largest overlap, if that is at least `threshold`. If two objects want one
+# default box, the larger overlap wins, then the first. No overlap means no match.
+def match_anchors(
+    boxes: jax.Array,
+    mask: jax.Array,
+    anchors: jax.Array,
+    *,
+    threshold: float = 0.5,
+) -> Match:
+    """Matches the M objects of an image with its A default boxes."""
+    overlap = jnp.where(mask[:, None], iou(boxes, anchors), 0)
+    best = overlap.argmax(axis=1)
+    is_best = best[:, None] == jnp.arange(len(anchors))[None]
+    wanted = jnp.where(is_best & (overlap > 0), overlap + _FORCED, overlap)
+    return Match(
+        truth=wanted.argmax(axis=0).astype(jnp.int32),
+        is_matched=wanted.max(axis=0) >= threshold,
+    )

@@ -10,19 +10,10 @@ from faster_coco_eval import COCO, COCOeval_faster
 
 __all__ = ["METRICS", "CocoEvaluator", "ground_truth_of", "read_ground_truth"]
 
+_SIZES = ("small", "medium", "large")
 METRICS = (
-    "mAP",
-    "AP50",
-    "AP75",
-    "AP_small",
-    "AP_medium",
-    "AP_large",
-    "AR1",
-    "AR10",
-    "AR100",
-    "AR_small",
-    "AR_medium",
-    "AR_large",
+    *("mAP", "AP50", "AP75", *(f"AP_{size}" for size in _SIZES)),
+    *("AR1", "AR10", "AR100", *(f"AR_{size}" for size in _SIZES)),
 )
 """COCO's 12 numbers, in its order; the first is over overlaps of 0.5 to 0.95."""
 
@@ -31,15 +22,7 @@ _GZIP = b"\x1f\x8b"
 
 
 class CocoEvaluator:
-    """Collects all detections of a split and computes COCO's numbers.
-
-    Example:
-      >>> truth = ground_truth_of([record], [{"id": 18, "name": "dog"}])
-      >>> evaluator = CocoEvaluator(truth)
-      >>> evaluator.add(batch, detections)
-      >>> evaluator.result()["mAP"]
-      1.0
-    """
+    """Collects all detections of a split and computes COCO's numbers."""
 
     def __init__(
         self, ground_truth: COCO, image_ids: Iterable[int] | None = None

@@ -1,17 +1,20 @@
-"""The random crop of SSD, on the devices and on the host."""
+"""The random crop of SSD, on the devices and on the host, and the host's flip."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import cv2
 import jax
+import numpy as np
 
-from echo_jax.data.augment.boxes import crop_boxes
-from echo_jax.data.augment.geometry import resize_windows
+from echo_jax.data.augment.geometry import crop_boxes, flip_boxes, resize_windows
 from echo_jax.data.augment.stage import Batch, uniforms
 from echo_jax.data.detection.boxes import box_area, intersection
+from echo_jax.data.pipeline.stages import Item
+from echo_jax.echo.keys import mix
 
-__all__ = ["SsdCrop", "choose_windows"]
+__all__ = ["SsdCrop", "flip", "ssd_crop"]
 
 # Minimum overlap (IoU) of a crop with an object. None is the whole image, and 0 is a
 # crop without conditions. All are equally likely.
@@ -19,6 +22,7 @@ _LEAST_OVERLAPS = (None, 0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 _TRIES = 50
 _SMALLEST_SIDE = 0.3
 _RATIOS = (0.5, 2.0)
+_NUM_DRAWS = 1 + 4 * _TRIES
 
 
 # Liu et al. 2016, section 2.2. The first of 50 windows that fits is taken, else the
@@ -32,8 +36,8 @@ class SsdCrop:
     def windows(self, batch: Mapping[str, Any], keys: jax.Array) -> jax.Array:
         """Returns top, left, height and width of the windows, int32[B, 4]."""
         height, width = batch["image"].shape[1:3]
-        draws = uniforms(keys, NUM_DRAWS)
-        return choose_windows(
+        draws = uniforms(keys, _NUM_DRAWS)
+        return _choose_windows(
             draws, batch["boxes"], batch["box_mask"], height=height, width=width
         )
 
@@ -42,14 +46,10 @@ class SsdCrop:
         image = batch["image"]
         windows = self.windows(batch, keys)
         cropped = resize_windows(image, windows, image.shape[1:3])
-        return crop_windows({**batch, "image": cropped}, windows, image.shape[1:3])
+        return _crop_windows({**batch, "image": cropped}, windows, image.shape[1:3])
 
 
-NUM_DRAWS = 1 + 4 * _TRIES
-"""Random numbers that a window is chosen by."""
-
-
-def choose_windows(
+def _choose_windows(
     draws: Any, boxes: Any, mask: Any, *, height: int, width: int
 ) -> Any:
     """Returns top, left, height and width in pixels, int32[B, 4]; NumPy or jax."""
@@ -81,7 +81,7 @@ def choose_windows(
     return chosen.astype(xp.int32)
 
 
-def crop_windows(batch: Batch, windows: Any, size: tuple[int, int]) -> Batch:
+def _crop_windows(batch: Batch, windows: Any, size: tuple[int, int]) -> Batch:
     """Expresses boxes in the coordinates of windows, which are in pixels."""
     xp = windows.__array_namespace__()
     whole = xp.asarray([[*size, *size]], dtype=xp.float32)
@@ -107,3 +107,41 @@ def _fits(draw: Any, origin: Any, extent: Any, boxes: Any, mask: Any) -> Any:
     overlaps = (both >= wanted[:, :, None] * either) & mask[:, None]
     fits = xp.any(overlaps, axis=-1) & xp.any(shows, axis=-1)
     return xp.concatenate([fits[:, :-1], xp.ones_like(fits[:, -1:])], axis=1)
+
+
+def ssd_crop(item: Item, seed: int) -> Item:
+    """Returns a random window of an item, resized; see `SsdCrop`."""
+    image = item["image"]
+    height, width = image.shape[:2]
+    batch = _as_batch(item)
+    # 24 bits, as many as a float32 below 1 has.
+    draws = (mix(seed, np.arange(_NUM_DRAWS)) >> np.uint64(40)).astype(np.float32)
+    windows = _choose_windows(
+        draws[None] / np.float32(2**24),
+        batch["boxes"],
+        batch["box_mask"],
+        height=height,
+        width=width,
+    )
+    top, left, rows, columns = windows[0].tolist()
+    crop = image[top : top + rows, left : left + columns]
+    resized = cv2.resize(crop, (width, height), interpolation=cv2.INTER_LINEAR)
+    cropped = _crop_windows(batch, windows, (height, width))
+    return _with_boxes({**item, "image": resized}, cropped)
+
+
+def flip(item: Item, seed: int) -> Item:
+    """Returns the item, mirrored left to right if the seed is odd."""
+    if seed % 2 == 0:
+        return item
+    mirrored = np.ascontiguousarray(item["image"][:, ::-1])
+    flipped = flip_boxes(_as_batch(item), np.array([True]))
+    return _with_boxes({**item, "image": mirrored}, flipped)
+
+
+def _as_batch(item: Item) -> Item:
+    return {name: item[name][None] for name in ("boxes", "box_mask")}
+
+
+def _with_boxes(item: Item, batch: Item) -> Item:
+    return {**item, "boxes": batch["boxes"][0], "box_mask": batch["box_mask"][0]}

@@ -20,11 +20,6 @@ class DecodeBoxes:
     Attributes:
       decode_record: Returns the dict of kind coco.
       max_boxes: Number of objects to keep, those of the largest area.
-
-    Example:
-      >>> decode = DecodeBoxes(DecodeRecord("coco"), size=300, max_boxes=100)
-      >>> sorted(decode(record))
-      ['box_labels', 'box_mask', 'boxes', 'image']
     """
 
     decode_record: Callable[[Any], dict[str, Any]]
@@ -32,10 +27,7 @@ class DecodeBoxes:
     max_boxes: int
 
     def __call__(self, record: Any) -> Item:
-        return self.item(self.decode_record(record))
-
-    def item(self, entries: dict[str, Any]) -> Item:
-        """Returns the item of a dict of kind coco."""
+        entries = self.decode_record(record)
         boxes, labels = _objects(entries, self.max_boxes)
         empty = self.max_boxes - len(boxes)
         return {
@@ -69,10 +61,8 @@ class DecodeForEvaluation:
     def __call__(self, record: Any) -> Item:
         entries = self.decode.decode_record(record)
         about = ("image_id", "height", "width")
-        return {
-            **self.decode.item(entries),
-            **{name: np.asarray(entries[name], np.int64) for name in about},
-        }
+        known = {name: np.asarray(entries[name], np.int64) for name in about}
+        return self.decode(record) | known
 
 
 def resize_to_square(image: np.ndarray, size: int) -> np.ndarray:

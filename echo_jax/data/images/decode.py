@@ -16,14 +16,12 @@ from collections.abc import Callable
 import cv2
 import numpy as np
 
-from echo_jax.data.images.jpeg_header import JpegHeader, jpeg_header
-from echo_jax.data.images.orientation import Box, turn_of
+from echo_jax.data.images.jpeg_header import TURNS, Box, JpegHeader, jpeg_header
 from echo_jax.echo.keys import mix
 
 __all__ = [
     "decode_image",
     "decode_jpeg",
-    "jpeg_size",
     "pad_crop_flip",
     "random_resized_crop",
     "resize_center_crop",
@@ -66,12 +64,6 @@ def decode_image(encoded: bytes | np.ndarray, *, as_stored: bool = False) -> np.
             "uint8[height, width, 3], or 1 channel."
         )
     return encoded if encoded.shape[2] == 3 else np.repeat(encoded, 3, axis=2)
-
-
-def jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Returns stored height and width of a JPEG file in pixels, or None."""
-    header = jpeg_header(data)
-    return None if header is None else (header.height, header.width)
 
 
 def random_resized_crop(
@@ -157,7 +149,7 @@ def _crop(
         image = decode_image(encoded)
         height, width = image.shape[:2]
         return _resized(image, (height, width), choose(height, width), size)
-    turn, known = turn_of(header.orientation), (header.height, header.width)
+    turn, known = TURNS[header.orientation], (header.height, header.width)
     upright = turn.size(*known)
     box = turn.stored(choose(*upright), *upright)
     room = max(min(box.height, box.width) / size, 1)

@@ -1,9 +1,11 @@
-"""Reads the header of a JPEG file."""
+"""Reads the header of a JPEG file, and turns its image upright (EXIF)."""
 
 import struct
 from typing import Literal, NamedTuple
 
-__all__ = ["JpegHeader", "jpeg_header"]
+import numpy as np
+
+__all__ = ["TURNS", "Box", "JpegHeader", "Turn", "jpeg_header"]
 
 # Start-of-frame markers, which hold the image size. C4, C8 and CC are other markers.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -93,3 +95,53 @@ def _orientation(segment: bytes) -> int:
             found = number(at + 8, 2)
             return found if 1 <= found <= 8 else 0
     return 0
+
+
+class Box(NamedTuple):
+    """A part of an image, in pixels."""
+
+    top: float
+    left: float
+    height: float
+    width: float
+
+
+class Turn(NamedTuple):
+    """Makes a stored image upright: rows become columns, then sides are mirrored."""
+
+    swaps: bool = False
+    upends: bool = False
+    mirrors: bool = False
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Returns the upright height and width of a stored image."""
+        return (width, height) if self.swaps else (height, width)
+
+    def stored(self, box: Box, height: int, width: int) -> Box:
+        """Returns the stored place of `box`, a part of the upright image."""
+        top, left, high, wide = box
+        if self.upends:
+            top = height - top - high
+        if self.mirrors:
+            left = width - left - wide
+        return Box(left, top, wide, high) if self.swaps else Box(top, left, high, wide)
+
+    def upright(self, image: np.ndarray) -> np.ndarray:
+        """Returns a stored image or a part, [height, width, channels], upright."""
+        if self.swaps:
+            image = image.swapaxes(0, 1)
+        steps = (-1 if self.upends else 1), (-1 if self.mirrors else 1)
+        return np.ascontiguousarray(image[:: steps[0], :: steps[1]])
+
+
+TURNS = {
+    1: Turn(),
+    2: Turn(mirrors=True),
+    3: Turn(upends=True, mirrors=True),
+    4: Turn(upends=True),
+    5: Turn(swaps=True),
+    6: Turn(swaps=True, mirrors=True),
+    7: Turn(swaps=True, upends=True, mirrors=True),
+    8: Turn(swaps=True, upends=True),
+}
+"""The turn of each EXIF orientation."""

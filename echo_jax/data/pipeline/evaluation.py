@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
@@ -18,25 +19,10 @@ THREADS = 4
 
 
 def eval_batches(
-    source: RecordSource,
-    decode: Callable[[bytes], Item],
-    *,
-    batch_size: int,
-    max_examples: int = 0,
-    threads: int = THREADS,
-    shard: DataShard = SINGLE,
+    source: RecordSource, decode: Callable[[bytes], Item], **options: Any
 ) -> list[Item]:
     """Returns all batches of `stream_eval_batches`, for splits that fit in memory."""
-    return list(
-        stream_eval_batches(
-            source,
-            decode,
-            batch_size=batch_size,
-            max_examples=max_examples,
-            threads=threads,
-            shard=shard,
-        )
-    )
+    return list(stream_eval_batches(source, decode, **options))
 
 
 def stream_eval_batches(

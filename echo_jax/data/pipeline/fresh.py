@@ -1,16 +1,18 @@
 """The stages above the echo: fresh items by their index in the endless stream.
 
 Every stage is a function of the stream index, so any thread or worker of any engine may
-compute any item.
+compute any item. Dropping an item with NaN or infinity would move all later ones. So
+the item at the same place in the next epoch replaces it, or in a later epoch if that
+item is bad too. The result does not depend on engine, worker, host or restart.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
 
 import grain
 
-from echo_jax.data.pipeline.check_finite import Checked, RefuseBad, ReplaceBad
 from echo_jax.data.pipeline.spec import AUGMENT, SHUFFLE, STORAGE, PipelineSpec
 from echo_jax.data.pipeline.stages import (
     AugmentFresh,
@@ -21,15 +23,19 @@ from echo_jax.data.pipeline.stages import (
     Stages,
 )
 from echo_jax.data.pipeline.storage import SimulatedStorage
+from echo_jax.echo.bad_items import BadItem, BadItems
+from echo_jax.echo.finite import BadItemError, is_finite, what_is_bad
 from echo_jax.echo.shard import SINGLE, DataShard
 
-__all__ = ["below_echo", "fresh_items"]
+__all__ = ["Gather", "TakeNote", "below_echo", "fresh_items"]
+
+_MOST_EPOCHS = 100
 
 
 def fresh_items(
     stages: Stages, pipeline: PipelineSpec, shard: DataShard = SINGLE
 ) -> grain.MapDataset[Any]:
-    """Returns a shard's endless fresh items by index, some of them `Replaced`."""
+    """Returns a shard's endless fresh items by index, some of them `_Replaced`."""
     storage = SimulatedStorage(pipeline.storage, pipeline.stream_seed(STORAGE))
     records = _records(stages, pipeline)
     dataset = records.map_with_index(Read(stages.source, storage))
@@ -40,11 +46,11 @@ def fresh_items(
             augment = Guarded("augment", stages.augment)
             last = AugmentFresh(augment, pipeline.stream_seed(AUGMENT))
         unchecked = dataset.map_with_index(last)
-        otherwise = RefuseBad(records)
+        otherwise = _RefuseBad(records)
         if pipeline.max_bad:
-            otherwise = ReplaceBad(unchecked, records, len(stages.source))
+            otherwise = _ReplaceBad(unchecked, records, len(stages.source))
         # A separate Grain stage would cost more than most checks.
-        checked = dataset.map_with_index(Checked(last, otherwise))
+        checked = dataset.map_with_index(_Checked(last, otherwise))
         dataset = checked if pipeline.check_finite else unchecked
     if shard.count == 1:
         return dataset
@@ -69,7 +75,7 @@ def below_echo(
         stages.augment and Guarded("augment", stages.augment),
         pipeline.stream_seed(AUGMENT),
         functools.partial(shard.global_index, rows=rows),
-        RefuseBad(_records(stages, pipeline)) if looks else None,
+        _RefuseBad(_records(stages, pipeline)) if looks else None,
     )
 
 
@@ -97,3 +103,88 @@ class _ShardOfItems(grain.MapDataset):
         if isinstance(index, slice):
             return self.slice(index)
         return self._parent[int(self._index(index))]
+
+
+class _Replaced(NamedTuple):
+    """An element to use, and the bad items that were replaced in it."""
+
+    element: Any
+    bad: Sequence[BadItem]
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """Calls ``otherwise(index, item)`` if the item of a stage is not finite."""
+
+    stage: Callable[[int, Any], Any]
+    otherwise: Callable[[int, Any], Any]
+
+    def __call__(self, index: int, item: Any) -> Any:
+        made = self.stage(index, item)
+        return made if is_finite(made) else self.otherwise(index, made)
+
+
+@dataclass(frozen=True)
+class _RefuseBad:
+    """Raises `BadItemError` for a bad item, with the number of its record."""
+
+    records: grain.MapDataset
+
+    def __call__(self, index: int, item: Any) -> NoReturn:
+        raise BadItemError(
+            f"{_bad(self.records, index, item)}; mend the record, or skip such items: "
+            "--config.data.max_bad=1 or more, with --config.echo.after=decode, augment "
+            "or batch; --config.data.check_finite=False looks for none"
+        )
+
+
+@dataclass(frozen=True)
+class _ReplaceBad:
+    """Replaces a bad item by the finite item at its place in a later epoch."""
+
+    items: grain.MapDataset
+    records: grain.MapDataset
+    num_records: int
+
+    def __call__(self, index: int, item: Any) -> _Replaced:
+        bad = _bad(self.records, index, item)
+        for epoch in range(1, _MOST_EPOCHS + 1):
+            other = self.items[index + epoch * self.num_records]
+            if is_finite(other):
+                return _Replaced(other, (bad,))
+        raise BadItemError(
+            f"{bad}; neither is finite what has its place in the {_MOST_EPOCHS} epochs "
+            "after it, and could be used instead; mend the records"
+        )
+
+
+def _bad(records: grain.MapDataset, index: int, item: Any) -> BadItem:
+    record: Any = records[int(index)]
+    return BadItem(int(index), int(record), what_is_bad(item))
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Gathers items to one element, which is `_Replaced` if any item is."""
+
+    gather: Callable[[Sequence[Any]], Any]
+
+    def __call__(self, items: Sequence[Any]) -> Any:
+        bad = [each for item in items if type(item) is _Replaced for each in item.bad]
+        if not bad:
+            return self.gather(items)
+        items = [item.element if type(item) is _Replaced else item for item in items]
+        return _Replaced(self.gather(items), bad)
+
+
+@dataclass(frozen=True)
+class TakeNote:
+    """Reports bad items in the training process; returns the element to use."""
+
+    bad_items: BadItems
+
+    def __call__(self, element: Any) -> Any:
+        if type(element) is _Replaced:
+            self.bad_items.add(element.bad)
+            return element.element
+        return element

@@ -9,24 +9,28 @@ docs/design.md).
 import functools
 import signal
 from dataclasses import replace
+from typing import Any
 
 import grain
 from absl import flags
 from grain.experimental import ThreadPrefetchIterDataset, batch_and_pad
 
-from echo_jax.data.pipeline.check_finite import Gather, TakeNote
-from echo_jax.data.pipeline.fresh import below_echo, fresh_items
-from echo_jax.data.pipeline.item_lists import FlattenLists
+from echo_jax.data.pipeline.fresh import Gather, TakeNote, below_echo, fresh_items
 from echo_jax.data.pipeline.spec import PipelineSpec
 from echo_jax.data.pipeline.stages import BroadcastTags, Stages
-from echo_jax.data.pipeline.timed import TimedFresh, WithFreshTime
 from echo_jax.echo.adapters import grain as echo_grain
 from echo_jax.echo.bad_items import BadItems
 from echo_jax.echo.instrument.fresh_time import FreshTime
 from echo_jax.echo.shard import DataShard
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec
 
-__all__ = ["echoed_batches", "grain_batches", "grain_fresh_batches"]
+__all__ = [
+    "TimedFresh",
+    "WithFreshTime",
+    "echoed_batches",
+    "grain_batches",
+    "grain_fresh_batches",
+]
 
 # Passing an element costs about 50 us between threads and 300 us between processes. A
 # list of items is one element.
@@ -34,12 +38,92 @@ _ITEMS_PER_LIST = 16
 _WORKER_BUFFER = 2  # elements that wait for each process to be asked
 
 
+class WithFreshTime(grain.IterDataset):
+    """Its parent's elements, with `fresh_time` and `bad_items` for the trainer."""
+
+    def __init__(
+        self, parent: grain.IterDataset, fresh_time: FreshTime, bad_items: BadItems
+    ):
+        super().__init__(parent)
+        self.fresh_time, self.bad_items = fresh_time, bad_items
+
+    def __iter__(self) -> grain.DatasetIterator:
+        return self._parent.__iter__()
+
+
+class TimedFresh(WithFreshTime):
+    """Times how long the echo waits for each fresh element of a dataset."""
+
+    def __iter__(self) -> grain.DatasetIterator:
+        return _TimedIterator(self._parent.__iter__(), self.fresh_time)
+
+
+class _TimedIterator(grain.DatasetIterator):
+    def __init__(self, parent: grain.DatasetIterator, fresh_time: FreshTime):
+        super().__init__(parent)
+        self._time = fresh_time
+        self._time.restart()
+
+    def __next__(self) -> Any:
+        began_s = self._time.now()
+        element = next(self._parent)
+        self._time.took(began_s)
+        return element
+
+    def get_state(self) -> Any:
+        return self._parent.get_state()
+
+    def set_state(self, state: Any) -> None:
+        self._parent.set_state(state)
+        self._time.restart()
+
+
+class _FlattenLists(grain.IterDataset):
+    """Yields the items of lists one by one."""
+
+    def __iter__(self) -> grain.DatasetIterator:
+        return _FlattenIterator(self._parent.__iter__())
+
+
+class _FlattenIterator(grain.DatasetIterator):
+    """Its state is the parent's state before the list, and a place in the list."""
+
+    def __init__(self, parent: grain.DatasetIterator):
+        super().__init__(parent)
+        self._list: list[Any] = []
+        self._num_taken = 0
+        self._state_before: Any = None
+
+    def __next__(self) -> Any:
+        if self._num_taken == len(self._list):
+            self._read_list()
+        item = self._list[self._num_taken]
+        self._num_taken += 1
+        return item
+
+    def get_state(self) -> dict[str, Any]:
+        if self._num_taken == len(self._list):
+            return {"parent": self._parent.get_state(), "num_taken": 0}
+        return {"parent": self._state_before, "num_taken": self._num_taken}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._parent.set_state(state["parent"])
+        self._list, self._num_taken = [], 0
+        if state["num_taken"]:
+            self._read_list()
+            self._num_taken = state["num_taken"]
+
+    def _read_list(self) -> None:
+        self._state_before = self._parent.get_state()
+        self._list, self._num_taken = next(self._parent), 0
+
+
 def grain_batches(
     stages: Stages, pipeline: PipelineSpec, spec: AnySpec, shard: DataShard
 ) -> grain.IterDataset:
     in_batches = pipeline.after == "batch"
     fresh = _read(stages, pipeline, shard, in_batches=in_batches)
-    elements = fresh if in_batches else FlattenLists(fresh)
+    elements = fresh if in_batches else _FlattenLists(fresh)
     batches = echoed_batches(elements, stages, pipeline, spec, shard)
     return WithFreshTime(batches, fresh.fresh_time, fresh.bad_items)
 

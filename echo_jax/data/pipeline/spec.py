@@ -40,33 +40,24 @@ class PipelineSpec:
     max_bad: int = 0
 
     def __post_init__(self):
-        if self.after not in get_args(EchoAfter):
-            raise ValueError(
-                f"echo.after={self.after!r} is no stage; use one of "
-                f"{', '.join(get_args(EchoAfter))}."
-            )
-        if self.engine not in get_args(Engine):
-            raise ValueError(
-                f"data.pipeline={self.engine!r} is unknown; use one of "
-                f"{', '.join(get_args(Engine))}."
-            )
+        for name, value, known in (
+            ("echo.after", self.after, get_args(EchoAfter)),
+            ("data.pipeline", self.engine, get_args(Engine)),
+        ):
+            if value not in known:
+                raise ValueError(
+                    f"{name}={value!r} is unknown; use one of {', '.join(known)}."
+                )
         if self.engine == "tfdata" and self.workers:
             raise ValueError(
                 f"data.workers={self.workers} needs data.pipeline=grain; tf.data runs "
                 "the stages in threads. Use --config.data.workers=0."
             )
-        bounds = {
-            "batch_size": 1,
-            "seed": 0,
-            "data.threads": 0,
-            "data.workers": 0,
-            "data.prefetch": 0,
-            "data.max_bad": 0,
-        }
-        for name, least in bounds.items():
-            value = getattr(self, name.removeprefix("data."))
+        for name in ("batch_size", "seed", "threads", "workers", "prefetch", "max_bad"):
+            value, least = getattr(self, name), int(name == "batch_size")
             if value < least:
-                raise ValueError(f"{name}={value} is too small; use {least} or more.")
+                named = name if name in ("batch_size", "seed") else f"data.{name}"
+                raise ValueError(f"{named}={value} is too small; use {least} or more.")
         if not self.max_bad:
             return
         if not self.check_finite:

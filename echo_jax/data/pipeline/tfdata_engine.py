@@ -23,12 +23,14 @@ from typing import Any
 import grain
 import numpy as np
 
-from echo_jax.data.pipeline.check_finite import TakeNote
-from echo_jax.data.pipeline.fresh import below_echo, fresh_items
-from echo_jax.data.pipeline.grain_engine import echoed_batches
+from echo_jax.data.pipeline.fresh import TakeNote, below_echo, fresh_items
+from echo_jax.data.pipeline.grain_engine import (
+    TimedFresh,
+    WithFreshTime,
+    echoed_batches,
+)
 from echo_jax.data.pipeline.spec import PipelineSpec
 from echo_jax.data.pipeline.stages import BroadcastTags, Item, Stages
-from echo_jax.data.pipeline.timed import TimedFresh, WithFreshTime
 from echo_jax.echo.adapters import tfdata
 from echo_jax.echo.adapters.tensorflow_extra import tf
 from echo_jax.echo.bad_items import BadItems
@@ -38,7 +40,7 @@ from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.shard import DataShard
 from echo_jax.echo.spec import AnySpec, EchoSpec
 
-__all__ = ["TfdataBatches", "tfdata_batches", "tfdata_fresh_batches"]
+__all__ = ["tfdata_batches", "tfdata_fresh_batches"]
 
 _ENDLESS = np.iinfo(np.int64).max
 
@@ -55,7 +57,7 @@ def tfdata_batches(
         in_graph = replace(spec, batch_size=1)
     else:
         in_graph = shard.echo(replace(spec, batch_size=pipeline.batch_size))
-    return TfdataBatches(stages, pipeline, in_graph, shard)
+    return _TfdataBatches(stages, pipeline, in_graph, shard)
 
 
 def tfdata_fresh_batches(
@@ -68,7 +70,7 @@ def _fresh(
     stages: Stages, pipeline: PipelineSpec, shard: DataShard, *, in_batches: bool
 ) -> TimedFresh:
     """Returns fresh elements, in batches or one by one."""
-    fresh = TfdataBatches(stages, pipeline, None, shard, in_batches=in_batches)
+    fresh = _TfdataBatches(stages, pipeline, None, shard, in_batches=in_batches)
     per_batch = 1 if in_batches else shard.rows(pipeline.batch_size)
     # Elements in threads, in the queue, between both, and at the queue's end.
     held = pipeline.threads + pipeline.prefetch + 2
@@ -76,7 +78,7 @@ def _fresh(
     return TimedFresh(fresh, fresh_time, fresh.bad_items)
 
 
-class TfdataBatches(grain.IterDataset):
+class _TfdataBatches(grain.IterDataset):
     """Batches of a tf.data graph as a Grain dataset; uses only Grain's shuffle."""
 
     def __init__(
@@ -90,7 +92,9 @@ class TfdataBatches(grain.IterDataset):
     ):
         """Reads one record; `spec` is None for fresh elements without tags."""
         super().__init__()
-        _leave_accelerators_to_jax()
+        if tf.config.list_physical_devices("GPU"):
+            # Their memory is jax's.
+            tf.config.set_visible_devices([], "GPU")
         self._pipeline, self._rows = pipeline, shard.rows(pipeline.batch_size)
         # Without a spec, the echo uses each batch once.
         self.spec = EchoSpec() if spec is None else spec
@@ -168,7 +172,7 @@ class TfdataBatches(grain.IterDataset):
 class _TfdataIterator(grain.DatasetIterator):
     """Runs the graph, and advances the echo's plan beside it for the state."""
 
-    def __init__(self, dataset: TfdataBatches):
+    def __init__(self, dataset: _TfdataBatches):
         super().__init__()
         self._dataset = dataset
         self._plan = FixedPlan(dataset.spec)
@@ -278,9 +282,3 @@ def _options(threads: int) -> tf.data.Options:
     # A waiting read blocks its thread: count threads above, below and beside the echo.
     options.threading.private_threadpool_size = 2 * threads + 2
     return options
-
-
-def _leave_accelerators_to_jax() -> None:
-    """Keeps TensorFlow from allocating accelerator memory."""
-    if tf.config.list_physical_devices("GPU"):
-        tf.config.set_visible_devices([], "GPU")

@@ -20,7 +20,6 @@ __getattr__ = door(
             "augment_shape",
             "augment_shapes",
             "decode_shape",
-            "shape_cover",
         ],
         "shard_files": ["find_shards", "shards_metadata"],
         "source": ["Subset", "open_source"],
