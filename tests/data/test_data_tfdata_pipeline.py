@@ -4,14 +4,11 @@ One module for what loads TensorFlow, because importing it takes ten seconds.
 """
 
 import itertools
-import os
 import subprocess
 import sys
-import tarfile
 import threading
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,11 +29,8 @@ from test_data_pipeline import (
 )
 
 import echo_jax as ej
-from echo_jax.config import load_config
-from echo_jax.data.images import random_resized_crop, resize_center_crop
 from echo_jax.data.pipeline import PipelineSpec, Stages, fresh_batches
 from echo_jax.data.sources import ShapeRecords, augment_shape, decode_shape
-from echo_jax.workloads import build
 
 SHAPES = Stages(ShapeRecords(30, seed=0), decode_shape, augment_shape)
 
@@ -223,33 +217,3 @@ def test_what_cannot_be_echoed_is_refused_at_once():
         tfdata(ej.EchoSpec(2), "read", stages)
     with pytest.raises(ValueError, match="buffer=3 is too small"):
         tfdata(ej.EchoSpec(4, 3, "spread"))
-
-
-@pytest.mark.slow
-def test_a_workload_gets_the_engine_that_its_config_names():
-    fields = {"data.train_examples": 32, "data.eval_examples": 8, "batch_size": 8}
-    made = []
-    for engine in ("grain", "tfdata"):
-        config = {**fields, "data.pipeline": engine, "model.width": 4}
-        workload = build(load_config("configs/shapes.py:tiny", config))
-        spec = ej.EchoSpec(2, order="spread", buffer=32, batch_size=8)
-        made += [workload.train_dataset(spec), workload.fresh_dataset()]
-    assert type(made[0]) is not type(made[2])
-    for one, other in zip(made[:2], made[2:], strict=True):
-        assert_equal(take(one, 6), take(other, 6))
-
-
-@pytest.mark.skipif("ECHO_JAX_DATA" not in os.environ, reason="ECHO_JAX_DATA is unset")
-def test_real_photographs_come_out_the_same():
-    path = Path(os.environ["ECHO_JAX_DATA"]) / "imagenet_sample" / "images.tar"
-    with tarfile.open(path) as tar:
-        members = [member for member in tar if member.isfile()][:8]
-        photographs = [tar.extractfile(member).read() for member in members]
-    stages = Stages(
-        photographs,
-        lambda data: {"image": resize_center_crop(data, 64, resize=64)},
-        lambda item, seed: {"image": random_resized_crop(item["image"], seed, 32)},
-    )
-    both = [take(f(ECHOES["consecutive"], "read", stages), 5) for f in (make, tfdata)]
-    assert both[0][0]["image"].shape == (BATCH_SIZE, 32, 32, 3)
-    assert_equal(*both)
