@@ -445,7 +445,7 @@ def test_what_is_found_is_drawn_into_a_picture_of_each_file(trained, tmp_path, c
     assert "nothing found" in said("--min-score", 1.0)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif("ECHO_JAX_DATA" not in os.environ, reason="needs ECHO_JAX_DATA")
 def test_eight_photographs_are_learned_by_heart(tmp_path):
     data = Path(os.environ["ECHO_JAX_DATA"]) / "coco_mini"
