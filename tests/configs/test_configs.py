@@ -1,8 +1,9 @@
-"""Every config is a record of an experiment: it must not change unnoticed.
+"""Configs that come with the package: their records, their names, and copies of them.
 
-`golden.json` has the fields of `default_config`, those in which each config differs
-from it, and those in which a variant differs from the plain config of its file. When a
-config is changed on purpose, or `default_config` gets a field, write it and review it:
+Every config is a record of an experiment: it must not change unnoticed. `golden.json`
+has the fields of `default_config`, those in which each config differs from it, and
+those in which a variant differs from the plain config of its file. When a config is
+changed on purpose, or `default_config` gets a field, write it and review it:
 
     python tests/configs/test_configs.py
 """
@@ -11,69 +12,69 @@ import ast
 import functools
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
-from ml_collections import ConfigDict
 
-from echo_jax.config import default_config, load_config
-from echo_jax.config.check import check_config
+from echo_jax import cli
+from echo_jax.config import (
+    check_config,
+    default_config,
+    import_config,
+    load_config,
+    load_with_flags,
+    packaged_configs,
+)
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs"
 GOLDEN = Path(__file__).parent / "golden.json"
 ABSENT = "absent"  # where a variant lacks a field of its file's plain config
+# A file, and the variants that are recorded beside its plain config.
 VARIANTS = {
-    "cifar": ["", "cifar100,mobilenet", "tiny", "tiny,device"],
-    "coco": ["", "tiny", "tiny,device"],
-    "communication": ["", "echo", "tiny"],
-    "imagenet": ["", "small", "tiny", "tiny,device"],
-    "large_batch": ["", "echo", "tiny"],
+    "cifar": ["cifar100,mobilenet", "tiny", "tiny,device"],
+    "coco": ["tiny", "tiny,device"],
+    "communication": ["echo", "tiny"],
+    "imagenet": ["small", "tiny", "tiny,device"],
+    "large_batch": ["echo", "tiny"],
     "lm": [
-        "",
-        "bytes",
-        "c4",
-        "example",
-        "gpt2",
-        "gpt2,tiny",
-        "tiny",
-        "tiny,device",
-        "wikitext103",
-        "wikitext2",
-        "wikitext2,tiny",
+        *("bytes", "c4", "example", "gpt2", "gpt2,tiny", "tiny", "tiny,device"),
+        *("wikitext103", "wikitext2", "wikitext2,tiny"),
     ],
-    "quickstart": ["", "bursty", "fed", "tiny", "which"],
-    "shapes": ["", "tiny"],
-    "sweeps/cifar_batch_size": ["", "512", "tiny"],
-    "sweeps/cifar_buffer": ["", "tiny"],
-    "sweeps/cifar_echo_factor": ["", "tiny"],
-    "sweeps/cifar_placement": ["", "tiny"],
-    "sweeps/coco_placement": ["", "tiny"],
-    "sweeps/imagenet_batch_size": ["", "4096", "tiny"],
-    "sweeps/imagenet_echo_factor": ["", "tiny"],
-    "sweeps/imagenet_placement": ["", "tiny"],
-    "sweeps/lm_batch_size": ["", "64", "tiny"],
-    "sweeps/lm_buffer": ["", "tiny"],
-    "sweeps/lm_echo_factor": ["", "4096", "tiny"],
-    "sweeps/lm_seconds": ["", "2", "8", "tiny"],
-    "sweeps/s1_placement": ["", "cifar", "tiny"],
-    "sweeps/s2_factor": ["", "8", "128", "decay", "tiny"],
-    "sweeps/s3_untuned": ["", "tiny"],
-    "sweeps/s4_lag": ["", "8", "cifar", "long", "tiny"],
-    "sweeps/s5_epochs": ["", "tiny"],
-    "sweeps/s6_schedules": ["", "cifar", "decay", "tiny"],
-    "sweeps/s7_communication": ["", "echo", "tiny"],
-    "sweeps/s8_large_batch": ["", "tiny"],
+    "quickstart": ["bursty", "fed", "tiny", "which"],
+    "shapes": ["tiny"],
+    "sweeps/cifar_batch_size": ["512", "tiny"],
+    "sweeps/cifar_buffer": ["tiny"],
+    "sweeps/cifar_echo_factor": ["tiny"],
+    "sweeps/cifar_placement": ["tiny"],
+    "sweeps/coco_placement": ["tiny"],
+    "sweeps/imagenet_batch_size": ["4096", "tiny"],
+    "sweeps/imagenet_echo_factor": ["tiny"],
+    "sweeps/imagenet_placement": ["tiny"],
+    "sweeps/lm_batch_size": ["64", "tiny"],
+    "sweeps/lm_buffer": ["tiny"],
+    "sweeps/lm_echo_factor": ["4096", "tiny"],
+    "sweeps/lm_seconds": ["2", "8", "tiny"],
+    "sweeps/s1_placement": ["cifar", "tiny"],
+    "sweeps/s2_factor": ["8", "128", "decay", "tiny"],
+    "sweeps/s3_untuned": ["tiny"],
+    "sweeps/s4_lag": ["8", "cifar", "long", "tiny"],
+    "sweeps/s5_epochs": ["tiny"],
+    "sweeps/s6_schedules": ["cifar", "decay", "tiny"],
+    "sweeps/s7_communication": ["echo", "tiny"],
+    "sweeps/s8_large_batch": ["tiny"],
 }
 # What the configs import.
 NO_CONFIGS = {"echo_variants", "sweeps/sweep_parts"}
 NAMES = [
-    f"{file}:{variant}" if variant else file
+    name
     for file, variants in VARIANTS.items()
-    for variant in variants
+    for name in (file, *(f"{file}:{variant}" for variant in variants))
 ]
 
 
-def load(name: str) -> ConfigDict:
+def load(name):
     file, _, variant = name.partition(":")
     return load_config(f"{CONFIGS / file}.py" + (f":{variant}" if variant else ""))
 
@@ -110,47 +111,147 @@ def golden():
     return json.loads(json.dumps(found))
 
 
-def _on_one_line(found):
-    return "[" + re.sub(r"\s*\n\s*", " ", found[1]) + "]"
-
-
-@pytest.fixture(scope="module")
-def stored():
-    return json.loads(GOLDEN.read_text())
-
-
-def test_every_config_is_tested():
-    files = {
-        path.relative_to(CONFIGS).with_suffix("").as_posix()
-        for path in CONFIGS.rglob("*.py")
-    }
-    assert files - NO_CONFIGS == set(VARIANTS)
-
-
-def test_configs_are_the_golden_ones(stored):
-    found = golden()
+def test_configs_are_the_golden_ones():
+    found, stored = golden(), json.loads(GOLDEN.read_text())
     assert found.keys() == stored.keys()
     for name, expected in stored.items():
         assert found[name] == expected, name
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_config_is_valid_and_locked(name):
-    config = load(name)
-    assert config.is_locked
-    check_config(config.base if "base" in config else config)
+def test_every_config_is_recorded_valid_and_locked():
+    files = (path.relative_to(CONFIGS) for path in CONFIGS.rglob("*.py"))
+    names = {file.with_suffix("").as_posix() for file in files}
+    assert names - NO_CONFIGS == {*VARIANTS} == {*packaged_configs()}
+    for name in NAMES:
+        config = load(name)
+        assert config.is_locked, name
+        check_config(config.base if "base" in config else config)
 
 
 @pytest.mark.parametrize("file", VARIANTS)
-def test_unknown_variant_is_refused(file):
-    with pytest.raises(ValueError, match="variant 'huge' is unknown; use"):
+def test_a_config_names_its_variants_and_the_command_that_runs_it(file):
+    with pytest.raises(ValueError, match="variant 'huge' is unknown; use") as refused:
         load(f"{file}:huge")
-
-
-@pytest.mark.parametrize("file", VARIANTS)
-def test_config_says_which_command_runs_it(file):
+    module = import_config(packaged_configs()[file])
+    assert module.VARIANTS and str(module.VARIANTS[0]) in str(refused.value)
+    for variant in map(str, module.VARIANTS):
+        module.get_config(variant)
     text = ast.get_docstring(ast.parse((CONFIGS / f"{file}.py").read_text()))
     assert f"--config configs/{file}.py --workdir" in text
+
+
+@pytest.fixture
+def empty_folder(tmp_path, monkeypatch):
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_a_file_wins_over_a_name_and_a_folder_does_not(empty_folder):
+    assert "arms" in load_config("sweeps/s1_placement:tiny")
+    (empty_folder / "lm").mkdir()
+    assert load_config("lm:tiny").updates == 60
+    (empty_folder / "lm.py").write_text(
+        "from echo_jax.config import default_config\n"
+        "def get_config(variant=''):\n"
+        "    return default_config()\n"
+    )
+    assert load_config("lm.py:tiny").updates == 1000
+
+
+@pytest.mark.usefixtures("empty_folder")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("quikstart", "did you mean 'quickstart', which comes with echo-jax?"),
+        ("configs/lm.py", "did you mean 'lm', which comes with echo-jax?"),
+        ("s1_placement:tiny", "did you mean 'sweeps/s1_placement', which comes"),
+        ("nothing", "give PATH.py, or one that comes with echo-jax: cifar, coco, comm"),
+        (".", "'.' is a folder; give PATH.py"),
+    ],
+)
+def test_a_name_that_is_not_there_is_answered_with_those_that_are(name, said):
+    with pytest.raises(FileNotFoundError, match=rf"^config .*{said}"):
+        load_config(name)
+
+
+def test_the_wheel_carries_the_configs_to_where_they_are_looked_for():
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]
+    carried = build["build"]["targets"]["wheel"]["force-include"]
+    assert carried == {"configs": "echo_jax/configs"}
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_configs_are_listed_and_shown_with_what_they_are(capsys):
+    def said(*argv):
+        assert cli.main(["configs", *argv]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    lines = said()
+    assert {line for line in lines if not line.startswith(" ")} == {*VARIANTS}
+    about = "    A small ResNet on synthetic images of eight shapes, stored as JPEG."
+    assert lines[lines.index("shapes") + 1] == about
+    assert lines[lines.index("quickstart") + 2] == "    :fed  :tiny  :which  :bursty"
+    lines = said("show", "lm:tiny")
+    flags = [line for line in lines if line.startswith("--config.")]
+    assert load_with_flags("lm:tiny", flags).to_dict() == load("lm:tiny").to_dict()
+    at = lines.index("--config.init_from=")
+    assert lines[at + 1].startswith("    A run folder, or a file of 'echo-jax export")
+    assert "--config.base.init_from=" in said("show", "quickstart")
+
+
+# Each with imports, or with a config that it loads, of another kind.
+@pytest.mark.parametrize(
+    "name",
+    ["lm", "shapes", "large_batch", "sweeps/coco_placement", "sweeps/s3_untuned"],
+)
+def test_a_copy_needs_nothing_of_the_package_s_configs(name, empty_folder, capsys):
+    expected = load(f"{name}:tiny").to_dict()
+    assert cli.main(["configs", "copy", name, "mine"]) == 0
+    *copies, _, command = capsys.readouterr().out.splitlines()
+    verb = "study" if "arms" in expected else "train"
+    assert command.startswith(f"echo-jax {verb} --config mine/{name}.py --workdir ")
+    assert load_config(f"mine/{name}.py:tiny").to_dict() == expected
+    # All that the package has of these names is in the copy, too.
+    needed = set()
+    for copy in copies:
+        for node in ast.walk(ast.parse((empty_folder / copy).read_text())):
+            match node:
+                case ast.ImportFrom(module=str(module)):
+                    needed.add(module)
+                case ast.Constant(value=str(text)) if text.endswith(".py"):
+                    needed.add(Path(text).stem)
+    files = {path.stem for path in CONFIGS.rglob("*.py")}
+    assert needed & files <= {Path(copy).stem for copy in copies}
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_copy_replaces_no_file_of_the_user_s(empty_folder, capsys):
+    def copy(*argv):
+        status = cli.main(["configs", "copy", *argv])
+        return status, capsys.readouterr()
+
+    first = copy("sweeps/s4_lag", "configs")
+    assert first[0] == 0 and "sweep_parts.py" in first[1].out
+    # The same again is no harm.
+    assert copy("sweeps/s4_lag", "configs") == first
+    (empty_folder / "configs" / "echo_variants.py").write_text("mine = 1\n")
+    (empty_folder / "configs" / "lm.py").unlink(missing_ok=True)
+    for argv, said in (
+        (["lm"], "echo_variants.py is there, and is another file"),
+        (["quickstarts"], "'quickstarts' does not come with echo-jax; use one"),
+        (["lm", "--all"], "unknown option '--all'"),
+    ):
+        status, (_, err) = copy(*argv)
+        (line,) = err.splitlines()
+        assert status == 2 and line.startswith("echo-jax configs: ") and said in line
+    assert not (empty_folder / "configs" / "lm.py").exists()
+    assert cli.main(["configs", "show", "no"]) == 2
+
+
+def _on_one_line(found):
+    return "[" + re.sub(r"\s*\n\s*", " ", found[1]) + "]"
 
 
 if __name__ == "__main__":
