@@ -20,32 +20,23 @@ MODULES = {
 }
 # Their examples name files, runs or devices of the reader.
 SHOWN = {
-    "echo_jax.data.prepare.coco",
-    "echo_jax.data.prepare.images",
-    "echo_jax.data.prepare.text",
-    "echo_jax.data.sources.prepared",
-    "echo_jax.data.sources.source",
-    "echo_jax.inference.evaluate",
-    "echo_jax.inference.export",
-    "echo_jax.inference.run",
-    "echo_jax.runs",
-    "echo_jax.training.trainer",
+    f"echo_jax.{name}"
+    for name in (
+        *("data.prepare.coco"),
+        *("data.prepare.images", "data.prepare.text", "data.sources.prepared"),
+        *("data.sources.source", "inference.evaluate", "inference.export"),
+        *("inference.run", "runs", "training.trainer", "training.xla.flops"),
+        *("training.xla.options", "training.xla.profile"),
+    )
 }
 # What users call, and extend.
 DOORS = {
-    "echo_jax.echo.adapters.grain",
-    "echo_jax.echo.adapters.tfdata",
-    "echo_jax.echo.decision_log",
-    "echo_jax.echo.device",
-    "echo_jax.echo.echo",
-    "echo_jax.echo.finite",
-    "echo_jax.echo.instrument.probe",
-    "echo_jax.echo.instrument.worth",
-    "echo_jax.echo.keys",
-    "echo_jax.echo.laws",
-    "echo_jax.echo.laws.devices",
-    "echo_jax.echo.load_schedule",
-    "echo_jax.echo.spec",
+    f"echo_jax.echo.{name}"
+    for name in (
+        *("adapters.grain", "adapters.tfdata", "decision_log", "device", "echo"),
+        *("finite", "instrument.probe", "instrument.worth", "keys", "laws"),
+        *("laws.devices", "load_schedule", "spec"),
+    )
 }
 # Whole networks, run one operation at a time.
 SLOW = {"echo_jax.models.resnet", "echo_jax.models.transformer"}

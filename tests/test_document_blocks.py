@@ -1,11 +1,7 @@
 """Every Python block of README.md and the pages beside it is run, with stand-ins.
 
-What a page calls the reader's own is a stand-in here; docs/loaders.md, whose blocks are
-programs, is run by `test_loaders`. Lines of the shell are not run here: .ci/run runs
-those of README.md and docs/training.md that train on one machine. All others are parsed
-with their configs by `test_documents` and no more: those of docs/large-batches.md,
-docs/scaling.md, docs/results.md, docs/benchmarks.md and docs/faults.md, and those that
-need a cloud, whose script `tests/launch` runs with a stand-in for gcloud.
+What a page calls the reader's own is a stand-in here. `test_loaders` runs the blocks of
+docs/loaders.md. Lines of the shell are parsed by `test_documents`.
 """
 
 import re
@@ -31,12 +27,7 @@ BLOCKS = {
 # A word for each block, in the order of the page; each is run by a test below.
 WORDS = {
     "README.md": ("for batch in", "AdaptiveSpec"),
-    "docs/library.md": (
-        "ej.probe",
-        "ej.device.echo_batches",
-        "replay",
-        "ej.grain.echo",
-    ),
+    "docs/library.md": ("ej.probe", "device.echo_batches", "replay", "ej.grain.echo"),
     "docs/scaling.md": ("gradient_noise_scale",),
     "docs/site/index.md": ("ej.probe",),
 }
@@ -151,7 +142,7 @@ def test_the_probe(page, uses, capsys, monkeypatch):
 
 def test_an_echo_on_the_accelerator(uses):
     mine = {"host_batches": Loader(), "state": 0, "train_step": uses.train_step}
-    names = run("docs/library.md", "ej.device.echo_batches", **mine)
+    names = run("docs/library.md", "device.echo_batches", **mine)
     assert (uses.counts() == 4).all()
     assert isinstance(names["batch"]["image"], jax.Array)
 

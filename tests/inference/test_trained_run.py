@@ -179,6 +179,12 @@ def test_images_are_read_as_in_evaluation_and_of_any_size(shapes_run, tmp_path):
     read = run.read([files[0], files[1].read_bytes(), batch["image"][2], wide])
     np.testing.assert_array_equal(read["image"][:3], batch["image"][:3])
     assert read["image"].shape == (4, 32, 32, 3)
+    # Many inputs are computed as a batch is.
+    found = run.predict([*batch["image"], *batch["image"], wide])["probabilities"]
+    wanted = run.predict({"image": batch["image"]})["probabilities"]
+    assert found.shape == (17, 8)
+    np.testing.assert_allclose(found[:16], np.tile(wanted, (2, 1)), rtol=1e-5)
+    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
     (tmp_path / "text.jpg").write_text("no image")
     with pytest.raises(ValueError, match=r"text\.jpg: .*no readable image"):
         run.read([tmp_path / "text.jpg"])
@@ -192,17 +198,10 @@ def test_one_input_is_no_list_of_inputs(shapes_run, lm_run):
         for use in (run.predict, run.read):
             with pytest.raises(ValueError, match="is a single input; give a list, \\["):
                 use(single)
+    with pytest.raises(ValueError, match="was trained on images, and continues no te"):
+        run.generate(["x"])
     with pytest.raises(ValueError, match="'The museum was' is a single input"):
         ej.load_run(lm_run[0]).generate("The museum was")
-
-
-def test_many_inputs_are_computed_as_a_batch_is(shapes_run):
-    run = ej.load_run(shapes_run[0])
-    images = np.random.default_rng(0).integers(0, 255, (19, 32, 32, 3), np.uint8)
-    found = run.predict([*images])["probabilities"]
-    wanted = run.predict({"image": images})["probabilities"]
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
-    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-5)
 
 
 def test_an_evaluation_is_that_of_the_training_to_the_bit(shapes_run):
@@ -354,11 +353,6 @@ def test_what_cannot_be_continued_is_refused(options, says, lm_run):
     run = ej.load_run(lm_run[0])
     with pytest.raises(ValueError, match=says):
         run.generate(**{"prompts": ["x"], **options})
-
-
-def test_images_are_no_text(shapes_run):
-    with pytest.raises(ValueError, match="was trained on images, and continues no te"):
-        ej.load_run(shapes_run[0]).generate(["x"])
 
 
 def page_of(run, folder, **options):

@@ -172,8 +172,14 @@ INFO = {"classes": [*"abcde"], "categories": [*"abc"], "vocab": 300, "eod": None
 
 
 @pytest.mark.parametrize("name", ["cifar", "coco", "imagenet", "lm", "shapes"])
-def test_a_table_counts_every_parameter_and_compiles_nothing(name):
-    task = make_task(load_config(f"{name}:tiny"), {**INFO, "bytes_per_token": None})
+def test_a_table_counts_every_parameter_and_half_precision_is_computed(name):
+    task, half = (
+        make_task(
+            load_config(f"{name}:tiny", {"precision.compute": compute}),
+            {**INFO, "bytes_per_token": None},
+        )
+        for compute in ("float32", "float16")
+    )
     shapes = jax.eval_shape(task.init, jax.random.key(0))["params"]
     total = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
     with counted_compilations() as compiled:
@@ -181,6 +187,10 @@ def test_a_table_counts_every_parameter_and_compiles_nothing(name):
     assert f" {total:,} (" in table.splitlines()[-4]
     assert not compiled
     assert "\x1b" not in table and not any(x != x.rstrip() for x in table.splitlines())
+    variables = jax.eval_shape(task.init, jax.random.key(0))
+    for each in (task, half):
+        program = jax.make_jaxpr(each.predict)(variables, each.input_shapes(2))
+        assert ("f16[" in str(program)) == (each is half)
 
 
 def test_both_splits_may_be_the_same_few_images(folders):

@@ -20,14 +20,13 @@ from echo_jax import cli
 from echo_jax.config import load_config
 from echo_jax.data.detection import (
     NmsSettings,
-    boxes_per_cell,
     default_boxes,
     encode_boxes,
 )
 from echo_jax.data.prepare import Settings, prepare_coco
 from echo_jax.data.sources import open_prepared, unpack
 from echo_jax.inference import draw_boxes, evaluate_run, export_run, write_evaluation
-from echo_jax.models import SSD, map_sizes
+from echo_jax.models import map_sizes
 from echo_jax.runs import run_train
 from echo_jax.training import evaluate
 from echo_jax.training.trainer import compile_functions
@@ -41,6 +40,7 @@ from echo_jax.workloads import (
 )
 
 SIZE, NUM_IMAGES, NUM_CLASSES = 64, 11, 3
+CATEGORIES = [{"id": 10 + k, "name": f"grey {k}"} for k in range(NUM_CLASSES)]
 ON_DEVICES = ("ssd_crop", "flip", "colour")
 
 # Compiled as wholes: operation by operation they take ten times as long.
@@ -131,7 +131,7 @@ def test_focal_loss_by_hand():
 def draw_scenes(folder, rng):
     """COCO's JSON and images of grey rectangles; one image is empty."""
     (folder / "images").mkdir()
-    images, annotations = [], []
+    truth = {"images": [], "annotations": [], "categories": CATEGORIES}
     for k in range(NUM_IMAGES):
         height, width = rng.integers(50, 120, 2).tolist()
         pixels = np.full((height, width, 3), 128, np.uint8)
@@ -140,15 +140,12 @@ def draw_scenes(folder, rng):
             y, x = rng.integers(0, height - h), rng.integers(0, width - w)
             label = int(rng.integers(NUM_CLASSES))
             pixels[y : y + h, x : x + w] = 40 + 80 * label
-            place = {"bbox": [int(x), int(y), w, h], "area": w * h, "iscrowd": 0}
-            ids = {"id": len(annotations) + 1, "image_id": 100 + k}
-            annotations.append({**ids, "category_id": 10 + label, **place})
-        name = f"{k}.png"
-        cv2.imwrite(str(folder / "images" / name), pixels)
+            box = {"bbox": [int(x), int(y), w, h], "area": w * h, "iscrowd": 0}
+            ids = {"id": len(truth["annotations"]) + 1, "image_id": 100 + k}
+            truth["annotations"].append({**ids, "category_id": 10 + label, **box})
+        cv2.imwrite(str(folder / "images" / f"{k}.png"), pixels)
         size = {"height": height, "width": width}
-        images.append({"id": 100 + k, "file_name": name, **size})
-    categories = [{"id": 10 + k, "name": f"grey {k}"} for k in range(NUM_CLASSES)]
-    truth = {"images": images, "annotations": annotations, "categories": categories}
+        truth["images"].append({"id": 100 + k, "file_name": f"{k}.png", **size})
     (folder / "instances.json").write_text(json.dumps(truth))
 
 
@@ -227,7 +224,7 @@ class Plain:
     """Records from elsewhere than a prepared folder: no file of annotations."""
 
     splits = ("train", "validation")
-    categories = tuple({"id": k, "name": f"grey {k - 10}"} for k in range(10, 13))
+    categories = CATEGORIES
     folder = ""
 
     def __init__(self, split):
@@ -289,24 +286,6 @@ def test_predictions_that_are_the_targets_are_the_objects(kind):
     for box, label in zip(found["boxes"][0, :count], found["labels"][0], strict=False):
         wanted = {2: objects, 1: objects[:1], 0: objects[1:]}[int(label)]
         assert np.abs(wanted - np.asarray(box)).max(axis=1).min() < 1e-5
-
-
-@pytest.mark.slow
-def test_evaluation_computes_the_network_once():
-    model = SSD(4, boxes_per_cell(map_sizes(SIZE)), stage_sizes=(1, 1, 1), width=8)
-    task = Detector(model, SIZE)
-    variables = jax.eval_shape(task.init, jax.random.key(0))
-    kernels = [x for x in jax.tree.leaves(variables["params"]) if x.ndim == 4]
-    batch = {
-        "image": jax.ShapeDtypeStruct((2, SIZE, SIZE, 3), jnp.uint8),
-        "boxes": jax.ShapeDtypeStruct((2, 3, 4), jnp.float32),
-        "box_mask": jax.ShapeDtypeStruct((2, 3), bool),
-        "box_labels": jax.ShapeDtypeStruct((2, 3), jnp.int32),
-        "mask": jax.ShapeDtypeStruct((2,), jnp.float32),
-    }
-    both = jax.jit(lambda *args: (task.evaluate(*args), task.predict(*args)))
-    program = both.lower(variables, batch).compile().as_text()
-    assert program.count(" convolution(") == len(kernels)
 
 
 @pytest.mark.parametrize("after", ["decode", "augment", "batch"])

@@ -26,7 +26,6 @@ from echo_jax.runs import run_train
 from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads import build
 
-TAGS = ("fresh_index", "repeat")
 VARIANTS = import_config(packaged_configs()["cifar"]).ECHO_VARIANTS
 
 
@@ -92,29 +91,6 @@ def test_any_mesh_trains_alike_and_compiles_no_more_after_two_updates(
     assert counts[1] == counts[3]
     arrays = jax.tree.leaves(state.params)
     assert max(x.size / x.addressable_shards[0].data.size for x in arrays) == 4
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_soon")
-# Both classifiers of many images share their loss with shapes.
-@pytest.mark.parametrize("name", ["lm", "cifar", "coco"])
-def test_float16_trains_every_workload(make, name):
-    small = {"model__stage_sizes": (1, 1, 1)} if name == "coco" else {}
-    make = functools.partial(make, name, **small, mesh__data=1)
-    half = {"precision__compute": "float16", "precision__loss_scale": "static"}
-    half |= {"precision__init": 64.0}
-    batches = batches_of(make(), 2)
-    losses, _, state = trained(make(**half), batches)
-    expected, _, _ = trained(make(), batches)
-    np.testing.assert_allclose(losses, expected, rtol=0.02)
-    assert int(state.loss_scale.skipped_updates) == 0
-    assert {x.dtype.name for x in jax.tree.leaves(state.params)} == {"float32"}
-    items = {name: x for name, x in batches[0].items() if name not in TAGS}
-    for fields, is_half in ((half, True), ({}, False)):
-        task, key = build(make(**fields)).task, jax.random.key(0)
-        variables = jax.eval_shape(task.init, key)
-        computed = jax.make_jaxpr(task.loss)(variables, items, key)
-        assert ("f16[" in str(computed)) == is_half
 
 
 @pytest.mark.parametrize("file", ["cifar", "imagenet"])
