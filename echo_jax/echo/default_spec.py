@@ -1,12 +1,14 @@
 """The echo of a call without a spec: adaptive, and small compared with the memory."""
 
 import logging
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec
 
-__all__ = ["chosen_part", "default_spec", "split_state"]
+__all__ = ["chosen_part", "default_spec", "free_memory", "free_on", "split_state"]
 
 _MAX_USES = 4
 _MAX_BATCHES = 64
@@ -49,3 +51,38 @@ def split_state(state: Any) -> tuple[dict[str, Any], AdaptiveSpec]:
     except TypeError as error:
         raise ValueError(f"the state is damaged: {error}") from error
     return {key: value for key, value in state.items() if key != "spec"}, spec
+
+
+def free_memory() -> int:
+    """Returns the free memory of the host or its container in bytes."""
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    free = [pages * size]
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            free.append(int(line.split()[1]) * 1024)
+    limit, used = (
+        _read(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current")
+    )
+    if limit.strip().isdigit() and used.strip().isdigit():
+        free.append(max(0, int(limit) - int(used)))
+    return min(free)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def free_on(device: Any, num_devices: int) -> int | None:
+    """Returns the free bytes of a jax device, or None if it does not tell.
+
+    CPU devices share the memory of the host, so each has a part of it.
+    """
+    stats = device.memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats["bytes_in_use"]
+    if device.platform != "cpu" or not hasattr(os, "sysconf"):
+        return None
+    return free_memory() // num_devices

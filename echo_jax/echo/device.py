@@ -15,8 +15,9 @@ gathers in the program of its update uses `DeviceFeed` and `EchoBuffer` directly
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -28,11 +29,11 @@ from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.default_spec import (
     chosen_part,
     default_spec,
+    free_on,
     split_state,
 )
 from echo_jax.echo.device_feed import DeviceFeed, largest_buffer
 from echo_jax.echo.driver import Turn, prefetched
-from echo_jax.echo.memory import free_on
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import Plan
 from echo_jax.echo.plans.lanes import Lanes
@@ -58,7 +59,7 @@ class DeviceEchoIterator(Iterator[Any]):
     """
 
     def __init__(
-        self, iterator: Iterator[Any], spec: AnySpec | None, options: "_Options"
+        self, iterator: Iterator[Any], spec: AnySpec | None, options: SimpleNamespace
     ):
         self._iterator = PeekedIterator(iterator)
         self._spec, self._options = spec, options
@@ -238,20 +239,6 @@ class DeviceEchoIterator(Iterator[Any]):
         self.close()
 
 
-@dataclass(frozen=True)
-class _Options:
-    """The options of `echo_batches`."""
-
-    mesh: Mesh | None
-    num_lanes: int
-    augment: Augment | None
-    buffer_bytes: int
-    prefetch: int
-    drop_remainder: bool
-    tags: bool
-    length: int | None
-
-
 def echo_batches(
     loader: Iterable[Any],
     spec: AnySpec | None = None,
@@ -314,15 +301,15 @@ def echo_batches(
       >>> [int(batch["x"].sum()) for batch in batches]
       [28, 28, 92, 92]
     """
-    options = _Options(
-        mesh,
-        integer("num_lanes", num_lanes, 0),
-        augment,
-        integer("buffer_bytes", buffer_bytes, 0),
-        prefetched(spec or AdaptiveSpec(), prefetch, default=2),
-        drop_remainder,
-        tags,
-        length_of(loader),
+    options = SimpleNamespace(
+        mesh=mesh,
+        num_lanes=integer("num_lanes", num_lanes, 0),
+        augment=augment,
+        buffer_bytes=integer("buffer_bytes", buffer_bytes, 0),
+        prefetch=prefetched(spec or AdaptiveSpec(), prefetch, default=2),
+        drop_remainder=drop_remainder,
+        tags=tags,
+        length=length_of(loader),
     )
     return DeviceEchoIterator(iterator_of(loader), spec, options)
 

@@ -12,10 +12,10 @@ from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.default_spec import (
     chosen_part,
     default_spec,
+    free_memory,
     split_state,
 )
 from echo_jax.echo.driver import Driver, prefetched
-from echo_jax.echo.memory import free_memory
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import Use
 from echo_jax.echo.reader import Reader

@@ -98,7 +98,7 @@ def rest_of(echo, count=None):
 
 @EVERY_WAY
 @DEPTHS
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     total=st.integers(1, 12),
     failures=st.dictionaries(st.integers(0, 11), st.integers(1, 3), max_size=4),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from echo_jax.echo.memory import free_on
+from echo_jax.echo.default_spec import free_on
 from echo_jax.echo.stores.host_batch import (
     as_host_batch,
     check_integers,

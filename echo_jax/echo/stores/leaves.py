@@ -118,7 +118,9 @@ def as_array(path: str, leaf: Any) -> np.ndarray:
                 f"leaf item{path} is text that ends with a NUL, which an array of "
                 "text drops; give np.frombuffer(leaf, np.uint8), or use batch=False"
             )
-        _refuse_container(path, leaf)
+        known = isinstance(leaf, np.ndarray | np.generic) or _is_jax_array(leaf)
+        if not known and _holds_arrays(leaf, set()):
+            check_leaf(path, leaf)
     try:
         array = np.asarray(leaf)
     except (TypeError, ValueError) as error:
@@ -180,12 +182,6 @@ def read_only(leaf: Any) -> Any:
     leaf = leaf.view() if isinstance(leaf, _CLASSES) else leaf.view(np.ndarray)
     leaf.setflags(write=False)
     return leaf
-
-
-def _refuse_container(path: str, leaf: Any) -> None:
-    known = isinstance(leaf, np.ndarray | np.generic) or _is_jax_array(leaf)
-    if not known and _holds_arrays(leaf, set()):
-        check_leaf(path, leaf)
 
 
 def _is_immutable(leaf: Any) -> bool:
