@@ -151,10 +151,13 @@ def lane_echo(num_devices, lane=0, prefetch=0):
     return make_echo
 
 
-@pytest.mark.parametrize("num_items", [0, 1, 10])
 @pytest.mark.parametrize(
-    ("order", "factor"),
-    [*zip(ORDERS, ["4", "1.15", "4", "1.15"], strict=True), ("spread", "4")],
+    ("order", "factor", "num_items"),
+    [
+        *zip(ORDERS, ["4", "1.15", "4", "1.15"], [8] * 4, strict=True),
+        ("shuffle", "4", 0),
+        ("spread", "4", 1),
+    ],
 )
 def test_laws_on_one_device(order, factor, num_items):
     spec, positions = spec_of(order, factor), [0, num_items // 2, num_items]
@@ -174,19 +177,19 @@ LANE_LAWS = [1, 2, 3, 4, 5, 6, 8, 9]
 DRIFTING = ("shuffle", "shuffle_buffer")
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ["shuffle", "spread"])
 def test_laws_of_a_lane_on_eight_devices(order):
     # Of a host batch that another lane needs this one gets its rows too.
     options = {"laws": LANE_LAWS, "read_ahead": 4 if order in DRIFTING else 0}
     make_echo, spec = lane_echo(LANES, lane=5), spec_of(order, "1.5")
-    assert_laws(make_echo, spec, num_items=9, positions=[4], **options)
+    assert_laws(make_echo, spec, num_items=6, positions=[3], **options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "factor"),
     [
-        ("consecutive", "7.3"),
+        ("consecutive", "1.5"),
         ("shuffle", "piecewise"),
         ("shuffle_buffer", "by_item"),
         ("spread", "1.15"),
@@ -214,14 +217,14 @@ def test_laws_of_the_other_modes(num_devices, mode):
     assert_laws(
         lane_echo(num_devices, lane=num_devices - 1, prefetch=2),
         MODES[mode],
-        num_items=16,
+        num_items=12,
         laws=range(1, 12) if num_devices == 1 else [1, 2, 4, 6, 11],
         positions=[0, 3],
         read_ahead=READ_AHEAD,
     )
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", ["shuffle_buffer", "spread"])
 def test_uses_are_those_of_the_host_echo_of_every_lane(order):
     spec = ej.EchoSpec(2.5, 256, order, 32, seed=7)
     with_lanes = ej.device.echo_batches(
