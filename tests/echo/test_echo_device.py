@@ -439,6 +439,23 @@ def test_host_batches_of_any_size_are_read_again_as_a_whole(
         assert found_tags.repeat.tolist() == tags.repeat.tolist()
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ej.EchoSpec(1, batch_size=20),
+        ej.StochasticSpec(ej.LoadSchedule(start=0.4, end=0.4), 64, 20, seed=2),
+    ],
+)
+def test_smaller_batches_are_left_out_where_asked(spec):
+    def batches(**options):
+        echo = ej.device.echo_batches(Chunks(3), spec, mesh=mesh_of(1), **options)
+        return [batch["index"].tolist() for batch in echo]
+
+    every = batches()
+    whole = [batch for batch in every if len(batch) == 20]
+    assert batches(drop_remainder=True) == whole != every
+
+
 def test_a_group_that_holds_a_smaller_last_batch_is_the_end():
     feed, _ = feed_of(ej.EchoSpec(batch_size=6), 1, 8, 2, max_batches=2)
     with closing(feed):
