@@ -93,7 +93,10 @@ def test_grey_and_cmyk_images_become_red_green_blue():
     assert difference(decode_jpeg(file.getvalue()), image) < 4
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff\xd8\xff", b"GIF89a, but not really"])
+NO_ROWS = b"\xff\xd8\xff\xc0" + struct.pack(">HBHHB", 11, 8, 0, 5, 1) + b"\0" * 9
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xd8\xff", b"GIF89a, no more", NO_ROWS])
 def test_a_damaged_image_or_array_is_refused(data):
     for read in (decode_jpeg, lambda data: random_resized_crop(data, 0, 8)):
         with pytest.raises(ValueError, match=f"{len(data)} bytes.*no readable image"):

@@ -475,6 +475,8 @@ def test_fresh_batches_of_shards_are_rows_of_the_whole_and_shards_resume():
     assert_resumes(make(ECHOES["shuffle"], shard=DataShard(1, 2)), [0, 7])
     with pytest.raises(ValueError, match=r"config\.batch_size=4 is not a multiple of"):
         make(shard=DataShard(0, 3))
+    with pytest.raises(ValueError, match=r"after='read' has no echo on a device"):
+        fresh_batches(STAGES, replace(spec, after="read"))
 
 
 @pytest.mark.parametrize("num_examples", [1, 3, 8, 9, 13, 16])

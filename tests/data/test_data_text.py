@@ -96,6 +96,8 @@ def test_one_file_holds_out_its_last_twentieth(tmp_path):
     assert tokens.dtype == np.uint8 and tokens.tolist() == [*content[9:18]]
     with pytest.raises(ValueError, match="10 bytes holds no window of 11"):
         open_sequences(str(tmp_path / "one.txt"), seq_len=10)
+    with pytest.raises(ValueError, match="has no split 'extra'; it has train, valid"):
+        open_sequences(str(tmp_path / "one.txt"), 8, splits=("train", "extra"))
 
 
 PACKED = {

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from slow_cases import slow_but_for
 from test_data_pipeline import (
     BATCH_SIZE,
     ECHOES,
@@ -44,7 +45,6 @@ def tfdata(spec=ECHOES["spread"], after="decode", stages=STAGES, **fields):
 QUICK = [
     ("spread", "read"),
     ("shuffle", "decode"),
-    ("adaptive", "augment"),
     ("consecutive", "batch"),
 ]
 SLOW = [pytest.param(*c, marks=pytest.mark.slow) for c in HALF if c not in QUICK]
@@ -68,7 +68,9 @@ def test_without_augmentation_or_threads_too():
 
 @pytest.mark.parametrize(
     ("order", "after"),
-    [("spread", "decode"), ("adaptive", "augment"), ("spread", "batch")],
+    slow_but_for(
+        [("spread", "decode")], [("spread", "decode"), ("adaptive", "augment")]
+    ),
 )
 def test_both_use_the_same_items_in_the_places_of_bad_ones(after, order):
     found, bad = [], []
@@ -83,7 +85,9 @@ def test_both_use_the_same_items_in_the_places_of_bad_ones(after, order):
 
 @pytest.mark.parametrize(
     ("order", "after"),
-    [("identity", "read"), ("stochastic", "augment")],
+    slow_but_for(
+        [("identity", "read")], [("identity", "read"), ("stochastic", "augment")]
+    ),
 )
 def test_what_is_bad_and_what_writes_into_its_input_is_an_error(after, order):
     with pytest.raises(ej.BadItemError, match=r"^fresh item \d+ \(record"):
