@@ -61,9 +61,7 @@ __all__ = [
 ]
 
 
-def is_main_process() -> bool:
-    """Whether this process is the one that reports for all processes."""
-    return distributed.is_main_process()
+is_main_process = distributed.is_main_process
 
 
 def is_alone() -> bool:

@@ -22,7 +22,7 @@ MODULES = {
 SHOWN = {
     f"echo_jax.{name}"
     for name in (
-        *("data.prepare.coco"),
+        "data.prepare.coco",
         *("data.prepare.images", "data.prepare.text", "data.sources.prepared"),
         *("data.sources.source", "inference.evaluate", "inference.export"),
         *("inference.run", "runs", "training.trainer", "training.xla.flops"),

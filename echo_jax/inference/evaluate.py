@@ -109,29 +109,14 @@ def evaluate_run(
         max_examples=max_examples,
         was_trained_on=here == trained,
         metric=workload.metric,
-        metrics={
-            name: metrics[name]
-            for name in sorted(
-                metrics, key=lambda name: (name != workload.metric, name)
-            )
-        },
+        metrics={name: metrics[name] for name in (workload.metric, *sorted(metrics))},
     )
 
 
 def open_evaluation(
     run: TrainedRun, source: str, split: str, max_examples: int | None
 ) -> tuple[Config, Workload]:
-    """Opens the data of an evaluation.
-
-    Args:
-      run: From `load_run`.
-      source: See `evaluate_run`.
-      split: See `evaluate_run`.
-      max_examples: See `evaluate_run`.
-
-    Returns:
-      The config of the run for this evaluation, and its workload.
-    """
+    """Returns the config of an evaluation, and its workload; see `evaluate_run`."""
     config = _evaluation_config(run, source, split, max_examples)
     workload = build(config)
     _check_same_task(run, workload, config.data.source)

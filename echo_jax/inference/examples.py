@@ -10,8 +10,8 @@ import numpy as np
 from echo_jax.config import Config
 from echo_jax.config.echo import describe_echo
 from echo_jax.files.folders import RunPath, run_folder
-from echo_jax.inference.meaning import class_names, tokenizer_of
 from echo_jax.inference.pictures import draw_boxes, embedded, png_of
+from echo_jax.inference.run import class_names, tokenizer_of
 from echo_jax.studies.page import items, page
 from echo_jax.training.feeds.uses import Use, first_uses
 from echo_jax.workloads.base import Workload

@@ -12,11 +12,10 @@ from flax import traverse_util
 
 from echo_jax.config import Config
 from echo_jax.config.saved import read_config
-from echo_jax.data.prepare.tokenizer import Tokenizer
+from echo_jax.data.prepare.tokenizer import ByteTokenizer, SubwordTokenizer, Tokenizer
 from echo_jax.files.folders import RunPath, run_folder, typed_path
 from echo_jax.files.json_files import DamagedFileError
 from echo_jax.inference.generate import Generator
-from echo_jax.inference.meaning import class_names, tokenizer_of
 from echo_jax.training.processes.distributed import call_with_host_arrays
 from echo_jax.training.saving.model import TASK_FILE, read_task
 from echo_jax.training.saving.saved_model import read_model
@@ -24,7 +23,7 @@ from echo_jax.workloads import decode_input, make_task
 from echo_jax.workloads.base import Batch, Task, Variables
 from echo_jax.workloads.lm import LanguageModel
 
-__all__ = ["Input", "TrainedRun", "load_run"]
+__all__ = ["Input", "TrainedRun", "class_names", "load_run", "tokenizer_of"]
 
 Input = str | os.PathLike[str] | bytes | np.ndarray
 """An image: a file's path, its bytes, or ``uint8[height, width, 3 or 1]``. Or a text,
@@ -190,6 +189,20 @@ class TrainedRun:
                 )
             tokens[row, : len(encoded)], lengths[row] = encoded, len(encoded)
         return {"tokens": tokens, "length": lengths}
+
+
+def class_names(task_info: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the classes in the order of the model's outputs."""
+    categories = task_info.get("categories", [])
+    return task_info.get("classes", [each["name"] for each in categories])
+
+
+def tokenizer_of(
+    task_info: Mapping[str, Any], task_files: Mapping[str, bytes]
+) -> Tokenizer:
+    """Returns the tokenizer of a language model, from its name and its file."""
+    name = task_info["tokenizer"]
+    return ByteTokenizer() if name == "bytes" else SubwordTokenizer(task_files[name])
 
 
 def load_run(workdir: str | os.PathLike[str], update: int | None = None) -> TrainedRun:

@@ -1,11 +1,14 @@
-"""Builds a workload from a task and the stages of its data."""
+"""Parts that all workloads share: their assembly from a task and its data."""
 
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+import flax.linen as nn
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from echo_jax.data.pipeline.dataset import PipelineSpec, fresh_batches, train_dataset
 from echo_jax.data.pipeline.evaluation import (
@@ -18,7 +21,21 @@ from echo_jax.data.pipeline.stage_calls import stage_calls
 from echo_jax.data.pipeline.stages import Guarded, Stages
 from echo_jax.workloads.base import Augment, Evaluator, Task, Workload
 
-__all__ = ["compute_dtype", "make_workload"]
+__all__ = ["compute_dtype", "make_workload", "module_table"]
+
+# Wide enough for the longest row; a table is only as wide as it needs.
+_TABLE_WIDTH = 400
+
+
+def module_table(module: nn.Module, inputs: np.ndarray) -> str:
+    """Returns Flax's table of a module, which is traced but not compiled."""
+    made = module.tabulate(
+        jax.random.key(0),
+        inputs,
+        train=False,
+        console_kwargs={"width": _TABLE_WIDTH, "force_terminal": False},
+    )
+    return "\n".join(line.strip() for line in made.strip().split("\n")) + "\n"
 
 
 def compute_dtype(config: Any) -> jnp.dtype:

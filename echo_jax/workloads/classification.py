@@ -1,4 +1,4 @@
-"""The task that the image classification workloads share."""
+"""The tasks of images that several workloads share."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -10,43 +10,63 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
+from echo_jax.workloads.assembly import module_table
 from echo_jax.workloads.base import Batch, Sums, Task, Variables
-from echo_jax.workloads.module_table import module_table
-from echo_jax.workloads.pixels import Channels, normalised
 
-__all__ = ["ImageClassifier", "check_smoothing"]
+__all__ = ["ImageClassifier", "ImageTask", "check_smoothing", "normalised"]
 
 _TOP = 5
 
+Channels = tuple[float, float, float]
+"""A number for each of red, green and blue, of 0 to 255."""
+
+
+def normalised(images: ArrayLike, mean: Channels, scale: Channels) -> jax.Array:
+    """Returns ``(images - mean) / scale`` by channel, float32[B, H, W, 3]."""
+    mean_of, scale_of = (
+        jnp.array(x, jnp.float32).reshape(1, 1, 1, 3) for x in (mean, scale)
+    )
+    return (jnp.asarray(images).astype(jnp.float32) - mean_of) / scale_of
+
 
 @dataclass(frozen=True)
-class ImageClassifier(Task):
-    """Predicts the class of an image.
+class ImageTask(Task):
+    """A task of square images, whose model maps ``float32[B, S, S, 3]`` and ``train``.
 
-    A batch holds ``"image"``, ``uint8[B, H, W, 3]``, and ``"label"``, ``int32[B]``.
-    Pixels are transferred as bytes and become floats on the device.
+    A batch holds ``"image"``, ``uint8[B, S, S, 3]``. Pixels are transferred as bytes
+    and become floats on the device.
+    """
+
+    model: nn.Module
+    image_size: int
+
+    def init(self, key: jax.Array) -> Variables:
+        return dict(self.model.init(key, jnp.zeros(self._shape(1)), train=False))
+
+    def table(self) -> str:
+        return module_table(self.model, np.zeros(self._shape(1), np.float32))
+
+    def input_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+        return {"image": jax.ShapeDtypeStruct(self._shape(batch_size), jnp.uint8)}
+
+    def _shape(self, batch_size: int) -> tuple[int, ...]:
+        return (batch_size, self.image_size, self.image_size, 3)
+
+
+@dataclass(frozen=True)
+class ImageClassifier(ImageTask):
+    """Predicts the class of an image: ``"label"`` in a batch, ``int32[B]``.
 
     Attributes:
-      model: Maps ``float32[B, H, W, 3]`` and ``train`` to logits.
       pixel_mean, pixel_scale: The normalisation of each channel, from 0 to 255.
       label_smoothing: Training target spread over all classes (Szegedy et al. 2016).
       has_top_5: Whether ``"top_5"`` accuracy is evaluated.
     """
 
-    model: nn.Module
-    image_size: int
     pixel_mean: Channels
     pixel_scale: Channels
     label_smoothing: float = 0.0
     has_top_5: bool = False
-
-    def init(self, key: jax.Array) -> Variables:
-        images = jnp.zeros((1, self.image_size, self.image_size, 3), jnp.float32)
-        return dict(self.model.init(key, images, train=False))
-
-    def table(self) -> str:
-        shape = (1, self.image_size, self.image_size, 3)
-        return module_table(self.model, np.zeros(shape, np.float32))
 
     def loss(
         self, variables: Variables, batch: Batch, key: jax.Array
@@ -87,10 +107,6 @@ class ImageClassifier(Task):
         images = self._pixels(batch)
         logits = cast(jax.Array, self.model.apply(variables, images, train=False))
         return {"probabilities": jax.nn.softmax(logits)}
-
-    def input_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        shape = (batch_size, self.image_size, self.image_size, 3)
-        return {"image": jax.ShapeDtypeStruct(shape, jnp.uint8)}
 
     def _pixels(self, batch: Batch) -> jax.Array:
         return normalised(batch["image"], self.pixel_mean, self.pixel_scale)

