@@ -12,7 +12,7 @@ from typing import NoReturn
 
 __all__ = ["main"]
 
-_TRAINING = ("train", "study", "probe")  # These handle signals themselves.
+_TRAINING = ("train", "study", "sweep", "probe")  # These handle signals themselves.
 
 
 def main() -> int:

@@ -129,10 +129,12 @@ def check_config(config: Config) -> None:
     for idle in idle_fields(config, default_config()):
         _refuse(config, idle.field, idle.rule, idle.usual)
     _check_specs(config)
-    _check_where(config)
-    _check_mode(config)
-    _check_target(config)
-    _check_optimizer(config)
+    _check_echo(config)
+    if not math.isfinite(config.target):
+        _refuse(config, "target", "must be finite; 0 means no target", 0.0)
+    if config.optim.name not in OWN_OPTIMIZERS:
+        optax_factory(config.optim.name, config.optim.args)
+    _check_scale(config)
     _check_schedule(config)
     _check_precision(config)
     _check_mesh(config)
@@ -203,8 +205,8 @@ def _named(group: str) -> Iterator[None]:
         raise ValueError(f"{group}{join}{text}") from error
 
 
-def _check_where(config: Config) -> None:
-    """Refuses fields of the other buffer place, which would have no effect."""
+def _check_echo(config: Config) -> None:
+    """Refuses an echo that its place, or its mode, makes impossible."""
     if config.echo.where == "device":
         if config.echo.after not in ("decode", "augment"):
             rule = "goes with echo.where=host; a device echoes decoded examples"
@@ -213,24 +215,10 @@ def _check_where(config: Config) -> None:
         if lanes and config.batch_size % lanes:
             rule = f"must divide config.batch_size={config.batch_size}"
             _refuse(config, "echo.lanes", rule, math.gcd(lanes, config.batch_size))
-
-
-def _check_mode(config: Config) -> None:
     if config.echo.mode == "adaptive" and not config.data.prefetch:
         rule = "reads when asked, so that nothing is ever ready for adaptive echo"
         _refuse(config, "data.prefetch", rule, 4)
     pattern_of(config)
-
-
-def _check_target(config: Config) -> None:
-    if not math.isfinite(config.target):
-        _refuse(config, "target", "must be finite; 0 means no target", 0.0)
-
-
-def _check_optimizer(config: Config) -> None:
-    if config.optim.name not in OWN_OPTIMIZERS:
-        optax_factory(config.optim.name, config.optim.args)
-    _check_scale(config)
 
 
 def _check_scale(config: Config) -> None:

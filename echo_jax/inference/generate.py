@@ -24,7 +24,7 @@ class Generator:
         self, task: LanguageModel, variables: Variables, vocab: int, eod: int | None
     ):
         self._length = task.model.max_len
-        self._vocab, self._eod = vocab, eod
+        self._eod = eod
         self._next = functools.partial(_next_jitted, task, vocab, variables)
 
     # Temperature 0 takes the likeliest token. The draws for a prompt depend on `seed`
