@@ -256,6 +256,8 @@ OWN = MADE.format("""
     if variant == "local":
         c.local.schedule, c.local.every, c.local.outer = "every", 8, "nesterov"
         c.local.outer_lr = 0.5
+    if variant == "unfit":
+        c.echo.lanes = 2
     if variant == "target":
         c.target, c.stop_at_target = 0.5, True
 """)
@@ -326,6 +328,7 @@ def _flat(config, prefix=""):
         ("", {"optim.name": "lars", "optim.clip_norm": 1.0}, "clip_norm=1.0 has no"),
         ("optax", {"optim.weight_decay": 0.1}, "optim.weight_decay=0.1 belongs to"),
         ("adaptive", {"echo": {"factor": 2.0}}, "echo.factor=2.0 belongs to mode"),
+        ("unfit", {"updates": 5}, "lanes=2 needs"),  # Not because of what was typed.
         (
             "",
             {"optim.schedule": "onecycle", "optim.start_fraction": 0.0},

@@ -274,24 +274,6 @@ def test_evaluation_is_exact_for_all_sizes_and_devices(config_of):
     assert len(found) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", ["c4,batch", "wikitext2,example", "gpt2,device"])
-def test_a_variant_trains_and_counts(config_of, tmp_path, variant):
-    config = config_of(variant)
-    summary = run_train(config, tmp_path / "run")
-    assert summary["echo"]["where"] == ("device" if "device" in variant else "host")
-    echo, size = config.echo, 1 if "batch" in variant else 8
-    spec = ej.EchoSpec(echo.factor, echo.buffer, echo.order, batch_size=size)
-    tagged = itertools.islice(ej.echo(itertools.count(), spec, tags=True), 8 * size)
-    repeats = sum(tags.repeat > 0 for _, tags in tagged) * 8 // size
-    assert (summary["repeats"], summary["fresh"]) == (repeats, 64 - repeats)
-    final, workload = summary["final"], build(config)
-    assert final["perplexity"] == pytest.approx(math.exp(final["loss"]))
-    per_byte = final["loss"] / math.log(2) / workload.task.bytes_per_token
-    assert final["bits_per_byte"] == pytest.approx(per_byte)
-    assert 2 < workload.metadata["data"]["unigram_nats"] < math.log(257)
-
-
 @pytest.mark.parametrize(
     ("variant", "overrides", "named"),
     [
