@@ -25,7 +25,7 @@ COMMANDS = {
     "F11": "report|train|export|search|shards of WebDataset",
 }
 COMMANDS = [(name, kind) for name in COMMANDS for kind in COMMANDS[name].split("|")]
-SLOW = [("F1", "adaptive"), ("F3", "host, limit"), ("F11", "train")]
+SLOW = [("F3", "host, limit"), ("F11", "train")]
 
 
 def campaign(fault, folder, trials, kinds):
