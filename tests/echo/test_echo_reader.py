@@ -130,6 +130,13 @@ def test_nothing_is_lost_or_doubled_however_often_the_upstream_fails(
     again.close()
 
 
+def test_items_that_are_read_together_before_an_error_are_used():
+    whole, _ = rest_of(start("batch", 0, 60)[1])
+    upstream, echo = start("batch", 0, 60, failures={41: 1, 50: 2, 59: 1})
+    assert rest_of(echo) == (whole, 4)
+    assert upstream.calls == 60 + 4 + 1
+
+
 @EVERY_WAY
 @DEPTHS
 def test_states_that_no_restore_needs_are_not_kept(way, depth):
