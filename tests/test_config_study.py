@@ -67,7 +67,7 @@ def test_a_protocol_is_what_the_fields_say():
         ({"stop.cut": float("nan")}, "cut=nan must be at least 0"),
         ({"storage_ratio": 4.0}, r"storage_ratio=4 is for seconds, and a search"),
         ({"storage_ratio": -1.0}, r"storage_ratio=-1.0 must be at least 0"),
-        ({"arms.a": {"echo": {"mode": "adaptive"}}}, "arm a: what a trial does"),
+        ({"arms.a": {"echo": {"mode": "adaptive"}}}, "arm a: a trial must not depend"),
         # With its decisions given it is a trial, on more devices than there are.
         (
             {"arms.a": {"echo": GIVEN, "mesh": {"data": 16}}},

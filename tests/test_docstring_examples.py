@@ -39,7 +39,7 @@ DOORS = {
     )
 }
 # Whole networks, run one operation at a time.
-SLOW = {"echo_jax.models.resnet", "echo_jax.models.transformer"}
+SLOW = {f"echo_jax.models.{name}" for name in ("mobilenet", "resnet", "transformer")}
 # What a reader of an example is expected to have imported.
 NAMES = {
     "Path": Path,

@@ -458,6 +458,43 @@ def test_searches_and_streams_count_with_the_degrees_of_freedom_of_their_own():
     assert length(lucky) == pytest.approx(chance)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("searches", "streams", "search", "stream", "noise"),
+    [
+        (1, 8, 0.0, 0.05, 0.05),
+        (1, 16, 0.0, 0.05, 0.05),
+        (3, 8, 0.0, 0.05, 0.05),
+        (3, 8, 0.02, 0.05, 0.05),
+        (3, 8, 0.05, 0.05, 0.05),
+        (3, 8, 0.1, 0.05, 0.05),
+        # As of s5's echo_512, s7's every, s2_32's e2 and s4_8's lag_4.
+        (3, 8, 0.031, 0.006, 0.018),
+        (3, 8, 0.037, 0.0, 0.02),
+        (3, 8, 0.062, 0.013, 0.042),
+        (3, 8, 0.096, 0.052, 0.062),
+        (5, 16, 0.02, 0.05, 0.05),
+        (5, 16, 0.1, 0.05, 0.05),
+    ],
+)
+def test_an_interval_holds_the_truth_as_often_as_it_says(
+    searches, streams, search, stream, noise
+):
+    rng, held = np.random.default_rng(0), 0
+
+    def arm(of_streams):
+        tuned = rng.normal(0, search, (searches, 1))
+        own = rng.normal(0, stream, streams)
+        return of_streams + tuned + own + rng.normal(0, noise, (searches, streams))
+
+    for _ in range(1000):
+        of_streams = rng.normal(0, 0.2, streams)  # The same for both arms.
+        found = mean_interval(arm(of_streams) - arm(of_streams))
+        held += found.low <= 0 <= found.high
+    # Somewhat more often where searches do not differ more than streams.
+    assert 930 <= held <= (970 if searches == 1 else 980)
+
+
 @settings(max_examples=40)
 @given(
     st.lists(st.none() | st.integers(0, 50), min_size=1, max_size=7),

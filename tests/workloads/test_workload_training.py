@@ -136,7 +136,7 @@ def test_a_variant_trains_and_counts(tmp_path, variant):
 @pytest.mark.parametrize(
     ("name", "sources", "fields", "least"),
     [
-        # By chance 0.1. Of 100 updates it got 0.35; the whole config gets 0.60.
+        # By chance 0.1. The whole config gets 0.60.
         (
             "cifar",
             {"train": "cifar10/train.tar.gz", "validation": "cifar10/test.tar.gz"},

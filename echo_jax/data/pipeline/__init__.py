@@ -8,7 +8,6 @@ __getattr__ = door(
         "dataset": ["fresh_batches", "train_dataset"],
         "evaluation": ["eval_batches", "sample_indices", "stream_eval_batches"],
         "spec": ["PipelineSpec"],
-        "stage_calls": ["stage_calls"],
         "stages": ["Stages"],
         "storage": ["SimulatedStorage", "StorageSpec"],
     },

@@ -23,7 +23,7 @@ __all__ = ["CountingUpstream", "assert_device_laws", "assert_echo_laws"]
 __getattr__ = door(
     __name__,
     {
-        "bounds": ["ORDER_LAWS", "max_rereads"],
+        "bounds": ["ORDER_LAWS"],
         "interruption": ["Interrupted", "Interruption"],
     },
 )
