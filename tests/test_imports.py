@@ -245,7 +245,7 @@ def test_imports_are_light_and_need_no_extra():
 
 @pytest.mark.slow
 def test_reports_and_workers_are_imported_without_jax():
-    modules = ("studies.report", "searches.report", "searches.workers")
+    modules = ("studies.report", "searches.table", "searches.workers")
     names = ", ".join(f"echo_jax.{module}" for module in modules)
     program = f"import sys; import {names}; print(*sys.modules)"
     done = subprocess.run(
