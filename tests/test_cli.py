@@ -231,10 +231,10 @@ def test_a_study_is_stopped_resumed_and_reported(tmp_path, capsys):
         assert process.stdout is not None
         for line in process.stdout:
             if "update 20 " in line:
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGUSR1)
                 break
         _, err = process.communicate(timeout=LONG_S)
-    assert process.returncode == 128 + signal.SIGTERM
+    assert process.returncode == 128 + signal.SIGUSR1
     assert re.search(r"stopped by \w+ after update (\d+)", err)
     assert err.splitlines()[-1] == f"  {shlex.join(['echo-jax', *argv])}"
     assert not (study / "baseline" / "summary.json").exists()

@@ -75,9 +75,9 @@ def test_a_search_that_is_killed_stopped_and_shared_loses_no_trial(tmp_path):
     made = trials(folder)
     stopped, other = (start(folder, "--jobs=1") for _ in range(2))
     wait_for(stopped, "trial ")
-    os.killpg(stopped.pid, signal.SIGINT)  # Its worker too, as a terminal does.
+    os.killpg(stopped.pid, signal.SIGUSR1)  # Its worker too, as Slurm does.
     output, _ = stopped.communicate(timeout=60)
-    assert stopped.returncode == 128 + signal.SIGINT, output
+    assert stopped.returncode == 128 + signal.SIGUSR1, output
     assert "the trials that have ended are kept" in output
     names = said(other)
     assert len({*names}) == len(names) < TOTAL - len(made)
