@@ -156,7 +156,12 @@ def test_no_stage_makes_devices_communicate():
     assert "u8[2,12,16,3]" in text  # a quarter of the batch of 8
     words = ("all-gather", "all-reduce", "all-to-all", "collective-permute")
     assert not [word for word in words if word in text]
-    assert_equal(program(batch, keys), compiled(everything)(batch, keys))
+    found, whole = program(batch, keys), compiled(everything)(batch, keys)
+    for name, wanted in whole.items():
+        pair = (np.asarray(each, float) for each in (found[name], wanted))
+        # Two programs may round a pixel apart.
+        atol = 1 if name == "image" else 1e-6
+        np.testing.assert_allclose(*pair, atol=atol, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
