@@ -118,27 +118,32 @@ def arm_configs(config: Config) -> dict[str, Config]:
 def check_echoes(arms: Mapping[str, Config], workdir: RunPath) -> None:
     """Refuses a study with an impossible arm before it runs; names the arm."""
     # Devices first: opening the data of all arms takes long.
-    for reads_data in (False, True):
-        for name, arm in arms.items():
-            try:
-                checked = copy.deepcopy(arm)
-                # The log of an earlier arm may not exist yet.
-                if checked.echo.replay.startswith(f"{workdir}/"):
-                    checked.echo.replay = ""
-                mesh = make_mesh(arm.mesh.data, arm.mesh.fsdp, arm.batch_size)
-                if idle := idle_on_one_device(arm, mesh):
-                    raise ValueError(idle)
-                if reads_data:
-                    checked_workload(checked)
-            except (OSError, TypeError, ValueError) as error:
-                raise ValueError(f"arm {name}: {error}") from error
+    for name, arm in arms.items():
+        with _named(name):
+            mesh = make_mesh(arm.mesh.data, arm.mesh.fsdp, arm.batch_size)
+            if idle := idle_on_one_device(arm, mesh):
+                raise ValueError(idle)
+    for name, arm in arms.items():
+        checked = copy.deepcopy(arm)
+        # The log of an earlier arm may not exist yet.
+        if checked.echo.replay.startswith(f"{workdir}/"):
+            checked.echo.replay = ""
+        with _named(name):
+            checked_workload(checked)
+
+
+@contextlib.contextmanager
+def _named(arm: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, TypeError, ValueError) as error:
+        raise ValueError(f"arm {arm}: {error}") from error
 
 
 def make_ready_for_trials(arms: Mapping[str, Config]) -> None:
     """Resets fields by which two trials of a seed would differ, in place."""
     for name, arm in arms.items():
-        is_adaptive = arm.echo.mode == "adaptive" and not pattern_of(arm)
-        if is_adaptive:
+        if arm.echo.mode == "adaptive" and not pattern_of(arm):
             raise ValueError(
                 f"arm {name}: a trial must not depend on measured times; give the "
                 "adaptive echo its decisions, such as echo.replay=pattern:1000"

@@ -15,9 +15,8 @@ gathers in the program of its update uses `DeviceFeed` and `EchoBuffer` directly
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -59,7 +58,7 @@ class DeviceEchoIterator(Iterator[Any]):
     """
 
     def __init__(
-        self, iterator: Iterator[Any], spec: AnySpec | None, options: SimpleNamespace
+        self, iterator: Iterator[Any], spec: AnySpec | None, options: "_Options"
     ):
         self._iterator = PeekedIterator(iterator)
         self._spec, self._options = spec, options
@@ -239,6 +238,18 @@ class DeviceEchoIterator(Iterator[Any]):
         self.close()
 
 
+@dataclass(frozen=True)
+class _Options:
+    mesh: Mesh | None
+    num_lanes: int
+    augment: Augment | None
+    buffer_bytes: int
+    prefetch: int
+    drop_remainder: bool
+    tags: bool
+    length: int | None
+
+
 def echo_batches(
     loader: Iterable[Any],
     spec: AnySpec | None = None,
@@ -301,7 +312,7 @@ def echo_batches(
       >>> [int(batch["x"].sum()) for batch in batches]
       [28, 28, 92, 92]
     """
-    options = SimpleNamespace(
+    options = _Options(
         mesh=mesh,
         num_lanes=integer("num_lanes", num_lanes, 0),
         augment=augment,

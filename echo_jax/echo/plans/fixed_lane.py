@@ -330,7 +330,7 @@ class FixedLane:
         if state["spec"] != self._fingerprint:
             raise ValueError(
                 f"this state was saved with another spec than {self._spec}, with other "
-                "options (batch, unbatch, lanes, rows of a host batch), or by another "
+                "options (items, lanes, rows of a host batch), or by another "
                 "version of the orders; restore it with what it was saved with"
             )
         schedule, window = self._spec.schedule, self._rounds.window

@@ -105,7 +105,7 @@ class RingPlan:
         if state["plan"] != self._fingerprint:
             raise ValueError(
                 f"this state was saved with another spec than {self._spec}, or with "
-                "other options (batch, unbatch, lanes, rows of a host batch); restore "
+                "other options (items, lanes, rows of a host batch); restore "
                 "it with what it was saved with"
             )
         return state
