@@ -138,3 +138,8 @@ def test_local_leaves_nothing_behind_where_it_is_killed(cloud, how, grace):
     until(lambda: not any(lives(row["pid"]) for row in rows))
     if how == "saves":
         assert logs(cloud) == ["training\nsaved\n"] * 3
+
+
+def test_local_takes_a_folder_of_the_home_folder(cloud):
+    done = cloud.launch("local", "--dry-run", "--log-dir=~/logs", "--", "--x")
+    assert f"mkdir -p {cloud.home}/logs\n" in done.stdout
