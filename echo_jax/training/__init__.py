@@ -20,9 +20,8 @@ __getattr__ = door(
     __name__,
     {
         "clock": ["Clock", "DeviceTime"],
-        "dispatch": ["next_group"],
+        "compiled": ["next_group"],
         "evaluation": ["evaluate", "evaluate_split"],
-        "finite": ["OverflowsError"],
         "measure": ["held_feed"],
         "probe": ["probe_config"],
         "window": ["GradientWindow", "LossWindow", "MAX_METRICS"],

@@ -12,10 +12,11 @@ median of the latest measurements. A loop that always waits for data observes fe
 so now and then it must wait for one: see `DeviceTime.is_due`.
 """
 
+import contextlib
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,9 +41,14 @@ class Clock:
         self._phase: Phase = "pause"
         self._since = now()
 
-    def phase(self, phase: Phase) -> "_Spending":
-        """Returns a context manager that spends the time of its block on a phase."""
-        return _Spending(self._switch, phase)
+    @contextlib.contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Spends the time of a block on a phase."""
+        before = self._switch(phase)
+        try:
+            yield
+        finally:
+            self._switch(before)
 
     def add(self, seconds: Mapping[str, float]) -> None:
         """Adds the `seconds` of the run before it was resumed."""
@@ -61,21 +67,6 @@ class Clock:
         self._spent[before] += now - self._since
         self._phase, self._since = phase, now
         return before
-
-
-# A class, because a generator takes several times as long, at every update.
-class _Spending:
-    """Spends the time of a block on a phase."""
-
-    def __init__(self, switch: Callable[[Phase], Phase], phase: Phase):
-        self._switch = switch
-        self._phase: Phase = phase
-
-    def __enter__(self) -> None:
-        self._before: Phase = self._switch(self._phase)
-
-    def __exit__(self, *error: object) -> None:
-        self._switch(self._before)
 
 
 @dataclass(eq=False)

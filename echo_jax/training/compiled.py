@@ -6,7 +6,7 @@ pytree with ``params``, ``model_state`` and ``opt_state``. A report is any pytre
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,16 +36,13 @@ from echo_jax.training.update.optim import Optimizer
 from echo_jax.training.xla.options import XlaOptions, xla_options
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 
-__all__ = ["CompiledFunctions", "several_updates"]
-
-State = TypeVar("State")
-Report = TypeVar("Report")
+__all__ = ["CompiledFunctions", "next_group", "several_updates"]
 
 # Two independent random streams of the run's seed.
 _INIT_KEY, _STEP_KEY = 0, 1
 
 
-class CompiledFunctions(Generic[State, Report]):
+class CompiledFunctions:
     """The functions of a run, with their constant arguments.
 
     Each is compiled at its first call. Runs in one process share compilations if they
@@ -68,15 +65,15 @@ class CompiledFunctions(Generic[State, Report]):
         config: Config,
         workload: Workload,
         run_inputs: Callable[[Config, jax.Array], Any],
-        init_state: Callable[..., State],
-        train_step: Callable[..., tuple[State, Report]],
+        init_state: Callable[..., Any],
+        train_step: Callable[..., tuple[Any, Any]],
     ):
         self.mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.batch_size)
         optimizer = Optimizer.from_config(config)
         self.local = local = LocalUpdates.from_config(config, self.mesh)
         device = self.mesh.devices.flat[0]
         self.xla_options = xla_options(config, device.platform, device.device_kind)
-        shared: _Shared[State, Report] = _share(
+        self._shared = _share(
             init_state,
             train_step,
             workload.task,
@@ -88,16 +85,6 @@ class CompiledFunctions(Generic[State, Report]):
             local,
             workload.evaluator is not None,
         )
-        self._shared = shared
-        self.abstract_state = shared.abstract_state
-        self.variables = shared.variables
-        self.init = shared.init
-        self.model = shared.model
-        self.evaluate = shared.evaluate
-        self.statistics = shared.statistics
-        self.merge = shared.merge
-        self.is_finite = shared.is_finite
-        self.copy = shared.copy
 
         def key_of(stream: int) -> jax.Array:
             return jax.random.fold_in(jax.random.key(config.seed), stream)
@@ -110,48 +97,46 @@ class CompiledFunctions(Generic[State, Report]):
         self.init_key = replicate(lambda: key_of(_INIT_KEY), on_all_devices)
         self.run = replicate(make_run, on_all_devices)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shared, name)
+
     def program(self, batching: Batching, *, meets: bool = False) -> Any:
         """Returns the jitted ``(state, arrays, inputs, run) -> (state, report)``."""
         return self._shared.program(batching, meets)
 
     def step(
-        self,
-        state: State,
-        feed: Feed,
-        inputs: Input,
-        *,
-        meets: bool = False,
-    ) -> tuple[State, Report]:
+        self, state: Any, feed: Feed, inputs: Input, *, meets: bool = False
+    ) -> tuple[Any, Any]:
         """Starts the updates of an input; returns the state and the last report."""
         run = self.program(feed.batching, meets=meets)
         sent = feed.batching.send(inputs)
         return call_with_host_arrays(run, state, feed.arrays, sent, self.run)
 
-    def step_on_batch(self, state: State, batch: Batch) -> tuple[State, Report]:
+    def step_on_batch(self, state: Any, batch: Batch) -> tuple[Any, Any]:
         """Starts an update on a host batch, which must have the echo's tags."""
         batching = HostBatching(self.mesh)
         sent = batching.send(HostInput.of([batch]))
         program = self.program(batching)
         return call_with_host_arrays(program, state, (), sent, self.run)
 
-    def trace(self, state: State, feed: Feed, *, meets: bool = False) -> Any:
+    def trace(self, state: Any, feed: Feed, *, meets: bool = False) -> Any:
         """Returns jax's trace of one update; takes nothing from the feed."""
         inputs = feed.batching.send(feed.hold(1))
         program = self.program(feed.batching, meets=meets)
         return program.trace(state, feed.arrays, inputs, self.run)
 
-    def read(self, report: Report) -> Report:
+    def read(self, report: Any) -> Any:
         """Returns a report over all replicas; with replicas, all processes call it."""
         return self.local.read(report) if self.local else report
 
 
-class _Shared(Generic[State, Report]):
+class _Shared:
     """The functions of a task on a mesh, shared by equal runs."""
 
     def __init__(
         self,
-        init_state: Callable[..., State],
-        train_step: Callable[..., tuple[State, Report]],
+        init_state: Callable[..., Any],
+        train_step: Callable[..., tuple[Any, Any]],
         task: Task,
         optimizer: Optimizer,
         precision: Precision,
@@ -181,18 +166,18 @@ class _Shared(Generic[State, Report]):
                 opt_state=param_shardings(shapes.opt_state, mesh),
             )
         )
-        self.abstract_state: State = jax.tree.map(
+        self.abstract_state = jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
             shapes,
             self._state,
         )
         self.variables = jax.eval_shape(lambda: task.init(jax.random.key(0)))
-        self.init: Callable[..., State] = jax.jit(
-            init,
-            out_shardings=self._state,
-            compiler_options=_compiled_once(mesh.devices.flat[0].platform),
-        )
-        self.model: Callable[[State], Model] = _model
+        # On a CPU, LLVM would optimize random draws for longer than they take. On two
+        # cores, a ResNet-8 starts in 1.6 s instead of 12.4 s, with the same bits.
+        is_cpu = mesh.devices.flat[0].platform == "cpu"
+        once = {"xla_backend_optimization_level": 1} if is_cpu else None
+        self.init = jax.jit(init, out_shardings=self._state, compiler_options=once)
+        self.model: Callable[[Any], Model] = _model
         if local:
             self.model = jax.jit(
                 local.model, in_shardings=(self._state,), out_shardings=on_all_devices
@@ -203,17 +188,11 @@ class _Shared(Generic[State, Report]):
             return jax.jit(function, in_shardings=inputs, out_shardings=out)
 
         batch = batch_sharding(mesh)
-        self.evaluate: Callable[[Model, Batch], tuple[Sums, Any]] = jitted(
-            self._evaluate, model, batch
-        )
-        self.statistics: Callable[[Model, Batch], Variables] = jitted(
-            self._statistics, model, batch
-        )
-        self.merge: Callable[[Sequence[Variables]], Variables] = jitted(
-            _merged, on_all_devices
-        )
-        self.is_finite: Callable[[State], jax.Array] = jitted(is_finite, self._state)
-        self.copy: Callable[[State], State] = jitted(
+        self.evaluate = jitted(self._evaluate, model, batch)
+        self.statistics = jitted(self._statistics, model, batch)
+        self.merge = jitted(_merged, on_all_devices)
+        self.is_finite = jitted(is_finite, self._state)
+        self.copy = jitted(
             lambda state: jax.tree.map(jnp.copy, state), self._state, out=self._state
         )
         self.program = functools.lru_cache(maxsize=32)(self._program)
@@ -230,12 +209,10 @@ class _Shared(Generic[State, Report]):
         return model_state
 
     def _program(self, batching: Batching, meets: bool) -> Any:
-        def program(
-            state: State, arrays: Any, inputs: Any, run: Any
-        ) -> tuple[State, Report]:
+        def program(state: Any, arrays: Any, inputs: Any, run: Any) -> tuple[Any, Any]:
             step, local = self._step, self._local
 
-            def update(state: Any, batch: Batch) -> tuple[Any, Report]:
+            def update(state: Any, batch: Batch) -> tuple[Any, Any]:
                 if local:
                     return local.step(step, state, batch, run, meets=meets)
                 return step(state, batch, run)
@@ -254,13 +231,6 @@ class _Shared(Generic[State, Report]):
         )
 
 
-# On a CPU, LLVM would optimize random draws for longer than they take. On two cores, a
-# ResNet-8 starts in 1.6 s instead of 12.4 s, with the same bits.
-def _compiled_once(platform: str) -> dict[str, int] | None:
-    """Returns the XLA options of a program that runs once."""
-    return {"xla_backend_optimization_level": 1} if platform == "cpu" else None
-
-
 def _model(state: Any) -> Model:
     return Model(state.params, state.model_state)
 
@@ -275,11 +245,23 @@ def _merged(parts: Sequence[Variables]) -> Variables:
 _share = functools.lru_cache(maxsize=8)(_Shared)
 
 
+# Starting a program costs tens of microseconds, or more with many arrays; several
+# updates in one share the cost. To the host they are one: it cannot evaluate, save or
+# log inside a group. Groups start at multiples of their size, so those of a run do not
+# depend on where it was stopped.
+def next_group(done: int, steps: int, *, total: int, stops: Sequence[int]) -> int:
+    """Returns how many updates to dispatch next: `steps` of them, or 1."""
+    # The host needs the state at every multiple of each stop; 0 is never.
+    end = done + steps
+    if done % steps or end > total:
+        return 1
+    inside = any(every and (end - 1) // every > done // every for every in stops)
+    return 1 if inside else steps
+
+
 def several_updates(
-    update: Callable[[State, Any], tuple[State, Any]],
-    state: State,
-    batches: Sequence[Any],
-) -> tuple[State, Any]:
+    update: Callable[[Any, Any], tuple[Any, Any]], state: Any, batches: Sequence[Any]
+) -> tuple[Any, Any]:
     """Performs one update for each batch; returns the last state and report."""
     if len(batches) == 1:
         return update(state, batches[0])

@@ -1,4 +1,9 @@
-"""Evaluation over a split: exact sums and counts, and an optional evaluator."""
+"""Evaluation over a split: exact sums and counts, and an optional evaluator.
+
+A run may also be evaluated after a branch on fresh data alone, which measures the worth
+of its repeats; see `echo_jax.echo.instrument.worth`. The run itself is the other
+branch. So a branch costs its updates, their fresh batches and one evaluation.
+"""
 
 import math
 from collections import defaultdict, deque
@@ -10,14 +15,19 @@ import numpy as np
 
 from echo_jax.config import Config
 from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT
+from echo_jax.echo.keys import use_seed
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.processes.distributed import all_gather, this_shard
 from echo_jax.training.processes.sharding import put_batch
 from echo_jax.training.processes.watchdog import Watchdog
-from echo_jax.training.update.recompute import with_recomputed_statistics
+from echo_jax.training.update.recompute import fresh_batches, with_recomputed_statistics
 from echo_jax.workloads.base import Batch, Evaluator, Workload
 
-__all__ = ["evaluate", "evaluate_split"]
+__all__ = ["check_branches", "evaluate", "evaluate_split"]
+__all__ += ["has_branch", "metric_after_fresh"]
+
+# The random stream of a run's seed for the order of a branch's data.
+_STREAM = 0xB4
 
 
 def evaluate_split(
@@ -63,9 +73,9 @@ def evaluate(
                 evaluator.add(_rows_of_all(batch), jax.device_get(outputs[1]))
 
     for batch in batches:
-        if len(batch["mask"]) % num_devices:
+        if (size := len(batch["mask"])) % num_devices:
             raise ValueError(
-                f"an evaluation batch of {len(batch['mask'])} does not divide over "
+                f"an evaluation batch of {size} does not divide over "
                 f"the {num_devices} devices of this process; pad it with mask 0"
             )
         outputs = compiled.evaluate(model, put_batch(batch, compiled.mesh))
@@ -74,15 +84,14 @@ def evaluate(
         finish(leave=MAX_IN_FLIGHT)
     finish(leave=0)
 
-    sums: dict[str, list[float]] = defaultdict(list)
-    counts: dict[str, list[float]] = defaultdict(list)
+    found: dict[str, list[Any]] = defaultdict(list)
     for part in jax.device_get(parts):
-        for name, (total, count) in part.items():
-            sums[name].append(float(total))
-            counts[name].append(float(count))
-    if not any(map(any, counts.values())):
+        for name, sum_and_count in part.items():
+            found[name].append(map(float, sum_and_count))
+    sums = {name: [*map(math.fsum, zip(*found[name], strict=True))] for name in found}
+    if not any(count for _, count in sums.values()):
         raise ValueError("the evaluation split has no example; give one at least")
-    metrics = {name: math.fsum(sums[name]) / math.fsum(counts[name]) for name in sums}
+    metrics = {name: total / count for name, (total, count) in sums.items()}
     return metrics if evaluator is None else {**metrics, **evaluator.result()}
 
 
@@ -96,3 +105,44 @@ def _rows_of_all(batch: Batch) -> Batch:
         name: np.concatenate([np.asarray(row[name], batch[name].dtype) for row in rows])
         for name in own
     }
+
+
+def check_branches(config: Config, workload: Workload) -> None:
+    """Raises ValueError if the config asks for branches without `with_seed`."""
+    if config.probe_repeats and workload.with_seed is None:
+        raise ValueError(
+            f"config.probe_repeats={config.probe_repeats} needs a workload with "
+            f"with_seed, and that of {workload.name!r} has none; set "
+            "--config.probe_repeats=0"
+        )
+
+
+def has_branch(config: Config, update: int) -> bool:
+    """Whether a branch begins after an update and ends within the run."""
+    every = config.probe_repeats
+    # Before the model has learnt anything, all data is worth the same.
+    is_due = every > 0 and update > 0 and update % every == 0
+    return is_due and update + config.eval_every <= config.updates
+
+
+def metric_after_fresh(
+    config: Config,
+    compiled: CompiledFunctions,
+    state: object,
+    update: int,
+    workload: Workload,
+    watchdog: Watchdog,
+) -> float:
+    """Returns the metric after `eval_every` updates on fresh data, on a copy."""
+    assert workload.with_seed is not None  # By `check_branches`.
+    # The order depends on the seed and the update, so a resumed run has the same
+    # branches. The run's own data does not move. The branch's data is new to the model
+    # as long as the run has seen a small part of all data.
+    other = workload.with_seed(int(use_seed(config.seed, _STREAM, update)))
+    branch, report, count = compiled.copy(state), None, config.eval_every
+    for batch in fresh_batches(config, other, watchdog, count, "of the branch"):
+        # At most two updates are in flight.
+        jax.block_until_ready(report)
+        branch, report = compiled.step_on_batch(branch, batch)
+    metrics = evaluate_split(config, compiled, branch, workload, watchdog)
+    return metrics[workload.metric]

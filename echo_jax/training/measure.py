@@ -1,16 +1,18 @@
-"""Measures the seconds per fresh batch and the seconds per training step of a run."""
+"""The start of a run: its feed, and the seconds per fresh batch and per step."""
 
 import statistics
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from echo_jax.config import Config
 from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT, BoundedSteps, time_calls
+from echo_jax.echo.shard import DataShard
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feeds.feed import Feed
+from echo_jax.training.feeds.growing import GrowingFeed
 from echo_jax.training.feeds.loader import (
     BUDGET_S,
     LEAST_CALLS,
@@ -19,11 +21,11 @@ from echo_jax.training.feeds.loader import (
     measure_loader,
 )
 from echo_jax.training.feeds.of_config import open_feed
-from echo_jax.training.processes.distributed import broadcast_from_first
+from echo_jax.training.processes.distributed import broadcast_from_first, own_shards
 from echo_jax.training.processes.watchdog import Watchdog
-from echo_jax.workloads.base import Workload
+from echo_jax.workloads.base import Batch, Workload
 
-__all__ = ["Rates", "held_feed", "measure_rates", "measure_step"]
+__all__ = ["Decided", "Rates", "decide", "held_feed", "measure_step"]
 
 _TOGETHER_CALLS = 8
 
@@ -47,20 +49,47 @@ class Rates:
         return self.t_up_s / self.t_down_s
 
 
-def measure_rates(
+class Decided(NamedTuple):
+    """The decisions at the start of a run, and the feed that was made for them."""
+
+    shards: Sequence[DataShard]  # Those that this process reads.
+    feed: Feed  # Not started: its threads would disturb the measurements.
+    rates: Rates
+    sample: Batch  # A batch of the data upstream of the feed, on the host.
+
+
+def decide(
+    config: Config,
+    workload: Workload,
     compiled: CompiledFunctions,
     state: Any,
-    workload: Workload,
-    config: Config,
     *,
-    most: int = QUICK_CALLS,
-    watchdog: Watchdog | None = None,
-) -> Rates:
-    """Measures the loader, then the step; compiles the step."""
-    loader = measure_loader(workload, config, most=most, watchdog=watchdog)
-    with closing(held_feed(compiled, config, loader)) as feed:
-        t_down_s = measure_step(compiled, state, feed, most=most)
-    return Rates(t_up_s=loader.t_up_s, t_down_s=t_down_s)
+    before: Mapping[str, Any] | None,
+    watchdog: Watchdog,
+    note: Callable[[str], None],
+) -> Decided:
+    """Measures the rates, opens the feed, and compiles; `before` is a checkpoint's."""
+    num_shards = config.data.shards or jax.process_count()
+    shards = own_shards(len(before["data"]) if before else num_shards)
+    loader = measure_loader(workload, config, shards=shards, watchdog=watchdog)
+    feed = open_feed(
+        config,
+        loader.workload,
+        compiled.mesh,
+        sample=loader.sample,
+        shards=shards,
+        num_lanes=before["num_lanes"] if before else 0,
+        note=note,
+    )
+    t_down_s = measure_step(compiled, state, feed)
+    if (steps := config.dispatch.steps) > 1:
+        t_down_s = measure_step(compiled, state, feed, num_updates=steps)
+    if isinstance(feed, GrowingFeed):
+        # Compile each batch size now, because later this would stop the training.
+        for held in feed.hold_sizes():
+            jax.block_until_ready(compiled.step(compiled.copy(state), feed, held))
+    rates = Rates(t_up_s=loader.t_up_s, t_down_s=t_down_s)
+    return Decided(shards, feed, rates, loader.sample)
 
 
 def held_feed(compiled: CompiledFunctions, config: Config, loader: Loader) -> Feed:

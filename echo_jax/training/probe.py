@@ -1,6 +1,7 @@
 """Measures how long the trainer of a config would wait for data, without training."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -9,8 +10,8 @@ from echo_jax.echo.instrument.advice import OptionNames
 from echo_jax.echo.instrument.probe import probe
 from echo_jax.echo.instrument.probe_report import ProbeReport
 from echo_jax.training.feeds.feed import JoinedBatches
-from echo_jax.training.feeds.loader import unechoed
-from echo_jax.training.measure import Rates, measure_rates
+from echo_jax.training.feeds.loader import measure_loader, unechoed
+from echo_jax.training.measure import Rates, held_feed, measure_step
 from echo_jax.training.processes.watchdog import Watchdog
 from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads.base import Batch, Workload
@@ -31,8 +32,10 @@ def calibrate(
     compiled = compile_functions(config, workload)
     state = compiled.init(compiled.init_key)
     with Watchdog.of_data(config, note) as watchdog:
-        how = {"most": _MOST_CALLS, "watchdog": watchdog}
-        return measure_rates(compiled, state, workload, config, **how)
+        loader = measure_loader(workload, config, most=_MOST_CALLS, watchdog=watchdog)
+        with closing(held_feed(compiled, config, loader)) as feed:
+            t_down_s = measure_step(compiled, state, feed, most=_MOST_CALLS)
+    return Rates(loader.t_up_s, t_down_s)
 
 
 def probe_config(
@@ -46,38 +49,32 @@ def probe_config(
 ) -> ProbeReport:
     """Probes the trainer of a config without an echo; its advice names fields."""
     compiled = compile_functions(config, workload)
-    part_done = [0.0]
+    part_done = 0.0
 
-    def show(what: str, done: float) -> None:
-        part_done[0] = done
-        on_progress(what, done)
+    def show(what: str, done: float | None = None) -> None:
+        nonlocal part_done
+        part_done = part_done if done is None else done
+        on_progress(what, part_done)
 
-    def note(line: str) -> None:
-        on_progress(line, part_done[0])
+    def timed(stage: str) -> Any:
+        with watchdog.waiting(f"the stage {stage} of a batch"):
+            return stages[stage]()
 
-    with Watchdog.of_data(config, note) as watchdog:
+    with Watchdog.of_data(config, show) as watchdog:
         dataset = workload.train_dataset(unechoed(config))
         return probe(
-            _WatchedBatches(dataset, watchdog),
+            _Watched(dataset, watchdog),
             compiled.step_on_batch,
             state=compiled.init(compiled.init_key),
             seconds=seconds,
             cap=config.echo.cap,
-            stages={
-                name: partial(_watched, call, f"the stage {name} of a batch", watchdog)
-                for name, call in stages.items()
-            },
+            stages={name: partial(timed, name) for name in stages},
             options=_options(flag),
             on_progress=show,
         )
 
 
-def _watched(call: Callable[[], Any], what: str, watchdog: Watchdog) -> Any:
-    with watchdog.waiting(what):
-        return call()
-
-
-class _WatchedBatches(Iterable[Batch]):
+class _Watched(Iterable[Batch]):
     """The batches of a dataset; the watchdog watches each wait for them."""
 
     def __init__(self, dataset: Any, watchdog: Watchdog):
@@ -85,13 +82,11 @@ class _WatchedBatches(Iterable[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         with self._watchdog.closing(JoinedBatches([self._dataset])) as batches:
-            yield from self._watchdog.each(
-                batches, "a batch, to see how fast they come"
-            )
+            what = "a batch, to see how fast they come"
+            yield from self._watchdog.each(batches, what)
 
 
 def _options(flag: str) -> OptionNames:
-    """Returns the names of the settings, as flags that begin with `flag`."""
     return OptionNames(
         threads=f"{flag}.data.threads",
         workers=f"{flag}.data.workers",

@@ -22,20 +22,18 @@ _DECAYING = ("linear", "cosine", "slow_start", "onecycle", "warmup_stable_decay"
 class TakenBack:
     """Restores the files of a folder if its block fails, unless `keep` was called."""
 
+    # Files in `replaced` get their old content back. Files and folders in `added` are
+    # removed if they are new.
     def __init__(
         self, folder: RunPath, replaced: Sequence[str], added: Sequence[str] = ()
     ):
-        # Files in `replaced` get their old content back. Files and folders in `added`
-        # are removed if they are new.
-        self._folder, self._replaced, self._names = folder, replaced, added
+        files = [folder / name for name in replaced]
+        self._contents = {file: _content(file) for file in files}
+        new = (folder / name for name in added)
+        self._contents |= {file: None for file in new if not file.exists()}
         self._is_kept = False
 
     def __enter__(self) -> Self:
-        self._contents = {
-            name: _content(self._folder / name) for name in self._replaced
-        }
-        files = [self._folder / name for name in self._names]
-        self._added = [file for file in files if not file.exists()]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -43,17 +41,13 @@ class TakenBack:
             return
         # The user sees the error that ended the start, not one of this clean-up.
         with contextlib.suppress(OSError):
-            for name, content in self._contents.items():
-                file = self._folder / name
-                if content is None:
-                    _unlink(file)
+            for file, content in self._contents.items():
+                if content is None and file.is_dir():
+                    file.remove()
+                elif content is None:
+                    file.root.joinpath(*file.parts).unlink(missing_ok=True)
                 elif _content(file) != content:
                     file.write(content)
-            for file in self._added:
-                if file.is_dir():
-                    file.remove()
-                else:
-                    _unlink(file)
 
     def keep(self) -> None:
         """Keeps the written files, because later work depends on them."""
@@ -73,31 +67,20 @@ class Start(TakenBack):
     def __init__(
         self, workdir: RunPath, config: Config, task_files: Iterable[str] = ()
     ):
-        super().__init__(
-            workdir,
-            replaced=("config.json", "environment.json"),
-            added=(
-                *("metrics.jsonl", "checkpoints", MODEL_FILE, TASK_FILE),
-                *LOGGERS,
-                *task_files,
-            ),
-        )
-        self._config = config
         self.bent = ""
-
-    def __enter__(self) -> Self:
         if not is_main_process():
-            self.keep()
-            return self
-        if old := read_json(self._folder / "config.json", {"updates": int}):
-            self.bent = _bent(old["updates"], self._config)
-        super().__enter__()
+            super().__init__(workdir, ())
+            return
+        if old := read_json(workdir / "config.json", {"updates": int}):
+            self.bent = _bent(old["updates"], config)
+        made = ("metrics.jsonl", "checkpoints", MODEL_FILE, TASK_FILE)
+        added = (*made, *LOGGERS, *task_files)
+        super().__init__(workdir, ("config.json", "environment.json"), added)
         try:
-            claim_workdir(self._folder, self._config)
+            claim_workdir(workdir, config)
         except BaseException as error:
             self.__exit__(type(error), error, None)
             raise
-        return self
 
 
 def _bent(before: int, config: Config) -> str:
@@ -130,7 +113,3 @@ def _content(file: RunPath) -> bytes | None:
         return file.read_bytes()
     except FileNotFoundError:
         return None
-
-
-def _unlink(file: RunPath) -> None:
-    file.root.joinpath(*file.parts).unlink(missing_ok=True)

@@ -37,22 +37,18 @@ from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.files.json_files import read_if_whole
 from echo_jax.files.lock import FolderLock
 from echo_jax.training.clock import Clock, DeviceTime, Work
-from echo_jax.training.compiled import CompiledFunctions
-from echo_jax.training.decide import decide
-from echo_jax.training.dispatch import log_stops, next_group
-from echo_jax.training.evaluation import evaluate_split
-from echo_jax.training.feeds.feed import Input
-from echo_jax.training.feeds.of_config import check_data, check_echo, log_name
-from echo_jax.training.finite import (
-    NonFiniteLossError,
-    OverflowsError,
-    is_finite,
-)
-from echo_jax.training.fresh_branch import (
+from echo_jax.training.compiled import CompiledFunctions, next_group
+from echo_jax.training.evaluation import (
     check_branches,
+    evaluate_split,
     has_branch,
     metric_after_fresh,
 )
+from echo_jax.training.feeds.feed import Input
+from echo_jax.training.feeds.loader import data_ended
+from echo_jax.training.feeds.of_config import check_data, check_echo, log_name
+from echo_jax.training.finite import NonFiniteLossError, is_finite
+from echo_jax.training.measure import Rates, decide
 from echo_jax.training.processes import peers
 from echo_jax.training.processes.distributed import (
     all_gather,
@@ -78,24 +74,12 @@ from echo_jax.training.records.environment import (
     lock_workdir,
 )
 from echo_jax.training.records.loggers import check_loggers
-from echo_jax.training.records.metrics import (
-    AFTER_FRESH,
-    RowMaker,
-    Totals,
-    eval_row,
-    gather_totals,
-)
+from echo_jax.training.records.metrics import AFTER_FRESH, RowMaker, Totals
 from echo_jax.training.records.progress import show_run
-from echo_jax.training.records.run_log import RunLog
-from echo_jax.training.records.runfiles import write_json_once
+from echo_jax.training.records.runfiles import RunLog, write_json_once
 from echo_jax.training.records.summary import DECIDES_THE_END, is_finished, make_summary
 from echo_jax.training.saving.checkpoint import Checkpoints, params_sha256
-from echo_jax.training.saving.model import (
-    MODEL_FILE,
-    size_of,
-    write_table,
-    write_task,
-)
+from echo_jax.training.saving.model import MODEL_FILE, size_of, write_table, write_task
 from echo_jax.training.saving.warm_start import WarmStart, replaced, warm_start
 from echo_jax.training.saving.weights import flat_arrays
 from echo_jax.training.start import Start
@@ -297,9 +281,7 @@ def train_step(
     )
 
 
-def compile_functions(
-    config: Config, workload: Workload
-) -> CompiledFunctions[TrainState, StepReport]:
+def compile_functions(config: Config, workload: Workload) -> CompiledFunctions:
     """Returns the functions of a run; each is compiled at its first call."""
     return CompiledFunctions(config, workload, run_inputs, init_state, train_step)
 
@@ -320,7 +302,7 @@ def train(
     3. saves it, if due. It saves after the evaluation, so that a resumed run need not
        evaluate again;
     4. takes the input of the next update, or group of updates: see
-       `training.dispatch`;
+       `training.compiled.next_group`;
     5. dispatches them;
     6. reads the numbers of the dispatch before the last one. So at most two dispatches
        are in flight while the loop waits for data. `training.clock.DeviceTime` relies
@@ -411,7 +393,6 @@ def train_checked(
             replicas = environment["replicas"] = compiled.mesh.size
             if is_main_process():
                 check_replicas(workdir, replicas)
-        write_json_once(workdir / "environment.json", environment)
         if is_main_process():
             write_task(workdir, workload)
         trainer = Trainer(config, workload, workdir, compiled, console, stack)
@@ -440,7 +421,7 @@ def train_checked(
             is_last = updates >= last
             if is_last or updates % eval_every == 0:
                 trainer.evaluate()
-            is_last = is_last or (stop_at_target and trainer.log.met_target)
+            is_last = is_last or (stop_at_target and trainer.log.met)
             if is_last or (updates and save_every and updates % save_every == 0):
                 trainer.save()
             if is_last:
@@ -473,7 +454,7 @@ class Trainer:
         config: Config,
         workload: Workload,
         workdir: RunPath,
-        compiled: CompiledFunctions[TrainState, StepReport],
+        compiled: CompiledFunctions,
         console: Console | None,
         stack: ExitStack,
     ):
@@ -482,9 +463,8 @@ class Trainer:
         self._workload = workload
         self.progress = stack.enter_context(show_run(config, console))
         note = self.progress.note
-        self._checkpoints = Checkpoints(
-            workdir / "checkpoints", keep=config.keep_checkpoints
-        )
+        folder = workdir / "checkpoints"
+        self._checkpoints = Checkpoints(folder, keep=config.keep_checkpoints)
         stack.callback(self._close_checkpoints)
         with self.progress.slow("looking for a checkpoint, and reading it"):
             restored = self._checkpoints.restore_newest(compiled.abstract_state)
@@ -492,6 +472,7 @@ class Trainer:
         if restored:
             check_saved(config, workload.metadata, restored.update, restored.host)
         self.warm_start: WarmStart | None = None
+        self.state: TrainState
         if restored:
             self.progress.resumes(restored)
             self.state = restored.state
@@ -507,7 +488,14 @@ class Trainer:
             if is_main_process():
                 write_table(workdir, workload.task)
             with self.progress.slow("initialising the model"):
-                self.state = self._first_state()
+                taken = {}
+                if config.init_from:
+                    self.warm_start = warm_start(config.init_from, compiled.variables)
+                    taken = self.warm_start.taken
+                    note(str(self.warm_start))
+                self.state = call_with_host_arrays(
+                    compiled.init, compiled.init_key, taken
+                )
         self.totals = Totals.resumed(before["totals"] if before else [])
         # The totals include the devices' work before the run was resumed.
         self._busy_before_s = self.totals.busy_s
@@ -557,7 +545,8 @@ class Trainer:
                 )
                 for meets in ([False, True] if compiled.local else [False])
             }
-        self._rows = RowMaker(self.totals, self.clock.seconds(), self._flops)
+        wall_s = self.clock.seconds()["wall_s"]
+        self._rows = RowMaker(self.totals, wall_s, self._flops)
         self.device_time = DeviceTime(
             self.decided.rates.t_down_s, steps=config.dispatch.steps
         )
@@ -566,7 +555,7 @@ class Trainer:
             next_group,
             steps=config.dispatch.steps,
             total=config.updates,
-            stops=log_stops(config),
+            stops=(config.log_every, config.eval_every, config.checkpoint_every),
         )
         self._in_flight: deque[tuple[Totals, StepReport, Work]] = deque()
         # The updates done when the data of this process ended; None before that.
@@ -577,28 +566,20 @@ class Trainer:
             # The other processes may be inside an update, and a save needs all of them.
             self._unsaved = "a save takes all processes"
 
-    def _first_state(self) -> TrainState:
-        """Returns the state before the first update; notes a warm start."""
-        compiled, taken = self.compiled, {}
-        if self.config.init_from:
-            self.warm_start = warm_start(self.config.init_from, compiled.variables)
-            taken = self.warm_start.taken
-            self.progress.note(str(self.warm_start))
-        return call_with_host_arrays(compiled.init, compiled.init_key, taken)
-
     def evaluate(self) -> None:
         """Evaluates the state when all its updates are done, once for each update."""
         if self.log.evaluated == self.totals.updates:
             return
         self.read(leave=0)
-        seconds, totals = self.clock.seconds(), self._totals_of_all()
+        seconds, totals = self.clock.seconds(), Totals.of_all(self._totals_of_each())
         slow = self.progress.slow(
             f"evaluating update {totals.updates}, which is compiled at first"
         )
         with self.clock.phase("pause"), slow:
             given = self._workload, self.watchdog
             metrics = evaluate_split(self.config, self.compiled, self.state, *given)
-            row = eval_row(totals, seconds, metrics)
+            row = {"kind": "eval", **totals.counts(), **seconds}
+            row |= {f"eval_{name}": value for name, value in metrics.items()}
             if has_branch(self.config, totals.updates):
                 row[AFTER_FRESH] = metric_after_fresh(
                     self.config, self.compiled, self.state, totals.updates, *given
@@ -614,11 +595,8 @@ class Trainer:
         slow = self.progress.slow(f"saving update {self.totals.updates}")
         with self.clock.phase("pause"), slow:
             if not jax.device_get(self.compiled.is_finite(self.state)):
-                raise NonFiniteLossError(
-                    "the state after update",
-                    self.totals.updates,
-                    self._checkpoints.latest(),
-                )
+                done, saved = self.totals.updates, self._checkpoints.latest()
+                raise NonFiniteLossError("the state after update", done, saved)
             # A run on one held batch needs no checkpoint.
             if self.config.data.hold_batch:
                 return
@@ -633,9 +611,9 @@ class Trainer:
                 "totals": [asdict(each) for each in totals],
                 "clock": self.clock.seconds(),
                 "num_lanes": self.feed.num_lanes,
-                "rows": len(self.log.rows),
+                "rows": len(self.log.file.rows),
             }
-            self.log.flush()
+            self.log.file.flush()
             self._checkpoints.save(self.totals.updates, self.state, host)
 
     def _close_checkpoints(self) -> None:
@@ -733,13 +711,14 @@ class Trainer:
                 continue
             report = self.compiled.read(report)
             if first_bad := int(jax.device_get(report.first_bad_update)):
-                saved, scale = self._checkpoints.latest(), report.loss_scale
-                if scale is None:
-                    raise NonFiniteLossError("the loss of update", first_bad, saved)
-                factor = float(jax.device_get(scale.loss_scale))
-                raise OverflowsError(first_bad, factor, saved)
+                saved, scale, what = self._checkpoints.latest(), None, "the loss"
+                if report.loss_scale is not None:
+                    scale = float(jax.device_get(report.loss_scale.loss_scale))
+                    what = "the loss or the gradient"
+                what += " of update"
+                raise NonFiniteLossError(what, first_bad, saved, scale=scale)
             if is_logged:
-                totals = self._totals_of_all(totals)
+                totals = Totals.of_all(self._totals_of_each(totals))
                 row = self._rows.train_row(
                     totals,
                     self.clock.seconds(),
@@ -759,32 +738,33 @@ class Trainer:
     def summary(self) -> dict[str, Any]:
         """Returns the content of ``summary.json``."""
         bounds = bounds_of_all(all_gather(self.feed.t_up_bounds))
+        start = self.decided.rates
+        # A step seems longer on processes that wait for another one's data.
+        step_s = min(all_gather(self.device_time.step_s))
         # The state of replicas has no such field, and they have no loss scale.
         scaler = getattr(self.state, "loss_scale", None)
         skipped = int(jax.device_get(scaler.skipped_updates)) if scaler else 0
         return make_summary(
             self.config,
             self._workload,
-            rows=self.log.rows,
-            totals=self._totals_of_all(),
+            rows=self.log.file.rows,
+            met=self.log.met,
+            totals=Totals.of_all(self._totals_of_each()),
             seconds=self.clock.seconds(),
-            decided=self.decided,
-            t_up_s=within(self.decided.rates.t_up_s, bounds),
-            # A step seems longer on processes that wait for another one's data.
-            step_s=min(all_gather(self.device_time.step_s)),
+            rates=(start, Rates(within(start.t_up_s, bounds), step_s)),
             flops=self._flops,
             skipped_updates=skipped,
             params_sha256=params_sha256(self.compiled.model(self.state).params),
         )
 
-    def _totals_of_all(self, totals: Totals | None = None) -> Totals:
-        return Totals.of_all(self._totals_of_each(totals))
-
     def _totals_of_each(self, totals: Totals | None = None) -> list[Totals]:
         """Returns the totals of each process; all processes must call this."""
         busy_s = self._busy_before_s + self.device_time.seconds()
         own = replace(totals or self.totals, busy_s=busy_s)
-        each = gather_totals(own, self._workload, ended_after=self._ended_after)
+        gathered = all_gather([asdict(own), self._ended_after])
+        if ends := [after for _, after in gathered if after is not None]:
+            raise data_ended(self._workload, f"after {min(ends)} updates")
+        each = [Totals(**counts) for counts, _ in gathered]
         _check_skipped(Totals.of_all(each).skipped, self.config.data.max_bad)
         return each
 

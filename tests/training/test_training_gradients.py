@@ -76,10 +76,7 @@ def assert_close(found, expected, **tolerance):
     )
 
 
-@pytest.mark.parametrize(
-    ("devices", "micro"),
-    slow_but_for([(1, 1), (4, 2)], [(1, 1), (4, 1), (1, 4), (4, 2)]),
-)
+@pytest.mark.parametrize(("devices", "micro"), [(1, 1), (4, 2)])
 def test_it_is_the_gradient_of_the_whole_batch_with_the_noise_of_its_parts(
     devices, micro
 ):
@@ -90,9 +87,9 @@ def test_it_is_the_gradient_of_the_whole_batch_with_the_noise_of_its_parts(
     # Counts are exact.
     assert found.metrics["large"][0] == expected.metrics["large"][0]
     assert found.metrics["large"][1] == 16
-    # A factor of the loss is taken out again.
+    # A power of two as the scale of the loss changes no bit.
     scaled = computed_by(gradient, Plain(), factor=jnp.float32(1024))
-    assert_close(scaled, found, rtol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, scaled, found)
     if devices * micro == 1:
         assert found.noise is None
         return
@@ -135,23 +132,6 @@ def test_a_row_has_the_norm_and_the_noise_of_the_gradients_since_the_last_one():
     assert row["noise_scale"] == pytest.approx(variance / square, rel=1e-3)
 
 
-def test_the_noise_of_gradients_is_estimated_without_bias():
-    """Gradients of examples are drawn: |G|² = 25 and tr(Σ) = 2 * 9 + 1 = 19."""
-    rng = np.random.default_rng(0)
-    shape, scale = (20_000, 4, 2), np.array([3.0, 3.0, 1.0])
-    examples = np.array([3.0, 4.0, 0.0]) + scale * rng.normal(size=(*shape, 3))
-    of_parts = examples.mean(axis=2)
-    parts = np.linalg.norm(of_parts, axis=-1)
-    whole = np.linalg.norm(of_parts.mean(axis=1), axis=-1)
-    found = [
-        gradient_noise_scale(each, norm, batch_size=8)
-        for each, norm in zip(parts, whole, strict=True)
-    ]
-    for values, true in zip(np.array(found).T, (25.0, 19.0), strict=True):
-        error = values.std() / math.sqrt(len(values))
-        assert abs(values.mean() - true) < 4 * error < 0.05 * true
-
-
 def test_equal_gradients_have_no_noise_and_a_square_below_zero_no_noise_scale():
     found = gradient_noise_scale([2.0, 2.0, 2.0], 2.0, batch_size=12)
     assert (found.squared_norm, found.variance, found.examples) == (4.0, 0.0, 0.0)
@@ -163,31 +143,26 @@ def test_equal_gradients_have_no_noise_and_a_square_below_zero_no_noise_scale():
             gradient_noise_scale(norms, 1.0, batch_size=8)
 
 
-@pytest.mark.parametrize(
-    ("reduce", "printed"), [("bfloat16", "bf16"), ("float16", "f16")]
-)
-def test_gradients_are_summed_in_the_type_that_is_asked_for(reduce, printed):
-    gradient = SplitGradient(make_mesh(4, 1, 16), reduce=reduce)
+def test_gradients_are_summed_in_the_type_that_is_asked_for():
+    gradient = SplitGradient(make_mesh(4, 1, 16), reduce="bfloat16")
     variables = Plain().init(jax.random.key(1))
     args = variables, batch_of(16), jax.random.key(2), None
     program = compute.lower(gradient, Plain(), *args).as_text()
     # As it is handed to XLA: for CPUs XLA sums in float32, whatever the type.
-    assert f"tensor<4x16x{printed}>" in program
+    assert "tensor<4x16xbf16>" in program
     found = computed_by(gradient, Plain()).gradient
     expected = computed_by(whole_gradient, Plain()).gradient
     for name, x in found.items():
         assert x.dtype == jnp.float32
-        rounded = x.astype(jnp.dtype(reduce)).astype(jnp.float32)
+        rounded = x.astype(jnp.bfloat16).astype(jnp.float32)
         np.testing.assert_array_equal(x, rounded)
         np.testing.assert_allclose(x, expected[name], atol=0.05)
     assert not np.array_equal(found["first"], expected["first"])
 
 
-@pytest.mark.parametrize("micro", [1, 2])
-def test_a_state_that_is_no_batch_norms_is_averaged_once_an_update(micro):
-    """The running mean of the task moves by a mean of equal shares: of all."""
+def test_a_state_that_is_no_batch_norms_is_averaged_once_an_update():
     task = Regression(dropout=0.0)
-    gradient = SplitGradient(make_mesh(4, 1, 16), micro, over_devices=False)
+    gradient = SplitGradient(make_mesh(4, 1, 16), 2, over_devices=False)
     found, whole = (computed_by(each, task) for each in (gradient, whole_gradient))
     assert_close(found.model_state, whole.model_state, rtol=1e-5)
 
@@ -201,23 +176,6 @@ def test_what_is_random_differs_from_device_to_device_and_part_to_part():
     assert len(np.unique(shares, axis=0)) == 8
     kept, count = found.metrics["kept"]
     assert count == 16 * task.width and 0 < kept < count
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"mesh__data": 2, "batch__micro": 3}, r"micro=3 does not divide the 4 .*=1"),
-        ({"mesh__fsdp": 2, "batch__micro": 2}, r"micro=2 needs whole parameters .*=2"),
-        (
-            {"batch__norm": "recompute", "batch__norm_batches": 0},
-            "norm_batches=0 must be at least 1",
-        ),
-    ],
-)
-def test_parts_and_norms_that_cannot_be_are_refused(tmp_path, fields, message):
-    with pytest.raises(ValueError, match=message):
-        run(tmp_path / "run", **fields)
-    assert not (tmp_path / "run").exists()
 
 
 class Network(nn.Module):
@@ -285,23 +243,17 @@ SPLITS = {
     "parts": {"mesh__data": 4, "batch__micro": 2, "batch__statistics": "device"},
     "parts of all": {"mesh__data": 4, "batch__micro": 2},
 }
-# Every norm, every split and both that are kept; the other combinations are slow.
-SOON = {
-    ("flax", "last", "by xla"),
-    ("flax", "moving", "by hand"),
-    ("whole", "last", "parts"),
-    ("ghost", "moving", "own statistics"),
-    ("ghost", "moving", "parts of all"),
-}
-SLOW = {
-    ("whole", "moving", "by xla"),
-    ("ghost", "moving", "parts"),
-    ("flax", "last", "parts"),
-}
 
 
 @pytest.mark.parametrize(
-    ("norm", "keeps", "split"), slow_but_for(SOON, sorted(SOON | SLOW))
+    ("norm", "keeps", "split"),
+    [
+        ("flax", "last", "by xla"),
+        ("flax", "moving", "by hand"),
+        ("whole", "last", "parts"),
+        ("ghost", "moving", "own statistics"),
+        ("ghost", "moving", "parts of all"),
+    ],
 )
 def test_statistics_are_the_mean_and_the_variance_of_the_whole_batch(
     norm, keeps, split
@@ -315,9 +267,8 @@ def test_statistics_are_the_mean_and_the_variance_of_the_whole_batch(
         np.testing.assert_allclose(of_batch, expected, rtol=1e-3)
 
 
-@pytest.mark.parametrize("norm", ["flax", "whole"])
-def test_a_model_normalises_over_all_devices_or_over_its_own(norm):
-    mesh, task, batch = make_mesh(4, 1, 16), Normed(norm), far_apart()
+def test_a_model_normalises_over_all_devices_or_over_its_own():
+    mesh, task, batch = make_mesh(4, 1, 16), Normed(), far_apart()
     whole = computed_by(whole_gradient, task, batch).losses
     parts = [{name: x[i : i + 4] for name, x in batch.items()} for i in (0, 4, 8, 12)]
     own = [computed_by(whole_gradient, task, part).losses for part in parts]
@@ -327,49 +278,19 @@ def test_a_model_normalises_over_all_devices_or_over_its_own(norm):
         np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
-@pytest.mark.parametrize("momentum", slow_but_for([0.5], [0.5, 1.0]))
-def test_any_momentum_counts_once_an_update(momentum):
-    @dataclass(frozen=True)
-    class Other(Normed):
-        def loss(self, variables, batch, key):
-            norm = nn.BatchNorm(False, momentum=momentum)
-            stats = {"batch_stats": variables["batch_stats"]["norm"]}
-            params = {"params": variables["params"]["norm"]}
-            y, new = norm.apply(params | stats, batch["x"], mutable=["batch_stats"])
-            return y[:, 0] ** 2, {"batch_stats": {"norm": new["batch_stats"]}}, {}
-
-    mean = {"norm": {"mean": np.full(NUM_FEATURES, 7.0, np.float32)}}
-    one, split = (
-        stepped(tiny_config(batch_size=16, **how), Other(), {"batch_stats": mean})[1]
-        for how in ({}, SPLITS["parts"])
-    )
-    for name in ("mean", "var"):
-        np.testing.assert_allclose(split[name], one[name], rtol=1e-4)
-
-
 def evaluated(row):
     names = [f"{name}_{i}" for name in ("mean", "var") for i in range(NUM_FEATURES)]
     return np.array([row[f"eval_{name}"] for name in names])
 
 
-@pytest.mark.parametrize(
-    ("norm", "where"),
-    slow_but_for(
-        [("flax", "host")],
-        [("flax", "host"), ("whole", "batch"), ("ghost", "device"), ("flax", "local")],
-    ),
-)
-def test_recompute_evaluates_with_the_statistics_of_fresh_batches(
-    tmp_path, norm, where
-):
+@pytest.mark.parametrize("where", slow_but_for(["host"], ["host", "local"]))
+def test_recompute_evaluates_with_the_statistics_of_fresh_batches(tmp_path, where):
     options = {"batch__norm_batches": 3, "mesh__data": 2} | {
         "host": {"echo__factor": 2.0},
-        "device": {"echo__where": "device", "echo__after": "decode"},
-        "batch": {"echo__after": "batch"},
         # A mean of replicas has statistics of its own.
         "local": {"local__schedule": "every", "local__every": 5},
     }[where]
-    task = Normed(norm)
+    task = Normed()
     one = run(tmp_path / "a", task=task, batch__norm="recompute", **options)
     order = grain.MapDataset.range(NUM_EXAMPLES).shuffle(seed=0).repeat()
     x = np.stack([example(order[i])["x"] for i in range(3 * 8)])
@@ -387,16 +308,12 @@ def test_recompute_evaluates_with_the_statistics_of_fresh_batches(
             assert not np.allclose(evaluated(row), expected, atol=0.01)
 
 
-@pytest.mark.parametrize("norm", ["last", "recompute"])
-def test_a_model_without_batch_norm_is_refused_before_anything_is_written(
-    tmp_path, norm
-):
+def test_a_model_without_batch_norm_is_refused_before_anything_is_written(tmp_path):
     @dataclass(frozen=True)
     class Without(Normed):
         def init(self, key):
             return {"params": super().init(key)["params"]}
 
-    folder = tmp_path / "run"
-    with pytest.raises(ValueError, match=rf"batch\.norm='{norm}' needs a model with"):
-        run(folder, task=Without(), batch__norm=norm)
-    assert not folder.exists()
+    with pytest.raises(ValueError, match=r"batch\.norm='last' needs a model with"):
+        run(tmp_path / "run", task=Without(), batch__norm="last")
+    assert not (tmp_path / "run").exists()

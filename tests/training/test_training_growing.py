@@ -21,7 +21,12 @@ pytestmark = pytest.mark.usefixtures("all_compiled_soon")
 # Batches of 2, of 4 and of 8.
 GROWS = {"batch__boundaries": (8, 12), "batch__factors": (2, 2)}
 PARTS = [4] * 8 + [2] * 4 + [1] * 2
-HOST = {"echo__after": "decode", "echo__factor": 2.5, "echo__buffer": 20}
+HOST = {
+    "echo__after": "decode",
+    "echo__factor": 2.5,
+    "echo__buffer": 24,
+    "echo__order": "spread",
+}
 DEVICE = {**HOST, "echo__where": "device", "echo__lanes": 2}
 
 
@@ -39,7 +44,6 @@ def feed_of(**options):
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(2, 4)), max_size=3))
 def test_every_part_of_every_batch_is_used_once(stages):
-    """Stages of so many batches, which end where a batch does."""
     factors = tuple(factor for _, factor in stages)
     parts = [int(np.prod(factors[k:], dtype=int)) for k in range(len(factors))]
     lengths = [batches * p for (batches, _), p in zip(stages, parts, strict=True)]
@@ -55,12 +59,8 @@ def test_every_part_of_every_batch_is_used_once(stages):
     assert seen == [*expected, (1, 0), (1, 0)]
 
 
-@pytest.mark.parametrize("order", ["spread", "shuffle"])
-def test_on_the_host_its_parts_are_the_batches_of_a_run_that_does_not_grow(order):
-    with (
-        closing(feed_of(**HOST, echo__order=order)) as whole,
-        closing(feed_of(**HOST, echo__order=order, **GROWS)) as grown,
-    ):
+def test_on_the_host_its_parts_are_the_batches_of_a_run_that_does_not_grow():
+    with closing(feed_of(**HOST)) as whole, closing(feed_of(**HOST, **GROWS)) as grown:
         inputs = [grown.take(1) for _ in PARTS]
         batches = [whole.take(1) for _ in range(6)]
     assert [8 // each.repeat.shape[1] for each in inputs] == PARTS
@@ -136,25 +136,3 @@ def test_all_sizes_are_compiled_before_the_first_update(tmp_path):
         run(tmp_path, **HOST, **GROWS, updates=14, eval_every=14, on_batch=on_batch)
     # What is compiled after the last batch is read ends the run.
     assert taken[0] == taken[-1] > 3
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"batch__boundaries": (8, 11)}, r"has 11, where .*boundaries=\(8, 12\)"),
-        ({"batch__boundaries": (9, 12)}, r"has 9, where .*boundaries=\(12, "),
-        ({"batch__boundaries": (12, 8)}, r"each above the one before; .*=\(8, 12\)"),
-        ({"batch__boundaries": (8, "b")}, r"must be numbers of updates"),
-        ({"batch__factors": (2,)}, r"must be 2 whole numbers above 1, .*=\(2, 2\)"),
-        ({"batch__factors": (2, 1)}, r"must be 2 whole numbers above 1"),
-        ({"batch_size": 6}, r"batch_size=6 must be a multiple of 4, .*batch_size=8"),
-        ({"echo__mode": "adaptive"}, r"does not go with batch.boundaries; .*=fixed"),
-        ({"dispatch__steps": 2}, r"does not go with batch.boundaries; .*steps=1"),
-        ({"optim__scale": "sqrt"}, r"does not go with batch.boundaries; .*=linear"),
-        ({"data__hold_batch": True}, r"does not go with batch.boundaries; .*=False"),
-        ({**DEVICE, "echo__lanes": 4}, r"first batch of 2 .* 4 devices .*_size=16"),
-    ],
-)
-def test_what_cannot_grow_is_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        feed_of(**{**GROWS, **changes})

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,11 +11,10 @@ import numpy as np
 import optax
 import pytest
 from slow_cases import slow_but_for
-from test_training_gradients import Normed, far_apart
+from test_training_gradients import Normed, Plain, far_apart
 from tiny_workload import (
+    NUM_FEATURES,
     NUM_PARAMS,
-    Regression,
-    compiled_update,
     make_workload,
     rows_of,
     run,
@@ -30,30 +29,11 @@ from echo_jax.training import NonFiniteLossError, train
 from echo_jax.training.feeds import HostBatching, HostInput
 from echo_jax.training.trainer import compile_functions
 from echo_jax.training.update import Meetings, Optimizer, hyperparams
-from echo_jax.training.xla import collectives, sent_bytes
 
 pytestmark = pytest.mark.usefixtures("all_compiled_soon")
 
 REPLICAS = 4
-
-
-@dataclass(frozen=True)
-class Plain(Regression):
-    """Nothing random, and no state but the parameters."""
-
-    def init(self, key):
-        return {"params": super().init(key)["params"], "batch_stats": {}}
-
-    def loss(self, variables, batch, key):
-        hidden = self._hidden(variables["params"], batch["x"])
-        losses = self._error(variables["params"], hidden, batch["y"])
-        return losses, {"batch_stats": {}}, {}
-
-    def evaluate(self, variables, batch):
-        losses, _, _ = self.loss(variables, batch, None)
-        return {"loss": ((losses * batch["mask"]).sum(), batch["mask"].sum())}
-
-
+SENT = NUM_PARAMS + NUM_FEATURES  # With the running mean of `Plain`.
 EVERY = {"mesh__data": REPLICAS, "local__schedule": "every"}
 SGD = {"optim__name": "sgd", "optim__lr": 0.05, "optim__momentum": 0.9}
 DILOCO = {**EVERY, "local__every": 3, "local__outer": "nesterov"}
@@ -107,7 +87,7 @@ def mean_of(tree):
 
 
 def test_meeting_after_every_update_is_data_parallelism():
-    """With plain SGD, whose step is linear in the gradient, and momentum's too."""
+    # With SGD, whose step is linear in the gradient, as momentum's is.
     local, whole = Updates(**EVERY, **SGD), Updates(mesh__data=REPLICAS, **SGD)
     local(*[True] * 20)
     whole(*[False] * 20)
@@ -178,19 +158,10 @@ def test_replicas_have_the_variance_of_all_their_examples():
     options = {"batch_size": 16, "optim__lr": 1e-9, "local__every": 3}
     updates, batch = Updates(Normed(), **EVERY, **options), far_apart()
     # Until nothing is left of the averages before them.
-    updates(*[False, False, True] * 40, batch=batch)
+    updates(*[False, False, True] * 25, batch=batch)
     stats = updates.model().model_state["batch_stats"]["norm"]
     np.testing.assert_allclose(stats["mean"], batch["x"].mean(axis=0), rtol=1e-3)
     np.testing.assert_allclose(stats["var"], batch["x"].var(axis=0), rtol=1e-3)
-
-
-def test_the_quiet_program_sends_nothing_and_the_other_the_parameters():
-    config = tiny_config(**EVERY)
-    quiet, meeting = (
-        compiled_update(config, task=Plain(), meets=meets) for meets in (False, True)
-    )
-    assert sent_bytes(quiet) == 0
-    assert collectives(meeting.as_text()) == [("all-reduce", {"f32": NUM_PARAMS})]
 
 
 def meetings(updates=12, **overrides):
@@ -208,33 +179,17 @@ def test_they_meet_when_the_schedule_says():
     assert meetings(local__schedule="bernoulli", local__p=1.0) == list(range(12))
 
 
-def test_chance_is_of_the_seed_and_the_update_alone():
-    options = {"updates": 4000, "local__schedule": "bernoulli", "local__p": 0.25}
+def test_chance_is_of_the_seed_and_the_update_alone_and_falls_by_its_schedule():
+    options = {"local__schedule": "cosine", "local__p": 0.9, "local__p_end": 0.1}
+    options["updates"] = 4000
     found = meetings(**options)
-    # Within five standard deviations of a binomial, 27 each.
-    assert abs(len(found) - 1000) < 137
     assert found == meetings(**options) != meetings(**options, seed=1)
     resumed = Meetings(tiny_config(**options))
-    assert [u for u in range(1500, 4000) if resumed.after(u)] == [
-        u for u in found if u >= 1500
-    ]
-
-
-@pytest.mark.parametrize(
-    ("schedule", "means"),
-    [
-        ("linear", [0.8, 0.6, 0.4, 0.2]),
-        # The mean of 0.5 + 0.4 cos(pi t) over each quarter of 0 to 1.
-        ("cosine", [0.8601, 0.6492, 0.3508, 0.1399]),
-        # Two drops by a third each, at a half and at three quarters.
-        ("multistep", [0.9, 0.9, 0.3, 0.1]),
-    ],
-)
-def test_a_falling_chance_is_that_of_a_load_schedule(schedule, means):
-    options = {"local__schedule": schedule, "local__p": 0.9, "local__p_end": 0.1}
-    found = np.array(meetings(updates=4000, **options))
+    again = [u for u in range(1500, 4000) if resumed.after(u)]
+    assert again == [u for u in found if u >= 1500]
     counts = np.histogram(found, bins=[0, 1000, 2000, 3000, 4000])[0]
-    assert np.abs(counts / 1000 - means).max() < 0.08
+    # The mean of 0.5 + 0.4 cos(pi t) over each quarter of 0 to 1.
+    assert counts / 1000 == pytest.approx([0.8601, 0.6492, 0.3508, 0.1399], abs=0.08)
 
 
 def test_load_meets_where_the_echo_loads():
@@ -254,7 +209,7 @@ def test_bytes_are_counted_beside_updates(tmp_path):
     options = {**EVERY, "local__every": 4, "local__start_after": 2}
     summary = run(tmp_path / "run", task=Plain(), **options)
     counted = [(row["updates"], row["bytes_sent"]) for row in rows_of(tmp_path / "run")]
-    size = 4 * NUM_PARAMS
+    size = 4 * SENT
     # Meetings after updates 1, 2, 6, 10 and 12.
     met = {0: 0, 4: 2, 6: 3, 8: 3, 12: 5}
     assert counted == [(updates, met[updates] * size) for updates, _ in counted]
@@ -264,10 +219,8 @@ def test_bytes_are_counted_beside_updates(tmp_path):
 MODES = {
     "diloco": DILOCO,
     "load": {**DILOCO, **STOCHASTIC, "local__schedule": "load", "local__every": 1},
-    "multistep": {**EVERY, "local__schedule": "multistep", "local__p_end": 0.2},
     # Of one model.
-    "stale": {"mesh__data": 2, "local__staleness": 2},
-    "parts": {"mesh__data": 2, "batch__micro": 2, "batch__norm": "last"},
+    "stale": {"local__staleness": 2},
 }
 
 
@@ -275,7 +228,7 @@ class Killed(Exception):
     """Ends a run in which nothing is saved any more."""
 
 
-@pytest.mark.parametrize("mode", slow_but_for(["diloco"], MODES))
+@pytest.mark.parametrize("mode", slow_but_for(["diloco", "stale"], MODES))
 def test_a_killed_run_goes_on_to_the_bit(tmp_path, mode):
     options = {"updates": 13, "checkpoint_every": 5, "eval_every": 4}
     config = tiny_config(**MODES[mode], **options)
@@ -294,14 +247,10 @@ def test_a_killed_run_goes_on_to_the_bit(tmp_path, mode):
     for name in ("params_sha256", "bytes_sent", "final"):
         assert resumed[name] == whole[name]
     losses = [
-        [(row["updates"], row["loss"]) for row in rows_of(folder) if "loss" in row]
-        for folder in (tmp_path / "whole", tmp_path / "broken")
+        [row["loss"] for row in rows_of(tmp_path / folder) if "loss" in row]
+        for folder in ("whole", "broken")
     ]
     assert losses[0] == losses[1]
-    if "local__schedule" not in MODES[mode]:
-        # The gradients, and the losses and counts of eight buckets, in every update.
-        of_each, rest = divmod(whole["bytes_sent"], 13)
-        assert rest == 0 and of_each > 4 * NUM_PARAMS
 
 
 def test_a_run_goes_on_with_as_many_replicas_alone(tmp_path):
@@ -315,17 +264,16 @@ def test_a_run_goes_on_with_as_many_replicas_alone(tmp_path):
 
 
 def test_a_loss_of_one_replica_that_is_not_finite_ends_the_run(tmp_path):
-    """The item of one replica's part of the sixth batch; they meet at the eighth."""
+    # Item 43 is of one replica's part of the sixth batch; they meet at the eighth.
     options = {"local__every": 8, "echo__after": "decode", "optim__lr": 1e-9}
     with pytest.raises(NonFiniteLossError, match="the loss of update 6"):
         run(tmp_path, **EVERY, **options, nan_at_fresh=43)
 
 
-@pytest.mark.parametrize("staleness", [0, 1, 2])
+@pytest.mark.parametrize("staleness", [0, 2])
 def test_late_gradients_are_stable_up_to_the_known_rate(staleness):
     """On x^2 / 2, where x[t + 1] = x[t] - lr x[t - staleness]."""
     bound = 2 * np.sin(np.pi / (4 * staleness + 2))
-    assert bound == pytest.approx([2, 1, 0.618034][staleness], rel=1e-6)
     start = {"x": jnp.ones((), jnp.float32)}
     for side in (0.99, 1.01):
         overrides = {**SGD, "optim__momentum": 0.0, "optim__lr": bound * side}
@@ -334,7 +282,6 @@ def test_late_gradients_are_stable_up_to_the_known_rate(staleness):
 
         def update(carry, number, optimizer=optimizer, numbers=numbers):
             x, state = carry
-            # A param's own gradient.
             current = optimizer.at(number, numbers)
             changes, state = optimizer.update(x, state, x, current)
             return (optax.apply_updates(x, changes), state), x
@@ -342,34 +289,16 @@ def test_late_gradients_are_stable_up_to_the_known_rate(staleness):
         kept = optimizer.init(start)
         assert len(jax.tree.leaves(kept)) == staleness
         _, path = jax.lax.scan(update, (start, kept), jnp.arange(2000, dtype=jnp.int32))
+        if not staleness:  # A delay of 0 is SGD to the bit.
+            plain = optax.sgd(jnp.float32(bound * side))
+
+            def sgd(x, _, plain=plain):
+                return optax.apply_updates(x, plain.update(x, plain.init(x))[0]), x
+
+            expected = jax.lax.scan(sgd, start["x"], length=2000)[1]
+            np.testing.assert_array_equal(path["x"], expected)
         path = np.abs(path["x"])
         # Nothing moves until the first gradient has arrived.
         assert (path[: staleness + 1] == 1).all() and path[staleness + 1] != 1
         early, late = path[100:200].max(), path[1100:1200].max()
         assert (late < 0.1 * early) if side < 1 else not (late < 10 * early)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"local__every": 2}, r"local.every=2 needs .*local.schedule=every; .*1"),
-        ({"local__p": 0.5}, r"p=0.5 needs .*=bernoulli, or one of cosine, linear, mul"),
-        ({**EVERY, "local__outer_lr": 0.5}, r"outer_lr=0.5 needs .*outer=nesterov;"),
-        ({"local__schedule": "bernoulli", "local__p": 0.0}, r"a probability, in \(0"),
-        ({"local__schedule": "often"}, r"'often' must be one of none, every, bern"),
-        ({"local__schedule": "load"}, r"'load' .* needs config.echo.mode=stochastic"),
-        ({**EVERY, "local__staleness": 1}, r"staleness=1 delays gradients .*=0"),
-        ({**EVERY, "mesh__fsdp": 2}, r"fsdp=2 needs one copy of the parameters"),
-        ({**EVERY, "batch__micro": 2}, r"micro=2 is for gradients that devices share"),
-        (
-            {**EVERY, "batch__boundaries": (8,), "batch__factors": (2,)},
-            r"boundaries=\(8,\) is for one model, not replicas; .*=\(\)",
-        ),
-        ({**EVERY, "batch__norm": "last"}, r"norm='last' is of one model.*=recompute"),
-        ({**EVERY, "dispatch__steps": 2}, r"steps=2 has no place .*steps=1"),
-        ({**DILOCO, "local__outer_momentum": 1.0}, r"outer_momentum=1.0 must be below"),
-    ],
-)
-def test_bad_combinations_are_refused(overrides, message):
-    with pytest.raises(ValueError, match=message):
-        check_config(tiny_config(**overrides))

@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax.training.dynamic_scale import DynamicScale
-from slow_cases import slow_but_for
 from tiny_workload import (
     Regression,
     batch_of,
@@ -17,7 +15,6 @@ from tiny_workload import (
     tiny_config,
 )
 
-from echo_jax.config import check_config
 from echo_jax.training import NonFiniteLossError
 from echo_jax.training.update import LossScale, adjust, scale_numbers
 
@@ -59,17 +56,6 @@ def test_a_dynamic_scale_grows_and_is_halved():
     assert moved([True] * 4, init=2.0**126, growth=1)[1] == largest
 
 
-def test_a_dynamic_scale_moves_as_that_of_flax():
-    pattern = np.random.default_rng(0).random(40) < 0.8
-    reference = DynamicScale(growth_interval=2, scale=jnp.float32(2.0**20))
-    expected = []
-    for is_used in pattern:
-        value = jnp.float32(1.0 if is_used else np.inf)
-        reference, *_ = reference.value_and_grad(lambda x, y=value: x * y)(1.0)
-        expected.append(float(reference.scale))
-    assert moved(pattern, init=2.0**20)[1] == expected
-
-
 def test_an_overflow_at_the_smallest_scale_fails_and_so_do_many_in_a_row():
     _, factors, failures = moved([False] * 4, init=5.0, min_scale=2.0)
     assert factors == [2.5, 2, 2, 2]
@@ -82,14 +68,13 @@ def test_an_overflow_at_the_smallest_scale_fails_and_so_do_many_in_a_row():
     assert (state.skipped_updates, state.skipped_in_a_row) == (39, 20)
 
 
-@pytest.mark.parametrize("data", [1, 8])
-def test_a_skipped_update_counts_and_leaves_all_else_as_it_was(data):
+def test_a_skipped_update_counts_and_leaves_all_else_as_it_was():
     fields = {**TWICE, "precision__init": 256.0, "precision__growth": 2000}
-    compiled = functions_of(mesh__data=data, log_every=3, **fields)
+    compiled = functions_of(mesh__data=2, log_every=3, **fields)
     state, _ = compiled.step_on_batch(compiled.init(compiled.init_key), batch_of())
     before = jax.device_get(state)
     batch = batch_of(8)
-    batch["y"][5] = 60000.0  # of one device, of eight
+    batch["y"][5] = 60000.0  # of one device, of two
     state, report = compiled.step_on_batch(state, batch)
     after = jax.device_get(state)
     assert float(report.loss_scale.loss_scale) == 256
@@ -132,8 +117,8 @@ def test_a_scale_keeps_what_float16_rounds_to_zero():
     assert 0.01 < np.abs(step_of(precision__loss_scale="dynamic")).max() < 1
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_parameters_are_stored_as_they_are_asked_for(dtype):
+def test_parameters_are_stored_as_they_are_asked_for():
+    dtype = "bfloat16"
     compiled, whole = functions_of(precision__params=dtype), functions_of()
     state = compiled.init(compiled.init_key)
     expected = jax.tree.map(
@@ -147,7 +132,6 @@ def test_parameters_are_stored_as_they_are_asked_for(dtype):
 
 
 def test_what_is_not_finite_is_skipped_and_counted(tmp_path):
-    """A run whose label is a NaN, once: without a scale that ends it."""
     fields = {"precision__loss_scale": "dynamic", "precision__init": 8.0}
     summary = run(tmp_path, nan_at_fresh=1, log_every=1, **fields)
     assert (summary["updates"], summary["skipped_updates"]) == (12, 1)
@@ -161,80 +145,27 @@ def test_what_is_not_finite_is_skipped_and_counted(tmp_path):
 
 @dataclass(frozen=True)
 class Overflows(Regression):
-    """Its loss, or its batch statistics, overflow, and its gradient does not."""
-
-    where: str = "loss"
+    """Its batch statistics overflow, and its gradient does not."""
 
     def loss(self, variables, batch, key):
         losses, model_state, metrics = super().loss(variables, batch, key)
-        if self.where == "loss":
-            return losses + jnp.inf, model_state, metrics
         return losses, jax.tree.map(lambda x: x + jnp.inf, model_state), metrics
 
 
-@pytest.mark.parametrize("where", ["loss", "statistics"])
-def test_it_is_not_the_gradient_alone_that_is_looked_at(where):
-    compiled = functions_of(Overflows(where=where), precision__loss_scale="dynamic")
-    state, report = compiled.step_on_batch(compiled.init(compiled.init_key), batch_of())
-    assert int(report.loss_scale.skipped_updates) == 1
-    assert compiled.is_finite(state)
-
-
-@pytest.mark.parametrize(
-    ("fields", "update", "factor"),
-    [
-        ({"loss_scale": "dynamic", "init": 4.0}, 3, "1"),
-        ({"loss_scale": "static"}, 20, "32768"),
-    ],
-)
-def test_a_run_that_can_only_skip_ends_in_a_sentence(tmp_path, fields, update, factor):
-    fields = {f"precision__{name}": value for name, value in fields.items()}
-    with pytest.raises(NonFiniteLossError, match=f"update {update} .* to {factor};"):
+def test_a_run_that_can_only_skip_ends_in_a_sentence(tmp_path):
+    fields = {"precision__loss_scale": "dynamic", "precision__init": 4.0}
+    with pytest.raises(NonFiniteLossError, match=r"update 3 .* to 1;"):
         run(tmp_path, task=Overflows(), updates=40, eval_every=40, **fields)
     assert not (tmp_path / "summary.json").exists()
 
 
-MODES = {
-    "masters": {"precision__loss_scale": "dynamic", "nan_at_fresh": 3},
-    "float16": {
-        **TWICE,
-        "echo__where": "device",
-        "echo__after": "decode",
-        "dispatch__steps": 2,
-    },
-    "bfloat16": {"precision__params": "bfloat16", "precision__loss_scale": "static"},
-}
-
-
-@pytest.mark.parametrize("mode", slow_but_for(["float16"], MODES))
-def test_a_stopped_run_is_resumed_to_the_bit(tmp_path, mode):
-    fields = {**MODES[mode], "echo__factor": 2.0}
+def test_a_stopped_run_is_resumed_to_the_bit(tmp_path):
+    device = {"echo__where": "device", "echo__after": "decode", "dispatch__steps": 2}
+    fields = {**TWICE, **device, "echo__factor": 2.0}
     whole = run(tmp_path / "whole", **fields)
-    for updates in (1, 5):
-        run(tmp_path / "parts", updates=updates, **fields)
+    run(tmp_path / "parts", updates=5, **fields)
     resumed = run(tmp_path / "parts", **fields)
     for name in ("params_sha256", "skipped_updates", "updates"):
         assert resumed[name] == whole[name], name
     assert whole["final"]["loss"] < 0.9 * rows_of(tmp_path / "whole")[0]["eval_loss"]
-    assert whole["skipped_updates"] >= {"masters": 1, "float16": 2}.get(mode, 0)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"compute": "fp16"}, r"compute='fp16' must be one of float32, bfloat16, fl"),
-        ({"params": "int8"}, r"precision\.params='int8' must be one of float32"),
-        ({"loss_scale": "auto"}, r"loss_scale='auto' must be one of none, static, dy"),
-        ({"init": 8.0}, r"init=8\.0 needs .*loss_scale=static or dynamic; set"),
-        ({"growth": 5, "loss_scale": "static"}, r"growth=5 needs .*loss_scale=dynamic"),
-        ({"min_scale": 2.0}, r"min_scale=2\.0 needs --config\.precision\.loss_scale"),
-        ({"loss_scale": "dynamic", "init": 0.0}, r"init=0\.0 must be above 0; set"),
-        ({"loss_scale": "dynamic", "growth": 0}, r"growth=0 must be at least 1"),
-        ({"loss_scale": "dynamic", "init": 0.5}, r"must be at least .*min_scale=1\.0"),
-    ],
-)
-def test_an_impossible_precision_is_refused(fields, message):
-    config = tiny_config()
-    config.precision.update(fields)
-    with pytest.raises(ValueError, match=message):
-        check_config(config)
+    assert whole["skipped_updates"] >= 2

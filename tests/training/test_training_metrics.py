@@ -1,19 +1,22 @@
-"""The rows and the summary of a run, and the file of the rows."""
+"""The rows of a run, their file, and the loggers that show them."""
 
+import shutil
+import struct
+import sys
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_workload import Regression, rows_of, run, stop_at, tiny_config
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tiny_workload import Regression, make_workload, rows_of, run, stop_at, tiny_config
 
 from echo_jax.files import read_line, run_folder
-from echo_jax.training import MAX_METRICS, Interrupted
+from echo_jax.training import MAX_METRICS, Interrupted, train
 from echo_jax.training.records import (
     MetricsFile,
-    config_sha256,
     first_to_meet,
-    idle_fraction,
+    scalars_of,
     train_metrics,
 )
 
@@ -76,20 +79,8 @@ def test_metrics_that_cannot_be_logged_are_refused(tmp_path, names, message):
         run(tmp_path, task=Named(names=tuple(names)))
 
 
-def test_idle_is_what_is_left_of_the_time():
-    assert idle_fraction(1.0, 4.0) == 0.75
-    assert idle_fraction(4.0 + 1e-12, 4.0) == 0.0
-
-
 @pytest.mark.parametrize(
-    ("mode", "target", "update"),
-    [
-        ("min", 3.0, 2),
-        ("min", 2.5, 4),
-        ("min", 1.0, None),
-        ("max", 3.5, 4),
-        ("min", 0.0, None),
-    ],
+    ("mode", "target", "update"), [("min", 2.5, 4), ("max", 3.5, 4), ("min", 0.0, None)]
 )
 def test_first_evaluation_that_meets_a_target(mode, target, update):
     values = [None, 3.0, None, 2.0] if mode == "min" else [None, 3.0, None, 4.0]
@@ -101,79 +92,157 @@ def test_first_evaluation_that_meets_a_target(mode, target, update):
     assert (row and row["updates"]) == update
 
 
-def test_the_hash_of_a_config_ignores_what_may_change():
-    same = config_sha256(tiny_config(updates=99, target=0.5, eval_every=7))
-    assert same == config_sha256(tiny_config())
-    assert same != config_sha256(tiny_config(seed=1))
-
-
-@pytest.fixture
-def opened(tmp_path):
-    """Opens the file, after it has been written with some rows."""
-
-    def open_file(updates=(), **options):
-        file = run_folder(tmp_path) / "metrics.jsonl"
-        if updates:
-            written = MetricsFile(file, resumed_from=None)
-            for update in updates:
-                written.append({"kind": "train", "updates": update})
-        return MetricsFile(file, **options) if options else None
-
-    return open_file
+def opened(tmp_path, updates=(), **options):
+    """The file of the rows after it has been written with some, and opened again."""
+    file = run_folder(tmp_path) / "metrics.jsonl"
+    written = MetricsFile(file, resumed_from=None)
+    for update in updates:
+        written.append({"kind": "train", "updates": update, "loss": float("nan")})
+    return lambda: MetricsFile(file, **options)
 
 
 def lines_of(tmp_path):
     return (tmp_path / "metrics.jsonl").read_bytes().splitlines()
 
 
-def test_rows_are_in_the_file_at_once(opened, tmp_path):
-    metrics = opened(resumed_from=None)
-    metrics.append({"kind": "train", "updates": 1, "loss": float("nan")})
-    metrics.append({"kind": "eval", "updates": 2})
-    assert [*map(read_line, lines_of(tmp_path))] == metrics.rows
-    assert metrics.rows[0]["loss"] is None
-
-
-def test_a_resumed_file_forgets_later_rows_and_a_torn_line(opened, tmp_path):
+def test_a_resumed_file_forgets_later_rows_and_a_torn_line(tmp_path):
+    resume = opened(tmp_path, (2, 4, 6), resumed_from=4)
+    assert [read_line(line)["loss"] for line in lines_of(tmp_path)] == [None] * 3
     path = tmp_path / "metrics.jsonl"
-    opened((2, 4, 6))
     path.write_text(path.read_text() + '{"kind": "tr')
-    resumed = opened(resumed_from=4)
+    resumed = resume()
     assert [row["updates"] for row in resumed.rows] == [2, 4]
     resumed.append({"kind": "train", "updates": 6})
     assert [read_line(line)["updates"] for line in lines_of(tmp_path)] == [2, 4, 6]
-    assert opened(resumed_from=None).rows == []
-    assert path.read_text() == ""
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        b"{",
-        b"[]",
-        b"1",
-        b"null",
-        b'{"kind": "train"}',
-        b'{"updates": 3}',
+        *(b"{", b"[]", b'{"kind": "train"}', b"\xff"),
         b'{"kind": "train", "updates": "3"}',
-        b"\xff",
         b'{"kind": "train", "updates": 3, "crc32": "00000000"}',
     ],
 )
-def test_a_damaged_line_costs_no_other_row(opened, tmp_path, damage):
-    opened(range(1, 6))
+def test_a_damaged_line_costs_no_other_row(tmp_path, damage):
+    resume = opened(tmp_path, range(1, 6), resumed_from=4, num_rows=4)
     first, second, _, *others = lines_of(tmp_path)
     lines = [first, second, damage, *others, b'{"upd']
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
-    resumed = opened(resumed_from=4, num_rows=4)
+    resumed = resume()
     assert [row["updates"] for row in resumed.rows] == [1, 2, 4]
     assert (resumed.damaged, resumed.num_missing) == ([3], 1)
 
 
-@pytest.mark.parametrize("kept", range(1, 6))
-def test_rows_that_were_cut_off_at_the_end_of_a_line_are_counted(opened, kept):
+@pytest.mark.parametrize("kept", [3, 5])
+def test_rows_that_were_cut_off_at_the_end_of_a_line_are_counted(tmp_path, kept):
     """Of those that the checkpoint saw: newer ones are made again."""
-    opened(range(1, kept + 1))
-    resumed = opened(resumed_from=4, num_rows=4)
-    assert resumed.num_missing == max(0, 4 - kept)
-    assert resumed.damaged == []
+    resumed = opened(tmp_path, range(1, kept + 1), resumed_from=4, num_rows=4)()
+    assert (resumed.num_missing, resumed.damaged) == (max(0, 4 - kept), [])
+
+
+def logged(folder, updates, *names):
+    config = tiny_config(updates=updates, log_every=1, eval_every=2, checkpoint_every=2)
+    config.log.to = names
+    return train(config, make_workload(config), folder)
+
+
+def read(folder):
+    """The events by name and step, as TensorBoard reads them: without purged ones."""
+    found = {}
+    for file in sorted((folder / "tensorboard").iterdir()):
+        data = file.read_bytes()
+        while data:
+            # A length, its checksum, an event, and its checksum.
+            (size,) = struct.unpack("<Q", data[:8])
+            event = Event.FromString(data[12 : 12 + size])
+            data = data[16 + size :]
+            if event.session_log.status == SessionLog.START:
+                for steps in found.values():
+                    for step in [step for step in steps if step >= event.step]:
+                        del steps[step]
+            for value in event.summary.value:
+                steps = found.setdefault(value.tag, {})
+                assert event.step not in steps, value.tag
+                steps[event.step] = value
+    return found
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("watched") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        patch.setenv("WANDB_SILENT", "true")
+        logged(folder, 2, "tensorboard", "wandb")
+        return folder, logged(folder, 4, "tensorboard", "wandb")
+
+
+def test_tensorboard_reads_every_number_of_every_row_once(watched):
+    found, wanted = read(watched[0]), {}
+    for row in rows_of(watched[0]):
+        for name, value in scalars_of(row).items():
+            wanted.setdefault(name, {})[row["updates"]] = value
+    assert len(wanted["train/loss"]) == 4 and len(wanted["eval/loss"]) == 3
+    for name, values in wanted.items():
+        events = {step: value.simple_value for step, value in found.pop(name).items()}
+        assert events == pytest.approx(values, rel=1e-6), name
+    # The others are the config, and a histogram of every array at every evaluation.
+    assert found.pop("config/text_summary").keys() == {0}
+    assert found and all(name.startswith("params/") for name in found)
+    assert all(steps.keys() == {0, 2, 4} for steps in found.values())
+
+
+def test_wandb_keeps_one_run_of_both_sittings(watched):
+    files = sorted(watched[0].glob("wandb/offline-run-*/run-*.wandb"))
+    assert len(files) == 2
+    assert len({file.name for file in files}) == 1
+    assert all(file.stat().st_size > 1000 for file in files)
+
+
+def test_watching_changes_nothing_that_is_computed(watched, tmp_path):
+    assert watched[1]["params_sha256"] == logged(tmp_path, 4)["params_sha256"]
+    assert not (tmp_path / "tensorboard").exists()
+
+
+def test_a_logger_that_is_not_there_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ValueError, match=r"pip install 'echo-jax\[tensorboard\]'"):
+        logged(tmp_path / "run", 2, "tensorboard")
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_wandb_without_a_login_is_refused_at_once(tmp_path, monkeypatch):
+    import wandb  # In a second, which other tests don't need.
+
+    wandb.teardown()  # It keeps what the environment was.
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
+    message = r"No API key configured.*'wandb login'.*WANDB_MODE=offline"
+    with pytest.raises(ValueError, match=message):
+        logged(tmp_path / "run", 2, "wandb")
+    wandb.teardown()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_link_in_place_of_a_folder_is_not_followed(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match=f"run/{name} is a link where a folder belon"):
+        logged(tmp_path / "run", 2, name)
+    assert not [*(tmp_path / "elsewhere").iterdir()]
+
+
+def test_what_is_done_again_is_shown_once(tmp_path):
+    logged(tmp_path, 4, "tensorboard")
+    # As after a kill: the last checkpoint is that of update 2.
+    shutil.rmtree(tmp_path / "checkpoints" / "4")
+    (tmp_path / "checkpoints" / "4.sums.json").unlink(missing_ok=True)
+    (tmp_path / "summary.json").unlink()
+    logged(tmp_path, 4, "tensorboard")
+    assert [*read(tmp_path)["train/loss"]] == [1, 2, 3, 4]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tiny_workload import rows_of, run, tiny_config
+from tiny_workload import tiny_config
 
 from echo_jax.config import check_config
 from echo_jax.training.update import Optimizer, hyperparams
@@ -34,21 +34,13 @@ def steps(params, grads, count=1, **fields):
     def changes(params, grads):
         state, added = optimizer.init(params), []
         for update in range(count):
-            now = grads if made is None else made(params)
             current = optimizer.at(update, numbers)
-            change, state = optimizer.update(now, state, params, current)
+            change, state = optimizer.update(grads, state, params, current)
             params = optax.apply_updates(params, change)
             added.append(change)
         return added
 
-    made, given = (grads, None) if callable(grads) else (None, grads)
-    return jax.device_get(changes(params, given))
-
-
-def updated(params, grads, count=1, **fields):
-    return jax.tree.map(
-        lambda *x: sum(x), params, *steps(params, grads, count, **fields)
-    )
+    return jax.device_get(changes(params, grads))
 
 
 at_each = jax.jit(
@@ -82,9 +74,9 @@ def test_sgd_with_momentum_by_hand(nesterov, expected):
 def test_weight_decay_is_for_matrices_unless_vectors_are_asked_for(name, vectors):
     params = {"bias": jnp.ones(2), "matrix": jnp.ones((2, 2))}
     fields = {"weight_decay": 0.1, "decay_vectors": vectors, "lr": 0.5, "momentum": 0.0}
-    new = updated(params, jax.tree.map(jnp.zeros_like, params), name=name, **fields)
-    assert_close(new["bias"], np.full(2, 0.95 if vectors else 1.0))
-    assert_close(new["matrix"], np.full((2, 2), 0.95))
+    (step,) = steps(params, jax.tree.map(jnp.zeros_like, params), name=name, **fields)
+    assert_close(step["bias"], np.full(2, -0.05 if vectors else 0.0))
+    assert_close(step["matrix"], np.full((2, 2), -0.05))
 
 
 def test_clips_by_the_global_norm():
@@ -96,46 +88,31 @@ def test_clips_by_the_global_norm():
 
 @pytest.mark.parametrize(
     ("name", "args"),
-    [
-        ("optax.lion", {"b1": 0.8}),
-        ("optax.contrib.muon", {"weight_decay": 0.1}),
-        ("optax.contrib.prodigy", {}),
-    ],
+    [("optax.lion", {"b1": 0.8}), ("optax.contrib.muon", {"weight_decay": 0.1})],
 )
 def test_an_optimizer_of_optax_steps_as_optax_does(name, args):
     params = {"bias": jnp.ones(3), "matrix": jnp.arange(6.0).reshape(3, 2)}
 
-    def grads_of(params):
-        return jax.tree.map(lambda x: 0.1 * x + jnp.cos(x), params)
-
-    found = updated(params, grads_of, 2, name=name, args=json.dumps(args), lr=0.02)
+    grads = jax.tree.map(jnp.cos, params)
+    found = steps(params, grads, 2, name=name, args=json.dumps(args), lr=0.02)
     module = optax.contrib if "contrib" in name else optax
     optimizer = getattr(module, name.rpartition(".")[2])(0.02, **args)
-
-    @jax.jit
-    def theirs(params):
-        state = optimizer.init(params)
-        for _ in range(2):
-            changes, state = optimizer.update(grads_of(params), state, params)
-            params = optax.apply_updates(params, changes)
-        return params
-
-    assert_close(found, theirs(params))
-    assert not np.allclose(found["matrix"], params["matrix"], rtol=1e-6)
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    for change in found:
+        expected, state = update(grads, state, params)
+        params = optax.apply_updates(params, expected)
+        assert_close(change, expected, 1e-4)
 
 
-def test_lars_is_that_of_the_paper_and_not_that_of_optax():
-    fields = {"weight_decay": 0.1, "momentum": 0.0}
-    (ours,) = steps(WEIGHTS, GRADS, name="lars", lr=2.0, **fields)
+def test_lars_by_hand():
+    fields = {"name": "lars", "lr": 2.0, "weight_decay": 0.1, "momentum": 0.0}
+    (step,) = steps(WEIGHTS, GRADS, **fields)
     # 0.001 * 5 / (0.5 + 0.1 * 5) times (0.3, 0.9), times 2
-    assert_close(ours["w"], np.array([[-0.003, -0.009]]))
-    theirs = optax.lars(2.0, trust_coefficient=0.001, **fields)
-    change, _ = theirs.update(GRADS, theirs.init(WEIGHTS), WEIGHTS)
-    np.testing.assert_allclose(change["w"] / ours["w"], 1.0541, rtol=1e-4)
+    assert_close(step["w"], np.array([[-0.003, -0.009]]))
 
 
 def test_lars_gathers_momentum_without_the_rate():
-    """At a constant rate that is algorithm 1 of the paper: v = m v + gamma lambda g."""
+    # At a constant rate that is algorithm 1 of the paper: v = m v + gamma lambda g.
     fields = {"name": "lars", "momentum": 0.5, "trust_coefficient": 0.1, "lr": 0.01}
     constant = steps(WEIGHTS, GRADS, 3, **fields)
     weights, buffer = np.array([[3.0, 4.0]]), np.zeros((1, 2))
@@ -160,7 +137,7 @@ def test_lamb_is_that_of_optax_where_all_is_adapted_and_no_norm_is_cut_off():
     for change in ours:
         expected, state = update(grads, state, params)
         params = optax.apply_updates(params, expected)
-        assert_close(change, expected)
+        assert_close(change, expected, 1e-4)
 
 
 def test_lamb_cuts_off_the_norm_of_large_arrays():
@@ -192,9 +169,9 @@ def test_an_array_of_zeros_begins_to_train(name):
     np.testing.assert_array_equal(still["w"], np.zeros((2, 2)))
 
 
-@pytest.mark.parametrize(("size", "ratio"), [(1e-4, 10), (1e-3, 1)])
-def test_norms_of_half_precision_are_those_of_single_precision(size, ratio):
+def test_norms_of_half_precision_are_those_of_single_precision():
     """In float16 the square of 1e-4 is 0, and 512 x 512 ones have an infinite norm."""
+    size, ratio = 1e-4, 10
     weights = {"w": jnp.ones((512, 512), jnp.float16)}
     grads = {"w": jnp.full((512, 512), size, jnp.float16)}
     (ours,) = steps(weights, grads, name="lars", momentum=0.0)
@@ -205,28 +182,6 @@ def test_norms_of_half_precision_are_those_of_single_precision(size, ratio):
     # Adam's first step is of ones; it becomes as long as the weights.
     (step,) = steps(grads, weights, name="lamb", trust_clip=1000.0)
     assert_close(step["w"], np.full((512, 512), -size), 0.01)
-
-
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
-@pytest.mark.parametrize(
-    "name", ["adamw", "sgd", "lars", "lamb", "rmsprop_warmup", "optax.lion"]
-)
-def test_every_optimizer_computes_in_float32(name, dtype):
-    config = tiny_config(optim__name=name, optim__lr=1e-4)
-    optimizer, numbers = Optimizer.from_config(config), hyperparams(config)
-    half = {"w": np.linspace(0.5, 2, 6).reshape(2, 3).astype(dtype)}
-    grads = {"w": np.linspace(-1e-4, 3e-4, 6).reshape(2, 3).astype(dtype)}
-
-    @jax.jit
-    def step(params, grads):
-        state = optimizer.init(params)
-        return optimizer.update(grads, state, params, optimizer.at(0, numbers))
-
-    found = step(half, grads)
-    whole = jax.tree.map(lambda x: x.astype(np.float32), (half, grads))
-    jax.tree.map(np.testing.assert_array_equal, found, step(*whole))
-    floats = [x for x in jax.tree.leaves(found) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    assert {x.dtype for x in floats} == {jnp.dtype("float32")}
 
 
 def test_rmsprop_warmup_by_hand():
@@ -253,92 +208,57 @@ def test_the_share_of_sgd_grows_as_in_the_paper():
     )
 
 
-def test_numbers_are_no_part_of_what_is_compiled():
-    def compiled(**fields):
-        return Optimizer.from_config(config_of(**fields))
+def test_the_learning_rate_follows_the_batch():
+    def found(**fields):
+        config = config_of(lr=0.1, b2=0.999, reference_batch=256, **fields)
+        config.batch_size = 8192
+        numbers = hyperparams(config).by_name()
+        return [float(numbers[name]) for name in ("lr", "b1", "b2", "eps")]
 
-    numbers = {"lr": 0.1, "b1": 0.8, "b2": 0.9, "end_fraction": 0.5, "momentum": 0.5}
-    assert compiled(**numbers) == compiled(warmup_updates=3, weight_decay=0.1)
-    assert compiled(name="sgd", momentum=0.1) == compiled(name="sgd", momentum=0.2)
-    assert compiled(clip_norm=1.0) == compiled(clip_norm=2.0)
-    # What there is a buffer or an operation for is.
-    assert compiled(name="sgd", momentum=0.0) != compiled(name="sgd", momentum=0.2)
-    assert compiled(clip_norm=0.0) != compiled(clip_norm=2.0)
-    assert compiled(name="lars", trust_coefficient=0.1) == compiled(name="lars")
-    assert compiled(name="lamb", trust_clip=2.0) == compiled(name="lamb", eps=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        # Goyal et al. 2017: 0.1 at 256 is 3.2 at 8,192.
-        ({"scale": "linear"}, {"lr": 3.2, "b1": 0.9, "eps": 1e-8}),
-        # 1 - 32 (1 - b), and over the root of 32.
-        (
-            {"scale": "sqrt", "b1": 0.99, "b2": 0.999},
-            {"lr": 0.1 * 32**0.5, "b1": 0.68, "b2": 0.968, "eps": 1e-8 / 32**0.5},
-        ),
-        ({}, {"lr": 0.1, "b1": 0.9, "eps": 1e-8}),
-    ],
-)
-def test_the_learning_rate_follows_the_batch(fields, expected):
-    config = tiny_config(batch_size=8192, optim__lr=0.1, optim__reference_batch=256)
-    config.optim.update(fields)
-    check_config(config)
-    numbers = hyperparams(config).by_name()
-    found = {name: float(numbers[name]) for name in expected}
-    assert found == pytest.approx(expected, rel=1e-5)
+    assert_close(found(), [0.1, 0.9, 0.999, 1e-8])
+    # Goyal et al. 2017: 0.1 at 256 is 3.2 at 8,192.
+    assert_close(found(scale="linear"), [3.2, 0.9, 0.999, 1e-8])
+    # 1 - 32 (1 - b), and over the root of 32.
+    expected = [0.1 * 32**0.5, 0.68, 0.968, 1e-8 / 32**0.5]
+    assert_close(found(scale="sqrt", b1=0.99), expected)
 
 
 def rates(updates=range(8), **fields):
     return values("lr", updates, **fields)
 
 
-LINEAR = {"schedule": "linear"}
-WARM = {"warmup_updates": 2}
-STEPS = {"schedule": "piecewise"}
-COOLS = {"schedule": "warmup_stable_decay"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"warmup_updates": 4}, [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]),
-        (
-            {"warmup_updates": 4, "start_fraction": 0.1},
-            [0.1, 0.4, 0.7, 1, 1, 1, 1, 1],
-        ),
-        (LINEAR, [1, 0.84, 0.68, 0.52, 0.36, 0.2, 0.2, 0.2]),
-        (LINEAR | WARM, [0.5, 1, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2]),
-        # 0.6 + 0.4 cos(pi k / 4)
-        (
-            {"schedule": "cosine"} | WARM,
-            [0.5, 1, 0.8828427, 0.6, 0.3171573, 0.2, 0.2, 0.2],
-        ),
-        (LINEAR | {"decay_updates": 3}, [1, 0.6, 0.2, 0.2] + [0.2] * 4),
-        (LINEAR | {"decay_updates": 1}, [1] + [0.2] * 7),
-        (STEPS | {"boundaries": (3, 5)}, [1, 1, 1, 0.1, 0.1, 0.01, 0.01, 0.01]),
-        (
-            STEPS | WARM | {"boundaries": (3, 6), "boundary_scale": 0.5},
-            [0.5, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25],
-        ),
-        (COOLS | {"cooldown_updates": 2}, [1, 1, 1, 1, 0.6, 0.2, 0.2, 0.2]),
-        (
-            {"schedule": "cyclic", "start_fraction": 0.2, "cycle_updates": 4},
-            [0.2, 0.6, 1, 0.6, 0.2, 0.6, 1, 0.6],
-        ),
-        (
-            {
-                "schedule": "slow_start",
-                "boundaries": (2, 4),
-                "fractions": (0.5, 1.0, 0.25),
-            },
-            [0.5, 0.5, 1, 1, 0.25, 0.25, 0.25, 0.25],
-        ),
+SCHEDULES = {
+    "constant warmup_updates=4": [0.25, 0.5, 0.75, 1, 1, 1, 1, 1],
+    "constant warmup_updates=4 start_fraction=0.1": [0.1, 0.4, 0.7, 1, 1, 1, 1, 1],
+    "linear": [1, 0.84, 0.68, 0.52, 0.36, 0.2, 0.2, 0.2],
+    "linear warmup_updates=2": [0.5, 1, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2],
+    # It ends with the run, after 12 updates.
+    "linear decay_updates=0": 1 - 0.8 * np.arange(8) / 11,
+    "linear decay_updates=1": [1] + [0.2] * 7,
+    # 0.6 + 0.4 cos(pi k / 4)
+    "cosine warmup_updates=2": [0.5, 1, 0.8828427, 0.6, 0.3171573, 0.2, 0.2, 0.2],
+    "piecewise boundaries=3,5": [1, 1, 1, 0.1, 0.1, 0.01, 0.01, 0.01],
+    "piecewise warmup_updates=2 boundaries=3,6 boundary_scale=0.5": [
+        *(0.5, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25)
     ],
-)
-def test_schedules_by_hand(fields, expected):
-    assert_close(rates(**fields), np.array(expected))
+    "warmup_stable_decay cooldown_updates=2": [1, 1, 1, 1, 0.6, 0.2, 0.2, 0.2],
+    "cyclic start_fraction=0.2 cycle_updates=4": [0.2, 0.6, 1, 0.6, 0.2, 0.6, 1, 0.6],
+    "slow_start boundaries=2,4 fractions=0.5,1.0,0.25": [
+        *(0.5, 0.5, 1, 1, 0.25, 0.25, 0.25, 0.25)
+    ],
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_schedules_by_hand(schedule):
+    name, *fields = schedule.split()
+    given = dict(each.split("=") for each in fields)
+    fields = {field: json.loads(f"[{value}]") for field, value in given.items()}
+    fields = {
+        k: v if k in ("boundaries", "fractions") else v[0] for k, v in fields.items()
+    }
+    found = rates(schedule=name, **fields)
+    assert_close(found, np.array(SCHEDULES[schedule]))
 
 
 def test_slow_start_has_the_rates_of_its_paper():
@@ -377,63 +297,3 @@ def test_a_schedule_of_optax_is_a_part_of_the_rate():
     args = {"init_value": 1.0, "transition_steps": 2, "decay_rate": 0.5}
     fields = {"schedule": "optax.exponential_decay", "schedule_args": json.dumps(args)}
     assert_close(rates([0, 2, 4], lr=0.1, **fields), np.array([0.1, 0.05, 0.025]))
-
-
-def test_a_run_logs_the_rate_that_it_trains_with(tmp_path):
-    fields = {f"optim__{name}": value for name, value in ONE_CYCLE.items()}
-    # The schedule ends with the run.
-    run(tmp_path / "run", **{**fields, "optim__decay_updates": 0, "log_every": 1})
-    rows = [row for row in rows_of(tmp_path / "run") if "learning_rate" in row]
-    logged = [row["learning_rate"] for row in rows]
-    theirs = optax.cosine_onecycle_schedule(12, 0.01, pct_start=0.3)
-    # optax rounds where the peak lies to a whole update.
-    assert logged[0] == pytest.approx(float(theirs(0)))
-    assert max(logged) == pytest.approx(0.01, rel=0.05)
-    assert len(logged) == 12
-
-
-LION, SLOW = {"name": "optax.lion"}, {"schedule": "slow_start"}
-SQRT = {"scale": "sqrt", "reference_batch": 4}
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"name": "adam"}, "name='adam' is no public optimizer of optax; use adamw,"),
-        ({"name": "optax.chain"}, "name='optax.chain' is no public optimizer"),
-        # It searches along a line, and asks for the loss as a function.
-        ({"name": "optax.lbfgs"}, "'optax.lbfgs' cannot train with config.optim.args"),
-        (
-            {"name": "optax.contrib.schedule_free_adamw"},
-            "trains an average that is no parameter.*warmup_stable_decay",
-        ),
-        (LION | {"args": '{"b3": 1}'}, "cannot train with .*b3"),
-        (LION | {"args": "b1=1"}, "is no JSON object of numbers"),
-        (LION | {"args": '{"learning_rate": 1}'}, "use config.optim.lr"),
-        (LION | {"weight_decay": 0.1}, "has it in config.optim.args"),
-        ({"name": "sgd", "args": '{"b1": 0.5}'}, "belongs to optimizers of optax"),
-        ({"name": "lars", "clip_norm": 1.0}, "clip_norm=1.0 has no meaning with lars"),
-        (SQRT | {"b1": 0.4}, r"b1=0.4 would be below 0 .*b1=0.95"),
-        (SQRT | {"b1": 0.9, "b2": 0.4}, r"b2=0.4 would be below 0 in a batch 2 "),
-        ({"schedule": "step"}, "schedule='step' is no schedule of optax; use one of"),
-        ({"schedule": "optax.adam"}, "schedule='optax.adam' is no schedule of optax"),
-        ({"schedule": "optax.exponential_decay"}, "cannot be made of config.*missing"),
-        ({"schedule_args": '{"a": 1}'}, "belongs to schedules of optax; constant has"),
-        ({"schedule": "onecycle"}, "start_fraction=0.0 must be above 0 with onecycle"),
-        ({"schedule": "cyclic"}, "start_fraction=0.0 must be above 0 with cyclic"),
-        (
-            {"schedule": "cyclic", "start_fraction": 0.1, "warmup_updates": 2},
-            "warmup_updates=2 has no meaning with cyclic",
-        ),
-        (ONE_CYCLE | {"peak_at": 0.0}, "peak_at=0.0 must lie between 0 and 1"),
-        (COOLS | {"cooldown_updates": 6}, "cooldown_updates=6 must be at most the 5"),
-        (SLOW | {"boundaries": (3,)}, r"must be 2 numbers .*fractions=\(0.5, 0.05\)"),
-        (SLOW | {"boundaries": (3, 2)}, "must be rising numbers"),
-        ({"boundaries": (3,)}, "needs --config.optim.schedule=piecewise, or slow_st"),
-        ({"start_fraction": 1.5}, "start_fraction=1.5 must be at most 1"),
-        ({"scale": "cubic"}, "scale='cubic' must be one of none, linear, sqrt"),
-    ],
-)
-def test_an_optimizer_or_a_schedule_that_cannot_be_is_refused(fields, message):
-    with pytest.raises(ValueError, match=message):
-        config_of(**fields)

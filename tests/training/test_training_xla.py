@@ -12,12 +12,11 @@ from tiny_workload import (
     compiled_update,
     held_input,
     make_workload,
-    run,
     tiny_config,
 )
 
 from benchmarks.collectives import overlapped
-from echo_jax.config import check_config
+from echo_jax.training import train
 from echo_jax.training.trainer import compile_functions
 from echo_jax.training.xla import (
     UpdateFlops,
@@ -86,10 +85,7 @@ def test_utilisation_is_work_by_time_by_peak_where_both_are_known():
     [
         (["NVIDIA H100 80GB HBM3"] * 4, 4 * 989.4),
         (["NVIDIA H100 PCIe"], 756.0),
-        (["NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"], 2 * 312.0),
-        (["TPU v5 lite", "TPU v5e"], 2 * 197.0),
-        (["TPU v5p", "TPU v5"], 2 * 459.0),
-        (["TPU v6 lite"], 918.0),
+        (["TPU v5 lite", "TPU v5p", "TPU v5"], 197.0 + 2 * 459.0),
         # Others, whose names begin alike; a part of a device; one that is known.
         (["NVIDIA L40S"], None),
         (["NVIDIA H200 MIG 1g.18gb"], None),
@@ -122,14 +118,12 @@ TILED = (
     "pred[3]{0:T(512)}) all-reduce(%a, %b, %c), replica_groups={{0,1,2,3}}"
 )
 # The operations in which a TPU starts, goes on with and ends a sum.
-PIECES = """
-%{name} (p: f32[8]) -> f32[8] {{
-  %p = f32[8]{{0}} parameter(0)
-  ROOT %all-reduce.{name} = f32[8]{{0}} all-reduce(%p), channel_id=3, \
-frontend_attributes={{chain_id="0"}}
-}}
+PIECE = """
+%NAME (p: f32[8]) -> f32[8] {
+  ROOT %all-reduce.NAME = f32[8] all-reduce(%p), channel_id=3, attributes={chain_id="0"}
+}
 """
-IN_PIECES = f"""{"".join(PIECES.format(name=n) for n in ("begin", "beside", "end"))}
+IN_PIECES = f"""{"".join(PIECE.replace("NAME", n) for n in ("begin", "beside", "end"))}
 ENTRY %main (p: f32[8]) -> f32[8] {{
   %p = f32[8]{{0}} parameter(0)
   %async-collective-start.2 = f32[8]{{0}} fusion(%p), calls=%begin
@@ -150,12 +144,7 @@ ENTRY %main (p: f32[8]) -> f32[8] {{
             4 * 40 + 2 * 8,
             [2, 0],
         ),
-        (
-            TILED,
-            [("all-reduce", {"f32": 64 * 128, "bf16": 256, "pred": 3})],
-            4 * 64 * 128 + 2 * 256 + 3,
-            [],
-        ),
+        (TILED, [("all-reduce", {"f32": 8192, "bf16": 256, "pred": 3})], 33283, []),
         (IN_PIECES, [("all-reduce", {"f32": 8}), ("all-reduce", {"f32": 4})], 48, [2]),
     ],
     ids=["asynchronous", "tiled", "in-pieces"],
@@ -166,72 +155,49 @@ def test_collectives_are_counted_once(text, found, num_bytes, between):
     assert overlapped(text) == between
 
 
-@pytest.mark.parametrize("where", ["host", "device"])
-def test_data_parallelism_sums_every_parameter_once_and_reuses_the_state(where):
-    config = tiny_config(mesh__data=4, echo__where=where, echo__after="decode")
+def test_data_parallelism_sums_every_parameter_once_and_reuses_the_state():
+    config = tiny_config(mesh__data=4, echo__where="device", echo__after="decode")
     program = compiled_update(config)
     reduced = sum(numbers["f32"] for kind, numbers in collectives(program.as_text()))
     assert NUM_PARAMS <= reduced <= NUM_PARAMS + 64  # and some losses
     # Parameters and Adam's two moments at least take the place of the old ones.
     assert program.memory_analysis().alias_size_in_bytes > 3 * 4 * NUM_PARAMS
-    assert "callback" not in program.as_text()
 
 
 KNOWN = {"xla_cpu_enable_fast_min_max": True}
 
 
-def test_options_of_xla_are_recorded(tmp_path):
-    run(tmp_path, updates=1, xla__options=json.dumps(KNOWN))
-    written = json.loads((tmp_path / "environment.json").read_text())
-    assert written["xla_options"] == KNOWN
-
-
-def test_an_option_that_xla_does_not_know_is_refused_before_anything_is_written(
-    tmp_path,
-):
-    with pytest.raises(ValueError, match=r"cannot compile for cpu .*'nonsense'.*leave"):
-        run(tmp_path / "run", xla__options='{"nonsense": 1}')
-    assert not [*tmp_path.rglob("*.json*")]
+def options_of(preset, *where, **more):
+    return dict(xla_options(tiny_config(xla__preset=preset, **more), *where))
 
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_presets_say_how_much_is_reduced_together(platform):
-    def options(preset, **more):
-        config = tiny_config(xla__preset=preset, xla__options=json.dumps(more))
-        check_config(config)
-        return dict(xla_options(config, platform))
-
     def together(preset):
-        found = options(preset).items()
+        found = options_of(preset, platform).items()
         return next(value for name, value in found if "threshold" in name)
 
-    assert options("default") == {}
+    assert options_of("default", platform) == options_of("fuse", "cpu") == {}
     assert together("fuse") > together("overlap") > together("serial") == 0
     # What is said by hand comes after.
-    name = next(iter(options("fuse")))
-    assert options("fuse", **{name: 7}) == {name: 7}
+    (name,) = options_of("fuse", platform)
+    more = json.dumps({name: 7})
+    assert options_of("fuse", platform, xla__options=more) == {name: 7}
 
 
-def test_presets_are_those_of_the_kind_of_devices_and_cpus_have_none():
-    def options(preset, *where):
-        return dict(xla_options(tiny_config(xla__preset=preset), *where))
-
-    plain = options("overlap", "tpu", "TPU v6 lite")
-    more = options("overlap", "tpu", "TPU v5 lite")
+def test_an_overlap_has_more_options_on_the_kind_that_knows_them():
+    plain, more = (options_of("overlap", "tpu", f"TPU v{n} lite") for n in (6, 5))
     assert plain.items() < more.items() and more["xla_enable_async_all_reduce"] is True
-    for preset in ("default", "fuse", "overlap", "serial"):
-        assert options(preset, "cpu") == {}
-    with pytest.raises(ValueError, match="preset='all' must be one of default, fuse"):
-        check_config(tiny_config(xla__preset="all"))
-    with pytest.raises(ValueError, match=r"config.xla.options='1' is no JSON object"):
-        xla_options(tiny_config(xla__options="1"), "cpu")
 
 
-def test_the_update_is_compiled_with_its_options():
-    config = tiny_config(xla__options=json.dumps(KNOWN))
+def test_the_update_is_compiled_with_its_options_which_are_recorded(tmp_path):
+    config = tiny_config(updates=1, xla__options=json.dumps(KNOWN))
     workload = make_workload(config)
     compiled, same = (compile_functions(config, workload) for _ in range(2))
     other = compile_functions(tiny_config(), workload)
     with held_input(compiled, config, workload) as feed:
         programs = [each.program(feed.batching) for each in (compiled, same, other)]
     assert programs[0] is programs[1] is not programs[2]
+    train(config, workload, tmp_path)
+    written = json.loads((tmp_path / "environment.json").read_text())
+    assert written["xla_options"] == KNOWN

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import signal
 import types
 from collections.abc import Callable
@@ -93,6 +94,11 @@ def example(index):
     return {"x": x, "y": np.float32(x.sum() - x[0] * x[1])}
 
 
+def stacked(first, size):
+    items = [example(first + i) for i in range(size)]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *items)
+
+
 def tiny_config(**overrides):
     """A config for `make_workload`; overrides by dotted name, ``__`` for a dot."""
     config = default_config()
@@ -139,35 +145,29 @@ def make_workload(
         size = shard.rows(config.batch_size)
         return {k: x[shard.index * size :][:size] for k, x in batch.items()}
 
-    def train_dataset(spec, shard=SINGLE):
+    def fresh(batched, shard=SINGLE):
         items = grain.MapDataset.range(NUM_EXAMPLES).shuffle(seed=config.seed)
         items = items.repeat().map(example)
-        if config.echo.after == "batch":
+        if batched:
             items = items.batch(config.batch_size)
-        items = items.to_iter_dataset(grain.ReadOptions(0, 0))
-        stacked = config.echo.after != "batch"
-        batches = ej.grain.echo(items, spec, batch=stacked, tags=True).map(as_batch)
+            items = items.map(functools.partial(rows_of, shard))
+        return items.to_iter_dataset(grain.ReadOptions(0, 0))
+
+    def train_dataset(spec, shard=SINGLE):
+        batched = config.echo.after == "batch"
+        items = fresh(batched)
+        batches = ej.grain.echo(items, spec, batch=not batched, tags=True).map(as_batch)
         is_training = getattr(spec, "factor", 0) == config.echo.factor != 1
         if on_batch and is_training:
-            calls = iter(range(1, 10**9))
+            calls = itertools.count(1)
             batches = batches.map(lambda batch: (on_batch(next(calls)), batch)[1])
         return batches.map(functools.partial(rows_of, shard))
-
-    def fresh_dataset(shard=SINGLE):
-        items = grain.MapDataset.range(NUM_EXAMPLES).shuffle(seed=config.seed)
-        items = items.repeat().map(example).batch(config.batch_size)
-        items = items.map(functools.partial(rows_of, shard))
-        return items.to_iter_dataset(grain.ReadOptions(0, 0))
 
     def eval_batches(shard=SINGLE):
         # 10 examples in batches of 8: the second one has 6 of padding.
         for start in (0, 8):
-            items = [example(1000 + i) for i in range(start, start + 8)]
-            batch = {
-                "x": np.stack([item["x"] for item in items]),
-                "y": np.stack([item["y"] for item in items]),
-                "mask": (np.arange(start, start + 8) < 10).astype(np.float32),
-            }
+            batch = stacked(1000 + start, 8)
+            batch["mask"] = (np.arange(start, start + 8) < 10).astype(np.float32)
             yield {k: x[shard.index :: shard.count] for k, x in batch.items()}
 
     return Workload(
@@ -176,7 +176,7 @@ def make_workload(
         metric="loss",
         mode="min",
         train_dataset=train_dataset,
-        fresh_dataset=fresh_dataset,
+        fresh_dataset=functools.partial(fresh, True),
         eval_batches=eval_batches,
         metadata={"synthetic_data": True},
     )
@@ -214,10 +214,8 @@ def functions_of(task=None, **overrides):
 
 def batch_of(first=0, *, repeat=0, size=8):
     """A batch with tags, for `CompiledFunctions.step_on_batch`."""
-    items = [example(first + i) for i in range(size)]
     return {
-        "x": np.stack([item["x"] for item in items]),
-        "y": np.stack([item["y"] for item in items]),
+        **stacked(first, size),
         "fresh_index": np.arange(size),
         "repeat": np.broadcast_to(np.int32(repeat), (size,)),
     }

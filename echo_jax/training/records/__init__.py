@@ -9,7 +9,6 @@ __getattr__ = door(
         "loggers": ["scalars_of"],
         "metrics": ["first_to_meet", "idle_fraction", "train_metrics"],
         "progress": ["Progress"],
-        "run_log": ["RunLog"],
-        "runfiles": ["MetricsFile"],
+        "runfiles": ["MetricsFile", "RunLog"],
     },
 )

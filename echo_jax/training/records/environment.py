@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from flax.traverse_util import flatten_dict
 
 from echo_jax.config import Config
 from echo_jax.files.folders import RunPath
@@ -112,7 +113,8 @@ def check_workdir(workdir: RunPath, config: Config) -> None:
     old = read_json(workdir / "config.json", {})
     if old is None:
         return
-    before, after = _flat(old), _flat(_own_fields(config))
+    before = flatten_dict(old, sep=".")
+    after = flatten_dict(_own_fields(config), sep=".")
     for name, now in _RENAMED.items():
         if any(f"{field}.".startswith(f"{name}.") for field in before):
             raise ValueError(
@@ -196,16 +198,6 @@ def _own_fields(config: Config) -> dict[str, Any]:
     own = {k: v for k, v in config.to_dict().items() if k not in _NO_PART}
     own["data"] = {k: v for k, v in own["data"].items() if k not in _NO_PART_OF_DATA}
     return json.loads(json.dumps(own))
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 # Cached, because the runs of a search call both of these hundreds of times.

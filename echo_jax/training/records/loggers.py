@@ -117,18 +117,14 @@ def check_loggers(names: Sequence[str], workdir: RunPath) -> None:
                 f"config.log.to={name!r} needs {package}: pip install "
                 f"'echo-jax[{name}]'"
             ) from error
-    if "wandb" in names and is_main_process():
-        _log_in()
-
-
-def _log_in() -> None:
-    """Looks for a key of Weights & Biases, or asks for it on a terminal."""
+    if "wandb" not in names or not is_main_process():
+        return
     import wandb
 
     if wandb.setup().settings.mode != "online":
         return
     try:
-        # The start of the run verifies the key.
+        # Looks for a key, or asks for it on a terminal; the run's start verifies it.
         wandb.login(verify=False)
     except wandb.Error as error:
         raise ValueError(

@@ -1,26 +1,20 @@
 """The counts of a run, the rows of ``metrics.jsonl``, and values derived from them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from echo_jax.training.feeds.loader import data_ended
-from echo_jax.training.processes.distributed import all_gather, is_main_process
+from echo_jax.training.processes.distributed import is_main_process
 from echo_jax.training.xla.flops import UpdateFlops
-from echo_jax.workloads.base import Workload
 
 __all__ = [
     "AFTER_FRESH",
     "RowMaker",
     "Totals",
-    "eval_row",
     "first_to_meet",
-    "gather_totals",
     "idle_fraction",
-    "restored_counts",
-    "restored_row",
     "train_metrics",
 ]
 
@@ -89,29 +83,11 @@ class Totals:
 _COUNTED = ("fresh", "repeats", "skipped")
 
 
-def gather_totals(
-    own: Totals, workload: Workload, *, ended_after: int | None
-) -> list[Totals]:
-    """Returns every process's totals; raises if the data of one of them ended."""
-    gathered = all_gather([asdict(own), ended_after])
-    ends = [after for _, after in gathered if after is not None]
-    if ends:
-        raise data_ended(workload, f"after {min(ends)} updates")
-    return [Totals(**each) for each, _ in gathered]
-
-
 class RowMaker:
     """Makes the train rows, with rates since the previous row."""
 
-    def __init__(
-        self,
-        totals: Totals,
-        seconds: Mapping[str, float],
-        flops: UpdateFlops,
-    ):
-        self._totals = totals
-        self._wall_s = seconds["wall_s"]
-        self._flops = flops
+    def __init__(self, totals: Totals, wall_s: float, flops: UpdateFlops):
+        self._totals, self._wall_s, self._flops = totals, wall_s, flops
 
     def train_row(
         self,
@@ -146,19 +122,7 @@ class RowMaker:
 
 AFTER_FRESH = "after_fresh"
 """Of the row of an evaluation: the metric where the run had trained on fresh data alone
-until the next one, see `echo_jax.training.fresh_branch`."""
-
-
-def eval_row(
-    totals: Totals, seconds: Mapping[str, float], metrics: Mapping[str, float]
-) -> dict[str, Any]:
-    """Returns the row of an evaluation; ``seconds`` are those before it."""
-    return {
-        "kind": "eval",
-        **totals.counts(),
-        **seconds,
-        **{f"eval_{name}": value for name, value in metrics.items()},
-    }
+until the next one, see `echo_jax.training.evaluation`."""
 
 
 def idle_fraction(busy_s: float, elapsed_s: float) -> float:
@@ -177,27 +141,6 @@ def train_metrics(row: Mapping[str, Any]) -> dict[str, float]:
         name.removeprefix("train_"): value
         for name, value in row.items()
         if name.startswith("train_") and name != "train_s"
-    }
-
-
-def restored_row(
-    update: int | None, damaged: Iterable[int], rows_lost: int
-) -> dict[str, Any]:
-    """Returns the row of a run that resumes after damage, with rows lost until then."""
-    return {
-        "kind": "restored",
-        "updates": update,
-        "damaged": sorted(damaged),
-        "rows_lost": rows_lost,
-    }
-
-
-def restored_counts(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the skipped checkpoints' updates and the lost rows of a run."""
-    found = [row for row in rows if row["kind"] == "restored"]
-    return {
-        "restored": sorted({update for row in found for update in row["damaged"]}),
-        "rows_lost": sum(row["rows_lost"] for row in found),
     }
 
 

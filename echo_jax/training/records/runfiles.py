@@ -14,11 +14,22 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from echo_jax.config import Config
 from echo_jax.files.folders import RunPath
 from echo_jax.files.json_files import json_line, plain, read_line, write_json
 from echo_jax.training.processes.distributed import is_main_process
+from echo_jax.training.records.loggers import open_loggers, scalars_of
+from echo_jax.training.records.metrics import first_to_meet
+from echo_jax.training.records.progress import Progress
+from echo_jax.training.saving.checkpoint import Restored
+from echo_jax.workloads.base import Batch, Workload
 
-__all__ = ["MetricsFile", "write_json_once"]
+__all__ = ["MetricsFile", "RunLog", "write_json_once"]
+
+# How many images of a batch are shown.
+_IMAGES = 16
 
 # Least time between two writes of a file in a bucket, each of the whole file.
 _WRITE_EVERY_S = 30.0
@@ -96,3 +107,84 @@ def _rows_until(path: RunPath, update: int) -> tuple[list[dict[str, Any]], list[
             if number < len(lines):
                 damaged.append(number)
     return rows, damaged
+
+
+class RunLog:
+    """Writes the rows of a run to ``metrics.jsonl``, the console and loggers.
+
+    Attributes:
+      file: All rows, also those from before the run was resumed.
+      evaluated: The update of the last evaluation; None before the first.
+      met: The row of the first evaluation that met the target; None without one.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        workload: Workload,
+        workdir: RunPath,
+        restored: Restored | None,
+        progress: Progress,
+    ):
+        self._config, self._workload, self._progress = config, workload, progress
+        saved = restored.update if restored else None
+        self.file = MetricsFile(
+            workdir / "metrics.jsonl",
+            resumed_from=saved,
+            num_rows=restored.host["rows"] if restored else 0,
+            writes=is_main_process(),
+        )
+        if lines := self.file.damaged:
+            progress.note(f"metrics.jsonl: lines {lines} are damaged, and dropped")
+        if number := self.file.num_missing:
+            progress.note(f"metrics.jsonl: {number} rows up to update {saved} are gone")
+        damaged, lost = restored.damaged if restored else {}, self.file.num_missing
+        if damaged or lost:
+            row = {"kind": "restored", "updates": saved, "damaged": sorted(damaged)}
+            self.file.append({**row, "rows_lost": lost})
+        self._loggers = (
+            open_loggers(config, workdir, saved or 0) if is_main_process() else ()
+        )
+        self._look_back()
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Writes and shows a row of `echo_jax.training.records.metrics`."""
+        mark = {"hold_batch": True} if self._config.data.hold_batch else {}
+        row = {**row, **mark}
+        self.file.append(row)
+        self._progress.row(row)
+        for logger in self._loggers:
+            logger.scalars(row["updates"], scalars_of(row))
+        if row["kind"] == "eval":
+            self._look_back()
+
+    def arrays(self, update: int, arrays: Mapping[str, np.ndarray]) -> None:
+        """Shows arrays as histograms in the loggers."""
+        for logger in self._loggers:
+            logger.histograms(update, arrays)
+
+    def examples(self, batch: Batch) -> None:
+        """Shows the images of a first batch on the host, if there are any."""
+        images = {
+            f"examples/{name}": np.asarray(x[:_IMAGES])
+            for name, x in batch.items()
+            if x.dtype == np.uint8 and x.ndim == 4 and x.shape[-1] == 3
+        }
+        for logger in self._loggers:
+            logger.images(0, images)
+
+    def close(self) -> None:
+        self.file.flush()
+        for logger in self._loggers:
+            logger.close()
+
+    def _look_back(self) -> None:
+        """Derives the evaluation state from the rows, so that no copy can differ."""
+        evals = [row for row in self.file.rows if row["kind"] == "eval"]
+        self.evaluated: int | None = evals[-1]["updates"] if evals else None
+        self.met = first_to_meet(
+            evals,
+            metric=self._workload.metric,
+            mode=self._workload.mode,
+            target=self._config.target,
+        )

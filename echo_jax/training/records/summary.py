@@ -6,15 +6,9 @@ from typing import Any
 from echo_jax.config import Config
 from echo_jax.files.folders import RunPath
 from echo_jax.files.json_files import read_if_whole, write_json
-from echo_jax.training.decide import Decided
 from echo_jax.training.finite import NonFiniteLossError
-from echo_jax.training.records.metrics import (
-    Totals,
-    first_to_meet,
-    idle_fraction,
-    restored_counts,
-    train_metrics,
-)
+from echo_jax.training.measure import Rates
+from echo_jax.training.records.metrics import Totals, idle_fraction, train_metrics
 from echo_jax.training.xla.flops import UpdateFlops
 from echo_jax.workloads.base import Workload
 
@@ -52,25 +46,20 @@ def make_summary(
     workload: Workload,
     *,
     rows: Sequence[dict[str, Any]],
+    met: Mapping[str, Any] | None,
     totals: Totals,
     seconds: Mapping[str, float],
-    decided: Decided,
-    t_up_s: float,
-    step_s: float,
+    rates: tuple[Rates, Rates],
     flops: UpdateFlops,
-    skipped_updates: int,
-    params_sha256: str,
+    **facts: Any,
 ) -> dict[str, Any]:
-    """Returns the content of ``summary.json``; see docs/design.md, section 7."""
-    met = first_to_meet(
-        rows, metric=workload.metric, mode=workload.mode, target=config.target
-    )
+    """Returns ``summary.json``; `rates` are those of the start, and corrected."""
+    restored = [row for row in rows if row["kind"] == "restored"]
     final = [row for row in rows if row["kind"] == "eval"][-1]
     last = next((row for row in reversed(rows) if row["kind"] == "train"), None)
-    known = describe_run(config, workload)
-    echo = known["echo"]
+    (start, now), wall_s = rates, seconds["wall_s"]
     return {
-        **known,
+        **describe_run(config, workload),
         "reached": met is not None,
         **totals.counts(),
         "fresh_to_target": met and met["fresh"],
@@ -81,28 +70,21 @@ def make_summary(
             for name, value in final.items()
             if name.startswith("eval_")
         },
-        "train_final": {
-            "loss": last["loss"],
-            **train_metrics(last),
-        }
-        if last
-        else {},
-        "echo": echo,
+        "train_final": {"loss": last["loss"], **train_metrics(last)} if last else {},
         "dispatch": config.dispatch.to_dict(),
         "hold_batch": config.data.hold_batch,
-        # Corrected during the run; `*_start_s` were measured before the first update.
-        "R": t_up_s / step_s,
-        "t_up_s": t_up_s,
-        "t_up_start_s": decided.rates.t_up_s,
-        "t_down_s": step_s,
-        "t_down_start_s": decided.rates.t_down_s,
+        "R": now.ratio,
+        "t_up_s": now.t_up_s,
+        "t_up_start_s": start.t_up_s,
+        "t_down_s": now.t_down_s,
+        "t_down_start_s": start.t_down_s,
         "busy_s": totals.busy_s,
-        "idle_fraction": idle_fraction(totals.busy_s, seconds["wall_s"]),
+        "idle_fraction": idle_fraction(totals.busy_s, wall_s),
         **seconds,
-        **flops.rates(updates=totals.updates, seconds=seconds["wall_s"]),
-        "skipped_updates": skipped_updates,
-        **restored_counts(rows),
-        "params_sha256": params_sha256,
+        **flops.rates(updates=totals.updates, seconds=wall_s),
+        "restored": sorted({each for row in restored for each in row["damaged"]}),
+        "rows_lost": sum(row["rows_lost"] for row in restored),
+        **facts,
         "rows": len(rows),
         "finished": True,
     }
@@ -124,15 +106,9 @@ def write_diverged(
     workdir: RunPath, config: Config, workload: Workload, error: NonFiniteLossError
 ) -> None:
     """Records that a run diverged, so that a study does not train it again."""
-    facts: dict[str, Any] = describe_run(config, workload)
     rows = (workdir / "metrics.jsonl").read_bytes().splitlines()
-    content = {
-        **facts,
-        "update": error.update,
-        "message": str(error),
-        "rows": len(rows),
-    }
-    write_json(workdir / _DIVERGED, content)
+    facts = {"update": error.update, "message": str(error), "rows": len(rows)}
+    write_json(workdir / _DIVERGED, {**describe_run(config, workload), **facts})
 
 
 def read_diverged(workdir: RunPath, config: Config) -> int | None:

@@ -37,18 +37,28 @@ def lars(
 ) -> optax.GradientTransformation:
     """SGD whose learning rate is adapted to the norms of each array."""
 
-    def direction(grads: Any, params: Any) -> Any:
-        def of_layer(grad: jax.Array, param: jax.Array, is_adapted: bool) -> jax.Array:
-            if not is_adapted:
-                return grad
-            norms = jnp.linalg.norm(param), jnp.linalg.norm(grad)
-            ratio = trust_coefficient * norms[0] / (norms[1] + weight_decay * norms[0])
-            ratio = jnp.where((norms[0] > 0) & (norms[1] > 0), ratio, 1.0)
-            return ratio * (grad + weight_decay * param)
+    def ratio(param: jax.Array, grad: jax.Array) -> jax.Array:
+        return trust_coefficient * param / (grad + weight_decay * param)
 
-        return jax.tree.map(of_layer, grads, params, adapted(params))
+    adapt = _adapt(ratio, adapted, decay=weight_decay)
+    return optax.chain(adapt, optax.sgd(rate, momentum))
 
-    return optax.chain(optax.stateless(direction), optax.sgd(rate, momentum))
+
+def _adapt(
+    ratio: Callable[[jax.Array, jax.Array], jax.Array], adapted: Mask, decay: Any = None
+) -> optax.GradientTransformation:
+    """Multiplies each decayed array by a ratio of the parameter's norm and its own."""
+
+    def of_array(step: jax.Array, param: jax.Array, is_adapted: bool) -> jax.Array:
+        if not is_adapted:
+            return step
+        norms = jnp.linalg.norm(param), jnp.linalg.norm(step)
+        factor = jnp.where((norms[0] > 0) & (norms[1] > 0), ratio(*norms), 1.0)
+        return factor * (step if decay is None else step + decay * param)
+
+    return optax.stateless(
+        lambda steps, params: jax.tree.map(of_array, steps, params, adapted(params))
+    )
 
 
 # u is Adam's step plus the decayed array, and phi has the maximum `trust_clip` (You et
@@ -66,20 +76,10 @@ def lamb(
 ) -> optax.GradientTransformation:
     """Adam with a learning rate for each array: ``phi(|w|) / |u|`` of its step u."""
 
-    def adapt(steps: Any, params: Any) -> Any:
-        def of_layer(step: jax.Array, param: jax.Array, is_adapted: bool) -> jax.Array:
-            if not is_adapted:
-                return step
-            norms = jnp.linalg.norm(param), jnp.linalg.norm(step)
-            ratio = jnp.minimum(norms[0], trust_clip) / norms[1]
-            return jnp.where((norms[0] > 0) & (norms[1] > 0), ratio, 1.0) * step
-
-        return jax.tree.map(of_layer, steps, params, adapted(params))
-
     return optax.chain(
         optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
         optax.add_decayed_weights(weight_decay, adapted),
-        optax.stateless(adapt),
+        _adapt(lambda param, step: jnp.minimum(param, trust_clip) / step, adapted),
         optax.scale_by_learning_rate(rate),
     )
 
@@ -98,7 +98,6 @@ def rmsprop_warmup(
     def update(
         updates: optax.Updates, state: optax.OptState, params: Any = None
     ) -> tuple[optax.Updates, optax.OptState]:
-        del params
         squares = jax.tree.map(
             lambda mean, grad: _RMS_DECAY * mean + (1 - _RMS_DECAY) * grad**2,
             state,

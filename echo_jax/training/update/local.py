@@ -35,16 +35,14 @@ from echo_jax.training.update.gradients import (
     squared_norm,
 )
 
-__all__ = [
-    "LocalUpdates",
-    "Meetings",
-    "model_of",
-]
+__all__ = ["LocalUpdates", "Meetings", "model_of"]
 
 # A random stream of the seed, different from the streams of an echo.
 _MEETINGS = 0x3E37
 # The number of updates that are decided at once.
 _BLOCK = 1024
+# What a report of all replicas sums.
+_SUMMED = ("window", "gradients", "metrics")
 # Added to a sum of squares that may be 0.
 _TINY = 1e-30
 
@@ -190,15 +188,10 @@ class LocalUpdates:
     def read(self, report: Any) -> Any:
         """Returns one report over all replicas, on the host; all processes call it."""
         of_each = jax.tree.map(fetch_global, report)
-        window, gradients, metrics = jax.tree.map(
-            lambda x: x.sum(axis=0),
-            (of_each.window, of_each.gradients, of_each.metrics),
-        )
+        sums = {name: getattr(of_each, name) for name in _SUMMED}
         bad = of_each.first_bad_update
         return of_each.replace(
-            window=window,
-            gradients=gradients,
-            metrics=metrics,
+            **jax.tree.map(lambda x: x.sum(axis=0), sums),
             learning_rate=of_each.learning_rate[0],
             first_bad_update=min(bad[bad > 0].tolist(), default=0),
             replica_spread=np.sqrt(of_each.replica_spread.mean()),

@@ -41,10 +41,6 @@ class Precision:
         return cls(config.precision.params, config.precision.loss_scale)
 
 
-# The indices of the numbers from `scale_numbers`.
-_INIT, _GROWTH, _MIN_SCALE = range(3)
-
-
 class LossScale(struct.PyTreeNode):
     """The state of a loss scale; a part of the training state."""
 
@@ -61,7 +57,7 @@ class LossScale(struct.PyTreeNode):
 
     def factor(self, numbers: jax.Array) -> jax.Array:
         """Returns the factor of the next loss, ``float32[]``."""
-        return jnp.where(self.changed > 0, self.changed, numbers[_INIT])
+        return jnp.where(self.changed > 0, self.changed, numbers[0])
 
 
 class ScaleReport(NamedTuple):
@@ -97,8 +93,8 @@ def adjust(
     state: LossScale, numbers: jax.Array, is_used: jax.Array, *, is_dynamic: bool
 ) -> tuple[LossScale, jax.Array]:
     """Returns the state after an update, and whether the run has failed, bool[]."""
-    factor, smallest = state.factor(numbers), numbers[_MIN_SCALE]
-    grows = is_used & (state.finite_in_a_row >= numbers[_GROWTH])
+    factor, growth, smallest = state.factor(numbers), numbers[1], numbers[2]
+    grows = is_used & (state.finite_in_a_row >= growth)
     doubled = jnp.where(jnp.isfinite(2 * factor), 2 * factor, factor)
     halved = jnp.maximum(factor / 2, smallest)
     moved = jnp.where(is_used, jnp.where(grows, doubled, factor), halved)

@@ -30,29 +30,11 @@ from echo_jax.training.update.schedules import (
 
 __all__ = ["Hyperparams", "Optimizer", "hyperparams"]
 
-_FLOATS = (
-    "lr",
-    "start_fraction",
-    "end_fraction",
-    "boundary_scale",
-    "peak_at",
-    "momentum",
-    "peak_momentum",
-    "b1",
-    "b2",
-    "eps",
-    "weight_decay",
-    "clip_norm",
-    "trust_coefficient",
-    "trust_clip",
-)
-_INTEGERS = (
-    "warmup_updates",
-    "decay_updates",
-    "cycle_updates",
-    "cooldown_updates",
-    "transition_updates",
-)
+_FLOATS = ("lr", "start_fraction", "end_fraction", "boundary_scale", "peak_at")
+_FLOATS += ("momentum", "peak_momentum", "b1", "b2", "eps", "weight_decay", "clip_norm")
+_FLOATS += ("trust_coefficient", "trust_clip")
+_INTEGERS = ("warmup_updates", "decay_updates", "cycle_updates", "cooldown_updates")
+_INTEGERS += ("transition_updates",)
 _CONSTANT = BatchGrowth()
 _WITH_MOMENTUM = ("sgd", "lars", "rmsprop_warmup")
 
@@ -228,7 +210,6 @@ _found = functools.lru_cache(maxsize=32)(optax_factory)
 
 
 def _all(params: optax.Params) -> optax.Params:
-    """Marks all parameters, to be adapted and decayed."""
     return jax.tree.map(lambda x: True, params)
 
 

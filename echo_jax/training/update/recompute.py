@@ -25,9 +25,7 @@ __all__ = ["check_norm", "fresh_batches", "with_recomputed_statistics"]
 _TAGS = ("fresh_index", "repeat")
 
 
-def check_norm(
-    config: Config, compiled: CompiledFunctions[Any, Any], workload: Workload
-) -> None:
+def check_norm(config: Config, compiled: CompiledFunctions, workload: Workload) -> None:
     """Raises ValueError if the config sets batch.norm without a batch norm."""
     norm = config.batch.norm
     model = jax.eval_shape(compiled.model, compiled.abstract_state)
@@ -40,7 +38,7 @@ def check_norm(
 
 def with_recomputed_statistics(
     config: Config,
-    compiled: CompiledFunctions[Any, Any],
+    compiled: CompiledFunctions,
     model: Any,
     workload: Workload,
     watchdog: Watchdog,

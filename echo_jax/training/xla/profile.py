@@ -18,7 +18,6 @@ __all__ = ["Profile"]
 
 # A viewer takes every annotation with a number for a step.
 _STEP = "training update"
-_NOTHING = contextlib.nullcontext()
 
 
 class Profile:
@@ -33,26 +32,26 @@ class Profile:
         self._wanted = wanted = run.config.profile
         self._is_due = wanted.updates > 0 and run.totals.updates <= wanted.start
 
-    def around(self) -> contextlib.AbstractContextManager[None]:
-        """Surrounds the next updates, and traces them if they are due."""
-        if self._is_due and self._run.totals.updates >= self._wanted.start:
-            self._begin()
-        return _NOTHING if self._begun is None else self._traced(self._begun)
-
     @contextlib.contextmanager
-    def _traced(self, begun: int) -> Iterator[None]:
-        run, wanted = self._run, self._wanted.updates
+    def around(self) -> Iterator[None]:
+        """Surrounds the next updates, and traces them if they are due."""
+        run, wanted = self._run, self._wanted
+        if self._is_due and run.totals.updates >= wanted.start:
+            self._begin()
+        if self._begun is None:
+            yield
+            return
         stops = (run.config.updates, run.config.eval_every, run.config.checkpoint_every)
         with jax.profiler.StepTraceAnnotation(_STEP, step_num=run.totals.updates):
             yield
             done = run.totals.updates
-            is_last = done >= begun + wanted or any(
+            is_last = done >= self._begun + wanted.updates or any(
                 stop > 0 and done % stop == 0 for stop in stops
             )
             if is_last:
                 self._finish_updates()
         if is_last:
-            self._end(begun)
+            self._end(self._begun)
 
     def close(self) -> None:
         """Drops a trace that was not finished."""
