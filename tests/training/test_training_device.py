@@ -105,32 +105,29 @@ def test_an_adaptive_run_that_was_stopped_repeats_with_its_tape(tmp_path, place)
 def test_a_producer_that_stops_leaves_the_run_training_until_the_cap(tmp_path):
     config = tiny_config(**ADAPTIVE, updates=24, log_every=1, eval_every=15)
     workload = make_workload(config)
-    is_training, goes_on = threading.Event(), threading.Event()
+    goes_on, opened, evaluated = threading.Event(), itertools.count(), itertools.count()
     # 5 fresh batches, 3 uses each: 15 updates are possible, and the next must wait.
     later = threading.Timer(0.5, goes_on.set)
 
-    def stall(index, batch):
-        if is_training.is_set() and index >= 5:
-            assert goes_on.wait(300), "the trainer waited for the producer"
-        return batch
-
     def fresh_dataset(shard=None):
-        del shard
         items = [*itertools.islice(workload.fresh_dataset(), 40)]
+        is_trained_on = next(opened) == 1  # The first one is measured.
+
+        def stall(index, batch):
+            if is_trained_on and index >= 5:
+                assert goes_on.wait(300), "the trainer waited for the producer"
+            return batch
+
         items = grain.MapDataset.source(items).map_with_index(stall)
         return items.to_iter_dataset(grain.ReadOptions(0, 0))
 
-    evaluations = itertools.count()
-
     def eval_batches(*args, **kwargs):
-        [is_training.set, later.start, list][next(evaluations)]()
+        if next(evaluated) == 1:
+            later.start()
         return workload.eval_batches(*args, **kwargs)
 
-    stalling = dataclasses.replace(
-        workload, fresh_dataset=fresh_dataset, eval_batches=eval_batches
-    )
-    summary = train(config, stalling, tmp_path)
-    assert summary["updates"] == 24
+    stalling = {"fresh_dataset": fresh_dataset, "eval_batches": eval_batches}
+    train(config, dataclasses.replace(workload, **stalling), tmp_path)
     rows = [row for row in rows_of(tmp_path) if row["kind"] == "train"]
     seen = {name for row in rows for name in row if name.startswith("loss_repeat")}
     assert seen == {"loss_repeat_0", "loss_repeat_1", "loss_repeat_2"}

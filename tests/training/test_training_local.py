@@ -271,34 +271,18 @@ def test_a_loss_of_one_replica_that_is_not_finite_ends_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
-def test_late_gradients_are_stable_up_to_the_known_rate(staleness):
-    """On x^2 / 2, where x[t + 1] = x[t] - lr x[t - staleness]."""
-    bound = 2 * np.sin(np.pi / (4 * staleness + 2))
-    start = {"x": jnp.ones((), jnp.float32)}
-    for side in (0.99, 1.01):
-        overrides = {**SGD, "optim__momentum": 0.0, "optim__lr": bound * side}
-        config = tiny_config(**overrides, local__staleness=staleness)
-        optimizer, numbers = Optimizer.from_config(config), hyperparams(config)
-
-        def update(carry, number, optimizer=optimizer, numbers=numbers):
-            x, state = carry
-            current = optimizer.at(number, numbers)
-            changes, state = optimizer.update(x, state, x, current)
-            return (optax.apply_updates(x, changes), state), x
-
-        kept = optimizer.init(start)
-        assert len(jax.tree.leaves(kept)) == staleness
-        _, path = jax.lax.scan(update, (start, kept), jnp.arange(2000, dtype=jnp.int32))
-        if not staleness:  # A delay of 0 is SGD to the bit.
-            plain = optax.sgd(jnp.float32(bound * side))
-
-            def sgd(x, _, plain=plain):
-                return optax.apply_updates(x, plain.update(x, plain.init(x))[0]), x
-
-            expected = jax.lax.scan(sgd, start["x"], length=2000)[1]
-            np.testing.assert_array_equal(path["x"], expected)
-        path = np.abs(path["x"])
-        # Nothing moves until the first gradient has arrived.
-        assert (path[: staleness + 1] == 1).all() and path[staleness + 1] != 1
-        early, late = path[100:200].max(), path[1100:1200].max()
-        assert (late < 0.1 * early) if side < 1 else not (late < 10 * early)
+def test_late_gradients_are_those_of_an_earlier_update(staleness):
+    # On x^2 / 2, where x[t + 1] = x[t] - lr x[t - staleness]: without it SGD to the bit.
+    config = tiny_config(**SGD | {"optim__momentum": 0.0}, local__staleness=staleness)
+    optimizer, numbers = Optimizer.from_config(config), hyperparams(config)
+    plain, rate = optax.sgd(numbers.by_name()["lr"]), np.float32(0.05)
+    path = [jnp.ones((), jnp.float32)]
+    state, kept = optimizer.init(path[0]), plain.init(path[0])
+    for number in range(8):
+        current = optimizer.at(number, numbers)
+        changes, state = optimizer.update(path[-1], state, path[-1], current)
+        late = path[number - staleness] if number >= staleness else 0.0
+        assert changes == pytest.approx(-rate * late)
+        if not staleness:
+            assert changes == plain.update(path[-1], kept)[0]
+        path.append(optax.apply_updates(path[-1], changes))

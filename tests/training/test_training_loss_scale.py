@@ -6,14 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_workload import (
-    Regression,
-    batch_of,
-    functions_of,
-    rows_of,
-    run,
-    tiny_config,
-)
+from tiny_workload import Regression, batch_of, functions_of, rows_of, run, tiny_config
 
 from echo_jax.training import NonFiniteLossError
 from echo_jax.training.update import LossScale, adjust, scale_numbers

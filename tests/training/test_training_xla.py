@@ -47,8 +47,7 @@ class Matrices(Task):
             x = x @ variables["params"][str(i)]
         return x[:, 0], {}, {}
 
-    def evaluate(self, variables, batch):
-        raise NotImplementedError
+    evaluate = None
 
 
 def counted(**overrides):
