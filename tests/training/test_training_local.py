@@ -272,7 +272,7 @@ def test_a_loss_of_one_replica_that_is_not_finite_ends_the_run(tmp_path):
 
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_late_gradients_are_those_of_an_earlier_update(staleness):
-    # On x^2 / 2, where x[t + 1] = x[t] - lr x[t - staleness]: without it SGD to the bit.
+    # On x^2 / 2, x[t + 1] = x[t] - lr x[t - staleness]; without it, SGD to the bit.
     config = tiny_config(**SGD | {"optim__momentum": 0.0}, local__staleness=staleness)
     optimizer, numbers = Optimizer.from_config(config), hyperparams(config)
     plain, rate = optax.sgd(numbers.by_name()["lr"]), np.float32(0.05)

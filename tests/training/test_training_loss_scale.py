@@ -71,17 +71,9 @@ def test_a_skipped_update_counts_and_leaves_all_else_as_it_was():
     state, report = compiled.step_on_batch(state, batch)
     after = jax.device_get(state)
     assert float(report.loss_scale.loss_scale) == 256
-    expected = before.replace(
-        update=np.int32(2),
-        loss_scale=before.loss_scale.replace(
-            changed=np.float32(128),
-            finite_in_a_row=np.int32(0),
-            skipped_in_a_row=np.int32(1),
-            skipped_updates=np.int32(1),
-        ),
-    )
+    scale = LossScale(*map(np.float32, (128, 0, 1, 1)))
+    expected = before.replace(update=np.int32(2), loss_scale=scale)
     jax.tree.map(np.testing.assert_array_equal, after, expected)
-    assert after.first_bad_update == 0
     # The next one trains on, and ends the window.
     state, report = compiled.step_on_batch(state, batch_of(16))
     assert int(report.window.count.sum()) == 16
@@ -111,17 +103,12 @@ def test_a_scale_keeps_what_float16_rounds_to_zero():
 
 
 def test_parameters_are_stored_as_they_are_asked_for():
-    dtype = "bfloat16"
-    compiled, whole = functions_of(precision__params=dtype), functions_of()
+    compiled = functions_of(precision__params="bfloat16")
     state = compiled.init(compiled.init_key)
-    expected = jax.tree.map(
-        lambda x: x.astype(dtype), whole.init(whole.init_key).params
-    )
-    jax.tree.map(np.testing.assert_array_equal, state.params, expected)
     state, _ = compiled.step_on_batch(state, batch_of())
-    assert {x.dtype.name for x in jax.tree.leaves(state.params)} == {dtype}
+    assert {x.dtype.name for x in jax.tree.leaves(state.params)} == {"bfloat16"}
     others = jax.tree.leaves((state.model_state, state.opt_state))
-    assert dtype not in {x.dtype.name for x in others}
+    assert "bfloat16" not in {x.dtype.name for x in others}
 
 
 def test_what_is_not_finite_is_skipped_and_counted(tmp_path):
@@ -143,6 +130,13 @@ class Overflows(Regression):
     def loss(self, variables, batch, key):
         losses, model_state, metrics = super().loss(variables, batch, key)
         return losses, jax.tree.map(lambda x: x + jnp.inf, model_state), metrics
+
+
+def test_a_state_that_is_not_finite_is_not_saved(tmp_path):
+    message = "the state after update 1 is not finite; use another"
+    with pytest.raises(NonFiniteLossError, match=message):
+        run(tmp_path, task=Overflows(), updates=1)
+    assert [*(tmp_path / "checkpoints").iterdir()] == []
 
 
 def test_a_run_that_can_only_skip_ends_in_a_sentence(tmp_path):
