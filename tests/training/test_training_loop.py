@@ -172,12 +172,10 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_of_it(tmp_path
 
 
 def test_a_run_of_an_earlier_version_is_refused_in_a_sentence(tmp_path):
-    earlier = {"inner": {"strategy": "loop", "updates": 0}}
-    (tmp_path / "config.json").write_text(json.dumps(earlier))
+    (tmp_path / "config.json").write_text('{"inner": {"strategy": "loop"}}')
     message = "earlier echo_jax, whose config.inner is config.dispatch now; .* another"
     with pytest.raises(ValueError, match=message):
         run(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_another_config_or_other_data_in_the_folder_are_refused(tmp_path):
@@ -280,17 +278,13 @@ def test_a_second_ctrl_c_aborts_at_once(tmp_path):
 
 def test_progress_is_plain_lines_in_a_file(tmp_path):
     text, config = io.StringIO(), tiny_config()
-    train(
-        config, make_workload(config), tmp_path, console=Console(file=text, width=200)
-    )
-    model, echo, first, *_, row, _, _ = (
-        each[10:] for each in text.getvalue().splitlines()
-    )
+    console = Console(file=text, width=200)
+    train(config, make_workload(config), tmp_path, console=console)
+    lines = [line[10:] for line in text.getvalue().splitlines()]
+    model, echo, first, _, _, row, _, _ = lines
     size = "96 parameters in 3 arrays: first 64, bias 16, second 16"
-    assert (model, echo) == (
-        f"model: {size}; see model.txt",
-        "no echo: every batch is used once",
-    )
+    assert model == f"model: {size}; see model.txt"
+    assert echo == "no echo: every batch is used once"
     assert re.fullmatch(r"update 0  eval_loss \S+", first)
     numbers = r"loss \d+\.\d{4}  \d+ examples/s  idle \d+%  kept 0\.\d+"
     assert re.fullmatch(rf"update 8/12  {numbers}  ETA \d+:\d\d:\d\d", row)

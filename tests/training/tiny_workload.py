@@ -6,7 +6,6 @@ import functools
 import itertools
 import signal
 import types
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -117,13 +116,7 @@ def tiny_config(**overrides):
     return config
 
 
-def make_workload(
-    config,
-    *,
-    task=None,
-    nan_at_fresh: int | None = None,
-    on_batch: Callable[[int], None] | None = None,
-):
+def make_workload(config, *, task=None, nan_at_fresh=None, on_batch=None):
     """Makes the workload of a `tiny_config`.
 
     The label of the fresh index `nan_at_fresh` is NaN. `on_batch` is called with 1, 2,
@@ -199,9 +192,8 @@ def as_synthetic(config):
 def run(workdir, *, task=None, nan_at_fresh=None, on_batch=None, **overrides):
     """Trains; see `tiny_config` and `make_workload`."""
     config = tiny_config(**overrides)
-    workload = make_workload(
-        config, task=task, nan_at_fresh=nan_at_fresh, on_batch=on_batch
-    )
+    given = {"task": task, "nan_at_fresh": nan_at_fresh, "on_batch": on_batch}
+    workload = make_workload(config, **given)
     with jax.transfer_guard("disallow"):
         return train(config, workload, workdir)
 
