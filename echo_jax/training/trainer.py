@@ -469,11 +469,10 @@ class Trainer:
         with self.progress.slow("looking for a checkpoint, and reading it"):
             restored = self._checkpoints.restore_newest(compiled.abstract_state)
         before = restored.host if restored else None
-        if restored:
-            check_saved(config, workload.metadata, restored.update, restored.host)
         self.warm_start: WarmStart | None = None
         self.state: TrainState
         if restored:
+            check_saved(config, workload.metadata, restored.update, restored.host)
             self.progress.resumes(restored)
             self.state = restored.state
         else:

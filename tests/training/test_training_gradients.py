@@ -140,8 +140,7 @@ def test_equal_gradients_have_no_noise_and_a_square_below_zero_no_noise_scale():
 
 def test_gradients_are_summed_in_the_type_that_is_asked_for():
     gradient = SplitGradient(make_mesh(4, 1, 16), reduce="bfloat16")
-    variables = Plain().init(jax.random.key(1))
-    args = variables, batch_of(16), jax.random.key(2), None
+    args = Plain().init(jax.random.key(1)), batch_of(16), jax.random.key(2), None
     program = compute.lower(gradient, Plain(), *args).as_text()
     # As it is handed to XLA: for CPUs XLA sums in float32, whatever the type.
     assert "tensor<4x16xbf16>" in program

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 from slow_cases import slow_but_for
-from test_training_gradients import Normed, Plain, far_apart
+from test_training_gradients import Normed, Plain, assert_close, far_apart
 from tiny_workload import (
     NUM_FEATURES,
     NUM_PARAMS,
@@ -74,12 +74,6 @@ class Updates:
 
     def spread(self):
         return self.compiled.read(self.report).row()["replica_spread"]
-
-
-def assert_close(found, expected, **tolerance):
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, **tolerance), found, expected
-    )
 
 
 def mean_of(tree):
