@@ -145,17 +145,11 @@ def test_an_echo_of_unknown_length_has_none(items, spec):
     [
         (lambda: ej.echo([1], 4), "got 4. Use ej.EchoSpec(factor=4)."),
         (lambda: ej.echo([1], None), "got None. Use ej.EchoSpec"),
-        (lambda: ej.echo_batches([1], "2.5"), "got '2.5'. Use ej.EchoSpec(factor='2.5"),
         (lambda: ej.device.echo_batches([1], 2), "got 2. Use ej.EchoSpec(factor=2)."),
         (lambda: ej.EchoSpec(buffer=4096.0), "got 4096.0. Use buffer=4096."),
         (lambda: ej.AdaptiveSpec(cap=2.6), "got 2.6. Use cap=3."),
         (lambda: ej.echo([1], ej.EchoSpec(), prefetch=2.0), "got 2.0. Use prefetch=2."),
         (lambda: ej.check_finite([1], max_bad=None), "got None. Use max_bad=0."),
-        (lambda: ej.LoadSchedule(updates=8.0), "got 8.0. Use updates=8."),
-        (
-            lambda: ej.device.echo_batches([1], ej.EchoSpec(), num_lanes=2.0),
-            "got 2.0. Use num_lanes=2.",
-        ),
     ],
 )
 def test_what_is_of_another_kind_is_told_with_its_value_and_the_fix(call, message):

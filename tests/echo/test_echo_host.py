@@ -1,67 +1,26 @@
 """`echo` on any iterator: kinds of items, counts, states, and what it refuses."""
 
+import contextlib
 import itertools
 import json
-from collections import namedtuple
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from echo_cases import ORDERS, Stacked, host_batches, host_echo, spec_of
+from echo_cases import ORDERS, Stacked, host_echo, spec_of
 
 import echo_jax as ej
-from echo_jax.echo.laws import CountingUpstream, assert_echo_laws
+from echo_jax.echo.laws import (
+    CountingUpstream,
+    Interrupted,
+    Interruption,
+    assert_echo_laws,
+)
 
 # Many items here are arrays of some rows, as a batch is.
 pytestmark = pytest.mark.filterwarnings("ignore:each item that ej.echo")
-Pair = namedtuple("Pair", ["image", "label"])
 
 
-@dataclass
-class Boxes:
-    """A leaf that is no array and can be changed."""
-
-    corners: list
-
-
-def array(k):
-    return np.arange(6, dtype=np.int16).reshape(2, 3) + 10 * k
-
-
-ITEMS = {
-    "scalar": lambda k: k,
-    "float": lambda k: k / 3,
-    "numpy_scalar": lambda k: np.float32(k),
-    "array": array,
-    "bool": lambda k: np.array([k % 2 == 0, k % 3 == 0, k % 5 == 0, k % 7 == 0]),
-    "complex": lambda k: np.array([k + 1j]),
-    "empty_array": lambda k: {"index": np.array(k), "none": np.zeros((0, 3))},
-    "list": lambda k: [array(k), [k]],
-    "tuple": lambda k: (array(k), (k, array(-k))),
-    "namedtuple": lambda k: Pair({"pixels": array(k)}, k),
-    "none": lambda k: {"index": k, "mask": None},
-}
-UNSTACKABLE = {
-    "text": lambda k: f"item {k}",
-    "bytes": lambda k: {"jpeg": b"\xff\xd8\x00" + bytes([k]) * k, "name": "a" * k},
-    "ragged": lambda k: np.arange(k),
-    "array_of_text": lambda k: np.array(["a" * k, "b"]),
-}
-
-
-@pytest.mark.parametrize("kind", ITEMS | UNSTACKABLE)
-def test_items_of_any_kind(kind):
-    order = ORDERS[[*ITEMS, *UNSTACKABLE].index(kind) % len(ORDERS)]
-    make_item, spec = (ITEMS | UNSTACKABLE)[kind], spec_of(order, "1.5")
-    options = {"num_items": 5, "make_item": make_item, "positions": [0, 3]}
-    options["laws"] = [1, 2, 4, 5, 7, 10]
-    assert_echo_laws(host_echo, spec, **options)
-    if kind in ITEMS:
-        assert_echo_laws(host_batches, spec, **options)
-
-
-@pytest.mark.parametrize("size", [1, 3, 8])
-@pytest.mark.parametrize("order", ["shuffle", "spread"])
+@pytest.mark.parametrize(("order", "size"), [("shuffle", 3), ("spread", 8)])
 def test_laws_behind_an_upstream_of_batches(order, size):
     def make_echo(upstream, spec):
         return ej.echo_batches(Stacked(upstream, size), spec, tags=True)
@@ -69,22 +28,6 @@ def test_laws_behind_an_upstream_of_batches(order, size):
     options = {"num_items": 13, "read_ahead": size - 1, "positions": [0, 2]}
     assert_echo_laws(make_echo, spec_of(order, "2"), **options)
     assert_echo_laws(host_echo, spec_of(order, "2"), laws=[8], others=[make_echo])
-
-
-def test_containers_keep_their_types():
-    item = Pair({"a": [1, (2, None)]}, np.zeros(2))
-    out = next(ej.echo([item], ej.EchoSpec(2)))
-    assert type(out) is Pair
-    assert out.image == {"a": [1, (2, None)]}
-    assert type(out.image["a"][1]) is tuple
-
-
-def test_an_item_cannot_be_written_into():
-    item = next(ej.echo([np.zeros(3)], ej.EchoSpec(2)))
-    with pytest.raises(ValueError, match="read-only"):
-        item[0] = 1
-    with pytest.raises(ValueError, match="cannot set WRITEABLE"):
-        item.flags.writeable = True
 
 
 def test_tags_of_items_are_integers_and_of_batches_arrays():
@@ -129,31 +72,26 @@ def test_a_last_short_batch_comes_unless_it_is_to_be_dropped():
     assert sizes == [4, 4]
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_state_fits_an_echo_that_is_already_running(order):
+def test_an_interrupted_restore_gives_no_wrong_item():
     def make_echo():
-        return ej.echo(CountingUpstream(list(range(23))), spec_of(order, "2"))
+        upstream = CountingUpstream(list(range(23)))
+        return ej.echo(upstream, spec_of("spread", "1.5"), tags=True)
 
-    echo = make_echo()
-    assert len([*itertools.islice(echo, 3)]) == 3
-    state, rest = echo.get_state(), [*echo]
-    for num_outputs in (0, 5, 999):
+    echo, whole, refused = make_echo(), [*make_echo()], 0
+    assert [*itertools.islice(echo, 4)] == whole[:4]
+    state = echo.get_state()
+    for line in range(1, 1600, 50):
         other = make_echo()
-        assert len([*itertools.islice(other, num_outputs)]) <= 46
-        other.set_state(state)
-        assert [*other] == rest
-
-
-def test_the_state_of_an_echo_is_small_whatever_the_buffer():
-    def state(buffer):
-        upstream = CountingUpstream([np.zeros(1000)] * 2000)
-        echo = ej.echo(upstream, ej.EchoSpec(2, buffer, "shuffle"))
-        for _ in itertools.islice(echo, 2000):
-            pass
-        return json.dumps(echo.get_state())
-
-    assert abs(len(state(1000)) - len(state(4))) < 20
-    assert len(state(1000)) < 300
+        with contextlib.suppress(Interrupted), Interruption(line):
+            other.set_state(state)
+        try:
+            found = [*other]
+        except RuntimeError:
+            refused += 1
+            other.set_state(state)
+            found = [*other]
+        assert found in (whole, whole[4:])
+    assert 10 < refused < 25
 
 
 def test_echoes_nest():
@@ -195,8 +133,15 @@ def middle_states(order, *, batch):
     return spec, uses, states
 
 
-@pytest.mark.parametrize("batch", [True, False])
-@pytest.mark.parametrize("order", ["shuffle", "spread", "shuffle_buffer"])
+@pytest.mark.parametrize(
+    ("order", "batch"),
+    [
+        ("shuffle", False),
+        ("shuffle", True),
+        ("spread", True),
+        ("shuffle_buffer", False),
+    ],
+)
 def test_a_restore_begins_to_read_near_the_oldest_item_in_use(order, batch):
     spec, uses, states = middle_states(order, batch=batch)
     for position, state in states.items():
@@ -246,35 +191,6 @@ def test_the_state_of_another_thing_is_refused():
         echo.set_state(state | {"plan": {"round": 1}})
     echo.set_state(state)
     assert list(echo) == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("items", "parts"),
-    [
-        (
-            [{"x": np.zeros(3)}, {"x": np.zeros(4)}],
-            ["leaf item['x'] is float64[4]", "float64[3]", "pad or resize before"],
-        ),
-        (
-            [{"x": np.zeros(3)}, {"x": np.zeros(3, np.float32)}],
-            ["leaf item['x'] is float32[3]", "float64[3]", "batch=False"],
-        ),
-        ([np.zeros(3), np.zeros((3, 1))], ["float64[3, 1]", "float64[3]"]),
-        (
-            [{"x": np.zeros(3)}, {"y": np.zeros(3)}],
-            ["leaves [\"['y']\"]", "[\"['x']\"]", "items of one structure"],
-        ),
-        ([(1, 2), (1, 2, 3)], ["'[2]'", "items of one structure"]),
-        ([1, 2.5], ["float64[]", "int64[]"]),
-        (["a", "bc"], ["<U2", "<U1", "batch=False"]),
-        ([{"x": Boxes([])}] * 2, ["item['x'] is no array of numbers", "batch=False"]),
-    ],
-)
-def test_items_that_do_not_stack_are_refused(items, parts):
-    echo = ej.echo(items, ej.EchoSpec(1, batch_size=2), batch=True)
-    with pytest.raises(ValueError) as caught:
-        next(echo)
-    assert not [part for part in parts if part not in str(caught.value)]
 
 
 @pytest.mark.parametrize("stack", [{"x": np.zeros(2), "y": np.zeros(3)}, 3, {}])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import echo_jax as ej
 
-_SOON_S = 60.0
+_SOON_S = 20.0
 
 
 class Upstream:
@@ -70,7 +70,7 @@ WAYS = {
     ),
 }
 EVERY_WAY = pytest.mark.parametrize("way", WAYS)
-DEPTHS = pytest.mark.parametrize("depth", [0, 1, 3])
+DEPTHS = pytest.mark.parametrize("depth", [0, 2])
 
 
 def start(way, depth, total=20, **options):
@@ -98,7 +98,7 @@ def rest_of(echo, count=None):
 
 @EVERY_WAY
 @DEPTHS
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(
     total=st.integers(1, 12),
     failures=st.dictionaries(st.integers(0, 11), st.integers(1, 3), max_size=4),
@@ -150,12 +150,12 @@ def test_states_that_no_restore_needs_are_not_kept(way, depth):
             return found
 
     alive, kept = weakref.WeakSet(), []
-    upstream, echo = start(way, depth, 2000)
+    upstream, echo = start(way, depth, 1000)
     upstream.state = State(upstream.state)
     with echo:
-        for _ in itertools.islice(echo, 400):
+        for _ in itertools.islice(echo, 200):
             kept.append(len(alive))
-    assert max(kept[200:]) <= max(kept[:100]) + 5 < 50
+    assert max(kept[100:]) <= max(kept[:50]) + 5 < 50
 
 
 @EVERY_WAY
@@ -217,34 +217,11 @@ def test_after_an_element_is_gone_no_later_one_takes_its_place(way, depth, kind)
             assert rest_of(echo) == rest_of(other)
 
 
-def test_an_iterator_needs_a_next_alone():
-    class Bare:
-        def __init__(self):
-            self.rest = iter([5, 6])
-
-        def __next__(self):
-            return next(self.rest)
-
-    class Loader:
-        def __iter__(self):
-            return Bare()
-
-    assert [*ej.echo(Loader(), ej.EchoSpec(2))] == [5, 5, 6, 6]
-
-
 def wait_until(condition):
     end = time.monotonic() + _SOON_S
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.002)
-
-
-@EVERY_WAY
-def test_threads_end_with_the_stream(way):
-    before = set(threading.enumerate())
-    _, echo = start(way, 3)
-    assert [*echo]
-    wait_until(lambda: set(threading.enumerate()) <= before)
 
 
 @EVERY_WAY
@@ -281,36 +258,9 @@ def test_a_close_tells_who_waits_and_lets_a_read_end(way):
     assert upstream.calls == 5
 
 
-@jax.tree_util.register_pytree_node_class
-class SlowBatch:
-    """A batch that is opened, by any thread but the test's, once the next is read."""
-
-    next_is_read = threading.Event()
-    opened = []  # noqa: RUF012
-
-    def __init__(self, x):
-        self.x = x
-
-    def tree_flatten(self):
-        if threading.current_thread() is not threading.main_thread():
-            self.opened.append(self.next_is_read.wait(_SOON_S))
-        return (self.x,), None
-
-    @classmethod
-    def tree_unflatten(cls, _, leaves):
-        return cls(*leaves)
-
-
-def test_the_next_batch_is_read_while_one_is_sent():
-    def batches():
-        for number in range(4):
-            if number == 1:
-                SlowBatch.next_is_read.set()
-            yield SlowBatch(np.full(8, number))
-
-    with ej.device.echo_batches(
-        batches(), ej.EchoSpec(2, batch_size=8), num_lanes=8
-    ) as echo:
-        assert echo.buffer and not SlowBatch.next_is_read.is_set()
-        assert next(echo).x.tolist() == [0] * 8
-    assert SlowBatch.opened[0]
+def test_the_next_batches_are_read_while_one_is_sent():
+    upstream, echo = start("device", 1)
+    with echo:
+        next(echo)
+        # One is used, one is sent, and two wait to be sent.
+        wait_until(lambda: upstream.calls == 4)

@@ -88,22 +88,15 @@ def test_numbers_that_do_not_fit_together_are_refused(order):
     ("name", "damage", "message"),
     [
         ("adaptive", {"fresh": 5}, "fresh=5 and pending=0, but its log takes 4 items"),
-        ("adaptive", {"fresh": 0}, "fresh=0 and pending=0, but its log takes 4 items"),
         ("adaptive", {"pending": 4}, "pending=4"),
-        ("adaptive", {"pending": -1}, "pending=-1"),
         ("adaptive", {"log": log(True, False) | {"bits": "?"}}, "decoded"),
         ("adaptive", {"log": log(False), "fresh": 0}, "takes too few items"),
         ("adaptive", {"log": log(), "fresh": 0, "pending": 1}, "pending=1"),
         ("stochastic", {"batches": -1, "fresh": 0}, "it is damaged"),
-        ("stochastic", {"batches": 0, "fresh": 0, "repeats": 1}, "it is damaged"),
         ("stochastic", {"batches": 0, "fresh": 0, "pending": 1}, "it is damaged"),
         ("stochastic", {"fresh": 0}, "it is damaged"),
-        ("stochastic", {"fresh": 9}, "it is damaged"),
-        ("stochastic", {"pending": 4}, "it is damaged"),
-        ("stochastic", {"pending": -1}, "it is damaged"),
         ("stochastic", {"fresh": 1, "pending": 1}, "it is damaged"),
         ("stochastic", {"repeats": 1}, "it is damaged"),
-        ("stochastic", {"repeats": -1}, "it is damaged"),
         ("lanes", {"lanes": []}, "has 0 lanes, this echo has 2"),
         ("lanes", {"lanes": [{}, {}]}, "is not the state of an echo plan"),
         ("lanes", {"written": -1}, "written=-1 and fresh="),
@@ -173,14 +166,6 @@ def test_a_state_of_another_echo_is_refused(name):
     for other in others:
         with pytest.raises(ValueError, match=r"restore it with what|give what"):
             other.check_state(state)
-
-
-@pytest.mark.parametrize("sizes", [(8, 2), (4, 1), (16, 4, range(2))])
-def test_a_state_of_other_lanes_is_refused(sizes):
-    spec = ej.EchoSpec(2, batch_size=4)
-    state = drawn(spec, **LANES).get_state()
-    with pytest.raises(ValueError, match="restore"):
-        make_plan(spec, lanes=Lanes(*sizes)).check_state(state)
 
 
 def test_a_state_beside_the_log_that_is_replayed_is_refused():

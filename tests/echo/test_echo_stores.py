@@ -1,12 +1,9 @@
 """What the stores keep truly, what they refuse, and that they refuse it in time."""
 
 import dataclasses
-import datetime
-import math
 import pathlib
 import threading
 from collections import deque
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -39,10 +36,8 @@ def read_only():
 
 # Arrays that every store on the host keeps as they are.
 ARRAYS = {
-    "zero_size": np.zeros((0, 3), np.float32),
     "0-d": np.array(3, np.int8),
     "read_only": read_only(),
-    "strided": np.arange(12)[::-2],
     "fortran": np.asfortranarray(SMALL.astype(np.float32)),
     "broadcast": np.broadcast_to(np.float32(2), (3, 2)),
     "big_endian": SMALL.astype(">i4"),
@@ -51,20 +46,15 @@ ARRAYS = {
     "bytes": np.array([b"a", b"bcd"]),
     "variable_text": np.array(["a", "a long text " * 5], np.dtypes.StringDType()),
     "datetime": np.array(["2024-02-29", "NaT"], "M8[D]"),
-    "timedelta": np.array([1, 2], "m8[ms]"),
     "complex": SMALL.astype(np.complex64),
-    "longdouble": SMALL.astype(np.longdouble),
     "bfloat16": of_dtype(ml_dtypes.bfloat16),
-    "float8": of_dtype(ml_dtypes.float8_e4m3fn),
     "int4": of_dtype(ml_dtypes.int4),
     "bool": of_dtype(bool),
     "nan": np.array([np.nan, -0.0, np.inf], np.float16),
 }
 SCALARS = [
     (5, "int64"),
-    (0.5, "float64"),
     (True, "bool"),
-    (1j, "complex128"),
     (np.float32(0.5), "float32"),
     ("abc", "<U3"),
     (b"\0ab", "S3"),
@@ -137,32 +127,29 @@ def test_arrays_are_kept_with_their_dtypes_and_values(is_flat):
 
 
 @pytest.mark.parametrize(
-    "bad",
+    ("bad", "parts"),
     [
-        {"a": np.zeros(3), "b": 1},
-        {"a": np.zeros(2, np.float32), "b": 1},
-        {"a": np.zeros(2), "b": 1.5},
-        {"a": np.zeros(2)},
-        {"a": np.zeros(2), "c": 1},
-        {"a": np.zeros(2), "b": 1, "c": 1},
-        {"a": np.ma.zeros(2), "b": 1},
-        {"a": np.zeros(2), "b": np.array([None])},
-        [np.zeros(2), 1],
+        ({"a": np.zeros(3), "b": 1}, ["item['a'] is float64[3]", "pad or resize"]),
+        (
+            {"a": np.zeros(2), "b": 1.5},
+            ["item['b'] is float64[], the first", "int64[]"],
+        ),
+        (
+            {"a": np.zeros(2)},
+            ["leaves [\"['a']\"], the first", "items of one structure"],
+        ),
+        ({"a": np.zeros(2), "b": 1, "c": 1}, ["['c']", "items of one structure"]),
+        ({"a": np.ma.zeros(2), "b": 1}, ["masked array"]),
+        ({"a": np.zeros(2), "b": np.array([None])}, ["item['b'] is no array"]),
     ],
-    ids=str,
 )
 @pytest.mark.parametrize("at", [1, 38])
-def test_one_bad_item_is_refused_alone_and_among_many(bad, at):
+def test_one_bad_item_is_refused_alone_and_among_many(bad, parts, at):
     items = [{"a": np.zeros(2), "b": 1}] * 40
     items[at] = bad
-    with pytest.raises(ValueError, match="item"):
+    with pytest.raises(ValueError) as caught:
         list(ej.echo(items, ej.EchoSpec(batch_size=8), batch=True))
-
-
-def test_an_item_keeps_the_order_of_its_memory():
-    fortran, plain = ARRAYS["fortran"], np.zeros((2, 3))
-    out = next(ej.echo([[fortran, plain]], ej.EchoSpec(2)))
-    assert out[0].flags.f_contiguous and out[1].flags.c_contiguous
+    assert not [part for part in parts if part not in str(caught.value)]
 
 
 def test_a_scalar_stays_one_alone_and_becomes_an_array_in_a_batch():
@@ -171,14 +158,6 @@ def test_a_scalar_stays_one_alone_and_becomes_an_array_in_a_batch():
         assert [(type(out), out) for out in singles] == [(type(value), value)] * 2
         assert batch.dtype == dtype
         assert batch.tolist() == np.array([value] * 2).tolist()
-
-
-def test_a_record_is_copied_for_every_use():
-    upstream = RECORDS.copy()
-    first, second = ej.echo([upstream[0]], ej.EchoSpec(2))
-    upstream["id"] = 7
-    first["id"] = 8
-    assert second.item() == (1, 2.5) and type(second) is np.void
 
 
 class InSharedMemory(np.ndarray):
@@ -195,15 +174,14 @@ def test_a_class_of_memory_becomes_a_plain_array(tmp_path):
             assert (out["x"] == SMALL).all()
 
 
-@pytest.mark.parametrize("array", [SMALL.view(np.matrix), RECORDS.view(np.recarray)])
-def test_a_subclass_of_an_array_is_kept_alone_and_not_stacked(array):
+def test_a_subclass_of_an_array_is_kept_alone_and_not_stacked():
+    array = SMALL.view(np.matrix)
     single, batch = both({"x": array})
     for out in single:
         assert type(out["x"]) is type(array) and (out["x"] == array).all()
         assert not out["x"].flags.writeable
-    name = type(array).__name__
     message = refusal(batch)
-    assert "item['x'] is a numpy" in message and name in message
+    assert "item['x'] is a numpy.matrix" in message
     assert "np.asarray(leaf)" in message and "batch=False" in message
 
 
@@ -223,13 +201,9 @@ def test_an_array_of_jax_stays_one_alone_and_stacks_on_the_host():
     ("leaf", "parts"),
     [
         (np.ma.array([1, 2], mask=[0, 1]), ["masked array", "filled(value)"]),
-        (np.ma.masked, ["masked array"]),
         (foreign("torch"), ["user.Parameter", ".numpy()"]),
-        (foreign("pandas"), [".to_numpy()"]),
-        (foreign("scipy"), [".toarray()"]),
         (scipy.sparse.csr_array(np.eye(2)), ["convert it with .toarray()"]),
         (Unregistered(SMALL), ["Unregistered", "tree_util.register_dataclass"]),
-        (Attributes(SMALL), ["Attributes", "register_pytree_node"]),
         (Attributes(jnp.zeros(2)), ["Attributes", "cannot open"]),
         (deque([SMALL]), ["is a collections.deque, a container of arrays"]),
     ],
@@ -240,32 +214,19 @@ def test_what_cannot_be_kept_is_refused_with_its_path(leaf, parts, batch):
     assert not [part for part in ["item['a'][1] is a ", *parts] if part not in message]
 
 
-@pytest.mark.parametrize(
-    "leaf",
-    [
-        pathlib.Path("a"),
-        datetime.date(2024, 2, 29),
-        Attributes([1, 2]),
-        {1, 2},
-        np.array([[1], [2, 3]], object),
-        np.array([(1, [2])], [("id", "i4"), ("list", "O")]),
-    ],
-)
-def test_objects_are_kept_alone_and_not_stacked(leaf):
+def test_objects_are_copied_alone_and_not_stacked():
+    leaf = pathlib.Path("a"), np.array([[1], [2, 3]], object)
     single, batch = both({"x": leaf})
-    first, second = (out["x"] for out in single)
-    assert type(first) is type(leaf)
-    if isinstance(leaf, Attributes):
-        assert vars(first) == vars(leaf) and first.things is not second.things
-    elif isinstance(leaf, np.ndarray):
-        assert first.tolist() == leaf.tolist()
-    else:
-        assert first == leaf
-    assert "item['x'] is no array of numbers" in refusal(batch)
+    for out in single:
+        path, ragged = out["x"]
+        assert path == leaf[0]
+        assert ragged.tolist() == [[1], [2, 3]] and ragged[0] is not leaf[1][0]
+        ragged[0].append(9)
+    assert "item['x'][0] is no array of numbers" in refusal(batch)
 
 
-@pytest.mark.parametrize("text", ["ab\0", b"ab\0"])
-def test_text_whose_end_would_be_lost_does_not_stack(text):
+def test_text_whose_end_would_be_lost_does_not_stack():
+    text = "ab\0"
     single, batch = both({"x": text})
     assert [out["x"] for out in single] == [text, text]
     assert "item['x'] is text that ends with a NUL" in refusal(batch)
@@ -331,11 +292,7 @@ def test_64_bits_stay_where_jax_has_them():
 
 @pytest.mark.parametrize(
     ("dtype", "value", "name"),
-    [
-        ("int64", 2**31, "int32"),
-        ("int64", -(2**31) - 1, "int32"),
-        ("uint64", 2**32, "uint32"),
-    ],
+    [("int64", -(2**31) - 1, "int32"), ("uint64", 2**32, "uint32")],
 )
 def test_an_integer_that_does_not_fit_is_refused(dtype, value, name):
     batch = {"id": np.array([1, 2], dtype)}
@@ -353,17 +310,11 @@ def test_an_integer_that_does_not_fit_is_refused(dtype, value, name):
     ("leaf", "parts"),
     [
         (np.array(["a", "b"]), ["dtype <U1, which devices do not have"]),
-        (np.array([None, 1]), ["dtype object"]),
-        (RECORDS, ["which devices do not have"]),
-        (np.array(["2024-02-29"], "M8[D]"), ["datetime64[D]"]),
         (np.arange(2, dtype=">i4"), ["dtype >i4", "byte order"]),
-        (np.zeros(2, np.longdouble), ["which devices do not have"]),
         (np.ma.array([1, 2]), ["masked array"]),
         (foreign("torch"), [".numpy()"]),
         (3, ["leading axis", "item['x'] is 3"]),
-        (np.float32(3), ["leading axis"]),
         (Unregistered(SMALL), ["container that jax knows"]),
-        (np.zeros((0, 3)), ["number of rows", "[0]"]),
         ([np.zeros(2), np.zeros(3)], ["number of rows", "[2, 3]"]),
         ([], ["number of rows", "[]"]),
         (jax.random.split(jax.random.key(0)), ["jax.random.key_data"]),
@@ -389,18 +340,20 @@ def test_a_short_last_batch_is_refused_with_both_sizes_and_the_cure():
     assert "drop_remainder=True" in message and "drop_last=True" in message
 
 
-def test_buffers_of_one_layout_are_equal_and_hash_alike():
-    batch = {"x": np.zeros((4, 2), np.float32)}
-    one, other = (EchoBuffer.of(batch, num_slots=2, mesh=mesh_of(1)) for _ in "ab")
-    assert one == other and hash(one) == hash(other)
-    assert one.rows == 4
+def with_keys(batch, keys):
+    def add(x, key):
+        return x + (jax.random.key_data(key)[1] % 7).astype(jnp.int32)
+
+    return {"x": jax.vmap(add)(batch["x"], keys)}
 
 
 def test_an_explicit_mesh_gives_the_batches_of_an_automatic_one():
     def run(kind):
         fresh = ({"x": np.arange(8, dtype=np.int32) + 8 * k} for k in range(4))
         spec = ej.EchoSpec(2, 32, "spread", 8, 3)
-        echo = ej.device.echo_batches(fresh, spec, mesh=mesh_of(4, kind), prefetch=0)
+        echo = ej.device.echo_batches(
+            fresh, spec, mesh=mesh_of(4, kind), prefetch=0, augment=with_keys
+        )
         return [batch["x"] for batch in echo]
 
     explicit, automatic = run(AxisType.Explicit), run(AxisType.Auto)
@@ -409,38 +362,29 @@ def test_an_explicit_mesh_gives_the_batches_of_an_automatic_one():
     assert explicit[0].sharding.mesh.axis_types == (AxisType.Explicit,)
 
 
-def test_an_explicit_mesh_is_told_how_what_goes_with_a_batch_is_split():
-    batch = {"x": np.arange(8, dtype=np.int32)}
-    buffer = EchoBuffer.of(batch, num_slots=2, mesh=mesh_of(4, AxisType.Explicit))
-
-    @jax.jit
-    def add(x, keys):
-        return jax.vmap(lambda x, key: x + key[1])(x, buffer.split_rows(keys))
-
-    keys = np.arange(16, dtype=np.int32).reshape(8, 2)
-    assert add(buffer.put(batch)["x"], keys).tolist() == list(range(1, 25, 3))
-
-
 # A shape and dtype of a leaf, and the shape and number of the places of a slot.
 TILES = [
     ((32, 32, 3), "uint8", (24, 128), 1),
-    ((224, 224, 3), "uint8", (1176, 128), 1),
     # Tiles of bytes are 32 high, or 4, or 1: rows that do not fill them are added.
     ((28, 28), "uint8", (8, 128), 1),
-    ((2, 128), "uint8", (4, 128), 1),
     ((100,), "bool", (1, 128), 1),
     # Short rows of words lie beside each other.
     ((513,), "int32", (640,), 1),
     ((100, 4), "float32", (512,), 1),
-    ((80, 100), "float32", (64, 128), 1),
     # Beyond 192 KiB the compiler cuts rows by copying all of them.
     ((256, 256, 3), "uint8", (1536, 128), 1),
     ((300, 300, 3), "uint8", (1056, 128), 2),
     ((40, 31), "bfloat16", (16, 128), 1),
     ((5,), "int32", (5,), 1),
-    ((), "int32", (), 1),
     ((0, 3), "int32", (0,), 1),
 ]
+
+
+def tiled(rows, num_slots):
+    """A buffer as on a TPU, its empty slots, and its compiled functions."""
+    buffer = EchoBuffer.of(rows, num_slots=num_slots, mesh=mesh_of(1))
+    buffer = dataclasses.replace(buffer, tiled=True)
+    return buffer, buffer.init(), jax.jit(buffer.write), jax.jit(buffer.read)
 
 
 def test_slots_are_whole_tiles_and_keep_what_is_written():
@@ -449,41 +393,28 @@ def test_slots_are_whole_tiles_and_keep_what_is_written():
         rng.integers(0, 2, (8, *shape)).astype(jnp.dtype(dtype))
         for shape, dtype, _, _ in TILES
     ]
-    flat = EchoBuffer.of(rows, num_slots=9, mesh=mesh_of(1))
-    flats = [((math.prod(x.shape[1:]),) if x.ndim > 1 else (), 1) for x in rows]
-    tiles = [(tile, parts) for _, _, tile, parts in TILES]
-    for buffer, places in ((flat, flats), (tiled(flat), tiles)):
-        arrays = buffer.init()
-        assert [x.shape for x in arrays] == [(1, 9 * n, *place) for place, n in places]
-        sizes = [n * math.prod(place) for place, n in places]
-        assert buffer.bytes_per_item == sum(
-            size * x.itemsize for size, x in zip(sizes, rows, strict=True)
-        )
-        write = jax.jit(buffer.write)
-        expected = [np.zeros((9, *x.shape[1:]), x.dtype) for x in rows]
-        for slots in ([0, 1, 2, 3, 4, 5, 6, 7], [5, 12, 0, 8, 9, 3, 10, 1]):
-            arrays = write(arrays, buffer.put(rows), np.array([slots], np.int32))
-            for leaf, x in zip(expected, rows, strict=True):
-                for row, slot in zip(x, slots, strict=True):
-                    leaf[slot : slot + 1] = row  # Slots out of range are dropped.
-        found = jax.jit(buffer.read)(arrays, np.arange(9, dtype=np.int32)[::-1])
-        for leaf, x in zip(found, expected, strict=True):
-            assert leaf.dtype == x.dtype
-            np.testing.assert_array_equal(np.asarray(leaf), x[::-1])
-
-
-def tiled(buffer):
-    return replace(buffer, tiled=True)
+    buffer, arrays, write, read = tiled(rows, 9)
+    assert [x.shape for x in arrays] == [(1, 9 * n, *tile) for *_, tile, n in TILES]
+    assert buffer.num_bytes == sum(x.nbytes for x in arrays)
+    expected = [np.zeros((9, *x.shape[1:]), x.dtype) for x in rows]
+    for slots in ([0, 1, 2, 3, 4, 5, 6, 7], [5, 12, 0, 8, 9, 3, 10, 1]):
+        arrays = write(arrays, buffer.put(rows), np.array([slots], np.int32))
+        for leaf, x in zip(expected, rows, strict=True):
+            for row, slot in zip(x, slots, strict=True):
+                leaf[slot : slot + 1] = row  # Slots out of range are dropped.
+    found = read(arrays, np.arange(9, dtype=np.int32)[::-1])
+    for leaf, x in zip(found, expected, strict=True):
+        assert leaf.dtype == x.dtype
+        np.testing.assert_array_equal(np.asarray(leaf), x[::-1])
 
 
 def test_a_large_batch_is_read_in_parts():
     """A TPU's compiler runs out of memory where it changes its layout at once."""
     rng = np.random.default_rng(0)
     rows = rng.integers(0, 256, (5, 256, 256, 3), np.uint8)
-    buffer = tiled(EchoBuffer.of(rows, num_slots=5, mesh=mesh_of(1)))
-    slots = np.arange(5, dtype=np.int32)[None]
-    arrays = jax.jit(buffer.write)(buffer.init(), buffer.put(rows), slots)
+    buffer, arrays, write, read = tiled(rows, 5)
+    arrays = write(arrays, buffer.put(rows), np.arange(5, dtype=np.int32)[None])
     slots = rng.integers(0, 5, 51).astype(np.int32)
     assert "scan" in str(jax.make_jaxpr(buffer.read)(arrays, slots))
     assert "scan" not in str(jax.make_jaxpr(buffer.read)(arrays, slots[:40]))
-    np.testing.assert_array_equal(jax.jit(buffer.read)(arrays, slots), rows[slots])
+    np.testing.assert_array_equal(read(arrays, slots), rows[slots])

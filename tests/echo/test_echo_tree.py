@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections import Counter, OrderedDict, UserDict, defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -11,12 +11,12 @@ import flax.struct
 import jax
 import numpy as np
 import pytest
-from echo_cases import ORDERS, spec_of
+from echo_cases import Stacked, host_batches, host_echo, spec_of
 from flax.core import FrozenDict
 
 import echo_jax as ej
 from echo_jax.echo import Structure, flatten, tree_map
-from echo_jax.echo.laws import assert_echo_laws
+from echo_jax.echo.laws import CountingUpstream, assert_echo_laws
 
 
 class Point(NamedTuple):
@@ -29,14 +29,6 @@ class Frame:
     pixels: object
     label: object
     name: str = flax.struct.field(pytree_node=False, default="frame")
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Boxes:
-    corners: object
-    scores: object
-    unit: str = dataclasses.field(metadata={"static": True}, default="px")
 
 
 @jax.tree_util.register_pytree_node_class
@@ -54,48 +46,8 @@ class Swapped:
         return cls(*children[::-1])
 
 
-class Record(Mapping):
-    """A Mapping that jax does not know."""
-
-    def __init__(self, fields):
-        self._fields = dict(fields)
-
-    def __getitem__(self, key):
-        return self._fields[key]
-
-    def __iter__(self):
-        return iter(self._fields)
-
-    def __len__(self):
-        return len(self._fields)
-
-
 class Example(dict):
     """A dict with a class of its own, which is a leaf to jax."""
-
-
-class AttributeDict(dict):
-    """The dict of many a config library: its attributes are its items."""
-
-    def __init__(self, fields):
-        super().__init__(fields)
-        self.__dict__ = self
-
-
-class Closed(Mapping):
-    """A Mapping that cannot be made again of a dict."""
-
-    def __init__(self, array, name):
-        self.array, self.name = array, name
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, key):
-        return self.array
-
-    def __iter__(self):
-        return iter([self.name])
 
 
 # Containers of two parts, with keys that are not in order.
@@ -104,20 +56,13 @@ CONTAINERS = {
     "list": lambda a, b: [a, b],
     "tuple": lambda a, b: (a, b),
     "namedtuple": Point,
-    "none": lambda a, b: {"z": a, "none": None, "b": (None, b)},
     "ordered_dict": lambda a, b: OrderedDict(z=a, b=b),
     "defaultdict": lambda a, b: defaultdict(int, z=a, b=b),
     "flax_struct": lambda a, b: Frame(a, b, "name"),
-    "dataclass": lambda a, b: Boxes(a, b, "cm"),
     "frozen_dict": lambda a, b: FrozenDict({"z": a, "b": b}),
-    "frozen_mixed_keys": lambda a, b: FrozenDict({"z": a, 1: b}),
     "own_class": Swapped,
-    "mapping": lambda a, b: Record({"z": a, "b": b}),
     "dict_subclass": lambda a, b: Example(z=a, b=b),
-    "attribute_dict": lambda a, b: AttributeDict({"z": a, "b": b}),
-    "user_dict": lambda a, b: UserDict({"z": a, "b": b}),
     "proxy": lambda a, b: MappingProxyType({"z": a, "b": b}),
-    "int_keys": lambda a, b: {7: a, 1: b},
     "mixed_keys": lambda a, b: {"z": a, 1: b, None: 3},
     "empty": lambda a, b: {"z": a, "empty": {}, "list": [], "b": b, "tuple": ()},
 }
@@ -202,13 +147,18 @@ def test_a_container_comes_out_as_it_went_in(kind, stored):
             assert_same(out, item)
 
 
-@pytest.mark.parametrize("kind", ["dict", "flax_struct"])
-def test_the_laws_hold_for_items_of_containers(kind):
-    def make_echo(upstream, spec):
-        return ej.echo(upstream, spec, batch=True, tags=True)
-
+@pytest.mark.parametrize(
+    ("make_echo", "make_item"),
+    [
+        (host_batches, lambda k: item_of("flax_struct", k)),
+        (host_echo, lambda k: {"jpeg": b"\xff\0" + bytes([k]) * k, "mask": None}),
+        (host_echo, np.float32),
+    ],
+    ids=["arrays", "ragged", "scalar"],
+)
+def test_the_laws_hold_for_items_of_any_kind(make_echo, make_item):
     spec = spec_of("spread", "1.5")
-    assert_echo_laws(make_echo, spec, num_items=7, make_item=lambda k: item_of(kind, k))
+    assert_echo_laws(make_echo, spec, num_items=7, make_item=make_item)
 
 
 @pytest.mark.parametrize("kind", CONTAINERS)
@@ -232,39 +182,17 @@ def containers(tree):
     return [tree, *(c for _, part in parts for c in containers(part))]
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_restore_reads_rows_of_text_at_their_full_width(order):
-    texts = np.array([["a"], ["bcd"], ["ef"], ["g"]] * 4)
-
-    class Upstream:
-        """One stack of rows at a time, with its place for a state."""
-
-        place = 0
-
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            if self.place == 4:
-                raise StopIteration
-            self.place += 1
-            rows = texts[(self.place - 1) * 4 : self.place * 4]
-            return {"column": rows, "vector": rows[:, 0]}
-
-        def get_state(self):
-            return self.place
-
-        def set_state(self, state):
-            self.place = state
+def test_a_restore_reads_rows_of_text_at_their_full_width():
+    texts = np.array(["a", "bcd", "ef", "g"] * 4)
+    items = [{"column": texts[k : k + 1], "scalar": texts[k]} for k in range(16)]
 
     def make():
-        spec = spec_of(order, "2")
-        return ej.echo_batches(Upstream(), spec)
+        upstream = Stacked(CountingUpstream(items), 4)
+        return ej.echo_batches(upstream, spec_of("shuffle", "2"))
 
-    echo = make()
+    echo, other = make(), make()
     next(echo)
-    other, state = make(), echo.get_state()
-    other.set_state(state)
+    other.set_state(echo.get_state())
     for mine, yours in zip(echo, other, strict=True):
         assert_same(yours, mine)
 
@@ -279,35 +207,23 @@ def test_paths_name_keys_places_and_attributes():
         ("['s'][<flat index 0>]", 6),
         ("['s'][<flat index 1>]", 5),
     ]
-    assert flatten(Boxes(1, Record({2: 3}))) == [(".corners", 1), (".scores[2]", 3)]
-    assert flatten(7) == [("", 7)]
-
-
-def test_a_mapping_that_cannot_be_made_again_is_a_leaf():
-    closed = Closed(np.zeros(2), "x")
-    assert flatten({"a": closed}) == [("['a']", closed)]
-    assert tree_map(lambda leaf: leaf is closed, [closed]) == [True]
+    assert flatten(Frame(1, MappingProxyType({2: 3})))[1] == (".label[2]", 3)
+    # What a dict cannot make again is a leaf.
     decorated = Example(a=1)
     assert flatten(decorated) == [("['a']", 1)]
     decorated.source = "file"
     assert flatten(decorated) == [("", decorated)]
-    counter = Counter("aab")
-    assert flatten(counter) == [("['a']", 2), ("['b']", 1)]
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
     [
         ({"a": [1]}, {"a": (1,)}),
-        ({"a": 1, "b": None}, {"a": 1}),
-        ({"a": 1}, Record({"a": 1})),
         ({"a": 1}, {"b": 1}),
         ([1, 2], [1, 2, 3]),
         (Frame(1, 2, "cat"), Frame(1, 2, "dog")),
-        (OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)),
         (defaultdict(int, a=1), defaultdict(list, a=1)),
         ({"a": 1}, {"a": {"b": 1}}),
-        ({"a": {"b": 1}}, {"a": 1}),
     ],
 )
 def test_items_of_two_structures_do_not_make_a_batch(first, second):

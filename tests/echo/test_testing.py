@@ -1,6 +1,7 @@
 """`ej.testing` catches broken echoes, each by the law that it breaks."""
 
 import copy
+import functools
 import itertools
 import math
 import random
@@ -94,65 +95,34 @@ class OwnEcho:
         self.repeat, self.left = state["repeat"], state["left"]
 
 
-def saves(change):
-    """An echo whose states are changed."""
+def mutant(name, change):
+    """An echo that changes what one of its methods returns."""
+    method = getattr(OwnEcho, name)
 
-    class Mutant(OwnEcho):
-        def get_state(self):
-            return change(self, super().get_state())
+    def changed(echo, *args):
+        return change(echo, method(echo, *args), *args)
 
-    return Mutant
-
-
-def restores(change):
-    """An echo that goes to another state than the given one."""
-
-    class Mutant(OwnEcho):
-        def set_state(self, state):
-            super().set_state(change(self, state))
-
-    return Mutant
+    return type("Mutant", (OwnEcho,), {name: changed})
 
 
-def gives(change):
-    """An echo whose outputs are changed."""
-
-    class Mutant(OwnEcho):
-        def output(self):
-            return change(self, *super().output())
-
-    return Mutant
+saves = functools.partial(mutant, "get_state")
+gives = functools.partial(mutant, "output")
+uses = functools.partial(mutant, "num_uses")
 
 
-def uses(change):
-    """An echo whose items have another number of uses."""
-
-    class Mutant(OwnEcho):
-        def num_uses(self, index):
-            return change(self, index, super().num_uses(index))
-
-    return Mutant
+def other_payload(_, use):
+    item, tags = use
+    return item | {"payload": item["payload"] + 1}, tags
 
 
-def payload(change):
-    def changed(_, item, tags):
-        return item | {"payload": change(item["payload"])}, tags
-
-    return gives(changed)
-
-
-def float_uses(echo, index, _):
+def float_uses(echo, _, index):
     factor = float(echo.factor)
     return math.floor((index + 1) * factor) - math.floor(index * factor)
 
 
-def drops_last(echo, index, due):
-    return due - (index == len(echo.upstream.items) - 1)
-
-
-class RestartOnRestore(OwnEcho):
+class LosesRepeat(OwnEcho):
     def set_state(self, state):
-        pass
+        super().set_state(state | {"repeat": 0})
 
 
 class SkipAheadRestore(OwnEcho):
@@ -200,39 +170,19 @@ class ExtraRead(OwnEcho):
         self.left = self.num_uses(self.index)
 
 
-class StartsAgain(OwnEcho):
-    """Ends as it should, and then does not stay ended."""
-
-    def __next__(self):
-        try:
-            return super().__next__()
-        except StopIteration:
-            self.upstream.set_state({"next_item": 0})
-            self.index = -1
-            raise
-
-
-aliased_item = gives(lambda echo, _, tags: (echo.item, tags))
-# Uses share no memory, but the later ones are copies of the first.
-aliased_first = gives(
-    lambda echo, item, tags: (item if tags.repeat else echo.item, tags)
-)
-no_repeats = gives(lambda _, item, tags: (item, tags._replace(repeat=0)))
-from_one = gives(lambda _, item, tags: (item, tags._replace(repeat=tags.repeat + 1)))
+aliased_item = gives(lambda echo, use: (echo.item, use[1]))
+no_repeats = gives(lambda _, use: (use[0], use[1]._replace(repeat=0)))
+from_one = gives(lambda _, use: (use[0], ej.Tags(use[1][0], use[1][1] + 1)))
 off_by_one = saves(lambda _, state: state | {"left": max(0, state["left"] - 1)})
 grows = saves(lambda echo, state: state | {"seen": [0] * (echo.index + 2)})
 grows_in_bits = saves(lambda echo, state: state | {"seen": 1 << 20 * echo.index + 20})
-numpy_state = saves(lambda _, state: state | {"left": np.int64(state["left"])})
 float_state = saves(lambda _, state: state | {"left": float(state["left"])})
 tuple_state = saves(lambda _, state: state | {"place": (1, 2)})
-other_keys = saves(lambda echo, state: state | ({"echoing": 1} if echo.repeat else {}))
-lost_repeat = restores(lambda _, state: state | {"repeat": 0})
 TWO_AND_A_HALF, ONE = ej.EchoSpec("5/2"), ej.EchoSpec(1)
 OVERWRITTEN = "after all earlier outputs were overwritten"
 
 
-@pytest.mark.parametrize("factor", [1, 1.15, 2, 4])
-@pytest.mark.parametrize("num_items", [0, 1, 23])
+@pytest.mark.parametrize(("factor", "num_items"), [(2, 0), (4, 1), (1, 23), (1.15, 23)])
 def test_an_echo_of_ones_own_passes(factor, num_items):
     assert_echo_laws(OwnEcho, ej.EchoSpec(factor), num_items=num_items)
 
@@ -241,31 +191,24 @@ def test_an_echo_of_ones_own_passes(factor, num_items):
     ("make_echo", "law", "complaint", "spec"),
     [
         (aliased_item, 5, OVERWRITTEN, TWO_AND_A_HALF),
-        (aliased_first, 5, OVERWRITTEN, TWO_AND_A_HALF),
         (off_by_one, 4, "after a restore at output 1", TWO_AND_A_HALF),
-        (RestartOnRestore, 4, "after a restore at output 1", TWO_AND_A_HALF),
         (OldState, 4, "restored again and again", TWO_AND_A_HALF),
         (DisturbedBySave, 4, "when states are asked for", TWO_AND_A_HALF),
         (SkipAheadRestore, 4, "items read again", TWO_AND_A_HALF),
         (grows, 4, "the structure", TWO_AND_A_HALF),
-        (other_keys, 4, "the structure", TWO_AND_A_HALF),
         (grows_in_bits, 4, "at most .* bytes", TWO_AND_A_HALF),
-        (numpy_state, 4, r"a plain integer at \['left'\], got np", TWO_AND_A_HALF),
         (float_state, 4, r"a plain integer at \['left'\], got 0.0", TWO_AND_A_HALF),
         (tuple_state, 4, "JSON without tuples", TWO_AND_A_HALF),
         # Floats count 1.15 right for 99 items.
         (uses(float_uses), 1, "item 99", ej.EchoSpec(1.15)),
-        (uses(drops_last), 1, "item 99: expected 3 uses, got 2", TWO_AND_A_HALF),
-        (StartsAgain, 1, "item 0: expected 2 uses, got 3", TWO_AND_A_HALF),
-        (payload(lambda x: x + 1), 1, "the content of item 0", TWO_AND_A_HALF),
-        (payload(lambda x: x + 1), 2, "other content", ONE),
-        (payload(np.float64), 2, "other content", ONE),
+        (gives(other_payload), 1, "the content of item 0", TWO_AND_A_HALF),
+        (gives(other_payload), 2, "other content", ONE),
         (ExtraRead, 2, "after 0 outputs: expected 0 reads, got 1", TWO_AND_A_HALF),
         (ExtraRead, 3, "after 0 outputs: .* at most 0 .*, got 1", TWO_AND_A_HALF),
         (no_repeats, 7, "item 0 repeat 1|0, 1", TWO_AND_A_HALF),
         (no_repeats, 9, "a use_seed of its own", TWO_AND_A_HALF),
         (from_one, 9, "repeat 0 of item 0, got repeat 1", TWO_AND_A_HALF),
-        (lost_repeat, 9, "with a restore at output 74", ej.EchoSpec(4)),
+        (LosesRepeat, 9, "with a restore at output 74", ej.EchoSpec(4)),
     ],
 )
 def test_a_broken_echo_is_caught(make_echo, law, complaint, spec):
@@ -279,13 +222,6 @@ def per_host_draw(upstream, spec):
     uses = host_echo(upstream, spec)
     while pair := list(itertools.islice(uses, 2)):
         yield from pair if random.random() < 0.5 else reversed(pair)
-
-
-@pytest.mark.parametrize("make_echo", [per_host_draw])
-def test_a_sequence_that_depends_on_the_host_is_caught(make_echo):
-    spec = ej.EchoSpec(2, order="shuffle", buffer=8)
-    with pytest.raises(AssertionError, match=r"^law 8 \(independence\)"):
-        assert_echo_laws(make_echo, spec, laws=[8])
 
 
 SPREAD = ej.EchoSpec(4, order="spread", buffer=64, batch_size=8, seed=1)
@@ -332,38 +268,6 @@ def test_an_order_that_breaks_its_promise_is_caught(make_echo, spec, complaint):
         assert_echo_laws(make_echo, spec, num_items=800, laws=[6])
 
 
-def test_another_order_than_the_plan_is_caught():
-    spec = ej.EchoSpec(2, order="shuffle", buffer=8, seed=3)
-
-    def ignores_the_seed(upstream, spec):
-        return host_echo(upstream, replace(spec, seed=0))
-
-    with pytest.raises(AssertionError, match=r"^law 7 .*beside the plan"):
-        assert_echo_laws(ignores_the_seed, spec)
-
-
-def test_a_batch_whose_rows_share_memory_with_a_later_batch_is_caught():
-    def reused_batch(upstream, spec):
-        arrays = {}
-        for batch, tags in host_batches(upstream, spec):
-            for key, leaf in batch.items():
-                arrays.setdefault(key, leaf)[: len(leaf)] = leaf
-            yield {key: arrays[key][: len(batch[key])] for key in batch}, tags
-
-    with pytest.raises(AssertionError, match=r"^law 5 .*at outputs 0 and 18:.*shared"):
-        assert_echo_laws(reused_batch, ej.EchoSpec(2, batch_size=4), laws=[5])
-
-
-def test_a_message_names_law_position_expected_and_got():
-    with pytest.raises(AssertionError) as caught:
-        assert_echo_laws(uses(drops_last), ej.EchoSpec(2, seed=5), num_items=3)
-    assert str(caught.value) == (
-        "law 1 (exactness) is broken for item 2: expected 2 uses, got 1; "
-        "EchoSpec(factor=2, buffer=1, order='consecutive', batch_size=1, seed=5), "
-        "num_items=3"
-    )
-
-
 def test_laws_can_be_left_out():
     assert_echo_laws(
         aliased_item, ej.EchoSpec(2), laws={1, 2, 3, 4, 6, 7, 8, 9, 10, 11}
@@ -373,20 +277,14 @@ def test_laws_can_be_left_out():
 
 
 def test_a_stated_read_ahead_is_allowed():
-    spec = ej.EchoSpec(2)
-    assert_echo_laws(ExtraRead, spec, laws=[2, 3], read_ahead=1)
+    assert_echo_laws(ExtraRead, ej.EchoSpec(2), laws=[2, 3], read_ahead=1)
 
 
 def test_restores_can_be_limited_to_some_positions():
-    restored = []
-    make_echo = restores(lambda _, state: restored.append(state) or state)
-    for positions, count in (([0, 3], 4), (None, 11 + 10)):
-        restored.clear()
-        assert_echo_laws(
-            make_echo, ej.EchoSpec(2), num_items=5, laws=[4], positions=positions
-        )
-        # Each once alone, and once in the interrupted run, but for the last of all.
-        assert len(restored) == count
+    options = {"spec": ej.EchoSpec(4), "num_items": 5, "laws": [4]}
+    assert_echo_laws(LosesRepeat, positions=[0, 4], **options)
+    with pytest.raises(AssertionError, match="after a restore at output 6"):
+        assert_echo_laws(LosesRepeat, positions=[0, 6], **options)
 
 
 def device_echo(batches, spec, augment):
@@ -421,7 +319,6 @@ SHORT = {"spec": ej.EchoSpec(2, 64, "spread", 24), "rows": 16, "num_batches": 4}
     "case",
     [
         SHORT,
-        SHORT | {"spec": ej.EchoSpec("3/2", batch_size=16), "num_batches": 3},
         {"spec": ej.AdaptiveSpec(cap=2, buffer=48, batch_size=16), "rows": 24},
         {"spec": ej.StochasticSpec(LOAD, buffer=32, batch_size=16)},
     ],
@@ -493,21 +390,11 @@ class SkipsWhatItRefuses(OwnEcho):
 class StateThatLies(OwnEcho):
     """Gives, after a failure, a state that has lost an item."""
 
-    failed = False
-
-    def read(self):
-        try:
-            super().read()
-        except OSError:
-            self.failed = True
-            raise
-
     def get_state(self):
-        if not self.failed:
+        if self.turn.consistent:
             return super().get_state()
-        next_item = self.before["next_item"] + 1
-        state = {"index": self.index, "repeat": 0, "left": 0}
-        return state | {"upstream": {"next_item": next_item}}
+        upstream = {"next_item": self.before["next_item"] + 1}
+        return {"index": self.index, "repeat": 0, "left": 0, "upstream": upstream}
 
 
 class OpensAgain(OwnEcho):
@@ -515,28 +402,18 @@ class OpensAgain(OwnEcho):
         pass
 
 
-class LeaksOnClose(OwnEcho):
-    """Has a thread that waits for ever."""
+def test_an_echo_that_leaves_a_thread_is_caught(monkeypatch):
+    end = threading.Event()
 
-    def __init__(self, upstream, spec):
-        super().__init__(upstream, spec)
-        threading.Thread(target=THREADS.wait, daemon=True).start()
+    def leaks(upstream, spec):
+        threading.Thread(target=end.wait, daemon=True).start()
+        return OwnEcho(upstream, spec)
 
-
-THREADS = threading.Event()
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    """Waits briefly for a thread that never ends."""
     consumers = sys.modules["echo_jax.echo.laws.consumers"]
     monkeypatch.setattr(consumers, "_END_S", 0.3)
-    before = set(threading.enumerate())
-    yield
-    THREADS.set()
-    for thread in set(threading.enumerate()) - before:
-        thread.join(10)
-    THREADS.clear()
+    with pytest.raises(AssertionError, match=r"^law 11 .*closed: expected no thread"):
+        assert_echo_laws(leaks, ej.EchoSpec(2), laws=[11])
+    end.set()
 
 
 @pytest.mark.parametrize(
@@ -548,22 +425,11 @@ def impatient(monkeypatch):
         (StateThatLies, 10, "of a state that was saved at output 0 after a failed"),
         (NoTurn, 11, "another thread waits.* expected a ValueError, got"),
         (OpensAgain, 11, "after a close.* expected a ValueError"),
-        (LeaksOnClose, 11, "of an echo that was closed.* no thread left"),
     ],
 )
-def test_an_echo_that_breaks_under_a_failure_is_caught(
-    make_echo, law, complaint, impatient
-):
+def test_an_echo_that_breaks_under_a_failure_is_caught(make_echo, law, complaint):
     with pytest.raises(AssertionError, match=rf"^law {law} \((?s:.*){complaint}"):
         assert_echo_laws(make_echo, TWO_AND_A_HALF, laws=[law])
-
-
-def test_an_echo_without_a_close_is_caught():
-    def generator(upstream, spec):
-        yield from host_echo(upstream, spec)
-
-    with pytest.raises(AssertionError, match=r"^law 11 .*a context manager"):
-        assert_echo_laws(generator, TWO_AND_A_HALF, laws=[11])
 
 
 def changed(change):
@@ -589,6 +455,14 @@ def without_item_0(uses):
     return [use for use in uses if use[1].fresh_index]
 
 
+def reused_batch(upstream, spec):
+    arrays = {}
+    for batch, tags in host_batches(upstream, spec):
+        for key, leaf in batch.items():
+            arrays.setdefault(key, leaf)[: len(leaf)] = leaf
+        yield {key: arrays[key][: len(batch[key])] for key in batch}, tags
+
+
 def other(**fields):
     return lambda upstream, spec: host_echo(upstream, replace(spec, **fields))
 
@@ -599,20 +473,23 @@ def reads_all(upstream, spec):
 
 ADAPTIVE, STOCHASTIC = MODES["adaptive"], MODES["stochastic"]
 SINGLE = ej.AdaptiveSpec(cap=3, buffer=8, batch_size=1)
+SHUFFLE = ej.EchoSpec(2, order="shuffle", buffer=8, seed=3)
 FRESH, OLD, OLDER = ([True] * n + [False] for n in (2, 4, 6))
 
 
 @pytest.mark.parametrize(
     ("make_echo", "spec", "law", "complaint"),
     [
+        (reused_batch, ej.EchoSpec(2, batch_size=4), 5, "at outputs 0 and 18:.*shared"),
+        (other(seed=0), SHUFFLE, 7, "beside the plan"),
+        (per_host_draw, SHUFFLE, 8, "of instance 2"),
+        (changed(list), TWO_AND_A_HALF, 11, "a context manager"),
         (changed(lambda uses: uses[:-1]), ADAPTIVE, 1, "for item .* 3 uses, got 2"),
         (changed(without_item_0), ADAPTIVE, 1, "for item 0: .* 1 to 3 uses"),
-        (changed(lambda uses: uses[:-1]), STOCHASTIC, 1, "uses, got"),
         (changed(lambda uses: [*uses, uses[-1]]), STOCHASTIC, 1, "at the end"),
         (other(seed=5), STOCHASTIC, 1, "in batch .* fresh items|repeats alone"),
         (changed(lambda uses: uses[1:]), ADAPTIVE, 2, "at cap 1"),
         (changed(lambda uses: uses[1:]), STOCHASTIC, 2, "at p = 1"),
-        (reads_all, ADAPTIVE, 3, "upstream reads, got 37"),
         (reads_all, STOCHASTIC, 3, "upstream reads, got 37"),
         (changed(lambda uses: uses[1::-1] + uses[2:]), ADAPTIVE, 6, "0 to 3 first"),
         (other(buffer=100), STOCHASTIC, 6, "repeats of items"),
@@ -626,54 +503,29 @@ FRESH, OLD, OLDER = ([True] * n + [False] for n in (2, 4, 6))
             "none of the batch before",
         ),
         (other(replay=None, cap=1), ADAPTIVE, 7, "beside the plan"),
-        (other(seed=5, load=ej.LoadSchedule()), STOCHASTIC, 7, "beside the plan"),
     ],
 )
-def test_a_broken_echo_of_another_mode_is_caught(make_echo, spec, law, complaint):
+def test_what_breaks_a_law_of_its_spec_is_caught(make_echo, spec, law, complaint):
     with pytest.raises(AssertionError, match=rf"^law {law} \(.*({complaint})"):
         assert_echo_laws(make_echo, spec, laws=[law], read_ahead=8)
 
 
-class Wrapped:
-    """An adaptive echo without `log`, and with another log in its states."""
+def test_a_log_that_is_wrong_is_caught():
+    def log_that_lies(upstream, spec):
+        """Says in its states that it took fresh items always."""
 
-    def __init__(self, upstream, spec, change=lambda log: log):
-        self.echo, self.change = host_batches(upstream, spec), change
-        self.set_state, self.close = self.echo.set_state, self.echo.close
+        def get_state():
+            state = ej.EchoIterator.get_state(echo)
+            always = [True] * state["plan"]["log"]["decisions"]
+            state["plan"]["log"] = ej.DecisionLog(always).to_json()
+            return state
 
-    def __iter__(self):
-        return self
+        echo = host_batches(upstream, spec)
+        echo.get_state = get_state
+        return echo
 
-    def __next__(self):
-        return next(self.echo)
-
-    def get_state(self):
-        state = self.echo.get_state()
-        return state | {
-            "plan": state["plan"] | {"log": self.change(state["plan"]["log"])}
-        }
-
-
-def log_that_lies(upstream, spec):
-    """Says in its state that it took fresh items always."""
-    always = [True] * 100
-    return Wrapped(
-        upstream,
-        spec,
-        lambda log: ej.DecisionLog(always[: log["decisions"]]).to_json(),
-    )
-
-
-@pytest.mark.parametrize(
-    ("make_echo", "complaint"),
-    [
-        (log_that_lies, "the decisions so far as log"),
-        (Wrapped, "what it decided as `log`"),
-    ],
-)
-def test_a_log_that_is_wrong_or_missing_is_caught(make_echo, complaint):
-    with pytest.raises(AssertionError, match=rf"^law 4 .*{complaint}"):
-        assert_echo_laws(make_echo, ADAPTIVE, laws=[4], read_ahead=8)
+    with pytest.raises(AssertionError, match=r"^law 4 .*the decisions so far as log"):
+        assert_echo_laws(log_that_lies, ADAPTIVE, laws=[4], read_ahead=8)
 
 
 def test_a_stochastic_twin_is_caught():
