@@ -10,13 +10,7 @@ __all__ = ["BadItem", "BadItems"]
 
 @dataclass(frozen=True, order=True)
 class BadItem:
-    """A fresh item that is never used.
-
-    Attributes:
-      index: Its fresh index: its place in the stream, over all processes.
-      record: The number of its record.
-      what: The fault of the item.
-    """
+    """A fresh item that is never used: its place in the stream, record and fault."""
 
     index: int
     record: int

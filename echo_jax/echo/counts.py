@@ -23,17 +23,7 @@ class Counts:
     repeats: int = 0
 
     def without(self, repeat: np.ndarray, pending: int) -> "Counts":
-        """Returns the counts without the last uses of a batch.
-
-        Args:
-          repeat: Number of the use of its item for each use of the batch, ``int32[G,
-            n]``.
-          pending: Number of last uses of each lane to leave out. They took no fresh
-            items.
-
-        Returns:
-          The reduced counts.
-        """
+        """Returns the counts without the last uses of ``repeat``, ``int32[G, n]``."""
         if not pending:
             return self
         left = repeat[:, -pending:]

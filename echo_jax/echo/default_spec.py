@@ -76,10 +76,7 @@ def _read(path: str) -> str:
 
 
 def free_on(device: Any, num_devices: int) -> int | None:
-    """Returns the free bytes of a jax device, or None if it does not tell.
-
-    CPU devices share the memory of the host, so each has a part of it.
-    """
+    """Returns the free bytes of a jax device; a CPU device has a part of the host's."""
     stats = device.memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats["bytes_in_use"]

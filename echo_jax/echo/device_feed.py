@@ -67,12 +67,7 @@ class _Sender:
 
 
 class _Decided(NamedTuple):
-    """Batches that are decided; ``uses`` is that of `StepInput`.
-
-    Attributes:
-      fresh_index: Fresh index of every use, ``int64[K, B]``.
-      repeat: Number of the use of its item, ``int32[K, B]``.
-    """
+    """Batches that are decided: `StepInput.uses`, and tags of ``[K, B]``."""
 
     uses: np.ndarray
     fresh_index: np.ndarray
@@ -187,11 +182,7 @@ class DeviceFeed:
         raise ValueError(f"num_batches must be 1 to {most}, got {num_batches}. {fix}")
 
     def decide(self, num_batches: int) -> StepInput | None:
-        """Decides like `next`, within a turn that the caller holds and ends.
-
-        Args:
-          num_batches: K, as in `next`.
-        """
+        """Decides like `next`, within a turn that the caller holds and ends."""
         if len(self._decided.uses) < self._at + num_batches:
             self._decide_more(num_batches)
         self._turn.consistent = False
@@ -268,11 +259,7 @@ class DeviceFeed:
         self.tags = None
 
     def hold(self, host_batch: Any) -> StepInput:
-        """Returns an input that takes nothing and reads the first slots of every lane.
-
-        Args:
-          host_batch: A batch to write there if nothing was ever written.
-        """
+        """Returns an input of the first slots; writes a batch there if nothing is."""
         lanes, rows = self.buffer.num_lanes, self.buffer.rows // self.buffer.num_lanes
         slots = np.tile(np.arange(rows, dtype=np.int32), (lanes, 1))
         if self._slots.untouched:

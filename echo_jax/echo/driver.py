@@ -30,12 +30,7 @@ _STATE_KEYS = {"plan", "skip", "upstream"}
 
 
 class Store(Protocol):
-    """Slots that hold items.
-
-    Attributes:
-      rewritten_rows: The most rows of each lane that are read again together, so that
-        they take little memory compared with the slots.
-    """
+    """Slots that hold items; a restore writes ``rewritten_rows`` at a time."""
 
     rewritten_rows: int
 
@@ -53,16 +48,11 @@ class Store(Protocol):
 
 
 class Turn:
-    """Lets one thread at a time use an echo, but not after a close or a broken change.
-
-    Attributes:
-      consistent: False while a change is being made.
-      ended: Whether the last output was handed out.
-    """
+    """Lets one thread at a time use an echo, until a close or a broken change."""
 
     def __init__(self):
-        self.consistent = True
-        self.ended = False
+        self.consistent = True  # False while a change is being made
+        self.ended = False  # the last output was handed out
         self._warned = False
         # The thread that has the turn. Every change of a dict is one step, so no signal
         # comes between taking the turn and recording it.

@@ -25,15 +25,7 @@ _SCALARS = {n: np.uint64(n) for n in (_GOLDEN, _FIRST, _SECOND, 27, 30, 31)}
 
 
 def mix(start: int, counter: np.ndarray) -> np.ndarray:
-    """Returns well-mixed 64-bit values of a counter.
-
-    Args:
-      start: Names the sequence; any integer.
-      counter: ``uint64`` or non-negative ``int64``, any shape.
-
-    Returns:
-      ``uint64`` of the same shape.
-    """
+    """Returns well-mixed ``uint64`` of a counter, non-negative integers."""
     z = counter.astype(np.uint64)
     z *= _SCALARS[_GOLDEN]
     z += np.uint64((start + _GOLDEN) & _MASK)
@@ -54,14 +46,7 @@ def _mix_int(start: int, counter: int) -> int:
 
 
 def sequence(*parts: int) -> int:
-    """Returns the ``start`` of the sequence that some integers name.
-
-    Args:
-      parts: The integers, such as a seed and a purpose.
-
-    Returns:
-      A 64-bit integer, for `mix`.
-    """
+    """Returns the ``start``, for `mix`, of the sequence that some integers name."""
     return functools.reduce(_mix_int, parts, 0)
 
 
@@ -98,11 +83,5 @@ def use_seed(
 
 
 def fingerprint(*parts: object) -> int:
-    """Returns an integer below 2^48 that other parts do not share.
-
-    A state has the fingerprint of its echo, so that another echo refuses it.
-
-    Args:
-      parts: Objects whose ``repr`` describes them completely.
-    """
+    """Returns an integer below 2^48 of objects that their ``repr`` describes."""
     return int(hashlib.sha256(repr(parts).encode()).hexdigest()[:12], 16)

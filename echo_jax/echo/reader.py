@@ -19,14 +19,7 @@ _CLOSE_S = 5.0
 
 
 class _Queue:
-    """The rows that were read and not taken, shared with the thread that reads ahead.
-
-    Attributes:
-      states: Numbers of rows in the queue, and the upstream's states before them.
-      upcoming: The number of the next row to read, and the state before it or None.
-      failure: The error that ended the thread.
-      thread: The only thread that may read; any other one ends.
-    """
+    """The rows that were read and not taken, shared with the reading thread."""
 
     def __init__(self, depth: int):
         # The lock is held directly: a signal between the Python lines of a condition
@@ -77,12 +70,7 @@ def _read_ahead(source: Source, queue: _Queue) -> None:
 
 
 class Reader:
-    """Takes rows from an upstream, with up to ``depth`` rows read ahead in a thread.
-
-    Attributes:
-      resumable: Whether the upstream can go back to a state.
-      row: The number of the next row to be taken.
-    """
+    """Takes rows from an upstream, with up to ``depth`` rows read ahead in a thread."""
 
     # The thread has no reference to the reader, so dropping the reader ends it.
 

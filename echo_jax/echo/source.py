@@ -19,12 +19,7 @@ Element = tuple[Any, int, int]
 
 
 class Intake(Protocol):
-    """Handles values of the upstream as soon as they are read.
-
-    Attributes:
-      in_bulk: Whether every value is one row, and several may be read before they are
-        prepared.
-    """
+    """Prepares values when they are read; ``in_bulk`` allows several rows at once."""
 
     @property
     def in_bulk(self) -> bool: ...
@@ -48,15 +43,7 @@ INTERRUPTED = InterruptedError("it was interrupted in the middle")
 
 
 class Source:
-    """The upstream and its position; used by one thread at a time.
-
-    Attributes:
-      started: Whether the state before the first row is known.
-      upcoming: The number of the next row, and the upstream's state before it, or None
-        if it is not needed. It is one pair, so that both change in one step.
-      lost: The reason why the position of the upstream is unknown; None if it is known.
-        The caller sets it to None after it has kept the values.
-    """
+    """The upstream and its position; used by one thread at a time."""
 
     def __init__(
         self,
@@ -65,8 +52,10 @@ class Source:
         next_anchor: Callable[[int], int] | None,
     ):
         self.iterator: Any = iterator
+        # The next row, and the state before it if needed: both change in one step.
         self.upcoming: tuple[int, Any] = (0, None)
         self.started = self.ended = False
+        # Why the position is unknown. The caller resets it when it has kept the values.
         self.lost: BaseException | None = None
         # Calls ``next`` in code that no signal can interrupt.
         self._values = starmap(self.iterator.__next__, repeat(()))

@@ -92,10 +92,7 @@ class EchoSpec:
 
     @property
     def fingerprint(self) -> int:
-        """An integer below 2^48 that identifies the sequence of uses.
-
-        A factor that is a function counts with its bound alone.
-        """
+        """Identifies the sequence of uses; of a function the bound alone."""
         return fingerprint(
             _SEQUENCE_VERSION,
             self.order,
@@ -199,18 +196,7 @@ def _check_integers(spec: AnySpec, **least: int) -> None:
 def num_outputs(
     spec: AnySpec | None, num_items: int | None, *, batch: bool, drop_remainder: bool
 ) -> int:
-    """Returns how many outputs an echo makes, or NotImplemented if it is unknown.
-
-    Args:
-      spec: The echo.
-      num_items: Items of the upstream; None if unknown.
-      batch: Whether batches go out, and not items.
-      drop_remainder: Whether a last, smaller batch is left out.
-
-    Example:
-      >>> num_outputs(EchoSpec(2.5, batch_size=4), 3, batch=True, drop_remainder=False)
-      2
-    """
+    """Returns how many outputs an echo makes, or NotImplemented if it is unknown."""
     if num_items is None or not isinstance(spec, EchoSpec):
         return NotImplemented
     uses = spec.schedule.total(num_items)
@@ -221,11 +207,7 @@ def num_outputs(
 
 
 def check_spec(spec: Any) -> None:
-    """Checks that an object describes an echo.
-
-    Raises:
-      TypeError: It is not a spec.
-    """
+    """Raises TypeError for an object that is not a spec."""
     if not isinstance(spec, AnySpec):
         is_factor = isinstance(spec, int | float | str) and not isinstance(spec, bool)
         fix = f"ej.EchoSpec(factor={spec!r})" if is_factor else "ej.EchoSpec(factor=2)"

@@ -28,13 +28,7 @@ _LEAVES = {np.ndarray, int, float, bool, complex, str, bytes, *np.sctypeDict.val
 
 
 class _Container(NamedTuple):
-    """One container, opened one level.
-
-    Attributes:
-      static: Equal for two containers that differ only in their children.
-      build: Makes such a container of other children.
-      names: Returns the names of the children in a path.
-    """
+    """One container, opened; ``static`` is equal where only the children differ."""
 
     static: Any
     children: list[Any]

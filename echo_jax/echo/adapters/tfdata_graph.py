@@ -59,12 +59,7 @@ def graph_echo(
 
 
 class _Start(NamedTuple):
-    """The start of the graph: all uses of an item and of the items after it.
-
-    Attributes:
-      carry: The schedule's carry before the item.
-      skip: How many of these uses are left out.
-    """
+    """The item at which the graph starts, the carry before it, and the uses to skip."""
 
     item: int
     carry: int
@@ -153,13 +148,7 @@ class _Packing:
 
 
 class _State(NamedTuple):
-    """The state that one round passes to the next.
-
-    Attributes:
-      index: Fresh index of the items used in the last round, ascending, ``int64[n]``.
-      items: These items, stacked.
-      kept: Places in ``index`` of the items that are used again, ``int64[k]``.
-    """
+    """The order's state, and the items and their places that the next round keeps."""
 
     order: Any
     index: Any

@@ -23,13 +23,7 @@ _POWERS_OF_TWO = 1 << np.arange(63)
 
 
 class RoundUses(NamedTuple):
-    """The uses of a round in output order, as if the stream had no end.
-
-    Attributes:
-      index: Fresh index of every use, ``int64[n]``.
-      repeat: Number of the use of its item, ``int64[n]``.
-      last: Whether it is the item's last use, ``bool[n]``.
-    """
+    """The uses of a round in order: ``int64[n]`` twice, and ``bool[n]``."""
 
     index: Any
     repeat: Any
@@ -115,12 +109,7 @@ class _SpreadState(NamedTuple):
 
 
 class GraphSpread:
-    """The order `spread` in graph operations.
-
-    Attributes:
-      windows: The cohorts.
-      num_live: Over how many rounds an item may be used.
-    """
+    """The order `spread`; an item is used within ``num_live`` rounds."""
 
     def __init__(self, order: Spread):
         sizes = order.sizes
@@ -197,12 +186,7 @@ class _ShuffleState(NamedTuple):
 
 
 class GraphShuffle:
-    """The order `shuffle` in graph operations.
-
-    Attributes:
-      windows: The fresh items that come in each round.
-      num_live: Over how many rounds an item may be used.
-    """
+    """The order `shuffle`; an item is used within ``num_live`` rounds."""
 
     # Unlike the rounds of `Shuffle`, its rounds end just before the next window's first
     # use. So no window is read before it is needed.

@@ -187,12 +187,7 @@ def _spread_bounds(trial: Trial, spec: EchoSpec, uses: list[Use]) -> None:
 
 
 class OrderLaws(NamedTuple):
-    """The bounds of one order.
-
-    Attributes:
-      most_rereads: How many items a restore may read again (law 4).
-      check_bounds: Checks the order's promises about the places of uses (law 6).
-    """
+    """The bounds of one order: laws 4 (``most_rereads``) and 6 (``check_bounds``)."""
 
     most_rereads: Callable[[EchoSpec], int]
     check_bounds: Callable[[Trial, EchoSpec, list[Use]], None]

@@ -107,22 +107,14 @@ def _refuse_an_item(trial: Trial, record: Record, at: int) -> None:
 
 @dataclass
 class _Attempts:
-    """Takes outputs from an echo that fails, and compares them with the expected ones.
-
-    Attributes:
-      trial: The echo.
-      due: Its expected outputs.
-      what: A description of the failure.
-      fault: Makes a context in which an output is requested.
-      ends_with_it: Whether an echo that refuses cannot be restored.
-      sound: The outputs over a sound upstream, if they differ from ``due``.
-    """
+    """Takes outputs from an echo that fails, and compares them with those due."""
 
     trial: Trial
     due: list[list[Use]]
     what: str
     fault: Callable[[], Any] = contextlib.nullcontext
-    ends_with_it: bool = False
+    ends_with_it: bool = False  # A refusal is the end: no restore helps.
+    # The outputs over a sound upstream, if they differ from ``due``.
     sound: list[list[Use]] = field(default_factory=list)
 
     def run(self, echo: Iterator[Any]) -> None:

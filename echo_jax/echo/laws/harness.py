@@ -96,14 +96,7 @@ class Use(NamedTuple):
 
 @dataclass
 class Record:
-    """The outputs, reads and states of one run of an echo.
-
-    Attributes:
-      outputs: The uses of every output: one, or those of a stacked batch.
-      reads: Upstream reads before the first output and after each.
-      states: States before the first output and after each, if requested.
-      log: The decisions of an adaptive echo, if it has a log.
-    """
+    """The outputs of a run; the reads and states before the first and after each."""
 
     outputs: list[list[Use]]
     reads: list[int]
@@ -117,12 +110,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Trial:
-    """An echo under test, and how it is fed.
-
-    Attributes:
-      spec: With the decisions of an adaptive echo, so that every run is the same.
-      live: The given spec, with which an adaptive echo decides for itself.
-    """
+    """An echo under test: its spec as given (``live``), and with decisions."""
 
     make_echo: MakeEcho
     spec: AnySpec

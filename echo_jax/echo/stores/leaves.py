@@ -233,11 +233,7 @@ class Watched(list[Any]):
 
 
 class ReuseGuard:
-    """Detects an upstream that writes into arrays that it has already given away.
-
-    Attributes:
-      left: How many elements are still to be checked.
-    """
+    """Detects an upstream that writes into arrays that it has already given away."""
 
     # The first elements are checked twice, when they are read and when they are used: a
     # part of every leaf must be unchanged. An upstream that reuses its memory does so

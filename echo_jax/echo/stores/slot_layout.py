@@ -29,13 +29,7 @@ _MOST_AT_ONCE = 8 << 20
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """The layout of one leaf.
-
-    Attributes:
-      item: Shape and dtype of the leaf in an item.
-      shape: Shape of a place in the array.
-      parts: Places that a slot takes.
-    """
+    """The layout of a leaf: a slot is ``parts`` places of a shape."""
 
     item: jax.ShapeDtypeStruct
     shape: tuple[int, ...]
