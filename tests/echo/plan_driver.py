@@ -95,6 +95,17 @@ class Driver:
         return other, list(found.pending)
 
 
+def batches_of(plan, count):
+    """Fresh index and repeat of every use of the next batches, whatever they need."""
+    drawn = []
+    for _ in range(count):
+        need = plan.need(plan.batch)
+        plan.write(need.must or need.may)
+        batch = plan.next(plan.batch)
+        drawn.append(np.stack([batch.fresh_index, batch.repeat], -1))
+    return drawn
+
+
 def assert_restores(driver, make, steps, *, pending=0, ahead=6):
     """Takes batches, and goes on alike from the state before each of them.
 
@@ -122,7 +133,5 @@ def assert_restores(driver, make, steps, *, pending=0, ahead=6):
         expected = driver.drawn[at - 1][0][-held:] if held else []
         assert [use[1:3] for use in rest] == expected
         assert all(other.store[0][slot] == item for slot, item, *_ in rest)
-        for step, batch in list(zip(steps, driver.drawn, strict=False))[
-            at : at + ahead
-        ]:
+        for step, batch in [*zip(steps, driver.drawn, strict=False)][at : at + ahead]:
             assert other.take(*step) == batch
