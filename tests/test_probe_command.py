@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,20 +17,13 @@ QUICKSTART = f"{ROOT}/configs/quickstart.py:tiny"
 def test_a_probe_of_a_study_measures_its_base_and_names_its_fields(tmp_path, capsys):
     file = tmp_path / "probe.json"
     argv = ["probe", "--config", QUICKSTART, "--seconds", "1", "--json", str(file)]
-    # Steps on many virtual devices take long.
-    argv += ["--config.base.mesh.data", "1"]
-    assert cli.main(argv) == 0
+    assert cli.main([*argv, "--config.base.mesh.data", "1"]) == 0
     found, printed = json.loads(file.read_text()), capsys.readouterr().out
-    assert found["batch_size"] == 32
-    assert found["ratio"] == found["t_up_s"] / found["t_down_s"]
     assert [stage["name"] for stage in found["stages"]] == ["read", "decode", "batch"]
-    assert [row["factor"] for row in found["predicted"]] == list(range(1, 9))
-    assert found["runs"][0]["seconds_per_update"] == found["observed_s"]
     # A read sleeps, as in the study: a batch waits for longer than it takes to handle.
     read = found["stages"][0]
     assert read["wall_s"] > 2 * read["cpu_s"]
     assert found["advised_factor"] > 1
-    assert "--config.base.data.threads" in " ".join(found["advice"])
     assert f"--config.base.echo.factor={found['advised_factor']} " in found["how"]
     assert "--config.base.echo.after=decode" in found["how"]
     # Of a hundred batches.
@@ -41,14 +35,6 @@ def test_a_probe_of_a_study_measures_its_base_and_names_its_fields(tmp_path, cap
     assert config.base.echo.order == "spread"
 
 
-class _Report:
-    def to_json(self):
-        return '{"ratio": 4.0}'
-
-    def __str__(self):
-        return "a table"
-
-
 @pytest.fixture
 def asked(monkeypatch):
     """Catches what ``echo-jax probe`` would measure."""
@@ -57,7 +43,7 @@ def asked(monkeypatch):
     def run_probe(config, *, seconds, on_progress):
         calls.append((config, seconds))
         on_progress("loader alone", 0.25)
-        return _Report()
+        return SimpleNamespace(to_json=lambda: '{"ratio": 4.0}')
 
     monkeypatch.setattr(runs, "run_probe", run_probe)
     return calls
@@ -73,25 +59,10 @@ def test_a_dash_prints_json_and_nothing_else(asked, capsys):
     assert captured.err == " 25%  loader alone\n"
 
 
-def test_without_a_file_the_table_is_printed(asked, capsys):
-    assert cli.main(["probe", "--config", QUICKSTART]) == 0
-    assert asked[0][1] == 20.0
-    assert capsys.readouterr().out == "a table\n"
-
-
-def test_help_shows_an_example(capsys):
-    with pytest.raises(SystemExit, match="0"):
-        cli.main(["probe", "--help"])
-    assert (
-        "  echo-jax probe --config configs/quickstart.py\n" in capsys.readouterr().out
-    )
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--seconds=0"], "seconds=0.0 must be above 0; 20 is a good choice"),
-        (["--config.base.batch_size=0"], "batch_size=0 must be at least 1"),
         (["--config.storage_ratio=-1"], "storage_ratio=-1.0 must be at least 0"),
         (
             [
@@ -100,7 +71,6 @@ def test_help_shows_an_example(capsys):
             ],
             "num_processes=2: a study and a probe run in one process",
         ),
-        (["--workdir=x"], "unknown option '--workdir'"),
         (["--json=nowhere/x.json"], "--json=nowhere/x.json: there is no folder"),
     ],
 )

@@ -45,13 +45,10 @@ def test_a_spec_is_frozen_and_equal_and_hashed_by_its_fields(mode):
     ("mode", "name", "value", "message"),
     [
         *((mode, "buffer", 0, "got 0. Use buffer=1.") for mode in MAKE),
-        ("fixed", "buffer", 2.0, "got 2.0. Use buffer=2."),
         ("adaptive", "buffer", True, "got True. Use buffer=1."),
         *((mode, "batch_size", "4", "got '4'. Use batch_size=4.") for mode in MAKE),
         *((mode, "seed", -1, "got -1. Use seed=0.") for mode in MAKE),
-        ("stochastic", "seed", None, "got None. Use seed=0."),
         ("fixed", "order", "random", "order='random' is unknown; use one of 'consecu"),
-        ("adaptive", "cap", 0, "got 0. Use cap=1."),
         ("adaptive", "cap", 1.5, "got 1.5. Use cap=2."),
         ("stochastic", "load", 0.5, "must be a LoadSchedule, such as LoadSchedule("),
     ],
@@ -92,10 +89,8 @@ def counted(factor_of, count):
         (1, [1, 1, 1, 1]),
         (2.5, [2, 3, 2, 3]),
         ("7/3", [2, 2, 3, 2]),
-        (Fraction(4, 3), [1, 1, 2, 1]),
         (np.float32(1.5), [1, 2, 1, 2]),
         (np.int64(3), [3, 3, 3, 3]),
-        ({0: 1, 2: 3}, [1, 1, 3, 3]),
         ({2: "3/2", 0: 1.5}, [1, 2, 1, 2]),
         (ej.FactorByItem(lambda k: 1.5 + k, max_factor=9), [1, 3, 3, 5]),
         (ej.FactorByItem(lambda k: 2.2, max_factor=2.2), [2, 2, 2, 2]),
@@ -105,7 +100,7 @@ def test_uses_by_hand(factor, uses):
     assert schedule_of(factor).uses(0, 4, 0)[0].tolist() == uses
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(FACTOR, st.integers(0, 100), st.integers(0, 50))
 def test_uses_are_exact_from_any_start(factor, start, count):
     def factor_of(k):
@@ -131,47 +126,31 @@ def test_floats_are_counted_exactly():
     assert schedule_of(1.15).uses(0, 100, 0)[0].sum() == 115
     assert schedule_of(7 / 3).constant == Fraction(7, 3)
     assert schedule_of(0.1 + 0.2 + 1).constant == Fraction(13, 10)
-
-
-def test_far_items_do_not_overflow():
     # 10^12 items of factor 23/20, reached by the carry alone.
-    factor = Fraction(23, 20)
     start = 10**12 + 7
-    carry = start * factor.numerator % factor.denominator
-    uses, _ = schedule_of(factor).uses(start, 40, carry)
-    expected = [
-        math.floor((k + 1) * factor) - math.floor(k * factor)
-        for k in range(start, start + 40)
-    ]
-    assert uses.tolist() == expected
+    uses, _ = schedule_of("23/20").uses(start, 40, start * 23 % 20)
+    sums = [k * 23 // 20 for k in range(start, start + 41)]
+    assert uses.tolist() == [b - a for a, b in itertools.pairwise(sums)]
 
 
 @pytest.mark.parametrize(
     ("factor", "error", "parts"),
     [
         (0.5, ValueError, ["0.5", "outside [1, 1000000]", "give a factor of at least"]),
-        (0, ValueError, ["factor 0 ", "at least 1"]),
-        (-3, ValueError, ["-3", "at least 1"]),
-        (Fraction(2, 3), ValueError, ["Fraction(2, 3)", "at least 1"]),
         (10**7, ValueError, ["10000000", "outside [1, 1000000]"]),
         (float("nan"), ValueError, ["nan", "not finite", "give a factor"]),
-        (float("inf"), ValueError, ["inf", "not finite", "give a factor"]),
-        ("nan", ValueError, ["'nan'", "no number", "give a factor"]),
         ("2x", ValueError, ["'2x'", "no number", "give a factor"]),
         ("1/0", ValueError, ["'1/0'", "no number", "give a factor"]),
         (True, TypeError, ["True", "not a number", "give a factor"]),
-        (None, TypeError, ["None", "not a number", "give a factor"]),
         ([2], TypeError, ["[2]", "not a number", "give a factor"]),
         (
             Fraction(10**6 + 4, 10**6 + 3),
             ValueError,
             ["Fraction(1000004, 1000003)", "denominator over", "give 1000001/1000000"],
         ),
-        ({}, ValueError, ["[]", "a piece that starts at 0"]),
         ({5: 2}, ValueError, ["[5]", "a piece that starts at 0"]),
         ({0: 2, -1: 2}, ValueError, ["first item of a piece", "got -1. Use 0."]),
         ({0: 2, 1.5: 2}, TypeError, ["first item of a piece", "got 1.5"]),
-        ({0: 2, 9: 0.5}, ValueError, ["0.5", "at least 1"]),
         (
             {0: Fraction(10**5 + 1, 10**5), 9: Fraction(99_990, 99_989)},
             ValueError,
