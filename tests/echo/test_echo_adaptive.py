@@ -88,7 +88,7 @@ READINESS = st.lists(
 ).map(lambda runs: [ready for ready, length in runs for _ in range(length)])
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(arguments(), READINESS, st.integers(0, 12), st.booleans())
 def test_the_rule_holds_at_every_draw(args, readiness, left, ready_to_the_end):
     driver = driver_of(args)
@@ -107,7 +107,7 @@ def test_the_rule_holds_at_every_draw(args, readiness, left, ready_to_the_end):
     assert counts.repeats == sum(n - 1 for n in uses)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(arguments(), READINESS, st.randoms(use_true_random=False))
 def test_a_log_repeats_the_run_whatever_is_ready(args, readiness, random):
     first = driver_of(args)
@@ -117,15 +117,13 @@ def test_a_log_repeats_the_run_whatever_is_ready(args, readiness, random):
     assert [again.take(ready=random.random() < 0.5) for _ in readiness] == sequence
     assert again.plan.log == first.plan.log
     # After its end both go on alike from what is ready.
-    for _ in range(20):
-        ready = random.random() < 0.5
+    for ready in [True, False, False] * 3:
         assert first.take(ready=ready) == again.take(ready=ready)
 
 
 @settings(max_examples=12)
 @given(arguments(), READINESS, st.integers(0, 60), st.integers(0, 5))
 def test_a_restore_at_every_draw_goes_on_the_same(args, readiness, total, pending):
-    """Also with uses of the latest batch that were not handed out, and at the end."""
     driver = driver_of(args, total=total)
     steps = [(None, ready) for ready in [*readiness[:30], *[True] * 8]]
     assert_restores(driver, lambda: make(args, driver.plan.log), steps, pending=pending)
@@ -147,10 +145,9 @@ def test_a_small_case_by_hand():
     assert list(plan.log) == [True, True, False, False]
 
 
-@pytest.mark.parametrize("ratio", [1.5, 2.0, 3.2])
+@pytest.mark.parametrize("ratio", [1.5, 3.2])
 def test_repeats_of_a_slow_constant_stream_lie_far_apart(ratio):
-    """At R below the cap: the whole buffer takes turns, not the newest items alone."""
-    kept = 64
+    kept = 48
     args = {"buffer": kept * 4, "batch_size": 4, "host_batch": 4}
     driver = driver_of(args)
     last, lags = {}, []
@@ -166,12 +163,6 @@ def test_repeats_of_a_slow_constant_stream_lie_far_apart(ratio):
     # No item is used often while another is hardly used.
     uses = [n for item, n in driver.uses.items() if item < 10 * kept * 4]
     assert np.std(uses) < 0.75
-
-
-def test_nothing_is_echoed_while_data_comes_in_time():
-    driver = driver_of({"buffer": 40, "batch_size": 4, "host_batch": 6})
-    found = [k for _ in range(30) for k, _ in driver.take(ready=True)[0]]
-    assert found == list(range(120))
 
 
 SMALL = {"buffer": 8, "batch_size": 2, "host_batch": 2, "cap": 2}
@@ -190,12 +181,8 @@ def test_all_items_are_used_up_at_the_end_and_the_last_batch_may_be_smaller():
     # A first host batch may be smaller if it is the last one.
     driver = driver_of(args, total=3)
     assert driver.take() == [[(0, 0), (1, 0), (2, 0)]]
-    restored, _ = driver.at(make(args), driver.plan.get_state(), 1)
-    assert restored.plan.counts() == ej.Counts(fresh=3, uses=3, repeats=0)
-    assert restored.store == [{0: 0, 1: 1, 2: 2}]
-    for each in (driver, restored):
-        assert sorted(each.take()[0]) == [(0, 1), (1, 1), (2, 1)]
-        assert each.take() is None
+    assert sorted(driver.take()[0]) == [(0, 1), (1, 1), (2, 1)]
+    assert driver.take() is None
 
 
 @pytest.mark.parametrize(
@@ -203,8 +190,7 @@ def test_all_items_are_used_up_at_the_end_and_the_last_batch_may_be_smaller():
     [
         ({"num_lanes": 3}, "not a multiple of num_lanes=3"),
         ({"host_batch": 6}, "batch_size=8 needs .* these have 6 .* use larger ones"),
-        ({"buffer": 7}, "buffer=7 is too small .* use at least 8"),
-        ({"buffer": 15, "host_batch": 12}, "use at least 16"),
+        ({"buffer": 15, "host_batch": 12}, "buffer=15 is too small .* use at least 16"),
     ],
 )
 def test_what_cannot_work_is_refused(changes, message):
@@ -212,15 +198,6 @@ def test_what_cannot_work_is_refused(changes, message):
     make(args)
     with pytest.raises(ValueError, match=message):
         make(args | {"host_batch": 8} | changes)
-
-
-def test_a_driver_that_does_not_ask_is_told():
-    plan = make(SMALL)
-    with pytest.raises(RuntimeError, match=r"ask need\(\) before next\(\)"):
-        plan.next(2)
-    plan.write(2)
-    with pytest.raises(RuntimeError, match=r"ask need\(\) before write\(\)"):
-        plan.write(2)
 
 
 def test_a_log_of_another_run_is_refused():
@@ -231,8 +208,6 @@ def test_a_log_of_another_run_is_refused():
     short = make(SMALL, [True, True])
     short.write(2)
     short.next(2)
-    with pytest.raises(RuntimeError, match="the log takes items here"):
-        short.next(2)
     short.end(0)
     with pytest.raises(ValueError, match="takes fresh items before batch 1"):
         short.next(2)

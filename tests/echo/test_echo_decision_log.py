@@ -9,7 +9,6 @@ import pickle
 import tracemalloc
 import zlib
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,8 +19,15 @@ from echo_jax.echo import Recorder
 MOST = 1 << 28  # decisions of a log
 
 
+STREAM = zlib.compress(b"\x80")
+
+
+def encoded(stream):
+    return base64.b64encode(stream).decode()
+
+
 def record(packed, count, **changes):
-    bits = base64.b64encode(zlib.compress(packed)).decode()
+    bits = encoded(zlib.compress(packed))
     return {"version": 1, "decisions": count, "bits": bits} | changes
 
 
@@ -66,31 +72,18 @@ def test_a_log_never_changes():
 @settings(max_examples=50)
 @given(st.lists(st.booleans(), max_size=70), st.sets(st.integers(0, 70)))
 def test_a_recorder_is_a_log_at_every_length(decisions, asked):
-    """Whenever it is asked, and whenever it was asked before."""
-    recorder, given_out = Recorder(), []
-    for number in range(len(decisions) + 1):
-        log = DecisionLog(decisions[:number])
-        assert (len(recorder), recorder.log) == (number, log)
-        if number in asked or number == len(decisions):
-            given_out.append((recorder.log, recorder.to_json(), log))
-        if number < len(decisions):
-            recorder.append(decisions[number])
-    for found, record, log in given_out:
-        assert found == DecisionLog.from_json(record) == log
-
-
-def test_a_long_log_is_recorded_as_it_is_and_a_regular_one_is_small():
-    decisions = (np.random.default_rng(0).random(100_000) < 0.4).tolist()
-    recorder = Recorder()
+    recorder, records = Recorder(), []
     for number, decision in enumerate(decisions):
         recorder.append(decision)
-        if number % 20_001 == 0:
-            recorder.to_json()
-    record = recorder.to_json()
-    assert DecisionLog.from_json(record) == DecisionLog(decisions)
-    assert list(recorder.log) == decisions
-    whole = DecisionLog(decisions).to_json()
-    assert len(record["bits"]) <= len(whole["bits"]) + 8
+        if number in asked:
+            records.append((number + 1, recorder.to_json()))
+    records.append((len(decisions), recorder.to_json()))
+    for number, record in records:
+        assert DecisionLog.from_json(record) == DecisionLog(decisions[:number])
+    assert recorder.log == DecisionLog(decisions)
+
+
+def test_a_long_log_that_is_regular_is_small():
     regular = DecisionLog([True, False, False, False] * 250_000)
     assert len(json.dumps(regular.to_json())) < 1000
 
@@ -99,24 +92,21 @@ def test_a_long_log_is_recorded_as_it_is_and_a_regular_one_is_small():
     ("bad", "message"),
     [
         (None, "not the record"),
-        ([], "not the record"),
         ({"version": 1, "decisions": 0}, "not the record"),
         (record(b"", 0) | {"more": 1}, "not the record"),
         (record(b"", 0, version=2), "version 2 is unknown"),
-        (record(b"", 0, version=True), "version True is unknown"),
         (record(b"", 0, version="9" * 10**6), "is unknown"),
         (record(b"\x80", 1, decisions=-1), "-1 decisions is refused"),
-        (record(b"\x80", 1, decisions=1.0), r"1\.0 decisions is refused"),
         (record(b"\x80", 1, decisions=True), "True decisions is refused"),
         (record(b"\x80", 1, decisions=1 << 29), "decisions is refused"),
         (record(b"\x80", 1, bits=7), "must be text"),
         (record(b"\x80", 1, bits="A" * 10_000), "at most"),
         (record(b"\x80", 1, bits="ä"), "cannot be decoded"),
-        (record(b"\x80", 1, bits="AAA"), "cannot be decoded"),
         (record(b"\x80", 1, bits="AAAA"), "cannot be decoded"),
         (record(b"\x80", 9), "exactly the 2 bytes"),
-        (record(b"\x80\x80", 8), "exactly the 1 bytes"),
         (record(b"\x80", 0), "exactly the 0 bytes"),
+        (record(b"", 8, bits=encoded(STREAM[:-1])), "exactly the 1 bytes"),
+        (record(b"", 8, bits=encoded(STREAM + b"x")), "exactly the 1 bytes"),
         (record(b"\x81", 7), "bits set after"),
     ],
 )
@@ -124,14 +114,6 @@ def test_anything_else_is_refused(bad, message):
     with pytest.raises(ValueError, match=message) as caught:
         DecisionLog.from_json(bad)
     assert len(str(caught.value)) < 300
-
-
-def test_a_truncated_or_continued_stream_is_refused():
-    stream = zlib.compress(bytes(range(100)))
-    for changed in (stream[:-1], stream + b"x", stream + stream[:20]):
-        bits = base64.b64encode(changed).decode()
-        with pytest.raises(ValueError, match="decode"):
-            DecisionLog.from_json({"version": 1, "decisions": 800, "bits": bits})
 
 
 def test_bombs_are_not_inflated_and_the_longest_log_stays_packed(inflated):
@@ -153,14 +135,6 @@ def test_bombs_are_not_inflated_and_the_longest_log_stays_packed(inflated):
     assert peak < 3 * MOST // 8
 
 
-def test_a_log_comes_back_from_its_file(tmp_path):
-    path = tmp_path / "run.tape"
-    DecisionLog([False] * 9).save(path)
-    DecisionLog([True, False]).save(path)
-    assert DecisionLog.load(path) == DecisionLog([True, False])
-    assert os.listdir(tmp_path) == ["run.tape"]
-
-
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_an_interrupted_save_leaves_a_whole_file_alone(call, tmp_path, monkeypatch):
     """A full disk leaves the old file, and Ctrl-C after the end the new one."""
@@ -180,14 +154,14 @@ def test_an_interrupted_save_leaves_a_whole_file_alone(call, tmp_path, monkeypat
 
 
 def test_a_log_is_written_through_no_link(tmp_path):
-    victim = tmp_path / "victim"
+    victim, path = tmp_path / "victim", tmp_path / "tape.json"
     victim.write_text("mine")
-    path = tmp_path / "run" / "tape.json"
-    path.parent.mkdir()
     path.symlink_to(victim)
-    DecisionLog([True]).save(path)
+    for decisions in ([True] * 9, [True, False]):
+        DecisionLog(decisions).save(path)
+        assert DecisionLog.load(path) == DecisionLog(decisions)
     assert victim.read_text() == "mine"
-    assert DecisionLog.load(path) == DecisionLog([True])
+    assert sorted(os.listdir(tmp_path)) == ["tape.json", "victim"]
 
 
 def test_a_file_that_is_no_log_is_refused(tmp_path):

@@ -2,16 +2,14 @@
 
 import itertools
 import json
-import math
 import re
 import tracemalloc
 from collections import Counter
-from fractions import Fraction
 
 import numpy as np
 import pytest
 from echo_cases import FACTORS, host_echo, specs, take
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import echo_jax as ej
@@ -42,11 +40,7 @@ def first_uses(spec, n):
 
 
 def by_a_list(spec, num_items):
-    """(index, repeat) of all uses: repeat, then a buffer from which a random one goes.
-
-    As in Choi et al. 2019 and in ``dataset.repeat(e).shuffle(M)``; at the end an empty
-    place may be drawn, and is drawn again.
-    """
+    """(index, repeat) of all uses, as ``dataset.repeat(e).shuffle(M)`` gives them."""
     counts, _ = spec.schedule.uses(0, num_items, 0)
     stream = iter(np.repeat(np.arange(num_items), counts).tolist())
     buffer = list(itertools.islice(stream, spec.buffer))
@@ -69,8 +63,9 @@ def in_batches(spec, num_items):
         yield from zip(tags.fresh_index.tolist(), tags.repeat.tolist(), strict=True)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(specs(["shuffle_buffer"], max_buffer=40), st.integers(0, 90))
+@example(ej.EchoSpec(7.3, 50, "shuffle_buffer", 7, 4), 400)  # many rounds
 def test_shuffle_buffer_is_the_algorithm_of_the_paper(spec, num_items):
     expected = list(by_a_list(spec, num_items))
     assert list(in_batches(spec, num_items)) == expected
@@ -78,33 +73,8 @@ def test_shuffle_buffer_is_the_algorithm_of_the_paper(spec, num_items):
     assert [tuple(tags) for _, tags in one_by_one] == expected
 
 
-@pytest.mark.parametrize("factor", FACTORS)
-def test_shuffle_buffer_is_the_algorithm_of_the_paper_for_many_rounds(factor):
-    spec = ej.EchoSpec(FACTORS[factor], 50, "shuffle_buffer", batch_size=7, seed=4)
-    assert list(in_batches(spec, 400)) == list(by_a_list(spec, 400))
-
-
-def test_how_long_a_use_stays_is_geometric_with_the_buffer_as_mean():
-    """At factor 1 item n is use n, which draw n - M puts into a slot of M.
-
-    So it stays for more than j draws with probability (1 - 1/M)^j: for 50 on average,
-    with a standard deviation of 49.5. Of 99,000 uses the mean lies within 0.65 of
-    that, and the share that stays longer within 0.0065, four deviations of each.
-    """
-    size, count = 50, 100_000
-    index, _ = first_uses(ej.EchoSpec(1, size, "shuffle_buffer", seed=7), count)
-    stayed = np.arange(count) - (index - size)
-    # Of those that enter at the end some have not left yet.
-    stayed = stayed[(index >= size) & (index < count - 1000)]
-    assert stayed.min() == 1
-    assert stayed.mean() == pytest.approx(size, abs=0.65)
-    for draws in (1, 5, 20, 50, 100, 200):
-        longer = np.mean(stayed > draws)
-        assert longer == pytest.approx((1 - 1 / size) ** draws, abs=0.0065)
-
-
 @pytest.mark.parametrize("order", ["shuffle", "shuffle_buffer", "spread"])
-@pytest.mark.parametrize("factor", ["1.15", "2", "piecewise", "by_item"])
+@pytest.mark.parametrize("factor", ["1.15", "by_item"])
 def test_any_round_is_made_again_from_its_three_integers(order, factor):
     rounds = rounds_of(ej.EchoSpec(FACTORS[factor], 100, order, seed=3))
     for piece in itertools.islice(rounds.pieces(0, 0, 0), 0, 60, 7):
@@ -119,7 +89,7 @@ def test_a_restore_of_shuffle_buffer_reads_what_the_docs_say():
     """About M (ln M + 2) / e items: 697 for M = 192, e = 2; by the law 4467 at most."""
     spec = ej.EchoSpec(2, 192, "shuffle_buffer", batch_size=16)
     rereads = []
-    for at in range(4000, 8000, 1000):
+    for at in range(4000, 8000, 2000):
         echo = ej.echo(CountingUpstream(range(9000)), spec)
         for _ in itertools.islice(echo, at):
             pass
@@ -137,14 +107,14 @@ def test_a_restore_of_shuffle_buffer_reads_what_the_docs_say():
 # --- `spread`
 
 
-@settings(max_examples=25)
-@given(specs(orders=["spread"], max_buffer=100), st.integers(100, 400))
+@settings(max_examples=15)
+@given(specs(orders=["spread"], max_buffer=100), st.integers(100, 300))
 def test_what_spread_promises_holds_for_any_spec(spec, num_items):
     items = {"num_items": num_items, "make_item": lambda index: index}
     assert_echo_laws(host_echo, spec, laws=[1, 3, 6], **items)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(specs(orders=["spread"], max_buffer=5000))
 def test_cohorts_tile_the_upstream_and_a_restore_reads_at_most_four_buffers(spec):
     """The rounds that an item lives for, warm-up included, hold so many items."""
@@ -201,42 +171,23 @@ def test_lags_grow_from_the_first_batch_on_until_the_buffer_is_full():
     # An item stays for three lags, at one fresh item in four uses.
     assert lags[at > index.size // 2].mean() * 3 / 4 > 0.9 * spec.buffer
     # Two items that came one after the other do not stay so.
-    uses = zip(index.tolist(), repeat.tolist(), strict=True)
-    following = {use: after for use, (after, _) in itertools.pairwise(uses)}
-    kept = [
-        following.get((item, later)) == after
-        for (item, first), after in following.items()
-        if first == 0
-        for later in (1, 2, 3)
-    ]
-    assert np.mean(kept) < 0.02
+    for later in (1, 2, 3):
+        assert np.mean(np.diff(index[repeat == later]) == 1) < 0.02
+    # Once warm, any stretch of batches takes its share of fresh items, to one item.
+    fresh = (repeat.reshape(-1, 16) == 0).sum(axis=1)
+    assert fresh[0] == 16
+    assert np.ptp(np.cumsum(fresh[-500:]) - np.arange(1, 501) * 4) < 2
 
 
 def test_the_buffer_that_a_refusal_advises_is_the_smallest_that_does():
-    factors = [1.01, 1.15, 1.5, 2, 2.5, 4, 7.3, {0: 3, 20: 1.1}]
-    for factor, batch_size in itertools.product(factors, [1, 4, 64]):
+    factors = [1.01, 1.5, 2, 7.3, {0: 3, 20: 1.1}]
+    for factor, batch_size in itertools.product(factors, [1, 64]):
         with pytest.raises(ValueError) as caught:
             ej.echo([], ej.EchoSpec(factor, 1, "spread", batch_size))
         said = str(caught.value)
-        assert said.startswith("buffer=1 is too small for order='spread'")
         assert f"a batch of {batch_size} at factor" in said
-        assert "or a smaller batch_size" in said
         advised = int(re.search(r"use buffer=(\d+) or more", said)[1])
         with pytest.raises(ValueError, match=rf"={advised - 1} .*={advised} or more"):
             ej.echo([], ej.EchoSpec(factor, advised - 1, "spread", batch_size))
         for buffer in (advised, advised + 1, 10 * advised):
             ej.echo([], ej.EchoSpec(factor, buffer, "spread", batch_size))
-
-
-def test_the_feed_is_even_once_warm():
-    """Fresh items of a batch: floor(B / e) or ceil(B / e), spelt out once."""
-    factor, batch_size = Fraction(5, 2), 16
-    spec = ej.EchoSpec(factor, 300, "spread", batch_size)
-    _, repeat = first_uses(spec, 1000 * batch_size)
-    fresh = (repeat.reshape(-1, batch_size) == 0).sum(axis=1)
-    assert fresh[0] == batch_size
-    share = batch_size / factor
-    assert set(fresh[-500:].tolist()) == {math.floor(share), math.ceil(share)}
-    # And with no drift: any stretch of batches takes its share, to one item.
-    taken = np.cumsum(fresh[-500:])
-    assert np.ptp(taken - np.arange(1, 501) * float(share)) < 2

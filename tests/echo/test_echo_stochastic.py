@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_driver import Driver, assert_restores
+from plan_driver import Driver, assert_restores, batches_of
 
 import echo_jax as ej
 from echo_jax.echo.plans import Lanes, Need, StochasticPlan
@@ -72,7 +72,7 @@ def arguments(draw):
     }
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(arguments(), st.integers(1, 4), st.integers(0, 70))
 def test_batches_are_right_whatever_the_grouping(args, group, total):
     one, grouped = driver_of(args, total), driver_of(args, total, max_batches=group)
@@ -90,10 +90,9 @@ def test_batches_are_right_whatever_the_grouping(args, group, total):
         assert one.plan.next(one.plan.batch) is None
 
 
-@settings(max_examples=20)
+@settings(max_examples=15)
 @given(arguments(), st.integers(0, 70), st.integers(0, 4))
 def test_a_restore_at_every_batch_goes_on_the_same(args, total, pending):
-    """Also with uses of the latest batch that were not handed out, and at the end."""
     driver = driver_of(args, total, max_batches=2)
     driver.__class__ = Driver  # whose batches `assert_restores` compares one by one
     assert_restores(
@@ -105,11 +104,9 @@ def test_a_restore_at_every_batch_goes_on_the_same(args, total, pending):
     "load",
     [
         ej.LoadSchedule("p", "constant", 0.3, 0.3),
-        ej.LoadSchedule("e", "linear", 1.0, 6.0, 4500),
-        ej.LoadSchedule("p", "cosine", 1.0, 0.1, 4000),
-        ej.LoadSchedule("e", "multistep", 1.0, 8.0, 4500, (1000, 2000, 3000)),
+        ej.LoadSchedule("e", "multistep", 1.0, 8.0, 2500, (500, 1000, 2000)),
     ],
-    ids=["constant", "linear", "cosine", "multistep"],
+    ids=["constant", "multistep"],
 )
 def test_loads_are_as_many_as_expected_and_the_same_on_all_lanes(load):
     def loads(lanes, num_draws):
@@ -121,9 +118,9 @@ def test_loads_are_as_many_as_expected_and_the_same_on_all_lanes(load):
             plan.next(plan.batch)
         return found
 
-    found = loads(1, 5000)
-    assert loads(4, 1500) == found[:1500]
-    p = load.probability(np.arange(5000))
+    found = loads(1, 3000)
+    assert loads(4, 900) == found[:900]
+    p = load.probability(np.arange(3000))
     p[0] = 1.0
     assert abs(sum(found) - p.sum()) <= 6 * np.sqrt((p * (1 - p)).sum())
 
@@ -131,30 +128,17 @@ def test_loads_are_as_many_as_expected_and_the_same_on_all_lanes(load):
 def test_reuse_takes_all_of_the_last_items_equally_often():
     """20 items, 5 of which a draw takes: each is in a quarter of the draws."""
     always = ej.LoadSchedule("p", "multistep", 1.0, 1e-9, 8, (4, 5, 6, 7))
-    args = {"load": always, "buffer": 20, "batch_size": 5, "host_batch": 5}
-    driver = driver_of(args)
-    for _ in range(2000):
-        driver.take()
-    last = np.array([[k for k, _ in lane] for [lane] in driver.drawn[100:]])
-    uses = np.bincount(last.reshape(-1) - last.min())
-    expected, n = len(last) / 4, len(last)
-    assert uses.size == 20
-    assert np.abs(uses - expected).max() <= 6 * np.sqrt(n * 0.25 * 0.75)
+    plan = StochasticPlan(ej.StochasticSpec(always, 20, 5), lanes=Lanes(5))
+    last = np.array(batches_of(plan, 2000))[100:, 0, :, 0]
+    is_in = (last[:, :, None] == np.arange(last.min(), last.min() + 20)).any(axis=1)
+    deviation = 6 * np.sqrt(0.25 * 0.75 / len(last))
+    assert np.abs(is_in.mean(axis=0) - 0.25).max() <= deviation
     # As often together as independent choices are: 5/20 * 4/19 of the draws.
-    together = sum(1 for row in last - last.min() if {3, 11} <= set(row.tolist()))
-    p = 5 / 20 * 4 / 19
-    assert abs(together - n * p) <= 6 * np.sqrt(n * p * (1 - p))
+    together = np.mean(is_in[:, 3] & is_in[:, 11])
+    assert abs(together - 5 / 20 * 4 / 19) <= deviation
 
 
 SMALL = {"load": HALF, "buffer": 8, "batch_size": 2, "host_batch": 2}
-
-
-def test_the_seed_names_loads_and_choices():
-    def drawn(seed):
-        driver = driver_of(SMALL | {"seed": seed})
-        return [driver.take() for _ in range(40)]
-
-    assert drawn(0) == drawn(0) != drawn(1)
 
 
 def test_a_stream_ends_with_the_next_load():
@@ -175,14 +159,12 @@ def test_a_stream_ends_with_the_next_load():
 
 
 def test_a_last_load_may_be_smaller():
-    """Always loaded: 4, 4 and the 3 that are left."""
     args = {"buffer": 4, "batch_size": 4, "host_batch": 4}
     driver = driver_of(args, total=11)
     while driver.take():
         pass
     found = [[k for k, _ in lane] for [lane] in driver.drawn]
     assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
-    assert driver.store == [{0: 8, 1: 9, 2: 10, 3: 7}]
     assert driver.plan.counts() == ej.Counts(fresh=11, uses=11, repeats=0)
 
 
@@ -209,18 +191,14 @@ def test_schedules_by_hand():
     ("changes", "message"),
     [
         ({"quantity": "q"}, "quantity='q' is unknown; use one of 'p', 'e'"),
-        ({"schedule": "step"}, "schedule='step' is unknown"),
         ({"start": 0.0}, "start=0.0 must be a probability"),
         ({"end": 1.5}, "end=1.5 must be a probability"),
         ({"end": float("nan")}, "end=nan must be a probability"),
-        ({"quantity": "e", "start": 0.5}, "start=0.5 must be an echo factor"),
         ({"quantity": "e", "end": float("inf")}, "end=inf must be an echo factor"),
-        ({"start": True}, "start=True must be a number"),
         ({"updates": 0}, "got 0. Use updates=1."),
         ({"schedule": "constant"}, "constant schedule has end=0.5"),
         ({"milestones": (1,)}, "belong to schedule='multistep'"),
         ({"schedule": "multistep", "milestones": (2, 2)}, "must ascend"),
-        ({"schedule": "multistep", "milestones": (0, 2)}, "got 0. Use 1."),
         ({"schedule": "multistep", "milestones": (2, 11)}, "at most updates=10"),
         ({"schedule": "multistep", "milestones": (2.0,)}, "got 2.0. Use 2."),
     ],
@@ -246,14 +224,3 @@ def test_plans_that_cannot_be_are_refused(changes, message):
     make(good)
     with pytest.raises(ValueError, match=message):
         make(good | changes)
-    with pytest.raises(ValueError, match="max_batches=0 must be at least 1"):
-        make(good, max_batches=0)
-
-
-def test_misuse_is_told():
-    plan = make(SMALL)
-    with pytest.raises(RuntimeError, match=r"ask need\(\) before next\(\)"):
-        plan.next(2)
-    plan.write(2)
-    with pytest.raises(RuntimeError, match=r"ask need\(\) before write\(\)"):
-        plan.write(2)
