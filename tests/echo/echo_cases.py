@@ -97,17 +97,6 @@ MODES = {
     "adaptive": ej.AdaptiveSpec(cap=3, buffer=12, batch_size=4, seed=1),
     "stochastic": ej.StochasticSpec(LOAD, buffer=10, batch_size=4, seed=2),
 }
-MANY_MODES = MODES | {
-    "adaptive-once": ej.AdaptiveSpec(cap=1, buffer=8, batch_size=4),
-    "adaptive-small": ej.AdaptiveSpec(cap=4, buffer=4, batch_size=4),
-    "adaptive-single": ej.AdaptiveSpec(cap=2, buffer=3, batch_size=1),
-    "adaptive-large": ej.AdaptiveSpec(cap=5, buffer=30, batch_size=3),
-    "stochastic-always": ej.StochasticSpec(buffer=4, batch_size=4),
-    "stochastic-rarely": ej.StochasticSpec(
-        ej.LoadSchedule("e", "linear", 2.0, 6.0, updates=9), buffer=30, batch_size=3
-    ),
-    "stochastic-single": ej.StochasticSpec(LOAD, buffer=5, batch_size=1),
-}
 
 
 def ahead_of(spec):

@@ -5,7 +5,6 @@ import contextlib
 import io
 import json
 import os
-import pickle
 import tracemalloc
 import zlib
 
@@ -43,7 +42,7 @@ def test_the_record_is_the_packed_bits():
 def test_a_log_is_a_sequence_that_comes_back_from_json(decisions, data):
     log = DecisionLog(decisions)
     again = DecisionLog.from_json(json.loads(json.dumps(log.to_json())))
-    assert again == log and hash(again) == hash(log)
+    assert again == log
     assert list(again) == decisions
     part = data.draw(st.slices(len(decisions)))
     assert list(log[part]) == decisions[part]
@@ -55,18 +54,9 @@ def test_a_log_is_a_sequence_that_comes_back_from_json(decisions, data):
     starts = decisions[: len(other)] == other
     assert log.starts_with(DecisionLog(other)) == starts
     assert log.starts_with(log[: len(other)])
-
-
-def test_a_log_never_changes():
-    log = DecisionLog([True, False, True])
-    assert [type(decision) for decision in (log[0], *log)] == [bool] * 4
-    assert log != [True, False, True]
-    assert log in {DecisionLog(iter([1, 0, 1]))}
-    assert pickle.loads(pickle.dumps(log)) == log
+    assert log != decisions and log in {DecisionLog(iter(decisions))}
     with pytest.raises(IndexError):
-        log[3]
-    with pytest.raises(TypeError):
-        log[0] = False
+        log[len(decisions)]
 
 
 @settings(max_examples=50)
@@ -96,10 +86,8 @@ def test_a_long_log_that_is_regular_is_small():
         (record(b"", 0) | {"more": 1}, "not the record"),
         (record(b"", 0, version=2), "version 2 is unknown"),
         (record(b"", 0, version="9" * 10**6), "is unknown"),
-        (record(b"\x80", 1, decisions=-1), "-1 decisions is refused"),
         (record(b"\x80", 1, decisions=True), "True decisions is refused"),
         (record(b"\x80", 1, decisions=1 << 29), "decisions is refused"),
-        (record(b"\x80", 1, bits=7), "must be text"),
         (record(b"\x80", 1, bits="A" * 10_000), "at most"),
         (record(b"\x80", 1, bits="ä"), "cannot be decoded"),
         (record(b"\x80", 1, bits="AAAA"), "cannot be decoded"),
@@ -137,7 +125,6 @@ def test_bombs_are_not_inflated_and_the_longest_log_stays_packed(inflated):
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_an_interrupted_save_leaves_a_whole_file_alone(call, tmp_path, monkeypatch):
-    """A full disk leaves the old file, and Ctrl-C after the end the new one."""
     path, real = tmp_path / "run.tape", os.replace
     DecisionLog([True]).save(path)
 
@@ -192,7 +179,6 @@ def test_whatever_bit_of_a_file_flips_is_seen(decisions, data):
 
 
 def test_another_number_of_decisions_is_seen():
-    """Of as many bytes: the bits alone do not tell it."""
     text = DecisionLog([True, False, False]).to_text()
     changed = text.replace('"decisions": 3', '"decisions": 2').encode()
     with pytest.raises(ValueError, match=r"tape\.json is not a decision log: .* che"):

@@ -124,17 +124,13 @@ def test_what_check_finite_cannot_do_is_refused():
 
 @pytest.mark.parametrize("name", ["consecutive-1", "spread", *MODES])
 def test_a_consumer_that_writes_into_an_item_fails_at_the_first(name):
-    """At factor 1 it would change the upstream's own memory."""
     mine = [{"x": np.arange(3.0)} for _ in range(40)]
     for build, source in ((ej.echo, mine), (ej.grain.echo, grain_source(mine))):
         for prefetch in (None, 2):
             with iter(build(source, SPECS[name], prefetch=prefetch)) as echo:
                 for item in [next(echo) for _ in range(6)]:
                     with pytest.raises(ValueError, match="read-only"):
-                        item["x"] *= 2
-                    with pytest.raises(ValueError, match="read-only"):
-                        item["x"][1:][0] = 7
+                        item["x"][1:] *= 2
                     del item["x"]
     assert all(each["x"].tolist() == [0, 1, 2] for each in mine)
-    (out,) = ej.echo([mine[0]["x"]], ej.EchoSpec(1))
-    assert np.shares_memory(out, mine[0]["x"]) and mine[0]["x"].flags.writeable
+    assert mine[0]["x"].flags.writeable

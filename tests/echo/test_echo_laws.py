@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from echo_cases import (
     FACTORS,
-    MANY_MODES,
+    LOAD,
     MODES,
     ORDERS,
     Stacked,
@@ -88,9 +88,17 @@ def test_the_other_modes_obey_the_laws(mode, way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", sorted({*MANY_MODES} - {*MODES}))
-def test_the_other_modes_obey_the_laws_for_many_specs(mode):
-    spec = MANY_MODES[mode]
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ej.AdaptiveSpec(cap=1, buffer=8, batch_size=4),
+        ej.AdaptiveSpec(cap=5, buffer=30, batch_size=3),
+        ej.StochasticSpec(ej.LoadSchedule("e", "linear", 2.0, 6.0, 9), 30, 3),
+        ej.StochasticSpec(LOAD, buffer=5, batch_size=1),
+    ],
+    ids=["adaptive-once", "adaptive-large", "stochastic-rarely", "stochastic-single"],
+)
+def test_the_other_modes_obey_the_laws_for_many_specs(spec):
     assert_echo_laws(host_batches, spec, num_items=19, read_ahead=ahead_of(spec))
 
 

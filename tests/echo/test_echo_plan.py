@@ -67,7 +67,7 @@ def test_a_plan_restored_anywhere_continues_the_same(spec, total, takes, room):
     assert_restores(FixedDriver(make(), total=total), make, steps)
 
 
-@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("factor", ["1", "7.3", "by_item"])
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_long_plan_needs_no_more_slots_than_stated(order, factor):
     spec = spec_of(order, factor)
@@ -129,16 +129,6 @@ def test_long_items_are_used_one_after_another_from_every_state():
         state = plan.get_state()
     found = np.concatenate(found)
     assert np.array_equal(found, expected[: found.size])
-
-
-@pytest.mark.parametrize("order", ["shuffle", "shuffle_buffer", "spread"])
-def test_the_seed_names_the_order(order):
-    def first_items(seed):
-        parts = take(FixedPlan(spec_of(order, "2", seed)), 200)
-        return tuple(np.concatenate([part.fresh_index[0] for part in parts]))
-
-    assert first_items(1) == first_items(1)
-    assert len({first_items(seed) for seed in range(20)}) == 20
 
 
 @pytest.mark.parametrize(
@@ -233,14 +223,6 @@ def test_items_are_read_when_they_are_needed_and_not_before(order):
     for number in range(1, 41):
         driver.take()
         assert abs((driver.rows - before) / 16 - number // 4) <= slack
-
-
-def test_a_smaller_last_host_batch_is_taken_in_one_lane():
-    plan = FixedPlan(ej.EchoSpec(2, batch_size=4), lanes=Lanes(4))
-    driver = FixedDriver(plan, Lanes(4), 6)
-    found = [[index for index, _ in lane] for [lane] in driver.all()]
-    assert found == [[0, 0, 1, 1], [2, 2, 3, 3], [4, 4, 5, 5]]
-    assert driver.plan.need(4) == Need()
 
 
 def test_every_lane_has_a_seed_and_the_factor_of_its_items():

@@ -6,8 +6,6 @@ import json
 import os
 from collections import deque
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -186,6 +184,7 @@ def test_what_a_fast_loader_cannot_explain_is_not_blamed_on_it():
     assert report.idle_fraction > 0.4
     (sentence,) = report.advice
     assert sentence.startswith("Do not echo")
+    assert (report.is_starved, report.advised_factor, report.how) == (False, 1.0, "")
 
 
 def test_two_steps_are_in_flight_at_most_and_none_while_the_loader_is_alone():
@@ -201,15 +200,6 @@ def test_two_steps_are_in_flight_at_most_and_none_while_the_loader_is_alone():
     assert next(batches) is BATCH, "the user's own iterator was closed"
     assert queued_s["loader alone"] == 0
     assert queued_s["both together"] == queued_s["echo factor 2"] == exactly(2.0)
-
-
-def test_a_fed_trainer_is_told_not_to_echo():
-    report = run_prefetching(0.5)
-    assert not report.is_starved
-    assert report.advised_factor == 1.0
-    (sentence,) = report.advice
-    assert sentence.startswith("Do not echo")
-    assert report.how == ""
 
 
 def test_a_starved_trainer_is_told_how_to_echo():
@@ -270,7 +260,6 @@ def with_stages(options=None, **times):
     ("read", "later", "words"),
     [
         ((3.5, 0.25), (0.0, 0.25), ["the loader's threads=4 would hide", "after read"]),
-        ((2.0, 0.25), (0.0, 1.0), ["threads=2", ""]),
         # Reads that wait together already are left alone.
         ((0.9, 0.1), (0.0, 0.25), ["Echo every", ""]),
     ],
@@ -357,30 +346,17 @@ def test_a_state_is_handed_on_and_never_waited_for():
     assert (report.t_up_s, report.t_down_s) == (exactly(2.0), exactly(1.0))
 
 
-def test_a_plain_jax_loop_is_probed_in_one_line():
-    @jax.jit
-    def train_step(params, batch):
-        loss, grads = jax.value_and_grad(
-            lambda params: jnp.mean((batch["x"].astype(jnp.float32) @ params) ** 2)
-        )(params)
-        return params - 0.1 * grads, loss
-
-    report = ej.probe([BATCH] * 5, train_step, state=jnp.ones(10), seconds=0.05)
-    assert report.t_up_s > 0 and report.t_down_s > 0
-    assert report.batch_size == 32
-
-
 # --- A step that is slow now and then.
 
 FAST_S, SLOW_S, LOAD_S = 0.002, 0.030, 0.010
 
 
-def probed(steps, *, load_s=LOAD_S, **options):
-    """Probes steps of these times for 10 s, which is thousands of them."""
-    steps = iter(steps)
+def probed(steps, *, load_s=LOAD_S, seconds=10.0):
+    """Probes steps of these times, which are thousands."""
+    step_s = iter(steps).__next__
     # To look for arrays in each output would take a quarter of the time.
-    options = {"seconds": 10.0, "wait": Output.block_until_ready} | options
-    return run_prefetching(load_s, lambda: next(steps), capacity=16, **options)
+    options = {"seconds": seconds, "wait": Output.block_until_ready}
+    return run_prefetching(load_s, step_s, capacity=16, **options)
 
 
 def every(period, slow_s=SLOW_S):
@@ -396,11 +372,8 @@ def test_slow_steps_at_equal_gaps_are_counted_in_means_and_the_advice_follows():
     assert "1 step in every 4 took 30.0 ms, the others 2.00 ms" in words(report)
     assert report.advised_factor == 1.1
     assert "an update would take 9.09 ms instead of" in words(report)
-    assert json.loads(report.to_json())["slow_steps"]["period"] == 4
     # At 8 ms a batch the loader is the faster side, which by the median it is not.
-    fed = probed(every(4), load_s=0.008)
-    assert fed.advised_factor == 1.0
-    assert [sentence[:11] for sentence in fed.advice] == ["Do not echo"]
+    assert probed(every(4), load_s=0.008).advised_factor == 1.0
 
 
 # Seeds are fixed, so counts are exact. Of 20 intervals that hold the true value 95
