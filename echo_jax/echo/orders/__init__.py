@@ -19,33 +19,18 @@ from echo_jax.echo.spec import EchoSpec
 __all__ = ["ORDERS", "CohortSizes", "rounds_of"]
 
 
-def _consecutive(spec: EchoSpec) -> OrderRounds:
-    return Consecutive(spec.schedule, spec.batch_size)
-
-
-def _spread(spec: EchoSpec) -> OrderRounds:
-    if spec.schedule.max_factor == 1:
-        return _consecutive(spec)  # there is nothing to spread
-    return Spread(spec.schedule, spec.buffer, spec.batch_size, spec.seed)
-
-
-def _shuffle(spec: EchoSpec) -> OrderRounds:
-    return Shuffle(spec.schedule, spec.buffer, spec.batch_size, spec.seed)
-
-
-def _shuffle_buffer(spec: EchoSpec) -> OrderRounds:
-    return ShuffleBuffer(spec.schedule, spec.buffer, spec.batch_size, spec.seed)
-
-
-ORDERS: dict[str, Callable[[EchoSpec], OrderRounds]] = {
-    "consecutive": _consecutive,
-    "shuffle": _shuffle,
-    "shuffle_buffer": _shuffle_buffer,
-    "spread": _spread,
+# How the rounds of each order are made, by its name.
+ORDERS: dict[str, Callable[..., OrderRounds]] = {
+    "consecutive": Consecutive,
+    "shuffle": Shuffle,
+    "shuffle_buffer": ShuffleBuffer,
+    "spread": Spread,
 }
-"""How the rounds of each order are made, by its name."""
 
 
 def rounds_of(spec: EchoSpec) -> OrderRounds:
     """Returns the order that a spec names; ValueError if its buffer does not fit."""
-    return ORDERS[spec.order](spec)
+    # Without repeats there is nothing to spread.
+    is_flat = spec.order == "spread" and spec.schedule.max_factor == 1
+    make = ORDERS["consecutive" if is_flat else spec.order]
+    return make(spec.schedule, spec.buffer, spec.batch_size, spec.seed)

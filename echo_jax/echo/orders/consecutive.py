@@ -21,7 +21,9 @@ class Consecutive:
     """Emits all uses of an item back to back; each round is one item."""
 
     schedule: Schedule
+    buffer: int
     batch_size: int
+    seed: int
     max_departed: int = field(default=0, init=False)
 
     def __post_init__(self):

@@ -27,14 +27,7 @@ _MIN_DELAY_BITS = 10
 
 @dataclass
 class Shuffle:
-    """Emits every use at a random time, at most ``delay`` arrivals after its item.
-
-    Attributes:
-      delay: The longest time that a use stays, in arrivals of fresh items.
-      delay_bits: A delay is drawn in 2^delay_bits steps.
-      repeat_bits: Bits that a repeat takes beside its item.
-      key: The start of the random sequence.
-    """
+    """Emits every use at a random time, at most ``delay`` arrivals after its item."""
 
     schedule: Schedule
     buffer: int
@@ -48,11 +41,13 @@ class Shuffle:
         batch = self.batch_size / float(self.schedule.min_factor)
         reserve = min(self.buffer // 4, int(batch + 4 * batch**0.5) + 1)
         self.delay = self.buffer - reserve
+        # Bits that a repeat takes beside its item.
         self.repeat_bits = math.ceil(self.schedule.max_factor - 1).bit_length()
         # Bits for the items of two rounds, for the repeat, and for the last flag.
         self._use_bits = self.delay.bit_length() + self.repeat_bits + 2
         # A use leaves up to two rounds after the start of its own round.
         left = 62 - self._use_bits - self.delay.bit_length()
+        # A delay is drawn in 2^delay_bits steps.
         self.delay_bits = min(_MAX_DELAY_BITS, left)
         if self.delay_bits < _MIN_DELAY_BITS:
             fits = 60 - self.repeat_bits - _MIN_DELAY_BITS

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from echo_jax.echo.keys import mix, sequence
-from echo_jax.echo.orders.base import Piece
-from echo_jax.echo.orders.sorting import stable_argsort
+from echo_jax.echo.orders.base import Piece, stable_argsort
 from echo_jax.echo.schedule import Schedule
 
 __all__ = ["ShuffleBuffer"]
@@ -38,13 +37,7 @@ _ANCHORS_PER_BUFFER = 8
 
 @dataclass
 class ShuffleBuffer:
-    """Emits repeats through a shuffle buffer of ``buffer`` uses.
-
-    Attributes:
-      round_length: Draws in a round.
-      stride: Every anchor is a multiple of it, so that few upstream states are kept.
-      key: The start of the random sequence.
-    """
+    """Emits repeats through a shuffle buffer of ``buffer`` uses."""
 
     schedule: Schedule
     buffer: int
@@ -58,6 +51,7 @@ class ShuffleBuffer:
                 f"from; use at most {_MAX_BUFFER}"
             )
         self.round_length = max(self.buffer, _BATCHES_PER_ROUND * self.batch_size)
+        # Every anchor is a multiple of it, so that few upstream states are kept.
         self.stride = -(-self.buffer // _ANCHORS_PER_BUFFER)
         least = self.schedule.min_factor
         # The items in the buffer, and the items that enter it during a batch.
@@ -124,15 +118,12 @@ class ShuffleBuffer:
 
 
 class _Incoming:
-    """The items of all uses in order, from one item on.
-
-    Attributes:
-      uses: Numbers of uses of the items from the first one not forgotten, ``int64[n]``.
-    """
+    """The items of all uses in order, from one item on."""
 
     def __init__(self, schedule: Schedule, item: int, carry: int):
         self._schedule = schedule
         self._next_item, self._carry = item, carry
+        # ``uses`` has those of the items from the first one not forgotten on, int64[n].
         self._waiting = self.uses = np.zeros(0, np.int64)
 
     def take(self, count: int) -> np.ndarray:

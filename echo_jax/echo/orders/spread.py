@@ -18,32 +18,25 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 
 from echo_jax.echo.keys import mix, sequence
-from echo_jax.echo.orders.base import Piece
-from echo_jax.echo.orders.sorting import grouped_argsort, stable_argsort
+from echo_jax.echo.orders.base import Piece, grouped_argsort, stable_argsort
 from echo_jax.echo.schedule import Schedule
 
 __all__ = ["CohortSizes", "Spread"]
 
 _INTERVALS_PER_PIECE = 8192
 _MAX_USES = 10_000
-_BASE, _PRIME = 1_000_003, 2**61 - 1
 
 
 class CohortSizes:
-    """The number of fresh items of each round: a short warm-up, then a constant.
+    """The number of fresh items of each round: a short warm-up, then a constant."""
 
-    Attributes:
-      warm: Sizes of the first rounds.
-      steady: Size of all later rounds.
-    """
-
-    # The first round is the first batch. Rounds then grow until the buffer is full, so
-    # a large buffer does not delay the first echo.
+    # ``warm`` has the sizes of the first rounds, and all later ones are ``steady``. The
+    # first round is the first batch. Rounds then grow until the buffer is full, so a
+    # large buffer does not delay the first echo.
 
     def __init__(self, schedule: Schedule, buffer: int, batch_size: int):
         self.max_uses = math.ceil(schedule.max_factor)
@@ -53,13 +46,16 @@ class CohortSizes:
                 f"order='spread' takes factors of at most {_MAX_USES}, and this one is "
                 f"up to {self.max_uses}; use a smaller factor, or another order"
             )
-        self._schedule = schedule
         self._low, self._high = schedule.min_factor, schedule.max_factor
         self._even = schedule.constant is not None
+        # The rounds that an item stays after its own, on average or at most.
+        self._lived = (schedule.constant or self.max_uses) - 1
         self._batch_size = batch_size
         # Rounding of merged cohorts moves a use by at most this many places.
         self.slack = self.max_uses + 2 if batch_size > 1 else 0
         self._margin = self.max_uses + 1
+        # The size of cohorts at which no batch has two uses of an item.
+        self._needed = math.ceil((batch_size + self.slack) / self._low)
         candidates = itertools.count(max(buffer, self._least()))
         workable = next(size for size in candidates if self._grow(size))
         if workable > buffer:
@@ -140,21 +136,6 @@ class CohortSizes:
             most = size if high > 0 else 0
         return least, most
 
-    @property
-    def _slowest(self) -> Fraction:
-        return self._schedule.min_factor
-
-    @property
-    def _lived(self) -> Fraction | int:
-        """The rounds that an item stays after its own, on average or at most."""
-        factor = self._schedule.constant
-        return factor - 1 if factor is not None else self.max_uses - 1
-
-    @property
-    def _needed(self) -> int:
-        """The size of cohorts at which no batch has two uses of an item."""
-        return math.ceil((self._batch_size + self.slack) / self._slowest)
-
     def _least(self) -> int:
         """A lower bound on the buffer."""
         return max(
@@ -167,19 +148,24 @@ class CohortSizes:
         """Sets the sizes for a buffer; returns whether rounds reach the steady size."""
         # Slots that a batch frees serve only the next batch, so a batch needs room for
         # its own fresh items as well.
-        reserve = math.ceil(self._batch_size / self._slowest) + 1
+        reserve = math.ceil(self._batch_size / self._low) + 1
         roomy = int((buffer - self._margin - reserve) / self._lived)
         # Beyond two buffers of items in a round a restore would re-read too much.
         self.steady = min(max(roomy, self._needed), 2 * buffer)
         self.warm = [min(self._batch_size, self.steady * self.max_uses)]
         self._starts = [0, self.warm[0]]
         steady_rounds = int(self.warm[0] == self.steady)
-        seen = _Windows(self.max_uses, self.warm)
+        seen: list[int] = []
+        at_round = self.max_uses
         while steady_rounds < self.max_uses:
             # The next size follows from the last sizes alone. If all of these recur,
-            # growth has ended.
-            if seen.recurs():
-                return False
+            # growth has ended. Brent's search for cycles keeps only few of them.
+            if not steady_rounds and len(self.warm) >= self.max_uses:
+                last = self.warm[-self.max_uses :]
+                if last == seen:
+                    return False
+                if len(self.warm) >= at_round:
+                    seen, at_round = last, 2 * len(self.warm)
             size = self._next_size(buffer - self._margin)
             self.warm.append(size)
             self._starts.append(self._starts[-1] + size)
@@ -201,76 +187,32 @@ class CohortSizes:
 
     def _affordable(self, room: int) -> int:
         """Returns the largest cohort of which at most ``room`` items live on."""
-        share = 1.0
-        if self._schedule.constant is not None:
-            share = float(min(1, self._schedule.constant - 1))
+        share = float(min(1, self._lived)) if self._even else 1.0
         return int(max(0, room - 1) / share) if share < 1 else room
-
-
-class _Windows:
-    """Finds out whether a growing list ends with numbers that it ended with before."""
-
-    # A rolling hash makes the time and memory for a number independent of ``length``.
-    # Equal hashes are verified.
-
-    def __init__(self, length: int, numbers: list[int]):
-        self._length, self._numbers = length, numbers
-        self._hash, self._hashed = 0, 0
-        self._first = pow(_BASE, length, _PRIME)
-        self._ends: dict[int, int] = {}
-
-    def recurs(self) -> bool:
-        """Returns whether the last numbers occurred before; ask after every number."""
-        end = len(self._numbers)
-        for at in range(self._hashed, end):
-            self._hash = self._hash * _BASE + self._numbers[at] + 1
-            if at >= self._length:
-                gone = self._numbers[at - self._length] + 1
-                self._hash -= gone * self._first
-            self._hash %= _PRIME
-        self._hashed = end
-        if end < self._length:
-            return False
-        before = self._ends.setdefault(self._hash, end)
-        return before < end and self._last(before) == self._last(end)
-
-    def _last(self, end: int) -> list[int]:
-        return self._numbers[end - self._length : end]
 
 
 @dataclass
 class _Cohort:
-    """Items that arrived in the same round.
+    """Items that arrived in the same round."""
 
-    Attributes:
-      number: The round in which they arrived.
-      start: Fresh index of the first item.
-      carry: The schedule's carry before the first item.
-      uses: Number of uses of each item, ``int64[n]``.
-      seats: The items in order of their positions, as offsets from ``start``.
-    """
-
-    number: int
-    start: int
-    carry: int
-    uses: np.ndarray
-    seats: np.ndarray
+    number: int  # of the round
+    start: int  # fresh index of the first item
+    carry: int  # the schedule's, before the first item
+    uses: np.ndarray  # number of uses of each item, int64[n]
+    seats: np.ndarray  # the items in order of their positions, from `start` on
 
 
 class Spread:
-    """Spreads the uses of an item evenly; an `echo_jax.echo.orders.OrderRounds`.
-
-    Attributes:
-      keys: For each age of a cohort, the start of its random sequence.
-      uniform: Whether all items have the same number of uses.
-    """
+    """Spreads the uses of an item evenly; an `echo_jax.echo.orders.OrderRounds`."""
 
     def __init__(self, schedule: Schedule, buffer: int, batch_size: int, seed: int):
         self.schedule = schedule
         self.batch_size = batch_size
         self.sizes = CohortSizes(schedule, buffer, batch_size)
+        # For each age of a cohort, the start of its random sequence.
         self.keys = [sequence(seed, 2, age) for age in range(self.sizes.max_uses)]
         factor = schedule.constant
+        # Whether all items have the same number of uses.
         self.uniform = factor is not None and factor.denominator == 1
         self.num_slots = buffer
         self.max_departed = 0
