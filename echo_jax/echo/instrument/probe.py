@@ -29,8 +29,8 @@ from echo_jax.echo.instrument.rates import advised_factor
 from echo_jax.echo.instrument.stopwatch import (
     MAX_IN_FLIGHT,
     BoundedSteps,
-    Endless,
     StepTimes,
+    endless,
     ratio_interval,
     step_times,
     time_calls,
@@ -129,7 +129,7 @@ def probe(
     started = now()
     tell = on_progress or (lambda what, done: None)
     stage_times = _time_stages(stages or {}, seconds, tell, now, cpu_now)
-    loader = Endless(upstream)
+    loader = endless(upstream)
     try:
         steps = BoundedSteps(_stateless(step, state), wait or wait_for)
         bench = _Bench(loader, steps, seconds, tell, now)
@@ -169,14 +169,7 @@ def probe(
 
 
 class _Bench:
-    """A loader and a step, and their measurements.
-
-    Attributes:
-      batch: The batch that is held.
-      ups: Seconds of single calls of the loader alone, for each round.
-      downs: Seconds of the step alone.
-      runs: The measurements together, once `measure_runs` is done.
-    """
+    """A loader and a step, and their measurements."""
 
     def __init__(
         self,
@@ -190,6 +183,7 @@ class _Bench:
         self._seconds, self._tell = seconds, tell
         self._together: list[float] = []
         self._done = _STAGES_SHARE
+        # Seconds of single calls of the loader and of the step alone, for each round.
         self.ups: list[list[float]] = []
         self.downs: list[list[float]] = []
         self.runs: tuple[MeasuredRun, ...] = ()

@@ -23,7 +23,7 @@ _PREDICTED_FACTORS = range(1, 9)
 # no more than that.
 FED_RATIO = 1.05
 
-_LINE = 80
+_LINES = textwrap.TextWrapper(80, subsequent_indent="  ", break_on_hyphens=False)
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
 
@@ -162,7 +162,7 @@ class ProbeReport:
             ],
             self._stage_lines(),
             self._factor_lines(),
-            ["Advice", *(_item(sentence) for sentence in self.advice)],
+            ["Advice", *map(_LINES.fill, (f"- {each}" for each in self.advice))],
             [f"  {self.how}"] if self.how else [],
         ]
         return "\n\n".join("\n".join(lines) for lines in blocks if lines)
@@ -209,23 +209,9 @@ class ProbeReport:
             fresh_s = update_s * factor / max(self.batch_size, 1)
             run = measured.get(factor)
             seen = duration(run.seconds_per_update) if run else ""
-            line = (
-                f"{factor:<12g}{duration(update_s):>12}{duration(fresh_s):>20}"
-                f"{seen:>22}"
-            )
-            lines.append(line.rstrip())
+            times = f"{duration(update_s):>12}{duration(fresh_s):>20}{seen:>22}"
+            lines.append(f"{factor:<12g}{times}".rstrip())
         return lines
-
-
-def _item(sentence: str) -> str:
-    """Returns a sentence as an item of a list, in lines of a terminal's width."""
-    return textwrap.fill(
-        sentence,
-        width=_LINE,
-        initial_indent="- ",
-        subsequent_indent="  ",
-        break_on_hyphens=False,
-    )
 
 
 def is_starved(ratio: float) -> bool:

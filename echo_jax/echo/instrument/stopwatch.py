@@ -14,7 +14,7 @@ import itertools
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,9 @@ from echo_jax.echo.tree import flatten
 __all__ = [
     "MAX_IN_FLIGHT",
     "BoundedSteps",
-    "Endless",
     "SlowSteps",
     "StepTimes",
+    "endless",
     "ratio_interval",
     "step_times",
     "time_calls",
@@ -139,42 +139,28 @@ def time_calls(
             return [end - before for before, end in itertools.pairwise(ends)]
 
 
-class Endless(Iterator[Any]):
+def endless(upstream: Iterable[Any]) -> Generator[Any, None, None]:
     """Yields the items of an iterable again and again; an iterator must not end."""
-
-    def __init__(self, upstream: Iterable[Any]):
-        self._upstream = upstream
-        self._iterator = iter(upstream)
-        # The caller's iterator is not closed here, and cannot start again.
-        self._owned = self._iterator is not upstream
-        self._taken = 0
-
-    def __next__(self) -> Any:
+    iterator, taken = iter(upstream), 0
+    # The caller's iterator is not closed here, and cannot start again.
+    owned = iterator is not upstream
+    while True:
+        before = taken
         try:
-            batch = next(self._iterator)
-        except StopIteration:
-            return self._again()
-        self._taken += 1
-        return batch
-
-    def _again(self) -> Any:
-        """Returns the first batch of another pass."""
-        if not self._owned:
+            for item in iterator:
+                taken += 1
+                yield item
+        finally:
+            if owned and hasattr(iterator, "close"):
+                iterator.close()  # pyright: ignore[reportAttributeAccessIssue]
+        if not owned:
             raise ValueError(
-                f"the upstream, an iterator, ended after {self._taken} batches; give "
-                "the iterable that it is from, which can be started again"
+                f"the upstream, an iterator, ended after {taken} batches; give the "
+                "iterable that it is from, which can be started again"
             )
-        self.close()
-        self._iterator = iter(self._upstream)
-        for batch in self._iterator:
-            self._taken += 1
-            return batch
-        raise ValueError("the upstream is empty; give an iterable of batches")
-
-    def close(self) -> None:
-        """Closes an iterator that this class has made."""
-        if self._owned and hasattr(self._iterator, "close"):
-            self._iterator.close()  # pyright: ignore[reportAttributeAccessIssue]
+        if taken == before:
+            raise ValueError("the upstream is empty; give an iterable of batches")
+        iterator = iter(upstream)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,22 +186,15 @@ class SlowSteps:
 
 @dataclasses.dataclass(frozen=True)
 class StepTimes:
-    """The mean time of a step.
+    """The mean time of a step."""
 
-    Attributes:
-      timed: How many steps were timed.
-      mean_s: Mean seconds per step: over whole periods if slow steps are periodic,
-        without them if they do not recur.
-      window_means_s: The same, for every window.
-      slow: The slow steps; None if there are none.
-      unseen_s: Possible error of the mean if slow steps are periodic and each window
-        holds one too many, or one too few; 0 if enough of them were seen.
-    """
-
-    timed: int
+    timed: int  # steps
+    # Over whole periods if slow steps are periodic, without them if they do not recur.
     mean_s: float
     window_means_s: tuple[float, ...]
     slow: SlowSteps | None
+    # Possible error of the mean if slow steps are periodic and each window holds one
+    # too many, or one too few; 0 if enough of them were seen.
     unseen_s: float
 
 
@@ -223,12 +202,9 @@ def step_times(windows: Sequence[Sequence[float]]) -> StepTimes:
     """Returns the mean seconds of steps, given the steps of each window."""
     every = [seconds for window in windows for seconds in window]
     is_slow = _are_slow(windows)
-    slow = _slow_steps(windows, is_slow)
-    means = [
-        _mean(window, window_is_slow, slow)
-        for window, window_is_slow in zip(windows, is_slow, strict=True)
-    ]
-    everywhere = [slow_one for window in is_slow for slow_one in window]
+    everywhere = [flag for window in is_slow for flag in window]
+    slow = _slow_steps(every, everywhere, _period(is_slow), len(windows))
+    means = [_mean(*of, slow) for of in zip(windows, is_slow, strict=True)]
     unseen_s = 0.0
     if slow and slow.are_few:
         unseen_s = (slow.mean_s - slow.others_s) * len(windows) / len(every)
@@ -239,52 +215,44 @@ def step_times(windows: Sequence[Sequence[float]]) -> StepTimes:
 def _are_slow(windows: Sequence[Sequence[float]]) -> list[list[bool]]:
     typical_s = statistics.median_low(itertools.chain.from_iterable(windows))
     # If the whole machine is slow in a window, none of its steps counts as slow.
-    limits_s = [
-        _SLOW * max(typical_s, statistics.median_low(window)) for window in windows
+    limited = [
+        (window, _SLOW * max(typical_s, statistics.median_low(window)))
+        for window in windows
     ]
-    slow = [
-        seconds
-        for window, limit_s in zip(windows, limits_s, strict=True)
-        for seconds in window
-        if seconds > limit_s
-    ]
+    slow = [s for window, limit_s in limited for s in window if s > limit_s]
     least_s = _PART_OF_SLOW * statistics.median(slow) if slow else 0.0
-    return [
-        [seconds > max(limit_s, least_s) for seconds in window]
-        for window, limit_s in zip(windows, limits_s, strict=True)
-    ]
+    return [[s > max(limit_s, least_s) for s in window] for window, limit_s in limited]
 
 
 def _slow_steps(
-    windows: Sequence[Sequence[float]], is_slow: Sequence[Sequence[bool]]
+    every: Sequence[float], flags: Sequence[bool], period: int, num_windows: int
 ) -> SlowSteps | None:
-    every = [seconds for window in windows for seconds in window]
-    flags = [flag for window in is_slow for flag in window]
-    if not any(flags):
+    slow, others = _split(every, flags)
+    if not slow:
         return None
-    slow = list(itertools.compress(every, flags))
-    parts = {
-        at * _PARTS // len(every) for at in itertools.compress(itertools.count(), flags)
-    }
+    parts = {at * _PARTS // len(every) for at, flag in enumerate(flags) if flag}
     recur = len(parts) > _PARTS / 2 or len(slow) > _OFTEN * len(every)
-    period = _period(is_slow) if recur else 0
     return SlowSteps(
         count=len(slow),
         mean_s=statistics.fmean(slow),
-        others_s=statistics.fmean(
-            s for s, slow_one in zip(every, flags, strict=True) if not slow_one
-        ),
+        others_s=statistics.fmean(others),
         recur=recur,
-        period=period,
-        are_few=recur and not period and len(slow) < _FEW * len(windows),
+        period=period if recur else 0,
+        are_few=recur and not period and len(slow) < _FEW * num_windows,
     )
+
+
+def _split(steps: Sequence[float], flags: Sequence[bool]) -> tuple[list[float], ...]:
+    """Returns the slow steps and the others."""
+    others = [s for s, flag in zip(steps, flags, strict=True) if not flag]
+    return list(itertools.compress(steps, flags)), others
 
 
 def _period(is_slow: Sequence[Sequence[bool]]) -> int:
     """Returns the gap between slow steps if it is nearly always the same, else 0."""
     gaps = []
     for window in is_slow:
-        slow_at = itertools.compress(itertools.count(), window)
+        slow_at = [at for at, flag in enumerate(window) if flag]
         gaps += [after - before for before, after in itertools.pairwise(slow_at)]
     if len(gaps) < _LEAST_GAPS:
         return 0
@@ -301,12 +269,10 @@ def _mean(
 ) -> float:
     if slow is None or (slow.recur and not slow.period):
         return statistics.fmean(window)
-    others_s = statistics.fmean(
-        s for s, slow_one in zip(window, is_slow, strict=True) if not slow_one
-    )
+    own, others = _split(window, is_slow)
+    others_s = statistics.fmean(others)
     if not slow.recur:
         return others_s
-    own = list(itertools.compress(window, is_slow))
     # A window that is shorter than a period may have no slow step.
     slow_s = statistics.fmean(own) if own else slow.mean_s
     return ((slow.period - 1) * others_s + slow_s) / slow.period

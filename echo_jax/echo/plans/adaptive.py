@@ -9,10 +9,8 @@ no knowledge of the rates.
   repeat follows its lag (Choi et al. 2019, figure 7).
 - When storage stalls, items take turns until each was used ``cap`` times.
 
-The cap is required: beyond some number of uses a repeat does harm (section 3.3:
-between 4 and 8 for a Transformer on LM1B at batch 1024). Using the least used items
-first was measured, too. It repeats the newest items, and in a stall it runs out of
-items earlier (docs/design.md).
+Using the least used items first was measured, too. It repeats the newest items, and in
+a stall it runs out of items earlier (docs/design.md).
 
 The buffer of each lane is a ring of its last items. Fresh items are used first, in
 their order. The plan asks for more only if fewer unused items are waiting than the next
@@ -22,8 +20,7 @@ unused items. The cost of a batch does not grow with the buffer.
 A log records with one bit per batch whether fresh items were taken before it. The
 sequence of uses is a function of the spec, the log, and the end of the upstream. With
 ``replay``, the plan repeats the decisions of a log and records them again; after the
-end of the log it decides by the ready items. Batches are decided one at a time, because
-the ready items say nothing about later batches.
+end of the log it decides by the ready items.
 
 After the end of the upstream, batches go on until all items are at the cap. A batch is
 smaller if fewer items are left.
@@ -197,10 +194,6 @@ class AdaptivePlan(RingPlan):
         }
 
     def check_state(self, state: Any) -> None:
-        self._checked(state)
-
-    def _checked(self, state: Any) -> DecisionLog:
-        """Returns the log of a state that fits this plan."""
         self._check(state, _STATE_KEYS, "an adaptive echo")
         log = DecisionLog.from_json(state["log"])
         shorter = min(len(log), len(self._replay))
@@ -219,14 +212,14 @@ class AdaptivePlan(RingPlan):
             )
         if log and not log[0]:
             raise ValueError(_TOO_FEW)
-        return log
 
     def set_state(self, state: Mapping[str, Any]) -> Restored:
         # The batches of the log are decided again. For a million batches of 1024 that
         # takes about a minute on one lane, and three to four minutes on eight.
         before = dict(vars(self))
         try:
-            batch = self._decide_again(self._checked(state), state["fresh"])
+            log = DecisionLog.from_json(state["log"])
+            batch = self._decide_again(log, state["fresh"])
             pending = _last_uses(batch, state["pending"])
         except ValueError:
             vars(self).update(before)

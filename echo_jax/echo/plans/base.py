@@ -61,18 +61,13 @@ Use = tuple[int, int, int, bool]
 
 
 class Restored(NamedTuple):
-    """The rows that a store must hold again after a plan went to a state.
+    """The rows that a store must hold again after a plan went to a state."""
 
-    Attributes:
-      first: The first row of every lane that has to be read again.
-      slots: Slots of that row and the rows after it, ``int32[G, n]``; ``num_slots`` for
-        rows that are not kept.
-      pending: Uses that were decided and not handed out.
-    """
-
-    first: int
+    first: int  # the first row of every lane that has to be read again
+    # Slots of that row and the rows after it, int32[G, n]; `num_slots` for rows that
+    # are not kept.
     slots: np.ndarray
-    pending: Sequence[Use] = ()
+    pending: Sequence[Use] = ()  # that were decided and not handed out
 
 
 class Plan(Protocol):

@@ -6,7 +6,8 @@ floor((j+1)e) - floor(je) times.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -53,18 +54,16 @@ class FixedPlan:
         welcome: int = 0,
         options: tuple[object, ...] = (),
     ):
-        # Without lanes, ``room`` fresh items may get slots before they are needed, and
-        # up to ``welcome`` of them are read if they are ready. Without room, one batch
-        # is decided at a time. ``options`` shape the sequence, too: a state with other
-        # options is refused.
-        # On the host items come one by one, and a batch may be read in parts.
+        # Without lanes items come one by one, and a batch may be read in parts:
+        # ``room`` fresh items may get slots before they are needed, and up to
+        # ``welcome`` of them are read if they are ready. Without room, one batch is
+        # decided at a time. ``options`` shape the sequence, too.
         self._by_item = lanes is None
         self._lanes = lanes or Lanes()
         self._lanes.check(batch_size=spec.batch_size)
         self.batch = spec.batch_size // self._lanes.count
-        # Items that come one by one are written for one batch.
-        alone = self._by_item and not room
         self.max_batches = max_batches
+        alone = self._by_item and not room
         self.batches_ahead = 1 if alone else max(max_batches, _BATCHES_AHEAD)
         # For each lane, the uses that were decided last and perhaps not handed out yet.
         self._given: list[Uses] = []
@@ -89,11 +88,7 @@ class FixedPlan:
         for at, given in enumerate(self._given):
             if done := given.size - pending:
                 counts[at] = self._plans[at].counts_after(given.part(0, done))
-        return Counts(
-            sum(c.fresh for c in counts),
-            sum(c.uses for c in counts),
-            sum(c.repeats for c in counts),
-        )
+        return Counts(*map(sum, zip(*map(astuple, counts), strict=True)))
 
     def _settle(self, pending: int = 0) -> None:
         """Lets the lanes emit all decided uses but the last ``pending`` ones."""
@@ -111,23 +106,17 @@ class FixedPlan:
         if self._given:
             self._settle(pending)
             uses += pending
-        plans = self._plans
-        missing = plans[0].missing(uses)
-        for plan in plans[1:]:
-            missing = max(missing, plan.missing(uses))
+        missing = max([plan.missing(uses) for plan in self._plans])
         if not missing:
             return _NOTHING
         if self._by_item:
             return Need(missing, self._welcome)
-        rows, left = self._lanes.rows, plans[0].left
+        rows, left = self._lanes.rows, self._plans[0].left
         wanted = -(-missing // rows) * rows
         return Need(must=wanted if left is None else min(wanted, left))
 
     def write(self, rows: int) -> np.ndarray:
-        plans = self._plans
-        if len(plans) == 1:
-            return plans[0].write(rows)[None]
-        return np.stack([plan.write(rows) for plan in plans])
+        return _stacked([plan.write(rows) for plan in self._plans])
 
     def next(self, uses: int) -> BatchIndices | None:
         self._settle()
@@ -226,7 +215,7 @@ class FixedPlan:
         return Restored(first, table)
 
 
-def _stacked(arrays: tuple[np.ndarray, ...]) -> np.ndarray:
+def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Returns ``np.stack`` of arrays, in a tenth of the time for one array."""
     return arrays[0][None] if len(arrays) == 1 else np.stack(arrays)
 

@@ -6,6 +6,7 @@ It follows an order, gives slots of a store to fresh items, and takes the slots 
 import copy
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,36 +23,19 @@ __all__ = ["FixedLane", "Uses"]
 
 _LEAST_STRIDE = 64
 
-_STATE_KEYS = {
-    "anchor",
-    "carry",
-    "end",
-    "fresh",
-    "position",
-    "repeats",
-    "round",
-    "spec",
-    "uses",
-}
+_PLACE_KEYS = {"anchor", "carry", "position", "round"}
+_STATE_KEYS = {"end", "fresh", "repeats", "spec", "uses"} | _PLACE_KEYS
 _RUN_AHEAD = 64
 
 
 class Uses(NamedTuple):
-    """Consecutive uses of one lane, in output order.
+    """Consecutive uses of one lane, in output order."""
 
-    Attributes:
-      slots: Slot of every use, ``int32[n]``; a slot may occur twice.
-      fresh_index: Fresh index of every use, ``int64[n]``.
-      repeat: Number of the use of its item, from 0, ``int32[n]``.
-      last: Whether the slot is free afterwards, ``bool[n]``.
-      newest: The largest fresh index so far, ``int64[n]``.
-    """
-
-    slots: np.ndarray
-    fresh_index: np.ndarray
-    repeat: np.ndarray
-    last: np.ndarray
-    newest: np.ndarray
+    slots: np.ndarray  # slot of every use, int32[n]; a slot may occur twice
+    fresh_index: np.ndarray  # int64[n]
+    repeat: np.ndarray  # number of the use of its item, from 0, int32[n]
+    last: np.ndarray  # whether the slot is free afterwards, bool[n]
+    newest: np.ndarray  # the largest fresh index so far, int64[n]
 
     @property
     def size(self) -> int:
@@ -64,12 +48,7 @@ class Uses(NamedTuple):
 
 
 class FixedLane:
-    """A lane of a fixed, fractional or scheduled echo.
-
-    Attributes:
-      fresh: Fresh items taken so far; also the index of the next one.
-      written: Fresh items that have got a slot: those taken, and any after them.
-    """
+    """A lane of a fixed, fractional or scheduled echo."""
 
     def __init__(
         self, spec: EchoSpec, *, ahead: int = 0, options: tuple[object, ...] = ()
@@ -94,6 +73,7 @@ class FixedLane:
         self._restart(dict.fromkeys(_STATE_KEYS, 0) | {"end": -1})
 
     def _restart(self, state: Mapping[str, int]) -> None:
+        # ``fresh`` items were taken so far, and ``written`` ones have got a slot.
         self.fresh = self.written = state["fresh"]
         self._uses, self._repeats = state["uses"], state["repeats"]
         self._end = state["end"]
@@ -155,10 +135,7 @@ class FixedLane:
         if looked_at != uses:
             runs = self._runs(uses)
             self._looked_at = uses, runs
-        missing = 0
-        for *_, top in runs:
-            missing = max(missing, top + 1 - self.written)
-        return missing
+        return max([0, *(top + 1 - self.written for *_, top in runs)])
 
     def end_at(self, total: int) -> None:
         """Sets the number of items of the whole upstream."""
@@ -258,16 +235,9 @@ class FixedLane:
         keep = piece.index < self._end
         if keep.all():
             return piece
-        index = piece.index[keep]
-        return Piece(
-            piece.round,
-            piece.anchor,
-            piece.carry,
-            index,
-            piece.repeat[keep],
-            piece.last[keep],
-            np.maximum.accumulate(index),
-        )
+        index, repeat, last = piece.index[keep], piece.repeat[keep], piece.last[keep]
+        newest = np.maximum.accumulate(index)
+        return replace(piece, index=index, repeat=repeat, last=last, newest=newest)
 
     def _read(self, piece: Piece, low: int, high: int) -> Uses:
         """Returns the uses at some places of a piece, whose items are written."""

@@ -5,7 +5,7 @@ items need no queue: they are the newest items. Taking n items out of any places
 putting n in costs O(n), whatever the lane holds.
 """
 
-from typing import Any
+import functools
 
 import numpy as np
 
@@ -17,31 +17,14 @@ _HALF = np.uint64(32)
 
 
 class LeastRecentlyUsed:
-    """The items of one lane, in a ring of slots, the least recently used first.
-
-    Attributes:
-      items: Items that came in so far.
-      unused: The oldest item that was never used; `items` if all were.
-
-    Example:
-      >>> lane = LeastRecentlyUsed(num_slots=4, cap=2, seed=0)
-      >>> lane.write(3)
-      >>> for number in range(3):
-      ...     slots, repeat = lane.draw(2, number)
-      ...     print(slots.tolist(), repeat.tolist())
-      [0, 1] [0, 0]
-      [2, 0] [0, 1]
-      [1, 2] [1, 1]
-      >>> lane.num_drawable
-      0
-    """
+    """The items of one lane, in a ring of slots, the least recently used first."""
 
     def __init__(self, num_slots: int, cap: int, seed: int):
         self._num_slots = num_slots
         self._cap = cap
         self._seed = seed
-        self.items = 0
-        self.unused = 0
+        # Items that came in so far, and the oldest one that was never used.
+        self.items = self.unused = 0
         span = 1 << (num_slots - 1).bit_length()
         self._wrap = span - 1
         # The queue holds slots at the places [head, tail) modulo the span. Places only
@@ -50,8 +33,6 @@ class LeastRecentlyUsed:
         self._head = self._tail = 0
         self._uses = np.zeros(num_slots, np.int32)
         self._place = np.zeros(num_slots, np.int64)
-        # How the front of the queue was cut last; it mostly stays as it is.
-        self._parts: tuple[Any, tuple[np.ndarray, ...]] = None, ()
 
     @property
     def num_unused(self) -> int:
@@ -96,7 +77,7 @@ class LeastRecentlyUsed:
     def _choose(self, n: int, number: int) -> np.ndarray:
         """Takes ``n`` items out of the front quarter or of the first ``n`` places."""
         front = max(n, (self._tail - self._head + 3) // 4)
-        counter, edges, width = self._parts_of(front, n)
+        counter, edges, width = _parts_of(front, n)
         random = mix(sequence(self._seed, number), counter)
         # The product stays below 2^63: a queue has fewer than 2^31 places.
         random >>= _HALF
@@ -107,14 +88,6 @@ class LeastRecentlyUsed:
         within = int(places.searchsorted(n))
         self._close_front(places[:within], places[within:])
         return slots
-
-    def _parts_of(self, front: int, n: int) -> tuple[np.ndarray, ...]:
-        """Cuts the front into equal parts; returns numbers, starts and widths."""
-        if self._parts[0] != (front, n):
-            edges = np.arange(n + 1) * front // n
-            width = np.diff(edges).astype(np.uint64)
-            self._parts = (front, n), (np.arange(n), edges[:n], width)
-        return self._parts[1]
 
     def _enter(self, slots: np.ndarray) -> None:
         """Puts items at the end of the queue."""
@@ -158,3 +131,10 @@ class LeastRecentlyUsed:
         slots = self._queue.take(origin & self._wrap)
         self._queue[target & self._wrap] = slots
         self._place[slots] = target
+
+
+@functools.lru_cache(maxsize=8)
+def _parts_of(front: int, n: int) -> tuple[np.ndarray, ...]:
+    """Cuts the front into equal parts; returns numbers, starts and widths."""
+    edges = np.arange(n + 1) * front // n
+    return np.arange(n), edges[:n], np.diff(edges).astype(np.uint64)

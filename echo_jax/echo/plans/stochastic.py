@@ -44,7 +44,6 @@ class StochasticPlan(RingPlan):
     """The plan of a stochastic echo; a `Plan`.
 
     Example:
-      >>> from echo_jax.echo.load_schedule import LoadSchedule
       >>> load = LoadSchedule(start=0.5, end=0.5)
       >>> plan = StochasticPlan(StochasticSpec(load, buffer=4, batch_size=2, seed=1))
       >>> for _ in range(4):
@@ -79,8 +78,6 @@ class StochasticPlan(RingPlan):
                 f"buffer={spec.buffer} holds less than a batch; use at least "
                 f"{spec.batch_size}"
             )
-        if max_batches < 1:
-            raise ValueError(f"max_batches={max_batches} must be at least 1")
         batch, self._memory = spec.batch_size // lanes.count, spec.buffer // lanes.count
         self.max_batches = max_batches
         sizes = (spec.buffer, spec.batch_size, lanes.count)
@@ -179,9 +176,8 @@ class StochasticPlan(RingPlan):
         for at in range(0, batches, _SPAN):
             if loads > most:
                 break
-            found.append(
-                at + np.flatnonzero(self._decide(at, min(_SPAN, batches - at)))
-            )
+            decided = self._decide(at, min(_SPAN, batches - at))
+            found.append(at + np.flatnonzero(decided))
             loads += found[-1].size
         return np.concatenate(found)
 
