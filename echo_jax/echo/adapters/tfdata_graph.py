@@ -4,7 +4,6 @@
 the order of the host.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -69,16 +68,10 @@ class _Start(NamedTuple):
     def of(cls, spec: EchoSpec, state: Mapping[str, int]) -> "_Start":
         """Returns the start for the uses after a plan's state."""
         FixedPlan(spec).check_state(state)
-        item, schedule = state["anchor"], spec.schedule
         # All uses of the items before the anchor are over.
-        ends = [*schedule.starts[1:], item]
-        before = sum(
-            factor * max(0, min(end, item) - start)
-            for factor, start, end in zip(
-                schedule.factors, schedule.starts, ends, strict=True
-            )
-        )
-        return cls(item, state["carry"], state["uses"] - math.floor(before))
+        before = spec.schedule.total(state["anchor"])
+        assert before is not None, "a factor by item is refused"
+        return cls(state["anchor"], state["carry"], state["uses"] - before)
 
 
 def _back_to_back(

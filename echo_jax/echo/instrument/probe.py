@@ -134,7 +134,8 @@ def probe(
         steps = BoundedSteps(_stateless(step, state), wait or wait_for)
         bench = _Bench(loader, steps, seconds, tell, now)
         bench.measure_rates()
-        factor = _factor(bench.ratio, cap)
+        starved = is_starved(bench.ratio)
+        factor = round(advised_factor(bench.ratio, cap), 1) if starved else 1.0
         # If an echo gains nothing, the second run shows that.
         bench.measure_runs(factor if factor > 1 else 2)
     finally:
@@ -319,11 +320,6 @@ def _time_stages(
         computed_s = (cpu_now() - computed_s) / len(calls)
         times.append(StageTime(name, statistics.mean(calls), computed_s))
     return tuple(times)
-
-
-def _factor(ratio: float, cap: float) -> float:
-    """Returns the factor to advise, with one decimal place."""
-    return round(advised_factor(ratio, cap), 1) if is_starved(ratio) else 1.0
 
 
 def _size(batch: Any) -> tuple[int, int]:

@@ -46,7 +46,8 @@ def seconds_per_fresh(t_up_s: float, t_down_s: float, factor: float) -> float:
       (0.4, 0.5)
     """
     _check_positive(t_up_s=t_up_s, t_down_s=t_down_s)
-    _check_factor(factor)
+    if not 1 <= factor < math.inf:
+        raise ValueError(f"factor={factor} must be an echo factor, at least 1")
     return max(t_up_s, factor * t_down_s)
 
 
@@ -112,11 +113,6 @@ def advised_factor(ratio: float, cap: float = 4) -> float:
     if not cap >= 1:
         raise ValueError(f"cap={cap} must be at least 1")
     return float(max(1, min(ratio, cap)))
-
-
-def _check_factor(factor: float) -> None:
-    if not 1 <= factor < math.inf:
-        raise ValueError(f"factor={factor} must be an echo factor, at least 1")
 
 
 def _check_positive(**numbers: float) -> None:

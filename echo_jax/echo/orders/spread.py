@@ -304,14 +304,8 @@ class Spread:
         if not self.uniform:
             uses = np.stack([c.uses[c.seats[part]] for c in cohorts], axis=1)
             uses = uses.reshape(-1)
-        return self._piece(
-            cohorts,
-            round_,
-            index.reshape(-1),
-            np.tile(ages, size),
-            newest.reshape(-1),
-            uses,
-        )
+        columns = index.reshape(-1), np.tile(ages, size), newest.reshape(-1)
+        return self._piece(cohorts, round_, *columns, uses)
 
     def _piece(
         self,

@@ -4,13 +4,10 @@ For every batch, take fresh items if they are ready. Then use the items below th
 that were unused for longest. Wait only if these are too few for a batch. The plan needs
 no knowledge of the rates.
 
-- While data comes in time, nothing is echoed.
-- When data comes late, the longest unused items are repeated, because the value of a
-  repeat follows its lag (Choi et al. 2019, figure 7).
-- When storage stalls, items take turns until each was used ``cap`` times.
-
-Using the least used items first was measured, too. It repeats the newest items, and in
-a stall it runs out of items earlier (docs/design.md).
+The longest unused items are repeated, because the value of a repeat follows its lag
+(Choi et al. 2019, figure 7). When storage stalls, items take turns until each was used
+``cap`` times. If the least used items came first, the newest ones would be repeated,
+and in a stall items would run out earlier (docs/design.md).
 
 The buffer of each lane is a ring of its last items. Fresh items are used first, in
 their order. The plan asks for more only if fewer unused items are waiting than the next
@@ -144,9 +141,6 @@ class AdaptivePlan(RingPlan):
                 f"the log takes nothing before batch {position}, which cannot be made "
                 "without; use one that was recorded with this echo, or a larger buffer"
             )
-        unused = self._items[0].num_unused + rows
-        if self._taken or rows > self._lanes.rows or unused > self.num_slots:
-            raise RuntimeError("no batch needs them; ask need() before write()")
         return self._take(rows)
 
     def _take(self, rows: int) -> np.ndarray:

@@ -6,8 +6,7 @@ is "Sharper Analysis of Data Echoing and New Communication-Efficient Algorithm f
 Parallelism" (ICLR 2025 submission 12780, known to us by its reviews). That work
 proposes a p_t that falls over training: load often early, echo more later.
 
-The number of uses of an item is random, about Poisson-distributed. With p = 1/2 more
-than a third of the items (1/e) are used once, others many times. The other plans use
+The number of uses of an item is random, about Poisson-distributed. The other plans use
 items as equally often as they can.
 
 The first batch is loaded. The seed and the number of a later batch alone decide whether
@@ -102,9 +101,6 @@ class StochasticPlan(RingPlan):
         return Need(missing if self._left is None else min(missing, self._left))
 
     def write(self, rows: int) -> np.ndarray:
-        ahead = self._written + rows - self._loaded
-        if ahead > self.max_batches * self.batch:
-            raise RuntimeError("no batch needs them; ask need() before write()")
         return self._take(rows)
 
     def next(self, uses: int) -> BatchIndices | None:
