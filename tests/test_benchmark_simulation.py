@@ -111,15 +111,3 @@ def test_two_hosts_by_hand_with_an_adaptive_echo():
     # A fixed echo waits for it at the second batch of each.
     fixed = simulate_hosts(service, 1.0, Fixed(3), prefetch=20)
     assert fixed.uses_by_repeat.tolist() == [4, 2, 2]
-
-
-def test_a_host_that_waits_for_others_does_not_stop_its_producer():
-    """One batch is kept. Batches take 1 and 5, so that updates end at 6, 11, 16, ...
-
-    Host 0 takes its batch 1 at 6, though the update starts at 10. So batch 3, which
-    takes 12, is begun at 6 and ready at 18, before that of host 1, at 20. Were it
-    begun at 10, the fourth update would end at 23, too late.
-    """
-    service = np.array([[1.0, 1.0, 1.0, 12.0, 11.0], [5.0, 5.0, 5.0, 5.0, 2.0]])
-    program = simulate_hosts(service, 1.0, Fixed(1), prefetch=1)
-    assert (program.seconds, program.updates) == (22.0, 4)

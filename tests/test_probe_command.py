@@ -63,7 +63,6 @@ def test_a_dash_prints_json_and_nothing_else(asked, capsys):
     ("options", "message"),
     [
         (["--seconds=0"], "seconds=0.0 must be above 0; 20 is a good choice"),
-        (["--config.storage_ratio=-1"], "storage_ratio=-1.0 must be at least 0"),
         (
             [
                 "--config.base.distributed.num_processes=2",

@@ -122,7 +122,6 @@ def test_all_ways_give_one_sequence(name):
 
 
 def test_a_long_stream_obeys_the_laws_of_order():
-    """Far beyond the warm-up, where `spread` promises an even feed."""
     spec = ej.EchoSpec(2.5, order="spread", buffer=200, batch_size=16)
     laws = [1, 3, 6, 7, 9]
     assert_echo_laws(host_batches, spec, num_items=2001, laws=laws)
@@ -139,12 +138,3 @@ def test_worker_processes_change_nothing_not_even_after_a_restore():
     second.set_state(json.loads(state))
     assert [*head, *second] == [*ej.echo(items, spec, tags=True)]
     second.close()
-
-
-# Each starts workers a dozen times, which takes a minute.
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("order", ORDERS)
-def test_orders_behind_workers_obey_the_laws(order):
-    # What fails or waits would do so in the worker processes.
-    spec, laws = spec_of(order, "1.15"), range(1, 10)
-    assert_echo_laws(grain_echo(2), spec, num_items=37, laws=laws, positions=[18])

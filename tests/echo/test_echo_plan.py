@@ -211,20 +211,6 @@ def test_lanes_continue_from_every_state(total, case):
     assert_restores(driver, make, [()] * 18, ahead=4)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_items_are_read_when_they_are_needed_and_not_before(order):
-    """With e = 4 and host batches of a batch: one in four batches, evenly."""
-    plan = FixedPlan(ej.EchoSpec(4, 64, order, 16), lanes=Lanes(16))
-    driver = FixedDriver(plan, Lanes(16))
-    while driver.rows < 40 * 16:
-        driver.take()
-    before = driver.rows
-    slack = 3 if order == "shuffle" else 1
-    for number in range(1, 41):
-        driver.take()
-        assert abs((driver.rows - before) / 16 - number // 4) <= slack
-
-
 def test_every_lane_has_a_seed_and_the_factor_of_its_items():
     piecewise = ej.EchoSpec({0: 1, 8: 3}, batch_size=4)
     assert lane_spec(piecewise, 1, 4).factor == {0: 1, 2: 3}

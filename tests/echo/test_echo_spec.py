@@ -90,7 +90,6 @@ def counted(factor_of, count):
         (2.5, [2, 3, 2, 3]),
         ("7/3", [2, 2, 3, 2]),
         (np.float32(1.5), [1, 2, 1, 2]),
-        (np.int64(3), [3, 3, 3, 3]),
         ({2: "3/2", 0: 1.5}, [1, 2, 1, 2]),
         (ej.FactorByItem(lambda k: 1.5 + k, max_factor=9), [1, 3, 3, 5]),
         (ej.FactorByItem(lambda k: 2.2, max_factor=2.2), [2, 2, 2, 2]),
@@ -140,7 +139,6 @@ def test_floats_are_counted_exactly():
         (10**7, ValueError, ["10000000", "outside [1, 1000000]"]),
         (float("nan"), ValueError, ["nan", "not finite", "give a factor"]),
         ("2x", ValueError, ["'2x'", "no number", "give a factor"]),
-        ("1/0", ValueError, ["'1/0'", "no number", "give a factor"]),
         (True, TypeError, ["True", "not a number", "give a factor"]),
         ([2], TypeError, ["[2]", "not a number", "give a factor"]),
         (
@@ -150,14 +148,12 @@ def test_floats_are_counted_exactly():
         ),
         ({5: 2}, ValueError, ["[5]", "a piece that starts at 0"]),
         ({0: 2, -1: 2}, ValueError, ["first item of a piece", "got -1. Use 0."]),
-        ({0: 2, 1.5: 2}, TypeError, ["first item of a piece", "got 1.5"]),
         (
             {0: Fraction(10**5 + 1, 10**5), 9: Fraction(99_990, 99_989)},
             ValueError,
             ["100001/100000, 99990/99989", "9998900000", "rounder"],
         ),
         (lambda k: 2, TypeError, ["bound", "FactorByItem(function, max_factor=...)"]),
-        (ej.FactorByItem(lambda k: 2, max_factor=0.5), ValueError, ["0.5", "least 1"]),
     ],
 )
 def test_a_bad_factor_is_refused_with_its_value_and_the_cure(factor, error, parts):
@@ -166,7 +162,7 @@ def test_a_bad_factor_is_refused_with_its_value_and_the_cure(factor, error, part
     assert not [part for part in parts if part not in str(caught.value)]
 
 
-@pytest.mark.parametrize("value", [0.5, 3.5, float("nan")])
+@pytest.mark.parametrize("value", [3.5, float("nan")])
 def test_a_function_that_leaves_its_range_is_caught_when_it_does(value):
     factor = ej.FactorByItem(lambda k: value if k == 1 else 2, max_factor=3)
     with pytest.raises(ValueError) as caught:

@@ -80,12 +80,3 @@ def test_an_echo_of_the_next_epoch_begins_at_its_start():
         state = echo.get_state()
         assert state["upstream"]["loader"]["next_item"] == 0
         assert len([*echo]) == 6
-
-
-def test_items_that_are_looked_at_keep_the_state_of_their_loader():
-    items = ej.check_finite(Loader(CountingUpstream([1.0, np.nan, 2.0])), max_bad=1)
-    assert next(items) == 1.0
-    state = items.get_state()
-    items = ej.check_finite(Loader(CountingUpstream([1.0, np.nan, 2.0])), max_bad=1)
-    items.set_state(state)
-    assert [*items] == [2.0]

@@ -13,10 +13,10 @@ from echo_jax.echo.orders.base import OrderRounds
 from echo_jax.echo.orders.consecutive import Consecutive
 from echo_jax.echo.orders.shuffle import Shuffle
 from echo_jax.echo.orders.shuffle_buffer import ShuffleBuffer
-from echo_jax.echo.orders.spread import CohortSizes, Spread
+from echo_jax.echo.orders.spread import Spread
 from echo_jax.echo.spec import EchoSpec
 
-__all__ = ["ORDERS", "CohortSizes", "rounds_of"]
+__all__ = ["ORDERS", "rounds_of"]
 
 
 # How the rounds of each order are made, by its name.
