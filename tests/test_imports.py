@@ -25,7 +25,7 @@ ALLOWED = {
     "cli": "cli config data.images.decode data.prepare data.sources.prepared "
     "files.folders files.plain_text inference runs searches studies terminal",
     "config": "config data.pipeline.spec echo files",
-    "config.study": "config searches.space searches.trials",
+    "config.study": "config searches.space searches.trials studies.fields",
     "data": "data echo files",
     "echo": "echo",
     "files": "files terminal.countdown",

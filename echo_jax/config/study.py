@@ -7,8 +7,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from echo_jax.config import Config
-from echo_jax.searches.space import Space, flat_fields
+from echo_jax.searches.space import Space
 from echo_jax.searches.trials import Protocol
+from echo_jax.studies.fields import flat_fields
 
 __all__ = ["arm_names", "default_study", "protocol_of", "set_arms", "sweep_of"]
 

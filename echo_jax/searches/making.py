@@ -21,7 +21,6 @@ from echo_jax.config.check import check_config
 from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.files.json_files import read_json
 from echo_jax.files.lock import FolderInUseError, FolderLock
-from echo_jax.searches.space import flat_fields
 from echo_jax.searches.trials import (
     Protocol,
     Trial,
@@ -32,6 +31,7 @@ from echo_jax.searches.trials import (
     read_unit,
     write_unit,
 )
+from echo_jax.studies.fields import flat_fields
 from echo_jax.studies.runs import read_run
 from echo_jax.training.finite import NonFiniteLossError
 from echo_jax.training.trainer import train_checked

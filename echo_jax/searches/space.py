@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Axis", "Space", "flat_fields"]
+from echo_jax.studies.fields import flat_fields
+
+__all__ = ["Axis", "Space"]
 
 _SCALES = ("linear", "log", "log1m")
 # The part of the unit interval that counts as the edge of an axis.
@@ -111,17 +113,6 @@ class Space:
     def edges(self, point: Mapping[str, Any]) -> list[str]:
         """Returns the fields whose value is at the edge of its axis."""
         return [name for name, axis in self.axes.items() if axis.is_edge(point[name])]
-
-
-def flat_fields(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested fields by their dotted names: ``{"optim.lr": 0.1}``."""
-    found = {}
-    for name, value in fields.items():
-        if isinstance(value, Mapping):
-            found |= flat_fields(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
 
 
 def _value(text: str) -> Any:

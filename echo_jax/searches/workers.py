@@ -7,12 +7,12 @@ Workers on other machines with the same folder take part (`echo_jax.searches.tri
 
 import multiprocessing
 import os
-import queue
 import signal
 import sys
 import threading
 import time
 from collections.abc import Mapping
+from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -65,9 +65,8 @@ def run_search(
     jobs = jobs or _num_jobs()
     with _Stop() as stop:
         while progress.read():
-            with _Workers(jobs, protocol, dict(arms), str(workdir)) as workers:
-                workers.watch(progress, stop)
-            if progress.read() and not stop.asked.wait(0):
+            _run_workers(jobs, (protocol, dict(arms), str(workdir)), progress, stop)
+            if progress.read() and not stop.asked.is_set():
                 progress.note("others make the rest; waits for them")
                 stop.asked.wait(_OTHERS_EVERY_S)
             if stop.asked.is_set():
@@ -104,67 +103,50 @@ class _Stop:
         self.asked.set()
 
 
-class _Workers:
-    """The processes of `_work`, from the arguments that all of them get."""
-
-    def __init__(self, jobs: int, *given: Any):
-        context = multiprocessing.get_context("spawn")
-        self._said: Any = context.Queue()
-        cores = sorted(os.sched_getaffinity(0)) if jobs > 1 else [None]
-        self._processes: list[BaseProcess] = [
-            context.Process(
-                target=_work,
-                args=(*given, cores[number % len(cores)], self._said),
-                daemon=True,
-            )
-            for number in range(jobs)
-        ]
-
-    def __enter__(self) -> "_Workers":
-        for process in self._processes:
-            process.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
+def _run_workers(
+    jobs: int, given: tuple[Any, ...], progress: "_Progress", stop: _Stop
+) -> None:
+    """Runs `_work` in processes until all have ended or a signal came."""
+    context = multiprocessing.get_context("spawn")
+    cores = sorted(os.sched_getaffinity(0)) if jobs > 1 else [None]
+    workers: list[BaseProcess] = []
+    talking: list[Any] = []
+    try:
+        for number in range(jobs):
+            said, says = context.Pipe(duplex=False)
+            arguments = (*given, cores[number % len(cores)], says)
+            worker = context.Process(target=_work, args=arguments, daemon=True)
+            worker.start()
+            says.close()
+            workers.append(worker)
+            talking.append(said)
+        while talking and not stop.asked.is_set():
+            ready: list[Any] = connection.wait(talking, _LOOK_EVERY_S)
+            for said in ready:
+                try:
+                    message = said.recv()
+                except (EOFError, OSError):
+                    talking.remove(said)  # The worker has ended.
+                    continue
+                if isinstance(message, LostWorkerError):
+                    raise message
+                progress.show(*message)
+    finally:
+        if talking:
+            for worker in workers:
+                worker.terminate()
         deadline_s = time.monotonic() + _GRACE_S
-        for process in self._processes:
-            process.join(max(deadline_s - time.monotonic(), 0))
-            if process.is_alive():
-                process.kill()
-                process.join()
-
-    def watch(self, progress: "_Progress", stop: _Stop) -> None:
-        """Shows the workers' messages until all have ended or a signal came."""
-        while True:
-            alive = [process for process in self._processes if process.is_alive()]
-            try:
-                while True:
-                    said = self._said.get(timeout=_LOOK_EVERY_S if alive else 0)
-                    if isinstance(said, LostWorkerError):
-                        raise said
-                    progress.show(*said)
-            except queue.Empty:
-                pass
-            except LostWorkerError:
-                self._signal(signal.SIGTERM)
-                raise
-            if stop.asked.is_set():
-                self._signal(signal.SIGTERM)
-                return
-            if not alive:
-                break
-        lost = [p.exitcode for p in self._processes if p.exitcode]
-        if lost:
-            raise LostWorkerError(
-                f"a process that makes trials ended with status {lost[0]}; the trials "
-                "that have ended are kept: run the same command again, perhaps with "
-                "fewer --jobs"
-            )
-
-    def _signal(self, number: int) -> None:
-        for process in self._processes:
-            if process.is_alive() and process.pid:
-                os.kill(process.pid, number)
+        for worker in workers:
+            worker.join(max(deadline_s - time.monotonic(), 0))
+            worker.kill()
+            worker.join()
+    lost = [worker.exitcode for worker in workers if worker.exitcode]
+    if lost and not stop.asked.is_set():
+        raise LostWorkerError(
+            f"a process that makes trials ended with status {lost[0]}; the trials "
+            "that have ended are kept: run the same command again, perhaps with "
+            "fewer --jobs"
+        )
 
 
 def _work(
@@ -172,44 +154,38 @@ def _work(
     arms: Mapping[str, Config],
     workdir: str,
     core: int | None,
-    said: Any,
+    says: connection.Connection,
 ) -> None:
     """Makes trials in its own process."""
     if core is not None:
         # Before jax counts the cores for its threads.
         os.sched_setaffinity(0, {core})
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     # Imported here: it imports jax.
     from echo_jax.searches.making import make_trials
     from echo_jax.training.processes.interrupt import Interrupted
 
     try:
-        make_trials(
-            protocol,
-            arms,
-            run_folder(workdir),
-            lambda unit, trial: said.put((unit, trial)),
-        )
-    except (Interrupted, KeyboardInterrupt):
-        sys.exit(0)  # The sender of the signal knows.
+        folder = run_folder(workdir)
+        make_trials(protocol, arms, folder, lambda *made: says.send(made))
+    except (Interrupted, KeyboardInterrupt, BrokenPipeError):
+        sys.exit(0)  # The sender of the signal knows, and a lost parent cannot.
     except Exception as error:
-        message = f"{type(error).__name__}: {error}"
-        said.put(LostWorkerError(message, getattr(error, "exit_code", 1)))
+        code = getattr(error, "exit_code", 1)
+        says.send(LostWorkerError(f"{type(error).__name__}: {error}", code))
         sys.exit(1)
 
 
-def _end_with(parent: int) -> None:
+def _end_with_parent() -> None:
     """Stops this process when its parent process is gone."""
-    while os.getppid() == parent:
-        time.sleep(_LOOK_EVERY_S)
-    os.kill(os.getpid(), signal.SIGTERM)
+    if parent := multiprocessing.parent_process():
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _num_jobs() -> int:
-    """Returns one process for each core of a CPU, or one for an accelerator."""
     # In another process: the process that asks for an accelerator keeps it.
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
         backend = pool.apply(_backend)
     return len(os.sched_getaffinity(0)) if backend == "cpu" else 1
 
@@ -232,17 +208,16 @@ class _Progress:
 
     def read(self) -> int:
         """Returns the number of trials that nobody is known to have made."""
-        protocol, searches = self._protocol, {}
-        for unit in protocol.units():
-            made = read_unit(self._workdir, unit)
+        protocol = self._protocol
+        made = {unit: read_unit(self._workdir, unit) for unit in protocol.units()}
+        for unit, trials in made.items():
             whole = protocol.size(unit)
             if unit.kind == "search":
-                searches[unit] = made
-                for trial in made:
+                for trial in trials:
                     self._note_best(unit, trial)
-            elif protocol.is_over(found := searches.get(unit.search, [])):
+            elif protocol.is_over(found := made.get(unit.search, [])):
                 whole = len(protocol.points_of(unit, found))
-            self._missing[unit] = max(whole - len(made), 0)
+            self._missing[unit] = max(whole - len(trials), 0)
         return sum(self._missing.values())
 
     def show(self, unit: Unit, trial: Trial) -> None:
@@ -257,11 +232,10 @@ class _Progress:
         days = f"{int(left_s // 86400)} d " if left_s >= 86400 else ""
         values = "  ".join(f"{name} {value}" for name, value in trial.point.items())
         best = self._best.get(unit.arm)
+        said = f"  best {best:,.6g}" if best else ""
         self.note(
             f"trial {total - missing}/{total}  {unit} #{trial.number}  "
-            f"{_outcome(trial)}  {values}"
-            + (f"  best {best:,.6g}" if best else "")
-            + f"  ETA {days}{left}"
+            f"{_outcome(trial)}  {values}{said}  ETA {days}{left}"
         )
 
     def note(self, line: str) -> None:

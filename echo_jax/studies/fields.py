@@ -105,3 +105,14 @@ def setting_in_words(config: Mapping[str, Any]) -> str:
         f"{config['batch_size']}, {optim['name']}, {optim['schedule']} rate after "
         f"{optim['warmup_updates']} updates{target}"
     )
+
+
+def flat_fields(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested fields by their dotted names: ``{"optim.lr": 0.1}``."""
+    found = {}
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            found |= flat_fields(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found

@@ -16,16 +16,18 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, StrMethodFormatter
-from rich import box
 from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
 from echo_jax.studies.figures import COLOURS, MARKERS, own_style, write_png
 from echo_jax.studies.runs import Run, Study, StudyError, read_run
-from echo_jax.studies.table import arm_rows, markdown_row, markdown_text
+from echo_jax.studies.table import (
+    arm_rows,
+    in_terminal,
+    markdown_notes,
+    markdown_table,
+)
 
 __all__ = ["Point", "Scaling", "read_scaling", "terminal_tables", "write_scaling"]
 
@@ -166,25 +168,14 @@ def notes(groups: Sequence[Scaling]) -> list[str]:
 
 
 def terminal_tables(groups: Sequence[Scaling]) -> Group:
-    """Returns the tables for a terminal, 80 columns wide; some columns are left out."""
-    parts: list[Table | Text] = []
+    """Returns the tables for a terminal, 80 columns wide."""
+    names = [name.replace("batch per ", "batch per\n") for name in HEADINGS]
+    tables = []
     for group in groups:
-        table = Table(
-            title=Text(f"{group.heading}\n", style="bold"),
-            title_justify="left",
-            box=box.SIMPLE_HEAD,
-            padding=0,
-            show_edge=False,
-        )
-        for heading in HEADINGS:
-            justify = "left" if heading == "run" else "right"
-            heading = Text(heading.replace("batch per ", "batch per\n"))
-            table.add_column(heading, justify=justify, overflow="fold")
-        for point in group.points:
-            # Text, not str: a name with square brackets is no markup.
-            table.add_row(*map(Text, cells(group, point)))
-        parts += [table, Text("")]
-    return Group(*parts, Text("\n".join(notes(groups))))
+        said = notes(groups) if group is groups[-1] else [""]
+        rows = [cells(group, point) for point in group.points]
+        tables.append(in_terminal(group.heading, names, rows, said))
+    return Group(*tables)
 
 
 def write_scaling(
@@ -193,16 +184,9 @@ def write_scaling(
     """Writes ``scaling.md`` and ``scaling.png`` and returns their paths."""
     lines = []
     for group in groups:
-        rows = [map(markdown_text, cells(group, point)) for point in group.points]
-        lines += [
-            f"**{markdown_text(group.heading)}**",
-            "",
-            markdown_row(HEADINGS),
-            markdown_row(["---", *["---:"] * (len(HEADINGS) - 1)]),
-            *map(markdown_row, rows),
-            "",
-        ]
-    lines += [f"- {markdown_text(note)}" for note in notes(groups)]
+        rows = [cells(group, point) for point in group.points]
+        lines += markdown_table(group.heading, HEADINGS, rows, words=1)
+    lines += markdown_notes(notes(groups))
     folder = run_folder(folder)
     page, png = folder / "scaling.md", folder / "scaling.png"
     with FolderLock(folder, name=REPORT_LOCK_NAME), own_style():

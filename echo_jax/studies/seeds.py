@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from rich.table import Table
 
 from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.files.lock import REPORT_LOCK_NAME, FolderLock
+from echo_jax.studies.fields import flat_fields
 from echo_jax.studies.figures import write_figure
 from echo_jax.studies.page import figure, items, page, plain_json, table
 from echo_jax.studies.runs import Run, Study, StudyError, read_study
@@ -88,14 +89,14 @@ def _identity(study: Study) -> dict[str, Any]:
     same: dict[str, Any] = {
         "the arms": [run.name for run in study.runs],
         "storage_ratio": study.calibration.get("storage_ratio", 0.0),
-        **_flat(study.base, ""),
+        **flat_fields(study.base),
     }
     for run in study.runs:
-        same |= _flat(run.config, f"{run.name}: ")
+        same |= flat_fields(run.config, f"{run.name}: ")
         # Older runs measured a factor of "auto".
         echo = run.summary["echo"]
         echo = {**echo, "factor": echo.get("factor_asked", echo["factor"])}
-        same |= _flat(echo, f"{run.name}: echo.")
+        same |= flat_fields(echo, f"{run.name}: echo.")
     ignored = ["seed"]
     if study.calibration:
         # The latency that gives the wanted R depends on the machine.
@@ -105,16 +106,6 @@ def _identity(study: Study) -> dict[str, Any]:
         for name, value in same.items()
         if name.rpartition(": ")[2] not in ignored
     }
-
-
-def _flat(tree: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value
-    return found
 
 
 def _headings(seeds: Seeds) -> tuple[str, ...]:

@@ -25,8 +25,8 @@ __all__ = [
     "cells",
     "headings",
     "in_terminal",
-    "markdown_row",
-    "markdown_text",
+    "markdown_notes",
+    "markdown_table",
     "notes",
     "terminal_table",
     "write_markdown",
@@ -238,16 +238,26 @@ def write_table(
     notes: Iterable[str],
 ) -> None:
     """Writes a table as Markdown; the first two columns are aligned to the left."""
-    lines = [
-        f"**{markdown_text(title)}**",
-        "",
-        markdown_row(headings),
-        markdown_row(["---", "---", *["---:"] * (len(headings) - 2)]),
-        *(markdown_row(map(markdown_text, row)) for row in rows),
-        "",
-        *(f"- {markdown_text(note)}" for note in notes),
-    ]
+    lines = [*markdown_table(title, headings, rows), *markdown_notes(notes)]
     run_file(path).write("\n".join(lines) + "\n")
+
+
+def markdown_table(
+    title: str,
+    headings: Sequence[str],
+    rows: Iterable[Iterable[str]],
+    *,
+    words: int = 2,
+) -> list[str]:
+    """Returns the lines of a table; the first `words` columns are aligned left."""
+    ends = ["---"] * words + ["---:"] * (len(headings) - words)
+    cells = [headings, ends, *(map(_markdown_text, row) for row in rows)]
+    lines = [f"| {' | '.join(row)} |" for row in cells]
+    return [f"**{_markdown_text(title)}**", "", *lines, ""]
+
+
+def markdown_notes(notes: Iterable[str]) -> list[str]:
+    return [f"- {_markdown_text(note)}" for note in notes]
 
 
 def _arm_row(run: Run, baseline: Run | None) -> ArmRow:
@@ -315,11 +325,6 @@ def _metric(value: float | None) -> str:
     return "—" if value is None or math.isnan(value) else f"{value:#.4g}"
 
 
-def markdown_text(text: str) -> str:
+def _markdown_text(text: str) -> str:
     """Escapes text for a Markdown cell: HTML, cell borders and line breaks."""
     return " ".join(html.escape(text, quote=False).replace("|", "&#124;").split())
-
-
-def markdown_row(row: Iterable[str]) -> str:
-    """Returns a line of a Markdown table."""
-    return f"| {' | '.join(row)} |"
