@@ -1,13 +1,11 @@
 """The benchmark commands: records, tables, figures and refusals; never a time."""
 
 import json
-import os
-import shutil
 from pathlib import Path
 
 import pytest
 
-from benchmarks import collectives, published, scaling, two_hosts
+from benchmarks import collectives, scaling
 from benchmarks.__main__ import _BENCHMARKS, _PEERS, main
 from benchmarks.harness import Result
 from benchmarks.table import Session, write_table
@@ -40,21 +38,16 @@ def test_what_was_measured_is_kept_where_a_later_benchmark_fails(tmp_path, monke
     assert [each["id"] for each in json.loads(record.read_text())] == ["P20"]
 
 
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
+def test_what_is_not_there_is_missed_before_anything_is_measured(monkeypatch, capsys):
+    monkeypatch.setitem(_PEERS, "P7", "no_such_package")
+    for names, said in (
         (["P20", "P7"], "no_such_package is compared with and not installed"),
         (["P5", "P99"], "unknown: P99; use P1, P2"),
-    ],
-)
-def test_what_is_not_there_is_missed_before_anything_is_measured(
-    monkeypatch, capsys, names, said
-):
-    monkeypatch.setitem(_PEERS, "P7", "no_such_package")
-    with pytest.raises(SystemExit):
-        main(names)
-    out, err = capsys.readouterr()
-    assert not out and said in err
+    ):
+        with pytest.raises(SystemExit):
+            main(names)
+        out, err = capsys.readouterr()
+        assert not out and said in err
 
 
 def result(id_, value):
@@ -85,45 +78,12 @@ def test_a_page_shows_every_session_and_keeps_what_was_written_by_hand(tmp_path)
 @pytest.mark.usefixtures("compiled_soon")
 def test_what_is_for_an_accelerator_runs_small_anywhere(tmp_path):
     record = tmp_path / "out.json"
-    names = ["H1", "H4", "H5", "H6"]
+    names = ["H1", "H5"]
     assert main([*names, "--small", "--json", str(record)]) == 0
     results = json.loads(record.read_text())
     assert [result["id"].partition("-")[0] for result in results] == names
     assert all(result["value"] > 0 for result in results)
     assert all("cpu" in result["note"].lower() for result in results)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif("ECHO_JAX_DATA" not in os.environ, reason="ECHO_JAX_DATA is unset")
-@pytest.mark.parametrize("name", ["H2", "H3", "H7", "P21", "two hosts", "published"])
-def test_what_takes_long_runs_small(tmp_path, page, name):
-    record = tmp_path / "out.json"
-    if name == "two hosts":
-        options = ["--small", "--repeats=1", "--json", str(record)]
-        assert two_hosts.main([str(page.parent), *options]) == 0
-        rows = json.loads(record.read_text())["rows"]
-        fresh = [row["fresh"]["real"] for row in rows]
-        # Without an echo, with a factor of 2 (updates may be odd), and adaptive.
-        half = pytest.approx(0.5, abs=1 / rows[1]["updates"])
-        assert fresh[:2] == [1.0, half] and 0 < fresh[2] <= 1
-        assert between(page, "real")[1].count("\n| ") == 1 + 3
-    elif name == "published":
-        for folder in ("results", "docs"):
-            shutil.copytree(ROOT / folder, tmp_path / folder)
-        options = [f"--{n}={tmp_path / n}" for n in ("results", "docs", "workdir")]
-        assert published.main(options) == 0
-        for path in (*ROOT.glob("results/*/table.md"), *ROOT.glob("docs/*.md")):
-            copy = tmp_path / path.relative_to(ROOT)
-            assert copy.read_text() == path.read_text()
-        shown = (tmp_path / "workdir/report.html").read_text()
-        # Those of each study, and which arm is the fastest, and what a repeat is worth.
-        drawn = [*ROOT.glob("results/s*/*.png"), "best", "worth"]
-        assert shown.count("<svg") == len(drawn)
-    else:
-        assert main([name, "--small", "--json", str(record)]) == 0
-        results = json.loads(record.read_text())
-        assert {result["id"][: len(name)] for result in results} == {name}
-        assert all(result["value"] > 0 for result in results)
 
 
 def test_bytes_that_cross_to_the_device_are_counted(tmp_path):
@@ -144,24 +104,14 @@ def between(page, name):
     return before, *rest.partition(f"<!-- {name}: end -->\n")[::2]
 
 
-@pytest.fixture
-def page(tmp_path):
-    page = tmp_path / "scaling.md"
-    parts = [
-        f"<!-- {name}: {end} -->\n"
-        for name in ("simulated", "real")
-        for end in ("begin", "end")
-    ]
-    page.write_text("old\n".join(parts))
-    return page
-
-
 @pytest.mark.slow
-def test_what_stragglers_cost_is_written_as_tables_and_a_figure(page):
-    assert scaling.main([str(page.parent), "--small"]) == 0
-    assert (page.parent / "scaling.png").read_bytes().startswith(b"\x89PNG")
+def test_what_stragglers_cost_is_written_as_tables_and_a_figure(tmp_path):
+    page = tmp_path / "scaling.md"
+    page.write_text("<!-- simulated: begin -->\nold\n<!-- simulated: end -->\nkept\n")
+    assert scaling.main([str(tmp_path), "--small"]) == 0
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
     before, tables, after = between(page, "simulated")
-    assert before == "" and after.startswith("old\n<!-- real")
+    assert (before, after) == ("", "kept\n")
     rows = [x.split(" | ") for x in tables.splitlines() if " / " in x and x[0] == "|"]
     assert len(rows) == 2 * 3 * 4
     for _, policy, *cells in rows:
@@ -228,8 +178,6 @@ def test_who_knows_the_worth_of_every_factor_has_no_regret():
     # R = 16: the largest factor takes 100 / 0.034 steps, and that of 2 takes 800.
     updates = 100 / (1 / 16 - 0.03 * 15 / 16)
     assert found["no cap"][-1] == pytest.approx(updates / 640 - 1)
-    # 4 feeds the accelerator at R = 4, and is the best there.
-    assert found["cap 4"][1] == pytest.approx(0)
     # Who takes a repeat for fresh pays where it is not.
     found = regrets([point(e, worth, probed=1.0) for e, worth in WORTHS.items()])
     assert found["probed"][0] == pytest.approx(0)
@@ -241,10 +189,6 @@ def test_what_predicts_a_worth_is_written_as_table_figure_and_numbers(tmp_path):
     write_worth(points, tmp_path)
     rows = json.loads((tmp_path / "worth.json").read_text())
     assert [row["measured"] for row in rows] == [*WORTHS.values()]
-    table = (tmp_path / "table.md").read_text()
     rank = "rank correlation with the measured worth 1.00"
-    assert f"branches on fresh data: {rank}" in table
-    assert "root mean square error 0.00 (n = 3 arms)" in table
-    # It grows with the factor, as worth falls.
-    assert f"of repeats: {rank}" in table
+    assert f"branches on fresh data: {rank}" in (tmp_path / "table.md").read_text()
     assert (tmp_path / "worth.png").exists()

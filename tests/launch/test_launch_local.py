@@ -56,8 +56,10 @@ def test_local_gives_every_device_two_threads(cloud):
         assert f" NPROC={threads} echo-jax train" in done.stdout
 
 
-@pytest.mark.parametrize("variable", ["NPROC", "JAX_NUM_CPU_DEVICES"])
-@pytest.mark.parametrize("value", ["BASHPID[$(touch owned)]", "0", "4 || 1"])
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("NPROC", "BASHPID[$(touch owned)]"), ("JAX_NUM_CPU_DEVICES", "4 || 1")],
+)
 def test_local_computes_with_numbers_only(cloud, variable, value):
     done = cloud.launch("local", "--dry-run", "--", "--x", **{variable: value})
     assert done.returncode == 2
@@ -94,23 +96,6 @@ def test_local_forwards_a_signal_to_all(cloud, send, signum, code):
     assert logs(cloud) == ["training\nsaved\n"] * 3
 
 
-def test_a_signal_reaches_a_process_that_is_just_being_started(tmp_path):
-    script = f"""
-        source ./launch_worker.sh
-        forward_signals
-        set -T
-        trap '[[ $BASH_COMMAND != "pids["* ]] || kill -TERM $$' DEBUG
-        start_process 0 '{tmp_path}/log' sleep {LONG_S}
-        trap - DEBUG
-        wait_for_all :
-        exit $status"""
-    command = ["bash", "-c", script, "sourced"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 143, done.stderr
-    # Not by the end of the grace.
-    assert "killed" not in done.stderr
-
-
 def test_local_ends_the_others_when_one_fails(cloud):
     cloud.plan(train=["deaf", "7 after 3", "saves"])
     done = cloud.launch(*LOCAL, "--grace=1", "--", *TRAIN)
@@ -138,8 +123,3 @@ def test_local_leaves_nothing_behind_where_it_is_killed(cloud, how, grace):
     until(lambda: not any(lives(row["pid"]) for row in rows))
     if how == "saves":
         assert logs(cloud) == ["training\nsaved\n"] * 3
-
-
-def test_local_takes_a_folder_of_the_home_folder(cloud):
-    done = cloud.launch("local", "--dry-run", "--log-dir=~/logs", "--", "--x")
-    assert f"mkdir -p {cloud.home}/logs\n" in done.stdout

@@ -71,20 +71,6 @@ def test_run_that_ends_leaves_its_exit_code_and_its_log(ready):
     assert "copies are in gs://b/logs/echo-jax/" in done.stderr
 
 
-def test_what_ends_during_a_look_has_ended(ready):
-    """A stop, seen between the first thing that a look reads and the last."""
-    run = ready.there(0, "run")
-    run.mkdir()
-    for name in ("lock", "pid", "command"):
-        (run / name).touch()
-    ready.write(
-        "worker_bin/flock",
-        "#!/bin/sh\ntouch run/stopped\necho 143 >run/exit_code\n"
-        'exec /usr/bin/flock "$@"\n',
-    )
-    assert ready.states() == ["0 stopped 143", "1 idle"]
-
-
 def test_a_start_waits_until_what_has_ended_is_gone(ready):
     """The lock is freed after the exit code is written, and a look holds it, too."""
     folder = ready.there(0, "run")

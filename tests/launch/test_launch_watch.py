@@ -1,9 +1,8 @@
 """launch_tpu.sh run --watch, over pre-emptions and failures."""
 
 import pytest
-from launch_cloud import LONG_S, NASTY, TRAIN, in_short, started, until
+from launch_cloud import LONG_S, NASTY, TRAIN, in_short, started
 
-SLOW = pytest.mark.slow
 MAKE = ["--type=v5litepod-16", "--spot"]
 WATCH = ["run", "--watch", *MAKE]
 
@@ -12,8 +11,7 @@ WATCH = ["run", "--watch", *MAKE]
     ("kind", "usual", "state", "replaced"),
     [
         ([], "READY", "PREEMPTED", "delete"),
-        pytest.param(["--queued"], "ACTIVE", "SUSPENDED", "delete", marks=SLOW),
-        pytest.param(["--gpu"], "RUNNING", "TERMINATED", "start", marks=SLOW),
+        (["--gpu"], "RUNNING", "TERMINATED", "start"),
     ],
 )
 def test_watch_resumes_after_a_preemption(cloud, kind, usual, state, replaced):
@@ -42,17 +40,10 @@ def test_watch_resumes_after_a_preemption(cloud, kind, usual, state, replaced):
     assert [verb for verb in replacing if verb not in looks] == expected
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        ("143", ""),
-        ("75", "exit code 75: try 2 of 5"),
-    ],
-)
-def test_watch_runs_again_what_was_saved_or_may_go_well(ready, code, said):
-    ready.plan(train=[f"{code} after 2", "saves"])
+def test_watch_runs_again_what_may_go_well(ready):
+    ready.plan(train=["75 after 2", "saves"])
     done = ready.launch(*WATCH, "--", *TRAIN)
-    assert done.returncode == 0 and said in done.stderr
+    assert done.returncode == 0 and "exit code 75: try 2 of 5" in done.stderr
     # The other one is stopped first: it waits for a peer that has ended.
     verbs = [v for v in ready.verbs() if v in ("start", "stop", "install")]
     assert verbs == ["start", "stop", "start"]
@@ -92,15 +83,10 @@ def test_watch_ends_when_the_user_stops_it(ready):
     assert len(ready.rows("train")) == 2
 
 
-@pytest.mark.parametrize("is_started", [True, False])
-def test_watch_ends_when_the_vm_is_deleted(ready, is_started):
+def test_watch_ends_when_the_vm_is_deleted(ready):
     ready.plan(train=["saves", "saves"])
-    if not is_started:
-        ready.plan(ssh=["no route"], states=["READY"] + ["REPAIRING"] * 10_000)
     with ready.launched(*WATCH, "--", *TRAIN) as watching:
-        if is_started:
-            started(ready, 2)
-        until(lambda: any("ssh" in call for call in ready.rows("gcloud")))
+        started(ready, 2)
         ready.launch("delete", "--yes")
         assert watching.wait(timeout=LONG_S) == 2
         assert "echo-jax was deleted, not pre-empted" in watching.stderr.read()
@@ -108,16 +94,10 @@ def test_watch_ends_when_the_vm_is_deleted(ready, is_started):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("plan", "code", "said", "trained"),
-    [
-        ({"uv": ["no network"] * 40}, 1, "5 failures in a row: given up", 0),
-        ({"train": ["75"] * 100}, 75, "exit code 75, and is not run again", 2 * 5),
-    ],
-)
-def test_watch_does_not_try_for_ever(cloud, plan, code, said, trained):
+def test_watch_does_not_try_for_ever(cloud):
     cloud.launch("create", *MAKE)
-    cloud.plan(**plan)
+    cloud.plan(train=["75"] * 100)
     done = cloud.launch(*WATCH, "--", *TRAIN)
-    assert done.returncode == code and said in done.stderr
-    assert len(cloud.rows("train")) == trained
+    assert done.returncode == 75
+    assert "exit code 75, and is not run again" in done.stderr
+    assert len(cloud.rows("train")) == 2 * 5

@@ -90,7 +90,6 @@ def test_what_does_not_compare_is_refused(tmp_path, make_run, facts, message):
     ("file", "content", "message"),
     [
         ("summary.json", "{", r"summary\.json is damaged"),
-        ("summary.json", "[]", r"summary\.json is damaged: it holds a JSON list"),
         ("summary.json", {"metric": 3}, "is damaged: 'metric' is 3; run the arm again"),
         ("summary.json", {"echo": {}}, "is damaged: it lacks 'echo.factor'"),
         ("summary.json", {"storage": {}}, "it lacks 'storage.latency_s'"),
@@ -102,7 +101,6 @@ def test_what_does_not_compare_is_refused(tmp_path, make_run, facts, message):
         ("study.json", {"arms": [3]}, "its arms are no names"),
         ("study.json", {"calibration": None}, "'calibration' is None"),
         ("metrics.jsonl", '{"kind": "eval", "u', r"metrics\.jsonl, line 7, is damaged"),
-        ("metrics.jsonl", "[]\n", r"line 7, is damaged: it holds a JSON list"),
         ("metrics.jsonl", '{"kind": "eval", "eval_loss": 1}', "it lacks 'updates'"),
         ("metrics.jsonl", None, r"set --config\.eval_every below"),
     ],
@@ -133,17 +131,6 @@ def test_a_run_that_diverged_is_read_unless_it_finished_later(
     run = read_run(folder)
     assert not run.reached and run.summary["R"] is None
     assert run.summary["updates"] == 300 and run.best == 1.0
-    change(folder / "diverged.json", update="350")
-    with pytest.raises(StudyError, match=r"diverged\.json is damaged: 'update' is"):
-        read_run(folder)
-
-
-def test_the_repeats_are_those_until_the_target(tmp_path, make_run):
-    # It is met at the first evaluation, and the run goes on after it.
-    baseline = make_run(tmp_path / "baseline", losses=(2.0, 1.0))
-    arm = make_run(tmp_path / "arm", factor=2.0, losses=(1.0, 0.9, 0.8))
-    row = arm_rows(read_runs([baseline, arm]))[1]
-    assert row.repeat_worth == (2000 - 500) / 500
 
 
 def test_the_table_has_every_arm_and_says_what_it_means(tmp_path, make_study, shown):
@@ -169,24 +156,18 @@ def test_the_table_has_every_arm_and_says_what_it_means(tmp_path, make_study, sh
     assert "- Simulated storage: 2.5 ms a read (constant)." in notes
 
 
-def test_nothing_is_relative_where_the_baseline_failed_or_is_not(
-    tmp_path, make_run, shown
-):
+def test_nothing_is_relative_where_the_baseline_failed(tmp_path, make_run, shown):
     baseline = make_run(tmp_path / "baseline", losses=(4.0, 2.0))
     runs = [baseline, make_run(tmp_path / "spread", **ARMS["spread"])]
     costs = ("fresh examples", "updates", "seconds")
-    for given in (runs, runs[1:]):
-        rows, notes = shown(read_runs(given))
-        assert [rows[-1][name] for name in costs] == ["1,250", "500", "62.5"]
-        is_missed = any("No run is named 'baseline'" in note for note in notes)
-        assert is_missed == (given is not runs)
+    rows, _ = shown(read_runs(runs))
+    assert [rows[-1][name] for name in costs] == ["1,250", "500", "62.5"]
 
 
 @pytest.mark.parametrize(
     ("facts", "cells"),
     [
         ({"losses": (3.0, 1.25, 2.00049)}, {"final": "2.000", "best": "1.250"}),
-        ({"losses": (3.0, 1.25), "mode": "max"}, {"best": "3.000", "updates": "200"}),
         ({"losses": (math.nan,)}, {"final": "—", "best": "—", "updates": "100"}),
         # A step was faster than the one that was timed.
         ({"idle_fraction": -0.04}, {"idle": "0%", "fresh examples": "3,000"}),
@@ -203,21 +184,11 @@ def test_without_a_target_the_costs_are_those_of_the_run(
     assert any("The runs had no target" in note for note in notes)
 
 
-@pytest.mark.parametrize(
-    ("echo", "words"),
-    [
-        ({"mode": "fixed", "factor": 1.0}, "none"),
-        ({"where": "device"}, "1.5x after decode, spread, on the device, buffer 512"),
-        (
-            {"mode": "adaptive", "where": "device", "cap": 3},
-            "adaptive up to 3x after decode, on the device, buffer 512",
-        ),
-        ({"mode": "stochastic", "buffer": 1}, "stochastic after decode"),
-    ],
-)
-def test_modes_and_places_of_an_echo_are_named(tmp_path, make_run, echo, words):
-    known = {"factor": 1.5, "after": "decode", "order": "spread", "buffer": 512}
-    run = make_run(tmp_path / "arm", echo={**known, **echo})
+def test_modes_and_places_of_an_echo_are_named(tmp_path, make_run):
+    echo = {"factor": 1.5, "after": "decode", "order": "spread", "buffer": 512}
+    echo |= {"mode": "adaptive", "where": "device", "cap": 3}
+    run = make_run(tmp_path / "arm", echo=echo)
+    words = "adaptive up to 3x after decode, on the device, buffer 512"
     assert arm_rows(read_runs([run]))[0].echo == words
 
 
@@ -225,21 +196,14 @@ def test_modes_and_places_of_an_echo_are_named(tmp_path, make_run, echo, words):
     ("facts", "said"),
     [
         ({"synthetic_data": True}, "Synthetic data: the examples were made by a prog"),
-        ({"t_down_s": 0.03}, "A step took 20 to 30 ms, depending on the run"),
-        ({"restored": [4, 8]}, "arm went on from an older checkpoint where that of up"),
         ({"rows_lost": 2}, "arm lost 2 rows of metrics.jsonl to damage"),
-        ({"bytes_per_update": 25}, "whole run: baseline 120.0 kB, arm 7.5 kB."),
         ({"mode": "max"}, "eval loss at least 1"),
-        ({"simulated_storage": False, "t_down_s": 0.024, "bytes_per_update": 400}, ""),
     ],
 )
 def test_notes_say_what_a_reader_must_know(tmp_path, make_run, shown, facts, said):
-    usual = {"simulated_storage": False, "bytes_per_update": 400}
-    baseline = make_run(tmp_path / "baseline", **usual, mode=facts.get("mode", "min"))
-    _, notes = shown(read_runs([baseline, make_run(tmp_path / "arm", **usual | facts)]))
-    notable = ("imulated", "Synthetic", "step took", "arm ", "Sent by", "at least")
-    found = [note for note in notes if any(word in note for word in notable)]
-    assert [said in note for note in found] == [True] * bool(said)
+    baseline = make_run(tmp_path / "baseline", mode=facts.get("mode", "min"))
+    _, notes = shown(read_runs([baseline, make_run(tmp_path / "arm", **facts)]))
+    assert any(said in note for note in notes)
 
 
 def test_the_terminal_table_fits_into_80_columns(tmp_path, make_study):
@@ -252,5 +216,3 @@ def test_the_terminal_table_fits_into_80_columns(tmp_path, make_study):
         *("spread", "1,250", "500", "62.5", "0.9900", "0.9900", "4.00", "0.73")
     ]
     assert lines[at + 1].split() == ["(0.31x)", "(1.25x)", "(0.31x)"]
-    assert "final" in file.getvalue() and "75%" not in file.getvalue()
-    assert "Idle" not in file.getvalue()
