@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import collectives, scaling
+from benchmarks import collectives
 from benchmarks.__main__ import _BENCHMARKS, _PEERS, main
 from benchmarks.harness import Result
 from benchmarks.table import Session, write_table
 from benchmarks.worth import Point, regrets, write_worth
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs/scaling.md"
 ON = ["--config", f"{ROOT}/configs/lm.py:tiny", "--config.mesh.data=4"]
 
 
@@ -94,48 +93,6 @@ def test_bytes_that_cross_to_the_device_are_counted(tmp_path):
     # of its rows; and for every row 4 bytes of the slot read and of the repeat each,
     # and a key of 8.
     assert result["value"] == pytest.approx((3076 + 4) / 4 / 3076 + 16 / 3076, rel=1e-3)
-
-
-def between(page, name):
-    """A page's text before, between and after the marks of a command."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(
-        f"<!-- {name}: begin -->\n"
-    )
-    return before, *rest.partition(f"<!-- {name}: end -->\n")[::2]
-
-
-@pytest.mark.slow
-def test_what_stragglers_cost_is_written_as_tables_and_a_figure(tmp_path):
-    page = tmp_path / "scaling.md"
-    page.write_text("<!-- simulated: begin -->\nold\n<!-- simulated: end -->\nkept\n")
-    assert scaling.main([str(tmp_path), "--small"]) == 0
-    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
-    before, tables, after = between(page, "simulated")
-    assert (before, after) == ("", "kept\n")
-    rows = [x.split(" | ") for x in tables.splitlines() if " / " in x and x[0] == "|"]
-    assert len(rows) == 2 * 3 * 4
-    for _, policy, *cells in rows:
-        shares = [[int(x) for x in cell.strip(" |").split(" / ")] for cell in cells]
-        assert len(shares) == 6
-        assert all(0 <= fresh <= busy <= 100 for busy, fresh in shares)
-        if policy == "no echo":
-            assert all(fresh == busy for busy, fresh in shares)
-        if policy == "fixed, e = 4":
-            assert all(abs(4 * fresh - busy) <= 3 for busy, fresh in shares)
-
-
-def test_the_page_holds_the_tables_of_its_commands():
-    before, tables, _ = between(PAGE, "simulated")
-    assert "`python -m benchmarks.scaling docs`" in before
-    assert tables.count("| no echo |") == 2 * 3
-    _, table, _ = between(PAGE, "real")
-    rows = json.loads((ROOT / "results/two_hosts.json").read_text())["rows"]
-    assert f"{len(rows)} programs" in table
-    for row in rows:
-        ratio = row["seconds"]["real"] / row["seconds"]["simulated"]
-        start = f"| {row['producer']} | {row['policy']} |"
-        (line,) = [x for x in table.splitlines() if x.startswith(start)]
-        assert f"{ratio:.2f}" in line
 
 
 def test_it_says_what_an_update_sends_and_what_that_costs(capsys):

@@ -9,7 +9,6 @@ import subprocess
 import pytest
 from launch_cloud import LONG_S, NASTY, ROOT, TRAIN, lives, started, until
 
-FAKE_DEVICES = "--xla_force_host_platform_device_count"
 LOCAL = ["local", "--processes", "3", "--log-dir", "the logs"]
 
 
@@ -44,16 +43,6 @@ def test_local_starts_processes_that_know_each_other(cloud):
     assert logs(cloud) == ["of the last run\ntraining\n", *["training\n"] * 2]
     # Nothing that it has started outlives a process.
     until(lambda: not any(lives(row["left"]) for row in rows))
-
-
-def test_local_gives_every_device_two_threads(cloud):
-    for nproc, variables, threads in (
-        ("9", {"JAX_NUM_CPU_DEVICES": "4"}, 9),
-        ("7", {"JAX_NUM_CPU_DEVICES": "4"}, 8),
-        ("1", {"XLA_FLAGS": f"{FAKE_DEVICES}=64"}, 128),
-    ):
-        done = cloud.launch("local", "--dry-run", "--", "x", NPROC=nproc, **variables)
-        assert f" NPROC={threads} echo-jax train" in done.stdout
 
 
 @pytest.mark.parametrize(

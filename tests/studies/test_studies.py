@@ -55,7 +55,6 @@ def test_a_study_has_its_baseline_first_and_then_its_order(tmp_path, make_study)
 @pytest.mark.parametrize(
     ("lost", "message"),
     [
-        (["environment.json"], r"environment\.json is missing; run the arm again"),
         (["metrics.jsonl"], r"metrics\.jsonl is missing; run the arm again"),
         (["summary.json"], r"no summary\.json: the run is not finished; resume it"),
         (["summary.json", "config.json"], "config.json, so it is no run folder"),
@@ -92,14 +91,12 @@ def test_what_does_not_compare_is_refused(tmp_path, make_run, facts, message):
         ("summary.json", "{", r"summary\.json is damaged"),
         ("summary.json", {"metric": 3}, "is damaged: 'metric' is 3; run the arm again"),
         ("summary.json", {"echo": {}}, "is damaged: it lacks 'echo.factor'"),
-        ("summary.json", {"storage": {}}, "it lacks 'storage.latency_s'"),
         ("summary.json", {"rows": 9}, "holds 6 rows of the 9 that summary.json speaks"),
         ("summary.json", {"updates_to_target": 7}, "holds no evaluation of update 7"),
         ("environment.json", {"workload": None}, "it lacks 'workload.data.synthetic'"),
         ("config.json", {"mesh": {"data": "all"}}, "'mesh.data' is 'all'"),
         ("study.json", {"arms": "arm"}, r"study\.json is damaged: 'arms' is 'arm'"),
         ("study.json", {"arms": [3]}, "its arms are no names"),
-        ("study.json", {"calibration": None}, "'calibration' is None"),
         ("metrics.jsonl", '{"kind": "eval", "u', r"metrics\.jsonl, line 7, is damaged"),
         ("metrics.jsonl", '{"kind": "eval", "eval_loss": 1}', "it lacks 'updates'"),
         ("metrics.jsonl", None, r"set --config\.eval_every below"),
