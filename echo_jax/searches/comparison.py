@@ -164,6 +164,10 @@ class Search:
         return printable(str(said or _METRICS.get(self.base["workload"], "metric")))
 
     @property
+    def baseline(self) -> ArmResult | None:
+        return next((arm for arm in self.arms if arm.name == BASELINE), None)
+
+    @property
     def mode(self) -> str:
         """``min`` or ``max``: whether a smaller or a larger metric is better."""
         for arm in self.arms:
@@ -274,14 +278,12 @@ def _result(
     baseline: Sequence[Searched] | None,
     has_target: bool,
 ) -> ArmResult:
-    found: list[Interval | None] = [None, None, None]
-    if baseline is not None and name != BASELINE:
-        if has_target:
-            found[:2] = [_ratio(searches, baseline, x) for x in ("fresh", "updates")]
-        else:
-            found[2] = _difference(searches, baseline)
+    fresh = updates = final = None
+    if baseline is not None and name != BASELINE and has_target:
+        fresh, updates = (_ratio(searches, baseline, x) for x in ("fresh", "updates"))
+    elif baseline is not None and name != BASELINE:
+        final = _difference(searches, baseline)
     is_bound = any(trial.score is None for each in searches for trial in each.confirmed)
-    fresh, updates, final = found
     return ArmResult(name, searches, fresh, updates, final, is_bound)
 
 

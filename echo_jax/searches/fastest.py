@@ -78,7 +78,7 @@ def best_arms(search: Search, ratios: Sequence[float] = _RATIOS) -> list[BestArm
 
 def _fastest(search: Search, ratio: float) -> tuple[ArmResult, np.ndarray]:
     """Returns the fastest arm and its log speedups over the baseline."""
-    baseline = next((arm for arm in search.arms if arm.name == BASELINE), None)
+    baseline = search.baseline
     if baseline is None or not search.has_target:
         raise StudyError(
             f"{search.name} has no arm {BASELINE!r} or no target, so that no arm is "

@@ -1,20 +1,15 @@
 """Intervals and other statistics of trials: pure functions of arrays.
 
 `mean_interval` resamples searches and streams independently, since every search's best
-point is trained on every stream (Owen 2007, "The pigeonhole bootstrap"). Its ends are
-those of BCa (Efron 1987), from `scipy.stats.bootstrap`. With few numbers such an
-interval is too short: with three searches that differ more than their streams do, it
-covers the true mean nine times in ten. Therefore it is stretched from the mean until it
-is as long as Student's interval; BCa decides the length on each side.
-
-Student's interval of two random factors adds the squares of two half-lengths, each with
-the degrees of freedom of its own factor. Such a sum covers the true mean at least as
-often as it claims, whatever the variances are (Banerjee 1960). The first half-length is
-that of the means of the searches, which include chance. It is at least as long as
-chance alone would make it, because three means may agree by luck. The second is that
-of the streams, without chance. The degrees of freedom of Satterthwaite's rule would
-make it too short where three searches happen to agree. The price is a coverage of up to
-98 % instead of 95 % where searches do not differ more than streams.
+point is trained on every stream (Owen 2007, "The pigeonhole bootstrap"), with the ends
+of BCa (Efron 1987). With few numbers such an interval is too short. Therefore it is
+stretched from the mean until it is as long as Student's; BCa decides the length on each
+side. Student's interval of two random factors adds the squares of two half-lengths,
+each with the degrees of freedom of its own factor, and so covers the true mean at least
+as often as it claims (Banerjee 1960). The half-length of the searches includes chance,
+and is at least as long as chance alone would make it; that of the streams is without
+chance. The price is a coverage of up to 98 % instead of 95 % where searches do not
+differ more than streams.
 """
 
 import math

@@ -11,7 +11,6 @@ from echo_jax.searches.comparison import ArmResult, Falsified, Search
 from echo_jax.searches.figures import write_search_figures
 from echo_jax.searches.statistics import Interval, relative_seconds
 from echo_jax.studies.page import figure, items, page, plain_json, table
-from echo_jax.studies.runs import BASELINE
 from echo_jax.studies.table import in_terminal, write_table
 
 __all__ = [
@@ -25,6 +24,7 @@ __all__ = [
 
 _RATIOS = (1, 2, 4, 8)
 _IN_TERMINAL = ("arm", "tuned", "infeasible", "n", "fresh, ratio", "updates, ratio")
+_IN_TERMINAL += ("final less the baseline's",)
 _PICTURES = (
     "<p>Trials leave no run folders behind: <code>echo-jax report examples --config "
     "CONFIG --workdir FOLDER</code> draws the first examples of a training, with each "
@@ -112,11 +112,10 @@ def _interval(found: Interval | None) -> str:
 
 def _seconds(search: Search, arm: ArmResult, ratio: int) -> str:
     """Returns the computed seconds relative to the baseline's."""
-    baseline = next((each for each in search.arms if each.name == BASELINE), None)
-    if baseline is None:
+    if search.baseline is None:
         return "—"
     times = []
-    for each in (arm, baseline):
+    for each in (arm, search.baseline):
         fresh, updates = each.mean("fresh_to_target"), each.mean("updates_to_target")
         if fresh is None or updates is None:
             return "—"
@@ -178,15 +177,10 @@ def _said(each: Falsified, sign: str) -> str:
 
 def search_table(search: Search) -> Table:
     """Returns the table for a terminal, without the seconds."""
-    names = headings(search)
-    shown = [
-        k
-        for k, name in enumerate(names)
-        if name in _IN_TERMINAL or name.startswith("final less")
-    ]
-    cells = [[row[k] for k in shown] for row in rows(search)]
-    picked = [names[k] for k in shown]
-    return in_terminal(search.name, picked, cells, notes(search), words=2)
+    whole = [headings(search), *rows(search)]
+    columns = [c for c in zip(*whole, strict=True) if c[0] in _IN_TERMINAL]
+    names, *cells = zip(*columns, strict=True)
+    return in_terminal(search.name, names, cells, notes(search), words=2)
 
 
 def write_search_markdown(search: Search, path: str | os.PathLike[str]) -> None:

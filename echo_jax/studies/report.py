@@ -36,6 +36,10 @@ def write_report(study: Study, folder: str | os.PathLike[str]) -> RunPath:
 
 
 def _page(study: Study, svg: str, folder: RunPath) -> str:
+    measured: list[str] = []
+    if study.calibration:
+        title = "<h2>Measured before the arms ran</h2>"
+        measured = [title, plain_json(study.calibration)]
     parts = [
         figure(svg),
         "<h2>To the target</h2>",
@@ -44,16 +48,10 @@ def _page(study: Study, svg: str, folder: RunPath) -> str:
         *_picture_links(folder, [run.name for run in study.runs]),
         "<h2>What it ran on</h2>",
         plain_json(study.runs[0].environment),
-        *_before_the_arms(study),
+        *measured,
         *_configs(study),
     ]
     return page(study.name, ", ".join(study.caveats), parts)
-
-
-def _before_the_arms(study: Study) -> list[str]:
-    if not study.calibration:
-        return []
-    return ["<h2>Measured before the arms ran</h2>", plain_json(study.calibration)]
 
 
 def _configs(study: Study) -> list[str]:

@@ -136,14 +136,12 @@ class Study:
     Attributes:
       runs: In the order of the table.
       calibration: Measurements before the arms ran, or ``{}``.
-      storage: The storage that the arms read from; ``{}`` if not recorded.
       base: The config from which the arms differ; ``{}`` if there is none.
     """
 
     name: str
     runs: Sequence[Run]
     calibration: Mapping[str, Any]
-    storage: Mapping[str, Any]
     base: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -218,7 +216,7 @@ def read_runs(folders: Iterable[str | os.PathLike[str]], name: str = "Runs") -> 
     """Reads runs that belong to no study, to compare them."""
     runs = [read_run(folder) for folder in folders]
     _check_comparable(runs)
-    return Study(name, runs, calibration={}, storage={})
+    return Study(name, runs, calibration={})
 
 
 def read_study(folder: str | os.PathLike[str]) -> Study:
@@ -240,7 +238,6 @@ def read_study(folder: str | os.PathLike[str]) -> Study:
         name=metadata["name"],
         runs=runs,
         calibration=metadata["calibration"],
-        storage=metadata["storage"],
         base=metadata.get("base_config", {}),
     )
 
@@ -268,11 +265,6 @@ def _read_json(path: RunPath, needed: Mapping[str, Any]) -> dict[str, Any]:
     if content is None:
         raise StudyError(f"{path} is missing; run the arm again")
     return _shown(content)
-
-
-def _refuse_damaged(path: RunPath, content: Any, needed: Mapping[str, Any]) -> None:
-    if what := missing(content, needed):
-        raise StudyError(f"{path} is damaged: {what}; run the arm again")
 
 
 def _shown(value: Any) -> Any:
@@ -320,10 +312,12 @@ def _check_run(run: Run, number: int, folder: RunPath) -> None:
             f"{rows} holds {names}, but not eval_{run.metric}, "
             "the metric of its summary.json"
         )
-    for row in run.evals:
-        _refuse_damaged(rows, row, fields.row(run.metric))
+    held = [(rows, row, fields.row(run.metric)) for row in run.evals]
     if run.summary["simulated_storage"]:
-        _refuse_damaged(folder / "summary.json", run.summary, fields.STORAGE)
+        held.append((folder / "summary.json", run.summary, fields.STORAGE))
+    for path, content, needed in held:
+        if what := missing(content, needed):
+            raise StudyError(f"{path} is damaged: {what}; run the arm again")
     met = run.summary["updates_to_target"]
     if run.reached and met not in [row["updates"] for row in run.evals]:
         raise StudyError(

@@ -200,7 +200,7 @@ def _scaling(runs: Sequence[Run]) -> Scaling:
     points = sorted(
         map(_point, runs), key=lambda point: (point.devices, point.processes)
     )
-    study = Study("", runs, {}, {})
+    study = Study("", runs, {})
     # The table of a study puts a run's echo into words.
     echo = arm_rows(study)[0].echo
     environment = runs[0].environment

@@ -49,7 +49,7 @@ class Seeds:
         """All runs as one study."""
         first = self.studies[0]
         runs = [run for study in self.studies for run in study.runs]
-        return Study(first.name, runs, {}, first.storage, first.base)
+        return Study(first.name, runs, {}, first.base)
 
     @property
     def title(self) -> str:
