@@ -27,60 +27,25 @@ def refused(capsys, *argv):
 
 @pytest.fixture
 def folder(tmp_path):
-    """The folder of a run, as a start leaves it."""
     claim_workdir(run_folder(tmp_path / "run"), load_config(LM))
-    chosen = seal({"chosen": {"echo_factor": 2.5, "threads": 8}})
-    (tmp_path / "run" / "environment.json").write_text(json.dumps(chosen))
     return tmp_path / "run"
 
 
 def test_the_config_of_a_run_comes_back_with_its_types(tmp_path):
+    # Workers and a log of decisions are of the other machine.
+    left_out = {"data.workers": 2, "echo.replay": "runs/gone/tape.json"}
     fields = {"optim.boundaries": (3, 5), "echo.factor": 2.0, "mesh.data": 2}
-    config = load_config(LM, {**fields, "data.workers": 0})
+    config = load_config(f"{CONFIGS}/imagenet.py:tiny", {**fields, **left_out})
     claim_workdir(run_folder(tmp_path), config)
     read = read_config(run_folder(tmp_path))
+    with config.unlocked():
+        config.data.workers, config.echo.replay = 0, ""
     assert read.to_dict() == config.to_dict()
-    assert type(read.optim.boundaries) is tuple
+    # Those of a workload, too, as jit needs them.
+    for value in (read.optim.boundaries, read.model.stage_sizes, read.data.augment):
+        assert type(value) is tuple
     with pytest.raises(TypeError):
         read.updates = "many"
-
-
-def test_lists_of_a_workload_come_back_as_tuples_which_jit_needs(tmp_path):
-    config = load_config(f"{CONFIGS}/imagenet.py:tiny")
-    claim_workdir(run_folder(tmp_path), config)
-    read = read_config(run_folder(tmp_path))
-    assert (read.model, read.data.augment) == (config.model, config.data.augment)
-    assert type(read.model.stage_sizes) is type(read.data.augment) is tuple
-
-
-def test_a_decision_log_and_workers_of_another_machine_are_left_out(folder):
-    fields = {"data.workers": 2, "echo.replay": "runs/gone/tape.json"}
-    claim_workdir(run_folder(folder), load_config(LM, fields))
-    read = read_config(run_folder(folder))
-    assert (read.echo.replay, read.data.workers) == ("", 0)
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        ([], "examples needs a config or a run: add --config FILE.py"),
-        (["runs/a", "--config", LM], "examples needs a config or a run"),
-        (["runs/a", "runs/b"], "takes one run folder; leave the others out"),
-        (["runs/a", "--config.seed=1"], "'--config.seed=1': fields belong to --config"),
-        (["--config", f"{CONFIGS}/quickstart.py:tiny", "--workdir=a"], "has several"),
-        (["--config", LM, "--config.x=1"], "config.x"),
-        (["runs/nowhere"], "holds no config.json, so it is no run folder"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused_in_a_sentence(argv, message, capsys):
-    assert message in refused(capsys, *argv)
-
-
-@pytest.mark.parametrize("option", ["--config=a.py", "--updates=2"])
-def test_its_options_belong_to_no_other_report(option, capsys):
-    assert cli.main(["report", "runs/a", option]) == 2
-    name = option.split("=")[0]
-    assert f"{name} belongs to the word examples" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -91,12 +56,9 @@ def test_its_options_belong_to_no_other_report(option, capsys):
         {"model": []},
         {"model": {}},
         {"model.d_model": "wide"},
-        {"model.d_model": None},
         {"model.num_heads": 10**30},
         {"data.tokenizer": {"a": 1}},
-        {"data.source": [1]},
         {"batch_size": -1},
-        {"batch_size": "many"},
         {"updates": None},
         {"optim": 1},
         {"optim.name": "optax.__loader__"},
@@ -124,15 +86,11 @@ def test_a_config_that_no_run_has_is_refused_in_a_sentence(folder, fields, capsy
     assert not Path("/tmp/owned").exists()
 
 
-def test_a_damaged_config_is_named(folder, capsys):
+def test_a_damaged_config_is_named_and_no_link_is_followed(folder, tmp_path, capsys):
     path = folder / "config.json"
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
     said = refused(capsys, folder)
     assert f"{path} is damaged: it does not have the checksum" in said
-
-
-def test_no_link_is_followed(folder, tmp_path, capsys):
-    path = folder / "config.json"
     path.rename(tmp_path / "secret")
     os.symlink(tmp_path / "secret", path)
     assert f"{path} is a link where a file" in refused(capsys, folder)

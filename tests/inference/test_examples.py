@@ -26,9 +26,8 @@ def uses_of(config):
     return first_uses(config, build(config), examples=8, most_updates=60)
 
 
-def pictures(texts):
-    for text in texts:
-        yield np.asarray(Image.open(io.BytesIO(base64.b64decode(text))))
+def picture(data):
+    return np.asarray(Image.open(io.BytesIO(data)))
 
 
 @pytest.mark.parametrize("after", ["decode", "batch"])
@@ -67,32 +66,20 @@ def test_a_slot_that_another_example_has_taken_is_not_mistaken_for_a_use(mode):
             np.testing.assert_array_equal(use.example["image"], image)
 
 
-def test_uses_on_the_devices_are_augmented_there(tmp_path):
+def test_every_use_is_a_picture_with_its_update(tmp_path):
     config = shapes_config(**ECHO, **{"echo.where": "device", "echo.after": "decode"})
     page = show_examples(config, tmp_path, updates=60).read_text()
+    # The devices augment each use.
     assert re.search(r"16 repeats of 8 examples up to update \d+: 16 differ", page)
-
-
-def test_what_grows_or_is_held_is_read_as_what_it_is_made_of():
-    grows = {"batch.boundaries": (1,), "batch.factors": (2,), "updates": 4}
-    configs = ({}, grows, {"data.hold_batch": True})
-    wanted, *others = (
-        [[use[:2] for use in uses] for uses in uses_of(shapes_config(**ECHO, **fields))]
-        for fields in configs
-    )
-    assert others == [wanted, wanted]
-
-
-def test_every_use_is_a_picture_with_its_update(tmp_path):
-    config = shapes_config(**ECHO)
-    page = show_examples(config, tmp_path, updates=60).read_text()
     said = re.findall(r'base64,([^"]*)"><figcaption>([^<]*)<', page)
-    drawn = pictures(data for data, _ in said)
     flat = [use for uses in uses_of(config) for use in uses]
-    for (_, caption), image, use in zip(said, drawn, flat, strict=True):
+    for (data, caption), use in zip(said, flat, strict=True):
+        image = picture(base64.b64decode(data))
         np.testing.assert_array_equal(image, use.example["image"])
         which = f"repeat {use.repeat}" if use.repeat else "fresh"
         assert caption == f"update {use.update}, {which}"
+    page = show_examples(shapes_config(), tmp_path).read_text()
+    assert "8 examples, none of which is used again" in page
 
 
 def test_a_text_stands_once_with_all_of_its_uses(tmp_path):
@@ -105,13 +92,6 @@ def test_a_text_stands_once_with_all_of_its_uses(tmp_path):
     assert "&lt;beer" in page and "<beer" not in page
 
 
-def test_without_an_echo_a_first_batch_is_read(tmp_path):
-    config = shapes_config()
-    assert [len(uses) for uses in uses_of(config)] == [1] * 8
-    page = show_examples(config, tmp_path).read_text()
-    assert "8 examples, none of which is used again" in page
-
-
 def test_the_examples_of_a_run_are_drawn_into_it(shapes_run, capsys):
     folder = shapes_run[0]
     assert cli.main(["report", "examples", str(folder), "--updates", "5"]) == 0
@@ -122,10 +102,15 @@ def test_the_examples_of_a_run_are_drawn_into_it(shapes_run, capsys):
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        ("examples", "examples needs a config or a run"),
+        ("examples", "examples needs a config or a run: add --config FILE.py"),
+        ("examples a --config shapes:tiny", "examples needs a config or a run"),
+        ("examples a b", "takes one run folder; leave the others out"),
+        ("examples a --config.seed=1", "'--config.seed=1': fields belong to --config"),
         ("examples --config shapes:tiny", "add --workdir FOLDER"),
         ("examples --config quickstart:tiny --workdir X", "name a config to train"),
         ("examples --config shapes:tiny --workdir X --updates 0", "must be at least 1"),
+        ("examples X", "holds no config.json, so it is no run folder"),
+        ("a --updates=2", "--updates belongs to the word examples"),
     ],
 )
 def test_what_cannot_be_drawn_is_said(typed, says, tmp_path, capsys):
@@ -145,7 +130,7 @@ def test_tensorboard_shows_the_images_of_the_first_batch(shapes_run):
             shown += [(event.step, each) for each in event.summary.value]
             data = data[16 + size :]
     ((step, value),) = (each for each in shown if each[1].tag == "examples/image")
-    grid = np.asarray(Image.open(io.BytesIO(value.image.encoded_image_string)))
+    grid = picture(value.image.encoded_image_string)
     assert (step, grid.shape) == (0, (32, 8 * 32, 3))
     config = shapes_config()
     batch = next(iter(build(config).train_dataset(echo_spec(config))))

@@ -94,22 +94,17 @@ def test_files_of_others_are_read_or_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_program_predicts_alike_for_batches_of_any_size(lm_run, shapes_run, tmp_path):
+def test_a_program_predicts_alike_for_batches_of_any_size(lm_run, tmp_path):
     rng = np.random.default_rng(0)
-    for folder, batch in (
-        (lm_run[0], {"tokens": rng.integers(0, 255, (5, 16), np.int32)}),
-        (shapes_run[0], {"image": rng.integers(0, 255, (5, 32, 32, 3), np.uint8)}),
-    ):
-        run = ej.load_run(folder)
-        file = export_run(run, "stablehlo", tmp_path / "m.stablehlo")
-        program = jax.export.deserialize(bytearray(run_folder(file).read_bytes()))
-        assert program.platforms == ("cpu", "cuda", "tpu")
-        for size in (1, 5):
-            part = {name: array[:size] for name, array in batch.items()}
-            found, wanted = program.call(part), run.predict(part)
-            assert found.keys() == wanted.keys()
-            for name, array in wanted.items():
-                np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6)
+    run = ej.load_run(lm_run[0])
+    file = export_run(run, "stablehlo", tmp_path / "m.stablehlo")
+    program = jax.export.deserialize(bytearray(run_folder(file).read_bytes()))
+    assert program.platforms == ("cpu", "cuda", "tpu")
+    for size in (1, 5):
+        batch = {"tokens": rng.integers(0, 255, (size, 16), np.int32)}
+        found, wanted = program.call(batch), run.predict(batch)
+        assert found.keys() == wanted.keys() == {"logits"}
+        np.testing.assert_allclose(found["logits"], wanted["logits"], 1e-5, 1e-6)
 
 
 def test_a_file_that_cannot_be_made_is_said_with_the_fix(lm_run, tmp_path, monkeypatch):
@@ -136,17 +131,11 @@ def begin(text, workdir, source, **overrides):
 
 
 @pytest.mark.usefixtures("compiled_soon")
-@pytest.mark.parametrize(
-    ("kind", "schedule"),
-    [("safetensors", "none"), pytest.param("run", "every", marks=pytest.mark.slow)],
-)
-def test_a_run_begins_where_the_other_ended(kind, schedule, lm_run, text, tmp_path):
-    source, summary = lm_run
-    if kind == "safetensors":
-        source = export_run(ej.load_run(source), kind, tmp_path / "m.safetensors")
-    fields = {"local.schedule": schedule, "mesh.data": 2, "optim.lr": 0.01}
-    report = begin(text, tmp_path / "run", source, **fields)
-    assert report["taken"] == sorted(flat_arrays(ej.load_run(lm_run[0]).variables))
+def test_a_run_begins_where_the_other_ended(lm_run, text, tmp_path):
+    run, summary = ej.load_run(lm_run[0]), lm_run[1]
+    source = export_run(run, "safetensors", tmp_path / "m.safetensors")
+    report = begin(text, tmp_path / "run", source)
+    assert report["taken"] == sorted(flat_arrays(run.variables))
     assert (report["skipped"], report["made"]) == ({}, [])
     rows = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
     first = next(row["eval_loss"] for row in rows if "eval_loss" in row)
@@ -163,15 +152,15 @@ def test_what_does_not_fit_is_made_anew_and_said(lm_run, text, tmp_path, capsys)
     assert set(report["made"]) == {name, "params/block_0/ff_out/kernel"}
     said = "2 skipped: params/block_0/ff_in/kernel ((8, 16) there"
     assert said in capsys.readouterr().out
-    # What is made anew is what a run from scratch would begin with.
-    run_train(lm_config(text, **other, updates=2), tmp_path / "scratch")
-    scratch, warm, source = (
+    warm, source = (
         flat_arrays(ej.load_run(each).variables)
-        for each in (tmp_path / "scratch", tmp_path / "warm", lm_run[0])
+        for each in (tmp_path / "warm", lm_run[0])
     )
     for key, array in warm.items():
-        wanted = scratch[key] if key in report["made"] else source[key]
-        np.testing.assert_array_equal(array, wanted)
+        if key in report["made"]:
+            assert 0.1 < np.std(array) < 1  # Drawn, as at any beginning.
+        else:
+            np.testing.assert_array_equal(array, source[key])
 
 
 @pytest.mark.usefixtures("compiled_soon")
@@ -191,11 +180,8 @@ def test_a_resumed_run_does_not_need_the_other_one(lm_run, text, tmp_path):
     shutil.copytree(lm_run[0], tmp_path / "source")
     config = lm_config(text, init_from=str(tmp_path / "source"))
     whole = run_train(config, tmp_path / "whole")
-    config.updates = 2
-    run_train(config, tmp_path / "run")
+    report = begin(text, tmp_path / "run", tmp_path / "source")
+    assert len(report["taken"]) > 10
     shutil.rmtree(tmp_path / "source")
-    config.updates = 4
     resumed = run_train(config, tmp_path / "run")
     assert resumed["params_sha256"] == whole["params_sha256"]
-    environment = read_json(run_folder(tmp_path / "run") / "environment.json")
-    assert len(environment["init_from"]["taken"]) > 10

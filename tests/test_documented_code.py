@@ -1,10 +1,13 @@
-"""Every Python block of README.md and the pages beside it is run, with stand-ins.
+"""Examples are true: the Python blocks of README.md and docs, and those in docstrings.
 
 What a page calls the reader's own is a stand-in here. `test_loaders` runs the blocks of
 docs/loaders.md. Lines of the shell are parsed by `test_documents`.
 """
 
+import doctest
+import importlib
 import re
+from contextlib import closing
 from pathlib import Path
 
 import grain
@@ -13,6 +16,7 @@ import numpy as np
 import pytest
 
 import echo_jax as ej
+from echo_jax.config import load_config
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/site/*.md")]
@@ -73,8 +77,7 @@ class Uses:
         return params, state, self(batch)
 
     def train_step(self, state, batch):
-        self(batch)
-        return state
+        return self.step(0, state, batch)[1]
 
     def counts(self):
         return np.bincount(np.concatenate(self.batches), minlength=IMAGES)
@@ -102,12 +105,8 @@ def test_every_block_is_run():
         assert run_here == blocks, page
 
 
-@pytest.fixture
-def uses():
-    return Uses()
-
-
-def test_the_loop_of_the_readme(uses):
+def test_the_loop_of_the_readme():
+    uses = Uses()
     mine = {"loader": Loader(), "params": 0, "state": 0, "step": uses.step}
     run("README.md", "for batch in", **mine)
     assert (uses.counts() == 4).all()
@@ -119,7 +118,8 @@ def test_the_loop_of_the_readme(uses):
     ("name", "times", "size"),
     [("steady", 4, 64), ("bursty", 8, 32), ("from_examples", 4, 64)],
 )
-def test_the_calls_of_the_readme(uses, name, times, size):
+def test_the_calls_of_the_readme(name, times, size):
+    uses = Uses()
     examples = ({"label": i} for i in range(IMAGES))
     names = run("README.md", "AdaptiveSpec", loader=Loader(), examples=examples)
     for batch in names[name]:
@@ -129,25 +129,27 @@ def test_the_calls_of_the_readme(uses, name, times, size):
 
 
 @pytest.mark.parametrize("page", ["docs/library.md", "docs/site/index.md"])
-def test_the_probe(page, uses, capsys, monkeypatch):
+def test_the_probe(page, capsys, monkeypatch):
     monkeypatch.setitem(ej.probe.__kwdefaults__, "seconds", 0.2)
 
     def batches():
         while True:
             yield from Loader()
 
-    run(page, "ej.probe", loader=batches(), train_step=uses)
+    run(page, "ej.probe", loader=batches(), train_step=Uses())
     assert "Step alone" in capsys.readouterr().out
 
 
-def test_an_echo_on_the_accelerator(uses):
+def test_an_echo_on_the_accelerator():
+    uses = Uses()
     mine = {"host_batches": Loader(), "state": 0, "train_step": uses.train_step}
     names = run("docs/library.md", "device.echo_batches", **mine)
     assert (uses.counts() == 4).all()
     assert isinstance(names["batch"]["image"], jax.Array)
 
 
-def test_an_echo_is_saved_and_replayed(uses):
+def test_an_echo_is_saved_and_replayed():
+    uses = Uses()
     spec = ej.AdaptiveSpec(cap=3, buffer=256, batch_size=32)
     mine = {"loader": Loader(), "spec": spec, "state": 0}
     names = run("docs/library.md", "replay", train_step=uses.train_step, **mine)
@@ -156,14 +158,6 @@ def test_an_echo_is_saved_and_replayed(uses):
         ended.set_state(names["checkpoint"])
         assert [*ended] == []
     assert names["spec"].replay == names["batches"].log
-
-
-def make_my_device_echo(batches, spec, augment):
-    return ej.device.echo_batches(batches, spec, augment=augment, tags=True)
-
-
-def make_my_echo(upstream, spec):
-    return ej.echo(upstream, spec, tags=True)
 
 
 @pytest.mark.parametrize(
@@ -176,8 +170,10 @@ def test_echoes_of_others_tags_and_laws(with_tensorflow, monkeypatch):
         "items": range(9),
         "spec": ej.EchoSpec(factor=2),
         "seed": 0,
-        "make_my_echo": make_my_echo,
-        "make_my_device_echo": make_my_device_echo,
+        "make_my_echo": lambda upstream, spec: ej.echo(upstream, spec, tags=True),
+        "make_my_device_echo": lambda batches, spec, augment: ej.device.echo_batches(
+            batches, spec, augment=augment, tags=True
+        ),
     }
     if with_tensorflow:
         import tensorflow as tf
@@ -201,3 +197,48 @@ def test_the_noise_scale(capsys):
     (found,) = re.findall(r"a noise scale of (.*) examples", capsys.readouterr().out)
     # The page says why it is 6.
     assert float(found) == pytest.approx(6, rel=0.1)
+
+
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in ROOT.glob("echo_jax/**/*.py")
+    if ">>> " in path.read_text(encoding="utf-8")
+}
+# Their examples name files, runs or devices of the reader.
+SHOWN = {
+    f"echo_jax.{name}"
+    for name in (
+        "data.prepare.coco",
+        *("data.prepare.images", "data.prepare.text", "data.sources.prepared"),
+        *("data.sources.source", "inference.evaluate", "inference.export"),
+        *("inference.run", "runs", "training.trainer", "training.xla.flops"),
+        *("training.xla.options", "training.xla.profile"),
+    )
+}
+# Whole networks, run one operation at a time.
+SLOW = {f"echo_jax.models.{name}" for name in ("mobilenet", "resnet", "transformer")}
+# What a reader of an example is expected to have imported.
+NAMES = {
+    **{"Path": Path, "closing": closing, "jax": jax, "jnp": jax.numpy, "np": np},
+    "load_config": load_config,
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name in sorted(MODULES - SHOWN)
+    ],
+)
+def test_examples_are_true(name, monkeypatch, tmp_path):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+    # By its full name: an attribute of its package may hide it, as a function does.
+    module = importlib.import_module(name)
+    tests = doctest.DocTestFinder(exclude_empty=True).find(module, extraglobs=NAMES)
+    runner = doctest.DocTestRunner()
+    for test in tests:
+        runner.run(test)
+    assert runner.tries > 0
+    assert runner.failures == 0, [test.name for test in tests]
