@@ -331,7 +331,10 @@ def show_examples(
     with errors_of_the_config():
         if updates < 1:
             raise ValueError(f"updates={updates} must be at least 1; 100 is a good one")
-        read = _given_or_read(config)
+        is_run = isinstance(config, str | os.PathLike)
+        read = read_config(run_folder(config)) if is_run else copy.deepcopy(config)
+        if is_run:
+            refuse_code(read)
         if "arms" in read:
             raise ValueError("a study has several trainings; name a config to train")
         check_config(read)
@@ -339,24 +342,11 @@ def show_examples(
         try:
             workload = checked_workload(read)
         except (ArithmeticError, AttributeError, LookupError) as error:
-            if not isinstance(config, str | os.PathLike):
+            if not is_run:
                 raise
             # Of a model or data that no config file of ours would have.
             path = run_folder(config) / "config.json"
             raise DamagedFileError(path, error) from error
         return write_examples(
-            read,
-            workload,
-            folder,
-            most_updates=updates,
-            on_progress=on_progress,
+            read, workload, folder, most_updates=updates, on_progress=on_progress
         )
-
-
-def _given_or_read(config: Config | str | os.PathLike[str]) -> Config:
-    """Returns a config that may be changed: a copy, or that of a run folder."""
-    if not isinstance(config, str | os.PathLike):
-        return copy.deepcopy(config)
-    read = read_config(run_folder(config))
-    refuse_code(read)
-    return read

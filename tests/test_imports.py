@@ -39,7 +39,7 @@ ALLOWED = {
     "studies": "echo.instrument.worth files studies terminal.printable",
     "terminal": "terminal",
     "training": "config echo files models.batch_norm terminal training workloads.base",
-    "workloads": "config.optional data echo models workloads",
+    "workloads": "config.fields data echo models workloads",
 }
 
 # What may be imported from outside, beside the standard library. Packages that

@@ -31,7 +31,7 @@ WRONG_USE = 2
 class Exit(Exception):
     """The end of a command without success; `status` is the exit status."""
 
-    def __init__(self, status: int, message: str | BaseException):
+    def __init__(self, message: str | BaseException, status: int = WRONG_USE):
         is_error = isinstance(message, BaseException)
         super().__init__(sentence(message) if is_error else message)
         self.status = status
@@ -44,16 +44,16 @@ def exits_of(runs: ModuleType) -> Iterator[None]:
     try:
         yield
     except (runs.ConfigRefusedError, FolderError) as error:
-        raise Exit(WRONG_USE, error) from error
+        raise Exit(error) from error
     except (runs.DamagedCheckpointError, runs.NonFiniteLossError) as error:
-        raise Exit(FAILED, error) from error
+        raise Exit(error, FAILED) from error
     except (
         runs.DataTimeoutError,
         runs.Interrupted,
         runs.LostWorkerError,
         runs.StudyStopped,
     ) as error:
-        raise Exit(error.exit_code, error) from error
+        raise Exit(error, error.exit_code) from error
 
 
 def path_argument(text: str) -> Path:
@@ -71,7 +71,7 @@ def typed_folder(path: str) -> RunPath:
     try:
         return run_folder(path)
     except FolderError as error:
-        raise Exit(WRONG_USE, error) from error
+        raise Exit(error) from error
 
 
 def typed_config(path: str, flags_given: Sequence[str]) -> Config:
@@ -79,7 +79,7 @@ def typed_config(path: str, flags_given: Sequence[str]) -> Config:
     try:
         return load_with_flags(path, flags_given)
     except OSError as error:
-        raise Exit(WRONG_USE, error) from error
+        raise Exit(error) from error
     except (AttributeError, ValueError) as error:
         # The message may be the config file's own, for example about its variants.
-        raise Exit(WRONG_USE, str(error)) from error
+        raise Exit(str(error)) from error

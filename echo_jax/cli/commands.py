@@ -186,7 +186,7 @@ def _sweep(args: argparse.Namespace, extras: Sequence[str]) -> int:
             streams=args.seeds,
         )
     except ValueError as error:
-        raise Exit(WRONG_USE, error) from error
+        raise Exit(error) from error
     return _search(study, workdir, args.jobs)
 
 
@@ -194,9 +194,9 @@ def _probe(args: argparse.Namespace, extras: Sequence[str]) -> int:
     config = typed_config(args.config, extras)
     file = None if args.json is None or str(args.json) == "-" else args.json
     if file and file.is_dir():
-        raise Exit(WRONG_USE, f"--json={file} is a folder; name a file, or -")
+        raise Exit(f"--json={file} is a folder; name a file, or -")
     if file and not file.parent.is_dir():
-        raise Exit(WRONG_USE, f"--json={file}: there is no folder {file.parent}")
+        raise Exit(f"--json={file}: there is no folder {file.parent}")
     # Imported here: it imports jax.
     from echo_jax import runs
 
@@ -217,12 +217,12 @@ def _probe(args: argparse.Namespace, extras: Sequence[str]) -> int:
 
 def _prepare(args: argparse.Namespace, extras: Sequence[str]) -> int:
     if extras:
-        raise Exit(WRONG_USE, f"unknown option {extras[0]!r}; see --help")
+        raise Exit(f"unknown option {extras[0]!r}; see --help")
     try:
         with Countdown(line_every_s=_LINE_EVERY_S) as countdown:
             said = prepare_command.run(args, countdown.show)
     except (FolderError, ValueError) as error:
-        raise Exit(WRONG_USE, error) from error
+        raise Exit(error) from error
     print(said)
     return 0
 
@@ -234,11 +234,11 @@ def _use(
 ) -> int:
     """Runs a command on a trained run and prints its result."""
     if extras:
-        raise Exit(WRONG_USE, f"unknown option {extras[0]!r}; see --help")
+        raise Exit(f"unknown option {extras[0]!r}; see --help")
     try:
         said = command(args)
     except (FolderError, ImportError, ValueError) as error:
-        raise Exit(WRONG_USE, error) from error
+        raise Exit(error) from error
     for each in said:
         rich.print(each) if isinstance(each, Table) else print(each)
     return 0

@@ -94,10 +94,7 @@ def add_commands(add: Callable[[str, str, str], argparse.ArgumentParser]) -> Non
         help="also write evaluation.html there: what was confused, found or written",
     )
     predict.add_argument(
-        "files",
-        nargs="*",
-        metavar="FILE",
-        help="images, a folder of images, or texts",
+        "files", nargs="*", metavar="FILE", help="images, a folder of images, or texts"
     )
     predict.add_argument(
         "--text", action="append", default=[], help="a text to be continued"

@@ -63,9 +63,7 @@ _MAX_SHOWN = 10
 _EVALUATED = ("validation", "valid", "val", "test")
 
 
-def add_kinds(
-    add: Callable[[str, str, str], argparse.ArgumentParser],
-) -> None:
+def add_kinds(add: Callable[[str, str, str], argparse.ArgumentParser]) -> None:
     """Adds a command for each kind of data."""
     images = add("images", "class folders of images", _IMAGES_EPILOG)
     coco = add("coco", "images with boxes in COCO's format", _COCO_EPILOG)

@@ -8,7 +8,6 @@ from typing import Any
 import rich
 
 from echo_jax.cli.command_end import (
-    WRONG_USE,
     Exit,
     exits_of,
     typed_config,
@@ -75,27 +74,32 @@ def run(args: argparse.Namespace, extras: Sequence[str]) -> int:
     word = args.folders[0]
     for name in ("config", "updates"):
         if getattr(args, name) is not None and word != "examples":
-            raise Exit(
-                WRONG_USE, f"--{name} belongs to the word examples; leave it out"
-            )
+            raise Exit(f"--{name} belongs to the word examples; leave it out")
     if word == "examples":
         return _show_examples(args, extras)
     if extras:
-        raise Exit(WRONG_USE, f"unknown option {extras[0]!r}; see --help")
+        raise Exit(f"unknown option {extras[0]!r}; see --help")
     is_scaling = args.folders[0] == "scaling"
     folders = [typed_folder(folder) for folder in args.folders[is_scaling:]]
     if not folders:
         raise Exit(
-            WRONG_USE,
-            "scaling needs run folders after it; a folder of that name is ./scaling",
+            "scaling needs run folders after it; a folder of that name is ./scaling"
         )
     if len(folders) > 1 and args.workdir is None:
         raise Exit(
-            WRONG_USE,
-            "several run folders need a folder for the report: add --workdir FOLDER",
+            "several run folders need a folder for the report: add --workdir FOLDER"
         )
     workdir = folders[0] if args.workdir is None else typed_folder(args.workdir)
     return (_show_scaling if is_scaling else show)(folders, workdir)
+
+
+@contextlib.contextmanager
+def _refused_studies() -> Iterator[None]:
+    """Turns run folders that cannot be compared into an exit."""
+    try:
+        yield
+    except (FolderError, StudyError) as error:
+        raise Exit(error) from error
 
 
 def check_drawing() -> None:
@@ -105,63 +109,51 @@ def check_drawing() -> None:
         from echo_jax.studies import figures  # noqa: F401
     except (OSError, ValueError) as error:
         raise Exit(
-            WRONG_USE,
             f"matplotlib, which draws the figures, cannot be imported: {error}; mend "
             "or remove its settings file 'matplotlibrc', or set MPLCONFIGDIR to a "
-            "folder that can be written",
+            "folder that can be written"
         ) from error
 
 
+@_refused_studies()
 def show(folders: Sequence[RunPath], workdir: RunPath) -> int:
     """Prints the table of a study or of runs; writes it with figure and report."""
     check_drawing()
     from echo_jax.searches.comparison import is_searched, read_search
-    from echo_jax.searches.fastest import (
-        best_arms,
-        best_arms_table,
-        write_best_arms,
-    )
+    from echo_jax.searches.fastest import best_arms, best_arms_table, write_best_arms
     from echo_jax.searches.table import search_table, write_search_report
     from echo_jax.studies.report import write_report
     from echo_jax.studies.seeds import read_seeds, seeds_table, write_seeds_report
     from echo_jax.studies.table import terminal_table
 
     if len(folders) == 1 and is_searched(folders[0]):
-        with _refused_studies():
-            search = read_search(folders[0])
-            report = write_search_report(search, workdir)
+        search = read_search(folders[0])
+        report = write_search_report(search, workdir)
         return _shown(search_table(search), workdir / "curves.png", report)
     are_studies = [(folder / "study.json").exists() for folder in folders]
     searched = [folder for folder in folders if is_searched(folder)]
     if searched and all(are_studies):
-        with _refused_studies():
-            found = [(each, best_arms(each)) for each in map(read_search, searched)]
-            clocked = [read_study(each) for each in folders if each not in searched]
-            files = write_best_arms(found, workdir, clocked=clocked)
+        found = [(each, best_arms(each)) for each in map(read_search, searched)]
+        clocked = [read_study(each) for each in folders if each not in searched]
+        files = write_best_arms(found, workdir, clocked=clocked)
         return _shown(best_arms_table(found), *files)
     if len(folders) > 1 and all(are_studies):
-        with _refused_studies():
-            seeds = read_seeds(folders)
-            files = write_seeds_report(seeds, workdir)
+        seeds = read_seeds(folders)
+        files = write_seeds_report(seeds, workdir)
         return _shown(seeds_table(seeds), *files)
-    with _refused_studies():
-        study = read_study(folders[0]) if are_studies == [True] else read_runs(folders)
-        report = write_report(study, workdir)
+    study = read_study(folders[0]) if are_studies == [True] else read_runs(folders)
+    report = write_report(study, workdir)
     return _shown(terminal_table(study), workdir / "figure.png", report)
 
 
+@_refused_studies()
 def _show_scaling(folders: Sequence[RunPath], workdir: RunPath) -> int:
     """Prints throughput by devices; writes it with its figure."""
     check_drawing()
-    from echo_jax.studies.scaling import (
-        read_scaling,
-        terminal_tables,
-        write_scaling,
-    )
+    from echo_jax.studies.scaling import read_scaling, terminal_tables, write_scaling
 
-    with _refused_studies():
-        groups = read_scaling(folders)
-        files = write_scaling(groups, workdir)
+    groups = read_scaling(folders)
+    files = write_scaling(groups, workdir)
     return _shown(terminal_tables(groups), *files)
 
 
@@ -169,9 +161,7 @@ def _show_examples(args: argparse.Namespace, extras: Sequence[str]) -> int:
     """Draws the first examples of a config or a run, with all their uses."""
     config = _config_or_run(args, extras)
     if args.workdir is None and args.config is not None:
-        raise Exit(
-            WRONG_USE, "examples needs a folder for its page: add --workdir FOLDER"
-        )
+        raise Exit("examples needs a folder for its page: add --workdir FOLDER")
     folder = typed_folder(args.workdir or args.folders[1])
     # Imported here: it imports jax.
     from echo_jax import runs
@@ -190,29 +180,16 @@ def _config_or_run(args: argparse.Namespace, extras: Sequence[str]) -> Any:
     runs_given = args.folders[1:]
     if (args.config is None) == (not runs_given):
         raise Exit(
-            WRONG_USE,
             "examples needs a config or a run: add --config FILE.py, or one run folder;"
-            " a folder of that name is ./examples",
+            " a folder of that name is ./examples"
         )
     if args.config is not None:
         return typed_config(args.config, extras)
     if len(runs_given) > 1:
-        raise Exit(WRONG_USE, "examples takes one run folder; leave the others out")
+        raise Exit("examples takes one run folder; leave the others out")
     if extras:
-        raise Exit(
-            WRONG_USE,
-            f"unknown option {extras[0]!r}: fields belong to --config FILE.py",
-        )
+        raise Exit(f"unknown option {extras[0]!r}: fields belong to --config FILE.py")
     return typed_folder(runs_given[0])
-
-
-@contextlib.contextmanager
-def _refused_studies() -> Iterator[None]:
-    """Turns run folders that cannot be compared into an exit."""
-    try:
-        yield
-    except (FolderError, StudyError) as error:
-        raise Exit(WRONG_USE, error) from error
 
 
 def _shown(table: Any, *files: RunPath) -> int:

@@ -14,6 +14,7 @@ __all__ = [
     "field_of",
     "idle_fields",
     "leave_out",
+    "missing_field",
 ]
 
 OWN_OPTIMIZERS = ("adamw", "sgd", "lars", "lamb", "rmsprop_warmup")
@@ -78,7 +79,7 @@ def leave_out(config: Any, defaults: Any, typed: Collection[str], before: Any) -
         config, before = config.base, before.base
     switched = {name.removeprefix(prefix) for name in typed if name.startswith(prefix)}
     typed = frozenset(switched)
-    if not _has_all(config, defaults):
+    if missing_field(config, defaults):
         return
     for name in ("name", "schedule"):
         args = "optim.args" if name == "name" else "optim.schedule_args"
@@ -91,13 +92,16 @@ def leave_out(config: Any, defaults: Any, typed: Collection[str], before: Any) -
             switched.add(idle.field)
 
 
-def _has_all(config: Any, defaults: Any) -> bool:
-    """Whether a config was made from the default one, as its check requires."""
-    return all(
-        name in config
-        and (not isinstance(value, ConfigDict) or _has_all(config[name], value))
-        for name, value in defaults.items()
-    )
+def missing_field(config: Any, defaults: Any, prefix: str = "") -> str:
+    """Returns a field that a config made from the default one would have, or ""."""
+    for name, value in defaults.items():
+        if name not in config:
+            return prefix + name
+        if isinstance(value, ConfigDict) and (
+            missing := missing_field(config[name], value, f"{prefix}{name}.")
+        ):
+            return missing
+    return ""
 
 
 def _say(config: Any, idle: Idle, prefix: str) -> None:

@@ -12,10 +12,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from echo_jax.config import Config, default_config
-from echo_jax.config.applies import MEETING, OWN_OPTIMIZERS, field_of, idle_fields
+from echo_jax.config.applies import (
+    MEETING,
+    OWN_OPTIMIZERS,
+    field_of,
+    idle_fields,
+    missing_field,
+)
 from echo_jax.config.batch import BatchGrowth
 from echo_jax.config.echo import echo_spec, load_schedule, pattern_of
 from echo_jax.config.local import broken_rules
@@ -29,52 +33,30 @@ from echo_jax.data.pipeline.spec import PipelineSpec
 
 __all__ = ["check_config"]
 
-_AT_LEAST = {
-    "seed": 0,
-    "updates": 1,
-    "batch_size": 1,
-    "log_every": 1,
-    "eval_every": 1,
-    "probe_repeats": 0,
-    "checkpoint_every": 0,
-    "keep_checkpoints": 1,
-    "echo.cap": 1,
-    "echo.buffer_bytes": 0,
-    "echo.lanes": 0,
-    "dispatch.steps": 1,
-    "optim.reference_batch": 1,
-    "optim.warmup_updates": 0,
-    "optim.decay_updates": 0,
-    "optim.start_fraction": 0.0,
-    "optim.end_fraction": 0.0,
-    "optim.peak_momentum": 0.0,
-    "optim.cycle_updates": 2,
-    "optim.cooldown_updates": 1,
-    "optim.transition_updates": 1,
-    "optim.eps": 0.0,
-    "optim.boundary_scale": 0.0,
-    "optim.momentum": 0.0,
-    "optim.b1": 0.0,
-    "optim.b2": 0.0,
-    "optim.weight_decay": 0.0,
-    "optim.clip_norm": 0.0,
-    "precision.growth": 1,
-    "data.eval_examples": 0,
-    "data.shards": 0,
-    "data.timeout_s": 0.0,
-    "distributed.num_processes": 1,
-    "distributed.process_id": 0,
-    "profile.updates": 0,
-    "profile.start": 0,
-    "mesh.fsdp": 1,
-    "batch.micro": 1,
-    "batch.norm_batches": 1,
-    "local.every": 1,
-    "local.start_after": 0,
-    "local.outer_lr": 0.0,
-    "local.outer_momentum": 0.0,
-    "local.staleness": 0,
-}
+_LEASTS = (
+    (
+        0,
+        "seed probe_repeats checkpoint_every echo.buffer_bytes echo.lanes "
+        "optim.warmup_updates optim.decay_updates data.eval_examples data.shards "
+        "distributed.process_id profile.updates profile.start local.start_after "
+        "local.staleness",
+    ),
+    (
+        0.0,
+        "optim.start_fraction optim.end_fraction optim.peak_momentum optim.eps "
+        "optim.boundary_scale optim.momentum optim.b1 optim.b2 optim.weight_decay "
+        "optim.clip_norm data.timeout_s local.outer_lr local.outer_momentum",
+    ),
+    (
+        1,
+        "updates batch_size log_every eval_every keep_checkpoints echo.cap "
+        "dispatch.steps optim.reference_batch optim.cooldown_updates "
+        "optim.transition_updates precision.growth distributed.num_processes "
+        "mesh.fsdp batch.micro batch.norm_batches local.every",
+    ),
+    (2, "optim.cycle_updates"),
+)
+_AT_LEAST = {field: least for least, fields in _LEASTS for field in fields.split()}
 _BELOW = {
     # The seed of a JAX key has 32 bits.
     "seed": 2**32,
@@ -102,7 +84,11 @@ _CHOICES = {
 
 def check_config(config: Config) -> None:
     """Refuses impossible values; the error names field, value and fix."""
-    _check_fields(config, default_config())
+    if missing := missing_field(config, default_config()):
+        raise ValueError(
+            f"the config has no field {missing!r}; let get_config() begin with "
+            "echo_jax.config.default_config(), which has them all"
+        )
     for field, least in _AT_LEAST.items():
         value = field_of(config, field)
         if not (math.isfinite(value) and value >= least):
@@ -136,7 +122,10 @@ def check_config(config: Config) -> None:
         optax_factory(config.optim.name, config.optim.args)
     _check_scale(config)
     _check_schedule(config)
-    _check_precision(config)
+    precision = config.precision
+    if precision.loss_scale == "dynamic" and precision.init < precision.min_scale:
+        rule = f"must be at least config.precision.min_scale={precision.min_scale}"
+        _refuse(config, "precision.init", rule, precision.min_scale)
     _check_mesh(config)
     _check_growth(config)
     _check_distributed(config)
@@ -144,18 +133,6 @@ def check_config(config: Config) -> None:
     _check_branches(config)
     for field, rule, fix in broken_rules(config):
         _refuse(config, field, rule, fix)
-
-
-def _check_fields(config: Config, shared: Config, prefix: str = "") -> None:
-    """Refuses a config that was not made from `default_config`."""
-    for name, default in shared.items():
-        if name not in config:
-            raise ValueError(
-                f"the config has no field {prefix + name!r}; let get_config() begin "
-                "with echo_jax.config.default_config(), which has them all"
-            )
-        if isinstance(default, ConfigDict):
-            _check_fields(config[name], default, f"{prefix}{name}.")
 
 
 def _check_branches(config: Config) -> None:
@@ -285,14 +262,6 @@ def _check_fractions(config: Config) -> None:
         rule = f"must be {count + 1} numbers above 0 and at most 1, for {count} changes"
         fix = tuple(round(0.5 * 0.1**k, 6) for k in range(count + 1))
         _refuse(config, "optim.fractions", rule, fix)
-
-
-def _check_precision(config: Config) -> None:
-    """Refuses an initial loss scale below the minimum."""
-    precision = config.precision
-    if precision.loss_scale == "dynamic" and precision.init < precision.min_scale:
-        rule = f"must be at least config.precision.min_scale={precision.min_scale}"
-        _refuse(config, "precision.init", rule, precision.min_scale)
 
 
 def _check_mesh(config: Config) -> None:

@@ -8,12 +8,7 @@ from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.load_schedule import LoadSchedule
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, StochasticSpec
 
-__all__ = [
-    "describe_echo",
-    "echo_spec",
-    "load_schedule",
-    "pattern_of",
-]
+__all__ = ["describe_echo", "echo_spec", "load_schedule", "pattern_of"]
 
 _PATTERN = "pattern:"
 

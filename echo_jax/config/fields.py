@@ -1,4 +1,4 @@
-"""Lists the fields of a config with the descriptions in their comments."""
+"""Lists the fields of a config with their descriptions, and those it may leave out."""
 
 import inspect
 import io
@@ -9,7 +9,28 @@ from typing import Any
 
 from echo_jax.config import Config, default_config
 
-__all__ = ["described_fields", "field_lines"]
+__all__ = ["OPTIONAL_FIELDS", "described_fields", "field_lines"]
+
+# A flag sets them as any other; a config file adds them to an unlocked config.
+OPTIONAL_FIELDS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "lm": {
+        "model": {
+            "positions": "learned",
+            "activation": "gelu",
+            "bias": False,
+            "tied": False,
+            "vocab": 0,  # 0: the vocabulary of the data
+            "segments": False,
+        },
+        "data": {
+            "tokenizer": "",
+            "train_split": "train",
+            "eval_split": "validation",
+            "train_examples": 0,  # 0: all of them
+        },
+    }
+}
+"""By workload and group: so the small model of bytes is as it always was."""
 
 _FIELD = re.compile(r"\s*config\.([\w.]+) = ")
 

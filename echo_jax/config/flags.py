@@ -12,7 +12,7 @@ from ml_collections import ConfigDict, config_flags
 
 from echo_jax.config import Config, default_config, load_config
 from echo_jax.config.applies import leave_out
-from echo_jax.config.optional import OPTIONAL_FIELDS
+from echo_jax.config.fields import OPTIONAL_FIELDS
 
 __all__ = ["load_with_flags"]
 
@@ -108,7 +108,7 @@ def _check_flag(flag: str, config: Config) -> None:
     name = flag.split("=", 1)[0]
     if not name.startswith(("--config.", "--noconfig.")):
         raise ValueError(
-            f"unknown option {name!r}{_did_you_mean(name, ['--config', '--workdir'])}",
+            f"unknown option {name!r}{_did_you_mean(name, ['--config', '--workdir'])}"
         )
     node: Any = config
     seen, kind = "config", ConfigDict

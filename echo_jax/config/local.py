@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from echo_jax.config import Config
+from echo_jax.config.applies import field_of
 from echo_jax.echo.load_schedule import LoadSchedule
 
 __all__ = ["broken_rules", "meeting_schedule"]
@@ -28,20 +29,18 @@ def broken_rules(config: Config) -> Iterator[tuple[str, str, Any]]:
     if local.schedule == "load" and config.echo.mode != "stochastic":
         rule = "meets where fresh data is loaded; it needs config.echo.mode=stochastic"
         yield "local.schedule", rule, "every"
-    if local.staleness:
-        rule = "delays gradients that devices share, and replicas share none"
-        yield "local.staleness", rule, 0
-    if config.mesh.fsdp != 1:
-        yield "mesh.fsdp", "needs one copy of the parameters, not replicas", 1
-    if config.batch.boundaries:
-        yield "batch.boundaries", "is for one model, not replicas", ()
-    if config.batch.micro != 1:
-        yield "batch.micro", "is for gradients that devices share, not replicas", 1
+    shares = "delays gradients that devices share, and replicas share none"
+    of_one = "is of one model, and the mean of replicas has seen no batch"
+    kind = "is the type of gradients that devices share, and replicas share none"
+    for field, usual, rule in (
+        ("local.staleness", 0, shares),
+        ("mesh.fsdp", 1, "needs one copy of the parameters, not replicas"),
+        ("batch.boundaries", (), "is for one model, not replicas"),
+        ("batch.micro", 1, "is for gradients that devices share, not replicas"),
+        ("precision.loss_scale", "none", "is of one model, not replicas"),
+        ("precision.reduce", "auto", kind),
+    ):
+        if field_of(config, field) != usual:
+            yield field, rule, usual
     if config.batch.norm == "last":
-        rule = "is of one model, and the mean of replicas has seen no batch"
-        yield "batch.norm", rule, "recompute"
-    if config.precision.loss_scale != "none":
-        yield "precision.loss_scale", "is of one model, not replicas", "none"
-    if config.precision.reduce != "auto":
-        rule = "is the type of gradients that devices share, and replicas share none"
-        yield "precision.reduce", rule, "auto"
+        yield "batch.norm", of_one, "recompute"

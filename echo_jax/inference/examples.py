@@ -121,15 +121,9 @@ def _which(use: Use) -> str:
 def _texts(uses: Sequence[Use], workload: Workload) -> Iterator[str]:
     """Yields every text once, with the places of its uses."""
     tokenizer = tokenizer_of(workload.task_info, workload.task_files)
-    seen: list[tuple[np.ndarray, list[Use]]] = []
+    seen: dict[tuple[int, ...], list[Use]] = {}
     for use in uses:
-        tokens = use.example["tokens"]
-        same = (found for known, found in seen if np.array_equal(known, tokens))
-        known = next(same, None)
-        if known is None:
-            seen.append((tokens, [use]))
-        else:
-            known.append(use)
-    for tokens, found in seen:
-        yield f"<pre>{html.escape(tokenizer.decode(tokens.tolist()))}</pre>"
+        seen.setdefault(tuple(use.example["tokens"].tolist()), []).append(use)
+    for tokens, found in seen.items():
+        yield f"<pre>{html.escape(tokenizer.decode(tokens))}</pre>"
         yield items(["; ".join(f"update {u.update}, {_which(u)}" for u in found)])

@@ -17,10 +17,7 @@ _COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#
 
 # Boxes, float[n, 4], are ymin, xmin, ymax, xmax as fractions of the image.
 def draw_boxes(
-    image: np.ndarray,
-    boxes: np.ndarray,
-    labels: Sequence[int],
-    texts: Sequence[str],
+    image: np.ndarray, boxes: np.ndarray, labels: Sequence[int], texts: Sequence[str]
 ) -> bytes:
     """Returns a PNG of an image, uint8[H, W, 3], with boxes."""
     picture = Image.fromarray(image)
@@ -41,12 +38,14 @@ def draw_boxes(
         y = top - text_height if top >= text_height else top
         draw.rectangle((x, y, x + text_width, y + text_height), fill=colour)
         draw.text((x + thick, y + thick), texts[index], fill="black", font=font)
-    return _saved(picture)
+    return png_of(np.asarray(picture))
 
 
 def png_of(image: np.ndarray) -> bytes:
     """Returns a PNG of an image, uint8[H, W, 3]."""
-    return _saved(Image.fromarray(image))
+    data = io.BytesIO()
+    Image.fromarray(image).save(data, format="PNG")
+    return data.getvalue()
 
 
 def embedded(png: bytes, width: int, said: str) -> str:
@@ -59,9 +58,3 @@ def embedded(png: bytes, width: int, said: str) -> str:
         f'image-rendering: pixelated" src="data:image/png;base64,{text}">'
         f"<figcaption>{html.escape(said)}</figcaption></figure>"
     )
-
-
-def _saved(picture: Image.Image) -> bytes:
-    data = io.BytesIO()
-    picture.save(data, format="PNG")
-    return data.getvalue()

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from echo_jax.config.optional import OPTIONAL_FIELDS
+from echo_jax.config.fields import OPTIONAL_FIELDS
 from echo_jax.data.pipeline.stages import Stages
 from echo_jax.data.text.sequences import open_sequences
 from echo_jax.models.transformer import Transformer
