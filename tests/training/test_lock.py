@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import multiprocessing
 import os
 import re
 import signal
@@ -13,7 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-from contender import LONG_S, contend
 
 from echo_jax import cli
 from echo_jax.files import (
@@ -27,6 +25,7 @@ from echo_jax.files import (
 
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = "elsewhere-7"
+LONG_S = 600  # What takes longer hangs, however busy the machine is.
 
 
 class OnDisk:
@@ -41,10 +40,9 @@ class OnDisk:
 
     def found(self):
         """The content of the lock, and what changes with every version of it."""
-        exists = self._path.exists()
-        return (
-            (self._path.read_bytes(), self._path.stat().st_mtime_ns) if exists else ()
-        )
+        if not self._path.exists():
+            return ()
+        return self._path.read_bytes(), self._path.stat().st_mtime_ns
 
     def touch(self):
         os.utime(self._path, (1, 1))
@@ -113,26 +111,9 @@ def changed(line, **fields):
     return line
 
 
-def test_of_two_processes_that_start_at_once_one_wins(tmp_path, lines):
-    folders = [tmp_path / str(number) for number in range(30)]
-    for folder in folders[15:]:
-        OnDisk(folder).put(lines[0])
-    spawn = multiprocessing.get_context("spawn")
-    barrier, wins = spawn.Barrier(2), [spawn.Array("i", len(folders)) for _ in "ab"]
-    processes = [
-        spawn.Process(target=contend, args=(folders, barrier, mine)) for mine in wins
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(LONG_S)
-        assert process.exitcode == 0
-    assert [sum(both) for both in zip(*wins, strict=True)] == [1] * len(folders)
-
-
 @pytest.mark.parametrize("is_left", [False, True])
-def test_of_two_that_start_at_once_in_a_bucket_one_wins(bucket, looks, lines, is_left):
-    place, barrier, wins = InBucket(bucket), threading.Barrier(2), []
+def test_of_two_that_start_at_once_one_wins(place, looks, lines, is_left):
+    barrier, wins = threading.Barrier(2), []
 
     def contend():
         for number in range(10):
@@ -151,17 +132,15 @@ def test_of_two_that_start_at_once_in_a_bucket_one_wins(bucket, looks, lines, is
     other.start()
     contend()
     other.join()
-    assert wins == [*range(10)]
-    assert not bucket.objects and not looks.number
+    assert wins == [*range(10)] and not place.found()
 
 
 def test_the_second_is_told_who_and_what_to_do(place):
-    for _ in range(2):
-        with FolderLock(place.folder):
-            before = place.found()
-            with pytest.raises(FolderInUseError) as refused, FolderLock(place.folder):
-                pass
-            assert place.found() == before
+    with FolderLock(place.folder):
+        before = place.found()
+        with pytest.raises(FolderInUseError) as refused, FolderLock(place.folder):
+            pass
+        assert place.found() == before
     said = str(refused.value)
     assert f"{place.folder} is in use by process {os.getpid()} on " in said
     assert "wait until that ends, or stop it, or name another" in said
@@ -282,11 +261,10 @@ def test_an_owner_gives_signs_of_life(place, monkeypatch):
         lambda line: b"",
         lambda line: b"\xff\0{}",
         lambda line: b"x" * 2**20,
-        lambda line: 2 * line,
         lambda line: changed(line, host="\x1b]0;owned\x07"),
         lambda line: changed(line, pid="0"),
     ],
-    ids=["empty", "garbage", "large", "lines", "escapes", "group"],
+    ids=["empty", "garbage", "large", "escapes", "group"],
 )
 def test_what_is_no_lock_is_refused_in_a_sentence(place, looks, lines, change):
     place.put(change(lines[1]))
@@ -340,13 +318,6 @@ def test_a_folder_is_locked_where_the_disk_has_neither_links_nor_locks(
     looks.number, looks.on = 0, {1: lambda: late.put(lines[1]), 9: late.touch}
     with pytest.raises(FolderInUseError, match=ELSEWHERE), FolderLock(late.folder):
         pass
-
-
-def test_a_bucket_that_cannot_be_written_is_named(bucket, monkeypatch):
-    folder = run_folder("gs://bucket/runs/a")
-    monkeypatch.setattr(bucket, "is_closed", True)
-    with pytest.raises(FolderError, match=r"runs/a/\.lock cannot be used"):
-        FolderLock(folder).__enter__()
 
 
 STUDY = ["study", "--config", f"{ROOT}/configs/quickstart.py:tiny"]

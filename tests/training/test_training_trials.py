@@ -45,19 +45,14 @@ def protocol(**changes):
     return dataclasses.replace(given, **changes)
 
 
-BASELINE = protocol(arms=("baseline",), points=2, streams=1)
-
-
 def make(workdir, wanted=None, of=None, on_made=lambda unit, trial: None):
     make_trials(wanted or protocol(), of or arms(), run_folder(workdir), on_made)
 
 
-def made_in(workdir, wanted=None, of=None):
+def made_in(workdir, wanted=None):
     """Makes what is missing; its units and numbers."""
     made = []
-    make(
-        workdir, wanted, of, lambda unit, trial: made.append((str(unit), trial.number))
-    )
+    make(workdir, wanted, on_made=lambda unit, t: made.append((str(unit), t.number)))
     return made
 
 
@@ -103,10 +98,9 @@ def test_every_search_and_every_confirmation_is_made_once(whole):
         assert [t.point for t in confirmed] == [best.point] * 2
         # New streams, the same for all arms.
         assert [t.stream for t in confirmed] == [1000, 1001]
-    for unit in protocol().units():
-        (found,) = read_environments(run_folder(folder), unit)
-        assert found["python"] == platform.python_version()
-        assert found["workload"]["data"] == {"synthetic": True}
+    (found,) = read_environments(run_folder(folder), protocol().units()[0])
+    assert found["python"] == platform.python_version()
+    assert found["workload"]["data"] == {"synthetic": True}
 
 
 @pytest.mark.parametrize(("arm", "factor"), [("baseline", 1), ("batch", 2)])
@@ -192,33 +186,22 @@ def test_what_another_process_has_locked_is_left_to_it(tmp_path):
 
 def test_a_diverged_trial_is_a_result_and_the_search_goes_on(tmp_path):
     space = Space.parse({"optim": {"lr": "choice:0.01,1e30"}})
-    wanted = dataclasses.replace(BASELINE, space=space, points=4)
+    wanted = protocol(arms=("baseline",), space=space, points=4, streams=1)
     make(tmp_path, wanted)
     found = trials(tmp_path, "baseline.search-0")
     outcomes = {t.point["optim.lr"]: t.outcome for t in found}
     assert outcomes[1e30] == "diverged" and outcomes[0.01] in ("reached", "cut")
     assert "not finite" in next(t.message for t in found if t.outcome == "diverged")
-    assert len(found) == 4
-    assert not made_in(tmp_path, wanted)
+    assert len(found) == 4 and not made_in(tmp_path, wanted)
 
 
 def test_a_point_that_cannot_be_trained_is_marked_with_the_reason(tmp_path):
     space = Space.parse({"echo": {"factor": "choice:2.0,0.5"}})
     make(tmp_path, protocol(space=space, streams=1, arms=("batch",)))
     found = trials(tmp_path, "batch.search-0")
-    failed = [trial for trial in found if trial.outcome == "failed"]
-    assert {trial.point["echo.factor"] for trial in failed} == {0.5}
-    assert "echo factor 0.5 is outside" in failed[0].message
+    (failed,) = {t.message for t in found if t.outcome == "failed"}
+    assert "echo factor 0.5 is outside" in failed
     assert [t.outcome for t in trials(tmp_path, "batch.confirm-0")] == ["reached"]
-
-
-@pytest.mark.slow
-def test_arms_without_a_search_are_trained_on_every_stream(tmp_path):
-    make(tmp_path, protocol(space=Space({}), streams=3))
-    assert {*files(tmp_path)} == {"baseline.confirm-0.json", "batch.confirm-0.json"}
-    found = trials(tmp_path, "batch.confirm-0")
-    assert [t.stream for t in found] == [1000, 1001, 1002]
-    assert len({t.fresh_to_target for t in found}) == 3
 
 
 @pytest.mark.parametrize(
@@ -244,17 +227,13 @@ def diverged(tmp_path_factory):
     return folder
 
 
-def test_a_diverged_arm_is_written_down_and_the_next_one_finishes(diverged):
-    assert json.loads((diverged / "last" / "summary.json").read_text())["updates"] == 6
-    assert not (diverged / "last" / "diverged.json").exists()
-    assert not (diverged / "hot" / "summary.json").exists()
-    content = json.loads((diverged / "hot" / "diverged.json").read_text())
-    assert content["update"] == 2
-
-
-def test_a_repeated_study_trains_a_diverged_arm_only_if_its_record_is_damaged(
+def test_a_diverged_arm_is_trained_again_only_if_its_record_is_damaged(
     diverged, capsys
 ):
+    finished = json.loads((diverged / "last" / "summary.json").read_text())
+    assert finished["updates"] == 6
+    assert not (diverged / "last" / "diverged.json").exists()
+    assert not (diverged / "hot" / "summary.json").exists()
     record, rows = (diverged / "hot" / n for n in ("diverged.json", "metrics.jsonl"))
     whole, before = record.read_text(), rows.read_bytes()
     for content, is_trained in ((whole, False), (whole.replace(": 2,", ": 3,"), True)):
