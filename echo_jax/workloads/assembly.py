@@ -1,8 +1,9 @@
-"""Parts that all workloads share: their assembly from a task and its data."""
+"""Parts that all workloads share: splits, and the assembly from a task and its data."""
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -17,11 +18,20 @@ from echo_jax.data.pipeline.evaluation import (
     sample_indices,
     stream_eval_batches,
 )
-from echo_jax.data.pipeline.stage_calls import stage_calls
-from echo_jax.data.pipeline.stages import Guarded, Stages
+from echo_jax.data.pipeline.stages import Guarded, Read, RecordSource, Stages
+from echo_jax.data.pipeline.storage import SimulatedStorage
+from echo_jax.data.sources.source import DescribedSource, Kind, Subset, open_source
+from echo_jax.echo.keys import use_seed
 from echo_jax.workloads.base import Augment, Evaluator, Task, Workload
 
-__all__ = ["compute_dtype", "make_workload", "module_table"]
+__all__ = [
+    "Splits",
+    "compute_dtype",
+    "limited",
+    "make_workload",
+    "module_table",
+    "open_splits",
+]
 
 # Wide enough for the longest row; a table is only as wide as it needs.
 _TABLE_WIDTH = 400
@@ -96,7 +106,7 @@ def make_workload(
             num_examples=len(stages.source),
             num_evaluated=min(most_evaluated or all_evaluated, all_evaluated),
             first_items=first_items,
-            stage_calls=functools.partial(stage_calls, stages, pipeline),
+            stage_calls=functools.partial(_stage_calls, stages, pipeline),
             with_seed=lambda seed: read_by(replace(pipeline, seed=seed)),
             eval_batches=evaluation,
             evaluator=evaluator,
@@ -110,3 +120,90 @@ def make_workload(
         )
 
     return read_by(PipelineSpec.from_config(config))
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The two splits of a run.
+
+    Attributes:
+      evaluation: The records to evaluate, from `evaluation_source`.
+      decode_record: Decodes a record of either split to a dict.
+      metadata: A description of the data, for ``environment.json``.
+    """
+
+    train: RecordSource
+    evaluation: RecordSource
+    evaluation_source: DescribedSource
+    decode_record: Callable[[Any], dict[str, Any]]
+    metadata: Mapping[str, Any]
+
+    @property
+    def info(self) -> dict[str, Any]:
+        return self.evaluation_source.info
+
+
+# If both splits are the same one, ``data.train_examples`` limits the evaluation too.
+def open_splits(config: Any, kind: Kind) -> Splits:
+    """Opens the splits of ``config.data``, whose records must be of `kind`."""
+    data = config.data
+    source, decode_record = open_source(data.source, data.train_split, kind)
+    train = limited(source, data.train_examples, data.train_split)
+    if data.eval_split == data.train_split:
+        evaluation_source, evaluation = source, train
+    else:
+        evaluation_source, _ = open_source(data.source, data.eval_split, kind)
+        evaluation = evaluation_source
+    return Splits(
+        train=train,
+        evaluation=evaluation,
+        evaluation_source=evaluation_source,
+        decode_record=decode_record,
+        metadata={
+            "synthetic": False,
+            "train_examples": len(train),
+            "train": source.metadata(),
+            "evaluation": evaluation_source.metadata(),
+        },
+    )
+
+
+def limited(source: RecordSource, wanted: int, split: str) -> RecordSource:
+    """Returns always the same `wanted` examples of a source, or all for 0."""
+    if not 0 <= wanted <= len(source):
+        raise ValueError(
+            f"data.train_examples={wanted} is none of 0 to {len(source)}, which split "
+            f"{split!r} has; set --config.data.train_examples=0 for all."
+        )
+    if not wanted:
+        return source
+    return Subset(source, sample_indices(len(source), wanted))
+
+
+def _stage_calls(
+    stages: Stages, pipeline: PipelineSpec
+) -> dict[str, Callable[[], Any]]:
+    """Returns calls by stage name; each does the work of one batch."""
+    read_one = Read(stages.source, SimulatedStorage(pipeline.storage, pipeline.seed))
+    decode, augment = stages.decode, stages.augment
+    numbers = itertools.count()
+
+    def read() -> list[Any]:
+        return [
+            read_one(index, int(use_seed(pipeline.seed, index, 0)) % len(stages.source))
+            for index in itertools.islice(numbers, pipeline.batch_size)
+        ]
+
+    # Only "read" takes new records in each call; the other calls reuse these.
+    records = read()
+    items = [decode(record) for record in records]
+    calls: dict[str, Callable[[], Any]] = {"read": read}
+    calls["decode"] = lambda: [decode(record) for record in records]
+    if augment is not None:
+        calls["augment"] = lambda: [
+            augment(item, seed) for seed, item in enumerate(items)
+        ]
+    calls["batch"] = lambda: {
+        key: np.stack([item[key] for item in items]) for key in items[0]
+    }
+    return calls

@@ -15,10 +15,9 @@ from echo_jax.data.images.host_colour import distort_colours
 from echo_jax.data.pipeline.stages import Item, Stages
 from echo_jax.models.mobilenet import MobileNetV3
 from echo_jax.models.resnet import ResNet
-from echo_jax.workloads.assembly import compute_dtype, make_workload
+from echo_jax.workloads.assembly import compute_dtype, make_workload, open_splits
 from echo_jax.workloads.base import Workload
 from echo_jax.workloads.classification import ImageClassifier, check_smoothing
-from echo_jax.workloads.splits import open_splits
 
 __all__ = ["build", "decode_input", "task_of"]
 

@@ -39,10 +39,14 @@ from echo_jax.data.pipeline.stages import Item, RecordSource, Stages
 from echo_jax.data.sources.prepared import Prepared
 from echo_jax.data.sources.source import Subset
 from echo_jax.models.ssd import SSD, map_sizes
-from echo_jax.workloads.assembly import compute_dtype, make_workload
+from echo_jax.workloads.assembly import (
+    Splits,
+    compute_dtype,
+    make_workload,
+    open_splits,
+)
 from echo_jax.workloads.base import Batch, Sums, Variables, Workload
 from echo_jax.workloads.classification import ImageTask, normalised
-from echo_jax.workloads.splits import Splits, open_splits
 
 __all__ = [
     "Detector",

@@ -15,9 +15,13 @@ from echo_jax.config.fields import OPTIONAL_FIELDS
 from echo_jax.data.pipeline.stages import Stages
 from echo_jax.data.text.sequences import open_sequences
 from echo_jax.models.transformer import Transformer
-from echo_jax.workloads.assembly import compute_dtype, make_workload, module_table
+from echo_jax.workloads.assembly import (
+    compute_dtype,
+    limited,
+    make_workload,
+    module_table,
+)
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
-from echo_jax.workloads.splits import limited
 
 __all__ = ["LanguageModel", "build", "task_of"]
 

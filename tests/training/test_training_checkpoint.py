@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from tiny_workload import make_workload, run, tiny_config
+from tiny_workload import functions_of, make_workload, run, tiny_config
 
 import echo_jax as ej
 from echo_jax.files import read_json, run_folder
@@ -20,29 +20,17 @@ from echo_jax.training.saving import (
     checksums,
     params_sha256,
 )
-from echo_jax.training.trainer import compile_functions
 
 BIG = 2**63 - 1
-
-
-def functions_of(**overrides):
-    config = tiny_config(**overrides)
-    return compile_functions(config, make_workload(config))
 
 
 def opened(folder, keep=2):
     return Checkpoints(run_folder(folder), keep=keep)
 
 
-@pytest.fixture
-def checkpoints(tmp_path):
-    checkpoints = opened(tmp_path / "deep" / "checkpoints")
-    yield checkpoints
-    checkpoints.close()
-
-
 @pytest.mark.parametrize(("data", "fsdp"), [(1, 1), (2, 4)])
-def test_state_and_host_come_back_on_any_mesh(checkpoints, data, fsdp):
+def test_state_and_host_come_back_on_any_mesh(tmp_path, data, fsdp):
+    checkpoints = opened(tmp_path / "deep" / "checkpoints")
     compiled = functions_of(mesh__data=4, mesh__fsdp=2)
     state = compiled.init(compiled.init_key)
     host = {"data": {"next": BIG, "of": [2**70, -1]}, "clock": {"wait_s": 0.1 + 0.2}}
@@ -58,9 +46,11 @@ def test_state_and_host_come_back_on_any_mesh(checkpoints, data, fsdp):
     assert restored_host["clock"]["wait_s"] == 0.1 + 0.2
     for found, shape in zip(*map(jax.tree.leaves, (restored, wanted)), strict=True):
         assert found.sharding.is_equivalent_to(shape.sharding, found.ndim)
+    checkpoints.close()
 
 
-def test_a_save_holds_the_state_as_it_was_though_it_is_donated(checkpoints):
+def test_a_save_holds_the_state_as_it_was_though_it_is_donated(tmp_path):
+    checkpoints = opened(tmp_path)
     compiled = functions_of()
     state = compiled.init(compiled.init_key)
     before = params_sha256(state.params)
@@ -71,6 +61,7 @@ def test_a_save_holds_the_state_as_it_was_though_it_is_donated(checkpoints):
         state, _ = compiled.step_on_batch(state, batch)
     restored, _ = checkpoints.restore(1, compiled.abstract_state)
     assert params_sha256(restored.params) == before != params_sha256(state.params)
+    checkpoints.close()
 
 
 def test_keeps_the_newest_and_counts_no_half_one(tmp_path):
@@ -103,7 +94,7 @@ def test_keeps_the_newest_and_counts_no_half_one(tmp_path):
     after.close()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool", "complex64"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "bool", "complex64"])
 def test_every_flipped_bit_changes_a_checksum(dtype):
     value = np.arange(4).reshape(2, 2).astype(jnp.dtype(dtype))
     before = checksums([jnp.asarray(value)])
@@ -116,12 +107,11 @@ def test_every_flipped_bit_changes_a_checksum(dtype):
             assert checksums([jnp.asarray(other)]) != before
 
 
-@pytest.mark.parametrize("spec", [P(), P("data"), P(None, "data")])
-def test_a_checksum_is_the_same_in_every_version_and_on_every_mesh(spec):
+def test_a_checksum_is_the_same_in_every_version_and_on_every_mesh():
     """Another one would make all checkpoints damaged that are there already."""
     mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
     value = jnp.arange(48.0).reshape(8, 6)
-    state = {"a": jax.device_put(value, NamedSharding(mesh, spec))}
+    state = {"a": jax.device_put(value, NamedSharding(mesh, P(None, "data")))}
     state |= {"b": jnp.arange(16, dtype=jnp.bfloat16), "c": jax.random.key(0)}
     assert checksums(state) == {
         "['a']": "c1cf2abaa2832173",
@@ -130,19 +120,13 @@ def test_a_checksum_is_the_same_in_every_version_and_on_every_mesh(spec):
     }
 
 
-def compressible():
-    """Arrays that are stored in fewer bytes than they have.
-
-    A flip in them is no other number but the end of a read, beside many others.
-    """
-    numbers = np.random.default_rng(0).integers(0, 255, (16, 90_000))
-    return {str(k): jnp.float32(row) for k, row in enumerate(numbers)}
-
-
 def test_large_files_have_their_size_and_a_flip_in_one_is_said_in_a_sentence(
     tmp_path, capfd
 ):
-    state = compressible()
+    # Stored in fewer bytes than they have: a flip in them is no other number but the
+    # end of a read, beside many others.
+    numbers = np.random.default_rng(0).integers(0, 255, (16, 90_000))
+    state = {str(k): jnp.float32(row) for k, row in enumerate(numbers)}
     checkpoints = opened(tmp_path)
     checkpoints.save(1, state, {})
     checkpoints.close()

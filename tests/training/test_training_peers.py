@@ -89,14 +89,12 @@ def run(monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(("status", "resumes"), [(1, False), (75, True), (143, True)])
-def test_all_end_as_the_first_that_tells(run, status, resumes):
+def test_all_end_as_the_first_that_tells(run):
     run.turn(0, 1, 2)
-    one = run.begin(1, run.each[1].tell, status, "process 1 of 3 waited")
+    one = run.begin(1, run.each[1].tell, 143, "process 1 of 3 waited")
     other = run.begin(2, run.each[2].tell, 9, "process 2 of 3 did, too")
-    ends = run.turn(1, 2, 0)
     # Both that have told leave by themselves.
-    assert ends == {0: (status, "process 1 of 3 waited", resumes)}
+    assert run.turn(1, 2, 0) == {0: (143, "process 1 of 3 waited", True)}
     for caller in (one, other):
         caller.join()
     assert all(each.has_ended for each in run.each)
@@ -152,13 +150,6 @@ def test_who_has_left_is_not_missed(run):
         assert run.turn(0, 2) == {}
 
 
-def test_a_program_that_is_no_command_is_not_ended(run, monkeypatch):
-    monkeypatch.setattr("echo_jax.terminal.ending.owns_process", lambda: False)
-    run.begin(1, run.each[1].tell, 75, "waited")
-    assert run.turn(1, 0, 2) == {}
-    assert all(each.has_ended for each in run.each)
-
-
 def test_a_failure_of_the_devices_is_blamed_on_who_is_gone(run):
     run.turn(0, 1, 2)
     for process in (0, 2):
@@ -185,7 +176,7 @@ def test_what_one_waits_for_is_shown_by_the_first_once(run):
     shown = []
     run.each[0].shared_note(shown.append)("its own")
     run.each[2].shared_note(shown.append)("waits for a batch")
-    for _ in range(3):
+    for _ in range(2):
         run.turn(2, 0, 1)
     assert shown == ["its own", "process 2 of 3 waits for a batch"]
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import jax
 import pytest
-from slow_cases import slow_but_for
 from tiny_workload import rows_of, run, stop_at
 
 from echo_jax.training import Interrupted
@@ -25,13 +24,8 @@ ECHOES = {
 }
 # Rows are logged at 4 and 8, and 6 is evaluated: one echo is stopped at every phase,
 # and the others, which restore anywhere by law 4, at one, or two that differ.
-STOPS = {
-    "batch": (5, 8),
-    "consecutive": (4, 7),
-    "shuffle": (6, 8),
-    "shuffle_buffer": (5, 7),
-    "spread": (4, 5, 6, 7, 8),
-}
+STOPS = [("batch", 5), ("consecutive", 4), ("shuffle", 6), ("shuffle_buffer", 5)]
+STOPS += [("spread", update) for update in (4, 5, 6, 7, 8)]
 
 
 def exact(row):
@@ -52,14 +46,7 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("unbroken")
 
 
-@pytest.mark.parametrize(
-    ("echo", "update"),
-    slow_but_for(
-        [(echo, stops[0]) for echo, stops in STOPS.items()]
-        + [("spread", at) for at in STOPS["spread"]],
-        [(echo, at) for echo, stops in STOPS.items() for at in stops],
-    ),
-)
+@pytest.mark.parametrize(("echo", "update"), STOPS)
 def test_stopped_at_any_phase(tmp_path, root, echo, update):
     with pytest.raises(Interrupted):
         run(tmp_path, on_batch=stop_at(update), **ECHOES[echo])
@@ -76,25 +63,22 @@ def test_stopped_again_and_again(tmp_path, root):
             run(tmp_path, on_batch=stop_at(batches), **ECHOES["spread"])
         seconds.append(rows_of(tmp_path)[-1]["pause_s"])
     summary = run(tmp_path, **ECHOES["spread"])
-    sha256, rows = unbroken("spread", root)
-    assert summary["params_sha256"] == sha256
-    assert [exact(row) for row in rows_of(tmp_path)] == rows
+    assert summary["params_sha256"] == unbroken("spread", root)[0]
     # The clock goes on from sitting to sitting.
     assert seconds == sorted(seconds)
     assert summary["pause_s"] > seconds[-1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fsdp", "num_devices"), [(1, 1), (2, 2)])
 @pytest.mark.usefixtures("compiled_soon")
-def test_goes_on_with_fewer_devices(tmp_path, monkeypatch, fsdp, num_devices):
+def test_goes_on_with_fewer_devices(tmp_path, monkeypatch):
     """The same config on another machine, where ``data=-1`` means another number."""
-    options = {**ECHOES["spread"], "mesh__data": -1, "mesh__fsdp": fsdp}
+    options = {**ECHOES["spread"], "mesh__data": -1, "mesh__fsdp": 2}
     all_devices = jax.devices()
     whole = run(tmp_path / "unbroken", **options)
     with pytest.raises(Interrupted):
         run(tmp_path / "stopped", on_batch=stop_at(5), **options)
-    monkeypatch.setattr(jax, "devices", lambda: all_devices[:num_devices])
+    monkeypatch.setattr(jax, "devices", lambda: all_devices[:2])
     resumed = run(tmp_path / "stopped", **options)
     assert resumed["updates"] == 12
     assert resumed["final"]["loss"] == pytest.approx(whole["final"]["loss"], rel=1e-5)

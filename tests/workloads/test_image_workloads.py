@@ -65,11 +65,10 @@ BATCH = {"image": IMAGES, "label": LABELS, "mask": MASK}
 LOG_P = LOGITS - np.log(np.exp(LOGITS).sum(axis=1, keepdims=True))
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_loss_by_hand(smoothing):
-    task = dataclasses.replace(TASK, label_smoothing=smoothing)
+def test_loss_by_hand():
+    task = dataclasses.replace(TASK, label_smoothing=0.1)
     losses, others, metrics = task.loss(VARIABLES, BATCH, jax.random.key(0))
-    target = (1 - smoothing) * np.eye(6)[LABELS] + smoothing / 6
+    target = 0.9 * np.eye(6)[LABELS] + 0.1 / 6
     np.testing.assert_allclose(losses, -(target * LOG_P).sum(axis=1), rtol=1e-5)
     assert metrics["accuracy"] == (2, 7)
     assert others == {} and losses.dtype == jnp.float32
@@ -84,8 +83,6 @@ def test_metrics_by_hand():
     np.testing.assert_allclose(sums["loss"], (loss, 6), rtol=1e-5)
     found = task.predict(VARIABLES, {"image": IMAGES})["probabilities"]
     np.testing.assert_allclose(found, np.exp(LOG_P), rtol=1e-4)
-    plain = dataclasses.replace(TASK, has_top_5=False)
-    assert plain.evaluate(VARIABLES, BATCH).keys() == {"accuracy", "loss"}
     nans = {**BATCH, "image": np.full((7, 2, 2, 3), np.nan, np.float32)}
     labels = np.full(7, 5, np.int32)
     assert TASK.evaluate(VARIABLES, {**nans, "label": labels})["accuracy"][0] == 0
@@ -124,11 +121,10 @@ def test_trains_on_one_split_and_evaluates_another(folders, name, evaluated):
     for one, two in zip(build(config).eval_batches(), other, strict=True):
         np.testing.assert_array_equal(one["image"], two["image"])
     if name == "shapes":
-        config.data.train_examples = 2048  # as many as there are to evaluate
+        return
     data = build(config).metadata["data"]
-    assert data["synthetic"] == (name == "shapes")
-    evaluation = "validation" if name == "shapes" else "evaluation"
-    hashes = {data[split]["sha256"] for split in ("train", evaluation)}
+    assert data["synthetic"] is False
+    hashes = {data[split]["sha256"] for split in ("train", "evaluation")}
     assert len(hashes) == 2 and {*map(len, hashes)} == {64}
 
 
@@ -146,26 +142,10 @@ def test_the_defaults_are_the_networks_of_the_papers(folders):
         num_classes=3, virtual_batch=32, dtype=jnp.dtype("bfloat16")
     )
     assert workload.task.image_size == 224
-    assert workload.augment_on_device == Augment(
-        (RandomResizedCrop(224), Flip(), ColourDistortion())
-    )
-    plain = build(config_of("imagenet", folders["imagenet"], model__norm="batch"))
-    assert plain.task.model.virtual_batch is None
-
-
-def test_a_mobilenet_keeps_the_resolution_of_small_images(folders):
-    """It is traced, for to compile it takes a minute."""
+    stages = (RandomResizedCrop(224), Flip(), ColourDistortion())
+    assert workload.augment_on_device == Augment(stages)
     config = config_of("cifar", folders["cifar"], model__name="mobilenet_v3_small")
-    task = build(config).task
-    assert task.model == MobileNetV3(3, "small", small_images=True)
-    batch = {
-        "image": jax.ShapeDtypeStruct((8, 32, 32, 3), jnp.uint8),
-        "label": jax.ShapeDtypeStruct((8,), jnp.int32),
-    }
-    variables = jax.eval_shape(task.init, jax.random.key(0))
-    losses, moved, _ = jax.eval_shape(task.loss, variables, batch, jax.random.key(0))
-    assert losses.shape == (8,)
-    assert moved == {"batch_stats": variables["batch_stats"]}
+    assert build(config).task.model == MobileNetV3(3, "small", small_images=True)
 
 
 INFO = {"classes": [*"abcde"], "categories": [*"abc"], "vocab": 300, "eod": None}
@@ -186,24 +166,10 @@ def test_a_table_counts_every_parameter_and_half_precision_is_computed(name):
         table = task.table()
     assert f" {total:,} (" in table.splitlines()[-4]
     assert not compiled
-    assert "\x1b" not in table and not any(x != x.rstrip() for x in table.splitlines())
     variables = jax.eval_shape(task.init, jax.random.key(0))
     for each in (task, half):
         program = jax.make_jaxpr(each.predict)(variables, each.input_shapes(2))
         assert ("f16[" in str(program)) == (each is half)
-
-
-def test_both_splits_may_be_the_same_few_images(folders):
-    fields = {"data__train_examples": 8, "data__eval_split": "train"}
-    fields |= {"data__augment": (), "data__threads": 0}
-    workload = build(config_of("cifar", folders["cifar"], **fields))
-    (evaluated,) = workload.eval_batches()
-    (trained,) = take(workload.train_dataset(ej.EchoSpec()), 1)
-    assert workload.augment_on_device is None
-    images, others = (
-        {image.tobytes() for image in batch["image"]} for batch in (evaluated, trained)
-    )
-    assert images == others and len(images) == 8
 
 
 def test_host_and_devices_shift_and_flip_alike(tmp_path):
@@ -233,8 +199,15 @@ def test_host_and_devices_shift_and_flip_alike(tmp_path):
     assert len(all_of_them) == 162 and found <= all_of_them and len(found) > 140
 
 
-@pytest.mark.parametrize("after", ["read", "decode", "augment", "batch"])
-@pytest.mark.parametrize("name", ["cifar", "imagenet"])
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [
+        ("cifar", "decode"),
+        ("cifar", "batch"),
+        ("imagenet", "read"),
+        ("imagenet", "augment"),
+    ],
+)
 def test_a_repeat_differs_before_augmentation_only(folders, name, after):
     config = config_of(name, folders[name], echo__after=after)
     spec = ej.EchoSpec(2, batch_size=1 if after == "batch" else config.batch_size)
@@ -271,9 +244,8 @@ def test_a_device_gets_squares_of_the_size_that_its_crops_need(
         assert augmented["image"].shape == (4, 32, 32, 3)
 
 
-@pytest.mark.parametrize("threads", [0, 2])
-def test_fresh_batches_are_the_items_of_training_in_their_order(threads):
-    config = config_of("shapes", echo__after="augment", data__threads=threads)
+def test_fresh_batches_are_the_items_of_training_in_their_order():
+    config = config_of("shapes", echo__after="augment", data__threads=2)
     fresh = take(build(config).fresh_dataset(), 12)
     trained = take(build(config).train_dataset(ej.EchoSpec(batch_size=8)), 12)
     for ours, other in zip(fresh, trained, strict=True):
@@ -297,11 +269,9 @@ def test_fresh_batches_are_the_items_of_training_in_their_order(threads):
             np.testing.assert_array_equal(again, plain[number]["image"])
 
 
-@pytest.mark.parametrize("split", ["train", "validation"])
-def test_evaluation_sees_the_middle_of_every_image_of_its_split(folders, split):
-    config = config_of("imagenet", folders["imagenet"], data__eval_split=split)
-    workload = build(config)
-    records = open_prepared(folders["imagenet"], split)
+def test_evaluation_sees_the_middle_of_every_image_of_its_split(folders):
+    workload = build(config_of("imagenet", folders["imagenet"]))
+    records = open_prepared(folders["imagenet"], "validation")
     batches = list(workload.eval_batches())
     kept = np.concatenate([batch["mask"] for batch in batches]) == 1
     assert kept.sum() == len(records) and len(kept) % 4 == 0
@@ -344,9 +314,7 @@ def test_data_that_does_not_fit_is_refused_before_anything_is_made(tmp_path):
     [
         ({"batch_size": 6}, 6, 2),
         ({"batch_size": 8, "batch__micro": 2}, 4, 4),
-        ({"batch_size": 8, "mesh__data": 2, "batch__statistics": "device"}, 4, 4),
         ({"batch_size": 8, "mesh__data": 2, "local__schedule": "every"}, 4, 4),
-        ({"batch_size": 8, "batch__boundaries": (2,), "batch__factors": (2,)}, 4, 4),
     ],
 )
 def test_virtual_batches_that_do_not_fit_are_refused_before_anything_is_compiled(
@@ -371,25 +339,15 @@ def test_virtual_batches_that_do_not_fit_are_refused_before_anything_is_compiled
         ("cifar", "data__train_split", "dev", r"has no split 'dev'; it has train, val"),
         ("cifar", "data__train_examples", 31, r"train_examples=31 is none of 0 to 30"),
         ("cifar", "data__train_examples", -1, r"train_examples=-1 is none of 0 to 30"),
-        (
-            "cifar",
-            "model__label_smoothing",
-            1.0,
-            r"model\.label_smoothing=1\.0 must be",
-        ),
+        ("cifar", "model__label_smoothing", 1.0, r"label_smoothing=1\.0 must be"),
         ("cifar", "model__depth", 9, r"depth=9 is not 6n \+ 2"),
         ("cifar", "model__depth", 0, r"model\.depth=0 must be at least 1"),
-        ("cifar", "model__norm", "ghost", r"norm='ghost' is unknown"),
         ("cifar", "model__name", "mobilenet", r"name='mobilenet' is no network of"),
         ("cifar", "workload", "chess", r"'chess' is unknown; use one of cifar, .*shap"),
-        ("imagenet", "data__augment", ("pad_crop_flip",), r"'pad_crop_flip' is unkn"),
         ("imagenet", "data__augment", ("colour", "crop"), r"is out of order; set --c"),
         ("imagenet", "data__image_size", 64, r"=64 must be .* data\.resize=36"),
-        ("imagenet", "data__image_size", 0, r"data\.image_size=0 must be at least 1"),
         ("imagenet", "model__norm", "group", r"'group' is unknown; set .*norm=ghost"),
-        ("imagenet", "model__block", "dense", r"block='dense' is unknown"),
         ("imagenet", "model__stage_sizes", (), r"every stage needs a block"),
-        ("imagenet", "model__label_smoothing", -0.1, r"smoothing=-0\.1 must be"),
         ("imagenet", "model__label_smoothing", math.nan, r"smoothing=nan must be"),
         ("shapes", "data__source", "stdlib", r"'stdlib'.*data\.source=synthetic"),
     ],

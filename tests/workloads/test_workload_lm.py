@@ -195,9 +195,6 @@ def test_a_text_is_trained_on_but_for_its_end(text_file):
     assert (data["synthetic"], data["train_bytes"]) == (False, 3800)
     assert data["train_examples"] == 3800 // 9 and len(data["sha256"]) == 64
     assert metadata["storage"]["simulated"] is False
-    slow = bytes_config(text_file, data__storage__latency_s=0.01)
-    storage = {"simulated": True, "latency_s": 0.01, "bytes_per_s": 0.0}
-    assert build(slow).metadata["storage"] == storage | {"distribution": "constant"}
 
 
 def test_a_run_may_know_some_windows_alone_and_always_the_same_ones(text_file):
@@ -281,7 +278,6 @@ def test_evaluation_is_exact_for_all_sizes_and_devices(config_of):
         ("gpt2", {"model__vocab": 200}, r"model\.vocab=200 is less than the 257"),
         ("wikitext2", {"model__seq_len": 7}, r"model\.seq_len=7 does not divide"),
         ("bytes", {"model__seq_len": 0}, r"model\.seq_len=0 must be at least 1"),
-        ("bytes", {"model__num_heads": 0}, r"model\.num_heads=0 must be at least 1"),
         ("bytes", {"model__num_heads": 3}, "d_model=8 is not a multiple of num_heads"),
         ("bytes", {"model__dropout": 1.0}, r"model\.dropout=1\.0.*below 1"),
     ],
@@ -305,9 +301,6 @@ def test_fields_and_texts_that_cannot_be_are_named(config_of, tmp_path):
     (tmp_path / "short.txt").write_bytes(b"too short to hold out a twentieth")
     with pytest.raises(ValueError, match=r"model\.seq_len"):
         build(bytes_config(tmp_path / "short.txt"))
-    for variant in ("before", "after", "tiny,after"):
-        with pytest.raises(ValueError, match="Use 'example'"):
-            load_config(f"lm:{variant}")
 
 
 @pytest.mark.slow

@@ -101,34 +101,8 @@ def test_a_variant_sets_the_echo_alone(file):
         check_config(config)
         changed = {**plain, "echo": {**plain["echo"], **fields}}
         assert config.to_dict() == changed, variant
-    # An order keeps the placement before it.
-    echo = load_config(f"{file}:tiny,after,spread").echo
-    assert (echo.after, echo.order, echo.factor) == ("augment", "spread", 2.0)
     with pytest.raises(ValueError, match=r"'evrey' is unknown; use tiny, .*baseline, "):
         load_config(f"{file}:tiny,evrey")
-
-
-# What an echo's place and order do to a training is tested on other workloads, too.
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiled_soon")
-@pytest.mark.parametrize("variant", ["baseline", "batch", "spread", "device"])
-def test_a_variant_trains_and_counts(tmp_path, variant):
-    folder = prepare(tmp_path, [(32, 32)] * 40, SMALL[:8])
-    fields = {"data.source": folder, "updates": 5, "batch_size": 8, "eval_every": 5}
-    fields |= {"optim.warmup_updates": 2, "mesh.data": 1, "model.width": 4}
-    fields |= {"echo.buffer": 1 if variant == "batch" else 32}
-    config = load_config(f"cifar:tiny,{variant}", fields)
-    summary = run_train(config, tmp_path / "run")
-    # What the library says of the same echo of plain integers.
-    echo, size = config.echo, 1 if variant == "batch" else 8
-    spec = ej.EchoSpec(echo.factor, echo.buffer, echo.order, size, echo.seed)
-    tagged = itertools.islice(ej.echo(itertools.count(), spec, tags=True), 5 * size)
-    repeats = sum(tags.repeat > 0 for _, tags in tagged) * 8 // size
-    assert (variant == "baseline") == (repeats == 0)
-    assert summary["updates"] == 5 and summary["finished"]
-    assert (summary["fresh"], summary["repeats"]) == (40 - repeats, repeats)
-    assert summary["echo"]["after"] == config.echo.after
-    assert 0 <= summary["final"]["accuracy"] <= 1
 
 
 @pytest.mark.slow

@@ -44,11 +44,9 @@ _SENT_AHEAD_BYTES = 1 << 20
 class Input(Protocol):
     """The input of some updates: a NamedTuple with at least the field ``repeat``."""
 
+    # The use index of this process' examples, int32[K, B], on the host.
     @property
-    def repeat(self) -> Any:
-        """The use index of this process' examples, int32[K, B], on the host."""
-        ...
-
+    def repeat(self) -> Any: ...
     def with_repeat(self, repeat: np.ndarray) -> Any: ...
 
 
@@ -56,27 +54,18 @@ class Input(Protocol):
 class Batching(Protocol):
     """Makes batches in a program; hashable, and equal by value."""
 
+    # The sharding of a feed's arrays, or a tree of shardings.
     @property
-    def arrays_sharding(self) -> Any:
-        """The sharding of a feed's arrays, or a tree of shardings."""
-        ...
-
+    def arrays_sharding(self) -> Any: ...
+    # The sharding of an input, or a tree of shardings.
     @property
-    def input_sharding(self) -> Any:
-        """The sharding of an input, or a tree of shardings."""
-        ...
-
-    def __call__(self, arrays: Any, inputs: Any) -> Sequence[Batch]:
-        """Returns one batch with ``"repeat"`` for each update."""
-        ...
-
-    def send(self, inputs: Any) -> Any:
-        """Starts the transfer of an input to the devices; need not wait for it."""
-        ...
-
-    def hold(self, inputs: Any) -> Any:
-        """Returns an input whose data stays on the devices, to be sent many times."""
-        ...
+    def input_sharding(self) -> Any: ...
+    # Returns one batch with ``"repeat"`` for each update.
+    def __call__(self, arrays: Any, inputs: Any) -> Sequence[Batch]: ...
+    # Starts the transfer of an input to the devices; need not wait for it.
+    def send(self, inputs: Any) -> Any: ...
+    # Returns an input whose data stays on the devices, to be sent many times.
+    def hold(self, inputs: Any) -> Any: ...
 
 
 class Feed(Protocol):
@@ -85,52 +74,33 @@ class Feed(Protocol):
     # The lanes of an echo on the devices, over all processes; 0 without one.
     num_lanes: int
 
+    # The arrays on the devices; `take` and `hold` may replace them.
     @property
-    def arrays(self) -> Any:
-        """The arrays on the devices; `take` and `hold` may replace them."""
-        ...
-
+    def arrays(self) -> Any: ...
     @property
     def batching(self) -> Batching: ...
 
+    # The decisions of an adaptive echo, by the index of this process' shards.
     @property
-    def logs(self) -> Mapping[int, DecisionLog]:
-        """The decisions of an adaptive echo, by the index of this process' shards."""
-        ...
-
+    def logs(self) -> Mapping[int, DecisionLog]: ...
+    # Seconds per fresh batch up to the echo, at least and at most, so far.
     @property
-    def t_up_bounds(self) -> tuple[float, float]:
-        """Seconds per fresh batch up to the echo, at least and at most, so far."""
-        ...
-
+    def t_up_bounds(self) -> tuple[float, float]: ...
+    # The bad items that the last `take` replaced for the first time.
     @property
-    def skipped(self) -> Sequence[BadItem]:
-        """The bad items that the last `take` replaced for the first time."""
-        ...
-
-    def take(self, num_updates: int) -> Input | None:
-        """Waits for the input of the next updates; returns None if the data ended."""
-        ...
-
-    def hold(self, num_updates: int) -> Input:
-        """Returns an input like `take`, always of the same data; takes nothing."""
-        ...
-
-    def get_state(self) -> list[Any]:
-        """Returns plain data for `set_state`, one item for each shard."""
-        ...
-
-    def state_before_take(self) -> list[Any] | None:
-        """Returns `get_state` quickly; None if that works after an interruption."""
-        ...
-
-    def set_state(self, state: list[Any]) -> None:
-        """Continues as the feed that gave the state would have."""
-        ...
-
-    def close(self) -> None:
-        """Stops reading ahead."""
-        ...
+    def skipped(self) -> Sequence[BadItem]: ...
+    # Waits for the input of the next updates; returns None if the data ended.
+    def take(self, num_updates: int) -> Input | None: ...
+    # Returns an input like `take`, always of the same data; takes nothing.
+    def hold(self, num_updates: int) -> Input: ...
+    # Returns plain data for `set_state`, one item for each shard.
+    def get_state(self) -> list[Any]: ...
+    # Returns `get_state` quickly; None if that works after an interruption.
+    def state_before_take(self) -> list[Any] | None: ...
+    # Continues as the feed that gave the state would have.
+    def set_state(self, state: list[Any]) -> None: ...
+    # Stops reading ahead.
+    def close(self) -> None: ...
 
 
 class JoinedBatches(Iterator[Batch]):

@@ -56,8 +56,29 @@ def measure_loader(
     watchdog: Watchdog | None = None,
 ) -> Loader:
     """Measures the pipeline up to the echo."""
-    t_up_s, sample = _time_loader(workload, config, shards, most, watchdog)
-    return Loader(workload, t_up_s, sample)
+    watched = watchdog or Watchdog()
+
+    def load() -> Batch:
+        with watched.waiting("a batch, to see how fast they come"):
+            return next_batch(batches, workload, "while it was measured")
+
+    with watched.closing(_upstream(workload, config, shards)) as batches:
+        sample = load()  # Starts threads, fills caches.
+        # Threads that began together end together, so batches come in groups. The rest
+        # of a group comes in no time after its first batch.
+        together = max(1, batches.held)
+        up = time_calls(
+            load,
+            window_s=BUDGET_S,
+            settle_calls=batches.held,
+            least=LEAST_CALLS,
+            most=math.ceil(most / together) * together,
+            stride=together,
+        )
+    # The mean, because slow storage may come in bursts. The slowest process counts,
+    # because the others wait for it. A part of a batch takes that part of the time.
+    parts = BatchGrowth.of(config).parts(0)
+    return Loader(workload, max(all_gather(statistics.mean(up))) / parts, sample)
 
 
 def take_sample(workload: Workload, config: Config) -> Batch:
@@ -77,39 +98,6 @@ def _upstream(
         return JoinedBatches([workload.fresh_dataset(shard) for shard in shards])
     spec = unechoed(config)
     return JoinedBatches([workload.train_dataset(spec, shard) for shard in shards])
-
-
-def _time_loader(
-    workload: Workload,
-    config: Config,
-    shards: Sequence[DataShard],
-    most: int,
-    watchdog: Watchdog | None,
-) -> tuple[float, Batch]:
-    watched = watchdog or Watchdog()
-
-    def load() -> Batch:
-        when = "while it was measured"
-        with watched.waiting("a batch, to see how fast they come"):
-            return next_batch(batches, workload, when)
-
-    with watched.closing(_upstream(workload, config, shards)) as batches:
-        sample = load()  # Starts threads, fills caches.
-        # Threads that began together end together, so batches come in groups. The rest
-        # of a group comes in no time after its first batch.
-        together = max(1, batches.held)
-        up = time_calls(
-            load,
-            window_s=BUDGET_S,
-            settle_calls=batches.held,
-            least=LEAST_CALLS,
-            most=math.ceil(most / together) * together,
-            stride=together,
-        )
-    # The mean, because slow storage may come in bursts. The slowest process counts,
-    # because the others wait for it. A part of a batch takes that part of the time.
-    parts = BatchGrowth.of(config).parts(0)
-    return max(all_gather(statistics.mean(up))) / parts, sample
 
 
 def next_batch(iterator: Iterator[Batch], workload: Workload, when: str) -> Batch:

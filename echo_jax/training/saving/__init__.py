@@ -6,8 +6,7 @@ __getattr__ = door(
     __name__,
     {
         "checkpoint": ["Checkpoints", "params_sha256"],
-        "checkpoint_reader": ["DamagedCheckpointError"],
-        "checksum": ["checksums"],
+        "checkpoint_reader": ["DamagedCheckpointError", "checksums"],
         "saved_model": ["read_model"],
         "weights": ["flat_arrays", "read_weights", "write_weights"],
     },

@@ -6,7 +6,7 @@ wrong data. Saving is asynchronous; an interrupted save never counts as a checkp
 Nothing is pickled.
 
 A checkpoint also holds checksums of all its arrays and of the host's part. A restore
-compares them: see `training.saving.checksum`. A file beside it holds the sizes of its
+compares them: see `checkpoint_reader`. A file beside it holds the sizes of its
 files and the checksums of the small ones. Orbax reads the layout from those, so they
 are checked first. The next save or the close writes that file. A killed run's last
 checkpoint is read without it. In a bucket, the service keeps checksums of the objects.
@@ -35,9 +35,9 @@ from echo_jax.training.processes.distributed import (
 from echo_jax.training.saving.checkpoint_reader import (
     CheckpointReader,
     DamagedCheckpointError,
+    checksums,
     sha256_of,
 )
-from echo_jax.training.saving.checksum import checksums
 
 __all__ = ["Checkpoints", "Restored", "params_sha256"]
 

@@ -56,46 +56,30 @@ def _restore(
             continue
         for each in failures:
             warnings.warn(f"{each}; that of update {update} is used", stacklevel=2)
-        return SavedModel(update, found.model())
+        match found:
+            case _Replicas():
+                found = model_of(found.replicas)
+            case _AnchoredReplicas():
+                found = model_of(found.replicas, found.outer.anchor)
+        return SavedModel(update, found)
     raise DamagedCheckpointError("; ".join(failures))
 
 
-class _State(struct.PyTreeNode):
-    """The part of a `TrainState` that a model consists of."""
-
-    params: Any
-    model_state: Any
-
-    def model(self) -> Model:
-        return Model(self.params, self.model_state)
-
-
+# The parts of a `LocalState`, of an `Outer`, and of a `LocalState` with one.
 class _Replicas(struct.PyTreeNode):
-    """The same part of a `LocalState`."""
-
-    replicas: _State
-
-    def model(self) -> Model:
-        return model_of(self.replicas)
+    replicas: Model
 
 
 class _Anchor(struct.PyTreeNode):
-    """The same part of an `Outer`."""
-
     anchor: Any
 
 
 class _AnchoredReplicas(struct.PyTreeNode):
-    """The same part of a `LocalState` with an outer optimizer."""
-
-    replicas: _State
+    replicas: Model
     outer: _Anchor
 
-    def model(self) -> Model:
-        return model_of(self.replicas, self.outer.anchor)
 
-
-def _part_of(saved: dict[str, Any]) -> _State | _Replicas | _AnchoredReplicas:
+def _part_of(saved: dict[str, Any]) -> Model | _Replicas | _AnchoredReplicas:
     """Returns shapes and types of the part of a state to read."""
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
@@ -106,7 +90,7 @@ def _part_of(saved: dict[str, Any]) -> _State | _Replicas | _AnchoredReplicas:
 
     try:
         state = saved.get("replicas", saved)
-        part = _State(shapes(state["params"]), shapes(state["model_state"]))
+        part = Model(shapes(state["params"]), shapes(state["model_state"]))
         if state is saved:
             return part
         if not saved["outer"]:
