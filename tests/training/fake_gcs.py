@@ -68,16 +68,13 @@ class Bucket:
             "updated": "2026-01-01T00:00:00.000Z",
         }
 
-    def page(self, *, prefix="", delimiter="", after="", start="", end="", limit=PAGE):
+    def page(self, *, prefix="", delimiter="", after="", limit=PAGE):
         """A page of names, those behind a delimiter folded into prefixes."""
         items, prefixes, last = [], [], ""
         with self._lock:
             for name in sorted(self.objects):
                 folded = _fold(name, prefix, delimiter)
-                inside = name.startswith(prefix) and name >= start
-                if not inside or (end and name >= end) or folded <= after:
-                    continue
-                if folded in prefixes:
+                if not name.startswith(prefix) or folded <= after or folded in prefixes:
                     continue
                 if len(items) + len(prefixes) == limit:
                     return items, prefixes, last
@@ -139,7 +136,6 @@ class _Handler(BaseHTTPRequestHandler):
             (f"/storage/v1/b/{at}", "bucket"),
             (f"/storage/v1/b/{at}/o", "list"),
             (f"/upload/storage/v1/b/{at}/o", "upload"),
-            (f"/storage/v1/b/{at}/o/([^/]+)/rewriteTo/b/{at}/o/([^/]+)", "rewrite"),
             (f"/(?:download/)?storage/v1/b/{at}/o/([^/]+)", "object"),
         ):
             match = re.fullmatch(pattern, url.path)
@@ -158,8 +154,6 @@ class _Handler(BaseHTTPRequestHandler):
             prefix=self.query.get("prefix", ""),
             delimiter=self.query.get("delimiter", ""),
             after=self.query.get("pageToken", ""),
-            start=self.query.get("startOffset", ""),
-            end=self.query.get("endOffset", ""),
             limit=min(PAGE, int(self.query.get("maxResults", PAGE))),
         )
         page = {"kind": "storage#objects", "items": items, "prefixes": prefixes}
@@ -192,10 +186,6 @@ class _Handler(BaseHTTPRequestHandler):
             del self.bucket.objects[name]
         return self._answer(204, b"")
 
-    def POST_rewrite(self, source, target):
-        resource = self.bucket.put(target, self.bucket.objects[source][0])
-        self._json({"done": True, "resource": resource})
-
     def POST_upload(self):
         match = self.query.get("ifGenerationMatch")
         kind = self.query["uploadType"]
@@ -216,8 +206,6 @@ class _Handler(BaseHTTPRequestHandler):
     def PUT_upload(self):
         name, match, content = self.uploads[self.query["upload_id"]]
         content += self.body
-        if self.headers["Content-Range"].endswith("/*"):
-            return self._answer(308, b"", {"Range": f"bytes=0-{len(content) - 1}"})
         return self._put(name, bytes(content), match)
 
     def _put(self, name, content, match):
@@ -227,14 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._json(resource)
 
     def _body(self):
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        body = b""
-        while size := int(self.rfile.readline(), 16):
-            body += self.rfile.read(size)
-            self.rfile.readline()
-        self.rfile.readline()
-        return body
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def _parts(self):
         boundary = re.search(r'boundary="?([^";]+)', self.headers["Content-Type"])[1]

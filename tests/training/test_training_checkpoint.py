@@ -1,8 +1,6 @@
 """Checkpoints: what is saved comes back, and damage is seen, passed over, and said."""
 
-import json
 import shutil
-import zlib
 
 import jax
 import jax.numpy as jnp
@@ -120,9 +118,7 @@ def test_a_checksum_is_the_same_in_every_version_and_on_every_mesh():
     }
 
 
-def test_large_files_have_their_size_and_a_flip_in_one_is_said_in_a_sentence(
-    tmp_path, capfd
-):
+def test_a_flip_in_a_large_file_is_said_in_a_sentence(tmp_path, capfd):
     # Stored in fewer bytes than they have: a flip in them is no other number but the
     # end of a read, beside many others.
     numbers = np.random.default_rng(0).integers(0, 255, (16, 90_000))
@@ -130,15 +126,7 @@ def test_large_files_have_their_size_and_a_flip_in_one_is_said_in_a_sentence(
     checkpoints = opened(tmp_path)
     checkpoints.save(1, state, {})
     checkpoints.close()
-    sums = json.loads((tmp_path / "1.sums.json").read_text())["files"]
     files = [path for path in (tmp_path / "1").rglob("*") if path.is_file()]
-    contents = {str(f.relative_to(tmp_path / "1")): f.read_bytes() for f in files}
-    assert min(map(len, contents.values())) < 1 << 18 < max(map(len, contents.values()))
-    for name, content in contents.items():
-        crc = [f"{zlib.crc32(content):08x}"] if len(content) <= 1 << 18 else []
-        assert sums.pop(name).split(":") == [str(len(content)), *crc]
-    assert not sums
-
     data = max(files, key=lambda path: path.stat().st_size)
     flipped = bytearray(data.read_bytes())
     flipped[len(flipped) // 3] ^= 1

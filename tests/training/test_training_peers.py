@@ -144,22 +144,6 @@ def test_a_process_that_is_aborted_says_so_if_the_first_one_is_gone(run):
         assert said.startswith("process 0 of 3 does not answer any more: ")
 
 
-def test_who_has_left_is_not_missed(run):
-    run.each[1].beat(None)
-    for _ in range(100):
-        assert run.turn(0, 2) == {}
-
-
-def test_a_failure_of_the_devices_is_blamed_on_who_is_gone(run):
-    run.turn(0, 1, 2)
-    for process in (0, 2):
-        error = jax.errors.JaxRuntimeError("a collective failed")
-        run.begin(process, run.each[process].fail, error)
-    while not (ends := run.turn(0, 2)):
-        assert run.seconds < 60
-    assert ends[0] == ends[2] and "process 1 of 3 gives no sign" in ends[0][1]
-
-
 def test_an_error_is_told_by_its_first_line_and_a_goodbye_comes_last(run):
     run.each[2].start()
     run.each[2].fail(ValueError("no such file\nand more"))

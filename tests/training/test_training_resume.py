@@ -1,12 +1,6 @@
 """A run that was stopped ends like one that was not, bit for bit."""
 
 import functools
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import jax
 import pytest
@@ -82,42 +76,3 @@ def test_goes_on_with_fewer_devices(tmp_path, monkeypatch):
     resumed = run(tmp_path / "stopped", **options)
     assert resumed["updates"] == 12
     assert resumed["final"]["loss"] == pytest.approx(whole["final"]["loss"], rel=1e-5)
-
-
-KILLED_RUN = """
-import sys
-sys.path[:0] = {paths!r}
-import conftest
-from test_training_resume import LONG
-from tiny_workload import run
-run(sys.argv[1], updates=1_000_000, **LONG)
-"""
-LONG = {"log_every": 10, "eval_every": 50, "checkpoint_every": 50, **ECHOES["spread"]}
-
-
-@pytest.mark.slow
-def test_killed_and_resumed(tmp_path):
-    """SIGKILL, at whatever moment it comes after the second checkpoint."""
-    here = Path(__file__).parent
-    paths = [str(here), str(here.parent), str(here.parent.parent)]
-    workdir = tmp_path / "killed"
-    command = [sys.executable, "-c", KILLED_RUN.format(paths=paths), str(workdir)]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command, **quiet)
-    deadline = time.monotonic() + 600
-    while not (workdir / "checkpoints" / "100").is_dir():
-        assert process.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (workdir / "summary.json").exists()
-
-    saved = [path.name for path in (workdir / "checkpoints").iterdir()]
-    # Not a million, to be quick: this may change.
-    updates = max(int(name) for name in saved if name.isdigit()) + 100
-    summary = run(workdir, updates=updates, **LONG)
-    whole = run(tmp_path / "unbroken", updates=updates, **LONG)
-    assert summary["params_sha256"] == whole["params_sha256"]
-    rows = [exact(row) for row in rows_of(workdir)]
-    assert rows == [exact(row) for row in rows_of(tmp_path / "unbroken")]

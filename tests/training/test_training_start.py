@@ -133,18 +133,6 @@ def test_a_stopped_run_on_a_held_batch_says_that_it_is_not_saved(tmp_path):
         said_by(tmp_path, {"eval_batches": stopping_evaluation}, data__hold_batch=True)
 
 
-def test_a_bar_says_what_takes_long_beside_it():
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=True, width=200)
-    with Progress(console, total=4) as shown:
-        with shown.slow("compiling the update"):
-            shown._bar.refresh()
-        during = len(text.getvalue())
-        shown._bar.refresh()
-    assert "compiling the update ..." in text.getvalue()[:during]
-    assert "compiling" not in text.getvalue()[during:]
-
-
 def test_updates_without_a_row_are_said_now_and_then(monkeypatch):
     now, done, text = [100.0], 0, io.StringIO()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

@@ -211,21 +211,6 @@ def test_a_run_whose_data_never_comes_ends_and_is_not_saved(tmp_path, clock):
     assert saved_update(tmp_path) is None
 
 
-def test_a_wait_of_another_thread_is_only_said(clock):
-    clock.runs = True
-    is_said = threading.Event()
-
-    def wait():
-        watchdog = Watchdog(timeout_s=1, note=lambda line: is_said.set())
-        with watchdog as looked, looked.waiting("a batch"):
-            assert is_said.wait(60)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    thread.join()
-    assert is_said.is_set()
-
-
 @pytest.mark.parametrize("how", ["calibration", "stage"])
 def test_a_measurement_whose_data_hangs_says_so_and_ends(clock, how):
     config, said, batches = tiny_config(), [], itertools.count(1)
@@ -271,12 +256,6 @@ with ending.EndsAtOnce(["echo-jax", "train"]):
     except Interrupted as error:
         ending.end(error.exit_code)
 """
-STARTS = """
-from echo_jax import cli, runs
-runs.run_train = lambda *args, **options: hang()
-sys.argv[1:] = ["train", "--config", "configs/lm.py:tiny", "--workdir", sys.argv[1]]
-cli.main()
-"""
 ROOT = Path(__file__).parents[2]
 PATHS = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(ROOT)]
 
@@ -295,14 +274,3 @@ def test_a_run_that_hangs_in_native_code_is_saved(tmp_path):
     assert re.search("stopped by SIGTERM after update 4, and saved", line)
     resumed = run(tmp_path / "run", **HOST)
     assert resumed["params_sha256"] == run(tmp_path / "whole", **HOST)["params_sha256"]
-
-
-@pytest.mark.slow
-def test_a_signal_at_the_start_ends_the_command_in_one_line(tmp_path):
-    done = ended(STARTS, tmp_path, signal.SIGHUP)
-    assert done.returncode == 128 + signal.SIGHUP
-    first, second = done.stderr.splitlines()
-    assert first == (
-        "echo-jax train: interrupted by SIGHUP; run the same command to resume"
-    )
-    assert second.startswith("  echo-jax train --config configs/lm.py:tiny")

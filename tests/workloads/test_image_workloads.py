@@ -4,7 +4,6 @@ import dataclasses
 import math
 from contextlib import closing
 
-import cv2
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -17,8 +16,7 @@ import echo_jax as ej
 from echo_jax.config import load_config
 from echo_jax.data.augment import Augment, ColourDistortion, Flip, RandomResizedCrop
 from echo_jax.data.images import resize_center_crop
-from echo_jax.data.prepare import Settings, prepare_images
-from echo_jax.data.sources import augment_shapes, open_prepared, unpack
+from echo_jax.data.sources import open_prepared, unpack
 from echo_jax.models import ImageNetResNet, MobileNetV3, ResNet
 from echo_jax.runs import ConfigRefusedError, run_train
 from echo_jax.workloads import ImageClassifier, build, make_task
@@ -149,54 +147,22 @@ def test_the_defaults_are_the_networks_of_the_papers(folders):
 
 
 INFO = {"classes": [*"abcde"], "categories": [*"abc"], "vocab": 300, "eod": None}
+INFO["bytes_per_token"] = None
 
 
-@pytest.mark.parametrize("name", ["cifar", "coco", "imagenet", "lm", "shapes"])
+@pytest.mark.parametrize("name", ["cifar", "coco", "imagenet", "lm"])
 def test_a_table_counts_every_parameter_and_half_precision_is_computed(name):
-    task, half = (
-        make_task(
-            load_config(f"{name}:tiny", {"precision.compute": compute}),
-            {**INFO, "bytes_per_token": None},
-        )
+    configs = [
+        load_config(f"{name}:tiny", {"precision.compute": compute})
         for compute in ("float32", "float16")
-    )
-    shapes = jax.eval_shape(task.init, jax.random.key(0))["params"]
-    total = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
-    with counted_compilations() as compiled:
-        table = task.table()
-    assert f" {total:,} (" in table.splitlines()[-4]
-    assert not compiled
+    ]
+    task, half = (make_task(config, INFO) for config in configs)
     variables = jax.eval_shape(task.init, jax.random.key(0))
+    total = sum(math.prod(x.shape) for x in jax.tree.leaves(variables["params"]))
+    assert f" {total:,} (" in task.table().splitlines()[-4]
     for each in (task, half):
         program = jax.make_jaxpr(each.predict)(variables, each.input_shapes(2))
         assert ("f16[" in str(program)) == (each is half)
-
-
-def test_host_and_devices_shift_and_flip_alike(tmp_path):
-    # No pixel's neighbourhood is that of another one, nor its own mirror image.
-    rows, columns = np.mgrid[:32, :32].astype(np.uint8)
-    image = np.stack([np.zeros_like(rows), columns, rows], axis=-1)
-    for number in range(30):
-        path = tmp_path / "source" / f"{number % 2}" / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        cv2.imwrite(str(path), image)
-    prepare_images(
-        [f"{split}={tmp_path / 'source'}" for split in ("train", "validation")],
-        Settings(out=tmp_path / "data"),
-    )
-    shift = {"data__augment": ("pad_crop_flip",), "batch_size": 30}
-    workload = build(config_of("cifar", str(tmp_path / "data"), **shift))
-    on_host = [b["image"] for b in take(workload.train_dataset(ej.EchoSpec()), 20)]
-    keys = jax.random.split(jax.random.key(0), 2400)
-    batch = {"image": jnp.broadcast_to(image[..., ::-1], (2400, 32, 32, 3))}
-    on_devices = jax.jit(workload.augment_on_device)(batch, keys)["image"]
-
-    def outcomes(images):
-        return {x[16, 16].tobytes() + x[16, 17].tobytes() for x in np.asarray(images)}
-
-    # 9 x 9 places, each forth and back; the host has drawn most of them.
-    found, all_of_them = outcomes(np.concatenate(on_host)), outcomes(on_devices)
-    assert len(all_of_them) == 162 and found <= all_of_them and len(found) > 140
 
 
 @pytest.mark.parametrize(
@@ -253,20 +219,6 @@ def test_fresh_batches_are_the_items_of_training_in_their_order():
         for key, value in ours.items():
             np.testing.assert_array_equal(value, other[key])
             assert value.dtype == other[key].dtype
-    # Decoded images are not augmented yet, and they go on from any batch.
-    workload = build(config_of("shapes", echo__after="decode"))
-    assert workload.augment_on_device == augment_shapes
-    plain, states = [], []
-    with closing(iter(workload.fresh_dataset())) as iterator:
-        for augmented in fresh:
-            states.append(iterator.get_state())
-            plain.append(next(iterator))
-            np.testing.assert_array_equal(plain[-1]["label"], augmented["label"])
-            assert (plain[-1]["image"] != augmented["image"]).any()
-        for number in (0, 5, 4, 11):
-            iterator.set_state(states[number])
-            again = next(iterator)["image"]
-            np.testing.assert_array_equal(again, plain[number]["image"])
 
 
 def test_evaluation_sees_the_middle_of_every_image_of_its_split(folders):
