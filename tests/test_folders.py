@@ -11,34 +11,35 @@ from pathlib import Path
 import google_crc32c
 import pytest
 import tensorstore
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from echo_jax import cli
 from echo_jax.files import (
     DamagedFileError,
     FolderError,
-    RunPath,
     json_line,
     read_json,
     read_line,
-    run_file,
     run_folder,
-    seal,
     unseal,
     write_json,
 )
 
 
 @pytest.fixture
-def victim(tmp_path):
-    """A file of the user's outside of the folder, and what must stay in it."""
-    file = tmp_path / "home" / ".bashrc"
-    file.parent.mkdir()
-    file.write_text("mine")
-    yield file
-    assert file.read_text() == "mine"
-    assert [each.name for each in file.parent.iterdir()] == [".bashrc"]
+def home(tmp_path):
+    """Files of the user's outside of the folder, in which nothing may change."""
+    (home := tmp_path / "home").mkdir()
+    (home / "kept" / "9").mkdir(parents=True)
+    for name in (".bashrc", "kept/9/file"):
+        (home / name).write_text("mine")
+
+    def seen():
+        found = {path: path.stat() for path in home.rglob("*")}
+        return {path: (of.st_ino, of.st_mtime_ns) for path, of in found.items()}
+
+    before = seen()
+    yield home
+    assert seen() == before
 
 
 @pytest.fixture
@@ -47,12 +48,10 @@ def folder(tmp_path):
     return run_folder(tmp_path / "run")
 
 
-def plant(path, kind, victim):
+def plant(path, kind, home, to=".bashrc"):
     """Puts something else where a file of a run belongs."""
-    if kind == "link":
-        os.symlink(victim, path)
-    elif kind == "dangling link":
-        os.symlink(victim.parent / "new", path)
+    if "link" in kind:
+        os.symlink(home / (to if kind == "link" else "new"), path)
     elif kind == "named pipe":
         os.mkfifo(path)
     elif kind == "socket":
@@ -68,9 +67,9 @@ USES = {"read_bytes": [], "read_text": [], "write": ["new"], "append": ["new"]}
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("use", USES)
-def test_a_file_is_a_file_and_nothing_else(folder, victim, kind, use):
+def test_a_file_is_a_file_and_nothing_else(folder, home, kind, use):
     path = folder / "summary.json"
-    plant(path, kind, victim)
+    plant(path, kind, home)
     before = os.lstat(path)
     with pytest.raises(FolderError, match="where a file belongs") as caught:
         getattr(path, use)(*USES[use])
@@ -80,18 +79,15 @@ def test_a_file_is_a_file_and_nothing_else(folder, victim, kind, use):
     assert os.listdir(folder) == ["summary.json"]
 
 
-@pytest.mark.parametrize("name", ["sub/a.json", "sub/deep/a.json"])
+@pytest.mark.parametrize("name", ["sub/a.json", "sub/kept/a.json"])
 @pytest.mark.parametrize("use", [*USES, "mkdir", "exists"])
-def test_a_linked_folder_is_not_entered(folder, victim, name, use):
-    (victim.parent / "deep").mkdir()
-    os.symlink(victim.parent, folder / "sub")
+def test_a_linked_folder_is_not_entered(folder, home, name, use):
+    os.symlink(home, folder / "sub")
     with pytest.raises(FolderError, match="sub is a link where a folder belongs"):
         getattr(folder / name, use)(*USES.get(use, []))
-    (victim.parent / "deep").rmdir()
 
 
 def test_the_way_to_the_folder_is_the_users_own(tmp_path):
-    """Their links are followed: run folders often lie on another disk."""
     (tmp_path / "disk").mkdir()
     os.symlink(tmp_path / "disk", tmp_path / "runs")
     for folder in (run_folder(tmp_path / "runs"), run_folder(tmp_path / "runs" / "a")):
@@ -101,16 +97,12 @@ def test_the_way_to_the_folder_is_the_users_own(tmp_path):
     assert (tmp_path / "disk" / "a" / "b" / "c.json").read_text() == "1"
 
 
-@given(st.text(max_size=30) | st.sampled_from([".", "..", "a/../../b", "a//b", "/a"]))
-@example("a\0")
-def test_a_name_stays_below_its_folder_or_is_refused(name):
-    root = run_folder("/run")
-    if any(part in ("", ".", "..") or "\0" in part for part in name.split("/")):
+def test_a_name_stays_below_its_folder_or_is_refused():
+    for name in ("", ".", "..", "a/../../b", "a//b", "/a", "a/", "a\0"):
         with pytest.raises(FolderError, match="is no name of something in"):
-            root / name
-    else:
-        path = os.fspath(root / name)
-        assert os.path.normpath(path) == path and path.startswith("/run/")
+            run_folder("/run") / name
+    for name in ("...", "a/b", ".a", "é\n"):
+        assert os.fspath(run_folder("/run") / name) == f"/run/{name}"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
@@ -124,7 +116,6 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(folder, monkeypatch, er
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(error) as caught:
         path.write("new")
-    # An open file knows its name no more.
     assert error is KeyboardInterrupt or caught.value.filename == str(path)
     assert path.read_text() == "old"
     assert os.listdir(folder) == ["a.json"]
@@ -165,20 +156,18 @@ def test_what_is_too_large_missing_or_no_text_is_named(folder):
         path.read_text()
     with pytest.raises(FolderError, match="has 5 bytes, and at most 4 are read"):
         path.read_bytes(4)
-    # One that says little of what it holds is read as far as it says.
     os.truncate(path, 1 << 40)
     with pytest.raises(FolderError, match="at most 268435456"):
         path.read_bytes()
     for path in (folder / "a.json", folder / "b" / "a.json"):
-        with pytest.raises(FileNotFoundError) as caught:
+        with pytest.raises(FileNotFoundError, match=f"{path.parent}"):
             path.read_bytes()
-        assert str(caught.value.filename) in (str(path), str(path.parent))
         assert not path.exists() and not path.is_dir()
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "folder"])
-@pytest.mark.parametrize("name", ["", "8", "8/planted", "8/state/x/planted"])
-def test_others_are_given_files_and_folders_alone(folder, victim, kind, name):
+@pytest.mark.parametrize("kind", ["link", "named pipe"])
+@pytest.mark.parametrize("name", ["", "8", "8/state/x/planted"])
+def test_others_are_given_files_and_folders_alone(folder, home, kind, name):
     path = folder / "checkpoints"
     planted = path / name if name else path
     if name:
@@ -186,62 +175,33 @@ def test_others_are_given_files_and_folders_alone(folder, victim, kind, name):
         (path / "9" / "state" / "array").write("1")
         assert os.fspath(path.for_others()) == os.fspath(path)
     planted.parent.mkdir()
-    plant(planted, kind, victim)
+    plant(planted, kind, home)
     with pytest.raises(FolderError, match=f"{planted} is a .* where a "):
         path.for_others()
 
 
-def test_only_what_is_in_the_folder_is_removed(folder, victim):
+def test_only_what_is_in_the_folder_is_removed(folder, home):
     path = folder / "profile"
     (path / "a").mkdir()
     (path / "b.json").write("1")
-    os.symlink(victim.parent, path / "a" / "link")
+    os.symlink(home, path / "a" / "link")
     for _ in range(2):
         path.remove()
         assert not path.exists()
-    os.symlink(victim.parent, path)
+    os.symlink(home, path)
     with pytest.raises(FolderError, match="profile is a link where a folder belongs"):
         path.remove()
 
 
-def test_a_file_is_in_a_folder():
-    assert run_file("tape.json") == RunPath(run_folder(".").root, ("tape.json",))
-    assert str(run_file("/tape.json")) == "/tape.json"
-    assert str(run_file("runs/a/tape.json")) == "runs/a/tape.json"
-    file = run_folder("a") / "b"
-    assert run_file(file) is file and run_folder(file) is file
-
-
-OBJECTS = st.dictionaries(
-    st.text(max_size=5),
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner),
-        max_leaves=6,
-    ),
-    max_size=5,
-)
-
-
-@given(OBJECTS, st.data())
-@example({"updates": 60}, None)
-def test_whatever_bit_of_a_line_flips_is_seen(content, data):
-    def refuse(token):
-        raise AssertionError(f"{token} is not JSON")
-
+def test_whatever_bit_of_a_line_flips_is_seen():
+    content = {"updates": 60, "loss": 1.5, "é": [None, "a"]}
     line = json_line(content).encode()
-    whole = unseal(json.loads(line, parse_constant=refuse))
-    assert seal(dict(reversed(whole.items()))) == seal(whole)
-    num_bits = 8 * len(line)
-    flips = [data.draw(st.integers(0, num_bits - 1))] if data else range(num_bits)
-    for flip in flips:
+    for flip in range(8 * len(line)):
         damaged = bytearray(line)
         damaged[flip // 8] ^= 1 << flip % 8
         with contextlib.suppress(ValueError):
-            found = read_line(bytes(damaged))
             # Only the name of the checksum changed, or a space became another one.
-            assert {name: found.get(name) for name in whole} == whole
-            assert len(found) <= len(whole) + 1
+            assert read_line(bytes(damaged)).items() >= content.items()
 
 
 def test_json_without_numbers_for_what_is_none_replaces_a_file_whole(folder):
@@ -264,13 +224,13 @@ FIELDS = {"updates": int, "echo?.factor": float}
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        *((damage, "") for damage in (b"", b"{", b"[]", b"1", b"[" * 100_000)),
+        *((damage, "") for damage in (b"{", b"[]", b"[" * 100_000)),
         (b'{"updates": 61, "crc32": "00000000"}', "it does not have the checksum"),
         (b"{}", "it lacks 'updates'"),
         (b'{"updates": "9"}', "'updates' is '9'"),
         (b'{"updates": 9, "echo": 1}', "it lacks 'echo.factor'"),
     ],
-    ids=range(9),
+    ids=range(7),
 )
 def test_a_damaged_file_and_what_it_lacks_is_named(folder, content, what):
     path = folder / "a.json"
@@ -282,8 +242,6 @@ def test_a_damaged_file_and_what_it_lacks_is_named(folder, content, what):
 
 
 LM = ["train", "--config", f"{Path(__file__).parents[1]}/configs/lm.py:tiny"]
-SECRET = "aws_secret_access_key = 12345"
-SHELL = "x; touch ${HOME}/owned; echo"
 FILES = ["config.json", "summary.json", "metrics.jsonl", "environment.json"]
 REPORT = ["table.md", "figure.png", "figure.svg", "report.html"]
 
@@ -305,91 +263,57 @@ def trained(tmp_path_factory, all_compiled_soon):
 
 
 @pytest.fixture
-def stranger(trained, tmp_path):
-    """A run folder, to plant something in."""
-    return Path(shutil.copytree(trained, tmp_path / "run"))
+def stranger(trained, tmp_path, home):
+    """Copies a run and plants something in it; returns the name of its kind."""
+
+    def plants(name, to):
+        shutil.copytree(trained, tmp_path / "run")
+        path, kind = tmp_path / "run" / name, "link" if to else "named pipe"
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        plant(path, kind, home, to)
+        # No name of a file that is not finished is one that a stranger can know.
+        for file in (*FILES, *REPORT):
+            plant(tmp_path / "run" / f".{file}.new", "link", home)
+        return tmp_path / "run", f"{path} is a {kind} where a "
+
+    return plants
 
 
-@pytest.fixture
-def home(tmp_path):
-    """Files of the user's, in which nothing may change."""
-    home = tmp_path / "home"
-    (home / "kept" / "9").mkdir(parents=True)
-    (home / "kept" / "9" / "file").write_text("mine")
-    (home / ".bashrc").write_text("mine")
-    (home / "credentials").write_text(json.dumps({"updates": SECRET, "a": SECRET}))
-
-    def seen():
-        found = {path: path.stat() for path in home.rglob("*")}
-        return {
-            path: (stat.st_mode, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            for path, stat in found.items()
-        }
-
-    before = seen()
-    yield home
-    assert seen() == before
-
-
-def planted(path, target):
-    """Puts a link in the place of something, or a named pipe."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
-    os.symlink(target, path) if target else os.mkfifo(path)
-
-
-@pytest.mark.parametrize("kind", ["link", "named pipe"])
-@pytest.mark.parametrize("name", [*FILES, *REPORT])
+@pytest.mark.parametrize("to", [".bashrc", None])
+@pytest.mark.parametrize("name", [*FILES[:3], *REPORT[2:]])
 def test_a_report_reads_and_writes_through_no_links_and_waits_for_no_pipes(
-    stranger, home, capsys, name, kind
+    stranger, capsys, name, to
 ):
-    of = "credentials" if name in FILES else ".bashrc"
-    planted(stranger / name, home / of if kind == "link" else None)
-    assert cli.main(["report", str(stranger)]) == 2
-    assert f"{stranger / name} is a {kind} where a file" in capsys.readouterr().err
-    assert name in REPORT or not (stranger / "report.html").exists()
-
-
-def test_a_report_uses_no_names_that_a_stranger_can_know(stranger, home):
-    """What wrote shell text of a study into a file that a shell runs."""
-    study = stranger.parent / "study"
-    study.mkdir()
-    for arm in ("baseline", "other"):
-        shutil.copytree(stranger, study / arm)
-    about = {"name": SHELL, "arms": ["baseline", "other"], "storage": {}}
-    (study / "study.json").write_text(json.dumps({**about, "calibration": {}}))
-    for name in REPORT:
-        planted(study / f".{name}.new", home / ".bashrc")
-    assert cli.main(["report", str(study)]) == 0
-    assert SHELL in (study / "table.md").read_text()
-
-
-INSIDE = ["2", "2/state/d", "2/host/metadata"]
+    run, said = stranger(name, to)
+    assert cli.main(["report", str(run)]) == 2
+    assert said in capsys.readouterr().err
+    assert name in REPORT or not (run / "report.html").exists()
+    (run / name).unlink()
+    if name in REPORT:
+        assert cli.main(["report", str(run)]) == 0
 
 
 @pytest.mark.parametrize(
-    ("name", "target"),
+    ("name", "to"),
     [
-        *((name, "credentials") for name in FILES),
-        *((name, None) for name in FILES),
+        *((name, to) for name in FILES for to in (".bashrc", None)),
         ("checkpoints", "kept"),
-        *((f"checkpoints/{path}", "kept/9") for path in INSIDE),
+        *(
+            (f"checkpoints/{at}", "kept/9")
+            for at in ("2", "2/state/d", "2/host/metadata")
+        ),
     ],
 )
 def test_a_run_goes_on_through_no_links_and_waits_for_no_pipes(
-    stranger, home, capsys, name, target
+    stranger, trained, capsys, name, to
 ):
-    planted(stranger / name, home / target if target else None)
-    assert train(stranger, 4) == 2
-    kind = "link" if target else "named pipe"
-    assert f"{stranger / name} is a {kind}" in capsys.readouterr().err
-
-
-def test_a_run_goes_on_beside_links_of_known_names(stranger, home):
-    for name in FILES:
-        planted(stranger / f".{name}.new", home / ".bashrc")
-    assert train(stranger, 4) == 0
+    run, said = stranger(name, to)
+    assert train(run, 4) == 2
+    assert said in capsys.readouterr().err
+    if name == FILES[0] and to:
+        (run / name).unlink()
+        shutil.copy(trained / name, run / name)
+        assert train(run, 4) == 0
 
 
 def test_a_reference_inside_of_a_checkpoint_leads_nowhere_else(tmp_path):

@@ -1,35 +1,25 @@
 """Paths as they are typed: ``~`` is the home folder, wherever a path may stand."""
 
 import os
-import shutil
 
 import pytest
 
 from echo_jax import cli
+from echo_jax.data.prepare import Settings, TextSettings, prepare_text
 from echo_jax.data.sources import open_source
 from echo_jax.data.text import open_sequences
 from echo_jax.files import FolderError, run_file, run_folder
 
-LM = ["--config", "lm:tiny", "--config.updates=1"]
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    """A prepared text."""
-    folder = tmp_path_factory.mktemp("typed")
-    (folder / "a.txt").write_text("to be or not to be " * 40)
-    argv = ["prepare", "text", f"train={folder}/a.txt", f"validation={folder}/a.txt"]
-    argv += ["--tokenizer=bytes", "--block=16", f"--out={folder}/prepared"]
-    assert cli.main(argv) == 0
-    return folder
-
 
 @pytest.fixture
-def home(text, tmp_path, monkeypatch):
+def home(tmp_path, monkeypatch):
     """A home folder with data in it; the command runs in an empty one."""
     home, here = tmp_path / "home", tmp_path / "here"
-    shutil.copytree(text, home)
-    here.mkdir()
+    home.mkdir(), here.mkdir()
+    (home / "a.txt").write_text("to be or not to be " * 40)
+    sources = [f"train={home}/a.txt", f"validation={home}/a.txt"]
+    settings = Settings(out=home / "prepared")
+    prepare_text(sources, settings, TextSettings(tokenizer="bytes", block=16))
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(here)
     yield home
@@ -39,37 +29,27 @@ def home(text, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("command", "made"),
     [
-        ("configs copy quickstart ~/configs", "configs/quickstart.py"),
-        (
-            "prepare text train=~/a.txt --tokenizer=bytes --block=16 --out=~/new",
-            "new/dataset.json",
-        ),
-        ("prepare verify ~/prepared", "prepared/dataset.json"),
+        ("configs copy quickstart ~/new", "quickstart.py"),
+        ("prepare text ~/a.txt --tokenizer=bytes --out=~/new", "dataset.json"),
         (
             "report examples --config=lm:tiny --config.data.source=~/prepared "
-            "--config.model.seq_len=16 --workdir=~/looked_at",
-            "looked_at/examples.html",
+            "--config.model.seq_len=16 --workdir=~/new",
+            "examples.html",
         ),
     ],
 )
 def test_a_command_reads_and_writes_in_the_home_folder(command, made, home, capsys):
     assert cli.main(command.split()) == 0, capsys.readouterr().err
-    assert (home / made).is_file()
+    assert (home / "new" / made).is_file()
 
 
 @pytest.mark.parametrize(
     "command",
     [
         "configs show ~/none.py",
-        "prepare images ~/none --out=~/new",
         "prepare images ~/prepared --classes=~/none.csv --out=~/new",
         "prepare coco ~/none.json:~/prepared --out=~/new",
-        "prepare coco ~/a.txt:~/none --out=~/new",
         "prepare text ~/a.txt --tokenizer-model=~/none --out=~/new",
-        "report ~/none",
-        "report scaling ~/none --workdir=~/new",
-        "evaluate ~/none",
-        "predict ~/none a.png",
         "export ~/none --to=safetensors",
         "probe --config=lm:tiny --json=~/none/a.json",
         "train --config=~/none.py:tiny --workdir=~/new",
@@ -88,10 +68,9 @@ def test_a_command_says_which_file_of_the_home_folder_is_not_there(
 def test_data_is_found_in_the_home_folder(home):
     assert open_sequences("~/prepared", seq_len=16).vocab == 257
     assert open_sequences("~/a.txt,~/*.txt", seq_len=16).vocab == 256
-    (home / "wds").mkdir()
     for scheme in ("wds", "arrayrecord"):
-        with pytest.raises(ValueError, match=f"'{home}/wds' holds no file"):
-            open_source(f"{scheme}:~/wds", "train", "images")
+        with pytest.raises(ValueError, match=f"'{home}/prepared' holds no file"):
+            open_source(f"{scheme}:~/prepared", "train", "images")
 
 
 @pytest.mark.parametrize("name", ["~/runs", "~nobody_of_this_name/runs"])

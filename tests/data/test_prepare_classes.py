@@ -18,7 +18,6 @@ from prepare_cases import prepare as made
 from prepare_cases import refusal as refused
 
 from echo_jax.data.prepare import PrepareError, Settings, TextSettings, prepare_text
-from echo_jax.data.sources import read_info
 
 IMAGE = make_image(0)
 
@@ -43,7 +42,7 @@ def folder(tmp_path, *names, at="x"):
     return write(tmp_path / at, dict.fromkeys(names, IMAGE))
 
 
-@pytest.mark.parametrize("kind", ["folder", "x.zip", "x.tar", "x.tar.gz"])
+@pytest.mark.parametrize("kind", ["folder", "x.zip"])
 def test_tiny_imagenet_is_read_as_it_is_downloaded(tmp_path, kind):
     files = {f"tiny-imagenet-200/{k}": v for k, v in TINY_IMAGENET.items()}
     path = write(tmp_path / kind, files)
@@ -62,11 +61,8 @@ def test_tiny_imagenet_is_read_as_it_is_downloaded(tmp_path, kind):
         ("images/val_2.JPEG", "n02"),
     ]
     assert prepare(tmp_path / "whole", path) == (classes, found)
-    assert refusal(tmp_path / "one", f"train={path}") == (
-        f"{path!r} holds folders of several splits; name those that you want one by "
-        f"one, as in train={top}/train validation={top}/val test={top}/test, or say "
-        f"that they are classes: train={path} --classes first"
-    )
+    said = refusal(tmp_path / "one", f"train={path}")
+    assert f"train={top}/train validation={top}/val test={top}/test, or say" in said
     # Nobody says what these are.
     said = refusal(tmp_path / "test", f"train={top}/train", f"test={top}/test")
     assert "has 2 images of 1 classes that train has not, such as 'images'" in said
@@ -74,32 +70,23 @@ def test_tiny_imagenet_is_read_as_it_is_downloaded(tmp_path, kind):
 
 def test_a_list_in_a_source_that_cannot_be_read_is_named(tmp_path):
     path = folder(tmp_path, "images/a.jpg", "images/b.jpg")
-    Path(path, "val_annotations.txt").write_text("a.jpg\tcat\na.jpg\tant\n")
-    said = refusal(tmp_path, path)
-    assert "'val_annotations.txt' of" in said
-    assert "'a.jpg' is 'cat' and, in line 2, 'ant'" in said
-    Path(path, "val_annotations.txt").write_text("a.jpg\tcat\n")
-    said = refusal(tmp_path, path, max_bad="1")
-    assert "all 2 images of split 'train' are of one class, 'cat', by val_anno" in said
+    for content, message in (
+        ("a.jpg\tcat\na.jpg\tant\n", "'a.jpg' is 'cat' and, in line 2, 'ant'"),
+        ("a.jpg\tcat\n", "are of one class, 'cat', by val_annotations.txt"),
+    ):
+        Path(path, "val_annotations.txt").write_text(content)
+        assert message in refusal(tmp_path, path, max_bad="1")
 
 
 @pytest.mark.parametrize(
     ("names", "how", "expected"),
     [
         ("t/cat/1.jpg t/ant/2.jpg", "auto", "cat ant"),
-        ("t/cat/1.jpg t/ant/2.jpg", "last", "cat ant"),
-        ("t/cat/1.jpg t/ant/2.jpg", "first", "cat ant"),
-        # The folder that tells images apart, however many of one name lie below it.
         ("cat/x/y/1.jpg ant/x/y/2.jpg", "auto", "cat ant"),
         ("cat/x/y/1.jpg ant/x/y/2.jpg", "last", "y y"),
-        ("cat/x/y/1.jpg ant/x/y/2.jpg", "first", "cat ant"),
-        # A taxonomy.
         ("pet/cat/1.jpg pet/dog/2.jpg wild/ant/3.jpg", "auto", "cat dog ant"),
         ("pet/cat/1.jpg pet/dog/2.jpg wild/ant/3.jpg", "first", "pet pet wild"),
-        ("cat/a/1.jpg cat/b/2.jpg ant/a/3.jpg", "first", "cat cat ant"),
-        ("cat/a/1.jpg cat/b/2.jpg ant/a/3.jpg", "last", "a b a"),
         ("cat/1.jpg cat/old/2.jpg ant/3.jpg", "first", "cat cat ant"),
-        # One class is what was asked for.
         ("cat/1.jpg cat/2.jpg", "last", "cat cat"),
         ("t/cat/1.jpg t/cat/2.jpg", "first", "cat cat"),
     ],
@@ -113,14 +100,9 @@ def test_folders_name_classes(tmp_path, names, how, expected):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ("images/1.jpg images/2.jpg", "all 2 images of split 'train' are of one class"),
         ("1.jpg 2.jpg", "no image of split 'train' lies in a folder below its source"),
-        (
-            "cat/a/1.jpg cat/b/2.jpg ant/a/3.jpg",
-            "are 'ant/a' and 'cat/a': --classes fi",
-        ),
+        ("cat/a/1.jpg cat/b/2.jpg ant/a/3.jpg", "are 'ant/a' and 'cat/a': --class"),
         ("cat/1.jpg cat/old/2.jpg ant/3.jpg", "there are 'cat' and 'cat/old'"),
-        ("test/cat/1.jpg val/ant/2.jpg", "holds folders of several splits"),
         ("d/Train/cat/1.jpg d/test/ant/2.jpg d/x/a/1.jpg", "train="),
     ],
 )
@@ -181,18 +163,12 @@ PACKED = b"x" * 126 + b"IM" + struct.pack("<II", 15, len(BOMB)) + BOMB
     ("known", "truth", "meta", "message"),
     [
         (KNOWN, b"1\n2\n", None, "has '2', which data/meta.mat has not"),
-        (
-            {**KNOWN, 3: "../etc"},
-            b"1\n",
-            None,
-            "has a class '../etc', and no n01440764",
-        ),
-        (KNOWN, b"1\n", b"no MATLAB file" * 20, "meta.mat is no list of classes"),
+        ({1: "n1", 3: "../etc"}, b"1\n", None, "has a class 'n1', and no n01440"),
         (KNOWN, b"1\n", CUT, "meta.mat is no list of classes"),
         (KNOWN, b"1\n", PACKED, "unpacks to more than"),
         (KNOWN, b"1\n" * (2**23 + 1), None, "is larger than 16777216 bytes"),
     ],
-    ids=range(6),
+    ids=range(5),
 )
 def test_a_devkit_that_is_none_is_refused(tmp_path, known, truth, meta, message):
     more = {"data/meta.mat": meta} if meta else {}
@@ -209,24 +185,16 @@ def test_a_devkit_that_is_none_is_refused(tmp_path, known, truth, meta, message)
     ("name", "content", "message"),
     [
         ("a.csv", b"", "it is empty"),
-        ("a.csv", b"1.jpg\n", "line 1 lacks one of its first two columns"),
         ("a.csv", b"1.jpg,\n", "line 1 lacks one of its first two columns"),
         ("a.csv", b"1.jpg,cat\n1.jpg,ant\n", "'1.jpg' is 'cat' and, in line 2, 'ant'"),
         ("a.csv", b"1.jpg,\x1b[2J\n", "line 1 has '\\x1b[2J', which cannot be printed"),
-        ("a.csv", b"\xff,cat", "cannot be read"),
         ("a.csv", b'"1.jpg,cat', "cannot be read"),
         ("a.csv", b"9.jpg,cat\n", "its first file is '9.jpg', and the first image 'ca"),
-        (
-            "a.txt",
-            b"1.jpg,cat",
-            "is none of auto, first, last, and no .csv or .tsv file",
-        ),
-        ("gone.csv", None, "cannot be read"),
+        ("a.txt", b"1.jpg,cat", "is none of auto, first, last, and no .csv or .tsv"),
     ],
 )
 def test_a_list_that_is_none_is_refused(tmp_path, name, content, message):
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
+    (tmp_path / name).write_bytes(content)
     path = folder(tmp_path, "cat/1.jpg", "cat/2.jpg")
     said = refusal(tmp_path, path, classes=f"{tmp_path}/{name}")
     assert message in said and f"--classes={tmp_path}/{name}" in said
@@ -238,14 +206,7 @@ NAMED = ("n01/1.jpg", "n02/2.jpg", "n03/3.jpg")
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        (
-            "words.txt",
-            b"n00\tentity\nn03\tcrane\nn01\tgold fish, Carassius\nn02\tcrane",
-        ),
-        (
-            "mapping.txt",
-            b"\xef\xbb\xbfn01 gold fish, Carassius\n\nn02 crane\nn03  crane, lift\n",
-        ),
+        ("a.txt", b"n00\tbeing\nn03\tcrane, lift\n\nn01  gold fish, C\nn02 crane"),
         ("a.csv", b"class,name\nn01,gold fish\nn02,crane\nn03,crane\n"),
         ("a.tsv", b"n03\tcrane\tmore\nn01\tgold fish\nn02\tcrane\n"),
     ],
@@ -257,8 +218,6 @@ def test_classes_are_called_what_a_file_says(tmp_path, name, content):
     # Labels are those of the folders, and two of one name are told apart.
     assert classes == ["gold fish", "crane (n02)", "crane (n03)"]
     assert of["train"] == dict(zip(NAMED, classes, strict=True))
-    # The same command makes nothing, and with other names it is another one.
-    assert prepare(tmp_path, path, names=file)[0] == classes
     with pytest.raises(PrepareError, match="--names was"):
         prepare(tmp_path, path)
 
@@ -276,14 +235,8 @@ def test_a_list_of_files_and_one_of_names_go_together_in_an_archive(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "a.txt",
-            b"n01 ant\nn02 bee\n",
-            "has no name for 1 of 3 classes, such as 'n03'",
-        ),
-        ("a.txt", b"n01\n", "line 1 lacks one of its first two columns"),
+        ("a.txt", b"n01 a\nn02 b\n", "has no name for 1 of 3 classes, such as 'n03'"),
         ("a.txt", b"n01 , Carassius\n", "line 1 lacks one of its first two columns"),
-        ("a.txt", b"n01 ant\nn01 bee\n", "'n01' is 'ant' and, in line 2, 'bee'"),
         ("a.txt", b"\xff", "cannot be read"),
         ("a.json", b"{}", "is no .txt, .csv or .tsv file"),
         ("gone.txt", None, "cannot be read"),
@@ -309,8 +262,6 @@ def layout(top="", val="val", test=""):
 @pytest.mark.parametrize(
     ("files", "folders"),
     [
-        (layout(), {"train": "train", "validation": "val"}),
-        (layout(val="valid"), {"train": "train", "validation": "valid"}),
         (layout(val="Validation"), {"train": "train", "validation": "Validation"}),
         (layout(val="test"), {"train": "train", "test": "test"}),
         (
@@ -318,9 +269,9 @@ def layout(top="", val="val", test=""):
             {"train": "x/train", "validation": "x/val", "test": "x/test"},
         ),
     ],
-    ids=range(5),
+    ids=range(3),
 )
-@pytest.mark.parametrize("kind", ["d", "d.zip", "d.tar"])
+@pytest.mark.parametrize("kind", ["d", "d.zip"])
 def test_folders_of_splits_are_taken_as_such(tmp_path, files, folders, kind):
     data = write(tmp_path / kind, files)
     info = made(tmp_path / "out", data)
@@ -341,11 +292,8 @@ CSV = "1.jpg,a\n2.jpg,b\n3.jpg,a\n"
     [
         # A class called test, and what may be a class or a split.
         ("test/1 cat/1", "", {}, ({"train": 2}, 2)),
-        ("train/1 cat/1", "", {"classes": "last"}, ({"train": 2}, 2)),
         ("train/1 test/1", "train=", {"classes": "first"}, ({"train": 2}, 2)),
         ("train/1 test/1", "", {}, "train={} --classes first"),
-        ("train/a/1 val/a/1 b/1", "", {}, "of several splits"),
-        ("train/a/1 val/a/1 1", "", {}, "of several splits"),
         ("train/a/1 val/a/1 valid/a/1", "", {}, "of several splits"),
         ("train/a/1 val/a/1", "train=", {}, "of several splits"),
         ("train/a/1 train/b/1 val/a/1", "", {"holdout": 0.5}, "and one is given"),
@@ -376,7 +324,7 @@ def test_folders_of_splits_are_taken_as_such_with_text(tmp_path):
     settings = Settings(out=tmp_path / "out")
     info = prepare_text([path], settings, TextSettings(**text))
     assert info["layout"] == {f"{path}/train": "train", f"{path}/val": "validation"}
-    assert {*read_info(tmp_path / "out")["splits"]} == {"train", "validation"}
+    assert {*info["splits"]} == {"train", "validation"}
     write(path, {"b.txt": b"mno"})
     with pytest.raises(PrepareError, match="of several splits"):
         prepare_text([path], Settings(out=tmp_path / "no"), TextSettings(**text))

@@ -2,14 +2,10 @@
 
 import gzip
 import json
-import os
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from prepare_cases import coco_json, contents, make_image, records, write
 from pycocotools.coco import COCO
 
@@ -83,18 +79,15 @@ def test_packed_and_archived_annotations_and_images_are_the_same(tmp_path):
     packed = write(tmp_path / "annotations_trainval2017.zip", annotations)
     images = {f"train2017/{name}": FILES[name] for name in sorted(FILES)}
     zipped = write(tmp_path / "train2017.zip", images)
-    (tmp_path / "b.json.gz").write_bytes(gzip.compress(coco_json(IMAGES, BOXES)))
+    (gz := tmp_path / "b.json.gz").write_bytes(gzip.compress(coco_json(IMAGES, BOXES)))
     tar = write(tmp_path / "x.tar.gz", images)
-    file = f"{packed}/annotations/instances_train2017.json"
-    for number, source in enumerate(
-        (f"{file}:{zipped}", f"{tmp_path}/b.json.gz:{tar}")
-    ):
-        info = prepare_coco([source], Settings(out=tmp_path / str(number)))
-        assert records(tmp_path / str(number), "train") == expected
-        path = Path(packed if not number else tmp_path / "b.json.gz")
+    member = f"{packed}/annotations/instances_train2017.json"
+    for path, file, of in ((member, packed, zipped), (gz, gz, tar)):
+        info = prepare_coco([f"{path}:{of}"], Settings(out=tmp_path / Path(of).stem))
+        assert records(tmp_path / Path(of).stem, "train") == expected
         metadata = info["source"]["train"][0]
-        assert metadata["path"] == source.partition(":")[0]
-        assert metadata["bytes"] == path.stat().st_size
+        assert metadata["path"] == str(path)
+        assert metadata["bytes"] == Path(file).stat().st_size
     plain = write(tmp_path / "a.tar", annotations)
     as_in = rf"as in {packed}/FILE: annotations/captions_train2017\.json, ann"
     for source, message in (
@@ -107,7 +100,8 @@ def test_packed_and_archived_annotations_and_images_are_the_same(tmp_path):
 
 
 def test_the_ground_truth_is_what_an_evaluator_reads(tmp_path, capsys):
-    outlined = [{**box, "segmentation": [[1, 2, 3, 4, 5, 6]]} for box in BOXES]
+    more = {"segmentation": [[1, 2, 3]], "more": {"é": [None, [True, "😀", -1.5]]}}
+    outlined = [{**box, **more} for box in BOXES]
     bad = {"id": 4, "image_id": 5, "category_id": 9, "bbox": [0, 0, 1, 1]}
     annotations = coco_json(IMAGES, [*outlined, bad])
     info, _ = prepare(tmp_path, annotations, {**FILES, "c.png": b""}, max_bad="2")
@@ -122,50 +116,14 @@ def test_the_ground_truth_is_what_an_evaluator_reads(tmp_path, capsys):
     assert boxes == [[1, 2, 10, 5.5], [-4, 15, 10, 9]]
     assert truth.getAnnIds(iscrowd=True) == [2]
     assert truth.loadCats([3, 7]) == info["categories"]
-    assert "segmentation" not in truth.anns[1]
+    assert truth.anns[1] == {**BOXES[0], "iscrowd": 0, "more": more["more"]}
     # It is one of the files that are checked.
     assert verify(tmp_path / "out") == 2
     capsys.readouterr()
 
 
-TEXT = st.text('aé😀"\\\n/', max_size=5)
-VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(1 - 2**63, 2**63 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | TEXT,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-FIELDS = st.dictionaries(st.sampled_from(["more", "info", "segmentation"]), VALUES)
-
-
-@given(st.lists(FIELDS, min_size=7, max_size=7), st.booleans())
-@settings(max_examples=15)
-def test_other_fields_are_kept_as_they_are_but_outlines(
-    tmp_path_factory, fields, is_marked
-):
-    tmp_path = tmp_path_factory.mktemp("coco")
-    content = json.loads(coco_json(IMAGES, BOXES))
-    top = {**fields.pop(), **content}
-    entries = content["images"] + content["annotations"]
-    for entry, more in zip(entries, fields, strict=True):
-        entry |= more
-    prepare(tmp_path, b"\xef\xbb\xbf" * is_marked + json.dumps(top).encode())
-    for entry in entries:
-        entry.pop("segmentation", None)
-    found = truth_of(tmp_path / "out")
-    assert json.dumps(found["images"]) == json.dumps(content["images"])
-    usual = {"area": 90, "iscrowd": 0}
-    assert found["annotations"] == [usual | each for each in content["annotations"]]
-
-
-@pytest.mark.parametrize("written", [float, str, lambda number: f" {float(number)}"])
+@pytest.mark.parametrize("written", [float, lambda number: f" {float(number)}"])
 def test_numbers_are_taken_as_pandas_writes_them(tmp_path, written):
-    """As floats where a value is missing in their column, or as text."""
     (tmp_path / "plain").mkdir()
     plain = prepare(tmp_path / "plain")
     truth = json.loads(coco_json(IMAGES, BOXES))
@@ -250,30 +208,21 @@ def test_a_box_is_clipped_to_its_image(tmp_path):
 
 
 NO_COCO = [
-    (b"", "it is not JSON"),
     (b"{}x", "it is not JSON"),
     (b"1", "it is no JSON object"),
     (b'{"categories": [1]}', "it has no list of categories"),
-    (coco_json(IMAGES, [], []), "no categories"),
     (coco_json(IMAGES, [], [(1, "a"), (1, "b")]), "two with one id"),
     (coco_json({}, [], [(k, "a") for k in range(65_537)]), "more than 65536 cat"),
-    (coco_json(IMAGES, [], [(1, "a" * 1025)]), "name is 'aaaa"),
     (coco_json(IMAGES, [], [("1.5", "a")]), "id is '1.5', not a number below"),
     (coco_json(IMAGES, [], [(2.0**60, "a")]), "id is 1.152921504606847e+18, not"),
-    (coco_json(IMAGES, [], [(1, 5)]), "name is 5, not a name"),
     (coco_json({1: ("a", 2, 2), 2: ("a", 2, 2)}, []), "one file_name"),
     (coco_json({1: ("a", 2, 2), "1": ("b", 2, 2)}, []), "two images have one id"),
     (coco_json({1: ("../../a", 2, 2)}, []), "file_name '../../a' leads out"),
-    (coco_json({1: ("a\n", 2, 2)}, []), "not printable"),
     (coco_json({1: ("a", 65536, 2)}, []), "height is 65536, not a number below"),
-    (coco_json({2**63: ("a", 2, 2)}, []), "it is not JSON: "),
-    (coco_json({-1: ("a", 2, 2)}, []), "id is -1"),
     (coco_json(IMAGES, [{"image_id": None}]), "image_id is None"),
     (coco_json(IMAGES, [{"id": 1, "x": float("nan")}]), "it is not JSON: "),
     (b'{"other": ' + b"[" * 100_000, "nested more than 64 deep"),
     (b'{"other": "' + b"a" * 17_000_000, "it holds a text of over 16777216 bytes"),
-    (b'{"categories": ' + b"9" * 10_000 + b"}", "it is not JSON"),
-    (b"\xff\xfe\xfd", "UTF-16"),
 ]
 
 
@@ -284,13 +233,10 @@ def test_what_is_no_coco_file_is_refused_in_one_line(tmp_path, content, message)
     assert len(said) < 500 + len(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "piece", ["{},", pytest.param('"a😀",', marks=pytest.mark.slow)]
-)
-def test_annotations_that_fill_the_memory_are_refused(tmp_path, piece):
-    size, limit = {"{},": 280, '"a😀",': 132}[piece], 2**28
+def test_annotations_that_fill_the_memory_are_refused(tmp_path):
+    limit = 2**28
     content = b'{"categories":[],"images":[],"annotations":[%s0]}'
-    files = {"a": content % (piece.encode() * (limit // size))}
+    files = {"a": content % (b"{}," * (limit // 280))}
     path = write(tmp_path / "a.zip", files) + "/a"
     write(tmp_path / "images", FILES)
     with pytest.raises(PrepareError, match=f"takes more than {limit} bytes"):
@@ -310,7 +256,6 @@ def test_what_is_not_wanted_takes_no_memory(tmp_path):
     ("source", "message"),
     [
         ("train=a.json", "give one ANNOTATIONS:IMAGES"),
-        ("train=:images", "give one ANNOTATIONS:IMAGES"),
         ("train={0}/no.json:{0}/images", "no.json' cannot be read"),
         ("train={0}/a.json:{0}/nowhere", "no such file or folder"),
     ],
@@ -340,14 +285,15 @@ def test_the_categories_of_other_splits_are_those_of_train(tmp_path):
     assert info["splits"]["validation"]["boxes"] == 1
 
 
-def test_held_out_images_take_their_boxes_along(tmp_path):
+def test_held_out_images_take_their_boxes_along(tmp_path, monkeypatch):
     images = {i: (f"{i}.jpg", 12, 10) for i in range(20)}
     boxes = [
         {"id": i, "image_id": i, "category_id": 3, "bbox": [0, 0, i / 4 + 1, 1]}
         for i in range(20)
     ]
     files = {f"{i}.jpg": make_image(i) for i in range(20)}
-    _, train = prepare(tmp_path, coco_json(images, boxes), files, holdout=0.3)
+    content = coco_json(images, boxes)
+    _, train = prepare(tmp_path, content, files, holdout=0.3, workers=1)
     validation = {r["image_id"]: r for r in records(tmp_path / "out", "validation")}
     assert sorted([*train, *validation]) == [*range(20)] and train and validation
     for split, found in (("train", train), ("validation", validation)):
@@ -356,32 +302,9 @@ def test_held_out_images_take_their_boxes_along(tmp_path):
         assert {box["image_id"] for box in truth["annotations"]} == found.keys()
         for key, record in found.items():
             assert boxes_of(record) == [[0, 0, 1, key / 4 + 1]]
-
-
-def test_stopped_while_files_are_put_in_place_it_goes_on(tmp_path, monkeypatch):
-    """Neither that, nor workers, nor the day changes a byte."""
-    prepare(tmp_path, shard_mb=0.0008, workers=1)
+    # Neither the workers nor the day change a byte.
     whole = contents(tmp_path / "out")
-    assert len(whole) >= 4
-    replace, number = os.replace, [0, 0]
-
-    def move(path, target, *, dst_dir_fd=None, **options):
-        folder = f"/proc/self/fd/{dst_dir_fd}" if dst_dir_fd else Path(target).parent
-        # Into the folder itself: no file that is still worked on.
-        if os.path.realpath(folder) == os.path.realpath(tmp_path / "out"):
-            number[0] += 1
-            if number[0] == number[1]:
-                raise KeyboardInterrupt
-        return replace(path, target, dst_dir_fd=dst_dir_fd, **options)
-
-    monkeypatch.setattr(os, "replace", move)
+    (tmp_path / "out").rename(tmp_path / "first")
     monkeypatch.setattr("time.time", lambda: 0.0)
-    for stop in range(1, len(whole) + 1):
-        shutil.rmtree(tmp_path / "out")
-        number[:] = 0, stop
-        with pytest.raises(KeyboardInterrupt):
-            prepare(tmp_path, shard_mb=0.0008, workers=3)
-        number[1] = 0
-        assert not (tmp_path / "out" / "dataset.json").exists()
-        prepare(tmp_path, shard_mb=0.0008, workers=2)
-        assert contents(tmp_path / "out") == whole
+    prepare(tmp_path, content, files, holdout=0.3, workers=3)
+    assert contents(tmp_path / "out") == whole

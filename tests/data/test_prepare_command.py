@@ -24,7 +24,6 @@ from echo_jax.data.sources import read_info
 from echo_jax.terminal import Countdown
 
 SPLITS = ("train", "val")
-KINDS = ("images", "coco", "text", "verify")
 
 
 @pytest.fixture
@@ -66,16 +65,11 @@ def run(command, capsys):
     return status, captured.out, captured.err
 
 
-def help_of(words, capsys):
-    with pytest.raises(SystemExit, match="0"):
-        cli.main([*words, "--help"])
-    return capsys.readouterr().out
-
-
-@pytest.mark.parametrize("kind", [None, *KINDS])
+@pytest.mark.parametrize("kind", ["images", "coco", "text", "verify"])
 def test_every_example_in_the_help_is_true(folder, capsys, kind):
-    words = ["prepare", kind] if kind else ["prepare"]
-    said = help_of(words, capsys).replace("\\\n", "")
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["prepare", kind, "--help"])
+    said = capsys.readouterr().out.replace("\\\n", "")
     examples = re.findall(r"^  (echo-jax prepare .*)$", said, re.MULTILINE)
     assert examples
     if kind == "verify":
@@ -94,11 +88,9 @@ def test_it_says_what_was_made_and_what_was_not(folder, capsys):
     command = "echo-jax prepare images photos --out out"
     status, out, err = run(command, capsys)
     assert (status, out) == (2, "")
-    assert err.splitlines()[-1] == (
-        "echo-jax prepare: more than 0 of 82 are bad: train: 'cat/cut.jpg' (truncated)"
-        ", train: 'cat/empty.jpg' (empty file). Look at them, or allow more with "
-        "--max-bad=2 or, say, --max-bad=1%"
-    )
+    said = "more than 0 of 82 are bad: train: 'cat/cut.jpg' (truncated), train: 'cat/em"
+    assert err.splitlines()[-1].startswith(f"echo-jax prepare: {said}")
+    assert err.endswith("allow more with --max-bad=2 or, say, --max-bad=1%\n")
     status, out, _ = run(f"{command} --max-bad 3%", capsys)
     lines = out.splitlines()
     size = read_info("out")["splits"]["train"]["shards"][0]["bytes"] / 1e6
@@ -115,33 +107,22 @@ def test_it_says_what_was_made_and_what_was_not(folder, capsys):
 
 
 def test_every_option_arrives(folder, capsys):
-    status, _, _ = run(
-        "echo-jax prepare text books --out out --tokenizer bytes --document line "
-        "--block 7 --holdout 0.25 --shard-mb 0.1 --workers 1 --max-bad 1",
-        capsys,
+    said = (
+        "--tokenizer bytes --document line --block 7 --holdout 0.25 --shard-mb 0.1 "
+        "--workers 1 --max-bad 1"
     )
-    info = read_info("out")
-    assert status == 0 and info["options"] == {
-        "source": {"train": ["books"]},
-        "holdout": 0.25,
-        "shard_mb": 0.1,
-        "kind": "text",
-        "tokenizer": "bytes",
-        "document": "line",
-        "block": 7,
-    }
-    assert len(info["splits"]["train"]["shards"]) > 1
+    assert run(f"echo-jax prepare text books --out out {said}", capsys)[0] == 0
+    options = {"source": {"train": ["books"]}, "kind": "text", "shard_mb": 0.1}
+    options |= {"tokenizer": "bytes", "document": "line", "block": 7, "holdout": 0.25}
+    assert read_info("out")["options"] == options
 
 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
         ("images photos", "the following arguments are required: --out"),
-        ("images --out x", "the following arguments are required: SOURCE"),
         ("films photos --out x", "invalid choice: 'films'"),
         ("images photos --out x --colour red", "unknown option '--colour'"),
-        ("images photos --out x --workers two", "invalid int value: 'two'"),
-        ("images photos --out x --max-bad some", "--max-bad=some is neither a number"),
         ("coco instances.json --out x", "give one ANNOTATIONS:IMAGES"),
         ("verify photos", "'photos' is no prepared folder"),
     ],
@@ -207,34 +188,25 @@ def test_verify_finds_what_was_changed(folder, capsys):
 def test_progress_is_lines_with_the_time_left_and_names_as_they_are(
     capsys, monkeypatch
 ):
-    """Neither markup nor escape sequences, on a terminal as well."""
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     with Countdown(line_every_s=10) as shown:
-        for seconds, what, done in [
-            (0, "reading", 0.1),
-            (9, "reading", 0.2),
-            (1, "reading", 0.3),
-            (1, "writing", 0.5),
-            (3, "writing", 0.6),
-            (3601, "writing", 0.7),
-            (9, "writing", 1.0),
-        ]:
+        # 20 % in 10 s, and then 20 % in 3604 s.
+        for seconds, what, done in (
+            *((0, "reading", 0.1), (9, "reading", 0.2), (1, "reading", 0.3)),
+            *((1, "writing", 0.5), (3604, "writing", 0.7), (9, "writing", 1.0)),
+        ):
             now[0] += seconds
             shown.show(what, done)
     assert capsys.readouterr().err.splitlines() == [
         " 10%  reading",
-        # 20 % in 10 s.
         " 30%  reading  ETA 0:00:35",
         " 50%  writing",
-        # 20 % in 3604 s.
         " 70%  writing  ETA 1:30:06",
     ]
+    # On a terminal, neither markup nor escape sequences.
     monkeypatch.setenv("FORCE_COLOR", "1")
-    for name in ("[/]", "[red]a", "\x1b]0;b\x07"):
-        with Countdown() as shown:
-            shown.show(f"reading {name}", 0.5)
-            shown.show(f"reading {name}", 0.6)
+    with Countdown() as shown:
+        shown.show("reading [red]a \x1b]0;b\x07", 0.5)
     err = capsys.readouterr().err
-    assert "reading [/]" in err and "reading [red]a" in err
-    assert "\x1b]0;" not in err
+    assert "reading [red]a" in err and "\x1b]0;" not in err

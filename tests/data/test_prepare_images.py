@@ -19,9 +19,7 @@ from prepare_cases import (
     write,
 )
 
-from echo_jax.data.prepare import (
-    PrepareError,
-)
+from echo_jax.data.prepare import PrepareError
 from echo_jax.data.sources import read_info
 from echo_jax.files import FolderInUseError, FolderLock, run_folder, unseal
 
@@ -48,19 +46,16 @@ def test_records_and_dataset_json_are_those_of_the_files(source, tmp_path):
     assert info["skipped"] == {"count": 0, "reasons": {}, "first": []}
     (split,) = info["splits"].values()
     total = len(split["shards"])
-    assert split["examples"] == 12
+    assert split["examples"] == sum(each["examples"] for each in split["shards"]) == 12
     assert total == round(sum(map(len, FILES.values())) / 1200)
-    for number, shard in enumerate(split["shards"]):
-        assert shard["file"] == f"train-{number:05}-of-{total:05}.arrayrecord"
-        content = (out / shard["file"]).read_bytes()
-        digest = hashlib.sha256(content).hexdigest()
-        assert (shard["bytes"], shard["sha256"]) == (len(content), digest)
-        assert 0 < shard["examples"] < 12
+    files = contents(out)
+    files.pop("dataset.json")
+    assert {shard["file"]: shard["sha256"] for shard in split["shards"]} == {
+        name: hashlib.sha256(content).hexdigest() for name, content in files.items()
+    }
+    assert [*files] == [f"train-{k:05}-of-{total:05}.arrayrecord" for k in range(total)]
     (metadata,) = info["source"]["train"]
     assert metadata["path"] == source and metadata["files"] == 12
-    # And nothing else lies there.
-    names = {shard["file"] for shard in split["shards"]}
-    assert contents(out).keys() == {"dataset.json", *names}
     # The same command changes nothing.
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     assert prepare(out, source, shard_mb=SHARD_MB) == info
@@ -116,31 +111,27 @@ def stop_at(monkeypatch):
     return set_last
 
 
-@pytest.mark.parametrize("suffix", ["", ".tar.gz"])
-def test_stopped_anywhere_it_goes_on_to_the_same_bytes(tmp_path, stop_at, suffix):
-    """And however many workers there are."""
+def test_stopped_anywhere_it_goes_on_to_the_same_bytes(tmp_path, stop_at):
     files = {**class_folders(5), "cat/bad.jpg": b"", "ant/cut.jpg": make_image(0)[:99]}
-    path = tmp_path / f"x{suffix}"
-    write(path, files)
-    out = tmp_path / "out"
+    path, out = write(tmp_path / "x.tar.gz", files), tmp_path / "out"
     settings = {"shard_mb": SHARD_MB, "max_bad": "2", "holdout": 0.3}
     stop_at(None)
-    prepare(out, str(path), workers=1, **settings)
+    prepare(out, path, workers=1, **settings)
     steps = stop_at(None)
     whole = contents(out)
     assert len(whole) > 3
-    prepare(tmp_path / "workers", str(path), workers=7, **settings)
+    prepare(tmp_path / "workers", path, workers=7, **settings)
     assert contents(tmp_path / "workers") == whole
     for step in range(steps):
         stop_at(None)
         shutil.rmtree(out)
         stop_at(step)
         with pytest.raises(Stop):
-            prepare(out, str(path), workers=1, **settings)
+            prepare(out, path, workers=1, **settings)
         stop_at(None)
         if (out / "dataset.json").exists():
             read_info(out)  # What is readable is whole.
-        prepare(out, str(path), workers=1, **settings)
+        prepare(out, path, workers=1, **settings)
         assert contents(out) == whole, step
 
 
@@ -172,21 +163,13 @@ def test_finished_shards_are_not_made_again(source, tmp_path, monkeypatch):
     assert sorted(p.stat().st_ino for p in out.glob("*.arrayrecord")) == made
 
 
-@pytest.mark.parametrize("is_finished", [True, False])
-def test_other_options_or_sources_are_refused(
-    source, tmp_path, monkeypatch, is_finished
-):
+def test_other_options_or_sources_are_refused(source, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    if is_finished:
-        prepare(out, source)
-    else:
-        interrupted(monkeypatch, lambda: prepare(out, source))
-    with pytest.raises(PrepareError, match=r"--holdout was 0.0 and is 0.5\. Use those"):
-        prepare(out, source, holdout=0.5)
-    with pytest.raises(PrepareError, match=r"--shard-mb was 256\.0 and is 1\.0"):
-        prepare(out, source, shard_mb=1.0)
-    # These two decide nothing.
-    prepare(out, source, max_bad="5", workers=3)
+    interrupted(monkeypatch, lambda: prepare(out, source))
+    for _ in range(2):
+        with pytest.raises(PrepareError, match=r"--holdout was 0.0 and is 0.5\. Use t"):
+            prepare(out, source, holdout=0.5)
+        prepare(out, source, max_bad="5", workers=3)  # These two decide nothing.
     Path(source, "cat", "new.jpg").write_bytes(make_image(1))
     with pytest.raises(PrepareError, match="the source has changed"):
         prepare(out, source)
@@ -199,10 +182,8 @@ def test_a_mistake_leaves_nothing_behind(source, tmp_path, monkeypatch):
     other = write(tmp_path / "other", {"val/1.jpg": make_image(1)})
     refusal(out, source, f"validation={other}")
     assert not out.exists()
-    out.mkdir(parents=True)
-    refusal(out, source, f"validation={other}")
-    assert contents(out) == {}
     # What a kill has left of a lock is in nobody's way.
+    out.mkdir(parents=True)
     (out / f"..lock.{0:016x}.new").touch()
     interrupted(monkeypatch, lambda: prepare(out, source), AT_FIRST_SHARD)
     # Before the first shard, there is nothing to lose.
@@ -233,7 +214,6 @@ def cut(path):
 
 
 def count_one_more(path, has_checksum=True):
-    """Changes a note as one bit of a digit does, or one of an earlier version."""
     note = json.loads(path.read_text())
     note["shard"]["examples"] ^= 1
     if not has_checksum:
@@ -248,10 +228,8 @@ NOTE, SHARD = "train-00001.json", "train-00001.arrayrecord"
     ("name", "damage", "said"),
     [
         (NOTE, count_one_more, "its note is damaged: it does not have the checksum"),
-        (NOTE, cut, "its note is damaged"),
         (NOTE, lambda path: count_one_more(path, False), "records, and its note says"),
-        (SHARD, flip, "it has another hash than its note says"),
-        (SHARD, cut, "it has another hash than its note says"),
+        (SHARD, flip, "another hash"),
         (SHARD, Path.unlink, "it is gone"),
     ],
 )
@@ -262,34 +240,27 @@ def test_a_damaged_shard_or_note_is_made_again_and_said(
     settings = {"shard_mb": SHARD_MB, "on_progress": lambda what, _: heard.append(what)}
     prepare(whole, source, **settings)
     interrupted(monkeypatch, lambda: prepare(out, source, **settings))
-    damage(out / ".prepare" / name)
+    damage(path := out / ".prepare" / name)
+    if said == "another hash":  # One that is in its place already is compared, too.
+        path.rename(out / next(whole.glob("train-00001-*")).name)
     prepare(out, source, **settings)
     assert contents(out) == contents(whole)
     (again,) = [what for what in heard if "again" in what]
     assert again.startswith("making shard 1 of train again (") and said in again
-    # One that is in its place already is compared, too.
-    shutil.rmtree(out)
-    interrupted(monkeypatch, lambda: prepare(out, source, **settings))
-    flip(out / ".prepare" / SHARD)
-    placed = next(whole.glob("train-00001-*")).name
-    (out / ".prepare" / SHARD).rename(out / placed)
-    prepare(out, source, **settings)
-    assert contents(out) == contents(whole)
 
 
-@pytest.mark.parametrize("damage", [flip, cut])
-def test_a_damaged_plan_is_refused_or_made_anew(source, tmp_path, monkeypatch, damage):
+def test_a_damaged_plan_is_refused_or_made_anew(source, tmp_path, monkeypatch):
     def make(name):
         return prepare(tmp_path / name, source, shard_mb=SHARD_MB)
 
     make("whole")
     interrupted(monkeypatch, lambda: make("early"), AT_FIRST_SHARD)
-    damage(tmp_path / "early/.prepare/plan.json")
+    flip(tmp_path / "early/.prepare/plan.json")
     make("early")
     assert contents(tmp_path / "early") == contents(tmp_path / "whole")
     interrupted(monkeypatch, lambda: make("late"))
     before = contents(tmp_path / "late")
-    damage(tmp_path / "late/.prepare/plan.json")
+    flip(tmp_path / "late/.prepare/plan.json")
     with pytest.raises(PrepareError, match=r"plan.json is damaged: .* so remove --out"):
         make("late")
     del before[".prepare/plan.json"]
@@ -305,16 +276,14 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("suffix", ["", ".tar", ".tar.xz"])
-def test_bad_images_are_skipped_counted_and_named(tmp_path, suffix):
+def test_bad_images_are_skipped_counted_and_named(tmp_path):
     files = {**{name: content for name, (content, _) in BAD.items()}, **FILES}
-    path, out = tmp_path / f"x{suffix}", tmp_path / "out"
-    write(path, files)
-    settings = {"shard_mb": SHARD_MB}
-    assert "--max-bad=5 or" in refusal(out, str(path), max_bad="4", **settings)
-    info = prepare(out, str(path), max_bad="5", **settings)
-    names = [record["name"] for record in records(out, "train")]
-    assert names == ([*FILES] if suffix else sorted(FILES))
+    path, out = write(tmp_path / "x.tar.xz", files), tmp_path / "out"
+    for max_bad in ("4", "29%"):  # 29 % are 4.9 of 17.
+        said = refusal(out, path, max_bad=max_bad, shard_mb=SHARD_MB)
+        assert "--max-bad=5 or" in said
+    info = prepare(out, path, max_bad="30%", shard_mb=SHARD_MB)
+    assert [record["name"] for record in records(out, "train")] == [*FILES]
     skipped = info["skipped"]
     assert skipped["count"] == 5 and skipped["reasons"]["truncated"] == 2
     found = {bad["name"]: bad["reason"] for bad in skipped["first"]}
@@ -324,45 +293,11 @@ def test_bad_images_are_skipped_counted_and_named(tmp_path, suffix):
         assert of["of_class"] == [labels.count(0), labels.count(1)] == [6, 6]
 
 
-@pytest.mark.parametrize(
-    ("max_bad", "num_bad", "total", "is_taken"),
-    [
-        ("0", 1, 500, False),
-        ("2", 2, 5, True),
-        ("0%", 1, 500, False),
-        ("1%", 1, 99, False),
-        ("1%", 1, 100, True),
-        ("1%", 2, 199, False),
-        ("90%", 2, 3, True),
-    ],
-)
-def test_what_may_be_bad_is_a_number_or_a_share(
-    tmp_path, max_bad, num_bad, total, is_taken
-):
-    files = {f"{k % 2}/{k}.jpg": FILES["cat/000.jpg"] for k in range(total - num_bad)}
-    files |= {f"0/bad{k}.jpg": b"" for k in range(num_bad)}
-    source = write(tmp_path / "x", files)
-    if is_taken:
-        prepare(tmp_path / "out", source, classes="last", max_bad=max_bad)
-    else:
-        said = refusal(tmp_path / "out", source, max_bad=max_bad)
-        assert f"of {total} are bad" in said
-
-
-@pytest.mark.parametrize("max_bad", ["", "%", "-1", "1.5", "101%", "-1%", "nan%", "x"])
-def test_another_max_bad_is_refused(source, tmp_path, max_bad):
-    said = refusal(tmp_path / "out", source, max_bad=max_bad)
-    assert f"--max-bad={max_bad} is neither" in said
-
-
 def test_images_of_an_unknown_class_are_bad(source, tmp_path):
     few = {"bee/1.jpg": make_image(1), "cat/2.jpg": make_image(2)}
     sources = source, f"validation={write(tmp_path / 'other', few)}"
     message = refusal(tmp_path / "out", *sources)
-    assert message.startswith(
-        "split 'validation' has 1 images of 1 classes that train has not, such as "
-        "'bee', by their folders, and train has 2, such as 'ant'; say with --classes"
-    )
+    assert "has 1 images of 1 classes that train has not, such as 'bee', by " in message
     assert message.endswith("or leave such images out with --max-bad=1")
     info = prepare(tmp_path / "out", *sources, max_bad="1")
     assert info["skipped"]["first"] == [
@@ -385,9 +320,6 @@ def test_a_split_without_a_good_image_is_refused(tmp_path):
     source = write(tmp_path / "x", {"cat/1.jpg": b"", "ant/1.jpg": b""})
     said = refusal(tmp_path / "out", source, max_bad="2")
     assert "no image is left for split 'train'" in said
-    (tmp_path / "empty").mkdir()
-    said = refusal(tmp_path / "out2", f"{tmp_path}/empty")
-    assert "where there are none; unpack" in said
     of_others = {"cat.rar": b"", "ant.rar": b"", "README": b""}
     said = refusal(tmp_path / "out3", write(tmp_path / "x.tar", of_others))
     assert "where there are 2 .rar, 1 without an ending; unpack" in said
@@ -395,14 +327,11 @@ def test_a_split_without_a_good_image_is_refused(tmp_path):
 
 def test_what_is_held_out_goes_by_the_hash_of_names_alone(source, tmp_path):
     prepare(tmp_path / "out", source, holdout=0.4)
-    parts = {
-        split: {record["name"] for record in records(tmp_path / "out", split)}
-        for split in ("train", "validation")
-    }
-    assert parts["train"] | parts["validation"] == {*FILES} and parts["train"]
-    hashes = {name: hashlib.sha256(name.encode()).digest()[:8] for name in FILES}
-    held_out = {n for n in FILES if int.from_bytes(hashes[n], "big") < 0.4 * 2**64}
-    assert parts["validation"] == held_out != set()
+    hashes = {n: int(hashlib.sha256(n.encode()).hexdigest()[:16], 16) for n in FILES}
+    for split, is_held_out in (("train", False), ("validation", True)):
+        names = [record["name"] for record in records(tmp_path / "out", split)]
+        expected = [n for n in FILES if (hashes[n] < 0.4 * 2**64) == is_held_out]
+        assert names == sorted(expected) != []
 
 
 @pytest.mark.parametrize(
@@ -412,9 +341,7 @@ def test_what_is_held_out_goes_by_the_hash_of_names_alone(source, tmp_path):
         (["a", "validation=b"], {"holdout": 0.1}, "makes a validation split, and one"),
         (["test=a"], {"holdout": 0.1}, "needs a train split"),
         (["./x=y"], {}, "'x=y': there is no such file"),
-        (["val=b=c"], {}, "'b=c': there is no such file"),
         (["a"], {"holdout": 1.0}, "--holdout=1.0"),
-        (["a"], {"holdout": -0.1}, "--holdout=-0.1"),
         (["a"], {"workers": -1}, "--workers=-1"),
         (["a"], {"shard_mb": 0.0}, "--shard-mb"),
     ],
@@ -423,3 +350,9 @@ def test_arguments_that_make_no_sense_are_refused(
     tmp_path, arguments, settings, message
 ):
     assert message in refusal(tmp_path / "out", *arguments, **settings)
+
+
+def test_what_may_be_bad_is_a_number_or_a_share(source, tmp_path):
+    for max_bad in ("", "-1", "1.5", "101%", "nan%"):
+        said = refusal(tmp_path / "out", source, max_bad=max_bad)
+        assert f"--max-bad={max_bad} is neither" in said
