@@ -1,26 +1,22 @@
-"""The files of tar and zip archives, read in place.
+"""The protocol of a source of files, and the files of archives, read in place.
 
 Nothing in an archive is written to disk under its own name. An archive is refused, with
 the member's name, if it holds links, devices, names that lead out of it, or files far
 larger than their packed size.
 """
 
+import contextlib
 import functools
+import hashlib
 import stat
 import struct
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
-from echo_jax.data.prepare.entries import (
-    Entry,
-    Readers,
-    ReadFile,
-    file_metadata,
-    name_problem,
-)
 from echo_jax.data.prepare.job import OnProgress, PrepareError, Progress
 from echo_jax.files.compressed import (
     DAMAGED,
@@ -29,8 +25,21 @@ from echo_jax.files.compressed import (
     unpacked_chunks,
 )
 
-__all__ = ["TarFiles", "ZipFiles", "plain_members"]
+__all__ = [
+    "Entry",
+    "Files",
+    "Image",
+    "ReadFile",
+    "Readers",
+    "TarFiles",
+    "ZipFiles",
+    "file_metadata",
+    "name_problem",
+    "plain_members",
+    "whole",
+]
 
+_MAX_NAME_CHARS = 1024
 # Names are in the archive's headers. tarfile reads at most this many bytes at once.
 _MAX_HEADER_BYTES = 1024**2
 _CHUNK_BYTES = 1024**2
@@ -40,6 +49,81 @@ _MAX_DEFLATE_RATIO = 1032
 _ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _IS_ENCRYPTED = 1
 _ZIP_DAMAGED = (*DAMAGED, zipfile.BadZipFile, NotImplementedError, struct.error)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file of a source: its path with ``/``, and its size in bytes."""
+
+    name: str
+    bytes: int
+
+
+Readers = Iterator[Callable[[], bytes]]
+"""Functions that read a file each."""
+
+
+class Files(Protocol):
+    """The regular files of a source, in reading order."""
+
+    entries: list[Entry]
+    metadata: dict[str, Any]  # Their origin, as JSON that changes if the files do.
+
+    # The functions may run in other threads and in any order. They read at most
+    # ``max_bytes + 1`` bytes, and raise OSError for an unreadable file.
+    def contents(self, wanted: Sequence[int], max_bytes: int) -> Readers:
+        """Yields a function for each wanted index, in order, that returns bytes."""
+        ...
+
+
+Image = tuple[Files, int]
+"""An image file: its source, and which entry of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """Reads a part of a file when called."""
+
+    path: Path
+    offset: int
+    size: int
+
+    def __call__(self) -> bytes:
+        with self.path.open("rb") as stream:
+            stream.seek(self.offset)
+            return stream.read(self.size)
+
+
+def file_metadata(path: Path) -> dict[str, Any]:
+    """Returns a file's path, size and hash, as JSON values."""
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return {"path": str(path), "bytes": path.stat().st_size, "sha256": digest}
+
+
+def name_problem(name: str) -> str:
+    """Returns the fault of a file's name within a source, or an empty text."""
+    if name.startswith("/") or ".." in name.split("/"):
+        return "leads out of the folder"
+    if len(name) > _MAX_NAME_CHARS:
+        return f"has a name of more than {_MAX_NAME_CHARS} characters"
+    if not name.isprintable():  # This includes surrogates: bytes that are not UTF-8.
+        return "has a name that is not printable UTF-8"
+    return ""
+
+
+def whole(value: Any) -> Any:
+    """Returns a whole number that is written as a float or as text; else the value."""
+    number = value
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            with contextlib.suppress(ValueError):
+                number = float(value)
+    # Floats hold integers exactly up to this limit.
+    is_whole = isinstance(number, float) and number.is_integer()
+    return int(number) if is_whole and abs(number) <= 2**53 else value
 
 
 # A tar archive within the archive (ImageNet has one for each class) is a folder of its
@@ -168,7 +252,7 @@ class ZipFiles:
 
     def contents(self, wanted: Sequence[int], max_bytes: int) -> Readers:
         for index in wanted:
-            yield functools.partial(self._read, index, max_bytes + 1)
+            yield lambda i=index: next(self.chunks(i, max_bytes + 1), b"")
 
     def close(self) -> None:
         self._archive.close()
@@ -186,9 +270,6 @@ class ZipFiles:
                     yield chunk
         except _ZIP_DAMAGED as error:
             raise OSError(f"{member.filename!r} is damaged: {error}") from error
-
-    def _read(self, index: int, size: int) -> bytes:
-        return next(self.chunks(index, size), b"")
 
 
 def _tar_entry(info: tarfile.TarInfo) -> Entry | None:

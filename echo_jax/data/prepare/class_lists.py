@@ -1,17 +1,24 @@
 """Lists of the class of each file (ImageNet's devkit, too) and of class names."""
 
+import contextlib
 import csv
 import io
 import re
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from echo_jax.data.prepare.archives import TarFiles
-from echo_jax.data.prepare.entries import Image, file_metadata
+from echo_jax.data.prepare.archives import (
+    Entry,
+    Files,
+    Image,
+    ReadFile,
+    TarFiles,
+    file_metadata,
+)
 from echo_jax.data.prepare.files import archive_of, open_files
 from echo_jax.data.prepare.job import PrepareError
 from echo_jax.files.plain_text import read_text
@@ -49,32 +56,31 @@ _HEADER_BYTES, _LITTLE_ENDIAN, _PACKED = 128, b"IM", 15
 
 def read_list(path: Path) -> dict[str, str]:
     """Returns the class by file name, from a table or ImageNet's devkit."""
-    if path.suffix.lower() not in _DELIMITERS and not _is_devkit(path):
+    is_devkit = path.name.lower().endswith((".tar.gz", ".tar"))
+    if path.suffix.lower() not in _DELIMITERS and not is_devkit:
         raise PrepareError(
             f"--classes={path} is none of {', '.join(CLASSES)}, and no .csv or .tsv "
             "file, nor the .tar.gz of ImageNet's devkit"
         )
-    try:
-        if _is_devkit(path):
-            return _read_devkit(path)
-        rows = _rows(_content(path), _DELIMITERS[path.suffix.lower()])
-        return _pairs(_whole_classes(rows, 1))
-    except (OSError, ValueError, csv.Error) as error:
-        raise PrepareError(f"--classes={path} cannot be read: {error}") from error
+    with _named(f"--classes={path}"):
+        return _read_devkit(path) if is_devkit else _read_table(path, 1)
 
 
 def read_names(path: Path) -> dict[str, str]:
     """Returns the name by class, from a table or a text file such as ``words.txt``."""
-    suffix = path.suffix.lower()
-    if suffix not in (".txt", *_DELIMITERS):
+    if path.suffix.lower() not in (".txt", *_DELIMITERS):
         raise PrepareError(f"--names={path} is no .txt, .csv or .tsv file")
+    with _named(f"--names={path}"):
+        return _read_table(path, 0)
+
+
+@contextlib.contextmanager
+def _named(what: str, fix: str = "") -> Generator[None]:
+    """Names the file in errors of what is read."""
     try:
-        content = _content(path)
-        is_text = suffix == ".txt"
-        rows = _lines(content) if is_text else _rows(content, _DELIMITERS[suffix])
-        return _pairs(_whole_classes(rows, 0))
+        yield
     except (OSError, ValueError, csv.Error) as error:
-        raise PrepareError(f"--names={path} cannot be read: {error}") from error
+        raise PrepareError(f"{what} cannot be read: {error}{fix}") from error
 
 
 def called(classes: Sequence[str], names: Mapping[str, str], path: Path) -> list[str]:
@@ -96,21 +102,29 @@ def list_metadata(path: Path) -> dict[str, Any]:
     return {**file_metadata(archive_of(path)[0] or path), "path": str(path)}
 
 
-def _content(path: Path) -> bytes:
-    """Returns the content of a list, which may be in an archive."""
+def _read_table(path: Path, column: int) -> dict[str, str]:
+    """Returns the pairs of a table, perhaps in an archive, with classes in `column`."""
     archive, within = archive_of(path)
     if archive and within:
-        files = open_files(archive, lambda what, part: None)
-        indices = [k for k, entry in enumerate(files.entries) if entry.name == within]
-        if not indices:
+        files = open_files(archive)
+        index = {entry.name: index for index, entry in enumerate(files.entries)}
+        if within not in index:
             raise ValueError(f"{str(archive)!r} holds no file {within!r}")
-        (read,) = files.contents(indices[:1], _MAX_LIST_BYTES)
-        content = read()
-    else:
-        with path.open("rb") as stream:
-            content = stream.read(_MAX_LIST_BYTES + 1)
-    if len(content) > _MAX_LIST_BYTES:
+        content = _member(files, index[within], _MAX_LIST_BYTES)
+    elif len(content := ReadFile(path, 0, _MAX_LIST_BYTES + 1)()) > _MAX_LIST_BYTES:
         raise ValueError(f"it is larger than {_MAX_LIST_BYTES} bytes")
+    delimiter = _DELIMITERS.get(path.suffix.lower())
+    rows = _rows(content, delimiter) if delimiter else _lines(content)
+    return _pairs(_whole_classes(rows, column))
+
+
+def _member(files: Files, index: int, max_bytes: int) -> bytes:
+    """Returns a file of a source."""
+    (read,) = files.contents([index], max_bytes)
+    if len(content := read()) > max_bytes:
+        raise ValueError(
+            f"{files.entries[index].name} is larger than {max_bytes} bytes"
+        )
     return content
 
 
@@ -128,28 +142,16 @@ def tiny_imagenet(images: Sequence[Image]) -> dict[tuple[int, int], str]:
     """Returns the classes that Tiny-ImageNet's own lists give to images."""
     found = {}
     for files in {id(files): files for files, _ in images}.values():
-        lists = [
-            (index, entry)
-            for index, entry in enumerate(files.entries)
-            if f"/{entry.name}".endswith(f"/{TINY_IMAGENET}")
-        ]
-        if not lists:
+        if not (lists := _ending(files, TINY_IMAGENET)):
             continue
         of_name = {entry.name: index for index, entry in enumerate(files.entries)}
         for index, entry in lists:
-            (read,) = files.contents([index], _MAX_LIST_BYTES)
-            try:
-                rows = _pairs(_rows(read(), "\t"))
-            except (OSError, ValueError, csv.Error) as error:
-                raise PrepareError(
-                    f"{entry.name!r} of {files.metadata['path']!r} cannot be read: "
-                    f"{error}; say with --classes FILE.csv what it should"
-                ) from error
+            what = f"{entry.name!r} of {files.metadata['path']!r}"
+            with _named(what, "; say with --classes FILE.csv what it should"):
+                rows = _pairs(_rows(_member(files, index, _MAX_LIST_BYTES), "\t"))
+            folder = PurePosixPath(entry.name).parent / "images"
             for name, of_class in rows.items():
-                image = of_name.get(
-                    str(PurePosixPath(entry.name).parent / "images" / name)
-                )
-                if image is not None:
+                if (image := of_name.get(str(folder / name))) is not None:
                     found[id(files), image] = of_class
     return found
 
@@ -202,9 +204,10 @@ def _pairs(rows: Iterable[tuple[int, list[str]]]) -> dict[str, str]:
     return pairs
 
 
-def _is_devkit(path: Path) -> bool:
-    """Returns whether a file may be a development kit, by its name."""
-    return path.name.lower().endswith((".tar.gz", ".tar"))
+def _ending(files: Files, name: str) -> list[tuple[int, Entry]]:
+    """Returns the files of a source that end with a name, in whatever folder."""
+    every = enumerate(files.entries)
+    return [(k, entry) for k, entry in every if f"/{entry.name}".endswith(f"/{name}")]
 
 
 def _read_devkit(path: Path) -> dict[str, str]:
@@ -221,14 +224,9 @@ def _read_devkit(path: Path) -> dict[str, str]:
 
 
 def _kit_file(files: TarFiles, name: str) -> bytes:
-    """Returns a file of the kit, in whatever folder the kit is."""
-    for index, entry in enumerate(files.entries):
-        if f"/{entry.name}".endswith(f"/{name}"):
-            (read,) = files.contents([index], _MAX_KIT_BYTES)
-            if len(content := read()) > _MAX_KIT_BYTES:
-                raise ValueError(f"{name} is larger than {_MAX_KIT_BYTES} bytes")
-            return content
-    raise ValueError(f"it holds no {name}, as ImageNet's devkit does")
+    if not (found := _ending(files, name)):
+        raise ValueError(f"it holds no {name}, as ImageNet's devkit does")
+    return _member(files, found[0][0], _MAX_KIT_BYTES)
 
 
 def _class_names(mat: bytes) -> dict[str, str]:

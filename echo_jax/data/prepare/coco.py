@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from echo_jax.data.prepare.archives import file_metadata
 from echo_jax.data.prepare.coco_json import Image, check_box, read_annotations
-from echo_jax.data.prepare.entries import file_metadata
 from echo_jax.data.prepare.examples import Example, hold_out, is_image, write_splits
 from echo_jax.data.prepare.files import archive_of, open_files
 from echo_jax.data.prepare.job import (
@@ -111,13 +111,7 @@ def prepare_coco(arguments: Sequence[str], settings: Settings) -> dict[str, Any]
 
 
 class _Source:
-    """Annotations with their images.
-
-    Attributes:
-      metadata: Their origin.
-      truth: By image id, after `examples`: the image and its kept annotations.
-      clipped: Number of boxes that reached out of their image.
-    """
+    """Annotations with their images; `truth` and `clipped` are those of `examples`."""
 
     def __init__(self, split: str, paths: Sequence[str], settings: Settings):
         self._split = split

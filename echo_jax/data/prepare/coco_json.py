@@ -11,8 +11,7 @@ from typing import Any
 import ijson
 import numpy as np
 
-from echo_jax.data.prepare.archives import ZipFiles
-from echo_jax.data.prepare.entries import whole
+from echo_jax.data.prepare.archives import ZipFiles, whole
 from echo_jax.data.prepare.files import archive_of
 from echo_jax.data.prepare.job import PrepareError
 from echo_jax.files.compressed import DAMAGED, unpacked_chunks
@@ -39,9 +38,8 @@ _PART_BYTES = 64 * 1024
 _MAX_VALUE_BYTES = 16 * 1024**2
 _MAX_DEPTH = 64
 
-# Size of containers in CPython, rounded up, with the slot of one value.
-_MAP_BYTES, _ARRAY_BYTES, _PLACE_BYTES = 232, 96, 48
-_STARTS = {"start_map": dict, "start_array": list}
+# Size of containers in CPython, rounded up, and of the slot of one value.
+_STARTS, _PLACE_BYTES = {"start_map": 232, "start_array": 96}, 48
 _ENDS = frozenset({"end_map", "end_array"})
 
 
@@ -58,14 +56,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A valid box.
-
-    Attributes:
-      corners: ymin, xmin, ymax, xmax in pixels, within the image.
-      crowd: Whether it surrounds a crowd rather than one object.
-      area: Area of the object, in square pixels.
-      clipped: Whether a part outside of the image was cut off.
-    """
+    """A valid box; `corners` are ymin, xmin, ymax, xmax in pixels, within the image."""
 
     box_id: int
     corners: tuple[float, float, float, float]
@@ -77,18 +68,11 @@ class Box:
 
 @dataclass(frozen=True)
 class Annotations:
-    """The content of a COCO file.
+    """The content of a COCO file, without outlines; `orphans` are of no image."""
 
-    Attributes:
-      categories: ``{"id", "name"}``, in the order of ids.
-      images: Images by file name.
-      boxes: Annotations by image id, each as found, without its outline.
-      orphans: Annotations of images that the file does not list.
-    """
-
-    categories: list[dict[str, Any]]
-    images: dict[str, Image]
-    boxes: dict[int, list[dict[str, Any]]]
+    categories: list[dict[str, Any]]  # In the order of their ids.
+    images: dict[str, Image]  # By file name.
+    boxes: dict[int, list[dict[str, Any]]]  # By image id, as found.
     orphans: list[dict[str, Any]]
 
     @property
@@ -103,9 +87,7 @@ def read_annotations(path: Path) -> Annotations:
     try:
         with _opened(path) as (size, chunks):
             limit = max(size * _MAX_RATIO, _ANY_RATIO_BYTES)
-            content = _read_fields(
-                _parts(text_chunks(chunks)), _FIELDS, without=_UNREAD, max_bytes=limit
-            )
+            content = _read_fields(_parts(text_chunks(chunks)), limit)
         categories = _categories(_list(content, "categories"))
         images = [_image(found) for found in _list(content, "images")]
         boxes: dict[int, list[dict[str, Any]]] = {
@@ -266,15 +248,9 @@ def _shown(value: Any) -> str:
     return shown if len(shown) <= 80 else f"{shown[:80]}..."
 
 
-def _read_fields(
-    chunks: Iterable[bytes],
-    fields: Container[str],
-    *,
-    without: Container[str],
-    max_bytes: int,
-) -> dict[str, Any]:
+def _read_fields(chunks: Iterable[bytes], max_bytes: int) -> dict[str, Any]:
     """Returns the wanted fields of an object, within `max_bytes` of memory."""
-    keeper = _Keeper(fields, without, max_bytes)
+    keeper = _Keeper(max_bytes)
     events = ijson.sendable_list()
     parser = ijson.basic_parse_coro(events, use_float=True)
     silent_bytes = 0
@@ -292,23 +268,20 @@ def _read_fields(
         reason = str(error).partition("\n")[0]
         raise ValueError(f"it is not JSON: {reason}") from error
     keeper.take(events)
-    if not isinstance(keeper.found, dict):
+    if not isinstance(found := keeper.builder.value, dict):
         raise ValueError("it is no JSON object")
-    return keeper.found
+    return found
 
 
 class _Keeper:
     """Builds the wanted value from a parser's events, and counts its memory."""
 
-    def __init__(self, fields: Container[str], without: Container[str], limit: int):
-        self.found: Any = None
-        self._fields, self._without = fields, without
+    def __init__(self, limit: int):
+        self.builder: Any = ijson.ObjectBuilder()
         self._limit, self._kept_bytes = limit, 0
-        self._open: list[Any] = []  # The containers around the next value.
-        self._key = ""
-        # Share one text among all objects with this field.
+        self._path: list[str] = []  # The containers around the next value.
+        self._key, self._skipped_depth = "", 0
         self._keys: dict[str, str] = {}
-        self._skipped_depth = 0
 
     def take(self, events: Iterable[tuple[str, Any]]) -> None:
         """Processes the next events."""
@@ -318,39 +291,33 @@ class _Keeper:
             elif event == "map_key":
                 self._key = value
             elif event in _ENDS:
-                self._open.pop()
+                self._path.pop()
+                self.builder.event(event, value)
             elif not self._is_wanted():
                 self._skipped_depth = int(event in _STARTS)
             else:
                 self._keep(event, value)
-            if self._skipped_depth + len(self._open) > _MAX_DEPTH:
+            if self._skipped_depth + len(self._path) > _MAX_DEPTH:
                 raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
 
     def _is_wanted(self) -> bool:
         """Returns whether the next value is wanted."""
-        if len(self._open) == 1:
-            return self._key in self._fields
-        of_entry = len(self._open) == 3 and type(self._open[-1]) is dict
-        return not (of_entry and self._key in self._without)
+        if len(self._path) == 1:
+            return self._key in _FIELDS
+        of_entry = len(self._path) == 3 and self._path[-1] == "start_map"
+        return not (of_entry and self._key in _UNREAD)
 
     def _keep(self, event: str, value: Any) -> None:
+        size = _STARTS.get(event) or sys.getsizeof(value)
+        if self._path and self._path[-1] == "start_map":
+            # All objects with this field share one text.
+            key = self._keys.setdefault(self._key, self._key)
+            if key is self._key:
+                size += sys.getsizeof(key) + _STARTS["start_map"]
+            self.builder.event("map_key", key)
+        self.builder.event(event, value)
         if event in _STARTS:
-            value = _STARTS[event]()
-            size = _MAP_BYTES if event == "start_map" else _ARRAY_BYTES
-        else:
-            size = sys.getsizeof(value)
-        if not self._open:
-            self.found = value
-        elif type(self._open[-1]) is dict:
-            key = self._keys.get(self._key)
-            if key is None:
-                key = self._keys[self._key] = self._key
-                size += sys.getsizeof(key) + _MAP_BYTES
-            self._open[-1][key] = value
-        else:
-            self._open[-1].append(value)
-        if event in _STARTS:
-            self._open.append(value)
+            self._path.append(event)
         self._kept_bytes += size + _PLACE_BYTES
         if self._kept_bytes > self._limit:
             raise ValueError(f"what it holds takes more than {self._limit} bytes")

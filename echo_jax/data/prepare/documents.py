@@ -18,22 +18,19 @@ from echo_jax.files.plain_text import text_chunks
 __all__ = ["DOCUMENTS", "BlockStream", "Piece", "cut", "pieces"]
 
 _PIECE_CHARS = 64 * 1024
+# What a `BlockStream` counts: also tokens that end documents, and bytes between them.
+_COUNTS = ("pieces", "documents", "tokens", "bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a document, cut after a line if possible.
+    """A part of a document, cut after a line if possible."""
 
-    Attributes:
-      document: The document's number in its file, from 0.
-      ends: Whether the document ends here.
-      apart: Bytes of the file between documents: line ends and blank lines after the
-        piece, and before the first document.
-    """
-
-    document: int
+    document: int  # Its number in the file.
     text: str
-    ends: bool
+    ends: bool  # Whether the document ends here.
+    # Bytes of the file between documents: line ends and blank lines after the piece,
+    # and before the first document.
     apart: int = 0
 
     @property
@@ -175,14 +172,7 @@ DOCUMENTS: dict[str, Callable[[Iterator[str]], Iterator[Piece | int]]] = {
 
 
 class BlockStream:
-    """Cuts the tokens of documents into blocks, which overlap by one token.
-
-    Block k has the tokens from ``k * block`` to ``(k + 1) * block`` inclusive.
-
-    Attributes:
-      tokens: Number of tokens so far, with the tokens that end documents.
-      bytes: Bytes of the files so far, with those between documents.
-    """
+    """Cuts the tokens of documents into blocks, which overlap by one token."""
 
     def __init__(
         self,
@@ -194,22 +184,16 @@ class BlockStream:
     ):
         self._tokenizer, self._block = tokenizer, block
         self._dtype = token_dtype(tokenizer.vocab_size)
-        note = note or {
-            "rest": "",
-            "pieces": 0,
-            "documents": 0,
-            "tokens": 0,
-            "bytes": 0,
-        }
+        note = note or {"rest": ""} | dict.fromkeys(_COUNTS, 0)
         # The last token of the latest block, and later tokens.
         self._rest = np.frombuffer(bytes.fromhex(note["rest"]), self._dtype)
-        self._pieces = note["pieces"]
-        self.documents, self.tokens = note["documents"], note["tokens"]
-        self.bytes = note["bytes"]
+        self.pieces, self.documents, self.tokens, self.bytes = (
+            note[name] for name in _COUNTS
+        )
         self.is_done = False
         self._encoded = ordered_map(
             self._encode,
-            itertools.islice(pieces, self._pieces, None),
+            itertools.islice(pieces, self.pieces, None),
             num_bytes=lambda piece: len(piece.text),
             workers=workers,
         )
@@ -226,13 +210,8 @@ class BlockStream:
 
     def note(self) -> dict[str, Any]:
         """Returns the JSON values that a stream needs to continue from here."""
-        return {
-            "rest": self._rest.tobytes().hex(),
-            "pieces": self._pieces,
-            "documents": self.documents,
-            "tokens": self.tokens,
-            "bytes": self.bytes,
-        }
+        counts = {name: getattr(self, name) for name in _COUNTS}
+        return {"rest": self._rest.tobytes().hex(), **counts}
 
     def close(self) -> None:
         """Stops the threads."""
@@ -249,7 +228,7 @@ class BlockStream:
             tokens, num_bytes, ends = found
             parts.append(tokens)
             size += len(tokens)
-            self._pieces += 1
+            self.pieces += 1
             self.documents += ends
             self.tokens += len(tokens)
             self.bytes += num_bytes

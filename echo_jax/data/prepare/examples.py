@@ -3,6 +3,7 @@
 import contextlib
 import io
 import itertools
+import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from PIL import BmpImagePlugin, GifImagePlugin, Image
 
 from echo_jax.data.images.decode import decode_jpeg
 from echo_jax.data.images.jpeg_header import jpeg_header
-from echo_jax.data.prepare.entries import Files
+from echo_jax.data.prepare.archives import Files
 from echo_jax.data.prepare.job import (
     HELD_OUT,
     Bad,
@@ -33,13 +34,17 @@ _READ = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 # These are images too, so that they are counted and named, not ignored.
 _UNREAD = (".tif", ".tiff", ".heic", ".heif", ".avif", ".jp2", ".jxl")
 
-
 _MAX_IMAGE_BYTES = 64 * 1024**2
 _MAX_PIXELS = 64 * 1024**2
 _NO_IMAGE = "no JPEG, PNG, WebP, BMP or GIF: convert it to one"
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
-_BMP, _GIF, _RIFF, _WEBP = b"BM", b"GIF8", b"RIFF", b"WEBP"
+_RIFF, _WEBP = b"RIFF", b"WEBP"
+# `Image.open` would warn about sizes that are refused here.
+_READERS = (
+    (b"GIF8", "GIF", GifImagePlugin.GifImageFile),
+    (b"BM", "BMP", BmpImagePlugin.BmpImageFile),
+)
 _START_OF_SCAN, _END_OF_IMAGE = b"\xff\xda", b"\xff\xd9"
 # The last chunk of a PNG is always the same: no data, a name and a checksum.
 _END_OF_PNG = b"\0\0\0\0IEND\xaeB`\x82"
@@ -47,30 +52,20 @@ _END_OF_PNG = b"\0\0\0\0IEND\xaeB`\x82"
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 # First column, first row and their steps, for each pass of an interlaced PNG.
 _PNG_PASSES = (
-    (0, 0, 8, 8),
-    (4, 0, 8, 8),
-    (0, 4, 4, 8),
-    (2, 0, 4, 4),
-    (0, 2, 2, 4),
-    (1, 0, 2, 2),
-    (0, 1, 1, 2),
+    *((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4)),
+    *((0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)),
 )
 _INFLATED_BYTES = 1024**2
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """An image file, and its record without the image.
-
-    Attributes:
-      index: The entry of the source.
-      size: Height and width that the image must have; None for any.
-    """
+    """An image file (an entry of a source), and its record without the image."""
 
     files: Files
     index: int
     entries: dict[str, Any]
-    size: tuple[int, int] | None = None
+    size: tuple[int, int] | None = None  # Height and width that it must have.
 
     @property
     def name(self) -> str:
@@ -92,10 +87,10 @@ def hold_out(
     """Returns the splits with a share of the train split as the validation split."""
     if not holdout:
         return splits
-    parts: dict[bool, list[Example]] = {False: [], True: []}
+    parts: tuple[list[Example], list[Example]] = [], []
     for example in splits["train"]:
         parts[is_held_out(example.name, holdout)].append(example)
-    return {**splits, "train": parts[False], HELD_OUT: parts[True]}
+    return {**splits, "train": parts[0], HELD_OUT: parts[1]}
 
 
 def write_splits(
@@ -207,22 +202,21 @@ def check_image(data: bytes) -> tuple[int, int]:
         raise BadExampleError("empty file")
     if len(data) > _MAX_IMAGE_BYTES:
         raise BadExampleError(f"file of more than {_MAX_IMAGE_BYTES} bytes")
-    scan = None
+    is_cut = False
     if data.startswith(_JPEG):
         kind = "JPEG"
         height, width, scan = _jpeg_header(data)
+        is_cut = data.rfind(_END_OF_IMAGE) < scan
     elif data.startswith(_PNG):
         kind = "PNG"
-        if len(data) < 24:
+        if len(data) < 24 or _END_OF_PNG not in data:
             raise BadExampleError("truncated")
-        width, height = (int.from_bytes(data[i : i + 4]) for i in (16, 20))
-        if _END_OF_PNG not in data:
-            raise BadExampleError("truncated")
+        width, height = struct.unpack_from(">II", data, 16)
     else:
         kind, height, width = _other_header(data)
     if not 0 < height * width <= _MAX_PIXELS:
         raise BadExampleError(f"not between 1 and {_MAX_PIXELS} pixels")
-    if scan is not None and data.rfind(_END_OF_IMAGE) < scan:
+    if is_cut:
         raise BadExampleError("truncated")
     try:
         with Image.open(io.BytesIO(data), formats=[kind]) as image:
@@ -254,8 +248,7 @@ def _holds_all_rows(png: bytes) -> bool:
 
 def _row_bytes(png: bytes) -> int:
     """Returns the bytes of all rows, each with its filter byte."""
-    width, height = (int.from_bytes(png[i : i + 4]) for i in (16, 20))
-    depth, colour, interlaced = png[24], png[25], png[28]
+    width, height, depth, colour, interlaced = struct.unpack_from(">IIBB2xB", png, 16)
     total = 0
     for column, row, across, down in _PNG_PASSES if interlaced else ((0, 0, 1, 1),):
         columns, rows = -((column - width) // across), -((row - height) // down)
@@ -267,11 +260,10 @@ def _row_bytes(png: bytes) -> int:
 def _image_data(png: bytes) -> Iterator[bytes]:
     position = 8
     while position + 8 <= len(png):
-        size = int.from_bytes(png[position : position + 4])
-        start = position + 8
-        if png[position + 4 : start] == b"IDAT":
-            yield png[start : start + size]
-        position = start + size + 4
+        size, kind = struct.unpack_from(">I4s", png, position)
+        if kind == b"IDAT":
+            yield png[position + 8 : position + 8 + size]
+        position += size + 12
 
 
 def _jpeg_header(data: bytes) -> tuple[int, int, int]:
@@ -287,19 +279,15 @@ def _other_header(data: bytes) -> tuple[str, int, int]:
     """Returns format, height and width of a file other than JPEG and PNG."""
     if data.startswith(_RIFF) and data[8:12] == _WEBP:
         return "WEBP", *_webp_header(data)
-    # `Image.open` would warn about sizes that are refused here.
-    if data.startswith(_GIF):
-        kind, reader = "GIF", GifImagePlugin.GifImageFile
-    elif data.startswith(_BMP):
-        kind, reader = "BMP", BmpImagePlugin.BmpImageFile
-    else:
-        raise BadExampleError(_NO_IMAGE)
-    try:
-        with reader(io.BytesIO(data)) as image:
-            return kind, image.height, image.width
-    # A decoder raises exceptions of all types on hostile input.
-    except Exception as error:
-        raise BadExampleError("corrupt") from error
+    for start, kind, reader in _READERS:
+        if data.startswith(start):
+            try:
+                with reader(io.BytesIO(data)) as image:
+                    return kind, image.height, image.width
+            # A decoder raises exceptions of all types on hostile input.
+            except Exception as error:
+                raise BadExampleError("corrupt") from error
+    raise BadExampleError(_NO_IMAGE)
 
 
 def _webp_header(data: bytes) -> tuple[int, int]:

@@ -1,21 +1,30 @@
 """Labelled images: turns folders, archives or a list of files into shards."""
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
+from echo_jax.data.prepare.archives import Files, Image
 from echo_jax.data.prepare.class_lists import (
     CLASSES,
+    TINY_IMAGENET,
     called,
     list_metadata,
+    listed_class,
     read_list,
     read_names,
+    tiny_imagenet,
 )
-from echo_jax.data.prepare.classes import ClassNames, check_classes, class_names
-from echo_jax.data.prepare.entries import Files, Image
 from echo_jax.data.prepare.examples import Example, hold_out, is_image, write_splits
-from echo_jax.data.prepare.files import by_split, open_files
+from echo_jax.data.prepare.files import (
+    by_split,
+    first_difference,
+    folders_of,
+    open_files,
+    several_splits,
+    split_folders,
+)
 from echo_jax.data.prepare.job import (
     Bad,
     PrepareError,
@@ -37,6 +46,15 @@ _FEATURES = {
     "name": "str, the file's path in the source",
 }
 _MAX_SHOWN = 3
+_HOW = "--classes first, --classes last or --classes FILE.csv"
+
+
+class _ClassNames(NamedTuple):
+    """The class of each image (or an empty text), what others lack, and the origin."""
+
+    names: Sequence[str]
+    without: str
+    where: str
 
 
 def prepare_images(
@@ -107,7 +125,7 @@ def prepare_images(
         if (info := work.begin(metadata)) is not None:
             return info
         images = {split: _images(split, parts) for split, parts in files.items()}
-        found = class_names(images, classes, listed)
+        found = _class_names(images, classes, listed)
         of_train = [found["train"]] if "train" in found else found.values()
         known = sorted({name for of in of_train for name in of.names} - {""})
         left_out = layout and "test" in found and not {*found["test"].names} & {*known}
@@ -115,7 +133,7 @@ def prepare_images(
             del images["test"], found["test"]
         total = sum(map(len, images.values()))
         skipped = Skipped(allowed(settings.max_bad, total), total)
-        check_classes(found, known, classes, skipped.limit)
+        _check_classes(found, known, classes, skipped.limit)
         shown = called(known, names_of, names) if names else known
         splits = {
             split: _labelled(split, of, found[split], known, skipped)
@@ -170,7 +188,7 @@ def _images(split: str, parts: Sequence[Files]) -> list[Image]:
 def _labelled(
     split: str,
     images: Sequence[Image],
-    of_class: ClassNames,
+    of_class: _ClassNames,
     classes: Sequence[str],
     skipped: Skipped,
 ) -> list[Example]:
@@ -190,3 +208,118 @@ def _labelled(
             entries = {"label": label, "name": name}
             examples.append(Example(files, index, entries))
     return examples
+
+
+# "first" is the outermost folder that differs between images, and "last" is the folder
+# of the image. "auto" is "last", or the innermost folder above that differs.
+def _class_names(
+    images: Mapping[str, Sequence[Image]], how: str, listed: Mapping[str, str]
+) -> dict[str, _ClassNames]:
+    """Returns the classes of each split, by folder (`how`) or by a list of files."""
+    found: dict[str, _ClassNames] = {}
+    for split, of in images.items():
+        if how == "auto":
+            _refuse_splits(of)
+        by_list = [listed_class(listed, files.entries[i].name) for files, i in of]
+        if any(by_list):
+            name = Path(how).name
+            found[split] = _ClassNames(by_list, f"not in {name}", name)
+        elif how == "auto" and (notes := tiny_imagenet(of)):
+            names = [notes.get((id(files), i), "") for files, i in of]
+            found[split] = _ClassNames(names, f"not in {TINY_IMAGENET}", TINY_IMAGENET)
+        else:
+            names = _by_folder(of, "auto" if listed else how)
+            found[split] = _ClassNames(names, "in no class folder", "their folders")
+    if listed and not any(names.where == Path(how).name for names in found.values()):
+        files, index = next(iter(images.values()))[0]
+        raise PrepareError(
+            f"--classes={how} names no image: its first file is "
+            f"{next(iter(listed))!r}, and the first image {files.entries[index].name!r}"
+        )
+    return found
+
+
+def _check_classes(
+    found: Mapping[str, _ClassNames], classes: Sequence[str], how: str, may_skip: int
+) -> None:
+    """Refuses a single class, and splits with different classes."""
+    known = {"", *classes}
+    for split, of in found.items():
+        if not any(of.names):
+            raise PrepareError(
+                f"no image of split {split!r} lies in a folder below its source, which "
+                f"would name its class; say with --classes FILE.csv, a row of file and "
+                f"class for each image, of which class they are"
+            )
+        unknown = [name for name in of.names if name not in known]
+        if len(unknown) > may_skip:
+            raise PrepareError(
+                f"split {split!r} has {len(unknown)} images of "
+                f"{len(set(unknown))} classes that train has not, such as "
+                f"{min(unknown)!r}, by {of.where}, and train has {len(classes)}, such "
+                f"as {classes[0]!r}; say with {_HOW} what names the class, or leave "
+                f"such images out with --max-bad={len(unknown)}"
+            )
+    if len(classes) == 1 and how == "auto":
+        split, of = next((s, of) for s, of in found.items() if classes[0] in of.names)
+        raise PrepareError(
+            f"all {len(of.names)} images of split {split!r} are of one class, "
+            f"{classes[0]!r}, by {of.where}; name the folder in which the folders of "
+            f"the classes lie, or say with {_HOW} what names the class"
+        )
+
+
+def _by_folder(images: Sequence[Image], how: str) -> list[str]:
+    """Returns the class of each image by its folders; empty without folders."""
+    folders = [folders_of(files.entries[index].name) for files, index in images]
+    if how == "first":
+        of_source = defaultdict(list)
+        for (files, _), of in zip(images, folders, strict=True):
+            of_source[id(files)].append(of)
+        depths = {key: first_difference(of) for key, of in of_source.items()}
+        return [
+            of[min(depths[id(files)], len(of) - 1)] if of else ""
+            for (files, _), of in zip(images, folders, strict=True)
+        ]
+    level = 1
+    if how == "auto":  # The innermost folder that differs.
+        levels = range(1, 1 + max(map(len, folders)))
+        differ = (
+            n for n in levels if len({of[-n] for of in folders if of[n - 1 :]}) > 1
+        )
+        _refuse_nested(images, folders, level := next(differ, 1))
+    return [of[-level] if len(of) >= level else "" for of in folders]
+
+
+def _refuse_splits(images: Sequence[Image]) -> None:
+    """Refuses a source that holds a folder for each split."""
+    for files in {id(files): files for files, _ in images}.values():
+        folders, _ = split_folders(files, is_image, of_classes=True)
+        if len(folders) > 1:
+            path = files.metadata["path"]
+            raise PrepareError(
+                f"{several_splits(path, folders)}, or say that they are classes: "
+                f"train={path} --classes first"
+            )
+
+
+def _refuse_nested(
+    images: Sequence[Image], folders: Sequence[tuple[str, ...]], level: int
+) -> None:
+    """Refuses class folders that are nested or share a name."""
+    known: dict[int, dict[tuple[str, ...], None]] = defaultdict(dict)
+    for (files, _), of in zip(images, folders, strict=True):
+        if len(of) >= level:
+            known[id(files)][of[: len(of) - level + 1]] = None
+    for paths in known.values():
+        by_name: dict[str, tuple[str, ...]] = {}
+        for path in paths:
+            above = [path[:n] for n in range(1, len(path)) if path[:n] in paths]
+            for other in (by_name.setdefault(path[-1], path), *above):
+                if other != path:
+                    raise PrepareError(
+                        f"it is not plain which folder names the class of an image, as "
+                        f"there are {'/'.join(other)!r} and {'/'.join(path)!r}: "
+                        f"--classes first takes the outermost that differ, --classes "
+                        f"last the innermost"
+                    )

@@ -1,19 +1,13 @@
 """Settings, progress, threads and errors of every prepare command."""
 
+import contextlib
 import hashlib
 import itertools
 import os
 import re
 import time
 from collections import Counter, deque
-from collections.abc import (
-    Callable,
-    Container,
-    Generator,
-    Iterable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,16 +106,15 @@ class Skipped:
 
 def allowed(max_bad: str, total: int) -> int:
     """Returns the number that may be skipped; `max_bad` is a number or a share."""
-    text = max_bad.removesuffix("%")
-    try:
-        value = float(text) if max_bad.endswith("%") else int(text)
-    except ValueError:
-        value = -1
-    if not (value >= 0) or (max_bad.endswith("%") and value > 100):
-        raise PrepareError(
-            f"--max-bad={max_bad} is neither a number nor a share such as 0.1%"
-        )
-    return int(total * value / 100) if max_bad.endswith("%") else int(value)
+    share = max_bad.endswith("%")
+    with contextlib.suppress(ValueError):
+        if share and 0 <= (value := float(max_bad[:-1])) <= 100:
+            return int(total * value / 100)
+        if not share and (number := int(max_bad)) >= 0:
+            return number
+    raise PrepareError(
+        f"--max-bad={max_bad} is neither a number nor a share such as 0.1%"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,12 +163,8 @@ class Settings:
 
     def options(self, sources: dict[str, list[str]], **more: Any) -> dict[str, Any]:
         """Returns the options that decide the content, for ``dataset.json``."""
-        return {
-            "source": sources,
-            "holdout": self.holdout,
-            "shard_mb": self.shard_mb,
-            **more,
-        }
+        own = {"source": sources, "holdout": self.holdout, "shard_mb": self.shard_mb}
+        return {**own, **more}
 
 
 def parse_sources(arguments: Sequence[str], holdout: float) -> dict[str, list[str]]:

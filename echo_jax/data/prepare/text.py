@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from echo_jax.data.prepare.archives import file_metadata
 from echo_jax.data.prepare.documents import DOCUMENTS, BlockStream, Piece, cut, pieces
-from echo_jax.data.prepare.entries import file_metadata
 from echo_jax.data.prepare.files import open_files, several_splits, split_folders
 from echo_jax.data.prepare.job import (
     HELD_OUT,
     Bad,
-    BadExampleError,
     PrepareError,
     Progress,
     Settings,
@@ -80,14 +79,12 @@ class TextSettings:
     def options(self) -> dict[str, Any]:
         """Returns the options that decide the content, for ``dataset.json``."""
         options = {
-            "tokenizer": self.tokenizer,
-            "document": self.document,
-            "block": self.block,
+            name: getattr(self, name) for name in ("tokenizer", "document", "block")
         }
-        if self.tokenizer == "sentencepiece" and not self.tokenizer_model:
-            options["vocab"] = self.vocab
         if self.tokenizer_model:
             options["tokenizer_model"] = str(self.tokenizer_model)
+        elif self.tokenizer == "sentencepiece":
+            options["vocab"] = self.vocab
         return options
 
 
@@ -194,10 +191,8 @@ def prepare_text(
         skipped.check()
         splits = {split: _Split(of, text.document) for split, of in files.items()}
         if settings.holdout:
-            for split, is_other in (("train", False), (HELD_OUT, True)):
-                splits[split] = _Split(
-                    files["train"], text.document, settings.holdout, is_other
-                )
+            of = files["train"], text.document, settings.holdout
+            splits |= {"train": _Split(*of), HELD_OUT: _Split(*of, takes_held_out=True)}
         tokenizer = _tokenizer(work, splits, settings, text)
         dtype = token_dtype(tokenizer.vocab_size)
         return work.publish(
@@ -223,7 +218,7 @@ def _by_split(paths: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, str
     for path in paths:
         folders = {"train": ""}
         if Path(path).is_dir():
-            files = open_files(Path(path), lambda what, part: None)
+            files = open_files(Path(path))
             found, is_layout = split_folders(files, bool, of_classes=False)
             if len(found) > 1 and not is_layout:
                 raise PrepareError(several_splits(path, found))
@@ -240,7 +235,7 @@ def _text_files(paths: Sequence[str]) -> list[_TextFile]:
     files = []
     for path in map(typed_path, paths):
         if path.is_dir():
-            listed = open_files(path, lambda what, part: None).entries
+            listed = open_files(path).entries
             files += [_TextFile(path / entry.name, entry.name) for entry in listed]
         elif path.is_file():
             files.append(_TextFile(path, path.name))
@@ -279,11 +274,11 @@ def _scan(
             if isinstance(found, int):
                 good[split].append(_TextFile(file.path, file.name, found))
             else:
-                bad.append(Bad(split, file.name, str(found)))
+                bad.append(Bad(split, file.name, found))
     return metadata, good, bad
 
 
-def _scan_file(file: _TextFile) -> tuple[dict[str, Any], int | BadExampleError]:
+def _scan_file(file: _TextFile) -> tuple[dict[str, Any], int | str]:
     """Returns a file's metadata, and the bytes of its text or its fault."""
     metadata = file_metadata(file.path)
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -294,14 +289,14 @@ def _scan_file(file: _TextFile) -> tuple[dict[str, Any], int | BadExampleError]:
             size += len(chunk)
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
-        return metadata, BadExampleError("not UTF-8")
+        return metadata, "not UTF-8"
     except EncodingError as error:
-        return metadata, BadExampleError(str(error))
+        return metadata, str(error)
     except DAMAGED:
-        return metadata, BadExampleError("damaged or truncated")
+        return metadata, "damaged or truncated"
     except UnpackError:
-        return metadata, BadExampleError("unpacks to far more than its size")
-    return metadata, size or BadExampleError("empty file")
+        return metadata, "unpacks to far more than its size"
+    return metadata, size or "empty file"
 
 
 def _tokenizer(

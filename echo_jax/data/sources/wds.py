@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from echo_jax.data.prepare.archives import plain_members
-from echo_jax.data.prepare.entries import Entry, whole
+from echo_jax.data.prepare.archives import Entry, plain_members, whole
 from echo_jax.data.sources.foreign_records import Opened, open_foreign
 from echo_jax.data.sources.shard_files import find_shards, read_classes, shards_metadata
 
