@@ -11,9 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from PIL import Image
 from pycocotools.coco import COCO as OracleCOCO
 from pycocotools.cocoeval import COCOeval as OracleEval
@@ -52,16 +49,6 @@ def random_boxes(rng, count, smallest=0.02):
     return np.concatenate([origin, origin + size], axis=1).astype(np.float32)
 
 
-def boxes_of(draw):
-    origin, size = np.split(draw, 2, axis=1)
-    return np.concatenate([origin, origin + 0.01 + size], axis=1)
-
-
-floats = st.floats(0, 1, allow_subnormal=False)
-shapes = st.tuples(st.integers(1, 6), st.just(4))
-some_boxes = hnp.arrays(np.float64, shapes, elements=floats).map(boxes_of)
-
-
 def overlap(one, other):
     """IoU of two boxes."""
     height = min(one[2], other[2]) - max(one[0], other[0])
@@ -72,16 +59,6 @@ def overlap(one, other):
     return both / either if either > 0 else 0.0
 
 
-@settings(max_examples=40)
-@given(some_boxes, some_boxes)
-def test_overlap_is_that_of_loops_and_a_code_is_undone(first, second):
-    wanted = [[overlap(one, other) for other in second] for one in first]
-    np.testing.assert_allclose(iou(first, second), wanted, atol=1e-12)
-    pairs = first[:, None], second[None]
-    again = decode_boxes(encode_boxes(*pairs), pairs[1])
-    np.testing.assert_allclose(again - pairs[0], 0 * again, atol=1e-12)
-
-
 def test_overlap_and_code_by_hand():
     first = np.array([[0.0, 0.0, 0.4, 0.4], [0.5, 0.5, 0.5, 0.5]])
     second = np.array([[0.2, 0.2, 0.6, 0.6], [0.5, 0.5, 0.5, 0.5]])
@@ -89,8 +66,9 @@ def test_overlap_and_code_by_hand():
     np.testing.assert_allclose(iou(first, second), [[1 / 7, 0], [0, 0]], atol=1e-12)
     anchor, box = np.array([0.2, 0.2, 0.6, 0.4]), np.array([0.3, 0.2, 0.7, 0.6])
     # Centre (0.5, 0.4) from (0.4, 0.3) in sizes of 0.4 and 0.2; the width doubles.
-    wanted = [0.25 / 0.1, 0.5 / 0.1, 0.0, np.log(2) / 0.2]
+    wanted = np.array([0.25 / 0.1, 0.5 / 0.1, 0.0, np.log(2) / 0.2])
     np.testing.assert_allclose(encode_boxes(box, anchor), wanted, atol=1e-12)
+    np.testing.assert_allclose(decode_boxes(wanted, anchor), box, atol=1e-12)
 
 
 def centered(y, x, height, width):
@@ -143,26 +121,15 @@ def match(boxes, mask, anchors, threshold):
     return truth.tolist()
 
 
-@settings(max_examples=40)
-@given(st.integers(0, 2**32), st.floats(0.3, 0.7))
-def test_matching_is_that_of_loops(seed, threshold):
-    rng = np.random.default_rng(seed)
+@pytest.mark.parametrize("seed", range(8))
+def test_matching_is_that_of_loops(seed):
+    rng, threshold = np.random.default_rng(seed), 0.3 + seed / 20
     # Few anchors, so that objects compete for them.
     boxes, anchors = random_boxes(rng, 8, 0.2), random_boxes(rng, 12, 0.2)
     mask = rng.uniform(size=8) < 0.7
     truth, is_matched = match_anchors(boxes, mask, anchors, threshold=threshold)
     found = np.where(is_matched, truth, -1).tolist()
     assert found == match(boxes, mask, anchors, threshold)
-
-
-def test_an_object_gets_its_best_anchor_unless_another_fits_it_better():
-    anchors = jnp.array([[0.0, 0.0, 0.5, 0.5], [0.5, 0.5, 1.0, 1.0]])
-    boxes = jnp.array([[0.0, 0.0, k, k] for k in (0.1, 0.2)] + [[0.6, 0.6, 0.7, 0.7]])
-    truth, is_matched = match_anchors(boxes, jnp.ones(3, bool), anchors)
-    # None overlaps by half; the second object fits the first anchor better.
-    assert is_matched.all() and truth.tolist() == [1, 2]
-    _, is_matched = match_anchors(boxes, jnp.zeros(3, bool), anchors)
-    assert not is_matched.any()
 
 
 def detect_by_loops(boxes, scores, limits):
@@ -183,7 +150,7 @@ def detect_by_loops(boxes, scores, limits):
 @pytest.mark.parametrize("limit", [5, 1000])
 def test_detections_are_those_of_loops(limit):
     limits = NmsSettings(0.05, 0.45, candidates=30, max_detections=limit)
-    for seed in range(6):
+    for seed in range(3):
         rng = np.random.default_rng(seed)
         boxes = random_boxes(rng, 60, 0.3) * 1.2 - 0.1  # some reach out of the image
         scores = rng.uniform(size=(60, 3)).astype(np.float32) ** 4
@@ -231,7 +198,9 @@ def windows(batch, keys):
     return np.asarray(jax.jit(SsdCrop().windows)(batch, keys))
 
 
-def test_windows_lie_inside_and_are_neither_small_nor_narrow(windows):
+def test_windows_overlap_an_object_by_one_of_six_amounts_or_are_the_image(
+    batch, windows
+):
     top, left, height, width = windows.T
     assert windows.dtype == np.int32 and min(top.min(), left.min()) == 0
     assert (top + height).max() == SIZE and (left + width).max() == 2 * SIZE
@@ -240,11 +209,6 @@ def test_windows_lie_inside_and_are_neither_small_nor_narrow(windows):
     ratio = broad / tall
     assert (np.sqrt(tall * broad) > 0.3 - 1 / SIZE).all()
     assert 0.45 < ratio.min() < 0.6 and 1.7 < ratio.max() < 2.2
-
-
-def test_windows_overlap_an_object_by_one_of_six_amounts_or_are_the_image(
-    batch, windows
-):
     is_whole = (windows[:, 2:] == [SIZE, 2 * SIZE]).all(axis=1)
     # One draw in seven is the whole image; the others where nothing fits.
     assert is_whole[~batch["box_mask"].any(axis=1)].all()
@@ -291,13 +255,10 @@ def test_the_host_crops_as_the_device_does(batch, windows):
     is_whole = []
     for k in range(COUNT):
         item = item_of(batch, k)
-        cropped = ssd_crop(item, seed=1000 + k)
+        cropped, again = (ssd_crop(item, seed=1000 + k) for _ in range(2))
         for name, value in cropped.items():
             assert (value.shape, value.dtype) == (item[name].shape, item[name].dtype)
-        if k < 16:
-            again = ssd_crop(item, seed=1000 + k)
-            for name, value in cropped.items():
-                np.testing.assert_array_equal(value, again[name])
+            np.testing.assert_array_equal(value, again[name])
         stays = cropped["box_mask"]
         assert not (stays & ~item["box_mask"]).any()
         assert not cropped["boxes"][~stays].any()
@@ -382,12 +343,10 @@ def test_boxes_lie_in_the_pixels_as_stored():
     ("fields", "message"),
     [
         ({"boxes": bytes(64)}, r"17 has 4 boxes, 2 labels and 2 flags"),
-        ({"labels": bytes(16)}, r"17 has 2 boxes, 4 labels and 2 flags"),
-        ({"crowd": bytes(4)}, r"17 has 2 boxes, 2 labels and 4 flags"),
         ({"height": 80, "width": 40}, r"image 17 has \(40, 80\) rows .*\(80, 40\)"),
         ({"image": b"no image"}, "image 17: "),
     ],
-    ids=["boxes", "labels", "crowd", "size", "image"],
+    ids=["boxes", "size", "image"],
 )
 def test_a_damaged_record_is_refused(fields, message):
     scene = record([[0, 0, 5, 5], [0, 0, 9, 9]]) | fields
@@ -395,21 +354,6 @@ def test_a_damaged_record_is_refused(fields, message):
         DecodeBoxes(dict, 8, 4)(scene)
 
 
-# pycocotools on the same files, in its order.
-PUBLISHED = [
-    "0.50458070",
-    "0.69697272",
-    "0.57298167",
-    "0.58562572",
-    "0.51939969",
-    "0.50139790",
-    "0.38681278",
-    "0.59367958",
-    "0.59535298",
-    "0.63981096",
-    "0.56642060",
-    "0.56429060",
-]
 CATEGORIES = [{"id": 7 * k + 3, "name": f"class {k}"} for k in range(4)]
 
 
@@ -499,33 +443,35 @@ def written(truth):
 
 @pytest.mark.skipif("ECHO_JAX_DATA" not in os.environ, reason="ECHO_JAX_DATA is unset")
 def test_the_twelve_numbers_of_cocos_own_example():
-    folder = Path(os.environ["ECHO_JAX_DATA"]) / "coco_eval"
-    file = folder / "instances_val2014_100.json.gz"
-    truth = json.loads(gzip.decompress(file.read_bytes()))
-    results = folder / "instances_val2014_fakebbox100_results.json.gz"
-    results = json.loads(gzip.decompress(results.read_bytes()))
-    source = read_ground_truth(file.read_bytes(), truth["categories"], name="")
+    name = f"{os.environ['ECHO_JAX_DATA']}/coco_eval/instances_val2014_"
+    file = Path(f"{name}100.json.gz").read_bytes()
+    results = Path(f"{name}fakebbox100_results.json.gz").read_bytes()
+    truth = json.loads(gzip.decompress(file))
+    source = read_ground_truth(file, truth["categories"], name="")
     # As float64: one of these boxes meets a threshold to the last digit, so that
     # float32 fractions of the image, rounded, miss it (0.50442 instead of 0.50458).
-    found = judge(source, results, 16, truth)
-    assert list(found) == list(METRICS)
-    np.testing.assert_allclose(
-        list(found.values()), np.float64(PUBLISHED), rtol=0, atol=1e-6
-    )
+    found = judge(source, json.loads(gzip.decompress(results)), 16, truth)
+    # pycocotools on the same files, in its order.
+    published = """
+    0.50458070 0.69697272 0.57298167 0.58562572 0.51939969 0.50139790
+    0.38681278 0.59367958 0.59535298 0.63981096 0.56642060 0.56429060
+    """
+    wanted = np.array(published.split(), float)
+    np.testing.assert_allclose([*found.values()], wanted, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("every", [1, 2], ids=["all", "half"])
-@pytest.mark.parametrize("seed", range(2))
-def test_numbers_are_those_of_pycocotools(seed, every):
+def test_numbers_are_those_of_pycocotools(every):
     """Batches do not matter, and images that are not asked for do not count."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     truth = random_truth(rng, 12)
     results = random_results(rng, truth)
     ids = [image["id"] for image in truth["images"]][::every]
     wanted = oracle(truth, results, ids)
     assert 0.05 < wanted[0] < 0.9
-    for size in (1, 5, 16):
+    for size in (1, 5):
         found = judge(written(truth), results, size, truth, ids)
+        assert list(found) == list(METRICS)
         np.testing.assert_allclose(list(found.values()), wanted, rtol=0, atol=1e-12)
 
 
@@ -560,12 +506,7 @@ def test_records_are_the_same_ground_truth():
     assert numbers[0] == numbers[1] and numbers[0]["mAP"] > 0
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"no gzip", gzip.compress(b"[1]"), b""],
-    # Not the bytes, which hold the time: every test process must name tests alike.
-    ids=["no gzip", "no annotations", "empty"],
-)
+@pytest.mark.parametrize("content", [b"no gzip", b"[1]"])
 def test_other_files_are_no_annotations(content):
     with pytest.raises(ValueError, match=r"annotations\.json\.gz' holds no COCO"):
         read_ground_truth(content, CATEGORIES, name="annotations.json.gz")

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import jaxprs_in_params
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from echo_jax.data.detection import boxes_per_cell, default_boxes
@@ -28,12 +27,11 @@ def images_of(size, count=2):
     return np.random.default_rng(0).normal(size=(count, size, size, 3)).astype("f4")
 
 
-def shapes_of(model, size):
-    """The shapes of a model's variables, outputs, and of what its modules return."""
-    options = {"train": False, "capture_intermediates": True}
-    init = functools.partial(model.init_with_output, **options)
+def shapes_of(model, size, **options):
+    """The shapes of a model's variables and outputs."""
+    init = functools.partial(model.init_with_output, train=False, **options)
     outputs, variables = jax.eval_shape(init, jax.random.key(0), images_of(size))
-    return variables, outputs, variables.pop("intermediates")
+    return variables, outputs
 
 
 def count(tree):
@@ -177,25 +175,22 @@ def test_a_mobilenet_by_hand():
     ("model", "expected"),
     [
         # As torchvision states them for 1000 classes.
-        (ImageNetResNet(1000, (2, 2, 2, 2), "basic"), 11_689_512),
         (ImageNetResNet(1000), 25_557_032),
-        (MobileNetV3(1000, "large"), 5_483_032),
         (MobileNetV3(1000, "small"), 2_542_856),
         # He et al. 2016: 0.27 million, of a stem, blocks of three widths and a head.
         (ResNet(10, 20), 269_722),
     ],
-    ids=["resnet18", "resnet50", "large", "small", "resnet20"],
+    ids=["resnet50", "small", "resnet20"],
 )
 def test_the_number_of_parameters_is_the_published_one(model, expected):
     assert count(shapes_of(model, 32)[0]["params"]) == expected
 
 
-def test_where_the_resolution_is_halved():
-    trunk = shapes_of(ImageNetResNet(1000), 224)[2]["trunk"]
-    assert trunk["stem"]["__call__"][0].shape == (2, 112, 112, 64)
-    sizes = [x.shape[1:] for x in trunk["__call__"][0]]
-    assert sizes == [(56, 56, 256), (28, 28, 512), (14, 14, 1024), (7, 7, 2048)]
-    found = shapes_of(MobileNetV3(10, "large"), 224)[2]
+def test_a_large_mobilenet_has_the_published_parameters_and_strides():
+    model = MobileNetV3(1000, "large")
+    variables = shapes_of(model, 224, capture_intermediates=True)[0]
+    assert count(variables["params"]) == 5_483_032
+    found = variables["intermediates"]
     ends = [found[name]["__call__"][0].shape[1] for name in ("stem", "last")]
     assert ends == [112, 7]
 
@@ -210,17 +205,6 @@ NETWORKS = {
 
 def training(model, variables, images):
     return model.apply(variables, images, train=True, mutable=["batch_stats"])
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_training_moves_every_running_statistic(name):
-    model, images = NETWORKS[name], images_of(128 if name == "ssd" else 16)
-    variables = shapes_of(model, len(images[0]))[0]
-    program = jax.make_jaxpr(lambda v: training(model, v, images)[1])(variables)
-    inputs = {id(var) for var in program.jaxpr.invars}
-    moved = [id(var) not in inputs for var in program.jaxpr.outvars]
-    assert len(moved) == len(jax.tree.leaves(variables["batch_stats"]))
-    assert all(moved)
 
 
 @pytest.mark.parametrize(
@@ -242,61 +226,35 @@ def test_which_examples_of_a_batch_a_change_of_the_last_reaches(model, mixes):
     assert ("batch_stats" in variables) == (mixes != [False] * 3 + [True])
 
 
-def test_a_new_block_passes_its_input_on():
-    images = images_of(16)
-
-    @jax.jit
-    def scales(key):
-        params = NETWORKS["imagenet"].init(key, images, train=False)["params"]
-        block = params["trunk"]["stage_1_block_0"]
-        return [block[f"norm_{number}"]["scale"].sum() for number in range(3)]
-
-    # Its last norm starts at zero; the others have 16 channels.
-    assert [*map(float, scales(jax.random.key(0)))] == [16, 16, 0]
-
-
-def equations(jaxpr):
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jaxprs_in_params(equation.params):
-            yield from equations(inner)
-
-
-@pytest.mark.parametrize("name", ["resnet", "imagenet", "mobilenet", "ssd"])
-def test_a_network_computes_in_bfloat16_with_float32_parameters_and_outputs(name):
+@pytest.mark.parametrize("name", NETWORKS)
+def test_training_moves_every_statistic_and_computes_in_bfloat16_with_float32_kept(
+    name,
+):
     model = NETWORKS[name].copy(dtype=jnp.bfloat16)
     images = images_of(128 if name == "ssd" else 16)
-    variables, outputs, _ = shapes_of(model, len(images[0]))
+    variables, outputs = shapes_of(model, len(images[0]))
     assert dtypes(variables, outputs) == {FLOAT32}
-
-    if name in ("mobilenet", "ssd"):
-        return
-
-    def loss(params, others):
-        outputs, new = training(model, {"params": params, **others}, images)
-        assert dtypes(outputs, new) == {FLOAT32}
-        return sum(x.sum() for x in jax.tree.leaves(outputs))
-
-    params = variables.pop("params")
-    program = jax.make_jaxpr(jax.grad(loss))(params, variables)
-    types = {"conv_general_dilated": [], "dot_general": []}
-    for equation in equations(program.jaxpr):
-        if equation.primitive.name in types:
-            types[equation.primitive.name] += [v.aval.dtype for v in equation.invars]
-    assert {*types["conv_general_dilated"]} == {jnp.dtype(jnp.bfloat16)}
-    # The head alone is float32.
-    assert {*types["dot_general"]} == {FLOAT32}
+    program = jax.make_jaxpr(lambda v: training(model, v, images))(variables)
+    assert {var.aval.dtype for var in program.jaxpr.outvars} == {FLOAT32}
+    inputs = {id(var) for var in program.jaxpr.invars}
+    moved = [var for var in program.jaxpr.outvars if id(var) not in inputs]
+    assert len(moved) == len(jax.tree.leaves([outputs, variables["batch_stats"]]))
+    convolutions = {
+        var.aval.dtype
+        for equation in program.jaxpr.eqns
+        if equation.primitive.name == "conv_general_dilated"
+        for var in equation.invars
+    }
+    assert convolutions == {jnp.dtype(jnp.bfloat16)}
 
 
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (ResNet(5, depth=18), r"depth=18 is not 6n \+ 2"),
-        (ResNet(5, depth=2), r"depth=2 is not 6n \+ 2"),
         (ResNet(5, norm="layer"), r"norm='layer' is unknown"),
         (ResNet(5, width=12, norm="group"), r"width=12 is not a multiple of 8"),
         (ImageNetResNet(5, (1, 0)), r"\(1, 0\): every stage needs a block"),
-        (ImageNetResNet(5, ()), r"\(\): every stage needs a block"),
         (ImageNetResNet(5, block="dense"), r"'dense' is unknown; use 'bottleneck' or"),
         (MobileNetV3(10, "medium"), "size='medium' is unknown; use 'small' or"),
         (SSD(5, (4, 6, 6, 6, 4, 4)), r"64 pixels .* one number for each"),
@@ -308,7 +266,7 @@ def test_a_network_that_cannot_be_built_is_refused(model, message):
         shapes_of(model, 64)
 
 
-@pytest.mark.parametrize("size", [64, 160, 300])
+@pytest.mark.parametrize("size", [64, 300])
 def test_ssd_predicts_for_every_default_box(size):
     assert map_sizes(300) == (38, 19, 10, 5, 3, 1) and map_sizes(128) == (16, 8, 4, 2)
     maps = map_sizes(size)
@@ -350,18 +308,26 @@ def test_predictions_lie_where_their_default_boxes_are():
     assert moved.sum() > 0 and mean[0] < 0.3 and mean[1] > 0.7
 
 
-def test_scores_start_at_their_bias():
+@jax.jit
+def first_values(key):
+    # What is not returned is not compiled.
     model = NETWORKS["ssd"].copy(score_bias=-4.6)
+    head = model.init(key, images_of(128), train=False)["params"]
+    params = NETWORKS["imagenet"].init(key, images_of(16), train=False)["params"]
+    block = params["trunk"]["stage_1_block_0"]
+    return (
+        head["scores_1"]["bias"],
+        head["offsets_1"]["bias"],
+        [block[f"norm_{number}"]["scale"].sum() for number in range(3)],
+    )
 
-    @jax.jit
-    def biases(key):
-        params = model.init(key, images_of(128), train=False)["params"]
-        # What is not returned is not compiled.
-        return params["scores_1"]["bias"], params["offsets_1"]["bias"]
 
-    scores, offsets = biases(jax.random.key(0))
+def test_scores_start_at_their_bias_and_a_new_block_passes_its_input_on():
+    scores, offsets, scales = first_values(jax.random.key(0))
     np.testing.assert_allclose(scores, np.full(18, -4.6), rtol=1e-6)
     assert not offsets.any()
+    # Its last norm starts at zero; the others have 16 channels.
+    assert [*map(float, scales)] == [16, 16, 0]
 
 
 X = np.random.default_rng(0).normal(3, 2, size=(16, 3, 3, 4)).astype(np.float32)
@@ -382,7 +348,7 @@ def train(x, variables=VARIABLES, **fields):
     return y, new["batch_stats"]
 
 
-@pytest.mark.parametrize("virtual_batch", [1, 4, None])
+@pytest.mark.parametrize("virtual_batch", [4, None])
 def test_virtual_batches_are_normalised_each_by_itself(virtual_batch):
     """The running statistics are those of all examples."""
     parts = X.astype(np.float64).reshape(-1, virtual_batch or 16, 3, 3, 4)
@@ -426,8 +392,6 @@ def test_one_and_eight_devices_agree_and_activations_stay_where_they_are():
     (one, _), (eight, program) = loss_and_gradient(1), loss_and_gradient(8)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
     jax.tree.map(close, one, eight)
-    # 16 examples on 8 devices: each holds one virtual batch of 2. What crosses is
-    # summed over the devices, channel by channel, never gathered.
     assert "all-reduce" in program
     for gathering in ("all-gather", "all-to-all", "collective-permute"):
         assert gathering not in program
