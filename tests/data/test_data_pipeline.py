@@ -6,12 +6,12 @@ import math
 import pickle
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from slow_cases import slow_but_for
 
 import echo_jax as ej
 from echo_jax.data.pipeline import (
@@ -41,17 +41,14 @@ ECHOES = {
     "stochastic": ej.StochasticSpec(ej.LoadSchedule(start=0.5, end=0.5), buffer=12),
 }
 each_placement = pytest.mark.parametrize("after", PLACEMENTS)
-
-
-def _half_of(orders, placements):
-    """Every order in half of the placements, and every placement with half of them."""
-    grid = itertools.product(enumerate(orders), enumerate(placements))
-    return [(o, p) for (row, o), (column, p) in grid if (row + column) % 2]
-
-
-GRID = [*itertools.product(ECHOES, PLACEMENTS)]
-HALF = _half_of(ECHOES, PLACEMENTS)
-most_quickly = pytest.mark.parametrize(("order", "after"), slow_but_for(HALF, GRID))
+# Every order in half of the placements, and every placement with half of the orders.
+CASES = [
+    (order, after)
+    for row, order in enumerate(ECHOES)
+    for column, after in enumerate(PLACEMENTS)
+    if (row + column) % 2
+]
+each_case = pytest.mark.parametrize(("order", "after"), CASES)
 
 
 class Records:
@@ -95,11 +92,7 @@ def assert_equal(left, right):
     for one, other in zip(left, right, strict=True):
         assert one.keys() == other.keys()
         for key in one:
-            np.testing.assert_array_equal(one[key], other[key])
-            assert (one[key].dtype, one[key].shape) == (
-                other[key].dtype,
-                other[key].shape,
-            )
+            np.testing.assert_array_equal(one[key], other[key], strict=True)
 
 
 def joined(batches, name="x"):
@@ -132,16 +125,16 @@ def assert_resumes(dataset, positions, expected=None):
 
 def test_every_epoch_of_every_seed_is_a_permutation_of_its_own():
     epochs = []
-    for seed in range(8):
+    for seed in range(3):
         numbers = numbers_of(take(make(seed=seed), 25)).tolist()
         epochs += [tuple(numbers[:NUM_RECORDS]), tuple(numbers[NUM_RECORDS:])]
     every = tuple(range(NUM_RECORDS))
     assert all(tuple(sorted(epoch)) == every for epoch in epochs)
     # A second epoch must not be another seed's first: seeds would be no repeats.
-    assert len({*epochs, every}) == 17
+    assert len({*epochs, every}) == 7
 
 
-@most_quickly
+@each_case
 def test_a_batch_holds_what_its_tags_say(after, order):
     """Values follow from the fresh stream, the tags and the seed; nothing else."""
     fresh = take(make(), 40)
@@ -174,29 +167,27 @@ def test_a_batch_holds_what_its_tags_say(after, order):
 
 
 @each_placement
-def test_without_augmentation_nothing_is_drawn(after):
-    stages = replace(STAGES, augment=None)
-    assert not joined(take(make(ECHOES["spread"], after, stages), 5), "draw").any()
-
-
-@each_placement
 def test_threads_and_prefetching_change_nothing(after):
-    spec = ECHOES["spread"]
-    expected = take(make(spec, after, threads=0, prefetch=0), 25)
-    for threads, prefetch in [(1, 0), (1, 4), (4, 1)]:
-        other = make(spec, after, threads=threads, prefetch=prefetch)
-        assert_equal(take(other, 25), expected)
+    stages = replace(STAGES, augment=None)
+    slow, quick = (
+        take(make(ECHOES["spread"], after, stages, threads=n, prefetch=n), 25)
+        for n in (0, 4)
+    )
+    assert_equal(slow, quick)
+    assert not joined(slow, "draw").any()  # Without augmentation nothing is drawn.
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", ["read", "batch"])
-def test_workers_change_nothing_and_resume(after):
-    spec = ECHOES["spread"]
-    expected = take(make(spec, after), 20)
-    assert_resumes(make(spec, after, workers=2), [12], expected)
+def test_workers_change_nothing_and_tell_what_was_bad():
+    expected = take(make(ECHOES["spread"], "batch"), 20)
+    assert_resumes(make(ECHOES["spread"], "batch", workers=2), [12], expected)
+    dataset = make_bad(workers=2)
+    assert_equal(take(dataset, 25), take(make_bad(), 25))
+    everywhere = np.arange(100)
+    assert dataset.bad_items.take(everywhere, np.zeros_like(everywhere))
 
 
-@most_quickly
+@each_case
 def test_a_pipeline_resumes_at_every_position(order, after):
     every = 1 if order in ("spread", "adaptive") else 4
     assert_resumes(make(ECHOES[order], after), range(0, 30, every))
@@ -228,28 +219,12 @@ def test_batches_share_no_writable_memory(after):
                     array[...] = -1
 
 
-@each_placement
-def test_the_time_of_fresh_batches_is_seen_where_the_echo_takes_them(after):
-    dataset = make(ej.EchoSpec(2), after, threads=0, prefetch=0)
-    # A tick before an element is waited for, and one after it.
-    dataset.fresh_time.now = itertools.count().__next__
-    take(dataset, 100)
-    # Items travel in lists of 16.
-    per_batch = 1 if after == "batch" else BATCH_SIZE / 16
-    assert dataset.fresh_time.bounds() == (per_batch, 2 * per_batch)
-
-
 def fails(*_):
     raise ValueError("a damaged record")
 
 
 def writes(item, seed):
     item["x"] *= 2
-    return item
-
-
-def writes_to_a_part(item, seed):
-    item["x"][1:][0] = seed % 7
     return item
 
 
@@ -265,40 +240,27 @@ class Kept(Records):
         return self.kept[index]
 
 
-@pytest.mark.parametrize("order", ["identity", "spread", "adaptive"])
 @each_placement
-def test_what_a_stage_raises_or_writes_into_its_input_is_an_error(after, order):
+def test_what_a_stage_raises_or_writes_into_its_input_is_an_error(after):
+    kept = {"source": Kept(), "decode": decode_writing, "augment": None}
     for changes, said in (
         ({"decode": fails}, "a damaged record"),
         ({"augment": writes}, r"^augment writes into .*read-only"),
-        ({"augment": writes_to_a_part}, r"^augment writes into .*read-only"),
         # Where a source keeps its records, the next epoch would read what it wrote.
-        (
-            {"source": Kept(), "decode": decode_writing, "augment": None},
-            r"^decode writes into the item",
-        ),
+        (kept, r"^decode writes into the item"),
     ):
         with pytest.raises(ValueError, match=said):
-            take(make(ECHOES[order], after, replace(STAGES, **changes)), 1)
+            take(make(ECHOES["spread"], after, replace(STAGES, **changes)), 1)
     assert [float(each[0]) for each in Kept.kept] == list(range(NUM_RECORDS))
 
 
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        (
-            {"after": "shuffle"},
-            "after='shuffle' is unknown; use one of read",
-        ),
-        ({"batch_size": 0}, "batch_size=0.*use 1 or more"),
-        ({"threads": -1}, "threads=-1"),
-        ({"workers": -1}, "workers=-1"),
-        ({"prefetch": -1}, "prefetch=-1"),
-        ({"seed": -1}, "seed=-1"),
+        ({"after": "shuffle"}, "after='shuffle' is unknown; use one of read"),
         ({"max_bad": -1}, "data.max_bad=-1 is too small"),
         ({"max_bad": 9, "check_finite": False}, "max_bad=9 needs --config.data.check"),
         ({"max_bad": 9, "after": "read"}, "max_bad=9 .* use --config.data.max_bad=0,"),
-        ({"engine": "tf"}, r"data\.pipeline='tf' is unknown; use one of grain, tfdata"),
         ({"engine": "tfdata", "workers": 2}, r"data\.workers=2 needs data\.pipeline=g"),
     ],
 )
@@ -333,7 +295,7 @@ def records():
 
 
 @pytest.mark.parametrize(
-    ("order", "after"), [case for case in HALF if case[1] != "read"]
+    ("order", "after"), [case for case in CASES if case[1] != "read"]
 )
 def test_another_item_takes_the_place_of_a_bad_one_and_it_is_counted(
     after, order, records
@@ -361,16 +323,6 @@ def test_a_pipeline_that_skips_resumes_with_any_threads(after):
     assert_resumes(make_bad(after=after, threads=4, prefetch=1), range(24), expected)
 
 
-@pytest.mark.slow
-def test_workers_tell_what_was_bad():
-    dataset = make_bad(workers=2)
-    assert_equal(take(dataset, 25), take(make_bad(), 25))
-    everywhere = np.arange(100)
-    assert dataset.bad_items.take(everywhere, np.zeros_like(everywhere))
-    with pytest.raises(ej.BadItemError, match=r"fresh item \d+ \(record \d+\)"):
-        take(make_bad(workers=1, max_bad=0), 25)
-
-
 def test_shards_and_batches_for_the_devices_skip_the_same_items(records):
     every, used = records
     for index in range(2):
@@ -385,22 +337,18 @@ def test_shards_and_batches_for_the_devices_skip_the_same_items(records):
     assert found == [i for i in range(100) if every[i] in BAD]
 
 
-@pytest.mark.parametrize("order", ["identity", "spread", "adaptive"])
 @each_placement
-def test_without_a_limit_the_first_bad_item_is_an_error_that_names_it(
-    after, order, records
-):
+def test_without_a_limit_the_first_bad_item_is_an_error_that_names_it(after, records):
     every, _ = records
     first = next(index for index, record in enumerate(every) if record in BAD)
     said = (
         rf"^fresh item {first} \(record {every[first]}\): item\['x'\] holds 1 NaN "
         r"and 1 infinity in 3 values; mend the record, .*--config.data.max_bad=1"
     )
-    options = {"max_bad": 0, "threads": 0, "prefetch": 0}
+    options = {"after": after, "max_bad": 0, "threads": 0, "prefetch": 0}
     with pytest.raises(ej.BadItemError, match=said):
-        take(make_bad(ECHOES[order], after, **options), 40)
-    unchecked = make_bad(ECHOES[order], after, check_finite=False, **options)
-    assert np.isnan(joined(take(unchecked, 40))).any()
+        take(make_bad(**options), 40)
+    assert np.isnan(joined(take(make_bad(check_finite=False, **options), 40))).any()
 
 
 def test_data_without_a_finite_item_is_an_error():
@@ -430,18 +378,25 @@ def whole_of(shards):
 
 def assert_shards_are_the_whole_stream(after, of, **fields):
     _, (whole,) = shards_of(1, 20, after=after)
-    _, shards = shards_of(of, 20, after=after, **fields)
+    sources, shards = shards_of(of, 20, after=after, **fields)
     assert_equal(whole_of(shards), whole)
+    return sources
 
 
-@pytest.mark.parametrize("of", [2, 4])
 @each_placement
-def test_without_an_echo_the_shards_are_the_whole_stream(after, of):
-    assert_shards_are_the_whole_stream(after, of)
+def test_without_an_echo_the_shards_are_the_whole_stream(after):
+    sources = assert_shards_are_the_whole_stream(after, 4)
+    # 52 records are 6.5 batches, of which a shard makes 2 rows: an epoch ends within
+    # a batch, of which the first half has been made by the first two shards.
+    sizes = (14, 14, 12, 12)
+    read = [source.read[:size] for source, size in zip(sources, sizes, strict=True)]
+    assert sorted(itertools.chain(*read)) == list(range(52))
 
 
-@pytest.mark.parametrize("order", ["consecutive", "shuffle", "spread"])
-@pytest.mark.parametrize("after", ["read", "decode", "augment"])
+@pytest.mark.parametrize(
+    ("order", "after"),
+    [("consecutive", "read"), ("shuffle", "decode"), ("spread", "augment")],
+)
 def test_an_echo_of_shards_uses_the_items_of_the_whole(after, order):
     spec = ej.EchoSpec(2, order=order, buffer=32)
     _, (fresh,) = shards_of(1, 12)
@@ -458,15 +413,6 @@ def test_an_echo_of_shards_uses_the_items_of_the_whole(after, order):
     assert len(seen) == len({*seen}) == 12 * 8
 
 
-def test_no_record_is_read_by_two_shards_in_an_epoch():
-    # 52 records are 6.5 batches, of which a shard makes 2 rows: an epoch ends within
-    # a batch, of which the first half has been made by the first two shards.
-    sources, _ = shards_of(4, 8)
-    sizes = (14, 14, 12, 12)
-    read = [source.read[:size] for source, size in zip(sources, sizes, strict=True)]
-    assert sorted(itertools.chain(*read)) == list(range(52))
-
-
 def test_fresh_batches_of_shards_are_rows_of_the_whole_and_shards_resume():
     spec = PipelineSpec("decode", 8, seed=3, threads=0)
     made = [fresh_batches(STAGES, spec, DataShard(n, 2)) for n in range(2)]
@@ -479,13 +425,13 @@ def test_fresh_batches_of_shards_are_rows_of_the_whole_and_shards_resume():
         fresh_batches(STAGES, replace(spec, after="read"))
 
 
-@pytest.mark.parametrize("num_examples", [1, 3, 8, 9, 13, 16])
-@pytest.mark.parametrize("of", [2, 4])
-def test_every_example_is_evaluated_by_one_shard(num_examples, of):
+@pytest.mark.parametrize("num_examples", [1, 9, 16])
+def test_every_example_is_evaluated_by_one_shard(num_examples):
     options = {"source": Records(num_examples), "decode": decode, "batch_size": 8}
     whole = eval_batches(**options)
-    shards = [eval_batches(**options, shard=DataShard(n, of)) for n in range(of)]
-    together = whole_of(shards)
+    together = whole_of(
+        [eval_batches(**options, shard=DataShard(n, 4)) for n in range(4)]
+    )
     for ours, wanted in zip(together, whole, strict=True):
         np.testing.assert_array_equal(ours["mask"], wanted["mask"])
         real = wanted["mask"] > 0
@@ -510,16 +456,12 @@ def test_a_sample_favours_no_class_that_takes_turns():
 
 
 def test_a_stream_makes_the_same_batches_and_holds_a_few_only():
-    kept = eval_batches(Records(29), decode, batch_size=4, max_examples=22)
     options = {"decode": decode, "batch_size": 4, "max_examples": 22}
-    for threads in (1, 4):
-        streamed = stream_eval_batches(Records(29), threads=threads, **options)
-        assert_equal([*streamed], kept)
+    kept = eval_batches(Records(29), **options)
+    assert_equal([*stream_eval_batches(Records(29), threads=1, **options)], kept)
     source = Records(100)
-    batches = stream_eval_batches(source, decode, batch_size=5)
-    next(batches)
-    assert len(source.read) <= 10
-    batches.close()
+    with closing(stream_eval_batches(source, decode, batch_size=5)) as batches:
+        next(batches)
     assert len(source.read) <= 10
     with pytest.raises(ValueError, match="a damaged record"):
         next(stream_eval_batches(source, fails, batch_size=1))
@@ -549,21 +491,15 @@ def test_latencies_have_the_stated_distribution_and_follow_from_seed_and_index(k
     other = SimulatedStorage(spec, seed=8)
     differ = [other.latency_s(i) for i in range(50)] != [*latencies[:50]]
     assert differ == (kind != "constant")
-    if kind == "constant":
-        assert {*latencies} == {0.5}
-    elif kind == "bursty":
+    if kind == "bursty":
         assert {*latencies} == {0.5 * 0.4, 0.5 * 6.4}
         assert np.mean(latencies > 0.5) == pytest.approx(0.1, abs=0.01)
-    else:
+    elif kind == "exponential":
         # The median of an exponential is log(2) of its mean.
         assert np.median(latencies) == pytest.approx(0.5 * math.log(2), rel=0.05)
-        assert latencies.min() >= 0
 
 
 def test_a_read_takes_its_latency_and_then_its_transfer():
-    fake = FakeTime()
-    fake.wait(0, 10**9)
-    assert fake.slept_s == []
     fake = FakeTime(latency_s=2.0, bytes_per_s=100.0)
     fake.wait(0, 50)
     assert fake.slept_s == [2.0, 0.5]
@@ -573,36 +509,24 @@ def test_a_read_takes_its_latency_and_then_its_transfer():
     fake.now_s += 60
     fake.wait(1, 100)
     assert fake.slept_s == [1.0, 1.0]
-
-
-def test_a_late_wake_up_is_given_back_to_the_next_read_but_a_suspension_is_not():
+    # A late wake-up is given back to the next read, but a suspension is not.
     fake = FakeTime(late_s=0.001, latency_s=0.01)
     for read in range(100):
         fake.wait(read, 1)
     assert fake.now_s - 100.0 == pytest.approx(100 * 0.01 + 0.001)
     fake = FakeTime(late_s=60.0, latency_s=1.0)
-    for read in range(4):
+    for read in range(2):
         fake.wait(read, 1)
-        fake.late_s = 0.0
-    assert fake.slept_s == pytest.approx([1.0, 0.99, 1.0, 1.0])
+    assert fake.slept_s == pytest.approx([1.0, 0.99])
 
 
 def test_concurrent_reads_overlap_in_latency_and_share_the_bandwidth():
-    everybody_sleeps, errors = threading.Barrier(3), []
-
-    def sleep(_):
-        # With a lock held while sleeping, the barrier would time out and raise.
-        try:
-            everybody_sleeps.wait(timeout=120)
-        except threading.BrokenBarrierError as error:
-            errors.append(error)
-
-    storage = SimulatedStorage(StorageSpec(1.0, 1.0), 0, sleep=sleep)
-    threads = [threading.Thread(target=storage.wait, args=(i, 1)) for i in range(3)]
-    for step in (threading.Thread.start, threading.Thread.join):
-        for thread in threads:
-            step(thread)
-    assert not errors
+    # With a lock held while sleeping, the barrier would time out and raise.
+    barrier = threading.Barrier(3)
+    spec = StorageSpec(1.0, 1.0)
+    storage = SimulatedStorage(spec, 0, sleep=lambda _: barrier.wait(timeout=120))
+    with ThreadPoolExecutor(3) as pool:
+        [*pool.map(storage.wait, range(3), [1] * 3)]
     # The clock stands still: all three ask at the same moment.
     spec, slept_s = StorageSpec(bytes_per_s=100.0), []
     storage = SimulatedStorage(spec, 0, clock=lambda: 5.0, sleep=slept_s.append)
@@ -614,14 +538,11 @@ def test_concurrent_reads_overlap_in_latency_and_share_the_bandwidth():
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"latency_s": -1.0}, "latency_s"),
         ({"latency_s": math.nan}, "latency_s"),
-        ({"bytes_per_s": math.inf}, "bytes_per_s"),
+        ({"bytes_per_s": -1.0}, "bytes_per_s"),
         ({"distribution": "normal"}, "'normal'.*constant, exponential, bursty"),
     ],
 )
 def test_a_bad_storage_is_refused(fields, named):
     with pytest.raises(ValueError, match=named):
         StorageSpec(**fields)
-    assert StorageSpec(bytes_per_s=1.0).metadata()["simulated"] is True
-    assert StorageSpec().metadata()["simulated"] is False

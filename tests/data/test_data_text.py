@@ -8,7 +8,6 @@ import pickle
 import sysconfig
 import tracemalloc
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,18 +29,6 @@ EOD = 256
 def is_held_out(name: str) -> bool:
     digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:8], "big") % 20 == 0
-
-
-def test_the_sources_of_python_are_split_by_file():
-    corpus = load_corpus("stdlib")
-    found = corpus.metadata
-    assert found["train_files"] + found["validation_files"] == found["files"]
-    assert found["train_bytes"] == len(corpus.train) > 10 * len(corpus.validation)
-    assert found["validation_bytes"] == len(corpus.validation) > 50_000
-    # `abc.py` is there in every version, and not held out.
-    root = Path(sysconfig.get_path("stdlib"))
-    assert not is_held_out("abc.py")
-    assert (root / "abc.py").read_bytes() in corpus.train.tobytes()
 
 
 def test_of_python_only_its_sources_are_read(tmp_path, monkeypatch):
@@ -70,13 +57,10 @@ def test_files_follow_in_the_order_of_their_names(tmp_path):
         parts[is_held_out(name)] += f"{name}|"
     assert corpus.validation.tobytes().decode() == parts[True] != ""
     assert corpus.train.tobytes().decode() == parts[False]
-
-
-def test_few_files_still_have_one_held_out(tmp_path):
-    for name in (names := ["a.txt", "one.txt", "two.txt"]):
-        (tmp_path / name).write_bytes(b"text")
-    assert not any(map(is_held_out, names))
-    metadata = load_corpus(str(tmp_path / "*.txt")).metadata
+    # Of few files, none of which is held out, one is still.
+    few = ["1.txt", "2.txt", "3.txt"]
+    assert not any(map(is_held_out, few))
+    metadata = load_corpus(str(tmp_path / "[1-3].txt")).metadata
     assert (metadata["train_files"], metadata["validation_files"]) == (2, 1)
 
 
@@ -111,12 +95,10 @@ PACKED = {
 @pytest.mark.parametrize("suffix", PACKED)
 def test_every_format_gives_the_same_bytes(tmp_path, suffix):
     halves = [b"first half, " * 1000, b"second half. " * 1000]
-    path = tmp_path / f"text{suffix}"
     # Archives may hold several streams one after another.
-    path.write_bytes(b"".join(map(PACKED[suffix], halves)))
-    corpus = load_corpus(str(path))
-    joined = corpus.train.tobytes() + corpus.validation.tobytes()
-    assert joined == halves[0] + halves[1]
+    (tmp_path / f"a{suffix}").write_bytes(b"".join(map(PACKED[suffix], halves)))
+    corpus = load_corpus(f"{tmp_path}/a{suffix}")
+    assert corpus.train.tobytes() + corpus.validation.tobytes() == b"".join(halves)
 
 
 def test_the_hash_tells_contents_and_file_borders_apart(tmp_path):
@@ -178,7 +160,6 @@ def test_a_damaged_archive_is_refused_by_name(tmp_path, suffix):
     [
         ("", FileNotFoundError, "Use 'stdlib'"),
         ("nowhere.txt", FileNotFoundError, r"'nowhere\.txt' matches no file"),
-        ("one.txt,,", FileNotFoundError, "matches no file"),
         ("one.zip", ValueError, r"'.zip'.*\.txt, \.gz, \.xz"),
         ("one.txt,sub/one.txt", ValueError, r"two files called 'one\.txt'"),
     ],
@@ -216,7 +197,7 @@ def windows_of(split, decode):
     return [decode(split[i]) for i in range(len(split))]
 
 
-@pytest.mark.parametrize("seq_len", [1, 3, 8, 24])
+@pytest.mark.parametrize("seq_len", [3, 24])
 def test_windows_predict_every_token_once(folder, seq_len):
     text = pickle.loads(pickle.dumps(open_sequences(str(folder), seq_len)))
     tokens = [window["tokens"] for window in windows_of(text.train, text.decode)]
@@ -258,7 +239,7 @@ def test_the_loss_of_counting_by_hand():
     assert whole == pytest.approx(math.log(9), rel=1e-5)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     texts=st.lists(st.text("aé\ufeff ", max_size=8), min_size=1, max_size=20),
     seq_len=st.integers(1, 30),
@@ -309,9 +290,8 @@ def test_documents_are_tokenised_when_they_are_read(documents, tmp_path):
         ("tfds:documents", "", r"data\.tokenizer='' cannot be used"),
         ("tfds:documents", "no.model", r"data\.tokenizer='no\.model' cannot be used"),
         ("tfds:documents", __file__, r"cannot be used: .* Name a tokenizer"),
-        ("", "", r"data\.source"),
     ],
-    ids=["stdlib", "none", "missing", "no_model", "no_source"],
+    ids=["stdlib", "none", "missing", "no_model"],
 )
 def test_what_does_not_fit_is_named(documents, source, tokenizer, named):
     with pytest.raises(ValueError, match=named):
