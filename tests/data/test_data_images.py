@@ -1,10 +1,7 @@
 """Images on the host: decoding, crops, augmentation, and the drawn shapes."""
 
 import io
-import os
 import struct
-import tarfile
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -61,14 +58,6 @@ def jpeg(image, **options):
     return file.getvalue()
 
 
-def turned(image, orientation, order="<"):
-    exif = Image.Exif()
-    exif.endian = order
-    exif[0x010F] = "a camera"
-    exif[0x0112] = orientation
-    return jpeg(image, exif=exif)
-
-
 def difference(one, other):
     return np.abs(one.astype(int) - other).mean()
 
@@ -108,12 +97,14 @@ def test_a_damaged_image_or_array_is_refused(data):
             decode_image(wrong)
 
 
-@pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize("orientation", range(9))
-def test_images_stand_upright_as_by_pillow(orientation, order):
+def test_images_stand_upright_as_by_pillow(orientation):
     """Whole and in parts, with whatever is left out of a decode; 0 says nothing."""
     stored = smooth(400, 600)
-    data = turned(stored, orientation, order)
+    exif = Image.Exif()
+    exif.endian = "<>"[orientation % 2]
+    exif[0x010F], exif[0x0112] = "a camera", orientation
+    data = jpeg(stored, exif=exif)
     with Image.open(io.BytesIO(data)) as other:
         upright = np.asarray(ImageOps.exif_transpose(other))
     assert difference(decode_jpeg(data), upright) < 1
@@ -122,7 +113,7 @@ def test_images_stand_upright_as_by_pillow(orientation, order):
     for size in (20, 90):
         part = resize_center_crop(data, size, resize=100)
         assert difference(part, resize_center_crop(upright, size, resize=100)) < 5
-        for seed in range(10):
+        for seed in range(4):
             part = random_resized_crop(data, seed, size)
             assert difference(part, random_resized_crop(upright, seed, size)) < 5
 
@@ -139,7 +130,7 @@ def test_any_bytes_may_stand_in_exif(content, start):
 def test_a_crop_of_a_scaled_decode_shows_the_same_part(height, width):
     image = smooth(height, width)
     data = jpeg(image)
-    for seed in range(20):
+    for seed in range(10):
         scaled = random_resized_crop(data, seed, 32)
         assert scaled.shape == (32, 32, 3) and scaled.dtype == np.uint8
         # The part begins at a whole pixel of the scaled image.
@@ -148,7 +139,7 @@ def test_a_crop_of_a_scaled_decode_shows_the_same_part(height, width):
     assert difference(middle, resize_center_crop(image, 28, resize=32)) < 5
 
 
-@pytest.mark.parametrize("pixels", [64, 128, 256])
+@pytest.mark.parametrize("pixels", [64, 256])
 def test_no_part_is_decoded_below_the_size_that_is_asked_for(pixels):
     """Stripes of two pixels of the result would become grey."""
     x = np.arange(pixels) * 32 // pixels // 2 % 2
@@ -196,12 +187,7 @@ def test_the_middle_is_where_a_resize_and_a_crop_would_find_it():
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"subsampling": 0},
-        {"subsampling": 2},
-        {"subsampling": 2, "restart_marker_rows": 1},
-        {"progressive": True},
-    ],
+    [{"subsampling": 2}, {"restart_marker_rows": 1}, {"progressive": True}],
     ids=str,
 )
 def test_rows_that_are_not_decoded_change_no_bit(options, capfd):
@@ -210,17 +196,10 @@ def test_rows_that_are_not_decoded_change_no_bit(options, capfd):
     # is decoded whole.
     phone = data[:2] + b"\xff\xe2\x00\x06MPF\0" + data[2:]
     for file in (phone + data, data + b"more"):
-        for seed, size in enumerate((8, 60) * 30):
+        for seed, size in enumerate((8, 60) * 10):
             crop = random_resized_crop(file, seed, size)
             np.testing.assert_array_equal(crop, random_resized_crop(data, seed, size))
     assert capfd.readouterr().err == ""  # The decoder warns of data it cannot place.
-
-
-def test_what_is_damaged_below_a_crop_is_not_read(capfd):
-    data = jpeg(noise(600, 60))
-    middle = resize_center_crop(data[: len(data) * 3 // 4], 8, resize=60)
-    np.testing.assert_array_equal(middle, resize_center_crop(data, 8, resize=60))
-    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("width", [1, 8, 17])
@@ -230,21 +209,6 @@ def test_the_last_rows_of_a_narrow_image_are_decoded(width, capfd):
     crops += [random_resized_crop(data, seed, 4) for seed in range(50)]
     assert all(abs(crop.astype(int) - 90).max() < 3 for crop in crops)
     assert capfd.readouterr().err == ""
-
-
-@pytest.mark.skipif("ECHO_JAX_DATA" not in os.environ, reason="ECHO_JAX_DATA is unset")
-def test_real_photographs_are_decoded_as_by_pillow():
-    path = Path(os.environ["ECHO_JAX_DATA"]) / "imagenet_sample" / "images.tar"
-    with tarfile.open(path) as tar:
-        members = [member for member in tar if member.isfile()][:500:10]
-        photographs = [tar.extractfile(member).read() for member in members]
-    for data in photographs:
-        image = decode_jpeg(data)
-        with Image.open(io.BytesIO(data)) as other:
-            assert difference(image, np.asarray(other.convert("RGB"))) < 3
-        # Fine detail is where a scaled decode and an interpolation differ.
-        crops = [random_resized_crop(x, 7, 96) for x in (data, image)]
-        assert difference(*crops) < 12
 
 
 def test_seeds_reach_every_shift_and_flip_once():
@@ -280,10 +244,7 @@ def test_stages_work_in_turn_with_randomness_of_their_own():
     item = {"label": 0}
     assert HostAugment((stage, stage))(item, 7) == {"label": 4}
     assert item == {"label": 0}
-    assert seen == [int(ej.use_seed(7, 0, 0)), int(ej.use_seed(7, 1, 0))]
-
-
-def test_a_flip_mirrors_the_images_of_odd_seeds():
+    assert seen == [int(ej.use_seed(7, number, 0)) for number in range(2)]
     image = noise(2, 2)
     np.testing.assert_array_equal(flip(image, 1), image[:, ::-1])
     assert flip(image, 2) is image
@@ -294,7 +255,6 @@ def test_a_flip_mirrors_the_images_of_odd_seeds():
     [
         (("crop", "box_crop"), r"config\.data\.augment: 'box_crop' is unknown here"),
         (("flip", "crop"), r"\('flip', 'crop'\) is out of order; set --config"),
-        (("flip", "flip"), r"\('flip', 'flip'\) is out of order; set --config"),
     ],
 )
 def test_augmentations_that_do_not_fit_are_refused(names, message):

@@ -8,7 +8,6 @@ import pickle
 import shutil
 import sys
 import tarfile
-from contextlib import closing
 from pathlib import Path
 from unittest import mock
 
@@ -22,7 +21,6 @@ import echo_jax as ej
 from echo_jax.config import load_config
 from echo_jax.data.images import decode_image
 from echo_jax.data.sources import (
-    Subset,
     find_shards,
     open_source,
     pack,
@@ -30,7 +28,6 @@ from echo_jax.data.sources import (
 )
 from echo_jax.inference import evaluate_run
 from echo_jax.runs import run_train
-from echo_jax.workloads import build
 
 CLASSES = ["cat", "dög", "fish"]
 SIZES = {"train": 30, "validation": 12}
@@ -87,11 +84,6 @@ class Images(Texts):
 class WrongLabel(Images):
     def __getitem__(self, index):
         return {**super().__getitem__(index), "label": 3}
-
-
-class NumpyLabel(Images):
-    def __getitem__(self, index):
-        return {**super().__getitem__(index), "label": np.int64(1)}
 
 
 class Empty(Images):
@@ -194,15 +186,15 @@ def write_cache(folder, kind):
     return f"hf:echo-jax/{kind}"
 
 
+CLASS_OF = {"images": "Images", "text": "Texts"}
 FORMATS = {
     "wds": write_wds,
     "arrayrecord": write_array_record,
     "hf": write_hf,
     "parquet": write_parquet,
     "cache": write_cache,
-    "python": lambda _, kind: f"python:{__name__}:{kind.title().replace('xt', 'xts')}",
+    "python": lambda _, kind: f"python:{__name__}:{CLASS_OF[kind]}",
 }
-each_format = pytest.mark.parametrize("name", FORMATS)
 
 
 def write_tfds(name, data_dir, example, splits=("train",), form="array_record"):
@@ -266,7 +258,7 @@ def examples_of(opened):
 
 
 @pytest.mark.parametrize("kind", OF_KIND)
-@each_format
+@pytest.mark.parametrize("name", FORMATS)
 def test_records_are_what_was_written(source_of, name, kind):
     source = source_of(name, kind)
     for split, examples in OF_KIND[kind].items():
@@ -284,22 +276,10 @@ def test_records_are_what_was_written(source_of, name, kind):
 
 
 def config_of(source, **overrides):
-    fields = {
-        "data.source": source,
-        "batch_size": 8,
-        "data.eval_examples": 0,
-        "model.width": 4,
-        "updates": 6,
-        "echo.factor": 2.0,
-        "echo.order": "spread",
-        "echo.buffer": 24,
-        "target": 0.0,
-        "stop_at_target": False,
-        "log_every": 2,
-        "eval_every": 6,
-        "optim.warmup_updates": 1,
-        "mesh.data": 1,
-    }
+    fields = {"data.source": source, "batch_size": 8, "model.width": 4, "updates": 6}
+    fields |= {"data.eval_examples": 0, "eval_every": 6, "mesh.data": 1, "target": 0.0}
+    fields |= {"echo.factor": 2.0, "echo.order": "spread", "echo.buffer": 24}
+    fields |= {"optim.warmup_updates": 1}
     return load_config("configs/cifar.py:tiny", {**fields, **overrides})
 
 
@@ -320,33 +300,13 @@ def test_a_run_trains_with_an_echo_and_does_not_go_on_with_other_shards(
         run_train(config_of(source, updates=8), tmp_path / "run")
 
 
-@each_format
-def test_a_position_is_gone_on_from_to_the_bit(source_of, name):
-    """With the batches of the first format."""
-    spec = ej.EchoSpec(factor=2, order="spread", buffer=24, batch_size=8)
-
-    def batches(name):
-        workload = build(config_of(source_of(name, "images")))
-        return closing(iter(workload.train_dataset(spec)))
-
-    with batches(name) as first, batches(name) as second, batches("wds") as other:
-        for _ in range(3):
-            next(first)
-        second.set_state(first.get_state())
-        rest = itertools.islice(other, 3, 9)
-        for one, again, same in zip(first, second, rest, strict=False):
-            for key in one:
-                np.testing.assert_array_equal(one[key], again[key])
-                np.testing.assert_array_equal(one[key], same[key])
-
-
 def refusal(source, kind="images", split="train"):
     with pytest.raises(ValueError) as caught:
         open_source(source, split, kind)
     return str(caught.value)
 
 
-@each_format
+@pytest.mark.parametrize("name", ["wds", "parquet"])
 def test_a_missing_split_and_another_kind_are_refused(source_of, name):
     source = source_of(name, "images")
     said = refusal(source, split="extra")
@@ -358,15 +318,11 @@ def test_a_missing_split_and_another_kind_are_refused(source_of, name):
     ("source", "said"),
     [
         (f"{__name__}:WrongLabel", "has label 3; there are 3 classes"),
-        (f"{__name__}:NumpyLabel", "has 'label' of type int64; give int"),
         (f"{__name__}:Texts", "no classes"),
         (f"{__name__}:Empty", "has no example in split 'train'"),
         (f"{__name__}:Nothing", "cannot be imported"),
-        (f"{__name__}:config_of", "is no class with splits"),
         # No other code is called by its name.
         ("os:system", "is no class with splits"),
-        ("shelve:DbfilenameShelf", "is no class with splits"),
-        ("nowhere.at.all:Class", "cannot be imported"),
     ],
 )
 def test_a_class_that_does_not_fit_is_refused(source, said):
@@ -396,13 +352,9 @@ def test_shards_without_a_list_of_classes_count_them(tmp_path, label):
         ([("a.png", PNG)], "needs .cls, its label"),
         ([("a.cls", b"1")], "needs one of .jpg"),
         ([("a.png", PNG), ("a.cls", b"-1")], "is b'-1'; a label is a number"),
-        ([("a.png", PNG), ("a.cls", b"0.5")], "is b'0.5'; a label is a number"),
-        ([("a.png", PNG), ("a.cls", b"9" * 16)], "a label is a number from 0"),
         ([("a.png", PNG), ("a.png", PNG)], "two members 'a.png'"),
         ([("../a.png", PNG)], "leads out of the folder"),
-        ([("/etc/a.png", PNG)], "leads out of the folder"),
         ([("a\x1b[2J.png", PNG)], "not printable"),
-        ([("a" * 2000 + ".png", PNG)], "more than 1024 characters"),
     ],
 )
 def test_hostile_and_broken_archives_are_refused(tmp_path, members, said):
@@ -502,24 +454,19 @@ def test_a_package_that_is_missing_is_named_with_the_extra(monkeypatch):
 def test_a_fingerprint_is_of_what_the_docs_say(tmp_path):
     """16 pieces of 64 KiB, from the first byte to the last; all of 1 MiB."""
     path = tmp_path / "train.tar"
-
-    def fingerprint_without(byte):
-        changed = bytearray(content)
-        changed[byte] ^= 1
-        path.write_bytes(changed)
-        return shards_metadata([path])["fingerprint"]
-
-    for mib in (1, 7):
-        size = (mib << 20) + 4 * (mib > 1)
-        content = np.random.default_rng(0).bytes(size)
+    for size, starts in ((1 << 20, range(0, 1 << 20, 1 << 16)), (7 << 20, None)):
+        starts = starts or [k * (size - (1 << 16)) // 15 for k in range(16)]
+        content = bytearray(np.random.default_rng(0).bytes(size))
         path.write_bytes(content)
-        whole = shards_metadata([path])["fingerprint"]
-        starts = [k * (size - (1 << 16)) // 15 for k in range(16)]
-        seen = [byte for at in starts for byte in (at, at + (1 << 16) - 1)]
-        assert seen[0] == 0 and seen[-1] == size - 1
-        assert all(fingerprint_without(byte) != whole for byte in seen)
-        between = (starts[7] + starts[8] + (1 << 16)) // 2
-        assert (fingerprint_without(between) == whole) is (mib > 1)
+        found = {shards_metadata([path])["fingerprint"]}
+        for byte in (starts[0], starts[7], starts[7] + (1 << 16) - 1, size - 1):
+            content[byte] ^= 1
+            path.write_bytes(content)
+            found.add(shards_metadata([path])["fingerprint"])
+        assert len(found) == 5
+    content[starts[7] + (1 << 16)] ^= 1  # Between two pieces.
+    path.write_bytes(content)
+    assert shards_metadata([path])["fingerprint"] in found
 
 
 def test_another_label_is_seen_wherever_it_lies(tmp_path):
@@ -570,10 +517,8 @@ def test_facts_of_tensorflow_datasets_say_what_was_read():
 @pytest.mark.parametrize(
     ("source", "kind", "split", "said"),
     [
-        ("tfds:cifar100", "images", "train", "tfds:cifar100' is not prepared in "),
         ("tfds:cifar100", "images", "train", "'array_record').download_and_prepare()"),
         ("tfds:cifar10", "images", "extra", "no split 'extra'; it has train, test"),
-        ("tfds:lm1b", "images", "train", "no feature 'image'"),
         ("tfds:cifar10", "coco", "train", "no feature 'image/id'"),
         ("", "images", "train", "data.source is empty"),
     ],
@@ -614,8 +559,3 @@ def test_scenes_of_tensorflow_datasets(tmp_path, monkeypatch):
         assert np.frombuffer(example["labels"], np.int32).tolist() == [3] * i
         assert np.frombuffer(example["crowd"], np.uint8).tolist() == [i > 1] * i
         assert np.frombuffer(example["area"], np.float32).tolist() == [300 + i] * i
-
-
-def test_picked_records_are_those():
-    subset = Subset([b"a", b"b", b"c"], (2, 0))
-    assert len(subset) == 2 and [subset[0], subset[1]] == [b"c", b"a"]
