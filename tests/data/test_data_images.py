@@ -18,7 +18,6 @@ from echo_jax.data.images import (
     change_colours,
     choose_stages,
     decode_image,
-    decode_jpeg,
     distort_colours,
     flip,
     pad_crop_flip,
@@ -75,11 +74,11 @@ def test_files_are_decoded_as_by_pillow(kind):
 
 def test_grey_and_cmyk_images_become_red_green_blue():
     image = smooth(40, 60)
-    grey = decode_jpeg(jpeg(image[..., 0]))
+    grey = decode_image(jpeg(image[..., 0]))
     assert grey.shape == (40, 60, 3) and difference(grey, image[..., :1]) < 2
     file = io.BytesIO()
     Image.fromarray(image).convert("CMYK").save(file, "JPEG", quality=95)
-    assert difference(decode_jpeg(file.getvalue()), image) < 4
+    assert difference(decode_image(file.getvalue()), image) < 4
 
 
 NO_ROWS = b"\xff\xd8\xff\xc0" + struct.pack(">HBHHB", 11, 8, 0, 5, 1) + b"\0" * 9
@@ -87,7 +86,7 @@ NO_ROWS = b"\xff\xd8\xff\xc0" + struct.pack(">HBHHB", 11, 8, 0, 5, 1) + b"\0" * 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8\xff", b"GIF89a, no more", NO_ROWS])
 def test_a_damaged_image_or_array_is_refused(data):
-    for read in (decode_jpeg, lambda data: random_resized_crop(data, 0, 8)):
+    for read in (decode_image, lambda data: random_resized_crop(data, 0, 8)):
         with pytest.raises(ValueError, match=f"{len(data)} bytes.*no readable image"):
             read(data)
     image = smooth(4, 6)
@@ -107,7 +106,7 @@ def test_images_stand_upright_as_by_pillow(orientation):
     data = jpeg(stored, exif=exif)
     with Image.open(io.BytesIO(data)) as other:
         upright = np.asarray(ImageOps.exif_transpose(other))
-    assert difference(decode_jpeg(data), upright) < 1
+    assert difference(decode_image(data), upright) < 1
     assert difference(decode_image(data, as_stored=True), stored) < 2
     # Half a pixel apart at most, which is less than any wrong turn makes.
     for size in (20, 90):

@@ -179,11 +179,14 @@ def test_a_mobilenet_by_hand():
         (MobileNetV3(1000, "small"), 2_542_856),
         # He et al. 2016: 0.27 million, of a stem, blocks of three widths and a head.
         (ResNet(10, 20), 269_722),
+        # A ResNet-34 without its last stage, five maps behind it, and six heads.
+        (SSD(81, (4, 6, 6, 6, 4, 4)), 19_975_222),
     ],
-    ids=["resnet50", "small", "resnet20"],
+    ids=["resnet50", "small", "resnet20", "ssd300"],
 )
 def test_the_number_of_parameters_is_the_published_one(model, expected):
-    assert count(shapes_of(model, 32)[0]["params"]) == expected
+    size = 300 if isinstance(model, SSD) else 32
+    assert count(shapes_of(model, size)[0]["params"]) == expected
 
 
 def test_a_large_mobilenet_has_the_published_parameters_and_strides():
@@ -266,29 +269,12 @@ def test_a_network_that_cannot_be_built_is_refused(model, message):
         shapes_of(model, 64)
 
 
-@pytest.mark.parametrize("size", [64, 300])
-def test_ssd_predicts_for_every_default_box(size):
-    assert map_sizes(300) == (38, 19, 10, 5, 3, 1) and map_sizes(128) == (16, 8, 4, 2)
-    maps = map_sizes(size)
+def test_ssd_predicts_for_every_default_box():
+    maps = map_sizes(300)
+    assert maps == (38, 19, 10, 5, 3, 1) and map_sizes(128) == (16, 8, 4, 2)
     model = SSD(5, boxes_per_cell(maps), (1, 1, 1), width=4)
-    offsets, scores = shapes_of(model, size)[1]
-    num_anchors = len(default_boxes(maps))
-    assert offsets.shape == (2, num_anchors, 4)
-    assert scores.shape == (2, num_anchors, 5)
-
-
-def test_the_parameters_of_ssd300():
-    params = shapes_of(SSD(81, (4, 6, 6, 6, 4, 4)), 300)[0]["params"]
-    # A ResNet-34 without its last stage and its classifier of 1000 classes.
-    assert count(params["trunk"]) == 21_797_672 - 13_114_368 - 513_000
-    channels = [256, 512, 512, 256, 256, 256]
-    extras = sum(
-        a * b // 2 + 9 * b // 2 * b + 3 * b
-        for a, b in zip(channels, [512, 512, 256, 256, 256], strict=False)
-    )
-    boxes = zip(channels, [4, 6, 6, 6, 4, 4], strict=True)
-    heads = sum((9 * c + 1) * n * (4 + 81) for c, n in boxes)
-    assert count(params) == count(params["trunk"]) + extras + heads
+    offsets, scores = shapes_of(model, 300)[1]
+    assert offsets.shape == (2, 8732, 4) and scores.shape == (2, 8732, 5)
 
 
 def test_predictions_lie_where_their_default_boxes_are():
