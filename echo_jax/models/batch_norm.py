@@ -148,15 +148,14 @@ class GhostBatchNorm(nn.Module):
         """
         channels = x.shape[-1]
         zeros, ones = nn.initializers.zeros, nn.initializers.ones
-        running_mean = self.variable(
-            "batch_stats", "mean", zeros, None, (channels,), jnp.float32
-        )
-        running_var = self.variable(
-            "batch_stats", "var", ones, None, (channels,), jnp.float32
+        running_mean, running_var = (
+            self.variable("batch_stats", name, start, None, (channels,), jnp.float32)
+            for name, start in (("mean", zeros), ("var", ones))
         )
         scale = self.param("scale", self.scale_init, (channels,), jnp.float32)
         bias = self.param("bias", zeros, (channels,), jnp.float32)
         groups = _grouped(x, self.virtual_batch if train else None)
+        shape = (1,) * (groups.ndim - 1) + (channels,)
         if train:
             axes = None if self.virtual_batch else statistics_axes()
             mean, var = _moments(groups, None if self.is_initializing() else axes)
@@ -169,12 +168,10 @@ class GhostBatchNorm(nn.Module):
                 for running, new in ((running_mean, means), (running_var, total)):
                     running.value = kept * running.value + (1 - kept) * new
         else:
-            shape = (1,) * (groups.ndim - 1) + (channels,)
             mean = running_mean.value.reshape(shape)
             var = running_var.value.reshape(shape)
-        each = (1,) * (groups.ndim - 1) + (channels,)
-        factor = lax.rsqrt(var + self.epsilon) * scale.reshape(each)
-        y = (groups.astype(jnp.float32) - mean) * factor + bias.reshape(each)
+        factor = lax.rsqrt(var + self.epsilon) * scale.reshape(shape)
+        y = (groups.astype(jnp.float32) - mean) * factor + bias.reshape(shape)
         return y.astype(self.dtype).reshape(x.shape)
 
 

@@ -7,7 +7,7 @@ starts at zero, so that a new block passes its input on (Goyal et al. 2017, sect
 """
 
 from functools import partial
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import flax.linen as nn
 import jax
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from echo_jax.models.batch_norm import GhostBatchNorm
 
-__all__ = ["Block", "ImageNetResNet", "ResNetStages"]
+__all__ = ["Block", "ImageNetResNet", "ResNetStages", "conv"]
 
 Block = Literal["bottleneck", "basic"]
 
@@ -83,7 +83,7 @@ class ResNetStages(nn.Module):
         norm = partial(
             GhostBatchNorm, virtual_batch=self.virtual_batch, dtype=self.dtype
         )
-        x = _conv(self.width, 7, 2, self.dtype, name="stem")(images)
+        x = conv(self.width, 7, 2, self.dtype, name="stem")(images)
         x = nn.relu(norm(name="stem_norm")(x, train=train))
         x = nn.max_pool(x, (3, 3), (2, 2), padding="SAME")
         features = []
@@ -180,32 +180,29 @@ class _ResidualBlock(nn.Module):
         y = x
         for number, (size, stride, expansion) in enumerate(plan):
             is_last = number == len(plan) - 1
-            y = _conv(
-                self.channels * expansion,
-                size,
-                stride,
-                self.dtype,
-                name=f"conv_{number}",
-            )(y)
+            channels, name = self.channels * expansion, f"conv_{number}"
+            y = conv(channels, size, stride, self.dtype, name=name)(y)
             start = nn.initializers.zeros if is_last else nn.initializers.ones
             y = norm(scale_init=start, name=f"norm_{number}")(y, train=train)
             y = y if is_last else nn.relu(y)
         if x.shape != y.shape:
             channels = y.shape[-1]
-            x = _conv(channels, 1, self.stride, self.dtype, name="shortcut")(x)
+            x = conv(channels, 1, self.stride, self.dtype, name="shortcut")(x)
             x = norm(name="shortcut_norm")(x, train=train)
         return nn.relu(x + y)
 
 
-def _conv(
-    channels: int, size: int, stride: int, dtype: jnp.dtype, *, name: str
+def conv(
+    channels: int, size: int, stride: int, dtype: Any, *, name: str, groups: int = 1
 ) -> nn.Conv:
+    """Returns a convolution without a bias whose windows are centred on pixels."""
     return nn.Conv(
         channels,
         (size, size),
         (stride, stride),
         # "SAME" would pad an even image on one side only where the stride is 2.
         padding=[(size // 2, size // 2)] * 2,
+        feature_group_count=groups,
         use_bias=False,
         dtype=dtype,
         kernel_init=nn.initializers.variance_scaling(2.0, "fan_out", "normal"),

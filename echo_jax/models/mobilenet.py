@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from echo_jax.models.imagenet_resnet import conv
 from echo_jax.models.resnet import Norm, norm_layer
 
 __all__ = ["MobileNetSize", "MobileNetV3"]
@@ -180,16 +181,12 @@ class _ConvNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, *, train: bool) -> jax.Array:
-        reach = self.kernel // 2
-        x = nn.Conv(
+        x = conv(
             self.channels,
-            (self.kernel, self.kernel),
-            (self.stride, self.stride),
-            padding=[(reach, reach)] * 2,
-            feature_group_count=self.groups,
-            use_bias=False,
-            dtype=self.dtype,
-            kernel_init=nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
+            self.kernel,
+            self.stride,
+            self.dtype,
+            groups=self.groups,
             name="conv",
         )(x)
         return norm_layer(self.norm, self.dtype, train, name="norm")(x)

@@ -8,8 +8,13 @@ import flax.linen as nn
 import numpy as np
 
 from echo_jax.data.augment import Augment, ColourDistortion, Flip, PadCrop
-from echo_jax.data.images.classification import DecodeLabelled, Encoded
-from echo_jax.data.images.decode import decode_image, pad_crop_flip, resize_center_crop
+from echo_jax.data.images.decode import (
+    DecodeLabelled,
+    Encoded,
+    decode_image,
+    pad_crop_flip,
+    resize_center_crop,
+)
 from echo_jax.data.images.host_augment import HostAugment, OnImage, choose_stages
 from echo_jax.data.images.host_colour import distort_colours
 from echo_jax.data.pipeline.stages import Item, Stages

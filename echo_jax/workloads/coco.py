@@ -29,8 +29,7 @@ from echo_jax.data.detection.records import (
     DecodeForEvaluation,
     resize_to_square,
 )
-from echo_jax.data.images.classification import Encoded
-from echo_jax.data.images.decode import decode_image
+from echo_jax.data.images.decode import Encoded, decode_image
 from echo_jax.data.images.host_augment import HostAugment, OnImage, choose_stages
 from echo_jax.data.images.host_colour import distort_colours
 from echo_jax.data.pipeline.evaluation import sample_indices

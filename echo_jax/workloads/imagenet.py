@@ -18,8 +18,12 @@ from echo_jax.data.augment import (
     RandomResizedCrop,
     Stage,
 )
-from echo_jax.data.images.classification import DecodeLabelled, Encoded
-from echo_jax.data.images.decode import random_resized_crop, resize_center_crop
+from echo_jax.data.images.decode import (
+    DecodeLabelled,
+    Encoded,
+    random_resized_crop,
+    resize_center_crop,
+)
 from echo_jax.data.images.host_augment import HostAugment, OnImage, choose_stages, flip
 from echo_jax.data.images.host_colour import distort_colours
 from echo_jax.data.pipeline.stages import Item, Stages

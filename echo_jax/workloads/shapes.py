@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from echo_jax.data.images.classification import Encoded
-from echo_jax.data.images.decode import resize_center_crop
+from echo_jax.data.images.decode import Encoded, resize_center_crop
 from echo_jax.data.pipeline.stages import Item, Stages
 from echo_jax.data.sources.shapes import (
     CLASS_NAMES,

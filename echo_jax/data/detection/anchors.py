@@ -35,7 +35,9 @@ def default_boxes(map_sizes: Sequence[int]) -> np.ndarray:
       (8732, 4)
     """
     all_ratios = _ratios(map_sizes)
-    scales = _scales(len(map_sizes))
+    # The scale of each map, and one more for the last larger square.
+    step = (_LAST - _SECOND) / (len(map_sizes) - 2)
+    scales = [_FINEST, *(_SECOND + step * np.arange(len(map_sizes)))]
     boxes = []
     for number, (size, ratios) in enumerate(zip(map_sizes, all_ratios, strict=True)):
         shapes = _shapes(scales[number], scales[number + 1], ratios)
@@ -67,12 +69,6 @@ def _ratios(map_sizes: Sequence[int]) -> list[tuple[float, ...]]:
     return [_FEW, *[_MANY] * (len(map_sizes) - 3), _FEW, _FEW]
 
 
-def _scales(num_maps: int) -> np.ndarray:
-    """Returns the scale of each map, and one more for the last larger square."""
-    step = (_LAST - _SECOND) / (num_maps - 2)
-    return np.array([_FINEST, *(_SECOND + step * np.arange(num_maps))])
-
-
 def _shapes(scale: float, next_scale: float, ratios: Sequence[float]) -> np.ndarray:
     """Returns height and width of the boxes of a cell, float64[K, 2]."""
     shapes = [[scale, scale], [np.sqrt(scale * next_scale)] * 2]
@@ -83,15 +79,10 @@ def _shapes(scale: float, next_scale: float, ratios: Sequence[float]) -> np.ndar
 
 
 class Match(NamedTuple):
-    """The object of each default box of an image.
+    """The object of each default box of an image."""
 
-    Attributes:
-      truth: The row of the object, int32[A]; meaningless without a match.
-      is_matched: Whether there is an object, bool[A]; other boxes learn background.
-    """
-
-    truth: jax.Array
-    is_matched: jax.Array
+    truth: jax.Array  # Its row, int32[A]; meaningless without a match.
+    is_matched: jax.Array  # bool[A]; other boxes learn background.
 
 
 # An object gets the default box of largest overlap. Any other default box gets the

@@ -14,32 +14,20 @@ __all__ = ["Detections", "NmsSettings", "detect", "suppress"]
 
 @dataclass(frozen=True)
 class NmsSettings:
-    """Limits of the suppression; values of Liu et al. 2016, section 3.1.
-
-    Attributes:
-      max_overlap: A box that overlaps a better one of its class by more is dropped.
-      candidates: Boxes of each class to consider, those with the highest scores.
-      max_detections: Limit for an image over all classes.
-    """
+    """Limits of the suppression; values of Liu et al. 2016, section 3.1."""
 
     min_score: float = 0.01
-    max_overlap: float = 0.45
-    candidates: int = 400
-    max_detections: int = 200
+    max_overlap: float = 0.45  # With a better box of the same class.
+    candidates: int = 400  # Boxes of each class, those with the highest scores.
+    max_detections: int = 200  # Of an image, over all classes.
 
 
 class Detections(NamedTuple):
-    """The detections of an image, the highest score first.
+    """The detections of an image, the highest score first."""
 
-    Attributes:
-      boxes: float32[D, 4], as fractions of the image.
-      scores: float32[D]; 0 in empty rows.
-      labels: int32[D].
-    """
-
-    boxes: jax.Array
-    scores: jax.Array
-    labels: jax.Array
+    boxes: jax.Array  # float32[D, 4], as fractions of the image.
+    scores: jax.Array  # float32[D]; 0 in empty rows.
+    labels: jax.Array  # int32[D].
 
 
 def detect(boxes: jax.Array, scores: jax.Array, settings: NmsSettings) -> Detections:

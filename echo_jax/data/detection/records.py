@@ -15,16 +15,11 @@ __all__ = ["DecodeBoxes", "DecodeForEvaluation", "resize_to_square"]
 
 @dataclass(frozen=True)
 class DecodeBoxes:
-    """Turns a record into a square image and its objects, in fixed shapes.
+    """Turns a record into a square image and its objects, in fixed shapes."""
 
-    Attributes:
-      decode_record: Returns the dict of kind coco.
-      max_boxes: Number of objects to keep, those of the largest area.
-    """
-
-    decode_record: Callable[[Any], dict[str, Any]]
+    decode_record: Callable[[Any], dict[str, Any]]  # Returns the dict of kind coco.
     size: int
-    max_boxes: int
+    max_boxes: int  # Objects to keep, those of the largest area.
 
     def __call__(self, record: Any) -> Item:
         entries = self.decode_record(record)

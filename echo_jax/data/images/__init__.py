@@ -7,7 +7,6 @@ __getattr__ = door(
     {
         "decode": [
             "decode_image",
-            "decode_jpeg",
             "pad_crop_flip",
             "random_resized_crop",
             "resize_center_crop",

@@ -12,16 +12,20 @@ stored pixels. Grey and CMYK images become RGB. Transparency is dropped.
 import math
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import cv2
 import numpy as np
 
 from echo_jax.data.images.jpeg_header import TURNS, Box, JpegHeader, jpeg_header
+from echo_jax.data.pipeline.stages import Item
 from echo_jax.echo.keys import mix
 
 __all__ = [
+    "DecodeLabelled",
+    "Encoded",
     "decode_image",
-    "decode_jpeg",
     "pad_crop_flip",
     "random_resized_crop",
     "resize_center_crop",
@@ -49,12 +53,28 @@ _ROWS_BELOW = 32
 _CROP_TRIES = 10
 
 
-def decode_jpeg(data: bytes) -> np.ndarray:
-    """Returns the RGB image of a JPEG or another file, uint8[height, width, 3]."""
-    return _decode(data, _UPRIGHT)
+Encoded = bytes | np.ndarray
+"""An image as a record holds it: a file's bytes, or pixels."""
 
 
-def decode_image(encoded: bytes | np.ndarray, *, as_stored: bool = False) -> np.ndarray:
+@dataclass(frozen=True)
+class DecodeLabelled:
+    """Turns a record into ``{"image": ..., "label": int32[]}``."""
+
+    decode_record: Callable[[Any], dict[str, Any]]  # Returns the dict of kind images.
+    # Returns pixels of a fixed size, or bytes if augmentation decodes them.
+    decode: Callable[[Encoded], Any]
+
+    def __call__(self, record: Any) -> Item:
+        entries = self.decode_record(record)
+        try:
+            image = self.decode(entries["image"])
+        except ValueError as error:
+            raise ValueError(f"image {entries['name']!r}: {error}") from error
+        return {"image": image, "label": np.asarray(entries["label"], np.int32)}
+
+
+def decode_image(encoded: Encoded, *, as_stored: bool = False) -> np.ndarray:
     """Returns an encoded or decoded image as RGB, uint8[height, width, 3]."""
     if isinstance(encoded, bytes):
         return _decode(encoded, _FULL if as_stored else _UPRIGHT)
@@ -67,7 +87,7 @@ def decode_image(encoded: bytes | np.ndarray, *, as_stored: bool = False) -> np.
 
 
 def random_resized_crop(
-    encoded: bytes | np.ndarray,
+    encoded: Encoded,
     seed: int,
     size: int,
     *,
@@ -82,9 +102,7 @@ def random_resized_crop(
     )
 
 
-def resize_center_crop(
-    encoded: bytes | np.ndarray, size: int, *, resize: int
-) -> np.ndarray:
+def resize_center_crop(encoded: Encoded, size: int, *, resize: int) -> np.ndarray:
     """Returns the middle of the image resized to `resize`, uint8[size, size, 3]."""
     if not 0 < size <= resize:
         raise ValueError(
@@ -140,9 +158,7 @@ def _random_box(
     return Box((height - high) / 2, (width - wide) / 2, high, wide)
 
 
-def _crop(
-    encoded: bytes | np.ndarray, choose: Callable[[int, int], Box], size: int
-) -> np.ndarray:
+def _crop(encoded: Encoded, choose: Callable[[int, int], Box], size: int) -> np.ndarray:
     """Returns the part that `choose(height, width)` selects, uint8[size, size, 3]."""
     header = jpeg_header(encoded) if isinstance(encoded, bytes) else None
     if not isinstance(encoded, bytes) or header is None:

@@ -23,23 +23,16 @@ _ORIENTATION, _ENTRY_BYTES = 0x0112, 12
 
 
 class JpegHeader(NamedTuple):
-    """Facts from the header of a JPEG file.
+    """Facts from the header of a JPEG file; sizes are in pixels, as stored."""
 
-    Attributes:
-      at: Offset of the height (two bytes); the width follows.
-      scan: Offset of the pixels.
-      is_in_order: Whether rows are stored from top to bottom, with all colours
-        together, without restart markers and without a second picture.
-      height: In pixels, as stored.
-      orientation: EXIF orientation, from 1 to 8.
-    """
-
-    at: int
-    scan: int
+    at: int  # Offset of the height (two bytes); the width follows.
+    scan: int  # Offset of the pixels.
+    # Rows are stored from top to bottom, with all colours together, without restart
+    # markers and without a second picture.
     is_in_order: bool
     height: int
     width: int
-    orientation: int
+    orientation: int  # EXIF's, from 1 to 8.
 
 
 def jpeg_header(data: bytes) -> JpegHeader | None:

@@ -27,13 +27,19 @@ restored with other threads or prefetching, but not with another engine or numbe
 workers.
 """
 
-import grain
+from dataclasses import replace
+from functools import partial
 
-from echo_jax.data.pipeline.grain_engine import grain_batches, grain_fresh_batches
+import grain
+from grain.experimental import ThreadPrefetchIterDataset
+
+from echo_jax.data.pipeline.fresh import below_echo
+from echo_jax.data.pipeline.grain_engine import WithFreshTime, grain_fresh
 from echo_jax.data.pipeline.spec import EchoAfter, PipelineSpec
-from echo_jax.data.pipeline.stages import Stages
+from echo_jax.data.pipeline.stages import BroadcastTags, Stages
+from echo_jax.echo.adapters import grain as echo_grain
 from echo_jax.echo.shard import SINGLE, DataShard
-from echo_jax.echo.spec import AnySpec
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec
 
 __all__ = ["EchoAfter", "PipelineSpec", "fresh_batches", "train_dataset"]
 
@@ -42,27 +48,63 @@ def train_dataset(
     stages: Stages, pipeline: PipelineSpec, spec: AnySpec, shard: DataShard = SINGLE
 ) -> grain.IterDataset:
     """Returns the endless training batches with the echo's tags; sizes are global."""
-    if pipeline.engine == "tfdata":
+    in_batches = pipeline.after == "batch"
+    if in_batches:
+        spec = replace(spec, batch_size=1)
+    else:
+        spec = shard.echo(replace(spec, batch_size=pipeline.batch_size))
+    if (
+        pipeline.engine == "tfdata"
+        and isinstance(spec, EchoSpec)
+        and spec.order != "shuffle_buffer"
+    ):
         # TensorFlow is an optional extra, and its import takes ten seconds.
-        from echo_jax.data.pipeline.tfdata_engine import tfdata_batches
+        from echo_jax.data.pipeline.tfdata_engine import TfdataBatches
 
-        return tfdata_batches(stages, pipeline, spec, shard)
-    return grain_batches(stages, pipeline, spec, shard)
+        return TfdataBatches(stages, pipeline, spec, shard)
+    fresh = _fresh(stages, pipeline, shard, in_batches=in_batches)
+    rows, ahead = shard.rows(pipeline.batch_size), None
+    prefetch = pipeline.prefetch
+    if isinstance(spec, AdaptiveSpec):
+        # Buffer fresh data for the trainer, not repeats that were decided too early.
+        ahead, prefetch = max(1, prefetch), min(1, prefetch)
+    below = below_echo(stages, pipeline, shard)
+    if below is None:
+        is_gathered = not in_batches
+        batches = echo_grain.echo(
+            fresh, spec, batch=is_gathered, tags=True, prefetch=ahead
+        )
+        index = partial(shard.global_index, rows=rows)
+        batches = batches.map(
+            BroadcastTags(rows, index) if is_gathered else BroadcastTags(rows)
+        )
+    else:
+        uses = echo_grain.echo(fresh, spec, tags=True, prefetch=ahead)
+        batches = uses.batch(rows, drop_remainder=True, batch_fn=below)
+    batches = ThreadPrefetchIterDataset(batches, prefetch_buffer_size=prefetch)
+    return WithFreshTime(batches, fresh.fresh_time, fresh.bad_items)
 
 
 # Element r of batch c is fresh item ``c * batch_size + r`` of `train_dataset`, so an
 # echo of these batches repeats the same items. The device echo makes batches ahead.
 def fresh_batches(
     stages: Stages, pipeline: PipelineSpec, shard: DataShard = SINGLE
-) -> grain.IterDataset:
+) -> WithFreshTime:
     """Returns the endless fresh batches for an echo on the devices."""
     if pipeline.after not in ("decode", "augment"):
         raise ValueError(
             f"echo.after={pipeline.after!r} has no echo on a device; use decode or "
             "augment, or --config.echo.where=host."
         )
-    if pipeline.engine == "tfdata":
-        from echo_jax.data.pipeline.tfdata_engine import tfdata_fresh_batches
+    return _fresh(stages, pipeline, shard, in_batches=True)
 
-        return tfdata_fresh_batches(stages, pipeline, shard)
-    return grain_fresh_batches(stages, pipeline, shard)
+
+def _fresh(
+    stages: Stages, pipeline: PipelineSpec, shard: DataShard, *, in_batches: bool
+) -> WithFreshTime:
+    """Returns fresh elements, in batches or one by one."""
+    if pipeline.engine == "tfdata":
+        from echo_jax.data.pipeline.tfdata_engine import tfdata_fresh
+
+        return tfdata_fresh(stages, pipeline, shard, in_batches=in_batches)
+    return grain_fresh(stages, pipeline, shard, in_batches=in_batches)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.data.pipeline.stages import Item, RecordSource
+from echo_jax.data.pipeline.stages import Item, RecordSource, stacked
 from echo_jax.echo.keys import use_seed
 from echo_jax.echo.shard import SINGLE, DataShard
 
@@ -71,5 +71,5 @@ def _padded(items: Sequence[Item], size: int, real: int) -> Item:
     """Stacks items to a batch of `size` rows, of which `real` are not padding."""
     # Pad with the first item: a model may give NaN on zeros, and 0 times NaN counts.
     rows = [*items, *[items[0]] * (size - len(items))]
-    batch = {key: np.stack([item[key] for item in rows]) for key in items[0]}
-    return {**batch, "mask": (np.arange(size) < real).astype(np.float32)}
+    mask = (np.arange(size) < real).astype(np.float32)
+    return {**stacked(rows), "mask": mask}

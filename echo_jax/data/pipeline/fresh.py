@@ -6,18 +6,17 @@ the item at the same place in the next epoch replaces it, or in a later epoch if
 item is bad too. The result does not depend on engine, worker, host or restart.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import grain
 
 from echo_jax.data.pipeline.spec import AUGMENT, SHUFFLE, STORAGE, PipelineSpec
 from echo_jax.data.pipeline.stages import (
-    AugmentFresh,
-    DecodeFresh,
     FinishBatch,
+    FinishFresh,
     Guarded,
     Read,
     Stages,
@@ -40,22 +39,24 @@ def fresh_items(
     records = _records(stages, pipeline)
     dataset = records.map_with_index(Read(stages.source, storage))
     if pipeline.after != "read":
-        last = DecodeFresh(Guarded("decode", stages.decode))
-        if pipeline.after in ("augment", "batch") and stages.augment is not None:
-            dataset = dataset.map_with_index(last)
-            augment = Guarded("augment", stages.augment)
-            last = AugmentFresh(augment, pipeline.stream_seed(AUGMENT))
-        unchecked = dataset.map_with_index(last)
-        otherwise = _RefuseBad(records)
+        augment = stages.augment if pipeline.after in ("augment", "batch") else None
+        finish = FinishFresh(
+            Guarded("decode", stages.decode),
+            augment and Guarded("augment", augment),
+            pipeline.stream_seed(AUGMENT),
+        )
+        unchecked = dataset.map_with_index(finish)
+        otherwise = partial(_refuse_bad, records)
         if pipeline.max_bad:
-            otherwise = _ReplaceBad(unchecked, records, len(stages.source))
+            size = len(stages.source)
+            otherwise = partial(_replace_bad, unchecked, records, size)
         # A separate Grain stage would cost more than most checks.
-        checked = dataset.map_with_index(_Checked(last, otherwise))
+        checked = dataset.map_with_index(partial(_checked, finish, otherwise))
         dataset = checked if pipeline.check_finite else unchecked
     if shard.count == 1:
         return dataset
     rows = shard.rows(pipeline.batch_size)
-    return _ShardOfItems(dataset, functools.partial(shard.global_index, rows=rows))
+    return _ShardOfItems(dataset, partial(shard.global_index, rows=rows))
 
 
 def below_echo(
@@ -74,8 +75,8 @@ def below_echo(
         Guarded("decode", stages.decode) if is_read else None,
         stages.augment and Guarded("augment", stages.augment),
         pipeline.stream_seed(AUGMENT),
-        functools.partial(shard.global_index, rows=rows),
-        _RefuseBad(_records(stages, pipeline)) if looks else None,
+        partial(shard.global_index, rows=rows),
+        partial(_refuse_bad, _records(stages, pipeline)) if looks else None,
     )
 
 
@@ -112,50 +113,38 @@ class _Replaced(NamedTuple):
     bad: Sequence[BadItem]
 
 
-@dataclass(frozen=True)
-class _Checked:
-    """Calls ``otherwise(index, item)`` if the item of a stage is not finite."""
-
-    stage: Callable[[int, Any], Any]
-    otherwise: Callable[[int, Any], Any]
-
-    def __call__(self, index: int, item: Any) -> Any:
-        made = self.stage(index, item)
-        return made if is_finite(made) else self.otherwise(index, made)
-
-
-@dataclass(frozen=True)
-class _RefuseBad:
-    """Raises `BadItemError` for a bad item, with the number of its record."""
-
-    records: grain.MapDataset
-
-    def __call__(self, index: int, item: Any) -> NoReturn:
-        raise BadItemError(
-            f"{_bad(self.records, index, item)}; mend the record, or skip such items: "
-            "--config.data.max_bad=1 or more, with --config.echo.after=decode, augment "
-            "or batch; --config.data.check_finite=False looks for none"
-        )
+def _checked(
+    finish: Callable[[int, Any], Any],
+    otherwise: Callable[[int, Any], Any],
+    index: int,
+    record: Any,
+) -> Any:
+    """Returns a finished item, or ``otherwise(index, item)`` if it is not finite."""
+    item = finish(index, record)
+    return item if is_finite(item) else otherwise(index, item)
 
 
-@dataclass(frozen=True)
-class _ReplaceBad:
+def _refuse_bad(records: grain.MapDataset, index: int, item: Any) -> NoReturn:
+    raise BadItemError(
+        f"{_bad(records, index, item)}; mend the record, or skip such items: "
+        "--config.data.max_bad=1 or more, with --config.echo.after=decode, augment "
+        "or batch; --config.data.check_finite=False looks for none"
+    )
+
+
+def _replace_bad(
+    items: grain.MapDataset, records: grain.MapDataset, size: int, index: int, item: Any
+) -> _Replaced:
     """Replaces a bad item by the finite item at its place in a later epoch."""
-
-    items: grain.MapDataset
-    records: grain.MapDataset
-    num_records: int
-
-    def __call__(self, index: int, item: Any) -> _Replaced:
-        bad = _bad(self.records, index, item)
-        for epoch in range(1, _MOST_EPOCHS + 1):
-            other = self.items[index + epoch * self.num_records]
-            if is_finite(other):
-                return _Replaced(other, (bad,))
-        raise BadItemError(
-            f"{bad}; neither is finite what has its place in the {_MOST_EPOCHS} epochs "
-            "after it, and could be used instead; mend the records"
-        )
+    bad = _bad(records, index, item)
+    for epoch in range(1, _MOST_EPOCHS + 1):
+        other = items[index + epoch * size]
+        if is_finite(other):
+            return _Replaced(other, (bad,))
+    raise BadItemError(
+        f"{bad}; neither is finite what has its place in the {_MOST_EPOCHS} epochs "
+        "after it, and could be used instead; mend the records"
+    )
 
 
 def _bad(records: grain.MapDataset, index: int, item: Any) -> BadItem:

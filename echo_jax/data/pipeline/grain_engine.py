@@ -8,29 +8,20 @@ docs/design.md).
 
 import functools
 import signal
-from dataclasses import replace
 from typing import Any
 
 import grain
 from absl import flags
-from grain.experimental import ThreadPrefetchIterDataset, batch_and_pad
+from grain.experimental import batch_and_pad
 
-from echo_jax.data.pipeline.fresh import Gather, TakeNote, below_echo, fresh_items
+from echo_jax.data.pipeline.fresh import Gather, TakeNote, fresh_items
 from echo_jax.data.pipeline.spec import PipelineSpec
-from echo_jax.data.pipeline.stages import BroadcastTags, Stages
-from echo_jax.echo.adapters import grain as echo_grain
+from echo_jax.data.pipeline.stages import Stages
 from echo_jax.echo.bad_items import BadItems
 from echo_jax.echo.instrument.fresh_time import FreshTime
 from echo_jax.echo.shard import DataShard
-from echo_jax.echo.spec import AdaptiveSpec, AnySpec
 
-__all__ = [
-    "TimedFresh",
-    "WithFreshTime",
-    "echoed_batches",
-    "grain_batches",
-    "grain_fresh_batches",
-]
+__all__ = ["TimedFresh", "WithFreshTime", "grain_fresh"]
 
 # Passing an element costs about 50 us between threads and 300 us between processes. A
 # list of items is one element.
@@ -118,58 +109,10 @@ class _FlattenIterator(grain.DatasetIterator):
         self._list, self._num_taken = next(self._parent), 0
 
 
-def grain_batches(
-    stages: Stages, pipeline: PipelineSpec, spec: AnySpec, shard: DataShard
-) -> grain.IterDataset:
-    in_batches = pipeline.after == "batch"
-    fresh = _read(stages, pipeline, shard, in_batches=in_batches)
-    elements = fresh if in_batches else _FlattenLists(fresh)
-    batches = echoed_batches(elements, stages, pipeline, spec, shard)
-    return WithFreshTime(batches, fresh.fresh_time, fresh.bad_items)
-
-
-def echoed_batches(
-    fresh: grain.IterDataset,
-    stages: Stages,
-    pipeline: PipelineSpec,
-    spec: AnySpec,
-    shard: DataShard,
-) -> grain.IterDataset:
-    """Returns training batches: the echo of fresh elements, and later stages."""
-    rows, ahead = shard.rows(pipeline.batch_size), None
-    prefetch = pipeline.prefetch
-    if isinstance(spec, AdaptiveSpec):
-        # Buffer fresh data for the trainer, not repeats that were decided too early.
-        ahead, prefetch = max(1, prefetch), min(1, prefetch)
-    if pipeline.after == "batch":
-        spec = replace(spec, batch_size=1)
-        batches = echo_grain.echo(fresh, spec, tags=True, prefetch=ahead)
-        batches = batches.map(BroadcastTags(rows))
-    else:
-        spec = shard.echo(replace(spec, batch_size=pipeline.batch_size))
-        below = below_echo(stages, pipeline, shard)
-        if below is None:
-            batches = echo_grain.echo(
-                fresh, spec, batch=True, tags=True, prefetch=ahead
-            )
-            global_index = functools.partial(shard.global_index, rows=rows)
-            batches = batches.map(BroadcastTags(rows, global_index))
-        else:
-            uses = echo_grain.echo(fresh, spec, tags=True, prefetch=ahead)
-            batches = uses.batch(rows, drop_remainder=True, batch_fn=below)
-    return ThreadPrefetchIterDataset(batches, prefetch_buffer_size=prefetch)
-
-
-def grain_fresh_batches(
-    stages: Stages, pipeline: PipelineSpec, shard: DataShard
-) -> TimedFresh:
-    return _read(stages, pipeline, shard, in_batches=True)
-
-
-def _read(
+def grain_fresh(
     stages: Stages, pipeline: PipelineSpec, shard: DataShard, *, in_batches: bool
-) -> TimedFresh:
-    """Returns the endless stream of fresh elements: batches, or lists of items."""
+) -> WithFreshTime:
+    """Returns the endless stream of fresh elements: batches, or items."""
     items, rows = fresh_items(stages, pipeline, shard), shard.rows(pipeline.batch_size)
     if in_batches:
         # Grain's own function writes workers' batches to memory that the trainer reads.
@@ -185,7 +128,9 @@ def _read(
         grain.ReadOptions(num_threads=pipeline.threads, prefetch_buffer_size=held)
     )
     if pipeline.workers:
-        _ensure_flags_are_parsed()
+        if not flags.FLAGS.is_parsed():
+            # Grain needs absl's flags to start workers, also in notebooks.
+            flags.FLAGS.mark_as_parsed()
         stream = stream.mp_prefetch(
             grain.MultiprocessingOptions(
                 num_workers=pipeline.workers, per_worker_buffer_size=_WORKER_BUFFER
@@ -199,16 +144,13 @@ def _read(
     if pipeline.max_bad:
         stream = stream.map(TakeNote(bad_items))
     fresh_time = FreshTime(elements_per_batch=per_batch, held=held)
-    return TimedFresh(stream, fresh_time, bad_items)
+    timed = TimedFresh(stream, fresh_time, bad_items)
+    if in_batches:
+        return timed
+    return WithFreshTime(_FlattenLists(timed), fresh_time, bad_items)
 
 
 def _leave_signals_to_the_trainer(worker: int, num_workers: int) -> None:
     """Ignores Ctrl-C in a worker, so that the trainer alone saves and stops."""
     del worker, num_workers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _ensure_flags_are_parsed() -> None:
-    """Parses absl's flags, which Grain needs to start workers in notebooks."""
-    if not flags.FLAGS.is_parsed():
-        flags.FLAGS.mark_as_parsed()

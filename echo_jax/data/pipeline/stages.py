@@ -14,15 +14,15 @@ from echo_jax.echo.stores.leaves import read_only
 from echo_jax.echo.tree import tree_map
 
 __all__ = [
-    "AugmentFresh",
     "BroadcastTags",
-    "DecodeFresh",
     "FinishBatch",
+    "FinishFresh",
     "Guarded",
     "Item",
     "Read",
     "RecordSource",
     "Stages",
+    "stacked",
 ]
 
 Item = dict[str, Any]
@@ -87,44 +87,30 @@ class Read:
 
 
 @dataclass(frozen=True)
-class DecodeFresh:
-    """Decodes above the echo."""
+class FinishFresh:
+    """Decodes above the echo, and augments; a fresh item is its own first use."""
 
     decode: Callable[[bytes], Item]
-
-    def __call__(self, stream_index: int, record: Any) -> Item:
-        del stream_index
-        return self.decode(record)
-
-
-@dataclass(frozen=True)
-class AugmentFresh:
-    """Augments above the echo; a fresh item is its own first use."""
-
-    augment: Callable[[Item, int], Item]
+    augment: Callable[[Item, int], Item] | None
     seed: int
 
-    def __call__(self, stream_index: int, item: Any) -> Item:
+    def __call__(self, stream_index: int, record: bytes) -> Item:
+        item = self.decode(record)
+        if self.augment is None:
+            return item
         return self.augment(item, int(use_seed(self.seed, stream_index, 0)))
 
 
 @dataclass(frozen=True)
 class FinishBatch:
-    """Runs the stages below the echo for every use, and stacks the results.
-
-    Attributes:
-      decode: None if it is above the echo.
-      augment: None if it is above the echo.
-      seed: Seed of the augmentation.
-      global_index: Turns the echo's fresh index into the index over all processes.
-      otherwise: Is called with index and item if an item decoded here is not finite
-        at its first use; None checks nothing.
-    """
+    """Runs the stages below the echo for every use, and stacks the results."""
 
     decode: Callable[[bytes], Item] | None
     augment: Callable[[Item, int], Item] | None
     seed: int
+    # Turns the echo's fresh index into the index over all processes.
     global_index: Callable[[Any], Any] = lambda index: index
+    # For an item decoded here that is not finite at its first use.
     otherwise: Callable[[int, Item], object] | None = None
 
     def __call__(self, uses: Sequence[tuple[Any, Tags]]) -> Item:
@@ -134,8 +120,7 @@ class FinishBatch:
         seeds = use_seed(self.seed, fresh_index, repeat).tolist()
         finished = zip(uses, fresh_index.tolist(), repeat.tolist(), seeds, strict=True)
         items = [self._finished(item, *use) for (item, _), *use in finished]
-        batch = {key: np.stack([item[key] for item in items]) for key in items[0]}
-        return {**batch, "fresh_index": fresh_index, "repeat": repeat}
+        return {**stacked(items), "fresh_index": fresh_index, "repeat": repeat}
 
     def finish(self, item: Any, tags: Tags) -> Item:
         """Returns one finished example of the batch."""
@@ -166,3 +151,7 @@ class BroadcastTags:
             "fresh_index": np.full(shape, index, np.int64),
             "repeat": np.full(shape, tags.repeat, np.int32),
         }
+
+
+def stacked(items: Sequence[Item]) -> Item:
+    return {key: np.stack([item[key] for item in items]) for key in items[0]}

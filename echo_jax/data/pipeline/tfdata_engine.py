@@ -16,7 +16,6 @@ a restored echo on the host.
 
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,11 +23,7 @@ import grain
 import numpy as np
 
 from echo_jax.data.pipeline.fresh import TakeNote, below_echo, fresh_items
-from echo_jax.data.pipeline.grain_engine import (
-    TimedFresh,
-    WithFreshTime,
-    echoed_batches,
-)
+from echo_jax.data.pipeline.grain_engine import TimedFresh
 from echo_jax.data.pipeline.spec import PipelineSpec
 from echo_jax.data.pipeline.stages import BroadcastTags, Item, Stages
 from echo_jax.echo.adapters import tfdata
@@ -38,39 +33,18 @@ from echo_jax.echo.counts import Tags
 from echo_jax.echo.instrument.fresh_time import FreshTime
 from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.shard import DataShard
-from echo_jax.echo.spec import AnySpec, EchoSpec
+from echo_jax.echo.spec import EchoSpec
 
-__all__ = ["tfdata_batches", "tfdata_fresh_batches"]
+__all__ = ["TfdataBatches", "tfdata_fresh"]
 
 _ENDLESS = np.iinfo(np.int64).max
 
 
-def tfdata_batches(
-    stages: Stages, pipeline: PipelineSpec, spec: AnySpec, shard: DataShard
-) -> grain.IterDataset:
-    if not isinstance(spec, EchoSpec) or spec.order == "shuffle_buffer":
-        in_batches = pipeline.after == "batch"
-        fresh = _fresh(stages, pipeline, shard, in_batches=in_batches)
-        batches = echoed_batches(fresh, stages, pipeline, spec, shard)
-        return WithFreshTime(batches, fresh.fresh_time, fresh.bad_items)
-    if pipeline.after == "batch":
-        in_graph = replace(spec, batch_size=1)
-    else:
-        in_graph = shard.echo(replace(spec, batch_size=pipeline.batch_size))
-    return _TfdataBatches(stages, pipeline, in_graph, shard)
-
-
-def tfdata_fresh_batches(
-    stages: Stages, pipeline: PipelineSpec, shard: DataShard
-) -> TimedFresh:
-    return _fresh(stages, pipeline, shard, in_batches=True)
-
-
-def _fresh(
+def tfdata_fresh(
     stages: Stages, pipeline: PipelineSpec, shard: DataShard, *, in_batches: bool
 ) -> TimedFresh:
     """Returns fresh elements, in batches or one by one."""
-    fresh = _TfdataBatches(stages, pipeline, None, shard, in_batches=in_batches)
+    fresh = TfdataBatches(stages, pipeline, None, shard, in_batches=in_batches)
     per_batch = 1 if in_batches else shard.rows(pipeline.batch_size)
     # Elements in threads, in the queue, between both, and at the queue's end.
     held = pipeline.threads + pipeline.prefetch + 2
@@ -78,7 +52,7 @@ def _fresh(
     return TimedFresh(fresh, fresh_time, fresh.bad_items)
 
 
-class _TfdataBatches(grain.IterDataset):
+class TfdataBatches(grain.IterDataset):
     """Batches of a tf.data graph as a Grain dataset; uses only Grain's shuffle."""
 
     def __init__(
@@ -111,10 +85,8 @@ class _TfdataBatches(grain.IterDataset):
         if not self._of_batches:
             self._global_index = partial(shard.global_index, rows=self._rows)
         self._below = None
-        below = None
-        if self._is_tagged and not self._of_batches:
-            below = below_echo(stages, pipeline, shard)
-        if below is not None:
+        below = below_echo(stages, pipeline, shard)
+        if self._is_tagged and not self._of_batches and below is not None:
             sample = below.finish(sample, Tags(0, 0))
             self._below = _Stage(
                 lambda item, index, repeat: below.finish(item, Tags(index, repeat)),
@@ -146,9 +118,8 @@ class _TfdataBatches(grain.IterDataset):
 
     def finished(self, batch: Item, tags: Tags) -> Item:
         """Returns a batch of the graph in the form that the trainer expects."""
-        if not self._is_tagged:
-            return batch
-        return BroadcastTags(self._rows, self._global_index)((batch, tags))
+        finish = BroadcastTags(self._rows, self._global_index)
+        return finish((batch, tags)) if self._is_tagged else batch
 
     def take_failure(self) -> BaseException | None:
         """Returns and forgets a stage's exception, which the graph only quotes."""
@@ -161,18 +132,15 @@ class _TfdataBatches(grain.IterDataset):
     def _map(
         self, dataset: tf.data.Dataset, function: Callable[..., Any]
     ) -> tf.data.Dataset:
-        threads = self._pipeline.threads or None
-        return dataset.map(
-            function,
-            num_parallel_calls=threads,
-            deterministic=True if threads else None,
-        )
+        if threads := self._pipeline.threads:
+            return dataset.map(function, threads, deterministic=True)
+        return dataset.map(function)
 
 
 class _TfdataIterator(grain.DatasetIterator):
     """Runs the graph, and advances the echo's plan beside it for the state."""
 
-    def __init__(self, dataset: _TfdataBatches):
+    def __init__(self, dataset: TfdataBatches):
         super().__init__()
         self._dataset = dataset
         self._plan = FixedPlan(dataset.spec)

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import BmpImagePlugin, GifImagePlugin, Image
 
-from echo_jax.data.images.decode import decode_jpeg
+from echo_jax.data.images.decode import decode_image
 from echo_jax.data.images.jpeg_header import jpeg_header
 from echo_jax.data.prepare.archives import Files
 from echo_jax.data.prepare.job import (
@@ -223,7 +223,7 @@ def check_image(data: bytes) -> tuple[int, int]:
             image.draft("L", (1, 1))
             image.load()
         if kind not in ("JPEG", "PNG"):
-            decode_jpeg(data)
+            decode_image(data)
     # Decoders raise exceptions of all types on hostile input.
     except Exception as error:
         cut = "truncated" in str(error)

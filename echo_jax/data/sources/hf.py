@@ -74,7 +74,7 @@ class HuggingFaceData:
             "source": self._source,
             "split": split,
             "columns": dict(self._columns),
-            **_files_of(data),
+            **shards_metadata([Path(file["filename"]) for file in data.cache_files]),
         }
         columns = list(self._columns.values())
         data = data.with_format(None).select_columns(columns)
@@ -172,9 +172,3 @@ def _opened(source: str, path: str, config: str | None) -> dict[str, Any]:
 
 # `save_to_disk` writes these files for several splits, and for one.
 _OF_SAVE_TO_DISK = ("dataset_dict.json", "state.json")
-
-
-def _files_of(data: Any) -> dict[str, Any]:
-    """Returns the metadata of the Arrow files of a dataset."""
-    paths = [Path(file["filename"]) for file in data.cache_files]
-    return shards_metadata(paths)

@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 
 from echo_jax.data.augment import Augment, Flip, PadCrop
-from echo_jax.data.images.decode import decode_jpeg, pad_crop_flip
+from echo_jax.data.images.decode import decode_image, pad_crop_flip
 from echo_jax.echo.keys import use_seed
 
 __all__ = [
@@ -144,7 +144,7 @@ def _encoded(seed: int, index: int) -> bytes:
 
 def decode_shape(record: bytes) -> dict[str, np.ndarray]:
     """Returns the image, uint8[IMAGE_SIZE, IMAGE_SIZE, 3], and the label, int32[]."""
-    return {"image": decode_jpeg(record[1:]), "label": np.asarray(record[0], np.int32)}
+    return {"image": decode_image(record[1:]), "label": np.asarray(record[0], np.int32)}
 
 
 def augment_shape(item: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:

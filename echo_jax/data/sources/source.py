@@ -19,6 +19,7 @@ entries, whatever the source:
     text      tokens: bytes, from a prepared folder; text: bytes, from other sources
 """
 
+import importlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -31,7 +32,14 @@ __all__ = ["DescribedSource", "Kind", "Subset", "is_made_by_others", "open_sourc
 
 Kind = Literal["images", "coco", "text"]
 
-_SCHEMES = ("tfds", "hf", "wds", "arrayrecord", "python")
+# The module and the class of each scheme; imports take time or extra packages.
+_SCHEMES = {
+    "tfds": ("tfds", "TfdsData"),
+    "hf": ("hf", "HuggingFaceData"),
+    "wds": ("wds", "WebData"),
+    "arrayrecord": ("array_record", "ArrayRecordData"),
+    "python": ("python", "PythonData"),
+}
 # The names that sources give to a split, the best name first.
 _ALSO_CALLED = {"validation": ("validation", "valid", "val", "test")}
 
@@ -109,7 +117,9 @@ def open_source(
                 f"data.source={source!r} has images or text; scenes are read from what "
                 "`echo-jax prepare coco` has made."
             )
-        data = _data_class(scheme)(name, kind)
+        module, reader = _SCHEMES[scheme]
+        found = importlib.import_module(f"echo_jax.data.sources.{module}")
+        data = getattr(found, reader)(name, kind)
         return data.open(_split_of(source, split, data.splits))
     if not source:
         raise ValueError(
@@ -135,30 +145,6 @@ def is_made_by_others(source: str) -> bool:
     """
     scheme, colon, _ = source.partition(":")
     return bool(colon) and scheme in _SCHEMES
-
-
-def _data_class(scheme: str) -> Any:
-    """Imports the reader of a source; each import takes time or extra packages."""
-    match scheme:
-        case "tfds":
-            from echo_jax.data.sources.tfds import TfdsData
-
-            return TfdsData
-        case "hf":
-            from echo_jax.data.sources.hf import HuggingFaceData
-
-            return HuggingFaceData
-        case "wds":
-            from echo_jax.data.sources.wds import WebData
-
-            return WebData
-        case "arrayrecord":
-            from echo_jax.data.sources.array_record import ArrayRecordData
-
-            return ArrayRecordData
-    from echo_jax.data.sources.python import PythonData
-
-    return PythonData
 
 
 def _split_of(source: str, wanted: str, splits: Iterable[str]) -> str:

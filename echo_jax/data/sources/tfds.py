@@ -6,7 +6,6 @@ which is not the default of tensorflow-datasets. Shuffling and resuming need it.
 """
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.read_only_builder import builder_from_files
 
 from echo_jax.data.images.decode import decode_image
+from echo_jax.data.sources.foreign_records import ForeignRecords, Opened
 
 __all__ = ["TfdsData", "TfdsRecords"]
 
@@ -36,20 +36,15 @@ class TfdsData:
         self._name, self._kind = name, kind
         self._builder = _builder(name)
         self.splits = list(self._builder.info.splits)
-        missing = [
-            feature
-            for feature in _FEATURES[kind]
-            if feature not in self._builder.info.features
-        ]
-        if missing:
-            raise ValueError(
-                f"data.source='tfds:{name}' has no feature {missing[0]!r}, so it is no "
-                f"data of kind {kind}; it has {', '.join(self._builder.info.features)}."
-            )
+        features = self._builder.info.features
+        for feature in _FEATURES[kind]:
+            if feature not in features:
+                raise ValueError(
+                    f"data.source='tfds:{name}' has no feature {feature!r}, so it is "
+                    f"no data of kind {kind}; it has {', '.join(features)}."
+                )
 
-    def open(
-        self, split: str
-    ) -> tuple["TfdsRecords", Callable[[bytes], dict[str, Any]]]:
+    def open(self, split: str) -> Opened:
         """Returns the records of a split, and their decoder."""
         try:
             source = self._builder.as_data_source(
@@ -84,23 +79,11 @@ class TfdsData:
         return TfdsRecords(source, about, metadata), _Decode(features, self._kind)
 
 
-@dataclass(frozen=True)
-class TfdsRecords:
+class TfdsRecords(ForeignRecords):
     """Serialised records of a split; category ids are the dataset's labels."""
 
-    source: Any
-    info: dict[str, Any]
-    _facts: dict[str, Any]
-
-    def __len__(self) -> int:
-        return len(self.source)
-
     def __getitem__(self, index: int) -> bytes:
-        return self.source[index]
-
-    def metadata(self) -> dict[str, Any]:
-        """Returns name, version, split and sizes."""
-        return dict(self._facts)
+        return self.examples[index]
 
 
 @dataclass(frozen=True)

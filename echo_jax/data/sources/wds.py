@@ -66,6 +66,9 @@ class WebData:
         """Returns the records of a split, and their decoder."""
         paths, indices = self._files[split], self._indices[split]
         facts = {"source": self._source, "split": split, **shards_metadata(paths)}
+        digest = hashlib.sha256()
+        for index in indices:
+            digest.update(repr([tuple(sample) for sample in index]).encode())
         return open_foreign(
             _Members(paths, indices, self._kind),
             self._kind,
@@ -73,7 +76,7 @@ class WebData:
                 name: {"examples": sum(map(len, indices))}
                 for name, indices in self._indices.items()
             },
-            facts={**facts, "examples_fingerprint": _fingerprint(indices)},
+            facts={**facts, "examples_fingerprint": digest.hexdigest()},
             **self._about,
         )
 
@@ -85,14 +88,6 @@ class _Sample(NamedTuple):
     bytes: int
     label: int
     name: str
-
-
-def _fingerprint(indices: list[list[_Sample]]) -> str:
-    """Returns a hash of the index of all examples."""
-    digest = hashlib.sha256()
-    for index in indices:
-        digest.update(repr([tuple(sample) for sample in index]).encode())
-    return digest.hexdigest()
 
 
 class _Members:

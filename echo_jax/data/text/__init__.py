@@ -6,7 +6,6 @@ __getattr__ = door(
     __name__,
     {
         "packing": ["choose_group", "sample_documents"],
-        "sequences": ["open_sequences"],
-        "tokens": ["unigram_nats"],
+        "sequences": ["open_sequences", "unigram_nats"],
     },
 )

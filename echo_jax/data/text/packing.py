@@ -77,19 +77,12 @@ def document_text(example: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Fit:
-    """Statistics of documents in sequences, from a sample.
+    """Statistics of documents in sequences, from a sample."""
 
-    Attributes:
-      records: Documents in one sequence.
-      cut: Fraction of the tokens beyond the end of a sequence.
-      filled: Fraction of a sequence that holds documents.
-      sampled: Number of documents in the sample.
-    """
-
-    records: int
-    cut: float
-    filled: float
-    sampled: int
+    records: int  # Documents in one sequence.
+    cut: float  # Fraction of the tokens beyond the end of a sequence.
+    filled: float  # Fraction of a sequence that holds documents.
+    sampled: int  # Documents in the sample.
 
 
 # The number is fixed, so that the index of a sequence decides its content.

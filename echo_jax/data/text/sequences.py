@@ -1,6 +1,9 @@
-"""Sequences for language models: windows of bytes, of prepared tokens, or packed."""
+"""Sequences for language models: windows of bytes, of prepared tokens, or packed.
 
-from collections.abc import Callable, Iterator
+A window holds T + 1 tokens: T inputs, and for each the token to predict.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +17,9 @@ from echo_jax.data.prepare.tokenizer import (
     ByteTokenizer,
     SubwordTokenizer,
     Tokenizer,
+    token_dtype,
 )
+from echo_jax.data.sources.foreign_records import DecodeRecord
 from echo_jax.data.sources.prepared import Prepared
 from echo_jax.data.sources.source import is_made_by_others, open_source
 from echo_jax.data.sources.text import TextWindows, decode_window, load_corpus
@@ -24,32 +29,30 @@ from echo_jax.data.text.packing import (
     choose_group,
     sample_documents,
 )
-from echo_jax.data.text.tokens import DecodeTokens, TokenWindows, unigram_nats
 from echo_jax.files.folders import typed_path
 
-__all__ = ["Sequences", "open_sequences"]
+__all__ = ["Sequences", "open_sequences", "unigram_nats"]
 
 _NUM_BYTES = 256
+_COUNTED_AT_ONCE = 1 << 20
 # Tokens for `unigram_nats`: enough for three digits, in one or two seconds.
 _MOST_COUNTED = 1 << 22
+
+_decode_block = DecodeRecord("text")
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Training and validation windows with their decoder and tokenizer.
-
-    Attributes:
-      decode: Returns ``{"tokens": [T + 1]}``, and ``"length"`` if filling is possible.
-      eod: The token between documents, or None.
-      bytes_per_token: Bytes over tokens of the validation text. Both include the
-        separators of documents, so bits per byte are comparable.
-    """
+    """Training and validation windows with their decoder and tokenizer."""
 
     train: RecordSource
     validation: RecordSource
+    # Returns ``{"tokens": [T + 1]}``, and ``"length"`` if filling is possible.
     decode: Callable[[bytes], Item]
     vocab: int
-    eod: int | None
+    eod: int | None  # The token between documents.
+    # Of the validation text. Both include the separators of documents, so bits per
+    # byte are comparable.
     bytes_per_token: float
     tokenizer: Tokenizer
     metadata: dict[str, Any]
@@ -100,10 +103,9 @@ def _bytes(source: str, seq_len: int, splits: tuple[str, str]) -> Sequences:
                 f"data.source={source!r} has no split {split!r}; it has "
                 f"{', '.join(texts)}."
             )
-    train, validation = (TextWindows(texts[split], seq_len + 1) for split in splits)
+    windows = [TextWindows(texts[split], seq_len + 1) for split in splits]
     return Sequences(
-        train=train,
-        validation=validation,
+        *windows,
         decode=decode_window,
         vocab=_NUM_BYTES,
         eod=None,
@@ -111,56 +113,48 @@ def _bytes(source: str, seq_len: int, splits: tuple[str, str]) -> Sequences:
         tokenizer=ByteTokenizer(),
         metadata={
             **corpus.metadata,
-            "synthetic": False,
             "window_bytes": seq_len + 1,
-            "train_examples": len(train),
-            "validation_examples": len(validation),
-            "unigram_nats": unigram_nats(
-                [texts[splits[0]]], [texts[splits[1]]], _NUM_BYTES
-            ),
+            **_counted(windows, [[texts[split]] for split in splits], _NUM_BYTES),
         },
     )
 
 
+def _counted(windows: Any, tokens: Any, vocab: int) -> dict[str, Any]:
+    """Returns the metadata that all sequences have."""
+    train, validation = tokens
+    return {
+        "synthetic": False,
+        "train_examples": len(windows[0]),
+        "validation_examples": len(windows[1]),
+        "unigram_nats": unigram_nats(train, validation, vocab),
+    }
+
+
 def _prepared(folder: str, seq_len: int, splits: tuple[str, str]) -> Sequences:
-    blocks, windows = {}, {}
-    for name, split in zip(("train", "validation"), splits, strict=True):
-        blocks[name], _ = open_source(folder, split, "text")
-        windows[name] = TokenWindows(blocks[name], seq_len)
-    info = blocks["validation"].info
-    vocab = info["vocab_size"]
-    judged = info["splits"][blocks["validation"].split]
-    metadata = blocks["train"].metadata()
+    blocks: list[Any] = [open_source(folder, split, "text")[0] for split in splits]
+    train, validation = blocks
+    windows = [TokenWindows(each, seq_len) for each in blocks]
+    info, metadata = validation.info, train.metadata()
+    vocab, judged = info["vocab_size"], info["splits"][validation.split]
+    tokenizer = ByteTokenizer()
+    if info["tokenizer"] != "bytes":
+        tokenizer = SubwordTokenizer(validation.read_file(TOKENIZER_FILE))
     return Sequences(
-        **windows,
+        *windows,
         decode=DecodeTokens(vocab),
         vocab=vocab,
         eod=info["eod"],
         bytes_per_token=judged["bytes"] / judged["tokens"],
-        tokenizer=_tokenizer_of(blocks["validation"]),
+        tokenizer=tokenizer,
         metadata={
             "source": metadata["source"],
-            "synthetic": False,
             "tokenizer": info["tokenizer"],
             "vocab": vocab,
             "sha256": metadata["sha256"],
             "window_tokens": seq_len + 1,
-            "train_examples": len(windows["train"]),
-            "validation_examples": len(windows["validation"]),
-            "unigram_nats": unigram_nats(
-                _block_tokens(blocks["train"]),
-                _block_tokens(blocks["validation"]),
-                vocab,
-            ),
+            **_counted(windows, map(_block_tokens, blocks), vocab),
         },
     )
-
-
-def _tokenizer_of(blocks: Prepared) -> Tokenizer:
-    """Returns the tokenizer of a prepared text, from its folder."""
-    if blocks.info["tokenizer"] == "bytes":
-        return ByteTokenizer()
-    return SubwordTokenizer(blocks.read_file(TOKENIZER_FILE))
 
 
 def _block_tokens(blocks: Prepared) -> Iterator[np.ndarray]:
@@ -174,31 +168,26 @@ def _block_tokens(blocks: Prepared) -> Iterator[np.ndarray]:
 
 def _packed(source: str, seq_len: int, name: str, splits: tuple[str, str]) -> Sequences:
     tokenizer = _load_tokenizer(name)
-    sampled: dict[str, list[np.ndarray]] = {}
-    opened, num_bytes = {}, 0
     _, decode_record = open_source(source, splits[0], "text")
-    for place, split in zip(("train", "validation"), splits, strict=True):
-        opened[place], _ = open_source(source, split, "text")
-        documents = sample_documents(opened[place], decode_record)
-        sampled[place] = [
-            np.append(tokenizer.encode(text), tokenizer.eod) for text in documents
-        ]
+    opened, sampled, num_bytes = [], [], 0
+    for split in splits:
+        opened.append(open_source(source, split, "text")[0])
+        documents = sample_documents(opened[-1], decode_record)
+        sampled.append(
+            [np.append(tokenizer.encode(text), tokenizer.eod) for text in documents]
+        )
         num_bytes = sum(len(text.encode()) for text in documents)
-    fit = choose_group([len(tokens) for tokens in sampled["train"]], seq_len)
-    windows = {
-        split: GroupedRecords(records, fit.records) for split, records in opened.items()
-    }
-    num_tokens = sum(map(len, sampled["validation"]))
+    fit = choose_group([len(tokens) for tokens in sampled[0]], seq_len)
+    windows = [GroupedRecords(records, fit.records) for records in opened]
     return Sequences(
-        **windows,
+        *windows,
         decode=PackDocuments(decode_record, tokenizer, seq_len),
         vocab=tokenizer.vocab_size,
         eod=tokenizer.eod,
-        bytes_per_token=num_bytes / num_tokens,
+        bytes_per_token=num_bytes / sum(map(len, sampled[1])),
         tokenizer=tokenizer,
         metadata={
-            **opened["train"].metadata(),
-            "synthetic": False,
+            **opened[0].metadata(),
             "tokenizer": name,
             "vocab": tokenizer.vocab_size,
             "window_tokens": seq_len + 1,
@@ -206,11 +195,7 @@ def _packed(source: str, seq_len: int, name: str, splits: tuple[str, str]) -> Se
             "tokens_cut_off": fit.cut,
             "window_filled": fit.filled,
             "documents_sampled": fit.sampled,
-            "train_examples": len(windows["train"]),
-            "validation_examples": len(windows["validation"]),
-            "unigram_nats": unigram_nats(
-                sampled["train"], sampled["validation"], tokenizer.vocab_size
-            ),
+            **_counted(windows, sampled, tokenizer.vocab_size),
         },
     )
 
@@ -226,3 +211,61 @@ def _load_tokenizer(name: str) -> Tokenizer:
             "of `echo-jax prepare text`, as in "
             "--config.data.tokenizer=data/text/tokenizer.model, or 'bytes'."
         ) from error
+
+
+# A block of T' tokens is followed by the first token of the next block. So windows
+# overlap by one token, and every token but the first is predicted once.
+class TokenWindows:
+    """The windows of a prepared text, end to end; `seq_len` divides its blocks."""
+
+    def __init__(self, blocks: Prepared, seq_len: int):
+        block = blocks.info["block"]
+        if block % seq_len:
+            known = [str(n) for n in range(8, block + 1) if block % n == 0]
+            raise ValueError(
+                f"model.seq_len={seq_len} does not divide the blocks of {block} tokens "
+                f"of {str(blocks.folder)!r}; use one of {', '.join(known)}, or prepare "
+                "it with another --block."
+            )
+        self._blocks = blocks
+        self._each = block // seq_len
+        size = token_dtype(blocks.info["vocab_size"]).itemsize
+        self._stride, self._length = seq_len * size, (seq_len + 1) * size
+
+    def __len__(self) -> int:
+        return len(self._blocks) * self._each
+
+    def __getitem__(self, index: int) -> bytes:
+        block, window = divmod(index, self._each)
+        tokens = _decode_block(self._blocks[block])["tokens"]
+        start = window * self._stride
+        return tokens[start : start + self._length]
+
+
+@dataclass(frozen=True)
+class DecodeTokens:
+    """Returns ``{"tokens": uint16[T + 1]}`` (or uint32) of a window, read-only."""
+
+    vocab: int
+
+    def __call__(self, record: bytes) -> dict[str, np.ndarray]:
+        return {"tokens": np.frombuffer(record, token_dtype(self.vocab))}
+
+
+def unigram_nats(
+    train: Iterable[np.ndarray], validation: Iterable[np.ndarray], vocab: int
+) -> float:
+    """Returns the loss of a unigram model of `train`, in nats per token."""
+    # Every count is at least 1, so that no token is impossible.
+    seen, predicted = _counts(train, vocab) + 1, _counts(validation, vocab)
+    return float(-(predicted * np.log(seen / seen.sum())).sum() / predicted.sum())
+
+
+def _counts(parts: Iterable[np.ndarray], vocab: int) -> np.ndarray:
+    total = np.zeros(vocab, np.int64)
+    for part in parts:
+        # Count in pieces: bincount takes eight bytes for each token.
+        for start in range(0, len(part), _COUNTED_AT_ONCE):
+            piece = part[start : start + _COUNTED_AT_ONCE]
+            total += np.bincount(piece, minlength=vocab)
+    return total
