@@ -18,7 +18,13 @@ from echo_jax.data.pipeline.evaluation import (
     sample_indices,
     stream_eval_batches,
 )
-from echo_jax.data.pipeline.stages import Guarded, Read, RecordSource, Stages
+from echo_jax.data.pipeline.stages import (
+    Guarded,
+    Read,
+    RecordSource,
+    Stages,
+    stacked,
+)
 from echo_jax.data.pipeline.storage import SimulatedStorage
 from echo_jax.data.sources.source import DescribedSource, Kind, Subset, open_source
 from echo_jax.echo.keys import use_seed
@@ -203,7 +209,5 @@ def _stage_calls(
         calls["augment"] = lambda: [
             augment(item, seed) for seed, item in enumerate(items)
         ]
-    calls["batch"] = lambda: {
-        key: np.stack([item[key] for item in items]) for key in items[0]
-    }
+    calls["batch"] = lambda: stacked(items)
     return calls
