@@ -144,7 +144,9 @@ SMALL = {"load": HALF, "buffer": 8, "batch_size": 2, "host_batch": 2}
 
 def test_a_last_load_may_be_smaller():
     driver = driver_of({"buffer": 4, "batch_size": 4, "host_batch": 4}, total=11)
-    found = [[k for k, _ in lane] for [lane] in driver.all()]
+    while driver.take():
+        pass
+    found = [[k for k, _ in lane] for [lane] in driver.drawn]
     assert found == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
     assert driver.plan.counts() == ej.Counts(fresh=11, uses=11, repeats=0)
 
