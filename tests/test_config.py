@@ -37,6 +37,7 @@ optim.schedule=piecewise optim.boundaries=(5,9) optim.warmup_updates=5 | above t
 optim.boundaries=(5,) | boundaries=(5,) needs --config.optim.schedule=piecewise
 optim.momentum=1.0 | config.optim.momentum=1.0 must be below 1
 optim.end_fraction=1.5 | end_fraction=1.5 must be at most 1
+optim.cycle_updates=1 | cycle_updates=1 must be at least 2
 target=nan | config.target=nan must be finite
 stop_at_target=True | config.stop_at_target=True needs a target
 echo.where=tpu | config.echo.where='tpu' must be one of host, dev

@@ -71,6 +71,7 @@ def test_every_use_is_a_picture_with_its_update(tmp_path):
     page = show_examples(config, tmp_path, updates=60).read_text()
     # The devices augment each use.
     assert re.search(r"16 repeats of 8 examples up to update \d+: 16 differ", page)
+    assert "from the first use, 0 are the same to the bit" in page
     said = re.findall(r'base64,([^"]*)"><figcaption>([^<]*)<', page)
     flat = [use for uses in uses_of(config) for use in uses]
     for (data, caption), use in zip(said, flat, strict=True):
