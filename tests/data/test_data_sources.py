@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import shutil
-import sys
 import tarfile
 from pathlib import Path
 from unittest import mock
@@ -19,7 +18,6 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 import echo_jax as ej
 from echo_jax.config import load_config
-from echo_jax.data.images import decode_image
 from echo_jax.data.sources import (
     find_shards,
     open_source,
@@ -275,31 +273,6 @@ def test_records_are_what_was_written(source_of, name, kind):
         assert name == "python" or len(metadata["fingerprint"]) == 64
 
 
-def config_of(source, **overrides):
-    fields = {"data.source": source, "batch_size": 8, "model.width": 4, "updates": 6}
-    fields |= {"data.eval_examples": 0, "eval_every": 6, "mesh.data": 1, "target": 0.0}
-    fields |= {"echo.factor": 2.0, "echo.order": "spread", "echo.buffer": 24}
-    fields |= {"optim.warmup_updates": 1}
-    return load_config("configs/cifar.py:tiny", {**fields, **overrides})
-
-
-def test_a_run_trains_with_an_echo_and_does_not_go_on_with_other_shards(
-    tmp_path, compiled_soon
-):
-    (tmp_path / "data").mkdir()
-    source = write_wds(tmp_path / "data", "images")
-    summary = run_train(config_of(source), tmp_path / "run")
-    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert environment["workload"]["data"]["train"]["source"] == source
-    assert (summary["updates"], summary["fresh"], summary["repeats"]) == (6, 32, 16)
-    shards = sorted((tmp_path / "data").glob("train-*.tar"))
-    contents = [shard.read_bytes() for shard in shards]
-    for shard, content in zip(shards, reversed(contents), strict=True):
-        shard.write_bytes(content)
-    with pytest.raises(ValueError, match="was trained on other data than those"):
-        run_train(config_of(source, updates=8), tmp_path / "run")
-
-
 def refusal(source, kind="images", split="train"):
     with pytest.raises(ValueError) as caught:
         open_source(source, split, kind)
@@ -330,12 +303,14 @@ def test_a_class_that_does_not_fit_is_refused(source, said):
 
 
 def test_the_config_of_a_run_folder_names_no_code(tmp_path, compiled_soon):
-    source = f"python:{__name__}:Images"
-    run_train(config_of(source, updates=2), tmp_path)
+    fields = {"data.source": f"python:{__name__}:Images", "batch_size": 8}
+    fields |= {"data.eval_examples": 0, "model.width": 4, "mesh.data": 1}
+    fields |= {"updates": 2, "eval_every": 2, "optim.warmup_updates": 1}
+    run_train(load_config("configs/cifar.py:tiny", fields), tmp_path)
     run = ej.load_run(tmp_path)  # Its model needs no data.
     with pytest.raises(ValueError, match="names code"):
         evaluate_run(run)
-    assert evaluate_run(run, source=source).metrics
+    assert evaluate_run(run, source=fields["data.source"]).metrics
 
 
 @pytest.mark.parametrize("label", [b"4\n", b"4.0"])
@@ -445,12 +420,6 @@ def test_columns_are_named_where_there_are_several(tmp_path):
     assert "holds no file that ends with .parquet" in refusal(f"hf:{tmp_path}")
 
 
-def test_a_package_that_is_missing_is_named_with_the_extra(monkeypatch):
-    monkeypatch.delitem(sys.modules, "echo_jax.data.sources.hf", raising=False)
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    assert "pip install 'echo-jax[hf]'" in refusal("hf:anything")
-
-
 def test_a_fingerprint_is_of_what_the_docs_say(tmp_path):
     """16 pieces of 64 KiB, from the first byte to the last; all of 1 MiB."""
     path = tmp_path / "train.tar"
@@ -483,35 +452,25 @@ def test_another_label_is_seen_wherever_it_lies(tmp_path):
 
 def test_images_and_texts_of_tensorflow_datasets():
     opened = open_source("tfds:imagenet2012", "train", "images")
-    assert len(opened[0]) == 5 and len(opened[0].info["classes"]) == 1000
+    assert len(opened[0].info["classes"]) == 1000
     # Its writer shuffles.
     found = sorted(examples_of(opened), key=lambda example: example["label"])
-    for i, example in enumerate(found):
-        assert (example["label"], example["name"]) == (7 * i, f"{i}")
-        assert type(example["label"]) is int
-        # Not decoded: how, is for the workload to say.
-        assert example["image"] == png(i, 40, 50)
-    np.testing.assert_array_equal(decode_image(example["image"]), pixels(4, 40, 50))
+    wanted = [
+        {"image": png(i, 40, 50), "label": 7 * i, "name": f"{i}"} for i in range(5)
+    ]
+    assert found == wanted and type(found[0]["label"]) is int
     texts = examples_of(open_source("tfds:lm1b", "train", "text"))
     assert {text["text"].decode() for text in texts} == {f"Größe {i}" for i in range(5)}
-
-
-def test_facts_of_tensorflow_datasets_say_what_was_read():
     # The validation split may have another name.
-    for split, called in (("train", "train"), ("validation", "test")):
-        records, _ = open_source("tfds:cifar10", split, "images")
-        metadata = records.metadata()
-        assert metadata.pop("bytes") > 5 * 1000
-        assert metadata == {
-            "source": "tfds:cifar10",
-            "kind": "images",
-            "version": str(tfds.builder("cifar10").version),
-            "split": called,
-            "examples": 5,
-        }
-        assert records.info["splits"] == {s: {"examples": 5} for s in ("test", "train")}
-    records, _ = open_source("tfds:imagenet2012", "validation", "images")
-    assert records.metadata()["split"] == "validation"
+    metadata = open_source("tfds:cifar10", "validation", "images")[0].metadata()
+    assert metadata.pop("bytes") > 5 * 1000
+    assert metadata == {
+        "source": "tfds:cifar10",
+        "kind": "images",
+        "version": str(tfds.builder("cifar10").version),
+        "split": "test",
+        "examples": 5,
+    }
 
 
 @pytest.mark.parametrize(
