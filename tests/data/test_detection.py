@@ -431,6 +431,8 @@ def test_numbers_by_hand_do_not_depend_on_batches():
     # The precision is 1 up to a recall of a half: at 51 of 101 places.
     assert precision(right) == pytest.approx((51 / 101, 0.5))
     assert precision(right, crowd) == pytest.approx((51 / 101, 0.5))
+    # A detection of padding would stand between the two.
+    assert precision(right, {**missed, "score": 0.7}) == pytest.approx((1, 1))
     wrong = {**missed, "bbox": [50.0, 4.0, 20.0, 30.0], "score": 0.9}
     assert precision(right, wrong) == pytest.approx((0.5 * 51 / 101, 0.5))
     assert precision(right, wrong, of=[5]) == pytest.approx((1, 1))
