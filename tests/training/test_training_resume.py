@@ -1,6 +1,12 @@
 """A run that was stopped ends like one that was not, bit for bit."""
 
 import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import jax
 import pytest
@@ -57,7 +63,9 @@ def test_stopped_again_and_again(tmp_path, root):
             run(tmp_path, on_batch=stop_at(batches), **ECHOES["spread"])
         seconds.append(rows_of(tmp_path)[-1]["pause_s"])
     summary = run(tmp_path, **ECHOES["spread"])
-    assert summary["params_sha256"] == unbroken("spread", root)[0]
+    sha256, rows = unbroken("spread", root)
+    assert summary["params_sha256"] == sha256
+    assert [exact(row) for row in rows_of(tmp_path)] == rows
     # The clock goes on from sitting to sitting.
     assert seconds == sorted(seconds)
     assert summary["pause_s"] > seconds[-1]
@@ -76,3 +84,35 @@ def test_goes_on_with_fewer_devices(tmp_path, monkeypatch):
     resumed = run(tmp_path / "stopped", **options)
     assert resumed["updates"] == 12
     assert resumed["final"]["loss"] == pytest.approx(whole["final"]["loss"], rel=1e-5)
+
+
+KILLED_RUN = """
+import sys
+sys.path[:0] = {paths!r}
+import conftest
+from test_training_resume import LONG
+from tiny_workload import run
+run(sys.argv[1], updates=1_000_000, **LONG)
+"""
+LONG = {"log_every": 10, "eval_every": 50, "checkpoint_every": 50, **ECHOES["spread"]}
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
+    paths = [str(Path(__file__).parents[up]) for up in range(3)]
+    workdir = tmp_path / "killed"
+    command = [sys.executable, "-c", KILLED_RUN.format(paths=paths), str(workdir)]
+    with subprocess.Popen(command, stdout=-3, stderr=-3) as process:
+        while not (workdir / "checkpoints" / "100").is_dir():
+            assert process.poll() is None, "the run ended before it could be killed"
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+    assert not (workdir / "summary.json").exists()
+    saved = [path.name for path in (workdir / "checkpoints").iterdir()]
+    # Not a million, to be quick: this may change.
+    updates = max(int(name) for name in saved if name.isdigit()) + 100
+    summary = run(workdir, updates=updates, **LONG)
+    whole = run(tmp_path / "unbroken", updates=updates, **LONG)
+    assert summary["params_sha256"] == whole["params_sha256"]
+    rows = [exact(row) for row in rows_of(workdir)]
+    assert rows == [exact(row) for row in rows_of(tmp_path / "unbroken")]
