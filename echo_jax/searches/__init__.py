@@ -22,5 +22,6 @@ __getattr__ = door(
             "read_unit",
             "write_unit",
         ],
+        "workers": ["LostWorkerError", "run_search"],
     },
 )

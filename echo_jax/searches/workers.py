@@ -5,6 +5,7 @@ uses a second core. An accelerator has one process, because processes cannot sha
 Workers on other machines with the same folder take part (`echo_jax.searches.trials`).
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -128,8 +129,8 @@ def _run_workers(
                 except (EOFError, OSError):
                     talking.remove(said)  # The worker has ended.
                     continue
-                if isinstance(message, LostWorkerError):
-                    raise message
+                if isinstance(message[0], LostWorkerError):
+                    raise message[0]
                 progress.show(*message)
     finally:
         if talking:
@@ -165,14 +166,17 @@ def _work(
     from echo_jax.searches.making import make_trials
     from echo_jax.training.processes.interrupt import Interrupted
 
+    def say(*message: Any) -> None:
+        with contextlib.suppress(BrokenPipeError):  # The parent is gone.
+            says.send(message)
+
     try:
-        folder = run_folder(workdir)
-        make_trials(protocol, arms, folder, lambda *made: says.send(made))
-    except (Interrupted, KeyboardInterrupt, BrokenPipeError):
-        sys.exit(0)  # The sender of the signal knows, and a lost parent cannot.
+        make_trials(protocol, arms, run_folder(workdir), say)
+    except (Interrupted, KeyboardInterrupt):
+        sys.exit(0)  # The sender of the signal knows.
     except Exception as error:
         code = getattr(error, "exit_code", 1)
-        says.send(LostWorkerError(f"{type(error).__name__}: {error}", code))
+        say(LostWorkerError(f"{type(error).__name__}: {error}", code))
         sys.exit(1)
 
 

@@ -18,6 +18,8 @@ from echo_jax.cli import main
 from echo_jax.files import run_folder
 from echo_jax.searches import (
     ArmResult,
+    LostWorkerError,
+    Protocol,
     Searched,
     Space,
     Trial,
@@ -30,6 +32,7 @@ from echo_jax.searches import (
     mean_interval,
     mean_points,
     read_search,
+    run_search,
     speedup_by_clock,
     write_search_figures,
     write_search_markdown,
@@ -228,6 +231,22 @@ def test_an_axis_is_even_on_its_scale():
 def test_what_is_no_space_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match=r"optim\.lr: .* is no space to search; give"):
         Space.parse({"optim": {"lr": text}})
+
+
+class Broken:
+    """An arm whose loader has lost a process."""
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise BrokenPipeError("the loader")
+
+
+@pytest.mark.slow
+def test_a_trial_that_fails_ends_the_search_with_its_error(tmp_path):
+    protocol = Protocol(("a",), Space.parse({"seed": "choice:1,2"}), 1, 1, 1, 0, 2.0)
+    with pytest.raises(LostWorkerError, match="BrokenPipeError: the loader"):
+        run_search(protocol, {"a": Broken()}, run_folder(tmp_path), jobs=1)
 
 
 def test_the_first_of_equal_scores_is_best():
