@@ -76,6 +76,14 @@ def write_tar_to(file, files, mode="w"):
             archive.addfile(member, io.BytesIO(content))
 
 
+def member(name, kind=tarfile.REGTYPE, size=0, **fields):
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, size
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info
+
+
 def write_devkit(path, classes, truth, *, packed=True, **more):
     fields = ("ILSVRC2012_ID", "WNID", "words", "num_children", "children")
     synsets = np.zeros((len(classes), 1), [(name, object) for name in fields])
@@ -147,7 +155,7 @@ def coco_json(images, annotations, categories=((7, "cat"), (3, "ant"))):
 
 
 def prepare(out, *sources, classes="auto", names=None, **settings):
-    return prepare_images(sources, Settings(out=out, **settings), classes, names)
+    return prepare_images(sources, Settings(out=out, **settings), str(classes), names)
 
 
 def refusal(out, *sources, **more):

@@ -13,6 +13,7 @@ import pytest
 from prepare_cases import (
     class_folders,
     make_image,
+    member,
     prepare,
     records,
     refusal,
@@ -85,14 +86,6 @@ def test_an_archive_within_an_archive_is_a_folder(tmp_path, kind):
     path = write(tmp_path / f"x{kind}", nested)
     expected = {"n01/n01_1.jpg": "b/x.jpg", "sub/n02/a/n02_1.jpg": "a/y.jpg"}
     assert listed(path) == {name: FILES[of] for name, of in expected.items()}
-
-
-def member(name, kind=tarfile.REGTYPE, size=0, **fields):
-    info = tarfile.TarInfo(name)
-    info.type, info.size = kind, size
-    for field, value in fields.items():
-        setattr(info, field, value)
-    return info
 
 
 LINK = member("x", tarfile.SYMTYPE, linkname="/etc/passwd")
@@ -258,19 +251,6 @@ def test_images_and_labels_in_parquet_are_those_of_the_rows(tmp_path):
         for k in range(8)
     ]
     assert [record["label"] for record in records(out, "test")] == [0, 1]
-
-
-def test_labels_with_names_are_whole_numbers_however_written(tmp_path):
-    write_parquet(tmp_path / "x.parquet", [1, 0])
-    table = parquet.read_table(tmp_path / "x.parquet")
-    for label, message in ((1, ""), (1.5, "1.5"), (2, "label 2 is none of its 2")):
-        column = pyarrow.array([str(label), "0"])
-        path = tmp_path / f"{label}.parquet"
-        parquet.write_table(table.set_column(1, "label", column), path)
-        if message:
-            assert message in refused(path)
-        else:
-            assert [*listed(path)] == ["ant/00000000.png", "cat/00000001.png"]
 
 
 @pytest.mark.parametrize(

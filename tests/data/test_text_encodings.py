@@ -4,14 +4,7 @@ import gzip
 
 import numpy as np
 import pytest
-from prepare_cases import (
-    coco_json,
-    make_image,
-    prepare,
-    records,
-    write,
-    write_devkit,
-)
+from prepare_cases import coco_json, make_image, prepare, records, write
 
 from echo_jax.data.prepare import Settings, TextSettings, prepare_coco, prepare_text
 from echo_jax.data.sources import open_source
@@ -24,14 +17,6 @@ AS = {
     "windows": lambda text: b"\xef\xbb\xbf" + text.replace(b"\n", b"\r\n"),
     "old mac": lambda text: text.replace(b"\n", b"\r"),
 }
-
-
-def images(folder, *sources, classes="auto", names=None):
-    info = prepare(folder / "out", *sources, classes=str(classes), names=names)
-    return info["classes"], [
-        [record["label"] for record in records(folder / "out", split)]
-        for split in info["splits"]
-    ]
 
 
 def blocks(folder, written):
@@ -54,20 +39,11 @@ def listed(name, text, option):
     def read(folder, written):
         (folder / name).write_bytes(written(text))
         source = write(folder / "x", IMAGES)
-        return images(folder, source, **{option: folder / name})
+        info = prepare(folder / "out", source, **{option: folder / name})
+        found = records(folder / "out", "train")
+        return info["classes"], [record["label"] for record in found]
 
     return read
-
-
-def devkit(folder, written):
-    train = write(folder / "x", {"n01000001/1.jpg": make_image(0)})
-    name = "ILSVRC2012_val_00000001.JPEG"
-    val = write(folder / "val.tar", {name: make_image(0)})
-    truth = written(b"3\n")
-    kit = write_devkit(
-        folder / "devkit.tar.gz", {3: "n01000001", 4: "n02000002"}, truth
-    )
-    return images(folder, train, f"validation={val}", classes=kit)
 
 
 def class_names(folder, written):
@@ -92,7 +68,6 @@ READERS = {
     "corpus": corpus,
     "csv": listed("of.csv", b"1.jpg,b\n2.jpg,a\n", "classes"),
     "words": listed("words.txt", "n01\tKäfer\nn02\tb, c\n".encode(), "names"),
-    "devkit": devkit,
     "classes.txt": class_names,
     "COCO": annotations,
 }
