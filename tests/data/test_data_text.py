@@ -84,21 +84,7 @@ def test_one_file_holds_out_its_last_twentieth(tmp_path):
         open_sequences(str(tmp_path / "one.txt"), 8, splits=("train", "extra"))
 
 
-PACKED = {
-    ".txt": lambda data: data,
-    ".gz": gzip.compress,
-    # Streams may be padded with zeros, four at a time.
-    ".xz": lambda data: lzma.compress(data) + b"\0" * 8,
-}
-
-
-@pytest.mark.parametrize("suffix", PACKED)
-def test_every_format_gives_the_same_bytes(tmp_path, suffix):
-    halves = [b"first half, " * 1000, b"second half. " * 1000]
-    # Archives may hold several streams one after another.
-    (tmp_path / f"a{suffix}").write_bytes(b"".join(map(PACKED[suffix], halves)))
-    corpus = load_corpus(f"{tmp_path}/a{suffix}")
-    assert corpus.train.tobytes() + corpus.validation.tobytes() == b"".join(halves)
+PACKED = {".gz": gzip.compress, ".xz": lzma.compress}
 
 
 def test_the_hash_tells_contents_and_file_borders_apart(tmp_path):
@@ -111,7 +97,7 @@ def test_the_hash_tells_contents_and_file_borders_apart(tmp_path):
     assert len(hashes) == 3
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+@pytest.mark.parametrize("suffix", PACKED)
 def test_a_decompression_bomb_is_refused_before_it_unfolds(tmp_path, suffix):
     bomb = tmp_path / f"bomb{suffix}"
     bomb.write_bytes(PACKED[suffix](bytes(64 * 1024**2)))
@@ -145,7 +131,7 @@ def test_the_limit_holds_for_all_files_together(tmp_path):
         load_corpus(str(tmp_path / "*.txt"), max_bytes=1199)
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+@pytest.mark.parametrize("suffix", PACKED)
 def test_a_damaged_archive_is_refused_by_name(tmp_path, suffix):
     path = tmp_path / f"broken{suffix}"
     whole = PACKED[suffix](b"some text" * 1000)
@@ -236,7 +222,7 @@ def test_the_loss_of_counting_by_hand():
 
 @settings(max_examples=20)
 @given(
-    texts=st.lists(st.text("aé\ufeff ", max_size=8), min_size=1, max_size=20),
+    texts=st.lists(st.text("aé\ufeff \r\n", max_size=8), min_size=1, max_size=20),
     seq_len=st.integers(1, 30),
 )
 def test_a_window_holds_its_documents_one_after_another(texts, seq_len, documents):

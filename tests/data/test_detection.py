@@ -280,12 +280,14 @@ def test_the_host_flips_half_of_the_items(batch):
     assert item["box_mask"].any()
 
 
+SCENE = np.full((40, 80, 3), 90, np.uint8)
+SCENE[:20] = 200
+
+
 def record(boxes, *, crowd=None, labels=None, **fields):
-    pixels = np.full((40, 80, 3), 90, np.uint8)
-    pixels[:20] = 200
     count = len(boxes)
     return {
-        "image": cv2.imencode(".png", pixels)[1].tobytes(),
+        "image": cv2.imencode(".png", SCENE)[1].tobytes(),
         "image_id": 17,
         "height": 40,
         "width": 80,
@@ -327,9 +329,7 @@ def test_boxes_lie_in_the_pixels_as_stored():
     exif = Image.Exif()
     exif[0x0112] = 6
     file = io.BytesIO()
-    pixels = np.full((40, 80, 3), 90, np.uint8)
-    pixels[:20] = 200
-    Image.fromarray(pixels).save(file, "JPEG", quality=95, exif=exif)
+    Image.fromarray(SCENE).save(file, "JPEG", quality=95, exif=exif)
     scene = record([[0, 0, 20, 80]], image=file.getvalue())
     item = DecodeBoxes(dict, 20, 1)(scene)
     assert abs(item["image"][:9].astype(int) - 200).max() < 5

@@ -292,9 +292,8 @@ def test_bad_images_are_skipped_counted_and_named(tmp_path):
 def test_images_of_an_unknown_class_are_bad(source, tmp_path):
     few = {"bee/1.jpg": make_image(1), "cat/2.jpg": make_image(2)}
     sources = source, f"validation={write(tmp_path / 'other', few)}"
-    message = refusal(tmp_path / "out", *sources)
-    assert "has 1 images of 1 classes that train has not, such as 'bee', by " in message
-    assert message.endswith("or leave such images out with --max-bad=1")
+    said = refusal(tmp_path / "out", *sources)
+    assert said.endswith("or leave such images out with --max-bad=1")
     info = prepare(tmp_path / "out", *sources, max_bad="1")
     assert info["skipped"]["first"] == [
         {"split": "validation", "name": "bee/1.jpg", "reason": "of unknown class"}

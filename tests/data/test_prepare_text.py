@@ -19,7 +19,13 @@ from prepare_cases import contents, records, write
 from echo_jax.data.prepare import PrepareError, Settings, TextSettings, prepare_text
 from echo_jax.data.sources import PreparedError, read_info, verify
 
-PACK = {".txt": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".bz2": bz2.compress}
+PACK = {
+    ".txt": bytes,
+    ".gz": gzip.compress,
+    # Streams may be padded with zeros, four at a time.
+    ".xz": lambda data: lzma.compress(data) + b"\0" * 8,
+    ".bz2": bz2.compress,
+}
 WORDS = ["the", "cat", "sat", "on a", "mat", "and an", "<unk>", "=", "é", "漢字", "\t"]
 EOD = 256
 

@@ -2,7 +2,6 @@
 
 import gzip
 
-import numpy as np
 import pytest
 from prepare_cases import coco_json, make_image, prepare, records, write
 
@@ -85,16 +84,3 @@ def test_text_is_its_characters_whoever_wrote_it(tmp_path, reader):
     with pytest.raises(ValueError, match="iconv -f UTF-16 -t UTF-8") as caught:
         read("utf-16", lambda text: text.decode().encode("utf-16"))
     assert "utf-16" in str(caught.value) or "a.txt" in str(caught.value)
-
-
-def test_a_document_of_others_begins_after_its_mark(tmp_path):
-    texts = ("﻿ab\r\n", "cd")
-    members = {f"{n}.txt": text.encode() for n, text in enumerate(texts)}
-    for split in ("train", "val"):
-        write(tmp_path / f"{split}-0.tar", members)
-    found = open_sequences(f"wds:{tmp_path}", seq_len=16, tokenizer="bytes")
-    window = found.decode(found.train[0])
-    tokens = window["tokens"][: int(window["length"])]
-    # What lies within a record is as its maker wrote it.
-    assert tokens.tolist() == [256, *b"ab\r\n", 256, *b"cd", 256]
-    assert np.isclose(found.bytes_per_token, 6 / 8)
