@@ -160,13 +160,14 @@ def test_finished_shards_are_not_made_again(source, tmp_path, monkeypatch):
 def test_other_options_or_sources_are_refused(source, tmp_path, monkeypatch):
     out = tmp_path / "out"
     interrupted(monkeypatch, lambda: prepare(out, source))
+    (new := Path(source, "cat", "new.jpg")).write_bytes(make_image(1))
+    with pytest.raises(PrepareError, match="the source has changed"):
+        prepare(out, source)
+    new.unlink()
     for _ in range(2):
         with pytest.raises(PrepareError, match=r"--holdout was 0.0 and is 0.5\. Use t"):
             prepare(out, source, holdout=0.5)
         prepare(out, source, max_bad="5", workers=3)  # These two decide nothing.
-    Path(source, "cat", "new.jpg").write_bytes(make_image(1))
-    with pytest.raises(PrepareError, match="the source has changed"):
-        prepare(out, source)
 
 
 def test_a_mistake_leaves_nothing_behind(source, tmp_path, monkeypatch):
