@@ -14,8 +14,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ["launch_tpu.sh", "launch_worker.sh"]
 STAND_IN = Path(__file__).with_name("stand_in.py")
-TPU = ["compute", "tpus", "tpu-vm"]
-ALL = ["--worker=all", "--quiet"]
 TRAIN = ["--config", "configs/lm.py:tiny", "--workdir", "/mnt/shared/lm"]
 LONG_S = 300  # What takes longer hangs, however busy the machine is.
 NASTY = [
@@ -34,7 +32,7 @@ class Cloud:
         self.checkout = folder / "checkout"
         self.home = folder / "home"
 
-    def build(self) -> "Cloud":
+    def build(self) -> None:
         for path in (self.world, self.checkout, self.home):
             path.mkdir()
         for name in (*SCRIPTS, "pyproject.toml"):
@@ -63,19 +61,15 @@ class Cloud:
             "#!/bin/sh\necho 'mkdir $UV_UNMANAGED_INSTALL'\n"
             "echo 'cp $WORLD/worker_bin/stand_in_uv $UV_UNMANAGED_INSTALL/uv'\n",
         )
-        return self
 
     def write(self, path: str, script: str) -> None:
         (self.world / path).write_text(script)
         (self.world / path).chmod(0o755)
 
     def environment(self, **variables: str) -> dict[str, str]:
-        return {
-            "HOME": str(self.home),
-            "PATH": f"{self.world}/bin:/usr/bin:/bin",
-            "WORLD": str(self.world),
-            **variables,
-        }
+        path = f"{self.world}/bin:/usr/bin:/bin"
+        usual = {"HOME": str(self.home), "PATH": path, "WORLD": str(self.world)}
+        return {**usual, **variables}
 
     def launch(self, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
         with self.launched(*argv, **variables) as process:

@@ -4,9 +4,8 @@
 the file vm.json, and the home folder of worker N is vm/N. What goes over ssh
 really runs there, with stand-ins for what a worker has and tests do without.
 
-    gcloud.jsonl    the arguments of every call of gcloud
+    gcloud.jsonl    the arguments of every call of gcloud; uv.jsonl, those of uv
     train.jsonl     what every echo-jax was given: arguments, folder, environment
-    uv.jsonl        the arguments of every call of uv on a worker
     plan.json       what is to go otherwise than well, in lists: see `_planned`
 
 A test starts dozens of them, so they import little.

@@ -94,7 +94,7 @@ def _fold(name, prefix, delimiter):
 @contextmanager
 def serve(bucket):
     """Serves a bucket; gives the address."""
-    handler = type("Handler", (_Handler,), {"bucket": bucket, "uploads": {}})
+    handler = type("Handler", (_Handler,), {"bucket": bucket})
     server = _Server(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -117,7 +117,6 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     bucket: Bucket
-    uploads: dict[str, tuple[str, str | None, bytearray]]
     protocol_version = "HTTP/1.1"
     # Head and body in one packet; in two, each answer waits for an acknowledgement.
     wbufsize = -1
@@ -128,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
     def handle_any(self):
         url = urlsplit(self.path)
         self.query = {k: v[0] for k, v in parse_qs(url.query).items()}
-        self.body = self._body()
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.bucket.is_closed:
             return self._error(403, "the account may not")
         at = re.escape(self.bucket.name)
@@ -144,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return answer(*map(unquote, match.groups()))
         return self._error(404, f"{self.command} {self.path} is not here")
 
-    do_GET = do_POST = do_PUT = do_DELETE = handle_any
+    do_GET = do_POST = do_DELETE = handle_any
 
     def GET_bucket(self):
         self._json({"kind": "storage#bucket", "name": self.bucket.name})
@@ -187,35 +186,21 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(204, b"")
 
     def POST_upload(self):
-        match = self.query.get("ifGenerationMatch")
-        kind = self.query["uploadType"]
-        if kind == "media":
-            return self._put(self.query["name"], self.body, match)
+        kind, match = self.query["uploadType"], self.query.get("ifGenerationMatch")
         if kind == "multipart":
             meta, content = self._parts()
             return self._put(json.loads(meta)["name"], content, match)
-        if "upload_id" in self.query:
-            return self.PUT_upload()
-        name = self.query.get("name") or json.loads(self.body)["name"]
-        number = str(len(self.uploads))
-        self.uploads[number] = name, match, bytearray()
-        host = self.headers["Host"]
-        where = f"http://{host}{self.path}&upload_id={number}"
+        if kind == "media" or "upload_id" in self.query:
+            return self._put(self.query["name"], self.body, match)
+        # The content of what is called resumable comes at once, too.
+        where = f"http://{self.headers['Host']}{self.path}&upload_id=0"
         return self._answer(200, b"", {"Location": where})
-
-    def PUT_upload(self):
-        name, match, content = self.uploads[self.query["upload_id"]]
-        content += self.body
-        return self._put(name, bytes(content), match)
 
     def _put(self, name, content, match):
         resource = self.bucket.put(name, content, match)
         if resource is None:
             return self._error(412, "another generation")
         return self._json(resource)
-
-    def _body(self):
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def _parts(self):
         boundary = re.search(r'boundary="?([^";]+)', self.headers["Content-Type"])[1]

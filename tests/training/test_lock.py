@@ -320,23 +320,16 @@ def test_a_folder_is_locked_where_the_disk_has_neither_links_nor_locks(
         pass
 
 
+TRAIN = ["train", "--config", f"{ROOT}/configs/lm.py:tiny", "--workdir"]
 STUDY = ["study", "--config", f"{ROOT}/configs/quickstart.py:tiny"]
 STUDY += ["--config.storage_ratio=0", "--workdir"]
-RUN = str(ROOT / "results" / "fed")
+REPORT = ["report", f"{ROOT}/results/fed", "--workdir"]
 
 
 @pytest.mark.parametrize(
     ("command", "name"),
-    [
-        (["train", "--config", f"{ROOT}/configs/lm.py:tiny", "--workdir"], LOCK_NAME),
-        (STUDY, LOCK_NAME),
-        (
-            ["prepare", "text", f"{ROOT}/README.md", "--tokenizer=bytes", "--out"],
-            LOCK_NAME,
-        ),
-        (["report", RUN, "--workdir"], REPORT_LOCK_NAME),
-    ],
-    ids=lambda value: value[0],
+    [(TRAIN, LOCK_NAME), (STUDY, LOCK_NAME), (REPORT, REPORT_LOCK_NAME)],
+    ids=["train", "study", "report"],
 )
 def test_a_command_is_refused_in_one_line_and_writes_nothing(
     tmp_path, capsys, command, name
@@ -353,7 +346,7 @@ def test_a_folder_in_training_is_reported_on_and_an_arm_is_in_no_study(
     tmp_path, capsys
 ):
     with FolderLock(run_folder(tmp_path)):
-        assert cli.main(["report", RUN, "--workdir", str(tmp_path)]) == 0
+        assert cli.main([*REPORT, str(tmp_path)]) == 0
     assert (tmp_path / "report.html").exists()
     capsys.readouterr()
     with FolderLock(run_folder(tmp_path / "x" / "spread")):

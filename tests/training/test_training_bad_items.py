@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 from test_training_resume import exact, rows_of
-from tiny_workload import NUM_EXAMPLES, Regression, example, tiny_config
+from tiny_workload import (
+    NUM_EXAMPLES,
+    ON_DEVICE,
+    STOCHASTIC,
+    Regression,
+    example,
+    tiny_config,
+)
 
 import echo_jax as ej
 from echo_jax.config import check_config
@@ -21,14 +28,8 @@ BAD = range(7, NUM_EXAMPLES, 14)
 WAYS = {
     "decode": {"echo__after": "decode", "echo__order": "spread"},
     "batch": {"echo__after": "batch"},
-    "stochastic": {
-        "echo__after": "decode",
-        "echo__mode": "stochastic",
-        "echo__load__start": 0.5,
-        "echo__load__end": 0.5,
-        "echo__factor": 1.0,
-    },
-    "device": {"echo__after": "decode", "echo__where": "device"},
+    "stochastic": {**STOCHASTIC, "echo__where": "host", "echo__factor": 1.0},
+    "device": ON_DEVICE,
 }
 
 

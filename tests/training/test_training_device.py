@@ -1,6 +1,5 @@
 """Echo on the devices and on the host, in the trainer, and batches that grow."""
 
-import dataclasses
 import itertools
 import threading
 from contextlib import closing
@@ -12,11 +11,18 @@ import pytest
 from compilations import counted_compilations
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_workload import make_workload, rows_of, run, tiny_config
+from tiny_workload import (
+    ADAPTIVE,
+    STOCHASTIC,
+    make_workload,
+    rows_of,
+    run,
+    tiny_config,
+)
 
 import echo_jax as ej
 from echo_jax.config import BatchGrowth, check_config
-from echo_jax.training import NonFiniteLossError, next_group, train
+from echo_jax.training import next_group
 from echo_jax.training.feeds import check_echo, open_feed
 from echo_jax.training.processes import make_mesh
 
@@ -29,33 +35,19 @@ FIXED = {
     "echo__buffer": 20,
 }
 DEVICE = {**FIXED, "echo__where": "device"}
-ADAPTIVE = {
-    "echo__after": "decode",
-    "echo__where": "device",
-    "echo__mode": "adaptive",
-    "echo__buffer": 40,
-    "echo__cap": 3,
-}
-STOCHASTIC = {
-    "echo__after": "decode",
-    "echo__where": "device",
-    "echo__mode": "stochastic",
-    "echo__buffer": 24,
+CAPPED = {**ADAPTIVE, "echo__cap": 3}
+FALLING = {
+    **STOCHASTIC,
     "echo__load__schedule": "linear",
-    "echo__load__start": 0.8,
     "echo__load__end": 0.2,
     "echo__load__updates": 12,
 }
 GROUPS = {"dispatch__steps": 2}
 MODES = {
     "shuffle": {**DEVICE, "echo__order": "shuffle"},
-    "stochastic": {**STOCHASTIC, **GROUPS},
+    "stochastic": {**FALLING, **GROUPS},
     "host": {"echo__factor": 2.5, "dispatch__steps": 3},
 }
-
-
-def losses(workdir):
-    return [row["loss"] for row in rows_of(workdir) if row["kind"] == "train"]
 
 
 def assert_alike(folder, other, rel):
@@ -92,7 +84,7 @@ def test_a_run_is_resumed_to_the_bit_at_any_phase(tmp_path, mode):
     ids=["device", "batch"],
 )
 def test_an_adaptive_run_that_was_stopped_repeats_with_its_tape(tmp_path, place):
-    options = {**ADAPTIVE, **place}
+    options = {**CAPPED, **place}
     first, again = tmp_path / "first", tmp_path / "again"
     for updates in (5, 12):
         summary = run(first, **options, updates=updates)
@@ -108,8 +100,8 @@ def test_an_adaptive_run_that_was_stopped_repeats_with_its_tape(tmp_path, place)
 
 
 def test_a_producer_that_stops_leaves_the_run_training_until_the_cap(tmp_path):
-    config = tiny_config(**ADAPTIVE, updates=24, log_every=1, eval_every=15)
-    workload = make_workload(config)
+    options = {**CAPPED, "updates": 24, "log_every": 1, "eval_every": 15}
+    workload = make_workload(tiny_config(**options))
     goes_on, opened, evaluated = threading.Event(), itertools.count(), itertools.count()
     # 5 fresh batches, 3 uses each: 15 updates are possible, and the next must wait.
     later = threading.Timer(0.5, goes_on.set)
@@ -132,9 +124,9 @@ def test_a_producer_that_stops_leaves_the_run_training_until_the_cap(tmp_path):
         return workload.eval_batches(*args, **kwargs)
 
     stalling = {"fresh_dataset": fresh_dataset, "eval_batches": eval_batches}
-    train(config, dataclasses.replace(workload, **stalling), tmp_path)
-    rows = [row for row in rows_of(tmp_path) if row["kind"] == "train"]
-    seen = {name for row in rows for name in row if name.startswith("loss_repeat")}
+    run(tmp_path, replaced=stalling, **options)
+    names = itertools.chain(*rows_of(tmp_path, "train"))
+    seen = {name for name in names if name.startswith("loss_repeat")}
     assert seen == {"loss_repeat_0", "loss_repeat_1", "loss_repeat_2"}
     assert sum(ej.DecisionLog.load(tmp_path / "tape.json")[:16]) == 6
     later.join()
@@ -146,15 +138,12 @@ def shifted(batch, keys):
 
 
 def test_what_was_augmented_before_the_echo_is_not_augmented_again(tmp_path):
-    def losses_of(name, **changes):
-        config = tiny_config(**DEVICE, log_every=1, updates=4, eval_every=4)
-        config.echo.after = name
-        workload = dataclasses.replace(make_workload(config), **changes)
-        train(config, workload, tmp_path / name)
-        return losses(tmp_path / name)
-
-    augmented = {"augment_on_device": shifted}
-    assert losses_of("augment", **augmented) != losses_of("decode", **augmented)
+    losses = []
+    for after in ("augment", "decode"):
+        options = {**DEVICE, "echo__after": after, "log_every": 1, "updates": 4}
+        run(tmp_path / after, replaced={"augment_on_device": shifted}, **options)
+        losses.append([row["loss"] for row in rows_of(tmp_path / after, "train")])
+    assert losses[0] != losses[1]
 
 
 def test_groups_begin_at_multiples_of_their_size_and_hold_no_stop():
@@ -179,14 +168,6 @@ def test_groups_train_and_log_as_the_loop_does(tmp_path):
         assert_alike(folder, tmp_path / "1", 1e-5)
         flops.add(summary["flops_per_update"])
     assert len(flops) == 1
-
-
-def test_the_first_bad_update_is_found_inside_a_group(tmp_path):
-    # Batch placement, factor 2: fresh batch 3 is used by updates 7 and 8.
-    options = {"echo__factor": 2.0, "updates": 40, "log_every": 8, "eval_every": 40}
-    with pytest.raises(NonFiniteLossError) as caught:
-        run(tmp_path, nan_at_fresh=3, **options, **GROUPS)
-    assert caught.value.update == 7
 
 
 # Batches of 2, of 4 and of 8.

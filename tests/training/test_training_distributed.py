@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from fake_gcs import Bucket, serve
-from tiny_workload import run
+from tiny_workload import ADAPTIVE, ON_DEVICE, run
 
 from echo_jax.files import unseal
 
@@ -25,13 +25,7 @@ ONE_DEVICE = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
 ENDLESS = 1_000_000
 LONG_S = 280  # What takes longer hangs, however busy the machine is.
 HOST = {"echo__factor": 2.5, "echo__order": "spread", "echo__buffer": 32}
-DEVICE = {**HOST, "echo__where": "device", "echo__after": "decode"}
-ADAPTIVE = {
-    "echo__where": "device",
-    "echo__after": "decode",
-    "echo__mode": "adaptive",
-    "echo__buffer": 64,
-}
+DEVICE = {**HOST, **ON_DEVICE}
 DILOCO = {
     **DEVICE,
     "local__schedule": "bernoulli",
@@ -42,7 +36,7 @@ STOPPED = {**HOST, "log_every": 1000, "eval_every": ENDLESS}
 
 # Two processes train several runs, one after another: a start takes longer than a run.
 TRAINS = """
-import dataclasses, itertools, json, os, signal, sys, time
+import dataclasses, itertools, json, os, sys, time
 import grain
 import echo_jax as ej
 from tiny_workload import make_workload, tiny_config
@@ -83,19 +77,17 @@ def ending(workload):
 
 with connected(tiny_config(**where)):
     for workdir, how, fields in json.loads(sys.argv[3]):
-        config = tiny_config(**fields, **where)
+        config, replaced = tiny_config(**fields, **where), {}
         workload = make_workload(config, on_batch=stop if how == "stop" else None)
         if how == "slow" and process:
             fresh = workload.fresh_dataset
-            made = {"fresh_dataset": lambda shard, fresh=fresh: fresh(shard).map(slow)}
-            workload = dataclasses.replace(workload, **made)
+            replaced["fresh_dataset"] = lambda shard: fresh(shard).map(slow)
         if how == "ends":
-            made = {"train_dataset": ending(workload)}
-            workload = dataclasses.replace(workload, **made)
+            replaced["train_dataset"] = ending(workload)
         if how == "elsewhere" and process:
             workdir += "/other"
         try:
-            train(config, workload, workdir)
+            train(config, dataclasses.replace(workload, **replaced), workdir)
         except ValueError as error:
             if how != "ends":
                 raise

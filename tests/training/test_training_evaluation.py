@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_workload import Regression, make_workload, tiny_config
+from tiny_workload import Regression, make_workload, run, tiny_config
 
 from echo_jax.data.pipeline import eval_batches
-from echo_jax.training import evaluate, train
+from echo_jax.training import evaluate
 from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads import Task
 
@@ -105,10 +105,9 @@ def test_an_evaluator_is_given_every_batch_in_order_once(devices):
 
 
 def test_a_run_logs_and_aims_at_what_an_evaluator_says(tmp_path):
-    config = tiny_config(updates=2, eval_every=1, target=1e6)
-    workload = make_workload(config, task=Predicting())
-    workload = replace(workload, evaluator=Median, metric="median")
-    summary = train(config, workload, tmp_path)
+    options = {"updates": 2, "eval_every": 1, "target": -1e6}
+    replaced = {"evaluator": Median, "metric": "median", "mode": "max"}
+    summary = run(tmp_path, task=Predicting(), replaced=replaced, **options)
     assert summary["metric"] == "median" and summary["reached"]
     assert summary["updates_to_target"] == 0
     assert summary["final"].keys() == {"loss", "median"}

@@ -4,19 +4,13 @@ import errno
 import os
 
 import pytest
-from tiny_workload import rows_of, run
+from tiny_workload import ADAPTIVE, rows_of, run
 
 from benchmarks.faults.disks import fill_at
 from echo_jax.terminal import sentence
 
 FULL = os.strerror(errno.ENOSPC)
 OPTIONS = {"updates": 12, "checkpoint_every": 4, "log_every": 2}
-ADAPTIVE = {
-    "echo__mode": "adaptive",
-    "echo__where": "device",
-    "echo__after": "decode",
-    "echo__buffer": 32,
-}
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from test_training_gradients import Normed, Plain, assert_close, far_apart
 from tiny_workload import (
     NUM_FEATURES,
     NUM_PARAMS,
+    STOCHASTIC,
     make_workload,
     rows_of,
     run,
@@ -37,14 +38,6 @@ SENT = NUM_PARAMS + NUM_FEATURES  # With the running mean of `Plain`.
 EVERY = {"mesh__data": REPLICAS, "local__schedule": "every"}
 SGD = {"optim__name": "sgd", "optim__lr": 0.05, "optim__momentum": 0.9}
 DILOCO = {**EVERY, "local__every": 3, "local__outer": "nesterov"}
-STOCHASTIC = {
-    "echo__after": "decode",
-    "echo__where": "device",
-    "echo__mode": "stochastic",
-    "echo__buffer": 24,
-    "echo__load__start": 0.4,
-    "echo__load__end": 0.4,
-}
 
 
 class Updates:

@@ -1,7 +1,6 @@
 """The loop of a run: what it writes, when it ends, and what an update computes."""
 
 import dataclasses
-import io
 import itertools
 import json
 import re
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 from compilations import counted_compilations
 from jax.profiler import ProfileData
-from rich.console import Console
 from tiny_workload import (
     Regression,
     batch_of,
@@ -22,25 +20,20 @@ from tiny_workload import (
     make_workload,
     rows_of,
     run,
+    said_by,
+    saved_update,
     stop_at,
     tiny_config,
 )
 
 import echo_jax as ej
 from echo_jax.files import FolderInUseError, FolderLock, run_folder, unseal
-from echo_jax.training import Interrupted, NonFiniteLossError, calibrate, train
+from echo_jax.training import Interrupted, NonFiniteLossError, calibrate
 from echo_jax.training.processes import make_mesh, param_shardings
-from echo_jax.training.saving import Checkpoints, params_sha256
+from echo_jax.training.saving import params_sha256
 from echo_jax.training.trainer import train_checked
 
 pytestmark = pytest.mark.usefixtures("all_compiled_soon")
-
-
-def newest_checkpoint(workdir):
-    checkpoints = Checkpoints(run_folder(workdir / "checkpoints"), keep=2)
-    found = checkpoints.latest()
-    checkpoints.close()
-    return found
 
 
 def test_a_run_leaves_what_its_readers_need(tmp_path):
@@ -69,7 +62,7 @@ def test_a_run_leaves_what_its_readers_need(tmp_path):
     for row in rows:
         assert row["fresh"] == 8 * (repeats[: row["updates"]] == 0).sum()
         assert row["updates"] * 8 == row["fresh"] + row["repeats"]
-    trained = [row for row in rows if row["kind"] == "train"]
+    trained = rows_of(tmp_path, "train")
     for first, row in zip((0, 4, 8), trained, strict=True):
         seen = {name for name in row if name.startswith("loss_repeat")}
         assert seen == {f"loss_repeat_{i}" for i in repeats[first : first + 4]}
@@ -141,7 +134,7 @@ def test_training_learns_and_stops_at_the_target(tmp_path):
     options = {"updates": 80, "eval_every": 10, "log_every": 100, "optim__lr": 0.05}
     options["task"] = Regression(dropout=0.0)
     run(tmp_path / "all", **options)
-    evals = [row for row in rows_of(tmp_path / "all") if row["kind"] == "eval"]
+    evals = rows_of(tmp_path / "all", "eval")
     assert evals[-1]["eval_loss"] < evals[0]["eval_loss"] / 4
     target = evals[0]["eval_loss"] / 2
     first = next(row for row in evals if row["eval_loss"] <= target)
@@ -158,31 +151,24 @@ def test_training_learns_and_stops_at_the_target(tmp_path):
     assert looked_up["updates_to_target"] == first["updates"]
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing_of_it(tmp_path):
+@pytest.mark.parametrize("group", [1, 2])
+def test_the_first_loss_that_is_not_finite_ends_the_run(tmp_path, group):
     # Batch placement, factor 2: fresh batch 3 is used by updates 7 and 8.
     options = {"echo__factor": 2.0, "updates": 40, "eval_every": 100}
-    options |= {"checkpoint_every": 4, "log_every": 100}
+    options |= {"checkpoint_every": 4, "log_every": 100, "dispatch__steps": group}
     message = r"loss of update 7 is not finite; the last checkpoint, of update 4,"
     with pytest.raises(NonFiniteLossError, match=message) as caught:
         run(tmp_path, nan_at_fresh=3, **options)
     assert caught.value.update == 7
-    assert newest_checkpoint(tmp_path) == 4
+    assert saved_update(tmp_path) == 4
     assert all(np.isfinite(row.get("loss", 0)) for row in rows_of(tmp_path))
     assert not (tmp_path / "summary.json").exists()
 
 
-def test_a_run_of_an_earlier_version_is_refused_in_a_sentence(tmp_path):
-    (tmp_path / "config.json").write_text('{"inner": {"strategy": "loop"}}')
-    message = "earlier echo_jax, whose config.inner is config.dispatch now; .* another"
-    with pytest.raises(ValueError, match=message):
-        run(tmp_path)
-
-
 def test_another_config_or_other_data_in_the_folder_are_refused(tmp_path):
     def trained(updates, metadata, **overrides):
-        config = tiny_config(updates=updates, **overrides)
-        workload = dataclasses.replace(make_workload(config), metadata=metadata)
-        return train(config, workload, tmp_path)
+        replaced = {"metadata": metadata}
+        return run(tmp_path, updates=updates, replaced=replaced, **overrides)
 
     saved = {"sha256": "a", "source": "here"}
     trained(2, saved)
@@ -199,20 +185,16 @@ def test_another_config_or_other_data_in_the_folder_are_refused(tmp_path):
 
 
 def test_data_that_ends_is_an_error(tmp_path):
-    config = tiny_config()
-    workload = make_workload(config)
-    endless = workload.train_dataset
-    some = grain.MapDataset.source(list(itertools.islice(endless(ej.EchoSpec()), 40)))
+    endless = make_workload(tiny_config()).train_dataset(ej.EchoSpec())
+    some = grain.MapDataset.source(list(itertools.islice(endless, 40)))
     # One is made to see whether it can be, one to be measured, one to train.
     datasets = iter([some[:length].to_iter_dataset() for length in (40, 40, 7)])
-    ending = dataclasses.replace(workload, train_dataset=lambda *_: next(datasets))
     with pytest.raises(ValueError, match=r"'regression' ended after 7 upd.* repeat"):
-        train(config, ending, tmp_path)
+        run(tmp_path, replaced={"train_dataset": lambda *_: next(datasets)})
 
 
 def test_what_a_fresh_batch_takes_is_corrected_by_what_the_run_sees(tmp_path):
-    config = tiny_config(updates=2, log_every=1)
-    workload = make_workload(config)
+    workload = make_workload(tiny_config())
     # No batch of this workload takes 20 seconds.
     seen = SimpleNamespace(bounds=lambda: (20.0, 30.0), held_batches=0)
 
@@ -221,12 +203,12 @@ def test_what_a_fresh_batch_takes_is_corrected_by_what_the_run_sees(tmp_path):
         dataset.fresh_time = seen
         return dataset
 
-    watching = dataclasses.replace(workload, train_dataset=watched)
-    summary = train(config, watching, tmp_path)
+    replaced = {"train_dataset": watched}
+    summary = run(tmp_path, replaced=replaced, updates=2, log_every=1)
     assert summary["t_up_s"] == 20.0 > summary["t_up_start_s"] > 0
     assert summary["R"] == 20.0 / summary["t_down_s"]
-    rows = [row for row in rows_of(tmp_path) if row["kind"] == "train"]
-    assert [row["t_up_s"] for row in rows] == [summary["t_up_s"]] * 2
+    for row in rows_of(tmp_path, "train"):
+        assert row["t_up_s"] == summary["t_up_s"]
 
 
 def test_the_loader_is_measured_without_the_echo():
@@ -252,7 +234,7 @@ def test_a_signal_stops_after_the_update_and_saves(tmp_path, signum):
     assert caught.value.update == 3
     assert caught.value.exit_code == 128 + signum
     assert signal.getsignal(signum) is before
-    assert newest_checkpoint(tmp_path) == 3
+    assert saved_update(tmp_path) == 3
 
 
 def test_a_signal_that_a_program_handles_by_itself_stays_its_own(tmp_path):
@@ -273,14 +255,11 @@ def test_a_second_ctrl_c_aborts_at_once(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, echo__factor=2.0, on_batch=twice)
-    assert newest_checkpoint(tmp_path) is None
+    assert saved_update(tmp_path) is None
 
 
 def test_progress_is_plain_lines_in_a_file(tmp_path):
-    text, config = io.StringIO(), tiny_config()
-    console = Console(file=text, width=200)
-    train(config, make_workload(config), tmp_path, console=console)
-    lines = [line[10:] for line in text.getvalue().splitlines()]
+    lines = [line[10:] for line in said_by(tmp_path)[1].splitlines()]
     model, echo, first, _, _, row, _, _ = lines
     size = "96 parameters in 3 arrays: first 64, bias 16, second 16"
     assert model == f"model: {size}; see model.txt"
@@ -288,33 +267,6 @@ def test_progress_is_plain_lines_in_a_file(tmp_path):
     assert re.fullmatch(r"update 0  eval_loss \S+", first)
     numbers = r"loss \d+\.\d{4}  \d+ examples/s  idle \d+%  kept 0\.\d+"
     assert re.fullmatch(rf"update 8/12  {numbers}  ETA \d+:\d\d:\d\d", row)
-
-
-EVERY = {"local__schedule": "every"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        (
-            {"data__source": "here"},
-            "data: here, 1,024 examples of train; evaluated on 20 of validation",
-        ),
-        (EVERY, "local.schedule='every' changes nothing"),
-        ({**EVERY, "mesh__data": 2}, "2 replicas, one on each"),
-    ],
-)
-def test_a_run_says_what_its_data_and_its_devices_mean(tmp_path, fields, says):
-    def until_said(text):
-        if says in text:
-            raise StopAsyncIteration
-
-    config = tiny_config(**fields)
-    counts = {"num_examples": 1024, "num_evaluated": 20}
-    workload = dataclasses.replace(make_workload(config), **counts)
-    file = SimpleNamespace(write=until_said, flush=lambda: None)
-    with pytest.raises(StopAsyncIteration):
-        train(config, workload, tmp_path, console=Console(file=file, width=200))
 
 
 def test_the_window_counts_losses_by_repeat_and_starts_anew_after_every_log():
@@ -373,25 +325,9 @@ def test_the_hash_sees_every_bit_and_no_mesh():
     assert params_sha256(split) == same not in others
 
 
-@pytest.mark.parametrize(
-    ("rows", "mask", "message"),
-    [(8, 0, "split has no example"), (6, 1, "batch of 6 does not divide over the 8")],
-)
-def test_evaluation_refuses_what_it_cannot_merge(tmp_path, rows, mask, message):
-    config = tiny_config(mesh__data=8)
-    batch = {name: x[:rows] for name, x in batch_of().items() if name in ("x", "y")}
-    batch["mask"] = np.full(rows, mask, np.float32)
-    batches = dataclasses.replace(
-        make_workload(config), eval_batches=lambda shard: [batch]
-    )
-    with pytest.raises(ValueError, match=message):
-        train(config, batches, tmp_path)
-
-
 def test_nothing_is_compiled_after_the_second_step(tmp_path):
     times = {"updates": 8, "log_every": 3, "eval_every": 2, "checkpoint_every": 2}
-    config = tiny_config(**times, echo__factor=2.5)
-    workload, counts = make_workload(config), []
+    workload, counts = make_workload(tiny_config()), []
 
     def eval_batches(*args, **kwargs):
         counts.append(len(compiled))
@@ -400,8 +336,8 @@ def test_nothing_is_compiled_after_the_second_step(tmp_path):
     # Another test may have compiled the programs of an equal task.
     jax.clear_caches()
     with counted_compilations() as compiled:
-        watched = dataclasses.replace(workload, eval_batches=eval_batches)
-        train(config, watched, tmp_path)
+        replaced = {"eval_batches": eval_batches}
+        run(tmp_path, replaced=replaced, echo__factor=2.5, **times)
     # After updates 0, 2, 4, ...
     assert len(counts) == 5 and counts[0] > 0
     assert {*counts[2:], len(compiled)} == {counts[2]}

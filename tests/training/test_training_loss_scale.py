@@ -6,7 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_workload import Regression, batch_of, functions_of, rows_of, run, tiny_config
+from tiny_workload import (
+    ON_DEVICE,
+    Regression,
+    batch_of,
+    functions_of,
+    rows_of,
+    run,
+    tiny_config,
+)
 
 from echo_jax.training import NonFiniteLossError
 from echo_jax.training.update import LossScale, adjust, scale_numbers
@@ -117,7 +125,7 @@ def test_what_is_not_finite_is_skipped_and_counted(tmp_path):
     assert (summary["updates"], summary["skipped_updates"]) == (12, 1)
     assert summary["final"]["loss"] < 100
     assert summary["skipped"] == 0
-    rows = [row for row in rows_of(tmp_path) if row["kind"] == "train"]
+    rows = rows_of(tmp_path, "train")
     assert [row["skipped_updates"] for row in rows] == [0] + [1] * 11
     assert [row["loss_scale"] for row in rows] == [8, 8] + [4] * 10
     assert [row["loss"] is None for row in rows] == [False, True] + [False] * 10
@@ -147,8 +155,7 @@ def test_a_run_that_can_only_skip_ends_in_a_sentence(tmp_path):
 
 
 def test_a_stopped_run_is_resumed_to_the_bit(tmp_path):
-    device = {"echo__where": "device", "echo__after": "decode", "dispatch__steps": 2}
-    fields = {**TWICE, **device, "echo__factor": 2.0}
+    fields = {**TWICE, **ON_DEVICE, "dispatch__steps": 2, "echo__factor": 2.0}
     whole = run(tmp_path / "whole", **fields)
     run(tmp_path / "parts", updates=5, **fields)
     resumed = run(tmp_path / "parts", **fields)

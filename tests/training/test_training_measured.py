@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tiny_workload import make_workload, rows_of, tiny_config
+from tiny_workload import ON_DEVICE, make_workload, rows_of, tiny_config
 
 from echo_jax.studies import notes, read_runs
 from echo_jax.training import Clock, DeviceTime, train
@@ -18,9 +18,8 @@ pytestmark = pytest.mark.usefixtures("all_compiled_soon")
 ECHOES = {
     "host": {"echo__factor": 2.0, "echo__order": "shuffle", "echo__buffer": 4},
     "device": {
+        **ON_DEVICE,
         "echo__factor": 2.0,
-        "echo__after": "decode",
-        "echo__where": "device",
         "echo__order": "spread",
         "echo__buffer": 16,
     },
@@ -47,8 +46,7 @@ def branched(workdir, *, every=6, changed=lambda batch: batch, seeds=None, **ove
 
     config = tiny_config(eval_every=3, probe_repeats=every, **overrides)
     summary = train(config, replace(made(), with_seed=with_seed), workdir)
-    rows = [row for row in rows_of(workdir) if row["kind"] == "eval"]
-    return summary, {row["updates"]: row for row in rows}
+    return summary, {row["updates"]: row for row in rows_of(workdir, "eval")}
 
 
 def alike(batch):

@@ -13,12 +13,7 @@ from tiny_workload import Regression, make_workload, rows_of, run, tiny_config
 
 from echo_jax.files import read_line, run_folder
 from echo_jax.training import MAX_METRICS, train
-from echo_jax.training.records import (
-    MetricsFile,
-    first_to_meet,
-    scalars_of,
-    train_metrics,
-)
+from echo_jax.training.records import MetricsFile, scalars_of, train_metrics
 
 
 @dataclass(frozen=True)
@@ -35,15 +30,11 @@ class Named(Regression):
         return losses, others, sums
 
 
-def train_rows(workdir):
-    return [row for row in rows_of(workdir) if row["kind"] == "train"]
-
-
 def test_a_metric_is_logged_by_being_returned(tmp_path):
     names = (*(f"m{i}" for i in reversed(range(MAX_METRICS - 1))), "nothing")
     summary = run(tmp_path, task=Named(names=names), updates=4)
     expected = {name: (i + 1) / 2 for i, name in enumerate(names)} | {"nothing": None}
-    (row,) = train_rows(tmp_path)
+    (row,) = rows_of(tmp_path, "train")
     assert train_metrics(row) == expected
     assert summary["train_final"] == {"loss": row["loss"], **expected}
 
@@ -51,13 +42,15 @@ def test_a_metric_is_logged_by_being_returned(tmp_path):
 def test_the_logged_metric_is_that_of_the_window_also_after_a_stop(tmp_path):
     run(tmp_path / "every", log_every=1, echo__factor=2.0)
     run(tmp_path / "fourth", echo__factor=2.0)
-    every = [row["train_kept"] for row in train_rows(tmp_path / "every")]
-    fourth = [row["train_kept"] for row in train_rows(tmp_path / "fourth")]
-    means = np.reshape(every, (3, 4)).mean(axis=1)
-    np.testing.assert_allclose(fourth, means, rtol=1e-6)
     run(tmp_path / "stopped", echo__factor=2.0, updates=6)
     run(tmp_path / "stopped", echo__factor=2.0)
-    assert [row["train_kept"] for row in train_rows(tmp_path / "stopped")] == fourth
+    every, fourth, stopped = (
+        [row["train_kept"] for row in rows_of(tmp_path / name, "train")]
+        for name in ("every", "fourth", "stopped")
+    )
+    means = np.reshape(every, (3, 4)).mean(axis=1)
+    np.testing.assert_allclose(fourth, means, rtol=1e-6)
+    assert stopped == fourth
 
 
 @pytest.mark.parametrize(
@@ -70,19 +63,6 @@ def test_the_logged_metric_is_that_of_the_window_also_after_a_stop(tmp_path):
 def test_metrics_that_cannot_be_logged_are_refused(tmp_path, names, message):
     with pytest.raises(ValueError, match=message):
         run(tmp_path, task=Named(names=tuple(names)))
-
-
-@pytest.mark.parametrize(
-    ("mode", "target", "update"), [("min", 2.5, 4), ("max", 3.5, 4), ("min", 0.0, None)]
-)
-def test_first_evaluation_that_meets_a_target(mode, target, update):
-    values = [None, 3.0, None, 2.0] if mode == "min" else [None, 3.0, None, 4.0]
-    rows = [{"kind": "train", "updates": 0, "loss": 0.1}] + [
-        {"kind": "eval", "updates": i + 1, "eval_loss": value}
-        for i, value in enumerate(values)
-    ]
-    row = first_to_meet(rows, metric="loss", mode=mode, target=target)
-    assert (row and row["updates"]) == update
 
 
 def opened(tmp_path, updates=(), **options):

@@ -1,6 +1,6 @@
 """The start of a run, refused or not, what it says, and runs on one held batch."""
 
-import dataclasses
+import ast
 import io
 import json
 import re
@@ -10,21 +10,21 @@ import time
 import pytest
 from compilations import counted_compilations
 from rich.console import Console
-from tiny_workload import Regression, make_workload, rows_of, run, stop_at, tiny_config
+from tiny_workload import (
+    ON_DEVICE,
+    Regression,
+    make_workload,
+    rows_of,
+    run,
+    said_by,
+    stop_at,
+    tiny_config,
+)
 
-from echo_jax.training import Interrupted, train
+from echo_jax.training import Interrupted
 from echo_jax.training.records import Progress
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
-DEVICE = {"echo__where": "device", "echo__after": "decode"}
-
-
-def said_by(workdir, replaced=None, **overrides):
-    """Trains; returns the summary, and what is printed."""
-    config, text = tiny_config(**overrides), io.StringIO()
-    workload = dataclasses.replace(make_workload(config), **replaced or {})
-    console = Console(file=text, width=400)
-    return train(config, workload, workdir, console=console), text.getvalue()
 
 
 def refuse(*args, **options):
@@ -34,7 +34,7 @@ def refuse(*args, **options):
 def start(workdir, replaced="eval_batches", **overrides):
     """A start that the data refuses, by default that of the first evaluation."""
     with pytest.raises(ValueError, match="40x40"):
-        said_by(workdir, {replaced: refuse}, **overrides)
+        run(workdir, replaced={replaced: refuse}, **overrides)
 
 
 def contents(folder):
@@ -61,9 +61,13 @@ def test_what_fails_after_an_update_is_a_run(tmp_path):
     assert (tmp_path / "config.json").exists()
     with pytest.raises(ValueError, match=r"a run of another config.*optim\.lr \(0\.01"):
         run(tmp_path, optim__lr=0.5)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"config\.json is damaged: .*another"):
-        run(tmp_path)
+    for config, said in (
+        ("{", r"config\.json is damaged: .*another"),
+        ('{"inner": {"steps": 1}}', "whose config.inner is config.dispatch now"),
+    ):
+        (tmp_path / "config.json").write_text(config)
+        with pytest.raises(ValueError, match=said):
+            run(tmp_path)
 
 
 def stopping_evaluation(shard):
@@ -112,7 +116,7 @@ def test_an_extension_says_what_it_moves(tmp_path, options, said):
     assert re.search(said, longer)
 
 
-@pytest.mark.parametrize("where", [{"dispatch__steps": 3}, DEVICE])
+@pytest.mark.parametrize("where", [{"dispatch__steps": 3}, ON_DEVICE])
 def test_a_held_batch_is_marked_everywhere_and_saved_nowhere(tmp_path, where):
     given = {"data__hold_batch": True, "checkpoint_every": 4, **where}
     summary, said = said_by(tmp_path, **given)
@@ -121,7 +125,7 @@ def test_a_held_batch_is_marked_everywhere_and_saved_nowhere(tmp_path, where):
     rows = rows_of(tmp_path)
     assert all(row["hold_batch"] is True for row in [*rows, summary])
     assert (summary["fresh"], summary["repeats"]) == (8, 88)
-    last = [row for row in rows if row["kind"] == "train"][-1]
+    last = rows_of(tmp_path, "train")[-1]
     # Updates 9 to 12, which are repeats 8 to 11.
     losses = [name for name in last if name.startswith("loss_")]
     assert losses == ["loss_repeat_7_and_later"]
@@ -159,22 +163,46 @@ def test_updates_without_a_row_are_said_now_and_then(monkeypatch):
     assert len(said_by(10_000, 0.002)) == 2
 
 
-class Full(io.StringIO):
-    def write(self, text):
-        super().write(text)
-        if "no echo" in text:
-            raise OSError("the disk is full")
+def said_until(words, workdir, **options):
+    """Trains until words are printed; returns the lines."""
+
+    class Text(io.StringIO):
+        def write(self, text):
+            super().write(text)
+            if words in text:
+                raise StopAsyncIteration
+
+    console = Console(file=Text(), width=200)
+    with pytest.raises(StopAsyncIteration):
+        run(workdir, console=console, **options)
+    return console.file.getvalue().splitlines()
 
 
 def test_what_is_trained_is_said_before_anything_is_compiled(tmp_path):
-    text, config = Full(), tiny_config()
-    # Compiled by no other test.
-    workload = make_workload(config, task=Regression(width=15))
-    with counted_compilations() as compiled, pytest.raises(OSError, match="is full"):
-        train(config, workload, tmp_path, console=Console(file=text, width=200))
-    lines = text.getvalue().splitlines()
+    task = Regression(width=15)  # Compiled by no other test.
+    with counted_compilations() as compiled:
+        lines = said_until("no echo", tmp_path, task=task)
     assert [line.split()[1] for line in lines] == ["model:", "no"]
     assert not compiled
+
+
+EVERY = {"local__schedule": "every"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"data__source": "here"},
+            "data: here, 1,024 examples of train; evaluated on 20 of validation",
+        ),
+        (EVERY, "local.schedule='every' changes nothing"),
+        ({**EVERY, "mesh__data": 2}, "2 replicas, one on each"),
+    ],
+)
+def test_a_run_says_what_its_data_and_its_devices_mean(tmp_path, fields, said):
+    counts = {"num_examples": 1024, "num_evaluated": 20}
+    said_until(said, tmp_path, replaced=counts, **fields)
 
 
 def test_a_run_says_its_size_and_its_echo_once(tmp_path):
@@ -189,3 +217,87 @@ def test_a_run_says_its_size_and_its_echo_once(tmp_path):
     for words in ("; see model.txt", "no echo: "):
         assert words in first and words not in second
     assert (tmp_path / "model.txt").read_text() == "of the first start"
+
+
+# Fields of a config, and parts of the error that refuses them. E, G and C are a mesh of
+# replicas, batches that grow, and a learning rate of one cycle.
+SHORT = {
+    "E": "mesh.data=4 local.schedule=every ",
+    "G": "batch.boundaries=(8,12) batch.factors=(2,2) ",
+    "C": "optim.schedule=onecycle optim.start_fraction=0.04 ",
+}
+REFUSED = """
+optim.name=adam | name='adam' is no public optimizer of optax; use adamw,
+optim.name=optax.lbfgs | 'optax.lbfgs' cannot train with config.optim.args
+optim.name=optax.contrib.schedule_free_adamw | is no parameter ... warmup_stable_decay
+optim.name=optax.lion optim.args={"b3":1} | cannot train with ... b3
+optim.name=optax.lion optim.args=b1=1 | is no JSON object of numbers
+optim.name=optax.lion optim.args={"learning_rate":1} | use config.optim.lr
+optim.name=optax.lion optim.weight_decay=0.1 | has it in config.optim.args
+optim.name=sgd optim.args={"b1":0.5} | belongs to optimizers of optax
+optim.name=lars optim.clip_norm=1.0 | clip_norm=1.0 has no meaning with lars
+optim.scale=sqrt optim.reference_batch=4 optim.b1=0.4 | b1=0.4 would be ... b1=0.95
+optim.schedule=optax.exponential_decay | cannot be made of config ... missing
+optim.schedule=onecycle | start_fraction=0.0 must be above 0 with onecycle
+C optim.schedule=cyclic optim.warmup_updates=2 | warmup_updates=2 has no meaning with cy
+C optim.peak_at=0.0 | peak_at=0.0 must lie between 0 and 1
+optim.schedule=warmup_stable_decay optim.cooldown_updates=12 | =12 must be at most
+optim.schedule=slow_start optim.boundaries=(3,) | be 2 numbers ... fractions=(0.5, 0.05)
+optim.schedule=slow_start optim.boundaries=(3,2) | must be rising numbers
+local.every=2 | local.every=2 needs ... local.schedule=every; ... 1
+E local.outer_lr=0.5 | outer_lr=0.5 needs ... outer=nesterov;
+E local.outer=nesterov local.outer_momentum=1.0 | outer_momentum=1.0 must be below
+local.schedule=bernoulli local.p=0.0 | a probability, in (0
+local.schedule=load | 'load' ... needs config.echo.mode=stochastic
+E local.staleness=1 | staleness=1 delays gradients ... =0
+E mesh.fsdp=2 | fsdp=2 needs one copy of the parameters
+E batch.micro=2 | micro=2 is for gradients that devices share
+E batch.boundaries=(8,) batch.factors=(2,) | (8,) is for one model, not rep ... =()
+E batch.norm=last | norm='last' is of one model ... =recompute
+E dispatch.steps=2 | steps=2 has no place ... steps=1
+mesh.data=2 batch.micro=3 | micro=3 does not divide the 4 ... =1
+mesh.fsdp=2 batch.micro=2 | micro=2 needs whole parameters ... =2
+batch.norm=recompute batch.norm_batches=0 | norm_batches=0 must be at least 1
+G batch.boundaries=(8,11) | has 11, where ... boundaries=(8, 12)
+G batch.boundaries=(8,"b") | must be numbers of updates
+G batch.factors=(2,) | must be 2 whole numbers above 1, ... =(2, 2)
+G echo.mode=adaptive | does not go with batch.boundaries; ... =fixed
+G optim.scale=sqrt | does not go with batch.boundaries; ... =linear
+G echo.where=device echo.after=decode echo.lanes=4 | first batch of 2 ... 4 dev ... =16
+precision.compute=fp16 | compute='fp16' must be one of float32, bfloat16, fl
+precision.init=8.0 | init=8.0 needs ... loss_scale=static or dynamic; set
+precision.loss_scale=dynamic precision.init=0.0 | init=0.0 must be above 0; set
+precision.loss_scale=dynamic precision.init=0.5 | must be at least ... min_scale=1.0
+batch_size=12 mesh.data=3 mesh.fsdp=4 | data=3 times ... fsdp=4 does not fit 8 dev
+probe_repeats=5 | probe_repeats=5 must be a multiple of config.eval_every=6
+probe_repeats=6 | needs a workload with with_seed
+probe_repeats=6 local.schedule=every | does not go with config.local.schedule
+probe_repeats=6 data.hold_batch=True | does not go with config.data.hold_batch
+xla.options={"nonsense":1} | cannot compile for cpu ... 'nonsense' ... leave
+echo.where=device echo.after=decode echo.mode=adaptive echo.buffer=4 | 4 is too small
+echo.where=device echo.after=decode echo.buffer=8 echo.lanes=4 mesh.data=8 | lanes=4 is
+echo.mode=adaptive echo.replay=nowhere.json | no log of decisions 'nowhere.json'
+log.to=("clearml",) | 'clearml', which is unknown; use tensorboa
+"""
+
+
+def typed(text):
+    try:
+        return ast.literal_eval(text) if text[:1] != "{" else text
+    except (SyntaxError, ValueError):
+        return text
+
+
+@pytest.mark.parametrize("row", REFUSED.strip().split("\n"))
+def test_what_cannot_be_trained_is_refused_and_nothing_is_written(tmp_path, row):
+    fields, parts = row.split(" | ")
+    if fields[1] == " ":
+        fields = SHORT[fields[0]] + fields[2:]
+    pairs = (each.split("=", 1) for each in fields.split())
+    with pytest.raises(ValueError) as error:
+        run(tmp_path / "run", **{name: typed(value) for name, value in pairs})
+    said, at = str(error.value), 0
+    for part in parts.split("..."):
+        at = said.find(part.strip(), at)
+        assert at >= 0, said
+    assert not (tmp_path / "run").exists()

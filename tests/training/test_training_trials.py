@@ -1,7 +1,6 @@
 """Trials of a search: what is made, cut, kept and shared; and arms that diverge."""
 
 import dataclasses
-import itertools
 import json
 import math
 import platform
@@ -53,16 +52,6 @@ def made_in(workdir, wanted=None):
     made = []
     make(workdir, wanted, on_made=lambda unit, t: made.append((str(unit), t.number)))
     return made
-
-
-def stopping_after(number):
-    made = itertools.count(1)
-
-    def stop(unit, trial):
-        if next(made) == number:
-            raise KeyboardInterrupt
-
-    return stop
 
 
 def trials(workdir, name):
@@ -133,8 +122,12 @@ def test_a_trial_ends_after_so_many_times_the_updates_of_the_best_before_it(whol
 
 
 def test_a_search_that_is_stopped_or_grows_keeps_what_was_made(tmp_path, whole):
+    def stop_after_two(unit, trial):
+        if trial.number == 1:
+            raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        make(tmp_path, protocol(points=2, streams=1), on_made=stopping_after(2))
+        make(tmp_path, protocol(points=2, streams=1), on_made=stop_after_two)
     before = files(tmp_path)
     assert before and before.keys() < whole[1].keys()
     rest = made_in(tmp_path)

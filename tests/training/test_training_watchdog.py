@@ -13,26 +13,22 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tiny_workload import make_workload, run, tiny_config
+from tiny_workload import ON_DEVICE, make_workload, run, saved_update, tiny_config
 
-from echo_jax.files import run_folder
 from echo_jax.training import (
     DataTimeoutError,
     Interrupted,
     calibrate,
     probe_config,
-    train,
 )
 from echo_jax.training.processes import Watchdog
-from echo_jax.training.saving import Checkpoints
 
 HOST = {"echo__factor": 2.5, "echo__after": "batch"}
 DEVICE = {
+    **ON_DEVICE,
     "echo__factor": 4.0,
-    "echo__after": "decode",
     "echo__order": "spread",
     "echo__buffer": 20,
-    "echo__where": "device",
     "updates": 48,
 }
 
@@ -76,8 +72,7 @@ def hanging_run(workdir, clock, hang, *, console=None, **options):
 
     What reads ahead reads less, so that something has been trained then.
     """
-    config = tiny_config(**options)
-    workload = make_workload(config)
+    workload = make_workload(tiny_config(**options))
     is_training = threading.Event()
 
     def hung(make):
@@ -95,25 +90,17 @@ def hanging_run(workdir, clock, hang, *, console=None, **options):
 
     def eval_batches(shard):
         is_training.set()  # A run begins with an evaluation.
-        return make_workload(config).eval_batches(shard=shard)
+        return workload.eval_batches(shard=shard)
 
-    workload = dataclasses.replace(
-        workload,
-        train_dataset=hung(workload.train_dataset),
-        fresh_dataset=hung(workload.fresh_dataset),
-        eval_batches=eval_batches,
-    )
+    replaced = {
+        "train_dataset": hung(workload.train_dataset),
+        "fresh_dataset": hung(workload.fresh_dataset),
+        "eval_batches": eval_batches,
+    }
     try:
-        return train(config, workload, workdir, console=console)
+        return run(workdir, replaced=replaced, console=console, **options)
     finally:
         clock.runs = False
-
-
-def saved_update(workdir):
-    checkpoints = Checkpoints(run_folder(workdir / "checkpoints"), keep=2)
-    latest = checkpoints.latest()
-    checkpoints.close()
-    return latest
 
 
 def test_a_wait_is_said_after_30_seconds_and_at_doubling_intervals(monkeypatch):
@@ -179,8 +166,7 @@ def test_data_that_does_not_come_ends_the_run_and_saves_it(tmp_path, clock):
 
 
 def test_an_evaluation_whose_data_hangs_ends_the_run_and_saves_it(tmp_path, clock):
-    config = tiny_config(eval_every=5)
-    workload = make_workload(config)
+    workload = make_workload(tiny_config())
     evaluations = itertools.count(1)
 
     def eval_batches(shard):
@@ -188,26 +174,23 @@ def test_an_evaluation_whose_data_hangs_ends_the_run_and_saves_it(tmp_path, cloc
             clock.hang()
         yield from workload.eval_batches(shard=shard)
 
-    hung = dataclasses.replace(workload, eval_batches=eval_batches)
     message = r"a batch of the evaluation since .* update 5, and saved"
     with pytest.raises(DataTimeoutError, match=message):
-        train(config, hung, tmp_path)
+        run(tmp_path, replaced={"eval_batches": eval_batches}, eval_every=5)
     assert saved_update(tmp_path) == 5
 
 
 def mapped(workload, function):
-    def train_dataset(*args):
-        return workload.train_dataset(*args).map(function)
-
-    return dataclasses.replace(workload, train_dataset=train_dataset)
+    """A training dataset whose batches are mapped, as a field of the workload."""
+    made = workload.train_dataset
+    return {"train_dataset": lambda *args: made(*args).map(function)}
 
 
 def test_a_run_whose_data_never_comes_ends_and_is_not_saved(tmp_path, clock):
-    config = tiny_config()
-    hung = mapped(make_workload(config), lambda batch: clock.hang())
+    hung = mapped(make_workload(tiny_config()), lambda batch: clock.hang())
     message = r"how fast they come since .*, and not saved: nothing was trained yet$"
     with pytest.raises(DataTimeoutError, match=message):
-        train(config, hung, tmp_path)
+        run(tmp_path, replaced=hung)
     assert saved_update(tmp_path) is None
 
 
@@ -219,7 +202,8 @@ def test_a_measurement_whose_data_hangs_says_so_and_ends(clock, how):
     with pytest.raises(DataTimeoutError, match=message) as caught:
         if how == "calibration":
             hung = mapped(workload, lambda x: clock.hang() if next(batches) == 3 else x)
-            calibrate(config, hung, note=said.append)
+            workload = dataclasses.replace(workload, **hung)
+            calibrate(config, workload, note=said.append)
         else:
             probe_config(
                 config,
@@ -233,15 +217,8 @@ def test_a_measurement_whose_data_hangs_says_so_and_ends(clock, how):
 
 
 # What no handler of a signal ends: a lock of C that its thread has already.
-NATIVE = """
-import ctypes, os, signal, sys, threading
-def hang():
-    os.kill(os.getpid(), signal.{signum})
-    mutex = ctypes.create_string_buffer(256)
-    for _ in range(2):
-        ctypes.CDLL(None).pthread_mutex_lock(mutex)
-"""
-TRAINS = """
+HANGS_IN_C = """
+import ctypes, os, signal, sys
 sys.path[:0] = {paths!r}
 import conftest
 from echo_jax.terminal import ending
@@ -249,28 +226,26 @@ from echo_jax.training import Interrupted
 from tiny_workload import run
 def on_batch(number):
     if number == 5:
-        hang()
+        os.kill(os.getpid(), signal.SIGTERM)
+        mutex = ctypes.create_string_buffer(256)
+        for _ in range(2):
+            ctypes.CDLL(None).pthread_mutex_lock(mutex)
 with ending.EndsAtOnce(["echo-jax", "train"]):
     try:
         run(sys.argv[1], on_batch=on_batch, echo__factor=2.5, echo__after="batch")
     except Interrupted as error:
         ending.end(error.exit_code)
 """
-ROOT = Path(__file__).parents[2]
-PATHS = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(ROOT)]
-
-
-def ended(code, workdir, signum):
-    code = (NATIVE + code).format(paths=PATHS, signum=signum.name)
-    command = [sys.executable, "-c", code, str(workdir)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.mark.slow
 def test_a_run_that_hangs_in_native_code_is_saved(tmp_path):
-    done = ended(TRAINS, tmp_path / "run", signal.SIGTERM)
+    paths = [str(Path(__file__).parents[up]) for up in range(3)]
+    code, workdir = HANGS_IN_C.format(paths=paths), tmp_path / "run"
+    command = [sys.executable, "-c", code, workdir]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 143, done.stderr
     line, _ = done.stderr.splitlines()
     assert re.search("stopped by SIGTERM after update 4, and saved", line)
-    resumed = run(tmp_path / "run", **HOST)
+    resumed = run(workdir, **HOST)
     assert resumed["params_sha256"] == run(tmp_path / "whole", **HOST)["params_sha256"]

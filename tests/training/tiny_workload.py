@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import io
 import itertools
 import signal
 import types
@@ -14,13 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
 import echo_jax as ej
 from echo_jax.config import default_config
 from echo_jax.echo import SINGLE
-from echo_jax.files import read_line
+from echo_jax.files import read_line, run_folder
 from echo_jax.training import held_feed, train
 from echo_jax.training.feeds import measure_loader
+from echo_jax.training.saving import Checkpoints
 from echo_jax.training.trainer import compile_functions
 from echo_jax.workloads import WORKLOADS, Task, Workload
 
@@ -28,6 +31,15 @@ from echo_jax.workloads import WORKLOADS, Task, Workload
 NUM_EXAMPLES = 1000
 NUM_FEATURES = 4
 NUM_PARAMS = 96
+ON_DEVICE = {"echo__where": "device", "echo__after": "decode"}
+ADAPTIVE = {**ON_DEVICE, "echo__mode": "adaptive", "echo__buffer": 40}
+STOCHASTIC = {
+    **ON_DEVICE,
+    "echo__mode": "stochastic",
+    "echo__buffer": 24,
+    "echo__load__start": 0.4,
+    "echo__load__end": 0.4,
+}
 
 
 @dataclass(frozen=True)
@@ -189,13 +201,30 @@ def as_synthetic(config):
     return dataclasses.replace(make_workload(config), metadata=metadata)
 
 
-def run(workdir, *, task=None, nan_at_fresh=None, on_batch=None, **overrides):
-    """Trains; see `tiny_config` and `make_workload`."""
+def run(
+    workdir,
+    *,
+    task=None,
+    nan_at_fresh=None,
+    on_batch=None,
+    replaced=None,
+    console=None,
+    **overrides,
+):
+    """Trains, with fields of the workload replaced; see `make_workload`."""
     config = tiny_config(**overrides)
     given = {"task": task, "nan_at_fresh": nan_at_fresh, "on_batch": on_batch}
     workload = make_workload(config, **given)
+    workload = dataclasses.replace(workload, **replaced or {})
     with jax.transfer_guard("disallow"):
-        return train(config, workload, workdir)
+        return train(config, workload, workdir, console=console)
+
+
+def said_by(workdir, replaced=None, **overrides):
+    """Trains; returns the summary, and what is printed."""
+    console = Console(file=io.StringIO(), width=400)
+    summary = run(workdir, replaced=replaced, console=console, **overrides)
+    return summary, console.file.getvalue()
 
 
 def functions_of(task=None, **overrides):
@@ -228,10 +257,19 @@ def compiled_update(config, *, task=None, meets=False):
         return compiled.trace(state, feed, meets=meets).lower().compile()
 
 
-def rows_of(workdir):
-    """The rows of a run's ``metrics.jsonl``."""
+def rows_of(workdir, *kinds):
+    """The rows of a run's ``metrics.jsonl``, all or those of some kinds."""
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [read_line(line) for line in lines]
+    rows = [read_line(line) for line in lines]
+    return [row for row in rows if not kinds or row["kind"] in kinds]
+
+
+def saved_update(workdir):
+    """The update of a run's newest checkpoint; None if there is none."""
+    checkpoints = Checkpoints(run_folder(workdir / "checkpoints"), keep=2)
+    latest = checkpoints.latest()
+    checkpoints.close()
+    return latest
 
 
 def stop_at(update, signum=signal.SIGTERM):
