@@ -13,7 +13,12 @@ from tiny_workload import Regression, make_workload, rows_of, run, tiny_config
 
 from echo_jax.files import read_line, run_folder
 from echo_jax.training import MAX_METRICS, train
-from echo_jax.training.records import MetricsFile, scalars_of, train_metrics
+from echo_jax.training.records import (
+    MetricsFile,
+    first_to_meet,
+    scalars_of,
+    train_metrics,
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,12 @@ def test_the_logged_metric_is_that_of_the_window_also_after_a_stop(tmp_path):
 def test_metrics_that_cannot_be_logged_are_refused(tmp_path, names, message):
     with pytest.raises(ValueError, match=message):
         run(tmp_path, task=Named(names=tuple(names)))
+
+
+def test_an_evaluation_that_is_not_finite_meets_no_target():
+    rows = [{"eval_loss": value} for value in (None, 3.0, 2.0)]
+    met = first_to_meet(rows, metric="loss", mode="min", target=2.5)
+    assert met == {"eval_loss": 2.0}
 
 
 def opened(tmp_path, updates=(), **options):
