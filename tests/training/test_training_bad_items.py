@@ -129,15 +129,3 @@ def test_by_default_the_first_ends_the_run_with_its_index(tmp_path, way):
     line = sentence(caught.value)
     assert line.startswith(f"fresh item {bad_places()[0]} (record ")
     assert "item['x'] holds 1 NaN in 4 values" in line and "\n" not in line
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"echo__after": "read"}, "has no items"),
-        ({"data__check_finite": False}, "need"),
-    ],
-)
-def test_a_limit_that_cannot_be_kept_is_refused(fields, said):
-    with pytest.raises(ValueError, match=rf"^config.data.max_bad=9 {said}"):
-        config_of(**fields)

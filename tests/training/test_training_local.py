@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -26,7 +25,7 @@ import echo_jax as ej
 from echo_jax.config import check_config
 from echo_jax.echo.plans import make_plan
 from echo_jax.files import seal, unseal
-from echo_jax.training import NonFiniteLossError, train
+from echo_jax.training import NonFiniteLossError
 from echo_jax.training.feeds import HostBatching, HostInput
 from echo_jax.training.trainer import compile_functions
 from echo_jax.training.update import Meetings, Optimizer, hyperparams
@@ -217,27 +216,25 @@ class Killed(Exception):
 
 @pytest.mark.parametrize("mode", slow_but_for(["diloco", "stale"], MODES))
 def test_a_killed_run_goes_on_to_the_bit(tmp_path, mode):
-    options = {"updates": 13, "checkpoint_every": 5, "eval_every": 4}
-    config = tiny_config(**MODES[mode], **options)
-    workload = make_workload(config)
-    evaluations = itertools.count()
+    options = {"updates": 13, "checkpoint_every": 5, "eval_every": 4, **MODES[mode]}
+    workload, evaluations = make_workload(tiny_config()), itertools.count()
 
     def eval_batches(*args, **kwargs):
         if next(evaluations) == 2:
             raise Killed  # After update 8.
         return workload.eval_batches(*args, **kwargs)
 
-    whole = train(config, workload, tmp_path / "whole")
+    whole = run(tmp_path / "whole", **options)
     with pytest.raises(Killed):
-        train(config, replace(workload, eval_batches=eval_batches), tmp_path / "broken")
-    resumed = train(config, workload, tmp_path / "broken")
+        run(tmp_path / "broken", replaced={"eval_batches": eval_batches}, **options)
+    resumed = run(tmp_path / "broken", **options)
     for name in ("params_sha256", "bytes_sent", "final"):
         assert resumed[name] == whole[name]
-    losses = [
-        [row["loss"] for row in rows_of(tmp_path / folder) if "loss" in row]
+    losses, again = (
+        [row["loss"] for row in rows_of(tmp_path / folder, "train")]
         for folder in ("whole", "broken")
-    ]
-    assert losses[0] == losses[1]
+    )
+    assert losses == again
 
 
 def test_a_run_goes_on_with_as_many_replicas_alone(tmp_path):

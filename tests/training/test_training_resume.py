@@ -1,5 +1,6 @@
 """A run that was stopped ends like one that was not, bit for bit."""
 
+import errno
 import functools
 import os
 import signal
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import jax
 import pytest
-from tiny_workload import rows_of, run, stop_at
+from tiny_workload import ADAPTIVE, rows_of, run, stop_at
 
+from benchmarks.faults.disks import fill_at
+from echo_jax.terminal import sentence
 from echo_jax.training import Interrupted
 
 BUFFERED = {"echo__factor": 4.0, "echo__after": "decode", "echo__buffer": 20}
@@ -34,38 +37,35 @@ def exact(row):
     return {name: value for name, value in row.items() if not name.endswith(timed)}
 
 
-@functools.cache
-def unbroken(echo, root):
-    workdir = root / f"unbroken_{echo}"
-    summary = run(workdir, **ECHOES[echo])
-    return summary["params_sha256"], [exact(row) for row in rows_of(workdir)]
-
-
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.mktemp("unbroken")
+def unbroken(tmp_path_factory):
+    @functools.cache
+    def end_of(echo):
+        workdir = tmp_path_factory.mktemp(echo)
+        summary = run(workdir, **ECHOES[echo])
+        return summary["params_sha256"], [*map(exact, rows_of(workdir))]
+
+    return end_of
 
 
 @pytest.mark.parametrize(("echo", "update"), STOPS)
-def test_stopped_at_any_phase(tmp_path, root, echo, update):
+def test_stopped_at_any_phase(tmp_path, unbroken, echo, update):
     with pytest.raises(Interrupted):
         run(tmp_path, on_batch=stop_at(update), **ECHOES[echo])
     summary = run(tmp_path, **ECHOES[echo])
-    sha256, rows = unbroken(echo, root)
-    assert summary["params_sha256"] == sha256
-    assert [exact(row) for row in rows_of(tmp_path)] == rows
+    rows = [*map(exact, rows_of(tmp_path))]
+    assert (summary["params_sha256"], rows) == unbroken(echo)
 
 
-def test_stopped_again_and_again(tmp_path, root):
+def test_stopped_again_and_again(tmp_path, unbroken):
     seconds = []
     for batches in (3, 1, 4):
         with pytest.raises(Interrupted):
             run(tmp_path, on_batch=stop_at(batches), **ECHOES["spread"])
         seconds.append(rows_of(tmp_path)[-1]["pause_s"])
     summary = run(tmp_path, **ECHOES["spread"])
-    sha256, rows = unbroken("spread", root)
-    assert summary["params_sha256"] == sha256
-    assert [exact(row) for row in rows_of(tmp_path)] == rows
+    rows = [*map(exact, rows_of(tmp_path))]
+    assert (summary["params_sha256"], rows) == unbroken("spread")
     # The clock goes on from sitting to sitting.
     assert seconds == sorted(seconds)
     assert summary["pause_s"] > seconds[-1]
@@ -116,3 +116,41 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
     assert summary["params_sha256"] == whole["params_sha256"]
     rows = [exact(row) for row in rows_of(workdir)]
     assert rows == [exact(row) for row in rows_of(tmp_path / "unbroken")]
+
+
+FULL = os.strerror(errno.ENOSPC)
+LOGGED = {"updates": 12, "checkpoint_every": 4, "log_every": 2}
+
+
+@pytest.fixture(scope="module")
+def not_full(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("whole"), **LOGGED)
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "options"),
+    [
+        ("config.json", 1, {}),
+        ("environment.json", 1, {}),
+        ("metrics.jsonl", 1, {}),
+        ("metrics.jsonl", 6, {}),
+        ("summary.json", 1, {}),
+        ("tape.json", 2, ADAPTIVE),
+    ],
+)
+def test_a_full_disk_names_the_file_and_the_same_command_goes_on(
+    tmp_path, not_full, name, number, options
+):
+    folder = tmp_path / "made" / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        fill_at(number, name, patch.setattr)
+        with pytest.raises(OSError) as caught:
+            run(folder, **LOGGED, **options)
+    assert f"/{name} cannot be written: {FULL} (" in sentence(caught.value)
+    if number == 1 and name in ("config.json", "environment.json", "metrics.jsonl"):
+        assert not (tmp_path / "made").exists()
+    summary = run(folder, **LOGGED, **options)
+    assert summary["updates"] == 12
+    assert len(rows_of(folder)) == 6 + 3
+    if options is not ADAPTIVE:
+        assert summary["params_sha256"] == not_full["params_sha256"]

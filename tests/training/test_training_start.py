@@ -239,13 +239,11 @@ optim.name=lars optim.clip_norm=1.0 | clip_norm=1.0 has no meaning with lars
 optim.scale=sqrt optim.reference_batch=4 optim.b1=0.4 | b1=0.4 would be ... b1=0.95
 optim.schedule=optax.exponential_decay | cannot be made of config ... missing
 optim.schedule=onecycle | start_fraction=0.0 must be above 0 with onecycle
-C optim.schedule=cyclic optim.warmup_updates=2 | warmup_updates=2 has no meaning with cy
 C optim.peak_at=0.0 | peak_at=0.0 must lie between 0 and 1
 optim.schedule=warmup_stable_decay optim.cooldown_updates=12 | =12 must be at most
 optim.schedule=slow_start optim.boundaries=(3,) | be 2 numbers ... fractions=(0.5, 0.05)
 optim.schedule=slow_start optim.boundaries=(3,2) | must be rising numbers
 local.every=2 | local.every=2 needs ... local.schedule=every; ... 1
-E local.outer_lr=0.5 | outer_lr=0.5 needs ... outer=nesterov;
 E local.outer=nesterov local.outer_momentum=1.0 | outer_momentum=1.0 must be below
 local.schedule=bernoulli local.p=0.0 | a probability, in (0
 local.schedule=load | 'load' ... needs config.echo.mode=stochastic
@@ -277,6 +275,8 @@ xla.options={"nonsense":1} | cannot compile for cpu ... 'nonsense' ... leave
 echo.where=device echo.after=decode echo.mode=adaptive echo.buffer=4 | 4 is too small
 echo.where=device echo.after=decode echo.buffer=8 echo.lanes=4 mesh.data=8 | lanes=4 is
 echo.mode=adaptive echo.replay=nowhere.json | no log of decisions 'nowhere.json'
+data.max_bad=9 echo.after=read | data.max_bad=9 has no items
+data.max_bad=9 data.check_finite=False | data.max_bad=9 need
 log.to=("clearml",) | 'clearml', which is unknown; use tensorboa
 """
 
