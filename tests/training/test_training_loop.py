@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import re
 import signal
 from types import SimpleNamespace
 
@@ -20,7 +19,6 @@ from tiny_workload import (
     make_workload,
     rows_of,
     run,
-    said_by,
     saved_update,
     stop_at,
     tiny_config,
@@ -256,17 +254,6 @@ def test_a_second_ctrl_c_aborts_at_once(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, echo__factor=2.0, on_batch=twice)
     assert saved_update(tmp_path) is None
-
-
-def test_progress_is_plain_lines_in_a_file(tmp_path):
-    lines = [line[10:] for line in said_by(tmp_path)[1].splitlines()]
-    model, echo, first, _, _, row, _, _ = lines
-    size = "96 parameters in 3 arrays: first 64, bias 16, second 16"
-    assert model == f"model: {size}; see model.txt"
-    assert echo == "no echo: every batch is used once"
-    assert re.fullmatch(r"update 0  eval_loss \S+", first)
-    numbers = r"loss \d+\.\d{4}  \d+ examples/s  idle \d+%  kept 0\.\d+"
-    assert re.fullmatch(rf"update 8/12  {numbers}  ETA \d+:\d\d:\d\d", row)
 
 
 def test_the_window_counts_losses_by_repeat_and_starts_anew_after_every_log():

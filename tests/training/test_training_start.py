@@ -75,9 +75,12 @@ def stopping_evaluation(shard):
     return make_workload(tiny_config()).eval_batches(shard)
 
 
+STOPPING = {"eval_batches": stopping_evaluation}
+
+
 def test_a_signal_before_the_first_update_keeps_what_was_saved(tmp_path):
     with pytest.raises(Interrupted):
-        said_by(tmp_path, {"eval_batches": stopping_evaluation})
+        run(tmp_path, replaced=STOPPING)
     assert (tmp_path / "config.json").exists()
     assert run(tmp_path)["updates"] == 12
 
@@ -134,7 +137,7 @@ def test_a_held_batch_is_marked_everywhere_and_saved_nowhere(tmp_path, where):
 
 def test_a_stopped_run_on_a_held_batch_says_that_it_is_not_saved(tmp_path):
     with pytest.raises(Interrupted, match="after update 1, and not saved: a run with"):
-        said_by(tmp_path, {"eval_batches": stopping_evaluation}, data__hold_batch=True)
+        run(tmp_path, replaced=STOPPING, data__hold_batch=True)
 
 
 def test_updates_without_a_row_are_said_now_and_then(monkeypatch):
@@ -205,17 +208,23 @@ def test_a_run_says_what_its_data_and_its_devices_mean(tmp_path, fields, said):
     said_until(said, tmp_path, replaced=counts, **fields)
 
 
-def test_a_run_says_its_size_and_its_echo_once(tmp_path):
-    first = said_by(tmp_path, updates=2)[1]
+def test_a_run_says_its_size_and_its_echo_once_and_its_progress(tmp_path):
+    first = said_by(tmp_path)[1]
+    model, echo, begin, _, _, row, _, _ = (line[10:] for line in first.splitlines())
+    size = "96 parameters in 3 arrays: first 64, bias 16, second 16"
+    assert model == f"model: {size}; see model.txt"
+    assert echo == "no echo: every batch is used once"
+    assert re.fullmatch(r"update 0  eval_loss \S+", begin)
+    numbers = r"loss \d+\.\d{4}  \d+ examples/s  idle \d+%  kept 0\.\d+"
+    assert re.fullmatch(rf"update 8/12  {numbers}  ETA \d+:\d\d:\d\d", row)
     assert (tmp_path / "model.txt").read_text() == (
         "batch_stats/mean  float32[4]\nparams/bias  float32[16]\n"
         "params/first  float32[4,16]\nparams/second  float32[16,1]\n"
     )
     # What another version of Flax would write of a run that goes on.
     (tmp_path / "model.txt").write_text("of the first start")
-    second = said_by(tmp_path, updates=4)[1]
-    for words in ("; see model.txt", "no echo: "):
-        assert words in first and words not in second
+    second = said_by(tmp_path, updates=14)[1]
+    assert "; see model.txt" not in second and "no echo: " not in second
     assert (tmp_path / "model.txt").read_text() == "of the first start"
 
 

@@ -201,29 +201,24 @@ def as_synthetic(config):
     return dataclasses.replace(make_workload(config), metadata=metadata)
 
 
-def run(
-    workdir,
-    *,
-    task=None,
-    nan_at_fresh=None,
-    on_batch=None,
-    replaced=None,
-    console=None,
-    **overrides,
-):
-    """Trains, with fields of the workload replaced; see `make_workload`."""
-    config = tiny_config(**overrides)
-    given = {"task": task, "nan_at_fresh": nan_at_fresh, "on_batch": on_batch}
+def run(workdir, *, replaced=None, console=None, **options):
+    """Trains, with fields of the workload replaced.
+
+    Options are those of `make_workload`, and fields as in `tiny_config`.
+    """
+    made = {"task", "nan_at_fresh", "on_batch"} & options.keys()
+    given = {name: options.pop(name) for name in made}
+    config = tiny_config(**options)
     workload = make_workload(config, **given)
     workload = dataclasses.replace(workload, **replaced or {})
     with jax.transfer_guard("disallow"):
         return train(config, workload, workdir, console=console)
 
 
-def said_by(workdir, replaced=None, **overrides):
-    """Trains; returns the summary, and what is printed."""
+def said_by(workdir, **options):
+    """Trains as `run` does; returns the summary, and what is printed."""
     console = Console(file=io.StringIO(), width=400)
-    summary = run(workdir, replaced=replaced, console=console, **overrides)
+    summary = run(workdir, console=console, **options)
     return summary, console.file.getvalue()
 
 
