@@ -23,12 +23,6 @@ POLICIES = st.one_of(
 )
 
 
-@pytest.mark.parametrize("kind", ["constant", "bursty", "switching", "stalling"])
-def test_producers_have_their_mean(kind):
-    times = service_times(kind, 0.3, 128_000, seed=1)
-    assert times.mean() == pytest.approx(0.3, rel=1e-9)
-
-
 def test_a_simulation_by_hand():
     """Batches are ready at 2, 3 and 8; a step takes 1; the time ends at 8.
 

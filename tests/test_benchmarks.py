@@ -95,6 +95,7 @@ def test_bytes_that_cross_to_the_device_are_counted(tmp_path):
     assert result["value"] == pytest.approx((3076 + 4) / 4 / 3076 + 16 / 3076, rel=1e-3)
 
 
+@pytest.mark.usefixtures("compiled_soon")
 def test_it_says_what_an_update_sends_and_what_that_costs(capsys):
     # Of the cost of 8 devices, with 8 examples of the 32 in 10 ms on each of 4.
     cost = ["--bandwidth=0.1", "--devices=8", "--compute-ms=10"]

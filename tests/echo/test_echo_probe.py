@@ -375,11 +375,6 @@ def test_slow_steps_at_equal_gaps_are_counted_in_means_and_the_advice_follows():
     assert probed(every(4), load_s=0.008).advised_factor == 1.0
 
 
-# Seeds are fixed, so counts are exact. Of 20 intervals that hold the true value 95
-# times in 100, fewer than 17 do once in 60 times.
-SEEDS, LEAST = 20, 17
-
-
 def test_a_long_period_is_found_and_its_mean_exact():
     """At 0.4 s a window of the shortest length holds one slow step."""
     report = probed(every(100, slow_s=0.2), seconds=20.0)

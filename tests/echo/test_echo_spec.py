@@ -26,15 +26,9 @@ MODES = pytest.mark.parametrize("mode", MAKE)
 
 
 @MODES
-def test_a_spec_is_frozen_and_equal_and_hashed_by_its_fields(mode):
+def test_a_spec_is_equal_and_hashed_by_its_fields_and_pickled(mode):
     spec, same = MAKE[mode](), MAKE[mode]()
-    for field in dataclasses.fields(spec):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(spec, field.name, getattr(spec, field.name))
     assert spec == same and hash(spec) == hash(same)
-    assert len({spec, same, *(make() for make in MAKE.values())}) == 3
-    for name in ("buffer", "batch_size", "seed"):
-        assert dataclasses.replace(spec, **{name: 16}) != spec
     # It comes back from another process and means the same.
     again = pickle.loads(pickle.dumps(spec))
     assert again == spec

@@ -177,7 +177,6 @@ off_by_one = saves(lambda _, state: state | {"left": max(0, state["left"] - 1)})
 grows = saves(lambda echo, state: state | {"seen": [0] * (echo.index + 2)})
 grows_in_bits = saves(lambda echo, state: state | {"seen": 1 << 20 * echo.index + 20})
 float_state = saves(lambda _, state: state | {"left": float(state["left"])})
-tuple_state = saves(lambda _, state: state | {"place": (1, 2)})
 TWO_AND_A_HALF, ONE = ej.EchoSpec("5/2"), ej.EchoSpec(1)
 OVERWRITTEN = "after all earlier outputs were overwritten"
 
@@ -198,7 +197,6 @@ def test_an_echo_of_ones_own_passes(factor, num_items):
         (grows, 4, "the structure", TWO_AND_A_HALF),
         (grows_in_bits, 4, "at most .* bytes", TWO_AND_A_HALF),
         (float_state, 4, r"a plain integer at \['left'\], got 0.0", TWO_AND_A_HALF),
-        (tuple_state, 4, "JSON without tuples", TWO_AND_A_HALF),
         # Floats count 1.15 right for 99 items.
         (uses(float_uses), 1, "item 99", ej.EchoSpec(1.15)),
         (gives(other_payload), 1, "the content of item 0", TWO_AND_A_HALF),
@@ -268,19 +266,12 @@ def test_an_order_that_breaks_its_promise_is_caught(make_echo, spec, complaint):
         assert_echo_laws(make_echo, spec, num_items=800, laws=[6])
 
 
-def test_laws_can_be_left_out():
-    assert_echo_laws(
-        aliased_item, ej.EchoSpec(2), laws={1, 2, 3, 4, 6, 7, 8, 9, 10, 11}
-    )
+def test_laws_read_ahead_and_positions_can_be_chosen():
+    all_but_5 = {*range(1, 12)} - {5}
+    assert_echo_laws(aliased_item, ej.EchoSpec(2), num_items=9, laws=all_but_5)
     with pytest.raises(ValueError, match=r"no law \[0, 12\]; laws are 1 to 11"):
         assert_echo_laws(OwnEcho, ej.EchoSpec(2), laws=range(13))
-
-
-def test_a_stated_read_ahead_is_allowed():
     assert_echo_laws(ExtraRead, ej.EchoSpec(2), laws=[2, 3], read_ahead=1)
-
-
-def test_restores_can_be_limited_to_some_positions():
     options = {"spec": ej.EchoSpec(4), "num_items": 5, "laws": [4]}
     assert_echo_laws(LosesRepeat, positions=[0, 4], **options)
     with pytest.raises(AssertionError, match="after a restore at output 6"):
@@ -493,6 +484,8 @@ FRESH, OLD, OLDER = ([True] * n + [False] for n in (2, 4, 6))
         (reads_all, STOCHASTIC, 3, "upstream reads, got 37"),
         (changed(lambda uses: uses[1::-1] + uses[2:]), ADAPTIVE, 6, "0 to 3 first"),
         (other(buffer=100), STOCHASTIC, 6, "repeats of items"),
+        # In the first batch of repeats, item 2 takes the place of item 0.
+        (retagged(5, 2), STOCHASTIC, 6, "item 2 once, got 2 times"),
         # Of the first batch that repeats, a use that is too new, too old, or just used.
         (retagged(9, 30), replace(ADAPTIVE, replay=FRESH), 6, "got item 30"),
         (retagged(17, 0), replace(ADAPTIVE, replay=OLD), 6, "from 4 on, .* item 0"),
@@ -502,7 +495,6 @@ FRESH, OLD, OLDER = ([True] * n + [False] for n in (2, 4, 6))
             6,
             "none of the batch before",
         ),
-        (other(replay=None, cap=1), ADAPTIVE, 7, "beside the plan"),
     ],
 )
 def test_what_breaks_a_law_of_its_spec_is_caught(make_echo, spec, law, complaint):
@@ -526,13 +518,3 @@ def test_a_log_that_is_wrong_is_caught():
 
     with pytest.raises(AssertionError, match=r"^law 4 .*the decisions so far as log"):
         assert_echo_laws(log_that_lies, ADAPTIVE, laws=[4], read_ahead=8)
-
-
-def test_a_stochastic_twin_is_caught():
-    items = [np.array(k) for k in range(37)]
-    uses = [tags for _, tags in host_echo(iter(items), STOCHASTIC)]
-    pairs = itertools.pairwise(enumerate(uses))
-    at = next(b for (a, x), (b, y) in pairs if x.repeat and y.repeat and b % 4)
-    make_echo = retagged(at, uses[at - 1].fresh_index)
-    with pytest.raises(AssertionError, match=r"^law 6 .*once, got 2 times"):
-        assert_echo_laws(make_echo, STOCHASTIC, laws=[6])
