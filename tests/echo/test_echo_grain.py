@@ -1,7 +1,5 @@
 """The Grain stage is a good citizen of Grain."""
 
-import itertools
-
 import grain
 import grain.python as pygrain
 import numpy as np
@@ -139,16 +137,6 @@ def test_grains_checkpoint_handlers_go_on_to_the_bit(names, make, spec, tmp_path
 def test_a_data_loader_with_workers_goes_on_to_the_bit(tmp_path):
     names = "PyGrainCheckpointHandler"
     check_checkpoints(lambda: data_loader(2), FIXED, names, tmp_path, [0, 5])
-
-
-def test_a_data_loader_is_an_upstream_like_a_dataset():
-    spec = ej.EchoSpec(2, batch_size=4)
-    echo = echo_of(data_loader(), spec)
-    echo.start_prefetch()
-    batches = [batch["index"].tolist() for batch in data_loader()]
-    expected = itertools.chain(*([k, k] for batch in batches for k in batch))
-    found = [index for output in echo for index in bits(output)[0]]
-    assert found == list(expected)
 
 
 class Started(grain.DatasetIterator):
