@@ -225,9 +225,8 @@ def per_host_draw(upstream, spec):
 SPREAD = ej.EchoSpec(4, order="spread", buffer=64, batch_size=8, seed=1)
 
 
-def as_shuffle(upstream, spec):
-    """Twins: a shuffle buffer where `spread` was asked for."""
-    return host_echo(upstream, replace(spec, order="shuffle"))
+def other(**fields):
+    return lambda upstream, spec: host_echo(upstream, replace(spec, **fields))
 
 
 def as_cycles(length):
@@ -246,16 +245,16 @@ def as_cycles(length):
 PAPER = ej.EchoSpec(5, order="shuffle_buffer", buffer=8)
 
 
-def short_lag(upstream, spec):
-    """Never a twin in a batch, but lags of little more than a batch."""
-    return host_echo(upstream, replace(spec, buffer=50))
-
-
 @pytest.mark.parametrize(
     ("make_echo", "spec", "complaint"),
     [
-        (as_shuffle, SPREAD, "once, got"),
-        (short_lag, replace(SPREAD, buffer=256), "half to one and a half rounds"),
+        (other(order="shuffle"), SPREAD, "once, got"),  # twins
+        # Lags of little more than a batch.
+        (
+            other(buffer=50),
+            replace(SPREAD, buffer=256),
+            "half to one and a half rounds",
+        ),
         (as_cycles(4), ej.EchoSpec(4), "a lag of 1"),
         (as_cycles(400), ej.EchoSpec(4, order="shuffle", buffer=8), "items 392 to 399"),
         (as_cycles(3), PAPER, "one of the first 10 uses, got use 10, item 2 repeat 0"),
@@ -452,10 +451,6 @@ def reused_batch(upstream, spec):
         for key, leaf in batch.items():
             arrays.setdefault(key, leaf)[: len(leaf)] = leaf
         yield {key: arrays[key][: len(batch[key])] for key in batch}, tags
-
-
-def other(**fields):
-    return lambda upstream, spec: host_echo(upstream, replace(spec, **fields))
 
 
 def reads_all(upstream, spec):
