@@ -64,14 +64,6 @@ def test_counts_are_exact_after_every_output_and_restore(order):
     assert echo.counts == ej.Counts(fresh=19, uses=28, repeats=9)
 
 
-def test_a_last_short_batch_comes_unless_it_is_to_be_dropped():
-    spec = ej.EchoSpec(2, batch_size=4)
-    sizes = [len(b) for b in ej.echo(range(5), spec, batch=True)]
-    assert sizes == [4, 4, 2]
-    sizes = [len(b) for b in ej.echo(range(5), spec, batch=True, drop_remainder=True)]
-    assert sizes == [4, 4]
-
-
 def test_an_interrupted_restore_gives_no_wrong_item():
     def make_echo():
         upstream = CountingUpstream(list(range(23)))
