@@ -153,12 +153,14 @@ def test_a_study_of_several_devices_is_refused_on_one(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_soon")
 def test_a_study_is_stopped_resumed_and_reported(tmp_path, capsys):
     def read(path):
         return json.loads(path.read_text())
 
     study = tmp_path / "x"
     argv = ["study", "--config", f"{QUICKSTART}:tiny", "--workdir", str(study)]
+    argv += ["--config.base.model.num_layers=1", "--config.base.target=4.0"]
     command = [sys.executable, "-m", "echo_jax", *argv]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:
