@@ -24,19 +24,15 @@ from echo_jax.runs import ConfigRefusedError, run_study
 # Flags of a training, and parts of the line that refuses them. D is an echo on devices.
 REFUSED = """
 batch_size=0 | config.batch_size=0 must be at least 1; set --config
-seed=-1 | config.seed=-1 must be at least 0
 seed=4294967296 | config.seed=4294967296 must be below 4294967296
 echo.factor=0.5 | config.echo: echo factor 0.5 is outside [1
-echo.factor=nan | config.echo: echo factor nan is not
 echo.order=random | config.echo.order='random' is unknown; use
 echo.after=crop | config.echo.after='crop' ... one of read,
 optim.lr=0.0 | config.optim.lr=0.0 must be above 0
 optim.schedule=piecewise | boundaries=() must be rising ... above the 10 of
 optim.schedule=piecewise optim.boundaries=(5,9.5) | boundaries=(5, 9.5) must be rising
-optim.schedule=piecewise optim.boundaries=(5,9) optim.warmup_updates=5 | above the 5 of
 optim.boundaries=(5,) | boundaries=(5,) needs --config.optim.schedule=piecewise
 optim.momentum=1.0 | config.optim.momentum=1.0 must be below 1
-optim.end_fraction=1.5 | end_fraction=1.5 must be at most 1
 optim.cycle_updates=1 | cycle_updates=1 must be at least 2
 target=nan | config.target=nan must be finite
 stop_at_target=True | config.stop_at_target=True needs a target
@@ -49,7 +45,6 @@ echo.mode=adaptive echo.replay=pattern:1100000000001 | use items 6 times ... .ca
 echo.mode=adaptive dispatch.steps=2 | steps=2 would decide adaptive draws too far ahead
 D echo.lanes=24 | lanes=24 must divide config.batch_size=32; ... .echo.lanes=8
 D echo.mode=adaptive echo.factor=2.0 | factor=2.0 belongs to mode fixed ... .echo.cap
-D echo.mode=adaptive echo.order=spread | order='spread' belongs to mode fixed
 D echo.mode=adaptive data.prefetch=0 | prefetch=0 reads when asked ... data.prefetch=4
 data.pipeline=torch | config.data.pipeline='torch' ... grain, tf
 data.pipeline=tfdata data.workers=2 | workers=2 needs data.pipeline=grain; ... --config
@@ -66,11 +61,9 @@ updates=30 profile.updates=5 profile.start=26 | start=26 ends after ... start=25
 batch_size=10 mesh.data=2 mesh.fsdp=2 | must be a multiple of the 4 ... batch_size=12
 echo.factor=3.0 echo.order=spread | buffer=1 is too small for order
 echo.facter=3 | has no field 'facter', did you mean 'factor'?; it has after, buffer,
-ecko.factor=3 | config has no field 'ecko', did you mean 'echo'?
 echo=3 | --config.echo is a group; set one of its fields: after
 seed=1.5 | --config.seed=1.5: it takes a whole number, such as 10 or 1e3; it is 0
 optim.lr=fast | lr=fast: it takes a number, such as 0.1 or 1e-3
-echo.factor=auto | factor=auto: it takes a number
 stop_at_target=2 | stop_at_target=2: it takes true or false
 optim.boundaries=(5, | (5,: it takes values in parentheses
 echo.factor | --config.echo.factor: it needs a value; it is 1.0
@@ -221,8 +214,6 @@ OWN = MADE.format("""
     if variant == "local":
         c.local.schedule, c.local.every, c.local.outer = "every", 8, "nesterov"
         c.local.outer_lr = 0.5
-    if variant == "unfit":
-        c.echo.lanes = 2
 """)
 FIXED = {"echo.factor": 1.0, "echo.order": "consecutive"}
 ONECYCLE = {"optim.clip_norm": 0.0, "optim.warmup_updates": 0}

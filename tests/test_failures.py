@@ -261,28 +261,6 @@ aborting.join()
     assert (done.returncode, done.stdout) == (status, "said")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux says who is being started")
-def test_a_worker_that_is_being_started_says_nothing_of_the_end(tmp_path):
-    code = """
-import multiprocessing, os, sys, threading, time
-from echo_jax.terminal import ending
-class Calls:
-    def __init__(self, *call):
-        self.call = call
-    def __reduce__(self):
-        return self.call
-def end():
-    while not os.path.exists(sys.argv[1]):
-        time.sleep(0.01)
-    ending.end(3)
-threading.Thread(target=end).start()
-read = Calls(os.mkdir, (sys.argv[1],)), Calls(time.sleep, (0.5,)), bytes(1 << 20)
-multiprocessing.get_context("spawn").Process(target=print, args=read).start()
-"""
-    done = python(ROOT, "-c", code, str(tmp_path / "is_reading"))
-    assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
-
-
 @pytest.mark.parametrize(("signum", "status"), [("SIGINT", 130), ("SIGUSR1", 138)])
 def test_a_signal_is_blocked_in_the_processes_of_a_command_and_ends_the_command(
     signum, status

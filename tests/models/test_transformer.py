@@ -141,20 +141,6 @@ def test_an_untrained_model_knows_nothing(name):
     assert loss == pytest.approx(np.log(400), rel=wrong)
 
 
-def test_dropout_follows_its_key_and_is_off_in_evaluation():
-    model = Transformer(**SIZES, **VARIANTS["gpt2"], dropout=0.5)
-    variables = init(model)
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def apply(train, key):
-        rngs = {"dropout": jax.random.key(key)}
-        return model.apply(variables, TOKENS, train=train, rngs=rngs)
-
-    np.testing.assert_array_equal(apply(True, 1), apply(True, 1))
-    assert (apply(True, 1) != apply(True, 2)).any()
-    np.testing.assert_array_equal(apply(False, 1), apply(False, 2))
-
-
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_a_model_computes_in_half_precision_and_answers_in_float32(dtype):
     model = Transformer(**SIZES, **VARIANTS["gpt2"], dtype=dtype)
