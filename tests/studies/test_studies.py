@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from study_folders import change, make_run, make_study, read_table
 
 from echo_jax.studies import (
     StudyError,
-    arm_rows,
     read_run,
     read_runs,
     read_study,
@@ -34,7 +34,7 @@ ARMS = {
 
 
 @pytest.fixture
-def shown(tmp_path, read_table):
+def shown(tmp_path):
     """Gives the rows of a study's table, and its title and notes."""
 
     def shown(study):
@@ -44,7 +44,7 @@ def shown(tmp_path, read_table):
     return shown
 
 
-def test_a_study_has_its_baseline_first_and_then_its_order(tmp_path, make_study):
+def test_a_study_has_its_baseline_first_and_then_its_order(tmp_path):
     study = read_study(make_study(tmp_path, {"z": {}, "baseline": {}, "a": {}}))
     assert [run.name for run in study.runs] == ["baseline", "z", "a"]
     # Published ones lie without the configs of their runs.
@@ -61,7 +61,7 @@ def test_a_study_has_its_baseline_first_and_then_its_order(tmp_path, make_study)
         (["."], "nowhere is no folder; name the --workdir"),
     ],
 )
-def test_a_missing_file_is_named_with_the_fix(tmp_path, make_run, lost, message):
+def test_a_missing_file_is_named_with_the_fix(tmp_path, lost, message):
     folder = make_run(tmp_path / "arm")
     for name in lost if lost != ["."] else ():
         (folder / name).unlink()
@@ -79,7 +79,7 @@ def test_a_missing_file_is_named_with_the_fix(tmp_path, make_run, lost, message)
         ({"name": "b", "metric": "accuracy"}, r"\['eval_loss'\], but not eval_acc"),
     ],
 )
-def test_what_does_not_compare_is_refused(tmp_path, make_run, facts, message):
+def test_what_does_not_compare_is_refused(tmp_path, facts, message):
     runs = [make_run(tmp_path / "a"), make_run(tmp_path / facts.pop("name"), **facts)]
     with pytest.raises(StudyError, match=message):
         read_runs(runs)
@@ -102,7 +102,7 @@ def test_what_does_not_compare_is_refused(tmp_path, make_run, facts, message):
         ("metrics.jsonl", None, r"set --config\.eval_every below"),
     ],
 )
-def test_damage_is_named(tmp_path, make_study, change, file, content, message):
+def test_damage_is_named(tmp_path, file, content, message):
     folder = make_study(tmp_path, {"arm": {}})
     path = folder / file if file == "study.json" else folder / "arm" / file
     if isinstance(content, dict):
@@ -115,9 +115,7 @@ def test_damage_is_named(tmp_path, make_study, change, file, content, message):
         read_study(folder)
 
 
-def test_a_run_that_diverged_is_read_unless_it_finished_later(
-    tmp_path, make_run, change
-):
+def test_a_run_that_diverged_is_read_unless_it_finished_later(tmp_path):
     folder = make_run(tmp_path / "arm")
     facts = {**json.loads((folder / "summary.json").read_text()), "rows": 6}
     # Of 300 updates it finished; then it went on.
@@ -130,7 +128,7 @@ def test_a_run_that_diverged_is_read_unless_it_finished_later(
     assert run.summary["updates"] == 300 and run.best == 1.0
 
 
-def test_the_table_has_every_arm_and_says_what_it_means(tmp_path, make_study, shown):
+def test_the_table_has_every_arm_and_says_what_it_means(tmp_path, shown):
     rows, (title, *notes) = shown(read_study(make_study(tmp_path, ARMS)))
     assert title == "**a study, simulated storage**"
     assert rows[1] == {
@@ -153,7 +151,7 @@ def test_the_table_has_every_arm_and_says_what_it_means(tmp_path, make_study, sh
     assert "- Simulated storage: 2.5 ms a read (constant)." in notes
 
 
-def test_nothing_is_relative_where_the_baseline_failed(tmp_path, make_run, shown):
+def test_nothing_is_relative_where_the_baseline_failed(tmp_path, shown):
     baseline = make_run(tmp_path / "baseline", losses=(4.0, 2.0))
     runs = [baseline, make_run(tmp_path / "spread", **ARMS["spread"])]
     costs = ("fresh examples", "updates", "seconds")
@@ -171,22 +169,12 @@ def test_nothing_is_relative_where_the_baseline_failed(tmp_path, make_run, shown
         ({"R": None, "idle_fraction": None}, {"idle": "—", "R": "—"}),
     ],
 )
-def test_without_a_target_the_costs_are_those_of_the_run(
-    tmp_path, make_run, shown, facts, cells
-):
+def test_without_a_target_the_costs_are_those_of_the_run(tmp_path, shown, facts, cells):
     run = make_run(tmp_path / "baseline", target=0.0, **facts)
     (row,), notes = shown(read_runs([run]))
     row |= {"final": row["final loss"], "best": row["best loss"]}
     assert row | cells == row
     assert any("The runs had no target" in note for note in notes)
-
-
-def test_modes_and_places_of_an_echo_are_named(tmp_path, make_run):
-    echo = {"factor": 1.5, "after": "decode", "order": "spread", "buffer": 512}
-    echo |= {"mode": "adaptive", "where": "device", "cap": 3}
-    run = make_run(tmp_path / "arm", echo=echo)
-    words = "adaptive up to 3x after decode, on the device, buffer 512"
-    assert arm_rows(read_runs([run]))[0].echo == words
 
 
 @pytest.mark.parametrize(
@@ -197,13 +185,13 @@ def test_modes_and_places_of_an_echo_are_named(tmp_path, make_run):
         ({"mode": "max"}, "eval loss at least 1"),
     ],
 )
-def test_notes_say_what_a_reader_must_know(tmp_path, make_run, shown, facts, said):
+def test_notes_say_what_a_reader_must_know(tmp_path, shown, facts, said):
     baseline = make_run(tmp_path / "baseline", mode=facts.get("mode", "min"))
     _, notes = shown(read_runs([baseline, make_run(tmp_path / "arm", **facts)]))
     assert any(said in note for note in notes)
 
 
-def test_the_terminal_table_fits_into_80_columns(tmp_path, make_study):
+def test_the_terminal_table_fits_into_80_columns(tmp_path):
     file = io.StringIO()
     study = read_study(make_study(tmp_path, ARMS))
     Console(width=80, file=file).print(terminal_table(study))

@@ -9,6 +9,7 @@ import sys
 import xml.etree.ElementTree as ET
 
 import pytest
+from study_folders import change, make_run, make_study, read_table
 
 from echo_jax.cli import main
 from echo_jax.studies import (
@@ -41,9 +42,7 @@ def drawn(folder):
     return [html.unescape(x.strip()) for x in re.findall(r"<!--(.*?)-->", svg, re.S)]
 
 
-def test_a_report_needs_nothing_and_is_the_same_wherever_it_is_made(
-    tmp_path, make_study
-):
+def test_a_report_needs_nothing_and_is_the_same_wherever_it_is_made(tmp_path):
     arms = {
         "baseline": {"restored": [4, 8]},
         "arm": {"losses": (4.0, 3.5)},
@@ -79,9 +78,7 @@ def test_a_report_needs_nothing_and_is_the_same_wherever_it_is_made(
         assert (out / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_pages_of_examples_are_linked_where_they_lie_and_named_where_not(
-    tmp_path, make_study
-):
+def test_pages_of_examples_are_linked_where_they_lie_and_named_where_not(tmp_path):
     study = read_study(make_study(tmp_path, {"baseline": {}, "arm": {}}))
     names = ("baseline/examples.html", "arm/examples.html", "arm/evaluation.html")
     # Beside a study it is none of its runs'.
@@ -98,7 +95,7 @@ def test_pages_of_examples_are_linked_where_they_lie_and_named_where_not(
     ]
 
 
-def test_no_link_of_a_stranger_is_linked(tmp_path, make_run):
+def test_no_link_of_a_stranger_is_linked(tmp_path):
     names = ("linked", "file", "folder", "javascript:alert(1)")
     runs = [make_run(tmp_path / name) for name in names]
     page = tmp_path / "linked/examples.html"
@@ -114,7 +111,7 @@ def test_no_link_of_a_stranger_is_linked(tmp_path, make_run):
     assert links(page) == ["javascript%3Aalert%281%29/examples.html"]
 
 
-def test_hostile_names_are_escaped_everywhere(tmp_path, make_run, change, capsys):
+def test_hostile_names_are_escaped_everywhere(tmp_path, capsys):
     """In page, table, figure and terminal; and nine arms are drawn."""
     facts = {"workload": "l\x1b[2Jm", "simulated_storage": True, "target": 0.5}
     runs = [make_run(tmp_path / name, **facts) for name in (*HOSTILE, "ninth")]
@@ -144,7 +141,7 @@ LOSSES = ((3.0, 2.0, 1.0), (3.0, 1.0, 0.5), (2.0, 0.75, 0.25))
 
 
 @pytest.fixture
-def make_seeds(tmp_path, make_study):
+def make_seeds(tmp_path):
     def make(arm=lambda seed: {}, base=lambda seed: {}):
         return [
             make_study(
@@ -158,9 +155,7 @@ def make_seeds(tmp_path, make_study):
     return make
 
 
-def test_an_arm_has_the_mean_least_and_largest_over_seeds(
-    tmp_path, make_seeds, read_table, capsys
-):
+def test_an_arm_has_the_mean_least_and_largest_over_seeds(tmp_path, make_seeds, capsys):
     folders = make_seeds(lambda seed: {"factor": 2.0, "losses": (3.0, 1.0, 0.5 + seed)})
     out = tmp_path / "out"
     assert main(["report", *map(str, folders), "--workdir", str(out)]) == 0
@@ -182,9 +177,7 @@ def test_an_arm_has_the_mean_least_and_largest_over_seeds(
     assert arm["best loss"] == "0.8333 (0.5000 to 1.000)"
 
 
-def test_seeds_that_missed_the_target_or_diverged_are_said(
-    tmp_path, make_seeds, read_table, change
-):
+def test_seeds_that_missed_the_target_or_diverged_are_said(tmp_path, make_seeds):
     folders = make_seeds(lambda seed: {"losses": (2.0, 1.5 - 0.5 * seed)})
     facts = (folders[1] / "arm/summary.json").read_text()
     (folders[1] / "arm/summary.json").unlink()
@@ -209,7 +202,7 @@ def test_seeds_that_missed_the_target_or_diverged_are_said(
     ],
 )
 def test_studies_that_differ_in_more_or_less_than_the_seed_are_refused(
-    make_seeds, change, file, fields, message
+    make_seeds, file, fields, message
 ):
     # A latency that was chosen for one ratio is no difference.
     storage = lambda seed: {"data": {"storage": {"latency_s": seed / 1e3}}}  # noqa: E731

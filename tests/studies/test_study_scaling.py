@@ -1,6 +1,7 @@
 """The scaling report: efficiencies by hand, groups, and the command."""
 
 import pytest
+from study_folders import change, make_run, read_table
 
 from echo_jax.cli import main
 from echo_jax.studies import StudyError, read_scaling
@@ -9,7 +10,7 @@ GROUP = "lm, echo: none, on TPU v5e, simulated storage"
 
 
 @pytest.fixture
-def make(make_run, change, tmp_path):
+def make(tmp_path):
     """Makes a run of 300 updates on so many devices, at so many steps per second."""
 
     def make(name, devices, *, batch=10, steps_per_s=2.0, kind="TPU v5e", **facts):
@@ -24,7 +25,7 @@ def make(make_run, change, tmp_path):
 
 
 @pytest.fixture
-def report(tmp_path, capsys, read_table):
+def report(tmp_path, capsys):
     """Gives what the command prints, and the rows and other lines of its file."""
 
     def report(*runs):
@@ -39,7 +40,7 @@ def report(tmp_path, capsys, read_table):
     return report
 
 
-def test_weak_scaling_by_hand(make, change, report):
+def test_weak_scaling_by_hand(make, report):
     """10 examples a device: 2, 1.8 and 1.5 steps a second on 1, 2 and 4 devices."""
     four = make("a|<b>", 4, batch=40, steps_per_s=1.5)
     change(four / "environment.json", processes=2)
@@ -64,7 +65,7 @@ def test_weak_scaling_by_hand(make, change, report):
     assert not any("CPU" in note for note in notes)
 
 
-def test_strong_scaling_by_hand_on_parts_of_a_cpu(make, change, report):
+def test_strong_scaling_by_hand_on_parts_of_a_cpu(make, report):
     """16 examples in all: 2 and 5 steps a second on 2 and 8 devices."""
     runs = [make("two", 2, batch=16), make("eight", 8, batch=16, steps_per_s=5.0)]
     for run in runs:
@@ -87,14 +88,14 @@ def test_the_base_is_the_mean_of_its_runs(make):
 
 
 @pytest.mark.parametrize(("data", "fsdp", "devices"), [(-1, 3, 6), (2, 2, 4)])
-def test_devices_outside_the_mesh_do_not_count(make, change, data, fsdp, devices):
+def test_devices_outside_the_mesh_do_not_count(make, data, fsdp, devices):
     run = make("many", 8)
     change(run / "config.json", mesh={"data": data, "fsdp": fsdp})
     (scaling,) = read_scaling([make("one", 1), run])
     assert scaling.points[1].devices == devices
 
 
-def test_only_runs_that_train_the_same_are_compared(make, change):
+def test_only_runs_that_train_the_same_are_compared(make):
     echoed = {"factor": 4.0}
     runs = [make("one", 1), make("two", 2), make("echo_1", 1, **echoed)]
     runs += [make("echo_4", 4, steps_per_s=1.0, **echoed), make("gpu", 2, kind="H100")]

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 BATCH = 10
 ECHO = {"after": "augment", "order": "spread", "buffer": 512, "seed": 0}
 STORAGE = {"latency_s": 0.0025, "bytes_per_s": 0.0, "distribution": "constant"}
@@ -79,29 +77,9 @@ def make_study(folder, arms, base=None):
     return folder
 
 
-@pytest.fixture(name="make_run")
-def _make_run():
-    return make_run
-
-
-@pytest.fixture(name="make_study")
-def _make_study():
-    return make_study
-
-
-@pytest.fixture(name="change")
-def _change():
-    return change
-
-
 def read_table(path):
     """Returns the rows of a file by their headings, and its other lines."""
     lines = path.read_text().splitlines()
     rows = [[c.strip() for c in x.split("|")[1:-1]] for x in lines if x[:1] == "|"]
     others = [line for line in lines if line[:1] not in ("|", "")]
     return [dict(zip(rows[0], row, strict=True)) for row in rows[2:]], others
-
-
-@pytest.fixture(name="read_table")
-def _read_table():
-    return read_table
