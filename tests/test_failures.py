@@ -155,7 +155,6 @@ def test_debug_shows_the_traceback_and_the_same_status(fail):
     ("argv", "said"),
     [
         (["train", "--config", LM, "--workdir", ""], "'' is no folder; give a path"),
-        (["report", ".", "--workdir", ""], "'' is no folder; give a path"),
         (["probe", "--config", LM, "--json", ""], "--json: '' is not a path; name one"),
         (["probe", "--config", LM, "--json", "."], "--json=. is a folder; name a file"),
         (["prepare", "text", "a.txt", "--out", ""], "--out: '' is not a path"),

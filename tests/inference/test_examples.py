@@ -104,7 +104,6 @@ def test_the_examples_of_a_run_are_drawn_into_it(shapes_run, capsys):
     ("typed", "says"),
     [
         ("examples", "examples needs a config or a run: add --config FILE.py"),
-        ("examples a --config shapes:tiny", "examples needs a config or a run"),
         ("examples a b", "takes one run folder; leave the others out"),
         ("examples a --config.seed=1", "'--config.seed=1': fields belong to --config"),
         ("examples --config shapes:tiny", "add --workdir FOLDER"),
