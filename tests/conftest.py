@@ -15,10 +15,12 @@ os.environ["NPROC"] = "16"
 os.environ["JAX_PLATFORMS"] = "cpu"
 # XLA of jaxlib 0.10 has two generators of code for CPUs, and the earlier one compiles
 # in two thirds of the time. Newer versions have the later one alone: with them the gate
-# tries that, on a newer Python.
+# tries that, on a newer Python, and optimizes none of it.
 if metadata.version("jaxlib").startswith("0.10."):
     own = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {own}"
+else:
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 import jax
 import pytest
@@ -56,6 +58,8 @@ with contextlib.suppress(ImportError):
 # So are the shapes, of which every workload of shapes draws two thousand to validate
 # with, for half a second.
 shapes._encoded = functools.lru_cache(2**14)(shapes._encoded)
+
+NONE_OPTIMIZED = "JAX_DISABLE_MOST_OPTIMIZATIONS" in os.environ
 
 # How fast a run is is no test's subject: two seconds, or twenty steps, are for users.
 loader.BUDGET_S = measure.BUDGET_S = 0.05
@@ -131,21 +135,16 @@ def _compiled_soon():
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
         jax.config.update("jax_disable_most_optimizations", True)
         yield
-        jax.config.update("jax_disable_most_optimizations", False)
+        jax.config.update("jax_disable_most_optimizations", NONE_OPTIMIZED)
 
 
 @pytest.fixture
-def compiled_soon(request):
+def compiled_soon():
     """Programs, those of processes too, are compiled in half the time, and run slower.
 
-    Machine code is not optimized; XLA's own passes are run as always. Tests that two
-    programs compute equal bits are marked `optimized`, which they then are also in a
-    file that uses this: without optimization more programs round alike.
+    Machine code is not optimized; XLA's own passes are run as always.
     """
-    if request.node.get_closest_marker("optimized"):
-        yield
-    else:
-        yield from _compiled_soon()
+    yield from _compiled_soon()
 
 
 @pytest.fixture(scope="module")

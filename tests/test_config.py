@@ -24,6 +24,7 @@ from echo_jax.runs import ConfigRefusedError, run_study
 # Flags of a training, and parts of the line that refuses them. D is an echo on devices.
 REFUSED = """
 batch_size=0 | config.batch_size=0 must be at least 1; set --config
+seed=-1 | config.seed=-1 must be at least 0
 seed=4294967296 | config.seed=4294967296 must be below 4294967296
 echo.factor=0.5 | config.echo: echo factor 0.5 is outside [1
 echo.order=random | config.echo.order='random' is unknown; use
@@ -32,6 +33,7 @@ optim.lr=0.0 | config.optim.lr=0.0 must be above 0
 optim.schedule=piecewise optim.boundaries=(5,9.5) | (5, 9.5) must be ... above the 10 of
 optim.boundaries=(5,) | boundaries=(5,) needs --config.optim.schedule=piecewise
 optim.momentum=1.0 | config.optim.momentum=1.0 must be below 1
+optim.end_fraction=1.5 | end_fraction=1.5 must be at most 1
 optim.cycle_updates=1 | cycle_updates=1 must be at least 2
 target=nan | config.target=nan must be finite
 stop_at_target=True | config.stop_at_target=True needs a target

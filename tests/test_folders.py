@@ -121,6 +121,24 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(folder, monkeypatch, er
     assert os.listdir(folder) == ["a.json"]
 
 
+@pytest.mark.parametrize(("is_new", "last"), [(False, "replace"), (True, "unlink")])
+def test_ctrl_c_at_the_end_of_a_write_is_what_is_raised(
+    folder, monkeypatch, is_new, last
+):
+    real = getattr(os, last)
+
+    def interrupted(*args, **options):
+        real(*args, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, last, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        (folder / "file").write("new", is_new=is_new)
+    monkeypatch.undo()
+    assert (folder / "file").read_text() == "new"
+    assert os.listdir(folder) == ["file"]
+
+
 def test_what_a_killed_write_left_is_removed_and_nothing_else(folder):
     keep = ["a.json", ".a.json.new", ".a.json.0123456789abcdef.old", "x.new"]
     for name in [*keep, ".a.json.0123456789abcdef.new"]:

@@ -119,6 +119,7 @@ def test_every_example_is_used_four_times(word, package, also, tmp_path):
     assert sizes == [BATCH_SIZE] * 12
 
 
+@pytest.mark.slow
 def test_workers_of_torch_beside_jax(tmp_path):
     pytest.importorskip("torch", reason="torch is not installed: docs/loaders.md")
     block = "import jax\njax.numpy.zeros(1)\n" + block_with("forkserver")

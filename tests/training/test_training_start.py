@@ -254,6 +254,9 @@ optim.schedule=slow_start optim.boundaries=(3,) | be 2 numbers ... fractions=(0.
 optim.schedule=slow_start optim.boundaries=(3,2) | must be rising numbers
 local.every=2 | local.every=2 needs ... local.schedule=every; ... 1
 E local.outer=nesterov local.outer_momentum=1.0 | outer_momentum=1.0 must be below
+local.p=0.5 | p=0.5 needs ... =bernoulli, or one of cosine, linear, mul
+precision.loss_scale=static precision.growth=5 | growth=5 needs ... loss_scale=dynamic
+xla.preset=all | preset='all' must be one of default, fuse
 local.schedule=bernoulli local.p=0.0 | a probability, in (0
 local.schedule=load | 'load' ... needs config.echo.mode=stochastic
 E local.staleness=1 | staleness=1 delays gradients ... =0
