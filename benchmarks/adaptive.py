@@ -252,7 +252,7 @@ def _most_busy(service_s: np.ndarray) -> float:
 
 
 def _adaptive() -> Plan:
-    spec = AdaptiveSpec(cap=_CAP, buffer=256 * _ROWS, batch_size=_ROWS)
+    spec = AdaptiveSpec(max_uses=_CAP, buffer=256 * _ROWS, batch_size=_ROWS)
     return make_plan(spec, lanes=Lanes(_ROWS))
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.harness import Result, paired
 from echo_jax.data.images.decode import random_resized_crop
 from echo_jax.data.images.jpeg_header import jpeg_header
-from echo_jax.echo.keys import use_seed
+from echo_jax.echo.keys import seed_for_use
 
 __all__ = ["p21"]
 
@@ -54,7 +54,7 @@ def _measure(small: bool) -> list[Result]:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     files = _files()[: _SMALL_IMAGES if small else None]
-    seeds = use_seed(0, range(len(files)), [0] * len(files)).tolist()
+    seeds = seed_for_use(0, range(len(files)), [0] * len(files)).tolist()
     speeds: dict[str, list[float]] = {}
 
     def timed(name: str, work: Callable[[], object]) -> float:

@@ -115,7 +115,7 @@ def p7() -> list[Result]:
     """Insert and draw in one step, beside flashbax and beside a raw gather."""
     import flashbax
 
-    spec = ej.EchoSpec(_FACTOR, _CAPACITY, "shuffle", _BATCH)
+    spec = ej.EchoSpec(_FACTOR, _CAPACITY, "window_shuffle", _BATCH)
     exchange = Exchange(spec, next(host_batches(_BATCH)), _STEPS)
 
     # Every draw is waited for, as the step that needs it does: draws without an

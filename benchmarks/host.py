@@ -53,7 +53,7 @@ def _time_batches(batches: Iterator[Any], count: int) -> float:
 
 def _ours(images: np.ndarray, labels: np.ndarray, stacked: bool) -> float:
     # As many distinct items as the peers' windows hold: uses / factor.
-    spec = ej.EchoSpec(_FACTOR, _WINDOW // _FACTOR, "shuffle", _BATCH)
+    spec = ej.EchoSpec(_FACTOR, _WINDOW // _FACTOR, "window_shuffle", _BATCH)
     if stacked:
         batches = ej.echo_batches(_stacks(images, labels), spec)
     else:
@@ -160,7 +160,7 @@ def _decided(plan: FixedPlan, uses: int) -> BatchIndices:
 def p15() -> Result:
     """Fresh items never used, and uses beyond ceil(e)."""
     wrong = []
-    for order in ("consecutive", "shuffle", "spread"):
+    for order in ("consecutive", "window_shuffle", "spread"):
         for factor in (1.15, 2, 2.5, 4):
             spec = ej.EchoSpec(factor, 1024, order, 64)
             uses = np.zeros(20_000, np.int64)
@@ -245,7 +245,7 @@ def p16() -> list[Result]:
 
 
 def _twins_of_shuffle(buffer: int, batch: int) -> int:
-    index, _, _ = _uses(ej.EchoSpec(4, buffer, "shuffle", batch), 2500)
+    index, _, _ = _uses(ej.EchoSpec(4, buffer, "window_shuffle", batch), 2500)
     return sum(len(np.unique(row)) < batch for row in index)
 
 
@@ -253,7 +253,7 @@ def memory() -> list[Result]:
     """Host memory of an echo, against the bytes of the buffered items."""
     results = []
     images, labels = _cifar_like(256)
-    for order in ("shuffle", "spread"):
+    for order in ("window_shuffle", "spread"):
         spec = ej.EchoSpec(_FACTOR, 32_768, order, _BATCH)
         tracemalloc.start()
         batches = ej.echo(_items(images, labels), spec, batch=True)
@@ -290,7 +290,7 @@ def plan_cost() -> list[Result]:
         return found.repeat.shape[1] // 1024
 
     results = []
-    for order, goal in (("consecutive", 10), ("shuffle", 25), ("spread", 20)):
+    for order, goal in (("consecutive", 10), ("window_shuffle", 25), ("spread", 20)):
         repeats = []
         for _ in range(7):
             spec = ej.EchoSpec(_FACTOR, 32_768, order, 1024)

@@ -124,7 +124,7 @@ def _config(source: str, cores: int, small: bool) -> Config:
     config.data.augment = ("crop", "flip", "colour")
     config.data.workers = 0 if small else cores
     config.echo.mode = "adaptive"
-    config.echo.cap = _CAP
+    config.echo.max_uses = _CAP
     config.echo.factor = 1.0
     config.echo.order = "consecutive"
     config.echo.buffer = 16 * batch

@@ -46,7 +46,7 @@ def p11() -> list[Result]:
     peer = experimental.WindowShuffleIterDataset(peer, window_size=_BUFFER, seed=0)
     peer = peer.batch(_BATCH)
     # As many distinct items as the peer's window holds.
-    spec = ej.EchoSpec(_FACTOR, _BUFFER // _FACTOR, "shuffle", _BATCH)
+    spec = ej.EchoSpec(_FACTOR, _BUFFER // _FACTOR, "window_shuffle", _BATCH)
     ours = ej.grain.echo(dataset, spec, batch=True)
     restores: dict[str, list[float]] = {"ours": [], "peer": [], "source": []}
     stages = {"ours": ours, "peer": peer}

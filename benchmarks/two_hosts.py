@@ -53,7 +53,7 @@ _POLICIES: Mapping[str, tuple[Fixed | Adaptive, Mapping[str, Any]]] = {
     "fixed, e = 2": (Fixed(2), {"echo.factor": 2.0}),
     "adaptive": (
         Adaptive(cap=_CAP, buffer=_BUFFER),
-        {"echo.mode": "adaptive", "echo.factor": 1.0, "echo.cap": _CAP},
+        {"echo.mode": "adaptive", "echo.factor": 1.0, "echo.max_uses": _CAP},
     ),
 }
 _PRODUCERS: tuple[Producer, ...] = ("constant", "exponential", "pareto")

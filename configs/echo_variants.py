@@ -33,9 +33,9 @@ _FACTOR = 2.0
 
 ECHO_VARIANTS: dict[str, dict[str, Any]] = {
     "baseline": {"factor": 1.0, "order": "consecutive"},
-    "read": {"factor": _FACTOR, "after": "read", "order": "shuffle"},
-    "before": {"factor": _FACTOR, "after": "decode", "order": "shuffle"},
-    "after": {"factor": _FACTOR, "after": "augment", "order": "shuffle"},
+    "read": {"factor": _FACTOR, "after": "read", "order": "window_shuffle"},
+    "before": {"factor": _FACTOR, "after": "decode", "order": "window_shuffle"},
+    "after": {"factor": _FACTOR, "after": "augment", "order": "window_shuffle"},
     # A buffer of batches is none of examples, and back to back needs none.
     "batch": {
         "factor": _FACTOR,
@@ -44,7 +44,7 @@ ECHO_VARIANTS: dict[str, dict[str, Any]] = {
         "buffer": 1,
     },
     "consecutive": {"factor": _FACTOR, "order": "consecutive"},
-    "shuffle": {"factor": _FACTOR, "order": "shuffle"},
+    "shuffle": {"factor": _FACTOR, "order": "window_shuffle"},
     "shuffle_buffer": {"factor": _FACTOR, "order": "shuffle_buffer"},
     "spread": {"factor": _FACTOR, "order": "spread"},
     "device": {
@@ -70,7 +70,7 @@ def apply_variant(config: ConfigDict, name: str) -> None:
     Example:
       >>> apply_variant(config, "after")
       >>> config.echo.after, config.echo.order, config.echo.factor
-      ('augment', 'shuffle', 2.0)
+      ('augment', 'window_shuffle', 2.0)
     """
     config.echo.update(ECHO_VARIANTS[name])
 

@@ -49,13 +49,13 @@ VARIANTS = tuple(filter(None, _NAMES))
 _DEVICE = {"where": "device", "after": "decode", "buffer": 512}
 _ON_DEVICE = {
     "device": {"factor": 4.0, "order": "spread", **_DEVICE},
-    "adaptive": {"mode": "adaptive", "cap": 4, **_DEVICE},
-    "adaptive_cap_6": {"mode": "adaptive", "cap": 6, **_DEVICE},
+    "adaptive": {"mode": "adaptive", "max_uses": 4, **_DEVICE},
+    "adaptive_cap_6": {"mode": "adaptive", "max_uses": 6, **_DEVICE},
 }
 _WHICH = {
     "baseline": {"factor": 1.0},
     "batch_echo": {"factor": 4.0, "after": "batch"},
-    "shuffle": {"factor": 4.0, "order": "shuffle", "buffer": 512},
+    "shuffle": {"factor": 4.0, "order": "window_shuffle", "buffer": 512},
     "spread_buffer_96": {"factor": 4.0, "order": "spread", "buffer": 96},
     "spread": {"factor": 4.0, "order": "spread", "buffer": 512},
     "spread_buffer_2048": {"factor": 4.0, "order": "spread", "buffer": 2048},
@@ -64,7 +64,7 @@ _WHICH = {
     **_ON_DEVICE,
     "stochastic": {
         "mode": "stochastic",
-        "load": {"start": 0.25, "end": 0.25},
+        "fetch": {"start": 0.25, "end": 0.25},
         **_DEVICE,
     },
 }
@@ -106,7 +106,9 @@ def get_config(variant: str = "") -> ConfigDict:
         {
             "baseline": {"echo": {"factor": 1.0}},
             "batch_echo": {"echo": {"factor": 4.0, "after": "batch"}},
-            "shuffle": {"echo": {"factor": 4.0, "order": "shuffle", "buffer": buffer}},
+            "shuffle": {
+                "echo": {"factor": 4.0, "order": "window_shuffle", "buffer": buffer}
+            },
             "spread": {"echo": {"factor": 4.0, "order": "spread", "buffer": buffer}},
         },
     )

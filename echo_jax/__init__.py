@@ -11,14 +11,14 @@ The trainer, its workloads and the studies are subpackages.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from echo_jax.echo.counts import Counts, Tags
+from echo_jax.echo.counts import Counts, UseInfo
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.echo import EchoIterator, echo, echo_batches
+from echo_jax.echo.fetch_schedule import FetchSchedule
 from echo_jax.echo.finite import BadItemError, FiniteIterator, check_finite
 from echo_jax.echo.instrument.probe import probe
 from echo_jax.echo.instrument.worth import RepeatWorth, mean_worth, worth_of_repeats
-from echo_jax.echo.keys import use_seed
-from echo_jax.echo.load_schedule import LoadSchedule
+from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.schedule import FactorByItem
 from echo_jax.echo.spec import AdaptiveSpec, EchoSpec, StochasticSpec
 
@@ -37,11 +37,11 @@ __all__ = [
     "EchoIterator",
     "EchoSpec",
     "FactorByItem",
+    "FetchSchedule",
     "FiniteIterator",
-    "LoadSchedule",
     "RepeatWorth",
     "StochasticSpec",
-    "Tags",
+    "UseInfo",
     "check_finite",
     "device",
     "echo",
@@ -51,9 +51,9 @@ __all__ = [
     "mean_worth",
     "probe",
     "rates",
+    "seed_for_use",
     "testing",
     "tfdata",
-    "use_seed",
     "worth_of_repeats",
 ]
 

@@ -360,7 +360,7 @@ def train_for(batches, seconds):
 # Three ways, for the same time. Without an echo, but two batches read ahead
 # (`prefetch=2`; an `EchoSpec` of factor 1 passes everything on). With a fixed factor of
 # 4. And adaptive: a fresh batch if one is ready; else the images that were unused for
-# longest, none more than `cap` times; else it waits. No R is needed for it.
+# longest, none more than `max_uses` times; else it waits. No R is needed for it.
 
 # %%
 buffer = 64 if TINY else 1024
@@ -369,7 +369,9 @@ specs = {
     "fixed, e = 4": ej.EchoSpec(
         factor=4, order="spread", buffer=buffer, batch_size=BATCH
     ),
-    "adaptive, cap 4": ej.AdaptiveSpec(cap=4, buffer=buffer, batch_size=BATCH),
+    "adaptive, max_uses 4": ej.AdaptiveSpec(
+        max_uses=4, buffer=buffer, batch_size=BATCH
+    ),
 }
 print(f"{'':16}{'updates':>9}{'fresh batches':>15}{'loss':>8}")
 for name, spec in specs.items():
@@ -394,7 +396,7 @@ for name, spec in specs.items():
 log = batches.log
 print(log)
 
-spec = ej.AdaptiveSpec(cap=4, buffer=buffer, batch_size=BATCH, replay=log)
+spec = ej.AdaptiveSpec(max_uses=4, buffer=buffer, batch_size=BATCH, replay=log)
 with ej.echo_batches(bursts(0), spec) as batches:
     again = [batches.tags.fresh_index for _ in itertools.islice(batches, len(used))]
 print(f"{len(again)} batches, the same images in all: {np.array_equal(again, used)}")

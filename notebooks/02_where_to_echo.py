@@ -123,7 +123,11 @@ for part, (stage, words) in zip(
 ):
     # After "batch", the items of the echo are batches.
     is_batch = stage == "batch"
-    spec = ej.EchoSpec(2) if is_batch else ej.EchoSpec(2, order="shuffle", buffer=12)
+    spec = (
+        ej.EchoSpec(2)
+        if is_batch
+        else ej.EchoSpec(2, order="window_shuffle", buffer=12)
+    )
     panels = part.subplots(4, 4)
     for row, batch in zip(panels, batches_after(stage, spec, 4), strict=True):
         for column, panel in enumerate(row):
@@ -237,7 +241,7 @@ def images_by_use(batches):
     }
 
 
-spec = ej.EchoSpec(USES, order="shuffle", buffer=4, batch_size=4, seed=1)
+spec = ej.EchoSpec(USES, order="window_shuffle", buffer=4, batch_size=4, seed=1)
 on_host = ej.echo_batches(fresh_batches(), spec, tags=True)
 augment_there = Augment((PadCrop(4), Flip(), ColourDistortion()))
 
@@ -293,8 +297,8 @@ print(
 # ## When is an item used?
 #
 # The **order** of an `ej.EchoSpec` lays the uses of an item out in time. Behind each
-# other (`consecutive`), at random within a bounded delay (`shuffle`), through the
-# paper's own shuffle buffer (`shuffle_buffer`), or evenly far apart (`spread`). The
+# other (`consecutive`), at random within a bounded delay (`window_shuffle`), through
+# the paper's own shuffle buffer (`shuffle_buffer`), or evenly far apart (`spread`). The
 # items may be anything: here they are just numbers. Each dot is one use; the colour is
 # the use's number.
 
@@ -334,7 +338,7 @@ def show_uses(panels, specs):
 
 orders = {
     "consecutive": fixed("consecutive", 1),
-    "shuffle, 32 items": fixed("shuffle", 32),
+    "window_shuffle, 32 items": fixed("window_shuffle", 32),
     "shuffle_buffer, 32 uses": fixed("shuffle_buffer", 32),
     "spread, 32 items": fixed("spread", 32),
 }
@@ -346,9 +350,9 @@ plt.show()
 
 # %% [markdown]
 # Follow an item from left to right. With `consecutive` its four uses are in one batch,
-# and one dot hides the others. `shuffle` moves them apart by chance, and some stay
-# close. So does `shuffle_buffer`, whose buffer holds uses and not items: here eight
-# items' worth. An item may stay in it for long, since nothing bounds how long.
+# and one dot hides the others. `window_shuffle` moves them apart by chance, and some
+# stay close. So does `shuffle_buffer`, whose buffer holds uses and not items: here
+# eight items' worth. An item may stay in it for long, since nothing bounds how long.
 # `spread` draws lines: each use comes one lag after the one before. And once its buffer
 # is full every batch takes equally many fresh items, here two of eight, so that the
 # loader is asked at a constant rate.
@@ -357,7 +361,7 @@ plt.show()
 #
 # An `ej.EchoSpec` decides by an item's number, so a loader that stalls is waited for.
 # An `ej.AdaptiveSpec` decides by what is ready: a fresh batch if there is one, else the
-# items that were unused for longest, none more often than `cap` times. An
+# items that were unused for longest, none more often than `max_uses` times. An
 # `ej.StochasticSpec` tosses a coin: it loads a fresh batch with a probability that may
 # change while it trains, and else repeats at random from the last `buffer` items.
 #
@@ -367,11 +371,11 @@ plt.show()
 
 # %%
 log = ej.DecisionLog(([True] * 5 + [False] * 12) * 3)
-load = ej.LoadSchedule(start=1 / FACTOR, end=1 / FACTOR)
+load = ej.FetchSchedule(start=1 / FACTOR, end=1 / FACTOR)
 modes = {
     "fixed (spread, e = 4)": fixed("spread", 32),
-    "adaptive (cap of 4)": ej.AdaptiveSpec(
-        cap=4, buffer=32, batch_size=BATCH, replay=log
+    "adaptive (max_uses=4)": ej.AdaptiveSpec(
+        max_uses=4, buffer=32, batch_size=BATCH, replay=log
     ),
     "stochastic (p = 1/4)": ej.StochasticSpec(load, buffer=32, batch_size=BATCH),
 }
@@ -409,7 +413,7 @@ def lags_of(uses):
 buffer = 32 if TINY else 256
 sizes = {
     "consecutive": 1,
-    "shuffle": buffer,
+    "window_shuffle": buffer,
     "shuffle_buffer": buffer,
     "spread": buffer,
 }
@@ -445,7 +449,11 @@ plt.show()
 buffers = (32, 64) if TINY else (32, 64, 128, 256, 512)
 
 figure, panel = plt.subplots(figsize=(6.5, 4))
-COLOURS = {"shuffle_buffer": "#009E73", "shuffle": "#D55E00", "spread": "#0072B2"}
+COLOURS = {
+    "shuffle_buffer": "#009E73",
+    "window_shuffle": "#D55E00",
+    "spread": "#0072B2",
+}
 for order, colour in COLOURS.items():
     quantiles = [
         np.quantile(lags_of(uses_of(fixed(order, b))), (0.05, 0.5, 0.95))
@@ -467,12 +475,12 @@ panel.legend(frameon=False, loc="upper left")
 plt.show()
 
 # %% [markdown]
-# With the same memory `spread` has the longest lag: about twice that of `shuffle`, and
-# nearly M·e / ((e − 1)·B) updates, which is what M items allow at factor e and batch
-# size B. With 512 items that is 85; counted are a median of 73 with `spread`, of 36
-# with `shuffle`, and of 23 with `shuffle_buffer`, whose 512 uses are of fewer items.
-# (Nothing is timed here, so that these are the same on every machine. The short lags of
-# `spread` are from the beginning, while its buffer fills.)
+# With the same memory `spread` has the longest lag: about twice that of
+# `window_shuffle`, and nearly M·e / ((e − 1)·B) updates, which is what M items allow at
+# factor e and batch size B. With 512 items that is 85; counted are a median of 73 with
+# `spread`, of 36 with `window_shuffle`, and of 23 with `shuffle_buffer`, whose 512 uses
+# are of fewer items. (Nothing is timed here, so that these are the same on every
+# machine. The short lags of `spread` are from the beginning, while its buffer fills.)
 #
 # In a config all of this is five fields: `echo.after`, `echo.where`, `echo.mode`,
 # `echo.order` and `echo.buffer`. `docs/which-echo.md` says how to choose them from what

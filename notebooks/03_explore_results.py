@@ -306,8 +306,8 @@ plt.show()
 from echo_jax.config import load_config
 from echo_jax.runs import run_study, run_train
 
-ADAPTIVE = {"mode": "adaptive", "cap": 4, "buffer": 64, "where": "host"}
-STOCHASTIC = {"mode": "stochastic", "buffer": 64, "load": {"start": 0.25, "end": 0.25}}
+ADAPTIVE = {"mode": "adaptive", "max_uses": 4, "buffer": 64, "where": "host"}
+STOCHASTIC = {"mode": "stochastic", "buffer": 64, "fetch": {"start": 0.25, "end": 0.25}}
 
 config = load_config("quickstart:tiny")
 with config.unlocked():

@@ -177,32 +177,14 @@ def inflated(monkeypatch):
 
 # The files that take longest, in either suite, start first: processes that share the
 # tests file by file then end together. What stands here changes no result.
-LONGEST = (
-    "test_launch_search",
-    "test_training_distributed",
-    "test_workload_training",
-    "test_echo_laws",
-    "test_notebooks",
-    "test_benchmarks",
-    "test_training_loop",
-    "test_cli",
-    "test_training_device",
-    "test_tfdata",
-    "test_data_tfdata_pipeline",
-    "test_training_resume",
-    "test_networks",
-    "test_workload_coco",
-    "test_workload_lm",
-    "test_echo_device",
-    "test_data_pipeline",
-    "test_transformer",
-    "test_training_gradients",
-    "test_data_augment",
-    "test_data_sources",
-    "test_faults",
-)
+LONGEST = """
+launch_search training_distributed notebooks workload_lm workload_training cli loaders
+launch_run folders echo_laws training_device tfdata export training_resume
+model_commands trained_run data_tfdata_pipeline training_local training_loop networks
+data_pipeline workload_coco
+"""
 
 
 def pytest_collection_modifyitems(items):
-    rank = {name: at for at, name in enumerate(LONGEST)}
+    rank = {f"test_{name}": at for at, name in enumerate(LONGEST.split())}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))

@@ -184,7 +184,7 @@ def test_a_study_is_stopped_resumed_and_reported(tmp_path, capsys):
     wait_s = 4.0 * found["t_down_s"] - found["t_up_without_latency_s"]
     assert found["latency_s"] == pytest.approx(max(wait_s, 0) / 32, rel=1e-12)
     assert metadata["storage"]["latency_s"] == found["latency_s"]
-    orders = ("consecutive", "consecutive", "shuffle", "spread")
+    orders = ("consecutive", "consecutive", "window_shuffle", "spread")
     for arm, order in zip(ARMS, orders, strict=True):
         summary = read(study / arm / "summary.json")
         assert summary["reached"] and summary["simulated_storage"]
@@ -249,7 +249,7 @@ def test_a_report_that_cannot_be_made_is_refused(given, message, capsys):
         ("--over optim.lr=log:1:2 --points 0", "config.search.points=0 must be at le"),
         ("--over optim.lr=log:1:2 --jobs=-1", "jobs=-1"),
         (
-            "--over echo.cap=choice:1,2 --config.echo.mode=adaptive",
+            "--over echo.max_uses=choice:1,2 --config.echo.mode=adaptive",
             "a trial must not depend on measured times",
         ),
     ],

@@ -42,20 +42,20 @@ echo.where=device echo.after=batch | goes with echo.where=host; ... .echo.after=
 echo.lanes=2 | lanes=2 needs --config.echo.where=device
 echo.replay=x | replay='x' ... needs --config.echo.mode=adaptive
 echo.mode=adaptive echo.replay=pattern:01 | must be 'pattern:', a 1 ... pattern:1000
-echo.mode=adaptive echo.replay=pattern:1100000000001 | use items 6 times ... .cap=6
+echo.mode=adaptive echo.replay=pattern:1100000000001 | use items 6 times ... .max_uses=6
 echo.mode=adaptive dispatch.steps=2 | steps=2 would decide adaptive draws too far ahead
 D echo.lanes=24 | lanes=24 must divide config.batch_size=32; ... .echo.lanes=8
-D echo.mode=adaptive echo.factor=2.0 | factor=2.0 belongs to mode fixed ... .echo.cap
+D echo.mode=adaptive echo.factor=2.0 | belongs to mode fixed ... .echo.max_uses
 D echo.mode=adaptive data.prefetch=0 | prefetch=0 reads when asked ... data.prefetch=4
 data.pipeline=torch | config.data.pipeline='torch' ... grain, tf
 data.pipeline=tfdata data.workers=2 | workers=2 needs data.pipeline=grain; ... --config
 data.threads=-1 | config.data.threads=-1 is too small; use 0
 data.storage.latency_s=-1.0 | data.storage.latency_s=-1.0 must be a finite number >= 0
 echo.buffer=0 | echo.buffer must ... Use --config.echo.buffer=1.
-echo.load.start=0.5 | start=0.5 needs --config.echo.mode=stoch
-D echo.mode=stochastic echo.load.end=0.5 | schedule has end=0.5 other than start=1
-D echo.mode=stochastic echo.load.start=0.0 | load.start=0.0 must be a prob
-D echo.mode=stochastic echo.load.quantity=e echo.load.start=0.5 | an echo factor
+echo.fetch.start=0.5 | start=0.5 needs --config.echo.mode=stoch
+D echo.mode=stochastic echo.fetch.end=0.5 | schedule has end=0.5 other than start=1
+D echo.mode=stochastic echo.fetch.start=0.0 | fetch.start=0.0 must be a prob
+D echo.mode=stochastic echo.fetch.quantity=e echo.fetch.start=0.5 | an echo factor
 mesh.data=0 | config.mesh.data=0 must be at least 1, or -1
 optim.schedule=cosine optim.warmup_updates=60 | warmup_updates=60 must be below the 60
 updates=30 profile.updates=5 profile.start=26 | start=26 ends after ... start=25
@@ -179,7 +179,7 @@ LOAD = {"schedule": "linear", "end": 0.25, "updates": 9}
             {"mode": "adaptive", "after": "decode", "where": "device"},
             "an example again, each at most 4 times, from the last 1,024 of them",
         ),
-        ({"mode": "stochastic", "load": LOAD}, "(linear, p from 1 to 0.25), else bat"),
+        ({"mode": "stochastic", "fetch": LOAD}, "(linear, p from 1 to 0.25), else bat"),
     ],
 )
 def test_an_echo_is_described_in_a_sentence(fields, says):
@@ -200,7 +200,7 @@ OWN = MADE.format("""
     if variant == "piecewise":
         c.optim.schedule, c.optim.boundaries = "piecewise", (50,)
     if variant == "echoed":
-        c.echo.factor, c.echo.order, c.echo.buffer = 2.0, "shuffle", 64
+        c.echo.factor, c.echo.order, c.echo.buffer = 2.0, "window_shuffle", 64
         c.echo.after, c.echo.where, c.echo.lanes = "decode", "device", 2
         c.dispatch.steps = 4
     if variant == "adaptive":
@@ -269,8 +269,8 @@ def test_what_is_typed_and_does_not_apply_is_refused_once_the_rest_is_left_out(
     assert "config.optim.clip_norm=1.0 has no meaning with lars" in notes
     config = load_config("quickstart:tiny").base
     with config.unlocked():
-        del config.echo.cap
-    with pytest.raises(ValueError, match=r"no field 'echo\.cap'; let get_config"):
+        del config.echo.max_uses
+    with pytest.raises(ValueError, match=r"no field 'echo\.max_uses'; let get_config"):
         check_config(config)
 
 

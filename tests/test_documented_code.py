@@ -150,7 +150,7 @@ def test_an_echo_on_the_accelerator():
 
 def test_an_echo_is_saved_and_replayed():
     uses = Uses()
-    spec = ej.AdaptiveSpec(cap=3, buffer=256, batch_size=32)
+    spec = ej.AdaptiveSpec(max_uses=3, buffer=256, batch_size=32)
     mine = {"loader": Loader(), "spec": spec, "state": 0}
     names = run("docs/library.md", "replay", train_step=uses.train_step, **mine)
     assert set(uses.counts()) <= {1, 2, 3}
@@ -185,7 +185,7 @@ def test_echoes_of_others_tags_and_laws(with_tensorflow, monkeypatch):
     names = run("docs/library.md", "ej.grain.echo", **mine)
     twice = np.repeat(np.arange(9), 2).tolist()
     assert [*names["ds"]] == twice
-    assert names["tags"] == ej.Tags(8, 1)
+    assert names["tags"] == ej.UseInfo(8, 1)
     if with_tensorflow:
         assert [*map(int, names["tf_ds"])] == twice
 

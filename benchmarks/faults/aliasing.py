@@ -11,7 +11,7 @@ from benchmarks.faults.campaign import Bench, Fault, Outcome, Verdict, held
 
 __all__ = ["F12", "ORDERS", "random_spec"]
 
-ORDERS = ("consecutive", "shuffle", "shuffle_buffer", "spread")
+ORDERS = ("consecutive", "window_shuffle", "shuffle_buffer", "spread")
 
 _ITEMS = 60
 _SHAPE = (1, 6)

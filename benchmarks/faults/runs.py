@@ -89,7 +89,7 @@ _SPREAD = {
     "echo.buffer": 16,
     "echo.after": "decode",
 }
-HOST = Recipe("host", {**_SPREAD, "echo.order": "shuffle"})
+HOST = Recipe("host", {**_SPREAD, "echo.order": "window_shuffle"})
 GRAIN = Recipe("Grain", {**_SPREAD, "data.workers": 1})
 WORKERS = Recipe("workers", {**HOST.echo, "data.workers": 2})
 DEVICE = Recipe("device", {**_SPREAD, "echo.where": "device"})
@@ -110,8 +110,8 @@ STOCHASTIC = Recipe(
         "echo.where": "device",
         "echo.after": "decode",
         "echo.buffer": 16,
-        "echo.load.start": 0.5,
-        "echo.load.end": 0.5,
+        "echo.fetch.start": 0.5,
+        "echo.fetch.end": 0.5,
     },
 )
 GROWING = Recipe(

@@ -163,7 +163,7 @@ def unequal_producers(rng: random.Random, bench: Bench) -> Outcome:
 
 def _recipe(rng: random.Random) -> Recipe:
     """A run of a random echo."""
-    order = rng.choice(("consecutive", "shuffle", "shuffle_buffer", "spread"))
+    order = rng.choice(("consecutive", "window_shuffle", "shuffle_buffer", "spread"))
     factor = rng.choice((2.0, 2.5, 4.0))
     buffer = 1 if order == "consecutive" else 32
     echo = {"echo.factor": factor, "echo.order": order, "echo.buffer": buffer}

@@ -28,7 +28,7 @@ from echo_jax.config.study import default_study
 _LM_ARMS = {
     "baseline": {},
     "batch": {"factor": 2.0, "after": "batch", "buffer": 1},
-    "shuffle": {"factor": 2.0, "order": "shuffle"},
+    "shuffle": {"factor": 2.0, "order": "window_shuffle"},
     "shuffle_buffer": {"factor": 2.0, "order": "shuffle_buffer", "buffer": 1024},
     "spread": {"factor": 2.0, "order": "spread"},
     "device": {"factor": 2.0, "order": "spread", "where": "device", "after": "decode"},
@@ -36,8 +36,8 @@ _LM_ARMS = {
 _CIFAR_ARMS = {
     "baseline": {},
     "batch": {"factor": 2.0, "after": "batch", "buffer": 1},
-    "after": {"factor": 2.0, "after": "augment", "order": "shuffle"},
-    "before": {"factor": 2.0, "after": "decode", "order": "shuffle"},
+    "after": {"factor": 2.0, "after": "augment", "order": "window_shuffle"},
+    "before": {"factor": 2.0, "after": "decode", "order": "window_shuffle"},
     "spread": {"factor": 2.0, "after": "decode", "order": "spread"},
 }
 

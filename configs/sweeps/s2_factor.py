@@ -74,6 +74,6 @@ def _under_decay() -> ConfigDict:
 
 def _echoes(*factors: int) -> dict[str, Any]:
     return {
-        f"e{factor}": {"echo": {"factor": float(factor), "order": "shuffle"}}
+        f"e{factor}": {"echo": {"factor": float(factor), "order": "window_shuffle"}}
         for factor in factors
     }

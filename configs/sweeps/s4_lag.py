@@ -93,7 +93,7 @@ def _arms(buffers: Mapping[str, int], memory: int, **place: str) -> dict[str, An
     for name, buffer in buffers.items():
         echo = {"factor": 2.0, "order": "spread", "buffer": buffer, **place}
         arms[name] = {"echo": echo}
-    shuffled = {"factor": 2.0, "order": "shuffle", "buffer": memory, **place}
+    shuffled = {"factor": 2.0, "order": "window_shuffle", "buffer": memory, **place}
     return arms | {"shuffle": {"echo": shuffled}}
 
 

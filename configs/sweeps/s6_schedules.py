@@ -1,4 +1,4 @@
-"""When to load: schedules of a stochastic echo, with the same loads on average.
+"""When to fetch: schedules of a stochastic echo, with as many fetches on average.
 
     echo-jax study --config configs/sweeps/s6_schedules.py --workdir runs/s6
 
@@ -61,7 +61,7 @@ def get_config(variant: str = "") -> ConfigDict:
     if is_cifar:
         arms = {name: arms[name] for name in (*_FEWER, "adaptive_8")}
     study = default_study(
-        "When to load, a quarter of the updates: "
+        "When to fetch, a quarter of the updates: "
         + ("ResNet-8 on CIFAR-10, B = 64" if is_cifar else "byte-level LM, B = 32")
         + (", a rate that decays" if variant == "decay" else ""),
         base,
@@ -86,11 +86,11 @@ def _arms(updates: int, *, buffer: int) -> dict[str, Any]:
     place = {"where": "device", "after": "decode", "buffer": buffer}
 
     def coin(schedule: str, start: float, end: float) -> dict[str, Any]:
-        load = {"schedule": schedule, "start": start, "end": end, "updates": updates}
-        return {"echo": {"mode": "stochastic", "load": load, **place}}
+        fetch = {"schedule": schedule, "start": start, "end": end, "updates": updates}
+        return {"echo": {"mode": "stochastic", "fetch": fetch, **place}}
 
     def adaptive(cap: int) -> dict[str, Any]:
-        replay = {"replay": "pattern:1000", "cap": cap}
+        replay = {"replay": "pattern:1000", "max_uses": cap}
         return {"echo": {"mode": "adaptive", **replay, **place}}
 
     # Half of the time at the start's value, a quarter at half of that, a quarter at a

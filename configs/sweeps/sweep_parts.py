@@ -25,10 +25,10 @@ __all__ = [
 _CONFIGS = Path(__file__).parents[1]
 
 _BASELINE = {"echo": {"factor": 1.0}}
-_SHUFFLED = {"echo": {"factor": 2.0, "order": "shuffle"}}
+_SHUFFLED = {"echo": {"factor": 2.0, "order": "window_shuffle"}}
 _PLACEMENTS = {
     "batch": {"echo": {"factor": 2.0, "after": "batch", "buffer": 1}},
-    "after": {"echo": {"factor": 2.0, "after": "augment", "order": "shuffle"}},
+    "after": {"echo": {"factor": 2.0, "after": "augment", "order": "window_shuffle"}},
     "before": _SHUFFLED,
     "example": _SHUFFLED,  # of text, which has no augmentation to be before
     "spread": {"echo": {"factor": 2.0, "order": "spread"}},
@@ -95,7 +95,7 @@ def buffer_arms(
     """
     arms = placement_arms()
     for size in batches:
-        order = "consecutive" if size == 1 else "shuffle"
+        order = "consecutive" if size == 1 else "window_shuffle"
         echo = {**_PLACEMENTS["batch"]["echo"], "order": order, "buffer": size}
         arms[f"batch_{size}"] = {"echo": echo}
     for size in items:
@@ -114,7 +114,7 @@ def factor_arms(updates: Mapping[int, int]) -> dict[str, Any]:
     for factor, most in updates.items():
         name = "baseline" if factor == 1 else f"e{factor:02}"
         # Without an echo the order is that of the records, which are shuffled already.
-        order = "consecutive" if factor == 1 else "shuffle"
+        order = "consecutive" if factor == 1 else "window_shuffle"
         arms[name] = {"echo": {"factor": float(factor), "order": order}}
         if most:
             arms[name]["updates"] = most

@@ -23,7 +23,7 @@ OWN_OPTIMIZERS = ("adamw", "sgd", "lars", "lamb", "rmsprop_warmup")
 CHANGING = ("cosine", "linear", "multistep")
 """``local.schedule``: the probability of a meeting changes over the run."""
 
-MEETING = ("every", "bernoulli", "load", *CHANGING)
+MEETING = ("every", "bernoulli", "fetch", *CHANGING)
 """``local.schedule``: replicas meet."""
 
 _LOCAL = {
@@ -147,7 +147,7 @@ def _conditions(config: Any) -> Iterator[tuple[Any, ...]]:
     yield "optim.start_fraction", "optim.schedule", begins, rule, 0.04
 
     is_fixed = echo.mode == "fixed"
-    bound = "echo.cap" if echo.mode == "adaptive" else "echo.load"
+    bound = "echo.max_uses" if echo.mode == "adaptive" else "echo.fetch"
     rule = f"belongs to mode fixed; mode {echo.mode} goes by config.{bound}"
     yield "echo.factor", "echo.mode", is_fixed, rule, 1.0
     rule = f"belongs to mode fixed; mode {echo.mode} has an order of its own"
@@ -155,8 +155,8 @@ def _conditions(config: Any) -> Iterator[tuple[Any, ...]]:
     rule = "repeats an adaptive run; it needs --config.echo.mode=adaptive"
     yield "echo.replay", "echo.mode", echo.mode == "adaptive", rule
     rule = "needs --config.echo.mode=stochastic"
-    for name in echo.load:
-        yield f"echo.load.{name}", "echo.mode", echo.mode == "stochastic", rule
+    for name in echo.fetch:
+        yield f"echo.fetch.{name}", "echo.mode", echo.mode == "stochastic", rule
     rule = "needs --config.echo.where=device"
     for name in ("lanes", "buffer_bytes"):
         yield f"echo.{name}", "echo.where", echo.where == "device", rule

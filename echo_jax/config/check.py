@@ -21,7 +21,7 @@ from echo_jax.config.applies import (
     missing_field,
 )
 from echo_jax.config.batch import BatchGrowth
-from echo_jax.config.echo import echo_spec, load_schedule, pattern_of
+from echo_jax.config.echo import echo_spec, fetch_schedule, pattern_of
 from echo_jax.config.local import broken_rules
 from echo_jax.config.optimizer import (
     OWN_SCHEDULES,
@@ -49,7 +49,7 @@ _LEASTS = (
     ),
     (
         1,
-        "updates batch_size log_every eval_every keep_checkpoints echo.cap "
+        "updates batch_size log_every eval_every keep_checkpoints echo.max_uses "
         "dispatch.steps optim.reference_batch optim.cooldown_updates "
         "optim.transition_updates precision.growth distributed.num_processes "
         "mesh.fsdp batch.micro batch.norm_batches local.every",
@@ -165,8 +165,8 @@ def _check_specs(config: Config) -> None:
     with _named("config"):
         PipelineSpec.from_config(config)
     if config.echo.mode == "stochastic":
-        with _named("config.echo.load"):
-            load_schedule(config)
+        with _named("config.echo.fetch"):
+            fetch_schedule(config)
     with _named("config.echo"):
         echo_spec(config)
 

@@ -64,19 +64,19 @@ def default_config() -> Config:
     config.echo.mode = "fixed"  # fixed | adaptive | stochastic
     # The maximum uses of an item for an adaptive echo. It needs more than R, or it
     # repeats whole batches back to back.
-    config.echo.cap = 4
+    config.echo.max_uses = 4
     # Adaptive: the tape.json of a run to repeat, or fixed decisions for all updates:
     # "pattern:1000" takes fresh data before every fourth update.
     config.echo.replay = ""
     config.echo.buffer_bytes = 0  # size of a device buffer; 0: echo.buffer sets it
     config.echo.lanes = 0  # parts of a device buffer; 0: one for each device
     # Stochastic: the probability p that an update loads fresh data, or e = 1/p.
-    config.echo.load = ConfigDict()
-    config.echo.load.quantity = "p"  # p | e
-    config.echo.load.schedule = "constant"  # constant | linear | cosine | multistep
-    config.echo.load.start = 1.0
-    config.echo.load.end = 1.0
-    config.echo.load.updates = 1
+    config.echo.fetch = ConfigDict()
+    config.echo.fetch.quantity = "p"  # p | e
+    config.echo.fetch.schedule = "constant"  # constant | linear | cosine | multistep
+    config.echo.fetch.start = 1.0
+    config.echo.fetch.end = 1.0
+    config.echo.fetch.updates = 1
 
     config.optim = ConfigDict()
     # adamw, sgd, lars, lamb, rmsprop_warmup, or an optimizer of optax, such as
@@ -171,7 +171,7 @@ def default_config() -> Config:
     # Replicas, one on each device, with their own parameters, which synchronise rarely.
     config.local = ConfigDict()
     # When replicas synchronise: none (one model) | every (`every` updates) | bernoulli
-    # (with probability p) | load (after updates that load fresh data in a stochastic
+    # (with probability p) | fetch (after updates that fetch fresh data in a stochastic
     # echo) | cosine | linear | multistep (with a probability from p to p_end)
     config.local.schedule = "none"
     config.local.every = 1

@@ -5,17 +5,17 @@ import re
 
 from echo_jax.config import Config
 from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.echo.load_schedule import LoadSchedule
+from echo_jax.echo.fetch_schedule import FetchSchedule
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, StochasticSpec
 
-__all__ = ["describe_echo", "echo_spec", "load_schedule", "pattern_of"]
+__all__ = ["describe_echo", "echo_spec", "fetch_schedule", "pattern_of"]
 
 _PATTERN = "pattern:"
 
 
-def load_schedule(config: Config) -> LoadSchedule:
+def fetch_schedule(config: Config) -> FetchSchedule:
     """Returns the schedule of a stochastic echo's fresh loads."""
-    return LoadSchedule(**config.echo.load.to_dict())
+    return FetchSchedule(**config.echo.fetch.to_dict())
 
 
 # `replay` holds decisions that an adaptive echo repeats.
@@ -25,9 +25,11 @@ def echo_spec(config: Config, *, replay: DecisionLog | None = None) -> AnySpec:
     # A training batch is one use of a batch, or many uses of examples.
     batch_size = 1 if echo.after == "batch" else config.batch_size
     if echo.mode == "adaptive":
-        return AdaptiveSpec(echo.cap, echo.buffer, batch_size, echo.seed, replay)
+        return AdaptiveSpec(echo.max_uses, echo.buffer, batch_size, echo.seed, replay)
     if echo.mode == "stochastic":
-        return StochasticSpec(load_schedule(config), echo.buffer, batch_size, echo.seed)
+        return StochasticSpec(
+            fetch_schedule(config), echo.buffer, batch_size, echo.seed
+        )
     return EchoSpec(echo.factor, echo.buffer, echo.order, batch_size, echo.seed)
 
 
@@ -38,17 +40,18 @@ def pattern_of(config: Config) -> str | None:
     replay = config.echo.replay
     if not replay.startswith(_PATTERN):
         return None
-    pattern, cap = replay.removeprefix(_PATTERN), config.echo.cap
+    pattern, most = replay.removeprefix(_PATTERN), config.echo.max_uses
     if not re.fullmatch("1[01]*", pattern):
         raise ValueError(
             f"config.echo.replay={replay!r} must be {_PATTERN!r}, a 1 and further 0s "
             f"and 1s; set --config.echo.replay={_PATTERN}1000"
         )
     uses = [at / pattern[:at].count("1") for at in range(1, len(pattern) + 1)]
-    if max(uses) > cap:
+    if max(uses) > most:
         raise ValueError(
             f"config.echo.replay={replay!r} would use items {max(uses):g} times, more "
-            f"than config.echo.cap={cap}; set --config.echo.cap={math.ceil(max(uses))}"
+            f"than config.echo.max_uses={most}; set "
+            f"--config.echo.max_uses={math.ceil(max(uses))}"
         )
     return pattern
 
@@ -65,14 +68,15 @@ def describe_echo(config: Config) -> str:
         is_fresh = f"at every 1 of {pattern}" if pattern else "if it is ready"
         return (
             f"echo: after {echo.after}, what is fresh {is_fresh}, else {one} "
-            f"again, each at most {echo.cap} times, from the last {where}"
+            f"again, each at most {echo.max_uses} times, from the last {where}"
         )
     if echo.mode == "stochastic":
-        load = load_schedule(config)
+        fetch = fetch_schedule(config)
         return (
             f"echo: after {echo.after}, a coin says before each update whether fresh "
-            f"data is loaded ({load.schedule}, {load.quantity} from {load.start:g} to "
-            f"{load.end:g}), else {items} of the last {where} are used again"
+            f"data is fetched ({fetch.schedule}, {fetch.quantity} from "
+            f"{fetch.start:g} to {fetch.end:g}), else {items} of the last {where} are "
+            "used again"
         )
     if echo.factor == 1:
         return f"no echo: every {item} is used once"

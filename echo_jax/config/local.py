@@ -5,17 +5,17 @@ from typing import Any
 
 from echo_jax.config import Config
 from echo_jax.config.applies import field_of
-from echo_jax.echo.load_schedule import LoadSchedule
+from echo_jax.echo.fetch_schedule import FetchSchedule
 
 __all__ = ["broken_rules", "meeting_schedule"]
 
 
-def meeting_schedule(config: Config) -> LoadSchedule:
+def meeting_schedule(config: Config) -> FetchSchedule:
     """Returns the probability schedule by which replicas synchronise."""
     local = config.local
     if local.schedule == "bernoulli":
-        return LoadSchedule("p", "constant", local.p, local.p)
-    return LoadSchedule("p", local.schedule, local.p, local.p_end, config.updates)
+        return FetchSchedule("p", "constant", local.p, local.p)
+    return FetchSchedule("p", local.schedule, local.p, local.p_end, config.updates)
 
 
 def broken_rules(config: Config) -> Iterator[tuple[str, str, Any]]:
@@ -26,7 +26,7 @@ def broken_rules(config: Config) -> Iterator[tuple[str, str, Any]]:
             yield f"local.{name}", "must be a probability, in (0, 1]", 1.0
     if local.schedule == "none":
         return
-    if local.schedule == "load" and config.echo.mode != "stochastic":
+    if local.schedule == "fetch" and config.echo.mode != "stochastic":
         rule = "meets where fresh data is loaded; it needs config.echo.mode=stochastic"
         yield "local.schedule", rule, "every"
     shares = "delays gradients that devices share, and replicas share none"

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Counts", "Tags"]
+__all__ = ["Counts", "UseInfo"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Counts:
         return Counts(self.fresh, self.uses - left.size, self.repeats - repeats)
 
 
-class Tags(NamedTuple):
+class UseInfo(NamedTuple):
     """Identifies an output: the item, and the number of its use.
 
     Attributes:

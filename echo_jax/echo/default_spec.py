@@ -20,7 +20,7 @@ def default_spec(batch_size: int, bytes_per_item: int, free_bytes: int) -> Adapt
     fits = free_bytes // _MEMORY_SHARE // max(batch_size * bytes_per_item, 1)
     batches = max(1, min(_MAX_BATCHES, fits))
     spec = AdaptiveSpec(
-        cap=_MAX_USES, buffer=batches * batch_size, batch_size=batch_size
+        max_uses=_MAX_USES, buffer=batches * batch_size, batch_size=batch_size
     )
     logging.getLogger("echo_jax").info(
         "No spec was given, so the echo is %s: each example is used at most %d times, "
@@ -47,7 +47,7 @@ def split_state(state: Any) -> tuple[dict[str, Any], AdaptiveSpec]:
             "echo with the spec that it had when the state was saved."
         )
     try:
-        spec = AdaptiveSpec(cap=_MAX_USES, **chosen)
+        spec = AdaptiveSpec(max_uses=_MAX_USES, **chosen)
     except TypeError as error:
         raise ValueError(f"the state is damaged: {error}") from error
     return {key: value for key, value in state.items() if key != "spec"}, spec

@@ -23,7 +23,7 @@ import jax
 from jax.sharding import Mesh
 
 from echo_jax.echo.arguments import integer
-from echo_jax.echo.counts import Counts, Tags
+from echo_jax.echo.counts import Counts, UseInfo
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.default_spec import (
     chosen_part,
@@ -66,7 +66,7 @@ class DeviceEchoIterator(Iterator[Any]):
         self._feed: DeviceFeed | None = None
         self._layout: EchoBuffer | None = None
         self._turn = Turn()
-        self.tags: Tags | None = None
+        self.tags: UseInfo | None = None
 
     @property
     def counts(self) -> Counts:
@@ -103,7 +103,7 @@ class DeviceEchoIterator(Iterator[Any]):
         )
 
     def __next__(self) -> Any:
-        """Returns the next batch, on the devices, with its `Tags` if ``tags`` is set.
+        """Returns the next batch, on the devices, and its `UseInfo` if ``tags`` is set.
 
         Raises:
           Exception: The upstream raised an error. Nothing is lost: the next call asks
@@ -119,16 +119,16 @@ class DeviceEchoIterator(Iterator[Any]):
             self.tags = found[1]
             return found if self._options.tags else found[0]
 
-    def _next(self, feed: DeviceFeed) -> tuple[Any, Tags] | None:
+    def _next(self, feed: DeviceFeed) -> tuple[Any, UseInfo] | None:
         inputs = feed.decide(1)
         if inputs is None:
             return None
         assert self._spec is not None
         assert feed.tags is not None
-        tags = Tags(feed.tags.fresh_index[0], feed.tags.repeat[0])
+        tags = UseInfo(feed.tags.fresh_index[0], feed.tags.repeat[0])
         is_whole = tags.repeat.size == self._spec.batch_size
         if self._options.drop_remainder and not is_whole:
-            # Whole batches may follow: a stochastic echo goes on after its last load.
+            # Whole batches may follow: a stochastic echo goes on after its last fetch.
             self._turn.consistent = True
             return self._next(feed)
         # A smaller batch has its own program, so that an augmentation sees only real
@@ -291,7 +291,7 @@ def echo_batches(
       prefetch: Host batches that a thread sends ahead; 0 for none. None is 2. Another
         thread reads at most two more.
       drop_remainder: Whether to leave out a last, smaller batch.
-      tags: Whether to yield pairs of batch and `Tags`.
+      tags: Whether to yield pairs of batch and `UseInfo`.
 
     Returns:
       The iterator of batches, sharded over the devices, with ``counts``, ``tags``,

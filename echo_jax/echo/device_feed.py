@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from echo_jax.echo.counts import Counts, Tags
+from echo_jax.echo.counts import Counts, UseInfo
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.driver import Driver, Turn
-from echo_jax.echo.keys import use_seed
+from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.plans.base import BatchIndices, Plan
 from echo_jax.echo.reader import ReadAhead, Reader
 from echo_jax.echo.source import Element
@@ -115,7 +115,7 @@ class DeviceFeed:
           ValueError: The buffer does not fit.
         """
         self.buffer = buffer
-        self.tags: Tags | None = None
+        self.tags: UseInfo | None = None
         self._plan, self._seed = plan, seed
         self._ahead = plan.batches_ahead * plan.batch
         self._slots = _Slots(buffer)
@@ -191,7 +191,7 @@ class DeviceFeed:
             return None
         at, end = self._at, self._at + num_batches
         self._at = end
-        self.tags = Tags(fresh_index[at:end], repeat[at:end])
+        self.tags = UseInfo(fresh_index[at:end], repeat[at:end])
         return StepInput(uses[at:end])
 
     def _decide_more(self, num_batches: int) -> None:
@@ -228,7 +228,7 @@ class DeviceFeed:
         uses = np.empty((count, columns, index.shape[1]), np.int32)
         uses[:, 0], uses[:, 1] = by_batch(found.slots), repeat
         if self._seed is not None:
-            seeds = use_seed(self._seed, index, repeat)
+            seeds = seed_for_use(self._seed, index, repeat)
             words = seeds.view(np.int32).reshape(*seeds.shape, 2)
             uses[:, 2], uses[:, 3] = words[..., 0], words[..., 1]
         return _Decided(uses, index, repeat)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.echo.counts import Counts, Tags
+from echo_jax.echo.counts import Counts, UseInfo
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.default_spec import (
     chosen_part,
@@ -117,9 +117,9 @@ class EchoIterator(Iterator[Any]):
         return getattr(self._plan, "log", None)
 
     @property
-    def tags(self) -> Tags | None:
+    def tags(self) -> UseInfo | None:
         """The tags of the latest output, None before the first."""
-        return None if self._tags is None else Tags(*self._tags)
+        return None if self._tags is None else UseInfo(*self._tags)
 
     def __iter__(self) -> "EchoIterator":
         """Returns itself; warns if the echo has ended."""
@@ -140,7 +140,7 @@ class EchoIterator(Iterator[Any]):
         )
 
     def __next__(self) -> Any:
-        """Returns the next output, with its `Tags` if ``tags`` is set.
+        """Returns the next output, with its `UseInfo` if ``tags`` is set.
 
         Raises:
           Exception: The upstream raised an error. Nothing is lost: the next call asks
@@ -292,7 +292,7 @@ class EchoIterator(Iterator[Any]):
         if not parts:
             return None
         if left and self._drop_remainder:
-            # Whole batches may follow: a stochastic echo goes on after its last load.
+            # Whole batches may follow: a stochastic echo goes on after its last fetch.
             self._turn.consistent = True
             return self._next_batch()
         if len(parts) == 1:
@@ -398,7 +398,7 @@ def echo(
         along a new first axis. This is much faster than stacking them later. Items must
         have equal shapes and dtypes.
       drop_remainder: Whether to leave out a last, smaller batch.
-      tags: Whether to yield pairs of output and `Tags`.
+      tags: Whether to yield pairs of output and `UseInfo`.
       prefetch: Batches of fresh items that a thread reads ahead; 0 reads on demand.
         None means 2 for an adaptive echo, which repeats items while fresh ones are not
         ready, and 0 for the other specs.
@@ -461,7 +461,7 @@ def echo_batches(
         ``batch_size`` is that of the output batches, and ``buffer`` counts examples.
         Without a spec the first batch is read at once, to choose one.
       drop_remainder: Whether to leave out a last, smaller batch.
-      tags: Whether to yield pairs of batch and `Tags`.
+      tags: Whether to yield pairs of batch and `UseInfo`.
       prefetch: How many batches a thread reads ahead; see `echo`.
 
     Returns:

@@ -13,7 +13,7 @@ from typing import overload
 
 import numpy as np
 
-__all__ = ["fingerprint", "mix", "sequence", "use_seed"]
+__all__ = ["fingerprint", "mix", "seed_for_use", "sequence"]
 
 Indices = np.ndarray | Sequence[int]
 
@@ -51,14 +51,14 @@ def sequence(*parts: int) -> int:
 
 
 @overload
-def use_seed(seed: int, fresh_index: int, repeat: int) -> np.uint64: ...
+def seed_for_use(seed: int, fresh_index: int, repeat: int) -> np.uint64: ...
 
 
 @overload
-def use_seed(seed: int, fresh_index: Indices, repeat: Indices) -> np.ndarray: ...
+def seed_for_use(seed: int, fresh_index: Indices, repeat: Indices) -> np.ndarray: ...
 
 
-def use_seed(
+def seed_for_use(
     seed: int, fresh_index: int | Indices, repeat: int | Indices
 ) -> np.ndarray | np.uint64:
     """Returns the random seed of a use, which its augmentation must use.
@@ -73,7 +73,7 @@ def use_seed(
 
     Example:
       >>> import numpy as np
-      >>> rng = np.random.Generator(np.random.Philox(int(use_seed(0, 41, 2))))
+      >>> rng = np.random.Generator(np.random.Philox(int(seed_for_use(0, 41, 2))))
     """
     if isinstance(fresh_index, int) and isinstance(repeat, int):
         return np.uint64(_mix_int(0, _mix_int(sequence(seed), fresh_index) + repeat))

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 
 from echo_jax.echo.arguments import integer
 from echo_jax.echo.decision_log import DecisionLog
+from echo_jax.echo.fetch_schedule import FetchSchedule
 from echo_jax.echo.keys import fingerprint
-from echo_jax.echo.load_schedule import LoadSchedule
 from echo_jax.echo.schedule import Factor, FactorByItem, Schedule, as_schedule
 
 __all__ = [
@@ -25,7 +25,7 @@ __all__ = [
     "num_outputs",
 ]
 
-Order = Literal["consecutive", "shuffle", "shuffle_buffer", "spread"]
+Order = Literal["consecutive", "shuffle_buffer", "spread", "window_shuffle"]
 
 # Goes up whenever the same spec yields another sequence than before, or a state
 # means something else: an older state is then refused.
@@ -42,8 +42,8 @@ class EchoSpec:
     The orders are:
 
     - ``consecutive``: the uses of an item are back to back.
-    - ``shuffle``: at random within a bounded delay. A use of item k comes after item k
-      and before item k + buffer, so a restore re-reads at most two buffers.
+    - ``window_shuffle``: at random within a bounded delay. A use of item k comes after
+      item k and before item k + buffer, so a restore re-reads at most two buffers.
     - ``shuffle_buffer``: the algorithm of Choi et al. and of tf.data. Repeated uses
       leave a buffer of ``buffer`` uses at random. The time that a use stays has no
       limit, so a restore re-reads about buffer * (ln buffer + 2) / factor items.
@@ -95,7 +95,7 @@ class EchoSpec:
         """Identifies the sequence of uses; of a function the bound alone."""
         return fingerprint(
             _SEQUENCE_VERSION,
-            self.order,
+            self.order.removeprefix("window_"),  # As states of earlier versions say.
             self.buffer,
             self.batch_size,
             self.seed,
@@ -113,10 +113,10 @@ class AdaptiveSpec:
     comes in time nothing is repeated. A `DecisionLog` keeps its decisions.
 
     Attributes:
-      cap: Uses after which an item is not used any more, at least 1. Past some number
-        of uses a repeat does harm (Choi et al. 2019, section 3.3). At a cap of R there
+      max_uses: Uses after which an item is not used any more, at least 1. Past some
+        number of uses a repeat does harm (Choi et al. 2019, section 3.3). At R there
         is nothing to choose from, and whole batches are repeated back to back. Give
-        more, such as twice R (docs/results.md, "When to load?").
+        more, such as twice R (docs/results.md, "When to fetch?").
       buffer: Fresh items kept, in items: the last ``buffer`` ones.
       batch_size: How many uses make one training batch, which is decided at once.
       seed: Names the random choice among the longest unused.
@@ -127,18 +127,18 @@ class AdaptiveSpec:
       TypeError, ValueError: A field has another type or is out of its range.
 
     Example:
-      >>> AdaptiveSpec(cap=2, buffer=8, batch_size=4, replay=[True, False]).replay
+      >>> AdaptiveSpec(max_uses=2, buffer=8, batch_size=4, replay=[True, False]).replay
       <DecisionLog of 2 decisions, 1 of them yes>
     """
 
-    cap: int = 4
+    max_uses: int = 4
     buffer: int = 1
     batch_size: int = 1
     seed: int = 0
     replay: DecisionLog | None = None
 
     def __post_init__(self):
-        _check_integers(self, cap=1, buffer=1, batch_size=1, seed=0)
+        _check_integers(self, max_uses=1, buffer=1, batch_size=1, seed=0)
         if self.replay is None or isinstance(self.replay, DecisionLog):
             return
         if not isinstance(self.replay, Sequence):
@@ -151,13 +151,13 @@ class AdaptiveSpec:
 
 @dataclass(frozen=True)
 class StochasticSpec:
-    """Describes a stochastic echo: load a fresh batch with some probability.
+    """Describes a stochastic echo: fetch a fresh batch with some probability.
 
     It is for studies of schedules: theory studies this echo, in which some items are
     never repeated and others often.
 
     Attributes:
-      load: The probability that a batch is a fresh one. The first batch always is.
+      fetch: The probability that a batch is a fresh one. The first batch always is.
       buffer: Items that repeats are drawn from: the last ``buffer`` ones.
       batch_size: Items of a batch.
       seed: Names the random choices.
@@ -166,20 +166,21 @@ class StochasticSpec:
       TypeError, ValueError: A field has another type or is out of its range.
 
     Example:
-      >>> StochasticSpec(LoadSchedule(start=0.5, end=0.5), buffer=64, batch_size=8).seed
+      >>> half = FetchSchedule(start=0.5, end=0.5)
+      >>> StochasticSpec(half, buffer=64, batch_size=8).seed
       0
     """
 
-    load: LoadSchedule = field(default_factory=LoadSchedule)
+    fetch: FetchSchedule = field(default_factory=FetchSchedule)
     buffer: int = 1
     batch_size: int = 1
     seed: int = 0
 
     def __post_init__(self):
-        if not isinstance(self.load, LoadSchedule):
+        if not isinstance(self.fetch, FetchSchedule):
             raise TypeError(
-                f"load={self.load!r} must be a LoadSchedule, such as "
-                "LoadSchedule(start=0.5, end=0.5)"
+                f"fetch={self.fetch!r} must be a FetchSchedule, such as "
+                "FetchSchedule(start=0.5, end=0.5)"
             )
         _check_integers(self, buffer=1, batch_size=1, seed=0)
 

@@ -294,12 +294,13 @@ def _costs(run: Run) -> tuple[int, int, float]:
 
 
 def _echo_in_words(run: Run) -> str:
-    # Runs of versions without modes do not have these fields.
+    # Runs of older versions do not have these fields, or say `cap`.
     echo = {"mode": "fixed", "where": "host", **run.summary["echo"]}
     if echo["mode"] == "fixed" and echo["factor"] == 1:
         return "none"
     if echo["mode"] == "adaptive":
-        words = f"adaptive up to {echo['cap']}x after {echo['after']}"
+        most = echo.get("max_uses", echo.get("cap"))
+        words = f"adaptive up to {most}x after {echo['after']}"
     elif echo["mode"] == "stochastic":
         words = f"stochastic after {echo['after']}"
     else:

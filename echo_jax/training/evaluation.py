@@ -15,7 +15,7 @@ import numpy as np
 
 from echo_jax.config import Config
 from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT
-from echo_jax.echo.keys import use_seed
+from echo_jax.echo.keys import seed_for_use
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.processes.distributed import all_gather, this_shard
 from echo_jax.training.processes.sharding import put_batch
@@ -138,7 +138,7 @@ def metric_after_fresh(
     # The order depends on the seed and the update, so a resumed run has the same
     # branches. The run's own data does not move. The branch's data is new to the model
     # as long as the run has seen a small part of all data.
-    other = workload.with_seed(int(use_seed(config.seed, _STREAM, update)))
+    other = workload.with_seed(int(seed_for_use(config.seed, _STREAM, update)))
     branch, report, count = compiled.copy(state), None, config.eval_every
     for batch in fresh_batches(config, other, watchdog, count, "of the branch"):
         # At most two updates are in flight.

@@ -67,7 +67,7 @@ def probe_config(
             compiled.step_on_batch,
             state=compiled.init(compiled.init_key),
             seconds=seconds,
-            cap=config.echo.cap,
+            max_uses=config.echo.max_uses,
             stages={name: partial(timed, name) for name in stages},
             options=_options(flag),
             on_progress=show,

@@ -27,7 +27,7 @@ from echo_jax.data.pipeline.stages import (
 )
 from echo_jax.data.pipeline.storage import SimulatedStorage
 from echo_jax.data.sources.source import DescribedSource, Kind, Subset, open_source
-from echo_jax.echo.keys import use_seed
+from echo_jax.echo.keys import seed_for_use
 from echo_jax.workloads.base import Augment, Evaluator, Task, Workload
 
 __all__ = [
@@ -196,7 +196,9 @@ def _stage_calls(
 
     def read() -> list[Any]:
         return [
-            read_one(index, int(use_seed(pipeline.seed, index, 0)) % len(stages.source))
+            read_one(
+                index, int(seed_for_use(pipeline.seed, index, 0)) % len(stages.source)
+            )
             for index in itertools.islice(numbers, pipeline.batch_size)
         ]
 

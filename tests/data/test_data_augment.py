@@ -42,7 +42,7 @@ each_stage = pytest.mark.parametrize("one", STAGES.values(), ids=STAGES)
 
 def make_keys(size, seed=0):
     """Keys as an echo on the device makes them."""
-    seeds = ej.use_seed(seed, np.arange(size), np.zeros(size, np.int64))
+    seeds = ej.seed_for_use(seed, np.arange(size), np.zeros(size, np.int64))
     return jax.random.wrap_key_data(seeds.view(np.uint32).reshape(-1, 2))
 
 

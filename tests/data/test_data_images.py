@@ -240,7 +240,7 @@ def test_stages_work_in_turn_with_randomness_of_their_own():
     item = {"label": 0}
     assert HostAugment((stage, stage))(item, 7) == {"label": 4}
     assert item == {"label": 0}
-    assert seen == [int(ej.use_seed(7, number, 0)) for number in range(2)]
+    assert seen == [int(ej.seed_for_use(7, number, 0)) for number in range(2)]
     image = noise(2, 2)
     np.testing.assert_array_equal(flip(image, 1), image[:, ::-1])
     assert flip(image, 2) is image
@@ -280,7 +280,7 @@ def test_colours_are_drawn_from_the_ranges_of_the_device():
     flat = np.full((2, 2, 3), 128, np.uint8)
     flat.flags.writeable = False
     steps = np.array([[[118] * 3, [138] * 3]], np.uint8)
-    seeds = ej.use_seed(3, np.arange(2000), np.zeros(2000)).tolist()
+    seeds = ej.seed_for_use(3, np.arange(2000), np.zeros(2000)).tolist()
     shifts = [int(distort_colours(flat, seed)[0, 0, 0]) - 128 for seed in seeds]
     assert (min(shifts), max(shifts)) == (-32, 32) and abs(np.mean(shifts)) < 1.5
     assert np.std(shifts) == pytest.approx(18.5, rel=0.05)

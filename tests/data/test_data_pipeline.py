@@ -33,12 +33,12 @@ IDENTITY = ej.EchoSpec()
 ECHOES = {
     "identity": IDENTITY,
     "consecutive": ej.EchoSpec(factor=2.5),
-    "shuffle": ej.EchoSpec(factor=2.5, order="shuffle", buffer=12),
+    "window_shuffle": ej.EchoSpec(factor=2.5, order="window_shuffle", buffer=12),
     "shuffle_buffer": ej.EchoSpec(factor=2.5, order="shuffle_buffer", buffer=12),
     "spread": ej.EchoSpec(factor=2.5, order="spread", buffer=12),
     # Decisions are repeated, so that timing does not show.
     "adaptive": ej.AdaptiveSpec(3, 12, replay=[True, False, False, True] * 40),
-    "stochastic": ej.StochasticSpec(ej.LoadSchedule(start=0.5, end=0.5), buffer=12),
+    "stochastic": ej.StochasticSpec(ej.FetchSchedule(start=0.5, end=0.5), buffer=12),
 }
 each_placement = pytest.mark.parametrize("after", PLACEMENTS)
 # Every order in half of the placements, and every placement with half of the orders.
@@ -153,10 +153,10 @@ def test_a_batch_holds_what_its_tags_say(after, order):
         np.testing.assert_array_equal(batch["x"][inside], expected[inside])
         # Stream 1 of the seed is augmentation, keyed by use below the echo.
         used = 0 * repeat if after in ("augment", "batch") else repeat
-        seeds = ej.use_seed(int(ej.use_seed(3, 1, 0)), index, used)
+        seeds = ej.seed_for_use(int(ej.seed_for_use(3, 1, 0)), index, used)
         draws = (seeds % 2**31).astype(np.int64)
         np.testing.assert_array_equal(batch["draw"], draws)
-    if order in ("consecutive", "shuffle", "spread"):
+    if order in ("consecutive", "window_shuffle", "spread"):
         # Item k is used floor((k+1) 5/2) - floor(5/2 k) times: 2, 3, 2, 3, ...
         step = BATCH_SIZE if after == "batch" else 1
         index, repeat = (joined(batches, n)[::step] for n in ("fresh_index", "repeat"))
@@ -314,7 +314,7 @@ def test_a_pipeline_that_skips_resumes_with_any_threads(after):
 
 def test_shards_and_batches_for_the_devices_skip_the_same_items(records):
     every, used = records
-    for batch in take(make_bad(ECHOES["shuffle"], shard=DataShard(1, 2)), 20):
+    for batch in take(make_bad(ECHOES["window_shuffle"], shard=DataShard(1, 2)), 20):
         assert (batch["x"][:, 0] == used[batch["fresh_index"]]).all()
     spec = PipelineSpec("decode", BATCH_SIZE, seed=3, max_bad=100)
     dataset = fresh_batches(Stages(Records(), decode_bad), spec)
@@ -381,7 +381,7 @@ def test_without_an_echo_the_shards_are_the_whole_stream(after):
 
 @pytest.mark.parametrize(
     ("order", "after"),
-    [("consecutive", "read"), ("shuffle", "decode"), ("spread", "augment")],
+    [("consecutive", "read"), ("window_shuffle", "decode"), ("spread", "augment")],
 )
 def test_an_echo_of_shards_uses_the_items_of_the_whole(after, order):
     spec = ej.EchoSpec(2, order=order, buffer=32)
@@ -404,7 +404,7 @@ def test_fresh_batches_of_shards_are_rows_of_the_whole_and_shards_resume():
     made = [fresh_batches(STAGES, spec, DataShard(n, 2)) for n in range(2)]
     whole = take(fresh_batches(STAGES, spec), 10)
     assert_equal(whole_of([take(dataset, 10) for dataset in made]), whole)
-    assert_resumes(make(ECHOES["shuffle"], shard=DataShard(1, 2)), [0, 7])
+    assert_resumes(make(ECHOES["window_shuffle"], shard=DataShard(1, 2)), [0, 7])
     with pytest.raises(ValueError, match=r"config\.batch_size=4 is not a multiple of"):
         make(shard=DataShard(0, 3))
     with pytest.raises(ValueError, match=r"after='read' has no echo on a device"):

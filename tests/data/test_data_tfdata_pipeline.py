@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from slow_cases import slow_but_for
 from test_data_pipeline import (
     BATCH_SIZE,
     ECHOES,
@@ -39,7 +38,11 @@ def tfdata(spec=ECHOES["spread"], after="decode", stages=STAGES, **fields):
 # A graph takes half a second: each order that TensorFlow makes, and each placement.
 @pytest.mark.parametrize(
     ("order", "after", "threads"),
-    [("spread", "read", 2), ("shuffle", "decode", 2), ("consecutive", "batch", 0)],
+    [
+        ("spread", "read", 2),
+        ("window_shuffle", "decode", 2),
+        ("consecutive", "batch", 0),
+    ],
 )
 def test_both_engines_make_the_same_batches_and_go_on_in_the_middle(
     order, after, threads
@@ -51,9 +54,10 @@ def test_both_engines_make_the_same_batches_and_go_on_in_the_middle(
 
 @pytest.mark.parametrize(
     ("order", "after"),
-    slow_but_for(
-        [("spread", "decode")], [("spread", "decode"), ("adaptive", "augment")]
-    ),
+    [
+        ("spread", "decode"),
+        pytest.param("adaptive", "augment", marks=pytest.mark.slow),
+    ],
 )
 def test_both_use_the_same_items_in_the_places_of_bad_ones(after, order):
     found, bad = [], []
@@ -115,7 +119,7 @@ def test_states_of_others_are_refused():
     for dataset in (make(ECHOES["spread"]), tfdata()):
         with closing(iter(dataset)) as iterator:
             states.append(iterator.get_state())
-    with closing(iter(tfdata(ECHOES["shuffle"]))) as iterator:
+    with closing(iter(tfdata(ECHOES["window_shuffle"]))) as iterator:
         for state, said in zip(
             states, (r"none of data\.pipeline=tfdata", "another spec"), strict=True
         ):

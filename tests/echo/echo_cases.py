@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import echo_jax as ej
 
-ORDERS = ("consecutive", "shuffle", "shuffle_buffer", "spread")
+ORDERS = ("consecutive", "window_shuffle", "shuffle_buffer", "spread")
 FACTORS = {
     "1": 1,
     "1.15": 1.15,
@@ -23,7 +23,7 @@ FACTORS = {
 # Fresh items kept, and the batch size. `spread` needs this much at factor 7.3.
 SIZES = {
     "consecutive": (1, 4),
-    "shuffle": (10, 4),
+    "window_shuffle": (10, 4),
     "shuffle_buffer": (10, 4),
     "spread": (24, 4),
 }
@@ -92,9 +92,9 @@ class Stacked:
 
 
 # Other modes than the fixed one; their seeds show every kind of batch in few items.
-LOAD = ej.LoadSchedule(start=0.4, end=0.4)
+LOAD = ej.FetchSchedule(start=0.4, end=0.4)
 MODES = {
-    "adaptive": ej.AdaptiveSpec(cap=3, buffer=12, batch_size=4, seed=1),
+    "adaptive": ej.AdaptiveSpec(max_uses=3, buffer=12, batch_size=4, seed=1),
     "stochastic": ej.StochasticSpec(LOAD, buffer=10, batch_size=4, seed=2),
 }
 

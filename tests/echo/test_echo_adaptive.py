@@ -63,7 +63,7 @@ class AdaptiveDriver(Driver):
 
 def driver_of(args, replay=None, total=10**9):
     lanes = Lanes(args["host_batch"], args.get("num_lanes", 1))
-    return AdaptiveDriver(make(args, replay), lanes, total, cap=args.get("cap", 4))
+    return AdaptiveDriver(make(args, replay), lanes, total, cap=args.get("max_uses", 4))
 
 
 @st.composite
@@ -77,7 +77,7 @@ def arguments(draw):
         "batch_size": lanes * batch,
         "host_batch": lanes * rows,
         "num_lanes": lanes,
-        "cap": draw(st.integers(1, 5)),
+        "max_uses": draw(st.integers(1, 5)),
         "seed": draw(st.integers(0, 3)),
     }
 
@@ -131,7 +131,13 @@ def test_a_restore_at_every_draw_goes_on_the_same(args, readiness, total, pendin
 
 def test_a_small_case_by_hand():
     """Two lanes of one item: fresh, echo of the older, wait at the cap."""
-    args = {"buffer": 4, "batch_size": 2, "host_batch": 2, "num_lanes": 2, "cap": 2}
+    args = {
+        "buffer": 4,
+        "batch_size": 2,
+        "host_batch": 2,
+        "num_lanes": 2,
+        "max_uses": 2,
+    }
     driver = driver_of(args)
     plan = driver.plan
     assert plan.need(1) == Need(must=1)
@@ -165,12 +171,12 @@ def test_repeats_of_a_slow_constant_stream_lie_far_apart(ratio):
     assert np.std(uses) < 0.75
 
 
-SMALL = {"buffer": 8, "batch_size": 2, "host_batch": 2, "cap": 2}
+SMALL = {"buffer": 8, "batch_size": 2, "host_batch": 2, "max_uses": 2}
 
 
 def test_all_items_are_used_up_at_the_end_and_the_last_batch_may_be_smaller():
     """Cap 2: 4 and 3 items are 14 uses, of which the last 2 are half a batch."""
-    args = {"buffer": 8, "batch_size": 4, "host_batch": 4, "cap": 2}
+    args = {"buffer": 8, "batch_size": 4, "host_batch": 4, "max_uses": 2}
     driver = driver_of(args, total=7)
     assert driver.take(ready=True) == [[(k, 0) for k in range(4)]]
     assert driver.take(ready=True)[0][:3] == [(k, 0) for k in (4, 5, 6)]

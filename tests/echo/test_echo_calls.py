@@ -55,8 +55,8 @@ def test_an_echo_without_a_spec_is_a_safe_adaptive_one(make, caplog):
     assert {len(x) for x in outputs} == {rows}
     assert np.bincount(np.concatenate(outputs)).tolist() == [4] * (9 * rows)
     (record,) = caplog.records
-    assert f"cap=4, buffer={64 * rows}, batch_size={rows}" in record.getMessage()
-    spec = ej.AdaptiveSpec(cap=4, buffer=64 * rows, batch_size=rows, replay=log)
+    assert f"max_uses=4, buffer={64 * rows}, batch_size={rows}" in record.getMessage()
+    spec = ej.AdaptiveSpec(max_uses=4, buffer=64 * rows, batch_size=rows, replay=log)
     same = [np.asarray(batch["x"]) for batch in make(loader, spec, **lanes)]
     np.testing.assert_array_equal(outputs, same)
 
@@ -147,7 +147,7 @@ def test_an_echo_of_unknown_length_has_none(items, spec):
         (lambda: ej.echo([1], None), "got None. Use ej.EchoSpec"),
         (lambda: ej.device.echo_batches([1], 2), "got 2. Use ej.EchoSpec(factor=2)."),
         (lambda: ej.EchoSpec(buffer=4096.0), "got 4096.0. Use buffer=4096."),
-        (lambda: ej.AdaptiveSpec(cap=2.6), "got 2.6. Use cap=3."),
+        (lambda: ej.AdaptiveSpec(max_uses=2.6), "got 2.6. Use max_uses=3."),
         (lambda: ej.echo([1], ej.EchoSpec(), prefetch=2.0), "got 2.0. Use prefetch=2."),
         (lambda: ej.check_finite([1], max_bad=None), "got None. Use max_bad=0."),
     ],
@@ -163,7 +163,7 @@ def test_integers_of_any_kind_are_integers(kind):
     spec = ej.EchoSpec(2, buffer=kind(4), batch_size=kind(2), seed=kind(1))
     assert spec == ej.EchoSpec(2, buffer=4, batch_size=2, seed=1)
     assert type(spec.buffer) is int
-    assert ej.AdaptiveSpec(cap=kind(3)).cap == 3
+    assert ej.AdaptiveSpec(max_uses=kind(3)).max_uses == 3
     assert [*ej.echo([5], ej.EchoSpec(), prefetch=kind(1))] == [5]
-    assert ej.LoadSchedule(updates=kind(3)).updates == 3
+    assert ej.FetchSchedule(updates=kind(3)).updates == 3
     assert ej.EchoSpec({np.int64(0): 1, 2: 3}).schedule.total(3) == 5

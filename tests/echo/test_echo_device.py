@@ -77,7 +77,7 @@ def item_of(index):
     ("order", "factor", "num_items"),
     [
         *zip(ORDERS, ["2", "1.15", "4", "1.15"], [8, 6, 6, 8], strict=True),
-        ("shuffle", "4", 0),
+        ("window_shuffle", "4", 0),
         ("spread", "4", 1),
     ],
 )
@@ -121,7 +121,7 @@ def test_uses_are_those_of_the_host_echo_of_every_lane(order):
 
 
 def test_the_same_lanes_on_fewer_devices_give_the_same_batches():
-    spec = ej.EchoSpec(1.5, 128, "shuffle", 32, seed=1)
+    spec = ej.EchoSpec(1.5, 128, "window_shuffle", 32, seed=1)
     runs = [
         [
             np.asarray(batch["pixels"])
@@ -191,7 +191,7 @@ def test_a_write_waits_for_updates_that_still_read():
         np.testing.assert_array_equal(index, expected)
 
 
-@pytest.mark.parametrize("order", ["shuffle", "spread"])
+@pytest.mark.parametrize("order", ["window_shuffle", "spread"])
 def test_how_many_batches_are_asked_for_changes_nothing(order):
     """Nor where the feed is saved: what is decided ahead is no part of the state."""
     spec = ej.EchoSpec(2.5, 96, order, 16, seed=4)
@@ -229,7 +229,7 @@ def test_how_many_batches_are_asked_for_changes_nothing(order):
 
 @pytest.mark.parametrize(
     ("order", "num_bytes"),
-    [("shuffle", 50_000), ("shuffle_buffer", 3000), ("spread", 3000)],
+    [("window_shuffle", 50_000), ("shuffle_buffer", 3000), ("spread", 3000)],
 )
 def test_a_buffer_sized_by_memory_fills_it_and_no_more(order, num_bytes):
     spec = ej.EchoSpec(2, 1, order, 16)
@@ -239,7 +239,7 @@ def test_a_buffer_sized_by_memory_fills_it_and_no_more(order, num_bytes):
     item = echo.buffer.bytes_per_item
     assert item == 4 + 5
     room = 20 * item + (
-        10 * item * (num_bytes / item) ** 0.5 if order == "shuffle" else 0
+        10 * item * (num_bytes / item) ** 0.5 if order == "window_shuffle" else 0
     )
     assert num_bytes - room < echo.buffer.num_bytes <= num_bytes
 
@@ -248,12 +248,15 @@ def test_a_buffer_that_does_not_fit_is_refused_with_what_would():
     # Large items, and few: a plan of millions of items takes a second.
     huge = {"x": np.broadcast_to(np.uint8(0), (8, 1 << 26))}
     echo = ej.device.echo_batches(
-        [huge], ej.EchoSpec(2, 1 << 16, "shuffle", 8), mesh=mesh_of(1)
+        [huge], ej.EchoSpec(2, 1 << 16, "window_shuffle", 8), mesh=mesh_of(1)
     )
     with pytest.raises(ValueError, match=r"4.57e\+03 GB.*does not fit.*buffer_bytes="):
         next(echo)
     tiny = ej.device.echo_batches(
-        Chunks(1), ej.EchoSpec(2, 1, "shuffle", 16), mesh=mesh_of(1), buffer_bytes=90
+        Chunks(1),
+        ej.EchoSpec(2, 1, "window_shuffle", 16),
+        mesh=mesh_of(1),
+        buffer_bytes=90,
     )
     with pytest.raises(ValueError, match="use more buffer_bytes"):
         next(tiny)
@@ -276,10 +279,10 @@ def test_a_state_of_other_data_is_refused():
 @pytest.mark.parametrize(
     ("spec", "rows", "num_devices"),
     [
-        (ej.StochasticSpec(ej.LoadSchedule(start=0.4, end=0.4), 120, 40), 40, 2),
+        (ej.StochasticSpec(ej.FetchSchedule(start=0.4, end=0.4), 120, 40), 40, 2),
         (ej.EchoSpec(4, 300, "spread", 100), 100, 2),
         (ej.AdaptiveSpec(3, 192, 64, replay=[True, False] * 9), 64, LANES),
-        (ej.StochasticSpec(ej.LoadSchedule(start=0.4, end=0.4), 1152, 384), 384, 1),
+        (ej.StochasticSpec(ej.FetchSchedule(start=0.4, end=0.4), 1152, 384), 384, 1),
     ],
 )
 def test_host_batches_of_any_size_are_read_again_as_a_whole(spec, rows, num_devices):
@@ -321,7 +324,12 @@ def test_a_group_that_holds_a_smaller_last_batch_is_the_end():
 @pytest.mark.parametrize(
     ("spec", "most", "asked", "fix"),
     [
-        (ej.EchoSpec(2, 96, "shuffle", 16), 4, 5, "Make the plan with max_batches=5"),
+        (
+            ej.EchoSpec(2, 96, "window_shuffle", 16),
+            4,
+            5,
+            "Make the plan with max_batches=5",
+        ),
         (ej.EchoSpec(batch_size=16), 1, 0, "Ask for at least 1"),
         (ej.AdaptiveSpec(buffer=16, batch_size=16), 1, 2, "one batch at a time"),
     ],

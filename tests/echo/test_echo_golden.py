@@ -26,7 +26,7 @@ SEQUENCES = {
         9.2 10.0 10.1 11.0  11.1 11.2 12.0 12.1
         160.0 160.1 161.0 161.1  161.2 162.0 162.1 163.0
     """,
-    "shuffle": """
+    "window_shuffle": """
         1.0 1.1 2.0 0.0  0.1 3.0 1.2 3.1
         3.2 2.1 5.0 6.0  4.0 7.0 5.1 7.1
         7.2 4.1 5.2 9.0  9.1 6.1 8.0 10.0
@@ -51,7 +51,7 @@ SEQUENCES = {
 # The state after ten uses, and the same for all runs: checkpoints hold it.
 PLACES = {
     "consecutive": (4, 0, 4, 0, 6, 4, 15934194418217),
-    "shuffle": (0, 0, 4, 2, 6, 1, 55046142786787),
+    "window_shuffle": (0, 0, 4, 2, 6, 1, 55046142786787),
     "shuffle_buffer": (0, 0, 7, 10, 3, 0, 67389630582245),
     "spread": (0, 0, 7, 6, 3, 1, 72397352064961),
 }
@@ -64,7 +64,7 @@ STATES = {
     }
     for order, place in PLACES.items()
 }
-BUFFERS = {"consecutive": 1, "shuffle": 6, "shuffle_buffer": 8, "spread": 24}
+BUFFERS = {"consecutive": 1, "window_shuffle": 6, "shuffle_buffer": 8, "spread": 24}
 
 
 def spec_of(order):
@@ -109,7 +109,7 @@ BATCHES = {
 }
 MODES = {
     "adaptive": ej.AdaptiveSpec(3, 48, 4, 1, [True] * 10 + [False] * 6),
-    "stochastic": ej.StochasticSpec(ej.LoadSchedule(start=0.4, end=0.4), 12, 4, 2),
+    "stochastic": ej.StochasticSpec(ej.FetchSchedule(start=0.4, end=0.4), 12, 4, 2),
 }
 
 
@@ -140,7 +140,7 @@ def test_the_mixer_is_splitmix64():
 
 
 # Never to be updated: runs that are resumed, and results that are reproduced, rely
-# on them. Another mixer would be another function beside `use_seed`.
+# on them. Another mixer would be another function beside `seed_for_use`.
 @pytest.mark.parametrize(
     ("seed", "fresh_index", "repeat", "expected"),
     [
@@ -149,10 +149,10 @@ def test_the_mixer_is_splitmix64():
         (2**40, 5, 0, 12063764692986676684),
     ],
 )
-def test_golden_use_seeds(seed, fresh_index, repeat, expected):
+def test_golden_seeds_for_uses(seed, fresh_index, repeat, expected):
     index = np.array([[fresh_index, 2], [7, 2]])
-    seeds = ej.use_seed(seed, index, np.array([[repeat, 0], [1, 4]], np.int32))
+    seeds = ej.seed_for_use(seed, index, np.array([[repeat, 0], [1, 4]], np.int32))
     assert (seeds.shape, seeds.dtype, np.unique(seeds).size) == ((2, 2), np.uint64, 4)
-    assert int(seeds[0, 0]) == ej.use_seed(seed, fresh_index, repeat) == expected
+    assert int(seeds[0, 0]) == ej.seed_for_use(seed, fresh_index, repeat) == expected
     item = splitmix(splitmix(0, seed), fresh_index)
     assert splitmix(0, (item + repeat) % 2**64) == expected

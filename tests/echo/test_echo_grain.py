@@ -17,7 +17,7 @@ def _source(num_items=13):
 
 @pytest.mark.parametrize("options", [{}, {"batch": True, "tags": True}])
 def test_grains_own_check_of_checkpoints(options):
-    dataset = ej.grain.echo(_source(4), spec_of("shuffle", "1.5"), **options)
+    dataset = ej.grain.echo(_source(4), spec_of("window_shuffle", "1.5"), **options)
     grain.experimental.assert_equal_output_after_checkpoint(dataset)
 
 

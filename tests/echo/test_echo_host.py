@@ -20,7 +20,7 @@ from echo_jax.echo.laws import (
 pytestmark = pytest.mark.filterwarnings("ignore:each item that ej.echo")
 
 
-@pytest.mark.parametrize(("order", "size"), [("shuffle", 3), ("spread", 8)])
+@pytest.mark.parametrize(("order", "size"), [("window_shuffle", 3), ("spread", 8)])
 def test_laws_behind_an_upstream_of_batches(order, size):
     def make_echo(upstream, spec):
         return ej.echo_batches(Stacked(upstream, size), spec, tags=True)
@@ -128,8 +128,8 @@ def middle_states(order, *, batch):
 @pytest.mark.parametrize(
     ("order", "batch"),
     [
-        ("shuffle", False),
-        ("shuffle", True),
+        ("window_shuffle", False),
+        ("window_shuffle", True),
         ("spread", True),
         ("shuffle_buffer", False),
     ],
@@ -140,7 +140,7 @@ def test_a_restore_begins_to_read_near_the_oldest_item_in_use(order, batch):
         upstream = CountingUpstream(list(range(3000)))
         restored = ej.echo(upstream, spec, batch=batch)
         restored.set_state(state)
-        if order == "shuffle":
+        if order == "window_shuffle":
             # Those in use, what lies within a quarter of a round, and a batch.
             assert upstream.reads <= 1.25 * spec.buffer + 32
         for use in uses[position : position + 20]:
@@ -148,7 +148,7 @@ def test_a_restore_begins_to_read_near_the_oldest_item_in_use(order, batch):
 
 
 def test_a_state_that_leaves_out_items_in_use_is_refused():
-    spec, _, states = middle_states("shuffle", batch=True)
+    spec, _, states = middle_states("window_shuffle", batch=True)
     for state in states.values():
         fresh = state["plan"]["fresh"] - state["plan"]["anchor"]
         for skip in {state["skip"] - 500, -fresh - 1} if fresh else {-1}:
@@ -161,7 +161,7 @@ def test_a_state_that_leaves_out_items_in_use_is_refused():
 
 
 def test_an_upstream_that_got_shorter_is_noticed():
-    spec = ej.EchoSpec(2, 8, "shuffle")
+    spec = ej.EchoSpec(2, 8, "window_shuffle")
     echo = ej.echo(CountingUpstream(list(range(20))), spec)
     for _ in itertools.islice(echo, 30):
         pass

@@ -91,9 +91,9 @@ def test_the_other_modes_obey_the_laws(mode, way):
 @pytest.mark.parametrize(
     "spec",
     [
-        ej.AdaptiveSpec(cap=1, buffer=8, batch_size=4),
-        ej.AdaptiveSpec(cap=5, buffer=30, batch_size=3),
-        ej.StochasticSpec(ej.LoadSchedule("e", "linear", 2.0, 6.0, 9), 30, 3),
+        ej.AdaptiveSpec(max_uses=1, buffer=8, batch_size=4),
+        ej.AdaptiveSpec(max_uses=5, buffer=30, batch_size=3),
+        ej.StochasticSpec(ej.FetchSchedule("e", "linear", 2.0, 6.0, 9), 30, 3),
         ej.StochasticSpec(LOAD, buffer=5, batch_size=1),
     ],
     ids=["adaptive-once", "adaptive-large", "stochastic-rarely", "stochastic-single"],

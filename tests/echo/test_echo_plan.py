@@ -72,7 +72,7 @@ def test_a_plan_restored_anywhere_continues_the_same(spec, total, takes, room):
 def test_a_long_plan_needs_no_more_slots_than_stated(order, factor):
     spec = spec_of(order, factor)
     plan, batch = FixedPlan(spec), spec.batch_size
-    extra = {"shuffle": 1, "spread": 0}.get(order, batch + 1)
+    extra = {"window_shuffle": 1, "spread": 0}.get(order, batch + 1)
     assert plan.num_slots <= spec.buffer + extra or factor == "1"
     for _ in range(200):
         parts = take(plan, batch)
@@ -132,7 +132,7 @@ def test_long_items_are_used_one_after_another_from_every_state():
 
 
 @pytest.mark.parametrize(
-    ("order", "most"), [("shuffle", 16777215), ("shuffle_buffer", 2**31)]
+    ("order", "most"), [("window_shuffle", 16777215), ("shuffle_buffer", 2**31)]
 )
 def test_a_buffer_beyond_what_an_order_can_draw_from_is_refused(order, most):
     with pytest.raises(ValueError, match=rf"buffer={2 * most} .* use at most {most}"):
@@ -175,7 +175,7 @@ CASES = st.tuples(
 @settings(max_examples=40)
 @given(st.integers(0, 12), CASES)
 # Host batches of one row, of which a batch takes several at once.
-@example(3, ("shuffle", "1", 1, 3, 1, 1, 1))
+@example(3, ("window_shuffle", "1", 1, 3, 1, 1, 1))
 def test_every_lane_is_the_host_echo_of_its_items(total, case):
     spec, make, lanes = _case(*case)
     rows, count, together = lanes.rows, lanes.count, case[-1]
@@ -204,7 +204,7 @@ def test_every_lane_is_the_host_echo_of_its_items(total, case):
 @settings(max_examples=20)
 @given(st.integers(0, 12), CASES)
 # Lanes that have drifted apart, so that their oldest items differ.
-@example(9, ("shuffle", "2", 3, 4, 7, 4, 1))
+@example(9, ("window_shuffle", "2", 3, 4, 7, 4, 1))
 def test_lanes_continue_from_every_state(total, case):
     _, make, lanes = _case(*case)
     driver = FixedDriver(make(), lanes, total * lanes.rows)

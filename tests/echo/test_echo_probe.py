@@ -203,7 +203,7 @@ def test_two_steps_are_in_flight_at_most_and_none_while_the_loader_is_alone():
 
 
 def test_a_starved_trainer_is_told_how_to_echo():
-    report = run_prefetching(8.0, cap=4)
+    report = run_prefetching(8.0, max_uses=4)
     assert report.is_starved and report.is_certain
     assert report.advised_factor == 4.0
     # Where the loader sets the pace, calls differ, and windows hold whole cycles.

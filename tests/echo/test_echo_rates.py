@@ -25,7 +25,7 @@ def test_the_model_by_hand():
     idle = [rates.idle_fraction(*args) for args in ((2, 1), (2, 1, 2), (0.5, 1))]
     assert idle == [0.5, 0, 0]
     assert [rates.advised_factor(r) for r in (0.3, 3.7, 8.0)] == [1, 3.7, 4]
-    assert rates.advised_factor(8.0, cap=16) == 8
+    assert rates.advised_factor(8.0, max_uses=16) == 8
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_the_model_by_hand():
     [
         ("seconds_per_update", (float("nan"), 1.0, 2), "t_up_s=nan must be positive"),
         ("seconds_per_fresh", (1.0, 1.0, 0.5), "factor=0.5"),
-        ("advised_factor", (2.0, 0.5), "cap=0.5"),
+        ("advised_factor", (2.0, 0.5), "max_uses=0.5"),
         ("ratio", (1.0, 0.0), "t_down_s=0.0"),
     ],
 )

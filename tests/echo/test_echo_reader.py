@@ -57,7 +57,7 @@ def eight_rows(k):
     return {"x": np.arange(8 * k, 8 * k + 8, dtype=np.int32)}
 
 
-SPEC = ej.EchoSpec("3/2", 6, "shuffle", 4, seed=1)
+SPEC = ej.EchoSpec("3/2", 6, "window_shuffle", 4, seed=1)
 WAYS = {
     "items": (lambda up, n: ej.echo(up, SPEC, prefetch=n), lambda k: k),
     "batch": (lambda up, n: ej.echo(up, SPEC, batch=True, prefetch=n), np.int64),

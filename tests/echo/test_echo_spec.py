@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 import echo_jax as ej
 from echo_jax.echo.plans import make_plan
 
-HALF = ej.LoadSchedule(start=0.5, end=0.5)
+HALF = ej.FetchSchedule(start=0.5, end=0.5)
 # Each makes a new one, equal to the last.
 MAKE = {
-    "fixed": lambda: ej.EchoSpec(Fraction(5, 2), 8, "shuffle", 4, 1),
+    "fixed": lambda: ej.EchoSpec(Fraction(5, 2), 8, "window_shuffle", 4, 1),
     "adaptive": lambda: ej.AdaptiveSpec(2, 8, 4, 1, ej.DecisionLog([True, False])),
     "stochastic": lambda: ej.StochasticSpec(HALF, 8, 4, 1),
 }
@@ -43,8 +43,8 @@ def test_a_spec_is_equal_and_hashed_by_its_fields_and_pickled(mode):
         *((mode, "batch_size", "4", "got '4'. Use batch_size=4.") for mode in MAKE),
         *((mode, "seed", -1, "got -1. Use seed=0.") for mode in MAKE),
         ("fixed", "order", "random", "order='random' is unknown; use one of 'consecu"),
-        ("adaptive", "cap", 1.5, "got 1.5. Use cap=2."),
-        ("stochastic", "load", 0.5, "must be a LoadSchedule, such as LoadSchedule("),
+        ("adaptive", "max_uses", 1.5, "got 1.5. Use max_uses=2."),
+        ("stochastic", "fetch", 0.5, "must be a FetchSchedule, such as FetchSchedule("),
     ],
 )
 def test_a_wrong_field_is_named_with_the_fix(mode, name, value, message):

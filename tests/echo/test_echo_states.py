@@ -12,9 +12,9 @@ import echo_jax as ej
 from echo_jax.echo.orders import rounds_of
 from echo_jax.echo.plans import Lanes, joined_state, make_plan
 
-LOAD = ej.LoadSchedule(start=0.5, end=0.5)
+LOAD = ej.FetchSchedule(start=0.5, end=0.5)
 SPECS = {order: spec_of(order, "7.3") for order in ORDERS} | {
-    "adaptive": ej.AdaptiveSpec(cap=2, buffer=8, batch_size=4),
+    "adaptive": ej.AdaptiveSpec(max_uses=2, buffer=8, batch_size=4),
     "stochastic": ej.StochasticSpec(LOAD, buffer=8, batch_size=4),
 }
 LANES = {"lanes": Lanes(4, 2)}
@@ -143,9 +143,9 @@ def test_a_state_that_only_its_batches_show_as_damaged_changes_nothing(
 
 CHANGES = {
     "factor": 3,
-    "order": "shuffle",
-    "cap": 3,
-    "load": ej.LoadSchedule(start=0.25, end=0.25),
+    "order": "window_shuffle",
+    "max_uses": 3,
+    "fetch": ej.FetchSchedule(start=0.25, end=0.25),
     "buffer": 80,
     "batch_size": 2,
     "seed": 9,

@@ -9,7 +9,7 @@ from plan_driver import Driver, assert_restores, batches_of
 import echo_jax as ej
 from echo_jax.echo.plans import Lanes, Need, StochasticPlan
 
-HALF = ej.LoadSchedule("p", "constant", 0.5, 0.5)
+HALF = ej.FetchSchedule("p", "constant", 0.5, 0.5)
 
 
 def make(args, **options):
@@ -63,7 +63,7 @@ def arguments(draw):
     size = lanes * batch
     end = draw(st.sampled_from([0.2, 1.0]))
     return {
-        "load": ej.LoadSchedule("p", "linear", p, end, 20),
+        "fetch": ej.FetchSchedule("p", "linear", p, end, 20),
         "buffer": lanes * (batch + draw(st.integers(0, 25))),
         "batch_size": size,
         "host_batch": size,
@@ -102,16 +102,16 @@ def test_a_restore_at_every_batch_goes_on_the_same(args, total, pending):
 
 
 @pytest.mark.parametrize(
-    "load",
+    "fetch",
     [
-        ej.LoadSchedule("p", "constant", 0.3, 0.3),
-        ej.LoadSchedule("e", "multistep", 1.0, 8.0, 2500, (500, 1000, 2000)),
+        ej.FetchSchedule("p", "constant", 0.3, 0.3),
+        ej.FetchSchedule("e", "multistep", 1.0, 8.0, 2500, (500, 1000, 2000)),
     ],
     ids=["constant", "multistep"],
 )
-def test_loads_are_as_many_as_expected_and_the_same_on_all_lanes(load):
-    def loads(lanes, num_draws):
-        plan = StochasticPlan(ej.StochasticSpec(load, 8, 4), lanes=Lanes(4, lanes))
+def test_fetches_are_as_many_as_expected_and_the_same_on_all_lanes(fetch):
+    def fetches(lanes, num_draws):
+        plan = StochasticPlan(ej.StochasticSpec(fetch, 8, 4), lanes=Lanes(4, lanes))
         found = []
         for _ in range(num_draws):
             found.append(plan.need(plan.batch).must > 0)
@@ -119,16 +119,16 @@ def test_loads_are_as_many_as_expected_and_the_same_on_all_lanes(load):
             plan.next(plan.batch)
         return found
 
-    found = loads(1, 3000)
-    assert loads(4, 900) == found[:900]
-    p = load.probability(np.arange(3000))
+    found = fetches(1, 3000)
+    assert fetches(4, 900) == found[:900]
+    p = fetch.probability(np.arange(3000))
     p[0] = 1.0
     assert abs(sum(found) - p.sum()) <= 6 * np.sqrt((p * (1 - p)).sum())
 
 
 def test_reuse_takes_all_of_the_last_items_equally_often():
     """20 items, 5 of which a draw takes: each is in a quarter of the draws."""
-    always = ej.LoadSchedule("p", "multistep", 1.0, 1e-9, 8, (4, 5, 6, 7))
+    always = ej.FetchSchedule("p", "multistep", 1.0, 1e-9, 8, (4, 5, 6, 7))
     plan = StochasticPlan(ej.StochasticSpec(always, 20, 5), lanes=Lanes(5))
     last = np.array(batches_of(plan, 2000))[100:, 0, :, 0]
     is_in = (last[:, :, None] == np.arange(last.min(), last.min() + 20)).any(axis=1)
@@ -139,7 +139,7 @@ def test_reuse_takes_all_of_the_last_items_equally_often():
     assert abs(together - 5 / 20 * 4 / 19) <= deviation
 
 
-SMALL = {"load": HALF, "buffer": 8, "batch_size": 2, "host_batch": 2}
+SMALL = {"fetch": HALF, "buffer": 8, "batch_size": 2, "host_batch": 2}
 
 
 def test_a_last_load_may_be_smaller():
@@ -153,7 +153,7 @@ def test_a_last_load_may_be_smaller():
 
 def test_schedules_by_hand():
     at = np.array([0, 1, 2, 3, 4, 5, 99])
-    value = lambda *args: ej.LoadSchedule(*args).value(at).tolist()  # noqa: E731
+    value = lambda *args: ej.FetchSchedule(*args).value(at).tolist()  # noqa: E731
     assert value("p", "constant", 0.25, 0.25) == [0.25] * 7
     assert value("p", "linear", 1.0, 0.5, 4) == [1, 0.875, 0.75, 0.625, 0.5, 0.5, 0.5]
     root = 0.75 + 0.25 / np.sqrt(2)
@@ -165,7 +165,7 @@ def test_schedules_by_hand():
     halving = [1, 0.5, 0.5, 0.25, 0.125, 0.125, 0.125]
     assert value("p", "multistep", 1.0, 0.125, 4, (1, 3, 4)) == halving
     assert value("e", "multistep", 1.0, 4.0, 4) == [1, 1, 2, 4, 4, 4, 4]
-    load = ej.LoadSchedule("e", "linear", 1.0, 3.0, 2)
+    load = ej.FetchSchedule("e", "linear", 1.0, 3.0, 2)
     third = round(2**32 / 3) / 2**32
     assert load.probability(np.arange(4)).tolist() == [1, 0.5, third, third]
 
@@ -186,9 +186,9 @@ def test_schedules_by_hand():
 def test_a_schedule_that_cannot_be_is_refused(changes, message):
     good = {"quantity": "p", "schedule": "linear", "start": 1.0, "end": 0.5}
     good["updates"] = 10
-    ej.LoadSchedule(**good)
+    ej.FetchSchedule(**good)
     with pytest.raises((TypeError, ValueError), match=message):
-        ej.LoadSchedule(**good | changes)
+        ej.FetchSchedule(**good | changes)
 
 
 @pytest.mark.parametrize(

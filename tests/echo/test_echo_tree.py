@@ -172,7 +172,7 @@ def test_a_restore_reads_rows_of_text_at_their_full_width():
 
     def make():
         upstream = Stacked(CountingUpstream(items), 4)
-        return ej.echo_batches(upstream, spec_of("shuffle", "2"))
+        return ej.echo_batches(upstream, spec_of("window_shuffle", "2"))
 
     echo, other = make(), make()
     next(echo)

@@ -56,7 +56,7 @@ class OwnEcho:
 
     def output(self):
         self.advance()
-        return self.use(), ej.Tags(self.index, self.repeat)
+        return self.use(), ej.UseInfo(self.index, self.repeat)
 
     def advance(self):
         if self.left == 0:
@@ -172,7 +172,7 @@ class ExtraRead(OwnEcho):
 
 aliased_item = gives(lambda echo, use: (echo.item, use[1]))
 no_repeats = gives(lambda _, use: (use[0], use[1]._replace(repeat=0)))
-from_one = gives(lambda _, use: (use[0], ej.Tags(use[1][0], use[1][1] + 1)))
+from_one = gives(lambda _, use: (use[0], ej.UseInfo(use[1][0], use[1][1] + 1)))
 off_by_one = saves(lambda _, state: state | {"left": max(0, state["left"] - 1)})
 grows = saves(lambda echo, state: state | {"seen": [0] * (echo.index + 2)})
 grows_in_bits = saves(lambda echo, state: state | {"seen": 1 << 20 * echo.index + 20})
@@ -204,7 +204,7 @@ def test_an_echo_of_ones_own_passes(factor, num_items):
         (ExtraRead, 2, "after 0 outputs: expected 0 reads, got 1", TWO_AND_A_HALF),
         (ExtraRead, 3, "after 0 outputs: .* at most 0 .*, got 1", TWO_AND_A_HALF),
         (no_repeats, 7, "item 0 repeat 1|0, 1", TWO_AND_A_HALF),
-        (no_repeats, 9, "a use_seed of its own", TWO_AND_A_HALF),
+        (no_repeats, 9, "a seed_for_use of its own", TWO_AND_A_HALF),
         (from_one, 9, "repeat 0 of item 0, got repeat 1", TWO_AND_A_HALF),
         (LosesRepeat, 9, "with a restore at output 74", ej.EchoSpec(4)),
     ],
@@ -236,7 +236,7 @@ def as_cycles(length):
         while block := list(itertools.islice(enumerate(upstream), length)):
             for repeat in range(int(spec.factor)):
                 for index, item in block:
-                    yield copy.deepcopy(item), ej.Tags(index, repeat)
+                    yield copy.deepcopy(item), ej.UseInfo(index, repeat)
 
     return make_echo
 
@@ -248,7 +248,7 @@ PAPER = ej.EchoSpec(5, order="shuffle_buffer", buffer=8)
 @pytest.mark.parametrize(
     ("make_echo", "spec", "complaint"),
     [
-        (other(order="shuffle"), SPREAD, "once, got"),  # twins
+        (other(order="window_shuffle"), SPREAD, "once, got"),  # twins
         # Lags of little more than a batch.
         (
             other(buffer=50),
@@ -256,7 +256,11 @@ PAPER = ej.EchoSpec(5, order="shuffle_buffer", buffer=8)
             "half to one and a half rounds",
         ),
         (as_cycles(4), ej.EchoSpec(4), "a lag of 1"),
-        (as_cycles(400), ej.EchoSpec(4, order="shuffle", buffer=8), "items 392 to 399"),
+        (
+            as_cycles(400),
+            ej.EchoSpec(4, order="window_shuffle", buffer=8),
+            "items 392 to 399",
+        ),
         (as_cycles(3), PAPER, "one of the first 10 uses, got use 10, item 2 repeat 0"),
     ],
 )
@@ -289,7 +293,7 @@ def pads_inside(batches, spec, augment):
         index = np.zeros(spec.batch_size, np.int32)
         index[:size] = jax.device_get(batch["index"])
         words = np.zeros((spec.batch_size, 2), np.uint32)
-        words[:size] = ej.use_seed(spec.seed, *tags).view(np.uint32).reshape(-1, 2)
+        words[:size] = ej.seed_for_use(spec.seed, *tags).view(np.uint32).reshape(-1, 2)
         keys = jax.random.wrap_key_data(jax.device_put(words), impl="threefry2x32")
         whole = augment({"index": jax.device_put(index)}, keys)
         yield {name: jax.device_get(leaf)[:size] for name, leaf in whole.items()}, tags
@@ -309,7 +313,7 @@ SHORT = {"spec": ej.EchoSpec(2, 64, "spread", 24), "rows": 16, "num_batches": 4}
     "case",
     [
         SHORT,
-        {"spec": ej.AdaptiveSpec(cap=2, buffer=48, batch_size=16), "rows": 24},
+        {"spec": ej.AdaptiveSpec(max_uses=2, buffer=48, batch_size=16), "rows": 24},
         {"spec": ej.StochasticSpec(LOAD, buffer=32, batch_size=16)},
     ],
 )
@@ -458,8 +462,8 @@ def reads_all(upstream, spec):
 
 
 ADAPTIVE, STOCHASTIC = MODES["adaptive"], MODES["stochastic"]
-SINGLE = ej.AdaptiveSpec(cap=3, buffer=8, batch_size=1)
-SHUFFLE = ej.EchoSpec(2, order="shuffle", buffer=8, seed=3)
+SINGLE = ej.AdaptiveSpec(max_uses=3, buffer=8, batch_size=1)
+SHUFFLE = ej.EchoSpec(2, order="window_shuffle", buffer=8, seed=3)
 FRESH, OLD, OLDER = ([True] * n + [False] for n in (2, 4, 6))
 
 
@@ -474,7 +478,7 @@ FRESH, OLD, OLDER = ([True] * n + [False] for n in (2, 4, 6))
         (changed(without_item_0), ADAPTIVE, 1, "for item 0: .* 1 to 3 uses"),
         (changed(lambda uses: [*uses, uses[-1]]), STOCHASTIC, 1, "at the end"),
         (other(seed=5), STOCHASTIC, 1, "in batch .* fresh items|repeats alone"),
-        (changed(lambda uses: uses[1:]), ADAPTIVE, 2, "at cap 1"),
+        (changed(lambda uses: uses[1:]), ADAPTIVE, 2, "at max_uses=1"),
         (changed(lambda uses: uses[1:]), STOCHASTIC, 2, "at p = 1"),
         (reads_all, STOCHASTIC, 3, "upstream reads, got 37"),
         (changed(lambda uses: uses[1::-1] + uses[2:]), ADAPTIVE, 6, "0 to 3 first"),

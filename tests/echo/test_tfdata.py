@@ -7,7 +7,7 @@ from echo_cases import FACTORS, spec_of, take
 
 import echo_jax as ej
 from echo_jax.echo.laws import assert_echo_laws
-from echo_jax.echo.orders import Shuffle, Spread, rounds_of
+from echo_jax.echo.orders import Spread, WindowShuffle, rounds_of
 from echo_jax.echo.plans import FixedPlan
 
 BUILT = {}  # graphs, with what feeds them
@@ -38,7 +38,7 @@ def graph_echo(upstream, spec):
 def read_ahead_of(spec):
     """How many elements may be read before the use that needs them."""
     order = rounds_of(spec)
-    if isinstance(order, Shuffle):
+    if isinstance(order, WindowShuffle):
         return order.delay - 1
     if isinstance(order, Spread):
         return max(*order.sizes.warm, order.sizes.steady)
@@ -62,7 +62,7 @@ def graph_tags(dataset):
     ("order", "factor", "num_items"),
     [
         ("consecutive", "piecewise", 23),
-        ("shuffle", "1.5", 23),
+        ("window_shuffle", "1.5", 23),
         ("spread", "7.3", 23),
         ("spread", "7.3", 1),
     ],
@@ -85,12 +85,15 @@ def test_laws(order, factor, num_items):
     ("spec", "num_items"),
     [
         (ej.EchoSpec("1000001/1000000", seed=1), 3000),
-        (ej.EchoSpec({0: 4, 777: 1, 900: "4/3"}, 64, "shuffle", seed=2**63), 2000),
+        (
+            ej.EchoSpec({0: 4, 777: 1, 900: "4/3"}, 64, "window_shuffle", seed=2**63),
+            2000,
+        ),
         (ej.EchoSpec({0: 1, 300: "7/3", 700: 3}, 300, "spread", 8, seed=5), 1500),
         # Rounds without a fresh item, while the buffer is full of the first ones.
         (ej.EchoSpec(7.3, 64, "spread", 32, seed=6), 500),
     ],
-    ids=["consecutive", "shuffle", "spread", "spread-without-fresh-items"],
+    ids=["consecutive", "window_shuffle", "spread", "spread-without-fresh-items"],
 )
 def test_long_streams_give_the_sequence_of_the_host(spec, num_items):
     dataset = tf.data.Dataset.range(num_items).apply(ej.tfdata.echo(spec, tags=True))
@@ -109,11 +112,11 @@ def test_elements_of_any_structure():
             "no": tf.zeros([2, 0], tf.bfloat16),
         }
 
-    spec = spec_of("shuffle", "1.5")
+    spec = spec_of("window_shuffle", "1.5")
     dataset = tf.data.Dataset.range(15).map(element)
     items = list(dataset)
     echoed = dataset.apply(ej.tfdata.echo(spec, tags=True))
-    tag_spec = ej.Tags(tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int32))
+    tag_spec = ej.UseInfo(tf.TensorSpec([], tf.int64), tf.TensorSpec([], tf.int32))
     assert echoed.element_spec == (dataset.element_spec, tag_spec)
     tags = []
     for item, tag in echoed:
@@ -189,7 +192,11 @@ def test_a_checkpoint_of_tensorflow_continues(tmp_path):
 
 @pytest.mark.parametrize(
     ("order", "factor", "uses"),
-    [("consecutive", "piecewise", 58), ("shuffle", "2", 1), ("spread", "7.3", 61)],
+    [
+        ("consecutive", "piecewise", 58),
+        ("window_shuffle", "2", 1),
+        ("spread", "7.3", 61),
+    ],
 )
 def test_a_graph_begins_where_a_plan_stands(order, factor, uses):
     plan, spec = FixedPlan(spec_of(order, factor)), spec_of(order, factor)

@@ -18,7 +18,7 @@ from echo_jax.training.feeds import first_uses
 from echo_jax.workloads import build
 
 ECHO = {"echo.factor": 3.0, "echo.order": "spread", "echo.buffer": 16}
-LOAD = {"echo.load.start": 0.5, "echo.load.end": 0.5}
+LOAD = {"echo.fetch.start": 0.5, "echo.fetch.end": 0.5}
 STOCHASTIC = {"echo.mode": "stochastic", "echo.buffer": 16, **LOAD}
 
 

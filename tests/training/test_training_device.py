@@ -35,16 +35,16 @@ FIXED = {
     "echo__buffer": 20,
 }
 DEVICE = {**FIXED, "echo__where": "device"}
-CAPPED = {**ADAPTIVE, "echo__cap": 3}
+CAPPED = {**ADAPTIVE, "echo__max_uses": 3}
 FALLING = {
     **STOCHASTIC,
-    "echo__load__schedule": "linear",
-    "echo__load__end": 0.2,
-    "echo__load__updates": 12,
+    "echo__fetch__schedule": "linear",
+    "echo__fetch__end": 0.2,
+    "echo__fetch__updates": 12,
 }
 GROUPS = {"dispatch__steps": 2}
 MODES = {
-    "shuffle": {**DEVICE, "echo__order": "shuffle"},
+    "window_shuffle": {**DEVICE, "echo__order": "window_shuffle"},
     "stochastic": {**FALLING, **GROUPS},
     "host": {"echo__factor": 2.5, "dispatch__steps": 3},
 }
@@ -99,7 +99,7 @@ def test_an_adaptive_run_that_was_stopped_repeats_with_its_tape(tmp_path, place)
     assert ej.DecisionLog.load(again / "tape.json") == tape
 
 
-def test_a_producer_that_stops_leaves_the_run_training_until_the_cap(tmp_path):
+def test_a_producer_that_stops_leaves_the_run_training_until_all_is_used_up(tmp_path):
     options = {**CAPPED, "updates": 24, "log_every": 1, "eval_every": 15}
     workload = make_workload(tiny_config(**options))
     goes_on, opened, evaluated = threading.Event(), itertools.count(), itertools.count()

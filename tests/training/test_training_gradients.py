@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from slow_cases import slow_but_for
 from tiny_workload import (
     NUM_EXAMPLES,
     NUM_FEATURES,
@@ -263,7 +262,10 @@ def test_a_model_normalises_over_all_devices_or_over_its_own():
         np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
-@pytest.mark.parametrize("where", slow_but_for(["host"], ["host", "local"]))
+SLOW_LOCAL = pytest.param("local", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("where", ["host", SLOW_LOCAL])
 def test_recompute_evaluates_with_the_statistics_of_fresh_batches(tmp_path, where):
     options = {"batch__norm_batches": 3, "mesh__data": 2} | {
         "host": {"echo__factor": 2.0},

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from slow_cases import slow_but_for
 from test_training_gradients import Normed, Plain, assert_close, far_apart
 from tiny_workload import (
     NUM_FEATURES,
@@ -179,14 +178,14 @@ def test_chance_is_of_the_seed_and_the_update_alone_and_falls_by_its_schedule():
 
 
 def test_load_meets_where_the_echo_loads():
-    load = ej.LoadSchedule(start=0.4, end=0.4)
-    plan = make_plan(ej.StochasticSpec(load, 24, batch_size=8, seed=0))
+    fetch = ej.FetchSchedule(start=0.4, end=0.4)
+    plan = make_plan(ej.StochasticSpec(fetch, 24, batch_size=8, seed=0))
     fresh = []
     for update in range(40):
         plan.write(plan.need(8).must)
         if not plan.next(8).repeat.any():
             fresh.append(update)
-    options = {**EVERY, **STOCHASTIC, "local__schedule": "load"}
+    options = {**EVERY, **STOCHASTIC, "local__schedule": "fetch"}
     assert set(meetings(updates=40, **options)) == {*fresh, 39}
     assert 5 < len(fresh) < 30
 
@@ -204,17 +203,18 @@ def test_bytes_are_counted_beside_updates(tmp_path):
 
 MODES = {
     "diloco": DILOCO,
-    "load": {**DILOCO, **STOCHASTIC, "local__schedule": "load", "local__every": 1},
+    "fetch": {**DILOCO, **STOCHASTIC, "local__schedule": "fetch", "local__every": 1},
     # Of one model.
     "stale": {"local__staleness": 2},
 }
+SLOW_FETCH = pytest.param("fetch", marks=pytest.mark.slow)
 
 
 class Killed(Exception):
     """Ends a run in which nothing is saved any more."""
 
 
-@pytest.mark.parametrize("mode", slow_but_for(["diloco", "stale"], MODES))
+@pytest.mark.parametrize("mode", ["diloco", SLOW_FETCH, "stale"])
 def test_a_killed_run_goes_on_to_the_bit(tmp_path, mode):
     options = {"updates": 13, "checkpoint_every": 5, "eval_every": 4, **MODES[mode]}
     workload, evaluations = make_workload(tiny_config()), itertools.count()

@@ -16,7 +16,7 @@ from echo_jax.training import Clock, DeviceTime, train
 pytestmark = pytest.mark.usefixtures("all_compiled_soon")
 
 ECHOES = {
-    "host": {"echo__factor": 2.0, "echo__order": "shuffle", "echo__buffer": 4},
+    "host": {"echo__factor": 2.0, "echo__order": "window_shuffle", "echo__buffer": 4},
     "device": {
         **ON_DEVICE,
         "echo__factor": 2.0,

@@ -21,13 +21,13 @@ BUFFERED = {"echo__factor": 4.0, "echo__after": "decode", "echo__buffer": 20}
 ECHOES = {
     "batch": {"echo__factor": 2.5, "echo__after": "batch"},
     "consecutive": {"echo__factor": 2.5, "echo__after": "decode"},
-    "shuffle": {**BUFFERED, "echo__order": "shuffle"},
+    "window_shuffle": {**BUFFERED, "echo__order": "window_shuffle"},
     "shuffle_buffer": {**BUFFERED, "echo__order": "shuffle_buffer"},
     "spread": {**BUFFERED, "echo__order": "spread"},
 }
 # Rows are logged at 4 and 8, and 6 is evaluated: one echo is stopped at every phase,
 # and the others, which restore anywhere by law 4, at one, or two that differ.
-STOPS = [("batch", 5), ("consecutive", 4), ("shuffle", 6), ("shuffle_buffer", 5)]
+STOPS = [("batch", 5), ("consecutive", 4), ("window_shuffle", 6), ("shuffle_buffer", 5)]
 STOPS += [("spread", update) for update in (4, 5, 6, 7, 8)]
 
 

@@ -37,8 +37,8 @@ STOCHASTIC = {
     **ON_DEVICE,
     "echo__mode": "stochastic",
     "echo__buffer": 24,
-    "echo__load__start": 0.4,
-    "echo__load__end": 0.4,
+    "echo__fetch__start": 0.4,
+    "echo__fetch__end": 0.4,
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from echo_jax.data.pipeline.stages import Item
-from echo_jax.echo.keys import use_seed
+from echo_jax.echo.keys import seed_for_use
 
 __all__ = ["HostAugment", "OnImage", "choose_stages", "flip"]
 
@@ -22,7 +22,7 @@ class HostAugment:
 
     def __call__(self, item: Item, seed: int) -> Item:
         for number, stage in enumerate(self.stages):
-            item = stage(item, int(use_seed(seed, number, 0)))
+            item = stage(item, int(seed_for_use(seed, number, 0)))
         return item
 
 

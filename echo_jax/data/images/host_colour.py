@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 
 from echo_jax.data.augment import ColourDistortion
-from echo_jax.echo.keys import use_seed
+from echo_jax.echo.keys import seed_for_use
 
 __all__ = ["change_colours", "distort_colours"]
 
@@ -14,7 +14,7 @@ def distort_colours(
 ) -> np.ndarray:
     """Returns the image with random colour changes, uint8[height, width, 3]."""
     strengths = strengths or ColourDistortion()
-    draws = use_seed(seed, np.arange(4), np.zeros(4)) / 2.0**63 - 1
+    draws = seed_for_use(seed, np.arange(4), np.zeros(4)) / 2.0**63 - 1
     brightness, contrast, saturation, hue = draws.tolist()
     return change_colours(
         image,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from echo_jax.data.pipeline.stages import Item, RecordSource, stacked
-from echo_jax.echo.keys import use_seed
+from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.shard import SINGLE, DataShard
 
 __all__ = ["THREADS", "eval_batches", "sample_indices", "stream_eval_batches"]
@@ -63,7 +63,7 @@ def sample_indices(num_records: int, max_records: int) -> list[int]:
     if not 0 < max_records < num_records:
         return list(range(num_records))
     # Choose by a hash: neighbours resemble each other, and classes may alternate.
-    ranks = use_seed(_SAMPLE_SEED, np.arange(num_records), np.zeros(num_records))
+    ranks = seed_for_use(_SAMPLE_SEED, np.arange(num_records), np.zeros(num_records))
     return np.sort(np.argsort(ranks)[:max_records]).tolist()
 
 

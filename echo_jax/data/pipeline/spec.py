@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from echo_jax.data.pipeline.storage import StorageSpec
-from echo_jax.echo.keys import use_seed
+from echo_jax.echo.keys import seed_for_use
 
 __all__ = ["AUGMENT", "SHUFFLE", "STORAGE", "EchoAfter", "Engine", "PipelineSpec"]
 
@@ -97,4 +97,4 @@ class PipelineSpec:
 
     def stream_seed(self, stream: int) -> int:
         """Returns the seed of ``SHUFFLE``, ``AUGMENT`` or ``STORAGE``."""
-        return int(use_seed(self.seed, stream, 0))
+        return int(seed_for_use(self.seed, stream, 0))

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from echo_jax.data.pipeline.storage import SimulatedStorage
-from echo_jax.echo.counts import Tags
+from echo_jax.echo.counts import UseInfo
 from echo_jax.echo.finite import is_finite
-from echo_jax.echo.keys import use_seed
+from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.stores.leaves import read_only
 from echo_jax.echo.tree import tree_map
 
@@ -98,7 +98,7 @@ class FinishFresh:
         item = self.decode(record)
         if self.augment is None:
             return item
-        return self.augment(item, int(use_seed(self.seed, stream_index, 0)))
+        return self.augment(item, int(seed_for_use(self.seed, stream_index, 0)))
 
 
 @dataclass(frozen=True)
@@ -113,19 +113,19 @@ class FinishBatch:
     # For an item decoded here that is not finite at its first use.
     otherwise: Callable[[int, Item], object] | None = None
 
-    def __call__(self, uses: Sequence[tuple[Any, Tags]]) -> Item:
+    def __call__(self, uses: Sequence[tuple[Any, UseInfo]]) -> Item:
         index = np.array([tags.fresh_index for _, tags in uses], np.int64)
         fresh_index = self.global_index(index)
         repeat = np.array([tags.repeat for _, tags in uses], np.int32)
-        seeds = use_seed(self.seed, fresh_index, repeat).tolist()
+        seeds = seed_for_use(self.seed, fresh_index, repeat).tolist()
         finished = zip(uses, fresh_index.tolist(), repeat.tolist(), seeds, strict=True)
         items = [self._finished(item, *use) for (item, _), *use in finished]
         return {**stacked(items), "fresh_index": fresh_index, "repeat": repeat}
 
-    def finish(self, item: Any, tags: Tags) -> Item:
+    def finish(self, item: Any, tags: UseInfo) -> Item:
         """Returns one finished example of the batch."""
         index, repeat = int(self.global_index(int(tags.fresh_index))), int(tags.repeat)
-        seed = use_seed(self.seed, index, repeat)
+        seed = seed_for_use(self.seed, index, repeat)
         return self._finished(item, index, repeat, int(seed))
 
     def _finished(self, item: Any, index: int, repeat: int, seed: int) -> Item:
@@ -142,7 +142,7 @@ class BroadcastTags:
     batch_size: int
     global_index: Callable[[Any], Any] = lambda index: index
 
-    def __call__(self, use: tuple[Mapping[str, Any], Tags]) -> Item:
+    def __call__(self, use: tuple[Mapping[str, Any], UseInfo]) -> Item:
         batch, tags = use
         shape = (self.batch_size,)
         index = self.global_index(np.asarray(tags.fresh_index))

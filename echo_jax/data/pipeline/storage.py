@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from echo_jax.echo.keys import use_seed
+from echo_jax.echo.keys import seed_for_use
 
 __all__ = ["Distribution", "SimulatedStorage", "StorageSpec"]
 
@@ -93,7 +93,7 @@ class SimulatedStorage:
         if mean_s == 0 or self._spec.distribution == "constant":
             return mean_s
         # The upper 53 bits are the fraction of a double, in [0, 1).
-        uniform = (int(use_seed(self._seed, read_index, 0)) >> 11) * 2.0**-53
+        uniform = (int(seed_for_use(self._seed, read_index, 0)) >> 11) * 2.0**-53
         if self._spec.distribution == "exponential":
             return -mean_s * math.log1p(-uniform)
         return mean_s * (_SLOW_LATENCY if uniform < _BURST_SHARE else _FAST_LATENCY)

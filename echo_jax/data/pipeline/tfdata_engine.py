@@ -29,7 +29,7 @@ from echo_jax.data.pipeline.stages import BroadcastTags, Item, Stages
 from echo_jax.echo.adapters import tfdata
 from echo_jax.echo.adapters.tensorflow_extra import tf
 from echo_jax.echo.bad_items import BadItems
-from echo_jax.echo.counts import Tags
+from echo_jax.echo.counts import UseInfo
 from echo_jax.echo.instrument.fresh_time import FreshTime
 from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.shard import DataShard
@@ -87,9 +87,9 @@ class TfdataBatches(grain.IterDataset):
         self._below = None
         below = below_echo(stages, pipeline, shard)
         if self._is_tagged and not self._of_batches and below is not None:
-            sample = below.finish(sample, Tags(0, 0))
+            sample = below.finish(sample, UseInfo(0, 0))
             self._below = _Stage(
-                lambda item, index, repeat: below.finish(item, Tags(index, repeat)),
+                lambda item, index, repeat: below.finish(item, UseInfo(index, repeat)),
                 sample,
             )
 
@@ -116,7 +116,7 @@ class TfdataBatches(grain.IterDataset):
         dataset = dataset.prefetch(pipeline.prefetch) if pipeline.prefetch else dataset
         return dataset.with_options(_options(pipeline.threads))
 
-    def finished(self, batch: Item, tags: Tags) -> Item:
+    def finished(self, batch: Item, tags: UseInfo) -> Item:
         """Returns a batch of the graph in the form that the trainer expects."""
         finish = BroadcastTags(self._rows, self._global_index)
         return finish((batch, tags)) if self._is_tagged else batch
@@ -154,7 +154,7 @@ class _TfdataIterator(grain.DatasetIterator):
         if not self._running:
             graph = self._dataset.graph(self._plan.get_state())
             self._running.append(graph.as_numpy_iterator())
-        batch, tags, failure = {}, Tags(0, 0), None
+        batch, tags, failure = {}, UseInfo(0, 0), None
         try:
             batch, tags = next(self._running[0])
         except tf.errors.OpError as error:
@@ -166,7 +166,7 @@ class _TfdataIterator(grain.DatasetIterator):
         size = self._dataset.spec.batch_size
         self._plan.write(self._plan.need(size).must)
         self._plan.next(size)
-        return self._dataset.finished(batch, Tags(*tags))
+        return self._dataset.finished(batch, UseInfo(*tags))
 
     def get_state(self) -> dict[str, Any]:
         return {"plan": self._plan.get_state()}

@@ -10,7 +10,7 @@ import numpy as np
 import sentencepiece
 
 from echo_jax.data.prepare.job import PrepareError
-from echo_jax.echo.keys import use_seed
+from echo_jax.echo.keys import seed_for_use
 
 __all__ = [
     "TOKENIZER_FILE",
@@ -127,7 +127,7 @@ def sample(lines: Iterable[str], max_bytes: int = _SAMPLE_BYTES) -> list[str]:
     taken: list[tuple[int, int, str]] = []
     size = 0
     for number, line in enumerate(lines):
-        heapq.heappush(taken, (-int(use_seed(_SEED, number, 0)), number, line))
+        heapq.heappush(taken, (-int(seed_for_use(_SEED, number, 0)), number, line))
         size += len(line.encode())
         while size > max_bytes and len(taken) > 1:
             size -= len(heapq.heappop(taken)[2].encode())

@@ -13,7 +13,7 @@ import numpy as np
 
 from echo_jax.data.augment import Augment, Flip, PadCrop
 from echo_jax.data.images.decode import decode_image, pad_crop_flip
-from echo_jax.echo.keys import use_seed
+from echo_jax.echo.keys import seed_for_use
 
 __all__ = [
     "CLASS_NAMES",
@@ -133,7 +133,7 @@ class ShapeRecords:
 
 def _encoded(seed: int, index: int) -> bytes:
     label = index % len(CLASS_NAMES)
-    rng = np.random.Generator(np.random.Philox(int(use_seed(seed, index, 0))))
+    rng = np.random.Generator(np.random.Philox(int(seed_for_use(seed, index, 0))))
     # OpenCV writes blue, green, red.
     image = draw_shape(label, rng)[..., ::-1]
     done, data = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, _JPEG_QUALITY])

@@ -9,7 +9,7 @@ from typing import Any
 
 import grain
 
-from echo_jax.echo.counts import Counts, Tags
+from echo_jax.echo.counts import Counts, UseInfo
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.driver import prefetched
 from echo_jax.echo.echo import EchoIterator
@@ -98,7 +98,7 @@ class EchoDatasetIterator(grain.DatasetIterator):
         return self._echo.log
 
     @property
-    def tags(self) -> Tags | None:
+    def tags(self) -> UseInfo | None:
         """The tags of the latest element, None before the first."""
         return self._echo.tags
 
@@ -157,7 +157,7 @@ def echo(
       batch: Whether to stack ``spec.batch_size`` uses into one element. For a dataset
         of batches use `echo_batches`.
       drop_remainder: Whether to leave out a last, smaller batch.
-      tags: Whether elements are pairs of element and `echo_jax.Tags`.
+      tags: Whether elements are pairs of element and `echo_jax.UseInfo`.
       prefetch: As in `echo_jax.echo`.
 
     Returns:
@@ -196,7 +196,7 @@ def echo_batches(
       spec: Description of the echo. None to choose it by the first batch; see
         `echo_jax.echo_batches`.
       drop_remainder: Whether to leave out a last, smaller batch.
-      tags: Whether elements are pairs of batch and `echo_jax.Tags`.
+      tags: Whether elements are pairs of batch and `echo_jax.UseInfo`.
       prefetch: As in `echo_jax.echo`.
 
     Returns:

@@ -28,7 +28,7 @@ def echo(
     of the same spec. The items in use are then read again, as many as on the host.
 
     ``consecutive`` reads elements on demand. The other orders work in rounds, and read
-    the fresh elements of a round when it begins. For ``shuffle`` these are up to
+    the fresh elements of a round when it begins. For ``window_shuffle`` these are up to
     ``buffer`` elements; for ``spread`` about ``buffer / (e - 1)`` at a constant factor
     e, up to two buffers. They are kept beside the elements in use, and copied from
     round to round. A prefetch, which tf.data may add to any pipeline by itself, reads
@@ -42,7 +42,7 @@ def echo(
       batch: Whether to stack ``spec.batch_size`` uses into one element. Elements
         must then have equal shapes.
       drop_remainder: Whether to leave out a last, smaller batch.
-      tags: Whether elements are pairs of element and `echo_jax.Tags`: ``int64``
+      tags: Whether elements are pairs of element and `echo_jax.UseInfo`: ``int64``
         and ``int32``, of shape [], or [B] in a batch.
       state: The state of a `echo_jax.echo.plans.fixed.FixedPlan` of this spec, from its
         ``get_state``; the uses after it follow. The dataset then begins with item
@@ -50,8 +50,8 @@ def echo(
 
     Returns:
       A function for `tf.data.Dataset.apply`. Elements may have any structure. It raises
-      TypeError if ``spread`` or ``shuffle`` would have to keep datasets, optionals or
-      other variants.
+      TypeError if ``spread`` or ``window_shuffle`` would have to keep datasets,
+      optionals or other variants.
 
     Raises:
       ImportError: TensorFlow is not installed.
@@ -81,8 +81,8 @@ def echo(
         raise ValueError(
             "order='shuffle_buffer' has no form in a tf.data graph, which works in "
             "rounds of fixed items, because how old an item gets in that buffer is not "
-            "bounded; use order='shuffle', or echo the dataset's NumPy iterator: "
-            "echo_jax.echo(dataset.as_numpy_iterator(), spec)"
+            "bounded; use order='window_shuffle', or echo the dataset's NumPy "
+            "iterator: echo_jax.echo(dataset.as_numpy_iterator(), spec)"
         )
     # Imported here: TensorFlow is an extra, and its import takes ten seconds.
     from echo_jax.echo.adapters.tfdata_graph import graph_echo

@@ -14,11 +14,11 @@ from echo_jax.echo.adapters.tfdata_orders import (
     GraphSpread,
     RoundUses,
 )
-from echo_jax.echo.counts import Tags
+from echo_jax.echo.counts import UseInfo
 from echo_jax.echo.orders import rounds_of
 from echo_jax.echo.orders.consecutive import Consecutive
-from echo_jax.echo.orders.shuffle import Shuffle
 from echo_jax.echo.orders.spread import Spread
+from echo_jax.echo.orders.window_shuffle import WindowShuffle
 from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.spec import EchoSpec
 
@@ -43,7 +43,7 @@ def graph_echo(
     def apply(dataset: tf.data.Dataset) -> tf.data.Dataset:
         if isinstance(order, Consecutive):
             uses = _back_to_back(dataset, GraphSchedule(spec.schedule), start, tags)
-        elif isinstance(order, Shuffle):
+        elif isinstance(order, WindowShuffle):
             uses = _in_rounds(dataset, GraphShuffle(order), start, tags)
         else:
             assert isinstance(order, Spread)
@@ -90,7 +90,7 @@ def _back_to_back(
             return items
         indices = tf.data.Dataset.from_tensors(index).repeat(uses)
         repeats = tf.data.Dataset.range(uses, output_type=tf.int32)
-        return tf.data.Dataset.zip((items, Tags(indices, repeats)))
+        return tf.data.Dataset.zip((items, UseInfo(indices, repeats)))
 
     first = (tf.constant(start.item, tf.int64), tf.constant(start.carry, tf.int64))
     counted: Any = dataset.scan(first, count)
@@ -219,7 +219,7 @@ def _emit(items: Any, uses: Any, packing: _Packing, tags: bool) -> tf.data.Datas
 
     def read(places, index, repeat):
         read_items = tf.nest.map_structure(lambda a: tf.gather(a, places), items)
-        return (read_items, Tags(index, repeat)) if tags else read_items
+        return (read_items, UseInfo(index, repeat)) if tags else read_items
 
     # Uses are read in chunks: a call per use would take longer than everything else.
     chunks: Any = tf.data.Dataset.from_tensor_slices(uses).batch(_USES_PER_CHUNK)

@@ -1,9 +1,9 @@
-"""The orders `spread` and `shuffle` as TensorFlow graph operations.
+"""The orders `spread` and `window_shuffle` as TensorFlow graph operations.
 
 They make the same uses, round by round, as `echo_jax.echo.orders.spread` and
-`echo_jax.echo.orders.shuffle` do with NumPy, in the same integer arithmetic. Those
-modules explain the orders. This one has only the needs of a graph: a state of tensors,
-and all cohorts side by side in one table instead of one object each.
+`echo_jax.echo.orders.window_shuffle` do with NumPy, in the same integer arithmetic.
+Those modules explain the orders. This one has only the needs of a graph: a state of
+tensors, and all cohorts side by side in one table instead of one object each.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from echo_jax.echo.adapters.tensorflow_extra import tf
-from echo_jax.echo.orders.shuffle import Shuffle
 from echo_jax.echo.orders.spread import Spread
+from echo_jax.echo.orders.window_shuffle import WindowShuffle
 from echo_jax.echo.schedule import Schedule
 
 __all__ = ["GraphSchedule", "GraphShuffle", "GraphSpread", "RoundUses", "Windows"]
@@ -186,12 +186,12 @@ class _ShuffleState(NamedTuple):
 
 
 class GraphShuffle:
-    """The order `shuffle`; an item is used within ``num_live`` rounds."""
+    """The order `window_shuffle`; an item is used within ``num_live`` rounds."""
 
-    # Unlike the rounds of `Shuffle`, its rounds end just before the next window's first
-    # use. So no window is read before it is needed.
+    # Unlike the rounds of `WindowShuffle`, its rounds end just before the next window's
+    # first use. So no window is read before it is needed.
 
-    def __init__(self, order: Shuffle):
+    def __init__(self, order: WindowShuffle):
         self.windows = Windows([], order.delay)
         self.num_live = 2
         self._delay = order.delay

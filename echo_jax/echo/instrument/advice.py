@@ -22,7 +22,8 @@ __all__ = ["OptionNames", "advise", "how_to_echo"]
 _GOOD_LAG = 100
 
 # Updates to the same loss relative to fresh data, for factors up to each key: the 95 %
-# intervals of tuned arms in order shuffle, over all batch sizes (docs/results.md).
+# intervals of tuned arms in order window_shuffle, over all batch sizes
+# (docs/results.md).
 _UPDATES_BESIDE_FRESH = {2: (0.88, 1.43), 4: (0.86, 1.16), 8: (0.94, 1.40)}
 _UPDATES_BESIDE_FRESH_ABOVE = (1.06, 1.44)
 

@@ -67,7 +67,7 @@ def probe(
     *,
     state: Any = None,
     seconds: float = 20.0,
-    cap: float = 4,
+    max_uses: float = 4,
     stages: Mapping[str, Callable[[], Any]] | None = None,
     wait: Callable[[Any], None] | None = None,
     options: OptionNames | None = None,
@@ -90,7 +90,7 @@ def probe(
       seconds: How long to measure, without compiling. Allow at least 100 times the
         loader's time per batch. Slow steps that come less often than once in a
         fifteenth of it may not be seen.
-      cap: The largest factor to advise.
+      max_uses: The largest factor to advise.
       stages: The stages of the loader for one batch, as functions without arguments by
         name, in order. Then the advice can name the stage to make faster. They are
         timed one by one in this thread, in addition to the loader's own work.
@@ -135,7 +135,7 @@ def probe(
         bench = _Bench(loader, steps, seconds, tell, now)
         bench.measure_rates()
         starved = is_starved(bench.ratio)
-        factor = round(advised_factor(bench.ratio, cap), 1) if starved else 1.0
+        factor = round(advised_factor(bench.ratio, max_uses), 1) if starved else 1.0
         # If an echo gains nothing, the second run shows that.
         bench.measure_runs(factor if factor > 1 else 2)
     finally:

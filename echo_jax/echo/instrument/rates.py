@@ -89,18 +89,18 @@ def idle_fraction(t_up_s: float, t_down_s: float, factor: float = 1) -> float:
     return 1 - t_down_s / seconds_per_update(t_up_s, t_down_s, factor)
 
 
-def advised_factor(ratio: float, cap: float = 4) -> float:
-    """Returns the echo factor to use: R, but at most the cap and at least 1.
+def advised_factor(ratio: float, max_uses: float = 4) -> float:
+    """Returns the echo factor to use: R, but at most `max_uses`, at least 1.
 
     Below R, the updates that echoing adds cost no time. Above R, they slow down fresh
-    data. The cap is the number of uses after which a repeat is worth nothing. According
-    to Choi et al. 2019 (figure 5) it is about 4 for a Transformer on LM1B at batch
-    1024, and at least 16 at batch 4096. Their own advice, e = R, is wrong for an R
-    above the cap.
+    data. `max_uses` is the number of uses after which a repeat is worth nothing.
+    According to Choi et al. 2019 (figure 5) it is about 4 for a Transformer on LM1B at
+    batch 1024, and at least 16 at batch 4096. Their own advice, e = R, is wrong for an
+    R above it.
 
     Args:
       ratio: R, seconds per fresh batch over seconds per training step.
-      cap: The largest factor that is worth its updates, at least 1.
+      max_uses: The largest factor that is worth its updates, at least 1.
 
     Raises:
       ValueError: A number is out of its range.
@@ -110,9 +110,9 @@ def advised_factor(ratio: float, cap: float = 4) -> float:
       [1.0, 2.6, 4.0]
     """
     _check_positive(ratio=ratio)
-    if not cap >= 1:
-        raise ValueError(f"cap={cap} must be at least 1")
-    return float(max(1, min(ratio, cap)))
+    if not max_uses >= 1:
+        raise ValueError(f"max_uses={max_uses} must be at least 1")
+    return float(max(1, min(ratio, max_uses)))
 
 
 def _check_positive(**numbers: float) -> None:

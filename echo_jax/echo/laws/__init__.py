@@ -46,12 +46,12 @@ def assert_echo_laws(
     1. Exactness: nothing is lost and nothing is extra.
 
        - A fixed echo uses item k exactly n_k times.
-       - An adaptive echo uses every item 1 to ``cap`` times. It uses the items in the
-         buffer at the end exactly ``cap`` times.
+       - An adaptive echo uses every item 1 to ``max_uses`` times. It uses the items in
+         the buffer at the end exactly ``max_uses`` times.
        - A stochastic echo takes fresh batches in order, exactly when its coins say so.
-         It ends with the first load that finds no item.
-    2. Identity: the output is the upstream at factor 1 in order ``consecutive``, at cap
-       1, or at a load probability of 1.
+         It ends with the first fetch that finds no item.
+    2. Identity: the output is the upstream at factor 1 in order ``consecutive``, at
+       ``max_uses`` 1, or at a fetch probability of 1.
     3. Economy: every item that was read is used up, or is one of ``spec.buffer`` items
        in use. No item is read before an output needs it. Adaptive and stochastic echoes
        take the items of a batch together.
@@ -66,7 +66,7 @@ def assert_echo_laws(
        A restore reads a bounded number of items again:
 
        - ``consecutive``: 1.
-       - ``shuffle``: two buffers.
+       - ``window_shuffle``: two buffers.
        - ``spread``: ceil(e) min(1 / (e - 1), 2) buffers at a constant factor e. That is
          2 at e = 2, below 3 above it, and at most 4 below it. At other factors it is
          two buffers. The shorter rounds of a warm-up stay below that.
@@ -77,7 +77,8 @@ def assert_echo_laws(
     6. Bounded lag:
 
        - ``consecutive`` repeats at once.
-       - ``shuffle``: no use comes after one of an item ``buffer`` or more younger.
+       - ``window_shuffle``: no use comes after one of an item ``buffer`` or more
+         younger.
        - ``shuffle_buffer``: use n is not among the first n - buffer + 1 outputs. Uses
          count from 0, those of an item are adjacent. Chance decides how late they come.
        - ``spread``: no batch holds an item twice until the upstream ends. Repeats start
@@ -92,8 +93,8 @@ def assert_echo_laws(
        `echo_jax.echo.plans.make_plan`.
     8. Independence: instances that run in turns, over upstreams of another speed,
        yield one sequence; so do ``others``. Adaptive instances replay a log.
-    9. Per-use randomness: `use_seed` differs between all uses, repeats count from 0,
-       and a restored echo gives the same keys as an unbroken one.
+    9. Per-use randomness: `seed_for_use` differs between all uses, repeats count from
+       0, and a restored echo gives the same keys as an unbroken one.
     10. All or nothing: a read fails once or for good, an item has another shape, or an
         output is interrupted at a line of the echo's code. The echo then continues
         correctly, or refuses every further use until a state is set. It never ends a
@@ -106,8 +107,8 @@ def assert_echo_laws(
 
     Args:
       make_echo: Builds the echo under test: from a `CountingUpstream` and a spec, an
-        iterator of (item, `Tags`) pairs, or of stacked batches with arrays of tags. Law
-        4 needs ``get_state`` and ``set_state``. If the iterator has ``close``, the
+        iterator of (item, `UseInfo`) pairs, or of stacked batches with arrays of tags.
+        Law 4 needs ``get_state`` and ``set_state``. If the iterator has ``close``, the
         check calls it at the end. An adaptive echo has ``log``.
       spec: The echo to test. ``make_echo`` gets this spec, and for law 2 the same
         without repeats. An `AdaptiveSpec` without ``replay`` is also tested with one:
@@ -134,7 +135,7 @@ def assert_echo_laws(
 
     Example:
       >>> import echo_jax as ej
-      >>> spec = ej.EchoSpec(factor=2.5, order="shuffle", buffer=8)
+      >>> spec = ej.EchoSpec(factor=2.5, order="window_shuffle", buffer=8)
       >>> assert_echo_laws(lambda up, spec: ej.echo(up, spec, tags=True), spec)
       >>> def forgets_the_last_use(upstream, spec):
       ...     yield from list(ej.echo(upstream, spec, tags=True))[:-1]

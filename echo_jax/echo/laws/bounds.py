@@ -43,7 +43,7 @@ def _adaptive_bounds(trial: Trial, spec: AdaptiveSpec, uses: list[Use]) -> None:
         fresh = range(taken, min(taken + size, trial.num_items) if takes else taken)
         taken = fresh.stop
         oldest = max(0, taken - spec.buffer)
-        waiting = [k for k in range(oldest, fresh.start) if used[k] < spec.cap]
+        waiting = [k for k in range(oldest, fresh.start) if used[k] < spec.max_uses]
         end = at + min(size, len(fresh) + len(waiting))
         batch = [use.fresh_index for use in uses[at:end]]
         at = end
@@ -55,7 +55,9 @@ def _adaptive_bounds(trial: Trial, spec: AdaptiveSpec, uses: list[Use]) -> None:
             trial.fail(6, where, f"item {index} once", f"{count} times")
         repeats = batch[len(fresh) :]
         if wrong := set(repeats).difference(waiting):
-            expected = f"repeats of items from {oldest} on, below the cap"
+            expected = (
+                f"repeats of items from {oldest} on, used fewer than max_uses times"
+            )
             trial.fail(6, where, expected, f"item {min(wrong)}")
         # Items are drawn from the quarter that has waited longest. An item that was
         # just used is behind the middle, or up to a batch before it.
@@ -67,22 +69,22 @@ def _adaptive_bounds(trial: Trial, spec: AdaptiveSpec, uses: list[Use]) -> None:
 
 
 def _stochastic_bounds(trial: Trial, spec: StochasticSpec, uses: list[Use]) -> None:
-    """Repeats are distinct within a batch, and of the newest loaded items."""
-    at = loaded = 0
-    for number, (loads, size) in enumerate(batches_of(spec, trial.num_items)):
+    """Repeats are distinct within a batch, and of the newest fetched items."""
+    at = fetched = 0
+    for number, (is_fetched, size) in enumerate(batches_of(spec, trial.num_items)):
         batch = [use.fresh_index for use in uses[at : at + size]]
         at += size
-        loaded += size if loads else 0
-        if loads or not batch:
+        fetched += size if is_fetched else 0
+        if is_fetched or not batch:
             continue
         where = f"in batch {number}"
         index, count = Counter(batch).most_common(1)[0]
         if count > 1:
             trial.fail(6, where, f"item {index} once", f"{count} times")
-        oldest = max(0, loaded - spec.buffer)
+        oldest = max(0, fetched - spec.buffer)
         for index in batch:
-            if not oldest <= index < loaded:
-                expected = f"repeats of items {oldest} to {loaded - 1}"
+            if not oldest <= index < fetched:
+                expected = f"repeats of items {oldest} to {fetched - 1}"
                 trial.fail(6, where, expected, f"item {index}")
 
 
@@ -97,7 +99,7 @@ def _consecutive_bounds(trial: Trial, spec: EchoSpec, uses: list[Use]) -> None:
         latest[use.fresh_index] = position
 
 
-def _shuffle_bounds(trial: Trial, spec: EchoSpec, uses: list[Use]) -> None:
+def _window_shuffle_bounds(trial: Trial, spec: EchoSpec, uses: list[Use]) -> None:
     """No use comes after one of an item that is `buffer` or more younger."""
     newest, buffer = -1, spec.buffer
     for position, use in enumerate(uses):
@@ -195,7 +197,7 @@ class OrderLaws(NamedTuple):
 
 ORDER_LAWS = {
     "consecutive": OrderLaws(lambda spec: 1, _consecutive_bounds),
-    "shuffle": OrderLaws(lambda spec: 2 * spec.buffer, _shuffle_bounds),
+    "window_shuffle": OrderLaws(lambda spec: 2 * spec.buffer, _window_shuffle_bounds),
     "shuffle_buffer": OrderLaws(_shuffle_buffer_rereads, _shuffle_buffer_bounds),
     "spread": OrderLaws(_spread_rereads, _spread_bounds),
 }

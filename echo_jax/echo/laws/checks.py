@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.echo.keys import use_seed
+from echo_jax.echo.fetch_schedule import FetchSchedule
+from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.laws.bounds import check_bounds, most_rereads
 from echo_jax.echo.laws.consumers import one_consumer
 from echo_jax.echo.laws.failures import all_or_nothing
@@ -30,7 +31,6 @@ from echo_jax.echo.laws.modes import (
     taken_early,
     uses_by_item,
 )
-from echo_jax.echo.load_schedule import LoadSchedule
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, StochasticSpec
 from echo_jax.echo.tree import flatten
 
@@ -68,23 +68,23 @@ def _due(trial: Trial) -> list[tuple[int, int]]:
     assert isinstance(spec, AdaptiveSpec)
     # After the upstream's end, batches continue until the buffered items are used up.
     held = max(0, num_items - spec.buffer)
-    return [(1 if k < held else spec.cap, spec.cap) for k in range(num_items)]
+    return [(1 if k < held else spec.max_uses, spec.max_uses) for k in range(num_items)]
 
 
 def _exact_loads(trial: Trial, spec: StochasticSpec, record: Record) -> None:
     """Law 1 of a stochastic echo: its coins decide which batches are fresh."""
-    uses, at, loaded = record.uses, 0, 0
-    for number, (loads, size) in enumerate(batches_of(spec, trial.num_items)):
+    uses, at, fetched = record.uses, 0, 0
+    for number, (is_fetched, size) in enumerate(batches_of(spec, trial.num_items)):
         tags = [(use.fresh_index, use.repeat) for use in uses[at : at + size]]
         where = f"in batch {number}"
         if len(tags) < size:
             trial.fail(1, where, f"{size} uses", len(tags))
-        if loads and tags != [(k, 0) for k in range(loaded, loaded + size)]:
-            expected = f"fresh items {loaded} to {loaded + size - 1}"
+        if is_fetched and tags != [(k, 0) for k in range(fetched, fetched + size)]:
+            expected = f"fresh items {fetched} to {fetched + size - 1}"
             trial.fail(1, where, expected, f"(item, repeat) {tags}")
-        if not loads and not all(repeat for _, repeat in tags):
+        if not is_fetched and not all(repeat for _, repeat in tags):
             trial.fail(1, where, "repeats alone", f"(item, repeat) {tags}")
-        loaded += size if loads else 0
+        fetched += size if is_fetched else 0
         at += size
     if at < len(uses):
         trial.fail(1, "at the end", f"{at} uses", len(uses))
@@ -111,9 +111,9 @@ def _identity(trial: Trial, _: Record) -> None:
 
 def _without_repeats(spec: AnySpec) -> tuple[str, AnySpec]:
     if isinstance(spec, AdaptiveSpec):
-        return "cap 1", replace(spec, cap=1, replay=None)
+        return "max_uses=1", replace(spec, max_uses=1, replay=None)
     if isinstance(spec, StochasticSpec):
-        return "p = 1", replace(spec, load=LoadSchedule())
+        return "p = 1", replace(spec, fetch=FetchSchedule())
     return "factor 1", replace(spec, factor=1, order="consecutive", buffer=1)
 
 
@@ -315,7 +315,7 @@ def _use_keys(trial: Trial, record: Record) -> None:
     if len(set(keys)) < len(keys):
         double = Counter(keys).most_common(1)[0][0]
         where = f"at uses {keys.index(double)} and later"
-        trial.fail(9, where, "a use_seed of its own", f"{double} again")
+        trial.fail(9, where, "a seed_for_use of its own", f"{double} again")
     seen: Counter[int] = Counter()
     for position, use in enumerate(record.uses):
         if use.repeat != seen[use.fresh_index]:
@@ -341,7 +341,7 @@ def _use_keys(trial: Trial, record: Record) -> None:
 def _keys(trial: Trial, outputs: list[list[Use]]) -> list[int]:
     uses = list(itertools.chain.from_iterable(outputs))
     index, repeat = [use.fresh_index for use in uses], [use.repeat for use in uses]
-    return use_seed(trial.spec.seed, index, repeat).tolist()
+    return seed_for_use(trial.spec.seed, index, repeat).tolist()
 
 
 CHECKS: dict[int, Callable[[Trial, Record], None]] = {

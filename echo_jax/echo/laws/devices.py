@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from echo_jax.echo.keys import use_seed
+from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.laws.harness import CountingUpstream, close
 from echo_jax.echo.spec import AnySpec, EchoSpec
 
@@ -34,7 +34,7 @@ def assert_device_laws(
     Args:
       make_echo: Builds the echo under test from an iterator of host batches, a spec
         and an augmentation ``(batch, keys) -> batch``. It yields pairs of a batch and
-        its `Tags`.
+        its `UseInfo`.
       spec: The echo to test.
       num_batches: Number of host batches in a run.
       rows: Rows of a host batch; 0 for ``spec.batch_size``.
@@ -96,7 +96,7 @@ def _seen_by_all(batch: Any, keys: Any) -> Any:
 
 def _check_rows(spec: AnySpec, position: int, batch: Any, tags: Any) -> None:
     index = np.asarray(tags.fresh_index)
-    words = use_seed(spec.seed, index, tags.repeat).view(np.uint32)
+    words = seed_for_use(spec.seed, index, tags.repeat).view(np.uint32)
     expected = {
         "index": index.tolist(),
         "rows": [index.size] * index.size,

@@ -1,6 +1,6 @@
 """The promises of the modes of an echo, computed a second time for the laws.
 
-Numbers of uses are computed with fractions, and loads with Python's integers. So a
+Numbers of uses are computed with fractions, and fetches with Python's integers. So a
 mistake in `echo_jax.echo.schedule` or in a plan cannot confirm itself.
 """
 
@@ -50,25 +50,25 @@ def _factor_of(factor: Any, index: int) -> Fraction:
 
 
 def batches_of(spec: StochasticSpec, num_items: int) -> list[tuple[bool, int]]:
-    """Returns (whether it loads, number of uses) of every stochastic batch."""
-    batches, loaded = [], 0
+    """Returns (whether it is fetched, number of uses) of every stochastic batch."""
+    batches, fetched = [], 0
     for number in itertools.count():
-        probability = spec.load.probability(np.array([number]))[0]
+        probability = spec.fetch.probability(np.array([number]))[0]
         # A coin of 32 bits for each batch, from the seed's first purpose.
         coin = sequence(spec.seed, 0, number) >> 32
-        loads = number == 0 or coin < int(probability * 2**32)
-        if loads and loaded == num_items:
+        is_fetched = number == 0 or coin < int(probability * 2**32)
+        if is_fetched and fetched == num_items:
             break
-        size = min(spec.batch_size, num_items - loaded if loads else loaded)
-        loaded += size if loads else 0
-        batches.append((loads, size))
+        size = min(spec.batch_size, num_items - fetched if is_fetched else fetched)
+        fetched += size if is_fetched else 0
+        batches.append((is_fetched, size))
     return batches
 
 
 def most_uses(spec: AnySpec, num_items: int) -> int:
     """Returns the largest possible number of uses."""
     if isinstance(spec, AdaptiveSpec):
-        return num_items * spec.cap
+        return num_items * spec.max_uses
     if isinstance(spec, StochasticSpec):
         return sum(size for _, size in batches_of(spec, num_items))
     return sum(uses_by_item(spec, num_items))

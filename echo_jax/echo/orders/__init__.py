@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from echo_jax.echo.orders.base import OrderRounds
 from echo_jax.echo.orders.consecutive import Consecutive
-from echo_jax.echo.orders.shuffle import Shuffle
 from echo_jax.echo.orders.shuffle_buffer import ShuffleBuffer
 from echo_jax.echo.orders.spread import Spread
+from echo_jax.echo.orders.window_shuffle import WindowShuffle
 from echo_jax.echo.spec import EchoSpec
 
 __all__ = ["ORDERS", "rounds_of"]
@@ -22,7 +22,7 @@ __all__ = ["ORDERS", "rounds_of"]
 # How the rounds of each order are made, by its name.
 ORDERS: dict[str, Callable[..., OrderRounds]] = {
     "consecutive": Consecutive,
-    "shuffle": Shuffle,
+    "window_shuffle": WindowShuffle,
     "shuffle_buffer": ShuffleBuffer,
     "spread": Spread,
 }

@@ -1,13 +1,13 @@
-"""Adaptive echo: use fresh items if they are ready, and none more than ``cap`` times.
+"""Adaptive echo: use fresh items if they are ready, none over ``max_uses`` times.
 
-For every batch, take fresh items if they are ready. Then use the items below the cap
+For every batch, take fresh items if they are ready. Then use the items below `max_uses`
 that were unused for longest. Wait only if these are too few for a batch. The plan needs
 no knowledge of the rates.
 
 The longest unused items are repeated, because the value of a repeat follows its lag
 (Choi et al. 2019, figure 7). When storage stalls, items take turns until each was used
-``cap`` times. If the least used items came first, the newest ones would be repeated,
-and in a stall items would run out earlier (docs/design.md).
+``max_uses`` times. If the least used items came first, the newest ones would be
+repeated, and in a stall items would run out earlier (docs/design.md).
 
 The buffer of each lane is a ring of its last items. Fresh items are used first, in
 their order. The plan asks for more only if fewer unused items are waiting than the next
@@ -19,8 +19,8 @@ sequence of uses is a function of the spec, the log, and the end of the upstream
 ``replay``, the plan repeats the decisions of a log and records them again; after the
 end of the log it decides by the ready items.
 
-After the end of the upstream, batches go on until all items are at the cap. A batch is
-smaller if fewer items are left.
+After the end of the upstream, batches go on until all items are at `max_uses`. A batch
+is smaller if fewer items are left.
 """
 
 import math
@@ -49,7 +49,7 @@ class AdaptivePlan(RingPlan):
     """The plan of an adaptive echo; a `Plan`.
 
     Example:
-      >>> plan = AdaptivePlan(AdaptiveSpec(cap=2, buffer=8, batch_size=2))
+      >>> plan = AdaptivePlan(AdaptiveSpec(max_uses=2, buffer=8, batch_size=2))
       >>> plan.need(2), plan.write(2).tolist(), plan.next(2).fresh_index.tolist()
       (Need(must=2, may=0), [[0, 1]], [[0, 1]])
       >>> plan.need(2)  # fresh items are optional: the buffer has enough
@@ -94,15 +94,15 @@ class AdaptivePlan(RingPlan):
             num_slots=spec.buffer // lanes.count,
             rows=lanes.rows,
             fingerprint=fingerprint(
-                _SEQUENCE_VERSION, *sizes, spec.cap, spec.seed, *options
+                _SEQUENCE_VERSION, *sizes, spec.max_uses, spec.seed, *options
             ),
         )
 
     def _start(self) -> None:
         super()._start()
-        cap, seed = self._spec.cap, self._spec.seed
+        max_uses, seed = self._spec.max_uses, self._spec.seed
         self._items = [
-            LeastRecentlyUsed(self.num_slots, cap, sequence(seed, lane))
+            LeastRecentlyUsed(self.num_slots, max_uses, sequence(seed, lane))
             for lane in self._lanes.own
         ]
         self._recorder = Recorder()

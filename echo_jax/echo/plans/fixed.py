@@ -224,13 +224,13 @@ def _room_ahead(spec: EchoSpec, rows: int, max_batches: int) -> int:
     """Returns the slots of a lane for items that are written before it uses them."""
     # They are for the rest of a host batch, and for the fresh items of all batches that
     # are decided at once. With fewer slots a plan would cut a batch that needs slots
-    # which it frees itself. In order ``shuffle`` the fresh items of a batch vary, and
-    # lanes drift apart. Both vary by at most the delay, and by about the root of the
-    # buffer; ten times the root is more than ten standard deviations. In order
+    # which it frees itself. In order ``window_shuffle`` the fresh items of a batch
+    # vary, and lanes drift apart. Both vary by at most the delay, and by about the root
+    # of the buffer; ten times the root is more than ten standard deviations. In order
     # ``shuffle_buffer`` a lane only needs the items that enter its buffer, beside the
     # uses in it, which have slots.
     fresh = max_batches * spec.batch_size / spec.schedule.min_factor
     room = rows + math.ceil(fresh) + 1
-    if spec.order == "shuffle":
+    if spec.order == "window_shuffle":
         room += min(2 * spec.buffer, math.ceil(10 * spec.buffer**0.5))
     return room

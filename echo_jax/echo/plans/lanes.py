@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from echo_jax.echo.keys import use_seed
+from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.schedule import FactorByItem
 from echo_jax.echo.spec import AnySpec, EchoSpec, StochasticSpec
 
@@ -78,7 +78,7 @@ Spec = TypeVar("Spec", bound=AnySpec)
 
 def lane_spec(spec: Spec, lane: int, num_lanes: int) -> Spec:
     """Returns the echo of one lane: its part of batch and buffer, and its own seed."""
-    # A stochastic echo keeps its seed, so that all lanes load at the same batches.
+    # A stochastic echo keeps its seed, so that all lanes fetch at the same batches.
     if num_lanes == 1:
         return spec
     changes: dict[str, Any] = {
@@ -86,7 +86,7 @@ def lane_spec(spec: Spec, lane: int, num_lanes: int) -> Spec:
         "buffer": max(1, spec.buffer // num_lanes),
     }
     if not isinstance(spec, StochasticSpec):
-        changes["seed"] = int(use_seed(spec.seed, lane, 0))
+        changes["seed"] = int(seed_for_use(spec.seed, lane, 0))
     if isinstance(spec, EchoSpec):
         changes["factor"] = _lane_factor(spec.factor, num_lanes)
     return replace(spec, **changes)

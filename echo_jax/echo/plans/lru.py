@@ -19,9 +19,9 @@ _HALF = np.uint64(32)
 class LeastRecentlyUsed:
     """The items of one lane, in a ring of slots, the least recently used first."""
 
-    def __init__(self, num_slots: int, cap: int, seed: int):
+    def __init__(self, num_slots: int, max_uses: int, seed: int):
         self._num_slots = num_slots
-        self._cap = cap
+        self._max_uses = max_uses
         self._seed = seed
         # Items that came in so far, and the oldest one that was never used.
         self.items = self.unused = 0
@@ -40,7 +40,7 @@ class LeastRecentlyUsed:
 
     @property
     def num_drawable(self) -> int:
-        """The number of items below the cap."""
+        """The number of items below `max_uses`."""
         return self.num_unused + self._tail - self._head
 
     def write(self, n: int) -> None:
@@ -50,7 +50,7 @@ class LeastRecentlyUsed:
         gone = np.arange(first, max(first, self.items - self._num_slots))
         if gone.size:
             gone %= self._num_slots
-            self._evict(gone[self._uses[gone] < self._cap])
+            self._evict(gone[self._uses[gone] < self._max_uses])
 
     def draw(self, n: int, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Uses ``n`` items once; returns slots and earlier uses, ``int32[n]`` each."""
@@ -70,7 +70,7 @@ class LeastRecentlyUsed:
         repeat = self._uses.take(slots)
         uses = repeat + np.int32(1)
         self._uses[slots] = uses
-        below = uses < self._cap
+        below = uses < self._max_uses
         self._enter(slots if below.all() else slots.compress(below))
         return slots, repeat
 

@@ -1,18 +1,18 @@
-"""Stochastic echo: load a batch with some probability, else reuse the last items.
+"""Stochastic echo: fetch a batch with some probability, else reuse the last items.
 
-It is the form of echo that theory studies. At update t a new batch is loaded with
+It is the form of echo that theory studies. At update t a new batch is fetched with
 probability p_t; otherwise data from a memory of the last M items is reused. The source
 is "Sharper Analysis of Data Echoing and New Communication-Efficient Algorithm for Data
 Parallelism" (ICLR 2025 submission 12780, known to us by its reviews). That work
-proposes a p_t that falls over training: load often early, echo more later.
+proposes a p_t that falls over training: fetch often early, echo more later.
 
 The number of uses of an item is random, about Poisson-distributed. The other plans use
 items as equally often as they can.
 
-The first batch is loaded. The seed and the number of a later batch alone decide whether
-it is loaded, so all lanes and hosts agree. A batch that is not loaded consists of
-distinct random items of the last ``buffer`` ones. After the end of the upstream the
-stream ends with the next load.
+The first batch is fetched. The seed and the number of a later batch alone decide
+whether it is fetched, so all lanes and hosts agree. A batch that is not fetched
+consists of distinct random items of the last ``buffer`` ones. After the end of the
+upstream the stream ends with the next fetch.
 """
 
 from collections.abc import Mapping
@@ -21,20 +21,20 @@ from typing import Any
 
 import numpy as np
 
+from echo_jax.echo.fetch_schedule import FetchSchedule
 from echo_jax.echo.keys import fingerprint, mix, sequence
-from echo_jax.echo.load_schedule import LoadSchedule
 from echo_jax.echo.plans.base import BatchIndices, Need, Restored, Use, in_turn
 from echo_jax.echo.plans.lanes import Lanes
 from echo_jax.echo.plans.ring import RingPlan
 from echo_jax.echo.spec import StochasticSpec
 
-__all__ = ["StochasticPlan", "decide_loads"]
+__all__ = ["StochasticPlan", "decide_fetches"]
 
 # Goes up whenever the same arguments yield another sequence than before.
 _SEQUENCE_VERSION = 2
 _STATE_KEYS = {"batches", "fresh", "pending", "plan", "repeats"}
 _LOAD, _REUSE = 0, 1  # the purposes of randomness
-_BLOCK, _SPAN = 1024, 1 << 16  # batches whose loads are decided at once
+_BLOCK, _SPAN = 1024, 1 << 16  # batches whose fetches are decided at once
 # Ten years at one batch a second. A restore decides all of them again.
 _MAX_BATCHES = 1 << 28
 
@@ -43,8 +43,8 @@ class StochasticPlan(RingPlan):
     """The plan of a stochastic echo; a `Plan`.
 
     Example:
-      >>> load = LoadSchedule(start=0.5, end=0.5)
-      >>> plan = StochasticPlan(StochasticSpec(load, buffer=4, batch_size=2, seed=1))
+      >>> fetch = FetchSchedule(start=0.5, end=0.5)
+      >>> plan = StochasticPlan(StochasticSpec(fetch, buffer=4, batch_size=2, seed=1))
       >>> for _ in range(4):
       ...     _ = plan.write(plan.need(2).must)
       ...     print(plan.next(2).fresh_index.tolist())
@@ -69,7 +69,7 @@ class StochasticPlan(RingPlan):
         if lanes.host_batch != spec.batch_size:
             raise ValueError(
                 f"host batches of {lanes.host_batch} examples do not fit a stochastic "
-                f"echo of batch_size={spec.batch_size}, whose batches are loaded as "
+                f"echo of batch_size={spec.batch_size}, whose batches are fetched as "
                 "they are; make them equal"
             )
         if spec.buffer < spec.batch_size:
@@ -86,28 +86,28 @@ class StochasticPlan(RingPlan):
             num_slots=self._memory + (max_batches - 1) * batch,
             rows=batch,
             fingerprint=fingerprint(
-                _SEQUENCE_VERSION, astuple(spec.load), *sizes, spec.seed, *options
+                _SEQUENCE_VERSION, astuple(spec.fetch), *sizes, spec.seed, *options
             ),
         )
         self._lane_seeds = [sequence(spec.seed, _REUSE, lane) for lane in lanes.own]
-        self._batches = self._loaded = 0
+        self._batches = self._fetched = 0
         self._uses = np.zeros((len(lanes.own), self.num_slots), np.int32)
         self._decided_from, self._decided = 0, np.zeros(0, bool)
 
     def need(self, uses: int, pending: int = 0) -> Need:
         batches = -(-uses // self.batch)
-        loads = int(np.count_nonzero(self._loads_ahead(batches)))
-        missing = max(0, self._loaded + loads * self.batch - self._written)
+        fetches = int(np.count_nonzero(self._fetches_ahead(batches)))
+        missing = max(0, self._fetched + fetches * self.batch - self._written)
         return Need(missing if self._left is None else min(missing, self._left))
 
     def write(self, rows: int) -> np.ndarray:
         return self._take(rows)
 
     def next(self, uses: int) -> BatchIndices | None:
-        if self._loads_ahead(1)[0] and self._written - self._loaded < uses:
+        if self._fetches_ahead(1)[0] and self._written - self._fetched < uses:
             if self._left != 0:
                 raise RuntimeError("the batch needs items; ask need() before next()")
-            if self._written == self._loaded:
+            if self._written == self._fetched:
                 return None
         return self._batch(*self._advance(self._written))
 
@@ -125,13 +125,13 @@ class StochasticPlan(RingPlan):
         batches, fresh, pending = (state[k] for k in ("batches", "fresh", "pending"))
         fits = 0 <= batches <= _MAX_BATCHES
         if fits:
-            loading = self._loading(batches, fresh)
-            loaded = min(loading.size * self.batch, fresh)
-            ahead = fresh - loading.size * self.batch
-            reused = (batches - loading.size) * min(self.batch, loaded)
-            latest = min(self.batch, loaded)
-            if loading.size and loading[-1] == batches - 1:
-                latest = loaded - (loading.size - 1) * self.batch
+            fetching = self._loading(batches, fresh)
+            fetched = min(fetching.size * self.batch, fresh)
+            ahead = fresh - fetching.size * self.batch
+            reused = (batches - fetching.size) * min(self.batch, fetched)
+            latest = min(self.batch, fetched)
+            if fetching.size and fetching[-1] == batches - 1:
+                latest = fetched - (fetching.size - 1) * self.batch
             fits = (
                 -self.batch < ahead <= self.max_batches * self.batch
                 and 0 <= pending < max(1, latest)
@@ -144,46 +144,46 @@ class StochasticPlan(RingPlan):
             )
 
     def set_state(self, state: Mapping[str, Any]) -> Restored:
-        # All loads are decided again, about 50 ms for a million batches. The batches
+        # All fetches are decided again, about 50 ms for a million batches. The batches
         # since the oldest item in the buffer are made again, about 0.1 ms each for 1024
         # items.
         fresh = state["fresh"]
-        loading = self._loading(state["batches"], fresh)
-        loaded = min(loading.size * self.batch, fresh)
-        oldest = max(0, loaded - self._memory) // self.batch
-        self._loaded = oldest * self.batch
-        self._batches = int(loading[oldest]) if oldest < loading.size else 0
+        fetching = self._loading(state["batches"], fresh)
+        fetched = min(fetching.size * self.batch, fresh)
+        oldest = max(0, fetched - self._memory) // self.batch
+        self._fetched = oldest * self.batch
+        self._batches = int(fetching[oldest]) if oldest < fetching.size else 0
         items = repeat = None
         while self._batches < state["batches"]:
             items, repeat = self._advance(fresh)
         self._written, self._left = fresh, None
         self._repeats = state["repeats"]
-        self._used = self._repeats + loaded * len(self._lanes.own)
+        self._used = self._repeats + fetched * len(self._lanes.own)
         pending: list[Use] = []
         if state["pending"] and items is not None and repeat is not None:
             pending = in_turn(self._batch(items, repeat))[-state["pending"] :]
         return self._restored(pending)
 
     def _loading(self, batches: int, fresh: int) -> np.ndarray:
-        """Returns which of the first ``batches`` load, ``int64[n]``."""
-        # It stops early if they load more than ``fresh`` items.
+        """Returns which of the first ``batches`` are fetched, ``int64[n]``."""
+        # It stops early if they fetch more than ``fresh`` items.
         found = [np.zeros(0, np.int64)]
-        most, loads = fresh // self.batch + 1, 0
+        most, fetches = fresh // self.batch + 1, 0
         for at in range(0, batches, _SPAN):
-            if loads > most:
+            if fetches > most:
                 break
             decided = self._decide(at, min(_SPAN, batches - at))
             found.append(at + np.flatnonzero(decided))
-            loads += found[-1].size
+            fetches += found[-1].size
         return np.concatenate(found)
 
     def _decide(self, first: int, count: int) -> np.ndarray:
-        """Returns whether consecutive batches load, ``bool[count]``."""
+        """Returns whether consecutive batches are fetched, ``bool[count]``."""
         numbers = np.arange(first, first + count)
-        return decide_loads(self._spec.load, self._spec.seed, numbers)
+        return decide_fetches(self._spec.fetch, self._spec.seed, numbers)
 
-    def _loads_ahead(self, batches: int) -> np.ndarray:
-        """Returns whether the next batches load, ``bool[batches]``."""
+    def _fetches_ahead(self, batches: int) -> np.ndarray:
+        """Returns whether the next batches are fetched, ``bool[batches]``."""
         at = self._batches - self._decided_from
         if not 0 <= at <= self._decided.size - batches:
             decided = self._decide(self._batches, _BLOCK + batches)
@@ -193,19 +193,19 @@ class StochasticPlan(RingPlan):
     def _advance(self, written: int) -> tuple[np.ndarray, np.ndarray]:
         """Makes a batch; returns items of the lanes and repeats, ``[G, n]`` each."""
         lanes = len(self._lanes.own)
-        if self._loads_ahead(1)[0]:
-            end = min(self._loaded + self.batch, written)
-            items = np.tile(np.arange(self._loaded, end), (lanes, 1))
+        if self._fetches_ahead(1)[0]:
+            end = min(self._fetched + self.batch, written)
+            items = np.tile(np.arange(self._fetched, end), (lanes, 1))
             repeat = np.zeros(items.shape, np.int32)
-            self._loaded = end
+            self._fetched = end
         else:
-            kept = min(self._loaded, self._memory)
+            kept = min(self._fetched, self._memory)
             size = min(self.batch, kept)
             chosen = [
                 _distinct(kept, size, sequence(seed, self._batches))
                 for seed in self._lane_seeds
             ]
-            items = np.stack(chosen) + (self._loaded - kept)
+            items = np.stack(chosen) + (self._fetched - kept)
             repeat = np.take_along_axis(self._uses, items % self.num_slots, 1)
             self._repeats += items.size
         np.put_along_axis(self._uses, items % self.num_slots, repeat + 1, 1)
@@ -215,10 +215,10 @@ class StochasticPlan(RingPlan):
         return items, repeat
 
 
-def decide_loads(load: LoadSchedule, seed: int, batches: np.ndarray) -> np.ndarray:
-    """Returns whether batches with these numbers load fresh data, ``bool[N]``."""
+def decide_fetches(fetch: FetchSchedule, seed: int, batches: np.ndarray) -> np.ndarray:
+    """Returns whether batches with these numbers are fetched, ``bool[N]``."""
     random = mix(sequence(seed, _LOAD), batches) >> np.uint64(32)
-    return (random < load.threshold(batches)) | (batches == 0)
+    return (random < fetch.threshold(batches)) | (batches == 0)
 
 
 def _distinct(n: int, k: int, start: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from echo_jax.config import Config
 from echo_jax.echo.bad_items import BadItem
 from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.device import DeviceFeed, EchoBuffer, StepInput, largest_buffer
-from echo_jax.echo.keys import use_seed
+from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import Plan
 from echo_jax.echo.plans.lanes import Lanes, joined_state, split_state
@@ -33,7 +33,7 @@ __all__ = [
 # A different stream from those that the host's pipeline derives from the seed.
 _AUGMENT_STREAM = 1 << 20
 # Orders that take fresh items at random updates.
-_DRIFTING = ("shuffle", "shuffle_buffer")
+_DRIFTING = ("window_shuffle", "shuffle_buffer")
 
 
 # The spec and the batch size are those over all devices and processes.
@@ -146,7 +146,7 @@ class DeviceEchoFeed:
         own_lanes = num_lanes // shards[0].count * len(shards)
         own = replace(buffer, num_lanes=own_lanes, mesh=local_mesh(mesh))
         self.num_lanes = num_lanes
-        seed = int(use_seed(config.seed, _AUGMENT_STREAM, 0))
+        seed = int(seed_for_use(config.seed, _AUGMENT_STREAM, 0))
         self._sample = sample
         self._batches = batches
         self._first_shard, self._num_shards = shards[0].index, len(shards)

@@ -54,7 +54,9 @@ def first_uses(
     # An adaptive echo repeats by time. Nothing but reading takes time here, so it
     # repeats as much as it may.
     mode, factor = config.echo.mode, math.ceil(config.echo.factor)
-    wanted = {"stochastic": math.inf, "adaptive": config.echo.cap}.get(mode, factor)
+    wanted = {"stochastic": math.inf, "adaptive": config.echo.max_uses}.get(
+        mode, factor
+    )
     found: list[list[Use]] = []
     in_use: dict[Hashable, list[Use]] = {}
     batches = _on_device if config.echo.where == "device" else _on_host

@@ -57,7 +57,7 @@ _RENAMED = {
     "dispatch.mode": "dispatch.steps",
     "data.parts": "data.shards",
     "model.dtype": "precision.compute",
-    "echo.load.of": "echo.load.quantity",
+    "echo.load": "echo.fetch",
 }
 
 # Fields that do not change a run's results: where it runs, how it is shown, what

@@ -21,10 +21,10 @@ from flax import struct
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from echo_jax.config import Config
-from echo_jax.config.echo import load_schedule
+from echo_jax.config.echo import fetch_schedule
 from echo_jax.config.local import meeting_schedule
 from echo_jax.echo.keys import mix, sequence
-from echo_jax.echo.plans.stochastic import decide_loads
+from echo_jax.echo.plans.stochastic import decide_fetches
 from echo_jax.models.batch_norm import map_norms, merged_statistics
 from echo_jax.training.processes.distributed import fetch_global
 from echo_jax.training.processes.sharding import batch_sharding, replicated
@@ -237,8 +237,8 @@ class Meetings:
         must = (updates < local.start_after) | (updates == self._config.updates - 1)
         if local.schedule == "every":
             return must | ((updates + 1 - local.start_after) % local.every == 0)
-        if local.schedule == "load":
-            load, seed = load_schedule(self._config), self._config.echo.seed
-            return must | decide_loads(load, seed, updates)
+        if local.schedule == "fetch":
+            fetch, seed = fetch_schedule(self._config), self._config.echo.seed
+            return must | decide_fetches(fetch, seed, updates)
         random = mix(sequence(self._config.seed, _MEETINGS), updates) >> np.uint64(32)
         return must | (random < meeting_schedule(self._config).threshold(updates))

@@ -1,4 +1,4 @@
-"""Load schedules: the probability of a load at every update of a stochastic echo."""
+"""Fetch schedules: the probability of a fetch at every update of a stochastic echo."""
 
 import itertools
 import math
@@ -9,19 +9,19 @@ import numpy as np
 
 from echo_jax.echo.arguments import integer
 
-__all__ = ["LoadSchedule"]
+__all__ = ["FetchSchedule"]
 
 Quantity = Literal["p", "e"]
 Shape = Literal["constant", "linear", "cosine", "multistep"]
 
 
 @dataclass(frozen=True)
-class LoadSchedule:
-    """The probability of a load of fresh data at every update.
+class FetchSchedule:
+    """The probability that a batch is fetched at every update.
 
     Attributes:
-      quantity: Kind of the values: ``p``, the probability of a load, or ``e``, its
-        reciprocal, the mean number of updates for each load.
+      quantity: Kind of the values: ``p``, the probability of a fetch, or ``e``, its
+        reciprocal, the mean number of updates for each fetch.
       schedule: Path of the value from ``start`` to ``end``. ``constant``: it stays at
         ``start``, and ``end`` must be the same. ``linear``: in a straight line.
         ``cosine``: along half a cosine, slow at both ends. ``multistep``: in equal
@@ -36,10 +36,10 @@ class LoadSchedule:
       TypeError, ValueError: A field has another type or is out of its range.
 
     Example:
-      >>> falling = LoadSchedule("p", "linear", start=1.0, end=0.2, updates=4)
+      >>> falling = FetchSchedule("p", "linear", start=1.0, end=0.2, updates=4)
       >>> falling.probability(np.arange(6)).round(3).tolist()
       [1.0, 0.8, 0.6, 0.4, 0.2, 0.2]
-      >>> LoadSchedule("e", "constant", 4.0, 4.0).probability(np.arange(2)).tolist()
+      >>> FetchSchedule("e", "constant", 4.0, 4.0).probability(np.arange(2)).tolist()
       [0.25, 0.25]
     """
 
@@ -109,7 +109,7 @@ class LoadSchedule:
         return self.start + (self.end - self.start) * done
 
     def probability(self, updates: np.ndarray) -> np.ndarray:
-        """Returns the probability of a load at some updates, ``float64``.
+        """Returns the probability of a fetch at some updates, ``float64``.
 
         It is a multiple of 2^-32, because the last bits of a cosine may differ between
         machines.
@@ -119,5 +119,5 @@ class LoadSchedule:
         return np.rint(p * 2.0**32) / 2.0**32
 
     def threshold(self, updates: np.ndarray) -> np.ndarray:
-        """Returns the bound below which a 32-bit number means a load, ``uint64``."""
+        """Returns the bound below which a 32-bit number means a fetch, ``uint64``."""
         return (self.probability(updates) * 2.0**32).astype(np.uint64)

@@ -1,4 +1,4 @@
-"""The order `shuffle`: uses leave at random times, within a bounded delay.
+"""The order `window_shuffle`: uses leave at random times, within a bounded delay.
 
 A use of item k leaves at a random time between the arrivals of item k and of item
 k + delay. It is a shuffle buffer (Choi et al. 2019, section 3) with a limit on the time
@@ -19,14 +19,14 @@ from echo_jax.echo.keys import mix, sequence
 from echo_jax.echo.orders.base import Piece
 from echo_jax.echo.schedule import Schedule
 
-__all__ = ["Shuffle"]
+__all__ = ["WindowShuffle"]
 
 _MAX_DELAY_BITS = 16
 _MIN_DELAY_BITS = 10
 
 
 @dataclass
-class Shuffle:
+class WindowShuffle:
     """Emits every use at a random time, at most ``delay`` arrivals after its item."""
 
     schedule: Schedule
