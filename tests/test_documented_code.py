@@ -31,7 +31,7 @@ BLOCKS = {
 # A word for each block, in the order of the page; each is run by a test below.
 WORDS = {
     "README.md": ("for batch in", "AdaptiveSpec"),
-    "docs/library.md": ("ej.probe", "device.echo_batches", "replay", "ej.grain.echo"),
+    "docs/library.md": ("ej.probe", "PadCrop", "g=sharding", "replay", "ej.grain.echo"),
     "docs/scaling.md": ("gradient_noise_scale",),
     "docs/site/index.md": ("ej.probe",),
 }
@@ -143,9 +143,13 @@ def test_the_probe(page, capsys, monkeypatch):
 def test_an_echo_on_the_accelerator():
     uses = Uses()
     mine = {"host_batches": Loader(), "state": 0, "train_step": uses.train_step}
-    names = run("docs/library.md", "device.echo_batches", **mine)
+    names = run("docs/library.md", "PadCrop", **mine)
     assert (uses.counts() == 4).all()
     assert isinstance(names["batch"]["image"], jax.Array)
+    mine = {"host_batches": Loader(), "spec": ej.EchoSpec(2, batch_size=BATCH_SIZE)}
+    names = run("docs/library.md", "g=sharding", **mine)
+    first = next(names["batches"])["image"]
+    assert first.sharding == names["sharding"]
 
 
 def test_an_echo_is_saved_and_replayed():

@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from echo_jax.echo.arguments import integer
 from echo_jax.echo.counts import Counts, UseInfo
@@ -156,13 +156,15 @@ class DeviceEchoIterator(Iterator[Any]):
                 num_slots=1,
                 num_lanes=options.num_lanes,
                 mesh=options.mesh,
+                axes=options.axes,
             )
             lanes = Lanes(layout.rows, layout.num_lanes)
             if self._spec is None:
                 devices = layout.mesh.local_devices
                 # A device that does not tell has as much as one batch needs.
                 free = [free_on(device, len(devices)) or 0 for device in devices]
-                self._spec = default_spec(layout.rows, layout.bytes_per_item, sum(free))
+                room = sum(free) // layout.num_copies
+                self._spec = default_spec(layout.rows, layout.bytes_per_item, room)
             make = partial(_plan_of, self._spec, lanes)
             size = self._spec.buffer
             if options.buffer_bytes:
@@ -241,6 +243,7 @@ class DeviceEchoIterator(Iterator[Any]):
 @dataclass(frozen=True)
 class _Options:
     mesh: Mesh | None
+    axes: tuple[str, ...]
     num_lanes: int
     augment: Augment | None
     buffer_bytes: int
@@ -255,6 +258,7 @@ def echo_batches(
     spec: AnySpec | None = None,
     *,
     mesh: Mesh | None = None,
+    sharding: NamedSharding | None = None,
     num_lanes: int = 0,
     augment: Augment | None = None,
     buffer_bytes: int = 0,
@@ -280,9 +284,13 @@ def echo_batches(
       spec: Description of the echo: an `EchoSpec`, `AdaptiveSpec` or `StochasticSpec`.
         ``batch_size`` is that of the training batches, and ``buffer`` counts examples
         over all devices. None to choose it by the first batch.
-      mesh: The devices; all of this process by default.
-      num_lanes: Independent parts of the buffer; 0 for one per device. With the same
-        number the sequence is the same on fewer devices.
+      mesh: The devices; all of this process by default. A batch is split over all of
+        its axes.
+      sharding: The sharding that batches are to have, instead of ``mesh``. Its spec
+        names the axes that split the examples, such as ``P("data")`` or
+        ``P(("data", "fsdp"))``; devices along other axes hold equal copies.
+      num_lanes: Independent parts of the buffer; 0 for one per shard of a batch. With
+        the same number the sequence is the same on fewer devices.
       augment: A pure function ``(batch, keys) -> batch``, with a key for every
         example, traced into the same program. Its keys follow from (``spec.seed``,
         fresh index, repeat). A last, smaller batch is not padded, so the program is
@@ -301,8 +309,10 @@ def echo_batches(
 
     Raises:
       TypeError: The spec or an option has another type.
-      ValueError: With the first batch, if the buffer does not fit, or is too small for
-        ``spread`` without twins (two uses of an item in one batch).
+      ValueError: The sharding splits another axis than that of the examples, or the
+        mesh has devices of other processes. With the first batch, if the buffer does
+        not fit, or is too small for ``spread`` without twins (two uses of an item in
+        one batch).
 
     Example:
       >>> import numpy as np
@@ -312,8 +322,18 @@ def echo_batches(
       >>> [int(batch["x"].sum()) for batch in batches]
       [28, 28, 92, 92]
     """
+    axes: tuple[str, ...] = ()
+    if sharding is not None:
+        mesh, axes = _rows_of(sharding, mesh)
+    if mesh is not None and mesh.is_multi_process:
+        raise ValueError(
+            f"mesh={mesh} has devices of other processes, and an echo knows its own. "
+            "Give a mesh of jax.local_devices(), and join the batches of all processes "
+            "by jax.experimental.multihost_utils.host_local_array_to_global_array"
+        )
     options = _Options(
         mesh=mesh,
+        axes=axes,
         num_lanes=integer("num_lanes", num_lanes, 0),
         augment=augment,
         buffer_bytes=integer("buffer_bytes", buffer_bytes, 0),
@@ -323,6 +343,22 @@ def echo_batches(
         length=length_of(loader),
     )
     return DeviceEchoIterator(iterator_of(loader), spec, options)
+
+
+def _rows_of(sharding: Any, mesh: Mesh | None) -> tuple[Mesh, tuple[str, ...]]:
+    """Returns the mesh of a sharding, and the axes that split the examples."""
+    fix = 'Use NamedSharding(mesh, PartitionSpec("data")).'
+    if not isinstance(sharding, NamedSharding):
+        raise TypeError(f"sharding must be a NamedSharding, got {sharding!r}. {fix}")
+    if mesh not in (None, sharding.mesh):
+        raise ValueError(f"mesh={mesh} is not that of sharding={sharding}; give one")
+    first, *rest = sharding.spec or (None,)
+    if first is None or any(rest):
+        raise ValueError(
+            f"sharding must split the examples, and nothing else, got {sharding.spec}. "
+            f"{fix}"
+        )
+    return sharding.mesh, first if isinstance(first, tuple) else (first,)
 
 
 def _plan_of(spec: AnySpec, lanes: Lanes, buffer: int) -> Plan:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from echo_cases import MODES, ORDERS, Stacked, mesh_of, spec_of
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import echo_jax as ej
 from echo_jax.echo.laws import CountingUpstream, assert_echo_laws
@@ -134,6 +135,53 @@ def test_the_same_lanes_on_fewer_devices_give_the_same_batches():
     for batches in runs[1:]:
         assert all(map(np.array_equal, runs[0], batches))
         assert len(batches) == len(runs[0]) == 6
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(
+    ("shape", "axes", "rows"),
+    [
+        ((4,), ("data",), "data"),
+        ((2, 2), ("data", "model"), "data"),
+        ((2, 2), ("data", "fsdp"), ("data", "fsdp")),
+        ((2, 2), ("model", "data"), "data"),  # whose neighbours hold other rows
+    ],
+)
+def test_batches_have_the_sharding_that_is_asked_for(shape, axes, rows, kind):
+    mesh = jax.make_mesh(shape, axes, (kind,) * len(axes), devices=jax.devices()[:4])
+    sharding = NamedSharding(mesh, PartitionSpec(rows))
+    spec = ej.EchoSpec(1.5, 64, "spread", 32, seed=1)
+
+    def noisy(batch, keys):
+        noise = jax.vmap(lambda key: jax.random.bits(key, (5,), np.uint8))(keys)
+        return {**batch, "pixels": batch["pixels"] ^ noise}
+
+    options = {"num_lanes": 4, "augment": noisy}
+    alone = ej.device.echo_batches(Chunks(8), spec, mesh=mesh_of(1), **options)
+    alone = [*map(jax.device_get, alone)]
+    spread = ej.device.echo_batches(Chunks(8), spec, sharding=sharding, **options)
+    with jax.set_mesh(mesh):
+        step = jax.jit(lambda batch: batch["index"] + 1, in_shardings=sharding)
+        for expected, batch in zip(alone, spread, strict=True):
+            assert all(leaf.sharding == sharding for leaf in batch.values())
+            np.testing.assert_array_equal(step(batch), expected["index"] + 1)
+            for name, leaf in batch.items():
+                for shard in leaf.addressable_shards:
+                    own = expected[name][shard.index]
+                    np.testing.assert_array_equal(shard.data, own)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "error"),
+    [
+        (lambda mesh: NamedSharding(mesh, PartitionSpec(None, "data")), "the examples"),
+        (lambda mesh: NamedSharding(mesh, PartitionSpec()), "must split the examples"),
+        (lambda mesh: PartitionSpec("data"), "must be a NamedSharding"),
+    ],
+)
+def test_another_sharding_is_refused_with_the_fix(sharding, error):
+    with pytest.raises((TypeError, ValueError), match=rf"{error}.*Use NamedSharding\("):
+        ej.device.echo_batches(Chunks(1), sharding=sharding(mesh_of(1)))
 
 
 def feed_of(spec, lanes=1, rows=16, num_batches=20, **options):

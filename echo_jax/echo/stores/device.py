@@ -68,7 +68,9 @@ class EchoBuffer:
       items: Shape and dtype of every leaf of an item.
       num_slots: Slots of each lane.
       num_lanes: Lanes, G; a multiple of the devices.
-      mesh: The devices. Lanes are spread over all of its axes, automatic or explicit.
+      mesh: The devices, with automatic or explicit axes.
+      axes: The axes over which lanes are spread. Devices along the other axes hold
+        equal copies.
       rows: Rows of every host batch, in this process.
       tiled: Whether slots are whole tiles of memory, as on TPUs; see `SlotLayout`.
 
@@ -84,35 +86,45 @@ class EchoBuffer:
     num_slots: int
     num_lanes: int
     mesh: Mesh
+    axes: tuple[str, ...]
     rows: int
     tiled: bool = False
 
     @classmethod
     def of(
-        cls, batch: Any, *, num_slots: int, num_lanes: int = 0, mesh: Mesh | None = None
+        cls,
+        batch: Any,
+        *,
+        num_slots: int,
+        num_lanes: int = 0,
+        mesh: Mesh | None = None,
+        axes: tuple[str, ...] = (),
     ) -> "EchoBuffer":
         """Lays out a buffer for the examples of a batch.
 
         Args:
           batch: A host batch: a pytree of arrays with a leading axis.
           num_slots: Slots of each lane, from `Plan.num_slots`.
-          num_lanes: Lanes; 0 for one per device.
+          num_lanes: Lanes; 0 for one per shard.
           mesh: The devices; all of this process by default.
+          axes: The axes of the mesh over which lanes are spread; all by default.
 
         Raises:
           ValueError: A leaf is not an array that a device can hold, the leaves disagree
-            on the rows or have none, or the lanes are not a multiple of the devices.
+            on the rows or have none, or the lanes are not a multiple of the shards.
         """
         mesh = mesh or default_mesh()
-        num_lanes = num_lanes or mesh.size
-        if num_lanes % mesh.size:
+        axes = axes or mesh.axis_names
+        shards = math.prod(mesh.shape[axis] for axis in axes)
+        num_lanes = num_lanes or shards
+        if num_lanes % shards:
             raise ValueError(
-                f"num_lanes={num_lanes} is not a multiple of the {mesh.size} devices; "
-                f"use {math.ceil(num_lanes / mesh.size) * mesh.size}"
+                f"num_lanes={num_lanes} is not a multiple of {shards}, the shards of a "
+                f"batch; use {math.ceil(num_lanes / shards) * shards}"
             )
         structure, rows, items = layout_of(as_host_batch(batch))
         tiled = mesh.devices.flat[0].platform == "tpu"
-        return cls(structure, items, num_slots, num_lanes, mesh, rows, tiled)
+        return cls(structure, items, num_slots, num_lanes, mesh, axes, rows, tiled)
 
     @property
     def bytes_per_item(self) -> int:
@@ -138,8 +150,14 @@ class EchoBuffer:
         """Bytes of all lanes."""
         return self.capacity * self.bytes_per_item
 
+    @property
+    def num_copies(self) -> int:
+        """Devices that hold the same lanes."""
+        shards = math.prod(self.mesh.shape[axis] for axis in self.axes)
+        return self.mesh.size // shards
+
     def __str__(self) -> str:
-        each = self.num_bytes // self.mesh.size
+        each = self.num_bytes * self.num_copies // self.mesh.size
         return (
             f"echo buffer: {self.capacity:,} items of {self.bytes_per_item:,} bytes, "
             f"{_in_units(self.num_bytes)} in {self.num_lanes} lanes, "
@@ -162,7 +180,7 @@ class EchoBuffer:
 
     @property
     def _rows(self) -> PartitionSpec:
-        names: Any = self.mesh.axis_names
+        names: Any = self.axes
         # Not a tuple of one name: equal, but another key of jit's cache.
         return PartitionSpec(names if len(names) > 1 else names[0])
 
@@ -172,15 +190,16 @@ class EchoBuffer:
         Raises:
           ValueError: It does not fit; the message has both sizes and the fix.
         """
-        each = self.num_bytes // self.mesh.size
+        shards = self.mesh.size // self.num_copies
+        each = self.num_bytes // shards
         for device in self.mesh.local_devices:
             free = free_on(device, self.mesh.size)
             if free is not None and each > free:
+                most = int(free * 0.8) * shards
                 raise ValueError(
                     f"an {self} does not fit: {device} has {_in_units(free)} free. "
-                    f"Use buffer_bytes={int(free * 0.8) * self.mesh.size} or less, or "
-                    f"a buffer of at most "
-                    f"{int(free * 0.8) * self.mesh.size // self.bytes_per_item} items"
+                    f"Use buffer_bytes={most} or less, or a buffer of at most "
+                    f"{most // self.bytes_per_item} items"
                 )
 
     def init(self) -> Any:
