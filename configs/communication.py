@@ -1,4 +1,4 @@
-r"""What devices have to tell each other, and what it costs to say less.
+r"""The bytes that devices send each other, and the cost of sending fewer.
 
     NPROC=8 JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=4 \
       echo-jax study --config configs/communication.py --workdir runs/communication

@@ -62,7 +62,7 @@ def get_config(variant: str = "") -> ConfigDict:
 
 
 def _arms(batch_size: int, updates: int) -> dict[str, Any]:
-    """Returns the arms beside a baseline of so many updates."""
+    """Returns the arms beside a baseline that makes ``updates`` updates."""
     large = {
         "batch_size": _TIMES * batch_size,
         "updates": updates // _TIMES,

@@ -1,4 +1,4 @@
-"""What is refused before a run begins, and the arms of a study: how each one runs."""
+"""Checks before a run begins, and the arms of a study: how each one runs."""
 
 import contextlib
 import copy

@@ -344,7 +344,7 @@ def show_examples(
         except (ArithmeticError, AttributeError, LookupError) as error:
             if not is_run:
                 raise
-            # Of a model or data that no config file of ours would have.
+            # Its model or data is one that no config file of ours has.
             path = run_folder(config) / "config.json"
             raise DamagedFileError(path, error) from error
         return write_examples(

@@ -1,4 +1,4 @@
-r"""What a batch size makes of echoing, on CIFAR-10; figure 6 of the paper has others.
+r"""Echoing at several batch sizes, on CIFAR-10; figure 6 of the paper has others.
 
     for size in 32 128 512 2048; do
       echo-jax study --config configs/sweeps/cifar_batch_size.py:$size \

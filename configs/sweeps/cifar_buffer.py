@@ -1,4 +1,4 @@
-"""What a larger buffer is worth, on CIFAR-10; Choi et al. 2019, figure 7, is on LM1B.
+"""The worth of a larger buffer, on CIFAR-10; Choi et al. 2019, figure 7, is on LM1B.
 
     echo-jax study --config configs/sweeps/cifar_buffer.py --workdir runs/cifar_buffer
 

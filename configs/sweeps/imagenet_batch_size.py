@@ -1,4 +1,4 @@
-r"""What a batch size makes of echoing: Choi et al. 2019, figure 6, on ImageNet.
+r"""Echoing at several batch sizes: Choi et al. 2019, figure 6, on ImageNet.
 
     for size in 256 1024 4096 16384; do
       echo-jax study --config configs/sweeps/imagenet_batch_size.py:$size \

@@ -1,4 +1,4 @@
-r"""What a batch size makes of echoing: Choi et al. 2019, figure 6, on LM1B.
+r"""Echoing at several batch sizes: Choi et al. 2019, figure 6, on LM1B.
 
     for size in 64 256 1024 4096; do
       echo-jax study --config configs/sweeps/lm_batch_size.py:$size \

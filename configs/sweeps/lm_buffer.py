@@ -1,4 +1,4 @@
-"""What a larger buffer is worth: Choi et al. 2019, figure 7, on LM1B.
+"""The worth of a larger buffer: Choi et al. 2019, figure 7, on LM1B.
 
     echo-jax study --config configs/sweeps/lm_buffer.py --workdir runs/lm_buffer
 

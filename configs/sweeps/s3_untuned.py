@@ -1,4 +1,4 @@
-"""What an echo does to a trainer in which nothing else is changed.
+"""An echo in a trainer in which nothing else is changed.
 
     echo-jax study --config configs/sweeps/s3_untuned.py --workdir runs/s3
 

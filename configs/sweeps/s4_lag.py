@@ -1,4 +1,4 @@
-"""What a repeat is worth by its lag, the updates between two uses of an example.
+"""The worth of a repeat by its lag, the updates between two uses of an example.
 
     echo-jax study --config configs/sweeps/s4_lag.py --workdir runs/s4_32
 

@@ -35,7 +35,7 @@ from echo_jax.config.study import default_study
 
 VARIANTS = ("cifar", "decay", "tiny")
 
-# What is asked of the whole study is asked again elsewhere, of fewer arms.
+# Other variants ask the same questions with fewer arms.
 _FEWER = ("baseline", "cosine", "reversed_cosine", "fixed")
 
 

@@ -1,4 +1,4 @@
-r"""What a batch eight times as large costs at equal examples, every arm tuned.
+r"""The cost of a batch eight times as large at equal examples, every arm tuned.
 
     echo-jax study --config configs/sweeps/s8_large_batch.py --workdir runs/s8
 

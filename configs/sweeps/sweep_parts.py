@@ -1,4 +1,4 @@
-"""What the sweeps have in common: how a study starts, and the arms of the figures."""
+"""Common parts of the sweeps: how a study starts, and the arms of the figures."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -89,7 +89,7 @@ def buffer_arms(
     """Returns a baseline, and an echo of factor 2 in buffers of several sizes.
 
     Args:
-      name: What the echo of items is called: one of `placement_arms`.
+      name: The name of the echo of items: one of `placement_arms`.
       batches: Buffers of batches, counted in batches; 1 is batches back to back.
       items: Buffers of items.
     """
@@ -196,6 +196,6 @@ def less_than(arm: str, other: str, says: str, bound: float = 1.0) -> dict[str, 
       arm: The one that would need fewer.
       other: The one that is expected to.
       says: What that would mean.
-      bound: Of the arm's fresh examples over the other's.
+      bound: The ratio of the arm's fresh examples to the other's.
     """
     return {"says": says, "arm": arm, "over": other, "below": bound}

@@ -205,7 +205,7 @@ def in_terminal(
 ) -> Table:
     """Returns a table with its notes; the first `words` columns are aligned left.
 
-    What a cell has in brackets, such as its ratio to the baseline, is below it.
+    Text in brackets, such as a ratio to the baseline, is below its cell.
     """
     table = Table(
         title=Text(f"{title}\n", style="bold"),

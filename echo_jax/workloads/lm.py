@@ -35,7 +35,7 @@ class LanguageModel(Task):
 
     A batch holds ``"tokens"``, ``uint8`` to ``uint32[B, T + 1]``: tokens 0 to T - 1 are
     read, tokens 1 to T are predicted. ``"length"``, ``int32[B]``, is the number of
-    tokens before the padding; without it there is no padding. Losses are in nats per
+    tokens before the padding; a batch without it is not padded. Losses are in nats per
     token.
 
     Attributes:

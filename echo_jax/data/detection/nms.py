@@ -19,7 +19,7 @@ class NmsSettings:
     min_score: float = 0.01
     max_overlap: float = 0.45  # With a better box of the same class.
     candidates: int = 400  # Boxes of each class, those with the highest scores.
-    max_detections: int = 200  # Of an image, over all classes.
+    max_detections: int = 200  # In an image, over all classes.
 
 
 class Detections(NamedTuple):

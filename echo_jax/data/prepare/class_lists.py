@@ -76,7 +76,7 @@ def read_names(path: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _named(what: str, fix: str = "") -> Generator[None]:
-    """Names the file in errors of what is read."""
+    """Names the file in the errors of reading it."""
     try:
         yield
     except (OSError, ValueError, csv.Error) as error:

@@ -18,7 +18,7 @@ from echo_jax.files.plain_text import text_chunks
 __all__ = ["DOCUMENTS", "BlockStream", "Piece", "cut", "pieces"]
 
 _PIECE_CHARS = 64 * 1024
-# What a `BlockStream` counts: also tokens that end documents, and bytes between them.
+# The counts of a `BlockStream`, with tokens that end documents and bytes between them.
 _COUNTS = ("pieces", "documents", "tokens", "bytes")
 
 

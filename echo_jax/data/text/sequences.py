@@ -51,8 +51,8 @@ class Sequences:
     decode: Callable[[bytes], Item]
     vocab: int
     eod: int | None  # The token between documents.
-    # Of the validation text. Both include the separators of documents, so bits per
-    # byte are comparable.
+    # Counted in the validation text, with the separators of documents, so that bits
+    # per byte are comparable.
     bytes_per_token: float
     tokenizer: Tokenizer
     metadata: dict[str, Any]

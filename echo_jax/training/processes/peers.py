@@ -62,7 +62,7 @@ class _End(NamedTuple):
 
 
 class Alone:
-    """The only process of a run: there are no others to hear it or to end with it."""
+    """The only process of a run: no other one hears it or ends with it."""
 
     name = ""
 

@@ -46,7 +46,7 @@ __all__ = [
 class Computed(NamedTuple):
     """The results of an update's batch."""
 
-    # Of the mean loss. In float32 if the loss was scaled or the batch was cut in parts.
+    # The mean loss's; in float32 if the loss was scaled or the batch was cut in parts.
     gradient: Any
     losses: jax.Array  # The loss of every example, float32[B].
     model_state: Variables  # The collections other than the parameters.

@@ -41,7 +41,7 @@ __all__ = ["LocalUpdates", "Meetings", "model_of"]
 _MEETINGS = 0x3E37
 # The number of updates that are decided at once.
 _BLOCK = 1024
-# What a report of all replicas sums.
+# The parts of a report that are summed over all replicas.
 _SUMMED = ("window", "gradients", "metrics")
 # Added to a sum of squares that may be 0.
 _TINY = 1e-30

@@ -10,7 +10,7 @@ __all__ = ["NoiseScale", "gradient_noise_scale", "noise_of_parts"]
 class NoiseScale(NamedTuple):
     """How noisy gradients are; see `gradient_noise_scale`."""
 
-    squared_norm: Any  # Of the true gradient, |G|².
+    squared_norm: Any  # |G|², for the true gradient G.
     variance: Any  # tr(Σ): of single examples' gradients, summed over parameters.
 
     @property
@@ -46,7 +46,7 @@ def gradient_noise_scale(
 
 def noise_of_parts(part_square: Any, square: Any, size: int, parts: int) -> NoiseScale:
     """Estimates the noise from the mean squared norm of parts, and the whole's."""
-    # Of the whole batch, ``parts * size`` examples, in the paper's terms.
+    # For the whole batch, ``parts * size`` examples, in the paper's terms.
     squared_norm = (parts * square - part_square) / (parts - 1)
     variance = (part_square - square) * size * parts / (parts - 1)
     return NoiseScale(squared_norm, variance)

@@ -1,4 +1,4 @@
-"""What XLA makes of an update, what that costs, and what it is told."""
+"""XLA's program of an update: its options, its operations, and the bytes it sends."""
 
 from echo_jax.lazy import door
 
