@@ -4,6 +4,7 @@ import html
 import math
 import os
 import re
+import struct
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -53,6 +54,8 @@ def test_a_report_needs_nothing_and_is_the_same_wherever_it_is_made(tmp_path):
     page = write_report(read_study(study), out := tmp_path / "deep" / "out").read_text()
     names = {"table.md", "figure.png", "figure.svg", "report.html"}
     assert {path.name for path in out.iterdir()} == names
+    width, height = struct.unpack(">2I", (out / "figure.png").read_bytes()[16:24])
+    assert 2 * height < width < 4 * height  # Three panels.
     assert not {"script", "link", "img", "iframe"} & tags(page)
     assert not re.search(r"""(src|href)\s*=\s*["'](?!#)""", page)
     assert not re.search(r"url\((?!#)", page)
