@@ -164,7 +164,7 @@ def test_schedules_by_hand():
     )
     halving = [1, 0.5, 0.5, 0.25, 0.125, 0.125, 0.125]
     assert value("p", "multistep", 1.0, 0.125, 4, (1, 3, 4)) == halving
-    assert value("e", "multistep", 1.0, 4.0, 4) == [1, 1, 2, 4, 4, 4, 4]
+    assert value("e", "multistep", 1.0, 4.0, 6) == [1, 1, 1, 2, 2, 4, 4]
     load = ej.FetchSchedule("e", "linear", 1.0, 3.0, 2)
     third = round(2**32 / 3) / 2**32
     assert load.probability(np.arange(4)).tolist() == [1, 0.5, third, third]
