@@ -15,6 +15,7 @@ import pytest
 import echo_jax as ej
 from echo_jax.echo import mix
 from echo_jax.echo.laws import CountingUpstream
+from echo_jax.echo.plans import lane_spec
 
 # Item.repeat of the first 32 uses, two batches of four a line; then of the uses 400 to
 # 407, long after the warm-up.
@@ -92,6 +93,11 @@ def test_states_are_what_they_were_and_continued_in_their_order(order):
     echo.set_state(STATES[order])
     uses = [f"{k}.{r}" for _, (k, r) in itertools.islice(echo, 22)]
     assert uses == SEQUENCES[order].split()[10:32]
+
+
+def test_a_lane_has_the_seed_that_it_had():
+    spec = ej.EchoSpec(2, 64, "spread", 16, seed=1)
+    assert lane_spec(spec, 3, 4).seed == 6527249555167060369
 
 
 # The uses 40 to 63: after ten fresh batches the adaptive echo repeats.
