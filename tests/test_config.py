@@ -30,7 +30,7 @@ echo.factor=0.5 | config.echo: echo factor 0.5 is outside [1
 echo.order=random | config.echo.order='random' is unknown; use
 echo.after=crop | config.echo.after='crop' ... one of read,
 optim.lr=0.0 | config.optim.lr=0.0 must be above 0
-optim.schedule=piecewise optim.boundaries=(5,9.5) | must be ... above the 10 of ... =(40,)
+optim.schedule=piecewise optim.boundaries=(5,9.5) | above the 10 of ... =(40,)
 optim.boundaries=(5,) | boundaries=(5,) needs --config.optim.schedule=piecewise
 optim.momentum=1.0 | config.optim.momentum=1.0 must be below 1
 optim.end_fraction=1.5 | end_fraction=1.5 must be at most 1
