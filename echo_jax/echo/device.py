@@ -348,7 +348,7 @@ def echo_batches(
 def _rows_of(sharding: Any, mesh: Mesh | None) -> tuple[Mesh, tuple[str, ...]]:
     """Returns the mesh of a sharding, and the axes that split the examples."""
     fix = 'Use NamedSharding(mesh, PartitionSpec("data")).'
-    if not isinstance(sharding, NamedSharding):
+    if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
         raise TypeError(f"sharding must be a NamedSharding, got {sharding!r}. {fix}")
     if mesh not in (None, sharding.mesh):
         raise ValueError(f"mesh={mesh} is not that of sharding={sharding}; give one")
@@ -358,7 +358,8 @@ def _rows_of(sharding: Any, mesh: Mesh | None) -> tuple[Mesh, tuple[str, ...]]:
             f"sharding must split the examples, and nothing else, got {sharding.spec}. "
             f"{fix}"
         )
-    return sharding.mesh, first if isinstance(first, tuple) else (first,)
+    names = first if isinstance(first, tuple) else (first,)
+    return sharding.mesh, tuple(map(str, names))
 
 
 def _plan_of(spec: AnySpec, lanes: Lanes, buffer: int) -> Plan:
