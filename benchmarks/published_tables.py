@@ -163,7 +163,7 @@ _BY_LAG = {
     "lag_4": "4",
     "lag_16": "16",
     "lag_64": "64",
-    "shuffle": "`shuffle` in the memory of 16",
+    "shuffle": "`window_shuffle` in the memory of 16",
 }
 _LESS_THAN_FRESH = "last loss less that of fresh data"
 _LESS_THAN_CONSTANT = "last loss less that of the constant"
@@ -175,7 +175,7 @@ TABLES = {
         {
             "batch": "`batch`, back to back",
             "shuffle_buffer": "`shuffle_buffer` of 1,024 uses, the paper's",
-            "shuffle": "`shuffle`, buffer 512",
+            "shuffle": "`window_shuffle`, buffer 512",
             "spread": "`spread`, buffer 512; the same on the device, to the bit",
         },
     ),
@@ -244,7 +244,7 @@ TABLES = {
             "lag_16": "16",
             "lag_256": "256",
             "lag_1000": "1,000",
-            "shuffle": "`shuffle` in the memory of 16",
+            "shuffle": "`window_shuffle` in the memory of 16",
         },
     ),
     "s4_cifar": Table(
@@ -254,7 +254,7 @@ TABLES = {
             "lag_1": "1 (batches back to back)",
             "lag_16": "16",
             "lag_62": "62",
-            "shuffle": "`shuffle` in the memory of 16",
+            "shuffle": "`window_shuffle` in the memory of 16",
         },
     ),
     "s5": Table(
@@ -281,8 +281,8 @@ TABLES = {
             "reversed": "linear, 0.1 to 0.4",
             "reversed_cosine": "cosine, 0.1 to 0.4",
             "fixed": "no coin: every example 4 times, far apart",
-            "adaptive_4": "adaptive, data ready before every 4th update, cap 4",
-            "adaptive_8": "the same, cap 8",
+            "adaptive_4": "adaptive, data ready before every 4th update, `max_uses` 4",
+            "adaptive_8": "the same, `max_uses` 8",
         },
     ),
     "s6_decay": Table(

@@ -163,7 +163,7 @@ class DeviceEchoIterator(Iterator[Any]):
                 devices = layout.mesh.local_devices
                 # A device that does not tell has as much as one batch needs.
                 free = [free_on(device, len(devices)) or 0 for device in devices]
-                room = sum(free) // layout.num_copies
+                room = sum(free) * layout.num_shards // layout.mesh.size
                 self._spec = default_spec(layout.rows, layout.bytes_per_item, room)
             make = partial(_plan_of, self._spec, lanes)
             size = self._spec.buffer

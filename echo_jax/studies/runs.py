@@ -200,6 +200,9 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         summary = _read_json(folder / "summary.json", fields.SUMMARY)
     else:
         summary = {**diverged, **_UNKNOWN, **(evals[-1] if evals else {})}
+    echo = summary["echo"]
+    if "cap" in echo:  # As older versions called it.
+        summary = {**summary, "echo": {"max_uses": echo["cap"], **echo}}
     run = Run(
         name=printable(folder.name or Path.cwd().name),
         config=_read_json(folder / "config.json", fields.CONFIG) if has_config else {},

@@ -237,14 +237,13 @@ def _num_devices(run: Run) -> int:
 def _what_is_trained(run: Run) -> str:
     """Returns the key that runs of a group share, without batch and mesh."""
     echo = run.summary["echo"]
-    # Older runs measured a factor of "auto", and called the most uses a cap.
+    # Older runs measured a factor of "auto".
     factor = echo.get("factor_asked", echo["factor"])
-    most = echo.get("max_uses", echo.get("cap"))
     shared = {
         "workload": run.summary["workload"],
         "model": run.config.get("model"),
         "source": run.config.get("data", {}).get("source"),
-        "echo": [factor, *(echo.get(k) for k in ("mode", "where", "after")), most],
+        "echo": [factor, *map(echo.get, ("mode", "where", "after", "max_uses"))],
         "hold_batch": run.summary.get("hold_batch"),
         "storage": run.summary["storage"],
         "devices": sorted(set(run.environment["devices"])),

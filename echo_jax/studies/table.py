@@ -294,13 +294,12 @@ def _costs(run: Run) -> tuple[int, int, float]:
 
 
 def _echo_in_words(run: Run) -> str:
-    # Runs of older versions do not have these fields, or say `cap`.
+    # Runs of versions without modes do not have these fields.
     echo = {"mode": "fixed", "where": "host", **run.summary["echo"]}
     if echo["mode"] == "fixed" and echo["factor"] == 1:
         return "none"
     if echo["mode"] == "adaptive":
-        most = echo.get("max_uses", echo.get("cap"))
-        words = f"adaptive up to {most}x after {echo['after']}"
+        words = f"adaptive up to {echo['max_uses']}x after {echo['after']}"
     elif echo["mode"] == "stochastic":
         words = f"stochastic after {echo['after']}"
     else:

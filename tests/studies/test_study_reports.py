@@ -10,7 +10,7 @@ import sys
 import xml.etree.ElementTree as ET
 
 import pytest
-from study_folders import change, make_run, make_study, read_table
+from study_folders import ECHO, change, make_run, make_study, read_table
 
 from echo_jax.cli import main
 from echo_jax.studies import (
@@ -44,10 +44,11 @@ def drawn(folder):
 
 
 def test_a_report_needs_nothing_and_is_the_same_wherever_it_is_made(tmp_path):
+    adaptive = {"factor": 1.0, "mode": "adaptive", "max_uses": 8, **ECHO}
     arms = {
         "baseline": {"restored": [4, 8]},
         "arm": {"losses": (4.0, 3.5)},
-        "third": {"losses": (2.0, math.nan)},
+        "third": {"losses": (2.0, math.nan), "echo": adaptive},
     }
     study = make_study(tmp_path, arms)
     (study / "arm/config.json").unlink()
@@ -61,6 +62,7 @@ def test_a_report_needs_nothing_and_is_the_same_wherever_it_is_made(tmp_path):
     assert not re.search(r"url\((?!#)", page)
     assert "<!DOCTYPE svg" not in page and page.count("<svg") == 1
     assert '<td class="text">none</td><td>3,000 (1.00x)</td>' in page
+    assert "adaptive up to 8x after augment" in page
     assert "<li>Simulated storage: 2.5 ms a read (constant).</li>" in page
     assert '<p class="caveats">simulated storage</p>' in page
     assert "checkpoint where that of update 4, 8 was damaged.</li>" in page

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -69,10 +69,10 @@ class EchoBuffer:
       num_slots: Slots of each lane.
       num_lanes: Lanes, G; a multiple of the devices.
       mesh: The devices, with automatic or explicit axes.
-      axes: The axes over which lanes are spread. Devices along the other axes hold
-        equal copies.
       rows: Rows of every host batch, in this process.
       tiled: Whether slots are whole tiles of memory, as on TPUs; see `SlotLayout`.
+      axes: The axes over which lanes are spread; all if there are none. Devices along
+        the other axes hold equal copies.
 
     Example:
       >>> batch = {"image": np.zeros((8, 32, 32, 3), np.uint8)}
@@ -86,9 +86,9 @@ class EchoBuffer:
     num_slots: int
     num_lanes: int
     mesh: Mesh
-    axes: tuple[str, ...]
     rows: int
     tiled: bool = False
+    axes: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -114,17 +114,16 @@ class EchoBuffer:
             on the rows or have none, or the lanes are not a multiple of the shards.
         """
         mesh = mesh or default_mesh()
-        axes = axes or mesh.axis_names
-        shards = math.prod(mesh.shape[axis] for axis in axes)
-        num_lanes = num_lanes or shards
+        structure, rows, items = layout_of(as_host_batch(batch))
+        tiled = mesh.devices.flat[0].platform == "tpu"
+        buffer = cls(structure, items, num_slots, num_lanes, mesh, rows, tiled, axes)
+        shards = buffer.num_shards
         if num_lanes % shards:
             raise ValueError(
                 f"num_lanes={num_lanes} is not a multiple of {shards}, the shards of a "
                 f"batch; use {math.ceil(num_lanes / shards) * shards}"
             )
-        structure, rows, items = layout_of(as_host_batch(batch))
-        tiled = mesh.devices.flat[0].platform == "tpu"
-        return cls(structure, items, num_slots, num_lanes, mesh, axes, rows, tiled)
+        return buffer if num_lanes else replace(buffer, num_lanes=shards)
 
     @property
     def bytes_per_item(self) -> int:
@@ -151,13 +150,13 @@ class EchoBuffer:
         return self.capacity * self.bytes_per_item
 
     @property
-    def num_copies(self) -> int:
-        """Devices that hold the same lanes."""
-        shards = math.prod(self.mesh.shape[axis] for axis in self.axes)
-        return self.mesh.size // shards
+    def num_shards(self) -> int:
+        """Parts of the lanes and of a batch, each on a device of its own."""
+        axes = self.axes or self.mesh.axis_names
+        return math.prod(self.mesh.shape[axis] for axis in axes)
 
     def __str__(self) -> str:
-        each = self.num_bytes * self.num_copies // self.mesh.size
+        each = self.num_bytes // self.num_shards
         return (
             f"echo buffer: {self.capacity:,} items of {self.bytes_per_item:,} bytes, "
             f"{_in_units(self.num_bytes)} in {self.num_lanes} lanes, "
@@ -180,7 +179,7 @@ class EchoBuffer:
 
     @property
     def _rows(self) -> PartitionSpec:
-        names: Any = self.axes
+        names: Any = self.axes or self.mesh.axis_names
         # Not a tuple of one name: equal, but another key of jit's cache.
         return PartitionSpec(names if len(names) > 1 else names[0])
 
@@ -190,12 +189,11 @@ class EchoBuffer:
         Raises:
           ValueError: It does not fit; the message has both sizes and the fix.
         """
-        shards = self.mesh.size // self.num_copies
-        each = self.num_bytes // shards
+        each = self.num_bytes // self.num_shards
         for device in self.mesh.local_devices:
             free = free_on(device, self.mesh.size)
             if free is not None and each > free:
-                most = int(free * 0.8) * shards
+                most = int(free * 0.8) * self.num_shards
                 raise ValueError(
                     f"an {self} does not fit: {device} has {_in_units(free)} free. "
                     f"Use buffer_bytes={most} or less, or a buffer of at most "

@@ -144,9 +144,7 @@ class DeviceEchoFeed:
         note(str(buffer))
         # Each process reads and writes only the buffer of its own devices.
         own_lanes = num_lanes // shards[0].count * len(shards)
-        own_mesh = local_mesh(mesh)
-        axes = own_mesh.axis_names
-        own = replace(buffer, num_lanes=own_lanes, mesh=own_mesh, axes=axes)
+        own = replace(buffer, num_lanes=own_lanes, mesh=local_mesh(mesh))
         self.num_lanes = num_lanes
         seed = int(seed_for_use(config.seed, _AUGMENT_STREAM, 0))
         self._sample = sample
