@@ -71,9 +71,9 @@ def _measure(source: str, asked: int, small: bool) -> Result:
         t_down_s = measure_step(compiled, state, feed)
     ratio, sample = loader.t_up_s / t_down_s, loader.sample
     config.data.hold_batch = True
-    held = open_feed(config, workload, compiled.mesh, factor=1.0, sample=sample)
+    held = open_feed(config, workload, compiled.mesh, sample=sample)
     config.data.hold_batch = False
-    fed = open_feed(config, workload, compiled.mesh, factor=1.0, sample=sample)
+    fed = open_feed(config, workload, compiled.mesh, sample=sample)
     states = {"held": state, "fed": compiled.copy(state)}
 
     def update(name: str, feed: Feed) -> Any:

@@ -14,6 +14,7 @@ import grain
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import echo_jax as ej
 from echo_jax.config import load_config
@@ -31,7 +32,14 @@ BLOCKS = {
 # A word for each block, in the order of the page; each is run by a test below.
 WORDS = {
     "README.md": ("for batch in", "AdaptiveSpec"),
-    "docs/library.md": ("ej.probe", "PadCrop", "g=sharding", "replay", "ej.grain.echo"),
+    "docs/library.md": (
+        "ej.probe",
+        "PadCrop",
+        "model",
+        "count()",
+        "replay",
+        "make_my",
+    ),
     "docs/scaling.md": ("gradient_noise_scale",),
     "docs/site/index.md": ("ej.probe",),
 }
@@ -147,9 +155,11 @@ def test_an_echo_on_the_accelerator():
     assert (uses.counts() == 4).all()
     assert isinstance(names["batch"]["image"], jax.Array)
     mine = {"host_batches": Loader(), "spec": ej.EchoSpec(2, batch_size=BATCH_SIZE)}
-    names = run("docs/library.md", "g=sharding", **mine)
-    first = next(names["batches"])["image"]
-    assert first.sharding == names["sharding"]
+    mine |= {"jax": jax, "NamedSharding": NamedSharding, "PartitionSpec": PartitionSpec}
+    for word in ("model", "count()"):
+        names = run("docs/library.md", word, **mine)
+        first = next(names["batches"])["image"]
+        assert first.sharding == names["sharding"]
 
 
 def test_an_echo_is_saved_and_replayed():
@@ -186,7 +196,7 @@ def test_echoes_of_others_tags_and_laws(with_tensorflow, monkeypatch):
     else:
         without = [each.replace(TF_LINE, "") for each in BLOCKS["docs/library.md"]]
         monkeypatch.setitem(BLOCKS, "docs/library.md", without)
-    names = run("docs/library.md", "ej.grain.echo", **mine)
+    names = run("docs/library.md", "make_my", **mine)
     twice = np.repeat(np.arange(9), 2).tolist()
     assert [*names["ds"]] == twice
     assert names["tags"] == ej.UseInfo(8, 1)

@@ -67,6 +67,7 @@ BACKENDS = {
     "echo.adapters.tensorflow_extra": "tensorflow",
     "echo.adapters.tfdata": "tensorflow",
     "echo.device": "jax",
+    "echo.processes": "jax",
     "echo.laws.devices": "jax",
     "echo.stores.device": "jax",
     "echo.stores.host_batch": "jax",

@@ -14,8 +14,9 @@ gathers in the program of its update uses `DeviceFeed` and `EchoBuffer` directly
             state = step(state, feed.arrays, inputs)  # uses buffer.draw
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -35,10 +36,11 @@ from echo_jax.echo.device_feed import DeviceFeed, largest_buffer
 from echo_jax.echo.driver import Turn, prefetched
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import Plan
-from echo_jax.echo.plans.lanes import Lanes
+from echo_jax.echo.plans.lanes import Lanes, lanes_are_alike
+from echo_jax.echo.processes import AgreedIterator, Meeting, Placement
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, num_outputs
 from echo_jax.echo.stateful import PeekedIterator, iterator_of, length_of
-from echo_jax.echo.stores.device import Augment, EchoBuffer, StepInput
+from echo_jax.echo.stores.device import Augment, EchoBuffer, StepInput, default_mesh
 
 __all__ = [
     "DeviceEchoIterator",
@@ -54,13 +56,20 @@ class DeviceEchoIterator(Iterator[Any]):
     """The iterator that `echo_batches` returns; a context manager, which closes it.
 
     Attributes:
-      tags: The tags of the latest batch, None before the first.
+      tags: The tags of the latest batch, None before the first; in several processes
+        those of this process's rows.
     """
 
     def __init__(
         self, iterator: Iterator[Any], spec: AnySpec | None, options: "_Options"
     ):
+        self._meeting: Meeting | None = None
         self._iterator = PeekedIterator(iterator)
+        if options.place.sharding is not None:
+            mesh, limit_s = options.place.sharding.mesh, options.timeout_s
+            assert isinstance(mesh, Mesh)
+            self._meeting = Meeting(mesh, limit_s)
+            self._iterator = AgreedIterator(iterator, self._meeting)
         self._spec, self._options = spec, options
         self._chooses = spec is None
         self._feed: DeviceFeed | None = None
@@ -71,7 +80,13 @@ class DeviceEchoIterator(Iterator[Any]):
     @property
     def counts(self) -> Counts:
         """The fresh items taken, and the uses and repeats made so far."""
-        return Counts() if self._feed is None else self._feed.counts
+        if self._feed is None:
+            return Counts()
+        counts, place = self._feed.counts, self._options.place
+        # Lanes that take fresh items at the same batches have the same counts.
+        if self._spec is not None and lanes_are_alike(self._spec):
+            counts = Counts(*map(place.over_all, astuple(counts)))
+        return counts
 
     @property
     def log(self) -> DecisionLog | None:
@@ -80,7 +95,7 @@ class DeviceEchoIterator(Iterator[Any]):
 
     @property
     def buffer(self) -> EchoBuffer:
-        """The buffer's layout, which has its size.
+        """The layout of the buffer on this process's devices, which has its size.
 
         Raises:
           StopIteration: The upstream is empty.
@@ -97,7 +112,9 @@ class DeviceEchoIterator(Iterator[Any]):
         options, spec = self._options, self._spec
         length, rows = options.length, getattr(spec, "batch_size", 1)
         if length is not None:
-            length *= rows if self._feed is None else self._feed.buffer.rows
+            if self._feed is not None:
+                rows = options.place.over_all(self._feed.buffer.rows)
+            length *= rows
         return num_outputs(
             spec, length, batch=True, drop_remainder=options.drop_remainder
         )
@@ -134,7 +151,8 @@ class DeviceEchoIterator(Iterator[Any]):
         # A smaller batch has its own program, so that an augmentation sees only real
         # rows. The call transfers the integers, as a write does.
         with jax.transfer_guard_host_to_device("allow"):
-            return self._draw(feed.arrays, inputs), tags
+            batch = self._draw(feed.arrays, inputs)
+        return self._options.place.joined(batch), tags
 
     def _open(self) -> DeviceFeed:
         """Returns the feed; makes it in a turn of its own if there is none."""
@@ -150,26 +168,28 @@ class DeviceEchoIterator(Iterator[Any]):
     def _started(self) -> DeviceFeed:
         """Returns the feed, which the first batch makes."""
         if self._feed is None:
-            options = self._options
-            layout = self._layout = self._layout or EchoBuffer.of(
-                self._iterator.peek(),
-                num_slots=1,
-                num_lanes=options.num_lanes,
-                mesh=options.mesh,
-                axes=options.axes,
-            )
-            lanes = Lanes(layout.rows, layout.num_lanes)
+            options, place = self._options, self._options.place
+            if self._meeting is None:
+                room = self._laid_out()[1]
+            else:
+                room = self._meeting.check_alike(self._laid_out)
+            layout = self._layout
+            assert layout is not None
+            count, rows = map(place.over_all, (layout.num_lanes, layout.rows))
+            own = place.own_lanes(options.num_lanes)
+            lanes = Lanes(rows, count, own)
             if self._spec is None:
-                devices = layout.mesh.local_devices
-                # A device that does not tell has as much as one batch needs.
-                free = [free_on(device, len(devices)) or 0 for device in devices]
-                room = sum(free) * layout.num_shards // layout.mesh.size
-                self._spec = default_spec(layout.rows, layout.bytes_per_item, room)
+                self._spec = default_spec(rows, layout.bytes_per_item, room)
+            drifting = self._meeting is not None and not lanes_are_alike(self._spec)
+            if drifting:
+                # Only a plan of all lanes knows when one of them needs fresh items, and
+                # how many rows a last batch has.
+                lanes = Lanes(rows, count)
             make = partial(_plan_of, self._spec, lanes)
             size = self._spec.buffer
             if options.buffer_bytes:
                 fits = options.buffer_bytes // layout.bytes_per_item
-                size = largest_buffer(make, fits, layout.num_lanes)
+                size = largest_buffer(make, fits, count)
             plan = make(size)
             buffer = replace(layout, num_slots=plan.num_slots)
             feed = DeviceFeed(
@@ -179,10 +199,39 @@ class DeviceEchoIterator(Iterator[Any]):
                 seed=None if options.augment is None else self._spec.seed,
                 prefetch=options.prefetch,
                 turn=self._turn,
+                lanes=own if drifting else None,
+                meeting=self._meeting,
             )
             self._draw = _jitted_draw(buffer, options.augment)
             self._feed = feed
         return self._feed
+
+    def _laid_out(self) -> tuple[str, int]:
+        """Lays out the buffer; returns what is alike in all processes, and its room."""
+        options, place = self._options, self._options.place
+        layout = self._layout = self._layout or EchoBuffer.of(
+            self._iterator.peek(),
+            num_slots=1,
+            num_lanes=len(place.own_lanes(options.num_lanes)),
+            mesh=place.mesh,
+            axes=place.axes,
+        )
+        if isinstance(self._iterator, AgreedIterator):
+            self._iterator.check = layout.check
+        devices = layout.mesh.local_devices
+        # A device that does not tell has as much as one batch needs.
+        free = [free_on(device, len(devices)) or 0 for device in devices]
+        room = sum(free) * layout.num_shards // layout.mesh.size
+        named = {
+            "spec": self._spec,
+            "rows on each shard": layout.rows // layout.num_shards,
+            "examples of": jax.tree.unflatten(layout.structure, layout.items),
+            "buffer_bytes": options.buffer_bytes,
+            "num_lanes": options.num_lanes,
+            "drop_remainder": options.drop_remainder,
+        }
+        # Without the addresses of functions, such as that of a factor.
+        return re.sub(r" at 0x[0-9a-f]+", "", str(named)), place.over_all(room)
 
     def get_state(self) -> dict[str, Any]:
         """Returns plain data: the plan's integers, and the upstream's own state.
@@ -232,6 +281,8 @@ class DeviceEchoIterator(Iterator[Any]):
         self._turn.close()
         if self._feed is not None:
             self._feed.close()
+        if isinstance(self._iterator, AgreedIterator):
+            self._iterator.close()
 
     def __enter__(self) -> "DeviceEchoIterator":
         return self
@@ -242,8 +293,7 @@ class DeviceEchoIterator(Iterator[Any]):
 
 @dataclass(frozen=True)
 class _Options:
-    mesh: Mesh | None
-    axes: tuple[str, ...]
+    place: Placement
     num_lanes: int
     augment: Augment | None
     buffer_bytes: int
@@ -251,6 +301,7 @@ class _Options:
     drop_remainder: bool
     tags: bool
     length: int | None
+    timeout_s: float
 
 
 def echo_batches(
@@ -265,6 +316,7 @@ def echo_batches(
     prefetch: int | None = None,
     drop_remainder: bool = False,
     tags: bool = False,
+    timeout_s: float = 600.0,
 ) -> DeviceEchoIterator:
     """Repeats the examples of a loader's batches on the accelerator.
 
@@ -275,6 +327,13 @@ def echo_batches(
     Without a spec it is an adaptive echo, chosen as `echo_jax.echo_batches` does: the
     loader's own batch size, at most 4 uses, and a buffer of at most 64 batches and a
     tenth of the devices' free memory.
+
+    If the mesh has devices of several processes, every process calls this with a loader
+    of its own rows: the parts of a host batch that its devices hold, in their order.
+    The spec counts over all processes, and a batch is one global array. Nothing is sent
+    between processes but a few bytes for each fresh batch. If a loader fails, or ends
+    before the others, that is an error in all processes. An adaptive echo follows the
+    first process's decisions.
 
     Args:
       loader: Yields host batches of one size: pytrees of arrays with a first axis.
@@ -300,6 +359,8 @@ def echo_batches(
         thread reads at most two more.
       drop_remainder: Whether to leave out a last, smaller batch.
       tags: Whether to yield pairs of batch and `UseInfo`.
+      timeout_s: In several processes, how long one waits for a fresh batch of another,
+        in seconds.
 
     Returns:
       The iterator of batches, sharded over the devices, with ``counts``, ``tags``,
@@ -309,10 +370,10 @@ def echo_batches(
 
     Raises:
       TypeError: The spec or an option has another type.
-      ValueError: The sharding splits another axis than that of the examples, or the
-        mesh has devices of other processes. With the first batch, if the buffer does
-        not fit, or is too small for ``spread`` without twins (two uses of an item in
-        one batch).
+      ValueError: The sharding splits another axis than that of the examples. With the
+        first batch, if the buffer does not fit, or is too small for ``spread`` without
+        twins (two uses of an item in one batch), or if other processes make another
+        echo.
 
     Example:
       >>> import numpy as np
@@ -325,15 +386,8 @@ def echo_batches(
     axes: tuple[str, ...] = ()
     if sharding is not None:
         mesh, axes = _rows_of(sharding, mesh)
-    if mesh is not None and mesh.is_multi_process:
-        raise ValueError(
-            f"mesh={mesh} has devices of other processes, and an echo knows its own. "
-            "Give a mesh of jax.local_devices(), and join the batches of all processes "
-            "by jax.experimental.multihost_utils.host_local_array_to_global_array"
-        )
     options = _Options(
-        mesh=mesh,
-        axes=axes,
+        place=Placement.of(mesh or default_mesh(), axes),
         num_lanes=integer("num_lanes", num_lanes, 0),
         augment=augment,
         buffer_bytes=integer("buffer_bytes", buffer_bytes, 0),
@@ -341,6 +395,7 @@ def echo_batches(
         drop_remainder=drop_remainder,
         tags=tags,
         length=length_of(loader),
+        timeout_s=timeout_s,
     )
     return DeviceEchoIterator(iterator_of(loader), spec, options)
 

@@ -1,6 +1,6 @@
 """The host side of a device echo: reads, sends ahead, and decides."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ from echo_jax.echo.decision_log import DecisionLog
 from echo_jax.echo.driver import Driver, Turn
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.plans.base import BatchIndices, Plan
+from echo_jax.echo.processes import Meeting
 from echo_jax.echo.reader import ReadAhead, Reader
 from echo_jax.echo.source import Element
 from echo_jax.echo.stores.device import EchoBuffer, StepInput, jitted_write
@@ -22,8 +23,8 @@ __all__ = ["DeviceFeed", "largest_buffer"]
 class _Slots:
     """The slots of a buffer on the devices, as a store."""
 
-    def __init__(self, buffer: EchoBuffer):
-        self.buffer = buffer
+    def __init__(self, buffer: EchoBuffer, lanes: Sequence[int] | None):
+        self.buffer, self._lanes = buffer, lanes
         self.guard = ReuseGuard()
         self.rewritten_rows = buffer.rows // buffer.num_lanes
         self.arrays = buffer.init()
@@ -32,6 +33,8 @@ class _Slots:
 
     def write(self, slots: np.ndarray, taken: list[Element]) -> None:
         self.untouched, at = False, 0
+        if self._lanes is not None:
+            slots = slots[list(self._lanes)]
         for (host_batch, leaves), first, end in taken:
             self.guard.check(leaves)
             into = slots[:, at : at + end - first]
@@ -97,6 +100,8 @@ class DeviceFeed:
         seed: int | None = 0,
         prefetch: int = 2,
         turn: Turn | None = None,
+        lanes: Sequence[int] | None = None,
+        meeting: Meeting | None = None,
     ):
         """Allocates the buffer; reads nothing yet.
 
@@ -110,6 +115,8 @@ class DeviceFeed:
           prefetch: Host batches that a thread sends ahead; 0 reads on demand. Another
             thread reads at most two more.
           turn: The turn of an owner that has the feed as a part; its own by default.
+          lanes: The plan's lanes that the buffer holds; all by default.
+          meeting: The processes that echo together, if there are others.
 
         Raises:
           ValueError: The buffer does not fit.
@@ -118,7 +125,7 @@ class DeviceFeed:
         self.tags: UseInfo | None = None
         self._plan, self._seed = plan, seed
         self._ahead = plan.batches_ahead * plan.batch
-        self._slots = _Slots(buffer)
+        self._slots, self._lanes = _Slots(buffer, lanes), lanes
         # Sending a batch must not delay the reading of the next.
         self._upstream = ReadAhead(iter(iterable)) if prefetch else None
         reader = Reader(
@@ -130,7 +137,8 @@ class DeviceFeed:
             intake=_Sender(buffer, self._slots.guard),
             depth=prefetch * buffer.rows // buffer.num_lanes,
         )
-        self._driver = Driver(reader, plan, self._slots, turn)
+        agree = {} if meeting is None else {"agree": meeting.follow_first}
+        self._driver = Driver(reader, plan, self._slots, turn, **agree)
         self._turn = self._driver.turn  # held during every call
         self._decided, self._at = _NOTHING, 0  # and its batches handed out
 
@@ -206,6 +214,8 @@ class DeviceFeed:
             parts = [_Decided(*(column[self._at :] for column in self._decided))]
         left = pending // plan.batch
         while left < num_batches and (found := plan.next(self._ahead)) is not None:
+            if self._lanes is not None:
+                found = found.of_lanes(self._lanes)
             parts.append(self._cut(found))
             left += len(parts[-1].uses)
         self._decided, self._at = _NOTHING, 0

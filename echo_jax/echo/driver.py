@@ -12,7 +12,7 @@ So an output is made as a whole or not at all, and tags, items and counts agree.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -120,9 +120,16 @@ class Driver:
     """Runs an echo; the owner of a driver holds its `turn` during every output."""
 
     def __init__(
-        self, reader: Reader, plan: Plan, store: Store, turn: Turn | None = None
+        self,
+        reader: Reader,
+        plan: Plan,
+        store: Store,
+        turn: Turn | None = None,
+        agree: Callable[[Callable[[], bool]], bool] = lambda ask: ask(),
     ):
+        # ``agree`` decides with other processes whether optional rows are taken.
         self.plan = plan
+        self._agree = agree
         self.turn = turn or Turn()
         self._reader = reader
         self._store = store
@@ -137,7 +144,10 @@ class Driver:
         if need.must:
             self._reader.ensure(need.must)
             return need.must + min(need.may, max(0, self._reader.rows - need.must))
-        return need.may if need.may and self._reader.is_ready(need.may) else 0
+        if not need.may or not self._agree(lambda: self._reader.is_ready(need.may)):
+            return 0
+        self._reader.ensure(need.may)  # In another process they may come later.
+        return need.may
 
     def fill(self, uses: int, wanted: int, pending: int = 0) -> None:
         """Writes the ``wanted`` rows, which `wait` has waited for."""

@@ -82,6 +82,7 @@ class Reader:
         next_anchor: Callable[[int], int] | None,
         intake: Intake | None = None,
         depth: int = 0,
+        timeout_s: float | None = None,
     ):
         # ``anchor`` returns the oldest row that a restore has to read again, by default
         # the next one to be taken. ``next_anchor`` is a pure function from a row to the
@@ -91,7 +92,9 @@ class Reader:
         self._source = Source(iterator, intake or AsItIs(), keeps)
         self._source.started = keeps is None
         self._anchor = anchor
-        self._depth = depth
+        self._depth, self._timeout_s = depth, timeout_s
+        # Ends a wait for other processes.
+        self.leave: Callable[[], None] = getattr(iterator, "leave", lambda: None)
         self._queue = _Queue(depth)
         self._used = 0  # rows of the first element that are taken
         self.row = 0
@@ -125,7 +128,11 @@ class Reader:
             self._start()
             with queue.lock:
                 while self.rows < rows and not queue.ended and queue.failure is None:
-                    queue.changed.wait()
+                    if not queue.changed.wait(self._timeout_s):
+                        raise TimeoutError(
+                            f"the loader gave no fresh batch for {self._timeout_s:.0f} "
+                            "s. See what it waits for, or use a larger timeout_s"
+                        )
             if self.rows < rows and queue.failure is not None:
                 self._raise_failure(queue)
 
@@ -228,6 +235,7 @@ class Reader:
 
     def restore(self, state: Any, row: int) -> None:
         """Goes back to a state, the one before a row."""
+        self.leave()
         self._end_thread(None)
         self._queue = _Queue(self._depth)
         self._saved.clear()
@@ -238,6 +246,7 @@ class Reader:
     def close(self) -> None:
         """Ends the thread, which may finish a read in progress; final."""
         # Another thread that waits for the upstream gets an error.
+        self.leave()
         _refuse(self._queue)
         self._end_thread(_CLOSE_S)
         self._queue = _Queue(0)
@@ -310,9 +319,14 @@ class ReadAhead(Iterator[Any]):
     # So sending one value to a device does not delay the reading of the next. It has
     # ``get_state`` and ``set_state`` if the iterator has both.
 
-    def __init__(self, iterator: Iterator[Any]):
+    def __init__(
+        self, iterator: Iterator[Any], depth: int = 2, timeout_s: float | None = None
+    ):
         # One value waits while the next is read.
-        self._reader = Reader(iterator, next_anchor=lambda row: row, depth=2)
+        self._reader = Reader(
+            iterator, next_anchor=lambda row: row, depth=depth, timeout_s=timeout_s
+        )
+        self.leave = self._reader.leave
         if is_resumable(iterator):
             self.get_state = self._get_state
             self.set_state = self._set_state

@@ -54,6 +54,11 @@ class BatchIndices:
     repeat: np.ndarray
     last: np.ndarray | None = None
 
+    def of_lanes(self, lanes: Sequence[int]) -> "BatchIndices":
+        """Returns the uses of some lanes, for stores that keep all slots."""
+        at = list(lanes)
+        return BatchIndices(self.slots[at], self.fresh_index[at], self.repeat[at])
+
 
 # One use: its slot, its fresh index, its repeat, and whether its slot is free
 # afterwards. It is a plain tuple because one is made for every use.

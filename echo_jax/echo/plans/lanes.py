@@ -19,7 +19,17 @@ from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.schedule import FactorByItem
 from echo_jax.echo.spec import AnySpec, EchoSpec, StochasticSpec
 
-__all__ = ["Lanes", "Spec", "joined_state", "lane_spec", "split_state"]
+__all__ = [
+    "Lanes",
+    "Spec",
+    "joined_state",
+    "lane_spec",
+    "lanes_are_alike",
+    "split_state",
+]
+
+# Orders that take fresh items at random batches.
+_DRIFTING = ("window_shuffle", "shuffle_buffer")
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,7 @@ class Lanes:
 
     host_batch: int = 1
     count: int = 1
-    own: range = field(default=range(0))
+    own: Sequence[int] = field(default=range(0))
 
     def __post_init__(self):
         if self.count < 1:
@@ -100,6 +110,13 @@ def _lane_factor(factor: Any, num_lanes: int) -> Any:
     if isinstance(factor, Mapping):
         return {start // num_lanes: factor[start] for start in sorted(factor)}
     return factor
+
+
+def lanes_are_alike(spec: AnySpec) -> bool:
+    """Returns whether each lane takes fresh items at batches that the spec fixes."""
+    if isinstance(spec, EchoSpec):
+        return spec.order not in _DRIFTING
+    return isinstance(spec, StochasticSpec)
 
 
 def split_state(state: Mapping[str, Any], num_parts: int) -> list[dict[str, Any]]:

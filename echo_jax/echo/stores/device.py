@@ -240,6 +240,12 @@ class EchoBuffer:
             an integer that does not fit.
         """
         batch = as_host_batch(batch)
+        self.check(batch)
+        return jax.device_put(batch, self.sharding)
+
+    def check(self, batch: Any) -> None:
+        """Raises ValueError unless a host batch has the rows and leaves of this one."""
+        batch = as_host_batch(batch)
         structure, rows, items = layout_of(batch)
         if structure != self.structure or items != self.items:
             raise ValueError(
@@ -255,7 +261,6 @@ class EchoBuffer:
                 "the loader (drop_remainder=True, or drop_last=True), or pad it"
             )
         check_integers(batch)
-        return jax.device_put(batch, self.sharding)
 
     def write(self, arrays: Any, host_batch: Any, write_slots: Any) -> Any:
         """Scatters a host batch into slots; to be traced, with donated arrays.

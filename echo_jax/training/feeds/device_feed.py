@@ -16,9 +16,14 @@ from echo_jax.echo.device import DeviceFeed, EchoBuffer, StepInput, largest_buff
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import Plan
-from echo_jax.echo.plans.lanes import Lanes, joined_state, split_state
+from echo_jax.echo.plans.lanes import (
+    Lanes,
+    joined_state,
+    lanes_are_alike,
+    split_state,
+)
 from echo_jax.echo.shard import SINGLE, DataShard
-from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec
+from echo_jax.echo.spec import AnySpec
 from echo_jax.training.feeds.feed import JoinedBatches
 from echo_jax.training.processes.distributed import local_mesh, put, view_with_sharding
 from echo_jax.workloads.base import Augment, Batch
@@ -32,8 +37,6 @@ __all__ = [
 
 # A different stream from those that the host's pipeline derives from the seed.
 _AUGMENT_STREAM = 1 << 20
-# Orders that take fresh items at random updates.
-_DRIFTING = ("window_shuffle", "shuffle_buffer")
 
 
 # The spec and the batch size are those over all devices and processes.
@@ -46,14 +49,11 @@ def make_device_plan(
     max_batches: int = 1,
 ) -> Plan:
     """Returns the plan of an echo on the devices, for this process' lanes."""
-    # Then data shards may be at different items after an update.
-    drifts = isinstance(spec, AdaptiveSpec) or (
-        isinstance(spec, EchoSpec) and spec.order in _DRIFTING
-    )
-    if len(shards) > 1 and drifts:
+    # Else data shards may be at different items after an update.
+    if len(shards) > 1 and not lanes_are_alike(spec):
         raise ValueError(
-            "on the devices, echo.mode=adaptive and the orders "
-            f"{' and '.join(_DRIFTING)} need a process for each of the "
+            "on the devices, echo.mode=adaptive and the orders window_shuffle and "
+            "shuffle_buffer need a process for each of the "
             f"{shards[0].count} data shards, for every shard takes fresh batches at "
             f"updates of its own, and this process would have {len(shards)}; use as "
             "many processes as the run was begun with"

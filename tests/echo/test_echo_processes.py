@@ -1,0 +1,252 @@
+"""Two real processes share an echo on their devices."""
+
+import dataclasses
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from echo_cases import ORDERS, mesh_of
+
+import echo_jax as ej
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+ROWS, BATCHES = 8, 12
+FETCH = ej.FetchSchedule(start=0.5, end=0.5)
+SPECS = {
+    **{order: ej.EchoSpec("5/2", 64, order, ROWS, seed=3) for order in ORDERS},
+    "stochastic": ej.StochasticSpec(FETCH, 64, ROWS, seed=3),
+    "adaptive": ej.AdaptiveSpec(3, 64, ROWS, seed=3),
+}
+# Axes of a mesh of 2 processes, the axis along which processes are neighbours, and the
+# axes that split the rows.
+MESHES = {
+    "data": ((4,), 0, ("data",), "Auto"),
+    "model": ((2, 2), 1, ("data",), "Auto"),
+    "model over processes": ((2, 2), 0, ("data",), "Explicit"),
+    "fsdp": ((2, 2), 1, ("data", "fsdp"), "Explicit"),
+    "no neighbours": ((2, 2), 0, ("data", "fsdp"), "Auto"),
+}
+PROGRAM = """
+import json, sys
+import jax, numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+process, port, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+jax.distributed.initialize(f"localhost:{port}", 2, process)
+import echo_jax as ej
+from test_echo_processes import BATCHES, MESHES, ROWS, SPECS, Rows, augment
+
+def sharding_of(shape, side, rows, kind):
+    devices = np.array(jax.devices())
+    if len(shape) == 1:
+        mesh = Mesh(devices, ("data",), axis_types=(AxisType.Auto,))
+        return NamedSharding(mesh, PartitionSpec("data"))
+    devices = devices.reshape(2, -1)
+    devices = devices if side else devices.T
+    other = rows[1] if len(rows) > 1 else "model"
+    types = (getattr(AxisType, kind),) * 2
+    mesh = Mesh(devices, ("data", other), axis_types=types)
+    return NamedSharding(mesh, PartitionSpec(rows if len(rows) > 1 else rows[0]))
+
+def own_rows(sharding):
+    index = sharding.addressable_devices_indices_map((ROWS,)).values()
+    return sorted({row for (each,) in index for row in range(ROWS)[each]})
+
+def echo(upstream, spec, sharding, **options):
+    return ej.device.echo_batches(
+        upstream, spec, sharding=sharding, num_lanes=4, augment=augment, **options
+    )
+
+def whole(batches):
+    return [multihost_utils.process_allgather(b["x"], tiled=True) for b in batches]
+
+def save(name, batches):
+    if process == 0:
+        np.savez(f"{folder}/{name}.npz", *batches)
+
+def same_everywhere(*meshes):
+    for mesh in meshes:
+        sharding = sharding_of(*MESHES[mesh])
+        rows = own_rows(sharding)
+        for name in SPECS if mesh == "data" else ["spread", "shuffle_buffer"]:
+            with echo(Rows(rows), SPECS[name], sharding) as batches:
+                found = list(batches)
+                assert all(each["x"].sharding == sharding for each in found)
+                save(f"{mesh} {name}", whole(found))
+                if process == 0:
+                    counts = dict(vars(batches.counts))
+                    log = list(batches.log or [])
+                    record = json.dumps({"counts": counts, "log": log})
+                    open(f"{folder}/{mesh} {name}.json", "w").write(record)
+
+def resumed():
+    sharding = sharding_of(*MESHES["no neighbours"])
+    rows = own_rows(sharding)
+    for name in ["spread", "window_shuffle", "stochastic", "adaptive"]:
+        with echo(Rows(rows), SPECS[name], sharding) as batches:
+            states, found = [], []
+            for batch in batches:
+                found += whole([batch])
+                states.append(batches.get_state())
+            again = echo(Rows(rows), SPECS[name], sharding)
+            for done, state in enumerate(states[:-1], 1):
+                again.set_state(state)
+                followed = whole([next(again)])
+                # An adaptive echo may decide otherwise now.
+                if name != "adaptive" or batches.log[done] == again.log[done]:
+                    np.testing.assert_array_equal(followed[0], found[done])
+            again.close()
+
+def ended(how, *names):
+    sharding = sharding_of(*MESHES["data"])
+    for name in names:
+        rows = Rows(own_rows(sharding), how, 5 if process else BATCHES)
+        with echo(rows, SPECS[name], sharding, timeout_s=2.0) as batches:
+            made = 0
+            try:
+                for batch in batches:
+                    whole([batch])
+                    made += 1
+            except Exception as error:
+                print("after", made, type(error).__name__, error, flush=True)
+
+def other_echo():
+    sharding = sharding_of(*MESHES["data"])
+    spec = ej.EchoSpec(2 + process, batch_size=ROWS)
+    try:
+        next(echo(Rows(own_rows(sharding)), spec, sharding))
+    except ValueError as error:
+        print(error, flush=True)
+
+for call in sys.argv[4].split(";"):
+    eval(call)
+multihost_utils.sync_global_devices("end")
+"""
+
+
+class Rows:
+    """Host batches of some rows; it ends, fails or hangs at one of them."""
+
+    def __init__(self, rows, how="", at=BATCHES):
+        self.rows, self.how, self.at, self.done = rows, how, at, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.done == self.at:
+            if self.how == "fail":
+                raise OSError("the disk is gone")
+            if self.how == "hang":
+                time.sleep(9)
+            raise StopIteration
+        self.done += 1
+        first = (self.done - 1) * ROWS
+        return {"x": np.array([[first + row] for row in self.rows], np.float32)}
+
+    def get_state(self):
+        return {"done": self.done}
+
+    def set_state(self, state):
+        self.done = state["done"]
+
+
+def augment(batch, keys):
+    noise = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
+    return {"x": jax.numpy.concatenate([batch["x"], noise], axis=1)}
+
+
+def run_two(folder, calls, devices):
+    """Runs the program in two processes; returns what each prints."""
+    port = random.randrange(20_000, 32_768)
+    paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    own = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(i), str(port), str(folder), calls],
+            env={**os.environ, "PYTHONPATH": paths, **own},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    found = [process.communicate(timeout=280) for process in started]
+    assert [process.returncode for process in started] == [0, 0], found
+    return [out for out, _ in found]
+
+
+@pytest.mark.parametrize(
+    ("devices", "meshes"), [(1, ["data"]), (2, MESHES)], ids=["1", "2"]
+)
+def test_two_processes_draw_what_one_draws(tmp_path, devices, meshes):
+    run_two(tmp_path, f"same_everywhere(*{[*meshes]})", devices)
+    for path in tmp_path.glob("*.json"):
+        record, spec = json.loads(path.read_text()), SPECS[path.stem.split(" ")[-1]]
+        if record["log"]:
+            log = ej.DecisionLog(record["log"])
+            assert len({*log}) == 2 and log[0]
+            spec = dataclasses.replace(spec, replay=log)
+        mesh = mesh_of(1)
+        one = ej.device.echo_batches(
+            Rows(range(ROWS)), spec, num_lanes=4, mesh=mesh, augment=augment
+        )
+        expected = [np.asarray(batch["x"]) for batch in one]
+        found = [*np.load(path.with_suffix(".npz")).values()]
+        for rows, wanted in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(rows, wanted)
+        assert vars(one.counts) == record["counts"]
+
+
+def test_two_processes_go_on_from_every_batch(tmp_path):
+    run_two(tmp_path, "resumed()", 2)
+
+
+@pytest.mark.parametrize(
+    ("how", "names", "first", "second"),
+    [
+        (
+            "end",
+            ["consecutive", "shuffle_buffer", "adaptive"],
+            *2 * ("loaders of processes [1] ended after 5 batches",),
+        ),
+        (
+            "fail",
+            ["consecutive", "shuffle_buffer", "adaptive"],
+            "process 1 failed, so no process gets fresh batch 5: OSError: the disk",
+            "OSError the disk is gone",
+        ),
+        (
+            "hang",
+            ["spread"],
+            "process 1 failed, so no process gets fresh batch 5: TimeoutError: the",
+            "TimeoutError the loader gave no fresh batch for 2 s",
+        ),
+    ],
+)
+def test_a_loader_that_stops_early_is_an_error_in_all(
+    tmp_path, how, names, first, second
+):
+    said = run_two(tmp_path, f"ended('{how}', *{names})", 1)
+    for out, words in zip(said, (first, second), strict=True):
+        lines = [line for line in out.splitlines() if line.startswith("after")]
+        assert len(lines) == len(names)
+        assert all(words in line for line in lines), out
+    assert [re.findall("after [1-9].", out) for out in said[:1]] == [
+        re.findall("after [1-9].", out) for out in said[1:]
+    ]
+
+
+def test_processes_that_make_other_echoes_are_refused(tmp_path):
+    for out in run_two(tmp_path, "other_echo()", 1):
+        assert "must make the same echo" in out and "factor=3" in out
