@@ -60,6 +60,7 @@ _BENCHMARKS: dict[str, Callable[[], Result | Iterable[Result]]] = {
     "draw": device.draw,
     "growth": growth.growth,
     "loop": plain_loop.plain_loop,
+    "no-spec": starved.no_spec,
     "own": training_loop.training_loop,
     "memory": host.memory,
     "plan": host.plan_cost,

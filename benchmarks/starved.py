@@ -4,7 +4,9 @@ import functools
 import itertools
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -16,7 +18,7 @@ import echo_jax as ej
 from benchmarks.device import make_feed
 from benchmarks.harness import Result, drive
 
-__all__ = ["growth", "p1", "p2"]
+__all__ = ["growth", "no_spec", "p1", "p2"]
 
 _BATCH = 32
 
@@ -27,12 +29,14 @@ def _batch() -> dict[str, np.ndarray]:
     return {"image": image, "label": np.zeros(_BATCH, np.int32)}
 
 
-def _producer(t_up_s: float) -> Iterator[dict[str, np.ndarray]]:
+def _producer(t_up_s: float, *, bursty: bool = False) -> Iterator[dict[str, Any]]:
     """A storage that answers every so many seconds, simulated by sleeping."""
     batch = _batch()
-    while True:
-        time.sleep(t_up_s)
-        yield batch
+    for number in itertools.count(1):
+        # Nine short waits and a long one, with the same mean.
+        of_mean = (6.4 if number % 10 == 0 else 0.4) if bursty else 1.0
+        time.sleep(of_mean * t_up_s)
+        yield {name: rows.copy() for name, rows in batch.items()}
 
 
 # Width and number of products of a step of about 5 ms, by the cores that XLA runs it
@@ -70,6 +74,17 @@ class _Trainer:
 
         drive(step, 5)
         return drive(step, count)
+
+    def fed_s(self, batches: Any, count: int) -> float:
+        """Seconds per step on batches of an iterator, which it closes."""
+
+        def step() -> jax.Array:
+            self.weights = self._plain(self.weights, next(batches))
+            return self.weights
+
+        with closing(batches):
+            drive(step, count // 2)  # Until an echo has filled its buffer.
+            return drive(step, count)
 
     def batch_echo_s(self, source: Iterator[Any], fresh: int, factor: int) -> float:
         """Seconds per fresh batch of the plain loop: fetch, then repeat."""
@@ -193,3 +208,55 @@ def p2() -> list[Result]:
         for factor, values in growth().items()
         if factor > 1
     ]
+
+
+def no_spec(updates: int = 200, repeats: int = 7) -> list[Result]:
+    """A call without a spec: its time, and how busy it keeps a step."""
+    trainer = _Trainer("one core")
+    calls = {"host": ej.echo_batches, "device": ej.device.echo_batches}
+    cases = [(0.5, False), (1.0, False), (4.0, False), (2.0, True)]
+    found: dict[tuple[str, float, bool], list[float]] = {}
+    for repeat in range(repeats + 1):
+        for ratio, bursty in cases:
+            t_down = trainer.held_step_s()
+            took = {
+                name: trainer.fed_s(
+                    call(_producer(ratio * t_down, bursty=bursty)), updates
+                )
+                for name, call in {"peer": _prefetched, **calls}.items()
+            }
+            held = (t_down + trainer.held_step_s()) / 2
+            for name in calls:
+                value = took[name] / took["peer"] if ratio <= 1 else held / took[name]
+                if repeat:
+                    found.setdefault((name, ratio, bursty), []).append(value)
+    return [
+        Result(
+            f"no-spec-{name}-{'bursty' if bursty else f'{ratio:g}'}",
+            f"no spec, echo on the {name}, R={ratio:g}{', bursty' * bursty}: "
+            + ("time of an update / a loop's" if ratio <= 1 else "step busy"),
+            statistics.median(values),
+            "<= 1.01" if ratio <= 1 else ">= 0.98",
+            "x" if ratio <= 1 else "of the time",
+            "a loop that prefetches 2 batches" if ratio <= 1 else "one held batch",
+            values,
+            f"simulated storage (sleeps); {updates} updates a repeat",
+        )
+        for (name, ratio, bursty), values in found.items()
+    ]
+
+
+def _prefetched(source: Iterator[Any]) -> Iterator[Any]:
+    """A plain loader that makes and sends two batches ahead in a thread."""
+    with ThreadPoolExecutor(1) as pool:
+        ahead = deque(pool.submit(_sent, source) for _ in range(2))
+        try:
+            while True:
+                ahead.append(pool.submit(_sent, source))
+                yield ahead.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _sent(source: Iterator[Any]) -> Any:
+    return jax.device_put(next(source))
