@@ -22,10 +22,11 @@ from echo_jax.echo.plans.lanes import (
     lanes_are_alike,
     split_state,
 )
+from echo_jax.echo.processes import Placement
 from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import AnySpec
 from echo_jax.training.feeds.feed import JoinedBatches
-from echo_jax.training.processes.distributed import local_mesh, put, view_with_sharding
+from echo_jax.training.processes.distributed import put
 from echo_jax.workloads.base import Augment, Batch
 
 __all__ = [
@@ -144,7 +145,8 @@ class DeviceEchoFeed:
         note(str(buffer))
         # Each process reads and writes only the buffer of its own devices.
         own_lanes = num_lanes // shards[0].count * len(shards)
-        own = replace(buffer, num_lanes=own_lanes, mesh=local_mesh(mesh))
+        self._place = place = Placement.of(mesh, ())
+        own = replace(buffer, num_lanes=own_lanes, mesh=place.mesh, axes=place.axes)
         self.num_lanes = num_lanes
         seed = int(seed_for_use(config.seed, _AUGMENT_STREAM, 0))
         self._sample = sample
@@ -166,12 +168,8 @@ class DeviceEchoFeed:
     def arrays(self) -> Any:
         """The slots of all processes."""
         own = self._feed.arrays
-        if jax.process_count() == 1:
-            return own
         if own is not self._own_arrays:
-            sharding, times = self.batching.buffer.sharding, jax.process_count()
-            self._arrays = view_with_sharding(own, sharding, times=times)
-            self._own_arrays = own
+            self._arrays, self._own_arrays = self._place.joined(own), own
         return self._arrays
 
     @property

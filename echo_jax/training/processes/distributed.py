@@ -18,7 +18,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, Sharding
+from jax.sharding import Sharding
 
 from echo_jax.config import Config
 from echo_jax.echo.shard import DataShard
@@ -32,12 +32,10 @@ __all__ = [
     "connected",
     "fetch_global",
     "is_main_process",
-    "local_mesh",
     "own_shards",
     "put",
     "replicate",
     "this_shard",
-    "view_with_sharding",
     "wait_for_all",
 ]
 
@@ -182,25 +180,3 @@ def fetch_global(array: jax.Array) -> np.ndarray:
     if jax.process_count() == 1 or array.is_fully_replicated:
         return np.asarray(jax.device_get(array))
     return multihost_utils.process_allgather(array, tiled=True)
-
-
-def local_mesh(mesh: Mesh) -> Mesh:
-    """Returns the devices of this process, along one axis."""
-    if jax.process_count() == 1:
-        return mesh
-    own = [d for d in mesh.devices.flat if d.process_index == jax.process_index()]
-    return Mesh(np.array(own), ("data",))
-
-
-# The rows stay on their devices; only the global number of rows changes, by `times`.
-def view_with_sharding(tree: Any, sharding: Any, *, times: int) -> Any:
-    """Returns arrays of the same memory under another sharding."""
-
-    def wrap(x: jax.Array) -> jax.Array:
-        shards = [shard.data for shard in x.addressable_shards]
-        rows = sum(len(shard) for shard in shards)
-        return jax.make_array_from_single_device_arrays(
-            (rows * times, *x.shape[1:]), sharding, shards
-        )
-
-    return jax.tree.map(wrap, tree)
