@@ -210,7 +210,7 @@ def p2() -> list[Result]:
     ]
 
 
-def no_spec(updates: int = 200, repeats: int = 7) -> list[Result]:
+def no_spec(updates: int = 150, repeats: int = 5) -> list[Result]:
     """A call without a spec: its time, and how busy it keeps a step."""
     trainer = _Trainer("one core")
     calls = {"host": ej.echo_batches, "device": ej.device.echo_batches}

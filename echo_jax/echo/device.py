@@ -228,6 +228,7 @@ class DeviceEchoIterator(Iterator[Any]):
             "examples of": jax.tree.unflatten(layout.structure, layout.items),
             "buffer_bytes": options.buffer_bytes,
             "num_lanes": options.num_lanes,
+            "prefetch": options.prefetch,
             "drop_remainder": options.drop_remainder,
         }
         # Without the addresses of functions, such as that of a factor.

@@ -119,7 +119,7 @@ class Placement:
 
 
 class Meeting:
-    """The processes that make an echo together; they make echoes in the same order."""
+    """The processes that share an echo; all make their echoes in the same order."""
 
     def __init__(self, mesh: Mesh, timeout_s: float):
         self._client: Any = distributed.global_state.client
@@ -142,13 +142,7 @@ class Meeting:
         """Waits until all processes are here; returns their words, but no None."""
         sitting, number = self._sitting, self._round
         self._round += 1
-        if word is not None:
-            self._words[number] = word
-        self._client.key_value_set(
-            f"{self._name}/at/{self._me}",
-            json.dumps([sitting, number, self._words]),
-            allow_overwrite=True,
-        )
+        self._say(number, word)
         began = time.monotonic()
         while True:
             found = self._found()
@@ -163,16 +157,28 @@ class Meeting:
             if self._sitting != sitting:
                 raise InterruptedError("this echo goes to another state")
             if waited_s > self.timeout_s + _LONGER_S:
-                raise TimeoutError(
+                text = (
                     f"processes {missing} gave no fresh batch for {waited_s:.0f} s, "
                     f"and process {self._me} waits for them. See what their loaders "
                     "wait for, or use a larger timeout_s"
                 )
+                self._say(number, text)  # Those that come later must not go on.
+                raise TimeoutError(text)
             time.sleep(max(1e-3, waited_s / 20))
         words = {
             process: said.get(str(number)) for process, (*_, said) in found.items()
         }
         return {process: word for process, word in words.items() if word is not None}
+
+    def _say(self, number: int, word: Any) -> None:
+        """Tells the others that this process is in a round, and its word there."""
+        if word is not None:
+            self._words[number] = word
+        self._client.key_value_set(
+            f"{self._name}/at/{self._me}",
+            json.dumps([self._sitting, number, self._words]),
+            allow_overwrite=True,
+        )
 
     def _found(self) -> dict[int, Any]:
         """Returns the sitting, the round and the words of every process."""
@@ -260,7 +266,11 @@ class AgreedIterator(PeekedIterator):
             word = "ended"
         except Exception as error:
             word, failure = f"{type(error).__name__}: {error}", error
-        said = self._meeting.exchange(word)
+        try:
+            said = self._meeting.exchange(word)
+        except TimeoutError as error:
+            self._end = error
+            raise
         if failure is not None:
             raise failure
         ended = [process for process, word in said.items() if word == "ended"]
