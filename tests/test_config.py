@@ -43,6 +43,8 @@ echo.lanes=2 | lanes=2 needs --config.echo.where=device
 echo.replay=x | replay='x' ... needs --config.echo.mode=adaptive
 echo.mode=adaptive echo.replay=pattern:01 | must be 'pattern:', a 1 ... pattern:1000
 echo.mode=adaptive echo.replay=pattern:1100000000001 | use items 6 times ... .max_uses=6
+echo.mode=adaptive echo.min_uses=5 | min_uses=5 ... ... --config.echo.min_uses=4
+echo.min_uses=2 | min_uses=2 belongs to mode adaptive ... echo.min_uses=1
 echo.mode=adaptive dispatch.steps=2 | steps=2 would decide adaptive draws too far ahead
 D echo.lanes=24 | lanes=24 must divide config.batch_size=32; ... .echo.lanes=8
 D echo.mode=adaptive echo.factor=2.0 | belongs to mode fixed ... .echo.max_uses

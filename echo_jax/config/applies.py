@@ -154,6 +154,9 @@ def _conditions(config: Any) -> Iterator[tuple[Any, ...]]:
     yield "echo.order", "echo.mode", is_fixed, rule, "consecutive"
     rule = "repeats an adaptive run; it needs --config.echo.mode=adaptive"
     yield "echo.replay", "echo.mode", echo.mode == "adaptive", rule
+    decides = echo.mode == "adaptive" and not echo.replay.startswith("pattern:")
+    rule = "belongs to mode adaptive, where no pattern decides"
+    yield "echo.min_uses", "echo.mode", decides, rule, 1
     rule = "needs --config.echo.mode=stochastic"
     for name in echo.fetch:
         yield f"echo.fetch.{name}", "echo.mode", echo.mode == "stochastic", rule

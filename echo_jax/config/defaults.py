@@ -65,6 +65,8 @@ def default_config() -> Config:
     # The maximum uses of an item for an adaptive echo. It needs more than R, or it
     # repeats whole batches back to back.
     config.echo.max_uses = 4
+    # Its minimum. Above 1 where the loader takes the step's cores: `echo-jax probe`.
+    config.echo.min_uses = 1
     # Adaptive: the tape.json of a run to repeat, or fixed decisions for all updates:
     # "pattern:1000" takes fresh data before every fourth update.
     config.echo.replay = ""

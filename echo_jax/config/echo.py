@@ -25,7 +25,8 @@ def echo_spec(config: Config, *, replay: DecisionLog | None = None) -> AnySpec:
     # A training batch is one use of a batch, or many uses of examples.
     batch_size = 1 if echo.after == "batch" else config.batch_size
     if echo.mode == "adaptive":
-        return AdaptiveSpec(echo.max_uses, echo.buffer, batch_size, echo.seed, replay)
+        shared = (echo.buffer, batch_size, echo.seed, replay)
+        return AdaptiveSpec(echo.max_uses, *shared, echo.min_uses)
     if echo.mode == "stochastic":
         return StochasticSpec(
             fetch_schedule(config), echo.buffer, batch_size, echo.seed
@@ -66,9 +67,10 @@ def describe_echo(config: Config) -> str:
     if echo.mode == "adaptive":
         pattern = pattern_of(config)
         is_fresh = f"at every 1 of {pattern}" if pattern else "if it is ready"
+        least = "at most " if echo.min_uses == 1 else f"{echo.min_uses} to "
         return (
             f"echo: after {echo.after}, what is fresh {is_fresh}, else {one} "
-            f"again, each at most {echo.max_uses} times, from the last {where}"
+            f"again, each {least}{echo.max_uses} times, from the last {where}"
         )
     if echo.mode == "stochastic":
         fetch = fetch_schedule(config)

@@ -122,6 +122,10 @@ class AdaptiveSpec:
       seed: Names the random choice among the longest unused.
       replay: Decisions to repeat, such as the ``log`` of an earlier echo. After their
         end the ready items decide.
+      min_uses: Uses that every item gets before it gives way, from 1 to ``max_uses``,
+        and that items have on average before fresh ones are taken. Above 1 it suits a
+        loader that takes its time from the step, on the same cores: what it makes is
+        always ready, and costs the updates that it delays.
 
     Raises:
       TypeError, ValueError: A field has another type or is out of its range.
@@ -136,9 +140,16 @@ class AdaptiveSpec:
     batch_size: int = 1
     seed: int = 0
     replay: DecisionLog | None = None
+    min_uses: int = 1
 
     def __post_init__(self):
-        _check_integers(self, max_uses=1, buffer=1, batch_size=1, seed=0)
+        least = {"max_uses": 1, "buffer": 1, "batch_size": 1, "seed": 0, "min_uses": 1}
+        _check_integers(self, **least)
+        if self.min_uses > self.max_uses:
+            raise ValueError(
+                f"min_uses={self.min_uses} must be at most max_uses={self.max_uses}. "
+                f"Use min_uses={self.max_uses}."
+            )
         if self.replay is None or isinstance(self.replay, DecisionLog):
             return
         if not isinstance(self.replay, Sequence):

@@ -243,7 +243,11 @@ def _what_is_trained(run: Run) -> str:
         "workload": run.summary["workload"],
         "model": run.config.get("model"),
         "source": run.config.get("data", {}).get("source"),
-        "echo": [factor, *map(echo.get, ("mode", "where", "after", "max_uses"))],
+        "echo": [
+            factor,
+            *map(echo.get, ("mode", "where", "after", "max_uses")),
+            echo.get("min_uses", 1),
+        ],
         "hold_batch": run.summary.get("hold_batch"),
         "storage": run.summary["storage"],
         "devices": sorted(set(run.environment["devices"])),

@@ -299,7 +299,8 @@ def _echo_in_words(run: Run) -> str:
     if echo["mode"] == "fixed" and echo["factor"] == 1:
         return "none"
     if echo["mode"] == "adaptive":
-        words = f"adaptive up to {echo['max_uses']}x after {echo['after']}"
+        least = f"{echo['min_uses']} " if echo.get("min_uses", 1) > 1 else "up "
+        words = f"adaptive {least}to {echo['max_uses']}x after {echo['after']}"
     elif echo["mode"] == "stochastic":
         words = f"stochastic after {echo['after']}"
     else:

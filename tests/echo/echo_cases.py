@@ -95,6 +95,7 @@ class Stacked:
 LOAD = ej.FetchSchedule(start=0.4, end=0.4)
 MODES = {
     "adaptive": ej.AdaptiveSpec(max_uses=3, buffer=12, batch_size=4, seed=1),
+    "adaptive-twice": ej.AdaptiveSpec(4, buffer=12, batch_size=4, min_uses=2),
     "stochastic": ej.StochasticSpec(LOAD, buffer=10, batch_size=4, seed=2),
 }
 

@@ -22,12 +22,12 @@ def make(args, replay=None, **options):
 class AdaptiveDriver(Driver):
     """Checks the rule of every batch as well."""
 
-    def __init__(self, plan, lanes, total, *, cap):
+    def __init__(self, plan, lanes, total, *, cap, least):
         super().__init__(plan, lanes, total)
-        self.cap = cap
+        self.cap, self.least = cap, least
 
     def gives_way(self, item):
-        return self.uses[item] >= 1
+        return self.uses[item] >= self.least
 
     def below(self):
         """The items of every lane that may be used again."""
@@ -55,6 +55,9 @@ class AdaptiveDriver(Driver):
         uses = uses or self.plan.batch
         need = self.plan.need(uses)
         assert not (need.must and need.may)
+        if need.may:
+            used = [n for n in self.uses.values() if n]
+            assert sum(used) >= self.least * len(used), "fresh items come too early"
         self.fill(uses, ready)
         if need.must or ready:
             assert self.plan.need(uses) == Need()
@@ -63,7 +66,8 @@ class AdaptiveDriver(Driver):
 
 def driver_of(args, replay=None, total=10**9):
     lanes = Lanes(args["host_batch"], args.get("num_lanes", 1))
-    return AdaptiveDriver(make(args, replay), lanes, total, cap=args.get("max_uses", 4))
+    bounds = {"cap": args.get("max_uses", 4), "least": args.get("min_uses", 1)}
+    return AdaptiveDriver(make(args, replay), lanes, total, **bounds)
 
 
 @st.composite
@@ -71,13 +75,18 @@ def arguments(draw):
     lanes = draw(st.integers(1, 3))
     batch = draw(st.integers(1, 6))
     rows = batch + draw(st.integers(0, 7))
+    max_uses = draw(st.integers(1, 5))
+    min_uses = draw(st.integers(1, max_uses))
     least = batch - np.gcd(batch, rows) + rows
+    if min_uses > 1 and rows % batch:
+        least = 2 * rows
     return {
         "buffer": lanes * int(least + draw(st.integers(0, 40))),
         "batch_size": lanes * batch,
         "host_batch": lanes * rows,
         "num_lanes": lanes,
-        "max_uses": draw(st.integers(1, 5)),
+        "max_uses": max_uses,
+        "min_uses": min_uses,
         "seed": draw(st.integers(0, 3)),
     }
 
@@ -149,6 +158,29 @@ def test_a_small_case_by_hand():
     assert plan.need(1) == Need(must=1)
     assert plan.write(1).tolist() == [[0], [0]]
     assert list(plan.log) == [True, True, False, False]
+
+
+def test_data_that_is_always_ready_is_used_at_least_so_often():
+    """16 batches are held and used twice: their uses are a whole buffer apart."""
+    args = {"buffer": 64, "batch_size": 4, "host_batch": 4, "min_uses": 2}
+    driver = driver_of(args)
+    assert driver.take(ready=True) == [[(k, 0) for k in range(4)]]
+    assert driver.plan.need(4) == Need()  # They had one use each.
+    batches = [driver.take(ready=True)[0] for _ in range(399)]
+    assert driver.plan.counts().repeats == driver.plan.counts().fresh == 800
+    last = {item: number for number, batch in enumerate(batches) for item, _ in batch}
+    lags = [
+        last[item] - number
+        for number, batch in enumerate(batches[100:300], 100)
+        for item, repeat in batch
+        if repeat == 0
+    ]
+    assert np.quantile(lags, 0.1) > 16
+    # What is recorded with another bound is no log of this echo.
+    replayed = make(args, [True, True])
+    replayed.write(4), replayed.next(4)
+    with pytest.raises(ValueError, match=r"before batch 1, .* early with min_uses=2"):
+        replayed.need(4)
 
 
 @pytest.mark.parametrize("ratio", [1.5, 3.2])

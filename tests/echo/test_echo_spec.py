@@ -44,6 +44,8 @@ def test_a_spec_is_equal_and_hashed_by_its_fields_and_pickled(mode):
         *((mode, "seed", -1, "got -1. Use seed=0.") for mode in MAKE),
         ("fixed", "order", "random", "order='random' is unknown; use one of 'consecu"),
         ("adaptive", "max_uses", 1.5, "got 1.5. Use max_uses=2."),
+        ("adaptive", "min_uses", 0, "got 0. Use min_uses=1."),
+        ("adaptive", "min_uses", 5, "at most max_uses=2. Use min_uses=2."),
         ("stochastic", "fetch", 0.5, "must be a FetchSchedule, such as FetchSchedule("),
     ],
 )

@@ -145,6 +145,7 @@ CHANGES = {
     "factor": 3,
     "order": "window_shuffle",
     "max_uses": 3,
+    "min_uses": 2,
     "fetch": ej.FetchSchedule(start=0.25, end=0.25),
     "buffer": 80,
     "batch_size": 2,

@@ -46,8 +46,8 @@ def assert_echo_laws(
     1. Exactness: nothing is lost and nothing is extra.
 
        - A fixed echo uses item k exactly n_k times.
-       - An adaptive echo uses every item 1 to ``max_uses`` times. It uses the items in
-         the buffer at the end exactly ``max_uses`` times.
+       - An adaptive echo uses every item ``min_uses`` to ``max_uses`` times. It uses
+         the items in the buffer at the end exactly ``max_uses`` times.
        - A stochastic echo takes fresh batches in order, exactly when its coins say so.
          It ends with the first fetch that finds no item.
     2. Identity: the output is the upstream at factor 1 in order ``consecutive``, at
@@ -88,7 +88,8 @@ def assert_echo_laws(
          minus the ceil(e) + 2 places by which merging the cohorts moves a use.
        - Adaptive and stochastic echoes hold no item twice in a batch, and repeat only
          the last ``buffer`` items. An adaptive echo puts fresh items first. It repeats
-         no item of the previous batch while four batches of others wait.
+         no item of the previous batch while four batches of others wait, except one
+         that lacks some of its ``min_uses``.
     7. Agreement: the sequence of tags is that of the reference plan,
        `echo_jax.echo.plans.make_plan`.
     8. Independence: instances that run in turns, over upstreams of another speed,

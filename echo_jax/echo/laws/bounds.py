@@ -61,6 +61,7 @@ def _adaptive_bounds(trial: Trial, spec: AdaptiveSpec, uses: list[Use]) -> None:
             trial.fail(6, where, expected, f"item {min(wrong)}")
         # Items are drawn from the quarter that has waited longest. An item that was
         # just used is behind the middle, or up to a batch before it.
+        before = {k for k in before if used[k] >= spec.min_uses}
         if len(waiting) >= 4 * size and (twice := before.intersection(repeats)):
             expected = f"none of the batch before, as {len(waiting)} items wait"
             trial.fail(6, where, expected, f"item {min(twice)}")

@@ -68,7 +68,8 @@ def _due(trial: Trial) -> list[tuple[int, int]]:
     assert isinstance(spec, AdaptiveSpec)
     # After the upstream's end, batches continue until the buffered items are used up.
     held = max(0, num_items - spec.buffer)
-    return [(1 if k < held else spec.max_uses, spec.max_uses) for k in range(num_items)]
+    least, most = spec.min_uses, spec.max_uses
+    return [(least if k < held else most, most) for k in range(num_items)]
 
 
 def _exact_loads(trial: Trial, spec: StochasticSpec, record: Record) -> None:
@@ -111,7 +112,7 @@ def _identity(trial: Trial, _: Record) -> None:
 
 def _without_repeats(spec: AnySpec) -> tuple[str, AnySpec]:
     if isinstance(spec, AdaptiveSpec):
-        return "max_uses=1", replace(spec, max_uses=1, replay=None)
+        return "max_uses=1", replace(spec, max_uses=1, min_uses=1, replay=None)
     if isinstance(spec, StochasticSpec):
         return "p = 1", replace(spec, fetch=FetchSchedule())
     return "factor 1", replace(spec, factor=1, order="consecutive", buffer=1)

@@ -14,6 +14,13 @@ their order. The plan asks for more only if fewer unused items are waiting than 
 batch uses, so no item is lost unused. Repeats are chosen at random among the longest
 unused items. The cost of a batch does not grow with the buffer.
 
+With ``min_uses`` above 1, fresh items are optional only if two more conditions hold:
+the items that were used have had ``min_uses`` uses on average, and each item that would
+give way has had them itself. The first one lets repeats begin with the second batch.
+For the second one, items that give way next are repeated before the longest unused
+ones. So while data is always ready, every item is used ``min_uses`` times, half a
+buffer and more apart.
+
 A log records with one bit per batch whether fresh items were taken before it. The
 sequence of uses is a function of the spec, the log, and the end of the upstream. With
 ``replay``, the plan repeats the decisions of a log and records them again; after the
@@ -80,6 +87,8 @@ class AdaptivePlan(RingPlan):
             )
         batch = spec.batch_size // lanes.count
         waiting = batch - math.gcd(batch, lanes.rows)
+        if spec.min_uses > 1 and waiting:
+            waiting = lanes.rows  # Some of them may lack uses that fill no batch.
         least = (waiting + lanes.rows) * lanes.count
         if spec.buffer < least:
             raise ValueError(
@@ -87,6 +96,8 @@ class AdaptivePlan(RingPlan):
                 f"gives way; use at least {least}"
             )
         self._replay = spec.replay or DecisionLog()
+        # Plans of earlier versions have no `min_uses`, which is 1 there.
+        least_uses = (spec.min_uses,) if spec.min_uses > 1 else ()
         sizes = (spec.buffer, spec.batch_size, lanes.host_batch, lanes.count)
         super().__init__(
             spec,
@@ -94,15 +105,20 @@ class AdaptivePlan(RingPlan):
             num_slots=spec.buffer // lanes.count,
             rows=lanes.rows,
             fingerprint=fingerprint(
-                _SEQUENCE_VERSION, *sizes, spec.max_uses, spec.seed, *options
+                _SEQUENCE_VERSION,
+                *sizes,
+                spec.max_uses,
+                *least_uses,
+                spec.seed,
+                *options,
             ),
         )
 
     def _start(self) -> None:
         super()._start()
-        max_uses, seed = self._spec.max_uses, self._spec.seed
+        spec, rows = self._spec, self._lanes.rows
         self._items = [
-            LeastRecentlyUsed(self.num_slots, max_uses, sequence(seed, lane))
+            LeastRecentlyUsed(spec, self.num_slots, rows, sequence(spec.seed, lane))
             for lane in self._lanes.own
         ]
         self._recorder = Recorder()
@@ -119,20 +135,30 @@ class AdaptivePlan(RingPlan):
             rows = min(rows, self._left)
         if self._taken or not rows:
             return Need()
-        must = not self._can_serve()
+        # If the batch needs items and the log takes none, the upstream had ended there.
+        # A restored echo has not found that out yet.
+        if min([items.num_drawable for items in self._items]) < self.batch:
+            return Need(must=rows)
         position = len(self._recorder)
         if position < len(self._replay):
-            # If the batch needs items and the log takes none, the upstream had ended
-            # there. A restored echo has not found that out yet.
-            take = must or self._replay[position]
-            return Need(must=rows) if take else Need()
-        if must:
-            return Need(must=rows)
-        # All lanes take and use fresh items alike.
-        return Need(may=rows) if self._items[0].num_unused < self.batch else Need()
+            if self._replay[position] and not self._is_open():
+                raise ValueError(
+                    f"the log takes fresh items before batch {position}, which is too "
+                    f"early with min_uses={self._spec.min_uses}; use one that was "
+                    "recorded with this echo"
+                )
+            return Need(must=rows) if self._replay[position] else Need()
+        return Need(may=rows) if self._is_open() else Need()
 
-    def _can_serve(self) -> bool:
-        return min([items.num_drawable for items in self._items]) >= self.batch
+    def _is_open(self) -> bool:
+        """Returns whether fresh items may come: the others had their `min_uses`."""
+        # All lanes take and use fresh items alike.
+        used = self._items[0].unused
+        return (
+            self._written - used < self.batch
+            and self._used >= self._spec.min_uses * used * len(self._items)
+            and not any(items.due().size for items in self._items)
+        )
 
     def write(self, rows: int) -> np.ndarray:
         position = len(self._recorder)

@@ -10,19 +10,21 @@ import functools
 import numpy as np
 
 from echo_jax.echo.keys import mix, sequence
+from echo_jax.echo.spec import AdaptiveSpec
 
 __all__ = ["LeastRecentlyUsed"]
 
 _HALF = np.uint64(32)
+_NONE = np.zeros(0, np.int32)
 
 
 class LeastRecentlyUsed:
     """The items of one lane, in a ring of slots, the least recently used first."""
 
-    def __init__(self, num_slots: int, max_uses: int, seed: int):
-        self._num_slots = num_slots
-        self._max_uses = max_uses
-        self._seed = seed
+    def __init__(self, spec: AdaptiveSpec, num_slots: int, rows: int, seed: int):
+        # ``rows`` items come together.
+        self._num_slots, self._rows, self._seed = num_slots, rows, seed
+        self._min_uses, self._max_uses = spec.min_uses, spec.max_uses
         # Items that came in so far, and the oldest one that was never used.
         self.items = self.unused = 0
         span = 1 << (num_slots - 1).bit_length()
@@ -43,6 +45,18 @@ class LeastRecentlyUsed:
         """The number of items below `max_uses`."""
         return self.num_unused + self._tail - self._head
 
+    def due(self) -> np.ndarray:
+        """Returns the slots of items that give way next, used below `min_uses` times.
+
+        The oldest comes first. There are none at a `min_uses` of 1.
+        """
+        first = max(0, self.items - self._num_slots)
+        stop = min(self.items - self._num_slots + self._rows, self.unused)
+        if self._min_uses == 1 or stop <= first:
+            return _NONE
+        slots = (np.arange(first, stop) % self._num_slots).astype(np.int32)
+        return slots.compress(self._uses[slots] < self._min_uses)
+
     def write(self, n: int) -> None:
         """Takes in ``n`` items; they replace the oldest ones, which were all used."""
         first = max(0, self.items - self._num_slots)
@@ -54,18 +68,22 @@ class LeastRecentlyUsed:
 
     def draw(self, n: int, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Uses ``n`` items once; returns slots and earlier uses, ``int32[n]`` each."""
-        # Never-used items go first, in their order. The front quarter of the queue is
-        # cut into equal parts, and one item of each part is chosen at random, so that
-        # items that came together separate. ``number`` is that of the draw, which names
-        # the random choices.
+        # Never-used items go first, in their order, then those that are due. The front
+        # quarter of the queue is cut into equal parts, and one item of each part is
+        # chosen at random, so that items that came together separate. ``number`` is
+        # that of the draw, which names the random choices.
         parts, fresh = [], min(n, self.num_unused)
         if fresh:
             slots = np.arange(self.unused, self.unused + fresh) % self._num_slots
             parts.append(slots.astype(np.int32))
             self._uses[parts[0]] = 0
             self.unused += fresh
-        if fresh < n:
-            parts.append(self._choose(n - fresh, number))
+        due = self.due()[: n - fresh] if fresh < n else _NONE
+        if due.size:
+            self._evict(due)
+            parts.append(due)
+        if fresh + due.size < n:
+            parts.append(self._choose(n - fresh - due.size, number))
         slots = parts[0] if len(parts) == 1 else np.concatenate(parts)
         repeat = self._uses.take(slots)
         uses = repeat + np.int32(1)
