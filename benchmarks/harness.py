@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from echo_jax.echo.instrument.stopwatch import BoundedSteps
+from echo_jax.echo.instrument.measure import BoundedSteps
 from echo_jax.training.records.environment import code_commit
 
 __all__ = ["Result", "drive", "machine", "paired", "seconds", "versions"]

@@ -29,7 +29,7 @@ from benchmarks.pages import progress_bar
 from echo_jax.arms import arm_configs, make_ready_for_trials
 from echo_jax.cli.command_end import path_argument
 from echo_jax.config import Config, load_config
-from echo_jax.echo.instrument.worth import mean_worth
+from echo_jax.echo.instrument.rates import mean_worth
 from echo_jax.searches.comparison import ArmResult, read_search
 from echo_jax.searches.statistics import relative_seconds
 from echo_jax.studies.figures import COLOURS, MARKERS, write_drawn

@@ -265,7 +265,7 @@ def run_probe(
       on_progress: Called with the next measurement and the fraction that is done.
 
     Returns:
-      The `echo_jax.echo.instrument.probe_report.ProbeReport`; print it.
+      The `echo_jax.echo.instrument.advice.ProbeReport`; print it.
 
     Raises:
       ConfigRefusedError: The config cannot be run here.

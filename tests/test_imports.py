@@ -36,7 +36,7 @@ ALLOWED = {
     "runs": "arms config files inference.examples "
     "searches.making searches.workers terminal.notes training workloads",
     "searches": "config files searches studies terminal training workloads",
-    "studies": "echo.instrument.worth files studies terminal.printable",
+    "studies": "echo.instrument.rates files studies terminal.printable",
     "terminal": "terminal",
     "training": "config echo files models.batch_norm terminal training workloads.base",
     "workloads": "config.fields data echo models workloads",

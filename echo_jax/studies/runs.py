@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from echo_jax.echo.instrument.worth import RepeatWorth
+from echo_jax.echo.instrument.rates import RepeatWorth
 from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.files.json_files import DamagedFileError, missing, read_json, read_line
 from echo_jax.studies import fields

@@ -236,18 +236,15 @@ def _num_devices(run: Run) -> int:
 
 def _what_is_trained(run: Run) -> str:
     """Returns the key that runs of a group share, without batch and mesh."""
-    echo = run.summary["echo"]
+    echo = {"min_uses": 1, **run.summary["echo"]}
     # Older runs measured a factor of "auto".
     factor = echo.get("factor_asked", echo["factor"])
+    asked = ("mode", "where", "after", "max_uses", "min_uses")
     shared = {
         "workload": run.summary["workload"],
         "model": run.config.get("model"),
         "source": run.config.get("data", {}).get("source"),
-        "echo": [
-            factor,
-            *map(echo.get, ("mode", "where", "after", "max_uses")),
-            echo.get("min_uses", 1),
-        ],
+        "echo": [factor, *map(echo.get, asked)],
         "hold_batch": run.summary.get("hold_batch"),
         "storage": run.summary["storage"],
         "devices": sorted(set(run.environment["devices"])),

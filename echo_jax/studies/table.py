@@ -15,7 +15,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from echo_jax.echo.instrument.worth import mean_worth
+from echo_jax.echo.instrument.rates import mean_worth
 from echo_jax.files.folders import run_file
 from echo_jax.studies.runs import Run, Study
 
@@ -50,8 +50,8 @@ class ArmRow:
       diverged: The update at which it diverged, or None.
       seconds: Training time, without evaluation, saving and compiling.
       relative: Costs over the baseline's; None unless both met the target.
-      idle_fraction: The fraction of the run in which the accelerator waited. It is
-        negative if the steps ran faster than the step that was timed.
+      idle_fraction: The fraction of the run in which the accelerator waited, which does
+        not see contention. Negative if steps ran faster than the step that was timed.
       ratio: R, time per fresh batch over time per step, measured in the run.
       repeat_worth: Fresh examples that one repeat replaced on average until the target,
         ``(baseline's fresh - fresh) / repeats``; 1 is as good as fresh.

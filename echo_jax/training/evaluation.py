@@ -1,7 +1,7 @@
 """Evaluation over a split: exact sums and counts, and an optional evaluator.
 
 A run may also be evaluated after a branch on fresh data alone, which measures the worth
-of its repeats; see `echo_jax.echo.instrument.worth`. The run itself is the other
+of its repeats; see `echo_jax.echo.instrument.rates`. The run itself is the other
 branch. So a branch costs its updates, their fresh batches and one evaluation.
 """
 
@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from echo_jax.config import Config
-from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT
+from echo_jax.echo.instrument.measure import MAX_IN_FLIGHT
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.processes.distributed import all_gather, this_shard

@@ -6,9 +6,8 @@ from functools import partial
 from typing import Any
 
 from echo_jax.config import Config
-from echo_jax.echo.instrument.advice import OptionNames
-from echo_jax.echo.instrument.probe import probe
-from echo_jax.echo.instrument.probe_report import ProbeReport
+from echo_jax.echo.instrument.advice import OptionNames, ProbeReport
+from echo_jax.echo.instrument.measure import probe
 from echo_jax.training.feeds.feed import JoinedBatches
 from echo_jax.training.feeds.loader import measure_loader, unechoed
 from echo_jax.training.measure import Rates, held_feed, measure_step
@@ -93,6 +92,7 @@ def _options(flag: str) -> OptionNames:
         prefetch=f"{flag}.data.prefetch",
         seconds="--seconds",
         worth=f"{flag}.probe_repeats",
+        min_uses=f"{flag}.echo.min_uses={{factor}} {flag}.echo.max_uses={{most}}",
         device=f"on the accelerator ({flag}.echo.where=device)",
         placements=("decode", "augment", "batch"),
         echo=(

@@ -31,8 +31,7 @@ from echo_jax.config import Config
 from echo_jax.config.batch import BatchGrowth
 from echo_jax.config.check import check_config
 from echo_jax.echo.finite import BadItemError
-from echo_jax.echo.instrument.fresh_time import bounds_of_all, within
-from echo_jax.echo.instrument.stopwatch import MAX_IN_FLIGHT
+from echo_jax.echo.instrument.measure import MAX_IN_FLIGHT, bounds_of_all, within
 from echo_jax.files.folders import RunPath, run_folder
 from echo_jax.files.json_files import read_if_whole
 from echo_jax.files.lock import FolderLock

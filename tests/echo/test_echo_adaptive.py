@@ -22,9 +22,9 @@ def make(args, replay=None, **options):
 class AdaptiveDriver(Driver):
     """Checks the rule of every batch as well."""
 
-    def __init__(self, plan, lanes, total, *, cap, least):
+    def __init__(self, plan, lanes, total, args):
         super().__init__(plan, lanes, total)
-        self.cap, self.least = cap, least
+        self.cap, self.least = args.get("max_uses", 4), args.get("min_uses", 1)
 
     def gives_way(self, item):
         return self.uses[item] >= self.least
@@ -66,8 +66,7 @@ class AdaptiveDriver(Driver):
 
 def driver_of(args, replay=None, total=10**9):
     lanes = Lanes(args["host_batch"], args.get("num_lanes", 1))
-    bounds = {"cap": args.get("max_uses", 4), "least": args.get("min_uses", 1)}
-    return AdaptiveDriver(make(args, replay), lanes, total, **bounds)
+    return AdaptiveDriver(make(args, replay), lanes, total, args)
 
 
 @st.composite
@@ -77,9 +76,8 @@ def arguments(draw):
     rows = batch + draw(st.integers(0, 7))
     max_uses = draw(st.integers(1, 5))
     min_uses = draw(st.integers(1, max_uses))
-    least = batch - np.gcd(batch, rows) + rows
-    if min_uses > 1 and rows % batch:
-        least = 2 * rows
+    waiting = batch - np.gcd(batch, rows)
+    least = rows + (rows if waiting and min_uses > 1 else waiting)
     return {
         "buffer": lanes * int(least + draw(st.integers(0, 40))),
         "batch_size": lanes * batch,
@@ -140,14 +138,7 @@ def test_a_restore_at_every_draw_goes_on_the_same(args, readiness, total, pendin
 
 def test_a_small_case_by_hand():
     """Two lanes of one item: fresh, echo of the older, wait at the cap."""
-    args = {
-        "buffer": 4,
-        "batch_size": 2,
-        "host_batch": 2,
-        "num_lanes": 2,
-        "max_uses": 2,
-    }
-    driver = driver_of(args)
+    driver = driver_of(SMALL | {"buffer": 4, "num_lanes": 2})
     plan = driver.plan
     assert plan.need(1) == Need(must=1)
     assert driver.take(ready=True) == [[(0, 0)], [(1, 0)]]
@@ -164,23 +155,16 @@ def test_data_that_is_always_ready_is_used_at_least_so_often():
     """16 batches are held and used twice: their uses are a whole buffer apart."""
     args = {"buffer": 64, "batch_size": 4, "host_batch": 4, "min_uses": 2}
     driver = driver_of(args)
-    assert driver.take(ready=True) == [[(k, 0) for k in range(4)]]
-    assert driver.plan.need(4) == Need()  # They had one use each.
-    batches = [driver.take(ready=True)[0] for _ in range(399)]
-    assert driver.plan.counts().repeats == driver.plan.counts().fresh == 800
-    last = {item: number for number, batch in enumerate(batches) for item, _ in batch}
-    lags = [
-        last[item] - number
-        for number, batch in enumerate(batches[100:300], 100)
-        for item, repeat in batch
-        if repeat == 0
-    ]
+    batches = [driver.take(ready=True)[0] for _ in range(400)]
+    assert driver.plan.counts() == ej.Counts(fresh=800, uses=1600, repeats=800)
+    at = {use: number for number, batch in enumerate(batches) for use in batch}
+    lags = [at[item, 1] - at[item, 0] for item in range(200, 600)]
     assert np.quantile(lags, 0.1) > 16
-    # What is recorded with another bound is no log of this echo.
-    replayed = make(args, [True, True])
-    replayed.write(4), replayed.next(4)
+    # What was recorded with another bound is no log of this echo.
+    replayed = driver_of(args, [True, True])
+    replayed.take()
     with pytest.raises(ValueError, match=r"before batch 1, .* early with min_uses=2"):
-        replayed.need(4)
+        replayed.take()
 
 
 @pytest.mark.parametrize("ratio", [1.5, 3.2])

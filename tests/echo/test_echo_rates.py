@@ -18,23 +18,30 @@ from echo_jax.echo.instrument import (
 def test_the_model_by_hand():
     """t_up 6, t_down 1: the setting of the paper's wall-clock study, R = 6."""
     rates = ej.rates
-    assert rates.ratio(6.0, 1.0) == 6
     updates = [rates.seconds_per_update(6.0, 1.0, e) for e in (1, 2, 3, 6, 8)]
     assert updates == [6, 3, 2, 1, 1]
-    assert [rates.seconds_per_fresh(6.0, 1.0, e) for e in (1, 6, 8)] == [6, 6, 8]
-    idle = [rates.idle_fraction(*args) for args in ((2, 1), (2, 1, 2), (0.5, 1))]
-    assert idle == [0.5, 0, 0]
     assert [rates.advised_factor(r) for r in (0.3, 3.7, 8.0)] == [1, 3.7, 4]
     assert rates.advised_factor(8.0, max_uses=16) == 8
+
+
+def test_the_model_of_shared_cores_by_hand():
+    found, rates = ej.rates.contention, ej.rates
+    updates = [rates.seconds_per_update(1.5, 1.0, e, 0.4) for e in (1, 2, 3, 6)]
+    assert updates == pytest.approx([1.6, 1.3, 1.2, 1.1])
+    assert found(1.5, 1.0, {1: 1.6, 3: 1.2}) == 0.4
+    # A run that is disturbed while the other one is not shows no contention.
+    assert found(4.0, 1.0, {1: 4.3, 4: 1.0}) == found(8.0, 1.0, {1: 8.0, 4: 2.0}) == 0
+    # A second teaches as much with e updates if w (1 + c R) = 1, whatever e is.
+    advised = [rates.advised_factor(1.5, 6, 0.4, w) for w in (0, 0.6, 0.65, 1)]
+    assert advised == [1, 1, 6, 6]
 
 
 @pytest.mark.parametrize(
     ("name", "args", "message"),
     [
         ("seconds_per_update", (float("nan"), 1.0, 2), "t_up_s=nan must be positive"),
-        ("seconds_per_fresh", (1.0, 1.0, 0.5), "factor=0.5"),
+        ("seconds_per_update", (1.0, 1.0, 0.5), "factor=0.5"),
         ("advised_factor", (2.0, 0.5), "max_uses=0.5"),
-        ("ratio", (1.0, 0.0), "t_down_s=0.0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(name, args, message):

@@ -18,7 +18,7 @@ from echo_jax.data.pipeline.fresh import Gather, TakeNote, fresh_items
 from echo_jax.data.pipeline.spec import PipelineSpec
 from echo_jax.data.pipeline.stages import Stages
 from echo_jax.echo.bad_items import BadItems
-from echo_jax.echo.instrument.fresh_time import FreshTime
+from echo_jax.echo.instrument.measure import FreshTime
 from echo_jax.echo.shard import DataShard
 
 __all__ = ["TimedFresh", "WithFreshTime", "grain_fresh"]

@@ -30,7 +30,7 @@ from echo_jax.echo.adapters import tfdata
 from echo_jax.echo.adapters.tensorflow_extra import tf
 from echo_jax.echo.bad_items import BadItems
 from echo_jax.echo.counts import UseInfo
-from echo_jax.echo.instrument.fresh_time import FreshTime
+from echo_jax.echo.instrument.measure import FreshTime
 from echo_jax.echo.plans.fixed import FixedPlan
 from echo_jax.echo.shard import DataShard
 from echo_jax.echo.spec import EchoSpec

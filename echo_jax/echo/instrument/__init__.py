@@ -2,13 +2,13 @@
 
 from echo_jax.lazy import door
 
-_MEASURE = ["BoundedSteps", "ratio_interval", "step_times", "time_calls", "wait_for"]
+_MEASURE = ["UNSEEN", "BoundedSteps", "FreshTime", "time_calls", "wait_for"]
 
 __getattr__ = door(
     __name__,
     {
         "advice": ["OptionNames"],
-        "fresh_time": ["UNSEEN", "FreshTime"],
-        "stopwatch": _MEASURE,
+        "measure": _MEASURE,
+        "rates": ["contention", "ratio_interval", "step_times"],
     },
 )

@@ -14,12 +14,10 @@ their order. The plan asks for more only if fewer unused items are waiting than 
 batch uses, so no item is lost unused. Repeats are chosen at random among the longest
 unused items. The cost of a batch does not grow with the buffer.
 
-With ``min_uses`` above 1, fresh items are optional only if two more conditions hold:
-the items that were used have had ``min_uses`` uses on average, and each item that would
-give way has had them itself. The first one lets repeats begin with the second batch.
-For the second one, items that give way next are repeated before the longest unused
-ones. So while data is always ready, every item is used ``min_uses`` times, half a
-buffer and more apart.
+With ``min_uses`` above 1, fresh items are optional only if the items that were used
+have had so many uses on average, and each that would give way has had them itself.
+Items that give way next are repeated before the longest unused ones. So while data is
+always ready, every item is used ``min_uses`` times, as far apart as the buffer allows.
 
 A log records with one bit per batch whether fresh items were taken before it. The
 sequence of uses is a function of the spec, the log, and the end of the upstream. With
@@ -96,8 +94,8 @@ class AdaptivePlan(RingPlan):
                 f"gives way; use at least {least}"
             )
         self._replay = spec.replay or DecisionLog()
-        # Plans of earlier versions have no `min_uses`, which is 1 there.
-        least_uses = (spec.min_uses,) if spec.min_uses > 1 else ()
+        if spec.min_uses > 1:  # Plans of earlier versions have none.
+            options = ("min_uses", spec.min_uses, *options)
         sizes = (spec.buffer, spec.batch_size, lanes.host_batch, lanes.count)
         super().__init__(
             spec,
@@ -105,12 +103,7 @@ class AdaptivePlan(RingPlan):
             num_slots=spec.buffer // lanes.count,
             rows=lanes.rows,
             fingerprint=fingerprint(
-                _SEQUENCE_VERSION,
-                *sizes,
-                spec.max_uses,
-                *least_uses,
-                spec.seed,
-                *options,
+                _SEQUENCE_VERSION, *sizes, spec.max_uses, spec.seed, *options
             ),
         )
 

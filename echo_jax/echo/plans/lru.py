@@ -46,10 +46,7 @@ class LeastRecentlyUsed:
         return self.num_unused + self._tail - self._head
 
     def due(self) -> np.ndarray:
-        """Returns the slots of items that give way next, used below `min_uses` times.
-
-        The oldest comes first. There are none at a `min_uses` of 1.
-        """
+        """Returns the slots of items that give way next and lack uses, oldest first."""
         first = max(0, self.items - self._num_slots)
         stop = min(self.items - self._num_slots + self._rows, self.unused)
         if self._min_uses == 1 or stop <= first:

@@ -127,6 +127,7 @@ until the next one, see `echo_jax.training.evaluation`."""
 
 def idle_fraction(busy_s: float, elapsed_s: float) -> float:
     """Returns the part of a time in which the devices were idle, from 0 to 1."""
+    # A step that a loader on its cores slows down is busy: contention is not seen.
     # Rounding and the clocks of several processes may exceed the limits slightly.
     return min(max(1 - busy_s / elapsed_s, 0.0), 1.0)
 

@@ -1,49 +1,243 @@
-"""The instrument: measures how starved a trainer is, and whether echoing would help it.
+"""Measures a loader and a step, alone and together, and while a run trains.
 
-It needs only an iterable of batches and a step. The measurement is differential (after
-DS-Analyzer, Mohan et al. 2021): the loader is timed without a step, the step without a
-loader, then both together. These take turns, so that a machine that becomes slower
-affects all of them. Both times are means, because throughput follows from means. The
-loader's mean is over all batches. The step's mean includes periodic slow steps, and
-excludes single disturbances (`step_times`).
+A loader is timed by taking batches from it, a step by waiting for its output. Both are
+calls that `time_calls` repeats. The probe needs only an iterable of batches and a step.
+It is differential (after DS-Analyzer, Mohan et al. 2021): the loader is timed without a
+step, the step without a loader, then both together. These take turns, so that a machine
+that becomes slower affects all of them. The times are means, because throughput follows
+from means.
 """
 
+import dataclasses
 import functools
 import itertools
+import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from echo_jax.echo.echo import echo
-from echo_jax.echo.instrument.advice import OptionNames, advise, how_to_echo
-from echo_jax.echo.instrument.probe_report import (
+from echo_jax.echo.instrument.advice import (
     MeasuredRun,
+    OptionNames,
     ProbeReport,
     StageTime,
-    is_starved,
+    advise,
+    how_to_echo,
 )
-from echo_jax.echo.instrument.rates import advised_factor
-from echo_jax.echo.instrument.stopwatch import (
-    MAX_IN_FLIGHT,
-    BoundedSteps,
+from echo_jax.echo.instrument.rates import (
     StepTimes,
-    endless,
+    advised_factor,
+    contention,
     ratio_interval,
     step_times,
-    time_calls,
-    wait_for,
 )
 from echo_jax.echo.schedule import exact_fraction
 from echo_jax.echo.spec import EchoSpec
 from echo_jax.echo.tree import flatten
 
-__all__ = ["MeasuredRun", "OptionNames", "ProbeReport", "StageTime", "probe"]
+__all__ = [
+    "MAX_IN_FLIGHT",
+    "UNSEEN",
+    "BoundedSteps",
+    "FreshTime",
+    "bounds_of_all",
+    "probe",
+    "time_calls",
+    "wait_for",
+    "within",
+]
 
 Now = Callable[[], float]
 OnProgress = Callable[[str, float], None]
+
+MAX_IN_FLIGHT = 2
+"""Dispatches that may be under way whenever a loop waits, in training as here.
+
+Enough to hide the host's work. With more, a host that runs ahead would be mistaken
+for a fast device, and collectives of many queued steps can hang on few CPU cores."""
+
+# Types of values that are computed when a step returns them.
+_COMPUTED = (np.ndarray, np.generic, bool, int, float, complex)
+
+
+def wait_for(output: Any) -> None:
+    """Waits for all arrays in the output of a step; raises TypeError without any."""
+    leaves = _leaves(output)
+    arrays = [leaf for leaf in leaves if hasattr(leaf, "block_until_ready")]
+    if not arrays and not any(isinstance(leaf, _COMPUTED) for leaf in leaves):
+        raise TypeError(
+            f"the step returned a {type(output).__name__}, which says nothing about "
+            "when the update is done; return the loss, or another array that the "
+            "update computes"
+        )
+    for array in arrays:
+        array.block_until_ready()
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """Returns the leaves; dataclasses count as containers (flax states are such)."""
+    leaves = []
+    for _, leaf in flatten(tree):
+        if hasattr(leaf, "block_until_ready") or not dataclasses.is_dataclass(leaf):
+            leaves.append(leaf)
+        else:
+            fields = dataclasses.fields(leaf)
+            leaves += _leaves([getattr(leaf, field.name) for field in fields])
+    return leaves
+
+
+class BoundedSteps:
+    """Performs updates with at most two of them in flight."""
+
+    def __init__(
+        self, step: Callable[[Any], Any], wait: Callable[[Any], None] = wait_for
+    ):
+        self._step, self._wait = step, wait
+        self._in_flight: deque[Any] = deque()
+
+    def __call__(self, batch: Any) -> None:
+        """Starts an update, and waits for the one before the last."""
+        self._in_flight.append(self._step(batch))
+        if len(self._in_flight) > MAX_IN_FLIGHT:
+            self._wait(self._in_flight.popleft())
+
+    def finish(self) -> None:
+        """Waits for all updates."""
+        while self._in_flight:
+            self._wait(self._in_flight.popleft())
+
+
+def time_calls(
+    call: Callable[[], Any],
+    *,
+    window_s: float,
+    settle_s: float = 0.0,
+    settle_calls: int = 0,
+    least: int = 2,
+    most: int = 10_000,
+    stride: int = 1,
+    now: Callable[[], float] = time.perf_counter,
+) -> list[float]:
+    """Returns the seconds of every call in a window, from end to end."""
+    # First come uncounted calls, then the calls of the window. Both end with a call, at
+    # a moment that does not depend on later ones. So the expected time of a window is
+    # its expected number of calls times the mean call, also if calls differ widely
+    # (Wald's identity). For calls that differ in a cycle of `stride`, the window holds
+    # whole cycles, unless that takes more than twice its time.
+    start = now()
+    settled = 0
+    while settled < settle_calls or (now() - start < settle_s and settled < most):
+        call()
+        settled += 1
+    ends = [now()]
+    while True:
+        call()
+        ends.append(now())
+        calls, elapsed_s = len(ends) - 1, ends[-1] - ends[0]
+        if calls < least:
+            continue
+        is_aligned = calls % stride == 0 or elapsed_s >= 2 * window_s
+        if calls >= most or (elapsed_s >= window_s and is_aligned):
+            return [end - before for before, end in itertools.pairwise(ends)]
+
+
+def endless(upstream: Iterable[Any]) -> Generator[Any, None, None]:
+    """Yields the items of an iterable again and again; an iterator must not end."""
+    iterator, taken = iter(upstream), 0
+    # The caller's iterator is not closed here, and cannot start again.
+    owned = iterator is not upstream
+    while True:
+        before = taken
+        try:
+            for item in iterator:
+                taken += 1
+                yield item
+        finally:
+            if owned and hasattr(iterator, "close"):
+                iterator.close()  # pyright: ignore[reportAttributeAccessIssue]
+        if not owned:
+            raise ValueError(
+                f"the upstream, an iterator, ended after {taken} batches; give the "
+                "iterable that it is from, which can be started again"
+            )
+        if taken == before:
+            raise ValueError("the upstream is empty; give an iterable of batches")
+        iterator = iter(upstream)
+
+
+UNSEEN = (0.0, math.inf)
+"""Bounds on a time of which nothing was seen."""
+
+
+class FreshTime:
+    """Bounds on the seconds that a pipeline takes for a fresh batch, its t_up.
+
+    While its consumer waits, the pipeline works at full speed; in between it may work
+    ahead, or have no room. So a batch takes at least the waiting time, and at most all
+    time. In a starved run the bounds meet. The first element is left out, because
+    threads start and caches fill before it.
+    """
+
+    def __init__(
+        self,
+        *,
+        elements_per_batch: float,
+        held: int,
+        now: Callable[[], float] = time.perf_counter,
+    ):
+        """``held`` is the most elements that the pipeline has in progress or ready."""
+        self.now = now
+        self._per_batch, self._held = elements_per_batch, held
+        # Elements, the seconds waited for them, and all seconds. They are one tuple,
+        # because another thread reads it.
+        self._seen = (0, 0.0, 0.0)
+        self._last_s: float | None = None
+
+    @property
+    def held_batches(self) -> int:
+        """The most fresh batches that the pipeline has in progress or ready."""
+        return math.ceil(self._held / self._per_batch)
+
+    def took(self, began_s: float) -> None:
+        """Counts an element that has just come, after a wait since ``began_s``."""
+        end_s = self.now()
+        if self._last_s is not None:
+            elements, waited_s, passed_s = self._seen
+            waited_s += end_s - began_s
+            passed_s += end_s - self._last_s
+            self._seen = (elements + 1, waited_s, passed_s)
+        self._last_s = end_s
+
+    def restart(self) -> None:
+        """Treats the next element as a first one again."""
+        self._last_s = None
+
+    def bounds(self) -> tuple[float, float]:
+        """Returns the least and the most seconds that a fresh batch takes."""
+        elements, waited_s, passed_s = self._seen
+        # The least and the most elements that were made in the time.
+        least, most = elements - self._held, elements + self._held
+        low_s = waited_s / most if most else 0.0
+        high_s = passed_s / least if least > 0 else math.inf
+        return low_s * self._per_batch, high_s * self._per_batch
+
+
+def bounds_of_all(bounds: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Returns bounds on the time of the slowest of several pipelines."""
+    return max(low for low, _ in bounds), max(high for _, high in bounds)
+
+
+def within(seconds: float, bounds: tuple[float, float]) -> float:
+    """Returns an earlier measurement, moved into the bounds."""
+    low, high = bounds
+    return min(max(seconds, low), high)
+
 
 # How the time is spent: rounds that measure rates, then rounds of runs with and without
 # an echo, whose factor follows from the rates.
@@ -134,18 +328,21 @@ def probe(
         steps = BoundedSteps(_stateless(step, state), wait or wait_for)
         bench = _Bench(loader, steps, seconds, tell, now)
         bench.measure_rates()
-        starved = is_starved(bench.ratio)
-        factor = round(advised_factor(bench.ratio, max_uses), 1) if starved else 1.0
-        # If an echo gains nothing, the second run shows that.
-        bench.measure_runs(factor if factor > 1 else 2)
+        # A run of factor 2 or more shows whether loader and step share cores.
+        bench.measure_runs(max(round(advised_factor(bench.ratio, max_uses), 1), 2.0))
     finally:
         loader.close()
     steps_alone = bench.step_times
     low, high = ratio_interval(bench.ups, bench.downs)
     batch_size, batch_bytes = _size(bench.batch)
+    alone_s = bench.t_up_s, steps_alone.mean_s
+    shared = contention(
+        *alone_s, {run.factor: run.seconds_per_update for run in bench.runs}
+    )
     report = ProbeReport(
         t_up_s=bench.t_up_s,
         t_down_s=steps_alone.mean_s,
+        contention=shared,
         observed_s=bench.runs[0].seconds_per_update,
         ratio_low=low,
         ratio_high=high,
@@ -156,13 +353,13 @@ def probe(
         batch_bytes=batch_bytes,
         stages=stage_times,
         runs=bench.runs,
-        advised_factor=factor,
+        advised_factor=round(advised_factor(bench.ratio, max_uses, shared), 1),
         advice=(),
         how="",
         seconds=now() - started,
     )
     options = options or OptionNames()
-    return replace(
+    return dataclasses.replace(
         report,
         advice=advise(report, options, cores=_cores()),
         how=how_to_echo(report, options),
@@ -233,16 +430,14 @@ class _Bench:
 
     def _down(self) -> None:
         hold = functools.partial(self._steps, self.batch)
-        self.downs.append(self._time("step alone", self._down_share(), hold))
+        # More of it for several periods of slow steps.
+        slow = self.step_times.slow if self.downs else None
+        share = _DOWN_SHARE if slow is None or slow.period else _LONG_DOWN_SHARE
+        self.downs.append(self._time("step alone", share, hold))
 
     def _both(self, share: float = _TOGETHER_SHARE) -> None:
         train = lambda: self._steps(next(self._loader))  # noqa: E731
         self._together += self._time("both together", share, train)
-
-    def _down_share(self) -> float:
-        """Returns the share of the step alone, which is larger for several periods."""
-        slow = self.step_times.slow if self.downs else None
-        return _DOWN_SHARE if slow is None or slow.period else _LONG_DOWN_SHARE
 
     def measure_runs(self, factor: float) -> None:
         """Measures short runs without an echo and with one, in turns."""
