@@ -53,7 +53,7 @@ ALLOWED_OUTSIDE = {
     "echo": "numpy",
     "files": "etils",
     "files.bucket": "etils fsspec gcsfs google",
-    "files.lock_file": "google",
+    "files.lock": "filelock google",
     "lazy": "",
     "models": "flax jax numpy",
     "searches": "jax matplotlib numpy rich scipy",

@@ -1,40 +1,32 @@
 """Locks a folder for one writer at a time; other processes are refused.
 
-The lock is a file of one line in the folder. It names the owner, and the owner makes a
-new version of it every few seconds. Its content changes by compare-and-swap
-(`echo_jax.files.lock_file`), so that exactly one process wins on a disk, on a shared
-disk and in a bucket. A process that finds a lock checks whether its owner is alive:
+A lock is a file of one line in the folder; it names its owner.
 
-- On the same machine since the same boot, it checks the process id and the start time
-  of that process. So a run whose process was killed can resume at once.
-- For another machine, it can only see whether the lock changes. It watches for a minute
-  and prints this; then it takes over an unchanged lock. It compares only versions that
-  it has seen itself, never a time with its own clock.
+- On a disk the owner holds a ``flock`` of it. The kernel frees it when the process
+  ends, however it ends, so a line that is left behind blocks nobody.
+- In a bucket the owner writes it again every 10 seconds. A process that finds it
+  watches for a minute whether its generation changes, then takes over an unchanged
+  lock. It compares generations that it has seen, never a time with its own clock.
 
-``flock`` alone is not enough: some shared disks keep it within a machine, some keep it
-for a machine that is gone, and buckets do not have it. The library filelock opens by
-path, through links, and does not support buckets.
-
-An owner that was suspended so long that others may have taken over detects this at its
-next `FolderLock.check`, and stops.
+An owner whose lock was removed or taken over detects this at a later
+`FolderLock.check`, and stops.
 """
 
 import contextlib
-import hashlib
+import errno
 import os
 import platform
 import re
 import secrets
 import threading
 import time
-import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Self
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
 
 from echo_jax.files.folders import FolderError, RunPath
-from echo_jax.files.lock_file import Found, lock_file
 from echo_jax.terminal.countdown import Countdown
 
 __all__ = ["LOCK_NAME", "REPORT_LOCK_NAME", "FolderInUseError", "FolderLock"]
@@ -43,20 +35,19 @@ __all__ = ["LOCK_NAME", "REPORT_LOCK_NAME", "FolderInUseError", "FolderLock"]
 LOCK_NAME = ".lock"
 # The lock of a report's files: a report is possible while a run trains in the folder.
 REPORT_LOCK_NAME = ".report.lock"
-_TOUCH_EVERY_S = 10
+_RENEW_EVERY_S = 10
 _LOOK_EVERY_S = 1
-# The number of checks after which an unchanged lock of another machine is taken over.
+# The number of checks after which an unchanged lock in a bucket is taken over.
 _SILENT_LOOKS = 60
-# On a disk without compare-and-swap, time for all simultaneous writes to finish.
-_SETTLE_S = 2
+_TIMEOUT_S = 20
 _LINE_EVERY_S = 10.0
+_NO_LOCKS = {errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
 
 # A lock may come from a stranger: only text of these forms is shown.
+_MAX_BYTES = 1024
 _OWNER = re.compile(
-    rb"host=(?P<host>[\w.-]{1,255}) pid=(?P<pid>[1-9]\d{0,8}) "
-    rb"since=(?P<since>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ) "
-    rb"machine=(?P<machine>[0-9a-f]{32}) began=(?P<began>\d{1,20}) "
-    rb"token=(?P<token>[0-9a-f]{32})\n"
+    rb"host=([\w.-]{1,255}) pid=([1-9]\d{0,8}) "
+    rb"since=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ) [ \w=]{0,200}\n"
 )
 
 
@@ -64,66 +55,138 @@ class FolderInUseError(FolderError):
     """Another process has the folder; the message says which, and what to do."""
 
 
-@dataclass(frozen=True)
-class _Owner:
-    """The owner of a folder.
+class _OnDisk:
+    """A lock file that the kernel frees; nobody waits for it."""
 
-    Attributes:
-      since: The time at which it took the folder, by its own clock, only to show it.
-      machine: A boot of a machine, and the processes that see each other's ids.
-      began: The start of the process, in ticks since the boot; 0 if unknown.
-      token: Random, to identify the lock.
-    """
+    waiting = "", 0.0
 
-    host: str
-    pid: str
-    since: str
-    machine: str
-    began: str
-    token: str
-
-    @classmethod
-    def this_process(cls) -> Self:
-        return cls(
-            host=re.sub(r"[^A-Za-z0-9_.-]", "_", platform.node())[:255] or "localhost",
-            pid=str(os.getpid()),
-            since=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            machine=_this_machine(),
-            began=(_state_and_began(os.getpid()) or ("", "0"))[1],
-            token=secrets.token_hex(16),
+    def __init__(self, path: RunPath, line: bytes):
+        self._path, self._line = path, line
+        self._made: list[str] = []
+        self._lock = FileLock(
+            path, timeout=0, thread_local=False, on_acquired=self._write
         )
 
-    @classmethod
-    def parse(cls, content: bytes) -> Self | None:
-        """Reads the content of a lock; None if `line` cannot have written it."""
-        match = _OWNER.fullmatch(content)
-        if match is None:
-            return None
-        return cls(**{name: text.decode() for name, text in match.groupdict().items()})
-
-    def line(self) -> bytes:
-        fields = " ".join(f"{name}={value}" for name, value in vars(self).items())
-        return f"{fields}\n".encode()
-
-    def is_alive(self) -> bool | None:
-        """Whether the process exists; None where this process cannot know."""
-        if self.machine != _this_machine():
-            return None
+    def take(self) -> bool:
+        self._made = _missing(self._path.parent)
+        self._path.parent.mkdir()
+        # Before filelock opens it: this refuses links and other files.
+        _owner(self._path, self._read())
         try:
-            os.kill(int(self.pid), 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass  # It exists and belongs to another user.
-        found = _state_and_began(int(self.pid))
-        if found is None:
-            return None
-        state, began = found
-        # Z and X: it was killed, and its parent has not read its exit status.
-        return state not in "ZX" and began == self.began
+            self._lock.acquire()
+        except Timeout:
+            raise _in_use(self._path, self._read()) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            raise FolderError(
+                f"{self._path} cannot be locked ({error.strerror}): the disk has no "
+                "flock; mount it with flock, or name a folder on another disk"
+            ) from error
+        return True
 
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}, since {self.since}"
+    def renew(self) -> str:
+        return _loss(self._path, self._read(), self._line)
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._read() == self._line:
+                with self._path.open_parent() as parent:
+                    os.unlink(self._path.name, dir_fd=parent)
+        self._lock.release()
+        with contextlib.suppress(OSError):
+            for folder in self._made:
+                os.rmdir(folder)
+
+    def _read(self) -> bytes | None:
+        try:
+            with self._path.open_file() as file:
+                return file.read(_MAX_BYTES + 1)
+        except FileNotFoundError:
+            return None
+
+    def _write(self, opened: int) -> None:
+        os.ftruncate(opened, 0)
+        os.pwrite(opened, self._line, 0)
+
+
+class _InBucket:
+    """An object that its owner renews."""
+
+    def __init__(self, path: RunPath, line: bytes):
+        from google.api_core import exceptions
+        from google.auth.exceptions import GoogleAuthError
+        from google.cloud import storage
+        from google.cloud.storage.retry import DEFAULT_RETRY
+
+        self._failed = exceptions.GoogleAPIError, GoogleAuthError
+        self._late = exceptions.NotFound, exceptions.PreconditionFailed
+        self._path, self._line = path, line
+        self._generation, self._looks = 0, 0
+        self.waiting: tuple[str, float] = f"waiting for {path.parent}", 0.0
+        bucket, _, self._name = os.fspath(path).removeprefix("gs://").partition("/")
+        client: Any = storage.Client()  # Its types forbid the documented None.
+        self._bucket = client.bucket(bucket)
+        # All requests name a generation, so that they can be repeated.
+        retry = DEFAULT_RETRY.with_timeout(_TIMEOUT_S)
+        self._patience = {"timeout": _TIMEOUT_S, "retry": retry}
+
+    def take(self) -> bool:
+        # At first where no lock exists, at last in place of an unchanged one.
+        if self._looks in (0, _SILENT_LOOKS) and self._write():
+            return True
+        before, found = self._generation, self._read()
+        if found is None or found == self._line:  # It was removed, or is ours.
+            self._looks = 0
+            return found is not None
+        if self._looks and self._generation != before:
+            raise _in_use(self._path, found)
+        owner = _owner(self._path, found)
+        what = f"looking whether {self._path.parent} is still in use by {owner}"
+        self.waiting = what, self._looks / _SILENT_LOOKS
+        self._looks += 1
+        return False
+
+    def renew(self) -> str:
+        return "" if self._write() else _loss(self._path, self._read(), self._line)
+
+    def release(self) -> None:
+        if self._read() == self._line:
+            with self._errors(), contextlib.suppress(*self._late):
+                self._bucket.blob(self._name).delete(
+                    if_generation_match=self._generation, **self._patience
+                )
+
+    def _read(self) -> bytes | None:
+        with self._errors():
+            while blob := self._bucket.get_blob(self._name, **self._patience):
+                self._generation = blob.generation
+                # It may have just changed.
+                with contextlib.suppress(*self._late):
+                    return blob.download_as_bytes(
+                        end=_MAX_BYTES,
+                        if_generation_match=self._generation,
+                        **self._patience,
+                    )
+            self._generation = 0
+            return None
+
+    def _write(self) -> bool:
+        blob = self._bucket.blob(self._name)
+        with self._errors(), contextlib.suppress(*self._late):
+            blob.upload_from_string(
+                self._line, if_generation_match=self._generation, **self._patience
+            )
+            self._generation = blob.generation
+            return True
+        return False
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except self._failed as error:
+            raise FolderError(f"{self._path} cannot be used: {error}") from error
 
 
 # The lock makes missing folders, and removes them at the end if they are still empty.
@@ -137,23 +200,26 @@ class FolderLock:
         name: str = LOCK_NAME,
         on_wait: Callable[[str, float], None] | None = None,
     ):
-        self._folders, self._name, self._on_wait = folders, name, on_wait
-        self._silent: dict[RunPath, tuple[Found, int]] = {}
-        self._owned: list[RunPath] = []
-        self._made: list[str] = []
+        self._paths = [folder / name for folder in folders]
+        self._on_wait = on_wait
+        self._locks: list[_OnDisk | _InBucket] = []
+        self._owned: list[_OnDisk | _InBucket] = []
         self._lost = ""
-        self._touching = threading.Lock()
+        self._renewing = threading.Lock()
         self._is_over = threading.Event()
 
     def __enter__(self) -> Self:
-        self._files = {
-            folder: lock_file(folder / self._name) for folder in self._folders
-        }
-        self._owner = _Owner.this_process()
-        self._touched_s = time.monotonic()
-        self._thread = threading.Thread(target=self._keep_touching, daemon=True)
+        host = re.sub(r"[^A-Za-z0-9_.-]", "_", platform.node())[:255] or "localhost"
+        since = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        token = secrets.token_hex(16)
+        line = f"host={host} pid={os.getpid()} since={since} token={token}\n".encode()
+        self._renewed_s = time.monotonic()
+        self._thread = threading.Thread(target=self._keep_renewing, daemon=True)
         try:
-            if self._folders:
+            for path in self._paths:
+                kind = _InBucket if path.in_bucket else _OnDisk
+                self._locks.append(kind(path, line))
+            if self._paths:
                 self._thread.start()
                 self._take_all()
         except BaseException:
@@ -165,9 +231,9 @@ class FolderLock:
         self._release()
 
     def check(self) -> None:
-        """Raises FolderInUseError if another process has taken a folder over; cheap."""
-        if time.monotonic() > self._touched_s + 3 * _TOUCH_EVERY_S:
-            self._touch()  # The thread of a continued process may run later than this.
+        """Raises FolderInUseError if this process has lost a folder; cheap."""
+        if time.monotonic() > self._renewed_s + 3 * _RENEW_EVERY_S:
+            self._renew()  # The thread of a continued process may run later than this.
         if self._lost:
             raise FolderInUseError(self._lost)
 
@@ -175,139 +241,79 @@ class FolderLock:
         with contextlib.ExitStack() as stack:
             show = self._on_wait
             # In turns: all folders share one minute of waiting.
-            while missing := [f for f in self._folders if not self._take(f)]:
+            waiting = self._locks
+            while waiting := [lock for lock in waiting if not self._take(lock)]:
                 if show is None:
                     countdown = Countdown(line_every_s=_LINE_EVERY_S)
                     show = stack.enter_context(countdown).show
-                show(*self._waiting_for(missing[0]))
+                show(*waiting[0].waiting)
                 time.sleep(_LOOK_EVERY_S)
 
-    def _take(self, folder: RunPath) -> bool:
-        """Takes a folder if it is available now."""
-        file = self._files[folder]
-        for _ in range(3):  # Read, write, and read again to see who wrote.
-            if folder in self._owned:
-                return True
-            found = file.read()
-            if found is None:
-                self._make(folder)
-                file.create(self._owner.line())
-            elif (owner := self._parse(folder, found)).token == self._owner.token:
-                self._owned.append(folder)
-            elif self._is_gone(folder, found, owner):
-                file.replace(found, self._owner.line())
-            else:
-                return False
-            if not file.is_exact:
-                time.sleep(_SETTLE_S)
-        return folder in self._owned
+    def _take(self, lock: _OnDisk | _InBucket) -> bool:
+        is_taken = lock.take()
+        if is_taken:
+            self._owned.append(lock)
+        return is_taken
 
-    def _is_gone(self, folder: RunPath, found: Found, owner: _Owner) -> bool:
-        """Whether the owner of a lock is gone; False while that is not known."""
-        is_alive = owner.is_alive()
-        if is_alive is None:
-            before, looks = self._silent.get(folder, (found, -1))
-            looks += 1
-            self._silent[folder] = found, looks
-            is_alive = found != before
-            if not is_alive and looks < _SILENT_LOOKS:
-                return False
-        if is_alive:
-            raise FolderInUseError(
-                f"{folder} is in use by {owner}; wait until that ends, or stop it, or "
-                "name another folder"
-            )
-        return True
+    def _keep_renewing(self) -> None:
+        while not self._is_over.wait(_RENEW_EVERY_S):
+            self._renew()
 
-    def _waiting_for(self, folder: RunPath) -> tuple[str, float]:
-        if folder not in self._silent:
-            return f"waiting for {folder}", 0.0
-        found, looks = self._silent[folder]
-        what = (
-            f"looking whether {folder} is still in use by {_Owner.parse(found.content)}"
-        )
-        return what, looks / _SILENT_LOOKS
-
-    def _parse(self, folder: RunPath, found: Found) -> _Owner:
-        owner = _Owner.parse(found.content)
-        if owner is None:
-            raise FolderError(
-                f"{folder / self._name} is no lock that echo_jax has written; remove "
-                "it if nothing uses the folder"
-            )
-        return owner
-
-    def _make(self, folder: RunPath) -> None:
-        self._made += _missing(folder)
-        folder.mkdir()
-
-    def _keep_touching(self) -> None:
-        while not self._is_over.wait(_TOUCH_EVERY_S):
-            self._touch()
-
-    def _touch(self) -> None:
+    def _renew(self) -> None:
         """Shows others that this process lives, and checks that it still owns."""
-        with self._touching:
-            self._touched_s = time.monotonic()
-            for folder in self._owned:
-                # The next touch may succeed where this one fails; other writes to
-                # such a disk or bucket fail by themselves.
+        with self._renewing:
+            self._renewed_s = time.monotonic()
+            for lock in self._owned:
+                # The next try may succeed where this one fails; other writes to such a
+                # disk or bucket fail by themselves.
                 with contextlib.suppress(OSError):
-                    found = self._files[folder].read()
-                    if found is None:
-                        self._lost = (
-                            f"the lock of {folder} was removed, so this process stops"
-                        )
-                    elif (owner := self._parse(folder, found)) != self._owner:
-                        self._lost = (
-                            f"{folder} was taken over by {owner}, after this process "
-                            "had given no sign for a minute, so this one stops"
-                        )
-                    else:
-                        self._files[folder].touch(found)
+                    self._lost = self._lost or lock.renew()
 
     def _release(self) -> None:
         self._is_over.set()
         if self._thread.ident:
             self._thread.join()
         # A folder that was removed in the meantime stays removed.
-        for folder in reversed(self._folders):
+        for lock in reversed(self._locks):
             with contextlib.suppress(OSError):
-                found = self._files[folder].read()
-                if found and found.content == self._owner.line():
-                    self._files[folder].remove(found)
-        for folder in sorted(self._made, key=len, reverse=True):
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)
+                lock.release()
+
+
+def _owner(path: RunPath, found: bytes | None) -> str:
+    """Says whose lock this is; refuses content that `FolderLock` has not written."""
+    if not found:
+        return "another process"
+    match = _OWNER.fullmatch(found)
+    if match is None:
+        raise FolderError(
+            f"{path} is no lock that echo_jax has written; remove it if nothing uses "
+            "the folder"
+        )
+    host, pid, since = (field.decode() for field in match.groups())
+    return f"process {pid} on {host}, since {since}"
+
+
+def _in_use(path: RunPath, found: bytes | None) -> FolderInUseError:
+    return FolderInUseError(
+        f"{path.parent} is in use by {_owner(path, found)}; wait until that ends, or "
+        "stop it, or name another folder"
+    )
+
+
+def _loss(path: RunPath, found: bytes | None, line: bytes) -> str:
+    """Says how the owner of a line has lost its lock; empty if it still owns it."""
+    if found == line:
+        return ""
+    if found is None:
+        return f"the lock of {path.parent} was removed, so this process stops"
+    return f"{path.parent} was taken over by {_owner(path, found)}, so this one stops"
 
 
 def _missing(folder: RunPath) -> list[str]:
     """Returns the folders that `RunPath.mkdir` would make, the innermost first."""
     missing: list[str] = []
     path = os.path.abspath(folder)
-    while not folder.in_bucket and not os.path.lexists(path):
+    while not os.path.lexists(path):
         missing.append(path)
         path = os.path.dirname(path)
     return missing
-
-
-def _this_machine() -> str:
-    """Names a boot of a machine and its namespace of process ids."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read()
-        seen = os.readlink("/proc/self/ns/pid")
-    except OSError:  # Not Linux.
-        boot, seen = platform.node(), str(uuid.getnode())
-    return hashlib.sha256(f"{boot}\n{seen}".encode()).hexdigest()[:32]
-
-
-def _state_and_began(pid: int) -> tuple[str, str] | None:
-    """Returns a process's state and start time; None where they cannot be read."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            # The name before it may contain anything, also brackets.
-            fields = file.read().rpartition(")")[2].split()
-        return fields[0], fields[19]
-    except (IndexError, OSError):
-        return None

@@ -1,10 +1,11 @@
 """Of all processes that want a folder, one has it, and the others say who."""
 
+import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -39,13 +40,8 @@ class OnDisk:
         self._path.write_bytes(content)
 
     def found(self):
-        """The content of the lock, and what changes with every version of it."""
-        if not self._path.exists():
-            return ()
-        return self._path.read_bytes(), self._path.stat().st_mtime_ns
-
-    def touch(self):
-        os.utime(self._path, (1, 1))
+        """The content of the lock; in a bucket, its generation too."""
+        return (self._path.read_bytes(),) if self._path.exists() else ()
 
     def remove(self):
         self._path.unlink()
@@ -71,11 +67,16 @@ class InBucket:
         del self._bucket.objects[self._name]
 
 
+@pytest.fixture
+def remote(bucket):
+    return InBucket(bucket)
+
+
 @pytest.fixture(params=[OnDisk, InBucket])
 def place(request, tmp_path):
     if request.param is OnDisk:
         return OnDisk(tmp_path / "a")
-    return InBucket(request.getfixturevalue("bucket"))
+    return request.getfixturevalue("remote")
 
 
 class Looks:
@@ -96,13 +97,12 @@ def looks(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def lines(tmp_path_factory):
-    """Locks of a process that is gone, and of one on another machine."""
-    folder = tmp_path_factory.mktemp("lines")
+def line(tmp_path_factory):
+    """The lock of a process on another machine."""
+    folder = tmp_path_factory.mktemp("line")
     with FolderLock(run_folder(folder)):
         line = (folder / LOCK_NAME).read_bytes()
-    other = {"host": ELSEWHERE, "pid": "4711", "machine": "0" * 32}
-    return [changed(line, began="1"), changed(line, **other)]
+    return changed(line, host=ELSEWHERE, pid="4711")
 
 
 def changed(line, **fields):
@@ -111,102 +111,134 @@ def changed(line, **fields):
     return line
 
 
-@pytest.mark.parametrize("is_left", [False, True])
-def test_of_two_that_start_at_once_one_wins(place, looks, lines, is_left):
+HOLDER = """
+import os, sys
+from echo_jax.files import FolderInUseError, FolderLock, run_folder
+while sys.stdin.readline():
+    try:
+        with FolderLock(run_folder(sys.argv[1])):
+            print("has it", flush=True)
+            if sys.stdin.readline() == "fork\\n":
+                if not os.fork():
+                    print("forked", flush=True)
+                sys.stdin.read()
+    except FolderInUseError as error:
+        print(error, flush=True)
+        sys.stdin.readline()
+    print("ended", flush=True)
+"""
+
+
+@pytest.fixture
+def holders(tmp_path):
+    """Two processes that each take the folder, and let it go, as they are told."""
+    command = [sys.executable, "-W", "ignore", "-c", HOLDER, str(tmp_path)]
+    with contextlib.ExitStack() as stack:
+        options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        opened = [subprocess.Popen(command, **options) for _ in range(2)]
+        yield [stack.enter_context(process) for process in opened]
+
+
+def tell(processes, line):
+    for process in processes:
+        process.stdin.write(f"{line}\n")
+        process.stdin.flush()
+    return sorted(process.stdout.readline() for process in processes)
+
+
+def test_of_two_processes_that_start_at_once_one_wins(tmp_path, holders, line):
+    place = OnDisk(tmp_path)
+    for is_left in 5 * [False, True]:
+        if is_left:
+            place.put(line)
+        refused, has = tell(holders, "take")
+        assert f"{tmp_path} is in use by" in refused and has == "has it\n"
+        assert tell(holders, "end") == 2 * ["ended\n"] and not place.found()
+
+
+def test_of_two_in_a_bucket_one_wins(remote, looks, line):
     barrier, wins = threading.Barrier(2), []
 
+    def renew(*shown):
+        if remote.found()[0] != line:
+            remote.touch()
+
     def contend():
-        for number in range(10):
-            if is_left and barrier.wait(LONG_S) == 0:
-                place.put(lines[0])
+        for number in range(20):
+            if barrier.wait(LONG_S) == 0 and number % 2:
+                remote.put(line)
             barrier.wait(LONG_S)
-            try:
-                with FolderLock(place.folder):
+            with contextlib.ExitStack() as stack:
+                with contextlib.suppress(FolderInUseError):
+                    stack.enter_context(FolderLock(remote.folder, on_wait=renew))
                     wins.append(number)
-                    barrier.wait(LONG_S)
-            except FolderInUseError:
                 barrier.wait(LONG_S)
-            barrier.wait(LONG_S)  # Until the lock is gone again.
 
     other = threading.Thread(target=contend)
     other.start()
     contend()
     other.join()
-    assert wins == [*range(10)] and not place.found()
+    assert wins == [*range(20)] and not remote.found()
 
 
-def test_the_second_is_told_who_and_what_to_do(place):
-    with FolderLock(place.folder):
-        before = place.found()
-        with pytest.raises(FolderInUseError) as refused, FolderLock(place.folder):
-            pass
-        assert place.found() == before
-    said = str(refused.value)
-    assert f"{place.folder} is in use by process {os.getpid()} on " in said
-    assert "wait until that ends, or stop it, or name another" in said
-
-
-HOLDER = """
-import sys
-from echo_jax.files import FolderLock, run_folder
-with FolderLock(run_folder(sys.argv[1])):
-    print("locked", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_a_killed_owner_is_followed_at_once(tmp_path, looks, lines):
-    place, pipes = OnDisk(tmp_path), {"stdin": -1, "stdout": -1}
-    holder = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    for is_reaped in (True, False):
-        with subprocess.Popen(holder, **pipes) as process:
-            assert process.stdout.readline() == b"locked\n"
-            with pytest.raises(FolderInUseError, match=f"process {process.pid} on"):
-                FolderLock(place.folder).__enter__()
-            process.send_signal(signal.SIGKILL)
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            if is_reaped:
-                process.wait()
-            assert place.found()
-            with FolderLock(place.folder) as mine:
-                mine.check()
-    # One whose process id is used again is no owner.
-    place.put(lines[0])
+def test_a_killed_owner_is_followed_at_once(tmp_path, looks, holders):
+    place, owner = OnDisk(tmp_path), holders[0]
+    tell([owner], "take")
+    before = place.found()
+    with pytest.raises(FolderInUseError) as refused, FolderLock(place.folder):
+        pass
+    said = f"{tmp_path} is in use by process {owner.pid} on \\S+, since \\S+Z; "
+    said += "wait until that ends, or stop it, or name another folder"
+    assert re.fullmatch(said, str(refused.value)) and place.found() == before
+    tell([owner], "fork")  # A child that lives on does not keep the lock.
+    owner.kill()
+    os.waitid(os.P_PID, owner.pid, os.WEXITED | os.WNOWAIT)
+    assert place.found() == before
+    with FolderLock(place.folder) as mine:
+        mine.check()
+    place.put(b"")  # It was killed before it wrote its line.
     with FolderLock(place.folder):
         assert not looks.number
 
 
-def test_another_machine_is_waited_for_and_then_followed(place, looks, lines, capsys):
-    place.put(lines[1])
+def test_only_a_silent_owner_in_a_bucket_is_followed(remote, looks, line, capsys):
+    remote.put(line)
     told = []
-    with FolderLock(place.folder, on_wait=lambda *what: told.append(what)) as mine:
+    with FolderLock(remote.folder, on_wait=lambda *what: told.append(what)) as mine:
         mine.check()
-        assert ELSEWHERE.encode() not in place.found()[0]
+        assert ELSEWHERE.encode() not in remote.found()[0]
     assert looks.number == len(told) == 60
     assert all(f"process 4711 on {ELSEWHERE}" in what for what, _ in told)
     assert [done for _, done in told] == [number / 60 for number in range(60)]
-    place.put(lines[1])
-    with FolderLock(place.folder):
+    remote.put(line)
+    looks.number, looks.on = 0, {59: remote.touch, 70: remote.remove}
+    in_use = pytest.raises(FolderInUseError, match=f"by process 4711 on {ELSEWHERE}")
+    with in_use, FolderLock(remote.folder):
         pass
+    assert looks.number == 59 and remote.found()[0] == line
+    with FolderLock(remote.folder):  # It ends.
+        assert looks.number == 71
     captured = capsys.readouterr()
     assert f"still in use by process 4711 on {ELSEWHERE}" in captured.err
     assert not captured.out
 
 
-def test_another_machine_that_gives_a_sign_keeps_its_folder(place, looks, lines):
-    place.put(lines[1])
-    looks.on[59] = place.touch
-    with pytest.raises(FolderInUseError, match=ELSEWHERE), FolderLock(place.folder):
-        pass
-    assert looks.number == 59 and place.found()[0] == lines[1]
-
-
-def test_all_folders_are_had_or_none(tmp_path, looks, lines):
-    folders = [tmp_path / name for name in "abc"]
-    for folder in folders:
-        OnDisk(folder).put(lines[1])
-    with FolderLock(*map(run_folder, folders)):
+def test_all_folders_are_had_or_none(tmp_path, bucket, looks, line):
+    names = [f"runs/{name}" for name in "abc"]
+    folders = [run_folder(f"gs://bucket/{name}") for name in names]
+    for name in names[1:]:
+        bucket.put(f"{name}/{LOCK_NAME}", line)
+    with FolderLock(*folders):
         assert looks.number == 60  # Together.
+    bucket.put(f"{names[1]}/{LOCK_NAME}", line)
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    looks.on[90] = interrupt
+    with pytest.raises(KeyboardInterrupt), FolderLock(*folders):
+        pass
+    assert list(bucket.objects) == [f"{names[1]}/{LOCK_NAME}"]
     with FolderLock(run_folder(tmp_path / "held")):
         both = [run_folder(tmp_path / "free"), run_folder(tmp_path / "held")]
         with pytest.raises(FolderInUseError, match="held is in use"), FolderLock(*both):
@@ -231,92 +263,70 @@ def test_nothing_is_left_behind(tmp_path):
 
 
 @pytest.mark.parametrize("is_taken", [False, True])
-def test_who_has_lost_a_folder_stops_and_leaves_it(place, monkeypatch, lines, is_taken):
+def test_who_has_lost_a_folder_stops_and_leaves_it(place, monkeypatch, line, is_taken):
     with FolderLock(place.folder) as mine:
         place.remove()
         if is_taken:
-            place.put(lines[1])
+            place.put(line)
         mine.check()  # Asks nobody: it has just given a sign.
-        now = time.monotonic()  # As if it had been suspended.
-        monkeypatch.setattr(time, "monotonic", lambda: now + 61)
+        clock = itertools.count(time.monotonic() + 61, 61)  # It is suspended.
+        monkeypatch.setattr(time, "monotonic", lambda: next(clock))
         message = ELSEWHERE if is_taken else "the lock of .* was removed, so this"
-        with pytest.raises(FolderInUseError, match=message):
-            mine.check()
-    assert place.found()[:1] == ((lines[1],) if is_taken else ())
+        for _ in range(2):
+            with pytest.raises(FolderInUseError, match=message):
+                mine.check()
+    assert place.found()[:1] == ((line,) if is_taken else ())
 
 
-def test_an_owner_gives_signs_of_life(place, monkeypatch):
-    monkeypatch.setattr("echo_jax.files.lock._TOUCH_EVERY_S", 0.001)
-    with FolderLock(place.folder):
-        content, version = place.found()
+def test_an_owner_in_a_bucket_gives_signs_of_life(remote, monkeypatch):
+    monkeypatch.setattr("echo_jax.files.lock._RENEW_EVERY_S", 0.001)
+    with FolderLock(remote.folder):
+        content, version = remote.found()
         until = time.monotonic() + LONG_S
-        while place.found()[1] == version and time.monotonic() < until:
+        while remote.found()[1] == version and time.monotonic() < until:
             time.sleep(0.001)
-        assert place.found()[0] == content and place.found()[1] != version
+        assert remote.found()[0] == content and remote.found()[1] != version
+
+
+def test_what_is_no_lock_is_refused_in_a_sentence(place, looks, line):
+    odd = [changed(line, host="\x1b]0;owned\x07"), changed(line, pid="0")]
+    for content in (b"\xff\0{}", b"x" * 2**20, *odd):
+        place.put(content)
+        before = place.found()
+        with pytest.raises(FolderError) as refused, FolderLock(place.folder):
+            pass
+        assert str(place.folder / LOCK_NAME) in str(refused.value)
+        assert str(refused.value).isprintable() and place.found() == before
 
 
 @pytest.mark.parametrize(
-    "change",
+    "make",
     [
-        lambda line: b"",
-        lambda line: b"\xff\0{}",
-        lambda line: b"x" * 2**20,
-        lambda line: changed(line, host="\x1b]0;owned\x07"),
-        lambda line: changed(line, pid="0"),
+        lambda path: path.symlink_to("/etc/passwd"),
+        lambda path: path.symlink_to(path.parent.parent / "planted"),
+        os.mkfifo,
+        Path.mkdir,
     ],
-    ids=["empty", "garbage", "large", "escapes", "group"],
+    ids=["link", "dangling", "pipe", "folder"],
 )
-def test_what_is_no_lock_is_refused_in_a_sentence(place, looks, lines, change):
-    place.put(change(lines[1]))
-    before = place.found()
-    with pytest.raises(FolderError) as refused, FolderLock(place.folder):
-        pass
-    assert str(place.folder / LOCK_NAME) in str(refused.value)
-    assert str(refused.value).isprintable() and place.found() == before
-
-
-MADE = {
-    "link": lambda path: path.symlink_to("/etc/passwd"),
-    "dangling": lambda path: path.symlink_to(path.parent.parent / "planted"),
-    "pipe": os.mkfifo,
-    "folder": Path.mkdir,
-}
-
-
-@pytest.mark.parametrize("kind", MADE)
-def test_what_is_no_file_is_no_lock(tmp_path, kind):
+def test_what_is_no_file_is_no_lock(tmp_path, make):
     path = tmp_path / "a" / LOCK_NAME
     path.parent.mkdir()
-    MADE[kind](path)
+    make(path)
     before = os.lstat(path)
-    with (
-        pytest.raises(FolderError, match=str(path)),
-        FolderLock(run_folder(tmp_path / "a")),
-    ):
+    refused = pytest.raises(FolderError, match=str(path))
+    with refused, FolderLock(run_folder(tmp_path / "a")):
         pass
     assert os.lstat(path).st_ino == before.st_ino and os.listdir(tmp_path) == ["a"]
 
 
-def test_a_folder_is_locked_where_the_disk_has_neither_links_nor_locks(
-    tmp_path, looks, monkeypatch, lines
-):
-    def refuse(*args, **options):
-        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+def test_a_disk_without_flock_is_refused(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr(os, "link", refuse)
     monkeypatch.setattr(fcntl, "flock", refuse)
-    new, left, late = (OnDisk(tmp_path / name) for name in "abc")
-    with FolderLock(new.folder):
-        assert looks.number  # Until all who write at once have written.
-        with pytest.raises(FolderInUseError), FolderLock(new.folder):
-            pass
-    assert not (tmp_path / "a").exists()
-    left.put(lines[0])
-    with FolderLock(left.folder):
-        pass
-    # Another process writes last.
-    looks.number, looks.on = 0, {1: lambda: late.put(lines[1]), 9: late.touch}
-    with pytest.raises(FolderInUseError, match=ELSEWHERE), FolderLock(late.folder):
+    refused = pytest.raises(FolderError, match="has no flock; mount it with flock, or")
+    with refused, FolderLock(run_folder(tmp_path / "a")):
         pass
 
 
