@@ -19,7 +19,7 @@ from echo_jax.config import load_config
 from echo_jax.data.augment import Augment, Flip, PadCrop, RandomResizedCrop
 from echo_jax.echo.stores.device import EchoBuffer, StepInput, jitted_write
 from echo_jax.training.processes.sharding import make_mesh
-from echo_jax.training.xla.sent import collectives
+from echo_jax.training.xla.flops import collectives
 from echo_jax.workloads import build
 
 __all__ = ["h100", "v5e"]

@@ -7,9 +7,8 @@ __getattr__ = door(
     {
         "evaluate": ["evaluate_run"],
         "export": ["export_run"],
-        "generate": ["Generator"],
         "report": ["write_evaluation"],
         "pictures": ["draw_boxes"],
-        "run": ["TrainedRun", "load_run"],
+        "run": ["Generator", "TrainedRun", "load_run"],
     },
 )

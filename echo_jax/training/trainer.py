@@ -79,7 +79,7 @@ from echo_jax.training.records.runfiles import RunLog, write_json_once
 from echo_jax.training.records.summary import DECIDES_THE_END, is_finished, make_summary
 from echo_jax.training.saving.checkpoint import Checkpoints, params_sha256
 from echo_jax.training.saving.model import MODEL_FILE, size_of, write_table, write_task
-from echo_jax.training.saving.warm_start import WarmStart, replaced, warm_start
+from echo_jax.training.saving.saved_model import WarmStart, replaced, warm_start
 from echo_jax.training.saving.weights import flat_arrays
 from echo_jax.training.start import Start
 from echo_jax.training.update.gradients import Gradient, squared_norm, whole_gradient
@@ -101,9 +101,8 @@ from echo_jax.training.window import (
     named_metrics,
     stacked_metrics,
 )
-from echo_jax.training.xla.flops import UpdateFlops, count_flops
+from echo_jax.training.xla.flops import UpdateFlops, count_flops, sent_bytes
 from echo_jax.training.xla.profile import Profile
-from echo_jax.training.xla.sent import sent_bytes
 from echo_jax.workloads.base import Batch, Sums, Task, Variables, Workload
 
 __all__ = ["Trainer", "compile_functions", "init_state", "train", "train_checked"]

@@ -12,8 +12,10 @@ from faster_coco_eval import COCO
 
 from echo_jax.data.augment import Augment, ColourDistortion, Flip
 from echo_jax.data.detection.anchors import (
+    NmsSettings,
     boxes_per_cell,
     default_boxes,
+    detect,
     match_anchors,
 )
 from echo_jax.data.detection.boxes import decode_boxes, encode_boxes
@@ -23,7 +25,6 @@ from echo_jax.data.detection.coco_eval import (
     read_ground_truth,
 )
 from echo_jax.data.detection.crop import SsdCrop, flip, ssd_crop
-from echo_jax.data.detection.nms import NmsSettings, detect
 from echo_jax.data.detection.records import (
     DecodeBoxes,
     DecodeForEvaluation,

@@ -5,7 +5,14 @@ from echo_jax.lazy import door
 __getattr__ = door(
     __name__,
     {
-        "anchors": ["boxes_per_cell", "default_boxes", "match_anchors"],
+        "anchors": [
+            "NmsSettings",
+            "boxes_per_cell",
+            "default_boxes",
+            "detect",
+            "match_anchors",
+            "suppress",
+        ],
         "boxes": ["decode_boxes", "encode_boxes", "iou"],
         "coco_eval": [
             "METRICS",
@@ -14,7 +21,6 @@ __getattr__ = door(
             "read_ground_truth",
         ],
         "crop": ["SsdCrop", "flip", "ssd_crop"],
-        "nms": ["NmsSettings", "detect", "suppress"],
         "records": ["DecodeBoxes", "DecodeForEvaluation"],
     },
 )

@@ -5,7 +5,11 @@ from echo_jax.lazy import door
 __getattr__ = door(
     __name__,
     {
-        "packing": ["choose_group", "sample_documents"],
-        "sequences": ["open_sequences", "unigram_nats"],
+        "sequences": [
+            "choose_group",
+            "open_sequences",
+            "sample_documents",
+            "unigram_nats",
+        ],
     },
 )

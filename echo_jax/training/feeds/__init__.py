@@ -7,7 +7,6 @@ __getattr__ = door(
     {
         "feed": ["HostBatching", "HostFeed", "HostInput", "JoinedBatches"],
         "loader": ["measure_loader", "unechoed"],
-        "of_config": ["check_echo", "make_echo_spec", "open_feed"],
-        "uses": ["first_uses"],
+        "of_config": ["check_echo", "first_uses", "make_echo_spec", "open_feed"],
     },
 )

@@ -1,16 +1,22 @@
-"""Opens the feed that a config describes, and reads the decisions that it replays."""
+"""Opens the feed that a config describes; shows all uses of its first examples."""
 
+import copy
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
+from contextlib import closing
 from io import BytesIO
+from typing import NamedTuple, cast
 
+import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from echo_jax.config import Config
 from echo_jax.config.batch import BatchGrowth
 from echo_jax.config.echo import echo_spec, pattern_of
 from echo_jax.echo.decision_log import DecisionLog
+from echo_jax.echo.device import StepInput
 from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import AnySpec
 from echo_jax.files.folders import run_file
@@ -26,16 +32,112 @@ from echo_jax.training.feeds.feed import (
     JoinedBatches,
 )
 from echo_jax.training.feeds.growing import GrowingFeed
+from echo_jax.training.feeds.loader import take_sample
+from echo_jax.training.processes.sharding import make_mesh
 from echo_jax.training.update.gradients import examples_at_once
 from echo_jax.workloads.base import Batch, Workload
 
 __all__ = [
+    "Use",
     "check_data",
     "check_echo",
+    "first_uses",
     "log_name",
     "make_echo_spec",
     "open_feed",
 ]
+
+
+class Use(NamedTuple):
+    """A use of an example."""
+
+    update: int  # Counted from 1.
+    repeat: int  # 0 for the first use, then 1, 2, and so on.
+    example: Batch  # Its arrays by name, without the axis of the batch.
+
+
+class _Update(NamedTuple):
+    """The batch of an update, and keys that identify its examples while in use."""
+
+    batch: Batch
+    items: Sequence[Hashable]
+    repeat: np.ndarray
+
+
+def first_uses(
+    config: Config,
+    workload: Workload,
+    *,
+    examples: int,
+    most_updates: int,
+    on_progress: Callable[[str, float], None] = lambda what, done: None,
+) -> list[list[Use]]:
+    """Returns the uses of the first batch's first examples, without training."""
+    config = copy.deepcopy(config)
+    # Small batches are parts of the whole ones, so whole ones show the same examples.
+    config.batch.boundaries = config.batch.factors = ()
+    config.data.hold_batch = False
+    # An adaptive echo repeats by time. Nothing but reading takes time here, so it
+    # repeats as much as it may.
+    mode, factor = config.echo.mode, math.ceil(config.echo.factor)
+    wanted = {"stochastic": math.inf, "adaptive": config.echo.max_uses}.get(
+        mode, factor
+    )
+    found: list[list[Use]] = []
+    in_use: dict[Hashable, list[Use]] = {}
+    batches = _on_device if config.echo.where == "device" else _on_host
+    with closing(batches(config, workload)) as updates:
+        for number, update in enumerate(itertools.islice(updates, most_updates), 1):
+            for row, item in enumerate(update.items):
+                repeat = int(update.repeat[row])
+                if repeat == 0:
+                    # A new example has this key now, so the old one is not in use.
+                    in_use.pop(item, None)
+                    if number == 1 and len(found) < examples:
+                        in_use[item] = []
+                        found.append(in_use[item])
+                if item in in_use:
+                    example = {name: x[row] for name, x in update.batch.items()}
+                    in_use[item].append(Use(number, repeat, example))
+            on_progress("reading examples", number / most_updates)
+            if all(len(uses) >= wanted for uses in in_use.values()):
+                break
+    return found
+
+
+def _on_host(config: Config, workload: Workload) -> Generator[_Update]:
+    with closing(JoinedBatches([workload.train_dataset(echo_spec(config))])) as batches:
+        for batch in batches:
+            index, repeat = (np.asarray(batch[x]) for x in ("fresh_index", "repeat"))
+            # An echo after the batch repeats whole batches. Then the index is the
+            # batch's, and every use has the same rows.
+            row = np.arange(len(index)) * (config.echo.after == "batch")
+            items = [*zip(index.tolist(), row.tolist(), strict=True)]
+            yield _Update(_untagged(batch), items, repeat)
+
+
+def _on_device(config: Config, workload: Workload) -> Generator[_Update]:
+    mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.batch_size)
+    feed = open_feed(
+        config,
+        workload,
+        mesh,
+        sample=take_sample(workload, config),
+    )
+    # Jitted, as in the program of an update.
+    batching = jax.jit(feed.batching)
+    lanes = np.repeat(np.arange(feed.num_lanes), config.batch_size // feed.num_lanes)
+    with closing(feed):
+        while (inputs := feed.take(1)) is not None:
+            slots = np.asarray(cast(StepInput, inputs).slot)[0]
+            (batch,) = jax.device_get(batching(feed.arrays, inputs))
+            items = [*zip(lanes.tolist(), slots.tolist(), strict=True)]
+            yield _Update(_untagged(batch), items, np.asarray(inputs.repeat)[0])
+
+
+def _untagged(batch: Batch) -> Batch:
+    tags = "fresh_index", "repeat"
+    return {name: np.asarray(x) for name, x in batch.items() if name not in tags}
 
 
 def make_echo_spec(config: Config, *, shard: DataShard = SINGLE) -> AnySpec:

@@ -6,10 +6,20 @@ arrays that the compiled step takes as inputs: the learning rate and its schedul
 momentum or b1 and b2, weight decay, and the norm to clip at. Runs that differ only in
 these numbers share one compilation. A zero may change the structure: without momentum,
 no buffer is needed for it.
+
+Those for large batches are as in their papers, where optax differs: its LARS has the
+norm of a sum for a sum of norms, and its LAMB also adapts vectors and has no maximum of
+a norm. They expect gradients and parameters in float32.
+
+Every schedule gives a fraction of the peak, which ``optim.lr`` and ``optim.scale`` set;
+docs/large-batches.md lists them. No update has a learning rate of 0. One update has the
+peak, and one the end: the last update of the warm-up is the first at the peak. After
+the last update of ``onecycle`` one more would have its end, as in optax.
 """
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,16 +29,208 @@ import optax
 
 from echo_jax.config import Config
 from echo_jax.config.batch import BatchGrowth
-from echo_jax.config.optimizer import OWN_OPTIMIZERS, optax_factory
-from echo_jax.training.update.large_batch import lamb, lars, rmsprop_warmup, sgd_share
-from echo_jax.training.update.schedules import (
-    Numbers,
-    learning_rate,
-    schedule_numbers,
-    share_of_rise,
+from echo_jax.config.optimizer import (
+    OWN_OPTIMIZERS,
+    SLOW_START_ENDS,
+    optax_factory,
+    optax_schedule,
 )
 
 __all__ = ["Hyperparams", "Optimizer", "hyperparams"]
+
+Mask = Callable[[Any], Any]
+"""Gives for parameters a tree of which are matrices: adapted, and decayed."""
+
+# The constants of RMSProp's part come from third-party ports; the paper has none.
+_RMS_DECAY, _RMS_RATE, _RMS_EPS = 0.99, 3e-4, 1e-8
+
+
+# With eta for `trust_coefficient` and beta for `weight_decay`, the rate of an array is
+# multiplied by eta |w| / (|g| + beta |w|) (You, Gitman and Ginsburg 2017, equation 6),
+# and by 1 if a norm is 0. The momentum buffer sums gradients without the learning rate.
+# At a constant rate this is the paper's algorithm 1. If the rate changes, it has the
+# correction of Goyal et al. 2017, section 2.1. Arrays that are not adapted are trained
+# by plain SGD.
+def lars(
+    rate: Any,
+    *,
+    momentum: Any,
+    weight_decay: Any,
+    trust_coefficient: Any,
+    adapted: Mask,
+) -> optax.GradientTransformation:
+    """SGD whose learning rate is adapted to the norms of each array."""
+
+    def ratio(param: jax.Array, grad: jax.Array) -> jax.Array:
+        return trust_coefficient * param / (grad + weight_decay * param)
+
+    adapt = _adapt(ratio, adapted, decay=weight_decay)
+    return optax.chain(adapt, optax.sgd(rate, momentum))
+
+
+def _adapt(
+    ratio: Callable[[jax.Array, jax.Array], jax.Array], adapted: Mask, decay: Any = None
+) -> optax.GradientTransformation:
+    """Multiplies each decayed array by a ratio of the parameter's norm and its own."""
+
+    def of_array(step: jax.Array, param: jax.Array, is_adapted: bool) -> jax.Array:
+        if not is_adapted:
+            return step
+        norms = jnp.linalg.norm(param), jnp.linalg.norm(step)
+        factor = jnp.where((norms[0] > 0) & (norms[1] > 0), ratio(*norms), 1.0)
+        return factor * (step if decay is None else step + decay * param)
+
+    return optax.stateless(
+        lambda steps, params: jax.tree.map(of_array, steps, params, adapted(params))
+    )
+
+
+# u is Adam's step plus the decayed array, and phi has the maximum `trust_clip` (You et
+# al. 2020, algorithm 2). The factor is 1 if a norm is 0. Arrays that are not adapted
+# are trained by Adam.
+def lamb(
+    rate: Any,
+    *,
+    b1: Any,
+    b2: Any,
+    eps: Any,
+    weight_decay: Any,
+    trust_clip: Any,
+    adapted: Mask,
+) -> optax.GradientTransformation:
+    """Adam with a learning rate for each array: ``phi(|w|) / |u|`` of its step u."""
+
+    return optax.chain(
+        optax.scale_by_adam(b1=b1, b2=b2, eps=eps),
+        optax.add_decayed_weights(weight_decay, adapted),
+        _adapt(lambda param, step: jnp.minimum(param, trust_clip) / step, adapted),
+        optax.scale_by_learning_rate(rate),
+    )
+
+
+# The gradient is multiplied by a + b / (sqrt(m) + 1e-8). Here m is the mean of its
+# squares, a is the share of SGD, and b = (1 - a) 3e-4 / rate (Akiba, Suzuki and Fukuda
+# 2017, section 3).
+def rmsprop_warmup(
+    rate: Any, *, momentum: Any, share: Any
+) -> optax.GradientTransformation:
+    """RMSProp at first, momentum SGD later, and a mixture in between."""
+
+    def init(params: optax.Params) -> optax.OptState:
+        return jax.tree.map(jnp.zeros_like, params)
+
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: Any = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        squares = jax.tree.map(
+            lambda mean, grad: _RMS_DECAY * mean + (1 - _RMS_DECAY) * grad**2,
+            state,
+            updates,
+        )
+        rms_share = (1 - share) * _RMS_RATE / rate
+        mixed = jax.tree.map(
+            lambda grad, mean: (share + rms_share / (jnp.sqrt(mean) + _RMS_EPS)) * grad,
+            updates,
+            squares,
+        )
+        return mixed, squares
+
+    mixture = optax.GradientTransformation(init, update)
+    return optax.chain(mixture, optax.sgd(rate, momentum))
+
+
+# It grows exponentially to a half at `transition_updates` (the paper: 10 epochs). Then
+# it grows in a line, and is 1 after 1.25 times as long. The constants come from
+# third-party ports. Only the slope of 1/5 per epoch continues the exponential smoothly.
+def sgd_share(update: Any, transition_updates: Any) -> jax.Array:
+    """Returns the share of SGD in `rmsprop_warmup`, ``float32[]``."""
+    beyond = update / transition_updates - 1
+    rising = 0.5 * jnp.exp(4 * jnp.minimum(beyond, 0))
+    return jnp.where(beyond < 0, rising, jnp.minimum(0.5 + 2 * beyond, 1.0))
+
+
+Numbers = dict[str, jax.Array]
+"""By name, ``float32[]`` or ``int32[]``; ``boundaries`` is ``int32[N]`` and
+``fractions`` is ``float32[M]``."""
+
+
+def schedule_numbers(config: Config) -> dict[str, Any]:
+    """Returns the numbers of a config that `learning_rate` needs, by name."""
+    optim = config.optim
+    length = optim.decay_updates or config.updates
+    ratio = config.batch_size / optim.reference_batch
+    scaling = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}
+    boundaries = tuple(optim.boundaries)
+    if optim.schedule == "slow_start" and not boundaries:
+        boundaries = tuple(round(part * length) for part in SLOW_START_ENDS)
+    names = ("start_fraction", "end_fraction", "boundary_scale", "peak_at")
+    names += ("warmup_updates", "cycle_updates", "cooldown_updates", "fractions")
+    return {
+        **{name: optim[name] for name in names},
+        "lr": optim.lr * scaling[optim.scale],
+        "decay_updates": length,
+        "boundaries": boundaries,
+    }
+
+
+def learning_rate(
+    schedule: str, numbers: Numbers, update: jax.Array | int, *, args: str = "{}"
+) -> jax.Array:
+    """Returns the learning rate of an update, counted from 0, ``float32[]``.
+
+    Example:
+      A linear schedule with lr 1, 2 warm-up updates of 6, and end fraction 0.2
+      trains its updates with 0.5, 1, 0.8, 0.6, 0.4, 0.2, 0.2, ...
+    """
+    warmup, total = numbers["warmup_updates"], numbers["decay_updates"]
+    start, end = numbers["start_fraction"], numbers["end_fraction"]
+    last_warm = jnp.maximum(warmup - 1, 0)
+    left = jnp.maximum(total - 1 - last_warm, 1)
+    passed = (update >= numbers["boundaries"]).sum()
+
+    def done(after: jax.Array, updates: jax.Array) -> jax.Array:
+        return jnp.clip((update - after) / updates, 0.0, 1.0)
+
+    match schedule:
+        case "constant":
+            scale = jnp.ones(())
+        case "linear":
+            scale = (1 - end) * (1 - done(last_warm, left)) + end
+        case "cosine":
+            falling = 0.5 * (1 + jnp.cos(jnp.pi * done(last_warm, left)))
+            scale = (1 - end) * falling + end
+        case "piecewise":
+            scale = numbers["boundary_scale"] ** passed
+        case "slow_start":
+            scale = numbers["fractions"][passed]
+        case "warmup_stable_decay":
+            cooldown = numbers["cooldown_updates"]
+            scale = 1 - (1 - end) * done(total - 1 - cooldown, cooldown)
+        case "cyclic":
+            half = numbers["cycle_updates"] / 2
+            scale = start + (1 - start) * (1 - jnp.abs(update / half % 2 - 1))
+        case "onecycle":
+            lowest = jnp.where(update < numbers["peak_at"] * total, start, end)
+            scale = lowest + (1 - lowest) * share_of_rise(numbers, update)
+        case name:
+            scale = optax_schedule(name, args)(update)
+    rising = jnp.where(
+        start > 0,
+        start + (1 - start) * update / jnp.maximum(last_warm, 1),
+        (update + 1) / jnp.maximum(warmup, 1),
+    )
+    scale = jnp.where(update < last_warm, rising, scale)
+    return (numbers["lr"] * scale).astype(jnp.float32)
+
+
+def share_of_rise(numbers: Numbers, update: jax.Array | int) -> jax.Array:
+    """Returns how near to its peak ``onecycle`` is: 0 at both ends, 1 at the peak."""
+    total = numbers["decay_updates"]
+    peak = numbers["peak_at"] * total
+    down = (update - peak) / (total - peak)
+    from_peak = jnp.where(update < peak, 1 - update / peak, jnp.clip(down, 0.0, 1.0))
+    return 0.5 * (1 + jnp.cos(jnp.pi * from_peak))
+
 
 _FLOATS = ("lr", "start_fraction", "end_fraction", "boundary_scale", "peak_at")
 _FLOATS += ("momentum", "peak_momentum", "b1", "b2", "eps", "weight_decay", "clip_norm")

@@ -5,8 +5,14 @@ from echo_jax.lazy import door
 __getattr__ = door(
     __name__,
     {
-        "flops": ["UpdateFlops", "count_flops", "peak_flops_per_s", "program_flops"],
+        "flops": [
+            "UpdateFlops",
+            "collectives",
+            "count_flops",
+            "peak_flops_per_s",
+            "program_flops",
+            "sent_bytes",
+        ],
         "options": ["xla_options"],
-        "sent": ["collectives", "sent_bytes"],
     },
 )

@@ -1,4 +1,4 @@
-"""Model FLOP utilisation: the operations of an update beside the devices' peak.
+"""The operations of an update beside the devices' peak, and the bytes that it sends.
 
 XLA counts the operations of one update's program before it is compiled. Once compiled,
 a GPU's matrix products are calls of a library, which XLA counts as nothing
@@ -6,8 +6,10 @@ a GPU's matrix products are calls of a library, which XLA counts as nothing
 counts the body of a scan once, so a group of updates is not counted as one program.
 """
 
+import math
 import re
 import weakref
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,52 @@ from jax.sharding import Mesh
 from echo_jax.training.compiled import CompiledFunctions
 from echo_jax.training.feeds.feed import Feed
 
-__all__ = ["UpdateFlops", "count_flops", "peak_flops_per_s", "program_flops"]
+__all__ = [
+    "UpdateFlops",
+    "collectives",
+    "count_flops",
+    "peak_flops_per_s",
+    "program_flops",
+    "sent_bytes",
+]
+
+# "%name = type opcode(operands), attributes". The type of the end of a collective, of
+# one that has a start and an end, is that of its result alone.
+_COLLECTIVE = re.compile(
+    r" = (.*?) (all-gather|all-reduce|all-to-all|collective-permute|ragged-all-to-all"
+    r"|reduce-scatter)(?:-done)?\((.*)"
+)
+_ARRAY = re.compile(r"\b([a-z]+\d+\w*|pred)\[([\d,]*)\]")
+# On TPUs an all-reduce that runs beside other operations is printed in pieces.
+_PIECE = re.compile(r'channel_id=(\d+).*chain_id="(\d+)"')
+
+
+def collectives(text: str) -> list[tuple[str, Counter[str]]]:
+    """Returns each collective's kind, and its result's elements by type."""
+    found: list[tuple[str, Counter[str]]] = []
+    pieces: set[tuple[str, ...]] = set()
+    for shape, kind, rest in _COLLECTIVE.findall(re.sub(r"/\*.*?\*/", "", text)):
+        if piece := _PIECE.search(rest):
+            if piece.groups() in pieces:
+                continue
+            pieces.add(piece.groups())
+        elements: Counter[str] = Counter()
+        for dtype, dims in _ARRAY.findall(shape):
+            elements[dtype] += math.prod(int(each) for each in dims.split(",") if each)
+        found.append((kind, elements))
+    return found
+
+
+def sent_bytes(program: Any) -> int:
+    """Returns the bytes that a program's collectives give to each device."""
+    # For an all-reduce, a ring of N devices sends 2(N - 1)/N times as many.
+    total = 0
+    for _, elements in collectives(program.as_text() or ""):
+        for dtype, count in elements.items():
+            bits = re.search(r"\d+", dtype)  # XLA's names of types have their bits.
+            total += count * max(1, int(bits.group()) // 8 if bits else 1)
+    return total
+
 
 # Dense matrix products in bfloat16, per device as jax counts devices, in TFLOP/s: the
 # makers' data sheets, where a figure "with sparsity" is halved. The first name that a
