@@ -257,7 +257,8 @@ E local.outer=nesterov local.outer_momentum=1.0 | outer_momentum=1.0 must be bel
 local.p=0.5 | p=0.5 needs ... =bernoulli, or one of cosine, linear, mul
 precision.loss_scale=static precision.growth=5 | growth=5 needs ... loss_scale=dynamic
 xla.preset=all | preset='all' must be one of default, fuse
-local.schedule=bernoulli local.p=0.0 | a probability, in (0
+local.schedule=bernoulli local.p=0.0 | a probability, in (0, 1]
+local.schedule=bernoulli local.p=1.5 | p=1.5 ... a probability, in (0, 1]
 local.schedule=fetch | 'fetch' ... needs config.echo.mode=stochastic
 E local.staleness=1 | staleness=1 delays gradients ... =0
 E mesh.fsdp=2 | fsdp=2 needs one copy of the parameters
