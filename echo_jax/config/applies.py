@@ -41,17 +41,12 @@ _LOSS_SCALE = {
 
 
 class Idle(NamedTuple):
-    """A field that is set without effect, because of another field, its switch.
-
-    Attributes:
-      rule: The reason why it has no effect.
-      usual: The value that leaves it out.
-    """
+    """A field that is set without effect, because of another field, its switch."""
 
     field: str
     switch: str
-    rule: str
-    usual: Any
+    rule: str  # The reason why it has no effect.
+    usual: Any  # The value that leaves it out.
 
 
 def field_of(config: Any, field: str) -> Any:

@@ -14,14 +14,10 @@ class BatchGrowth:
 
     A smaller batch is a part of one of the config's batches. Data and echo do not
     change; several updates use the parts of a batch.
-
-    Attributes:
-      boundaries: Numbers of updates after which the batch grows.
-      factors: The growth at each boundary.
     """
 
-    boundaries: tuple[int, ...] = ()
-    factors: tuple[int, ...] = ()
+    boundaries: tuple[int, ...] = ()  # Numbers of updates after which the batch grows.
+    factors: tuple[int, ...] = ()  # The growth at each boundary.
 
     @classmethod
     def of(cls, config: Config) -> "BatchGrowth":

@@ -117,39 +117,31 @@ class ArmResult:
 
 
 class Falsified(NamedTuple):
-    """The outcome of a falsifier of an expectation, written down before the study.
-
-    Attributes:
-      ratio: Fresh examples of `arm` over those of `over`, or the difference of their
-        last values.
-      is_met: Whether the ratio is below `bound`; None where the interval holds it.
-    """
+    """The outcome of a falsifier of an expectation, written down before the study."""
 
     says: str
     arm: str
     over: str
+    # Fresh examples of `arm` over those of `over`, or the difference of their last
+    # values.
     ratio: Interval
     bound: float
+    # Whether the ratio is below `bound`; None where the interval holds it.
     is_met: bool | None
 
 
 @dataclass(frozen=True)
 class Search:
-    """A study that searched, or that trained its arms on several streams.
-
-    Attributes:
-      base: The config of the arms, plain fields.
-      arms: The baseline first.
-      environments: The environments on which trials were made.
-      paper: Published ratios to a baseline's fresh examples, by arm.
-    """
+    """A study that searched, or that trained its arms on several streams."""
 
     name: str
-    base: Mapping[str, Any]
+    base: Mapping[str, Any]  # The config of the arms, plain fields.
     protocol: Protocol
-    arms: Sequence[ArmResult]
+    arms: Sequence[ArmResult]  # The baseline first.
     falsifiers: Sequence[Falsified]
+    # The environments on which trials were made.
     environments: Sequence[Mapping[str, Any]]
+    # Published ratios to a baseline's fresh examples, by arm.
     paper: Mapping[str, float]
 
     @property

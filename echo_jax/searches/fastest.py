@@ -42,19 +42,12 @@ _NOTES = (
 
 
 class BestArm(NamedTuple):
-    """The fastest arm at one R.
+    """The fastest arm at one R."""
 
-    Attributes:
-      ratio: R, the steps that a fresh batch takes.
-      name: ``baseline`` where nothing should be echoed.
-      speedup: Relative to the baseline.
-      alike: The arms that cannot be distinguished from it.
-    """
-
-    ratio: float
-    name: str
-    speedup: Interval
-    alike: Sequence[str]
+    ratio: float  # R, the steps that a fresh batch takes.
+    name: str  # ``baseline`` where nothing should be echoed.
+    speedup: Interval  # Relative to the baseline.
+    alike: Sequence[str]  # The arms that cannot be distinguished from it.
 
 
 Found = Sequence[tuple[Search, Sequence[BestArm]]]

@@ -107,23 +107,15 @@ class Unit:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How the arms of a study are searched and confirmed.
-
-    Attributes:
-      space: Without axes nothing is searched and the arms keep their configs.
-      points: Number of points of a search.
-      repeats: Searches of each arm, each with its own points and stream.
-      streams: New streams on which the best point of each search is trained.
-      cut: Factor on the best trial's updates (see the module); 0 cuts nothing.
-    """
+    """How the arms of a study are searched and confirmed."""
 
     arms: tuple[str, ...]
-    space: Space
-    points: int
-    repeats: int
-    streams: int
+    space: Space  # Without axes nothing is searched and the arms keep their configs.
+    points: int  # Number of points of a search.
+    repeats: int  # Searches of each arm, each with its own points and stream.
+    streams: int  # New streams on which the best point of each search is trained.
     seed: int
-    cut: float
+    cut: float  # Factor on the best trial's updates (see the module); 0 cuts nothing.
 
     def units(self) -> list[Unit]:
         """Returns all units in the order in which they are made."""

@@ -48,22 +48,17 @@ _EVEN_BYTES = 1.01
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has finished or diverged.
+    """A run that has finished or diverged."""
 
-    Attributes:
-      name: The folder's name; in a study, the arm.
-      config: ``config.json``; ``{}`` if left out, as in the runs that are published.
-      summary: ``summary.json``; for a run that diverged, unknown fields are None.
-      evals: The rows of ``metrics.jsonl`` that hold an evaluation, in order.
-      diverged: The update at which it diverged, or None.
-    """
-
-    name: str
+    name: str  # The folder's name; in a study, the arm.
+    # ``config.json``; ``{}`` if left out, as in the runs that are published.
     config: Mapping[str, Any]
     environment: Mapping[str, Any]
+    # ``summary.json``; for a run that diverged, unknown fields are None.
     summary: Mapping[str, Any]
+    # The rows of ``metrics.jsonl`` that hold an evaluation, in order.
     evals: Sequence[Mapping[str, Any]]
-    diverged: int | None = None
+    diverged: int | None = None  # The update at which it diverged, or None.
 
     @property
     def metric(self) -> str:
@@ -131,17 +126,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Study:
-    """Runs that are compared: the arms of a study, or named folders.
-
-    Attributes:
-      runs: In the order of the table.
-      calibration: Measurements before the arms ran, or ``{}``.
-      base: The config from which the arms differ; ``{}`` if there is none.
-    """
+    """Runs that are compared: the arms of a study, or named folders."""
 
     name: str
-    runs: Sequence[Run]
-    calibration: Mapping[str, Any]
+    runs: Sequence[Run]  # In the order of the table.
+    calibration: Mapping[str, Any]  # Measurements before the arms ran, or ``{}``.
+    # The config from which the arms differ; ``{}`` if there is none.
     base: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -37,21 +37,14 @@ HEADINGS += ("efficiency", "idle")
 
 @dataclass(frozen=True)
 class Point:
-    """The measurements of a run on its devices.
-
-    Attributes:
-      devices: N, the devices that trained.
-      batch: Examples per update, over all devices.
-      steps_per_s: Updates per second of training, waiting for input included.
-      idle_fraction: The fraction of that time in which no step could run.
-    """
+    """The measurements of a run on its devices."""
 
     name: str
     processes: int
-    devices: int
-    batch: float
-    steps_per_s: float
-    idle_fraction: float | None
+    devices: int  # N, the devices that trained.
+    batch: float  # Examples per update, over all devices.
+    steps_per_s: float  # Updates per second of training, waiting for input included.
+    idle_fraction: float | None  # The fraction of that time in which no step could run.
 
     @property
     def examples_per_s(self) -> float:
@@ -61,17 +54,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Runs that train the same thing on different numbers of devices.
+    """Runs that train the same thing on different numbers of devices."""
 
-    Attributes:
-      name: Setting, echo, kind of device, and caveats about the input.
-      points: In the order of their devices.
-      on_cpu: Whether the devices are parts of a CPU.
-    """
-
-    name: str
-    points: Sequence[Point]
-    on_cpu: bool = False
+    name: str  # Setting, echo, kind of device, and caveats about the input.
+    points: Sequence[Point]  # In the order of their devices.
+    on_cpu: bool = False  # Whether the devices are parts of a CPU.
 
     @property
     def base(self) -> Sequence[Point]:

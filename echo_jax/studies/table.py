@@ -42,33 +42,26 @@ _EVEN_STEPS = 1.25
 
 @dataclass(frozen=True)
 class ArmRow:
-    """One line of the table.
-
-    Attributes:
-      echo: Factor, placement and order in words.
-      reached: Whether the target was met. If not, the costs are lower bounds.
-      diverged: The update at which it diverged, or None.
-      seconds: Training time, without evaluation, saving and compiling.
-      relative: Costs over the baseline's; None unless both met the target.
-      idle_fraction: The fraction of the run in which the accelerator waited, which does
-        not see contention. Negative if steps ran faster than the step that was timed.
-      ratio: R, time per fresh batch over time per step, measured in the run.
-      repeat_worth: Fresh examples that one repeat replaced on average until the target,
-        ``(baseline's fresh - fresh) / repeats``; 1 is as good as fresh.
-    """
+    """One line of the table."""
 
     name: str
-    echo: str
-    reached: bool
-    diverged: int | None
+    echo: str  # Factor, placement and order in words.
+    reached: bool  # Whether the target was met. If not, the costs are lower bounds.
+    diverged: int | None  # The update at which it diverged, or None.
     fresh: int
     updates: int
-    seconds: float
+    seconds: float  # Training time, without evaluation, saving and compiling.
+    # Costs over the baseline's; None unless both met the target.
     relative: tuple[float, float, float] | None
     final: float | None
     best: float
+    # The fraction of the run in which the accelerator waited, which does not see
+    # contention. It is negative if steps ran faster than the step that was timed.
     idle_fraction: float | None
+    # R, time per fresh batch over time per step, measured in the run.
     ratio: float | None
+    # Fresh examples that one repeat replaced on average until the target, ``(baseline's
+    # fresh - fresh) / repeats``; 1 is as good as fresh.
     repeat_worth: float | None
 
 

@@ -33,15 +33,11 @@ that its structure, and with it a checkpoint's, depends on no task."""
 
 
 class LossWindow(struct.PyTreeNode):
-    """Losses since the last logged update, by repeat index.
+    """Losses since the last logged update, by repeat index."""
 
-    Attributes:
-      loss: Summed losses of the examples per bucket, ``float32[REPEAT_BUCKETS]``.
-      count: Examples per bucket, ``int32[REPEAT_BUCKETS]``.
-    """
-
+    # Summed losses of the examples per bucket, ``float32[REPEAT_BUCKETS]``.
     loss: jax.Array
-    count: jax.Array
+    count: jax.Array  # Examples per bucket, ``int32[REPEAT_BUCKETS]``.
 
     @classmethod
     def empty(cls) -> "LossWindow":
@@ -83,17 +79,11 @@ class LossWindow(struct.PyTreeNode):
 
 
 class GradientWindow(struct.PyTreeNode):
-    """Gradients since the last logged update, before they are clipped.
+    """Gradients since the last logged update, before they are clipped."""
 
-    Attributes:
-      updates: Number of gradients, ``float32[]``.
-      square: Sum of their squared norms, ``float32[]``.
-      noise: Sums of the estimates of their noise, each ``float32[]``.
-    """
-
-    updates: jax.Array
-    square: jax.Array
-    noise: NoiseScale
+    updates: jax.Array  # Number of gradients, ``float32[]``.
+    square: jax.Array  # Sum of their squared norms, ``float32[]``.
+    noise: NoiseScale  # Sums of the estimates of their noise, each ``float32[]``.
 
     @classmethod
     def empty(cls) -> "GradientWindow":

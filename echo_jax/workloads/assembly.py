@@ -130,19 +130,14 @@ def make_workload(
 
 @dataclass(frozen=True)
 class Splits:
-    """The two splits of a run.
-
-    Attributes:
-      evaluation: The records to evaluate, from `evaluation_source`.
-      decode_record: Decodes a record of either split to a dict.
-      metadata: A description of the data, for ``environment.json``.
-    """
+    """The two splits of a run."""
 
     train: RecordSource
-    evaluation: RecordSource
+    evaluation: RecordSource  # The records to evaluate, from `evaluation_source`.
     evaluation_source: DescribedSource
+    # Decodes a record of either split to a dict.
     decode_record: Callable[[Any], dict[str, Any]]
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, Any]  # A description of the data, for ``environment.json``.
 
     @property
     def info(self) -> dict[str, Any]:

@@ -37,15 +37,13 @@ class LanguageModel(Task):
     read, tokens 1 to T are predicted. ``"length"``, ``int32[B]``, is the number of
     tokens before the padding; a batch without it is not padded. Losses are in nats per
     token.
-
-    Attributes:
-      eod: The token that ends a document, if documents in one window must not see each
-        other; None: a window is one document.
-      bytes_per_token: In the validation text, to compare tokenizers; None if unknown.
     """
 
     model: Transformer
+    # The token that ends a document, if documents in one window must not see each
+    # other; None: a window is one document.
     eod: int | None = None
+    # In the validation text, to compare tokenizers; None if unknown.
     bytes_per_token: float | None = None
 
     def init(self, key: jax.Array) -> Variables:

@@ -17,26 +17,19 @@ SHUFFLE, AUGMENT, STORAGE = range(3)
 
 @dataclass(frozen=True)
 class PipelineSpec:
-    """Settings of a training pipeline.
+    """Settings of a training pipeline."""
 
-    Attributes:
-      after: The stage that the echo follows.
-      seed: Decides shuffling, augmentation and simulated latencies.
-      threads: Concurrent reads in each process; 0 reads in the thread that batches.
-      workers: Processes that run the stages above the echo; 0 for none.
-      prefetch: Batches made ahead of the trainer; 0 makes them on request.
-      max_bad: Number of bad items that a run may skip; 0 refuses the first one.
-    """
-
-    after: EchoAfter
+    after: EchoAfter  # The stage that the echo follows.
     batch_size: int
-    seed: int = 0
+    seed: int = 0  # Decides shuffling, augmentation and simulated latencies.
+    # Concurrent reads in each process; 0 reads in the thread that batches.
     threads: int = 1
-    workers: int = 0
-    prefetch: int = 4
+    workers: int = 0  # Processes that run the stages above the echo; 0 for none.
+    prefetch: int = 4  # Batches made ahead of the trainer; 0 makes them on request.
     storage: StorageSpec = field(default_factory=StorageSpec)
     engine: Engine = "grain"
     check_finite: bool = True
+    # Number of bad items that a run may skip; 0 refuses the first one.
     max_bad: int = 0
 
     def __post_init__(self):

@@ -39,16 +39,13 @@ class RecordSource(Protocol):
 
 @dataclass(frozen=True)
 class Stages:
-    """A workload's training records, and the functions that process them.
-
-    Attributes:
-      decode: Turns a record into an item; must not write to its input.
-      augment: Changes an item at random, decided by the ``uint64`` seed alone. It
-        must not write to its input. None if nothing is random.
-    """
+    """A workload's training records, and the functions that process them."""
 
     source: RecordSource
+    # Turns a record into an item; must not write to its input.
     decode: Callable[[bytes], Item]
+    # Changes an item at random, decided by the ``uint64`` seed alone. It must not write
+    # to its input. None if nothing is random.
     augment: Callable[[Item, int], Item] | None = None
 
 

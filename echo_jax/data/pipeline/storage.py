@@ -29,16 +29,13 @@ _MAX_OVERSLEPT_S = 0.01
 
 @dataclass(frozen=True)
 class StorageSpec:
-    """Latency and bandwidth of reads.
+    """Latency and bandwidth of reads."""
 
-    Attributes:
-      latency_s: Mean seconds of a read; concurrent reads wait at the same time.
-      bytes_per_s: Bandwidth of the process, shared by its threads; 0 is unlimited.
-      distribution: ``"constant"``, ``"exponential"`` or ``"bursty"``.
-    """
-
+    # Mean seconds of a read; concurrent reads wait at the same time.
     latency_s: float = 0.0
+    # Bandwidth of the process, shared by its threads; 0 is unlimited.
     bytes_per_s: float = 0.0
+    # ``"constant"``, ``"exponential"`` or ``"bursty"``.
     distribution: Distribution = "constant"
 
     def __post_init__(self):

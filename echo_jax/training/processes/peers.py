@@ -50,15 +50,10 @@ _STOP_ASKED = "RECEIVED_PREEMPTION_NOTICE"
 
 
 class _End(NamedTuple):
-    """Why a run ends in all of its processes.
+    """Why a run ends in all of its processes."""
 
-    Attributes:
-      status: Exit status of each process.
-      said: One sentence.
-    """
-
-    status: int
-    said: str
+    status: int  # Exit status of each process.
+    said: str  # One sentence.
 
 
 class Alone:

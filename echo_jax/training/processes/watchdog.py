@@ -42,21 +42,14 @@ _Item = TypeVar("_Item")
 
 
 class Stalled(NamedTuple):
-    """A wait that was ended.
+    """A wait that was ended."""
 
-    Attributes:
-      what: The awaited data, and since when.
-      signum: The signal that asked for a stop; None if the wait took too long.
-      state: The feed's state before the wait; None if the feed itself knows it.
-      is_known: Whether the feed can be asked while the main thread waits.
-      is_stuck: Whether the main thread could not leave the wait.
-    """
-
-    what: str
+    what: str  # The awaited data, and since when.
+    # The signal that asked for a stop; None if the wait took too long.
     signum: int | None
-    state: Any
-    is_known: bool
-    is_stuck: bool = False
+    state: Any  # The feed's state before the wait; None if the feed itself knows it.
+    is_known: bool  # Whether the feed can be asked while the main thread waits.
+    is_stuck: bool = False  # Whether the main thread could not leave the wait.
 
 
 class _GivenUp(BaseException):
@@ -64,19 +57,12 @@ class _GivenUp(BaseException):
 
 
 class _Wait(NamedTuple):
-    """A wait of the main thread.
+    """A wait of the main thread."""
 
-    Attributes:
-      what: The awaited data.
-      began_s: Its start.
-      state: The feed's state before it.
-      anywhere: Whether it may be ended at any line, and not only in a lock.
-    """
-
-    what: str
-    began_s: float
-    state: Any
-    anywhere: bool
+    what: str  # The awaited data.
+    began_s: float  # Its start.
+    state: Any  # The feed's state before it.
+    anywhere: bool  # Whether it may be ended at any line, and not only in a lock.
 
 
 class Watchdog:

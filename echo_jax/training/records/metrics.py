@@ -21,22 +21,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Totals:
-    """Counts since the start of the run, also before it was resumed.
+    """Counts since the start of the run, also before it was resumed."""
 
-    Attributes:
-      updates: Optimizer steps.
-      fresh: Examples used for the first time.
-      repeats: Examples used again.
-      skipped: Bad fresh examples, which others replaced.
-      bytes_sent: Bytes that the updates' collectives returned on each device.
-      busy_s: Seconds of work of the devices, until the last reading of `DeviceTime`.
-    """
-
-    updates: int = 0
-    fresh: int = 0
-    repeats: int = 0
-    skipped: int = 0
-    bytes_sent: int = 0
+    updates: int = 0  # Optimizer steps.
+    fresh: int = 0  # Examples used for the first time.
+    repeats: int = 0  # Examples used again.
+    skipped: int = 0  # Bad fresh examples, which others replaced.
+    bytes_sent: int = 0  # Bytes that the updates' collectives returned on each device.
+    # Seconds of work of the devices, until the last reading of `DeviceTime`.
     busy_s: float = 0.0
 
     def after(self, repeat: np.ndarray, *, bytes_sent: int) -> "Totals":

@@ -48,17 +48,12 @@ _SETTLE_S = 5.0
 
 
 class Restored(NamedTuple, Generic[State]):
-    """The checkpoint from which a run continues.
-
-    Attributes:
-      host: The host's part, plain data.
-      damaged: Reasons why newer checkpoints were skipped, by update.
-    """
+    """The checkpoint from which a run continues."""
 
     update: int
     state: State
-    host: dict[str, Any]
-    damaged: dict[int, str]
+    host: dict[str, Any]  # The host's part, plain data.
+    damaged: dict[int, str]  # Reasons why newer checkpoints were skipped, by update.
 
 
 class Checkpoints(CheckpointReader):

@@ -28,19 +28,13 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True)
 class WarmStart:
-    """The arrays that a run takes from another one.
+    """The arrays that a run takes from another one."""
 
-    Attributes:
-      source: ``config.init_from``.
-      taken: The arrays, as nested dicts: a part of the variables.
-      skipped: Reasons why other arrays of the source were skipped, by name.
-      made: Names of the arrays that are initialised.
-    """
-
-    source: str
-    taken: Variables
+    source: str  # ``config.init_from``.
+    taken: Variables  # The arrays, as nested dicts: a part of the variables.
+    # Reasons why other arrays of the source were skipped, by name.
     skipped: Mapping[str, str]
-    made: tuple[str, ...]
+    made: tuple[str, ...]  # Names of the arrays that are initialised.
 
     def report(self) -> dict[str, Any]:
         """Returns a record for the run folder, as plain data."""

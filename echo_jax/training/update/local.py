@@ -73,16 +73,12 @@ class LocalRun(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalUpdates:
-    """Keeps, updates and synchronises replicas, by pure functions; hashable.
+    """Keeps, updates and synchronises replicas, by pure functions; hashable."""
 
-    Attributes:
-      mesh: The devices, one for each replica.
-      outer: ``"mean"``: replicas go on from their mean (local SGD, Stich 2019).
-        ``"nesterov"``: their mean move from the anchor is the gradient of SGD with
-        Nesterov's momentum (DiLoCo, Douillard et al. 2023, algorithm 1).
-    """
-
-    mesh: Mesh
+    mesh: Mesh  # The devices, one for each replica.
+    # ``"mean"``: replicas go on from their mean (local SGD, Stich 2019).
+    # ``"nesterov"``: their mean move from the anchor is the gradient of SGD with
+    # Nesterov's momentum (DiLoCo, Douillard et al. 2023, algorithm 1).
     outer: str = "mean"
 
     @classmethod

@@ -287,27 +287,20 @@ class Delayed(NamedTuple):
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The compiled part of an optimizer: all but its numbers; hashable.
-
-    Attributes:
-      args: JSON arguments of an optax optimizer; they may change the structure.
-      decay_vectors: Whether biases, norm scales and other vectors are decayed too.
-      has_decay: Whether SGD adds decayed parameters to the gradient (L2).
-      growth: The growth of the batch that the learning rate follows.
-      staleness: How many updates after its own a gradient is applied, as in
-        asynchronous SGD.
-    """
+    """The compiled part of an optimizer: all but its numbers; hashable."""
 
     name: str
-    args: str
+    args: str  # JSON arguments of an optax optimizer; they may change the structure.
     schedule: str
     schedule_args: str
     nesterov: bool
+    # Whether biases, norm scales and other vectors are decayed too.
     decay_vectors: bool
     has_momentum: bool
-    has_decay: bool
+    has_decay: bool  # Whether SGD adds decayed parameters to the gradient (L2).
     clips: bool
-    growth: BatchGrowth
+    growth: BatchGrowth  # The growth of the batch that the learning rate follows.
+    # How many updates after its own a gradient is applied, as in asynchronous SGD.
     staleness: int
 
     @classmethod
