@@ -115,10 +115,7 @@ def write_imagenet(folder, *, packed=True):
         write(folder / "ILSVRC2012_img_train.tar", train),
         write(folder / "ILSVRC2012_img_val.tar", images),
         write_devkit(
-            folder / "ILSVRC2012_devkit_t12.tar.gz",
-            known,
-            b"3\n7\n3\n",
-            packed=packed,
+            folder / "ILSVRC2012_devkit_t12.tar.gz", known, b"3\n7\n3\n", packed=packed
         ),
     )
 

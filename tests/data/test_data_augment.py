@@ -290,9 +290,7 @@ def distort(image, brightness, contrast, saturation, hue):
 
 
 @pytest.mark.parametrize(
-    "strengths",
-    [(32 / 255, 0.5, 0.5, 0.2), (0, 0, 1, 0)],
-    ids=["all", "saturation"],
+    "strengths", [(32 / 255, 0.5, 0.5, 0.2), (0, 0, 1, 0)], ids=["all", "saturation"]
 )
 def test_colours_are_those_of_colorsys(strengths):
     one = ColourDistortion(*map(float, strengths))

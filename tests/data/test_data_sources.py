@@ -18,12 +18,7 @@ from prepare_cases import make_image, member, write
 
 import echo_jax as ej
 from echo_jax.config import load_config
-from echo_jax.data.sources import (
-    find_shards,
-    open_source,
-    pack,
-    shards_metadata,
-)
+from echo_jax.data.sources import find_shards, open_source, pack, shards_metadata
 from echo_jax.inference import evaluate_run
 from echo_jax.runs import run_train
 

@@ -54,10 +54,7 @@ def test_both_engines_make_the_same_batches_and_go_on_in_the_middle(
 
 @pytest.mark.parametrize(
     ("order", "after"),
-    [
-        ("spread", "decode"),
-        pytest.param("adaptive", "augment", marks=pytest.mark.slow),
-    ],
+    [("spread", "decode"), pytest.param("adaptive", "augment", marks=pytest.mark.slow)],
 )
 def test_both_use_the_same_items_in_the_places_of_bad_ones(after, order):
     found, bad = [], []

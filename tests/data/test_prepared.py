@@ -177,11 +177,7 @@ def test_what_is_no_record_is_refused(record):
     assert unpack(pack(entries)) == entries
 
 
-OTHERS = {
-    "image": [1, "x"],
-    "label": [b"x", 1.0, -1, 2**31, 2**63],
-    "name": [1, b"x"],
-}
+OTHERS = {"image": [1, "x"], "label": [b"x", 1.0, -1, 2**31, 2**63], "name": [1, b"x"]}
 
 
 def test_a_record_that_lacks_an_entry_or_has_another_type_is_refused(folder):

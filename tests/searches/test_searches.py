@@ -441,8 +441,7 @@ def test_an_interval_holds_the_truth_as_often_as_it_says(
 
 @settings(max_examples=40)
 @given(
-    st.lists(st.none() | st.integers(0, 50), min_size=1, max_size=7),
-    st.integers(1, 7),
+    st.lists(st.none() | st.integers(0, 50), min_size=1, max_size=7), st.integers(1, 7)
 )
 def test_the_expected_best_is_the_mean_over_all_draws(scores, k):
     k = min(k, len(scores))

@@ -13,13 +13,7 @@ import pytest
 from study_folders import ECHO, change, make_run, make_study, read_table
 
 from echo_jax.cli import main
-from echo_jax.studies import (
-    StudyError,
-    read_runs,
-    read_seeds,
-    read_study,
-    write_report,
-)
+from echo_jax.studies import StudyError, read_runs, read_seeds, read_study, write_report
 
 # Markup, what a legend may leave out, a broken formula, a cell's border; escape
 # sequences, rich's markup, and characters that XML does not have.

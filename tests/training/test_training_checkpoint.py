@@ -11,11 +11,7 @@ from jax.sharding import PartitionSpec as P
 from tiny_workload import functions_of, rows_of, run
 
 from echo_jax.files import read_json, run_folder
-from echo_jax.training.saving import (
-    Checkpoints,
-    DamagedCheckpointError,
-    checksums,
-)
+from echo_jax.training.saving import Checkpoints, DamagedCheckpointError, checksums
 
 BIG = 2**63 - 1
 

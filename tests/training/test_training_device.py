@@ -11,14 +11,7 @@ import pytest
 from compilations import counted_compilations
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_workload import (
-    ADAPTIVE,
-    STOCHASTIC,
-    make_workload,
-    rows_of,
-    run,
-    tiny_config,
-)
+from tiny_workload import ADAPTIVE, STOCHASTIC, make_workload, rows_of, run, tiny_config
 
 import echo_jax as ej
 from echo_jax.config import BatchGrowth, check_config

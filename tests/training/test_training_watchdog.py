@@ -15,12 +15,7 @@ import pytest
 from rich.console import Console
 from tiny_workload import ON_DEVICE, make_workload, run, saved_update, tiny_config
 
-from echo_jax.training import (
-    DataTimeoutError,
-    Interrupted,
-    calibrate,
-    probe_config,
-)
+from echo_jax.training import DataTimeoutError, Interrupted, calibrate, probe_config
 from echo_jax.training.processes import Watchdog
 
 HOST = {"echo__factor": 2.5, "echo__after": "batch"}

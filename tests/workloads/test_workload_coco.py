@@ -17,11 +17,7 @@ from PIL import Image
 import echo_jax as ej
 from echo_jax import cli
 from echo_jax.config import load_config
-from echo_jax.data.detection import (
-    NmsSettings,
-    default_boxes,
-    encode_boxes,
-)
+from echo_jax.data.detection import NmsSettings, default_boxes, encode_boxes
 from echo_jax.data.prepare import Settings, prepare_coco
 from echo_jax.data.sources import open_prepared, unpack
 from echo_jax.inference import draw_boxes, evaluate_run, export_run, write_evaluation

@@ -14,12 +14,7 @@ from test_workload_coco import config_of as coco_config
 from test_workload_coco import folder as coco_folder  # noqa: F401
 
 import echo_jax as ej
-from echo_jax.config import (
-    check_config,
-    import_config,
-    load_config,
-    packaged_configs,
-)
+from echo_jax.config import check_config, import_config, load_config, packaged_configs
 from echo_jax.data.prepare import Settings, prepare_images
 from echo_jax.runs import run_train
 from echo_jax.training.trainer import compile_functions
