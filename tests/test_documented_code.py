@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import echo_jax as ej
 from echo_jax.config import load_config
+from echo_jax.data.augment import Augment, Flip
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("docs/site/*.md")]
@@ -37,6 +38,7 @@ WORDS = {
         "PadCrop",
         "model",
         "count()",
+        "StepEcho",
         "replay",
         "make_my",
     ),
@@ -160,6 +162,15 @@ def test_an_echo_on_the_accelerator():
         names = run("docs/library.md", word, **mine)
         first = next(names["batches"])["image"]
         assert first.sharding == names["sharding"]
+
+
+def test_an_echo_in_the_readers_own_step():
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 32, 3), np.uint8)
+    batches = [{"image": each, "label": np.arange(32) % 10} for each in pixels]
+    augment = Augment((Flip(),))
+    names = run("docs/library.md", "StepEcho", host_batches=batches, augment=augment)
+    assert (np.bincount(names["tags"].fresh_index.ravel()) == 4).all()
+    assert names["update"]._cache_size() == 1 and names["loss"] < np.log(10)
 
 
 def test_an_echo_is_saved_and_replayed():

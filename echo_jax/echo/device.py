@@ -33,6 +33,7 @@ from echo_jax.echo.default_spec import (
     split_state,
 )
 from echo_jax.echo.device_feed import DeviceFeed, largest_buffer
+from echo_jax.echo.device_in_step import StepEcho
 from echo_jax.echo.driver import Turn, prefetched
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import Plan
@@ -46,6 +47,7 @@ __all__ = [
     "DeviceEchoIterator",
     "DeviceFeed",
     "EchoBuffer",
+    "StepEcho",
     "StepInput",
     "echo_batches",
     "largest_buffer",
@@ -217,7 +219,7 @@ class DeviceEchoIterator(Iterator[Any]):
             axes=place.axes,
         )
         if isinstance(self._iterator, AgreedIterator):
-            self._iterator.check = layout.check
+            self._iterator.check = layout.checked
         devices = layout.mesh.local_devices
         # A device that does not tell has as much as one batch needs.
         free = [free_on(device, len(devices)) or 0 for device in devices]

@@ -241,7 +241,7 @@ class AgreedIterator(PeekedIterator):
         ahead = ReadAhead(iterator, _AHEAD, meeting.timeout_s)
         super().__init__(ahead)
         self.close = ahead.close
-        self.check: Callable[[Any], None] = lambda value: None
+        self.check: Callable[[Any], object] = lambda value: None
         self._meeting, self._passed, self._agreed = meeting, 0, False
         self._end: Exception | None = None
 

@@ -239,13 +239,17 @@ class EchoBuffer:
           ValueError: It has another number of rows, other leaves, shapes or dtypes, or
             an integer that does not fit.
         """
-        batch = as_host_batch(batch)
-        self.check(batch)
-        return jax.device_put(batch, self.sharding)
+        return jax.device_put(self.checked(batch), self.sharding)
 
-    def check(self, batch: Any) -> None:
-        """Raises ValueError unless a host batch has the rows and leaves of this one."""
+    def checked(self, batch: Any) -> Any:
+        """Returns a host batch that `put` can send; raises ValueError like it."""
         batch = as_host_batch(batch)
+        self.check(batch, self.rows)
+        check_integers(batch)
+        return batch
+
+    def check(self, batch: Any, expected: int) -> None:
+        """Raises ValueError unless a batch has these rows, of items like the first."""
         structure, rows, items = layout_of(batch)
         if structure != self.structure or items != self.items:
             raise ValueError(
@@ -254,13 +258,12 @@ class EchoBuffer:
                 f"{jax.tree.unflatten(self.structure, self.items)}; pad or crop before "
                 "the echo"
             )
-        if rows != self.rows:
+        if rows != expected:
             raise ValueError(
-                f"a batch has {rows} rows, the first one had {self.rows}; a device "
+                f"a batch has {rows} rows, the first one had {expected}; a device "
                 "echo needs batches of one size: leave the last, smaller one out in "
                 "the loader (drop_remainder=True, or drop_last=True), or pad it"
             )
-        check_integers(batch)
 
     def write(self, arrays: Any, host_batch: Any, write_slots: Any) -> Any:
         """Scatters a host batch into slots; to be traced, with donated arrays.
@@ -273,21 +276,8 @@ class EchoBuffer:
         Returns:
           The updated slots.
         """
-
-        def local(arrays: Any, host_batch: Any, slots: jax.Array) -> Any:
-            # Slots must be unique, including those that are dropped.
-            beyond = self.num_slots + jnp.arange(slots.shape[1], dtype=slots.dtype)
-            slots = jnp.where(slots < self.num_slots, slots, beyond)
-
-            def leaf(
-                layout: SlotLayout, array: jax.Array, rows: jax.Array
-            ) -> jax.Array:
-                rows = rows.reshape(slots.shape + rows.shape[1:])
-                return jax.vmap(layout.write)(array, rows, slots)
-
-            return self._each(leaf, arrays, host_batch)
-
-        return self._on_devices(local)(arrays, host_batch, self.split_rows(write_slots))
+        write = self._on_devices(self.write_lanes)
+        return write(arrays, host_batch, self.split_rows(write_slots))
 
     def read(self, arrays: Any, read_slots: Any) -> Any:
         """Gathers a batch; to be traced.
@@ -299,16 +289,29 @@ class EchoBuffer:
         Returns:
           Leaves ``[B, ...]``, lane after lane.
         """
+        return self._on_devices(self.read_lanes)(arrays, self.split_rows(read_slots))
 
-        def local(arrays: Any, slots: jax.Array) -> Any:
-            def leaf(layout: SlotLayout, array: jax.Array) -> jax.Array:
-                rows = jax.vmap(layout.read)(array, slots.reshape(array.shape[0], -1))
-                # An explicit size, because -1 is ambiguous if a leaf has no elements.
-                return rows.reshape((slots.size, *rows.shape[2:]))
+    def write_lanes(self, arrays: Any, rows: Any, slots: jax.Array) -> Any:
+        """Does what `write` does, on the lanes of one device."""
+        # Slots must be unique, including those that are dropped.
+        beyond = self.num_slots + jnp.arange(slots.shape[1], dtype=slots.dtype)
+        slots = jnp.where(slots < self.num_slots, slots, beyond)
 
-            return self._each(leaf, arrays)
+        def leaf(layout: SlotLayout, array: jax.Array, rows: jax.Array) -> jax.Array:
+            rows = rows.reshape(slots.shape + rows.shape[1:])
+            return jax.vmap(layout.write)(array, rows, slots)
 
-        return self._on_devices(local)(arrays, self.split_rows(read_slots))
+        return self._each(leaf, arrays, rows)
+
+    def read_lanes(self, arrays: Any, slots: jax.Array) -> Any:
+        """Does what `read` does, on the lanes of one device."""
+
+        def leaf(layout: SlotLayout, array: jax.Array) -> jax.Array:
+            rows = jax.vmap(layout.read)(array, slots.reshape(array.shape[0], -1))
+            # An explicit size, because -1 is ambiguous if a leaf has no elements.
+            return rows.reshape((slots.size, *rows.shape[2:]))
+
+        return self._each(leaf, arrays)
 
     def draw(
         self, arrays: Any, inputs: StepInput, augment: Augment | None = None
@@ -328,13 +331,14 @@ class EchoBuffer:
             uses = inputs.uses[number]
             batch = self.read(arrays, uses[_SLOT])
             if augment is not None:
-                words = jax.lax.bitcast_convert_type(uses[_KEYS].T, jnp.uint32)
-                keys = jax.random.wrap_key_data(
-                    self.split_rows(words), impl="threefry2x32"
-                )
-                batch = augment(batch, keys)
+                batch = augment(batch, self.keys(self.split_rows(uses[_KEYS].T)))
             batches.append(batch)
         return batches
+
+    def keys(self, words: Any) -> jax.Array:
+        """Returns the random keys of uses from their words, ``int32[B, 2]``."""
+        words = jax.lax.bitcast_convert_type(words, jnp.uint32)
+        return jax.random.wrap_key_data(words, impl="threefry2x32")
 
     def split_rows(self, rows: Any) -> jax.Array:
         """Splits an array over the devices in the same way as batches; to be traced.
@@ -372,9 +376,9 @@ def jitted_write(buffer: EchoBuffer) -> Callable[[Any, Any, Any], Any]:
     return jax.jit(buffer.write, donate_argnums=0, out_shardings=buffer.sharding)
 
 
-def default_mesh() -> Mesh:
-    """Returns a mesh of all devices of this process along one axis, ``data``."""
-    devices = jax.local_devices()
+def default_mesh(most: int | None = None) -> Mesh:
+    """Returns a mesh of this process' devices along one axis, ``data``."""
+    devices = jax.local_devices()[:most]
     return jax.make_mesh(
         (len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices
     )

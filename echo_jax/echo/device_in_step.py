@@ -1,0 +1,181 @@
+"""The echo in your own step: pure functions over integers that are made before it."""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from echo_jax.echo.counts import UseInfo
+from echo_jax.echo.keys import seed_for_use
+from echo_jax.echo.plans import make_plan
+from echo_jax.echo.plans.lanes import Lanes
+from echo_jax.echo.spec import AdaptiveSpec, AnySpec
+from echo_jax.echo.stores.device import Augment, EchoBuffer, default_mesh
+
+__all__ = ["StepEcho"]
+
+
+@dataclass(frozen=True)
+class StepEcho:
+    """An echo inside your own jitted step, without a thread or an iterator.
+
+    `decide` makes the integers of all training batches before training. In the step
+    `write` puts fresh rows into slots, and `read` gathers the batch. Both are pure
+    functions, for ``jax.jit``, ``jax.lax.scan``, ``jax.checkpoint`` and your own
+    ``jax.shard_map``. Batches, keys and tags are those of `echo_batches` with
+    ``drop_remainder=True``, to the bit.
+
+    It can be a static argument of ``jax.jit``; another seed or log makes an equal echo.
+    On several devices split the slots and a batch's integers along their first axis and
+    ``fresh`` along its second. A mesh of explicit axes needs a ``jax.shard_map``.
+
+    Attributes:
+      buffer: The layout of the slots.
+      size: Rows of a training batch in a lane, B / G.
+      spec: The spec, which alone is not compared.
+
+    Example:
+      >>> from echo_jax import EchoSpec
+      >>> fresh = {"x": np.arange(8).reshape(2, 4)}
+      >>> echo = StepEcho.of({"x": fresh["x"][0]}, EchoSpec(2, batch_size=4))
+      >>> integers, taken, tags = echo.decide(num_host_batches=2)
+      >>> taken.tolist()
+      [1, 0, 1, 0]
+      >>> def step(arrays, inputs):
+      ...     arrays = echo.write(arrays, fresh, *inputs)
+      ...     return arrays, echo.read(arrays, inputs[0])["x"]
+      >>> inputs = (integers, np.cumsum(taken) - taken)
+      >>> jax.lax.scan(step, echo.init(), inputs)[1].tolist()
+      [[0, 0, 1, 1], [2, 2, 3, 3], [4, 4, 5, 5], [6, 6, 7, 7]]
+    """
+
+    buffer: EchoBuffer
+    size: int
+    spec: AnySpec = field(compare=False)
+
+    @classmethod
+    def of(cls, batch: Any, spec: AnySpec, num_lanes: int = 1) -> "StepEcho":
+        """Lays out the slots of an echo.
+
+        Args:
+          batch: A host batch of U rows: a pytree of arrays with a leading axis.
+          spec: Description of the echo. An `AdaptiveSpec` needs the log of an earlier
+            echo, and ends with it.
+          num_lanes: Independent parts of the slots, G: a multiple of the devices.
+
+        Raises:
+          ValueError: The spec is adaptive and has no log, the buffer is too small, the
+            lanes do not divide a batch, or a device cannot hold it.
+        """
+        if isinstance(spec, AdaptiveSpec) and not spec.replay:
+            raise ValueError(
+                "an adaptive echo decides by the data that is ready in training. Use "
+                "AdaptiveSpec(replay=batches.log), of an earlier echo, or an EchoSpec."
+            )
+        mesh = default_mesh(1)
+        buffer = EchoBuffer.of(batch, num_slots=1, num_lanes=num_lanes, mesh=mesh)
+        plan = make_plan(spec, lanes=Lanes(buffer.rows, buffer.num_lanes))
+        return cls(replace(buffer, num_slots=plan.num_slots), plan.batch, spec)
+
+    def decide(self, num_host_batches: int) -> tuple[np.ndarray, np.ndarray, UseInfo]:
+        """Decides all training batches of a stream that begins with empty slots.
+
+        Args:
+          num_host_batches: Host batches of the stream. Of an endless one give as many
+            as training can need.
+
+        Returns:
+          The integers of N batches, ``int32[N, G, W]``, which ``np.save`` can keep; how
+          many host batches each of them takes, ``int64[N]``; and the tags of their
+          rows, ``int64[N, B]`` and ``int32[N, B]``.
+        """
+        lanes = Lanes(self.buffer.rows, self.buffer.num_lanes)
+        writes, uses = _run(self.spec, lanes, num_host_batches * lanes.rows)
+        taken = np.array([slots.size // self.buffer.rows for slots in writes], np.int64)
+        shape = (len(taken), 3, lanes.count, self.size)
+        slots, index, repeat = np.array(uses, np.int64).reshape(shape).swapaxes(0, 1)
+        words = seed_for_use(self.spec.seed, index, repeat).view(np.int32)
+        most = lanes.rows * int(taken.max(initial=1))
+        shape = (*slots.shape[:2], most + 4 * self.size)
+        integers = np.full(shape, self.buffer.num_slots, np.int32)
+        for number, into in enumerate(writes):
+            integers[number, :, : into.shape[1]] = into
+        integers[..., most:] = np.concatenate([slots, repeat, words], axis=-1)
+        tags = (len(taken), lanes.count * self.size)
+        repeat = repeat.reshape(tags).astype(np.int32)
+        return integers, taken, UseInfo(index.reshape(tags), repeat)
+
+    def init(self) -> Any:
+        """Returns empty slots, arrays ``[G, ...]``; may be traced."""
+        return self.buffer.zeros()
+
+    def write(self, arrays: Any, fresh: Any, integers: Any, first: Any = 0) -> Any:
+        """Returns the slots with the fresh rows that a batch takes; to be traced.
+
+        Args:
+          arrays: The slots, from `init` or from the batch before, donated to the step.
+          fresh: Host batches, leaves ``[n, U, ...]``. Those that are not taken are
+            dropped, so a step that takes none can be given an earlier stack.
+          integers: Those of the batch, ``int32[G, W]``.
+          first: The position in ``fresh`` of the first host batch that is taken.
+
+        Raises:
+          ValueError: The host batches are not like that of `of`.
+        """
+        slots = integers[:, : -4 * self.size]
+        lanes, rows = len(slots), self.buffer.rows // self.buffer.num_lanes
+        count = slots.shape[1] // rows
+        self.buffer.check(jax.tree.map(lambda leaf: leaf[0], fresh), lanes * rows)
+
+        def by_lane(leaf: Any) -> jax.Array:
+            # Positions after the last host batch are of those that are not taken.
+            leaf = jnp.take(leaf, first + jnp.arange(count), axis=0, mode="clip")
+            leaf = leaf.reshape(count, lanes, rows, *leaf.shape[2:])
+            return leaf.swapaxes(0, 1).reshape(slots.size, *leaf.shape[3:])
+
+        return self.buffer.write_lanes(arrays, jax.tree.map(by_lane, fresh), slots)
+
+    def read(self, arrays: Any, integers: Any, augment: Augment | None = None) -> Any:
+        """Returns a training batch, ``[B, ...]``, lane after lane; to be traced.
+
+        Args:
+          arrays: The slots, from `write`.
+          integers: Those of the batch, ``int32[G, W]``.
+          augment: A pure function ``(batch, keys) -> batch``, with a key for every row.
+        """
+        slots = integers[:, -4 * self.size : -3 * self.size]
+        batch = self.buffer.read_lanes(arrays, slots)
+        return batch if augment is None else augment(batch, self.keys(integers))
+
+    def repeats(self, integers: Any) -> Any:
+        """Returns the number of the use of its item for every row, ``int32[B]``."""
+        return integers[:, -3 * self.size : -2 * self.size].reshape(-1)
+
+    def keys(self, integers: Any) -> jax.Array:
+        """Returns the random key of every row, ``key[B]``."""
+        return self.buffer.keys(integers[:, -2 * self.size :].reshape(-1, 2))
+
+
+def _run(spec: AnySpec, lanes: Lanes, left: int) -> tuple[list[Any], list[Any]]:
+    """Returns the slots that each whole batch writes; slots, index, repeat of uses."""
+    plan = make_plan(spec, lanes=lanes)
+    end = len(spec.replay or ()) if isinstance(spec, AdaptiveSpec) else math.inf
+    fresh, writes, uses = [], [], []
+    while len(uses) < end:
+        wanted = plan.need(plan.batch).must
+        if wanted > left:
+            plan.end(left)
+            wanted = plan.need(plan.batch).must
+        while wanted and (slots := plan.write(wanted)).size:
+            fresh.append(slots)
+            wanted, left = wanted - slots.shape[1], left - slots.shape[1]
+        if (batch := plan.next(plan.batch)) is None:
+            break
+        if batch.repeat.shape[1] == plan.batch:
+            writes.append(np.concatenate([batch.slots[:, :0], *fresh], axis=1))
+            uses.append((batch.slots, batch.fresh_index, batch.repeat))
+            fresh = []
+    return writes, uses
