@@ -68,10 +68,10 @@ class _OnDisk:
         )
 
     def take(self) -> bool:
-        self._made = _missing(self._path.parent)
-        self._path.parent.mkdir()
         # Before filelock opens it: this refuses links and other files.
         _owner(self._path, self._read())
+        self._made = _missing(self._path.parent)
+        self._path.parent.mkdir()
         try:
             self._lock.acquire()
         except Timeout:
