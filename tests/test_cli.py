@@ -83,8 +83,11 @@ def test_a_mistyped_option_is_named_in_one_line(given, message, tmp_path, capsys
     assert not (tmp_path / "x").exists()
 
 
+ONE_DEVICE = "--config.base.mesh.data=1"
+
+
 @pytest.mark.parametrize(
-    ("flag", "message"),
+    ("flags", "message"),
     [
         ("--config.updates=5", "; of all arms it is --config.base.updates"),
         ("--config.arms.spread.updates=5", "; of all arms it is --config.base.updates"),
@@ -92,12 +95,21 @@ def test_a_mistyped_option_is_named_in_one_line(given, message, tmp_path, capsys
         ("--config.arms.spread.echo.order=spraed", "arm spread: config.echo.order="),
         # The last arm: those before it would run for minutes.
         ("--config.arms.spread.echo.buffer=1", "arm spread: buffer=1 is too small"),
+        (
+            f"--config=communication:tiny {ONE_DEVICE}",
+            "arm every_4: config.local.schedule='every' changes nothing on 1 device; "
+            "8 devices are here: set --config.mesh.data=-1",
+        ),
+        (
+            f"--config.base.batch.statistics=device {ONE_DEVICE}",
+            "config.batch.statistics='device' changes nothing on 1 device",
+        ),
     ],
 )
-def test_a_study_is_checked_before_its_first_arm(flag, message, tmp_path, capsys):
+def test_a_study_is_checked_before_its_first_arm(flags, message, tmp_path, capsys):
     argv = ["study", "--config", f"{QUICKSTART}:tiny", "--workdir", f"{tmp_path}/x"]
-    assert message in _refused([*argv, flag], capsys)
-    assert not (tmp_path / "x").exists()
+    assert message in _refused([*argv, *flags.split()], capsys)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -124,30 +136,6 @@ def test_an_interruption_prints_the_command_that_resumes(
         return
     (second,) = rest
     assert second == f"  echo-jax train --config {LM} --workdir '{tmp_path}/a b'"
-
-
-@pytest.mark.parametrize(
-    ("config", "flags", "message"),
-    [
-        (
-            "communication:tiny",
-            "",
-            "arm every_4: config.local.schedule='every' changes nothing on 1 device; "
-            "8 devices are here: set --config.mesh.data=-1",
-        ),
-        (
-            "quickstart:tiny",
-            "--config.base.batch.statistics=device",
-            "config.batch.statistics='device' changes nothing on 1 device",
-        ),
-    ],
-)
-def test_a_study_of_several_devices_is_refused_on_one(
-    config, flags, message, tmp_path, capsys
-):
-    argv = ["study", "--config", config, "--workdir", f"{tmp_path}/x", *flags.split()]
-    assert message in _refused([*argv, "--config.base.mesh.data=1"], capsys)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -239,10 +227,7 @@ def test_a_report_that_cannot_be_made_is_refused(given, message, capsys):
     ("given", "message"),
     [
         ("", "there is nothing to try; add --over"),
-        (
-            f"--over optim.lr=log:1:2 --config={QUICKSTART}",
-            "is a study already; run it",
-        ),
+        (f"--over optim.lr=log:1:2 --config={QUICKSTART}", "is a study already; run"),
         ("--over optim.rl=log:1:2", "no field 'optim.rl', did you mean 'optim.lr'"),
         ("--over optim.lr", "optim.lr: '' is no space to search; give SCALE:LOW"),
         ("--over optim.lr=log:0:1", "'log:0:1' is no space to search"),

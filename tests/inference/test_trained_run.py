@@ -133,10 +133,7 @@ def without_checkpoints(run):
         (without_checkpoints, "holds no whole checkpoint yet"),
         (task_says("{}"), "it lacks 'info'"),
         (task_says('{"info": {}, "files": {}}'), "it does not fit config"),
-        (
-            task_says('{"info": {}, "files": {"../run/config.json": "0"}}'),
-            "'..' is no name",
-        ),
+        (task_says('{"info": {}, "files": {"../run/config": "0"}}'), "'..' is no name"),
         (widen, r"config\.json is damaged: the checkpoint holds another model"),
     ],
 )

@@ -314,14 +314,8 @@ def test_scores_start_at_their_bias_and_a_new_block_passes_its_input_on():
 
 
 X = np.random.default_rng(0).normal(3, 2, size=(16, 3, 3, 4)).astype(np.float32)
-PARAMS = {
-    "scale": np.array([1, 2, -1, 0.5], np.float32),
-    "bias": np.array([0, 1, 2, -3], np.float32),
-}
-STATS = {
-    "mean": np.array([0, 1, 2, 3], np.float32),
-    "var": np.array([1, 4, 9, 16], np.float32),
-}
+PARAMS = {"scale": np.float32([1, 2, -1, 0.5]), "bias": np.float32([0, 1, 2, -3])}
+STATS = {"mean": np.float32([0, 1, 2, 3]), "var": np.float32([1, 4, 9, 16])}
 VARIABLES = {"params": PARAMS, "batch_stats": STATS}
 
 
