@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 __all__ = [
     "FolderError",
     "RunPath",
-    "is_unfinished",
     "run_file",
     "run_folder",
     "typed_path",
@@ -252,8 +251,8 @@ class RunPath:
             raise FolderError(f"{self} is not text in UTF-8 ({error})") from error
 
     @_named_in_errors
-    def write(self, content: str | bytes, *, is_new: bool = False) -> None:
-        """Replaces a file atomically; with `is_new`, never replaces one."""
+    def write(self, content: str | bytes) -> None:
+        """Replaces a file atomically."""
         data = content.encode() if isinstance(content, str) else content
         if self.in_bucket:
             write_object(os.fspath(self), data)
@@ -268,13 +267,8 @@ class RunPath:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-                    move = {"src_dir_fd": parent, "dst_dir_fd": parent}
-                    if is_new:
-                        os.link(new, self.name, follow_symlinks=False, **move)
-                        os.unlink(new, dir_fd=parent)
-                    else:
-                        self._refuse_others(parent)
-                        os.replace(new, self.name, **move)
+                    self._refuse_others(parent)
+                    os.replace(new, self.name, src_dir_fd=parent, dst_dir_fd=parent)
                 except BaseException:
                     # Ctrl-C may come after the rename.
                     with contextlib.suppress(FileNotFoundError):
@@ -314,10 +308,8 @@ class RunPath:
             return
         with (self / "any").open_parent() as folder:
             for name in os.listdir(folder):
-                if is_unfinished(name):
-                    # A process that was refused the folder removes its own file.
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(name, dir_fd=folder)
+                if _NEW.fullmatch(name):
+                    os.unlink(name, dir_fd=folder)
 
     def for_others(self) -> Union[Path, "epath.Path"]:
         """Returns a path for another library, after a check for links and odd files."""
@@ -402,11 +394,6 @@ class RunPath:
     @property
     def _remote(self) -> Any:
         return self.root.joinpath(*self.parts)
-
-
-def is_unfinished(name: str) -> bool:
-    """Whether a name belongs to a file of a write that has not finished."""
-    return _NEW.fullmatch(name) is not None
 
 
 # Shells keep ``~`` after ``=`` and ``:``, as in ``--workdir=~/runs``.

@@ -179,7 +179,7 @@ def test_a_mistake_leaves_nothing_behind(source, tmp_path, monkeypatch):
     assert not out.exists()
     # What a kill has left of a lock is in nobody's way.
     out.mkdir(parents=True)
-    (out / f"..lock.{0:016x}.new").touch()
+    (out / ".lock").touch()
     interrupted(monkeypatch, lambda: prepare(out, source), AT_FIRST_SHARD)
     # Before the first shard, there is nothing to lose.
     Path(source, "cat", "new.jpg").write_bytes(make_image(1))

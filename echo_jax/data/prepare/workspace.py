@@ -23,7 +23,7 @@ from echo_jax.data.sources.prepared import (
     count_records,
     read_info,
 )
-from echo_jax.files.folders import RunPath, is_unfinished, run_folder, typed_path
+from echo_jax.files.folders import RunPath, run_folder, typed_path
 from echo_jax.files.json_files import (
     DamagedFileError,
     read_if_whole,
@@ -64,9 +64,8 @@ class Workspace:
         self._files: dict[str, dict[str, Any]] = {}
 
     def __enter__(self) -> Self:
-        # Ignore files that a kill has left of a lock.
-        names = {name for name in _names(self._out) if not is_unfinished(name)}
-        names -= {LOCK_NAME}
+        # Ignore what a kill has left of a lock.
+        names = _names(self._out) - {LOCK_NAME}
         if names and not {DATASET_FILE, _WORK_FOLDER} & names:
             raise PrepareError(
                 f"--out={self._out} holds {min(names)!r} and is no prepared folder; "
