@@ -23,7 +23,6 @@ ARMS = ["baseline", "batch_echo", "shuffle", "spread"]
 
 
 def _refused(argv: list[str], capsys) -> str:
-    """Runs a command that is refused; returns the one line that says why."""
     try:
         status = cli.main(argv)
     except SystemExit as end:

@@ -18,7 +18,6 @@ COMMANDS = {"resumed run", "loss, host", "loss, device"}
 
 
 def campaign(name, folder, trials, kinds):
-    """Runs trials of some kinds; returns their counts, and what failed."""
     fault = FAULTS[name]
     chosen = {k: t for k, t in fault.trials.items() if k in kinds}
     fault = dataclasses.replace(fault, trials=chosen)

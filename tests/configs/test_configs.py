@@ -96,7 +96,6 @@ def fields(name):
 
 
 def differences(name):
-    """Returns the fields of a config that differ from what it is compared with."""
     file, _, variant = name.partition(":")
     mine, others = fields(name), fields(file if variant else "")
     if not variant and any(key.startswith("base.") for key in mine):

@@ -155,7 +155,6 @@ def prepare(out, *sources, classes="auto", names=None, **settings):
 
 
 def refusal(out, *sources, **more):
-    """Why images are refused; nothing readable is written."""
     with pytest.raises(PrepareError) as caught:
         prepare(out, *sources, **more)
     assert not Path(out, "dataset.json").exists()

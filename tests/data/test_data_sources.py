@@ -170,7 +170,6 @@ FORMATS = {
 
 
 def write_tfds(name, data_dir, example, splits=("train",), form="array_record"):
-    """Prepares a dataset of tensorflow-datasets out of examples of our own."""
     builder = tfds.builder(name, data_dir=data_dir, file_format=form)
 
     def generate(self, download):

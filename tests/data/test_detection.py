@@ -48,7 +48,6 @@ def random_boxes(rng, count, smallest=0.02):
 
 
 def overlap(one, other):
-    """IoU of two boxes."""
     height = min(one[2], other[2]) - max(one[0], other[0])
     width = min(one[3], other[3]) - max(one[1], other[1])
     both = max(height, 0) * max(width, 0)

@@ -29,7 +29,6 @@ def test_every_order_has_laws_and_can_be_configured():
 
 
 def first_uses(spec, n):
-    """Index and repeat of the first ``n`` uses."""
     plan = FixedPlan(spec)
     # Asked for all at once, a plan would look at them again in each part.
     parts = itertools.chain.from_iterable(

@@ -26,7 +26,6 @@ def drawn_from(plan):
 
 
 def drawn(spec, batches=1, rows=10**9, **options):
-    """A plan after so many batches."""
     plan = make_plan(spec, **options)
     for _ in range(batches):
         if rows < plan.need(plan.batch).must:

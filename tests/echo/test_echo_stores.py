@@ -253,7 +253,6 @@ def test_batches_of_an_array_that_is_used_again_too_early_are_refused(prefetch):
 
 
 def through_buffer(batch, mesh):
-    """Writes the rows of a batch into a buffer, and reads them back."""
     buffer = EchoBuffer.of(batch, num_slots=8 // mesh.size, mesh=mesh)
     slots = np.tile(np.arange(8 // mesh.size, dtype=np.int32), (mesh.size, 1))
     arrays = jax.jit(buffer.write)(buffer.init(), buffer.put(batch), slots)

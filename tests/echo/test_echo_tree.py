@@ -81,7 +81,6 @@ def parts_of(tree):
 
 
 def assert_same(out, item):
-    """Asserts equal containers, keys in order, values and dtypes."""
     parts = parts_of(item)
     if parts is None:
         if isinstance(item, np.ndarray):

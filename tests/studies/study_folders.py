@@ -8,7 +8,6 @@ STORAGE = {"latency_s": 0.0025, "bytes_per_s": 0.0, "distribution": "constant"}
 
 
 def change(file, **fields):
-    """Changes fields of a JSON file, or makes it."""
     kept = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps(kept | fields))
 

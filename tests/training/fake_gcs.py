@@ -93,7 +93,6 @@ def _fold(name, prefix, delimiter):
 
 @contextmanager
 def serve(bucket):
-    """Serves a bucket; gives the address."""
     handler = type("Handler", (_Handler,), {"bucket": bucket})
     server = _Server(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)

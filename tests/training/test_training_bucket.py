@@ -148,7 +148,6 @@ def test_a_trained_model_is_used_and_begun_with_there(bucket, tmp_path, capsys):
 
 
 def refused(workdir, capsys):
-    """The one line that says why a command is refused."""
     assert cli.main([*LM, workdir]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line

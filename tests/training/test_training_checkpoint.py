@@ -21,7 +21,6 @@ def opened(folder):
 
 
 def flip_in_largest(checkpoint):
-    """Flips a bit in the largest file of arrays."""
     data = max(checkpoint.rglob("d/*"), key=lambda path: path.stat().st_size)
     flipped = bytearray(data.read_bytes())
     flipped[len(flipped) // 2] ^= 1

@@ -223,7 +223,6 @@ def said_by(workdir, **options):
 
 
 def functions_of(task=None, **overrides):
-    """The compiled functions of a config."""
     config = tiny_config(**overrides)
     return compile_functions(config, make_workload(config, task=task))
 
@@ -253,7 +252,6 @@ def compiled_update(config, *, task=None, meets=False):
 
 
 def rows_of(workdir, *kinds):
-    """The rows of a run's ``metrics.jsonl``, all or those of some kinds."""
     lines = (workdir / "metrics.jsonl").read_text().splitlines()
     rows = [read_line(line) for line in lines]
     return [row for row in rows if not kinds or row["kind"] in kinds]

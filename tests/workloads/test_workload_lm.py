@@ -221,7 +221,6 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def config_of(tmp_path_factory):
-    """Makes the config of a variant, small, on small data."""
     folder = prepare(tmp_path_factory.mktemp("text"))
 
     def make(variant, **overrides):
