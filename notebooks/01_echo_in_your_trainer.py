@@ -273,6 +273,40 @@ with ej.device.echo_batches(
 print(batches.counts)
 
 # %% [markdown]
+# ## In a step of your own
+#
+# A loop that is compiled as a whole has no place for an iterator. `ej.device.StepEcho`
+# makes the integers of all updates beforehand, and the program reads and writes by
+# them: here every update of some fresh batches is in one program, by `jax.lax.scan`.
+# The images in each batch are those of `ej.device.echo_batches`.
+
+# %%
+held = list(itertools.islice(loader(augmented=False), 4 if TINY else 20))
+echo = ej.device.StepEcho.of(held[0], spec)
+integers, taken, tags = echo.decide(len(held))
+
+
+@jax.jit
+def all_updates(slots, state, fresh, integers, first):
+    def update(carry, inputs):
+        slots = echo.write(carry[0], fresh, *inputs)
+        batch = echo.read(slots, inputs[0], augment)
+        state, loss = train_step(carry[1], batch)
+        return (slots, state), loss
+
+    return jax.lax.scan(update, (slots, state), (integers, first))
+
+
+inputs = (stack(held), integers, np.cumsum(taken) - taken)
+_, losses = all_updates(echo.init(), new_state(), *inputs)
+print(f"{len(losses)} updates of {len(held)} fresh batches in one program: ", end="")
+print(f"the loss falls from {losses[0]:.2f} to {losses[-1]:.2f}.")
+
+with ej.device.echo_batches(held, spec, drop_remainder=True) as batches:
+    same = [batches.tags.fresh_index for _ in batches]
+print(f"The same images in each batch: {np.array_equal(tags.fresh_index, same)}")
+
+# %% [markdown]
 # ## What it was worth
 #
 # All three read equally much. Left: seconds of training, the axis that you pay for.

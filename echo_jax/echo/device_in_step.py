@@ -84,8 +84,7 @@ class StepEcho:
         """Decides all training batches of a stream that begins with empty slots.
 
         Args:
-          num_host_batches: Host batches of the stream. Of an endless one give as many
-            as training can need.
+          num_host_batches: Host batches of the stream, or as many as are needed of it.
 
         Returns:
           The integers of N batches, ``int32[N, G, W]``, which ``np.save`` can keep; how
@@ -104,9 +103,8 @@ class StepEcho:
         for number, into in enumerate(writes):
             integers[number, :, : into.shape[1]] = into
         integers[..., most:] = np.concatenate([slots, repeat, words], axis=-1)
-        tags = (len(taken), lanes.count * self.size)
-        repeat = repeat.reshape(tags).astype(np.int32)
-        return integers, taken, UseInfo(index.reshape(tags), repeat)
+        tags = np.stack([index, repeat]).reshape(2, len(taken), lanes.count * self.size)
+        return integers, taken, UseInfo(tags[0], tags[1].astype(np.int32))
 
     def init(self) -> Any:
         """Returns empty slots, arrays ``[G, ...]``; may be traced."""
