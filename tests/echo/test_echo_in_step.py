@@ -71,7 +71,9 @@ def echoes(draw):
     return spec, lanes, rows, draw(st.integers(1, 12))
 
 
-@pytest.mark.parametrize("examples", [1, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "examples", [1, pytest.param(200, marks=pytest.mark.exhaustive)]
+)
 def test_under_a_scan_it_is_the_iterator_to_the_bit(examples, tmp_path):
     run = jax.jit(scanned, static_argnums=0, donate_argnums=1)
 
