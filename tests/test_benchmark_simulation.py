@@ -1,7 +1,6 @@
 """The simulated hosts: by hand, against the model, and the real rule."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,7 +9,6 @@ from benchmarks import simulation
 from benchmarks.simulation import (
     Adaptive,
     Fixed,
-    service_times,
     simulate,
     simulate_hosts,
 )
@@ -35,14 +33,6 @@ def test_a_simulation_by_hand():
         (Adaptive(cap=3, buffer=1), [2, 1, 1]),
     ):
         assert simulate(service, 1.0, policy).uses_by_repeat.tolist() == uses
-
-
-@pytest.mark.parametrize(("r", "factor"), [(0.5, 1), (2.0, 1.5), (4.0, 6)])
-def test_at_constant_rates_the_simulation_is_the_model(r, factor):
-    outcome = simulate(service_times("constant", r, 4000), 1.0, Fixed(factor))
-    update_s = ej.rates.seconds_per_update(r, 1.0, factor)
-    assert outcome.seconds / outcome.updates == pytest.approx(update_s, rel=5e-3)
-    assert outcome.busy_fraction == pytest.approx(1 / update_s, abs=5e-3)
 
 
 @settings(max_examples=50)

@@ -9,7 +9,6 @@ from benchmarks import collectives
 from benchmarks.__main__ import _BENCHMARKS, _PEERS, main
 from benchmarks.harness import Result
 from benchmarks.table import Session, write_table
-from benchmarks.worth import Point, regrets, write_worth
 
 ROOT = Path(__file__).parents[1]
 ON = ["--config", f"{ROOT}/configs/lm.py:tiny", "--config.mesh.data=4"]
@@ -112,35 +111,3 @@ def test_it_says_what_an_update_sends_and_what_that_costs(capsys):
     with pytest.raises(SystemExit):
         collectives.main([*ON, "--config.local.schedule=every"])
     assert "set local.schedule=none" in capsys.readouterr().err
-
-
-def point(factor, worth, *, probed):
-    """An arm whose baseline needs 100 updates of ten examples."""
-    # Each update gains 1 / e + worth (1 - 1 / e) of what a fresh one does.
-    updates = 100 / (1 / factor + worth * (1 - 1 / factor))
-    return Point(
-        **{"study": "s2_32", "arm": f"e{factor}", "batch_size": 10, "factor": factor},
-        **{"fresh": updates * 10 / factor, "updates": updates, "measured": worth},
-        **{"branch_updates": 10, "num_branches": 4, "probed": probed},
-        **{"by_noise": 0.5, "by_gap": 0.1 * factor, "by_fit": 0.2},
-    )
-
-
-# Repeats lose their worth: 4 gains 2.5 times as much as 1, and 16 less than 2.
-WORTHS = {2: 1.0, 4: 0.5, 16: -0.03}
-
-
-def test_who_knows_the_worth_of_every_factor_has_no_regret(tmp_path):
-    points = [point(e, worth, probed=worth) for e, worth in WORTHS.items()]
-    write_worth(points, tmp_path)
-    rank = "rank correlation with the measured worth 1.00"
-    assert f"branches on fresh data: {rank}" in (tmp_path / "table.md").read_text()
-    found = regrets(points)
-    assert found["probed"] == pytest.approx([0, 0, 0, 0])
-    # R = 16: the largest factor takes 100 / 0.034 steps, and that of 2 takes 800.
-    updates = 100 / (1 / 16 - 0.03 * 15 / 16)
-    assert found["no cap"][-1] == pytest.approx(updates / 640 - 1)
-    # Who takes a repeat for fresh pays where it is not.
-    found = regrets([point(e, worth, probed=1.0) for e, worth in WORTHS.items()])
-    assert found["probed"][0] == pytest.approx(0)
-    assert found["probed"][-1] == found["no cap"][-1] > 1
