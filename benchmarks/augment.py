@@ -38,9 +38,7 @@ def h4(*, small: bool = False, repeats: int = 5) -> Result:
     device = jax.devices()[0]
     task = tasks.resnet_50(small=small)
     batch, calls = (16, 2) if small else (256, 10)
-    augment = Augment(
-        (RandomResizedCrop(task.image_size), Flip(), ColourDistortion()),
-    )
+    augment = Augment((RandomResizedCrop(task.image_size), Flip(), ColourDistortion()))
     # What a buffer holds is an eighth larger than what is cut out of it.
     stored, keys = _batch(batch, task.image_size * 8 // 7, task.model.num_classes)
     images = jax.jit(augment)(stored, keys)

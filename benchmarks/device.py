@@ -134,10 +134,7 @@ def p7() -> list[Result]:
             jax.block_until_ready(gather(rows, pick))
 
     peer = flashbax.make_item_buffer(
-        max_length=_CAPACITY,
-        min_length=1,
-        sample_batch_size=_BATCH,
-        add_batches=True,
+        max_length=_CAPACITY, min_length=1, sample_batch_size=_BATCH, add_batches=True
     )
     part = jax.tree.map(lambda x: x[: _BATCH // _FACTOR], exchange.batch)
     step = jax.jit(

@@ -52,11 +52,7 @@ def draw_free_echo(results: Sequence[Result], path: Path) -> None:
     left, right = figure.subplots(1, 2)
     left.axhline(1, color="0.8", linewidth=1)
     left.plot(
-        factors,
-        [their_growth[e] for e in factors],
-        "s--",
-        color="C1",
-        label="paper",
+        factors, [their_growth[e] for e in factors], "s--", color="C1", label="paper"
     )
     low = [growth[e] - min(ours[e].repeats) if e > 1 else 0 for e in factors]
     high = [max(ours[e].repeats) - growth[e] if e > 1 else 0 for e in factors]
@@ -99,7 +95,7 @@ def draw_free_echo(results: Sequence[Result], path: Path) -> None:
         axes.legend()
     figure.suptitle(
         "Fresh data six times slower than a step (R = 6). Paper: ResNet-50 on "
-        "ImageNet; echo_jax: simulated storage",
+        "ImageNet; echo_jax: simulated storage"
     )
     figure.savefig(path, dpi=150)
 
@@ -153,7 +149,7 @@ def draw_which_echo(path: Path) -> None:
         axes.legend()
     figure.suptitle(
         "A Transformer on LM1B at batch 1024 (Choi et al. 2019, figures 5 and 7; "
-        "time by their Eq. 1)",
+        "time by their Eq. 1)"
     )
     figure.savefig(path, dpi=150)
 

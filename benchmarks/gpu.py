@@ -162,8 +162,7 @@ def h3(*, small: bool = False) -> Result:
 
     def compiled(num: int) -> Callable[[int], None]:
         step = jax.jit(
-            lambda state, given: several_updates(one, state, given)[0],
-            donate_argnums=0,
+            lambda state, given: several_updates(one, state, given)[0], donate_argnums=0
         )
         own = [jax.tree.map(jnp.copy, state)]
 

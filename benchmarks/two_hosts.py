@@ -155,10 +155,7 @@ def _free_port() -> int:
     """Returns a port that stays free: those that connections are given are higher."""
     while True:
         port = random.randrange(20_000, 32_768)
-        with (
-            contextlib.suppress(OSError),
-            socket.create_server(("127.0.0.1", port)),
-        ):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
 
 

@@ -37,12 +37,7 @@ ECHO_VARIANTS: dict[str, dict[str, Any]] = {
     "before": {"factor": _FACTOR, "after": "decode", "order": "window_shuffle"},
     "after": {"factor": _FACTOR, "after": "augment", "order": "window_shuffle"},
     # A buffer of batches is none of examples, and back to back needs none.
-    "batch": {
-        "factor": _FACTOR,
-        "after": "batch",
-        "order": "consecutive",
-        "buffer": 1,
-    },
+    "batch": {"factor": _FACTOR, "after": "batch", "order": "consecutive", "buffer": 1},
     "consecutive": {"factor": _FACTOR, "order": "consecutive"},
     "shuffle": {"factor": _FACTOR, "order": "window_shuffle"},
     "shuffle_buffer": {"factor": _FACTOR, "order": "shuffle_buffer"},
@@ -76,9 +71,7 @@ def apply_variant(config: ConfigDict, name: str) -> None:
 
 
 def apply_variants(
-    config: ConfigDict,
-    variant: str,
-    own: Mapping[str, Callable[[ConfigDict], None]],
+    config: ConfigDict, variant: str, own: Mapping[str, Callable[[ConfigDict], None]]
 ) -> None:
     """Applies variants joined by commas, from left to right.
 

@@ -6,12 +6,7 @@ from hypothesis import strategies as st
 
 import echo_jax as ej
 from benchmarks import simulation
-from benchmarks.simulation import (
-    Adaptive,
-    Fixed,
-    simulate,
-    simulate_hosts,
-)
+from benchmarks.simulation import Adaptive, Fixed, simulate, simulate_hosts
 from echo_jax.echo.plans import make_plan
 
 

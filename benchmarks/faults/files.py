@@ -28,13 +28,7 @@ from benchmarks.faults.made_files import (
     write_stopped,
     write_text,
 )
-from benchmarks.faults.runs import (
-    HOST,
-    final_state,
-    same_end,
-    trained,
-    unbroken,
-)
+from benchmarks.faults.runs import HOST, final_state, same_end, trained, unbroken
 
 __all__ = ["F4"]
 

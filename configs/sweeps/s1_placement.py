@@ -15,13 +15,7 @@ which has augmentation to echo before:
 """
 
 from ml_collections import ConfigDict
-from sweep_parts import (
-    byte_lm,
-    check_variant,
-    less_than,
-    search_space,
-    small_resnet,
-)
+from sweep_parts import byte_lm, check_variant, less_than, search_space, small_resnet
 
 from echo_jax.config.study import default_study
 

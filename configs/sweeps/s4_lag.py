@@ -16,13 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
-from sweep_parts import (
-    byte_lm,
-    check_variant,
-    less_than,
-    search_space,
-    small_resnet,
-)
+from sweep_parts import byte_lm, check_variant, less_than, search_space, small_resnet
 
 from echo_jax.config.study import default_study
 

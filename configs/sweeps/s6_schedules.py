@@ -23,13 +23,7 @@ on CIFAR-10, prepared as ``s1_placement.py`` says; its last accuracy is compared
 from typing import Any
 
 from ml_collections import ConfigDict
-from sweep_parts import (
-    byte_lm,
-    check_variant,
-    less_than,
-    search_space,
-    small_resnet,
-)
+from sweep_parts import byte_lm, check_variant, less_than, search_space, small_resnet
 
 from echo_jax.config.study import default_study
 

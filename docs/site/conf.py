@@ -14,12 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 project = "echo_jax"
 author = "the authors of echo_jax"
-extensions = [
-    "myst_nb",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
-    "generated",
-]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "generated"]
 include_patterns = [
     "*.md",
     "docs/*.md",

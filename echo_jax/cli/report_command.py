@@ -7,12 +7,7 @@ from typing import Any
 
 import rich
 
-from echo_jax.cli.command_end import (
-    Exit,
-    exits_of,
-    typed_config,
-    typed_folder,
-)
+from echo_jax.cli.command_end import Exit, exits_of, typed_config, typed_folder
 from echo_jax.files.folders import FolderError, RunPath
 from echo_jax.studies.runs import StudyError, read_runs, read_study
 from echo_jax.terminal.countdown import Countdown

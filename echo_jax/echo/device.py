@@ -26,12 +26,7 @@ from jax.sharding import Mesh, NamedSharding
 from echo_jax.echo.arguments import integer
 from echo_jax.echo.counts import Counts, UseInfo
 from echo_jax.echo.decision_log import DecisionLog
-from echo_jax.echo.default_spec import (
-    chosen_part,
-    default_spec,
-    free_on,
-    split_state,
-)
+from echo_jax.echo.default_spec import chosen_part, default_spec, free_on, split_state
 from echo_jax.echo.device_feed import DeviceFeed, largest_buffer
 from echo_jax.echo.device_in_step import StepEcho
 from echo_jax.echo.driver import Turn, prefetched

@@ -15,13 +15,7 @@ from echo_jax.echo.source import is_resumable
 from echo_jax.echo.stateful import iterator_of
 from echo_jax.echo.tree import flatten
 
-__all__ = [
-    "BadItemError",
-    "FiniteIterator",
-    "check_finite",
-    "is_finite",
-    "what_is_bad",
-]
+__all__ = ["BadItemError", "FiniteIterator", "check_finite", "is_finite", "what_is_bad"]
 
 # Kinds of dtypes that hold no floats: integers, booleans, text.
 _EXACT = "iubSU"

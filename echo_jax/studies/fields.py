@@ -45,11 +45,7 @@ ENVIRONMENT: dict[str, Any] = {
     "devices": list,
     "workload.data.synthetic": bool,
 }
-CONFIG: dict[str, Any] = {
-    "data?": dict,
-    "mesh?.data": int,
-    "mesh?.fsdp": int,
-}
+CONFIG: dict[str, Any] = {"data?": dict, "mesh?.data": int, "mesh?.fsdp": int}
 STUDY: dict[str, Any] = {
     "name": str,
     "arms": list,

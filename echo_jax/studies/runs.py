@@ -161,10 +161,7 @@ class Study:
         simulated = any(run.summary["simulated_storage"] for run in self.runs)
         data = [run.environment["workload"]["data"] for run in self.runs]
         synthetic = any(each["synthetic"] for each in data)
-        return [
-            *["simulated storage"] * simulated,
-            *["synthetic data"] * synthetic,
-        ]
+        return [*["simulated storage"] * simulated, *["synthetic data"] * synthetic]
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:

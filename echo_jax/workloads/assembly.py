@@ -18,13 +18,7 @@ from echo_jax.data.pipeline.evaluation import (
     sample_indices,
     stream_eval_batches,
 )
-from echo_jax.data.pipeline.stages import (
-    Guarded,
-    Read,
-    RecordSource,
-    Stages,
-    stacked,
-)
+from echo_jax.data.pipeline.stages import Guarded, Read, RecordSource, Stages, stacked
 from echo_jax.data.pipeline.storage import SimulatedStorage
 from echo_jax.data.sources.source import DescribedSource, Kind, Subset, open_source
 from echo_jax.echo.keys import seed_for_use

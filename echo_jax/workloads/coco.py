@@ -78,16 +78,8 @@ _FOCAL_ALPHA, _FOCAL_GAMMA = 0.25, 2.0
 _FOCAL_PRIOR_LOGIT = -4.6
 
 # The names for `data.augment`: on the host, and on the devices.
-_ON_HOST = {
-    "ssd_crop": ssd_crop,
-    "flip": flip,
-    "colour": OnImage(distort_colours),
-}
-_ON_DEVICE = {
-    "ssd_crop": SsdCrop(),
-    "flip": Flip(),
-    "colour": ColourDistortion(),
-}
+_ON_HOST = {"ssd_crop": ssd_crop, "flip": flip, "colour": OnImage(distort_colours)}
+_ON_DEVICE = {"ssd_crop": SsdCrop(), "flip": Flip(), "colour": ColourDistortion()}
 
 
 @dataclass(frozen=True)

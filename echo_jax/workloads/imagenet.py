@@ -61,9 +61,7 @@ def build(config: Any) -> Workload:
         metric="accuracy",
         mode="max",
         stages=Stages(
-            splits.train,
-            DecodeLabelled(splits.decode_record, _decode(config)),
-            on_host,
+            splits.train, DecodeLabelled(splits.decode_record, _decode(config)), on_host
         ),
         # Not kept: 50,000 images of 224 pixels are 7.5 GB.
         evaluated=Stages(

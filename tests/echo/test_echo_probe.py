@@ -133,8 +133,7 @@ def test_a_loader_without_prefetching_is_measured_exactly(load_s):
 
 
 @pytest.mark.parametrize(
-    ("load_s", "capacity"),
-    [(0.5, 64), (1.0, 64), (2.5, 4), (4.0, 1), (4.0, 64)],
+    ("load_s", "capacity"), [(0.5, 64), (1.0, 64), (2.5, 4), (4.0, 1), (4.0, 64)]
 )
 def test_what_a_loader_has_prefetched_is_not_mistaken_for_its_speed(load_s, capacity):
     machine = Machine(step_s=1.0)

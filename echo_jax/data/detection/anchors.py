@@ -150,11 +150,7 @@ class Match(NamedTuple):
 # object of largest overlap, if that is at least `threshold`. If two objects want one
 # default box, the larger overlap wins, then the first. No overlap means no match.
 def match_anchors(
-    boxes: jax.Array,
-    mask: jax.Array,
-    anchors: jax.Array,
-    *,
-    threshold: float = 0.5,
+    boxes: jax.Array, mask: jax.Array, anchors: jax.Array, *, threshold: float = 0.5
 ) -> Match:
     """Matches the M objects of an image with its A default boxes."""
     overlap = jnp.where(mask[:, None], iou(boxes, anchors), 0)

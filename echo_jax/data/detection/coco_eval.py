@@ -115,9 +115,5 @@ def ground_truth_of(
                 }
             )
     return COCO(
-        {
-            "images": images,
-            "annotations": annotations,
-            "categories": list(categories),
-        }
+        {"images": images, "annotations": annotations, "categories": list(categories)}
     )

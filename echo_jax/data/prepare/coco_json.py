@@ -108,10 +108,7 @@ def read_annotations(path: Path) -> Annotations:
 
 
 def check_box(
-    found: Mapping[str, Any],
-    image: Image,
-    known: Container[int],
-    used: Container[int],
+    found: Mapping[str, Any], image: Image, known: Container[int], used: Container[int]
 ) -> Box | str:
     """Returns the box of an annotation, or the reason why it is unusable."""
     bbox, category_id = found.get("bbox"), found.get("category_id")

@@ -300,10 +300,7 @@ def _scan_file(file: _TextFile) -> tuple[dict[str, Any], int | str]:
 
 
 def _tokenizer(
-    work: Workspace,
-    splits: dict[str, _Split],
-    settings: Settings,
-    text: TextSettings,
+    work: Workspace, splits: dict[str, _Split], settings: Settings, text: TextSettings
 ) -> Tokenizer:
     """Returns the tokenizer; writes its model beside the shards."""
     if text.tokenizer == "bytes":

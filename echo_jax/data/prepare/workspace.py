@@ -47,12 +47,7 @@ _OF_SHARD = {"shard.examples": int, "shard.bytes": int, "shard.sha256": str}
 class Workspace:
     """The folder that a prepare command writes; locked while it is open."""
 
-    def __init__(
-        self,
-        out: Path,
-        options: Mapping[str, Any],
-        on_progress: OnProgress,
-    ):
+    def __init__(self, out: Path, options: Mapping[str, Any], on_progress: OnProgress):
         out = typed_path(out)
         self._out, self._work = out, out / _WORK_FOLDER
         self._options = _as_json(options)

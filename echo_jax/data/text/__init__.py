@@ -10,6 +10,6 @@ __getattr__ = door(
             "open_sequences",
             "sample_documents",
             "unigram_nats",
-        ],
+        ]
     },
 )

@@ -57,10 +57,7 @@ class EchoDataset(grain.IterDataset):
     """The dataset that `echo` returns."""
 
     def __init__(
-        self,
-        parent: grain.IterDataset,
-        spec: AnySpec | None,
-        options: dict[str, Any],
+        self, parent: grain.IterDataset, spec: AnySpec | None, options: dict[str, Any]
     ):
         super().__init__(parent)
         self._spec = spec

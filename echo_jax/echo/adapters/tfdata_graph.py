@@ -206,9 +206,7 @@ def _advance(
     places = tf.searchsorted(index, uses.index)
     used_up = tf.gather(places, tf.where(uses.last)[:, 0])
     is_kept = tf.tensor_scatter_nd_update(
-        tf.ones_like(index, tf.bool),
-        used_up[:, None],
-        tf.zeros_like(used_up, tf.bool),
+        tf.ones_like(index, tf.bool), used_up[:, None], tf.zeros_like(used_up, tf.bool)
     )
     state = _State(order_state, index, items, tf.where(is_kept)[:, 0])
     return state, (items, (places, uses.index, tf.cast(uses.repeat, tf.int32)))

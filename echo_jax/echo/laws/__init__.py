@@ -22,10 +22,7 @@ __all__ = ["CountingUpstream", "assert_device_laws", "assert_echo_laws"]
 
 __getattr__ = door(
     __name__,
-    {
-        "bounds": ["ORDER_LAWS"],
-        "interruption": ["Interrupted", "Interruption"],
-    },
+    {"bounds": ["ORDER_LAWS"], "interruption": ["Interrupted", "Interruption"]},
 )
 
 

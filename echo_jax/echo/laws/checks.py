@@ -25,12 +25,7 @@ from echo_jax.echo.laws.harness import (
     one_more,
     uses_of,
 )
-from echo_jax.echo.laws.modes import (
-    batches_of,
-    most_uses,
-    taken_early,
-    uses_by_item,
-)
+from echo_jax.echo.laws.modes import batches_of, most_uses, taken_early, uses_by_item
 from echo_jax.echo.spec import AdaptiveSpec, AnySpec, EchoSpec, StochasticSpec
 from echo_jax.echo.tree import flatten
 

@@ -9,14 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from echo_jax.echo.laws.harness import (
-    Record,
-    Trial,
-    Use,
-    bits_of,
-    close,
-    uses_of,
-)
+from echo_jax.echo.laws.harness import Record, Trial, Use, bits_of, close, uses_of
 from echo_jax.echo.laws.interruption import Interruption
 from echo_jax.echo.tree import tree_map
 

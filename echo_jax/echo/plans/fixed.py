@@ -13,13 +13,7 @@ from typing import Any
 import numpy as np
 
 from echo_jax.echo.counts import Counts
-from echo_jax.echo.plans.base import (
-    BatchIndices,
-    Need,
-    Restored,
-    Use,
-    check_state_keys,
-)
+from echo_jax.echo.plans.base import BatchIndices, Need, Restored, Use, check_state_keys
 from echo_jax.echo.plans.fixed_lane import FixedLane, Uses
 from echo_jax.echo.plans.lanes import Lanes, lane_spec
 from echo_jax.echo.spec import EchoSpec

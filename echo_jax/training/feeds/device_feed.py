@@ -16,12 +16,7 @@ from echo_jax.echo.device import DeviceFeed, EchoBuffer, StepInput, largest_buff
 from echo_jax.echo.keys import seed_for_use
 from echo_jax.echo.plans import make_plan
 from echo_jax.echo.plans.base import Plan
-from echo_jax.echo.plans.lanes import (
-    Lanes,
-    joined_state,
-    lanes_are_alike,
-    split_state,
-)
+from echo_jax.echo.plans.lanes import Lanes, joined_state, lanes_are_alike, split_state
 from echo_jax.echo.processes import Placement
 from echo_jax.echo.shard import SINGLE, DataShard
 from echo_jax.echo.spec import AnySpec
@@ -29,12 +24,7 @@ from echo_jax.training.feeds.feed import JoinedBatches
 from echo_jax.training.processes.distributed import put
 from echo_jax.workloads.base import Augment, Batch
 
-__all__ = [
-    "DeviceBatching",
-    "DeviceEchoFeed",
-    "count_lanes",
-    "make_device_plan",
-]
+__all__ = ["DeviceBatching", "DeviceEchoFeed", "count_lanes", "make_device_plan"]
 
 # A different stream from those that the host's pipeline derives from the seed.
 _AUGMENT_STREAM = 1 << 20

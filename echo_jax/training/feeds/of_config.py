@@ -25,12 +25,7 @@ from echo_jax.training.feeds.device_feed import (
     count_lanes,
     make_device_plan,
 )
-from echo_jax.training.feeds.feed import (
-    Feed,
-    HeldFeed,
-    HostFeed,
-    JoinedBatches,
-)
+from echo_jax.training.feeds.feed import Feed, HeldFeed, HostFeed, JoinedBatches
 from echo_jax.training.feeds.growing import GrowingFeed
 from echo_jax.training.feeds.loader import take_sample
 from echo_jax.training.processes.sharding import make_mesh
@@ -118,12 +113,7 @@ def _on_host(config: Config, workload: Workload) -> Generator[_Update]:
 
 def _on_device(config: Config, workload: Workload) -> Generator[_Update]:
     mesh = make_mesh(config.mesh.data, config.mesh.fsdp, config.batch_size)
-    feed = open_feed(
-        config,
-        workload,
-        mesh,
-        sample=take_sample(workload, config),
-    )
+    feed = open_feed(config, workload, mesh, sample=take_sample(workload, config))
     # Jitted, as in the program of an update.
     batching = jax.jit(feed.batching)
     lanes = np.repeat(np.arange(feed.num_lanes), config.batch_size // feed.num_lanes)

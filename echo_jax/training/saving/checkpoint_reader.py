@@ -52,9 +52,7 @@ class CheckpointReader:
     """Reads the whole checkpoints of a folder, also during a run; changes nothing."""
 
     def __init__(
-        self,
-        directory: RunPath,
-        options: ocp.CheckpointManagerOptions | None = None,
+        self, directory: RunPath, options: ocp.CheckpointManagerOptions | None = None
     ):
         self._directory = directory
         path = directory.for_others()
@@ -90,10 +88,7 @@ class CheckpointReader:
         with _one_sentence(where):
             item = self._manager.restore(
                 update,
-                args=ocp.args.Composite(
-                    state=wanted,
-                    host=ocp.args.JsonRestore(),
-                ),
+                args=ocp.args.Composite(state=wanted, host=ocp.args.JsonRestore()),
             )
         state, content = item["state"], item["host"]
         if not isinstance(content, dict) or content.pop("sha256", "") != sha256_of(

@@ -218,9 +218,7 @@ class SplitGradient:
 
 # This is the momentum of any moving average: the derivative of the average by its old
 # value. In training, norms read nothing else of the state, so it costs some constants.
-def _and_what_is_kept(
-    gradient: Gradient,
-) -> Callable[..., tuple[Computed, Variables]]:
+def _and_what_is_kept(gradient: Gradient) -> Callable[..., tuple[Computed, Variables]]:
     """Adds a second result: how much of the model state before an update stays."""
 
     def wrapped(
