@@ -212,6 +212,9 @@ def test_where_loader_and_step_share_cores_the_advice_goes_by_both_together(
     for found in report.runs:
         expected_s = report.predicted(found.factor)
         assert found.seconds_per_update == pytest.approx(expected_s, rel=0.05)
+    # A loader that only waits takes no cores.
+    loader, stages = SleepingLoader(machine, load, 10**9), {"read": lambda: None}
+    assert "min_uses" not in words(run(machine, loader, stages=stages))
 
 
 def test_two_steps_are_in_flight_at_most_and_none_while_the_loader_is_alone():

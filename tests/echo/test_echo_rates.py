@@ -16,7 +16,8 @@ def test_the_model_by_hand():
     rates = ej.rates
     updates = [rates.seconds_per_update(6.0, 1.0, e) for e in (1, 2, 3, 6, 8)]
     assert updates == [6, 3, 2, 1, 1]
-    assert [rates.advised_factor(r) for r in (0.3, 3.7, 8.0)] == [1, 3.7, 4]
+    advised = [rates.advised_factor(r) for r in (0.3, 1.05, 3.7, 8.0)]
+    assert advised == [1, 1, 3.7, 4]
     assert rates.advised_factor(8.0, max_uses=16) == 8
 
 

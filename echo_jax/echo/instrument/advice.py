@@ -45,9 +45,6 @@ _UPDATES_BESIDE_FRESH_ABOVE = (1.06, 1.44)
 # Machines vary by up to this much more.
 _OVERLAP = 1.15
 
-# Slow steps are reported if they would make the mean longer by this factor.
-_MATTERS = 1.05
-
 
 @dataclass(frozen=True)
 class StageTime:
@@ -338,7 +335,7 @@ def _slow_step_doubt(report: ProbeReport, options: OptionNames) -> list[str]:
         return []
     share = slow.count / report.steps_timed
     counted_s = slow.others_s + share * (slow.mean_s - slow.others_s)
-    if counted_s < _MATTERS * slow.others_s:
+    if counted_s < FED_RATIO * slow.others_s:
         return []
     seen = f"({slow.count} of {report.steps_timed}, {duration(slow.mean_s)} each)"
     if slow.recur:
@@ -444,12 +441,15 @@ def _echo(report: ProbeReport, options: OptionNames) -> list[str]:
         f"accelerator be {report.waits(update_s)}."
     ]
     if report.contention:
-        uses = max(2, round(factor))
-        limits = options.min_uses.format(factor=uses, most=2 * uses)
-        sentences.append(
-            f"{_saves_time(report, factor)}. Where the loader takes the step's cores, "
-            f"fresh data is always ready: give an adaptive echo {limits}."
-        )
+        sentences.append(f"{_saves_time(report, factor)}.")
+        computes_s = sum(stage.cpu_s for stage in report.stages)
+        if not report.stages or computes_s > report.t_up_s / 2:
+            uses = max(2, round(factor))
+            limits = options.min_uses.format(factor=uses, most=2 * uses)
+            sentences[-1] += (
+                " If the loader takes the step's cores, fresh data is always ready: "
+                f"give an adaptive echo {limits}."
+            )
     low, high = next(
         (found for most, found in _UPDATES_BESIDE_FRESH.items() if factor <= most),
         _UPDATES_BESIDE_FRESH_ABOVE,

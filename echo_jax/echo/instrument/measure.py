@@ -335,10 +335,8 @@ def probe(
     steps_alone = bench.step_times
     low, high = ratio_interval(bench.ups, bench.downs)
     batch_size, batch_bytes = _size(bench.batch)
-    alone_s = bench.t_up_s, steps_alone.mean_s
-    shared = contention(
-        *alone_s, {run.factor: run.seconds_per_update for run in bench.runs}
-    )
+    together = {run.factor: run.seconds_per_update for run in bench.runs}
+    shared = contention(bench.t_up_s, steps_alone.mean_s, together)
     report = ProbeReport(
         t_up_s=bench.t_up_s,
         t_down_s=steps_alone.mean_s,
