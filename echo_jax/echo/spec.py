@@ -124,8 +124,9 @@ class AdaptiveSpec:
         end the ready items decide.
       min_uses: Uses that every item gets before it gives way, from 1 to ``max_uses``,
         and that items have on average before fresh ones are taken. Above 1 it suits a
-        loader that takes its time from the step, on the same cores: what it makes is
-        always ready, and costs the updates that it delays.
+        loader on the step's own cores: its items are always ready, and each delays the
+        step. Give twice as many ``max_uses``: with as many, whole batches are repeated
+        back to back.
 
     Raises:
       TypeError, ValueError: A field has another type or is out of its range.
