@@ -16,7 +16,6 @@ from echo_jax.data.augment import ColourDistortion
 from echo_jax.data.images import (
     HostAugment,
     change_colours,
-    choose_stages,
     decode_image,
     distort_colours,
     flip,
@@ -220,16 +219,6 @@ def test_seeds_reach_every_shift_and_flip_once():
     assert (one == other).all()
 
 
-def test_inputs_stay_and_outputs_are_of_their_own():
-    image = smooth(32, 32)
-    image.flags.writeable = False
-    made = [random_resized_crop(image, 5, 32), resize_center_crop(image, 32, resize=32)]
-    made += [pad_crop_flip(image, seed, padding=0) for seed in range(4)]
-    for out in made:
-        out[...] = 0
-    assert (image == smooth(32, 32)).all()
-
-
 def test_stages_work_in_turn_with_randomness_of_their_own():
     seen = []
 
@@ -244,20 +233,6 @@ def test_stages_work_in_turn_with_randomness_of_their_own():
     image = noise(2, 2)
     np.testing.assert_array_equal(flip(image, 1), image[:, ::-1])
     assert flip(image, 2) is image
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (("crop", "box_crop"), r"config\.data\.augment: 'box_crop' is unknown here"),
-        (("flip", "crop"), r"\('flip', 'crop'\) is out of order; set --config"),
-    ],
-)
-def test_augmentations_that_do_not_fit_are_refused(names, message):
-    known = {"crop": 1, "flip": 2, "colour": 3}
-    assert choose_stages(("crop", "colour"), known) == (1, 3)
-    with pytest.raises(ValueError, match=message):
-        choose_stages(names, known)
 
 
 def test_colours_agree_with_the_device_to_a_grey_level():

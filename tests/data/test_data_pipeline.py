@@ -335,12 +335,6 @@ def test_without_a_limit_the_first_bad_item_is_an_error_that_names_it(after, rec
     assert np.isnan(joined(take(make_bad(check_finite=False, **options), 40))).any()
 
 
-def test_data_without_a_finite_item_is_an_error():
-    stages = Stages(Records(), lambda _: {"x": np.full(2, np.nan)})
-    with pytest.raises(ej.BadItemError, match=r"fresh item 0 .* 100 epochs after it"):
-        take(make(stages=stages, max_bad=9, threads=0), 1)
-
-
 def shards_of(of, count, spec=IDENTITY, **fields):
     """The batches of each shard, of batches of 8 of 52 records."""
     options = {"batch_size": 8, "threads": 0, "prefetch": 0, **fields}
@@ -509,10 +503,3 @@ def test_concurrent_reads_overlap_in_latency_and_share_the_bandwidth():
     for read in range(3):
         storage.wait(read, 50)
     assert slept_s == [0.5, 1.0, 1.5]
-
-
-def test_a_bad_storage_is_refused():
-    with pytest.raises(ValueError, match="latency_s=nan must be a finite number"):
-        StorageSpec(math.nan)
-    with pytest.raises(ValueError, match=r"'normal'.*constant, exponential, bursty"):
-        StorageSpec(distribution="normal")

@@ -19,7 +19,6 @@ from echo_jax.data.sources import load_corpus
 from echo_jax.data.text import (
     choose_group,
     open_sequences,
-    sample_documents,
     unigram_nats,
 )
 
@@ -291,13 +290,3 @@ def test_as_many_documents_are_packed_as_lose_one_token_in_twenty():
     fit = choose_group([200, 100], seq_len=50)
     assert (fit.records, fit.filled) == (1, 1)
     assert fit.cut == pytest.approx(1 - 100 / 300)
-
-
-def test_samples_are_runs_of_neighbours_and_always_the_same():
-    source = [str(i).encode() for i in range(10_000)]
-    sampled, again = (sample_documents(source, lambda r: {"text": r}) for _ in "ab")
-    assert sampled == again and 1900 <= len(sampled) <= 2100
-    runs = np.reshape([*map(int, sampled)][: len(sampled) // 64 * 64], (-1, 64))
-    assert (np.diff(runs, axis=1) == 1).all()
-    few = sample_documents(source[:100], lambda r: {"text": r})
-    assert few == [*map(str, range(100))]

@@ -172,11 +172,3 @@ for engine in ("grain", "tfdata"):
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     # Grain alone does not load TensorFlow.
     assert done.stdout == "[0, 1] False\n[0, 1] True\n", done.stderr
-
-
-def test_what_cannot_be_echoed_is_refused_at_once():
-    stages = Stages([{"x": 1}], lambda record: record)
-    with pytest.raises(TypeError, match=r"needs records of bytes, not dict; use .*dec"):
-        tfdata(ej.EchoSpec(2), "read", stages)
-    with pytest.raises(ValueError, match="buffer=3 is too small"):
-        tfdata(ej.EchoSpec(4, 3, "spread"))

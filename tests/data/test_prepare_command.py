@@ -158,38 +158,9 @@ def test_a_stopped_command_says_how_to_go_on(folder, capsys, monkeypatch):
     assert run(command, capsys)[0] == 0 and read_info("my data")
 
 
-def test_verify_finds_what_was_changed(folder, capsys):
-    run("echo-jax prepare images photos --out out", capsys)
-    status, out, _ = run("echo-jax prepare verify out", capsys)
-    assert (status, out) == (0, "out: all 1 files are as written\n")
-    (shard,) = Path("out").glob("*.arrayrecord")
-    content = bytearray(shard.read_bytes())
-    content[1000] ^= 1
-    shard.write_bytes(content)
-    status, _, err = run("echo-jax prepare verify out", capsys)
-    assert status == 2 and "it was changed since" in err
-
-
-def test_progress_is_lines_with_the_time_left_and_names_as_they_are(
+def test_progress_on_a_terminal_shows_neither_markup_nor_escape_sequences(
     capsys, monkeypatch
 ):
-    now = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    with Countdown(line_every_s=10) as shown:
-        # 20 % in 10 s, and then 20 % in 3604 s.
-        for seconds, what, done in (
-            *((0, "reading", 0.1), (9, "reading", 0.2), (1, "reading", 0.3)),
-            *((1, "writing", 0.5), (3604, "writing", 0.7), (9, "writing", 1.0)),
-        ):
-            now[0] += seconds
-            shown.show(what, done)
-    assert capsys.readouterr().err.splitlines() == [
-        " 10%  reading",
-        " 30%  reading  ETA 0:00:35",
-        " 50%  writing",
-        " 70%  writing  ETA 1:30:06",
-    ]
-    # On a terminal, neither markup nor escape sequences.
     monkeypatch.setenv("FORCE_COLOR", "1")
     with Countdown() as shown:
         shown.show("reading [red]a \x1b]0;b\x07", 0.5)

@@ -3,12 +3,10 @@
 import base64
 import io
 import re
-import struct
 
 import numpy as np
 import pytest
 from PIL import Image
-from tensorboard.compat.proto.event_pb2 import Event
 from trained_runs import lm_config, shapes_config, write_text
 
 from echo_jax import cli
@@ -104,13 +102,10 @@ def test_the_examples_of_a_run_are_drawn_into_it(shapes_run, capsys):
     ("typed", "says"),
     [
         ("examples", "examples needs a config or a run: add --config FILE.py"),
-        ("examples a b", "takes one run folder; leave the others out"),
-        ("examples a --config.seed=1", "'--config.seed=1': fields belong to --config"),
         ("examples --config shapes:tiny", "add --workdir FOLDER"),
         ("examples --config quickstart:tiny --workdir X", "name a config to train"),
         ("examples --config shapes:tiny --workdir X --updates 0", "must be at least 1"),
         ("examples X", "holds no config.json, so it is no run folder"),
-        ("a --updates=2", "--updates belongs to the word examples"),
     ],
 )
 def test_what_cannot_be_drawn_is_said(typed, says, tmp_path, capsys):
@@ -118,21 +113,3 @@ def test_what_cannot_be_drawn_is_said(typed, says, tmp_path, capsys):
     assert cli.main(["report", *argv]) == 2
     assert says in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
-
-
-def test_tensorboard_shows_the_images_of_the_first_batch(shapes_run):
-    shown = []
-    for file in (shapes_run[0] / "tensorboard").iterdir():
-        data = file.read_bytes()
-        while data:  # A length, its checksum, an event, and its checksum.
-            (size,) = struct.unpack("<Q", data[:8])
-            event = Event.FromString(data[12 : 12 + size])
-            shown += [(event.step, each) for each in event.summary.value]
-            data = data[16 + size :]
-    ((step, value),) = (each for each in shown if each[1].tag == "examples/image")
-    grid = picture(value.image.encoded_image_string)
-    assert (step, grid.shape) == (0, (32, 8 * 32, 3))
-    config = shapes_config()
-    batch = next(iter(build(config).train_dataset(echo_spec(config))))
-    drawn = {image.tobytes() for image in np.split(grid, 8, axis=1)}
-    assert drawn == {image.tobytes() for image in batch["image"]}

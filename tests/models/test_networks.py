@@ -254,10 +254,8 @@ def test_training_moves_every_statistic_and_computes_in_bfloat16_with_float32_ke
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (ResNet(5, norm="layer"), r"norm='layer' is unknown"),
         (ResNet(5, width=12, norm="group"), r"width=12 is not a multiple of 8"),
         (ImageNetResNet(5, block="dense"), r"'dense' is unknown; use 'bottleneck' or"),
-        (MobileNetV3(10, "medium"), "size='medium' is unknown; use 'small' or"),
         (SSD(5, (4, 6, 6, 6, 4, 4)), r"64 pixels .* one number for each"),
     ],
 )

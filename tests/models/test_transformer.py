@@ -155,9 +155,3 @@ def test_a_model_computes_in_half_precision_and_answers_in_float32(dtype):
     np.testing.assert_allclose(logits, predict(exact, variables, TOKENS), atol=0.1)
     # More digits than the type has: nothing was rounded on the way out.
     assert (logits != logits.astype(dtype).astype(jnp.float32)).any()
-
-
-def test_a_sequence_that_is_too_long_is_refused():
-    said = "6 tokens is longer than max_len=5; use max_len=6"
-    with pytest.raises(ValueError, match=said):
-        num_parameters(**{**SIZES, "max_len": 5})

@@ -1,8 +1,6 @@
 """The workload coco: its data, its loss, its metrics, and a run of it in use."""
 
-import io
 import json
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from echo_jax.config import load_config
 from echo_jax.data.detection import NmsSettings, default_boxes, encode_boxes
 from echo_jax.data.prepare import Settings, prepare_coco
 from echo_jax.data.sources import open_prepared, unpack
-from echo_jax.inference import draw_boxes, evaluate_run, export_run, write_evaluation
+from echo_jax.inference import evaluate_run, export_run, write_evaluation
 from echo_jax.models import map_sizes
 from echo_jax.runs import run_train
 from echo_jax.training import evaluate
@@ -264,26 +262,6 @@ def test_predictions_that_are_the_targets_are_the_objects(kind):
         assert np.abs(wanted - np.asarray(box)).max(axis=1).min() < 1e-5
 
 
-@pytest.mark.parametrize("after", ["decode", "batch"])
-def test_training_batches_are_fixed_shapes(folder, after):
-    fields = {"data__augment": ON_DEVICES, "data__max_boxes": 7, "batch_size": 4}
-    workload = build(config_of(folder, echo__after=after, **fields))
-    assert (workload.name, workload.metric, workload.mode) == ("coco", "mAP", "max")
-    with closing(iter(workload.train_dataset(ej.EchoSpec(2)))) as batches:
-        first, second = next(batches), next(batches)
-    assert first["image"].shape == (4, SIZE, SIZE, 3)
-    assert first["boxes"].shape == (4, 7, 4) and first["boxes"].dtype == np.float32
-    assert first["box_mask"].dtype == bool and first["box_labels"].dtype == np.int32
-    assert first["box_mask"].any(axis=1).sum() >= 3  # one image may be empty
-    is_anew = not np.array_equal(first["image"], second["image"])
-    assert is_anew or after == "batch"
-    stages = [type(stage).__name__ for stage in workload.augment_on_device.stages]
-    assert stages == ["SsdCrop", "Flip", "ColourDistortion"]
-    data = workload.metadata["data"]
-    assert data["categories"] == NUM_CLASSES and not data["synthetic"]
-    assert {data[each]["examples"] for each in ("train", "evaluation")} == {NUM_IMAGES}
-
-
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
@@ -296,20 +274,6 @@ def test_training_batches_are_fixed_shapes(folder, after):
 def test_impossible_fields_are_refused(folder, field, value, message):
     with pytest.raises(ValueError, match=message):
         build(config_of(folder, **{field: value}))
-
-
-@pytest.mark.parametrize("top", [0.5, 0.02])
-def test_a_box_is_drawn_where_it_is(top):
-    grey = np.full((100, 200, 3), 128, np.uint8)
-    png = draw_boxes(grey, np.array([[top, 0.25, 0.9, 0.75]]), [0], ["cat 0.93"])
-    drawn = np.asarray(Image.open(io.BytesIO(png)))
-    orange = (drawn == (0xE6, 0x9F, 0x00)).all(axis=-1)
-    row = round(100 * top)
-    assert orange[row, 50:150].all() and orange[90, 50:150].all()  # its sides
-    assert orange[row:90, 50].all() and orange[row:90, 150].all()
-    assert not orange[row + 20 : 85, 55:145].any()
-    # Its name is above it, or in it where there is no room above.
-    assert (drawn != 128)[:row].any() == (top == 0.5)
 
 
 @pytest.fixture(scope="module")
