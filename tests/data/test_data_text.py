@@ -5,7 +5,6 @@ import hashlib
 import lzma
 import math
 import pickle
-import sysconfig
 import tracemalloc
 import zlib
 
@@ -28,22 +27,6 @@ EOD = 256
 def is_held_out(name: str) -> bool:
     digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:8], "big") % 20 == 0
-
-
-def test_of_python_only_its_sources_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
-    with pytest.raises(ValueError, match="without its sources"):
-        load_corpus("stdlib")
-    others = ("test/x.py", "pkg/tests/x.py", "site-packages/x.py", "data.txt")
-    files = {"b.py": b"BB", "pkg/a.py": b"AA", "_sysconfigdata_linux.py": b"XX"}
-    for name, content in {**files, **dict.fromkeys(others, b"XX")}.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    (tmp_path / "c.py").symlink_to(tmp_path / "data.txt")
-    corpus = load_corpus("stdlib")
-    assert corpus.metadata["files"] == 2
-    assert {corpus.train.tobytes(), corpus.validation.tobytes()} == {b"AA", b"BB"}
 
 
 def test_files_follow_in_the_order_of_their_names(tmp_path):

@@ -5,7 +5,6 @@ One module for what loads TensorFlow, because importing it takes ten seconds.
 
 import subprocess
 import sys
-import threading
 from contextlib import closing
 from dataclasses import replace
 
@@ -136,23 +135,6 @@ def test_a_resumed_graph_reads_only_what_is_in_use():
     # 64 fresh items have been read; the buffer holds 12, and a round fetches 8 more.
     assert state["plan"]["anchor"] > 30
     assert len(source.read) - num_reads <= 4 * 12 < num_reads
-
-
-def test_reads_wait_beside_each_other():
-    everybody_reads = threading.Barrier(3)
-    waiting = iter(range(3))
-
-    class Waiting(Records):
-        def __getitem__(self, index):
-            is_sample = threading.current_thread() is threading.main_thread()
-            if not is_sample and next(waiting, None) is not None:
-                # With fewer threads than asked for, this would time out and raise.
-                everybody_reads.wait(timeout=120)
-            return super().__getitem__(index)
-
-    stages = replace(STAGES, source=Waiting())
-    take(tfdata(ECHOES["identity"], stages=stages, threads=3), 3)
-    assert next(waiting, None) is None, "fewer than three reads waited"
 
 
 @pytest.mark.slow
