@@ -15,11 +15,7 @@ from hypothesis import strategies as st
 from text_folders import DOCUMENTS, Documents, prepare
 
 from echo_jax.data.sources import load_corpus
-from echo_jax.data.text import (
-    choose_group,
-    open_sequences,
-    unigram_nats,
-)
+from echo_jax.data.text import choose_group, open_sequences, unigram_nats
 
 EOD = 256
 

@@ -158,6 +158,18 @@ def test_a_stopped_command_says_how_to_go_on(folder, capsys, monkeypatch):
     assert run(command, capsys)[0] == 0 and read_info("my data")
 
 
+def test_verify_finds_what_was_changed(folder, capsys):
+    run("echo-jax prepare images photos --out out", capsys)
+    status, out, _ = run("echo-jax prepare verify out", capsys)
+    assert (status, out) == (0, "out: all 1 files are as written\n")
+    (shard,) = Path("out").glob("*.arrayrecord")
+    content = bytearray(shard.read_bytes())
+    content[1000] ^= 1
+    shard.write_bytes(content)
+    status, _, err = run("echo-jax prepare verify out", capsys)
+    assert status == 2 and "it was changed since" in err
+
+
 def test_progress_on_a_terminal_shows_neither_markup_nor_escape_sequences(
     capsys, monkeypatch
 ):

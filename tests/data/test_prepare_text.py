@@ -7,6 +7,7 @@ import io
 import itertools
 import lzma
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -278,6 +279,19 @@ def test_a_source_without_text_is_refused(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     assert message in refusal(tmp_path / "out", tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ({"tokenizer": "words"}, "--tokenizer=words is none of sentencepiece, bytes"),
+        ({"block": 0}, "--block=0"),
+        ({"tokenizer": "bytes", "tokenizer_model": Path("m")}, "tokenizer-model need"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(text, message):
+    with pytest.raises(PrepareError, match=message):
+        TextSettings(**text)
 
 
 def test_stopped_at_any_file_it_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
