@@ -189,7 +189,7 @@ def test_what_a_fast_loader_cannot_explain_is_not_blamed_on_it():
 @pytest.mark.parametrize(
     ("load_s", "delay", "says"),
     [
-        (1.2, 0.6, "0.60 of a fresh|1.18 s instead of 1.72|down 15%|0.58 of|uses=8)"),
+        (1.2, 0.6, "0.42 of a fresh|1.18 s instead of 1.72|down 15%|0.58 of|uses=8)"),
         # Slower than the step by itself, but a repeat is worth too little.
         (0.8, 0.4, "Do not echo: an update takes 1.32 s, and echoed twice 1.16 s|0.76"),
         # Less than 5 % may be noise; the slower side hides a delay, too.

@@ -86,7 +86,8 @@ class ProbeReport:
       t_up_s: Mean seconds per fresh batch of the loader alone.
       t_down_s: Mean seconds per update with one batch held, without slow steps that
         do not recur.
-      contention: Part of t_up_s by which a fresh batch delays the step, from 0 to 1,
+      t_up_together_s: The same as t_up_s while the step runs, which may take longer.
+      contention: Part of it by which a fresh batch delays the step, from 0 to 1,
         because both want the same cores or take turns.
       observed_s: Mean seconds per update of both together, without an echo.
       ratio_low: Lower end of the interval of R.
@@ -108,6 +109,7 @@ class ProbeReport:
 
     t_up_s: float
     t_down_s: float
+    t_up_together_s: float
     contention: float
     observed_s: float
     ratio_low: float
@@ -150,7 +152,8 @@ class ProbeReport:
         Args:
           factor: Factor of the echo, at least 1.
         """
-        return seconds_per_update(self.t_up_s, self.t_down_s, factor, self.contention)
+        together_s = self.t_up_together_s, self.t_down_s
+        return seconds_per_update(*together_s, factor, self.contention)
 
     def to_json(self) -> str:
         """Returns the report as JSON, with R, the idle fraction and predictions."""

@@ -251,6 +251,9 @@ _TOGETHER_SHARE, _RUN_SHARE, _ECHO_SHARE = 0.045, 0.035, 0.05
 # The step's share once slow steps with an unknown period were seen.
 _LONG_DOWN_SHARE = 3 * _DOWN_SHARE
 
+# Less than this may be noise.
+_SLOWED = 1.15
+
 # The uncounted part of a phase, in which a loader's buffers run empty or full again.
 _SETTLE = 0.3
 
@@ -336,10 +339,17 @@ def probe(
     low, high = ratio_interval(bench.ups, bench.downs)
     batch_size, batch_bytes = _size(bench.batch)
     together = {run.factor: run.seconds_per_update for run in bench.runs}
-    shared = contention(bench.t_up_s, steps_alone.mean_s, together)
+    t_up_s, t_down_s = bench.t_up_s, steps_alone.mean_s
+    # A step on the loader's cores slows it down too, so that an update without an echo
+    # takes longer than each alone, up to both in turns.
+    fresh_s = min(together[1.0], t_up_s + t_down_s)
+    if fresh_s < _SLOWED * max(t_up_s, t_down_s):
+        fresh_s = t_up_s
+    shared = contention(fresh_s, t_down_s, together)
     report = ProbeReport(
-        t_up_s=bench.t_up_s,
-        t_down_s=steps_alone.mean_s,
+        t_up_s=t_up_s,
+        t_down_s=t_down_s,
+        t_up_together_s=fresh_s,
         contention=shared,
         observed_s=bench.runs[0].seconds_per_update,
         ratio_low=low,
@@ -351,7 +361,7 @@ def probe(
         batch_bytes=batch_bytes,
         stages=stage_times,
         runs=bench.runs,
-        advised_factor=round(advised_factor(bench.ratio, max_uses, shared), 1),
+        advised_factor=round(advised_factor(fresh_s / t_down_s, max_uses, shared), 1),
         advice=(),
         how="",
         seconds=now() - started,
