@@ -32,13 +32,6 @@ def _refused(argv: list[str], capsys) -> str:
     return line
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["study"], ["sweep"], ["report"]])
-def test_help_shows_an_example(command, capsys):
-    with pytest.raises(SystemExit, match="0"):
-        cli.main([*command, "--help"])
-    assert f"  {' '.join(['echo-jax', *command])} " in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("command", "errors"),
     [

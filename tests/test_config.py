@@ -12,10 +12,8 @@ from echo_jax.config import (
     check_config,
     default_config,
     default_study,
-    describe_echo,
     load_config,
     load_with_flags,
-    override,
     protocol_of,
     set_arms,
 )
@@ -164,31 +162,6 @@ def test_a_config_may_import_a_file_beside_it(tmp_path):
     (tmp_path / "two.py").write_text(text)
     with pytest.raises(ValueError, match=r"two\.py' has no variants; leave :tiny out"):
         load_config(f"{tmp_path / 'two.py'}:tiny")
-
-
-LOAD = {"schedule": "linear", "end": 0.25, "updates": 9}
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({}, "no echo: every batch is used once"),
-        (
-            {"factor": 2.5, "after": "decode", "order": "spread"},
-            "every example 2.5 times, after decode, in order spread, from 1,024 of",
-        ),
-        (
-            {"mode": "adaptive", "after": "decode", "where": "device"},
-            "an example again, each at most 4 times, from the last 1,024 of them",
-        ),
-        ({"mode": "stochastic", "fetch": LOAD}, "(linear, p from 1 to 0.25), else bat"),
-    ],
-)
-def test_an_echo_is_described_in_a_sentence(fields, says):
-    config = default_config()
-    config.echo.buffer = 1024
-    override(config, {"echo": fields})
-    assert says in describe_echo(config)
 
 
 OWN = MADE.format("""

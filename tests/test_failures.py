@@ -3,7 +3,6 @@
 import errno
 import io
 import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -110,25 +109,6 @@ def test_devices_that_are_not_here_are_said_in_a_line(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("variable", "where", "said"),
-    [
-        ("JAX_ENABLE_X64", "", "jax cannot be imported: invalid truth value 'bad'"),
-        ("", "matplotlibrc", "matplotlib, which draws the figures, cannot be imported"),
-    ],
-)
-def test_what_cannot_be_imported_is_refused_before_a_study(
-    variable, where, said, tmp_path
-):
-    if where:
-        (tmp_path / where).write_bytes(b"\xff")
-    command = ["-m", "echo_jax", "study", "--config", QUICKSTART, "--workdir", "x"]
-    done = python(tmp_path, *command, env={**os.environ, variable or "UNUSED": "bad"})
-    assert done.returncode == 2
-    assert said in done.stderr.splitlines()[-1]
-    assert not (tmp_path / "x").exists()
-
-
 def test_a_failure_ends_the_process_with_its_threads(fail, monkeypatch):
     """Threads of a save that failed fail again while Python ends, and say so."""
     ends = []
@@ -179,17 +159,6 @@ def test_a_line_has_no_character_that_steers_a_terminal():
     assert found.getvalue()[10:] == f"{wanted}\n"
 
 
-def test_nothing_is_said_where_nobody_reads_on():
-    said = []
-
-    def say(text):
-        said.append(text)
-        raise BrokenPipeError
-
-    say_while_slow("compiling", say, lambda seconds: False)
-    assert said == ["compiling ..."]
-
-
 @pytest.mark.parametrize(
     ("silent_s", "done_s", "wanted"),
     [
@@ -233,16 +202,6 @@ def test_ctrl_c_while_python_imports_ends_it_in_one_line():
     first, second = done.stderr.splitlines()
     assert first == "echo-jax report: interrupted; run the same command to resume"
     assert second == "  echo-jax report 'a folder'"
-
-
-def test_a_command_that_ends_at_once_leaves_the_terminal_a_cursor_and_a_line():
-    primary, terminal = pty.openpty()
-    code = "from echo_jax.terminal import ending; ending.end(3, 'ends')"
-    done = python(ROOT, "-c", code, stdout=terminal)
-    os.close(terminal)
-    assert (done.returncode, done.stderr) == (3, ": ends\n")
-    assert os.read(primary, 99) == b"\r\x1b[2K\x1b[?25h"
-    os.close(primary)
 
 
 @pytest.mark.parametrize(("call", "status"), [("_exit(75)", 75), ("getpid()", -6)])

@@ -8,7 +8,7 @@ from echo_jax import cli
 from echo_jax.data.prepare import Settings, TextSettings, prepare_text
 from echo_jax.data.sources import open_source
 from echo_jax.data.text import open_sequences
-from echo_jax.files import FolderError, run_file, run_folder
+from echo_jax.files import FolderError, run_folder
 
 
 @pytest.fixture
@@ -79,9 +79,3 @@ def test_a_home_folder_that_nobody_knows_is_refused(name, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)  # of no account
     with pytest.raises(FolderError, match=f"{name} begins with '~'.*./{name} is"):
         run_folder(name)
-
-
-def test_other_paths_are_taken_as_they_are(home):
-    assert str(run_folder("./~/runs")) == os.path.abspath("~/runs")
-    assert str(run_folder("runs/~")) == "runs/~"
-    assert str(run_file("~/tape.json")) == f"{home}/tape.json"

@@ -25,15 +25,6 @@ def test_shellcheck_finds_nothing():
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_help_shows_an_example(cloud):
-    for verb in ([], ["run"], ["delete"]):
-        done = cloud.launch(*verb, "--help")
-        assert (done.returncode, done.stderr) == (0, "")
-        shown = done.stdout.partition("example:\n  ")[2]
-        assert shown.startswith(f"./launch_tpu.sh {verb[0]}" if verb else "export")
-    assert cloud.calls() == []
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

@@ -34,7 +34,6 @@ from echo_jax.searches import (
     read_search,
     run_search,
     speedup_by_clock,
-    write_search_figures,
     write_search_markdown,
     write_unit,
 )
@@ -344,20 +343,6 @@ def test_a_mean_curve_to_a_target_ends_at_the_mean_cost_of_it(make):
     search = read_search(make("b", target=0.0))
     points = mean_of(search, ([0, 10], [4.0, 2.0]), ([0, 30, 40], [5.0, 3.0, 1.0]))
     assert points == [(0, 4.5), (20, 2.5)]
-
-
-def test_what_lies_far_beyond_the_others_is_drawn_apart_and_said(make, tmp_path):
-    folder = make(target=0.0)
-    found = [trial(k, 1, score=x, final=x) for k, x in enumerate([2.0, 2.1, 2.2, 38.5])]
-    for arm in ("baseline", "spread"):
-        write_unit(folder, Unit(arm, "search", 0), "", found)
-        write_unit(folder, Unit(arm, "search", 1), "", found[:3])
-    write_search_figures(read_search(folder), tmp_path / "out")
-    drawn = texts(tmp_path / "out", "trials")
-    assert "beyond: 38.5 to 38.5" in drawn
-    assert "last evaluation loss (x: diverged)" in drawn
-    ticks = [float(text) for text in drawn if re.fullmatch(r"\d+(\.\d+)?", text)]
-    assert ticks and max(ticks) < 2.5
 
 
 def test_an_interval_is_as_long_as_student_s_and_leans_as_that_of_scipy_does():

@@ -1,12 +1,10 @@
 """Runs that are compared: which are read, and the table of their costs."""
 
-import io
 import json
 import math
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from study_folders import change, make_run, make_study, read_table
 
 from echo_jax.studies import (
@@ -14,7 +12,6 @@ from echo_jax.studies import (
     read_run,
     read_runs,
     read_study,
-    terminal_table,
     write_markdown,
 )
 
@@ -189,15 +186,3 @@ def test_notes_say_what_a_reader_must_know(tmp_path, shown, facts, said):
     baseline = make_run(tmp_path / "baseline", mode=facts.get("mode", "min"))
     _, notes = shown(read_runs([baseline, make_run(tmp_path / "arm", **facts)]))
     assert any(said in note for note in notes)
-
-
-def test_the_terminal_table_fits_into_80_columns(tmp_path):
-    file = io.StringIO()
-    study = read_study(make_study(tmp_path, ARMS))
-    Console(width=80, file=file).print(terminal_table(study))
-    lines = file.getvalue().splitlines()
-    at = next(k for k, line in enumerate(lines) if line.startswith("spread"))
-    assert lines[at].split() == [
-        *("spread", "1,250", "500", "62.5", "0.9900", "0.9900", "4.00", "0.73")
-    ]
-    assert lines[at + 1].split() == ["(0.31x)", "(1.25x)", "(0.31x)"]

@@ -77,23 +77,6 @@ def test_a_report_needs_nothing_and_is_the_same_wherever_it_is_made(tmp_path):
         assert (out / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_pages_of_examples_are_linked_where_they_lie_and_named_where_not(tmp_path):
-    study = read_study(make_study(tmp_path, {"baseline": {}, "arm": {}}))
-    names = ("baseline/examples.html", "arm/examples.html", "arm/evaluation.html")
-    # Beside a study it is none of its runs'.
-    for name in (*names, "evaluation.html"):
-        (tmp_path / name).write_text("a page")
-    page = write_report(study, tmp_path).read_text()
-    assert links(page) == [*names] and "echo-jax evaluate RUN" in page
-    (tmp_path / "baseline/evaluation.html").write_text("a page")
-    page = write_report(study, tmp_path).read_text()
-    assert len(links(page)) == 4 and "echo-jax evaluate RUN" not in page
-    run = read_runs([tmp_path / "arm"])
-    assert links(write_report(run, tmp_path / "arm").read_text()) == [
-        *("examples.html", "evaluation.html")
-    ]
-
-
 def test_no_link_of_a_stranger_is_linked(tmp_path):
     names = ("linked", "file", "folder", "javascript:alert(1)")
     runs = [make_run(tmp_path / name) for name in names]

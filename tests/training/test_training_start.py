@@ -5,7 +5,6 @@ import io
 import json
 import re
 import signal
-import time
 
 import pytest
 from compilations import counted_compilations
@@ -22,7 +21,6 @@ from tiny_workload import (
 )
 
 from echo_jax.training import Interrupted
-from echo_jax.training.records import Progress
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 
@@ -140,32 +138,6 @@ def test_a_stopped_run_on_a_held_batch_says_that_it_is_not_saved(tmp_path):
         run(tmp_path, replaced=STOPPING, data__hold_batch=True)
 
 
-def test_updates_without_a_row_are_said_now_and_then(monkeypatch):
-    now, done, text = [100.0], 0, io.StringIO()
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    shown = Progress(Console(file=text, width=200), total=10_100)
-
-    def said_by(updates, update_s):
-        nonlocal done
-        before = len(text.getvalue())
-        for _ in range(updates):
-            now[0] += update_s
-            done += 1
-            shown.update(done)
-        return [line[10:] for line in text.getvalue()[before:].splitlines()]
-
-    shown.note("begins")
-    assert said_by(1, 60.0) == []  # How fast it is nobody knows yet.
-    shown.note("update 1 is evaluated")
-    # The time left does not count the minute of compiling.
-    wanted = ["update 11/10100  ETA 2:48:09", "update 21/10100  ETA 2:47:59"]
-    assert said_by(25, 1.0) == wanted
-    shown.note("a row")
-    assert said_by(9, 1.0) == []
-    assert len(said_by(10_000, 0.002)) == 2
-
-
 def said_until(words, workdir, **options):
     """Trains until words are printed; returns the lines."""
 
@@ -187,25 +159,6 @@ def test_what_is_trained_is_said_before_anything_is_compiled(tmp_path):
         lines = said_until("no echo", tmp_path, task=task)
     assert [line.split()[1] for line in lines] == ["model:", "no"]
     assert not compiled
-
-
-EVERY = {"local__schedule": "every"}
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        (
-            {"data__source": "here"},
-            "data: here, 1,024 examples of train; evaluated on 20 of validation",
-        ),
-        (EVERY, "local.schedule='every' changes nothing"),
-        ({**EVERY, "mesh__data": 2}, "2 replicas, one on each"),
-    ],
-)
-def test_a_run_says_what_its_data_and_its_devices_mean(tmp_path, fields, said):
-    counts = {"num_examples": 1024, "num_evaluated": 20}
-    said_until(said, tmp_path, replaced=counts, **fields)
 
 
 def test_a_run_says_its_size_and_its_echo_once_and_its_progress(tmp_path):
