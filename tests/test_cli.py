@@ -291,13 +291,6 @@ def test_a_dash_prints_json_and_nothing_else(asked, capsys):
     ("options", "message"),
     [
         (["--seconds=0"], "seconds=0.0 must be above 0; 20 is a good choice"),
-        (
-            [
-                "--config.base.distributed.num_processes=2",
-                "--config.base.distributed.coordinator=localhost:1",
-            ],
-            "num_processes=2: a study and a probe run in one process",
-        ),
         (["--json=nowhere/x.json"], "--json=nowhere/x.json: there is no folder"),
     ],
 )

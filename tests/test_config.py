@@ -32,14 +32,12 @@ optim.schedule=piecewise optim.boundaries=(5,9.5) | above the 10 of ... =(40,)
 optim.boundaries=(5,) | boundaries=(5,) needs --config.optim.schedule=piecewise
 optim.momentum=1.0 | config.optim.momentum=1.0 must be below 1
 optim.end_fraction=1.5 | end_fraction=1.5 must be at most 1
-optim.cycle_updates=1 | cycle_updates=1 must be at least 2
 target=nan | config.target=nan must be finite
 stop_at_target=True | config.stop_at_target=True needs a target
 echo.where=tpu | config.echo.where='tpu' must be one of host, dev
 echo.where=device echo.after=batch | goes with echo.where=host; ... .echo.after=decode
 echo.lanes=2 | lanes=2 needs --config.echo.where=device
 echo.replay=x | replay='x' ... needs --config.echo.mode=adaptive
-echo.mode=adaptive echo.replay=pattern:01 | must be 'pattern:', a 1 ... pattern:1000
 echo.mode=adaptive echo.replay=pattern:1100000000001 | use items 6 times ... .max_uses=6
 echo.mode=adaptive echo.min_uses=5 | min_uses=5 ... ... --config.echo.min_uses=4
 echo.min_uses=2 | min_uses=2 belongs to mode adaptive ... echo.min_uses=1
@@ -55,7 +53,6 @@ echo.buffer=0 | echo.buffer must ... Use --config.echo.buffer=1.
 echo.fetch.start=0.5 | start=0.5 needs --config.echo.mode=stoch
 D echo.mode=stochastic echo.fetch.end=0.5 | schedule has end=0.5 other than start=1
 D echo.mode=stochastic echo.fetch.start=0.0 | fetch.start=0.0 must be a prob
-D echo.mode=stochastic echo.fetch.quantity=e echo.fetch.start=0.5 | an echo factor
 mesh.data=0 | config.mesh.data=0 must be at least 1, or -1
 optim.schedule=cosine optim.warmup_updates=60 | warmup_updates=60 must be below the 60
 updates=30 profile.updates=5 profile.start=26 | start=26 ends after ... start=25
@@ -136,9 +133,7 @@ def test_a_variant_is_loaded_with_overrides_and_locked(tmp_path):
         ("def get_config(:\n", "line 1, fails: SyntaxError: invalid syntax"),
         ("\nimport nothing_there\n", "line 2, fails: ModuleNotFoundError: No module"),
         ("def get_config():\n  return {}['x']\n", "line 2, fails: KeyError: 'x'"),
-        ("def get_config():\n  return 1\n", "returned 1; it has to return an ml_coll"),
         ("def get_config():\n  raise ValueError('mine')\n", "^mine$"),
-        ("import sys\ndef get_config():\n  sys.exit(3)\n", "line 3, fails: SystemExit"),
         ("def get_config(a, b):\n  pass\n", "own.py' needs a variant: give "),
         (MADE.format("c.updates = 'ten'"), "'updates' is of type int, which 'ten"),
         (MADE.format("c.echo.factr = 9"), "has no field 'factr', did you mean 'facto"),
@@ -293,7 +288,6 @@ def test_a_protocol_is_what_the_fields_say():
         ({"stop.cut": 0.5}, r"cut=0.5 would end the best trials; use 2, or 0"),
         ({"stop.cut": float("nan")}, "cut=nan must be at least 0"),
         ({"storage_ratio": 4.0}, r"storage_ratio=4 is for seconds, and a search"),
-        ({"storage_ratio": -1.0}, r"storage_ratio=-1.0 must be at least 0"),
         ({"arms.a": {"echo": {"mode": "adaptive"}}}, "arm a: a trial must not depend"),
         # With its decisions given it is a trial, on more devices than there are.
         ({"arms.a": {"echo": GIVEN, "mesh": {"data": 16}}}, "arm a: .*16"),

@@ -52,11 +52,6 @@ def fail(monkeypatch, tmp_path, capfd):
             ["/r/checkpoints/8 cannot be written", "the same command goes on"],
         ),
         (
-            RuntimeError(f"open() failed: {FULL}; opening out/t.arrayrecord; Failed"),
-            1,
-            ["train: out/t.arrayrecord cannot be written"],
-        ),
-        (
             jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\nof 9 GB"),
             1,
             ["the devices failed: RES", "Out of memory; ", "lower --config.batch_size"],
@@ -138,7 +133,6 @@ def test_debug_shows_the_traceback_and_the_same_status(fail):
         (["probe", "--config", LM, "--json", ""], "--json: '' is not a path; name one"),
         (["probe", "--config", LM, "--json", "."], "--json=. is a folder; name a file"),
         (["prepare", "text", "a.txt", "--out", ""], "--out: '' is not a path"),
-        (["prepare", "verify", ""], "'' is not a path; name one"),
         (["train", "--config", "\x1b]0;t\x07\n[red]\u202e.py", "--workdir", "x"], "t"),
     ],
 )

@@ -29,7 +29,6 @@ def test_shellcheck_finds_nothing():
     ("argv", "message"),
     [
         ("create --type=v9-8", "--type=v9-8 has no default version: add --version"),
-        ("create --type=v4-8 --queued --gpu", "--queued is for TPU VMs"),
         ("stop --follow", "stop takes no '--follow'; see ./launch_tpu.sh stop --help"),
         ("status --name=A_b", "--name=A_b is no name of a VM: take a-z, 0-9 and -"),
         ("status --poll=0", "--poll=0 is no whole number above 0"),

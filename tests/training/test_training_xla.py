@@ -184,11 +184,6 @@ def test_presets_say_how_much_is_reduced_together(platform):
     assert options_of("fuse", platform, xla__options=more) == {name: 7}
 
 
-def test_an_overlap_has_more_options_on_the_kind_that_knows_them():
-    plain, more = (options_of("overlap", "tpu", f"TPU v{n} lite") for n in (6, 5))
-    assert plain.items() < more.items() and more["xla_enable_async_all_reduce"] is True
-
-
 def test_the_update_is_compiled_with_its_options_which_are_recorded(tmp_path):
     config = tiny_config(updates=1, xla__options=json.dumps(KNOWN))
     workload = make_workload(config)
