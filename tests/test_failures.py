@@ -86,10 +86,9 @@ for platforms, command in [
 """
 
 
-def python(folder, *argv, **options):
+def python(folder, *argv):
     command = [sys.executable, *argv]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    return subprocess.run(command, cwd=folder, text=True, **pipes)
+    return subprocess.run(command, cwd=folder, text=True, capture_output=True)
 
 
 def test_devices_that_are_not_here_are_said_in_a_line(tmp_path):

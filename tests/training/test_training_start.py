@@ -133,25 +133,18 @@ def test_a_held_batch_is_marked_everywhere_and_saved_nowhere(tmp_path, where):
     assert not [*(tmp_path / "checkpoints").iterdir()]
 
 
-def said_until(words, workdir, **options):
-    """Trains until words are printed; returns the lines."""
-
+def test_what_is_trained_is_said_before_anything_is_compiled(tmp_path):
     class Text(io.StringIO):
         def write(self, text):
             super().write(text)
-            if words in text:
+            if "no echo" in text:
                 raise StopAsyncIteration
 
-    console = Console(file=Text(), width=200)
-    with pytest.raises(StopAsyncIteration):
-        run(workdir, console=console, **options)
-    return console.file.getvalue().splitlines()
-
-
-def test_what_is_trained_is_said_before_anything_is_compiled(tmp_path):
     task = Regression(width=15)  # Compiled by no other test.
-    with counted_compilations() as compiled:
-        lines = said_until("no echo", tmp_path, task=task)
+    console = Console(file=Text(), width=200)
+    with counted_compilations() as compiled, pytest.raises(StopAsyncIteration):
+        run(tmp_path, console=console, task=task)
+    lines = console.file.getvalue().splitlines()
     assert [line.split()[1] for line in lines] == ["model:", "no"]
     assert not compiled
 

@@ -174,14 +174,9 @@ def test_an_evaluation_whose_data_hangs_ends_the_run_and_saves_it(tmp_path, cloc
     assert saved_update(tmp_path) == 5
 
 
-def mapped(workload, function):
-    """A training dataset whose batches are mapped, as a field of the workload."""
-    made = workload.train_dataset
-    return {"train_dataset": lambda *args: made(*args).map(function)}
-
-
 def test_a_run_whose_data_never_comes_ends_and_is_not_saved(tmp_path, clock):
-    hung = mapped(make_workload(tiny_config()), lambda batch: clock.hang())
+    made = make_workload(tiny_config()).train_dataset
+    hung = {"train_dataset": lambda *args: made(*args).map(lambda x: clock.hang())}
     message = r"how fast they come since .*, and not saved: nothing was trained yet$"
     with pytest.raises(DataTimeoutError, match=message):
         run(tmp_path, replaced=hung)
