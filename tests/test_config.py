@@ -194,7 +194,6 @@ ONECYCLE |= {"optim.start_fraction": 0.04}
         ("", {"optim.name": "optax.lion"}, {"optim.weight_decay": 0.0}),
         ("", {"optim.name": "lars", "optim.schedule": "onecycle"}, ONECYCLE),
         ("optax", {"optim.name": "optax.adafactor"}, {"optim.args": "{}"}),
-        ("optax", {"optim.schedule": "cosine"}, {"optim.schedule_args": "{}"}),
         ("piecewise", {"optim.schedule": "linear"}, {"optim.boundaries": ()}),
         ("echoed", {"echo.mode": "adaptive"}, FIXED | {"dispatch.steps": 1}),
         ("echoed", {"echo.where": "host"}, {"echo.lanes": 0}),

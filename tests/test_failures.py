@@ -155,7 +155,6 @@ def test_a_line_has_no_character_that_steers_a_terminal():
 @pytest.mark.parametrize(
     ("silent_s", "done_s", "wanted"),
     [
-        (0.0, 2.9, []),
         (0.0, 100.0, [3, 8, 18, 38, 78]),
         (1.5, 7.0, [1.5, 6.5]),
         (50.0, 160.0, [1, 6, 16, 36, 76, 136]),

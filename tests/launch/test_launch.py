@@ -31,7 +31,6 @@ def test_shellcheck_finds_nothing():
         ("create --type=v9-8", "--type=v9-8 has no default version: add --version"),
         ("stop --follow", "stop takes no '--follow'; see ./launch_tpu.sh stop --help"),
         ("status --name=A_b", "--name=A_b is no name of a VM: take a-z, 0-9 and -"),
-        ("status --poll=0", "--poll=0 is no whole number above 0"),
         ("status --bucket=b", "--bucket=b is no bucket: it begins with gs://"),
         ("run --watch -- x", "run makes a VM: add --type"),
         ("delete", "echo-jax is not deleted: answer y, or add --yes"),

@@ -193,14 +193,6 @@ def test_a_stranger_s_study_is_refused_in_a_sentence(make, capsys, by, said):
     assert said in error and error.count("\n") == 1
 
 
-def test_a_study_without_a_fastest_arm_is_refused(make, tmp_path, capsys):
-    make("b", {"spread": COSTS["spread"]})
-    folders = [str(make()), str(tmp_path / "b")]
-    assert main(["report", *folders, "--workdir", str(tmp_path / "c")]) == 2
-    error = capsys.readouterr().err
-    assert "no arm 'baseline' or no target" in error and error.count("\n") == 1
-
-
 @settings(max_examples=25)
 @given(st.integers(1, 33), st.integers(0, 5))
 def test_more_points_begin_with_those_of_fewer(number, seed):
