@@ -121,6 +121,21 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(folder, monkeypatch, er
     assert os.listdir(folder) == ["a.json"]
 
 
+def test_ctrl_c_at_the_end_of_a_write_is_what_is_raised(folder, monkeypatch):
+    replace = os.replace
+
+    def interrupted(*args, **options):
+        replace(*args, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        (folder / "file").write("new")
+    monkeypatch.undo()
+    assert (folder / "file").read_text() == "new"
+    assert os.listdir(folder) == ["file"]
+
+
 def test_what_a_killed_write_left_is_removed_and_nothing_else(folder):
     keep = ["a.json", ".a.json.new", ".a.json.0123456789abcdef.old", "x.new"]
     for name in [*keep, ".a.json.0123456789abcdef.new"]:

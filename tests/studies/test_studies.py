@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 from study_folders import change, make_run, make_study, read_table
 
-from echo_jax.studies import (
-    StudyError,
-    read_run,
-    read_runs,
-    read_study,
-    write_markdown,
-)
+from echo_jax.studies import StudyError, read_run, read_runs, read_study, write_markdown
 
 RESULTS = Path(__file__).parents[2] / "results"
 # Evaluations every 100 updates of 10 examples. The baseline meets 1.0 after 400

@@ -235,6 +235,16 @@ def test_a_signal_stops_after_the_update_and_saves(tmp_path, signum):
     assert saved_update(tmp_path) == 3
 
 
+def test_a_signal_that_a_program_handles_by_itself_stays_its_own(tmp_path):
+    heard = []
+    before = signal.signal(signal.SIGUSR1, lambda signum, frame: heard.append(signum))
+    try:
+        run(tmp_path, echo__factor=2.0, on_batch=stop_at(3, signal.SIGUSR1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert heard == [signal.SIGUSR1]
+
+
 def test_a_second_ctrl_c_aborts_at_once(tmp_path):
     def twice(number):
         if number == 3:

@@ -156,6 +156,15 @@ def test_an_error_is_told_by_its_first_line_and_a_goodbye_comes_last(run):
     assert json.loads(run.store.values[sign])[0] is None
 
 
+def test_what_one_waits_for_is_shown_by_the_first_once(run):
+    shown = []
+    run.each[0].shared_note(shown.append)("its own")
+    run.each[2].shared_note(shown.append)("waits for a batch")
+    for _ in range(2):
+        run.turn(2, 0, 1)
+    assert shown == ["its own", "process 2 of 3 waits for a batch"]
+
+
 def test_a_signal_is_heard_by_all_once(run):
     heard = []
     for number, each in enumerate(run.each):

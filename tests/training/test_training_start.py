@@ -5,6 +5,7 @@ import io
 import json
 import re
 import signal
+import time
 
 import pytest
 from compilations import counted_compilations
@@ -21,6 +22,7 @@ from tiny_workload import (
 )
 
 from echo_jax.training import Interrupted
+from echo_jax.training.records import Progress
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 
@@ -133,6 +135,32 @@ def test_a_held_batch_is_marked_everywhere_and_saved_nowhere(tmp_path, where):
     assert not [*(tmp_path / "checkpoints").iterdir()]
 
 
+def test_updates_without_a_row_are_said_now_and_then(monkeypatch):
+    now, done, text = [100.0], 0, io.StringIO()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    shown = Progress(Console(file=text, width=200), total=10_100)
+
+    def said_by(updates, update_s):
+        nonlocal done
+        before = len(text.getvalue())
+        for _ in range(updates):
+            now[0] += update_s
+            done += 1
+            shown.update(done)
+        return [line[10:] for line in text.getvalue()[before:].splitlines()]
+
+    shown.note("begins")
+    assert said_by(1, 60.0) == []  # How fast it is nobody knows yet.
+    shown.note("update 1 is evaluated")
+    # The time left does not count the minute of compiling.
+    wanted = ["update 11/10100  ETA 2:48:09", "update 21/10100  ETA 2:47:59"]
+    assert said_by(25, 1.0) == wanted
+    shown.note("a row")
+    assert said_by(9, 1.0) == []
+    assert len(said_by(10_000, 0.002)) == 2
+
+
 def test_what_is_trained_is_said_before_anything_is_compiled(tmp_path):
     class Text(io.StringIO):
         def write(self, text):
@@ -196,6 +224,7 @@ E local.outer=nesterov local.outer_momentum=1.0 | outer_momentum=1.0 must be bel
 local.p=0.5 | p=0.5 needs ... =bernoulli, or one of cosine, linear, mul
 precision.loss_scale=static precision.growth=5 | growth=5 needs ... loss_scale=dynamic
 xla.preset=all | preset='all' must be one of default, fuse
+local.schedule=bernoulli local.p=1.5 | p=1.5 ... a probability, in (0, 1]
 local.schedule=bernoulli local.p=0.0 | a probability, in (0, 1]
 local.schedule=fetch | 'fetch' ... needs config.echo.mode=stochastic
 E local.staleness=1 | staleness=1 delays gradients ... =0

@@ -9,7 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 from tiny_workload import as_synthetic, registered, tiny_config
 
-from echo_jax import runs
+from echo_jax import cli, runs
 from echo_jax.files import FolderLock, run_folder
 from echo_jax.searches import (
     Protocol,
@@ -209,3 +209,15 @@ def test_a_diverged_arm_is_trained_again_only_if_its_record_is_damaged(
     # One that ends before it diverges is another matter.
     runs.run_study(study(updates=1), diverged)
     assert "diverged" not in capsys.readouterr().out
+
+
+def test_table_page_figure_and_terminal_say_when_an_arm_diverged(diverged, capsys):
+    assert cli.main(["report", str(diverged), "--workdir", str(diverged)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "hot diverged: its loss" in printed and "from update 2 on" in printed
+    rows = (diverged / "table.md").read_text().splitlines()
+    (row,) = [row for row in rows if row.startswith("| hot |")]
+    assert "| — | diverged at update 2 | — | — |" in row
+    assert "<td>diverged at update 2</td>" in (diverged / "report.html").read_text()
+    figure = (diverged / "figure.svg").read_text()
+    assert "<!-- hot (x: diverged at update 2) -->" in figure

@@ -1,5 +1,6 @@
 """Nothing hangs in silence: what waits for data says so, and can be ended and saved."""
 
+import dataclasses
 import io
 import itertools
 import os
@@ -14,7 +15,7 @@ import pytest
 from rich.console import Console
 from tiny_workload import ON_DEVICE, make_workload, run, saved_update, tiny_config
 
-from echo_jax.training import DataTimeoutError, Interrupted
+from echo_jax.training import DataTimeoutError, Interrupted, calibrate, probe_config
 from echo_jax.training.processes import Watchdog
 
 HOST = {"echo__factor": 2.5, "echo__after": "batch"}
@@ -174,13 +175,40 @@ def test_an_evaluation_whose_data_hangs_ends_the_run_and_saves_it(tmp_path, cloc
     assert saved_update(tmp_path) == 5
 
 
+def mapped(workload, function):
+    """A training dataset whose batches are mapped, as a field of the workload."""
+    made = workload.train_dataset
+    return {"train_dataset": lambda *args: made(*args).map(function)}
+
+
 def test_a_run_whose_data_never_comes_ends_and_is_not_saved(tmp_path, clock):
-    made = make_workload(tiny_config()).train_dataset
-    hung = {"train_dataset": lambda *args: made(*args).map(lambda x: clock.hang())}
+    hung = mapped(make_workload(tiny_config()), lambda batch: clock.hang())
     message = r"how fast they come since .*, and not saved: nothing was trained yet$"
     with pytest.raises(DataTimeoutError, match=message):
         run(tmp_path, replaced=hung)
     assert saved_update(tmp_path) is None
+
+
+@pytest.mark.parametrize("how", ["calibration", "stage"])
+def test_a_measurement_whose_data_hangs_says_so_and_ends(clock, how):
+    config, said, batches = tiny_config(), [], itertools.count(1)
+    workload = make_workload(config)
+    message = r"^waited for .*timeout_s allows; .* not saved: there was nothing to save"
+    with pytest.raises(DataTimeoutError, match=message) as caught:
+        if how == "calibration":
+            hung = mapped(workload, lambda x: clock.hang() if next(batches) == 3 else x)
+            workload = dataclasses.replace(workload, **hung)
+            calibrate(config, workload, note=said.append)
+        else:
+            probe_config(
+                config,
+                workload,
+                seconds=0.1,
+                stages={"decode": clock.hang},
+                on_progress=lambda what, done: said.append(what),
+            )
+    assert caught.value.exit_code == 75
+    assert any(line.startswith("waits for ") for line in said)
 
 
 # What no handler of a signal ends: a lock of C that its thread has already.
