@@ -26,6 +26,7 @@ ENDLESS = 1_000_000
 LONG_S = 280  # What takes longer hangs, however busy the machine is.
 HOST = {"echo__factor": 2.5, "echo__order": "spread", "echo__buffer": 32}
 DEVICE = {**HOST, **ON_DEVICE}
+FSDP = {**HOST, "mesh__data": 1, "mesh__fsdp": 2}
 DILOCO = {
     **DEVICE,
     "local__schedule": "bernoulli",
@@ -77,7 +78,7 @@ def ending(workload):
 
 with connected(tiny_config(**where)):
     for workdir, how, fields in json.loads(sys.argv[3]):
-        config, replaced = tiny_config(**fields, **where), {}
+        config, replaced = tiny_config(**where | fields), {}
         workload = make_workload(config, on_batch=stop if how == "stop" else None)
         if how == "slow" and process:
             fresh = workload.fresh_dataset
@@ -142,6 +143,7 @@ def trained(tmp_path_factory):
         codes, errors = train_together(
             free_port(),
             (folder / "host", "", HOST | {"profile__start": 2, "profile__updates": 2}),
+            (folder / "fsdp", "", FSDP),
             (folder / "diloco", "", DILOCO),
             (folder / "adaptive", "slow", ADAPTIVE | {"updates": 40}),
             (folder / "parts", "", DEVICE | {"updates": 5}),
@@ -177,11 +179,13 @@ def assert_same_run(found, other):
     assert found["final"]["loss"] == pytest.approx(other["final"]["loss"], abs=1e-5)
 
 
-@pytest.mark.parametrize(("name", "fields"), [("host", HOST), ("diloco", DILOCO)])
+@pytest.mark.parametrize(
+    ("name", "fields"), [("host", HOST), ("fsdp", FSDP), ("diloco", DILOCO)]
+)
 def test_processes_train_as_one_would_with_as_many_shards(
     tmp_path, trained, name, fields
 ):
-    alone = run(tmp_path, **fields, mesh__data=2, data__shards=2)
+    alone = run(tmp_path, **{"mesh__data": 2, **fields}, data__shards=2)
     assert_same_run(summary_of(trained.folder / name), alone)
     environment = json.loads((trained.folder / name / "environment.json").read_text())
     assert environment["processes"] == 2 and len(environment["devices"]) == 2
