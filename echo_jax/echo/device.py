@@ -166,10 +166,11 @@ class DeviceEchoIterator(Iterator[Any]):
         """Returns the feed, which the first batch makes."""
         if self._feed is None:
             options, place = self._options, self._options.place
+            first = self._iterator.peek()
             if self._meeting is None:
-                room = self._laid_out()[1]
+                room = self._laid_out(first)[1]
             else:
-                room = self._meeting.check_alike(self._laid_out)
+                room = self._meeting.check_alike(partial(self._laid_out, first))
             layout = self._layout
             assert layout is not None
             count, rows = map(place.over_all, (layout.num_lanes, layout.rows))
@@ -203,11 +204,11 @@ class DeviceEchoIterator(Iterator[Any]):
             self._feed = feed
         return self._feed
 
-    def _laid_out(self) -> tuple[str, int]:
+    def _laid_out(self, batch: Any) -> tuple[str, int]:
         """Lays out the buffer; returns what is alike in all processes, and its room."""
         options, place = self._options, self._options.place
         layout = self._layout = self._layout or EchoBuffer.of(
-            self._iterator.peek(),
+            batch,
             num_slots=1,
             num_lanes=len(place.own_lanes(options.num_lanes)),
             mesh=place.mesh,

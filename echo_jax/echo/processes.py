@@ -165,10 +165,10 @@ class Meeting:
                 self._say(number, text)  # Those that come later must not go on.
                 raise TimeoutError(text)
             time.sleep(max(1e-3, waited_s / 20))
-        words = {
-            process: said.get(str(number)) for process, (*_, said) in found.items()
+        here = str(number)  # JSON's keys are strings.
+        return {
+            process: said[here] for process, (*_, said) in found.items() if here in said
         }
-        return {process: word for process, word in words.items() if word is not None}
 
     def _say(self, number: int, word: Any) -> None:
         """Tells the others that this process is in a round, and its word there."""
@@ -195,7 +195,14 @@ class Meeting:
         key = f"{where}/{group}/{number}"
         if self._me != self.processes[0]:
             limit_ms = round(1e3 * (self.timeout_s + _LONGER_S))
-            return self._client.blocking_key_value_get(key, limit_ms) == "1"
+            try:
+                return self._client.blocking_key_value_get(key, limit_ms) == "1"
+            except jax.errors.JaxRuntimeError as error:
+                raise TimeoutError(
+                    f"process {self.processes[0]} decided nothing for "
+                    f"{limit_ms / 1e3:.0f} s, and process {self._me} follows it. See "
+                    "what it waits for, or use a larger timeout_s"
+                ) from error
         decided = True  # After a failure, too: the others then meet the same one.
         try:
             decided = ask()

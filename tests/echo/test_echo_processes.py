@@ -79,7 +79,7 @@ def same_everywhere(*meshes):
                     json.dump(record, file)
 
 def resumed():
-    sharding = sharding_of(*MESHES["no neighbours"])
+    sharding, compared = sharding_of(*MESHES["no neighbours"]), 0
     rows = own_rows(sharding)
     for name in ["spread", "window_shuffle", "stochastic", "adaptive"]:
         with echo(Rows(rows), SPECS[name], sharding) as batches:
@@ -94,7 +94,9 @@ def resumed():
                 # An adaptive echo may decide otherwise now.
                 if name != "adaptive" or batches.log[done] == again.log[done]:
                     np.testing.assert_array_equal(followed[0], found[done])
+                    compared += 1
             again.close()
+    print("compared", compared, flush=True)
 
 def ended(how, *names):
     sharding = sharding_of(*MESHES["data"])
@@ -196,7 +198,9 @@ def test_two_processes_draw_what_one_draws(tmp_path, devices, meshes):
 
 
 def test_two_processes_go_on_from_every_batch(tmp_path):
-    run_two(tmp_path, "resumed()", 2)
+    for out in run_two(tmp_path, "resumed()", 2):
+        # 29 states of each fixed echo, 21 of the stochastic one, some adaptive ones.
+        assert int(re.search(r"compared (\d+)", out)[1]) > 29 + 29 + 21
 
 
 EACH = ["consecutive", "shuffle_buffer", "adaptive"]
