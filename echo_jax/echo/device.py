@@ -166,7 +166,8 @@ class DeviceEchoIterator(Iterator[Any]):
         """Returns the feed, which the first batch makes."""
         if self._feed is None:
             options, place = self._options, self._options.place
-            first = self._iterator.peek()
+            # A feed that is replaced leaves its layout, and an upstream past the start.
+            first = self._iterator.peek() if self._layout is None else None
             if self._meeting is None:
                 room = self._laid_out(first)[1]
             else:

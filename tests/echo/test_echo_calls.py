@@ -1,6 +1,7 @@
 """The public calls of an echo: what each takes, refuses and warns of."""
 
 import operator
+import time
 
 import grain
 import jax.numpy as jnp
@@ -63,7 +64,7 @@ def test_an_echo_without_a_spec_is_a_safe_adaptive_one(make, caplog):
 @pytest.mark.parametrize("began", [False, True])
 def test_a_buffer_that_other_memory_chose_is_restored(make, began):
     lanes = {"num_lanes": 8} if make is ej.device.echo_batches else {}
-    items = [{"x": np.arange(8 * k, 8 * k + 8)} for k in range(5)]
+    items = [{"x": np.arange(8 * k, 8 * k + 8)} for k in range(3)]
     echo = make(CountingUpstream(items), **lanes)
     next(echo)
     # What an echo saves that found memory for two batches only.
@@ -71,9 +72,13 @@ def test_a_buffer_that_other_memory_chose_is_restored(make, began):
     other = make(CountingUpstream(items), small, **lanes)
     next(other)
     state = {**other.get_state(), "spec": {"batch_size": 8, "buffer": 16}}
-    again = make(CountingUpstream(items), **lanes)
+    upstream = CountingUpstream(items)
+    again = make(upstream, **lanes)
     if began:
         next(again)
+        deadline = time.monotonic() + 30
+        while upstream.reads < len(items) and time.monotonic() < deadline:
+            time.sleep(0.01)  # a thread reads ahead, perhaps to the end
     again.set_state(state)
     assert len(again.log) == 1
     seen = [np.asarray(batch["x"]) for batch in again]
